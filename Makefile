@@ -1,0 +1,102 @@
+# From a fresh machine to the report in one command: `make report`. `make help` lists the rest.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+PROFILE ?= auto
+ONLY    ?=
+SET     ?=
+FRESH   ?=
+MACHINE ?=
+FROM    ?=
+ARGS    ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup report study render list machine import-rows lab test test-fast test-gpu lint lock clean
+
+export FUSEDLIB_MACHINE := $(or $(MACHINE),$(FUSEDLIB_MACHINE))
+ifeq ($(FUSEDLIB_MACHINE),)
+unexport FUSEDLIB_MACHINE
+endif
+
+# With VENV= empty: the Python given, as it is. Nothing is installed; what it lacks is listed.
+ifeq ($(strip $(VENV)),)
+RUN := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$(PYTHON)"
+else
+RUN := "$(VENV)/bin/python"
+endif
+CHOICE := $(if $(filter file default,$(origin PYTHON)),default,given)
+READY = @sh tools/setup.sh "$(PYTHON)" $(CHOICE) "$(VENV)" $(1)
+
+STUDY := $(RUN) -m fusedlib.study
+comma := ,
+OPTIONS = --profile "$(PROFILE)" $(foreach name,$(subst $(comma), ,$(ONLY)),--only "$(name)") \
+	$(foreach setting,$(SET),--set '$(setting)') $(if $(filter-out 0,$(FRESH)),--fresh)
+
+help: ## list what make can do
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@echo
+	@echo '  PROFILE=auto|quick|full   whose parameters; auto: full on a GPU of 80 GB or more'
+	@echo '  ONLY=01_warmup            only these notebooks, separated by commas'
+	@echo '  SET="name=value ..."      parameters over those of notebooks/study.toml'
+	@echo '  FRESH=1                   measure and run everything anew'
+	@echo '  PYTHON=python3.12         which Python makes the environment'
+	@echo '  VENV=.venv                where it lies; VENV= uses PYTHON as it is, installs nothing'
+	@echo '  MACHINE=name              the name that this machine'"'"'s rows are filed under'
+	@echo '  ARGS="..."                further arguments for pytest or JupyterLab'
+
+setup: ## make the environment, or check the one given
+	$(call READY,study)
+
+report: ## measure, run the notebooks, render report.html and report.pdf
+	$(call READY,study)
+	@$(STUDY) report $(OPTIONS)
+
+study: ## measure and run the notebooks only
+	$(call READY,study)
+	@$(STUDY) run $(OPTIONS)
+
+render: ## render the report again from the executed notebooks
+	$(call READY,study)
+	@$(STUDY) render
+
+list: ## the notebooks and their parameters
+	$(call READY,study)
+	@$(STUDY) list
+
+machine: ## what a row says about this machine
+	$(call READY,study)
+	@$(STUDY) machine
+
+import-rows: ## add another machine's rows: make import-rows FROM=folder
+	$(if $(FROM),,$(error say which results folder: make import-rows FROM=folder))
+	$(call READY,study)
+	@$(STUDY) import-rows "$(FROM)"
+
+lab: ## open JupyterLab on the notebooks
+	$(call READY,lab)
+	@$(STUDY) lab $(ARGS)
+
+test: ## all tests that need no GPU
+	$(call READY,test)
+	@$(RUN) -m pytest -m "not gpu" $(ARGS)
+
+test-fast: ## the tests that take seconds
+	$(call READY,test)
+	@$(RUN) -m pytest -m "not gpu and not slow" $(ARGS)
+
+test-gpu: ## the tests that need a GPU
+	$(call READY,test)
+	@$(RUN) -m pytest -m gpu $(ARGS)
+
+lint: ## ruff over code and notebooks, mypy over fusedlib
+	$(call READY,lint)
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+
+lock: ## resolve all versions anew into constraints.txt
+	@"$(PYTHON)" tools/lock.py
+
+clean: ## remove what make report and the tools made; rows and environment stay
+	rm -rf report/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -type d -prune -exec rm -rf {} +

@@ -1,0 +1,150 @@
+"""Calling a function in a fresh process, so that nothing in it is warm.
+
+The parent calls `run`; the child is this same file run as a module. Arguments go in as one JSON
+line on stdin, which then stays open: when the parent dies, however it dies, the child reads the end
+of it and goes too, so that no orphan keeps a device busy. The answer comes back as one JSON line.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import IO, Any
+
+from fusedlib import paths
+
+
+class FreshProcessError(RuntimeError):
+    """The function failed in its process; the message holds what it said."""
+
+
+def run(target: str, arguments: dict[str, Any], *, timeout_s: float) -> Any:
+    """Call `"module:function"` with keyword arguments in a fresh process and return its value.
+
+    The function gets one more keyword, `start`: a dictionary with `interpreter_ms`, from the call
+    here to the first line of ours there, and `import_torch_ms`.
+
+    Raises:
+        MemoryError: the function ran out of device or host memory.
+        Unavailable: the function raised it.
+        FreshProcessError: anything else went wrong, or the time was up.
+    """
+    call = {"target": target, "arguments": arguments, "called_ns": time.monotonic_ns()}
+    environment = {**os.environ, "PYTHONPATH": _search_path()}
+    with tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "fusedlib.bench.fresh"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment,
+        )  # fmt: skip
+        late = threading.Event()
+        try:
+            answer = _talk(child, json.dumps(call).encode() + b"\n", timeout_s, late)
+        finally:
+            child.kill()
+            status = child.wait()
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip().splitlines()[-5:]
+    if answer.strip():
+        return _value(json.loads(answer))
+    if late.is_set():
+        raise FreshProcessError(f"{target} did not end within {timeout_s:g} s; its process is gone")
+    if status == -signal.SIGKILL:
+        raise MemoryError(f"the system killed the process of {target}: most likely out of memory")
+    raise FreshProcessError(
+        f"the process of {target} ended with status {status}: {' | '.join(said) or 'no message'}"
+    )
+
+
+def _talk(
+    child: subprocess.Popen[bytes], call: bytes, timeout_s: float, late: threading.Event
+) -> bytes:
+    """Hand over the call and wait for the answer, empty when the child died or was `late`."""
+
+    def give_up() -> None:
+        late.set()
+        child.kill()
+
+    assert child.stdin is not None
+    assert child.stdout is not None
+    timer = threading.Timer(timeout_s, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(call)
+            child.stdin.flush()
+        answer = child.stdout.read()
+        if answer.strip():
+            child.wait()
+        return answer
+    finally:
+        timer.cancel()
+
+
+def _value(reply: dict[str, Any]) -> Any:
+    from fusedlib.bench.results import Unavailable
+
+    if "value" in reply:
+        return reply["value"]
+    if reply["kind"] == "oom":
+        raise MemoryError(reply["message"])
+    if reply["kind"] == "unavailable":
+        raise Unavailable(reply["message"])
+    raise FreshProcessError(reply["message"])
+
+
+def _search_path() -> str:
+    known = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(p for p in (str(paths.ROOT), known) if p)
+
+
+def _follow_parent(stdin: IO[bytes]) -> None:
+    stdin.read()
+    os._exit(1)
+
+
+def _serve() -> None:
+    entered_ns = time.monotonic_ns()
+    # Whatever libraries print must not end up in the answer: fd 1 becomes fd 2.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    call = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_follow_parent, args=(sys.stdin.buffer,), daemon=True).start()
+    reply: dict[str, Any]
+    try:
+        module, function = call["target"].split(":")
+        started_ms = (entered_ns - call["called_ns"]) / 1e6
+        begin = time.perf_counter()
+        import torch  # noqa: F401
+
+        import_ms = (time.perf_counter() - begin) * 1e3
+        work = getattr(importlib.import_module(module), function)
+        start = {"interpreter_ms": started_ms, "import_torch_ms": import_ms}
+        reply = {"value": work(**call["arguments"], start=start)}
+    except BaseException as error:
+        reply = _failure(error)
+    json.dump(reply, out)
+    out.flush()
+    # Skips teardown: some runtimes take seconds to unload, and nothing is left to save.
+    os._exit(0)
+
+
+def _failure(error: BaseException) -> dict[str, str]:
+    from fusedlib.bench.results import Unavailable
+    from fusedlib.bench.sweep import is_out_of_memory
+
+    if isinstance(error, Unavailable):
+        return {"kind": "unavailable", "message": str(error)}
+    kind = "oom" if is_out_of_memory(error) else "failed"
+    first = (str(error).strip().splitlines() or ["no message"])[0]
+    return {"kind": kind, "message": f"{type(error).__name__}: {first}"}
+
+
+if __name__ == "__main__":
+    _serve()

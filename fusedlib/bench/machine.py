@@ -1,0 +1,255 @@
+"""What a number was measured on: hardware, software, source, and the card's state at the time."""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fusedlib import paths
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Facts about machine and software; what cannot be found out is None.
+
+    `environment` identifies all of them but the commit: it changes when a driver or a version does.
+    """
+
+    key: str
+    environment: str
+    device_type: str
+    device_name: str
+    device_count: int
+    device_memory_gib: float | None
+    compute_capability: str | None
+    driver: str | None
+    cuda: str | None
+    torch: str | None
+    triton: str | None
+    python: str
+    numpy: str | None
+    cpu: str | None
+    cpu_cores: int | None
+    memory_gib: float | None
+    os: str
+    max_sm_clock_mhz: int | None
+    power_limit_w: float | None
+    commit: str | None
+    dirty: bool | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The facts as a flat dictionary."""
+        return asdict(self)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Names of the facts in their order."""
+        return [f.name for f in fields(cls)]
+
+
+def device_type() -> str:
+    """`"cuda"`, `"mps"` or `"cpu"`: the best that torch can use, without making a CUDA context."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if torch.backends.mps.is_available():
+        return "mps"
+    return "cpu"
+
+
+def version_of(package: str) -> str | None:
+    """Version of an installed package, None when it is not there."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def slug(name: str) -> str:
+    """A name that is safe as a folder on every system: letters, digits, dots and dashes."""
+    text = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
+    return text[:60].rstrip("-.") or "unknown-" + hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+@cache
+def key() -> str:
+    """Name of this machine's folder: `$FUSEDLIB_MACHINE`, else device and host name."""
+    given = os.environ.get("FUSEDLIB_MACHINE")
+    return slug(given) if given else f"{slug(_device_name())}-{slug(platform.node())}"
+
+
+@cache
+def describe() -> Machine:
+    """The description of this machine. Never raises: a missing fact is None."""
+    static: dict[str, Any] = {
+        "device_type": device_type(),
+        "device_name": _device_name(),
+        **_gpu_facts(),
+        **{package: version_of(package) for package in ("torch", "triton", "numpy")},
+        "python": platform.python_version(),
+        "cpu": _cpu_name(),
+        "cpu_cores": _cores(),
+        "memory_gib": _memory_gib(),
+        "os": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+    digest = hashlib.sha256(repr(sorted(static.items())).encode()).hexdigest()[:12]
+    commit, dirty = _commit()
+    return Machine(key=key(), environment=digest, commit=commit, dirty=dirty, **static)
+
+
+def _cores() -> int | None:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _cpu_name() -> str | None:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+        if found := re.search(r"model name\s*:\s*(.+)", text):
+            return found[1].strip()
+    except OSError:
+        pass
+    if sys.platform == "darwin":
+        return _output(["sysctl", "-n", "machdep.cpu.brand_string"])
+    return platform.processor() or None
+
+
+@cache
+def _device_name() -> str:
+    kind = device_type()
+    if kind == "cuda":
+        with _nvml() as (nvml, handle):
+            if handle is not None:
+                return _text(nvml.nvmlDeviceGetName(handle))
+        import torch
+
+        return torch.cuda.get_device_name()
+    return _cpu_name() or platform.machine() or "unknown device"
+
+
+def _gpu_facts() -> dict[str, Any]:
+    import torch
+
+    facts: dict[str, Any] = {
+        "device_count": torch.cuda.device_count() if device_type() == "cuda" else 1,
+        "cuda": torch.version.cuda,
+        **dict.fromkeys(
+            ("device_memory_gib", "compute_capability", "driver",
+             "max_sm_clock_mhz", "power_limit_w")
+        ),
+    }  # fmt: skip
+    with _nvml() as (nvml, handle):
+        if handle is None:
+            return facts
+        facts["driver"] = _text(_asked(nvml.nvmlSystemGetDriverVersion))
+        memory = _asked(nvml.nvmlDeviceGetMemoryInfo, handle)
+        facts["device_memory_gib"] = memory and round(memory.total / 2**30, 1)
+        capability = _asked(nvml.nvmlDeviceGetCudaComputeCapability, handle)
+        facts["compute_capability"] = capability and "{}.{}".format(*capability)
+        facts["max_sm_clock_mhz"] = _asked(nvml.nvmlDeviceGetMaxClockInfo, handle, 1)
+        limit = _asked(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+        facts["power_limit_w"] = limit and limit / 1000
+    return facts
+
+
+def conditions() -> dict[str, Any]:
+    """State of the NVIDIA card now: clocks in MHz, power in W, temperature in °C; else empty."""
+    with _nvml() as (nvml, handle):
+        if handle is None:
+            return {}
+        power = _asked(nvml.nvmlDeviceGetPowerUsage, handle)
+        return {
+            "sm_clock_mhz": _asked(nvml.nvmlDeviceGetClockInfo, handle, 1),
+            "memory_clock_mhz": _asked(nvml.nvmlDeviceGetClockInfo, handle, 2),
+            "power_w": power and power / 1000,
+            "power_limit_w": (_asked(nvml.nvmlDeviceGetEnforcedPowerLimit, handle) or 0) / 1000
+            or None,
+            "temperature_c": _asked(nvml.nvmlDeviceGetTemperature, handle, 0),
+        }
+
+
+def before_and_after(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The two states as flat figures: `sm_clock_before_mhz`, `sm_clock_after_mhz`, ..."""
+    flat = {}
+    for when, state in (("before", before), ("after", after)):
+        for name, value in state.items():
+            quantity, unit = name.rsplit("_", 1)
+            flat[f"{quantity}_{when}_{unit}"] = value
+    return flat
+
+
+@contextmanager
+def _nvml() -> Iterator[tuple[Any, Any]]:
+    """NVML and the handle of the first visible card, or (None, None) where there is none."""
+    try:
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+    except Exception:
+        yield None, None
+        return
+    try:
+        yield nvml, _asked(_first_visible, nvml)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _first_visible(nvml: Any) -> Any:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    if visible.startswith(("GPU-", "MIG-")):
+        return nvml.nvmlDeviceGetHandleByUUID(visible)
+    return nvml.nvmlDeviceGetHandleByIndex(int(visible) if visible else 0)
+
+
+def _asked(question: Any, *args: Any) -> Any:
+    """NVML's answer, None where the card or the driver does not give one."""
+    try:
+        return question(*args)
+    except Exception:
+        return None
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True, cwd=paths.ROOT
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _commit() -> tuple[str | None, bool | None]:
+    """Commit and whether the code differs from it; `$FUSEDLIB_COMMIT` serves copies without git.
+
+    Rows and products do not count: measuring itself must not make the tree dirty.
+    """
+    if given := os.environ.get("FUSEDLIB_COMMIT"):
+        return given.removesuffix("-dirty"), given.endswith("-dirty")
+    commit = _output(["git", "rev-parse", "HEAD"])
+    if not commit:
+        return None, None
+    changed = _output(["git", "status", "--porcelain", "--", "fusedlib", "notebooks"])
+    return commit, None if changed is None else bool(changed)

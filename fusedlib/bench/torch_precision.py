@@ -1,0 +1,302 @@
+"""What torch itself does: sums in half precision, matmul precision settings, and autocast.
+
+experiment      question
+torch_sum       is a sum of half-precision terms accumulated in half precision?
+torch_matmul    what do set_float32_matmul_precision and the reduced-precision reductions change?
+autocast        which operations run in half precision, which in fp32, which follow their input?
+autocast_model  the dtypes inside a small network trained under autocast
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusedlib.bench import accumulation, formats
+from fusedlib.bench.accumulation import DTYPES, Case, Figures
+from fusedlib.bench.results import Unavailable
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+PRECISIONS = ("highest", "high", "medium")
+
+
+# --- sums ---------------------------------------------------------------------------------------------------------
+
+SUMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "torch.sum": torch.sum,
+    "torch.sum, dtype=float32": lambda x: torch.sum(x, dtype=torch.float32),
+    "torch.cumsum": lambda x: torch.cumsum(x, 0)[-1],
+    "torch.dot with ones": lambda x: torch.dot(x, torch.ones_like(x)),
+}
+ONE_BY_ONE = "one by one"
+
+
+def sum_cases(max_terms: int, seeds: int) -> list[Case]:
+    """One case a way of summing, dtype, device and number of terms, uniform in [0, 1)."""
+    if max_terms > 100_000:
+        raise ValueError(f"at most 100000 uniform terms, got {max_terms}: fp16 ends at 65504")
+    return [
+        {
+            "experiment": "torch_sum",
+            "provider": provider,
+            "dtype": dtype,
+            "direction": "forward",
+            "distribution": "uniform",
+            "n_terms": n_terms,
+            "seed": 0,
+            "seeds": seeds,
+            "device": device,
+        }
+        for device in accumulation.devices()
+        for n_terms in (1000, max_terms)
+        for dtype in DTYPES
+        for provider in (*SUMS, ONE_BY_ONE)
+        if not (provider == ONE_BY_ONE and device != "cpu")
+    ]
+
+
+def measure_sum(case: Case) -> Figures:
+    """Error of one way of summing, and the same in unit roundoffs of the terms' format."""
+    dtype, provider = str(case["dtype"]), str(case["provider"])
+    terms = accumulation.rounded_terms(
+        str(case["distribution"]), int(case["n_terms"] or 0), int(case["seeds"] or 1), dtype
+    )
+    wide = terms.astype(np.float64)
+    if provider == ONE_BY_ONE:
+        value = accumulation.sequential(terms, dtype)
+    else:
+        columns = torch.from_numpy(terms.T.copy()).to(str(case["device"]), DTYPES[dtype])
+        value = np.array([SUMS[provider](column).item() for column in columns])
+    figures = accumulation.error_figures(value, formats.exact_sum(wide), np.abs(wide).sum(axis=0))
+    roundoff = formats.get(dtype).unit_roundoff
+    return figures | {"error_in_roundoffs": float(str(figures["relative_error_high"])) / roundoff}
+
+
+# --- matrix products ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def matmul_settings(precision: str, reduced: bool) -> Iterator[None]:
+    """Set fp32 matmul precision and reduced-precision reductions; both as before afterwards."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}: choose one of {', '.join(PRECISIONS)}")
+    cuda = torch.backends.cuda.matmul
+    names = (
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+    )
+    before = torch.get_float32_matmul_precision(), [getattr(cuda, name) for name in names]
+    torch.set_float32_matmul_precision(precision)
+    for name in names:
+        setattr(cuda, name, reduced)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        for name, value in zip(names, before[1], strict=True):
+            setattr(cuda, name, value)
+
+
+def matmul_cases(size: int, k: int) -> list[Case]:
+    """fp32 at each precision on [size, size]; fp16 and bf16 with and without reduced reductions at K = k."""
+    shared = {"experiment": "torch_matmul", "direction": "forward", "distribution": "normal"}
+    fp32 = [
+        shared
+        | {
+            "provider": f'precision "{precision}"',
+            "dtype": "fp32",
+            "precision": precision,
+            "reduced_reduction": False,
+            "m": size,
+            "n": size,
+            "k": size,
+            "device": device,
+        }
+        for device in accumulation.devices()
+        for precision in PRECISIONS
+    ]
+    half = [
+        shared
+        | {
+            "provider": f"reduced-precision reduction {'allowed' if reduced else 'forbidden'}",
+            "dtype": dtype,
+            "precision": "highest",
+            "reduced_reduction": reduced,
+            "m": 64,
+            "n": 64,
+            "k": k,
+            "device": "cuda",
+        }
+        for dtype in ("fp16", "bf16")
+        for reduced in (True, False)
+    ]
+    return [*fp32, *half]
+
+
+def measure_matmul(case: Case) -> Figures:
+    """Relative error |out - ref| / |ref| (Frobenius) against float64, and whether the setting changed any bit."""
+    device = str(case["device"])
+    if device not in accumulation.devices():
+        raise Unavailable("needs a CUDA GPU: the setting only concerns cuBLAS")
+    generator = torch.Generator().manual_seed(0)
+    m, n, k = (int(case[name] or 0) for name in "mnk")
+    dtype = DTYPES[str(case["dtype"])]
+    left = torch.randn(m, k, generator=generator).to(device, dtype)
+    right = torch.randn(k, n, generator=generator).to(device, dtype)
+    with matmul_settings("highest", reduced=False):
+        plain = left @ right
+    with matmul_settings(str(case["precision"]), bool(case["reduced_reduction"])):
+        out = left @ right
+    reference = left.double() @ right.double()
+    return {
+        "relative_error": float((out - reference).norm() / reference.norm()),
+        "best_possible_error": float(
+            (reference.to(dtype).double() - reference).norm() / reference.norm()
+        ),
+        "changed_fraction": float((out != plain).double().mean()),
+    }
+
+
+# --- autocast -----------------------------------------------------------------------------------------------------
+
+_IMAGE = (2, 8, 8, 8)
+
+
+def _ones(like: Tensor, *shape: int) -> Tensor:
+    return torch.ones(*shape, device=like.device)
+
+
+def _module(make: Callable[[], nn.Module]) -> Callable[[Tensor], Tensor]:
+    return lambda x: make().to(x.device)(x)
+
+
+# Every operation takes x of shape [2, 8, 8, 8]; parameters and second operands are fp32, as in training.
+OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": _module(lambda: nn.Linear(8, 8)),
+    "matmul": lambda x: x @ _ones(x, 8, 8),
+    "conv2d": _module(lambda: nn.Conv2d(8, 8, 3)),
+    "attention (sdpa)": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "layer_norm": _module(lambda: nn.LayerNorm(8)),
+    "rms_norm": _module(lambda: nn.RMSNorm(8)),
+    "batch_norm": _module(lambda: nn.BatchNorm2d(8)),
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "cross_entropy": lambda x: F.cross_entropy(
+        x.flatten(1), torch.zeros(2, dtype=torch.long, device=x.device)
+    ),
+    "mse_loss": lambda x: F.mse_loss(x, torch.zeros_like(x)),
+    "sum": lambda x: x.sum(),
+    "mean": lambda x: x.mean(),
+    "cumsum": lambda x: x.cumsum(0),
+    "exp": lambda x: x.exp(),
+    "log": lambda x: x.abs().log(),
+    "pow": lambda x: x.pow(2.0),
+    "relu": lambda x: x.relu(),
+    "gelu": lambda x: F.gelu(x),
+    "silu": lambda x: F.silu(x),
+    "x + fp32": lambda x: x + _ones(x, 8),
+    "x + x": lambda x: x + x,
+}
+
+
+def autocast_cases() -> list[Case]:
+    """One case an operation, autocast dtype and device."""
+    return [
+        {
+            "experiment": "autocast",
+            "provider": operation,
+            "dtype": dtype,
+            "direction": "forward",
+            "device": device,
+        }
+        for device in accumulation.devices()
+        for dtype in ("fp16", "bf16")
+        for operation in OPERATIONS
+    ]
+
+
+def classify(for_fp32: str, for_half: str, half: str, promoted: bool = False) -> str:
+    """Name what autocast did from the output dtypes of an fp32 and a half-precision input.
+
+    `promoted` says that the half-precision input gives fp32 without autocast too.
+    """
+    if promoted and (for_fp32, for_half) == ("fp32", "fp32"):
+        return "fp32, also without autocast"
+    kinds = {
+        (half, half): "half",
+        ("fp32", "fp32"): "fp32",
+        ("fp32", half): "follows its input",
+    }
+    return kinds.get((for_fp32, for_half), f"{for_fp32} from fp32, {for_half} from {half}")
+
+
+def measure_autocast(case: Case) -> Figures:
+    """Output dtypes of one operation under autocast, for an fp32 input and for one in the autocast dtype."""
+    dtype, device = str(case["dtype"]), str(case["device"])
+    operation = OPERATIONS[str(case["provider"])]
+    with warnings.catch_warnings(), torch.no_grad(), torch.autocast(device, dtype=DTYPES[dtype]):
+        warnings.simplefilter(
+            "ignore"
+        )  # rms_norm warns that mixed dtypes are slow; speed is not asked
+        outputs = [
+            NAMES[operation(torch.ones(_IMAGE, dtype=given, device=device)).dtype]
+            for given in (torch.float32, DTYPES[dtype])
+        ]
+    promoted = False
+    if outputs[1] == "fp32":
+        with torch.no_grad():
+            plain = operation(torch.ones(_IMAGE, dtype=DTYPES[dtype], device=device))
+        promoted = NAMES[plain.dtype] == "fp32"
+    return {
+        "output_for_fp32": outputs[0],
+        "output_for_half": outputs[1],
+        "kind": classify(outputs[0], outputs[1], dtype, promoted),
+    }
+
+
+MODEL_PARTS = (
+    "parameters", "first linear's output", "layer norm's output", "logits", "loss", "gradients",
+)  # fmt: skip
+
+
+def autocast_model_cases() -> list[Case]:
+    """One case a part of the small network, autocast dtype and device."""
+    return [
+        {
+            "experiment": "autocast_model",
+            "provider": part,
+            "dtype": dtype,
+            "direction": "forward" if part != "gradients" else "backward",
+            "device": device,
+        }
+        for device in accumulation.devices()
+        for dtype in ("fp16", "bf16")
+        for part in MODEL_PARTS
+    ]
+
+
+def measure_autocast_model(case: Case) -> Figures:
+    """Train one step of linear, ReLU, layer norm, linear, cross entropy; return one part's dtype."""
+    device, dtype = str(case["device"]), DTYPES[str(case["dtype"])]
+    first, norm, last = (
+        m.to(device) for m in (nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))
+    )
+    x, target = torch.randn(2, 8, device=device), torch.zeros(2, dtype=torch.long, device=device)
+    with torch.autocast(device, dtype=dtype):
+        hidden = first(x)
+        normed = norm(hidden.relu())
+        logits = last(normed)
+        loss = F.cross_entropy(logits, target)
+    loss.backward()
+    gradient = first.weight.grad
+    if gradient is None:
+        raise RuntimeError("the first linear layer's weight has no gradient after backward")
+    parts = (first.weight, hidden, normed, logits, loss, gradient)
+    dtypes = {name: NAMES[part.dtype] for name, part in zip(MODEL_PARTS, parts, strict=True)}
+    return {"output_dtype": dtypes[str(case["provider"])]}

@@ -1,0 +1,257 @@
+"""The command line: run notebooks, render the report, look after rows. `make help` lists the uses.
+
+Exit status: 0 all well, 1 a notebook failed, 2 something asked for is wrong or cannot be written,
+130 ctrl-C, 143 SIGTERM.
+"""
+
+import dataclasses
+import errno
+import functools
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+from fusedlib import paths
+from fusedlib.bench.results import ResultsError
+from fusedlib.study import config as configs
+from fusedlib.study.config import Config, ConfigError
+from fusedlib.study.products import WriteError, check_writable, copy_path, read_metadata, write_text
+
+app = typer.Typer(
+    help="Measure, execute the notebooks, render the report.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+_Function = TypeVar("_Function", bound=Callable[..., None])
+
+Profile = Annotated[str, typer.Option(help="auto, quick or full")]
+Only = Annotated[
+    list[str] | None, typer.Option(help="only this notebook; again or with commas for more")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="name=value or notebook.name=value, over the study file's"),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="measure and run everything anew")]
+StudyFile = Annotated[
+    Path | None, typer.Option("--config", help="study file; default notebooks/study.toml")
+]
+
+
+def main() -> None:
+    """Run the command line."""
+    signal.signal(signal.SIGTERM, _on_signal)
+    signal.signal(signal.SIGINT, _on_signal)
+    app()
+
+
+def _command(name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
+    """Make a function a command that turns what is bound to go wrong into one clear message."""
+
+    def register(function: _Function) -> _Function:
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> None:
+            try:
+                function(*args, **kwargs)
+            except KeyboardInterrupt as stop:
+                _complain("stopped; rows measured so far are kept, the next run goes on from there")
+                raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
+            except (ConfigError, ResultsError) as error:
+                _complain(str(error))
+                raise typer.Exit(2) from None
+            except OSError as error:
+                if not _is_about_writing(error):
+                    raise
+                _complain(str(error))
+                raise typer.Exit(2) from None
+
+        app.command(name, **options)(guarded)
+        return function
+
+    return register
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM. asyncio lets nothing but a KeyboardInterrupt out of a running cell."""
+
+
+def _on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    # Once is enough: tidying up is short and must not be cut off.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise _Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+
+def _is_about_writing(error: OSError) -> bool:
+    expected = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+    return isinstance(error, WriteError) or error.errno in expected
+
+
+def _complain(text: str) -> None:
+    print(f"fusedlib: {text}", file=sys.stderr)
+
+
+@_command("list")
+def list_(config: StudyFile = None) -> None:
+    """The notebooks in their order, what they ask, and their parameters."""
+    from fusedlib.study import parameters
+
+    for study in configs.load(config).studies:
+        state = read_metadata(copy_path(study.name))
+        last = f"{state['status']}, {state['profile']}" if state else "not run yet"
+        print(f"{study.name}  {study.title}  ({last})\n    {study.question}")
+        for parameter in parameters.read_required(study.notebook).values():
+            if parameter.name != "profile":
+                given = [f"{p} {study.profiles[p].get(parameter.name, parameter.default)!r}"
+                         for p in configs.PROFILES]  # fmt: skip
+                print(f"    {parameter.name}: {parameter.written_type}  {', '.join(given)}"
+                      f"  # {parameter.help}")  # fmt: skip
+
+
+@_command()
+def run(
+    profile: Profile = configs.AUTO, only: Only = None, settings: Settings = None,
+    fresh: Fresh = False, config: StudyFile = None,
+) -> None:  # fmt: skip
+    """Run the notebooks; those of which nothing changed are kept."""
+    _exit_for(_run(configs.load(config), profile, only, settings, fresh, frame=False))
+
+
+@_command()
+def report(
+    profile: Profile = configs.AUTO, only: Only = None, settings: Settings = None,
+    fresh: Fresh = False, config: StudyFile = None,
+) -> None:  # fmt: skip
+    """Run the notebooks, then render the report."""
+    loaded = configs.load(config)
+    failed = _run(loaded, profile, only, settings, fresh, frame=True)
+    _render(loaded)
+    _exit_for(failed)
+
+
+@_command()
+def render(config: StudyFile = None) -> None:
+    """Render the report again from the executed notebooks."""
+    _render(configs.load(config))
+
+
+@_command()
+def machine() -> None:
+    """What a row says about this machine, as JSON."""
+    from fusedlib.bench import machine as machines
+
+    facts = dataclasses.asdict(machines.describe())
+    print(json.dumps(facts, indent=2, ensure_ascii=False))
+
+
+@_command("import-rows")
+def import_rows(
+    folder: Annotated[Path, typer.Argument(help="results folder of another machine or clone")],
+) -> None:
+    """Add the rows of another results folder to this one, each once."""
+    from fusedlib.bench import results
+
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; give one that holds <machine>/<study>.jsonl")
+    check_writable(paths.results_dir())
+    print(results.import_rows(folder, paths.results_dir()))
+
+
+@_command()
+def doctor() -> None:
+    """Whether this Python has what is needed (`--for study|test|lint|lab`)."""
+    # Runs from __main__, without typer, which may itself be missing; here for the help.
+    from fusedlib.study import doctor as doctors
+
+    raise typer.Exit(doctors.main([]))
+
+
+@_command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def lab(context: typer.Context) -> None:
+    """Open JupyterLab on the notebooks, with this Python as their kernel."""
+    from fusedlib.study import kernel
+
+    # A folder on JUPYTER_PATH goes before the kernels that the user's home registers.
+    folder = paths.build_dir() / "jupyter"
+    spec = folder / "kernels" / "python3" / "kernel.json"
+    write_text(spec, json.dumps(kernel.kernel_spec(), indent=2))
+    search = os.pathsep.join(filter(None, [str(folder.absolute()), os.environ.get("JUPYTER_PATH")]))
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={paths.ROOT}"]
+    command += ["--LabApp.default_url=/lab/tree/notebooks", *context.args]
+    os.execve(sys.executable, command, kernel.environment({"JUPYTER_PATH": search}))
+
+
+def _run(
+    config: Config, profile: str, only: list[str] | None, settings: list[str] | None,
+    fresh: bool, *, frame: bool,
+) -> bool:  # fmt: skip
+    """Run what was asked for; whether anything failed."""
+    from fusedlib.study import runner
+    from fusedlib.study.monitor import Monitor
+
+    names = [name.strip() for entry in only or [] for name in entry.split(",") if name.strip()]
+    studies = config.select(names)
+    chosen, why = configs.choose_profile(profile)
+    jobs = runner.plan(studies, settings or [], chosen)
+    if frame:
+        jobs.append(runner.plan_frame(config, chosen))
+    print(f"profile {chosen}: {why}", flush=True)
+    began = time.monotonic()
+    monitor = Monitor(sum(job.cells for job in jobs), len(jobs))
+    try:
+        outcomes = runner.run(jobs, monitor, fresh=fresh)
+    finally:
+        monitor.close()
+    width = max(len(outcome.name) for outcome in outcomes)
+    for outcome in outcomes:
+        took = f"{outcome.seconds:.1f} s" if outcome.status != "kept" else "unchanged"
+        print(f"{outcome.name:{width}}  {outcome.status:6}  {took:>10}  {outcome.copy}")
+        if outcome.error:
+            print(f"{'':{width}}  {outcome.error}")
+    print(f"notebooks: {time.monotonic() - began:.0f} s", flush=True)
+    return any(outcome.status == "failed" for outcome in outcomes)
+
+
+def _render(config: Config) -> None:
+    from fusedlib.study.report.render import Section, render
+    from fusedlib.study.runner import FRAME
+
+    began = time.monotonic()
+    build = paths.build_dir()
+    check_writable(build)
+    parts = [(study.name, study.title) for study in config.studies] + [(FRAME, "Report")]
+    sections = [Section(*_section(name, title)) for name, title in parts]
+    if sections[-1].notebook is None:
+        raise ConfigError("the report's frame has not been executed yet; run `make report`")
+    rendered = render(sections, build)
+    seconds = time.monotonic() - began
+    print(f"rendered in {seconds:.1f} s")
+    for path in (rendered.html, rendered.pdf):
+        print(f"  {path.absolute()}\n  {path.absolute().as_uri()}")
+    print(f"  executed notebooks: {(build / 'notebooks').absolute()}")
+
+
+def _section(name: str, title: str) -> tuple[str, str, Path | None, str | None, str]:
+    """Name, title, executed copy, error and profile of a part of the report."""
+
+    copy = copy_path(name)
+    noted = read_metadata(copy)
+    if not noted:
+        return name, title, None, f"not executed yet; `make report ONLY={name}` does it", ""
+    return name, title, copy, noted.get("error"), noted.get("profile", "")
+
+
+def _exit_for(failed: bool) -> None:
+    if failed:
+        raise typer.Exit(1)

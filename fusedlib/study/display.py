@@ -1,0 +1,285 @@
+"""What a notebook shows: prose, findings, tables, figures, each as one output with its meaning.
+
+JupyterLab reads the usual mime types; the report reads the metadata `fusedlib` of the same output
+(kind, caption, alternative text, name) and, for tables, the cells themselves as JSON.
+Captions, notes, prose and findings are Markdown (maths in `$...$`); cells and alternative texts
+are plain text.
+"""
+
+import html
+import math
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fusedlib.study.plots import style
+
+TABLE_MIME = "application/vnd.fusedlib.table+json"
+KINDS = ("prose", "finding", "table", "figure")
+MISSING = "—"
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_NUMBER = re.compile(r"[−+±<>≤≥≈~]*\s*\d[\d,.  ]*(e[+-]?\d+)?(\s*([×±%–(/]|[^\W\d]).*)?")
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def prose(text: str) -> None:
+    """Show a Markdown paragraph whose numbers were interpolated from rows."""
+    _emit({"text/markdown": text, "text/plain": text}, {"kind": "prose"})
+
+
+def finding(sentences: str | Sequence[str]) -> None:
+    """Show one finding or a list of them, computed from rows.
+
+    Raises:
+        ValueError: there is no sentence, or an empty one.
+    """
+    items = [sentences] if isinstance(sentences, str) else list(sentences)
+    if not items or not all(isinstance(item, str) and item.strip() for item in items):
+        raise ValueError(
+            f"a finding is a sentence or a list of sentences, got {sentences!r}: when the rows "
+            "needed for it are missing, say in a sentence which ones and how to measure them"
+        )
+    if len(items) == 1:
+        text = f"**Finding.** {items[0]}"
+    else:
+        text = "**Findings.**\n\n" + "\n".join(f"- {item}" for item in items)
+    _emit({"text/markdown": text, "text/plain": text}, {"kind": "finding", "items": items})
+
+
+def table(frame: pd.DataFrame, caption: str, name: str, note: str | None = None) -> None:
+    """Show a table.
+
+    Args:
+        frame: cells as strings, or numbers, which get four significant digits; None and NaN show
+            as a dash. Columns may be a two-level MultiIndex (group, column). An index other than
+            the plain 0..n-1 becomes the leading columns.
+        caption: Markdown; says what is shown, of which machine, in which unit.
+        name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.
+        note: Markdown below the table.
+
+    Raises:
+        ValueError: no column, an empty caption, a bad name, more than two header levels.
+    """
+    _check("table", name=name, caption=caption)
+    content = table_json(frame) | {"caption": caption, "note": note, "name": name}
+    _emit(
+        {
+            TABLE_MIME: content,
+            "text/html": table_html(content),
+            "text/plain": frame.to_string(),
+        },
+        {"kind": "table", "caption": caption, "note": note, "name": name},
+    )
+
+
+def figure(fig: Figure, caption: str, alt: str, name: str) -> None:
+    """Show a matplotlib figure as SVG and close it.
+
+    Args:
+        fig: from `plots.style.new`, drawn by a function of `fusedlib.study.plots`.
+        caption: Markdown; says what is drawn, of which machine, what bands and bars mean.
+        alt: what a reader who cannot see it should know: axes, trend, outliers, in plain text.
+        name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.
+
+    Raises:
+        ValueError: not a Figure, an empty caption or alternative text, a bad name.
+    """
+    if not isinstance(fig, Figure):
+        raise ValueError(f"a figure must be a matplotlib Figure, got {type(fig).__name__}")
+    _check("figure", name=name, caption=caption, alt=alt)
+    drawn = style.svg(fig)
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close(fig)
+    _emit(
+        {"image/svg+xml": drawn, "text/plain": alt},
+        {"kind": "figure", "caption": caption, "alt": alt, "name": name},
+        {"image/svg+xml": {"needs_background": "light"}},
+    )
+
+
+def quantity(value: float | None, unit: str, digits: int = 3) -> str:
+    """A value with its unit at so many significant digits: `1.23 ms`, `1.9×`; a dash for none.
+
+    Digits before the point are never dropped: 12,346 ms stays so at three digits.
+    """
+    if value is None or pd.isna(value):
+        return MISSING
+    text = number(float(value), digits)
+    return f"{text}{unit}" if unit in ("", "×", "°") else f"{text} {unit}"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number at so many significant digits, thousands grouped, `1.2 × 10⁻⁷` when very small."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    exponent = int(f"{value:.{digits - 1}e}".split("e")[1])
+    if not -4 <= exponent < 9:
+        mantissa = f"{value:.{digits - 1}e}".split("e")[0].replace("-", "−")
+        return f"{mantissa} × 10{str(exponent).translate(_SUPERSCRIPTS)}"
+    return f"{value:,.{max(digits - 1 - exponent, 0)}f}".replace("-", "−")
+
+
+def table_json(frame: pd.DataFrame) -> dict[str, Any]:
+    """Cells, headers and alignment of a frame as JSON.
+
+    Returns:
+        `columns`: for each column its header cells from the top (one or two); `stub`: how many
+        leading columns name the row; `align`: "left" or "right" for each column; `rows`: cells.
+    """
+    if frame.columns.nlevels > 2:
+        raise ValueError(
+            f"a table has one or two header levels, got {frame.columns.nlevels}: join some names"
+        )
+    if not len(frame.columns):
+        raise ValueError("a table needs at least one column; to say that there is no row, use note")
+    stub = _stub(frame)
+    columns = [["", label][-frame.columns.nlevels :] for label, _ in stub]
+    columns += [
+        [_cell(part) for part in (label if isinstance(label, tuple) else (label,))]
+        for label in frame.columns
+    ]
+    body = [[_cell(value) for value in frame.iloc[:, at]] for at in range(len(frame.columns))]
+    cells = [values for _, values in stub] + body
+    return {
+        "columns": columns,
+        "stub": len(stub),
+        "align": ["left"] * len(stub) + [_alignment(column) for column in body],
+        "rows": [list(row) for row in zip(*cells, strict=True)],
+    }
+
+
+def table_html(content: dict[str, Any]) -> str:
+    """HTML of a table's JSON for JupyterLab: header groups span, row names are headers."""
+    rows = [
+        f"<tr>{''.join(_row_cells(row, content['stub'], content['align']))}</tr>"
+        for row in content["rows"]
+    ]
+    note = content.get("note")
+    return (
+        f"<table class='fusedlib'><caption style='text-align: left'>"
+        f"{_inline(content['caption'])}</caption>"
+        f"<thead>{''.join(header_rows(content))}</thead><tbody>{''.join(rows)}</tbody></table>"
+        + (f"<p class='fusedlib-note'>{_inline(note)}</p>" if note else "")
+    )
+
+
+def header_groups(columns: list[list[str]]) -> list[tuple[str, int]]:
+    """Neighbouring columns of one group as (label, span), from the top header level."""
+    groups: list[tuple[str, int]] = []
+    for top, *_ in columns:
+        if groups and top and groups[-1][0] == top:
+            groups[-1] = (top, groups[-1][1] + 1)
+        else:
+            groups.append((top, 1))
+    return groups
+
+
+def header_rows(content: dict[str, Any]) -> list[str]:
+    """`<tr>` elements of a table's header."""
+    columns, align = content["columns"], content["align"]
+    rows = []
+    if len(columns[0]) == 2:
+        cells = [
+            f'<th scope="colgroup" colspan="{span}" class="group">{html.escape(label)}</th>'
+            if label
+            else f'<td colspan="{span}"></td>'
+            for label, span in header_groups(columns)
+        ]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    cells = [
+        f'<th scope="col" style="text-align: {side}">{html.escape(column[-1])}</th>'
+        for column, side in zip(columns, align, strict=True)
+    ]
+    rows.append(f"<tr>{''.join(cells)}</tr>")
+    return rows
+
+
+def _row_cells(row: Iterable[str], stub: int, align: list[str]) -> list[str]:
+    return [
+        f'<th scope="row" style="text-align: {side}">{html.escape(cell)}</th>'
+        if at < stub
+        else f'<td style="text-align: {side}">{html.escape(cell)}</td>'
+        for at, (cell, side) in enumerate(zip(row, align, strict=True))
+    ]
+
+
+def _stub(frame: pd.DataFrame) -> list[tuple[str, list[str]]]:
+    """Label and cells of each index level that is shown; an outer level shows a name once."""
+    index = frame.index
+    plain = isinstance(index, pd.RangeIndex) and index.name is None
+    if plain:
+        return []
+    if not isinstance(index, pd.MultiIndex):
+        return [(_label(index.name), [_cell(value) for value in index])]
+    levels = []
+    for level in range(index.nlevels):
+        keys = [entry[: level + 1] for entry in index]
+        repeated = [
+            level < index.nlevels - 1 and at > 0 and keys[at] == keys[at - 1]
+            for at in range(len(keys))
+        ]
+        cells = ["" if same else _cell(key[-1]) for key, same in zip(keys, repeated, strict=True)]
+        levels.append((_label(index.names[level]), cells))
+    return levels
+
+
+def _label(name: object) -> str:
+    return "" if name is None else str(name)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, str):
+        return " ".join(value.split())
+    if value is None or (pd.api.types.is_scalar(value) and pd.isna(value)):
+        return MISSING
+    if isinstance(value, bool) or type(value).__name__ == "bool":
+        return "yes" if value else "no"
+    if pd.api.types.is_integer(value):
+        return f"{value:,}".replace("-", "−")
+    if pd.api.types.is_float(value):
+        return number(float(value), 4)  # type: ignore[arg-type]
+    return " ".join(str(value).split())
+
+
+def _alignment(cells: list[str]) -> str:
+    told = [cell for cell in cells if cell not in ("", MISSING)]
+    numeric = sum(bool(_NUMBER.fullmatch(cell)) and len(cell) <= 32 for cell in told)
+    return "right" if told and 2 * numeric >= len(told) else "left"
+
+
+def _inline(text: str) -> str:
+    """The little Markdown of a caption for JupyterLab, which typesets `$...$` by itself."""
+    text = html.escape(text)
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
+    text = re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
+    return re.sub(r"\*([^*]+)\*", r"<em>\1</em>", text)
+
+
+def _check(kind: str, *, name: str, **texts: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"bad name of a {kind}: {name!r}. It becomes an anchor: lower-case letters, digits "
+            'and single dashes, such as "warmup-forward"'
+        )
+    for what, text in texts.items():
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f'the {kind} "{name}" needs a text as {what}, got {text!r}')
+
+
+def _emit(
+    data: dict[str, Any], meaning: dict[str, Any], metadata: dict[str, Any] | None = None
+) -> None:
+    """Publish one output; outside a notebook the plain text is printed."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.display import display as publish
+
+    if InteractiveShell.initialized():
+        publish(data, raw=True, metadata={"fusedlib": meaning, **(metadata or {})})
+    else:
+        print(data["text/plain"])

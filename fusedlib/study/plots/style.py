@@ -1,0 +1,288 @@
+"""One visual language for all figures: colours, markers, sizes, and how they become SVG.
+
+Colours are Okabe and Ito's (2008), told apart with any common colour blindness, some darkened so
+that each has a contrast of at least 3:1 on white and on the report's dark page. Names also differ
+by marker and dash, so no figure depends on colour alone.
+"""
+
+import zlib
+from collections.abc import Sequence
+from io import StringIO
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+INK = "#010203"
+"""Colour of text, axes and ticks; the HTML report replaces it by the colour of its text."""
+
+MUTED = "#828282"
+"""Reference lines and grid."""
+
+PALETTE = (
+    "#0072B2",  # blue
+    "#D55E00",  # vermilion
+    "#009E73",  # bluish green
+    "#C76FA1",  # reddish purple, 0.02 darker
+    "#BD8200",  # orange, darkened
+    "#3C97D3",  # sky blue, darkened
+    "#8A8A8A",  # grey
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
+
+_REGISTRY: dict[str, int] = {}
+
+
+def register(*names: str, first: int = 0) -> None:
+    """Give names their places in palette and markers, one after another from `first`.
+
+    Call it where the names are defined; each name has its place once, in all figures.
+
+    Raises:
+        ValueError: a name already has another place.
+    """
+    for place, name in enumerate(names, first):
+        if _REGISTRY.setdefault(name, place) != place:
+            raise ValueError(
+                f"{name!r} already has place {_REGISTRY[name]} in the palette, not {place}: "
+                "a name has the same colour in every figure"
+            )
+
+
+# Slots beyond the palette's length repeat its colours with the next dash.
+register("fused", "eager", "inductor", "liger", "quack", "thunder", "torch")
+register("forward", "backward", "optimizer", "forward+backward", "step")
+register("small", "medium", "large", "xl", "2.7b")
+register("nano", "micro", "mini", first=5)
+register("fp32", "fp16", "bf16", "tf32", "fp64", "fp8")
+register("own", "recorded", "published")
+
+
+def _place(name: str) -> int:
+    """Registered place, else one derived from the name, the same in every process."""
+    size = len(PALETTE) * len(DASHES)
+    return _REGISTRY.get(name, zlib.crc32(name.encode()) % size)
+
+
+def colour(name: str) -> str:
+    """Colour of a provider or series as `#rrggbb`, the same in every figure."""
+    return PALETTE[_place(name) % len(PALETTE)]
+
+
+def marker(name: str) -> str:
+    """Matplotlib marker of a provider or series, the same in every figure."""
+    return MARKERS[_place(name) % len(MARKERS)]
+
+
+def dash(name: str) -> Any:
+    """Matplotlib line style of a provider or series; solid for the first seven places."""
+    return DASHES[_place(name) // len(PALETTE) % len(DASHES)]
+
+
+_RC: Any = {
+    "font.family": ["DejaVu Sans"],
+    "mathtext.fontset": "dejavusans",
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9.0,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": MUTED,
+    "grid.alpha": 0.28,
+    "grid.linewidth": 0.5,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "svg.hashsalt": "fusedlib",
+    # Glyphs as paths: the same on every machine and in the PDF. The text stays readable to
+    # machines through the alternative text and the table beside a figure.
+    "svg.fonttype": "path",
+}
+
+
+def new(
+    width: float = 6.4, height: float = 3.2, ncols: int = 1, nrows: int = 1, **options: Any
+) -> tuple[Figure, Any]:
+    """A figure of `width` x `height` inches and its axes, outside pyplot's state.
+
+    Args:
+        width: 6.4 fills the PDF's text block; the HTML page scales it.
+        height: in inches.
+        ncols: axes side by side.
+        nrows: axes one above another.
+        options: go to `Figure.subplots` (`sharex`, `sharey`, `width_ratios`, `squeeze`, ...).
+
+    Returns:
+        Figure and Axes, or an array of Axes when there are several.
+    """
+    with matplotlib.rc_context(_RC):
+        fig = Figure(figsize=(width, height), layout="constrained")
+        axes = fig.subplots(nrows, ncols, **options)
+    return fig, axes
+
+
+def line(
+    ax: Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    name: str,
+    low: Sequence[float] | None = None,
+    high: Sequence[float] | None = None,
+    *,
+    label: str | None = None,
+    markers: bool = True,
+    **options: Any,
+) -> None:
+    """A line with markers in the colour of `name`, with a band from `low` to `high` if given."""
+    drawn: dict[str, Any] = {
+        "color": colour(name),
+        "marker": marker(name) if markers else "",
+        "linestyle": dash(name),
+        "linewidth": 1.5,
+        "markersize": 4.0,
+        "markeredgewidth": 0.0,
+    }
+    ax.plot(x, y, label=label or name, **(drawn | options))
+    if low is not None and high is not None:
+        ax.fill_between(x, low, high, color=colour(name), alpha=0.22, linewidth=0)
+
+
+def points(
+    ax: Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    name: str,
+    low: Sequence[float] | None = None,
+    high: Sequence[float] | None = None,
+    *,
+    label: str | None = None,
+    **options: Any,
+) -> None:
+    """Markers in the colour of `name`, with error bars reaching from `low` to `high` if given."""
+    centre = np.asarray(y, dtype=float)
+    errors = None
+    if low is not None and high is not None:
+        below = centre - np.asarray(low, dtype=float)
+        above = np.asarray(high, dtype=float) - centre
+        errors = np.clip(np.stack([below, above]), 0, None)
+    drawn: dict[str, Any] = {
+        "color": colour(name),
+        "fmt": marker(name),
+        "markersize": 4.5,
+        "markeredgewidth": 0.0,
+        "elinewidth": 1.1,
+        "capsize": 2.5,
+    }
+    ax.errorbar(x, centre, yerr=errors, label=label or name, **(drawn | options))
+
+
+def bars(
+    ax: Axes,
+    positions: Sequence[float],
+    values: Sequence[float],
+    name: str,
+    low: Sequence[float] | None = None,
+    high: Sequence[float] | None = None,
+    *,
+    label: str | None = None,
+    horizontal: bool = False,
+    start: Sequence[float] | float = 0.0,
+    size: float = 0.8,
+    **options: Any,
+) -> None:
+    """Bars in the colour of `name`; `start` stacks them, `low` and `high` draw error bars.
+
+    Args:
+        ax: axes to draw on.
+        positions: where the bars stand on the category axis.
+        values: lengths of the bars.
+        name: provider or series.
+        low: lower end of the error bars.
+        high: upper end of the error bars.
+        label: in the legend instead of `name`.
+        horizontal: bars lie instead of stand.
+        start: where the bars begin.
+        size: thickness in units of the category axis.
+        options: go to matplotlib's `bar` or `barh`.
+    """
+    length = np.asarray(values, dtype=float)
+    drawn: dict[str, Any] = {"color": colour(name), "linewidth": 0.0, "label": label or name}
+    if low is not None and high is not None:
+        end = length + np.asarray(start, dtype=float)
+        below = end - np.asarray(low, dtype=float)
+        above = np.asarray(high, dtype=float) - end
+        drawn["xerr" if horizontal else "yerr"] = np.clip(np.stack([below, above]), 0, None)
+        drawn |= {"ecolor": INK, "capsize": 2.5}
+    if horizontal:
+        ax.barh(positions, length, height=size, left=start, **(drawn | options))
+    else:
+        ax.bar(positions, length, width=size, bottom=start, **(drawn | options))
+
+
+def reference_line(
+    ax: Axes,
+    *,
+    x: float | Sequence[float] | None = None,
+    y: float | Sequence[float] | None = None,
+    label: str | None = None,
+    **options: Any,
+) -> None:
+    """A thin dashed grey line: horizontal at `y`, vertical at `x`, or a curve through both.
+
+    Raises:
+        ValueError: neither x nor y is given, or both but one is a single number.
+    """
+    drawn: dict[str, Any] = {"color": MUTED, "linestyle": (0, (4, 2)), "linewidth": 1.1}
+    drawn |= {"label": label} | options
+    if y is None and isinstance(x, int | float):
+        ax.axvline(x, **drawn)
+    elif x is None and isinstance(y, int | float):
+        ax.axhline(y, **drawn)
+    elif x is not None and y is not None and np.ndim(x) == np.ndim(y) == 1:
+        ax.plot(x, y, **drawn)
+    else:
+        raise ValueError(f"give x or y as a number, or both as sequences, got x={x!r}, y={y!r}")
+
+
+def text(ax: Axes, x: float, y: float, content: str, **options: Any) -> None:
+    """A small note inside the axes, in ink; `x` and `y` in data units."""
+    drawn: dict[str, Any] = {"color": INK, "fontsize": 8.0}
+    ax.text(x, y, content, **(drawn | options))
+
+
+def legend(target: Axes | Figure, **options: Any) -> None:
+    """A frameless legend of an Axes, or of a whole Figure below its axes, each name once."""
+    axes = target.axes if isinstance(target, Figure) else [target]
+    entries: dict[str, Any] = {}
+    for ax in axes:
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            entries.setdefault(name, handle)
+    if not entries:
+        return
+    drawn: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": 8.0}
+    if isinstance(target, Figure):
+        drawn |= {"loc": "outside lower center", "ncols": min(len(entries), 5)}
+    target.legend(entries.values(), entries.keys(), **(drawn | options))
+
+
+def svg(fig: Figure) -> str:
+    """The figure as an SVG document: the same bytes for the same figure."""
+    buffer = StringIO()
+    with matplotlib.rc_context(_RC):
+        fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()

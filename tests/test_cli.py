@@ -1,0 +1,264 @@
+"""The command line: exit statuses, and one clear message for what goes wrong."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fusedlib import paths
+from fusedlib.study import cli, doctor, products, runner
+
+NOTEBOOKS = Path(__file__).parent / "notebooks"
+STUDY_FILE = NOTEBOOKS / "run_study.toml"
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path / "build"))
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path / "rows"))
+
+
+def call(*arguments: object, config: Path | None = STUDY_FILE):
+    given = [str(argument) for argument in arguments]
+    return CliRunner().invoke(cli.app, [*given, *(["--config", str(config)] if config else [])])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--profile", "fast"], "profile 'fast' is unknown; known: auto, quick, full"),
+        (["--only", "03_x"], "notebook '03_x' is unknown; known: run_fails, run_ok, run_dies"),
+        (["--set", "coutn=3"], "parameter 'coutn' is unknown; known: count, kind"),
+        (["--set", "count=two"], "run_ok: count must be int, not 'two'"),
+        (["--set", "count=99"], "count must be in [1..10], but 99 is not"),
+    ],
+)
+def test_what_is_asked_wrongly_is_one_line_and_status_2(arguments, message, tmp_path):
+    done = call("run", "--profile", "quick", *arguments)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("fusedlib: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "build").exists()
+
+
+@pytest.mark.parametrize("name", ["run_no_tag", "run_two_tags", "run_untyped"])
+def test_a_notebook_with_faulty_parameters_stops_the_run_before_it_begins(name, tmp_path):
+    for path in NOTEBOOKS.glob("run_*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    study = tmp_path / "run_study.toml"
+    study.write_text(study.read_text().replace('"run_dies"', f'"{name}"'))
+    done = call("run", "--profile", "quick", config=study)
+    assert done.exit_code == 2
+    assert f"{name}.ipynb" in done.stderr
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_failing_notebook_gives_status_1_and_the_summary_says_which():
+    done = call("run", "--profile", "quick", "--only", "run_fails,run_ok")
+    assert done.exit_code == 1
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["run_fails", "failed"] in [line[:2] for line in lines]
+    assert ["run_ok", "ok"] in [line[:2] for line in lines]
+    assert "ValueError: it broke here" in done.stdout
+
+
+def test_an_unwritable_folder_is_one_line_and_status_2(monkeypatch):
+    monkeypatch.setenv("FUSEDLIB_BUILD", "/dev/null/x")
+    done = call("run", "--profile", "quick", "--only", "run_ok")
+    assert done.exit_code == 2
+    assert "cannot write /dev/null/x" in done.stderr
+
+
+def test_a_full_disk_is_one_line_and_status_2(monkeypatch):
+    def full(path, text):
+        raise products.WriteError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr(runner, "write_text", full)
+    done = call("run", "--profile", "quick", "--only", "run_ok")
+    assert done.exit_code == 2
+    assert "No space left on device" in done.stderr
+
+
+def test_list_shows_questions_and_the_parameters_of_each_profile():
+    done = call("list")
+    assert done.exit_code == 0
+    assert "run_ok  Works  (not run yet)" in done.stdout
+    assert "count: int  quick 3, full 5  # how many [1..10]" in done.stdout
+
+
+def test_machine_is_json():
+    done = call("machine", config=None)
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["python"].startswith("3.")
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_import_rows_of_a_folder_without_rows_is_one_line_and_status_2(made, tmp_path):
+    folder = tmp_path / "theirs"
+    if made:
+        folder.mkdir()
+    done = call("import-rows", folder, config=None)
+    assert done.exit_code == 2
+    assert str(folder) in done.stderr
+    assert "<machine>/<study>.jsonl" in done.stderr
+
+
+@pytest.fixture
+def rendered(monkeypatch, tmp_path):
+    """The report's renderer replaced by one that notes what it is given."""
+
+    @dataclass
+    class Section:
+        name: str
+        title: str
+        notebook: Path | None
+        error: str | None
+        profile: str
+
+    given: list[Section] = []
+
+    def render(sections, out_dir):
+        given.extend(sections)
+        return types.SimpleNamespace(
+            html=out_dir / "report.html", pdf=out_dir / "report.pdf", notebooks=[]
+        )
+
+    module = types.SimpleNamespace(Section=Section, render=render)
+    monkeypatch.setitem(sys.modules, "fusedlib.study.report.render", module)
+    return given
+
+
+def test_report_renders_what_failed_too_and_says_where(rendered, tmp_path):
+    done = call("report", "--profile", "quick", "--only", "run_fails")
+    assert done.exit_code == 1
+    by_name = {section.name: section for section in rendered}
+    assert list(by_name) == ["run_fails", "run_ok", "run_dies", "run_cases", "report"]
+    assert "ValueError: it broke here" in by_name["run_fails"].error
+    assert by_name["run_fails"].notebook == products.copy_path("run_fails")
+    assert by_name["run_fails"].profile == "quick"
+    assert by_name["run_ok"].notebook is None
+    assert "not executed yet; `make report ONLY=run_ok` does it" in by_name["run_ok"].error
+    assert by_name["report"].error is None
+    html = tmp_path / "build" / "report.html"
+    assert f"  {html}\n  {html.as_uri()}\n" in done.stdout
+    assert "rendered in " in done.stdout
+
+
+def test_a_study_left_out_keeps_its_last_copy_in_the_report(rendered):
+    assert call("run", "--profile", "quick", "--only", "run_ok").exit_code == 0
+    assert call("report", "--profile", "quick", "--only", "run_cases").exit_code == 0
+    [section] = [section for section in rendered if section.name == "run_ok"]
+    assert section.notebook == products.copy_path("run_ok")
+    assert section.error is None
+
+
+def test_render_alone_runs_nothing_and_needs_a_frame(rendered):
+    done = call("render")
+    assert done.exit_code == 2
+    assert "run `make report`" in done.stderr
+    assert rendered[-1].notebook is None if rendered else True
+
+
+def test_lab_uses_this_python_and_goes_before_the_homes_kernels(monkeypatch, tmp_path):
+    called = []
+    monkeypatch.setattr(os, "execve", lambda *given: called.append(given))
+    monkeypatch.setenv("JUPYTER_PATH", "/home/kernels")
+    assert call("lab", "--no-browser", config=None).exit_code == 0
+    [(program, command, env)] = called
+    assert program == sys.executable
+    assert command[:3] == [sys.executable, "-m", "jupyterlab"]
+    assert command[-1] == "--no-browser"
+    ours, theirs = env["JUPYTER_PATH"].split(os.pathsep)
+    assert theirs == "/home/kernels"
+    spec = json.loads((Path(ours) / "kernels" / "python3" / "kernel.json").read_text())
+    assert spec["argv"][0] == sys.executable
+
+
+def test_an_unknown_command_lists_the_way_out():
+    done = call("rnu", config=None)
+    assert done.exit_code == 2
+    assert "No such command" in done.stderr
+
+
+def test_doctor_needs_no_package_and_names_what_is_missing():
+    env = {"PYTHONPATH": str(paths.ROOT), "PATH": os.environ["PATH"]}
+    # -S: without site-packages, as on a machine where nothing is installed.
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "fusedlib.study", "doctor", "--for", "test", "--quiet"],
+        env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    for name in ("torch>=", "papermill>=", "typer>=", "pypandoc_binary>=", "pytest-timeout>="):
+        assert f"  {name}" in done.stderr
+    assert "jupyterlab" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_finds_what_is_missing_too_old_or_broken(monkeypatch, tmp_path):
+    (tmp_path / "broken_one.py").write_text("raise RuntimeError('no such card')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    wanted = {
+        "no_such_one": "no-such-one>=1",
+        "numpy": "numpy>=99",
+        "broken_one": "broken-one",
+        "tqdm": "tqdm>=4.66",
+    }
+    assert doctor.problems(wanted, really_import=True) == [
+        "no-such-one>=1: not installed",
+        f"numpy>=99: {doctor._version('numpy')} is too old",
+        "broken-one: does not import (RuntimeError: no such card)",
+    ]
+
+
+@pytest.mark.parametrize("purpose", doctor.PURPOSES)
+def test_doctor_asks_for_what_each_purpose_uses(purpose):
+    wanted = set(doctor.needed(purpose))
+    expected = {
+        "study": {"torch", "papermill", "typst"},
+        "test": {"torch", "papermill", "pytest", "hypothesis"},
+        "lint": {"ruff", "mypy"},
+        "lab": {"papermill", "jupyterlab"},
+    }
+    assert expected[purpose] <= wanted
+    assert ("jupyterlab" in wanted) == (purpose == "lab")
+    assert ("pytest" in wanted) == (purpose == "test")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="needs the Python below an environment")
+def test_a_python_that_finds_its_packages_by_pythonpath_alone(tmp_path):
+    """As on a cluster node, where the missing packages lie in a folder of `pip --target`."""
+    packages = str(Path(pytest.__file__).parent.parent)
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(paths.ROOT), packages]),
+        "HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys._base_executable, "-m", "fusedlib.study", "run", "--profile", "quick",
+         "--only", "run_ok", "--config", str(STUDY_FILE)],
+        env=env, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    printed = products.copy_path("run_ok").read_text()
+    assert f"python {Path(sys._base_executable)}" in printed
+
+
+def test_the_package_imports_no_notebook_tool():
+    code = (
+        "import sys, fusedlib, fusedlib.study.config, fusedlib.study.cli\n"
+        "heavy = {'papermill', 'nbconvert', 'nbclient', 'torch', 'matplotlib', 'pandas'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(paths.ROOT)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "[]\n"

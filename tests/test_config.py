@@ -1,0 +1,125 @@
+"""study.toml: what it may hold, and what is said when it holds something else."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fusedlib import paths
+from fusedlib.study import config
+from fusedlib.study.config import ConfigError
+
+NOTEBOOKS = Path(__file__).parent / "notebooks"
+
+GOOD = """
+[[study]]
+name = "run_ok"
+title = "Works"
+question = "Does it?"
+quick = {count = 3}
+full = {count = 5}
+
+[[study]]
+name = "run_fails"
+title = "Fails"
+question = "Does it?"
+quick = {}
+full = {}
+reads = ["run_ok"]
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    for name in ("run_ok", "run_fails"):
+        shutil.copy(NOTEBOOKS / f"{name}.ipynb", tmp_path)
+
+    def read(text: str) -> config.Config:
+        (tmp_path / "study.toml").write_text(text)
+        return config.load(tmp_path / "study.toml")
+
+    return read
+
+
+def test_studies_keep_the_order_of_the_file(load):
+    loaded = load(GOOD)
+    assert [study.name for study in loaded.studies] == ["run_ok", "run_fails"]
+    assert loaded.studies[0].parameters("full") == {"count": 5}
+    assert loaded.studies[1].reads == ("run_ok",)
+
+
+def test_select_takes_the_files_order_and_everything_for_nothing(load):
+    loaded = load(GOOD)
+    assert [s.name for s in loaded.select(["run_fails", "run_ok"])] == ["run_ok", "run_fails"]
+    assert loaded.select([]) == loaded.studies
+
+
+def test_select_of_an_unknown_notebook_lists_the_known(load):
+    with pytest.raises(ConfigError, match=r"'03_speed' is unknown; known: run_ok, run_fails"):
+        load(GOOD).select(["03_speed"])
+
+
+def test_frame_is_relative_to_the_file(load, tmp_path):
+    assert load('frame = "paper/frame.ipynb"\n' + GOOD).frame == tmp_path / "paper" / "frame.ipynb"
+    assert load(GOOD).frame == paths.REPORT / "report.ipynb"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("title =", "titel =", r"unknown key titel; known keys: .*title"),
+        ("[[study]]", "[[studies]]", r"unknown key studies"),
+        ('question = "Does it?"', 'question = " "', r"question is missing or not a text"),
+        ("quick = {count = 3}", "quick = 3", r"run_ok: quick is missing or not a table"),
+        ("full = {count = 5}", "", r"run_ok: full is missing"),
+        ("{count = 3}", '{profile = "full"}', r"sets 'profile', which the runner always passes"),
+        ('name = "run_ok"', 'name = "run_gone"', r"run_gone.ipynb does not exist"),
+        ('name = "run_fails"', 'name = "run_ok"', r"run_ok stands there more than once"),
+        ('reads = ["run_ok"]', 'reads = ["other"]', r"reads other, unknown; known: run_ok"),
+        ('reads = ["run_ok"]', "reads = 1", r"reads must be a list"),
+        ("[[study]]", "[[study", r"is not valid TOML"),
+    ],
+)
+def test_a_faulty_file_is_refused_with_the_reason(load, old, new, message):
+    with pytest.raises(ConfigError, match=message):
+        load(GOOD.replace(old, new))
+
+
+def test_a_file_without_studies_is_refused(load):
+    with pytest.raises(ConfigError, match=r"no \[\[study\]\] table"):
+        load("")
+
+
+def test_a_missing_file_is_said(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        config.load(tmp_path / "none.toml")
+
+
+def test_unknown_profile_lists_the_known():
+    with pytest.raises(ConfigError, match=r"'fast' is unknown; known: auto, quick, full"):
+        config.choose_profile("fast")
+
+
+@pytest.mark.parametrize(
+    ("device", "memory_gib", "profile"),
+    [
+        ("cpu", None, "quick"),
+        ("mps", None, "quick"),
+        ("cuda", None, "quick"),
+        ("cuda", 39.4, "quick"),
+        ("cuda", 74.4, "quick"),
+        # What NVML says of cards sold as 80 GB.
+        ("cuda", 79.6, "full"),
+        ("cuda", 139.8, "full"),
+    ],
+)
+def test_auto_takes_full_on_a_gpu_of_80_gb(device, memory_gib, profile):
+    chosen, why = config.fitting_profile(device, "card", memory_gib)
+    assert chosen == profile
+    assert why
+
+
+def test_the_projects_own_file_is_good():
+    loaded = config.load()
+    assert loaded.frame == paths.REPORT / "report.ipynb"
+    assert [s.name for s in loaded.studies][:2] == ["01_warmup", "02_precision"]

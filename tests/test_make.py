@@ -1,0 +1,247 @@
+"""The Makefile and the set-up of the environment, with stand-ins for Python that take no time."""
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusedlib import paths
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+# A Python whose `-m venv` makes an environment in which pip does what the test says.
+FAKE_PYTHON = """#!/bin/sh
+case "$*" in
+    *"-m venv"*)
+        for folder in "$@"; do :; done
+        mkdir -p "$folder/bin"
+        cp "$FAKE_PIP" "$folder/bin/python"
+        ;;
+    *) exec "{python}" "$@" ;;
+esac
+"""
+FAKE_PIP = """#!/bin/sh
+case "$*" in
+    *"-m pip install"*) echo "$@" >> "$FAKE_LOG"; {then} ;;
+    "-c "*) ;;
+    *) echo "ran: $*" ;;
+esac
+"""
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+class Clone:
+    """The files that set-up needs, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "clone with space"
+        self.folder.mkdir()
+        for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+            shutil.copy(paths.ROOT / name, self.folder)
+        shutil.copytree(paths.ROOT / "tools", self.folder / "tools")
+        (self.folder / "fusedlib").symlink_to(paths.ROOT / "fusedlib")
+        self.python = script(folder / "python", FAKE_PYTHON.format(python=sys.executable))
+        self.pip = folder / "pip"
+        self.log = folder / "installs"
+        self.log.touch()
+        self.pip_does("exit 0")
+
+    def pip_does(self, then: str) -> None:
+        script(self.pip, FAKE_PIP.format(then=then))
+
+    def installs(self) -> int:
+        return len(self.log.read_text().splitlines())
+
+    def make(self, *arguments: str, python: Path | str | None = None, named: bool = True):
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "FUSEDLIB", "PIP"))}
+        for name in ("PYTHON", "VENV", "PROFILE", "ONLY", "SET", "FRESH", "MACHINE"):
+            env.pop(name, None)
+        env |= {"FAKE_PIP": str(self.pip), "FAKE_LOG": str(self.log)}
+        if named:
+            arguments = (*arguments, f"PYTHON={python or self.python}")
+        return subprocess.run(
+            ["make", "--no-print-directory", *arguments], cwd=self.folder, env=env,
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def clone(tmp_path) -> Clone:
+    return Clone(tmp_path)
+
+
+def test_help_is_the_default_and_lists_every_target(clone):
+    text = (paths.ROOT / "Makefile").read_text()
+    targets = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split()
+    shown = clone.make(named=False)
+    assert shown.returncode == 0
+    assert shown.stdout == clone.make("help").stdout
+    for target in targets:
+        assert re.search(rf"^  make {target} +\S", shown.stdout, re.MULTILINE), target
+    for variable in ("PROFILE", "ONLY", "SET", "FRESH", "PYTHON", "VENV", "MACHINE"):
+        assert f"  {variable}=" in shown.stdout
+
+
+def test_the_environment_is_made_once_with_everything_pinned(clone):
+    first = clone.make("setup")
+    assert first.returncode == 0, first.stderr
+    assert "making the environment .venv with Python 3." in first.stderr
+    assert "environment ready after" in first.stderr
+    [line] = clone.log.read_text().splitlines()
+    assert "-c constraints.txt -e .[study,dev]" in line
+    second = clone.make("setup")
+    assert (second.returncode, second.stderr) == (0, "")
+    assert clone.installs() == 1
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_a_change_of_what_is_needed_installs_again(clone, name):
+    clone.make("setup")
+    path = clone.folder / name
+    path.write_text(path.read_text() + "# changed\n")
+    again = clone.make("setup")
+    assert "changed, refreshing .venv" in again.stderr
+    assert clone.installs() == 2
+
+
+def test_a_finished_environment_stays_when_no_python_is_named(clone):
+    clone.make("setup")
+    stamp = clone.folder / ".venv" / ".fusedlib-installed"
+    stamp.write_text("3.99.0 " + stamp.read_text().partition(" ")[2])
+    assert clone.make("setup", named=False).returncode == 0
+    assert clone.installs() == 1
+    # Another Python asked for by name makes the environment anew.
+    assert "making the environment" in clone.make("setup").stderr
+    assert clone.installs() == 2
+
+
+def test_an_install_that_broke_off_does_not_count(clone):
+    clone.pip_does("echo half > ../half 2>/dev/null; kill -INT $$; sleep 1; exit 1")
+    broken = clone.make("setup")
+    assert broken.returncode != 0
+    assert not (clone.folder / ".venv" / ".fusedlib-installed").exists()
+    (clone.folder / ".venv" / "leftover").touch()
+    clone.pip_does("exit 0")
+    again = clone.make("setup")
+    assert again.returncode == 0, again.stderr
+    assert "making the environment" in again.stderr
+    assert not (clone.folder / ".venv" / "leftover").exists()
+
+
+def test_pip_without_an_index_says_what_to_do(clone):
+    clone.pip_does('echo "ERROR: No matching distribution found for torch"; exit 1')
+    failed = clone.make("setup")
+    assert failed.returncode == 2
+    assert "No matching distribution found for torch" in failed.stderr
+    assert "is a package index reachable from here?" in failed.stderr
+    assert "make VENV= PYTHON=" in failed.stderr
+
+
+def test_pip_failing_otherwise_names_its_log(clone):
+    clone.pip_does('echo "ERROR: it does not compile"; exit 1')
+    failed = clone.make("setup")
+    assert failed.returncode == 2
+    assert "it does not compile" in failed.stderr
+    assert ".venv/install.log" in failed.stderr
+
+
+def test_a_folder_that_make_did_not_make_is_left_alone(clone):
+    kept = clone.folder / "mine" / "thesis.txt"
+    kept.parent.mkdir()
+    kept.write_text("years of work")
+    refused = clone.make("setup", "VENV=mine")
+    assert refused.returncode == 2
+    assert "mine exists and was not made by make" in refused.stderr
+    assert kept.read_text() == "years of work"
+
+
+def test_an_old_python_is_refused_with_the_way_out(clone, tmp_path):
+    old = script(
+        tmp_path / "old",
+        '#!/bin/sh\ncase "$*" in *"[:3]"*) echo 3.9.18 ;; *) exit 1 ;; esac\n',
+    )
+    for venv in ("VENV=.venv", "VENV="):
+        refused = clone.make("report", venv, python=old)
+        assert refused.returncode == 2
+        assert "is Python 3.9.18; 3.11 or newer is needed" in refused.stderr
+
+
+def test_a_python_that_is_not_there_is_said(clone):
+    refused = clone.make("report", python="python-of-nowhere")
+    assert refused.returncode == 2
+    assert "there is no Python called 'python-of-nowhere'" in refused.stderr
+
+
+def test_debians_missing_module_is_said(clone, tmp_path):
+    bare = script(
+        tmp_path / "bare",
+        f'#!/bin/sh\ncase "$*" in *ensurepip*) exit 1 ;; *) exec "{sys.executable}" "$@" ;; esac\n',
+    )
+    refused = clone.make("setup", python=bare)
+    assert refused.returncode == 2
+    minor = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert f"apt install python{minor}-venv" in refused.stderr
+
+
+@pytest.mark.parametrize("target", ["report", "study", "test", "lint", "lab"])
+def test_without_an_environment_missing_packages_are_listed(clone, tmp_path, target):
+    bare = script(tmp_path / "bare", f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    refused = clone.make(target, "VENV=", python=bare)
+    assert refused.returncode == 2
+    missing = {"lint": "ruff>=", "lab": "jupyterlab>=", "test": "pytest>="}.get(target, "torch>=")
+    assert f"  {missing}" in refused.stderr
+    assert "not installed" in refused.stderr
+    assert clone.installs() == 0
+
+
+def test_without_an_environment_the_python_given_is_used_as_it_is(clone):
+    done = clone.make("machine", "VENV=", "MACHINE=Ünïcode / box", python=sys.executable)
+    assert done.returncode == 0, done.stderr
+    assert '"key": "n-code-box"' in done.stdout
+    assert not (clone.folder / ".venv").exists()
+
+
+def test_the_variables_reach_the_command_line(clone):
+    clone.make("setup")
+    done = clone.make(
+        "study", "PROFILE=full", "ONLY=01_warmup,02_precision", "FRESH=1",
+        'SET=steps=5 sizes=["a","b"]',
+    )  # fmt: skip
+    assert done.stdout == (
+        "ran: -m fusedlib.study run --profile full --only 01_warmup --only 02_precision "
+        '--set steps=5 --set sizes=["a","b"] --fresh\n'
+    )
+    assert clone.make("report").stdout == "ran: -m fusedlib.study report --profile auto\n"
+    assert "--fresh" not in clone.make("report", "FRESH=0").stdout
+
+
+def test_import_rows_wants_a_folder(clone):
+    clone.make("setup")
+    refused = clone.make("import-rows")
+    assert refused.returncode == 2
+    assert "make import-rows FROM=folder" in refused.stderr
+    done = clone.make("import-rows", "FROM=their rows")
+    assert done.stdout == "ran: -m fusedlib.study import-rows their rows\n"
+
+
+def test_make_passes_a_failure_on(clone):
+    script(clone.pip, '#!/bin/sh\ncase "$*" in *pip*|*-c*) exit 0 ;; *) exit 1 ;; esac\n')
+    assert clone.make("setup").returncode == 0
+    assert clone.make("report").returncode != 0
+
+
+def test_ci_runs_lint_and_the_tests_of_the_readme():
+    text = (paths.ROOT / ".ci" / "run").read_text()
+    assert "make lint\nmake test\n" in text
+    assert "|| true" not in text
+    assert os.access(paths.ROOT / ".ci" / "run", os.X_OK)

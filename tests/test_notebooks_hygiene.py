@@ -1,0 +1,188 @@
+"""Committed notebooks and the README keep the rules of the house, and the rules have teeth."""
+
+import copy
+import json
+
+import pytest
+from notebook_rules import Notebook, problems
+from prose import measured_numbers, readme_prose
+
+from fusedlib import paths
+from fusedlib.study import readme
+
+NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("*.ipynb")) + sorted(paths.REPORT.glob("*.ipynb"))
+EXPECTED = {"01_warmup.ipynb", "02_precision.ipynb", "report.ipynb"}
+
+# --- what is committed ---------------------------------------------------------------------------
+
+
+def test_the_notebooks_are_there():
+    assert {path.name for path in NOTEBOOKS} >= EXPECTED
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebook_keeps_the_rules(path):
+    assert problems(json.loads(path.read_text(encoding="utf-8"))) == []
+
+
+def test_readme_states_no_measured_number_outside_its_generated_block():
+    text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
+    assert measured_numbers(readme_prose(text)) == []
+
+
+def test_readme_block_equals_what_the_recorded_rows_say():
+    text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.updated(text) == text, "run `python -m fusedlib.study.readme --write`"
+    assert "\n- " in readme.block()
+
+
+# --- teeth: the detector of measured numbers -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The step takes 3 ms.",
+        "It takes **3.2** ms on average.",
+        "about 12µs a launch",
+        r"about $12\,\mu s$ a launch",
+        r"$4.5\ \mathrm{ms}$ a step",
+        "0.24 s/step at most",
+        "it renders in 3 seconds",
+        "ten sizes in 9 minutes",
+        "a bandwidth of 4,300 GB/s",
+        "640 TFLOP/s of the peak",
+        "reaches 640TFLOPS",
+        "41,000 tokens/s",
+        "is 2.5× faster",
+        "is 2.5 × faster",
+        "a speed-up of 3",
+        r"a gain of $2\times$.",
+        "runs 2x as fast",
+        "is 3 times slower",
+        "a 3-fold gain",
+        "uses 40 % less",
+        r"within 1\% of it",
+        "half a per cent, or 0.5 per cent",
+        "peaks at 31 GiB",
+        "saves 120 MB a layer",
+        "an 80-GB card",
+        "drew 690 W at 1980 MHz",
+        "the sum is 10.0021",
+        "the sum is 9.9531, not ten",
+        "| small | 12.4 |",
+        "hidden in `3.1 ms` code",
+        "3&nbsp;ms",
+        "between 3\u202fms and more",
+    ],
+)
+def test_detector_rejects(text):
+    assert measured_numbers(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10 measured steps after 5 warm-up steps",
+        "d_model 768 and d_ff 3072 in 12 layers",
+        "the sizes small to 2.7b, context 256, batch 4",
+        "float16 and bf16 s-curves, fp32 % 2",
+        "from 10 to $10^7$ terms",
+        "a thousand times 0.01 added in fp16",
+        "errors grow as $n$ and $\\sqrt{n}$",
+        "a tile of 64×64 and a matrix of 4 × d_model columns",
+        "a $T \\times T$ matrix, $4\\times d$ wide, $3 \\times 10^8$",
+        "Python 3.11, torch 2.13.0, CUDA 12.8",
+        "the median and its bootstrap 95 % interval",
+        "p10 and p90 of three processes",
+        "2 bytes an element and 6 FLOPs a weight",
+        "## 1 Question",
+        "steps 1–10 are 'no warm-up', steps 2–11 'one'",
+        "seeds 001 and 004; see [the paper](https://host.example/1910.07467)",
+        "arXiv:1910.07467 of 2019",
+        "learning rate 0.001, eps 0.00001",
+        "| small | 768 | 3072 | 2.7b |",
+        "runs on the H200 in profile full",
+        "1 second-order term",
+        "0x10 and 3xyz",
+        "weights $3 W_{gate}$",
+        "IEEE 754 has 10 significand bits; 2^-11",
+    ],
+)
+def test_detector_accepts(text):
+    assert measured_numbers(text) == []
+
+
+def test_readme_prose_leaves_out_the_block_and_marked_requirements_only():
+    text = (
+        "A GPU with 80 GB. <!-- requirement -->\nIt takes 3 ms.\n"
+        "<!-- figures:begin -->\n5 ms\n<!-- figures:end -->\nand 7 ms"
+    )
+    assert measured_numbers(readme_prose(text)) == ["3 ms", "7 ms"]
+
+
+# --- teeth: the rules of notebooks ---------------------------------------------------------------
+
+
+def good_notebook() -> Notebook:
+    def cell(kind: str, number: int, text: str, **metadata: object) -> dict:
+        made = {"cell_type": kind, "id": f"cell-{number}", "metadata": metadata, "source": text}
+        return made | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+
+    return {
+        "nbformat": 4,
+        "nbformat_minor": 5,
+        "metadata": {},
+        "cells": [
+            cell("markdown", 0, "# Title\n\nWhat is asked?"),
+            cell("code", 1, 'profile: str = "quick"  # which rows', tags=["parameters"]),
+            cell("code", 2, "from a import b\nsizes = [n for n in b]\nmore = [n for n in b]"),
+        ],
+    }
+
+
+def test_a_good_notebook_has_no_problem():
+    assert problems(good_notebook()) == []
+
+
+def set_source(index: int, text: str):
+    return lambda notebook: notebook["cells"][index].update(source=text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (set_source(0, "No title"), "not a markdown title"),
+        (set_source(0, "# Title\n\nIt takes 3 ms."), "states '3 ms'"),
+        (set_source(1, "profile = 'quick'  # which rows"), "not `name: type = default  # help`"),
+        (set_source(1, "profile: str = 'quick'"), "not `name: type = default  # help`"),
+        (set_source(1, "profile: str = name()  # help"), "not a literal"),
+        (set_source(1, ""), "holds no parameter"),
+        (set_source(2, "x = 1\n" * 8 + "y = 1\n" * 8), "has 16 lines"),
+        (set_source(2, "def f(): pass"), "defines f"),
+        (set_source(2, "if True:\n    class C: pass"), "defines C"),
+        (set_source(2, "profile = 1"), "profile is assigned 2 times"),
+        (set_source(2, "import a.b\na = 1"), "a is assigned 2 times"),
+        (set_source(2, "x = 1\nfor x in y: pass"), "x is assigned 2 times"),
+        (set_source(2, "x = 1\nx += 1"), "x is assigned 2 times"),
+        (set_source(2, "%matplotlib inline"), "no plain Python"),
+        (lambda n: n["cells"][2].update(execution_count=1), "execution count"),
+        (
+            lambda n: n["cells"][2].update(
+                outputs=[{"output_type": "stream", "name": "stdout", "text": "1"}]
+            ),
+            "has outputs",
+        ),
+        (lambda n: n["cells"][2]["metadata"].update(papermill={}), "metadata of a run"),
+        (lambda n: n["cells"][1]["metadata"].clear(), "0 cells are tagged parameters"),
+        (lambda n: n["cells"][2]["metadata"].update(tags=["parameters"]), "2 cells are tagged"),
+        (lambda n: n["cells"][2].pop("id"), "no id of its own"),
+        (lambda n: n["cells"][2].update(id="cell-1"), "no id of its own"),
+        (lambda n: n["cells"][2].pop("outputs"), "not a valid notebook"),
+        (lambda n: n.update(nbformat_minor=4), "not nbformat 4.5"),
+    ],
+)
+def test_rules_reject_a_damaged_notebook(damage, message):
+    notebook = copy.deepcopy(good_notebook())
+    damage(notebook)
+    assert any(message in problem for problem in problems(notebook)), problems(notebook)

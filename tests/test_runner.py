@@ -1,0 +1,255 @@
+"""The runner on tiny notebooks, one for each way that a run can go."""
+
+import errno
+import io
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from fusedlib import paths
+from fusedlib.study import config, kernel, monitor, products, runner
+
+NOTEBOOKS = Path(__file__).parent / "notebooks"
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path / "build"))
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path / "rows"))
+
+
+@pytest.fixture
+def study(tmp_path) -> config.Config:
+    """A study of its own, whose notebooks a test may change."""
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    for path in NOTEBOOKS.glob("run_*"):
+        shutil.copy(path, folder)
+    return config.load(folder / "run_study.toml")
+
+
+def run(study, *names, fresh=False, settings=()):
+    """Run notebooks; their outcomes by name, and what was said."""
+    jobs = runner.plan(study.select(names), list(settings), "quick")
+    stream = io.StringIO()
+    shown = monitor.Monitor(sum(job.cells for job in jobs), len(jobs), stream)
+    outcomes = runner.run(jobs, shown, fresh=fresh)
+    return {outcome.name: outcome for outcome in outcomes}, stream.getvalue()
+
+
+def printed(copy: Path) -> str:
+    """All that the cells of an executed copy printed."""
+    cells = nbformat.read(copy, as_version=4).cells
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    return "".join(output.get("text", "") for output in outputs)
+
+
+def errors(copy: Path) -> list[str]:
+    cells = nbformat.read(copy, as_version=4).cells
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    return [output.ename for output in outputs if output.output_type == "error"]
+
+
+def test_a_notebook_runs_with_its_parameters_in_this_python(study):
+    outcomes, said = run(study, "run_ok", settings=["sizes=a,b"])
+    outcome = outcomes["run_ok"]
+    assert (outcome.status, outcome.error) == ("ok", None)
+    text = printed(outcome.copy)
+    assert "profile='quick' count=3 scale=1.0 sizes=['a', 'b'] kind='plain' note=None" in text
+    assert f"python {sys.executable}\n" in text
+    noted = products.read_metadata(outcome.copy)
+    assert noted["profile"] == "quick"
+    assert noted["parameters"]["sizes"] == ["a", "b"]
+    assert "[1/1] run_ok: started, 4 cells\n[1/1] run_ok: ok after " in said
+
+
+def test_the_copy_validates_and_holds_nothing_of_papermill(study):
+    outcomes, _ = run(study, "run_fails")
+    notebook = nbformat.read(outcomes["run_fails"].copy, as_version=4)
+    nbformat.validate(notebook)
+    assert "papermill" not in json.dumps(notebook)
+    assert "injected-parameters" in [cell.id for cell in notebook.cells]
+
+
+def test_a_failing_notebook_keeps_its_part_and_the_others_go_on(study):
+    outcomes, said = run(study, "run_fails", "run_dies", "run_ok")
+    assert {name: outcome.status for name, outcome in outcomes.items()} == {
+        "run_fails": "failed",
+        "run_ok": "ok",
+        "run_dies": "failed",
+    }
+    failed = outcomes["run_fails"]
+    assert "ValueError: it broke here" in failed.error
+    assert printed(failed.copy) == "this much was done\n"
+    assert errors(failed.copy) == ["ValueError"]
+    assert "run_fails: failed after" in said
+
+
+def test_a_dead_kernel_is_a_failure_that_its_cell_shows(study):
+    outcomes, _ = run(study, "run_dies")
+    dead = outcomes["run_dies"]
+    assert dead.status == "failed"
+    assert "the kernel died" in dead.error
+    assert errors(dead.copy) == ["DeadKernelError"]
+    assert products.read_metadata(dead.copy)["status"] == "failed"
+
+
+def test_an_unchanged_notebook_is_kept_and_a_failed_one_runs_again(study):
+    run(study, "run_ok", "run_fails")
+    before = products.copy_path("run_ok").read_bytes()
+    outcomes, said = run(study, "run_ok", "run_fails")
+    assert outcomes["run_ok"].status == "kept"
+    assert outcomes["run_fails"].status == "failed"
+    assert products.copy_path("run_ok").read_bytes() == before
+    assert "run_ok: unchanged, kept" in said
+
+
+def test_fresh_runs_again_and_tells_the_kernel(study):
+    first, _ = run(study, "run_ok")
+    assert "fresh None\n" in printed(first["run_ok"].copy)
+    again, _ = run(study, "run_ok", fresh=True)
+    assert again["run_ok"].status == "ok"
+    assert "fresh 1\n" in printed(again["run_ok"].copy)
+
+
+def job_of(study, name, *settings):
+    [job] = runner.plan(study.select([name]), list(settings), "quick")
+    return job
+
+
+def test_what_makes_a_notebook_run_again(study, tmp_path, monkeypatch):
+    run(study, "run_ok")
+    assert runner.changes(job_of(study, "run_ok")) == []
+    assert runner.changes(job_of(study, "run_ok", "count=4")) == ["parameters"]
+
+    # Another machine's rows of this study count, another study's do not.
+    rows = tmp_path / "rows" / "elsewhere"
+    rows.mkdir(parents=True)
+    (rows / "run_fails.jsonl").write_text("{}\n")
+    assert runner.changes(job_of(study, "run_ok")) == []
+    (rows / "run_ok.jsonl").write_text("{}\n")
+    assert runner.changes(job_of(study, "run_ok")) == ["rows"]
+    (rows / "run_ok.jsonl").unlink()
+
+    notebook = study.select(["run_ok"])[0].notebook
+    text = notebook.read_text()
+    notebook.write_text(text.replace("# A notebook that works", "# Renamed"))
+    assert runner.changes(job_of(study, "run_ok")) == ["notebook"]
+    notebook.write_text(text.replace('"Python 3"', '"Another name"'))
+    assert runner.changes(job_of(study, "run_ok")) == []
+
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    assert runner.changes(job_of(study, "run_ok")) == ["code"]
+
+
+def test_rows_that_the_run_itself_wrote_do_not_make_it_run_again(study, tmp_path):
+    notebook = study.select(["run_ok"])[0].notebook
+    content = nbformat.read(notebook, as_version=4)
+    folder = tmp_path / "rows" / "here"
+    content.cells[-1].source = (
+        "from pathlib import Path\n"
+        f"Path({str(folder)!r}).mkdir(parents=True, exist_ok=True)\n"
+        f"Path({str(folder / 'run_ok.jsonl')!r}).open('a').write('row\\n')"
+    )
+    nbformat.write(content, notebook)
+    run(study, "run_ok")
+    again, _ = run(study, "run_ok")
+    assert again["run_ok"].status == "kept"
+    assert (folder / "run_ok.jsonl").read_text() == "row\n"
+
+
+def test_a_damaged_copy_counts_as_none(study):
+    run(study, "run_ok")
+    products.copy_path("run_ok").write_text('{"cells": [')
+    assert runner.changes(job_of(study, "run_ok")) == ["no good run yet"]
+
+
+def test_the_frame_runs_without_parameters_and_reads_all_rows(study):
+    job = runner.plan_frame(study, "quick")
+    assert (job.name, dict(job.parameters), job.reads) == ("report", {}, None)
+    outcome = runner.execute(job, monitor.Monitor(job.cells, 1, io.StringIO()))
+    assert outcome.status == "ok"
+    assert printed(outcome.copy) == "the frame\n"
+    rows = paths.results_dir() / "new"
+    rows.mkdir(parents=True)
+    (rows / "machine.jsonl").write_text("{}\n")
+    assert runner.changes(job) == ["rows"]
+
+
+def test_kernels_that_the_users_home_registers_are_not_used(study, tmp_path, monkeypatch):
+    folder = tmp_path / "home" / "share" / "kernels" / "python3"
+    folder.mkdir(parents=True)
+    wrong = {"argv": ["/bin/false", "{connection_file}"], "display_name": "x", "language": "python"}
+    (folder / "kernel.json").write_text(json.dumps(wrong))
+    startup = tmp_path / "home" / "ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "00-own.py").write_text("raise SystemExit('the home was read')")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "home" / "share"))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "home" / "share"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "home" / "ipython"))
+    outcomes, _ = run(study, "run_ok")
+    assert outcomes["run_ok"].status == "ok"
+    assert f"python {sys.executable}\n" in printed(outcomes["run_ok"].copy)
+
+
+def test_relative_folders_mean_the_same_in_a_kernel(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FUSEDLIB_RESULTS", "rows-here")
+    env = kernel.environment({"FRESH": None})
+    assert env["FUSEDLIB_RESULTS"] == str(tmp_path / "rows-here")
+    assert env["PYTHONPATH"].split(os.pathsep)[0] == str(paths.ROOT)
+
+
+def test_a_log_shows_the_case_of_the_running_cell(study, monkeypatch):
+    monkeypatch.setattr(monitor, "NEWS_S", 0.2)
+    _, said = run(study, "run_cases")
+    assert "[1/1] run_cases cell 3/4 case 2/3 rival a\n" not in said.partition("started")[0]
+    assert "case 2/3 rival a" in said
+
+
+def test_a_terminal_gets_one_bar_with_notebook_cell_and_case(study, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    jobs = runner.plan(study.select(["run_cases"]), [], "quick")
+    shown = monitor.Monitor(jobs[0].cells, 1, stream)
+    runner.run(jobs, shown)
+    shown.close()
+    text = stream.getvalue()
+    assert "[1/1] run_cases cell 2/4" in text
+    assert "case 2/3 rival a" in text
+
+
+@pytest.mark.parametrize("torn", ["", "{", '{"done": 1}\n', "[]\n", '{"done": "x"'])
+def test_a_torn_progress_file_shows_nothing(tmp_path, torn):
+    (tmp_path / "progress").write_text(torn)
+    assert monitor.last_case(tmp_path / "progress") == ""
+
+
+@pytest.mark.parametrize("variable", ["FUSEDLIB_BUILD", "FUSEDLIB_RESULTS"])
+def test_an_unwritable_folder_is_found_before_anything_runs(study, monkeypatch, variable):
+    monkeypatch.setenv(variable, "/dev/null/x")
+    with pytest.raises(products.WriteError, match="cannot write /dev/null/x"):
+        run(study, "run_ok")
+
+
+def test_a_full_disk_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    path = tmp_path / "copy.ipynb"
+    products.write_text(path, "old")
+
+    def full(self, *_, **__):
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(products.WriteError, match=r"cannot write .*No space left.*Make room"):
+        products.write_text(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

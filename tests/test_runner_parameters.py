@@ -1,0 +1,153 @@
+"""Parameters: what a notebook declares, and what a study file or command line may set."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fusedlib.study import config, parameters, runner
+from fusedlib.study.parameters import ParameterError
+
+NOTEBOOKS = Path(__file__).parent / "notebooks"
+
+
+def notebook(folder: Path, *lines: str) -> Path:
+    cell = {"cell_type": "code", "metadata": {"tags": ["parameters"]}, "source": "\n".join(lines)}
+    path = folder / "made.ipynb"
+    path.write_text(json.dumps({"cells": [cell]}))
+    return path
+
+
+def test_read_gives_type_default_and_help():
+    found = parameters.read_required(NOTEBOOKS / "run_ok.ipynb")
+    assert list(found) == ["profile", "count", "scale", "sizes", "kind", "note"]
+    count = found["count"]
+    assert (count.written_type, count.default, count.help) == ("int", 2, "how many [1..10]")
+    assert found["note"].written_type == "str | None"
+
+
+def test_help_may_hold_what_looks_like_code(tmp_path):
+    path = notebook(tmp_path, 'name: str = "a # b"  # x = 1, "quoted" # and more')
+    assert parameters.read(path)["name"].help == 'x = 1, "quoted" # and more'
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("run_no_tag", "no cell carries the tag 'parameters'; exactly one must"),
+        ("run_two_tags", "2 cells carry the tag 'parameters'; exactly one must"),
+        ("run_untyped", "line 'count = 2': must read `name: type = default"),
+    ],
+)
+def test_a_faulty_parameters_cell_is_refused(name, message):
+    with pytest.raises(ParameterError, match=message):
+        parameters.read_required(NOTEBOOKS / f"{name}.ipynb")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("count: int = 1 + 1", "only plain types and literals"),
+        ("count: int", "it has no default"),
+        ("count: Path = 1", "type Path is none of bool, float, int, list, str"),
+        ('count: int = "two"', "count must be int, not 'two'"),
+        ("count: int = 20  # [1..10]", r"must be in \[1..10\], but 20 is not"),
+        ("count: int = (", "is not Python"),
+        ("import os", "must read `name: type = default"),
+        ("count: int = 1", "lacks the line `profile: str"),
+    ],
+)
+def test_a_faulty_line_is_refused(tmp_path, line, message):
+    with pytest.raises(ParameterError, match=message):
+        parameters.read_required(notebook(tmp_path, line))
+
+
+def test_a_file_that_is_no_notebook_is_refused(tmp_path):
+    path = tmp_path / "torn.ipynb"
+    path.write_text('{"cells": [')
+    with pytest.raises(ParameterError, match="is not a Jupyter notebook"):
+        parameters.read(path)
+
+
+@pytest.mark.parametrize(
+    ("declared", "text", "value"),
+    [
+        ("int", "5", 5),
+        ("float", "5", 5.0),
+        ("float", "1e-3", 0.001),
+        ("bool", "true", True),
+        ("bool", "False", False),
+        ("str", "5", "5"),
+        ("str", "a,b", "a,b"),
+        ("str", "'quoted'", "quoted"),
+        ("str", "", ""),
+        ("list[int]", "[1, 2]", [1, 2]),
+        ("list[int]", "1,2", [1, 2]),
+        ("list[int]", "7", [7]),
+        ("list[float]", "1,2.5", [1.0, 2.5]),
+        ("list[str]", "small,2.7b", ["small", "2.7b"]),
+        ("list[str]", "small", ["small"]),
+        ("list[str]", '["a b", "c"]', ["a b", "c"]),
+        ("int | None", "none", None),
+        ("int | None", "3", 3),
+        ("str | None", "None", None),
+        ("str | None", "word", "word"),
+        ("float | int", "3", 3),
+    ],
+)
+def test_a_text_is_read_as_the_declared_type(tmp_path, declared, text, value):
+    default = {"int": 0, "float": 0.0, "bool": False, "str": "", "list": []}
+    start = default.get(declared.partition("[")[0].partition(" ")[0])
+    parameter = parameters.read(notebook(tmp_path, f"it: {declared} = {start!r}"))["it"]
+    parsed = parameter.parse(text, "here")
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("count=two", r"run_ok: count must be int, not 'two'"),
+        ("count=1.5", r"count must be int, not '1.5'"),
+        ("count=true", r"count must be int, not 'true'"),
+        ("count=0", r"count must be in \[1..10\], but 0 is not"),
+        ("count=11", r"count must be in \[1..10\], but 11 is not"),
+        ("scale=wide", r"scale must be float, not 'wide'"),
+        ("sizes=[1, 2]", r"sizes must be list\[str\], not '\[1, 2\]'"),
+        ("kind=odd", r"kind must be in \[plain\|fancy\], but 'odd' is not"),
+        ("coutn=3", r"'coutn' is unknown; known: count, kind, note, scale, sizes"),
+        ("run_ok.coutn=3", r"'coutn' is unknown; known: count"),
+        ("other.count=3", r"notebook 'other' is unknown or not selected; known: run_fails, run_ok"),
+        ("profile=full", r"use PROFILE=quick or PROFILE=full"),
+        ("count", r"is no setting; write name=value"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_anything_runs(setting, message):
+    studies = config.load(NOTEBOOKS / "run_study.toml").select(["run_ok", "run_fails"])
+    with pytest.raises(ParameterError, match=message):
+        runner.plan(studies, [setting], "quick")
+
+
+def test_the_study_file_may_not_set_what_a_notebook_lacks(tmp_path):
+    text = (NOTEBOOKS / "run_study.toml").read_text().replace("count = 3", "cuont = 3")
+    for path in NOTEBOOKS.glob("run_*.ipynb"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "study.toml").write_text(text)
+    loaded = config.load(tmp_path / "study.toml")
+    with pytest.raises(ParameterError, match=r"run_ok, quick: parameter 'cuont' is unknown; known"):
+        runner.plan(loaded.studies, [], "quick")
+
+
+def test_values_come_from_the_profile_and_then_from_settings():
+    studies = config.load(NOTEBOOKS / "run_study.toml").select(["run_ok"])
+    [plain] = runner.plan(studies, [], "full")
+    assert plain.parameters == {"profile": "full", "count": 5}
+    [changed] = runner.plan(studies, ["count=7", "run_ok.scale=2"], "full")
+    assert changed.parameters == {"profile": "full", "count": 7, "scale": 2.0}
+
+
+def test_a_setting_reaches_only_notebooks_that_have_the_parameter():
+    studies = config.load(NOTEBOOKS / "run_study.toml").select(["run_ok", "run_fails"])
+    jobs = {job.name: job for job in runner.plan(studies, ["count=7"], "quick")}
+    assert jobs["run_ok"].parameters["count"] == 7
+    assert jobs["run_fails"].parameters == {"profile": "quick"}

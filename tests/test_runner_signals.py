@@ -1,0 +1,105 @@
+"""Ctrl-C and SIGTERM in the middle of a notebook, with real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fusedlib import paths
+from fusedlib.study import products
+
+NOTEBOOKS = Path(__file__).parent / "notebooks"
+STUDY = """
+[[study]]
+name = "run_sleeps"
+title = "Sleeps"
+question = "Does it end?"
+quick = {}
+full = {}
+"""
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits to be collected does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_for(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A run in the middle of its long cell: its process, and the ids of all that it started."""
+    (tmp_path / "run_sleeps.ipynb").write_bytes((NOTEBOOKS / "run_sleeps.ipynb").read_bytes())
+    (tmp_path / "study.toml").write_text(STUDY)
+    pids = tmp_path / "pids"
+    env = {
+        **os.environ,
+        "FUSEDLIB_BUILD": str(tmp_path / "build"),
+        "FUSEDLIB_RESULTS": str(tmp_path / "rows"),
+        "RUN_PIDS": str(pids),
+        "PYTHONPATH": str(paths.ROOT),
+    }
+    command = [sys.executable, "-m", "fusedlib.study", "run", "--profile", "quick"]
+    command += ["--config", str(tmp_path / "study.toml")]
+    # A group of its own, as a shell gives a command: the signal reaches the runner only.
+    process = subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: process.poll() is not None or (pids.exists() and pids.read_text()))
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.5)
+        yield process, [int(pid) for pid in pids.read_text().split()]
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "term"]
+)
+def test_a_stopped_run_keeps_what_it_has_and_leaves_no_process(running, tmp_path, number, status):
+    process, pids = running
+    assert len(pids) == 3
+    assert all(alive(pid) for pid in pids)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == status
+    assert not [pid for pid in pids if alive(pid)]
+    assert (tmp_path / "rows" / "here" / "run_sleeps.jsonl").read_text() == '{"schema": 1}\n'
+    assert "stopped; rows measured so far are kept" in said
+    assert "Traceback" not in said
+    assert "pending" not in said
+    copy = tmp_path / "build" / "notebooks" / "run_sleeps.ipynb"
+    assert products.read_metadata(copy)["status"] == "interrupted"
+    assert "waiting" in copy.read_text()
+    assert list(copy.parent.iterdir()) == [copy]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_killed_runner_takes_the_kernel_with_it(running):
+    process, pids = running
+    process.kill()
+    process.wait()
+    # ipykernel looks after its parent once a second.
+    wait_for(lambda: not alive(pids[0]), seconds=20)
+    for pid in pids[1:]:
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)

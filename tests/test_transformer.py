@@ -1,0 +1,395 @@
+"""The Transformer against an independent, naive one: loops, complex numbers, float64."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusedlib.models import transformer
+from fusedlib.models.transformer import Transformer, TransformerConfig, config, loss
+
+TINY = TransformerConfig(
+    "tiny", d_model=12, d_ff=20, num_layers=2, num_heads=3, vocab_size=17, context_length=7
+)
+ATTENTIONS = ("sdpa", "plain")
+# fp64 sums of at most 20 terms of O(1): rounding stays orders of magnitude below this.
+FP64_TOLERANCE = 1e-10
+
+
+def make(attention: str = "sdpa", dtype: torch.dtype = torch.float64, **overrides: int):
+    torch.manual_seed(3)
+    shape = {**vars(TINY), "attention": attention, **overrides}
+    model = Transformer(TransformerConfig(**shape), dtype=dtype)
+    with torch.no_grad():  # norm weights off 1, or a forgotten weight would not show
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.uniform_(0.5, 1.5)
+    tokens = torch.randint(TINY.vocab_size, (2, TINY.context_length))
+    return model, tokens
+
+
+# --- the naive model --------------------------------------------------------------------------
+
+
+def naive_norm(x: Tensor, weight: Tensor) -> Tensor:
+    rows = [row / math.sqrt(sum(v * v for v in row.tolist()) / len(row) + 1e-5) for row in x]
+    return torch.stack(rows) * weight
+
+
+def naive_rotate(vector: Tensor, position: int) -> Tensor:
+    """Pairs (i, i + half) as complex numbers, each multiplied by exp(i · angle)."""
+    half = len(vector) // 2
+    turned = vector.clone()
+    for i in range(half):
+        angle = position / 10_000 ** (2 * i / len(vector))
+        z = complex(vector[i], vector[i + half]) * complex(math.cos(angle), math.sin(angle))
+        turned[i], turned[i + half] = z.real, z.imag
+    return turned
+
+
+def naive_attention(x: Tensor, weights: dict[str, Tensor], num_heads: int) -> Tensor:
+    length, d_model = x.shape
+    width = d_model // num_heads
+    out = torch.zeros_like(x)
+    for head in range(num_heads):
+        rows = slice(head * width, (head + 1) * width)
+        q, k, v = (x @ weights[f"{n}_proj.weight"][rows].T for n in "qkv")
+        q = torch.stack([naive_rotate(q[t], t) for t in range(length)])
+        k = torch.stack([naive_rotate(k[t], t) for t in range(length)])
+        for t in range(length):
+            scores = [float(q[t] @ k[s]) / math.sqrt(width) for s in range(t + 1)]
+            exps = [math.exp(s - max(scores)) for s in scores]
+            out[t, rows] = sum(e / sum(exps) * v[s] for s, e in enumerate(exps))
+    return out @ weights["o_proj.weight"].T
+
+
+def naive_swiglu(x: Tensor, weights: dict[str, Tensor]) -> Tensor:
+    gate, up = x @ weights["gate_proj.weight"].T, x @ weights["up_proj.weight"].T
+    return (gate / (1 + torch.exp(-gate)) * up) @ weights["down_proj.weight"].T
+
+
+def part(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+
+
+def naive_logits(model: Transformer, tokens: Tensor) -> Tensor:
+    weights = {name: weight.detach().double() for name, weight in model.named_parameters()}
+    sequences = []
+    for sequence in tokens:
+        x = torch.stack([weights["embedding.weight"][t] for t in sequence])
+        for i in range(model.config.num_layers):
+            block = part(weights, f"blocks.{i}.")
+            normed = naive_norm(x, block["attention_norm.weight"])
+            x = x + naive_attention(normed, part(block, "attention."), model.config.num_heads)
+            normed = naive_norm(x, block["mlp_norm.weight"])
+            x = x + naive_swiglu(normed, part(block, "mlp."))
+        sequences.append(naive_norm(x, weights["norm.weight"]) @ weights["output.weight"].T)
+    return torch.stack(sequences)
+
+
+def assert_same_as_naive(model: Transformer, tokens: Tensor) -> None:
+    with torch.no_grad():
+        error = (model(tokens).double() - naive_logits(model, tokens)).abs().max().item()
+    assert error < FP64_TOLERANCE, f"logits off by {error:.3g}"
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_transformer_forward_vs_naive(attention):
+    model, tokens = make(attention)
+    logits = model(tokens)
+    assert logits.shape == (2, TINY.context_length, TINY.vocab_size)
+    assert_same_as_naive(model, tokens)
+
+
+# --- broken variants that the comparison above must reject ------------------------------------
+
+
+def see_the_future(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "triu", lambda self, diagonal=0: torch.zeros_like(self))
+
+
+def swap_gate_and_up(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in model.blocks:
+        block.mlp.gate_proj, block.mlp.up_proj = block.mlp.up_proj, block.mlp.gate_proj
+
+
+def forget_scale(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.transpose(-2, -1)
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return scores.masked_fill(future, -math.inf).softmax(-1) @ value
+
+    monkeypatch.setattr(transformer, "plain_attention", unscaled)
+
+
+def forget_rope(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformer.RotaryEmbedding, "forward", lambda self, x: x)
+
+
+def forget_residual(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self, x: Tensor, rope: nn.Module) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rope)
+        return self.mlp(self.mlp_norm(x))
+
+    monkeypatch.setattr(transformer.Block, "forward", forward)
+
+
+def forget_norm_weight(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+
+    monkeypatch.setattr(transformer.RMSNorm, "forward", forward)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        see_the_future,
+        swap_gate_and_up,
+        forget_scale,
+        forget_rope,
+        forget_residual,
+        forget_norm_weight,
+    ],
+)
+def test_comparison_rejects_a_broken_model(broken, monkeypatch):
+    model, tokens = make("plain")
+    expected = naive_logits(model, tokens)
+    broken(model, monkeypatch)
+    monkeypatch.setattr(f"{__name__}.naive_logits", lambda *_: expected)
+    with pytest.raises(AssertionError, match="logits off by"):
+        assert_same_as_naive(model, tokens)
+
+
+# --- properties --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("position", [1, 3, 6])
+def test_later_tokens_change_no_earlier_logits(attention, position):
+    model, tokens = make(attention)
+    changed = tokens.clone()
+    changed[:, position] = (changed[:, position] + 1) % TINY.vocab_size
+    with torch.no_grad():
+        before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :position], after[:, :position])
+    assert (before[:, position:] - after[:, position:]).abs().amax(-1).min() > 1e-6
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_shorter_context_gives_the_same_logits(attention):
+    model, tokens = make(attention)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens[:, :4]), model(tokens)[:, :4])
+
+
+def rope_dot_products(head_dim: int = 8, context_length: int = 64) -> Tensor:
+    """Dot products (T, T) of one query turned to every position with one key likewise."""
+    torch.manual_seed(0)
+    rope = transformer.RotaryEmbedding(head_dim, context_length, dtype=torch.float64)
+    query, key = torch.randn(2, 1, head_dim, dtype=torch.float64)
+    return rope(query.expand(context_length, -1)) @ rope(key.expand(context_length, -1)).T
+
+
+def test_rope_dot_product_depends_on_the_distance_only():
+    products = rope_dot_products()
+    for distance in range(-63, 64):
+        diagonal = products.diagonal(distance)
+        assert (diagonal - diagonal[0]).abs().max() < 1e-12
+    assert (products[0] - products[0, 0]).abs().max() > 0.1, "the distance must matter"
+
+
+def test_rope_preserves_norms_and_leaves_position_zero():
+    torch.manual_seed(0)
+    x = torch.randn(5, 32, 16, dtype=torch.float64)
+    turned = transformer.RotaryEmbedding(16, 32, dtype=torch.float64)(x)
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-12, atol=0)
+    assert torch.equal(turned[:, 0], x[:, 0])
+
+
+@pytest.mark.parametrize("move", ["bfloat16", "to_empty"])
+def test_rope_tables_survive_casts_and_meta(move):
+    expected = Transformer(TINY).rope
+    if move == "bfloat16":
+        rope = Transformer(TINY).to(torch.bfloat16).rope
+    else:
+        rope = Transformer(TINY, device="meta").to_empty(device="cpu").rope
+    assert rope.cos.dtype == torch.float32
+    assert torch.equal(rope.cos, expected.cos) and torch.equal(rope.sin, expected.sin)
+    assert not [name for name in Transformer(TINY).state_dict() if "rope" in name]
+
+
+def test_plain_attention_equals_sdpa_forward_and_backward():
+    figures = []
+    for attention in ATTENTIONS:
+        model, tokens = make(attention)
+        value = loss(model(tokens), tokens.roll(-1, dims=1))
+        value.backward()
+        figures.append([value.detach(), *(p.grad for p in model.parameters())])
+    for sdpa, plain in zip(*figures, strict=True):
+        torch.testing.assert_close(plain, sdpa, rtol=1e-9, atol=1e-12)
+
+
+def test_rms_norm_is_computed_in_fp32():
+    """300² overflows fp16: a norm in the input's dtype would give 0."""
+    norm = transformer.RMSNorm(4, dtype=torch.float16)
+    out = norm(torch.full((1, 4), 300.0, dtype=torch.float16))
+    assert out.dtype == torch.float16
+    assert torch.equal(out, torch.ones_like(out))
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+# Worked by hand: embedding and output layer 2·10000·D; a block 4·D² + 3·D·F + 2·D; last norm D.
+COUNTS = {
+    "small": 15_360_000 + 12 * (2_359_296 + 7_077_888 + 1_536) + 768,
+    "medium": 20_480_000 + 24 * (4_194_304 + 12_582_912 + 2_048) + 1_024,
+    "large": 25_600_000 + 36 * (6_553_600 + 19_660_800 + 2_560) + 1_280,
+    "xl": 32_000_000 + 48 * (10_240_000 + 30_720_000 + 3_200) + 1_600,
+    "2.7b": 51_200_000 + 32 * (26_214_400 + 78_643_200 + 5_120) + 2_560,
+}
+
+
+def test_published_sizes_are_the_counted_ones():
+    assert tuple(COUNTS) == transformer.PUBLISHED_SIZES
+    assert config("2.7b").num_parameters == 3_406_809_600
+
+
+@pytest.mark.parametrize("name", transformer.SIZES)
+def test_parameter_count_formula_vs_built_model(name):
+    model = Transformer(config(name), device="meta")
+    built = sum(p.numel() for p in model.parameters())
+    assert built == config(name).num_parameters
+    assert built == COUNTS.get(name, built)
+    assert config(name).name == name
+
+
+# --- gradients, precision, initialisation ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_every_parameter_gets_a_finite_gradient(attention):
+    model, tokens = make(attention, torch.float32)
+    loss(model(tokens), tokens.roll(-1, dims=1)).backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None, name
+        assert torch.isfinite(weight.grad).all(), name
+        assert weight.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_gradients_vs_finite_differences(attention):
+    torch.manual_seed(0)
+    shape = {"d_model": 4, "d_ff": 6, "num_layers": 1, "num_heads": 2, "vocab_size": 5}
+    made = TransformerConfig("check", **shape, context_length=3, attention=attention)
+    model = Transformer(made, dtype=torch.float64)
+    tokens = torch.tensor([[0, 4, 2]])
+    names = [name for name, _ in model.named_parameters()]
+
+    def value(*weights: Tensor) -> Tensor:
+        logits = torch.func.functional_call(
+            model, dict(zip(names, weights, strict=True)), (tokens,)
+        )
+        return loss(logits, tokens.roll(-1, dims=1))
+
+    weights = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    assert torch.autograd.gradcheck(value, weights)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("mode", ["autocast", "pure"])
+def test_bf16_loss_is_near_the_fp32_loss(attention, mode):
+    model, tokens = make(attention, torch.float32)
+    targets = tokens.roll(-1, dims=1)
+    expected = loss(model(tokens), targets).item()
+    if mode == "pure":
+        model.to(torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mode == "autocast"):
+        logits = model(tokens)
+        value = loss(logits, targets)
+    value.backward()
+    assert logits.dtype == torch.bfloat16 and value.dtype == torch.float32
+    # bf16 rounds to 2^-9 relative; a few layers of O(1) values stay within 1 % of the loss.
+    assert value.item() == pytest.approx(expected, rel=1e-2)
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["nano", "micro"])
+def test_untrained_logits_are_unit_normal_and_loss_follows(name):
+    """Logits ~ N(0, 1) make the loss log(V) + 1/2: the mean of exp of a unit normal is exp(1/2)."""
+    torch.manual_seed(0)
+    model = Transformer(config(name, context_length=64))
+    tokens, targets = torch.randint(10_000, (2, 4, 64))
+    with torch.no_grad():
+        logits = model(tokens)
+        value = loss(logits, targets).item()
+    assert logits.std().item() == pytest.approx(1, abs=0.05)
+    # 256 targets with a spread of 1: 0.25 is four standard errors.
+    assert value == pytest.approx(math.log(10_000) + 0.5, abs=0.25)
+
+
+def test_loss_vs_log_softmax_by_hand():
+    logits = torch.tensor([[[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]])
+    total = sum(math.exp(v) for v in (0, 1, 2))
+    expected = -(math.log(math.exp(1) / total) + math.log(1 / (math.exp(3) + 2))) / 2
+    assert loss(logits, torch.tensor([[1, 2]])).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_same_seed_same_weights():
+    def weights(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return torch.cat([p.detach().flatten() for p in Transformer(TINY).parameters()])
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_a_few_steps_reduce_the_loss():
+    model, tokens = make(dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    targets = tokens.roll(-1, dims=1)
+    values = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        value = loss(model(tokens), targets)
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
+    assert values[-1] < values[0] / 4
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"num_heads": 5}, "d_model 12 cannot be split into num_heads 5"),
+        ({"num_heads": 4}, r"must be even, got 12 / 4 = 3"),
+        ({"attention": "flash"}, "unknown attention 'flash'; known: sdpa, plain"),
+        ({"num_layers": 0}, "num_layers must be a positive whole number, got 0"),
+        ({"d_ff": -4}, "d_ff must be a positive whole number, got -4"),
+        ({"d_ff": 4.0}, "d_ff must be a positive whole number, got 4.0"),
+        ({"vocab_size": True}, "vocab_size must be a positive whole number, got True"),
+    ],
+)
+def test_impossible_shape_raises(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerConfig(**{**vars(TINY), **overrides})
+
+
+def test_unknown_size_and_option_list_the_known_ones():
+    with pytest.raises(ValueError, match=r"unknown model size 'huge'; known: nano, .*2\.7b"):
+        config("huge")
+    with pytest.raises(ValueError, match="unknown model option heads; known: name, d_model"):
+        config("small", heads=3)
+    assert config("small", attention="plain", context_length=512).context_length == 512
+
+
+def test_wrong_tokens_raise():
+    model, tokens = make()
+    with pytest.raises(ValueError, match=r"\(batch, context\), got shape \(7,\)"):
+        model(tokens[0])
+    with pytest.raises(ValueError, match="8 tokens exceed the context length 7"):
+        model(torch.zeros(1, 8, dtype=torch.long))
