@@ -8,6 +8,7 @@ SET     ?=
 FRESH   ?=
 MACHINE ?=
 FROM    ?=
+ALSO    ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
@@ -45,10 +46,10 @@ help: ## list what make can do
 	@echo '  ARGS="..."                further arguments for pytest or JupyterLab'
 
 setup: ## make the environment, or check the one given
-	$(call READY,study)
+	$(call READY,report)
 
 report: ## measure, run the notebooks, render report.html and report.pdf
-	$(call READY,study)
+	$(call READY,report)
 	@$(STUDY) report $(OPTIONS)
 
 study: ## measure and run the notebooks only
@@ -56,7 +57,7 @@ study: ## measure and run the notebooks only
 	@$(STUDY) run $(OPTIONS)
 
 render: ## render the report again from the executed notebooks
-	$(call READY,study)
+	$(call READY,report)
 	@$(STUDY) render
 
 list: ## the notebooks and their parameters
@@ -94,8 +95,8 @@ lint: ## ruff over code and notebooks, mypy over fusedlib
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
 
-lock: ## resolve all versions anew into constraints.txt
-	@"$(PYTHON)" tools/lock.py
+lock: ## resolve all versions anew into constraints.txt (ALSO="python3.12 python3.13")
+	@"$(PYTHON)" tools/lock.py $(foreach python,$(ALSO),--also "$(python)")
 
 clean: ## remove what make report and the tools made; rows and environment stay
 	rm -rf report/build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,9 +6,9 @@ GENERATED = re.compile(r"<!-- figures:begin -->.*?<!-- figures:end -->", re.DOTA
 # A README line that ends with this states what a machine must have, not what was measured on it.
 REQUIREMENT = "<!-- requirement -->"
 
-_TIME = r"ns|[µμu]s|ms|s|secs?|seconds?|milliseconds?|microseconds?|min|minutes?|hours?"
+_TIME = r"ns|[µμu]s|ms|s|secs?|seconds?(?!-order)|milliseconds?|microseconds?|min|minutes?|hours?"
 _BYTES = r"[kKMGTP]i?B"
-_RATE = r"[kMGTP]?FLOP/?s|[kMGTP]FLOPs?|tok(?:en)?s?/s|it/s|samples/s"
+_RATE = r"[kMGTP]?FLOP/s|[kMGTP]FLOP[sS]?|tok(?:en)?s?/s|it/s|samples/s"
 _PHYSICAL = r"W|watts?|[kMG]Hz|°C"
 _MORE = r"faster|slower|quicker|smaller|larger|bigger|less|more|fewer|higher|lower|as"
 _NUMBER = r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?"
@@ -24,11 +24,10 @@ _MEASURED = [
     re.compile(rf"{_NUMBER}\s(?:times|fold)\s(?:{_MORE})\b"),
     re.compile(rf"{_NUMBER}[-‑]fold\b"),
     re.compile(rf"\b(?:factor|speed-?up|ratio) (?:of|is|was) {_NUMBER}"),
-    re.compile(
-        r"(?<![\w.])(?=(?:\d\.?){4,}(?![\d.]*\.\d))(?!0*\.0*[1-9]\d{0,2}(?!\d))\d+\.\d+(?![\w.]*\d)"
-    ),
     re.compile(r"^\s*\|(?:.*\|)?\s*-?\d+\.\d+\s*\|", re.MULTILINE),
 ]
+# A version such as 2.13.0 is no decimal; one of four digits or more was read off an instrument.
+_DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?!\w|\.\d)")
 # A method's own constant, not a measurement.
 _HARMLESS = re.compile(r"95\s?(?:%|per cent) (?:confidence |bootstrap )*(?:interval|band)")
 _LINKS = re.compile(r"https?://\S+|\]\([^)]*\)|\barXiv:\S+|\bdoi:\S+", re.IGNORECASE)
@@ -38,7 +37,7 @@ def _plain(text: str) -> str:
     """Markdown and LaTeX reduced to what a reader sees."""
     text = _LINKS.sub(" ", re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL))
     text = re.sub(r"\\(?:text|mathrm|mathbf|operatorname)\{([^}]*)\}", r"\1", text)
-    text = text.replace(r"\times", "×").replace(r"\mu", "µ").replace(r"\%", "%")
+    text = text.replace(r"\times", " × ").replace(r"\mu", "µ").replace(r"\%", "%")
     text = re.sub(r"\\[,;:! ]|~|&nbsp;|&thinsp;|[\u00a0\u2009\u202f]", " ", text)
     text = re.sub(r"[$*`{}]", "", text).replace("µ s", "µs")
     return _HARMLESS.sub("interval", text)
@@ -48,6 +47,9 @@ def measured_numbers(markdown: str) -> list[str]:
     """The passages of a text that state a measured number, in the order they stand."""
     text = _plain(markdown)
     found = {m.start(): m.group().strip() for rule in _MEASURED for m in rule.finditer(text)}
+    for match in _DECIMAL.finditer(text):
+        if len(match.group().replace(".", "").lstrip("0")) >= 4:
+            found.setdefault(match.start(), match.group())
     return [found[start] for start in sorted(found)]
 
 

@@ -122,15 +122,20 @@ def rendered(monkeypatch, tmp_path):
         error: str | None
         profile: str
 
+    class ReportError(RuntimeError):
+        pass
+
     given: list[Section] = []
 
     def render(sections, out_dir):
+        if (out_dir / "full").exists():
+            raise ReportError("cannot write report.html: No space left on device")
         given.extend(sections)
         return types.SimpleNamespace(
             html=out_dir / "report.html", pdf=out_dir / "report.pdf", notebooks=[]
         )
 
-    module = types.SimpleNamespace(Section=Section, render=render)
+    module = types.SimpleNamespace(Section=Section, render=render, ReportError=ReportError)
     monkeypatch.setitem(sys.modules, "fusedlib.study.report.render", module)
     return given
 
@@ -157,6 +162,14 @@ def test_a_study_left_out_keeps_its_last_copy_in_the_report(rendered):
     [section] = [section for section in rendered if section.name == "run_ok"]
     assert section.notebook == products.copy_path("run_ok")
     assert section.error is None
+
+
+def test_a_report_that_cannot_be_written_is_one_line_and_status_2(rendered, tmp_path):
+    assert call("report", "--profile", "quick", "--only", "run_cases").exit_code == 0
+    (tmp_path / "build" / "full").touch()
+    done = call("render")
+    assert done.exit_code == 2
+    assert done.stderr == "fusedlib: cannot write report.html: No space left on device\n"
 
 
 def test_render_alone_runs_nothing_and_needs_a_frame(rendered):
@@ -221,13 +234,15 @@ def test_doctor_finds_what_is_missing_too_old_or_broken(monkeypatch, tmp_path):
 def test_doctor_asks_for_what_each_purpose_uses(purpose):
     wanted = set(doctor.needed(purpose))
     expected = {
-        "study": {"torch", "papermill", "typst"},
+        "study": {"torch", "papermill"},
+        "report": {"torch", "papermill", "typst", "nbconvert"},
         "test": {"torch", "papermill", "pytest", "hypothesis"},
         "lint": {"ruff", "mypy"},
         "lab": {"papermill", "jupyterlab"},
     }
     assert expected[purpose] <= wanted
     assert ("jupyterlab" in wanted) == (purpose == "lab")
+    assert ("typst" in wanted) == (purpose in ("report", "test", "lab"))
     assert ("pytest" in wanted) == (purpose == "test")
 
 

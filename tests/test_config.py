@@ -75,6 +75,8 @@ def test_frame_is_relative_to_the_file(load, tmp_path):
         ("{count = 3}", '{profile = "full"}', r"sets 'profile', which the runner always passes"),
         ('name = "run_ok"', 'name = "run_gone"', r"run_gone.ipynb does not exist"),
         ('name = "run_fails"', 'name = "run_ok"', r"run_ok stands there more than once"),
+        ('name = "run_ok"', 'name = "../run_ok"', r"a name is made of letters, digits"),
+        ('name = "run_ok"', 'name = "report"', r"is not 'report'"),
         ('reads = ["run_ok"]', 'reads = ["other"]', r"reads other, unknown; known: run_ok"),
         ('reads = ["run_ok"]', "reads = 1", r"reads must be a list"),
         ("[[study]]", "[[study", r"is not valid TOML"),

@@ -240,6 +240,18 @@ def test_make_passes_a_failure_on(clone):
     assert clone.make("report").returncode != 0
 
 
+def test_clean_keeps_rows_and_environment(clone):
+    clone.make("setup")
+    built, rows = clone.folder / "report" / "build", clone.folder / "report" / "results"
+    for folder in (built, rows):
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+    assert clone.make("clean").returncode == 0
+    assert not built.exists()
+    assert (rows / "file").exists()
+    assert clone.make("setup").stderr == ""
+
+
 def test_ci_runs_lint_and_the_tests_of_the_readme():
     text = (paths.ROOT / ".ci" / "run").read_text()
     assert "make lint\nmake test\n" in text

@@ -4,15 +4,17 @@
 pyproject.toml asks for (with all extras) is installed there, and what pip resolved is written
 down. Local versions are dropped (`2.13.0+cpu` becomes `2.13.0`), so that one file serves
 machines with and without a GPU. Run it with the oldest supported Python: what installs there
-installs on the newer ones.
+installs on the newer ones. Each `--also PYTHON` adds the packages that only that one needs.
 """
 
 import argparse
+import json
 import re
 import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,9 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # numpy: 2.3 is the last that also serves triton 3.6.
 CHOSEN = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.3.5"}
 
-# pip leaves these out of `freeze`, and torch itself pins its CUDA libraries exactly.
-LEFT_OUT = re.compile(r"^(nvidia-.*-cu\d+|nvidia-.*|cuda-.*|fusedlib)$")
-KEPT = {"nvidia-ml-py"}
+# torch itself pins its CUDA libraries exactly, by the CUDA that it was built with.
+LEFT_OUT = re.compile(r"(?!nvidia-ml-py$)(nvidia-|cuda-).*|fusedlib|pip|setuptools|wheel")
 
 HEADER = """\
 # Exact versions of the whole environment. Written by `make lock` (tools/lock.py): do not edit.
@@ -41,38 +42,58 @@ def requirements(pyproject: Path) -> list[str]:
     return [*project["dependencies"], *(line for extra in extras for line in extra)]
 
 
-def pins(frozen: str) -> list[str]:
-    """The `name==version` lines of `pip freeze`, without local versions, paths and addresses."""
-    lines = []
-    for line in frozen.splitlines():
-        match = re.fullmatch(r"([A-Za-z0-9._-]+)==([^+\s]+)(\+\S+)?", line.strip())
-        if not match:
-            continue
-        name, version = match[1], match[2]
-        if LEFT_OUT.match(name.lower()) and name.lower() not in KEPT:
-            continue
-        lines.append(f"{name}=={version}")
-    return sorted(lines, key=str.lower)
+def pins(found: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """`name==version` lines by normalised name, without local versions."""
+    lines = {}
+    for name, version in found:
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if not LEFT_OUT.fullmatch(key):
+            lines[key] = f"{name}=={version.partition('+')[0]}"
+    return lines
+
+
+def new_pip(python: str, folder: Path) -> list[str]:
+    """The command of pip in a fresh virtual environment of a Python."""
+    subprocess.run([python, "-m", "venv", str(folder)], check=True)
+    return [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+
+
+def installed(pip: list[str], constraints: Path, wanted: list[str]) -> dict[str, str]:
+    """Pins of what pip installs for the requirements."""
+    subprocess.run([*pip, "install", "-qq", "-c", str(constraints), *wanted], check=True)
+    subprocess.run([*pip, "check"], check=True)
+    text = subprocess.run([*pip, "list", "--format=json"], check=True, stdout=subprocess.PIPE)
+    return pins((entry["name"], entry["version"]) for entry in json.loads(text.stdout))
+
+
+def resolved(pip: list[str], constraints: Path, wanted: list[str], report: Path) -> dict[str, str]:
+    """Pins of what pip would install for the requirements."""
+    command = [*pip, "install", "-qq", "--dry-run", "--report", str(report)]
+    subprocess.run([*command, "-c", str(constraints), *wanted], check=True)
+    entries = [entry["metadata"] for entry in json.loads(report.read_text())["install"]]
+    return pins((entry["name"], entry["version"]) for entry in entries)
 
 
 def main() -> None:
-    """Resolve in a fresh environment and write the file."""
+    """Resolve in fresh environments and write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "constraints.txt")
-    target = parser.parse_args().out
+    parser.add_argument("--also", action="append", default=[], metavar="PYTHON")
+    options = parser.parse_args()
     wanted = requirements(ROOT / "pyproject.toml")
-    with tempfile.TemporaryDirectory(prefix="fusedlib-lock-") as folder:
-        chosen = Path(folder) / "chosen.txt"
-        chosen.write_text("".join(f"{name}=={v}\n" for name, v in CHOSEN.items()))
+    with tempfile.TemporaryDirectory(prefix="fusedlib-lock-") as name:
+        folder = Path(name)
+        constraints = folder / "constraints.txt"
+        constraints.write_text("".join(f"{name}=={v}\n" for name, v in CHOSEN.items()))
         print(f"resolving {len(wanted)} requirements in a fresh environment (minutes) ...")
-        subprocess.run([sys.executable, "-m", "venv", f"{folder}/venv"], check=True)
-        pip = [f"{folder}/venv/bin/python", "-m", "pip", "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "--quiet", "-c", str(chosen), *wanted], check=True)
-        subprocess.run([*pip, "check"], check=True)
-        frozen = subprocess.run([*pip, "freeze"], check=True, capture_output=True, text=True)
-    lines = pins(frozen.stdout)
-    target.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
-    print(f"{target}: {len(lines)} pins")
+        lines = installed(new_pip(sys.executable, folder / "first"), constraints, wanted)
+        for number, python in enumerate(options.also):
+            constraints.write_text("\n".join(lines.values()))
+            pip = new_pip(python, folder / f"also-{number}")
+            lines = resolved(pip, constraints, wanted, folder / "report.json") | lines
+    text = "\n".join(sorted(lines.values(), key=str.lower))
+    options.out.write_text(f"{HEADER}{text}\n", encoding="utf-8")
+    print(f"{options.out}: {len(lines)} pins")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ stagnation   where a sum of equal terms stops growing
 
 The error of a computed sum s' of terms x_i that were meant to be X_i has two exact parts:
 s' - sum X_i = (sum x_i - sum X_i) + (s' - sum x_i), *representation* and *accumulation*.
-Error bounds: Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., 2002, chapter 4; for random terms
-Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5), 2019.
+Error bounds: Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., 2002, chapter 4;
+for random terms Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J.
+Sci. Comput. 41(5), 2019.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class FourSum:
-    """One of the published sums: the running sum's format, the term's, and whether it is upcast by hand first."""
+    """One of the published sums: the running sum's format, the term's, and whether it is upcast by
+    hand first.
+    """
 
     total: str
     term: str
@@ -49,7 +52,7 @@ FOUR_SUMS: dict[str, FourSum] = {
 
 
 def devices() -> list[str]:
-    """The torch devices that the study measures on here: the CPU, and a CUDA GPU when there is one."""
+    """The torch devices to measure on here: the CPU, and a CUDA GPU when there is one."""
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
@@ -61,7 +64,7 @@ def grid(largest: int) -> list[int]:
     return [n for n in numbers if n <= largest]
 
 
-# --- the four sums -----------------------------------------------------------------------------------------------
+# --- the four sums --------------------------------------------------------------------------------
 
 
 def four_sum_cases(n_terms: int = 1000) -> list[Case]:
@@ -82,7 +85,7 @@ def four_sum_cases(n_terms: int = 1000) -> list[Case]:
 
 
 def four_sum(name: str, n_terms: int, device: str = "cpu") -> torch.Tensor:
-    """Add 0.01 `n_terms` times with torch, one addition after another, as the published script did."""
+    """Add 0.01 `n_terms` times with torch, one after another, as the published script did."""
     spec = FOUR_SUMS[name]
     total = torch.tensor(0.0, dtype=DTYPES[spec.total], device=device)
     term = torch.tensor(float(CONSTANT), dtype=DTYPES[spec.term], device=device)
@@ -92,12 +95,16 @@ def four_sum(name: str, n_terms: int, device: str = "cpu") -> torch.Tensor:
 
 
 def split_error(value: float, term: Fraction, n_terms: int) -> tuple[Fraction, Fraction]:
-    """Split value - n/100 exactly into n(term - 1/100), representation, and value - n*term, accumulation."""
+    """Split value - n/100 exactly into n(term - 1/100), representation, and value - n*term,
+    accumulation.
+    """
     return n_terms * (term - CONSTANT), Fraction(value) - n_terms * term
 
 
 def measure_four_sum(case: Case) -> Figures:
-    """Measure one published sum; errors in absolute terms, signed, and exact before they are stored."""
+    """Measure one published sum; errors in absolute terms, signed, and exact before they are
+    stored.
+    """
     name, n_terms = str(case["provider"]), int(case["n_terms"] or 0)
     total = four_sum(name, n_terms, str(case["device"]))
     term = formats.nearest(CONSTANT, FOUR_SUMS[name].term)
@@ -116,12 +123,12 @@ def measure_four_sum(case: Case) -> Figures:
     }
 
 
-# --- error against the number of terms ------------------------------------------------------------------------------
+# --- error against the number of terms ------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
 def draw(distribution: str, n_terms: int, seeds: int) -> np.ndarray:
-    """Draw fp32 terms [n_terms, seeds], read-only; seed s always gives the same stream, for any n."""
+    """Draw fp32 terms [n_terms, seeds], read-only; a seed gives the same stream for any n."""
     if distribution == "constant":
         return np.full((n_terms, 1), float(CONSTANT), np.float32)
     terms = np.empty((n_terms, seeds), np.float32)
@@ -146,7 +153,9 @@ def rounded_terms(distribution: str, n_terms: int, seeds: int, dtype: str) -> np
 
 
 def sequential(terms: np.ndarray, dtype: str) -> np.ndarray:
-    """Sum fp32-held terms [n, columns] one after another, the running sum rounded to `dtype` each time."""
+    """Sum fp32-held terms [n, columns] one after another, the running sum rounded to `dtype` each
+    time.
+    """
     if dtype in ("fp32", "fp16"):
         native = np.float32 if dtype == "fp32" else np.float16
         total = np.zeros(terms.shape[1], native)
@@ -156,22 +165,25 @@ def sequential(terms: np.ndarray, dtype: str) -> np.ndarray:
                 total = np.add.accumulate(block, axis=0, dtype=native)[-1]
         return total.astype(np.float32)
     total = np.zeros(terms.shape[1], np.float32)
-    round_in_place = formats.rounder(dtype, total.shape)
+    round_in_place, add = formats.rounder(dtype, total.shape), np.add
     low, high = terms.min(axis=0), terms.max(axis=0)
     for start in range(0, len(terms), 4096):
-        # Rounding is monotone: when neither the smallest nor the largest term moves the sum, none can.
+        # Rounding is monotone: when neither the smallest nor the largest term moves the sum, none
+        # can.
         if all(
             np.array_equal(formats.round_to(total + edge, dtype), total) for edge in (low, high)
         ):
             break
         for row in terms[start : start + 4096]:
-            np.add(total, row, out=total)
+            add(total, row, total)
             round_in_place(total)
     return total
 
 
 def pairwise(terms: np.ndarray, dtype: str) -> np.ndarray:
-    """Sum fp32-held terms [n, columns] by adding neighbours, then neighbours of those, each sum rounded."""
+    """Sum fp32-held terms [n, columns] by adding neighbours, then neighbours of those, each sum
+    rounded.
+    """
     level = terms
     while len(level) > 1:
         if len(level) % 2:
@@ -181,7 +193,9 @@ def pairwise(terms: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def kahan(terms: np.ndarray, dtype: str) -> np.ndarray:
-    """Kahan's compensated sum of fp32-held terms [n, columns], each of its four operations rounded to `dtype`."""
+    """Kahan's compensated sum of fp32-held terms [n, columns], each of its four operations rounded
+    to `dtype`.
+    """
     total, correction, grown, addend = (np.zeros(terms.shape[1], np.float32) for _ in range(4))
     round_in_place = formats.rounder(dtype, total.shape)
     for row in terms:
@@ -203,7 +217,7 @@ SUMS = {"sequential": sequential, "pairwise": pairwise, "kahan": kahan}
 def growth_cases(
     dtypes: list[str], distributions: list[str], max_terms: int, kahan_terms: int, seeds: int
 ) -> list[Case]:
-    """Cases of the growth experiment; Kahan's sum, four times dearer, goes to `kahan_terms` only."""
+    """Cases of the growth experiment; Kahan's sum, which is dear, goes to `kahan_terms` only."""
     for dtype in dtypes:
         formats.get(dtype)
     return [
@@ -228,7 +242,9 @@ def growth_cases(
 
 
 def error_figures(value: np.ndarray, exact: np.ndarray, magnitude: np.ndarray) -> Figures:
-    """Summarise errors [samples] relative to the sum of magnitudes: median, range, signed mean, every sample."""
+    """Summarise errors [samples] relative to the sum of magnitudes: median, range, signed mean,
+    every sample.
+    """
     signed = (np.asarray(value, np.float64) - exact) / magnitude
     sizes = np.abs(signed)
     return {
@@ -254,7 +270,7 @@ def measure_growth(case: Case) -> Figures:
     return error_figures(value, exact, magnitude)
 
 
-# --- where a sum stops growing --------------------------------------------------------------------------------------
+# --- where a sum stops growing --------------------------------------------------------------------
 
 
 def stagnation_cases(dtypes: list[str]) -> list[Case]:
@@ -299,7 +315,9 @@ def measure_stagnation(case: Case) -> Figures:
 
 
 def _additions_to(goal: np.ndarray, total: np.ndarray, block: np.ndarray, dtype: str) -> int:
-    """How many of the block's equal terms take `total` to `goal`, by bisection: the sum never falls."""
+    """How many of the block's equal terms take `total` to `goal`, by bisection: the sum never
+    falls.
+    """
     low, high = 0, len(block)
     while low < high:
         middle = (low + high) // 2

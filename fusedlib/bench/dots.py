@@ -1,9 +1,10 @@
 """Dot products of length K: inputs in a format, products summed in fp32 or in that same format.
 
-The reference is the exact dot product of the rounded inputs (float64 with compensation), so `relative_error` is what
-the arithmetic lost; `representation_error` is what rounding the inputs had lost before it. Both are relative to
-sum |x_i y_i|. The product of two numbers with p <= 12 bits is exact in fp32, so with fp16, bf16 or TF32 inputs and an
-fp32 accumulator only the additions round. There is no fused multiply-add here: products are rounded, then added.
+The reference is the exact dot product of the rounded inputs (float64 with compensation), so
+`relative_error` is what the arithmetic lost; `representation_error` is what rounding the inputs had
+lost before it. Both are relative to sum |x_i y_i|. The product of two numbers with p <= 12 bits is
+exact in fp32, so with fp16, bf16 or TF32 inputs and an fp32 accumulator only the additions round.
+There is no fused multiply-add here: products are rounded, then added.
 """
 
 from __future__ import annotations
@@ -53,13 +54,15 @@ def dot_cases(dtypes: list[str], max_k: int, seeds: int) -> list[Case]:
 
 
 def operands(distribution: str, k: int, seeds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two fp32 arrays [k, seeds] of independent draws; each seed's first draws do not depend on k."""
+    """Two fp32 arrays [k, seeds] of independent draws; a seed's first draws do not depend on k."""
     both = accumulation.draw(distribution, 2 * k, seeds)
     return both[0::2], both[1::2]
 
 
 def dot(left: np.ndarray, right: np.ndarray, accumulator: str) -> np.ndarray:
-    """Sum the products of fp32-held [k, columns] one after another, products and sums rounded to `accumulator`."""
+    """Sum the products of fp32-held [k, columns] one after another, products and sums rounded to
+    `accumulator`.
+    """
     with np.errstate(over="ignore"):
         products = formats.round_to(left * right, accumulator)
     return accumulation.sequential(products, accumulator)

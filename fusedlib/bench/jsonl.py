@@ -1,5 +1,6 @@
 """Appending to and reading from a file of JSON lines that survives kills and neighbours."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -35,7 +36,8 @@ def append_object(path: Path, row: dict[str, Any]) -> None:
                 _write_all(file, data)
                 os.fsync(file.fileno())
             except OSError:
-                file.truncate(end)
+                with contextlib.suppress(OSError):
+                    file.truncate(end)
                 raise
     except OSError as error:
         raise ResultsError(

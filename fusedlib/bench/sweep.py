@@ -33,14 +33,14 @@ def sweep(
         for case in todo:
             shown.case(label(case))
             before = machine.conditions()
-            figures, status, reason = _outcome(measure, case)
+            figures, status, reason = outcome(measure, case)
             state = machine.before_and_after(before, machine.conditions())
             recorder.append(case, {**figures, **state}, status=status, reason=reason)
             shown.done()
     print(recorder.summary())
 
 
-def _outcome(
+def outcome(
     measure: Callable[[Case], dict[str, Any]], case: Case
 ) -> tuple[dict[str, Any], str, str | None]:
     """Figures, status and reason of one case."""

@@ -1,16 +1,17 @@
 """The tensor core's own accumulation error against K.
 
-The operands are numbers whose products are exact in fp32 (fp16, bf16, or TF32 values held in fp32), so that what
-differs from the float64 product is the accumulation alone. Four ways of keeping the sum over K on a CUDA GPU:
+The operands are numbers whose products are exact in fp32 (fp16, bf16, or TF32 values held in fp32),
+so that what differs from the float64 product is the accumulation alone. Four ways of keeping the
+sum over K on a CUDA GPU:
 
 provider             where the sum over K is kept
 in the tensor core   the unit's accumulator, from the first product to the last
-promoted             each K block of 64 from zero, added to an fp32 accumulator by an ordinary addition
-cuBLAS               what torch.mm calls, with an fp32 result
-IEEE fp32            fp32 multiply-adds, no tensor core
+promoted             each K block of 64 from zero, added to an fp32 accumulator by an ordinary
+addition cuBLAS               what torch.mm calls, with an fp32 result IEEE fp32            fp32
+multiply-adds, no tensor core
 
-and two models of an accumulator that takes the exact sum of `step` products at once, computed on the CPU: one that
-then chops to fp32 toward zero, one that rounds to nearest.
+and two models of an accumulator that takes the exact sum of `step` products at once, computed on
+the CPU: one that then chops to fp32 toward zero, one that rounds to nearest.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32}
 
 
 def tensor_core_cases(max_k: int, dtypes: list[str], step: int = 4) -> list[Case]:
-    """One case a provider, operand format, distribution and K; models are computed for fp16 values."""
+    """One case a provider, operand format, distribution and K; models only for fp16 values."""
     if unknown := [d for d in dtypes if d not in DTYPES]:
         raise ValueError(f"no tensor core case for {unknown}: choose from {', '.join(DTYPES)}")
     return [
@@ -82,8 +83,8 @@ def modelled(
 ) -> torch.Tensor:
     """A B where each `step` products are summed exactly with the accumulator, then brought to fp32.
 
-    float64 holds the sum of 16 products of fp16 values and an fp32 number almost exactly, which is exact enough for a
-    model: what is left out is far below fp32's unit roundoff.
+    float64 holds the sum of 16 products of fp16 values and an fp32 number almost exactly, which is
+    exact enough for a model: what is left out is far below fp32's unit roundoff.
     """
     a, b = left.double().numpy(), right.double().numpy()
     acc = np.zeros((a.shape[0], b.shape[1]))
@@ -112,11 +113,12 @@ def product(provider: str, left: torch.Tensor, right: torch.Tensor) -> torch.Ten
 
 
 def errors(out: torch.Tensor, ref: torch.Tensor, magnitude: torch.Tensor) -> Figures:
-    """Error figures of a product [m, n]: against |ref| as a whole, and each element against its |A| |B|.
+    """Error figures of a product [m, n]: against |ref| as a whole, and each element against its |A|
+    |B|.
 
-    `toward_zero_error` is the mean of the elements' signed errors, positive when the result is too small in
-    magnitude. `bias_share` is its size over the root mean square: 1 when every element errs alike, near 0 when the
-    signs are as likely either way.
+    `toward_zero_error` is the mean of the elements' signed errors, positive when the result is too
+    small in magnitude. `bias_share` is its size over the root mean square: 1 when every element
+    errs alike, near 0 when the signs are as likely either way.
     """
     error = out.double() - ref
     relative = error / magnitude
@@ -135,7 +137,7 @@ def errors(out: torch.Tensor, ref: torch.Tensor, magnitude: torch.Tensor) -> Fig
 
 
 def measure_tensor_core(case: Case) -> Figures:
-    """Measure one way of accumulating, or compute one model; `Unavailable` without a suitable GPU."""
+    """Measure one way of accumulating, or compute one model; `Unavailable` without a GPU."""
     provider, device = str(case["provider"]), str(case["device"])
     if device == "cuda" and not has_tensor_cores():
         raise Unavailable(NEEDS_GPU)

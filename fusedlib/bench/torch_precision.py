@@ -26,7 +26,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 PRECISIONS = ("highest", "high", "medium")
 
 
-# --- sums ---------------------------------------------------------------------------------------------------------
+# --- sums -----------------------------------------------------------------------------------------
 
 SUMS: dict[str, Callable[[Tensor], Tensor]] = {
     "torch.sum": torch.sum,
@@ -54,7 +54,7 @@ def sum_cases(max_terms: int, seeds: int) -> list[Case]:
             "device": device,
         }
         for device in accumulation.devices()
-        for n_terms in (1000, max_terms)
+        for n_terms in sorted({min(1000, max_terms), max_terms})
         for dtype in DTYPES
         for provider in (*SUMS, ONE_BY_ONE)
         if not (provider == ONE_BY_ONE and device != "cpu")
@@ -78,7 +78,7 @@ def measure_sum(case: Case) -> Figures:
     return figures | {"error_in_roundoffs": float(str(figures["relative_error_high"])) / roundoff}
 
 
-# --- matrix products ----------------------------------------------------------------------------------------------
+# --- matrix products ------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -104,9 +104,11 @@ def matmul_settings(precision: str, reduced: bool) -> Iterator[None]:
 
 
 def matmul_cases(size: int, k: int) -> list[Case]:
-    """fp32 at each precision on [size, size]; fp16 and bf16 with and without reduced reductions at K = k."""
-    shared = {"experiment": "torch_matmul", "direction": "forward", "distribution": "normal"}
-    fp32 = [
+    """fp32 at each precision on [size, size]; fp16 and bf16 with and without reduced reductions at
+    K = k.
+    """
+    shared: Case = {"experiment": "torch_matmul", "direction": "forward", "distribution": "normal"}
+    fp32: list[Case] = [
         shared
         | {
             "provider": f'precision "{precision}"',
@@ -121,7 +123,7 @@ def matmul_cases(size: int, k: int) -> list[Case]:
         for device in accumulation.devices()
         for precision in PRECISIONS
     ]
-    half = [
+    half: list[Case] = [
         shared
         | {
             "provider": f"reduced-precision reduction {'allowed' if reduced else 'forbidden'}",
@@ -140,7 +142,9 @@ def matmul_cases(size: int, k: int) -> list[Case]:
 
 
 def measure_matmul(case: Case) -> Figures:
-    """Relative error |out - ref| / |ref| (Frobenius) against float64, and whether the setting changed any bit."""
+    """Relative error |out - ref| / |ref| (Frobenius) against float64, and whether the setting
+    changed any bit.
+    """
     device = str(case["device"])
     if device not in accumulation.devices():
         raise Unavailable("needs a CUDA GPU: the setting only concerns cuBLAS")
@@ -163,7 +167,7 @@ def measure_matmul(case: Case) -> Figures:
     }
 
 
-# --- autocast -----------------------------------------------------------------------------------------------------
+# --- autocast -------------------------------------------------------------------------------------
 
 _IMAGE = (2, 8, 8, 8)
 
@@ -176,7 +180,8 @@ def _module(make: Callable[[], nn.Module]) -> Callable[[Tensor], Tensor]:
     return lambda x: make().to(x.device)(x)
 
 
-# Every operation takes x of shape [2, 8, 8, 8]; parameters and second operands are fp32, as in training.
+# Every operation takes x of shape [2, 8, 8, 8]; parameters and second operands are fp32, as in
+# training.
 OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": _module(lambda: nn.Linear(8, 8)),
     "matmul": lambda x: x @ _ones(x, 8, 8),
@@ -237,7 +242,9 @@ def classify(for_fp32: str, for_half: str, half: str, promoted: bool = False) ->
 
 
 def measure_autocast(case: Case) -> Figures:
-    """Output dtypes of one operation under autocast, for an fp32 input and for one in the autocast dtype."""
+    """Output dtypes of one operation under autocast, for an fp32 input and for one in the autocast
+    dtype.
+    """
     dtype, device = str(case["dtype"]), str(case["device"])
     operation = OPERATIONS[str(case["provider"])]
     with warnings.catch_warnings(), torch.no_grad(), torch.autocast(device, dtype=DTYPES[dtype]):
@@ -282,7 +289,7 @@ def autocast_model_cases() -> list[Case]:
 
 
 def measure_autocast_model(case: Case) -> Figures:
-    """Train one step of linear, ReLU, layer norm, linear, cross entropy; return one part's dtype."""
+    """One training step of linear, ReLU, layer norm, linear, cross entropy: a part's dtype."""
     device, dtype = str(case["device"]), DTYPES[str(case["dtype"])]
     first, norm, last = (
         m.to(device) for m in (nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))

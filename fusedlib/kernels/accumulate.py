@@ -22,7 +22,7 @@ PRECISIONS = ("tf32", "ieee")
 
 
 @triton.jit
-def _accumulate_kernel(
+def _accumulate_kernel(  # type: ignore[no-untyped-def]
     a_ptr,
     b_ptr,
     c_ptr,
@@ -46,7 +46,8 @@ def _accumulate_kernel(
         b = tl.load(b_ptrs)
         if PROMOTE:
             # The compiler folds acc + dot(a, b) into dot(a, b, acc), but not a fused multiply-add
-            # whose factor it cannot know to be 1; multiplying by 1 is exact, so this is an addition.
+            # whose factor it cannot know to be 1; multiplying by 1 is exact, so this is an
+            # addition.
             acc = tl.fma(tl.dot(a, b, input_precision=PRECISION), one, acc)
         else:
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
@@ -58,7 +59,8 @@ def _accumulate_kernel(
 def accumulate_fwd(
     a: torch.Tensor, b: torch.Tensor, *, promote: bool, precision: str = "tf32"
 ) -> torch.Tensor:
-    """Multiply a [m, k] by b [k, n] with the sum over k kept in the tensor core or promoted each K block.
+    """Multiply a [m, k] by b [k, n] with the sum over k kept in the tensor core or promoted each K
+    block.
 
     Args:
         a: contiguous, fp16, bf16 or fp32, m a multiple of 64.
@@ -92,7 +94,8 @@ def _check(a: torch.Tensor, b: torch.Tensor, precision: str) -> None:
     (m, k), n = a.shape, b.shape[1]
     if m % BLOCK_M or n % BLOCK_N or not (k in (16, 32) or (k and k % BLOCK_K == 0)):
         raise ValueError(
-            f"m={m} and n={n} must be multiples of {BLOCK_M}, k={k} must be 16, 32 or a multiple of {BLOCK_K}"
+            f"m={m} and n={n} must be multiples of {BLOCK_M}, "
+            f"k={k} must be 16, 32 or a multiple of {BLOCK_K}"
         )
     if a.dtype != b.dtype or a.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise ValueError(
@@ -102,7 +105,8 @@ def _check(a: torch.Tensor, b: torch.Tensor, precision: str) -> None:
         raise ValueError(f"a and b must be on one device, got {a.device} and {b.device}")
     if not (a.is_contiguous() and b.is_contiguous()):
         raise ValueError(
-            f"a and b must be contiguous, got strides {a.stride()} and {b.stride()}: call .contiguous()"
+            f"a and b must be contiguous, got strides {a.stride()} and {b.stride()}: "
+            "call .contiguous()"
         )
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")

@@ -22,7 +22,7 @@ import typer
 from fusedlib import paths
 from fusedlib.bench.results import ResultsError
 from fusedlib.study import config as configs
-from fusedlib.study.config import Config, ConfigError
+from fusedlib.study.config import FRAME, Config, ConfigError
 from fusedlib.study.products import WriteError, check_writable, copy_path, read_metadata, write_text
 
 app = typer.Typer(
@@ -224,8 +224,7 @@ def _run(
 
 
 def _render(config: Config) -> None:
-    from fusedlib.study.report.render import Section, render
-    from fusedlib.study.runner import FRAME
+    from fusedlib.study.report.render import ReportError, Section, render
 
     began = time.monotonic()
     build = paths.build_dir()
@@ -234,7 +233,10 @@ def _render(config: Config) -> None:
     sections = [Section(*_section(name, title)) for name, title in parts]
     if sections[-1].notebook is None:
         raise ConfigError("the report's frame has not been executed yet; run `make report`")
-    rendered = render(sections, build)
+    try:
+        rendered = render(sections, build)
+    except ReportError as error:
+        raise WriteError(str(error)) from None
     seconds = time.monotonic() - began
     print(f"rendered in {seconds:.1f} s")
     for path in (rendered.html, rendered.pdf):
@@ -244,7 +246,6 @@ def _render(config: Config) -> None:
 
 def _section(name: str, title: str) -> tuple[str, str, Path | None, str | None, str]:
     """Name, title, executed copy, error and profile of a part of the report."""
-
     copy = copy_path(name)
     noted = read_metadata(copy)
     if not noted:

@@ -1,5 +1,6 @@
 """`notebooks/study.toml`: the notebooks, their order, the parameters of each profile."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from fusedlib import paths
 
 PROFILES = ("quick", "full")
 AUTO = "auto"
+# Name of the executed frame beside the studies.
+FRAME = "report"
 # The published tables were measured on a card of 80 GB; their largest size needs that much.
 FULL_MEMORY_BYTES = 80e9
 
@@ -133,6 +136,11 @@ def _study(table: Any, number: int, path: Path) -> Study:
         if not isinstance(table.get(key), str) or not table[key].strip():
             raise ConfigError(f"{where}: {key} is missing or not a text; each study needs one")
     where = f"{path}: {table['name']}"
+    # The name becomes file names, and the report's frame has taken one of them.
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", table["name"]) or table["name"] == FRAME:
+        raise ConfigError(
+            f"{where}: a name is made of letters, digits, - and _, and is not '{FRAME}'"
+        )
     for profile in PROFILES:
         if not isinstance(table.get(profile), dict):
             raise ConfigError(

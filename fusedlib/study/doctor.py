@@ -21,13 +21,14 @@ _IMPORT_NAMES = {
     "nvidia_ml_py": "pynvml",
     "pypandoc_binary": "pypandoc",
     "pyyaml": "yaml",
-    "pandas_stubs": "pandas-stubs",
 }
 # What each purpose can do without: JupyterLab is for `make lab`, NVML adds facts about the card.
 _STUDY_WITHOUT = {"jupyterlab", "nvidia_ml_py"}
 _TEST_TOOLS = {"pytest", "pytest_timeout", "hypothesis", "pyyaml"}
-_LINT_TOOLS = {"ruff", "mypy", "pandas_stubs"}
-PURPOSES = ("study", "test", "lint", "lab")
+_LINT_TOOLS = {"ruff", "mypy"}
+# What only turns executed notebooks into pages.
+_RENDER_TOOLS = {"nbconvert", "pypandoc_binary", "typst"}
+PURPOSES = ("study", "report", "test", "lint", "lab")
 
 
 def needed(purpose: str, pyproject: Path | None = None) -> dict[str, str]:
@@ -40,6 +41,8 @@ def needed(purpose: str, pyproject: Path | None = None) -> dict[str, str]:
     if purpose == "lint":
         return {name: line for name, line in tools.items() if name in _LINT_TOOLS}
     without = _STUDY_WITHOUT - ({"jupyterlab"} if purpose == "lab" else set())
+    if purpose == "study":
+        without = without | _RENDER_TOOLS
     out = {name: line for name, line in base.items() if name not in without}
     if purpose == "test":
         out |= {name: line for name, line in tools.items() if name in _TEST_TOOLS}

@@ -37,7 +37,7 @@ class Monitor:
         if self.stream.isatty():
             self._bar = tqdm(
                 total=total_cells, unit="cell", file=self.stream, dynamic_ncols=True, leave=False,
-                bar_format="{desc} {bar} {elapsed}{postfix}",
+                bar_format="{bar:16} {elapsed} {desc}",
             )  # fmt: skip
 
     def say(self, text: str) -> None:

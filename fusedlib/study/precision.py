@@ -1,7 +1,7 @@
 """What study 02, precision and accumulation, found: sentences computed from rows, never typed.
 
-Each function takes the frame of `results.load("02_precision")` and gives sentences; without usable rows it gives one
-sentence that says so, except `headline`, which gives none.
+Each function takes the frame of `results.load("02_precision")` and gives sentences; without usable
+rows it gives one sentence that says so, except `headline`, which gives none.
 """
 
 import numpy as np
@@ -11,34 +11,18 @@ from fusedlib.bench import formats
 from fusedlib.study import precision_tables as tables
 from fusedlib.study.display import number
 from fusedlib.study.precision_tables import described, exponent, rows_of, source
+from fusedlib.study.precision_torch import listed, no_rows, places, torch_itself, with_article
 
 STUDY = "02_precision"
 # A sum's error is put down to one part when that part is at least this share of both.
 MOSTLY = 0.9
 
 
-def _none(experiment: str) -> list[str]:
-    return [f"No rows of experiment `{experiment}` yet: run notebook {STUDY} to measure them."]
-
-
-def _places(rows: pd.DataFrame) -> str:
-    count = rows["place"].nunique()
-    return "one place" if count == 1 else f"{count} places"
-
-
-def _article(dtype: str) -> str:
-    return f"{'an' if dtype.startswith('f') else 'a'} {dtype}"
-
-
-def _and(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def four_sums(frame: pd.DataFrame) -> list[str]:
-    """Whether the published values are reproduced, and for which of them their explanation holds."""
+    """Whether the published values are reproduced, and for which their explanation holds."""
     rows = rows_of(frame, "four_sums")
     if rows.empty:
-        return _none("four_sums")
+        return no_rows("four_sums")
     values = tables.published_sums()
     known = rows[rows["provider"].isin(list(values))]
     wanted = known["provider"].map(lambda name: f"{values[name]:.4f}")
@@ -46,7 +30,7 @@ def four_sums(frame: pd.DataFrame) -> list[str]:
     verb = "agree" if same == len(known) else "agree only in part"
     sentences = [
         f"Published and measured sums {verb}: {same} of {len(known)} measured values, from "
-        f"{_places(tables.placed(known))}, equal the published ones in every published digit."
+        f"{places(tables.placed(known))}, equal the published ones in every published digit."
     ]
     return sentences + _explanation(source(frame, "four_sums", "cpu"))
 
@@ -63,8 +47,8 @@ def _explanation(rows: pd.DataFrame) -> list[str]:
         least = min(shares[name] for name in holds)
         share = "all" if least == 1 else f"at least {least:.1%}"
         sentences.append(
-            f"The published explanation, that fp16 cannot represent 0.01, holds for {_and(holds)}: "
-            f"representation is {share} of the error there."
+            "The published explanation, that fp16 cannot represent 0.01, holds for "
+            f"{listed(holds)}: representation is {share} of the error there."
         )
     for name in fails:
         row = rows[rows["provider"] == name].iloc[0]
@@ -83,7 +67,7 @@ def growth(frame: pd.DataFrame) -> list[str]:
     """How errors of sums grow with the number of terms, and which method stops the growth."""
     rows = source(frame, "growth")
     if rows.empty:
-        return _none("growth")
+        return no_rows("growth")
     n_terms, top = tables.common_terms(rows), int(rows["n_terms"].max())
     sentences = []
     uniform = rows[rows["distribution"] == "uniform"]
@@ -93,7 +77,7 @@ def growth(frame: pd.DataFrame) -> list[str]:
         named = [f"{row['dtype']} {row['relative_error']:.1%}" for _, row in lost.iterrows()]
         sentences.append(
             f"Adding {top:,} uniform terms one by one loses most of the sum in short formats "
-            f"(relative error: {_and(named)})."
+            f"(relative error: {listed(named)})."
         )
     fp32 = uniform[(uniform["provider"] == "sequential fp32") & (uniform["n_terms"] >= 100)]
     slope = exponent(fp32, "n_terms") if len(fp32) else None
@@ -117,7 +101,9 @@ def growth(frame: pd.DataFrame) -> list[str]:
 
 
 def _kahan_limits(rows: pd.DataFrame) -> list[str]:
-    """Where Kahan's sum of equal terms leaves its bound 2u, if it does: once n u^2 is no longer small."""
+    """Where Kahan's sum of equal terms leaves its bound 2u, if it does: once n u^2 is no longer
+    small.
+    """
     sentences = []
     kahan = rows[(rows["method"] == "kahan") & (rows["distribution"] == "constant")]
     for dtype in tables.FORMAT_ORDER:
@@ -138,7 +124,7 @@ def stagnation(frame: pd.DataFrame) -> list[str]:
     """Where sums stop growing, and whether the formula says so."""
     rows = source(frame, "stagnation")
     if rows.empty:
-        return _none("stagnation")
+        return no_rows("stagnation")
     right = int((rows["value"] == rows["predicted_value"]).sum())
     small = rows[rows["term_text"] == "0.01"]
     stops = [
@@ -146,7 +132,7 @@ def stagnation(frame: pd.DataFrame) -> list[str]:
         for dtype in reversed(tables.FORMAT_ORDER)
         for _, row in small[small["dtype"] == dtype].iterrows()
     ]
-    stops_text = f" Adding 0.01 stops for good in {_and(stops)}." if stops else ""
+    stops_text = f" Adding 0.01 stops for good in {listed(stops)}." if stops else ""
     return [
         f"The formula for the value at which a sum of equal terms stops growing is right in "
         f"{right} of {len(rows)} cases.{stops_text}"
@@ -157,7 +143,7 @@ def dots(frame: pd.DataFrame) -> list[str]:
     """What an fp32 accumulator is worth in a dot product, and what then limits it."""
     rows = source(frame, "dots")
     if rows.empty:
-        return _none("dots")
+        return no_rows("dots")
     k = int(rows["k"].max())
     at = rows[(rows["k"] == k) & (rows["distribution"] == "uniform")]
     cells = at.set_index(["dtype", "accumulator"])
@@ -167,8 +153,8 @@ def dots(frame: pd.DataFrame) -> list[str]:
             wide, same = cells.loc[(dtype, "fp32")], cells.loc[(dtype, dtype)]
             sentences.append(
                 f"Positive {dtype} dot products of length {k:,} err by "
-                f"{number(same['relative_error'], 2)} with {_article(dtype)} accumulator and by "
-                f"{number(wide['relative_error'], 2)} with an fp32 one."
+                f"{number(same['relative_error'], 2)} with {with_article(dtype)} accumulator and "
+                f"by {number(wide['relative_error'], 2)} with an fp32 one."
             )
     wide_rows = rows[(rows["accumulator"] == "fp32") & rows["dtype"].isin(["fp16", "bf16", "tf32"])]
     limited = wide_rows["representation_error"] > wide_rows["relative_error"]
@@ -180,107 +166,18 @@ def dots(frame: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def torch_itself(frame: pd.DataFrame) -> list[str]:
-    """Whether torch accumulates half precision in something wider, and what its settings changed."""
-    return _torch_sums(frame) + _matmul_settings(frame) + _autocast(frame)
-
-
-def _torch_sums(frame: pd.DataFrame) -> list[str]:
-    rows = tables.placed(tables.per_machine(frame, "torch_sum"))
-    if rows.empty:
-        return _none("torch_sum")
-    half = rows[rows["dtype"].isin(["fp16", "bf16"]) & (rows["n_terms"] == rows["n_terms"].max())]
-    summed = half[half["provider"] == "torch.sum"]
-    naive = half[half["provider"] == "one by one"]
-    if summed.empty or naive.empty:
-        return []
-    worst, best = summed["error_in_roundoffs"].max(), naive["error_in_roundoffs"].min()
-    verdict = "accumulates in a wider format and rounds at the end"
-    if worst > 1:
-        verdict = "accumulates in a wider format, but does not always return the nearest number"
-    if worst > 4:
-        verdict = "loses more than the rounding of its result"
-    return [
-        f"`torch.sum` of {summed['n_terms'].max():,.0f} fp16 or bf16 terms errs by at most "
-        f"{number(worst, 2)} u ({_places(summed)}), adding one by one in the same format by "
-        f"{number(best, 2)} u or more: torch {verdict}."
-    ]
-
-
-def _matmul_settings(frame: pd.DataFrame) -> list[str]:
-    rows = rows_of(frame, "torch_matmul")
-    sentences = []
-    fp32 = tables.placed(rows[rows["dtype"] == "fp32"] if len(rows) else rows)
-    for where, group in fp32.groupby("place", sort=False):
-        # One profile's rows are enough to say what a setting does at a place.
-        one = group[group["profile"] == group["profile"].iloc[0]].set_index("precision")
-        if not {"highest", "high", "medium"} <= set(one.index):
-            continue
-        errors = {name: float(one.loc[name, "relative_error"]) for name in one.index}
-        changed = [name for name in ("high", "medium") if one.loc[name, "changed_fraction"] > 0]
-        if changed:
-            factors = [
-                f"{name} {number(errors[name] / errors['highest'], 2)} times" for name in changed
-            ]
-            sentences.append(
-                f"On {where}, `set_float32_matmul_precision` multiplies the error of an fp32 product: "
-                f"{_and(factors)} that of highest ({number(errors['highest'], 2)})."
-            )
-        else:
-            sentences.append(
-                f"On {where}, `set_float32_matmul_precision` changes no bit of an fp32 product."
-            )
-    return sentences + _reduced_reductions(rows)
-
-
-def _reduced_reductions(rows: pd.DataFrame) -> list[str]:
-    half = rows[rows["dtype"].isin(["fp16", "bf16"])] if len(rows) else rows
-    allowed = half[half["reduced_reduction"].astype(bool)] if len(half) else half
-    if allowed.empty:
-        return []
-    changed = allowed[allowed["changed_fraction"] > 0]
-    if changed.empty:
-        return [
-            f"Allowing reduced-precision reductions changed no bit in {len(allowed)} measured "
-            "products."
-        ]
-    worst = changed.loc[changed["relative_error"].idxmax()]
-    return [
-        f"Allowing reduced-precision reductions changed {len(changed)} of {len(allowed)} products, "
-        f"{worst['changed_fraction']:.0%} of the elements in {worst['dtype']}, whose error became "
-        f"{number(worst['relative_error'], 2)} against a least possible "
-        f"{number(worst['best_possible_error'], 2)}."
-    ]
-
-
-def _autocast(frame: pd.DataFrame) -> list[str]:
-    rows = tables.placed(tables.per_machine(frame, "autocast"))
-    sentences = []
-    for where, group in rows.groupby("place", sort=False):
-        kinds = {
-            kind: list(dict.fromkeys(part["provider"])) for kind, part in group.groupby("kind")
-        }
-        if "half" in kinds:
-            sentences.append(
-                f"Autocast on {where} runs {_and(kinds['half'])} in half precision"
-                + (f", {_and(kinds['fp32'])} in fp32" if "fp32" in kinds else "")
-                + "; every other operation measured follows its input."
-            )
-    return sentences
-
-
 def tensor_core(frame: pd.DataFrame) -> list[str]:
     """How the tensor core's own accumulation errs, grows and leans."""
     rows = source(frame, "tensor_core", "cuda")
     if rows.empty:
-        return [*tables.unavailable(frame, "tensor_core"), *_model_sentences(frame)] or _none(
+        return [*tables.unavailable(frame, "tensor_core"), *_model_sentences(frame)] or no_rows(
             "tensor_core"
         )
     uniform = rows[rows["distribution"] == "uniform"]
     device = described(rows)
     sentences = []
     for dtype, group in uniform.groupby("dtype", sort=False):
-        by = {name: part for name, part in group.groupby("provider")}
+        by = dict(list(group.groupby("provider")))
         if not {"in the tensor core", "promoted"} <= set(by):
             continue
         inside, promoted = by["in the tensor core"], by["promoted"]
@@ -358,7 +255,7 @@ def checklist(frame: pd.DataFrame) -> list[str]:
     )
     if len(one):
         counts = [f"{row['value']:,.0f} in {row['dtype']}" for _, row in one.iterrows()]
-        items.append(f"Do not count in half precision: a counter stops at {_and(counts)}.")
+        items.append(f"Do not count in half precision: a counter stops at {listed(counts)}.")
     items += _checklist_products(frame)
     model = source(frame, "autocast_model")
     kept = (
@@ -367,7 +264,9 @@ def checklist(frame: pd.DataFrame) -> list[str]:
     if len(kept):
         wide = list(dict.fromkeys(kept[kept["output_dtype"] == "fp32"]["provider"]))
         if wide:
-            items.append(f"Under autocast, expect {_and(wide)} in fp32; do not cast them by hand.")
+            items.append(
+                f"Under autocast, expect {listed(wide)} in fp32; do not cast them by hand."
+            )
     return items or ["No rows yet: run the notebook to compute this checklist."]
 
 
@@ -380,8 +279,8 @@ def _checklist_products(frame: pd.DataFrame) -> list[str]:
         if len(worst):
             shown = [f"{name} {number(error, 2)}" for name, error in worst.items()]
             items.append(
-                "Keep fp32 accumulators in dot products; what remains is the rounding of the inputs "
-                f"(largest median total error: {_and(shown)})."
+                "Keep fp32 accumulators in dot products; what remains is the rounding of the "
+                f"inputs (largest median total error: {listed(shown)})."
             )
     core = source(frame, "tensor_core", "cuda")
     if len(core):
@@ -390,8 +289,9 @@ def _checklist_products(frame: pd.DataFrame) -> list[str]:
         over = at[at["relative_error"] > 32 * u]
         if len(over):
             items.append(
-                f"Promote to an ordinary fp32 addition when K reaches {over['k'].min():,.0f} and full "
-                f"fp32 accuracy is wanted: from there the tensor core's error on positive data is above 32 u."
+                f"Promote to an ordinary fp32 addition when K reaches {over['k'].min():,.0f} and "
+                "full fp32 accuracy is wanted: from there the tensor core's error on positive data "
+                "is above 32 u."
             )
     return items
 
@@ -411,8 +311,8 @@ def headline(frame: pd.DataFrame) -> list[str]:
             shares = {r["provider"]: tables.representation_share(r) for _, r in sums.iterrows()}
             fails = [name for name, share in shares.items() if share < 1 - MOSTLY]
             sentences.append(
-                f"Of {len(shares)} published sums of 0.01, {len(shares) - len(fails)} err because the "
-                f"term is rounded, as published; {_and(fails)} because the additions are."
+                f"Of {len(shares)} published sums of 0.01, {len(shares) - len(fails)} err because "
+                f"the term is rounded, as published; the {listed(fails)} sums because the additions are."
                 if fails
                 else f"All {len(shares)} published sums of 0.01 err because the term is rounded."
             )

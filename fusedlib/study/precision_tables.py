@@ -25,18 +25,31 @@ PUBLISHED_CASES = {
 _COMPARED = ("four_sums", "growth", "stagnation", "dots", "torch_sum")
 _IDENTITY = (
     "experiment", "provider", "dtype", "distribution", "n_terms", "k", "seeds", "device",
-    "term_text", "accumulator",
+    "term_text", "accumulator", "precision", "reduced_reduction", "m", "n",
+)  # fmt: skip
+# Columns that the functions below read; a frame that lacks some gets them, empty.
+_COLUMNS = (
+    "machine", "profile", "device_type", "device_name", "own", "status", "reason", "measured_at",
+    *_IDENTITY, "method", "value", "displayed", "exact", "error", "representation_error",
+    "accumulation_error", "relative_error", "total_error", "error_in_roundoffs",
+    "best_possible_error", "changed_fraction", "kind", "output_dtype", "predicted_value",
+    "additions", "toward_zero_share",
 )  # fmt: skip
 
 
 def rows_of(frame: pd.DataFrame, experiment: str, status: str | None = "ok") -> pd.DataFrame:
     """All rows of one experiment with this status, or with any when it is None."""
-    if frame.empty or "experiment" not in frame:
-        return frame.iloc[0:0]
+    frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *_COLUMNS])))
+    if frame.empty:
+        return frame
     keep = frame["experiment"] == experiment
-    if status is not None:
-        keep &= frame["status"] == status
-    return frame[keep]
+    rows = frame[keep].sort_values("measured_at", kind="stable")
+    # A changed number of seeds makes a new case; the older row must not stand beside it.
+    same = [
+        name for name in ("machine", "profile", *_IDENTITY) if name in frame and name != "seeds"
+    ]
+    rows = rows.drop_duplicates(same, keep="last").sort_index()
+    return rows if status is None else rows[rows["status"] == status]
 
 
 def source(frame: pd.DataFrame, experiment: str, device: str | None = None) -> pd.DataFrame:
@@ -306,7 +319,7 @@ def _models(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def exponent(rows: pd.DataFrame, x: str, y: str = "relative_error") -> float | None:
-    """Slope of log y against log x by least squares over the upper half of x; None for < 3 points."""
+    """Slope of log y against log x, least squares over the upper half of x; None for < 3 points."""
     points = rows[(rows[y] > 0) & rows[x].notna()].sort_values(x)
     points = (
         points[points[x] >= np.sqrt(points[x].min() * points[x].max())] if len(points) else points
@@ -328,14 +341,15 @@ def unavailable(frame: pd.DataFrame, experiment: str) -> list[str]:
     if rows.empty:
         return []
     missing = rows[rows["own"].astype(bool) & (rows["status"] != "ok")]
+    tried = int(rows["own"].sum())
     return [
-        f"{len(group)} of {len(rows[rows['own'].astype(bool)])} cases are {status} on this machine: {reason}."
+        f"{len(group)} of {tried} cases are {status} on this machine: {reason}."
         for (status, reason), group in missing.groupby(["status", "reason"])
     ]
 
 
 def agreement_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """How many CPU cases give the same value, bit for bit, on each machine as on the first source."""
+    """How many CPU cases give the same bits on each machine as on the source."""
     columns = [
         "Experiment",
         "Machine",
@@ -352,8 +366,7 @@ def agreement_table(frame: pd.DataFrame) -> pd.DataFrame:
             continue
         others = rows[(rows["device"] == "cpu") & (rows["machine"] != base["machine"].iloc[0])]
         for machine, group in others.groupby("machine"):
-            keys = [name for name in _IDENTITY if name in frame]
-            both = base.merge(group, on=keys, suffixes=("", "_other"))
+            both = base.merge(group, on=list(_IDENTITY), suffixes=("", "_other"))
             if both.empty:
                 continue
             difference = (both["value"] - both["value_other"]).abs()

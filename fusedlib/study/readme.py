@@ -31,8 +31,8 @@ class ReadmeError(ValueError):
 def recorded(study: str, directory: Path | None = None) -> pd.DataFrame:
     """Rows of one study from the recorded machine, of the profile `full`.
 
-    A visitor's own rows, wherever they lie, never reach the README. Raises ReadmeError when the
-    machine has no row of the study.
+    A visitor's own rows, wherever they lie, never reach the README, and the text is the same when
+    it is made on that very machine. Raises ReadmeError when the machine has no row of the study.
     """
     directory = directory or paths.REPORT / "results"
     frame = results.load(study, directory=directory, profile="full")
@@ -42,7 +42,7 @@ def recorded(study: str, directory: Path | None = None) -> pd.DataFrame:
             f"{directory / MACHINE} holds no row of {study} in profile full; "
             "record it there first: make study PROFILE=full"
         )
-    return frame
+    return frame.assign(own=False)
 
 
 def block(directory: Path | None = None) -> str:

@@ -22,11 +22,9 @@ from papermill.exceptions import PapermillExecutionError
 
 from fusedlib import paths
 from fusedlib.study import fingerprint, kernel, parameters
-from fusedlib.study.config import Config, Study
+from fusedlib.study.config import FRAME, Config, Study
 from fusedlib.study.monitor import Monitor
 from fusedlib.study.products import METADATA, check_writable, copy_path, read_metadata, write_text
-
-FRAME = "report"
 
 
 @dataclass(frozen=True)

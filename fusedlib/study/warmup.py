@@ -27,7 +27,7 @@ def bias(frame: pd.DataFrame, direction: str, warmup: int) -> pd.DataFrame:
     Columns `ratio`, `low`, `high`: the median and the extremes of the fresh processes of the
     leading machine.
     """
-    rows = leading_steps(frame).query("direction == @direction")
+    rows = leading_steps(frame, direction)
     found = []
     for model, group in rows.groupby("model", sort=False):
         ratios = [after_warmup(s, warmup).mean() / settled(s) for s in group["samples_ms"]]

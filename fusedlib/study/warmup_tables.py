@@ -17,6 +17,7 @@ WARMUPS = (0, 1, 2, 5)
 # The running median is taken over so many steps; odd, so that it is one of them.
 WINDOW = 5
 NEAR = 0.01
+_STEP_COLUMNS = ("machine", "model", "direction", "samples_ms")
 DIRECTIONS = ("forward", "backward", "forward+backward", "step")
 SIZE_ORDER = ("nano", "micro", "mini", "small", "medium", "large", "xl", "2.7b")
 STAGES = {
@@ -88,12 +89,14 @@ def warmup_needed(samples: Sequence[float], statistic: str = "mean") -> int | No
     return needed
 
 
-def steps(frame: pd.DataFrame, isolation: str) -> pd.DataFrame:
+def steps(frame: pd.DataFrame, isolation: str, direction: str | None = None) -> pd.DataFrame:
     """Rows of recorded steps, of fresh or shared processes, sizes in their order."""
     rows = per_machine(rows_of(frame, "steps"))
     if rows.empty:
-        return rows
+        return rows.reindex(columns=list(dict.fromkeys([*rows.columns, *_STEP_COLUMNS])))
     rows = rows[rows["isolation"] == isolation]
+    if direction is not None:
+        rows = rows[rows["direction"] == direction]
     rank = rows["model"].map({name: i for i, name in enumerate(SIZE_ORDER)})
     return rows.assign(rank=rank).sort_values(["rank", "direction", "process"])
 
@@ -121,10 +124,8 @@ def table(frame: pd.DataFrame, direction: str) -> pd.DataFrame:
     Measured cells pool the steps of all fresh processes; a size that did not run says why.
     """
     cells = _published(direction)
-    for (model, _), rows in (
-        steps(frame, "fresh")
-        .query("direction == @direction")
-        .groupby(["model", "machine"], sort=False)
+    for (model, _), rows in steps(frame, "fresh", direction).groupby(
+        ["model", "machine"], sort=False
     ):
         where = place(rows.iloc[0])
         for warmup in WARMUPS:
@@ -155,7 +156,7 @@ def first_steps(frame: pd.DataFrame, direction: str) -> pd.DataFrame:
     """
     found = []
     for isolation in ("fresh", "shared"):
-        rows = steps(frame, isolation).query("direction == @direction")
+        rows = steps(frame, isolation, direction)
         for (machine, model), group in rows.groupby(["machine", "model"], sort=False):
             first = np.array([s[0] for s in group["samples_ms"]])
             usual = np.array([settled(s) for s in group["samples_ms"]])
@@ -210,7 +211,7 @@ def stages_table(frame: pd.DataFrame) -> pd.DataFrame:
         (place(row), row["model"]): [number(row[name], 3) for name in STAGES]
         for _, row in by_size(rows).iterrows()
     }
-    return pd.DataFrame(columns, index=pd.Index(list(STAGES.values()), name="stage"))
+    return _columns(columns, pd.Index(list(STAGES.values()), name="stage"))
 
 
 def calls_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -224,7 +225,12 @@ def calls_table(frame: pd.DataFrame) -> pd.DataFrame:
                 for g in CALLS
             ] + [number(row[f"kernels_{when}_ms"], 3), number(row[f"step_{when}_ms"], 3)]
     names = [*CALLS.values(), "kernels on the device", "the whole step"]
-    return pd.DataFrame(columns, index=pd.Index(names, name="host time in"))
+    return _columns(columns, pd.Index(names, name="host time in"))
+
+
+def _columns(columns: dict[tuple[str, str], list[str]], index: pd.Index) -> pd.DataFrame:
+    """The columns beside their index; one of dashes where there are none, for a note to explain."""
+    return pd.DataFrame(columns if columns else {"not measured": MISSING}, index=index)
 
 
 def calls_note(frame: pd.DataFrame) -> str | None:
@@ -293,6 +299,6 @@ def _count(steps_to_drop: int) -> str:
     return "never" if steps_to_drop < 0 else str(steps_to_drop)
 
 
-def leading_steps(frame: pd.DataFrame) -> pd.DataFrame:
+def leading_steps(frame: pd.DataFrame, direction: str | None = None) -> pd.DataFrame:
     """Rows of fresh steps of the machine that the headline speaks of."""
-    return leading(steps(frame, "fresh"))
+    return leading(steps(frame, "fresh", direction))

@@ -1,6 +1,7 @@
 """Figures of study 02, precision and accumulation: pure functions from rows to a Figure."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from fusedlib.study.precision_tables import FORMAT_ORDER, METHOD_ORDER, source
 FLOOR = 1e-11  # an error of zero is drawn here, at the lower edge
 TITLES = {"constant": "0.01 each time", "uniform": "uniform in [0, 1)", "normal": "standard normal"}
 # TF32 and fp16 have the same precision: hollow markers show where one lies on the other.
-HOLLOW = {"markerfacecolor": "none", "markeredgewidth": 1.0, "markersize": 6.5}
+HOLLOW: dict[str, Any] = {"markerfacecolor": "none", "markeredgewidth": 1.0, "markersize": 6.5}
 SOLID, DOTTED = "-", (0, (1, 1.2))
 
 style.register("sequential", "pairwise", "kahan")
@@ -36,7 +37,7 @@ def _logarithmic(ax: Axes, x_label: str) -> None:
     ax.set_xlabel(x_label)
 
 
-def _curve(ax: Axes, rows: pd.DataFrame, x: str, name: str, label: str, **options: object) -> None:
+def _curve(ax: Axes, rows: pd.DataFrame, x: str, name: str, label: str, **options: Any) -> None:
     """Median with the range over the seeds; zero errors sit on the floor."""
     ordered = rows.sort_values(x)
     low, middle, high = (
@@ -45,16 +46,15 @@ def _curve(ax: Axes, rows: pd.DataFrame, x: str, name: str, label: str, **option
     style.line(ax, ordered[x], middle, name, low, high, label=label, **options)
 
 
-def _theory(
-    ax: Axes, bound: Callable[[np.ndarray], np.ndarray], x: np.ndarray, **options: object
-) -> None:
+def _theory(ax: Axes, x: np.ndarray, y: np.ndarray, **options: Any) -> None:
     """A bound, drawn as far as it stays below 1."""
-    y = bound(x)
     style.reference_line(ax, x=list(x[y <= 1]), y=list(y[y <= 1]), **options)
 
 
 def sums_by_format(frame: pd.DataFrame) -> Figure:
-    """Error of adding one by one against n: a panel a distribution, a line a format, nu and sqrt(n)u behind."""
+    """Error of adding one by one against n: a panel a distribution, a line a format, nu and
+    sqrt(n)u behind.
+    """
     rows = source(frame, "growth")
     distributions = [d for d in TITLES if len(rows) and d in set(rows["distribution"])]
     fig, axes = style.new(height=3.3, ncols=max(len(distributions), 1), sharey=True, squeeze=False)
@@ -69,8 +69,8 @@ def sums_by_format(frame: pd.DataFrame) -> Figure:
         for dtype in (d for d in FORMAT_ORDER if d in set(part["dtype"]) and d != "tf32"):
             u = formats.get(dtype).unit_roundoff
             ink = {"color": style.colour(dtype), "alpha": 0.75, "linewidth": 0.8}
-            _theory(ax, lambda n, u=u: n * u, x, **ink)
-            _theory(ax, lambda n, u=u: np.sqrt(n) * u, x, linestyle=DOTTED, **ink)
+            _theory(ax, x, x * u, **ink)
+            _theory(ax, x, np.sqrt(x) * u, linestyle=DOTTED, **ink)
         for dtype in (d for d in FORMAT_ORDER if d in set(part["dtype"])):
             extra = HOLLOW if dtype == "tf32" else {}
             _curve(ax, part[part["dtype"] == dtype], "n_terms", dtype, dtype, **extra)
@@ -106,7 +106,7 @@ def sums_by_method(frame: pd.DataFrame, distribution: str = "uniform") -> Figure
         _title(ax, f"{dtype}, $u = 2^{{{int(np.log2(u))}}}$")
         x = np.geomspace(part["n_terms"].min(), part["n_terms"].max(), 60)
         for (label, bound), linestyle in zip(bounds.items(), dashes, strict=True):
-            _theory(ax, lambda n, b=bound, u=u: b(n) * u, x, label=label, linestyle=linestyle)
+            _theory(ax, x, bound(x) * u, label=label, linestyle=linestyle)
         for method in (m for m in METHOD_ORDER if m in set(part["method"])):
             _curve(ax, part[part["method"] == method], "n_terms", method, method)
     axes[0][0].set_ylabel(r"error / $\sum|x_i|$")
@@ -116,7 +116,9 @@ def sums_by_method(frame: pd.DataFrame, distribution: str = "uniform") -> Figure
 
 
 def dots(frame: pd.DataFrame) -> Figure:
-    """Error of dot products against K: solid with an fp32 accumulator, dotted with the inputs' own format."""
+    """Error of dot products against K: solid with an fp32 accumulator, dotted with the inputs' own
+    format.
+    """
     rows = source(frame, "dots")
     names = [d for d in ("uniform", "normal") if len(rows) and d in set(rows["distribution"])]
     fig, axes = style.new(height=3.4, ncols=max(len(names), 1), sharey=True, squeeze=False)
@@ -130,10 +132,8 @@ def dots(frame: pd.DataFrame) -> Figure:
         part = rows[rows["distribution"] == distribution]
         x = np.geomspace(part["k"].min(), part["k"].max(), 60)
         u = formats.get("fp32").unit_roundoff
-        _theory(ax, lambda k, u=u: k * u, x, label="$Ku$, fp32")
-        _theory(
-            ax, lambda k, u=u: np.sqrt(k) * u, x, label=r"$\sqrt{K}\,u$, fp32", linestyle=DOTTED
-        )
+        _theory(ax, x, x * u, label="$Ku$, fp32")
+        _theory(ax, x, np.sqrt(x) * u, label=r"$\sqrt{K}\,u$, fp32", linestyle=DOTTED)
         for dtype in (d for d in FORMAT_ORDER if d in set(part["dtype"])):
             for accumulator, linestyle in (("fp32", SOLID), (dtype, DOTTED)):
                 some = part[(part["dtype"] == dtype) & (part["accumulator"] == accumulator)]

@@ -138,11 +138,11 @@ def new(
 
 def line(
     ax: Axes,
-    x: Sequence[float],
-    y: Sequence[float],
+    x: Sequence[float] | np.ndarray,
+    y: Sequence[float] | np.ndarray,
     name: str,
-    low: Sequence[float] | None = None,
-    high: Sequence[float] | None = None,
+    low: Sequence[float] | np.ndarray | None = None,
+    high: Sequence[float] | np.ndarray | None = None,
     *,
     label: str | None = None,
     markers: bool = True,

@@ -24,7 +24,7 @@ STAGE_COLOURS = dict(zip(STAGES, style.PALETTE, strict=True))
 
 def each_step(frame: pd.DataFrame, direction: str = "forward+backward") -> Figure:
     """Time of every step from the very first, over the settled time; a panel a machine."""
-    rows = steps(frame, "fresh").query("direction == @direction")
+    rows = steps(frame, "fresh", direction)
     machines = list(dict.fromkeys(rows["machine"]))
     fig, axes = style.new(height=3.0, ncols=max(len(machines), 1), squeeze=False)
     for ax, machine in zip(axes[0], machines, strict=False):
@@ -59,7 +59,7 @@ def bias_by_warmup(frame: pd.DataFrame, direction: str = "forward+backward") -> 
     For a published table "settled" is the mean of its source's main table, whose warm-up is not
     stated, or else of the one with the most warm-up steps.
     """
-    rows = steps(frame, "fresh").query("direction == @direction")
+    rows = steps(frame, "fresh", direction)
     told = published.load("warmup").query("direction == @direction")
     panels: list[tuple[str, dict[str, tuple[list[int], np.ndarray]]]] = []
     for source, group in told.groupby("source"):
@@ -139,7 +139,7 @@ def stages(frame: pd.DataFrame) -> Figure:
         colour = STAGE_COLOURS[name]
         ax.plot(values, at, linestyle="", marker=mark, color=colour, label=title, markersize=5.5)
     ax.set_yticks(range(len(rows)), names, fontsize=7.5)
-    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}"))
     ax.set_xlabel("wall time, ms")
@@ -150,7 +150,7 @@ def stages(frame: pd.DataFrame) -> Figure:
 def each_step_alt(frame: pd.DataFrame, direction: str = "forward+backward") -> str:
     """Alternative text of `each_step`."""
     parts = []
-    rows = steps(frame, "fresh").query("direction == @direction")
+    rows = steps(frame, "fresh", direction)
     for (_, model), group in rows.groupby(["machine", "model"], sort=False):
         first = np.median([s[0] / settled(s) for s in group["samples_ms"]])
         parts.append(f"{model} on {place(group.iloc[0])} starts at {first:.2g} times")
@@ -160,7 +160,7 @@ def each_step_alt(frame: pd.DataFrame, direction: str = "forward+backward") -> s
 def bias_by_warmup_alt(frame: pd.DataFrame, direction: str = "forward+backward") -> str:
     """Alternative text of `bias_by_warmup`."""
     parts = []
-    rows = steps(frame, "fresh").query("direction == @direction")
+    rows = steps(frame, "fresh", direction)
     for _, group in rows.groupby("machine", sort=False):
         for model, (_, ratios) in _measured_bias(group).items():
             middle = np.median(ratios, axis=0)

@@ -1,0 +1,203 @@
+"""A document as one HTML file that loads nothing: maths as MathML, figures as inline SVG."""
+
+import base64
+import html
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jinja2
+
+from fusedlib import paths
+from fusedlib.study.display import header_rows
+from fusedlib.study.report import svg
+from fusedlib.study.report.code import highlighted
+from fusedlib.study.report.fragments import Fragments
+from fusedlib.study.report.model import (
+    Abstract,
+    Block,
+    Code,
+    Document,
+    Failure,
+    Figure,
+    Finding,
+    Heading,
+    Origin,
+    Prose,
+    Table,
+    Text,
+)
+
+_FONT = "fonts/stix-two-math-subset.woff2"
+_LONG = 44  # characters from which a cell may wrap
+
+
+def page(document: Document, *, home: str | None = None) -> str:
+    """The whole HTML file.
+
+    Args:
+        document: numbered, with unique anchors.
+        home: relative address of the report, for a notebook's page; None for the report itself.
+    """
+    fragments = Fragments.of(document, "html")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(paths.TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    font = base64.b64encode((paths.TEMPLATES / _FONT).read_bytes()).decode()
+    title = fragments.lines[document.title]
+    return environment.get_template("page.html.j2").render(
+        title=title,
+        plain_title=plain_text(document.title),
+        lead=fragments.blocks[document.lead],
+        contents=_contents(document.blocks, fragments),
+        body="\n".join(_block(block, fragments) for block in document.blocks),
+        style=(paths.TEMPLATES / "page.css").read_text(encoding="utf-8"),
+        font=font,
+        home=home,
+        wide=any(isinstance(block, Code) for block in document.blocks),
+    )
+
+
+def plain_text(markdown: str) -> str:
+    """Text of a line of Markdown for places without markup: window title, PDF's metadata."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown)
+    return re.sub(r"(?<!\\)[`*$]", "", text).replace("\\", "")
+
+
+def _contents(blocks: Iterable[Block], fragments: Fragments) -> list[dict[str, Any]]:
+    """Entries of the table of contents: sections, each with its subsections."""
+    entries: list[dict[str, Any]] = []
+    for block in blocks:
+        if not isinstance(block, Heading) or block.level > 2:
+            continue
+        text = re.sub(r"</?a\b[^>]*>", "", fragments.lines[block.text])
+        entry = {"anchor": block.anchor, "number": block.number, "text": text, "parts": []}
+        if block.level == 1 or not entries:
+            entries.append(entry)
+        else:
+            entries[-1]["parts"].append(entry)
+    return entries
+
+
+def _block(block: Block, fragments: Fragments) -> str:
+    write: Callable[[Any, Fragments], str] = _WRITERS[type(block)]
+    return write(block, fragments)
+
+
+def _heading(block: Heading, fragments: Fragments) -> str:
+    tag = f"h{min(block.level + 1, 6)}"
+    number = f'<span class="number">{block.number}</span> ' if block.number else ""
+    return f'<{tag} id="{block.anchor}">{number}{fragments.lines[block.text]}</{tag}>'
+
+
+def _abstract(block: Abstract, fragments: Fragments) -> str:
+    texts = "\n".join(fragments.blocks[text] for text in block.texts)
+    return (
+        f'<section class="abstract" aria-labelledby="abstract"><h2 id="abstract">Abstract</h2>\n'
+        f"{texts}\n</section>"
+    )
+
+
+def _finding(block: Finding, fragments: Fragments) -> str:
+    items = [fragments.lines[item] for item in block.items]
+    if len(items) == 1:
+        return f'<div class="finding"><p><strong>Finding.</strong> {items[0]}</p></div>'
+    listed = "".join(f"<li>{item}</li>" for item in items)
+    return f'<div class="finding"><p><strong>Findings.</strong></p><ul>{listed}</ul></div>'
+
+
+def _table(block: Table, fragments: Fragments) -> str:
+    content = {
+        "columns": [list(c) for c in block.columns],
+        "align": [_side(s) for s in block.align],
+    }
+    head = "".join(header_rows(content)).replace("style=", "class=")
+    head = re.sub(r'class="text-align: (\w+)"', r'class="\1"', head)
+    body = "\n".join(
+        f"<tr{_grouped(block, at)}>{''.join(_cells(block, row))}</tr>"
+        for at, row in enumerate(block.rows)
+    )
+    caption = f"{block.anchor}-caption"
+    note = f'<p class="note">{fragments.lines[block.note]}</p>' if block.note else ""
+    return (
+        f'<figure class="table" id="{block.anchor}">\n'
+        f'<figcaption id="{caption}"><span class="label">Table {block.number}.</span> '
+        f"{fragments.lines[block.caption]}</figcaption>\n"
+        f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{caption}">'
+        f'<table class="data" aria-labelledby="{caption}">\n<thead>{head}</thead>\n'
+        f"<tbody>\n{body}\n</tbody>\n</table></div>\n{note}</figure>"
+    )
+
+
+def _side(align: str) -> str:
+    return "right" if align == "right" else "left"
+
+
+def _grouped(block: Table, at: int) -> str:
+    """A rule above the first row of a group of rows."""
+    starts = block.stub > 1 and at > 0 and block.rows[at][0] != ""
+    return ' class="start"' if starts else ""
+
+
+def _cells(block: Table, row: tuple[str, ...]) -> Iterable[str]:
+    for at, (cell, align) in enumerate(zip(row, block.align, strict=True)):
+        classes = f'class="{_side(align)}{" long" if len(cell) > _LONG else ""}"'
+        tag = ("th", f'th scope="row" {classes}') if at < block.stub else ("td", f"td {classes}")
+        yield f"<{tag[1]}>{html.escape(cell)}</{tag[0]}>"
+
+
+def _figure(block: Figure, fragments: Fragments) -> str:
+    if block.svg:
+        picture = svg.inline(block.svg, f"{block.anchor}-svg", block.alt)
+    else:
+        data = base64.b64encode(block.png or b"").decode()
+        picture = f'<img src="data:image/png;base64,{data}" alt="{html.escape(block.alt)}">'
+    return (
+        f'<figure class="picture" id="{block.anchor}">\n{picture}\n'
+        f'<figcaption><span class="label">Figure {block.number}.</span> '
+        f"{fragments.lines[block.caption]}</figcaption>\n</figure>"
+    )
+
+
+def _text(block: Text, _: Fragments) -> str:
+    return f'<pre class="output" tabindex="0">{html.escape(block.text)}</pre>'
+
+
+def _code(block: Code, _: Fragments) -> str:
+    names = f'<p class="tags">{html.escape(", ".join(block.tags))}</p>' if block.tags else ""
+    code = f'<pre tabindex="0"><code>{highlighted(block.source)}</code></pre>'
+    return f'<div class="cell">{names}{code}</div>'
+
+
+def _failure(block: Failure, _: Fragments) -> str:
+    return (
+        f'<div class="failure" role="alert"><p><strong>{html.escape(block.title)}</strong></p>'
+        f'<pre tabindex="0">{html.escape(block.lines)}</pre></div>'
+    )
+
+
+def _origin(block: Origin, _: Fragments) -> str:
+    path = f"<code>{html.escape(block.notebook)}</code>"
+    if block.page:
+        path = f'<a href="{html.escape(block.page)}">{path}</a>'
+    profile = f" · profile <code>{html.escape(block.profile)}</code>" if block.profile else ""
+    rows = f"<code>{html.escape(block.rows)}</code>"
+    return f'<p class="origin">Notebook {path}{profile} · rows {rows}</p>'
+
+
+_WRITERS: dict[type, Callable[..., str]] = {
+    Heading: _heading,
+    Prose: lambda block, fragments: fragments.blocks[block.text],
+    Abstract: _abstract,
+    Finding: _finding,
+    Table: _table,
+    Figure: _figure,
+    Text: _text,
+    Code: _code,
+    Failure: _failure,
+    Origin: _origin,
+}

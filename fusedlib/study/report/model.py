@@ -1,0 +1,142 @@
+"""What a report is made of, between notebooks on one side and HTML or PDF on the other."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Section:
+    """An executed notebook on its way into the report.
+
+    `notebook` is the executed copy, complete or partial, None when there is none; `error` is what
+    went wrong, None when nothing did. The section named "report" is the frame.
+    """
+
+    name: str
+    title: str
+    notebook: Path | None
+    error: str | None
+    profile: str
+
+
+@dataclass(frozen=True)
+class Heading:
+    """`level` 1 is a section; `number` is empty for an unnumbered one; `text` is Markdown."""
+
+    level: int
+    text: str
+    anchor: str
+    number: str = ""
+    appendix: bool = False
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Markdown, with its internal links resolved."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Sentences in Markdown that the reader should take away."""
+
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Abstract:
+    """The frame's abstract: Markdown paragraphs and findings."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells and headers are plain text, see `display.table_json`; caption and note Markdown."""
+
+    anchor: str
+    number: int
+    name: str
+    caption: str
+    note: str | None
+    columns: tuple[tuple[str, ...], ...]
+    stub: int
+    align: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing as SVG text or, when a notebook shows another kind of picture, as PNG bytes."""
+
+    anchor: str
+    number: int
+    name: str
+    caption: str
+    alt: str
+    svg: str | None = None
+    png: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Text:
+    """Plain output of a cell."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Source of a cell; only in a rendered notebook."""
+
+    source: str
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A notebook or a cell that went wrong: one line, and the last lines of the error."""
+
+    title: str
+    lines: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The line at a section's head: which notebook it is and how it ran."""
+
+    name: str
+    notebook: str
+    page: str | None
+    profile: str
+    rows: str
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Place of the list of tables and figures, filled when their numbers are known."""
+
+
+Block = (
+    Heading
+    | Prose
+    | Finding
+    | Abstract
+    | Table
+    | Figure
+    | Text
+    | Code
+    | Failure
+    | Origin
+    | Reproduce
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A report: title in Markdown, the paragraphs under it, and its blocks in order."""
+
+    title: str
+    lead: str
+    blocks: tuple[Block, ...] = field(default_factory=tuple)

@@ -1,0 +1,50 @@
+"""An executed notebook as a document with its code: what the report's links lead to."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fusedlib.study.report.combine import PAPERMILL_ERROR, load
+from fusedlib.study.report.model import Block, Document, Failure, Heading, Prose, Section
+from fusedlib.study.report.outputs import (
+    Numbering,
+    code_block,
+    last_lines,
+    markdown_blocks,
+    output_blocks,
+    tags,
+)
+
+
+def document(section: Section, notebook: Path) -> Document:
+    """All cells in order, with code, asides and errors; headings keep their level."""
+    blocks = list(_blocks(notebook))
+    title = section.title
+    if blocks and isinstance(blocks[0], Heading) and blocks[0].level == 1:
+        title = blocks[0].text
+        blocks = blocks[1:]
+    if section.error:
+        failed = f"This notebook, {section.name}.ipynb, failed."
+        blocks.insert(0, Failure(failed, last_lines(section.error)))
+    profile = f" with the profile `{section.profile}`" if section.profile else ""
+    return Document(title, f"`{section.name}.ipynb`, as executed{profile}.", tuple(blocks))
+
+
+def _blocks(notebook: Path) -> Iterator[Block]:
+    numbering = Numbering()
+    for cell in load(notebook).cells:
+        if PAPERMILL_ERROR in tags(cell):
+            continue
+        if cell.cell_type == "code":
+            if cell.source.strip():
+                yield code_block(cell)
+            yield from output_blocks(cell, "cell", numbering, stderr=True)
+        elif cell.cell_type == "markdown":
+            for block in markdown_blocks(cell.source, "", numbering):
+                yield _raised(block)
+
+
+def _raised(block: Heading | Prose) -> Block:
+    """A notebook's `##` is a section of its page."""
+    if isinstance(block, Heading) and block.level > 1:
+        return Heading(block.level - 1, block.text, block.anchor)
+    return block

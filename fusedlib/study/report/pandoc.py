@@ -1,0 +1,134 @@
+r"""Markdown with TeX maths to HTML with MathML or to Typst, many fragments in one call of pandoc.
+
+The dialect is JupyterLab's: GitHub's Markdown and `$...$`. HTML tags show as text, pictures from
+elsewhere become links, so nothing is ever loaded from a network.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+import pypandoc
+
+TARGETS = ("html", "typst")
+_FORMAT = (
+    "gfm+tex_math_dollars-tex_math_gfm-raw_html-emoji-footnotes-gfm_auto_identifiers+raw_attribute"
+)
+_PARTS = re.compile(
+    r"(?P<fence>^ {0,3}(?P<mark>`{3,}|~{3,})[^\n]*\n.*?(?:^ {0,3}(?P=mark)[`~]*[ \t]*$|\Z))"
+    r"|(?P<code>(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`))"
+    r"|(?P<escaped>\\\$)"
+    r"|(?P<display>\$\$.+?\$\$)"
+    r"|(?P<inline>\$(?![\s$])[^$\n]*?(?<![\s\\])\$(?!\d))",
+    re.DOTALL | re.MULTILINE,
+)
+_ENVIRONMENT = re.compile(
+    r"^\\begin\{(align|equation|gather|multline)(\*?)\}(.*?)\\end\{\1\2\}", re.DOTALL | re.MULTILINE
+)
+_PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]*)[^)]*\)")
+_UNITS = "ms|µs|ns|s|min|GB|GiB|MB|MiB|KiB|B|GB/s|TB/s|TFLOP/s|GFLOP/s|MHz|GHz|W|°C|%|steps?|GPUs?"
+_UNIT = re.compile(rf"(?<=\d) (?=(?:{_UNITS})(?![\w/]))")
+
+
+def convert(fragments: Sequence[str], target: str) -> list[str]:
+    """Each fragment of Markdown as `target`, "html" or "typst".
+
+    Raises:
+        ValueError: an unknown target.
+        RuntimeError: pandoc failed.
+    """
+    if target not in TARGETS:
+        raise ValueError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
+    if not fragments:
+        return []
+    prepared = [prepare(fragment) for fragment in fragments]
+    mark = "<!--fusedlib-fragment-->" if target == "html" else "//fusedlib-fragment"
+    glue = f"\n\n```{{={target}}}\n{mark}\n```\n\n"
+    parts = _pandoc(glue.join(prepared), target).split(mark)
+    if len(parts) != len(prepared):  # a fragment left something open
+        parts = [_pandoc(fragment, target) for fragment in prepared]
+    return [_mended(part.strip("\n"), target) for part in parts]
+
+
+def convert_inline(fragments: Sequence[str], target: str) -> list[str]:
+    """Like `convert` for a heading or a caption: one line, without its paragraph."""
+    lines = [" ".join(fragment.split()) for fragment in fragments]
+    # A paragraph, whatever a line begins with: "#", "1." and "-" do not start a block.
+    guarded = [re.sub(r"^(#|[-+*>]\s|\d+(?=[.)]\s))", r"\\\1", line) for line in lines]
+    guarded = [re.sub(r"^\\(\d+)([.)])", r"\1\\\2", line) for line in guarded]
+    return [_unwrapped(part) for part in convert(guarded, target)]
+
+
+def prepare(text: str) -> str:
+    """Markdown that pandoc renders as JupyterLab does; see the functions below for what differs."""
+    done, at = [], 0
+    for found in _PARTS.finditer(text):
+        done += [_text(text[at : found.start()]), _part(found)]
+        at = found.end()
+    return "".join([*done, _text(text[at:])])
+
+
+def _part(found: re.Match[str]) -> str:
+    if found["fence"]:
+        # No language: pandoc's highlighting needs a style of its own in each target.
+        return re.sub(r"^( {0,3})([`~]+)[^\n]*", r"\1\2", found[0], count=1)
+    if found["display"]:
+        return f"$${_math(found[0][2:-2])}$$"
+    if found["inline"]:
+        return f"${_math(found[0][1:-1])}$"
+    return found[0]
+
+
+def _text(text: str) -> str:
+    text = _ENVIRONMENT.sub(lambda found: _environment(*found.groups()), text)
+    text = _PICTURE.sub(_picture, text)
+    return _UNIT.sub("\N{NO-BREAK SPACE}", text)
+
+
+def _environment(name: str, _star: str, body: str) -> str:
+    """A bare environment as display maths; equation numbers are not kept."""
+    inner = {"align": "aligned", "multline": "gathered", "gather": "gathered"}.get(name)
+    body = body.strip()
+    if inner:
+        body = f"\\begin{{{inner}}}{body}\\end{{{inner}}}"
+    return f"$${_math(body)}$$"
+
+
+def _math(tex: str) -> str:
+    r"""TeX that pandoc's writers get right: `\!`, `\;` and `\:` become wrong widths in Typst."""
+    tex = re.sub(r"\\(tag|label)\s*\{[^}]*\}", "", tex)
+    tex = re.sub(r"\\arg(min|max)(?![a-zA-Z])", r"\\operatorname*{arg\\,\1}", tex)
+    tex = re.sub(r"(?<!\\)\\!", "", tex)
+    tex = re.sub(r"(?<!\\)\\[;:]", r"\\,", tex)
+    return tex.strip()
+
+
+def _picture(found: re.Match[str]) -> str:
+    alt, address = found[1] or "picture", found[2]
+    return f"[{alt}]({address})" if re.match(r"https?:", address) else alt
+
+
+def _pandoc(text: str, target: str) -> str:
+    options = ["--wrap=none", "--columns=100000"]
+    if target == "html":
+        options.append("--mathml")
+    converted: str = pypandoc.convert_text(text, target, format=_FORMAT, extra_args=options)
+    return converted
+
+
+def _mended(part: str, target: str) -> str:
+    if target == "html":
+        part = re.sub(r'<img[^>]*?alt="([^"]*)"[^>]*>|<img[^>]*>', r"\1", part)
+        part = re.sub(r"<table[^>]*>", '<div class="scroll" tabindex="0"><table>', part)
+        return part.replace("</table>", "</table></div>")
+    return _sub_all(part, [(r"#image\([^)]*\)", lambda _: "")])
+
+
+def _sub_all(text: str, rules: list[tuple[str, Callable[[re.Match[str]], str]]]) -> str:
+    for pattern, change in rules:
+        text = re.sub(pattern, change, text)
+    return text
+
+
+def _unwrapped(part: str) -> str:
+    found = re.fullmatch(r"<p>(.*)</p>", part.strip(), re.DOTALL)
+    return found[1] if found and "<p>" not in found[1] else part.strip()

@@ -1,0 +1,219 @@
+"""A document as PDF through Typst: no browser, no LaTeX, no fonts of the system."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typst
+
+from fusedlib import paths
+from fusedlib.study.plots.style import INK
+from fusedlib.study.report.fragments import Fragments
+from fusedlib.study.report.html import plain_text
+from fusedlib.study.report.model import (
+    Abstract,
+    Block,
+    Code,
+    Document,
+    Failure,
+    Figure,
+    Finding,
+    Heading,
+    Origin,
+    Prose,
+    Table,
+    Text,
+)
+
+_TEMPLATE = "report.typ"
+_PREAMBLE = f'#import "{_TEMPLATE}": *\n'
+_UNBROKEN = re.compile(r"\S{25,}")
+_LONG = 34  # characters from which a column of a table holds text that wraps
+
+
+def compiled(document: Document) -> bytes:
+    """The PDF's bytes, the same each time.
+
+    A formula that Typst does not understand is set as its TeX source.
+
+    Raises:
+        RuntimeError: Typst does not accept the document, with its message.
+    """
+    with tempfile.TemporaryDirectory(prefix="fusedlib-report-") as name:
+        folder = Path(name)
+        shutil.copyfile(paths.TEMPLATES / _TEMPLATE, folder / _TEMPLATE)
+        for block in document.blocks:
+            if isinstance(block, Figure):
+                _write_picture(block, folder)
+        fragments = Fragments.of(document, "typst")
+        try:
+            return _compile(source(document, fragments), folder)
+        except RuntimeError:
+            mended = _mended(fragments, document, folder)
+            return _compile(source(document, mended), folder)
+
+
+def source(document: Document, fragments: Fragments) -> str:
+    """The document in Typst's language."""
+    title = fragments.lines[document.title]
+    before = [b for b in document.blocks if isinstance(b, Abstract)]
+    body = [b for b in document.blocks if not isinstance(b, Abstract)]
+    parts = [
+        _PREAMBLE,
+        f"#show: report.with(title: [{title}], plain-title: {quoted(plain_text(document.title))}, "
+        f"lead: [{fragments.blocks[document.lead]}])",
+        *(_block(block, fragments) for block in before),
+        "#contents()",
+        *(_block(block, fragments) for block in body),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def quoted(text: str) -> str:
+    """A string literal; characters that PDF cannot hold are left out."""
+    text = "".join(c for c in text if c >= " " or c in "\n\t")
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def _array(items: list[str]) -> str:
+    return f"({''.join(item + ', ' for item in items)})"
+
+
+def _compile(text: str, folder: Path) -> bytes:
+    main = folder / "main.typ"
+    main.write_text(text, encoding="utf-8")
+    result: bytes = typst.compile(str(main), root=str(folder), ignore_system_fonts=True)
+    return result
+
+
+def _mended(fragments: Fragments, document: Document, folder: Path) -> Fragments:
+    """Fragments with those that Typst refuses replaced by their Markdown source."""
+    anchors = "\n".join(
+        f"#figure([x]) #label({quoted(block.anchor)})"
+        for block in document.blocks
+        if isinstance(block, Heading | Table | Figure)
+    )
+
+    def tried(source_text: str, fragment: str) -> str:
+        try:
+            _compile(f"{_PREAMBLE}\n{anchors}\n#[{fragment}]\n", folder)
+        except RuntimeError:
+            return f"#raw({quoted(source_text)})"
+        return fragment
+
+    return replace(
+        fragments,
+        blocks={text: tried(text, done) for text, done in fragments.blocks.items()},
+        lines={text: tried(text, done) for text, done in fragments.lines.items()},
+    )
+
+
+def _write_picture(block: Figure, folder: Path) -> None:
+    path = folder / _picture_name(block)
+    if block.svg:
+        path.write_text(block.svg.replace(INK, "#1b1d21"), encoding="utf-8")
+    else:
+        path.write_bytes(block.png or b"")
+
+
+def _picture_name(block: Figure) -> str:
+    return f"figure-{block.number}.{'svg' if block.svg else 'png'}"
+
+
+def _block(block: Block, fragments: Fragments) -> str:
+    write: Callable[[Any, Fragments], str] = _WRITERS[type(block)]
+    return write(block, fragments)
+
+
+def _label(anchor: str) -> str:
+    return f"#label({quoted(anchor)})"
+
+
+def _heading(block: Heading, fragments: Fragments) -> str:
+    body = f"numbered({quoted(block.number)}, [{fragments.lines[block.text]}])"
+    return f"#heading(level: {block.level}, {body}) {_label(block.anchor)}"
+
+
+def _abstract(block: Abstract, fragments: Fragments) -> str:
+    texts = "\n\n".join(fragments.blocks[text] for text in block.texts)
+    return f"#abstract[\n{texts}\n]"
+
+
+def _finding(block: Finding, fragments: Fragments) -> str:
+    return "#finding" + "".join(f"[{fragments.lines[item]}]" for item in block.items)
+
+
+def _table(block: Table, fragments: Fragments) -> str:
+    long = [
+        any(len(row[at]) > _LONG for row in block.rows) or _word(block.columns[at][-1])
+        for at in range(len(block.columns))
+    ]
+    data = {
+        "columns": _array([_array([quoted(_soft(c)) for c in names]) for names in block.columns]),
+        "align": _array([quoted(side) for side in block.align]),
+        "stub": str(block.stub),
+        "long": _array([str(value).lower() for value in long]),
+        "rows": _array([_array([quoted(_soft(c)) for c in row]) for row in block.rows]),
+    }
+    given = ", ".join(f"{name}: {value}" for name, value in data.items())
+    note = f"[{fragments.lines[block.note]}]" if block.note else "none"
+    caption = fragments.lines[block.caption]
+    return (
+        f"#[#metadata(none) {_label(block.anchor)}]\n"
+        f"#datatable({quoted(str(block.number))}, [{caption}], {note}, ({given}))"
+    )
+
+
+def _word(header: str) -> bool:
+    return len(header) > _LONG
+
+
+def _soft(text: str) -> str:
+    """Text in which very long words may break."""
+    return _UNBROKEN.sub(
+        lambda found: "\N{ZERO WIDTH SPACE}".join(re.findall(r".{1,24}", found[0])), text
+    )
+
+
+def _figure(block: Figure, fragments: Fragments) -> str:
+    image = f"image({quoted(_picture_name(block))}, alt: {quoted(block.alt)}, {_width(block)})"
+    return (
+        f"#[#metadata(none) {_label(block.anchor)}]\n"
+        f"#picture({quoted(str(block.number))}, [{fragments.lines[block.caption]}], {image})"
+    )
+
+
+def _width(block: Figure) -> str:
+    """Drawings keep their size up to the text's width, other pictures fill it."""
+    found = re.search(r'<svg[^>]*\swidth="([\d.]+)pt"', block.svg or "")
+    return f"width: {found[1]}pt" if found and float(found[1]) < 464 else "width: 100%"
+
+
+def _text(block: Text, _: Fragments) -> str:
+    return f"#output({quoted(_soft(block.text))})"
+
+
+def _failure(block: Failure, _: Fragments) -> str:
+    return f"#failure({quoted(_soft(block.title))}, {quoted(_soft(block.lines))})"
+
+
+def _origin(block: Origin, _: Fragments) -> str:
+    return f"#origin({quoted(block.notebook)}, {quoted(block.profile)}, {quoted(block.rows)})"
+
+
+_WRITERS: dict[type, Callable[..., str]] = {
+    Heading: _heading,
+    Prose: lambda block, fragments: fragments.blocks[block.text],
+    Abstract: _abstract,
+    Finding: _finding,
+    Table: _table,
+    Figure: _figure,
+    Text: _text,
+    Code: lambda block, _: f"#raw(block: true, {quoted(block.source)})",
+    Failure: _failure,
+    Origin: _origin,
+}

@@ -1,0 +1,40 @@
+"""Functions that the tests call in fresh processes."""
+
+import os
+import signal
+import sys
+import time
+
+
+def add(a, b, start):
+    print("noise that must not reach the answer")
+    return {"sum": a + b, "pid": os.getpid(), **start}
+
+
+def fail(start):
+    raise RuntimeError("broken on purpose\nsecond line")
+
+
+def out_of_memory(start):
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
+def unavailable(start):
+    from fusedlib.bench.results import Unavailable
+
+    raise Unavailable("no such card")
+
+
+def killed(start):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crash(start):
+    print("last words", file=sys.stderr, flush=True)
+    os._exit(7)
+
+
+def sleep(path, start):
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600)

@@ -1,0 +1,108 @@
+"""Small executed notebooks, made without a kernel from what `display` really emits."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import nbformat
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fusedlib.study import display
+from fusedlib.study.plots import style
+
+
+def outputs_of(*shows: Callable[[], None]) -> list[Any]:
+    """The outputs that these calls of `display` leave in a notebook."""
+    found: list[Any] = []
+
+    def emit(data: Any, meaning: Any, metadata: Any = None) -> None:
+        found.append(
+            nbformat.v4.new_output(
+                "display_data", data=data, metadata={"fusedlib": meaning, **(metadata or {})}
+            )
+        )
+
+    with mock.patch.object(display, "_emit", emit):
+        for show in shows:
+            show()
+    return found
+
+
+def text(source: str, *tags: str) -> Any:
+    """A Markdown cell."""
+    return nbformat.v4.new_markdown_cell(source, metadata={"tags": list(tags)})
+
+
+def code(source: str, *outputs: Any, tags: tuple[str, ...] = (), ran: bool = True) -> Any:
+    """A code cell with its outputs."""
+    return nbformat.v4.new_code_cell(
+        source,
+        outputs=list(outputs),
+        metadata={"tags": list(tags)},
+        execution_count=1 if ran else None,
+    )
+
+
+def stream(content: str, name: str = "stdout") -> Any:
+    """Printed text."""
+    return nbformat.v4.new_output("stream", name=name, text=content)
+
+
+def failure(message: str) -> Any:
+    """An error with a coloured traceback."""
+    return nbformat.v4.new_output(
+        "error",
+        ename="ValueError",
+        evalue=message,
+        traceback=["\x1b[31mTraceback\x1b[0m (most recent call last)", f"ValueError: {message}"],
+    )
+
+
+def write(path: Path, *cells: Any) -> Path:
+    """A notebook file."""
+    for at, cell in enumerate(cells):
+        cell.id = f"cell-{at}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nbformat.v4.new_notebook(cells=list(cells)), path)
+    return path
+
+
+def narrow() -> pd.DataFrame:
+    """A small table."""
+    return pd.DataFrame(
+        {"Sum": ["fp32", "fp16"], "Published": [10.0001, 9.9531], "Measured": [10.000134, None]}
+    )
+
+
+def wide(columns: int = 4, rows: int = 5) -> pd.DataFrame:
+    """A table with `columns` groups of three columns and two levels of row names."""
+    sizes = ["small", "medium", "large", "xl", "2.7b"]
+    index = pd.MultiIndex.from_tuples(
+        [(sizes[at // 4 % 5], f"{(0, 1, 2, 5)[at % 4]}") for at in range(rows)],
+        names=["Model", "Warm-up"],
+    )
+    data = {
+        (group, what): [f"{(at + 1) * 37.13 + number * 11.7:.2f}" for at in range(rows)]
+        for number, group in enumerate(
+            ["Forward, ms", "Backward, ms", "Forward and backward, ms", "Full step, ms"][:columns]
+        )
+        for what in ["published", "H200", "own"]
+    }
+    return pd.DataFrame(data, index=index)
+
+
+def curves() -> Figure:
+    """A drawing with clip paths, bands and a legend."""
+    fig, ax = style.new()
+    steps = list(range(1, 11))
+    for name, top in (("forward", 4.0), ("backward", 7.0)):
+        times = [top / step + 1 for step in steps]
+        style.line(ax, steps, times, name, [0.9 * t for t in times], [1.1 * t for t in times])
+    style.reference_line(ax, y=1.0, label="settled")
+    ax.set_yscale("log")
+    ax.set_xlabel("Step")
+    ax.set_ylabel("Time, ms")
+    style.legend(ax)
+    return fig

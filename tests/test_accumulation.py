@@ -1,0 +1,248 @@
+"""Formats, rounding and sums, each against a slow exact implementation or a plain loop."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusedlib.bench import accumulation, formats
+
+PUBLISHED = {
+    "fp32": "10.0001",
+    "fp16": "9.9531",
+    "fp16 into fp32": "10.0021",
+    "fp16 upcast, then added": "10.0021",
+}
+ALL = list(formats.FORMATS)
+
+
+def exact_rounding(value: float, precision: int) -> Fraction:
+    """Nearest number of `precision` bits, ties to even, written independently of the library."""
+    x = Fraction(value)
+    if x == 0:
+        return x
+    scale = Fraction(1)
+    while abs(x) * scale >= 2**precision:
+        scale /= 2
+    while abs(x) * scale < 2 ** (precision - 1):
+        scale *= 2
+    below = math.floor(x * scale)
+    rest = x * scale - below
+    up = rest > Fraction(1, 2) or (rest == Fraction(1, 2) and below % 2 == 1)
+    return Fraction(below + up) / scale
+
+
+def loop_sum(terms: np.ndarray, dtype: str) -> float:
+    """One addition after another, each rounded exactly; fp32-held terms of the format."""
+    total = Fraction(0)
+    for term in terms:
+        total = formats.nearest(total + Fraction(float(term)), dtype)
+    return float(total)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1.0, 1.0),
+        (1 + 2**-11, 1.0),  # a tie: down to even
+        (1 + 3 * 2**-11, 1 + 2**-9),  # a tie: up to even
+        (1 + 2**-11 + 2**-20, 1 + 2**-10),
+        (-(1 + 2**-11), -1.0),
+        (2 - 2**-12, 2.0),  # carries into the exponent
+        (0.0, 0.0),
+        (math.inf, math.inf),
+    ],
+)
+def test_tf32_rounding_of_known_values(value: float, expected: float):
+    assert formats.round_to(np.array([value], np.float32), "tf32")[0] == expected
+
+
+def test_rounding_keeps_nan_and_overflows_to_infinity():
+    largest = np.array([np.finfo(np.float32).max, np.nan], np.float32)
+    for dtype in ("tf32", "bf16", "fp16"):
+        rounded = formats.round_to(largest, dtype)
+        assert np.isinf(rounded[0])
+        assert np.isnan(rounded[1])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(2.0**-60, 2.0**60, width=32), st.booleans(), st.sampled_from(["tf32", "bf16"]))
+def test_emulated_rounding_vs_exact_fractions(value: float, negative: bool, dtype: str):
+    x = -value if negative else value
+    got = formats.round_to(np.array([x], np.float32), dtype)[0]
+    assert Fraction(float(got)) == exact_rounding(x, formats.get(dtype).precision)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(-6e4, 6e4, width=32))
+def test_fp16_rounding_vs_exact_fractions_with_subnormals(value: float):
+    got = formats.round_to(np.array([value], np.float32), "fp16")[0]
+    assert Fraction(float(got)) == formats.nearest(value, "fp16")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(2.0**-30, 2.0**30), st.sampled_from(ALL))
+def test_nearest_vs_exact_fractions(value: float, dtype: str):
+    if dtype == "fp16":
+        value = max(value, 2.0**-14)
+    assert formats.nearest(value, dtype) == exact_rounding(value, formats.get(dtype).precision)
+
+
+def test_bf16_rounding_is_torchs():
+    values = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
+    wanted = torch.from_numpy(values).bfloat16().float().numpy()
+    assert np.array_equal(formats.round_to(values, "bf16"), wanted)
+
+
+def test_truncation_cuts_rounding_does_not():
+    assert formats.round_to(np.float32([1 + 3 * 2**-12]), "tf32")[0] == 1 + 2**-10
+    chopped = formats.truncate_to_fp32(np.array([1 + 2**-23 + 2**-24 + 2**-30, -1 - 2**-24]))
+    assert chopped.tolist() == [1 + 2**-23, -1.0]
+
+
+def test_unknown_format_and_dtype_are_refused():
+    with pytest.raises(ValueError, match="fp32, tf32, fp16, bf16"):
+        formats.get("fp12")
+    with pytest.raises(ValueError, match="float64"):
+        formats.round_to(np.zeros(2), "tf32")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=65))
+def test_exact_sum_vs_fractions(values: list[float]):
+    exact = sum(map(Fraction, values), Fraction(0))
+    size = sum(map(abs, values))
+    got = float(formats.exact_sum(np.array(values)))
+    assert abs(Fraction(got) - exact) <= abs(exact) * Fraction(2) ** -52 + Fraction(size * 2**-90)
+
+
+def test_exact_sum_survives_cancellation_where_a_plain_sum_fails():
+    values = np.array([1.0, 1e100, 1.0, -1e100])
+    assert formats.exact_sum(values) == 2.0
+    assert values.sum() != 2.0
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("distribution", accumulation.DISTRIBUTIONS)
+def test_sequential_sum_vs_exact_loop(dtype: str, distribution: str):
+    terms = accumulation.rounded_terms(distribution, 1500, 2, dtype)
+    got = accumulation.sequential(terms, dtype)
+    assert [float(v) for v in got] == [loop_sum(column, dtype) for column in terms.T]
+
+
+def test_sequential_sum_rejects_impostors():
+    terms = accumulation.rounded_terms("uniform", 3000, 1, "fp16")
+    honest = loop_sum(terms[:, 0], "fp16")
+    assert accumulation.pairwise(terms, "fp16")[0] != honest
+    in_fp32 = formats.round_to(accumulation.sequential(terms, "fp32"), "fp16")[0]
+    assert in_fp32 != honest
+
+
+@pytest.mark.parametrize("n_terms", [(1 << 16) - 1, (1 << 16) + 3])
+def test_sequential_sum_across_blocks_vs_loop(n_terms: int):
+    terms = accumulation.rounded_terms("uniform", n_terms, 1, "fp32")
+    total = np.float32(0)
+    for term in terms[:, 0]:
+        total += term
+    assert accumulation.sequential(terms, "fp32")[0] == total
+
+
+def test_stopping_early_changes_nothing():
+    terms = accumulation.rounded_terms("uniform", 9000, 3, "bf16")
+    got = accumulation.sequential(terms, "bf16")
+    assert [float(v) for v in got] == [loop_sum(column, "bf16") for column in terms.T]
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_pairwise_and_kahan_beat_sequential(dtype: str):
+    terms = accumulation.rounded_terms("uniform", 3000, 3, dtype)
+    exact = formats.exact_sum(terms.astype(np.float64))
+    errors = {
+        name: np.abs(method(terms, dtype) - exact).max()
+        for name, method in accumulation.SUMS.items()
+    }
+    assert errors["kahan"] < errors["sequential"] / 4
+    assert errors["pairwise"] < errors["sequential"]
+    u = formats.get(dtype).unit_roundoff
+    assert errors["kahan"] <= 2.5 * u * exact.max()
+    assert errors["sequential"] > 2.5 * u * exact.max()
+
+
+def test_pairwise_takes_any_number_of_terms():
+    for n_terms in (1, 2, 3, 5, 17):
+        terms = np.ones((n_terms, 1), np.float32)
+        assert accumulation.pairwise(terms, "fp32")[0] == n_terms
+
+
+@pytest.mark.parametrize("name", list(PUBLISHED))
+def test_published_sum_is_reproduced_to_every_digit(name: str):
+    total = accumulation.four_sum(name, 1000)
+    assert f"{total.item():.4f}" == PUBLISHED[name]
+    assert PUBLISHED[name] in str(total)
+
+
+@pytest.mark.parametrize("case", accumulation.four_sum_cases()[:4], ids=lambda c: c["provider"])
+def test_representation_and_accumulation_make_up_the_error(case: accumulation.Case):
+    name = str(case["provider"])
+    value = accumulation.four_sum(name, 1000).item()
+    term = formats.nearest(Fraction(1, 100), accumulation.FOUR_SUMS[name].term)
+    representation, accumulated = accumulation.split_error(value, term, 1000)
+    assert representation + accumulated == Fraction(value) - 10
+    figures = accumulation.measure_four_sum(case)
+    assert figures["representation_error"] == float(representation)
+    assert figures["accumulation_error"] == float(accumulated)
+
+
+def test_fp16_sum_errs_by_accumulation_against_representation():
+    figures = accumulation.measure_four_sum(accumulation.four_sum_cases()[1])
+    assert figures["accumulation_error"] < 0 < figures["representation_error"]
+    assert abs(figures["accumulation_error"]) > 10 * figures["representation_error"]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "tf32"])
+@pytest.mark.parametrize("text", ["0.01", "1"])
+def test_a_sum_stops_where_the_formula_says(dtype: str, text: str):
+    case = {"dtype": dtype, "term_text": text}
+    figures = accumulation.measure_stagnation(case)
+    term = float(formats.nearest(Fraction(text), dtype))
+    terms = np.full(figures["additions"] + 5, term)
+    assert figures["value"] == figures["predicted_value"] == loop_sum(terms, dtype)
+    assert loop_sum(terms[: figures["additions"] - 1], dtype) < figures["value"]
+
+
+@pytest.mark.parametrize(
+    ("term", "dtype", "stop"), [(1.0, "fp32", 2.0**24), (0.01, "fp32", 2.0**18)]
+)
+def test_stagnation_formula(term: float, dtype: str, stop: float):
+    assert formats.stagnation_value(term, dtype) == stop
+    with pytest.raises(ValueError, match="positive"):
+        formats.stagnation_value(-term, dtype)
+
+
+def test_growth_measures_what_its_case_says():
+    case = accumulation.growth_cases(["bf16"], ["uniform"], 1000, 1000, 3)[-3]
+    assert (case["method"], case["n_terms"]) == ("sequential", 1000)
+    figures = accumulation.measure_growth(case)
+    low, mid, high = (figures[f"relative_error{e}"] for e in ("_low", "", "_high"))
+    assert 0 < low <= mid <= high <= 1
+    assert len(figures["signed_relative_error_samples"]) == 3
+    assert figures["signed_relative_error"] < 0  # a stagnating sum of positive terms is too small
+
+
+def test_cases_know_their_limits():
+    cases = accumulation.growth_cases(["fp32"], ["constant", "normal"], 1000, 100, 5)
+    assert max(c["n_terms"] for c in cases if c["method"] == "kahan") == 100
+    assert {c["seeds"] for c in cases if c["distribution"] == "constant"} == {1}
+    with pytest.raises(ValueError, match="at least 10"):
+        accumulation.grid(9)
+    with pytest.raises(ValueError, match="constant, uniform, normal"):
+        accumulation.draw("cauchy", 10, 1)
+
+
+def test_draws_extend_one_another():
+    short, long = (accumulation.draw("normal", n, 2).copy() for n in (100, 1000))
+    assert np.array_equal(short, long[:100])

@@ -1,0 +1,145 @@
+"""What `display` and the plots' style emit, and what they refuse."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from report_sample import curves, narrow, outputs_of, wide
+
+from fusedlib.study import display
+from fusedlib.study.plots import style
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "digits", "text"),
+    [
+        (1.2345, "ms", 3, "1.23 ms"),
+        (1.9, "×", 2, "1.9×"),
+        (12345.6, "ms", 3, "12,346 ms"),
+        (999.96, "ms", 4, "1,000 ms"),
+        (0.001234, "s", 2, "0.0012 s"),
+        (1.2e-7, "", 2, "1.2 × 10⁻⁷"),
+        (-3.0e12, "FLOP", 2, "−3.0 × 10¹² FLOP"),
+        (0, "ms", 3, "0 ms"),
+        (None, "ms", 3, "—"),
+        (float("nan"), "ms", 3, "—"),
+        (float("inf"), "ms", 3, "∞ ms"),
+        (np.float32(2.5), "ms", 2, "2.5 ms"),
+    ],
+)
+def test_quantity(value: float | None, unit: str, digits: int, text: str) -> None:
+    assert display.quantity(value, unit, digits) == text
+
+
+def test_table_json_of_plain_frame() -> None:
+    content = display.table_json(narrow())
+    assert content["columns"] == [["Sum"], ["Published"], ["Measured"]]
+    assert content["stub"] == 0
+    assert content["align"] == ["left", "right", "right"]
+    assert content["rows"] == [["fp32", "10.00", "10.00"], ["fp16", "9.953", "—"]]
+    json.dumps(content)
+
+
+def test_table_json_of_groups_names_a_row_group_once() -> None:
+    content = display.table_json(wide(2, 5))
+    assert content["columns"][:3] == [["", "Model"], ["", "Warm-up"], ["Forward, ms", "published"]]
+    assert content["stub"] == 2
+    assert [row[0] for row in content["rows"]] == ["small", "", "", "", "medium"]
+
+
+def test_table_keeps_strings_and_escapes_html() -> None:
+    frame = pd.DataFrame({"a<b": ['1 & "2"', "x\ny"]})
+    (output,) = outputs_of(lambda: display.table(frame, caption="c < d", name="t"))
+    assert output.data[display.TABLE_MIME]["rows"] == [['1 & "2"'], ["x y"]]
+    assert "a&lt;b" in output.data["text/html"] and "c &lt; d" in output.data["text/html"]
+
+
+@pytest.mark.parametrize("bad", ["", "Name", "a b", "a--b", "ä", "-a"])
+def test_bad_names_are_refused(bad: str) -> None:
+    with pytest.raises(ValueError, match="lower-case letters, digits"):
+        display.table(narrow(), caption="c", name=bad)
+
+
+@pytest.mark.parametrize("caption,alt", [("", "a"), (" ", "a"), ("c", "")])
+def test_figures_need_caption_and_alternative_text(caption: str, alt: str) -> None:
+    with pytest.raises(ValueError, match="needs a text as"):
+        display.figure(Figure(), caption=caption, alt=alt, name="f")
+
+
+def test_other_bad_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one column"):
+        display.table(pd.DataFrame(), caption="c", name="t")
+    with pytest.raises(ValueError, match="header levels"):
+        columns = pd.MultiIndex.from_tuples([("a", "b", "c")])
+        display.table(pd.DataFrame([[1]], columns=columns), caption="c", name="t")
+    with pytest.raises(ValueError, match="which ones and how to measure"):
+        display.finding([])
+    with pytest.raises(ValueError, match="must be a matplotlib Figure"):
+        display.figure("no", caption="c", alt="a", name="f")  # type: ignore[arg-type]
+
+
+def test_one_output_with_its_meaning_each() -> None:
+    outputs = outputs_of(
+        lambda: display.prose("*p*"),
+        lambda: display.finding(["a", "b"]),
+        lambda: display.table(narrow(), caption="c", name="t"),
+        lambda: display.figure(curves(), caption="c", alt="falls", name="f"),
+    )
+    assert [output.metadata["fusedlib"]["kind"] for output in outputs] == list(display.KINDS)
+    assert outputs[1].metadata["fusedlib"]["items"] == ["a", "b"]
+    assert outputs[3].data["text/plain"] == "falls"
+
+
+def test_outside_a_notebook_the_text_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    display.finding("It is so.")
+    assert "It is so." in capsys.readouterr().out
+
+
+def test_same_figure_gives_same_svg_bytes() -> None:
+    first, second = style.svg(curves()), style.svg(curves())
+    assert first == second
+    assert style.INK in first
+    assert "<dc:date>" not in first and "Matplotlib v" not in first
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("page", ["#fdfdfc", "#14171b"])
+@pytest.mark.parametrize("colour", [*style.PALETTE, style.MUTED])
+def test_colours_stand_out_on_both_pages(colour: str, page: str) -> None:
+    """WCAG 2.2, 1.4.11: graphics need a contrast of 3:1."""
+    light, dark = sorted([_luminance(colour), _luminance(page)], reverse=True)
+    assert (light + 0.05) / (dark + 0.05) >= 3
+
+
+def test_a_name_keeps_its_colour() -> None:
+    style.register("test-series-a", "test-series-b", first=2)
+    assert style.colour("test-series-a") == style.PALETTE[2]
+    style.register("test-series-a", first=2)
+    with pytest.raises(ValueError, match="already has place 2"):
+        style.register("test-series-a", first=3)
+    assert style.colour("never registered") == style.colour("never registered")
+    assert re.fullmatch(r"#[0-9A-F]{6}", style.colour("never registered"))
+
+
+def test_reference_line_needs_a_place() -> None:
+    _, ax = style.new()
+    with pytest.raises(ValueError, match="give x or y"):
+        style.reference_line(ax)
+    style.reference_line(ax, x=1.0)
+    style.reference_line(ax, x=[1, 2], y=[3, 4], label="growth")
+    assert len(ax.lines) == 2
+
+
+def test_error_bars_reach_from_low_to_high() -> None:
+    _, ax = style.new()
+    style.points(ax, [1, 2], [10.0, 20.0], "fused", [9.0, 18.0], [12.0, 21.0])
+    (bars,) = ax.containers[0][2]
+    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[9, 12], [18, 21]]

@@ -1,0 +1,88 @@
+"""Fresh processes: answers, failures, and no orphans whatever happens to the parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fusedlib import paths
+from fusedlib.bench import fresh
+from fusedlib.bench.results import Unavailable
+
+HERE = str(Path(__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def _targets(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", HERE)
+
+
+def call(function: str, timeout_s: float = 60, **arguments):
+    return fresh.run(f"fresh_targets:{function}", arguments, timeout_s=timeout_s)
+
+
+def test_the_answer_comes_from_another_process_with_its_start():
+    first, second = call("add", a=2, b=3), call("add", a=2, b=3)
+    assert first["sum"] == 5
+    assert len({first["pid"], second["pid"], os.getpid()}) == 3
+    assert first["interpreter_ms"] > 0
+    assert first["import_torch_ms"] > 10
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "message"),
+    [
+        ("fail", fresh.FreshProcessError, "RuntimeError: broken on purpose$"),
+        ("out_of_memory", MemoryError, "out of memory"),
+        ("killed", MemoryError, "the system killed the process"),
+        ("unavailable", Unavailable, "no such card"),
+        ("crash", fresh.FreshProcessError, "ended with status 7: last words"),
+        ("no_such_function", fresh.FreshProcessError, "no_such_function"),
+    ],
+)
+def test_failures_are_told_apart(function, kind, message):
+    with pytest.raises(kind, match=message):
+        call(function)
+
+
+def _wait(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def _gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+def test_a_late_process_is_ended(tmp_path):
+    with pytest.raises(fresh.FreshProcessError, match=r"did not end within 6 s"):
+        call("sleep", timeout_s=6, path=str(tmp_path / "pid"))
+    assert _gone(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_no_orphan_is_left_when_the_parent_goes(tmp_path, how):
+    note = tmp_path / "pid"
+    script = (
+        "from fusedlib.bench import fresh\n"
+        f"fresh.run('fresh_targets:sleep', {{'path': {str(note)!r}}}, timeout_s=500)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=paths.ROOT, stderr=subprocess.DEVNULL
+    )
+    _wait(lambda: note.exists() and note.read_text())
+    child = int(note.read_text())
+    assert not _gone(child)
+    parent.send_signal(how)
+    assert parent.wait(30) != 0
+    _wait(lambda: _gone(child))

@@ -1,0 +1,188 @@
+"""The house's plan as code: arrows run one way, files stay short, importing stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusedlib import paths
+
+# From the ground up; a room may use those below it and itself.
+ROOMS = ("kernels", "modules", "models", "bench", "study")
+# Imported by whoever needs a folder's place or the version.
+OPEN = ("paths", "__init__")
+STUDY_TOOLS = (
+    "papermill",
+    "nbconvert",
+    "nbclient",
+    "matplotlib",
+    "pandas",
+    "typer",
+    "jupyter_core",
+)
+LONGEST = {"kernels": 300}
+LONGEST_ELSEWHERE = 400
+
+PACKAGE = paths.ROOT / "fusedlib"
+FOLDERS = ("fusedlib", "tests", "tools")
+SOURCES = {
+    path.relative_to(paths.ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for folder in FOLDERS
+    for path in sorted((paths.ROOT / folder).rglob("*.py"))
+}
+
+
+def room(module: str) -> str:
+    """`fusedlib.bench.timing` -> `bench`; `fusedlib` itself -> `__init__`."""
+    return [*module.split("."), "__init__"][1]
+
+
+def imported(text: str, package: str) -> set[str]:
+    """The modules of ours that a source imports, anywhere in it; `package` is where it lies."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, *([base] if base else [])])
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.split(".")[0] == "fusedlib"}
+
+
+def violations(sources: dict[str, str]) -> list[str]:
+    """Every import of ours that runs against the arrows, as a sentence."""
+    found = []
+    for path, text in sources.items():
+        if not path.startswith("fusedlib/"):
+            continue
+        parts = Path(path).with_suffix("").parts
+        own = room(".".join(parts))
+        for target in sorted(imported(text, ".".join(parts[:-1]))):
+            used = room(target)
+            if own == "reference":
+                found.append(f"{path}: reference imports {target}")
+            elif used == "reference":
+                if own != "bench":
+                    found.append(f"{path}: only bench and the tests import reference")
+            elif used in ROOMS and (own not in ROOMS or ROOMS.index(used) > ROOMS.index(own)):
+                found.append(f"{path}: {own} imports {target}")
+            elif used not in (*ROOMS, *OPEN):
+                found.append(f"{path}: {target} lies in no known room")
+    return found
+
+
+def edits_of_sys_path(text: str) -> list[int]:
+    """Lines that change `sys.path`."""
+
+    def is_path(node: ast.AST) -> bool:
+        return (
+            isinstance(node, ast.Attribute)
+            and node.attr == "path"
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "sys"
+        )
+
+    lines = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.Delete):
+            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+            roots = [t.value if isinstance(t, ast.Subscript) else t for t in targets]
+            lines += [node.lineno for target in roots if is_path(target)]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            lines += [node.lineno] if is_path(node.func.value) else []
+    return lines
+
+
+def test_arrows_run_one_way():
+    assert {room(".".join(Path(p).parts)) for p in SOURCES} >= {"models", "bench", "study"}
+    assert violations(SOURCES) == []
+
+
+def longest(path: str) -> int:
+    return LONGEST.get(path.split("/")[1], LONGEST_ELSEWHERE)
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_file_is_short(path):
+    assert len(SOURCES[path].splitlines()) <= longest(path)
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_sys_path_is_not_edited(path):
+    assert edits_of_sys_path(SOURCES[path]) == []
+
+
+@pytest.mark.parametrize("module", ["fusedlib", "fusedlib.models.transformer", "fusedlib.bench"])
+def test_import_brings_in_no_study_tool(module):
+    code = f"import sys, {module}; print(*sorted(set({STUDY_TOOLS}) & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=paths.ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
+# --- teeth ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("fusedlib/bench/a.py", "from fusedlib.study import display"),
+        ("fusedlib/bench/a.py", "def f():\n    import fusedlib.study.display"),
+        ("fusedlib/bench/deep/a.py", "from ...study import display"),
+        ("fusedlib/models/a.py", "from fusedlib import bench"),
+        ("fusedlib/models/a.py", "from fusedlib.bench.timing import measure"),
+        ("fusedlib/kernels/a.py", "from fusedlib.modules import SwiGLUMLP"),
+        ("fusedlib/__init__.py", "from fusedlib import study"),
+        ("fusedlib/paths.py", "from fusedlib.bench import results"),
+        ("fusedlib/reference.py", "from fusedlib import paths"),
+        ("fusedlib/reference.py", "from .kernels import swiglu"),
+        ("fusedlib/study/a.py", "from fusedlib import reference"),
+        ("fusedlib/models/a.py", "from fusedlib.reference import swiglu"),
+        ("fusedlib/study/a.py", "from fusedlib import cellar"),
+    ],
+)
+def test_arrows_reject(path, text):
+    assert len(violations({path: text})) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("fusedlib/study/plots/a.py", "from fusedlib.study.display import table"),
+        ("fusedlib/study/plots/a.py", "from ..display import table"),
+        ("fusedlib/study/a.py", "from fusedlib.bench import results\nimport pandas"),
+        ("fusedlib/bench/a.py", "from fusedlib import paths, reference"),
+        ("fusedlib/bench/a.py", "from fusedlib.kernels.accumulate import accumulate_fwd"),
+        ("fusedlib/modules.py", "from fusedlib.kernels import swiglu"),
+        ("tests/test_a.py", "from fusedlib import reference, study"),
+    ],
+)
+def test_arrows_accept(path, text):
+    assert violations({path: text}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "edits"),
+    [
+        ("import sys\nsys.path.insert(0, 'x')", 1),
+        ("sys.path.append('x')", 1),
+        ("sys.path += ['x']", 1),
+        ("sys.path[0] = 'x'", 1),
+        ("del sys.path[0]", 1),
+        ("sys.path = []", 1),
+        ("print(sys.path, os.path.join('a'), 'sys.path.append')", 0),
+    ],
+)
+def test_edits_of_sys_path_are_found(text, edits):
+    assert len(edits_of_sys_path(text)) == edits
+
+
+def test_kernels_are_held_to_the_shorter_limit():
+    assert longest("fusedlib/kernels/swiglu.py") == 300
+    assert longest("fusedlib/bench/timing.py") == 400

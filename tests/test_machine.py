@@ -1,0 +1,109 @@
+"""Facts about the machine: complete, safe as names, null where there is nothing."""
+
+import json
+import sys
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusedlib.bench import machine
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    cached = (machine.key, machine.describe, machine._device_name)
+    for function in cached:
+        function.cache_clear()
+    yield
+    for function in cached:
+        function.cache_clear()
+
+
+def test_description_is_flat_json_with_every_fact_named():
+    facts = machine.describe().as_dict()
+    json.dumps(facts)
+    wanted = {
+        "device_name", "device_count", "device_memory_gib", "driver", "cuda", "torch", "triton",
+        "python", "numpy", "cpu", "cpu_cores", "os", "commit", "dirty",
+    }  # fmt: skip
+    assert wanted <= set(facts)
+    assert facts["torch"]
+    assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_environment_follows_the_facts(monkeypatch):
+    before = machine.describe().environment
+    machine.describe.cache_clear()
+    monkeypatch.setattr(machine, "version_of", lambda package: "9.9")
+    assert machine.describe().environment != before
+
+
+@pytest.mark.parametrize("broken", ["_cpu_name", "_memory_gib", "_cores"])
+def test_a_missing_fact_is_null(monkeypatch, broken):
+    monkeypatch.setattr(machine, broken, lambda: None)
+    machine.describe()
+
+
+def test_no_git_and_no_nvml_are_null(monkeypatch):
+    monkeypatch.setattr(machine, "_output", lambda command: None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    facts = machine.describe()
+    assert (facts.commit, facts.dirty, facts.driver) == (None, None, None)
+    assert machine.conditions() == {}
+
+
+def test_commit_can_be_given_where_there_is_no_git(monkeypatch):
+    monkeypatch.setenv("FUSEDLIB_COMMIT", "abc-dirty")
+    facts = machine.describe()
+    assert (facts.commit, facts.dirty) == ("abc", True)
+
+
+def test_conditions_come_from_nvml_and_survive_what_it_does_not_know(monkeypatch):
+    def unknown(*_):
+        raise RuntimeError("not supported")
+
+    nvml = types.SimpleNamespace(
+        nvmlInit=lambda: None, nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda i: i, nvmlDeviceGetPowerUsage=lambda h: 123000,
+        nvmlDeviceGetClockInfo=lambda h, kind: {1: 1980, 2: 3201}[kind],
+        nvmlDeviceGetEnforcedPowerLimit=unknown, nvmlDeviceGetTemperature=lambda h, kind: 35,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    state = machine.conditions()
+    assert state == {
+        "sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_w": 123.0,
+        "power_limit_w": None, "temperature_c": 35,
+    }  # fmt: skip
+    flat = machine.before_and_after(state, {**state, "temperature_c": 60})
+    assert (flat["temperature_before_c"], flat["temperature_after_c"]) == (35, 60)
+    assert flat["sm_clock_before_mhz"] == 1980
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("NVIDIA H200", "nvidia-h200"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("Ünïcode / Größe\n*?", "n-code-gr-e"),
+        ("", "unknown-e3b0c442"),
+        ("日本", None),
+    ],
+)
+def test_odd_names_become_folders(name, safe, monkeypatch):
+    monkeypatch.setenv("FUSEDLIB_MACHINE", name or "x")
+    if safe is not None:
+        assert machine.slug(name) == safe
+    assert machine.slug(name) not in ("", ".", "..")
+    if name:
+        assert machine.key() == machine.slug(name)
+
+
+@given(st.text(max_size=200))
+def test_every_slug_is_a_plain_folder_name(name):
+    text = machine.slug(name)
+    assert text
+    assert set(text) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")
+    assert text[0] not in ".-"
+    assert len(text) <= 60

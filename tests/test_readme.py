@@ -1,0 +1,70 @@
+"""The README's generated block: from the recorded machine's rows only, placed without loss."""
+
+import pandas as pd
+import pytest
+
+from fusedlib.study import readme
+
+README = f"# Title\n\nbefore\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """Two machines' rows, the recorded one being the one this runs on; headlines that count."""
+    frame = pd.DataFrame(
+        {
+            "machine": ["my-laptop", readme.MACHINE, readme.MACHINE],
+            "own": [False, True, True],
+            "device_name": ["a CPU", "a GPU", "a GPU"],
+        }
+    )
+    asked = []
+
+    def load(study: str, **wanted: object) -> pd.DataFrame:
+        asked.append((study, wanted["profile"]))
+        return frame
+
+    def headline(found: pd.DataFrame) -> list[str]:
+        return [f"{len(found)} rows, own {set(found['own'])}.", r"A \1 stays a \1."]
+
+    monkeypatch.setattr(readme.results, "load", load)
+    monkeypatch.setattr(readme, "_HEADLINES", {"01_x": ("Title", headline)})
+    return asked
+
+
+def test_block_is_made_of_the_recorded_machine_only(rows):
+    block = readme.block()
+    assert rows == [("01_x", "full")]
+    assert block.startswith(readme.BEGIN) and block.endswith(readme.END)
+    assert "- 2 rows, own {False}." in block, "no 'this machine' in a text read elsewhere"
+    assert "Recorded on a GPU;" in block and "a CPU" not in block
+    assert "**Title** ([notebook](notebooks/01_x.ipynb))" in block
+
+
+def test_updating_replaces_the_block_once_and_keeps_the_rest(rows):
+    text = readme.updated(README)
+    assert text == f"# Title\n\nbefore\n{readme.block()}\nafter\n"
+    assert readme.updated(text) == text
+    assert r"A \1 stays a \1." in text
+
+
+@pytest.mark.parametrize("text", ["# Title\n", README + README, README.replace(readme.END, "")])
+def test_a_readme_without_exactly_one_block_raises(rows, text):
+    with pytest.raises(readme.ReadmeError, match="exactly one block"):
+        readme.updated(text)
+
+
+def test_no_recorded_row_raises_and_says_what_to_do(tmp_path):
+    with pytest.raises(readme.ReadmeError, match=r"holds no row of 01_warmup .*PROFILE=full"):
+        readme.recorded("01_warmup", tmp_path)
+
+
+def test_write_puts_the_block_into_the_file(rows, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(readme.paths, "ROOT", tmp_path)
+    path = tmp_path / "README.md"
+    path.write_text(README, encoding="utf-8")
+    readme.main([])
+    assert capsys.readouterr().out.strip() == readme.block()
+    assert path.read_text(encoding="utf-8") == README
+    readme.main(["--write"])
+    assert path.read_text(encoding="utf-8") == readme.updated(README)

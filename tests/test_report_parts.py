@@ -1,0 +1,159 @@
+"""The parts of the report's pipeline, one by one."""
+
+import re
+
+import nbformat
+import pytest
+
+from fusedlib import paths
+from fusedlib.study.report import pandoc, svg
+from fusedlib.study.report.code import highlighted
+from fusedlib.study.report.model import Heading, Prose
+from fusedlib.study.report.outputs import Numbering, last_lines, markdown_blocks, plain
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("1/3\r2/3\r3/3\r\nend", "3/3\nend"),
+        ("a\x00b\x07c", "abc"),
+        ("\n\n x \n\n", " x "),
+    ],
+)
+def test_plain(given: str, expected: str) -> None:
+    assert plain(given) == expected
+
+
+def test_last_lines_keep_the_cause() -> None:
+    shown = last_lines("\n".join(map(str, range(100))), 3)
+    assert shown == "…\n97\n98\n99"
+    assert last_lines("one") == "one"
+
+
+def test_headings_are_found_outside_of_code_only() -> None:
+    source = "# A b\ntext\n```\n# no\n```\n## C `d` ##\nE\n===\n- item\n---\n    # code"
+    blocks = list(markdown_blocks(source, "nb", Numbering()))
+    headings = [(b.level, b.text, b.anchor) for b in blocks if isinstance(b, Heading)]
+    assert headings == [(1, "A b", "nb-a-b"), (2, "C `d`", "nb-c-d"), (1, "E", "nb-e")]
+    assert "# no" in "".join(b.text for b in blocks if isinstance(b, Prose))
+
+
+def test_anchors_are_given_out_once() -> None:
+    numbering = Numbering()
+    assert [numbering.anchor("01_a", "Limits") for _ in range(3)] == [
+        "01-a-limits", "01-a-limits-2", "01-a-limits-3",
+    ]  # fmt: skip
+    assert numbering.anchor("漢字") == "part"
+
+
+def test_many_fragments_come_back_apart() -> None:
+    fragments = ["one", "", "# *two*", "```\nopen", "- a\n- b"]
+    html = pandoc.convert(fragments, "html")
+    assert len(html) == 5 and html[0] == "<p>one</p>" and html[1] == ""
+    assert "<li>b</li>" in html[4]
+    assert len(pandoc.convert(fragments, "typst")) == 5
+    assert pandoc.convert([], "html") == []
+    with pytest.raises(ValueError, match="known: html, typst"):
+        pandoc.convert(["x"], "latex")
+
+
+@pytest.mark.parametrize("line", ["# not a heading", "1. first", "- item", "> quote", "+ plus"])
+def test_a_caption_is_one_line_whatever_it_begins_with(line: str) -> None:
+    (html,) = pandoc.convert_inline([line], "html")
+    assert not re.search(r"<(h1|ol|ul|blockquote|p)\b", html)
+    assert re.sub(r"&gt;", ">", html) == line
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (r"$a\!b\;c$", r"$ab\,c$"),
+        (r"`a\!b $x\;$`", r"`a\!b $x\;$`"),
+        ("took 5 ms and 3 steps", "took 5\N{NO-BREAK SPACE}ms and 3\N{NO-BREAK SPACE}steps"),
+        ("a 5 mss", "a 5 mss"),
+        (r"$\argmin_x$", r"$\operatorname*{arg\,min}_x$"),
+        (r"$$a \tag{1}$$", "$$a$$"),
+        ("```python\nx\n```", "```\nx\n```"),
+        ("![alt](https://x/y.png)", "[alt](https://x/y.png)"),
+        ("![alt](local.png)", "alt"),
+        (r"costs \$5 or $6", r"costs \$5 or $6"),
+    ],
+)
+def test_prepare(given: str, expected: str) -> None:
+    assert pandoc.prepare(given) == expected
+
+
+TEX = [
+    r"\sum_{i=1}^n \prod_j \int_0^1 f(x)\,dx", r"\frac{a}{b}\sqrt{n}\hat{s}\tilde{x}\bar{T}\vec v",
+    r"\left(\frac{1}{2}\right) \lfloor x \rfloor \lceil y \rceil \lvert z \rvert \|v\|_2",
+    r"\begin{pmatrix}a & b\\c & d\end{pmatrix}", r"f(x)=\begin{cases}1 & x>0\\0 & x \le 0\end{cases}",
+    r"\mathrm{fl}(a+b) = (a+b)(1+\delta), \quad |\delta| \le u", r"\mathbb{R}^{m\times n}",
+    r"\alpha\beta\gamma\epsilon\varepsilon\lambda\mu\sigma\phi\varphi\Omega",
+    r"a \approx b \ne c \ll d \in S \cup T \cap U \to \infty \cdot \odot \otimes \oplus \pm \propto",
+    r"\underbrace{a+b}_{n} \overline{x} \text{if } \operatorname{softmax}(QK^\top)V \mathbf{W}",
+    r"x \leftarrow y \Rightarrow z \mapsto w \forall \exists \partial \nabla \ldots \cdots \dots",
+    r"\max_i \min_j \log_2 \exp \lim_{n\to\infty} O(n^2) \mathcal{O}(u) 2^{-24} \times 10^{-8}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tex", TEX)
+def test_ordinary_formulas_survive_both_ways(tex: str) -> None:
+    import tempfile
+    from pathlib import Path
+
+    import typst
+
+    html, converted = (pandoc.convert([f"$${tex}$$"], target)[0] for target in pandoc.TARGETS)
+    assert "<math" in html and "$$" not in html
+    template = (paths.TEMPLATES / "report.typ").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "report.typ").write_text(template, encoding="utf-8")
+        main = Path(folder) / "main.typ"
+        main.write_text(f'#import "report.typ": *\n{converted}', encoding="utf-8")
+        assert typst.compile(str(main), ignore_system_fonts=True).startswith(b"%PDF")
+
+
+SVG = (
+    '<?xml version="1.0"?><!DOCTYPE svg><svg width="10pt" height="5pt" viewBox="0 0 10 5">'
+    "<metadata>x</metadata><script>evil()</script>"
+    '<defs><clipPath id="c"><rect/></clipPath><path id="g" d="M0 0"/></defs>'
+    '<g clip-path="url(#c)" style="stroke: #010203"><use xlink:href="#g"/></g></svg>'
+)
+
+
+def test_inline_svg_has_its_own_ids_and_no_extras() -> None:
+    one, two = svg.inline(SVG, "one", 'a < "b"'), svg.inline(SVG, "two", "b")
+    ids = [re.findall(r'id="([^"]+)"', text) for text in (one, two)]
+    assert not set(ids[0]) & set(ids[1])
+    for found, text in zip(ids, (one, two), strict=True):
+        assert set(re.findall(r"#([\w-]+)[\")]", text)) <= set(found)
+    assert "a &lt; &quot;b&quot;</title>" in one and 'viewBox="0 0 10 5"' in one
+    assert "evil" not in one and "metadata" not in one and "#010203" not in one
+    with pytest.raises(ValueError, match="not an SVG"):
+        svg.inline("<p>no</p>", "x", "y")
+
+
+def test_highlighted_code_keeps_every_character() -> None:
+    source = 'def f(x):  # <&>\n    return "ä" if x else 1\n%magic ?\n'
+    html = highlighted(source)
+    import html as escape
+
+    assert escape.unescape(re.sub(r"</?span[^>]*>", "", html)) == source
+    assert '<span class="k">' in html and '<span class="c">' in html
+
+
+def test_the_frame_is_a_valid_notebook_with_its_marks() -> None:
+    frame = nbformat.read(paths.REPORT / "report.ipynb", as_version=4)
+    nbformat.validate(frame)
+    found = [tag for cell in frame.cells for tag in cell.metadata.get("tags", [])]
+    for tag in ("parameters", "studies", "reproduce"):
+        assert found.count(tag) == 1
+    assert all(not cell.outputs for cell in frame.cells if cell.cell_type == "code")
+
+
+def test_the_style_sheet_and_font_load_nothing_from_elsewhere() -> None:
+    for path in paths.TEMPLATES.glob("page.*"):
+        assert not re.search(r"https?://", path.read_text(encoding="utf-8"))
+    font = paths.TEMPLATES / "fonts" / "stix-two-math-subset.woff2"
+    assert font.read_bytes()[:4] == b"wOF2" and (font.parent / "OFL.txt").exists()

@@ -1,0 +1,291 @@
+"""From executed notebooks to HTML and PDF: nothing lost, nothing loaded, the same bytes."""
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import typst
+from report_sample import code, curves, failure, narrow, outputs_of, stream, text, wide, write
+
+from fusedlib.study import display
+from fusedlib.study.report import render as renderer
+from fusedlib.study.report.render import ReportError, Section, render
+
+ODD = 'a <b> & "c" #d $e *f* _g_ @h `i` [j] \\k ~l'
+LONG = "x" * 300
+
+
+class Page(HTMLParser):
+    """What a page holds: ids, links, things it loads, drawings, words."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.drawings: list[dict[str, str | None]] = []
+        self.references: list[str] = []
+        self.words: list[str] = []
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+        self.text = re.sub(r"\s+", " ", "".join(self.words))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if given.get("id"):
+            self.ids.append(str(given["id"]))
+        if tag == "a":
+            self.links.append(given.get("href") or "")
+        elif tag == "svg":
+            self.drawings.append(given)
+        for name in ("aria-labelledby", "aria-describedby"):
+            self.references += (given.get(name) or "").split()
+        if tag != "a":
+            for name in ("src", "href", "xlink:href", "srcset", "data", "action", "poster"):
+                if given.get(name) and not str(given[name]).startswith("#"):
+                    self.loads.append(f"{tag} {given[name]}")
+        assert tag not in ("script", "iframe", "object", "embed", "base")
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def sections(tmp_path_factory: pytest.TempPathFactory) -> list[Section]:
+    folder = tmp_path_factory.mktemp("executed")
+    return [
+        Section("01_good", "Good & true", _good(folder / "a.ipynb"), None, "quick"),
+        Section("02_bad", "Bad", _bad(folder / "b.ipynb"), "ValueError: last line <x>", "full"),
+        Section("03_gone", "Gone", None, "DeadKernelError: it died\nof #$*", ""),
+        Section("report", "Report", _frame(folder / "report.ipynb"), None, "quick"),
+    ]
+
+
+def _good(path: Path) -> Path:
+    odd = pd.DataFrame({ODD: [ODD, "12.5 ms"], "Äöü 漢字": [LONG, "√n ≤ 10⁻⁷"]})
+    return write(
+        path,
+        text(
+            "# Question\n\nInline $a_b^2$, cost is 5$ and $x$-axis. See [](#curve) and [no](#no)."
+        ),
+        code('profile = "quick"', tags=("parameters",)),
+        text(
+            "## Method\n\n$$\\hat s = \\sum_{i=1}^n x_i$$\n\n\\begin{align}\na &= b \\\\\nc &\\le d\n"
+            "\\end{align}\n\n![outside](https://example.org/x.png)\n\n<script>alert(1)</script>\n\n"
+            "```python\n# not a heading $5\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n"
+            "Under\n-----\n\ntext"
+        ),
+        code("run()", stream("\rA 1/2\rA 2/2", "stderr"), stream("secret"), tags=("aside",)),
+        code("print()", stream("\x1b[31mshown\x1b[0m\n")),
+        code(
+            "show()",
+            *outputs_of(
+                lambda: display.table(wide(4, 5), caption=f"Wide {ODD}", name="wide", note="$n=3$"),
+                lambda: display.table(odd, caption="Odd", name="odd"),
+                lambda: display.figure(curves(), caption="C $x$", alt=ODD, name="curve"),
+                lambda: display.figure(curves(), caption="C2", alt="again", name="curve-again"),
+                lambda: display.finding(["It took 1.23 ms.", "- not a list"]),
+                lambda: display.prose("## Shown\n\n**bold**"),
+            ),
+        ),
+    )
+
+
+def _bad(path: Path) -> Path:
+    return write(
+        path,
+        text("# Q\n\n## Method"),
+        code("show()", *outputs_of(lambda: display.table(narrow(), caption="N", name="wide"))),
+        code("boom()", failure(f"broken {ODD}"), tags=("aside",)),
+        text("## Never shown"),
+        code("later()", ran=False),
+    )
+
+
+def _frame(path: Path) -> Path:
+    return write(
+        path,
+        text("# The title with $n$\n\nThe lead."),
+        text("In short.", "abstract"),
+        code("p()", *outputs_of(lambda: display.prose("Short too.")), tags=("abstract",)),
+        text("## Introduction\n\nSee [the end](#machines)."),
+        text("placeholder", "studies"),
+        text("## Limits\n\nSome."),
+        text("## Machines", "appendix"),
+        text("## Reproduce", "appendix"),
+        text("placeholder", "reproduce"),
+    )
+
+
+@pytest.fixture(scope="module")
+def rendered(
+    sections: list[Section], tmp_path_factory: pytest.TempPathFactory
+) -> renderer.Rendered:
+    return render(sections, tmp_path_factory.mktemp("build"))
+
+
+@pytest.fixture(scope="module")
+def page(rendered: renderer.Rendered) -> Page:
+    return Page(rendered.html)
+
+
+@pytest.fixture(scope="module")
+def printed(rendered: renderer.Rendered) -> str:
+    """The text of the PDF, words apart by single blanks."""
+    if not shutil.which("pdftotext"):
+        pytest.skip("pdftotext is not installed")
+    done = subprocess.run(
+        ["pdftotext", "-layout", rendered.pdf, "-"], capture_output=True, text=True, check=True
+    )
+    return re.sub(r"\s+", " ", done.stdout)
+
+
+def test_pages_load_nothing(rendered: renderer.Rendered) -> None:
+    for path in (rendered.html, *rendered.notebooks.values()):
+        page = Page(path)
+        assert not [load for load in page.loads if not re.match(r"\w+ data:", load)]
+        assert not re.search(r"url\((?!#|\"?data:)|@import", page.source)
+
+
+def test_ids_are_unique_and_anchors_resolve(rendered: renderer.Rendered) -> None:
+    for path in (rendered.html, *rendered.notebooks.values()):
+        page = Page(path)
+        assert len(page.ids) == len(set(page.ids))
+        inside = [link[1:] for link in page.links if link.startswith("#")]
+        drawn = re.findall(r'(?:xlink:href="|url\()#([^")]+)', page.source)
+        assert {*inside, *drawn, *page.references} <= set(page.ids)
+        files = [link for link in page.links if link and not re.match(r"#|https?:", link)]
+        assert all((path.parent / link).exists() for link in files)
+
+
+def test_every_drawing_has_its_alternative_text(page: Page) -> None:
+    assert len(page.drawings) == 2
+    for drawing, alt in zip(page.drawings, (ODD, "again"), strict=True):
+        assert drawing["role"] == "img"
+        title = re.search(rf'id="{drawing["aria-labelledby"]}">(.*?)</title>', page.source)
+        assert title is not None
+        parsed = HTMLParser()
+        assert parsed and alt.replace("&", "&amp;").split("<")[0] in title[1]
+
+
+def test_drawings_take_the_colour_of_the_text(page: Page) -> None:
+    assert "currentColor" in page.source and "#010203" not in page.source
+
+
+def test_every_number_arrives_in_html(page: Page) -> None:
+    for cell in wide(4, 5).to_numpy().ravel():
+        assert cell in page.text
+    assert "9.953" in page.text and "1.23\N{NO-BREAK SPACE}ms" in page.source
+
+
+def test_every_number_arrives_in_pdf(printed: str) -> None:
+    for cell in wide(4, 5).to_numpy().ravel():
+        assert cell in printed
+    assert "9.953" in printed and "Table 1, continued" in printed
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        "The lead.", "Short too.", "1 Introduction", "2 Good & true", "2.1 Method", "3 Bad",
+        "4 Gone", "5 Limits", "A Machines", "B Reproduce", "shown", "See Figure 1 and no.",
+        "- not a list", "Execution stopped here: ValueError: broken a <b> &",
+        "notebooks/02_bad.ipynb failed", "ValueError: last line <x>", "DeadKernelError: it died",
+        "of #$*", "<script>alert(1)</script>", "# not a heading $5", "√n ≤ 10⁻⁷", "2.2 Under",
+        "make study ONLY=01_good", "outside",
+    ],
+)  # fmt: skip
+def test_text_arrives_in_both(page: Page, printed: str, expected: str) -> None:
+    assert expected in page.text
+    assert expected in printed
+
+
+def test_odd_characters_arrive_in_both(page: Page, printed: str) -> None:
+    assert page.text.count(ODD) >= 3  # header, cell, alternative text
+    assert "".join(ODD.split()) in "".join(printed.split())
+    assert LONG in page.text
+    assert printed.replace("\N{ZERO WIDTH SPACE}", "").replace(" ", "").count("x" * 24) >= 1
+
+
+@pytest.mark.parametrize("hidden", ["secret", "A 2/2", "placeholder", "Never shown", "boom()"])
+def test_what_is_left_out(page: Page, hidden: str) -> None:
+    assert hidden not in page.text
+
+
+def test_headings_nest_without_gaps(page: Page) -> None:
+    levels = [int(level) for level in re.findall(r"<main.*", page.source, re.DOTALL)[0].split("<h")
+              for level in re.findall(r"^([1-6])[ >]", level)]  # fmt: skip
+    assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
+
+
+def test_maths_is_mathml(page: Page) -> None:
+    assert page.source.count('<math display="block"') == 2
+    assert "<mtable>" in page.source and "5$ and" in page.text
+
+
+def test_a_notebooks_page_shows_code_and_asides(rendered: renderer.Rendered) -> None:
+    assert set(rendered.notebooks) == {"01_good", "02_bad", "report"}
+    good, bad = Page(rendered.notebooks["01_good"]), Page(rendered.notebooks["02_bad"])
+    assert "run()" in good.text and "secret" in good.text and "A 2/2" in good.text
+    assert "A 1/2" not in good.text
+    assert "boom()" in bad.text and "later()" in bad.text and "02_bad.ipynb, failed" in bad.text
+
+
+def test_same_notebooks_give_same_bytes(
+    rendered: renderer.Rendered, sections: list[Section], tmp_path: Path
+) -> None:
+    again = render(sections, tmp_path / "ä b")
+    assert again.html.read_bytes() == rendered.html.read_bytes()
+    assert again.pdf.read_bytes() == rendered.pdf.read_bytes()
+    for name, path in again.notebooks.items():
+        assert path.read_bytes() == rendered.notebooks[name].read_bytes()
+    assert not list((tmp_path / "ä b").rglob("*.part"))
+
+
+def test_pdf_has_pages_contents_and_a_title(rendered: renderer.Rendered) -> None:
+    content = rendered.pdf.read_bytes()
+    assert content.startswith(b"%PDF-") and b"/Outlines" in content
+    assert b"/StructTreeRoot" in content  # tagged, for screen readers
+    assert b"CreationDate" not in content
+
+
+def test_a_formula_typst_refuses_is_shown_as_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusedlib.study.report import pandoc
+
+    convert = pandoc._pandoc
+
+    def broken(source: str, target: str) -> str:
+        return convert(source, target).replace("BROKEN", "#nosuchname")
+
+    monkeypatch.setattr(pandoc, "_pandoc", broken)
+    notebook = write(tmp_path / "n.ipynb", text("# T\n\nGood one."), text("A BROKEN one."))
+    path = render([Section("n", "N", notebook, None, "quick")], tmp_path / "out").pdf
+    assert path.read_bytes().startswith(b"%PDF-")
+    with pytest.raises(RuntimeError):
+        typst.compile(b"#nosuchname")
+
+
+def test_no_section_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="nothing to report"):
+        render([], tmp_path)
+
+
+def test_a_file_that_is_no_notebook_is_an_error(tmp_path: Path) -> None:
+    torn = tmp_path / "torn.ipynb"
+    torn.write_text('{"cells": [')
+    with pytest.raises(ReportError, match="not a notebook"):
+        render([Section("torn", "T", torn, None, "")], tmp_path / "out")
+    with pytest.raises(ReportError, match="cannot read"):
+        render([Section("gone", "T", tmp_path / "gone.ipynb", None, "")], tmp_path / "out")
+
+
+def test_an_unwritable_folder_is_an_error(tmp_path: Path, sections: list[Section]) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReportError, match="FUSEDLIB_BUILD"):
+        render(sections[:1], tmp_path / "file")

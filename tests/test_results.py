@@ -1,0 +1,277 @@
+"""Rows on disk: nothing recorded is lost, nothing is measured twice, and damage is told plainly."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from fusedlib import paths
+from fusedlib.bench import machine, results
+from fusedlib.bench.jsonl import TornLineWarning, append_object, read_objects
+from fusedlib.bench.results import Recorder, ResultsError
+
+CASE = {"model": "small", "process": 1}
+
+
+def recorder(tmp_path: Path, code: str = "c1", profile: str = "quick", fresh: bool = False):
+    return Recorder("01_x", profile=profile, code=code, fresh=fresh, directory=tmp_path)
+
+
+def test_row_is_flat_and_complete(tmp_path):
+    row = recorder(tmp_path).append(CASE, {"median_ms": 1.5, "samples_ms": [1.0, 2.0]})
+    path = tmp_path / machine.key() / "01_x.jsonl"
+    stored = json.loads(path.read_text())
+    assert stored == row
+    assert {"study", "profile", "machine", "environment", "commit", "code", "status"} <= set(stored)
+    assert not any(isinstance(v, dict) for v in stored.values())
+
+
+def test_second_run_measures_nothing_and_says_so(tmp_path):
+    recorder(tmp_path).append(CASE, {"median_ms": 1.0})
+    again = recorder(tmp_path)
+    assert again.missing([CASE]) == []
+    assert again.skipped == 1
+    assert "1 unchanged rows kept (FRESH=1 measures them anew)" in again.summary()
+
+
+@pytest.mark.parametrize(
+    "change", [{"code": "c2"}, {"profile": "full"}, {"fresh": True}], ids=lambda c: next(iter(c))
+)
+def test_a_change_measures_again(tmp_path, change):
+    recorder(tmp_path).append(CASE, {"median_ms": 1.0})
+    assert recorder(tmp_path, **change).missing([CASE]) == [CASE]
+
+
+def test_another_field_is_another_case(tmp_path):
+    recorder(tmp_path).append(CASE, {"median_ms": 1.0})
+    other = {**CASE, "process": 2}
+    assert recorder(tmp_path).missing([other, CASE]) == [other]
+
+
+def test_fresh_comes_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("FRESH", "1")
+    assert Recorder("s", profile="quick", code="c", directory=tmp_path).fresh is True
+    monkeypatch.setenv("FRESH", "0")
+    assert Recorder("s", profile="quick", code="c", directory=tmp_path).fresh is False
+
+
+@pytest.mark.parametrize("status", ["failed", "unavailable"])
+def test_bad_luck_is_tried_again(tmp_path, status):
+    recorder(tmp_path).append(CASE, status=status, reason="no")
+    assert recorder(tmp_path).missing([CASE]) == [CASE]
+
+
+def test_same_unavailability_is_recorded_once(tmp_path):
+    for _ in range(3):
+        recorder(tmp_path).append(CASE, status="unavailable", reason="no GPU")
+    recorder(tmp_path).append(CASE, status="unavailable", reason="no Triton")
+    reasons = [r["reason"] for r in read_objects(tmp_path / machine.key() / "01_x.jsonl")]
+    assert reasons == ["no GPU", "no Triton"]
+
+
+def test_load_gives_the_newest_of_each_case(tmp_path):
+    for value in (1.0, 2.0):
+        recorder(tmp_path).append(CASE, {"median_ms": value})
+    recorder(tmp_path, profile="full").append(CASE, {"median_ms": 3.0})
+    frame = results.load("01_x", directory=tmp_path)
+    assert dict(zip(frame["profile"], frame["median_ms"], strict=True)) == {
+        "quick": 2.0,
+        "full": 3.0,
+    }
+    assert frame["own"].all()
+
+
+def test_load_of_nothing_is_an_empty_frame_with_columns(tmp_path):
+    frame = results.load("01_x", directory=tmp_path)
+    assert frame.empty
+    assert {"own", "status", "machine"} <= set(frame.columns)
+
+
+def test_inf_and_nan_become_null_and_are_named(tmp_path):
+    row = recorder(tmp_path).append(CASE, {"error": float("inf"), "fine": 1.0})
+    assert row["error"] is None
+    assert row["nonfinite"] == ["error=inf"]
+
+
+@pytest.mark.parametrize(
+    ("case", "figures", "message"),
+    [
+        ({"status": "x"}, {}, "head has it"),
+        ({"shape": [1, 2]}, {}, "flat"),
+        (CASE, {"model": 1.0}, "own fields"),
+        (CASE, {"odd": {"a": 1}}, "flat"),
+    ],
+)
+def test_rows_that_are_not_flat_or_clash_are_refused(tmp_path, case, figures, message):
+    with pytest.raises(ValueError, match=message):
+        recorder(tmp_path).append(case, figures)
+
+
+def test_unknown_status_lists_the_known(tmp_path):
+    with pytest.raises(ValueError, match="known are ok, wrong"):
+        recorder(tmp_path).append(CASE, status="great")
+
+
+def test_torn_last_line_is_dropped_with_a_warning_and_measured_again(tmp_path):
+    recorder(tmp_path).append(CASE, {"median_ms": 1.0})
+    path = tmp_path / machine.key() / "01_x.jsonl"
+    with path.open("a") as file:
+        file.write('{"schema": 1, "stu')
+    with pytest.warns(TornLineWarning, match="cut off after 18 bytes"):
+        assert len(results.read_rows(path)) == 1
+    with pytest.warns(TornLineWarning):
+        recorder(tmp_path).append({**CASE, "process": 2}, {"median_ms": 2.0})
+    assert [r["median_ms"] for r in results.read_rows(path)] == [1.0, 2.0]
+
+
+def test_whole_last_line_without_its_end_is_kept(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}')
+    append_object(path, {"a": 2})
+    assert read_objects(path) == [{"a": 1}, {"a": 2}]
+
+
+def test_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\nnot json\n{"a": 2}\n')
+    with pytest.raises(ResultsError, match=r"rows\.jsonl, line 2 is not a JSON object: 'not json'"):
+        read_objects(path)
+    assert path.read_text().count("\n") == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [('{"schema": 99}', "schema 99, this fusedlib reads up to 1. Update"), ("{}", "schema None")],
+)
+def test_foreign_schema_is_an_error(tmp_path, line, message):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(ResultsError, match=message):
+        results.read_rows(path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_is_told_plainly(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.symlink_to("/dev/full")
+    with pytest.raises(ResultsError, match="No space left on device.*FUSEDLIB_RESULTS"):
+        append_object(path, {"a": 1})
+
+
+def test_half_written_row_is_taken_back(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    append_object(path, {"a": 1})
+
+    def fails(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(ResultsError):
+        append_object(path, {"a": 2})
+    assert path.read_text() == '{"a": 1}\n'
+
+
+def test_unwritable_folder_is_told_plainly(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultsError, match="cannot write to .*only what is missing is measured"):
+        append_object(tmp_path / "file" / "rows.jsonl", {"a": 1})
+
+
+def _write_many(path: Path, writer: int) -> None:
+    for i in range(150):
+        append_object(path, {"writer": writer, "i": i, "samples": [writer] * 2000})
+
+
+def test_two_processes_at_once_do_not_interleave(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    workers = [multiprocessing.Process(target=_write_many, args=(path, w)) for w in (1, 2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    rows = read_objects(path)
+    assert len(rows) == 300
+    for writer in (1, 2):
+        assert [r["i"] for r in rows if r["writer"] == writer] == list(range(150))
+
+
+def test_killed_writer_loses_at_most_the_row_in_flight(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    script = (
+        "from pathlib import Path\nfrom fusedlib.bench.jsonl import append_object\n"
+        f"i = 0\nwhile True:\n    append_object(Path({str(path)!r}), {{'i': i}}); i += 1\n"
+        "    print(i, flush=True)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=paths.ROOT
+    )
+    told = 0
+    deadline = time.monotonic() + 20
+    while told < 20 and time.monotonic() < deadline:
+        told = int(child.stdout.readline())
+    child.send_signal(signal.SIGKILL)
+    told = max([told, *map(int, child.stdout.read().split())])
+    child.wait()
+    assert told >= 20
+    rows = read_objects(path)
+    assert [r["i"] for r in rows][:told] == list(range(told))
+
+
+def test_import_brings_each_row_once_and_changes_none(tmp_path):
+    source, target = tmp_path / "a", tmp_path / "b"
+    recorder(source).append(CASE, {"median_ms": 1.0})
+    first = results.import_rows(source, target)
+    second = results.import_rows(source, target)
+    assert (first.added, second.added, second.known) == (2, 0, 2)
+    name = f"{machine.key()}/01_x.jsonl"
+    assert (source / name).read_text() == (target / name).read_text()
+    assert "rows added" in str(first)
+
+
+def test_import_of_a_damaged_folder_writes_nothing(tmp_path):
+    source, target = tmp_path / "a", tmp_path / "b"
+    recorder(source).append(CASE, {"median_ms": 1.0})
+    bad = source / "other" / "01_x.jsonl"
+    bad.parent.mkdir()
+    bad.write_text("junk\n{}\n")
+    with pytest.raises(ResultsError, match="line 1"):
+        results.import_rows(source, target)
+    assert not target.exists()
+    with pytest.raises(ResultsError, match="holds no <machine>"):
+        results.import_rows(tmp_path / "empty", target)
+
+
+def test_machines_seen_once_a_change(tmp_path):
+    for i in range(3):
+        recorder(tmp_path).append({**CASE, "process": i})
+    seen = results.machines_seen(tmp_path)
+    assert len(seen) == 1
+    assert seen["machine"].tolist() == [machine.key()]
+
+
+def _module(tmp_path: Path, source: str) -> types.ModuleType:
+    path = tmp_path / "measured.py"
+    path.write_text(source)
+    module = types.ModuleType("measured")
+    module.__file__ = str(path)
+    exec(compile(source, path, "exec"), module.__dict__)
+    import linecache
+
+    linecache.checkcache(str(path))
+    return module
+
+
+def test_fingerprint_follows_code_but_not_comments(tmp_path):
+    def print_of(source):
+        return results.code_fingerprint(_module(tmp_path, source))
+
+    base = print_of("def f(x):\n    'doc'\n    return x + 1\n")
+    assert print_of("# why\ndef f(x):\n    'better'\n\n    return (x + 1)\n") == base
+    assert print_of("def f(x):\n    return x + 2\n") != base

@@ -1,0 +1,177 @@
+"""Steps timed from the very first one, and the first step taken apart."""
+
+import pytest
+import torch
+
+from fusedlib.bench import first_step, steps, warmup
+from fusedlib.bench.results import Unavailable
+
+PROBLEM = {
+    "device": "cpu", "dtype": "float32", "batch_size": 2, "context_length": 16,
+    "attention": "plain",
+}  # fmt: skip
+START = {"interpreter_ms": 1.0, "import_torch_ms": 2.0}
+
+
+@pytest.mark.parametrize("direction", list(steps.DIRECTIONS))
+def test_each_step_has_the_sections_of_its_direction(direction):
+    trainer = steps.Trainer(model="nano", direction=direction, **PROBLEM)
+    row = steps.record(trainer, steps=4)
+    for section in (*steps.DIRECTIONS[direction], "total"):
+        assert len(row[f"{section}_samples_ms"]) == 4
+        assert min(row[f"{section}_samples_ms"]) > 0, "a time is never negative"
+    assert "optimizer_samples_ms" in row or direction != "step"
+    timed = {"forward": "forward", "backward": "backward"}.get(direction, "total")
+    assert row["samples_ms"] == row[f"{timed}_samples_ms"]
+    parts = sum(row[f"{s}_samples_ms"][1] for s in steps.DIRECTIONS[direction])
+    assert row["total_samples_ms"][1] >= 0.99 * parts
+
+
+def test_the_full_step_learns():
+    trainer = steps.Trainer(model="nano", direction="step", **PROBLEM)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.step()
+    after = list(trainer.model.parameters())
+    assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_the_corner_step_takes_a_part_of_the_batch(monkeypatch):
+    trainer = steps.Trainer(model="nano", direction="forward", **PROBLEM)
+    shapes = []
+    call = trainer.call
+    monkeypatch.setattr(trainer, "call", lambda t: shapes.append(tuple(t.shape)) or call(t))
+    trainer.step(part=(1, 8))
+    trainer.step()
+    assert shapes == [(1, 8), (2, 16)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"direction": "sideways"}, "unknown direction 'sideways'; known: forward, backward"),
+        ({"provider": "magic"}, "unknown provider 'magic'; known: eager, inductor"),
+        ({"dtype": "float"}, None),
+        ({"dtype": "float33"}, "unknown dtype 'float33'"),
+        ({"model": "huge"}, "unknown model size 'huge'"),
+    ],
+)
+def test_bad_input_is_told(change, message):
+    options = {"model": "nano", "direction": "forward", **PROBLEM} | change
+    if message is None:
+        steps.Trainer(**options)
+        return
+    with pytest.raises(ValueError, match=message):
+        steps.Trainer(**options)
+
+
+def test_sizes_in_one_process_go_on_after_one_that_does_not_fit(monkeypatch):
+    real = steps.Trainer
+
+    def limited(model, **options):
+        if model == "micro":
+            raise torch.OutOfMemoryError("CUDA out of memory.\nadvice")
+        return real(model=model, **options)
+
+    monkeypatch.setattr(steps, "Trainer", limited)
+    runs = steps.in_one_process(
+        ["nano", "micro", "nano"], steps=2, start=START, direction="forward", **PROBLEM
+    )
+    assert [r.get("status", "ok") for r in runs] == ["ok", "oom", "ok"]
+    assert [r["position"] for r in runs] == [1, 2, 3]
+    assert runs[1]["reason"] == "CUDA out of memory."
+    assert all(r["import_torch_ms"] == 2.0 for r in runs)
+
+
+def test_stages_cover_the_way_to_a_settled_step():
+    found = first_step.stages(START, model="nano", direction="step", **PROBLEM)
+    wanted = {"device_ms", "build_ms", "gemm_ms", "corner_ms", "first_ms", "settled_ms"}
+    assert wanted <= set(found)
+    assert all(found[name] > 0 for name in wanted)
+
+
+def test_driver_calls_need_a_gpu():
+    with pytest.raises(Unavailable, match="needs a CUDA GPU"):
+        first_step.calls(START, model="nano", direction="step", **PROBLEM)
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("cudaMalloc", "memory"), ("cudaFree", "memory"), ("cuMemCreate", "memory"),
+        ("cudaLaunchKernel", "launch"), ("cudaLaunchKernelExC", "launch"),
+        ("cuLaunchKernelEx", "launch"), ("cuModuleLoadData", "load"),
+        ("cuLibraryLoadData", "load"), ("cuKernelGetFunction", "load"),
+        ("cudaFuncGetAttributes", "load"), ("cudaMemcpyAsync", "copy"),
+        ("cudaMemsetAsync", "copy"), ("cudaStreamSynchronize", "wait"),
+        ("cudaDeviceSynchronize", "wait"), ("cudaGetDeviceCount", "other_calls"),
+        ("aten::mm", None), ("custom_kernel", None),
+    ],
+)  # fmt: skip
+def test_driver_calls_fall_into_their_groups(name, group):
+    import re
+
+    found = next((g for g, p in first_step.CALLS.items() if re.search(p, name)), None)
+    assert found == group
+
+
+SHARED = warmup.problem(16, batch_size=2, device="cpu")
+OPTIONS = {"models": ["nano"], "directions": ["forward"], "count": 25, "warmups": [0, 5]}
+
+
+def test_cases_are_every_size_direction_and_process():
+    options = OPTIONS | {"models": ["nano", "mini"], "directions": ["forward", "step"]}
+    cases = warmup.step_cases(SHARED, "fresh", 3, **options)
+    assert len(cases) == 2 * 2 * 3
+    assert len({tuple(c.items()) for c in cases}) == len(cases)
+    assert {c["together"] for c in warmup.step_cases(SHARED, "shared", 1, **options)} == {
+        "nano,mini"
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"models": ["nanoo"]}, "unknown model size 'nanoo'"),
+        ({"directions": ["up"]}, "unknown direction 'up'; known: forward"),
+        ({"count": 24}, "24 steps are too few.*need 25"),
+        ({"warmups": [-1]}, "may be negative"),
+    ],
+)
+def test_impossible_cases_are_told(change, message):
+    with pytest.raises(ValueError, match=message):
+        warmup.step_cases(SHARED, "fresh", 1, **(OPTIONS | change))
+
+
+def test_impossible_processes_isolation_and_context_are_told():
+    with pytest.raises(ValueError, match="processes must be at least 1, got 0"):
+        warmup.step_cases(SHARED, "fresh", 0, **OPTIONS)
+    with pytest.raises(ValueError, match="'fresh' or 'shared', got 'both'"):
+        warmup.step_cases(SHARED, "both", 1, **OPTIONS)
+    with pytest.raises(ValueError, match="context_length must be at least 1, got 0"):
+        warmup.problem(0)
+
+
+def test_a_shared_process_runs_its_sizes_once_together():
+    options = OPTIONS | {"models": ["nano", "micro"]}
+    cases = warmup.step_cases(SHARED, "shared", 1, **options)
+    measure = warmup.Measure()
+    rows = [measure(c) for c in cases]
+    assert [r["position"] for r in rows] == [1, 2]
+    assert rows[0]["interpreter_ms"] == rows[1]["interpreter_ms"], "one process, one start"
+    assert rows[0]["num_parameters"] < rows[1]["num_parameters"]
+    assert len(rows[0]["samples_ms"]) == 25
+
+
+def test_each_fresh_case_has_a_process_of_its_own():
+    cases = warmup.step_cases(SHARED, "fresh", 2, **OPTIONS)
+    measure = warmup.Measure()
+    starts = {measure(c)["import_torch_ms"] for c in cases}
+    assert len(starts) == 2
+
+
+def test_calls_without_a_gpu_start_no_process(monkeypatch):
+    cases = warmup.first_step_cases(SHARED, models=["nano"], compiled=[])
+    case = next(c for c in cases if c["experiment"] == "calls")
+    monkeypatch.setattr(warmup.fresh, "run", lambda *a, **k: pytest.fail("started"))
+    with pytest.raises(Unavailable, match="needs a CUDA GPU"):
+        warmup.Measure()(case)

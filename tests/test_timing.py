@@ -1,0 +1,114 @@
+"""The clock and its statistics."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusedlib.bench import statistics, timing
+
+
+def test_sections_time_parts_of_the_same_step():
+    step = timing.Sections("cpu")
+    for name, pause in (("forward", 0.02), ("backward", 0.04)):
+        with step.section(name):
+            time.sleep(pause)
+    times = step.elapsed_ms()
+    assert 20 <= times["forward"] < 40 <= times["backward"]
+    assert times["total"] >= times["forward"] + times["backward"]
+
+
+def test_sections_without_a_section_say_what_to_do():
+    with pytest.raises(RuntimeError, match="with sections.section"):
+        timing.Sections("cpu").elapsed_ms()
+
+
+def test_interleaved_takes_turns_and_keeps_every_sample():
+    order = []
+    times = timing.interleaved(
+        {n: (lambda n=n: order.append(n)) for n in "ABC"},
+        device="cpu", warmup=2, repetitions=3, flush_l2=True,
+    )  # fmt: skip
+    assert "".join(order) == "ABC" * 5
+    assert {n: len(t.samples_ms) for n, t in times.items()} == {"A": 3, "B": 3, "C": 3}
+    assert not times["A"].flush_l2, "there is no L2 to flush on a CPU, and the row must say so"
+
+
+def test_preparation_stays_outside_the_clock():
+    times = timing.interleaved(
+        {"quick": lambda: None}, device="cpu", warmup=0, repetitions=3, flush_l2=False,
+        prepare=lambda _: time.sleep(0.03),
+    )  # fmt: skip
+    assert max(times["quick"].samples_ms) < 20
+
+
+def test_samples_measure_the_work():
+    times = timing.interleaved(
+        {"a": lambda: time.sleep(0.01), "b": lambda: time.sleep(0.03)},
+        device="cpu", warmup=0, repetitions=5, flush_l2=False,
+    )  # fmt: skip
+    ratio = times["b"].ratio_to(times["a"])
+    assert ratio.low <= ratio.value <= ratio.high
+    assert 2 < ratio.value < 3.5
+    assert times["a"].figures()["samples_ms"] == pytest.approx(times["a"].samples_ms, abs=1e-5)
+
+
+@pytest.mark.parametrize("bad", [{"warmup": -1}, {"repetitions": 0}, {"work": {}}])
+def test_nothing_to_time_is_an_error(bad):
+    options = {"work": {"a": print}, "warmup": 0, "repetitions": 1} | bad
+    with pytest.raises(ValueError, match="nothing to time"):
+        timing.interleaved(options.pop("work"), device="cpu", flush_l2=False, **options)
+
+
+def test_summary_of_known_samples():
+    got = statistics.summarize([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert got["median_ms"] == 3.0
+    assert got["mean_ms"] == 22.0
+    assert got["std_ms"] == pytest.approx(np.std([1, 2, 3, 4, 100], ddof=1))
+    assert (got["p10_ms"], got["p90_ms"]) == pytest.approx((1.4, 61.6))
+    assert got["n"] == 5
+    assert got["samples_ms"] == [1.0, 2.0, 3.0, 4.0, 100.0]
+    assert statistics.summarize([1.0])["std_ms"] is None
+    assert set(statistics.summarize([1.0], "backward")) >= {"backward_median_ms", "backward_n"}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=40))
+def test_bootstrap_interval_holds_the_median_within_the_samples(samples):
+    got = statistics.bootstrap_median(samples)
+    assert min(samples) <= got.low <= got.value <= got.high <= max(samples)
+    assert got == statistics.bootstrap_median(samples)
+
+
+def test_bootstrap_interval_covers_the_true_median_about_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    hits = 0
+    for _ in range(200):
+        got = statistics.bootstrap_median(rng.lognormal(size=30), resamples=400)
+        hits += got.low <= 1.0 <= got.high
+    assert 0.88 <= hits / 200 <= 1.0
+
+
+def test_ratio_comes_from_pairs_so_that_drift_cancels():
+    drift = np.linspace(1, 10, 50)
+    got = statistics.paired_ratio((2 * drift).tolist(), drift.tolist())
+    assert (got.low, got.value, got.high) == pytest.approx((2, 2, 2))
+    with pytest.raises(ValueError, match="equally many"):
+        statistics.paired_ratio([1.0], [1.0, 2.0])
+    with pytest.raises(ValueError, match="at least one sample"):
+        statistics.bootstrap_median([])
+
+
+@pytest.mark.gpu
+def test_cuda_clock_sees_the_device_not_the_launch():
+    x = torch.randn(8192, 8192, device="cuda")
+    torch.cuda.synchronize()
+    times = timing.interleaved(
+        {"product": lambda: x @ x}, device="cuda", warmup=3, repetitions=5, flush_l2=True
+    )
+    # 2 · 8192³ operations cannot take less than a millisecond on any card of today.
+    assert min(times["product"].samples_ms) > 1
+    assert times["product"].flush_l2
