@@ -233,6 +233,14 @@ def test_growth_measures_what_its_case_says():
     assert figures["signed_relative_error"] < 0  # a stagnating sum of positive terms is too small
 
 
+@pytest.mark.parametrize("method", ["pairwise", "kahan"])
+def test_a_sum_beyond_fp16_is_an_overflow_not_an_error_figure(method: str):
+    case = {"dtype": "fp16", "distribution": "uniform", "n_terms": 150_000, "seeds": 1}
+    figures = accumulation.measure_growth(case | {"method": method})
+    assert figures["status"] == "wrong"
+    assert "overflow" in figures["reason"]
+
+
 def test_cases_know_their_limits():
     cases = accumulation.growth_cases(["fp32"], ["constant", "normal"], 1000, 100, 5)
     assert max(c["n_terms"] for c in cases if c["method"] == "kahan") == 100

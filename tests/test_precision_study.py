@@ -244,6 +244,16 @@ def test_autocast_kinds(for_fp32: str, for_half: str, promoted: bool, kind: str)
     assert torch_precision.classify(for_fp32, for_half, "fp16", promoted) == kind
 
 
+def test_an_operation_that_refuses_mixed_dtypes_is_not_promotion():
+    import torch
+
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("expected scalar type Half but found Float")
+
+    assert not torch_precision._gives_fp32_alone(refuses, torch.float16, "cpu")
+    assert torch_precision._gives_fp32_alone(lambda x: x + torch.ones(8), torch.float16, "cpu")
+
+
 def test_autocast_of_well_known_operations(frame: pd.DataFrame):
     table = tables.autocast_table(frame)["this machine (A CPU)"]
     assert table["linear"] == table["matmul"] == "half"

@@ -48,6 +48,13 @@ def test_updating_replaces_the_block_once_and_keeps_the_rest(rows):
     assert r"A \1 stays a \1." in text
 
 
+@pytest.mark.parametrize("sentences", [[], [readme.MISSING]])
+def test_rows_without_a_headline_raise(rows, monkeypatch, sentences):
+    monkeypatch.setattr(readme, "_HEADLINES", {"01_x": ("Title", lambda _: sentences)})
+    with pytest.raises(readme.ReadmeError, match="give no headline"):
+        readme.block()
+
+
 @pytest.mark.parametrize("text", ["# Title\n", README + README, README.replace(readme.END, "")])
 def test_a_readme_without_exactly_one_block_raises(rows, text):
     with pytest.raises(readme.ReadmeError, match="exactly one block"):

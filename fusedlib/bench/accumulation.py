@@ -262,7 +262,10 @@ def measure_growth(case: Case) -> Figures:
     """Measure one sum over its seeds against the exact sum of the same rounded terms."""
     dtype, distribution = str(case["dtype"]), str(case["distribution"])
     terms = rounded_terms(distribution, int(case["n_terms"] or 0), int(case["seeds"] or 1), dtype)
-    value = SUMS[str(case["method"])](terms, dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = SUMS[str(case["method"])](terms, dtype)
+    if not np.isfinite(value).all():
+        return {"status": "wrong", "reason": f"overflow: the sum leaves the range of {dtype}"}
     exact, magnitude = np.empty(len(value)), np.empty(len(value))
     for seed, column in enumerate(terms.T):  # one column at a time: float64 takes twice the memory
         wide = column.astype(np.float64)

@@ -241,6 +241,17 @@ def classify(for_fp32: str, for_half: str, half: str, promoted: bool = False) ->
     return kinds.get((for_fp32, for_half), f"{for_fp32} from fp32, {for_half} from {half}")
 
 
+def _gives_fp32_alone(
+    operation: Callable[[Tensor], Tensor], dtype: torch.dtype, device: str
+) -> bool:
+    """Whether a half-precision input gives fp32 without autocast; many operations refuse to mix."""
+    try:
+        with torch.no_grad():
+            return operation(torch.ones(_IMAGE, dtype=dtype, device=device)).dtype == torch.float32
+    except RuntimeError:
+        return False
+
+
 def measure_autocast(case: Case) -> Figures:
     """Output dtypes of one operation under autocast, for an fp32 input and for one in the autocast
     dtype.
@@ -255,11 +266,7 @@ def measure_autocast(case: Case) -> Figures:
             NAMES[operation(torch.ones(_IMAGE, dtype=given, device=device)).dtype]
             for given in (torch.float32, DTYPES[dtype])
         ]
-    promoted = False
-    if outputs[1] == "fp32":
-        with torch.no_grad():
-            plain = operation(torch.ones(_IMAGE, dtype=DTYPES[dtype], device=device))
-        promoted = NAMES[plain.dtype] == "fp32"
+    promoted = outputs[1] == "fp32" and _gives_fp32_alone(operation, DTYPES[dtype], device)
     return {
         "output_for_fp32": outputs[0],
         "output_for_half": outputs[1],

@@ -101,8 +101,8 @@ def growth(frame: pd.DataFrame) -> list[str]:
 
 
 def _kahan_limits(rows: pd.DataFrame) -> list[str]:
-    """Where Kahan's sum of equal terms leaves its bound 2u, if it does: once n u^2 is no longer
-    small.
+    """Where Kahan's sum of equal terms leaves its bound 2u, if it does: n u^2 has then grown
+    beyond u.
     """
     sentences = []
     kahan = rows[(rows["method"] == "kahan") & (rows["distribution"] == "constant")]
@@ -114,8 +114,8 @@ def _kahan_limits(rows: pd.DataFrame) -> list[str]:
             n_terms = float(first["n_terms"])
             sentences.append(
                 f"Kahan's sum is not safe in {dtype}: at n = {n_terms:,.0f} equal terms its error "
-                f"is {number(first['relative_error'] / u, 2)} u. Its bound 2u + O(nu²) promises "
-                f"nothing once nu² is near 1 (here {number(n_terms * u * u, 2)})."
+                f"is {number(first['relative_error'] / u, 2)} u. The second term of its bound, "
+                f"2u + O(nu²), is of the order of {number(n_terms * u, 2)} u there."
             )
     return sentences
 
@@ -312,7 +312,8 @@ def headline(frame: pd.DataFrame) -> list[str]:
             fails = [name for name, share in shares.items() if share < 1 - MOSTLY]
             sentences.append(
                 f"Of {len(shares)} published sums of 0.01, {len(shares) - len(fails)} err because "
-                f"the term is rounded, as published; the {listed(fails)} sums because the additions are."
+                f"the term is rounded, as published; the {listed(fails)} sums because the "
+                "additions are."
                 if fails
                 else f"All {len(shares)} published sums of 0.01 err because the term is rounded."
             )

@@ -14,6 +14,7 @@ import pandas as pd
 from fusedlib import paths
 from fusedlib.bench import results
 from fusedlib.study import precision, warmup
+from fusedlib.study.display import MISSING
 
 MACHINE = "nvidia-h200"
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
@@ -46,13 +47,19 @@ def recorded(study: str, directory: Path | None = None) -> pd.DataFrame:
 
 
 def block(directory: Path | None = None) -> str:
-    """The generated block, markers included: the headline of every study, from its rows."""
+    """The generated block, markers included: the headline of every study, from its rows.
+
+    Raises ReadmeError when a study has no row or its rows give no headline.
+    """
     parts = []
     devices = set()
     for study, (title, headline) in _HEADLINES.items():
         frame = recorded(study, directory)
         devices |= set(frame["device_name"].dropna())
-        findings = "\n".join(f"- {sentence}" for sentence in headline(frame))
+        sentences = [sentence for sentence in headline(frame) if sentence != MISSING]
+        if not sentences:
+            raise ReadmeError(f"the rows of {study} on {MACHINE} give no headline; record it whole")
+        findings = "\n".join(f"- {sentence}" for sentence in sentences)
         parts.append(f"**{title}** ([notebook](notebooks/{study}.ipynb))\n\n{findings}")
     where = f"Recorded on {', '.join(sorted(devices))}; rows in `report/results/{MACHINE}`."
     return "\n\n".join([BEGIN, where, *parts, END])

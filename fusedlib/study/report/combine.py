@@ -91,7 +91,7 @@ def combine(sections: Sequence[Section], title: str = "Report") -> Document:
     numbered = list(_numbered(blocks))
     index = _index(numbered, studies)
     filled = [index if isinstance(block, Reproduce) else block for block in numbered]
-    return Document(title, lead, tuple(_resolved(filled)))
+    return Document(title, lead, tuple(resolved(filled)))
 
 
 def _framed(blocks: list[Block], found: list[str]) -> list[Block]:
@@ -181,7 +181,7 @@ def _study(section: Section, numbering: Numbering) -> Iterator[Block]:
         profile=section.profile,
         rows=f"report/results/<machine>/{section.name}.jsonl",
     )
-    if section.error:
+    if section.error or section.notebook is None:
         yield _failure(section)
     first = True
     for _, blocks in _cells(section, numbering):
@@ -199,7 +199,7 @@ def _failure(section: Section) -> Failure:
     title = f"{path} failed; what it showed before that follows."
     if section.notebook is None:
         title = f"{path} gave nothing to show."
-    return Failure(title, last_lines(section.error or ""))
+    return Failure(title, last_lines(section.error or "not executed yet"))
 
 
 def _numbered(blocks: Iterable[Block]) -> Iterator[Block]:
@@ -245,7 +245,7 @@ def _index(blocks: Iterable[Block], studies: Sequence[Section]) -> Prose:
     return Prose("\n".join(lines))
 
 
-def _resolved(blocks: Sequence[Block]) -> Iterator[Block]:
+def resolved(blocks: Sequence[Block]) -> Iterator[Block]:
     """Links to `#anchor` reach their target in the same notebook or by name; others lose the link.
 
     An empty link text becomes "Table 3", "Figure 2" or "Section 4".

@@ -122,13 +122,14 @@ def _table(block: Table, fragments: Fragments) -> str:
         for at, row in enumerate(block.rows)
     )
     caption = f"{block.anchor}-caption"
+    named = " named" if block.stub == 1 else ""  # the row's name stays in view when scrolled
     note = f'<p class="note">{fragments.lines[block.note]}</p>' if block.note else ""
     return (
         f'<figure class="table" id="{block.anchor}">\n'
         f'<figcaption id="{caption}"><span class="label">Table {block.number}.</span> '
         f"{fragments.lines[block.caption]}</figcaption>\n"
         f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{caption}">'
-        f'<table class="data" aria-labelledby="{caption}">\n<thead>{head}</thead>\n'
+        f'<table class="data{named}" aria-labelledby="{caption}">\n<thead>{head}</thead>\n'
         f"<tbody>\n{body}\n</tbody>\n</table></div>\n{note}</figure>"
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusedlib.study.report.combine import PAPERMILL_ERROR, load
+from fusedlib.study.report.combine import PAPERMILL_ERROR, load, resolved
 from fusedlib.study.report.model import Block, Document, Failure, Heading, Prose, Section
 from fusedlib.study.report.outputs import (
     Numbering,
@@ -17,7 +17,7 @@ from fusedlib.study.report.outputs import (
 
 def document(section: Section, notebook: Path) -> Document:
     """All cells in order, with code, asides and errors; headings keep their level."""
-    blocks = list(_blocks(notebook))
+    blocks = list(resolved(list(_blocks(notebook))))
     title = section.title
     if blocks and isinstance(blocks[0], Heading) and blocks[0].level == 1:
         title = blocks[0].text

@@ -1,18 +1,16 @@
 r"""Markdown with TeX maths to HTML with MathML or to Typst, many fragments in one call of pandoc.
 
-The dialect is JupyterLab's: GitHub's Markdown and `$...$`. HTML tags show as text, pictures from
-elsewhere become links, so nothing is ever loaded from a network.
+The dialect is JupyterLab's: GitHub's Markdown and `$...$`. HTML tags show as text, comments vanish,
+pictures from elsewhere become links, so nothing is ever loaded from a network.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pypandoc
 
 TARGETS = ("html", "typst")
-_FORMAT = (
-    "gfm+tex_math_dollars-tex_math_gfm-raw_html-emoji-footnotes-gfm_auto_identifiers+raw_attribute"
-)
+_FORMAT = "gfm+tex_math_dollars-tex_math_gfm-emoji-footnotes-gfm_auto_identifiers+raw_attribute"
 _PARTS = re.compile(
     r"(?P<fence>^ {0,3}(?P<mark>`{3,}|~{3,})[^\n]*\n.*?(?:^ {0,3}(?P=mark)[`~]*[ \t]*$|\Z))"
     r"|(?P<code>(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`))"
@@ -25,7 +23,11 @@ _ENVIRONMENT = re.compile(
     r"^\\begin\{(align|equation|gather|multline)(\*?)\}(.*?)\\end\{\1\2\}", re.DOTALL | re.MULTILINE
 )
 _PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]*)[^)]*\)")
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_TAG = re.compile(r"(?<!\\)<(?=[a-zA-Z/!?])(?!(?:https?:|mailto:)[^\s<>]*>)")
+_TYPST_MATH = re.compile(r"(?<!\\)\$(?:\\.|[^$\\])*\$", re.DOTALL)
 _UNITS = "ms|µs|ns|s|min|GB|GiB|MB|MiB|KiB|B|GB/s|TB/s|TFLOP/s|GFLOP/s|MHz|GHz|W|°C|%|steps?|GPUs?"
+_POWER = re.compile(r"(?<=\d) × (?=10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹])")
 _UNIT = re.compile(rf"(?<=\d) (?=(?:{_UNITS})(?![\w/]))")
 
 
@@ -79,8 +81,10 @@ def _part(found: re.Match[str]) -> str:
 
 
 def _text(text: str) -> str:
+    text = _TAG.sub(r"\\<", _COMMENT.sub("", text))
     text = _ENVIRONMENT.sub(lambda found: _environment(*found.groups()), text)
     text = _PICTURE.sub(_picture, text)
+    text = _POWER.sub("\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}", text)
     return _UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
@@ -120,13 +124,17 @@ def _mended(part: str, target: str) -> str:
         part = re.sub(r'<img[^>]*?alt="([^"]*)"[^>]*>|<img[^>]*>', r"\1", part)
         part = re.sub(r"<table[^>]*>", '<div class="scroll" tabindex="0"><table>', part)
         return part.replace("</table>", "</table></div>")
-    return _sub_all(part, [(r"#image\([^)]*\)", lambda _: "")])
+    part = re.sub(r"#image\([^)]*\)", "", part)
+    return _TYPST_MATH.sub(lambda found: _typst_math(found[0]), part)
 
 
-def _sub_all(text: str, rules: list[tuple[str, Callable[[re.Match[str]], str]]]) -> str:
-    for pattern, change in rules:
-        text = re.sub(pattern, change, text)
-    return text
+def _typst_math(formula: str) -> str:
+    """Names that pandoc 3.9 writes and Typst 0.15 has dropped; bars in pairs as fences."""
+    formula = re.sub(r"\b(dot|times|minus|plus|ast)\.circle\b", r"\1.o", formula)
+    formula = re.sub(r"\bsect\b", "inter", formula)
+    if formula.count(r"\|") % 2 == 0:
+        formula = re.sub(r"\\\| ([^|&,;\n]+?) \\\|", r"lr(|\1|)", formula)
+    return formula
 
 
 def _unwrapped(part: str) -> str:

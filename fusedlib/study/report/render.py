@@ -1,12 +1,13 @@
 """Executed notebooks to the finished report: one HTML file, one PDF, and a page a notebook."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fusedlib.study.report import html, notebook, pdf
 from fusedlib.study.report.combine import FRAME, ReportError, combine
-from fusedlib.study.report.model import Section
+from fusedlib.study.report.model import Document, Section
 
 __all__ = ["FRAME", "Rendered", "ReportError", "Section", "render"]
 
@@ -27,14 +28,15 @@ def render(sections: Sequence[Section], out_dir: Path) -> Rendered:
     with its error.
 
     Raises:
-        ReportError: there is no section, a notebook cannot be read, a file cannot be written.
+        ReportError: there is no section, a notebook cannot be read, Typst refuses the document, a
+            file cannot be written.
     """
     if not sections:
         raise ReportError("there is nothing to report: study.toml names no notebook")
     document = combine(sections)
     rendered = Rendered(
         html=_write(out_dir / "report.html", html.page(document).encode()),
-        pdf=_write(out_dir / "report.pdf", pdf.compiled(document)),
+        pdf=_write(out_dir / "report.pdf", _compiled(document)),
         notebooks={},
     )
     for section in sections:
@@ -46,6 +48,16 @@ def render(sections: Sequence[Section], out_dir: Path) -> Rendered:
     return rendered
 
 
+def _compiled(document: Document) -> bytes:
+    try:
+        return pdf.compiled(document)
+    except RuntimeError as error:
+        raise ReportError(
+            f"Typst cannot set the PDF: {str(error)[:400]}. The HTML report is written; simplify "
+            "what the message names (a formula, a picture) in its notebook"
+        ) from error
+
+
 def _write(path: Path, content: bytes) -> Path:
     """Replace the file as a whole, so that a reader or a full disk never leaves half of it."""
     part = path.with_name(f".{path.name}.part")
@@ -54,7 +66,8 @@ def _write(path: Path, content: bytes) -> Path:
         part.write_bytes(content)
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise ReportError(
             f"cannot write {path}: {error.strerror or error}. Make room, or set FUSEDLIB_BUILD to "
             "a folder you may write to"

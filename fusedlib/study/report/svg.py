@@ -44,7 +44,8 @@ def _head(head: str, prefix: str) -> str:
     box = re.search(r'\sviewBox="[^"]*"', head)
     size = f"0 0 {width[1]} {height[1]}" if width and height else ""
     view = box[0] if box else f' viewBox="{size}"' if size else ""
-    limit = f' style="max-width: {width[1]}{width[2] or "px"}"' if width else ""
+    # A tenth larger than drawn: figures as wide as the PDF's text then fill the page's column.
+    limit = f' style="max-width: {float(width[1]) * 1.1:.0f}{width[2] or "px"}"' if width else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"{view} '
         f'role="img" aria-labelledby="{prefix}-alt" fill="currentColor" class="drawing"{limit}>'

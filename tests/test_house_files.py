@@ -1,0 +1,86 @@
+"""Licence, citation, changelog and commit hooks say the same as the project's metadata."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import fusedlib
+from fusedlib import paths
+
+yaml = pytest.importorskip("yaml", reason="PyYAML reads these files and is not installed")
+
+PROJECT = tomllib.loads((paths.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def read(name: str) -> str:
+    return (paths.ROOT / name).read_text(encoding="utf-8")
+
+
+def hooks() -> dict[str, dict]:
+    repos = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
+    assert [repo["repo"] for repo in repos] == ["local"], "a hook from elsewhere needs a network"
+    return {hook["id"]: hook for repo in repos for hook in repo["hooks"]}
+
+
+def test_citation_has_what_the_format_asks_for():
+    citation = yaml.safe_load(read("CITATION.cff"))
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] == "software"
+    assert citation["title"] == PROJECT["name"]
+    assert str(citation["version"]) == PROJECT["version"] == fusedlib.__version__
+    assert citation["license"] == PROJECT["license"] == "MIT"
+    assert citation["authors"] and all(author["name"] for author in citation["authors"])
+    known = {"cff-version", "message", "type", "title", "abstract", "authors", "version"}
+    assert set(citation) == known | {"license", "keywords"}
+    assert all(isinstance(word, str) for word in citation["keywords"])
+
+
+def test_licence_is_the_one_named():
+    text = read("LICENSE")
+    assert text.startswith("MIT License\n\nCopyright (c) 2026 the fusedlib authors\n")
+    assert 'THE SOFTWARE IS PROVIDED "AS IS"' in text
+    assert PROJECT["license-files"] == ["LICENSE"]
+
+
+def test_changelog_starts_with_what_is_unreleased_and_uses_the_known_headings():
+    text = read("CHANGELOG.md")
+    versions = re.findall(r"^## \[(.+?)\]", text, re.MULTILINE)
+    assert versions[0] == "Unreleased"
+    known = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= known
+
+
+def test_hooks_need_no_network_and_use_declared_tools():
+    declared = " ".join(PROJECT["optional-dependencies"]["dev"])
+    for hook in hooks().values():
+        assert hook["language"] == "system"
+        assert shlex.split(hook["entry"])[0] in declared
+    assert {"nbstripout", "ruff-check", "ruff-format"} <= set(hooks())
+
+
+def test_strip_hook_leaves_no_trace_of_a_run_and_keeps_ids(tmp_path):
+    pytest.importorskip("nbstripout")
+    entry = shlex.split(hooks()["nbstripout"]["entry"])
+    entry[:1] = [sys.executable, "-m", "nbstripout"]  # this environment's, activated or not
+    cell = {
+        "cell_type": "code",
+        "id": "kept-id",
+        "metadata": {"papermill": {"status": "completed"}, "tags": ["aside"]},
+        "source": "1",
+        "outputs": [{"output_type": "stream", "name": "stdout", "text": "1"}],
+        "execution_count": 3,
+    }
+    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"papermill": {}}, "cells": [cell]}
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    subprocess.run([*entry, str(path)], check=True)
+    stripped = json.loads(path.read_text(encoding="utf-8"))
+    (left,) = stripped["cells"]
+    assert (left["id"], left["outputs"], left["execution_count"]) == ("kept-id", [], None)
+    assert left["metadata"] == {"tags": ["aside"]}
+    assert "papermill" not in stripped["metadata"]
