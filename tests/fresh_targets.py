@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 
 def add(a, b, start):
@@ -35,6 +36,5 @@ def crash(start):
 
 
 def sleep(path, start):
-    with open(path, "w") as file:
-        file.write(str(os.getpid()))
+    Path(path).write_text(str(os.getpid()))
     time.sleep(600)

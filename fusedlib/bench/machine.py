@@ -248,8 +248,8 @@ def _commit() -> tuple[str | None, bool | None]:
     """
     if given := os.environ.get("FUSEDLIB_COMMIT"):
         return given.removesuffix("-dirty"), given.endswith("-dirty")
-    commit = _output(["git", "rev-parse", "HEAD"])
-    if not commit:
+    commit = _output(["git", "rev-parse", "--verify", "HEAD"])
+    if not commit or not re.fullmatch(r"[0-9a-f]{40,64}", commit):
         return None, None
     changed = _output(["git", "status", "--porcelain", "--", "fusedlib", "notebooks"])
     return commit, None if changed is None else bool(changed)

@@ -22,10 +22,11 @@ class Progress(Protocol):
 
 class _Bar:
     def __init__(self, study: str, total: int) -> None:
-        self._bar = tqdm(total=total, desc=study, unit="case", dynamic_ncols=True)
+        # A line a second at most: in a notebook every refresh is another line of output.
+        self._bar = tqdm(total=total, desc=study, unit="case", dynamic_ncols=True, mininterval=1.0)
 
     def case(self, label: str) -> None:
-        self._bar.set_postfix_str(label)
+        self._bar.set_postfix_str(label, refresh=False)
 
     def done(self) -> None:
         self._bar.update()

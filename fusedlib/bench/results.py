@@ -2,7 +2,8 @@
 
 A row lies in `<results>/<machine>/<study>.jsonl`. Its case (the fields that say what was asked
 for), its profile and the fingerprint of the code that measured it decide whether a later run
-measures it again. The description of the machine lies beside the rows in `machine.jsonl`, once a change.
+measures it again. The description of the machine lies beside the rows in `machine.jsonl`, once
+a change.
 """
 
 import ast

@@ -74,24 +74,28 @@ def step_cases(
 
 
 def first_step_cases(
-    shared: Mapping[str, Any], *, models: Sequence[str], compiled: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Cases that take the first step apart: stages and driver calls, and compilation."""
-    cases = []
-    for experiment, provider, chosen in (
-        ("stages", "eager", models),
-        ("calls", "eager", models),
-        ("compilation", "inductor", compiled),
-    ):
-        for model in chosen:
-            transformer.config(model)
-            cases.append(
-                {
-                    "experiment": experiment, "model": model, "direction": "step",
-                    "provider": provider, **shared,
-                }
-            )  # fmt: skip
-    return cases
+    shared: Mapping[str, Any], *, models: Sequence[str], compiled: Sequence[str],
+    stage_processes: int = 1,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Cases that take the first step apart: stages, driver calls, and compilation.
+
+    Raises:
+        ValueError: unknown size, or no process for the stages.
+    """
+    for model in (*models, *compiled):
+        transformer.config(model)
+    if stage_processes < 1:
+        raise ValueError(f"stage_processes must be at least 1, got {stage_processes}")
+    chosen = [("stages", "eager", m, p) for m in models for p in range(1, stage_processes + 1)]
+    chosen += [("calls", "eager", m, 1) for m in models]
+    chosen += [("compilation", "inductor", m, 1) for m in compiled]
+    return [
+        {
+            "experiment": experiment, "model": model, "direction": "step",
+            "provider": provider, "process": process, **shared,
+        }
+        for experiment, provider, model, process in chosen
+    ]  # fmt: skip
 
 
 def label(case: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ import pandas as pd
 
 from fusedlib.study import published
 from fusedlib.study.display import number
+from fusedlib.study.selection import leading, placed
+from fusedlib.study.selection import per_machine as fullest
 
 DATA = {"constant": "0.01 each time", "uniform": "uniform", "normal": "normal"}
 FORMAT_ORDER = ("fp32", "tf32", "fp16", "bf16")
@@ -53,45 +55,14 @@ def rows_of(frame: pd.DataFrame, experiment: str, status: str | None = "ok") -> 
 
 
 def source(frame: pd.DataFrame, experiment: str, device: str | None = None) -> pd.DataFrame:
-    """The usable rows of one machine and profile: full before quick, GPU before CPU, then own."""
+    """The usable rows of the leading machine."""
     rows = rows_of(frame, experiment)
-    if device is not None and not rows.empty:
-        rows = rows[rows["device"] == device]
-    if rows.empty:
-        return rows
-    groups = [group for _, group in rows.groupby(["machine", "profile"], sort=True)]
-
-    def rank(group: pd.DataFrame) -> tuple[bool, bool, bool]:
-        first = group.iloc[0]
-        return first["profile"] == "full", first["device_type"] == "cuda", bool(first["own"])
-
-    return max(groups, key=rank)
+    return leading(rows if device is None else rows[rows["device"] == device])
 
 
 def per_machine(frame: pd.DataFrame, experiment: str, status: str | None = "ok") -> pd.DataFrame:
     """The rows of every machine with this status, each from one profile: the fullest it has."""
-    rows = rows_of(frame, experiment, status)
-    if rows.empty:
-        return rows
-    best = rows.groupby("machine")["profile"].transform(
-        lambda profiles: "full" if "full" in set(profiles) else profiles.iloc[0]
-    )
-    return rows[rows["profile"] == best]
-
-
-def place(row: pd.Series) -> str:
-    """Where a row was measured, for a table's header."""
-    name = str(row["device_name"])
-    if row.get("device") == "cpu" and row["device_type"] != "cpu":
-        name = f"CPU beside {name}"
-    return f"this machine ({name})" if row["own"] else name
-
-
-def placed(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with a column `place`."""
-    if rows.empty:
-        return rows.assign(place=pd.Series(dtype=str))
-    return rows.assign(place=[place(row) for _, row in rows.iterrows()])
+    return fullest(rows_of(frame, experiment, status))
 
 
 def described(rows: pd.DataFrame) -> str:

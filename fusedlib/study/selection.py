@@ -46,4 +46,6 @@ def place(row: pd.Series) -> str:
 
 def placed(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with a column `place`."""
+    if rows.empty:
+        return rows.assign(place=pd.Series(dtype=str))
     return rows.assign(place=[place(row) for _, row in rows.iterrows()])

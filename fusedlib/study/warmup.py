@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from fusedlib.bench.warmup import MEASURED_STEPS
-from fusedlib.study import published
+from fusedlib.study import published, warmup_published
 from fusedlib.study.display import number, quantity
 from fusedlib.study.selection import leading, place, rows_of
 from fusedlib.study.warmup_tables import (
@@ -13,9 +13,9 @@ from fusedlib.study.warmup_tables import (
     after_warmup,
     first_steps,
     leading_steps,
-    per_machine,
     settled,
     settling,
+    stages,
 )
 
 MISSING = "There is no finding yet: no step has been recorded. `make study ONLY=01_warmup` does."
@@ -50,6 +50,7 @@ def findings(frame: pd.DataFrame) -> list[str]:
         _stages_sentence(frame),
         _settled_sentence(frame, where),
         _compilation_sentence(frame),
+        *warmup_published.findings(),
         _negative_sentence(rows, where),
     ]
     return [s for s in sentences if s]
@@ -128,7 +129,7 @@ def _calls_sentence(frame: pd.DataFrame) -> str | None:
 
 
 def _stages_sentence(frame: pd.DataFrame) -> str | None:
-    rows = leading(rows_of(frame, "stages"))
+    rows = leading(stages(frame))
     if rows.empty:
         return None
     row = rows.iloc[0]
@@ -211,7 +212,9 @@ def _compilation_sentence(frame: pd.DataFrame) -> str | None:
 
 
 def _eager_settled(frame: pd.DataFrame, row: pd.Series) -> float:
-    rows = per_machine(rows_of(frame, "stages"))
+    rows = stages(frame)
+    if rows.empty:
+        return float("nan")
     same = rows[(rows["machine"] == row["machine"]) & (rows["model"] == row["model"])]
     return float(same["settled_ms"].iloc[0]) if len(same) else float("nan")
 

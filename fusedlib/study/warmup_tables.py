@@ -204,12 +204,22 @@ def _extra(by: pd.DataFrame, isolation: str) -> str:
     return f"{text} ({number(row['extra_low_ms'], 3)} to {number(row['extra_high_ms'], 3)})"
 
 
+def stages(frame: pd.DataFrame) -> pd.DataFrame:
+    """Stages by machine and size: one row each, times in ms as medians of its processes."""
+    rows = by_size(per_machine(rows_of(frame, "stages")))
+    if rows.empty:
+        return rows
+    times = [n for n in rows.columns if n.endswith("_ms") and rows[n].dtype.kind == "f"]
+    groups = rows.groupby(["machine", "model"], sort=False)
+    first = groups.first().drop(columns=times)
+    return first.join(groups[times].median()).reset_index()
+
+
 def stages_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Stages of a first step by machine and size, in ms of wall time."""
-    rows = per_machine(rows_of(frame, "stages"))
     columns = {
         (place(row), row["model"]): [number(row[name], 3) for name in STAGES]
-        for _, row in by_size(rows).iterrows()
+        for _, row in stages(frame).iterrows()
     }
     return _columns(columns, pd.Index(list(STAGES.values()), name="stage"))
 

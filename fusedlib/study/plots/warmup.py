@@ -8,16 +8,16 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fusedlib.study import published
 from fusedlib.study.plots import style
-from fusedlib.study.selection import per_machine, place, rows_of
+from fusedlib.study.selection import place
 from fusedlib.study.warmup_tables import (
     STAGES,
     WARMUPS,
     after_warmup,
-    by_size,
     first_steps,
     settled,
     steps,
 )
+from fusedlib.study.warmup_tables import stages as stage_rows
 
 STAGE_COLOURS = dict(zip(STAGES, style.PALETTE, strict=True))
 
@@ -130,7 +130,7 @@ def fresh_and_shared(frame: pd.DataFrame, direction: str = "forward+backward") -
 
 def stages(frame: pd.DataFrame) -> Figure:
     """What a fresh process does before a step is settled, a mark a stage on a logarithmic axis."""
-    rows = by_size(per_machine(rows_of(frame, "stages")))
+    rows = stage_rows(frame)
     names = [f"{r['model']}\n{place(r)}" for _, r in rows.iterrows()]
     fig, ax = style.new(height=1.2 + 0.36 * max(len(rows), 1))
     for (name, title), mark in zip(STAGES.items(), style.MARKERS, strict=True):
@@ -182,7 +182,7 @@ def fresh_and_shared_alt(frame: pd.DataFrame, direction: str = "forward+backward
 def stages_alt(frame: pd.DataFrame) -> str:
     """Alternative text of `stages`."""
     parts = []
-    for _, row in by_size(per_machine(rows_of(frame, "stages"))).iterrows():
+    for _, row in stage_rows(frame).iterrows():
         times = ", ".join(f"{title} {row[name]:.3g} ms" for name, title in STAGES.items())
         parts.append(f"{row['model']} on {place(row)}: {times}")
     return _alt("A row for each size and machine, a mark for each stage", parts)
