@@ -121,7 +121,7 @@ def test_findings_are_computed():
     assert "first size (small) pays 40.0 ms, the later ones at most 2.00 ms" in said
     assert "an effect of their place in the list" in said
     assert "270 ms" in said
-    assert "222 ms outside any CUDA call" in said
+    assert "222 ms outside any CUDA call that it shows" in said
     assert "2,250 settled steps; it has paid for itself after 1,500 steps" in said
     assert "−2.75 ms" in said
     assert "the shortest of 720 backward passes on Test Card took 10.0 ms" in said
@@ -141,12 +141,27 @@ def test_findings_follow_the_rows():
 
 def test_recommendation_follows_the_rows():
     text = warmup.recommendation(FULL)
-    assert "drop 2 steps before a 10-step mean" in text
-    assert "the median of as many steps needs 0" in text
+    assert "drop 2 steps. That brings the 10-step mean" in text
+    assert "in 8 of 8 sizes and directions. Give the median" in text
+
+
+def test_recommendation_says_where_no_warmup_helps():
+    drifting = [20.0] * 20 + [10.0] * 10
     rough = FULL.copy()
     rough["samples_ms"] = [
-        s if not isinstance(s, list) else [20.0] * 20 + [10.0] * 10 for s in rough["samples_ms"]
+        drifting if isinstance(s, list) and m == "small" else s
+        for s, m in zip(rough["samples_ms"], rough["model"], strict=True)
     ]
+    text = warmup.recommendation(rough)
+    assert "in 4 of 8 sizes and directions; in 4 (small backward, small forward" in text
+    assert "the steps go on getting shorter or longer" in text
+    shaky = [10.0, 14.0, 9.0] * 10
+    rough["samples_ms"] = [
+        shaky if isinstance(s, list) and m == "small" else s
+        for s, m in zip(FULL["samples_ms"], FULL["model"], strict=True)
+    ]
+    assert "settled steps themselves spread by up to 5" in warmup.recommendation(rough)
+    rough["samples_ms"] = [drifting if isinstance(s, list) else s for s in FULL["samples_ms"]]
     assert "needs more repetitions and an interval" in warmup.recommendation(rough)
 
 

@@ -4,11 +4,10 @@ The operands are numbers whose products are exact in fp32 (fp16, bf16, or TF32 v
 so that what differs from the float64 product is the accumulation alone. Four ways of keeping the
 sum over K on a CUDA GPU:
 
-provider             where the sum over K is kept
-in the tensor core   the unit's accumulator, from the first product to the last
-promoted             each K block of 64 from zero, added to an fp32 accumulator by an ordinary
-addition cuBLAS               what torch.mm calls, with an fp32 result IEEE fp32            fp32
-multiply-adds, no tensor core
+- "in the tensor core": the unit's own accumulator, from the first product to the last;
+- "promoted": each K block of 64 from zero, added to an fp32 accumulator by an ordinary addition;
+- "cuBLAS": what torch.mm calls, with an fp32 result;
+- "IEEE fp32": fp32 multiply-adds, no tensor core;
 
 and two models of an accumulator that takes the exact sum of `step` products at once, computed on
 the CPU: one that then chops to fp32 toward zero, one that rounds to nearest.

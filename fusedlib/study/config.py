@@ -87,14 +87,16 @@ def load(path: Path | None = None) -> Config:
     """Read and check a study file, by default `notebooks/study.toml`.
 
     Raises:
-        ConfigError: the file is missing, not TOML, has unknown or missing keys, names a notebook
-            that does not exist, or names one twice.
+        ConfigError: the file is missing or unreadable, not TOML, has unknown or missing keys, names
+            a notebook that does not exist, or names one twice.
     """
     path = path or paths.NOTEBOOKS / "study.toml"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; it lists the notebooks of the study") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     _check_keys(data, _TOP_KEYS, str(path))

@@ -21,6 +21,7 @@ from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
 from fusedlib import paths
+from fusedlib.bench import results
 from fusedlib.study import fingerprint, kernel, parameters
 from fusedlib.study.config import FRAME, Config, Study
 from fusedlib.study.monitor import Monitor
@@ -103,10 +104,13 @@ def run(jobs: Sequence[Job], monitor: Monitor, *, fresh: bool = False) -> list[O
 
     Raises:
         WriteError: a copy cannot be written.
+        ResultsError: a file of rows is damaged; nothing has run then.
         KeyboardInterrupt: ctrl-C; the copy so far is written and the kernel gone.
     """
     check_writable(copy_path(FRAME).parent)
     check_writable(paths.results_dir())
+    for dropped in _check_rows(jobs):
+        monitor.say(dropped)
     outcomes = []
     for job in jobs:
         why = ["FRESH"] if fresh else changes(job)
@@ -116,6 +120,15 @@ def run(jobs: Sequence[Job], monitor: Monitor, *, fresh: bool = False) -> list[O
         else:
             outcomes.append(execute(job, monitor, fresh=fresh))
     return outcomes
+
+
+def _check_rows(jobs: Sequence[Job]) -> list[str]:
+    """Read all rows that these notebooks will read, and say which lines were torn.
+
+    A damaged file would otherwise show after an hour, as an error in a cell.
+    """
+    every = any(job.reads is None for job in jobs)
+    return results.check(None if every else {name for job in jobs for name in job.reads or ()})
 
 
 def changes(job: Job) -> list[str]:

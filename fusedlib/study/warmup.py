@@ -123,8 +123,8 @@ def _calls_sentence(frame: pd.DataFrame) -> str | None:
         f"settled one on {place(row)}, under the profiler, {quantity(extra[group], 'ms')} pass in "
         f"CUDA calls for {CALLS[group]}, {quantity(extra['memory'], 'ms')} in "
         f"{row['memory_first_count']:.0f} calls for device memory, and {quantity(rest, 'ms')} "
-        "outside any CUDA call: libraries setting themselves up, Python running code for the "
-        "first time."
+        "outside any CUDA call that it shows: libraries loading and setting themselves up, Python "
+        "running code for the first time."
     )
 
 
@@ -170,29 +170,53 @@ def _settled_sentence(frame: pd.DataFrame, where: str) -> str | None:
 
 
 def recommendation(frame: pd.DataFrame) -> str | None:
-    """How many warm-up steps the leading machine's rows ask for."""
+    """How many warm-up steps the leading machine's rows ask for, and where none helps."""
     rows = leading_steps(frame)
     if rows.empty:
         return None
     where = place(rows.iloc[0])
     counts = settling(frame)
     counts = counts[counts["place"] == where]
-    mean, median = counts["mean_needs"], counts["median_needs"]
-    if (mean >= 0).all():
-        text = (
-            f"Recommendation from {where}: drop {mean.max()} steps before a "
-            f"{MEASURED_STEPS}-step mean may be trusted to {_percent(NEAR)} at every size"
+    helped = counts[counts["mean_needs"] >= 0]
+    rest = counts[counts["mean_needs"] < 0]
+    most = counts["steps"].iloc[0] - 2 * MEASURED_STEPS
+    if helped.empty:
+        return (
+            f"On {where} no warm-up of up to {most} steps brings the {MEASURED_STEPS}-step mean "
+            f"within {_percent(NEAR)} of the settled time, in any of {len(counts)} cases: such a "
+            "machine needs more repetitions and an interval, not more warm-up."
         )
-        if (median >= 0).all():
-            text += f"; the median of as many steps needs {median.max()}"
-        return f"{text}. Give the median, keep every step, and start a new process for each size."
-    done = counts[mean >= 0]
-    return (
-        f"On {where} no warm-up of up to {counts['steps'].iloc[0] - 2 * MEASURED_STEPS} steps "
-        f"brings the {MEASURED_STEPS}-step mean within {_percent(NEAR)} in "
-        f"{len(counts) - len(done)} of {len(counts)} cases: such a machine needs more repetitions "
-        "and an interval, not more warm-up."
+    # The usual need; where the rare case needs more, jitter decides and the next sentence speaks.
+    drop = int(np.ceil(np.median(helped["mean_needs"])))
+    enough = int((helped["mean_needs"] <= drop).sum())
+    text = (
+        f"Recommendation from {where}: drop {drop} step{'' if drop == 1 else 's'}. That brings "
+        f"the {MEASURED_STEPS}-step mean within {_percent(NEAR)} of the settled time in {enough} "
+        f"of {len(counts)} sizes and directions"
     )
+    if len(rest):
+        names = ", ".join(f"{r.model} {r.direction}" for r in rest.itertuples())
+        spread = _jitter(rows, rest)
+        text += f"; in {len(rest)} ({names}) no warm-up of up to {most} steps does: " + (
+            f"settled steps themselves spread by up to {_percent(spread)} there (p10 to p90)"
+            if spread > NEAR
+            else "the steps go on getting shorter or longer there"
+        )
+    return (
+        f"{text}. Give the median with an interval, keep every step, and start a new process for "
+        "each size."
+    )
+
+
+def _jitter(rows: pd.DataFrame, cases: pd.DataFrame) -> float:
+    """Widest p10-to-p90 range of the settled steps of these cases, over their median."""
+    names = set(zip(cases["model"], cases["direction"], strict=True))
+    spreads = [
+        float(np.subtract(*np.percentile(s[-MEASURED_STEPS:], [90, 10]))) / settled(s)
+        for m, d, s in zip(rows["model"], rows["direction"], rows["samples_ms"], strict=True)
+        if (m, d) in names
+    ]
+    return max(spreads)
 
 
 def _compilation_sentence(frame: pd.DataFrame) -> str | None:
