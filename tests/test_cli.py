@@ -69,6 +69,15 @@ def test_a_failing_notebook_gives_status_1_and_the_summary_says_which():
     assert "ValueError: it broke here" in done.stdout
 
 
+@pytest.mark.parametrize(("value", "status"), [("1", "ok"), ("0", "unchanged")])
+def test_fresh_in_the_environment_counts_as_the_option(monkeypatch, value, status):
+    assert call("run", "--profile", "quick", "--only", "run_ok").exit_code == 0
+    monkeypatch.setenv("FRESH", value)
+    done = call("run", "--profile", "quick", "--only", "run_ok")
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("run_ok")]
+    assert status in line
+
+
 def test_an_unwritable_folder_is_one_line_and_status_2(monkeypatch):
     monkeypatch.setenv("FUSEDLIB_BUILD", "/dev/null/x")
     done = call("run", "--profile", "quick", "--only", "run_ok")

@@ -163,8 +163,10 @@ def test_a_rerun_with_other_seeds_replaces_the_older_row(rows: list[dict[str, ob
 def test_tensor_core_findings_tell_slope_and_bias(rows: list[dict[str, object]]):
     frame = pd.DataFrame([*rows, *gpu_rows(1.0)])
     first = precision.tensor_core(frame)[0]
-    assert "K^1.00" in first and "100% of the elements too small" in first and "10 times" in first
-    assert "K^0.50" in precision.tensor_core(pd.DataFrame(gpu_rows(0.5)))[0]
+    assert (
+        "$K^{1.00}$" in first and "100% of the elements too small" in first and "10 times" in first
+    )
+    assert "$K^{0.50}$" in precision.tensor_core(pd.DataFrame(gpu_rows(0.5)))[0]
     assert any("nearer to unpromoted" in s for s in precision.tensor_core(frame))
     assert first in precision.headline(frame)
     assert len(precision.headline(frame)) <= 3

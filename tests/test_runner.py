@@ -12,6 +12,7 @@ import nbformat
 import pytest
 
 from fusedlib import paths
+from fusedlib.bench import results
 from fusedlib.study import config, kernel, monitor, products, runner
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
@@ -151,16 +152,17 @@ def test_rows_that_the_run_itself_wrote_do_not_make_it_run_again(study, tmp_path
     notebook = study.select(["run_ok"])[0].notebook
     content = nbformat.read(notebook, as_version=4)
     folder = tmp_path / "rows" / "here"
+    row = json.dumps({"schema": 1, **dict.fromkeys(results.IDENTITY, "x")}) + "\n"
     content.cells[-1].source = (
         "from pathlib import Path\n"
         f"Path({str(folder)!r}).mkdir(parents=True, exist_ok=True)\n"
-        f"Path({str(folder / 'run_ok.jsonl')!r}).open('a').write('row\\n')"
+        f"Path({str(folder / 'run_ok.jsonl')!r}).open('a').write({row!r})"
     )
     nbformat.write(content, notebook)
     run(study, "run_ok")
     again, _ = run(study, "run_ok")
     assert again["run_ok"].status == "kept"
-    assert (folder / "run_ok.jsonl").read_text() == "row\n"
+    assert (folder / "run_ok.jsonl").read_text() == row
 
 
 def test_a_damaged_copy_counts_as_none(study):

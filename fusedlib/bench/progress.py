@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -52,7 +52,8 @@ class _Lines:
         line = {
             "study": self._study, "case": self._label, "done": self._done, "total": self._total
         }  # fmt: skip
-        with self._path.open("a") as file:
+        # What is shown is worth less than what is measured: a full /tmp must not end a sweep.
+        with suppress(OSError), self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 

@@ -12,6 +12,7 @@ import inspect
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusedlib import paths
 from fusedlib.bench import machine as machines
-from fusedlib.bench.jsonl import ResultsError, append_object, read_objects
+from fusedlib.bench.jsonl import ResultsError, TornLineWarning, append_object, read_objects
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,10 +36,12 @@ HEAD = (
     "schema", "study", "profile", "machine", "environment", "device_type", "device_name",
     "commit", "dirty", "code", "case", "measured_at", "status", "reason",
 )  # fmt: skip
+# What tells one row from another; without these nothing can be looked up.
+IDENTITY = ("machine", "profile", "case", "code", "status")
 
 __all__ = [
     "SCHEMA", "STATUSES", "Recorder", "ResultsError", "Unavailable",
-    "code_fingerprint", "import_rows", "load", "machines_seen", "read_rows",
+    "check", "code_fingerprint", "import_rows", "load", "machines_seen", "read_rows",
 ]  # fmt: skip
 
 
@@ -78,7 +81,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """All rows of one file in the order they were written.
 
     Raises:
-        ResultsError: a line that is not a JSON object, or a row from a newer schema.
+        ResultsError: a line that is not a JSON object, a row from a newer schema, or one without
+            the fields that every row has.
     """
     rows = read_objects(path)
     for number, row in enumerate(rows, 1):
@@ -93,7 +97,29 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
                 f"{path}: row {number} has schema {schema}, this fusedlib reads up to {SCHEMA}. "
                 "Update fusedlib, or point FUSEDLIB_RESULTS to another folder."
             )
+        if lacking := [name for name in IDENTITY if not isinstance(row.get(name), str)]:
+            raise ResultsError(
+                f"{path}: row {number} lacks {', '.join(lacking)}; it was not written by fusedlib. "
+                "Move the line elsewhere and run again."
+            )
     return rows
+
+
+def check(studies: Iterable[str] | None = None, directory: Path | None = None) -> list[str]:
+    """Read all rows of these studies (None: of all) and the descriptions of the machines.
+
+    Returns what was dropped on the way (torn last lines), a sentence each.
+
+    Raises:
+        ResultsError: the first file that cannot be read, with the reason.
+    """
+    names = ["*"] if studies is None else [*sorted(studies), "machine"]
+    with warnings.catch_warnings(record=True) as dropped:
+        warnings.simplefilter("always", TornLineWarning)
+        for name in names:
+            for path in _files(directory, name):
+                (read_objects if path.name == "machine.jsonl" else read_rows)(path)
+    return [str(warning.message) for warning in dropped]
 
 
 @dataclass

@@ -23,10 +23,10 @@ def sweep(
     """Measure the cases that have no row yet and record each as soon as it is done.
 
     `measure` returns the row's figures, among them `status` and `reason` where the case is not ok.
-    `Unavailable` gives a row with that status and its reason, running out of memory one with `oom`,
-    any other exception one with `failed` and its message: no case ends the sweep. Only a row that
-    cannot be written (`ResultsError`) and ctrl-C do. On NVIDIA cards each row carries the card's
-    clocks, power and temperature before and after.
+    `Unavailable` and a package that is not installed give a row `unavailable` with the reason,
+    running out of memory one with `oom`, any other exception one with `failed` and its message: no
+    case ends the sweep. Only a row that cannot be written (`ResultsError`) and ctrl-C do. On NVIDIA
+    cards each row carries the card's clocks, power and temperature before and after.
     """
     todo = recorder.missing(cases)
     with progress(recorder.study, len(todo)) as shown:
@@ -51,6 +51,8 @@ def outcome(
     except Unavailable as error:
         return {}, "unavailable", str(error)
     except Exception as error:
+        if package := _missing_package(error):
+            return {}, "unavailable", f"the package {package} is not installed"
         if is_out_of_memory(error):
             _free_memory()
             return {}, "oom", _first_line(error)
@@ -67,6 +69,14 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return "out of memory" in text or "can't allocate memory" in text
+
+
+def _missing_package(error: BaseException) -> str | None:
+    """The package that an import did not find; None for other errors and modules of our own."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    package = error.name.partition(".")[0]
+    return None if package == "fusedlib" else package
 
 
 def _free_memory() -> None:

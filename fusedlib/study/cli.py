@@ -210,7 +210,7 @@ def _run(
     began = time.monotonic()
     monitor = Monitor(sum(job.cells for job in jobs), len(jobs))
     try:
-        outcomes = runner.run(jobs, monitor, fresh=fresh)
+        outcomes = runner.run(jobs, monitor, fresh=fresh or _fresh_in_environment())
     finally:
         monitor.close()
     width = max(len(outcome.name) for outcome in outcomes)
@@ -221,6 +221,10 @@ def _run(
             print(f"{'':{width}}  {outcome.error}")
     print(f"notebooks: {time.monotonic() - began:.0f} s", flush=True)
     return any(outcome.status == "failed" for outcome in outcomes)
+
+
+def _fresh_in_environment() -> bool:
+    return os.environ.get("FRESH", "0") not in ("", "0")
 
 
 def _render(config: Config) -> None:

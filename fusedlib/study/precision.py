@@ -85,7 +85,7 @@ def growth(frame: pd.DataFrame) -> list[str]:
         last = fp32.loc[fp32["n_terms"].idxmax()]
         scale = formats.get("fp32").unit_roundoff * float(last["n_terms"])
         sentences.append(
-            f"In fp32 the same error grows as n^{slope:.2f} and reaches "
+            f"In fp32 the same error grows as $n^{{{slope:.2f}}}$ and reaches "
             f"{number(last['relative_error'], 2)} at n = {last['n_terms']:,.0f}; the worst case nu "
             f"is {number(scale / last['relative_error'], 2)} times larger."
         )
@@ -184,7 +184,7 @@ def tensor_core(frame: pd.DataFrame) -> list[str]:
         last = inside.loc[inside["k"].idxmax()]
         better = promoted.loc[promoted["k"].idxmax()]
         slope = exponent(inside, "k")
-        grows = f", growing as K^{slope:.2f}" if slope is not None else ""
+        grows = f", growing as $K^{{{slope:.2f}}}$" if slope is not None else ""
         ratio = number(last["relative_error"] / better["relative_error"], 2)
         sentences.append(
             f"Summing {last['k']:,.0f} positive {dtype} products inside the tensor core errs by "
@@ -226,7 +226,7 @@ def _model_sentences(frame: pd.DataFrame) -> list[str]:
         slope, last = exponent(group, "k"), group.loc[group["k"].idxmax()]
         if slope is not None:
             parts.append(
-                f"{str(provider).removeprefix('model: ')} K^{slope:.2f}, "
+                f"{str(provider).removeprefix('model: ')} $K^{{{slope:.2f}}}$, "
                 f"{number(last['relative_error'], 2)} at K = {last['k']:,.0f}"
             )
     return [f"Model of an accumulator, positive fp16 data: {'; '.join(parts)}."] if parts else []

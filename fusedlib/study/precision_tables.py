@@ -300,10 +300,15 @@ def exponent(rows: pd.DataFrame, x: str, y: str = "relative_error") -> float | N
     return float(np.polyfit(np.log(points[x].astype(float)), np.log(points[y].astype(float)), 1)[0])
 
 
+def superscript(value: float) -> str:
+    """A number at two decimals in superscript digits: table cells are plain text."""
+    return f"{value:.2f}".translate(str.maketrans("-.0123456789", "⁻·⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
 def exponent_text(rows: pd.DataFrame, x: str) -> str | None:
-    """The growth exponent as `K^0.98`, or None when there are too few points."""
+    """The growth exponent as `K⁰·⁹⁸`, or None when there are too few points."""
     slope = exponent(rows, x)
-    return None if slope is None else f"{x.upper() if x == 'k' else 'n'}^{slope:.2f}"
+    return None if slope is None else f"{x.upper() if x == 'k' else 'n'}" + superscript(slope)
 
 
 def unavailable(frame: pd.DataFrame, experiment: str) -> list[str]:

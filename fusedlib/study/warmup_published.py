@@ -38,10 +38,10 @@ def slow_step_table() -> pd.DataFrame:
         index.append((f"seed {source}", direction, model))
         body.append(
             {
-                "published without warm-up": f"{number(mean, 4)} ± {number(std, 2)}",
-                "slow step's extra": number(extra, 3),
-                "then the others take": number(rest, 4),
-                "published with warm-up": number(float(warm["mean_ms"]), 4),
+                "no warm-up": f"{number(mean, 4)} ± {number(std, 2)}",
+                "slow step +": number(extra, 3),
+                "all others": number(rest, 4),
+                "warmed up": number(float(warm["mean_ms"]), 4),
             }
         )
     names = ["published by", "direction", "size"]

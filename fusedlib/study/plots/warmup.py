@@ -140,7 +140,8 @@ def stages(frame: pd.DataFrame) -> Figure:
         ax.plot(values, at, linestyle="", marker=mark, color=colour, label=title, markersize=5.5)
     ax.set_yticks(range(len(rows)), names, fontsize=7.5)
     ax.set_ylim(max(len(rows), 1) - 0.5, -0.5)
-    ax.set_xscale("log")
+    if len(rows):  # a logarithmic axis of nothing cannot be drawn
+        ax.set_xscale("log")
     ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}"))
     ax.set_xlabel("wall time, ms")
     style.legend(fig, ncols=3)

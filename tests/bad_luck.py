@@ -1,0 +1,116 @@
+"""What the tests of bad luck share: a tiny study that sweeps, run by real processes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import nbformat
+
+from fusedlib import paths
+
+NAME = "tiny"
+STUDY = f"""
+frame = "{(paths.REPORT / "report.ipynb").as_posix()}"
+[[study]]
+name = "{NAME}"
+title = "Tiny"
+question = "Does it go on?"
+quick = {{}}
+full = {{}}
+"""
+PARAMETERS = """
+profile: str = "quick"  # which profile the rows are filed under
+seconds: float = 0.0  # what a case takes [0..60]
+samples: int = 1  # figures of the last case [1..1000000]
+""".strip()
+SWEEP = """
+import time
+from fusedlib.bench import results, tensor_core
+from fusedlib.bench.sweep import sweep
+
+def measure(case):
+    print("measuring", case["case_no"], flush=True)
+    if case["needs"] == "triton":
+        import fusedlib.kernels.accumulate
+    if case["needs"] == "gpu":
+        [first, *_] = tensor_core.tensor_core_cases(16, ["fp16"])
+        return tensor_core.measure_tensor_core(first)
+    time.sleep(seconds)
+    return {"median_ms": 1.0, "samples_ms": [1.0] * (samples if case["case_no"] == 4 else 1)}
+
+cases = [{"case_no": i, "needs": n} for i, n in enumerate(["", "", "triton", "gpu", ""])]
+sweep(results.Recorder("tiny", profile=profile, code="c"), cases, measure)
+""".strip()
+SHOW = """
+from fusedlib.study import display
+
+rows = results.load("tiny")
+display.table(rows[["case_no", "status"]].astype(str), caption="Tiny", name="tiny-rows")
+display.finding(f"own {rows['own'].all()}")
+""".strip()
+
+
+def write_study(folder: Path) -> Path:
+    """A study of one notebook, whose five cases ask for nothing, Triton or a GPU; its file."""
+    folder.mkdir(parents=True)
+    notebook = nbformat.v4.new_notebook(
+        cells=[
+            nbformat.v4.new_markdown_cell("# Tiny", id="title"),
+            nbformat.v4.new_code_cell(
+                PARAMETERS, id="parameters", metadata={"tags": ["parameters"]}
+            ),
+            nbformat.v4.new_code_cell(SWEEP, id="sweep"),
+            nbformat.v4.new_code_cell(SHOW, id="show"),
+        ]
+    )
+    nbformat.write(notebook, folder / f"{NAME}.ipynb")
+    (folder / "study.toml").write_text(STUDY)
+    return folder / "study.toml"
+
+
+class Study:
+    """The tiny study in folders of its own.
+
+    Args:
+        folder: where notebook, rows and products lie.
+        sitecustomize: what every Python started for it runs first.
+        variables: added to the environment.
+    """
+
+    def __init__(self, folder: Path, sitecustomize: str = "", **variables: str) -> None:
+        self.config = write_study(folder / "notebooks")
+        self.rows = folder / "rows"
+        self.build = folder / "build"
+        self.before: list[str] = []
+        start = folder / "start"
+        start.mkdir()
+        (start / "sitecustomize.py").write_text(sitecustomize)
+        self.env = {
+            **{k: v for k, v in os.environ.items() if k not in ("FRESH", "FUSEDLIB_PROGRESS")},
+            "FUSEDLIB_RESULTS": str(self.rows),
+            "FUSEDLIB_BUILD": str(self.build),
+            "FUSEDLIB_MACHINE": "here",
+            "PYTHONPATH": os.pathsep.join([str(start), str(paths.ROOT)]),
+            "CUDA_VISIBLE_DEVICES": "",
+            **variables,
+        }
+
+    def command(self, name: str, *arguments: str) -> list[str]:
+        """One of our commands on this study."""
+        given = [*arguments, "--config", str(self.config)] if name != "machine" else arguments
+        return [*self.before, sys.executable, "-m", "fusedlib.study", name, *given]
+
+    def call(self, name: str, *arguments: str, **options: object) -> subprocess.CompletedProcess:
+        """Run a command to its end."""
+        settings: Mapping[str, object] = {"check": False, "timeout": 240, "text": True, **options}
+        return subprocess.run(
+            self.command(name, *arguments), env=self.env, capture_output=True, **settings
+        )
+
+    def printed(self) -> str:
+        """The executed notebook's text, outputs and errors of its cells included."""
+        copy = nbformat.read(self.build / "notebooks" / f"{NAME}.ipynb", as_version=4)
+        outputs = [output for cell in copy.cells for output in cell.get("outputs", [])]
+        return "\n".join(o.get("text", "") or o.get("evalue", "") for o in outputs)

@@ -1,0 +1,407 @@
+"""Bad luck from end to end: what is missing, full, damaged or stopped, met by real processes."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from bad_luck import NAME, Study
+from typer.testing import CliRunner
+
+from fusedlib import paths
+from fusedlib.bench import results, warmup
+from fusedlib.bench.jsonl import read_objects
+from fusedlib.bench.results import Recorder, ResultsError
+from fusedlib.bench.sweep import outcome, sweep
+from fusedlib.study import cli
+from fusedlib.study import warmup as study_01
+from fusedlib.study import warmup_tables as tables
+from fusedlib.study.plots import style
+from fusedlib.study.plots import warmup as plots
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="uses what only Linux has")
+
+# --- no Triton, no GPU ---------------------------------------------------------------------------
+
+# Python as on a machine where triton was never installed: neither module nor metadata is found.
+WITHOUT_TRITON = """
+from importlib import metadata
+from importlib.machinery import PathFinder
+
+find, version = PathFinder.find_spec, metadata.version
+
+def find_all_else(name, path=None, target=None):
+    return None if name.partition(".")[0] == "triton" else find(name, path, target)
+
+def version_of_all_else(name):
+    if name == "triton":
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
+
+PathFinder.find_spec = staticmethod(find_all_else)
+metadata.version = version_of_all_else
+"""
+
+
+@pytest.mark.slow
+def test_without_triton_and_gpu_everything_else_runs_and_rows_say_why(tmp_path):
+    study = Study(tmp_path / "study", WITHOUT_TRITON)
+    probe = subprocess.run(
+        [sys.executable, "-c", "import triton"], env=study.env, capture_output=True, check=False
+    )
+    assert b"No module named 'triton'" in probe.stderr, "else this test shows nothing"
+    facts = study.call("machine")
+    assert facts.returncode == 0, facts.stderr
+    assert json.loads(facts.stdout)["triton"] is None
+    assert json.loads(facts.stdout)["device_type"] != "cuda"
+    assert study.call("list").returncode == 0
+    done = study.call("run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "this machine has no CUDA GPU" in done.stdout
+    rows = {row["case_no"]: row for row in results.read_rows(study.rows / "here" / "tiny.jsonl")}
+    assert {n: row["status"] for n, row in rows.items()} == {
+        0: "ok", 1: "ok", 2: "unavailable", 3: "unavailable", 4: "ok",
+    }  # fmt: skip
+    assert rows[2]["reason"] == "the package triton is not installed"
+    assert rows[3]["reason"] == "needs a CUDA GPU with tensor cores"
+    assert "Traceback" not in done.stderr
+
+
+def test_a_package_that_is_missing_makes_a_case_unavailable_and_ours_a_failure():
+    def theirs(case):
+        import no_such_package.at_all  # noqa: F401
+
+    def ours(case):
+        import fusedlib.no_such_module  # noqa: F401
+
+    def broken(case):
+        from fusedlib.paths import no_such_name  # noqa: F401
+
+    assert outcome(theirs, {}) == (
+        {},
+        "unavailable",
+        "the package no_such_package is not installed",
+    )
+    assert outcome(ours, {})[1] == "failed"
+    assert outcome(broken, {})[1] == "failed"
+
+
+# --- no network ----------------------------------------------------------------------------------
+
+# Every attempt to leave the machine is noted and fails as it does where no cable is plugged in.
+WITHOUT_NETWORK = """
+import errno, os, socket
+
+def note(what):
+    with open(os.environ["ATTEMPTS"], "a") as file:
+        file.write(f"{what}\\n")
+
+connect = socket.socket.connect
+
+def connect_locally(self, address):
+    if self.family == socket.AF_UNIX:
+        return connect(self, address)
+    note(address)
+    raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+def look_up(host, *rest, **more):
+    note(host)
+    raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+socket.socket.connect = connect_locally
+socket.getaddrinfo = look_up
+"""
+
+
+def without_interfaces() -> list[str]:
+    """A command that takes even the loopback interface away; empty where that is not allowed."""
+    command = ["unshare", "--map-root-user", "--net"]
+    if shutil.which("unshare") is None:
+        return []
+    tried = subprocess.run([*command, "true"], capture_output=True, check=False)
+    return command if tried.returncode == 0 else []
+
+
+@pytest.mark.slow
+def test_without_a_network_notebooks_run_and_the_report_is_rendered(tmp_path):
+    attempts = tmp_path / "attempts"
+    study = Study(tmp_path / "study", WITHOUT_NETWORK, ATTEMPTS=str(attempts))
+    study.before = without_interfaces()
+    call = "import socket; socket.create_connection(('192.0.2.1', 9))"
+    probe = subprocess.run(
+        [*study.before, sys.executable, "-c", call], env=study.env, capture_output=True, check=False
+    )
+    assert probe.returncode != 0
+    assert attempts.read_text(), "else this test shows nothing"
+    attempts.unlink()
+    done = study.call("report")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not attempts.exists(), attempts.read_text()
+    assert (study.build / "report.html").stat().st_size > 10_000
+    assert (study.build / "report.pdf").read_bytes().startswith(b"%PDF-")
+
+
+# --- damaged rows --------------------------------------------------------------------------------
+
+GOOD = json.dumps({"schema": 1, **dict.fromkeys(results.IDENTITY, "x"), "study": NAME})
+DAMAGED = {
+    "not JSON": (f"{GOOD}\nnonsense\n{GOOD}\n", r"line 2 is not a JSON object: 'nonsense'"),
+    "a list": (f"[1]\n{GOOD}\n", r"line 1 is not a JSON object: '[1]'"),
+    "binary": (f"\0\xff\n{GOOD}\n", r"line 1 is not a JSON object"),
+    "newer": (GOOD.replace("1", "7", 1) + "\n", r"row 1 has schema 7, this fusedlib reads up to 1"),
+    "foreign": ('{"schema": 1, "time": 3}\n', r"row 1 lacks machine, profile, case, code, status"),
+    "no schema": ("{}\n", r"row 1 has schema None"),
+    "a folder": (None, r"cannot read"),
+}
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch) -> Study:
+    study = Study(tmp_path / "study")
+    monkeypatch.setenv("FUSEDLIB_BUILD", str(study.build))
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(study.rows))
+    return study
+
+
+@pytest.mark.parametrize("command", ["run", "report"])
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_rows_stop_a_run_before_it_begins(tiny, damage, command):
+    content, message = DAMAGED[damage]
+    path = tiny.rows / "elsewhere" / "tiny.jsonl"
+    path.parent.mkdir(parents=True)
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_text(content, encoding="latin-1")
+    done = CliRunner().invoke(cli.app, [command, "--config", str(tiny.config)])
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"fusedlib: {'cannot read ' if content is None else ''}{path}")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((tiny.build / "notebooks").iterdir()) == []
+    if content is not None:
+        assert path.read_text(encoding="latin-1") == content, "damage is for people to look at"
+
+
+def test_a_damaged_description_of_a_machine_is_found_as_well(tiny):
+    path = tiny.rows / "elsewhere" / "machine.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("nonsense\n{}\n")
+    done = CliRunner().invoke(cli.app, ["run", "--config", str(tiny.config)])
+    assert done.exit_code == 2
+    assert f"{path}, line 1 is not a JSON object" in done.stderr
+
+
+def test_another_studys_damaged_rows_do_not_stop_this_one(tiny):
+    path = tiny.rows / "elsewhere" / "other.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("nonsense\n{}\n")
+    assert results.check([NAME], tiny.rows) == []
+    with pytest.raises(ResultsError, match="line 1"):
+        results.check(None, tiny.rows)
+
+
+@pytest.mark.slow
+def test_a_torn_last_line_is_said_and_its_case_measured(tmp_path):
+    study = Study(tmp_path / "study")
+    assert study.call("run").returncode == 0
+    path = study.rows / "here" / "tiny.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-40])
+    done = study.call("run")
+    assert done.returncode == 0, done.stderr
+    assert f"{path}: the last line was cut off after" in done.stderr
+    assert "measuring 4" in study.printed()
+    assert "measuring 0" not in study.printed()
+    rows = read_objects(path)
+    assert [row["case_no"] for row in rows if row["status"] == "ok"] == [0, 1, 2, 4]
+
+
+# --- what is asked wrongly of the studies themselves ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("dtype=float33", "dtype must be in [float32|bfloat16|float16], but 'float33' is not"),
+        ("attention=flash", "attention must be in [plain|sdpa], but 'flash' is not"),
+        ("context_length=0", "context_length must be in [1..], but 0 is not"),
+        ("steps=many", "steps must be int, not 'many'"),
+        ("core_step=3", "core_step must be in [2|4|8], but 3 is not"),
+        ("modls=nano", "parameter 'modls' is unknown; known: attention, batch_size, compiled"),
+    ],
+)
+def test_a_wrong_value_for_a_study_stops_before_anything_runs(
+    tmp_path, monkeypatch, setting, message
+):
+    monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path / "build"))
+    done = CliRunner().invoke(cli.app, ["run", "--profile", "quick", "--set", setting])
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert not (tmp_path / "build").exists()
+
+
+@pytest.mark.parametrize("empty", ["models", "directions"])
+def test_a_sweep_of_nothing_is_refused(empty):
+    options = {"models": ["nano"], "directions": ["step"], "count": 30, "warmups": [0], empty: []}
+    with pytest.raises(ValueError, match="models and directions need an entry each"):
+        warmup.step_cases(warmup.problem(64, device="cpu"), "fresh", 1, **options)
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["no-rows", "all-failed"])
+def test_a_study_of_which_nothing_came_can_still_be_shown(tmp_path, recorded):
+    shared = warmup.problem(64, device="cpu")
+    options = {"models": ["nano"], "directions": ["step"], "count": 30, "warmups": [0]}
+    cases = warmup.step_cases(shared, "fresh", 1, **options)
+    cases += warmup.first_step_cases(shared, models=["nano"], compiled=["nano"])
+    recorder = Recorder(warmup.STUDY, profile="quick", code="c", directory=tmp_path)
+    for case in cases if recorded else []:
+        recorder.append(case, status="failed", reason="bad luck")
+    frame = results.load(warmup.STUDY, directory=tmp_path)
+    assert len(frame) == (len(cases) if recorded else 0)
+    for draw in (plots.bias_by_warmup, plots.each_step, plots.fresh_and_shared, plots.stages):
+        assert "<svg" in style.svg(draw(frame))
+    for table in (tables.isolation_table, tables.stages_table, tables.calls_table):
+        table(frame)
+    assert study_01.findings(frame) == study_01.headline(frame) == [study_01.MISSING]
+
+
+# --- full disks and unwritable folders -----------------------------------------------------------
+
+
+def limit_file_size() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+
+@pytest.mark.slow
+@linux
+def test_no_room_in_the_middle_of_a_row_keeps_the_rows_before_it(tmp_path):
+    study = Study(tmp_path / "study")
+    # The system itself refuses a file beyond a size, in the middle of the last case's long row.
+    done = study.call("run", "--set", "samples=1000000", preexec_fn=limit_file_size)
+    assert done.returncode == 1
+    path = study.rows / "here" / "tiny.jsonl"
+    assert f"ResultsError: cannot write to {path}: File too large" in done.stdout
+    assert "Rows written so far are kept" in study.printed()
+    assert path.read_text().endswith("}\n")
+    assert [row["case_no"] for row in results.read_rows(path)] == [0, 1, 2, 3]
+    again = study.call("run", "--set", "samples=1000000")
+    assert again.returncode == 0, again.stdout
+    assert [row["case_no"] for row in results.read_rows(path)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "/dev/null/progress"])
+def test_progress_that_cannot_be_written_ends_no_sweep(tmp_path, monkeypatch, place):
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    monkeypatch.setenv("FUSEDLIB_PROGRESS", place)
+    recorder = Recorder("01_x", profile="quick", code="c", directory=tmp_path)
+    sweep(recorder, [{"case_no": 1}, {"case_no": 2}], lambda case: {"median_ms": 1.0})
+    assert len(results.load("01_x", directory=tmp_path)) == 2
+
+
+@pytest.mark.slow
+@linux
+def test_a_home_that_cannot_be_written_does_no_harm(tmp_path):
+    home = "/dev/null/home"
+    study = Study(tmp_path / "study", HOME=home, IPYTHONDIR=f"{home}/ipython")
+    done = study.call("run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(results.read_rows(study.rows / "here" / "tiny.jsonl")) == 5
+
+
+def test_a_study_file_that_is_a_folder_is_one_line_and_status_2(tmp_path):
+    done = CliRunner().invoke(cli.app, ["run", "--config", str(tmp_path)])
+    assert done.exit_code == 2
+    assert done.stderr == f"fusedlib: {tmp_path} cannot be read: Is a directory\n"
+
+
+# --- ctrl-C --------------------------------------------------------------------------------------
+
+
+def wait_for(condition, seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def processes_with(variable: str) -> list[int]:
+    """Ids of all running processes in whose environment this `name=value` stands."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            told = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if variable.encode() in told:
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.slow
+@linux
+def test_ctrl_c_in_a_sweep_keeps_its_rows_and_the_next_run_goes_on(tmp_path):
+    study = Study(tmp_path / "study", MARK_OF_THIS_RUN=str(tmp_path))
+    mark = f"MARK_OF_THIS_RUN={tmp_path}"
+    path = study.rows / "here" / "tiny.jsonl"
+
+    def count() -> int:
+        return path.read_text().count("\n") if path.exists() else 0
+
+    process = subprocess.Popen(
+        study.command("run", "--set", "seconds=2"), env=study.env, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: process.poll() is not None or count() >= 1)
+        assert process.poll() is None, process.communicate()
+        assert len(processes_with(mark)) >= 2, "runner and kernel"
+        os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "stopped; rows measured so far are kept" in said
+    assert "Traceback" not in said
+    assert processes_with(mark) == []
+    kept = results.read_rows(path)
+    assert 1 <= len(kept) < 5
+    again = study.call("run")
+    assert again.returncode == 0, again.stderr
+    done = [row for row in kept if row["status"] not in results.TRIED_AGAIN]
+    assert f"{len(done)} unchanged rows kept" in study.printed()
+    assert results.read_rows(path)[: len(kept)] == kept
+    assert [row["case_no"] for row in results.read_rows(path)] == [0, 1, 2, 3, 4]
+
+
+# --- a machine with an odd name ------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_machine_with_an_odd_name_gets_one_plain_folder(tmp_path):
+    name = "../Größe \"H200\"; $(touch it) 'x'\n*?\\ 日本"
+    study = Study(tmp_path / "study", FUSEDLIB_MACHINE=name)
+    assert study.call("run").returncode == 0
+    [folder] = study.rows.iterdir()
+    assert folder.name == "gr-e-h200-touch-it-x"
+    assert sorted(path.name for path in folder.iterdir()) == ["machine.jsonl", "tiny.jsonl"]
+    assert {row["machine"] for row in results.read_rows(folder / "tiny.jsonl")} == {folder.name}
+    assert "own True" in (study.build / "notebooks" / "tiny.ipynb").read_text()
+    assert "unchanged" in study.call("run").stdout
+    theirs = tmp_path / "theirs"
+    shutil.copytree(study.rows, theirs)
+    there = {**study.env, "FUSEDLIB_RESULTS": str(tmp_path / "mine")}
+    done = subprocess.run(
+        [sys.executable, "-m", "fusedlib.study", "import-rows", str(theirs)],
+        env=there, cwd=paths.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == [folder.name]

@@ -1,0 +1,101 @@
+"""README and CONTRIBUTING name only what exists, and quote only what stands in the file named."""
+
+import pytest
+from documents import FENCE, problems
+
+from fusedlib import paths
+
+DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+
+
+def text_of(name: str) -> str:
+    return (paths.ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_everything_named_exists(name):
+    assert problems(text_of(name)) == []
+
+
+def test_contributing_shows_a_rival_a_study_and_a_kernel_from_the_repository():
+    text = text_of("CONTRIBUTING.md")
+    for heading in ("## Add a rival", "## Add a study", "## Add a kernel"):
+        part = text.partition(heading)[2].partition("\n## ")[0]
+        assert [block[2] for block in FENCE.finditer(part)], f"{heading} shows no example"
+
+
+def test_readme_names_the_products_the_settings_and_the_ways_to_run():
+    text = text_of("README.md")
+    for wanted in (
+        "make report", "make test", "make lab", "make test-fast", "make test-gpu",
+        "make import-rows", "make study PROFILE=full ONLY=01_warmup", "PYTHON=python3 VENV=",
+        "environment.yml",
+        "report/build/report.html", "report/build/report.pdf", "FUSEDLIB_RESULTS",
+        "FUSEDLIB_BUILD", "FUSEDLIB_MACHINE", "FUSEDLIB_COMMIT", "FRESH=1",
+    ):  # fmt: skip
+        assert wanted in text
+
+
+def test_readme_fits_on_two_screens():
+    lines = text_of("README.md").splitlines()
+    assert len(lines) <= 110
+    assert all(len(line) <= 110 for line in lines if not line.startswith("- "))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_no_document_names_a_host(name):
+    assert "://" not in text_of(name)
+
+
+# --- teeth ---------------------------------------------------------------------------------------
+
+EXCERPT = '```python\n# fusedlib/bench/providers.py\n@provider("eager")\n{}\n```\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("`fusedlib/bench/clock.py`", "there is no fusedlib/bench/clock.py"),
+        ("`notebooks/03_speed.ipynb`", "there is no notebooks/03_speed.ipynb"),
+        ("`tests/`, `report/reslts`", "there is no report/reslts"),
+        ("`LICENCE.md`", "there is no LICENCE.md"),
+        ("`report/build/paper.pdf`", "there is no report/build/paper.pdf"),
+        ("`report/build/notebooks/03_x.html`", "there is no report/build/notebooks/03_x.html"),
+        ("`fusedlib.bench.clock`", "there is no fusedlib.bench.clock"),
+        ("`fusedlib.bench.providers.RIVALS`", "there is no fusedlib.bench.providers.RIVALS"),
+        ("`FUSEDLIB_RES`", "no source reads FUSEDLIB_RES"),
+        ("`FUSEDLIB_ROWS=/tmp`", "no source reads FUSEDLIB_ROWS"),
+        ("`make reprot`", "make knows no target reprot"),
+        ("`make report PROFIL=full`", "make knows no variable PROFIL"),
+        ("```sh\nmake report\nmake tset  # tests\n```\n", "make knows no target tset"),
+        ("`python -m fusedlib.study.readm --write`", "there is no module fusedlib.study.readm"),
+        ("[x](docs/x.md)", "the link to docs/x.md leads nowhere"),
+        ("```python\nx = 1\n```\n", "a python block does not name the file it is quoted from"),
+        ("```toml\n# notebooks/studies.toml\na\n```\n", "there is no notebooks/studies.toml"),
+        (EXCERPT.format("def eagre("), "does not hold what is quoted from it: @provider"),
+        (EXCERPT.format("...\ndef no_such("), "does not hold what is quoted from it: def no_such("),
+        (EXCERPT.format("...\nclass Workload:"), "does not hold what is quoted from it: class"),
+    ],
+)
+def test_what_does_not_exist_is_found(text, problem):
+    assert any(problem in found for found in problems(text)), problems(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`Makefile`, `.gitignore`, `fusedlib/bench`, `tests/prose.py`",
+        "`report/results/<machine>/<study>.jsonl` and `!/report/results/my-gpu/`",
+        "`report/build/report.html`, `report/build/notebooks/02_precision.html`",
+        "`fusedlib.bench.providers.PROVIDERS`, `fusedlib.study.display`",
+        "`FRESH=1`, `FUSEDLIB_RESULTS`, `PIP_EXTRA_INDEX_URL`",
+        "`make`, `make study PROFILE=full ONLY=01_warmup`, `make report VENV= PYTHON=python3`",
+        "```sh\nmake report  # makes it all\n```\n",
+        EXCERPT.format("def eager(inputs: Inputs) -> Workload:"),
+        EXCERPT.format('...\n@provider("inductor")'),
+        "`name: type = default  # help`, `1 / 2`, `wrong`",
+        "[a link](https://host.example/none.md)",
+    ],
+)
+def test_what_exists_is_accepted(text):
+    assert problems(text) == []
