@@ -51,6 +51,48 @@ display.table(rows[["case_no", "status"]].astype(str), caption="Tiny", name="tin
 display.finding(f"own {rows['own'].all()}")
 """.strip()
 
+# Python as on a machine where triton was never installed: neither module nor metadata is found.
+WITHOUT_TRITON = """
+from importlib import metadata
+from importlib.machinery import PathFinder
+
+find, version = PathFinder.find_spec, metadata.version
+
+def find_all_else(name, path=None, target=None):
+    return None if name.partition(".")[0] == "triton" else find(name, path, target)
+
+def version_of_all_else(name):
+    if name == "triton":
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
+
+PathFinder.find_spec = staticmethod(find_all_else)
+metadata.version = version_of_all_else
+"""
+# Every attempt to leave the machine is noted and fails as it does where no cable is plugged in.
+WITHOUT_NETWORK = """
+import errno, os, socket
+
+def note(what):
+    with open(os.environ["ATTEMPTS"], "a") as file:
+        file.write(f"{what}\\n")
+
+connect = socket.socket.connect
+
+def connect_locally(self, address):
+    if self.family == socket.AF_UNIX:
+        return connect(self, address)
+    note(address)
+    raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+def look_up(host, *rest, **more):
+    note(host)
+    raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+socket.socket.connect = connect_locally
+socket.getaddrinfo = look_up
+"""
+
 
 def write_study(folder: Path) -> Path:
     """A study of one notebook, whose five cases ask for nothing, Triton or a GPU; its file."""

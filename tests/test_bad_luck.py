@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from bad_luck import NAME, Study
+from bad_luck import NAME, WITHOUT_NETWORK, WITHOUT_TRITON, Study
 from typer.testing import CliRunner
 
 from fusedlib import paths
@@ -28,25 +28,6 @@ from fusedlib.study.plots import warmup as plots
 linux = pytest.mark.skipif(sys.platform != "linux", reason="uses what only Linux has")
 
 # --- no Triton, no GPU ---------------------------------------------------------------------------
-
-# Python as on a machine where triton was never installed: neither module nor metadata is found.
-WITHOUT_TRITON = """
-from importlib import metadata
-from importlib.machinery import PathFinder
-
-find, version = PathFinder.find_spec, metadata.version
-
-def find_all_else(name, path=None, target=None):
-    return None if name.partition(".")[0] == "triton" else find(name, path, target)
-
-def version_of_all_else(name):
-    if name == "triton":
-        raise metadata.PackageNotFoundError(name)
-    return version(name)
-
-PathFinder.find_spec = staticmethod(find_all_else)
-metadata.version = version_of_all_else
-"""
 
 
 @pytest.mark.slow
@@ -93,30 +74,6 @@ def test_a_package_that_is_missing_makes_a_case_unavailable_and_ours_a_failure()
 
 
 # --- no network ----------------------------------------------------------------------------------
-
-# Every attempt to leave the machine is noted and fails as it does where no cable is plugged in.
-WITHOUT_NETWORK = """
-import errno, os, socket
-
-def note(what):
-    with open(os.environ["ATTEMPTS"], "a") as file:
-        file.write(f"{what}\\n")
-
-connect = socket.socket.connect
-
-def connect_locally(self, address):
-    if self.family == socket.AF_UNIX:
-        return connect(self, address)
-    note(address)
-    raise OSError(errno.ENETUNREACH, "Network is unreachable")
-
-def look_up(host, *rest, **more):
-    note(host)
-    raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-
-socket.socket.connect = connect_locally
-socket.getaddrinfo = look_up
-"""
 
 
 def without_interfaces() -> list[str]:
