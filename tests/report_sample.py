@@ -9,8 +9,7 @@ import nbformat
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fusedlib.study import display
-from fusedlib.study.plots import style
+from fusedlib.study import display, style
 
 
 def outputs_of(*shows: Callable[[], None]) -> list[Any]:

@@ -19,11 +19,10 @@ from fusedlib.bench import results, warmup
 from fusedlib.bench.jsonl import read_objects
 from fusedlib.bench.results import Recorder, ResultsError
 from fusedlib.bench.sweep import outcome, sweep
-from fusedlib.study import cli
-from fusedlib.study import warmup as study_01
-from fusedlib.study import warmup_tables as tables
-from fusedlib.study.plots import style
-from fusedlib.study.plots import warmup as plots
+from fusedlib.study import cli, style
+from fusedlib.study.warmup import figures as plots
+from fusedlib.study.warmup import findings as study_01
+from fusedlib.study.warmup import tables
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="uses what only Linux has")
 

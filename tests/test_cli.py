@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fusedlib import paths
-from fusedlib.study import cli, doctor, products, runner
+from fusedlib.study import cli
+from fusedlib.study.running import doctor, products, runner
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 STUDY_FILE = NOTEBOOKS / "run_study.toml"
@@ -277,7 +278,7 @@ def test_a_python_that_finds_its_packages_by_pythonpath_alone(tmp_path):
 
 def test_the_package_imports_no_notebook_tool():
     code = (
-        "import sys, fusedlib, fusedlib.study.config, fusedlib.study.cli\n"
+        "import sys, fusedlib, fusedlib.study.running.config, fusedlib.study.cli\n"
         "heavy = {'papermill', 'nbconvert', 'nbclient', 'torch', 'matplotlib', 'pandas'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

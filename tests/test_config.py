@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fusedlib import paths
-from fusedlib.study import config
-from fusedlib.study.config import ConfigError
+from fusedlib.study.running import config
+from fusedlib.study.running.config import ConfigError
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 

@@ -9,8 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from report_sample import curves, narrow, outputs_of, wide
 
-from fusedlib.study import display
-from fusedlib.study.plots import style
+from fusedlib.study import display, style
 
 
 @pytest.mark.parametrize(

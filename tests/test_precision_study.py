@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from fusedlib.bench import accumulation, dots, formats, results, tensor_core, torch_precision
-from fusedlib.study import precision
-from fusedlib.study import precision_tables as tables
-from fusedlib.study.plots import precision as plots
-from fusedlib.study.plots import style
+from fusedlib.study import style
+from fusedlib.study.precision import figures as plots
+from fusedlib.study.precision import findings as precision
+from fusedlib.study.precision import tables
 
 ROOT = Path(__file__).parents[1]
 HEAD = {

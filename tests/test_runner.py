@@ -13,7 +13,7 @@ import pytest
 
 from fusedlib import paths
 from fusedlib.bench import results
-from fusedlib.study import config, kernel, monitor, products, runner
+from fusedlib.study.running import config, kernel, monitor, products, runner
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.study import config, parameters, runner
-from fusedlib.study.parameters import ParameterError
+from fusedlib.study.running import config, parameters, runner
+from fusedlib.study.running.parameters import ParameterError
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusedlib import paths
-from fusedlib.study import products
+from fusedlib.study.running import products
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 STUDY = """

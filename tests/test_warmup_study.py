@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fusedlib.study import warmup
-from fusedlib.study import warmup_tables as tables
-from fusedlib.study.plots import warmup as plots
+from fusedlib.study.warmup import figures as plots
+from fusedlib.study.warmup import findings as warmup
+from fusedlib.study.warmup import tables
 
 COLD = [50.0, 12.0] + [10.0] * 28
 
@@ -191,7 +191,7 @@ def test_without_rows_everything_says_so(rows):
 
 @pytest.mark.parametrize("name", ["each_step", "bias_by_warmup", "fresh_and_shared", "stages"])
 def test_figures_are_drawn_the_same_twice_and_told(name):
-    from fusedlib.study.plots import style
+    from fusedlib.study import style
 
     draw = getattr(plots, name)
     assert style.svg(draw(FULL)) == style.svg(draw(FULL))

@@ -9,7 +9,7 @@ import sys
 def main() -> None:
     """Run the command line."""
     if sys.argv[1:2] == ["doctor"]:
-        from fusedlib.study import doctor
+        from fusedlib.study.running import doctor
 
         raise SystemExit(doctor.main(sys.argv[2:]))
     from fusedlib.study import cli

@@ -21,9 +21,15 @@ import typer
 
 from fusedlib import paths
 from fusedlib.bench.results import ResultsError
-from fusedlib.study import config as configs
-from fusedlib.study.config import FRAME, Config, ConfigError
-from fusedlib.study.products import WriteError, check_writable, copy_path, read_metadata, write_text
+from fusedlib.study.running import config as configs
+from fusedlib.study.running.config import FRAME, Config, ConfigError
+from fusedlib.study.running.products import (
+    WriteError,
+    check_writable,
+    copy_path,
+    read_metadata,
+    write_text,
+)
 
 app = typer.Typer(
     help="Measure, execute the notebooks, render the report.",
@@ -105,7 +111,7 @@ def _complain(text: str) -> None:
 @_command("list")
 def list_(config: StudyFile = None) -> None:
     """The notebooks in their order, what they ask, and their parameters."""
-    from fusedlib.study import parameters
+    from fusedlib.study.running import parameters
 
     for study in configs.load(config).studies:
         state = read_metadata(copy_path(study.name))
@@ -172,7 +178,7 @@ def import_rows(
 def doctor() -> None:
     """Whether this Python has what is needed (`--for study|test|lint|lab`)."""
     # Runs from __main__, without typer, which may itself be missing; here for the help.
-    from fusedlib.study import doctor as doctors
+    from fusedlib.study.running import doctor as doctors
 
     raise typer.Exit(doctors.main([]))
 
@@ -180,7 +186,7 @@ def doctor() -> None:
 @_command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def lab(context: typer.Context) -> None:
     """Open JupyterLab on the notebooks, with this Python as their kernel."""
-    from fusedlib.study import kernel
+    from fusedlib.study.running import kernel
 
     # A folder on JUPYTER_PATH goes before the kernels that the user's home registers.
     folder = paths.build_dir() / "jupyter"
@@ -197,8 +203,8 @@ def _run(
     fresh: bool, *, frame: bool,
 ) -> bool:  # fmt: skip
     """Run what was asked for; whether anything failed."""
-    from fusedlib.study import runner
-    from fusedlib.study.monitor import Monitor
+    from fusedlib.study.running import runner
+    from fusedlib.study.running.monitor import Monitor
 
     names = [name.strip() for entry in only or [] for name in entry.split(",") if name.strip()]
     studies = config.select(names)

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fusedlib.study.plots import style
+from fusedlib.study import style
 
 TABLE_MIME = "application/vnd.fusedlib.table+json"
 KINDS = ("prose", "finding", "table", "figure")
@@ -80,7 +80,7 @@ def figure(fig: Figure, caption: str, alt: str, name: str) -> None:
     """Show a matplotlib figure as SVG and close it.
 
     Args:
-        fig: from `plots.style.new`, drawn by a function of `fusedlib.study.plots`.
+        fig: from `style.new`, drawn by a function of a study's `figures`.
         caption: Markdown; says what is drawn, of which machine, what bands and bars mean.
         alt: what a reader who cannot see it should know: axes, trend, outliers, in plain text.
         name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.

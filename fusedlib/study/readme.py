@@ -13,8 +13,9 @@ import pandas as pd
 
 from fusedlib import paths
 from fusedlib.bench import results
-from fusedlib.study import precision, warmup
 from fusedlib.study.display import MISSING
+from fusedlib.study.precision import findings as precision
+from fusedlib.study.warmup import findings as warmup
 
 MACHINE = "nvidia-h200"
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"

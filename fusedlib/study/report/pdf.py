@@ -11,7 +11,6 @@ from typing import Any
 import typst
 
 from fusedlib import paths
-from fusedlib.study.plots.style import INK
 from fusedlib.study.report.fragments import Fragments
 from fusedlib.study.report.html import plain_text
 from fusedlib.study.report.model import (
@@ -28,6 +27,7 @@ from fusedlib.study.report.model import (
     Table,
     Text,
 )
+from fusedlib.study.style import INK
 
 _TEMPLATE = "report.typ"
 _PREAMBLE = f'#import "{_TEMPLATE}": *\n'

@@ -3,7 +3,7 @@
 import html
 import re
 
-from fusedlib.study.plots.style import INK
+from fusedlib.study.style import INK
 
 
 def inline(svg: str, prefix: str, alt: str) -> str:

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fusedlib.bench import formats
-from fusedlib.study.plots import style
-from fusedlib.study.precision_tables import FORMAT_ORDER, METHOD_ORDER, source
+from fusedlib.study import style
+from fusedlib.study.precision.tables import FORMAT_ORDER, METHOD_ORDER, source
 
 FLOOR = 1e-11  # an error of zero is drawn here, at the lower edge
 TITLES = {"constant": "0.01 each time", "uniform": "uniform in [0, 1)", "normal": "standard normal"}

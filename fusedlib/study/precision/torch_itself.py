@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from fusedlib.study import precision_tables as tables
 from fusedlib.study.display import number
-from fusedlib.study.precision_tables import rows_of
+from fusedlib.study.precision import tables
+from fusedlib.study.precision.tables import rows_of
 
 
 def no_rows(experiment: str) -> list[str]:

@@ -22,10 +22,16 @@ from papermill.exceptions import PapermillExecutionError
 
 from fusedlib import paths
 from fusedlib.bench import results
-from fusedlib.study import fingerprint, kernel, parameters
-from fusedlib.study.config import FRAME, Config, Study
-from fusedlib.study.monitor import Monitor
-from fusedlib.study.products import METADATA, check_writable, copy_path, read_metadata, write_text
+from fusedlib.study.running import fingerprint, kernel, parameters
+from fusedlib.study.running.config import FRAME, Config, Study
+from fusedlib.study.running.monitor import Monitor
+from fusedlib.study.running.products import (
+    METADATA,
+    check_writable,
+    copy_path,
+    read_metadata,
+    write_text,
+)
 
 
 @dataclass(frozen=True)

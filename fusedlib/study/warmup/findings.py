@@ -4,10 +4,11 @@ import numpy as np
 import pandas as pd
 
 from fusedlib.bench.warmup import MEASURED_STEPS
-from fusedlib.study import published, warmup_published
+from fusedlib.study import published
 from fusedlib.study.display import number, quantity
 from fusedlib.study.selection import leading, place, rows_of
-from fusedlib.study.warmup_tables import (
+from fusedlib.study.warmup import published_spread
+from fusedlib.study.warmup.tables import (
     CALLS,
     NEAR,
     after_warmup,
@@ -50,7 +51,7 @@ def findings(frame: pd.DataFrame) -> list[str]:
         _stages_sentence(frame),
         _settled_sentence(frame, where),
         _compilation_sentence(frame),
-        *warmup_published.findings(),
+        *published_spread.findings(),
         _negative_sentence(rows, where),
     ]
     return [s for s in sentences if s]

@@ -6,10 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fusedlib.study import published
-from fusedlib.study.plots import style
+from fusedlib.study import published, style
 from fusedlib.study.selection import place
-from fusedlib.study.warmup_tables import (
+from fusedlib.study.warmup.tables import (
     STAGES,
     WARMUPS,
     after_warmup,
@@ -17,7 +16,7 @@ from fusedlib.study.warmup_tables import (
     settled,
     steps,
 )
-from fusedlib.study.warmup_tables import stages as stage_rows
+from fusedlib.study.warmup.tables import stages as stage_rows
 
 STAGE_COLOURS = dict(zip(STAGES, style.PALETTE, strict=True))
 

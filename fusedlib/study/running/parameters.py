@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fusedlib.study.config import ConfigError, known
+from fusedlib.study.running.config import ConfigError, known
 
 TAG = "parameters"
 _TYPES: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "list": list}

@@ -8,10 +8,16 @@ import numpy as np
 import pandas as pd
 
 from fusedlib.bench import formats
-from fusedlib.study import precision_tables as tables
 from fusedlib.study.display import number
-from fusedlib.study.precision_tables import described, exponent, rows_of, source
-from fusedlib.study.precision_torch import listed, no_rows, places, torch_itself, with_article
+from fusedlib.study.precision import tables
+from fusedlib.study.precision.tables import described, exponent, rows_of, source
+from fusedlib.study.precision.torch_itself import (
+    listed,
+    no_rows,
+    places,
+    torch_itself,
+    with_article,
+)
 
 STUDY = "02_precision"
 # A sum's error is put down to one part when that part is at least this share of both.

@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusedlib.study import published, warmup_published
+from fusedlib.study import published
 from fusedlib.study.display import number
+from fusedlib.study.warmup import published_spread
 
 
 def test_one_slow_step_by_hand():
     # Nine steps of 2 and one of 12: mean 3, squares 9 · 1 + 81 = 90 over nine, std √10.
-    extra, rest = warmup_published.one_slow_step(3.0, 10**0.5)
+    extra, rest = published_spread.one_slow_step(3.0, 10**0.5)
     assert (extra, rest) == (pytest.approx(10.0), pytest.approx(2.0))
 
 
@@ -22,20 +23,20 @@ def test_one_slow_step_by_hand():
 def test_one_slow_step_undoes_numpys_mean_and_sample_deviation(usual, extra, steps, place):
     sample = np.full(steps, usual)
     sample[place % steps] += extra
-    found = warmup_published.one_slow_step(sample.mean(), sample.std(ddof=1), steps)
+    found = published_spread.one_slow_step(sample.mean(), sample.std(ddof=1), steps)
     assert found == pytest.approx((extra, usual), rel=1e-6, abs=1e-6 * (extra + usual))
 
 
 def test_two_slow_steps_leave_a_rest_above_the_usual_step():
     sample = np.array([12.0, 12.0, *[2.0] * 8])
     # Mean 4, squares 2 · 64 + 8 · 4 = 160 over nine, so the one step would be 40 / 3 slower.
-    found = warmup_published.one_slow_step(sample.mean(), sample.std(ddof=1))
+    found = published_spread.one_slow_step(sample.mean(), sample.std(ddof=1))
     assert found == pytest.approx((40 / 3, 4 - 4 / 3))
 
 
 def test_ten_steps_are_what_a_source_states():
     told = published.load("warmup").query("source == '004'")["benchmark_steps"]
-    assert set(told) == {warmup_published.STEPS}
+    assert set(told) == {published_spread.STEPS}
 
 
 # --- the table -----------------------------------------------------------------------------------
@@ -48,7 +49,7 @@ def without_warmup():
 
 
 def test_table_has_every_published_row_without_warmup_once():
-    table = warmup_published.slow_step_table()
+    table = published_spread.slow_step_table()
     wanted = {(f"seed {r.source}", r.direction, r.model) for r in without_warmup().itertuples()}
     assert set(table.index) == wanted
     assert table.index.is_unique
@@ -56,7 +57,7 @@ def test_table_has_every_published_row_without_warmup_once():
 
 
 def test_table_shows_the_published_figures_and_what_follows_from_them():
-    table = warmup_published.slow_step_table()
+    table = published_spread.slow_step_table()
     rows = published.load("warmup")
     for row in without_warmup().itertuples():
         shown = table.loc[(f"seed {row.source}", row.direction, row.model)]
@@ -75,7 +76,7 @@ def test_table_shows_the_published_figures_and_what_follows_from_them():
 
 def test_with_warmup_means_the_main_table_or_the_most_steps():
     rows = published.load("warmup")
-    table = warmup_published.slow_step_table()
+    table = published_spread.slow_step_table()
 
     def shown(source):
         found = table.loc[(f"seed {source}", "forward", "small"), "warmed up"]
@@ -90,7 +91,7 @@ def test_with_warmup_means_the_main_table_or_the_most_steps():
 
 
 def test_table_goes_by_source_direction_and_size():
-    index = list(warmup_published.slow_step_table().index)
+    index = list(published_spread.slow_step_table().index)
     sizes = [size for source, direction, size in index if (source, direction) == index[0][:2]]
     assert sizes == [s for s in ("small", "medium", "large", "xl", "2.7b") if s in sizes]
     assert [key[:2] for key in index] == sorted(key[:2] for key in index)
@@ -101,7 +102,7 @@ def test_table_goes_by_source_direction_and_size():
 
 def test_all_published_backward_rows_are_differences():
     told = published.load("end_to_end").query("source == '001' & direction == 'backward'")
-    assert warmup_published.subtracted() == (len(told), len(told))
+    assert published_spread.subtracted() == (len(told), len(told))
     assert len(told) == 12 + 6 * 5  # twelve rows on a laptop, six tables of five sizes
 
 
@@ -113,17 +114,17 @@ def test_one_figure_off_by_a_thousandth_is_not_counted(monkeypatch, column, dire
     hit = frame.index[
         frame["source"].eq("001") & frame["direction"].eq(direction) & frame["model"].eq(model)
     ][0]
-    same, rows = warmup_published.subtracted()
+    same, rows = published_spread.subtracted()
     # A thousandth of the row's largest figure, so that it shows in a root of squares as well.
     keys = ["table", "backend", "model", "precision", "compile"]
     row = frame[frame[keys].eq(frame.loc[hit, keys]).all(axis=1)]
     frame.loc[hit, column] += 1e-3 * row[column].abs().max()
     monkeypatch.setattr(published, "load", lambda table: frame)
-    found, of = warmup_published.subtracted()
+    found, of = published_spread.subtracted()
     assert (found, of) == (same - 1, rows)
 
 
 def test_the_finding_states_the_count():
-    same, rows = warmup_published.subtracted()
-    [sentence] = warmup_published.findings()
+    same, rows = published_spread.subtracted()
+    [sentence] = published_spread.findings()
     assert sentence.startswith(f"In {same} of {rows} rows of seed 001 ")

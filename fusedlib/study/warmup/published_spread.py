@@ -6,7 +6,7 @@ import pandas as pd
 
 from fusedlib.study import published
 from fusedlib.study.display import number
-from fusedlib.study.warmup_tables import SIZE_ORDER
+from fusedlib.study.warmup.tables import SIZE_ORDER
 
 # Seed 004 states ten measured steps; seed 001 states no number and is read as having the same.
 STEPS = 10

@@ -1,0 +1,1 @@
+"""From study.toml to executed notebooks: what is run, with which parameters, and what is kept."""
