@@ -265,6 +265,11 @@ def text(ax: Axes, x: float, y: float, content: str, **options: Any) -> None:
     ax.text(x, y, content, **(drawn | options))
 
 
+def title(ax: Axes, content: str, **options: Any) -> None:
+    """A panel's title, above its left edge."""
+    ax.set_title(content, **({"loc": "left", "fontsize": 9.5, "color": INK} | options))
+
+
 def legend(target: Axes | Figure, **options: Any) -> None:
     """A frameless legend of an Axes, or of a whole Figure below its axes, each name once."""
     axes = target.axes if isinstance(target, Figure) else [target]

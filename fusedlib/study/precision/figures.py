@@ -27,10 +27,6 @@ def _empty(ax: Axes, text: str = "no rows yet") -> None:
     ax.text(0.5, 0.5, text, ha="center", va="center", transform=ax.transAxes, color=style.INK)
 
 
-def _title(ax: Axes, text: str) -> None:
-    ax.set_title(text, loc="left", fontsize=9.5, color=style.INK)
-
-
 def _logarithmic(ax: Axes, x_label: str) -> None:
     ax.set_xscale("log")
     ax.set_yscale("log")
@@ -63,7 +59,7 @@ def sums_by_format(frame: pd.DataFrame) -> Figure:
         return fig
     for ax, distribution in zip(axes[0], distributions, strict=True):
         _logarithmic(ax, "terms $n$")
-        _title(ax, TITLES[distribution])
+        style.title(ax, TITLES[distribution])
         part = rows[(rows["distribution"] == distribution) & (rows["method"] == "sequential")]
         x = np.geomspace(part["n_terms"].min(), part["n_terms"].max(), 60)
         for dtype in (d for d in FORMAT_ORDER if d in set(part["dtype"]) and d != "tf32"):
@@ -103,7 +99,7 @@ def sums_by_method(frame: pd.DataFrame, distribution: str = "uniform") -> Figure
         _logarithmic(ax, "terms $n$")
         part = rows[rows["dtype"] == dtype]
         u = formats.get(dtype).unit_roundoff
-        _title(ax, f"{dtype}, $u = 2^{{{int(np.log2(u))}}}$")
+        style.title(ax, f"{dtype}, $u = 2^{{{int(np.log2(u))}}}$")
         x = np.geomspace(part["n_terms"].min(), part["n_terms"].max(), 60)
         for (label, bound), linestyle in zip(bounds.items(), dashes, strict=True):
             _theory(ax, x, bound(x) * u, label=label, linestyle=linestyle)
@@ -128,7 +124,7 @@ def dots(frame: pd.DataFrame) -> Figure:
     for ax, distribution in zip(axes[0], names, strict=True):
         _logarithmic(ax, "length $K$")
         ax.set_xscale("log", base=2)
-        _title(ax, TITLES[distribution])
+        style.title(ax, TITLES[distribution])
         part = rows[rows["distribution"] == distribution]
         x = np.geomspace(part["k"].min(), part["k"].max(), 60)
         u = formats.get("fp32").unit_roundoff
@@ -161,7 +157,7 @@ def tensor_core(frame: pd.DataFrame, dtype: str = "fp16") -> Figure:
     for ax, distribution in zip(axes[0], names, strict=True):
         _logarithmic(ax, "length $K$")
         ax.set_xscale("log", base=2)
-        _title(ax, TITLES[distribution])
+        style.title(ax, TITLES[distribution])
         part = rows[rows["distribution"] == distribution]
         for provider, group in part.groupby("provider", sort=False):
             ordered = group.sort_values("k")
@@ -190,7 +186,7 @@ def bias(frame: pd.DataFrame, distribution: str = "uniform") -> Figure:
     for ax, dtype in zip(axes[0], dtypes, strict=True):
         ax.set_xscale("log", base=2)
         ax.set_xlabel("length $K$")
-        _title(ax, f"{dtype} operands")
+        style.title(ax, f"{dtype} operands")
         style.reference_line(ax, y=0.5, linestyle=SOLID, linewidth=0.8)
         for provider, group in rows[rows["dtype"] == dtype].groupby("provider", sort=False):
             ordered = group.sort_values("k")

@@ -35,7 +35,7 @@ def each_step(frame: pd.DataFrame, direction: str = "forward+backward") -> Figur
             style.line(ax, count, np.median(relative, axis=0), model, low, high)
         _log_ratio(ax)
         ax.set_xlabel("step of the process")
-        ax.set_title(place(part.iloc[0]))
+        style.title(ax, place(part.iloc[0]))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 5, 10]))
     axes[0][0].set_ylabel("time / settled time")
     style.legend(fig)
@@ -71,7 +71,7 @@ def bias_by_warmup(frame: pd.DataFrame, direction: str = "forward+backward") -> 
             middle = np.median(ratios, axis=0)
             style.line(ax, warmups, middle, model, ratios.min(axis=0), ratios.max(axis=0))
         _log_ratio(ax)
-        ax.set_title(title, fontsize=7.5)
+        style.title(ax, title, fontsize=7.5)
         ax.set_xticks(list(WARMUPS))
         ax.set_xlabel("warm-up steps")
     axes[0][0].set_ylabel("mean of ten / settled")
@@ -121,7 +121,7 @@ def fresh_and_shared(frame: pd.DataFrame, direction: str = "forward+backward") -
                 ],
             )  # fmt: skip
         ax.set_xticks(range(len(models)), models)
-        ax.set_title(part["place"].iloc[0])
+        style.title(ax, part["place"].iloc[0])
     axes[0][0].set_ylabel("first step − settled step, ms")
     style.legend(fig)
     return fig
