@@ -10,7 +10,7 @@ import pytest
 from fusedlib import paths
 
 # From the ground up; a room may use those below it and itself.
-ROOMS = ("kernels", "modules", "models", "bench", "study")
+ROOMS = ("kernels", "functional", "modules", "models", "bench", "study")
 # Imported by whoever needs a folder's place or the version.
 OPEN = ("paths", "__init__")
 STUDY_TOOLS = (
@@ -138,6 +138,9 @@ def test_import_brings_in_no_study_tool(module):
         ("fusedlib/models/a.py", "from fusedlib import bench"),
         ("fusedlib/models/a.py", "from fusedlib.bench.timing import measure"),
         ("fusedlib/kernels/a.py", "from fusedlib.modules import SwiGLUMLP"),
+        ("fusedlib/kernels/a.py", "from fusedlib.functional import swiglu_mlp"),
+        ("fusedlib/functional.py", "from fusedlib.modules import SwiGLUMLP"),
+        ("fusedlib/functional.py", "from fusedlib import reference"),
         ("fusedlib/__init__.py", "from fusedlib import study"),
         ("fusedlib/paths.py", "from fusedlib.bench import results"),
         ("fusedlib/reference.py", "from fusedlib import paths"),
@@ -154,12 +157,12 @@ def test_arrows_reject(path, text):
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("fusedlib/study/plots/a.py", "from fusedlib.study.display import table"),
-        ("fusedlib/study/plots/a.py", "from ..display import table"),
+        ("fusedlib/study/warmup/a.py", "from fusedlib.study.display import table"),
+        ("fusedlib/study/warmup/a.py", "from ..display import table"),
         ("fusedlib/study/a.py", "from fusedlib.bench import results\nimport pandas"),
         ("fusedlib/bench/a.py", "from fusedlib import paths, reference"),
         ("fusedlib/bench/a.py", "from fusedlib.kernels.accumulate import accumulate_fwd"),
-        ("fusedlib/modules.py", "from fusedlib.kernels import swiglu"),
+        ("fusedlib/modules.py", "from fusedlib.functional import swiglu_mlp"),
         ("tests/test_a.py", "from fusedlib import reference, study"),
     ],
 )

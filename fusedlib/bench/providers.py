@@ -123,3 +123,13 @@ def liger(inputs: Inputs) -> Workload:
         return nn.functional.linear(LigerSiLUMulFunction.apply(gate, up), leaves["w_down"])
 
     return Workload(forward, leaves)
+
+
+@provider("fused", requires=("triton",), needs_cuda=True)
+def fused(inputs: Inputs) -> Workload:
+    """Our kernels: gate, up and activation in one, and the backward of the down projection."""
+    from fusedlib.functional import swiglu_mlp
+
+    w_gate_up = torch.cat([inputs.w_gate, inputs.w_up]).detach().requires_grad_()
+    leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
+    return Workload(lambda: swiglu_mlp(inputs.x, w_gate_up, inputs.w_down), leaves)

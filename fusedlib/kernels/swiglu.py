@@ -1,0 +1,293 @@
+# ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
+"""The two fused kernels of the SwiGLU MLP; every plain product is torch.mm's.
+
+    gate = x Wgᵀ    up = x Wuᵀ    h = silu(gate) ⊙ up    y = h Wdᵀ              (Shazeer 2020)
+
+forward     both products and h in one kernel; gate|up is stored when the backward wants it
+backward    dh = dy Wd, and in its epilogue, with s = sigmoid(gate),
+                d_up   = dh ⊙ gate ⊙ s
+                d_gate = dh ⊙ up ⊙ s ⊙ (1 + gate ⊙ (1 − s))
+                h      = gate ⊙ s ⊙ up, recomputed for d_Wd = dyᵀ h
+
+| tensor                       | shape                | strides                               |
+|------------------------------|----------------------|---------------------------------------|
+| x, dy                        | (tokens, hidden)     | any; copied unless rows are contiguous|
+| w_gate_up: gate rows over up | (2·inner, hidden)    | any; likewise                         |
+| w_down                       | (hidden, inner)      | any; likewise                         |
+| gate_up, d_gate_up           | (tokens, 2·inner)    | contiguous: gate columns, up columns  |
+| h, dh                        | (tokens, inner)      | contiguous                            |
+
+Sums over K and the activation are fp32. Blocks come through pointers, or through tensor descriptors
+(TMA) where the configuration asks for them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fusedlib.kernels.launch import check_matrix, current_device, factors, grid, rows_contiguous
+from fusedlib.kernels.swiglu_configs import (
+    POINTWISE,
+    backward_config,
+    forward_config,
+    precision_of,
+)
+
+
+@triton.jit
+def _block(  # type: ignore[no-untyped-def]
+    source, row, column, rows, columns, row_stride,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """[HEIGHT, WIDTH] at (row, column) of a (rows, columns) matrix, zeros outside."""
+    if DESCRIPTORS:
+        block = source.load([row, column])
+    else:
+        i = row + tl.arange(0, HEIGHT)
+        j = column + tl.arange(0, WIDTH)
+        # Offsets in 64 bits: a matrix may have more than 2³¹ elements.
+        offsets = i.to(tl.int64)[:, None] * row_stride + j[None, :]
+        inside = (i < rows)[:, None] & (j < columns)[None, :]
+        block = tl.load(source + offsets, mask=inside, other=0.0)
+    return block
+
+
+@triton.jit
+def _store(  # type: ignore[no-untyped-def]
+    target, block, row, column, rows, columns, row_stride,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write the part of a block that lies inside (rows, columns); columns are contiguous."""
+    i = row + tl.arange(0, HEIGHT)
+    j = column + tl.arange(0, WIDTH)
+    inside = (i < rows)[:, None] & (j < columns)[None, :]
+    offsets = i.to(tl.int64)[:, None] * row_stride + j[None, :]
+    tl.store(target + offsets, block.to(target.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _place(tile, row_tiles, column_tiles, GROUP_M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Row and column tile of the tile-th, down GROUP_M rows before the next column, for the L2."""
+    width = GROUP_M * column_tiles
+    first = tile // width * GROUP_M
+    height = tl.minimum(row_tiles - first, GROUP_M)
+    return first + tile % width % height, tile % width // height
+
+
+@triton.jit
+def _dot(a, b, acc, one, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """acc + a b. IEEE fp32 sums each K block by itself and adds it to acc: √(K/BLOCK_K) as much
+    error as one long sum, for one addition an element and block.
+    """
+    if PRECISION == "ieee" and a.dtype == tl.float32:
+        # Multiplying by `one`, which the compiler cannot know to be 1, keeps it from folding the
+        # addition into the product's accumulator.
+        acc = tl.fma(tl.dot(a, b, input_precision=PRECISION), one, acc)
+    else:
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def _halves(block, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Left and right half of a [HEIGHT, WIDTH] block.
+
+    An epilogue that takes a tile by halves needs registers for half of its reads and writes: on
+    sm_90 the backward of a 128·128 tile then spills nothing, where the whole one spilled 336 bytes.
+    """
+    return block.reshape(HEIGHT, 2, WIDTH // 2).permute(0, 2, 1).split()
+
+
+@triton.jit
+def _fwd_epilogue(  # type: ignore[no-untyped-def]
+    gate, up, h_ptr, gate_up_ptr, row, column, tokens, inner,
+    SAVE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    h = gate * tl.sigmoid(gate) * up
+    _store(h_ptr, h, row, column, tokens, inner, inner, HEIGHT, WIDTH)
+    if SAVE:
+        wide = 2 * inner
+        _store(gate_up_ptr, gate, row, column, tokens, inner, wide, HEIGHT, WIDTH)
+        _store(gate_up_ptr + inner, up, row, column, tokens, inner, wide, HEIGHT, WIDTH)
+
+
+@triton.jit
+def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
+    x, w_gate_up, h_ptr, gate_up_ptr, tokens, hidden, inner, x_row, w_row, one,
+    SAVE: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    row_tiles, column_tiles = tl.cdiv(tokens, BLOCK_M), tl.cdiv(inner, BLOCK_N)
+    first, step = tl.program_id(0), tl.num_programs(0)
+    for tile in tl.range(first, row_tiles * column_tiles, step, flatten=FLATTEN):
+        row_tile, column_tile = _place(tile, row_tiles, column_tiles, GROUP_M)
+        row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
+        gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(0, hidden, BLOCK_K):
+            a = _block(x, row, k, tokens, hidden, x_row, BLOCK_M, BLOCK_K, DESCRIPTORS)
+            # Gate rows past inner are up rows: in bounds, and their columns are never stored.
+            b = _block(
+                w_gate_up, column, k, 2 * inner, hidden, w_row, BLOCK_N, BLOCK_K, DESCRIPTORS
+            )
+            c = _block(
+                w_gate_up, inner + column, k, 2 * inner, hidden, w_row,
+                BLOCK_N, BLOCK_K, DESCRIPTORS,
+            )  # fmt: skip
+            gate = _dot(a, b.T, gate, one, PRECISION)
+            up = _dot(a, c.T, up, one, PRECISION)
+        gate, gate_right = _halves(gate, BLOCK_M, BLOCK_N)
+        up, up_right = _halves(up, BLOCK_M, BLOCK_N)
+        half: tl.constexpr = BLOCK_N // 2
+        _fwd_epilogue(gate, up, h_ptr, gate_up_ptr, row, column, tokens, inner, SAVE, BLOCK_M, half)
+        _fwd_epilogue(
+            gate_right, up_right, h_ptr, gate_up_ptr, row, column + half, tokens, inner,
+            SAVE, BLOCK_M, half,
+        )  # fmt: skip
+
+
+def swiglu_fwd(x: Tensor, w_gate_up: Tensor, *, save: bool) -> tuple[Tensor, Tensor | None]:
+    """h (tokens, inner), and gate|up (tokens, 2·inner) if it is to be saved.
+
+    Args:
+        x: (tokens, hidden), fp16, bf16 or fp32 (as precise as torch's own fp32 products are set).
+        w_gate_up: (2·inner, hidden), of x's dtype and device.
+        save: also store gate|up.
+
+    Raises:
+        ValueError: a shape, dtype or device that does not fit.
+    """
+    check_matrix("x", x, ("tokens", "hidden"), x)
+    (tokens, hidden), inner = x.shape, w_gate_up.shape[0] // 2
+    check_matrix("w_gate_up", w_gate_up, ("2·inner", hidden), x)
+    x, w_gate_up = rows_contiguous(x), rows_contiguous(w_gate_up)
+    h = x.new_empty(tokens, inner)
+    gate_up = x.new_empty(tokens, 2 * inner) if save else None
+    if 0 in (tokens, hidden, inner):  # no program to launch: an empty sum is zero
+        return h.zero_(), None if gate_up is None else gate_up.zero_()
+    config, precision = forward_config(x, w_gate_up, h), precision_of(x)
+    m, n, k = config.block_m, config.block_n, config.block_k
+    operands = factors(config, x, [m, k], w_gate_up, [n, k])
+    with current_device(x):
+        _swiglu_fwd_kernel[grid(config, x, tokens, inner)](
+            *operands, h, h if gate_up is None else gate_up, tokens, hidden, inner,
+            x.stride(0), w_gate_up.stride(0), 1.0,
+            SAVE=save, PRECISION=precision,
+            DESCRIPTORS=config.descriptors, FLATTEN=config.persistent,
+            **config.launch(),
+        )  # fmt: skip
+    return h, gate_up
+
+
+@triton.jit
+def _bwd_epilogue(  # type: ignore[no-untyped-def]
+    dh, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column, tokens, inner,
+    GRADIENT: tl.constexpr, OUTPUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    wide = 2 * inner
+    gate = _block(gate_up_ptr, row, column, tokens, inner, wide, HEIGHT, WIDTH, False)
+    up = _block(gate_up_ptr + inner, row, column, tokens, inner, wide, HEIGHT, WIDTH, False)
+    gate, up = gate.to(tl.float32), up.to(tl.float32)
+    s = tl.sigmoid(gate)
+    silu = gate * s
+    if OUTPUT:
+        _store(h_ptr, silu * up, row, column, tokens, inner, inner, HEIGHT, WIDTH)
+    if GRADIENT:
+        d_gate = dh * up * (s + silu * (1 - s))
+        _store(d_gate_up_ptr, d_gate, row, column, tokens, inner, wide, HEIGHT, WIDTH)
+        _store(d_gate_up_ptr + inner, dh * silu, row, column, tokens, inner, wide, HEIGHT, WIDTH)
+
+
+@triton.jit
+def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
+    dy, w_down, dh_ptr, gate_up_ptr, d_gate_up_ptr, h_ptr, tokens, hidden, inner, dy_row, w_row,
+    one,
+    PRODUCT: tl.constexpr, GRADIENT: tl.constexpr, OUTPUT: tl.constexpr,
+    PRECISION: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    row_tiles, column_tiles = tl.cdiv(tokens, BLOCK_M), tl.cdiv(inner, BLOCK_N)
+    first, step = tl.program_id(0), tl.num_programs(0)
+    for tile in tl.range(first, row_tiles * column_tiles, step, flatten=FLATTEN):
+        row_tile, column_tile = _place(tile, row_tiles, column_tiles, GROUP_M)
+        row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
+        dh = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        if PRODUCT:
+            for k in range(0, hidden, BLOCK_K):
+                a = _block(dy, row, k, tokens, hidden, dy_row, BLOCK_M, BLOCK_K, DESCRIPTORS)
+                b = _block(w_down, k, column, hidden, inner, w_row, BLOCK_K, BLOCK_N, DESCRIPTORS)
+                dh = _dot(a, b, dh, one, PRECISION)
+        elif GRADIENT:
+            dh = _block(dh_ptr, row, column, tokens, inner, inner, BLOCK_M, BLOCK_N, False)
+            dh = dh.to(tl.float32)
+        left, right = _halves(dh, BLOCK_M, BLOCK_N)
+        half: tl.constexpr = BLOCK_N // 2
+        _bwd_epilogue(
+            left, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column, tokens, inner,
+            GRADIENT, OUTPUT, BLOCK_M, half,
+        )  # fmt: skip
+        _bwd_epilogue(
+            right, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column + half, tokens, inner,
+            GRADIENT, OUTPUT, BLOCK_M, half,
+        )  # fmt: skip
+
+
+def swiglu_bwd(
+    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, *, output: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """d(gate|up) (tokens, 2·inner) and, if asked for, h (tokens, inner), both new.
+
+    Args:
+        upstream: with `w_down` dy (tokens, hidden), without it dh (tokens, inner); None when only
+            h is wanted.
+        w_down: (hidden, inner), or None.
+        gate_up: (tokens, 2·inner), what the forward saved.
+        output: also recompute h.
+
+    Raises:
+        ValueError: a shape, dtype or device that does not fit.
+    """
+    check_matrix("gate_up", gate_up, ("tokens", "2·inner"), gate_up)
+    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    hidden = inner if w_down is None else w_down.shape[0]
+    if w_down is not None:
+        check_matrix("w_down", w_down, (hidden, inner), gate_up)
+    if upstream is not None:
+        check_matrix("dh" if w_down is None else "dy", upstream, (tokens, hidden), gate_up)
+    d_gate_up = None if upstream is None else gate_up.new_empty(tokens, 2 * inner)
+    h = gate_up.new_empty(tokens, inner) if output else None
+    if 0 in (tokens, hidden, inner):
+        for result in filter(torch.is_tensor, (d_gate_up, h)):
+            result.zero_()
+        return d_gate_up, h
+    _launch_bwd(upstream, w_down, gate_up.contiguous(), d_gate_up, h)
+    return d_gate_up, h
+
+
+def _launch_bwd(
+    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor,
+    d_gate_up: Tensor | None, h: Tensor | None,
+) -> None:  # fmt: skip
+    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    product = upstream is not None and w_down is not None
+    # What a variant does not read or write, it is given gate_up for.
+    a, b = (upstream, w_down) if product else (gate_up, gate_up)
+    assert a is not None and b is not None
+    a, b = rows_contiguous(a), rows_contiguous(b)
+    dh = gate_up if product or upstream is None else upstream.contiguous()
+    config = backward_config(a, b, gate_up) if product else POINTWISE
+    m, n, k = config.block_m, config.block_n, config.block_k
+    operands = factors(config, a, [m, k], b, [k, n])
+    with current_device(gate_up):
+        _swiglu_bwd_kernel[grid(config, gate_up, tokens, inner)](
+            *operands, dh, gate_up,
+            gate_up if d_gate_up is None else d_gate_up, gate_up if h is None else h,
+            tokens, a.shape[1], inner, a.stride(0), b.stride(0), 1.0,
+            PRODUCT=product, GRADIENT=d_gate_up is not None, OUTPUT=h is not None,
+            PRECISION=precision_of(gate_up),
+            DESCRIPTORS=config.descriptors, FLATTEN=config.persistent,
+            **config.launch(),
+        )  # fmt: skip

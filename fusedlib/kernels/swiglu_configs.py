@@ -1,0 +1,150 @@
+"""Tile configurations of the SwiGLU kernels, and which one a call gets.
+
+A configuration belongs to an architecture and to how the product is computed: "half" (fp16, bf16),
+"tf32", or "ieee" (fp32 without tensor cores). `tests/test_swiglu_compile.py` compiles every entry
+for its architecture: nothing spilled, shared memory within the card's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+# Bytes of shared memory that one program may have, by architecture. 8.6, 8.9 and 12.x have the
+# least, so that unknown cards are treated as 8.9.
+SHARED_MEMORY = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
+SMALLEST = 89
+
+
+@dataclass(frozen=True)
+class Config:
+    """How one kernel is cut into tiles.
+
+    A program computes [block_m, block_n] of each of its products, `block_k` of the sum at a time,
+    `num_stages` blocks in flight; `group_m` row tiles share their weight blocks in the L2 cache.
+    `persistent` starts one program a multiprocessor; `descriptors` loads the factors by TMA.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
+    persistent: bool = False
+    descriptors: bool = False
+
+    def launch(self) -> dict[str, int]:
+        """The keyword arguments of a kernel's launch."""
+        return {
+            "BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k,
+            "GROUP_M": self.group_m, "num_warps": self.num_warps, "num_stages": self.num_stages,
+        }  # fmt: skip
+
+
+# Two accumulators of [block_m, block_n] live at once, so the tile is half of a plain product's.
+FORWARD = {
+    ("half", 80): Config(128, 64, 32, 8, 4),
+    ("half", 89): Config(128, 64, 32, 8, 4),
+    ("half", 90): Config(128, 128, 64, 8, 4, persistent=True, descriptors=True),
+    ("half", 100): Config(128, 128, 64, 8, 3),
+    ("tf32", 80): Config(128, 64, 32, 8, 3),
+    ("tf32", 89): Config(128, 64, 32, 8, 2),
+    ("tf32", 90): Config(128, 128, 32, 8, 3, persistent=True, descriptors=True),
+    ("tf32", 100): Config(128, 64, 32, 8, 3),
+    ("ieee", 80): Config(64, 64, 16, 8, 2),
+    ("ieee", 89): Config(64, 64, 16, 8, 2),
+    ("ieee", 90): Config(64, 64, 16, 8, 2),
+    ("ieee", 100): Config(64, 64, 16, 8, 2),
+}
+
+# One accumulator, and an epilogue that reads two tiles and writes three.
+BACKWARD = {
+    ("half", 80): Config(128, 128, 32, 8, 3),
+    ("half", 89): Config(128, 128, 32, 8, 3),
+    ("half", 90): Config(128, 128, 64, 8, 4, persistent=True, descriptors=True),
+    ("half", 100): Config(128, 128, 64, 8, 3),
+    ("tf32", 80): Config(128, 64, 32, 8, 2),
+    ("tf32", 89): Config(128, 64, 32, 8, 2),
+    ("tf32", 90): Config(128, 128, 32, 8, 3, persistent=True, descriptors=True),
+    ("tf32", 100): Config(128, 64, 32, 8, 3),
+    ("ieee", 80): Config(64, 64, 16, 8, 2),
+    ("ieee", 89): Config(64, 64, 16, 8, 2),
+    ("ieee", 90): Config(64, 64, 16, 8, 2),
+    ("ieee", 100): Config(64, 64, 16, 8, 2),
+}
+
+# No product: a thread has 16 bytes of a row in each half of the tile.
+POINTWISE = Config(16, 128, 16, 4, 1)
+
+# Rows that do not start at multiples of 16 elements are read an element at a time, which takes an
+# address each: only a small tile has the registers, on every architecture.
+UNALIGNED = {
+    "half": Config(64, 64, 32, 8, 2),
+    "tf32": Config(64, 64, 32, 8, 2),
+    "ieee": Config(64, 32, 16, 8, 2),
+}
+
+# Small enough that a test's shape has several tiles each way.
+INTERPRETER = Config(32, 32, 32, 4, 1, group_m=2)
+
+FEW_TOKENS = 64
+ALIGNMENT = 16
+
+
+def few_tokens(config: Config) -> Config:
+    """The same for at most FEW_TOKENS tokens: no taller than those, and more, smaller programs."""
+    return replace(config, block_m=FEW_TOKENS, block_n=32, num_warps=4, persistent=False)
+
+
+def aligned(*matrices: Tensor) -> bool:
+    """Whether all rows start at multiples of 16 elements, and of the 16 bytes that TMA wants."""
+    return all(
+        m.shape[1] % ALIGNMENT == 0
+        and m.stride(0) % ALIGNMENT == 0
+        and m.stride(0) >= m.shape[1]
+        and m.data_ptr() % 16 == 0
+        for m in matrices
+    )
+
+
+def forward_config(x: Tensor, w_gate_up: Tensor, h: Tensor) -> Config:
+    """The forward kernel's configuration for these operands and result, unit column strides."""
+    return _choose(FORWARD, x, w_gate_up, h)
+
+
+def backward_config(dy: Tensor, w_down: Tensor, gate_up: Tensor) -> Config:
+    """The backward kernel's, when it computes dy Wd."""
+    return _choose(BACKWARD, dy, w_down, gate_up)
+
+
+def precision_of(like: Tensor) -> str:
+    """How `tl.dot` multiplies fp32: as torch's own products are set to; "ieee" for other dtypes.
+
+    "tf32" at `torch.set_float32_matmul_precision` "high" and "medium" (which torch on CUDA does not
+    tell apart) and where `torch.backends.cuda.matmul.fp32_precision` says so.
+    """
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if tf32 and like.dtype == torch.float32 else "ieee"
+
+
+def _choose(table: dict[tuple[str, int], Config], tokens_first: Tensor, *others: Tensor) -> Config:
+    if not tokens_first.is_cuda:
+        return INTERPRETER
+    full = tokens_first.dtype == torch.float32
+    kind = precision_of(tokens_first) if full else "half"
+    if not aligned(tokens_first, *others):
+        return UNALIGNED[kind]
+    config = table[kind, architecture(tokens_first.device)]
+    return few_tokens(config) if tokens_first.shape[0] <= FEW_TOKENS else config
+
+
+def architecture(device: torch.device) -> int:
+    """The table's key for a GPU."""
+    major, minor = torch.cuda.get_device_capability(device)
+    known = {(8, 0): 80, (9, 0): 90, (10, 0): 100, (10, 3): 100}
+    return known.get((major, minor), SMALLEST)

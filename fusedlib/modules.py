@@ -1,0 +1,114 @@
+"""The SwiGLU MLP as a module, in place of transformers' `LlamaMLP` and `LigerSwiGLUMLP`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusedlib.functional import SAVES, swiglu_mlp
+
+
+class SwiGLUMLP(nn.Module):
+    """y = (silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ, x (..., hidden_size).
+
+    Holds the gate rows above the up rows in one parameter, `w_gate_up`, so that both products and
+    both weight gradients are one, and `w_down`. Checkpoints speak the names that the modules it
+    replaces have: `gate_proj.weight`, `up_proj.weight` and `down_proj.weight`.
+
+    Args:
+        hidden_size: width of x and y.
+        intermediate_size: width of gate and up.
+        save: what is kept for backward, "gate_up" or "input"; see `fusedlib.swiglu_mlp`.
+        device: where the weights lie.
+        dtype: the weights' dtype.
+
+    Raises:
+        ValueError: a size below 1 or an unknown `save`.
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, save: str = "gate_up",
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        for name, size in (("hidden_size", hidden_size), ("intermediate_size", intermediate_size)):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        if save not in SAVES:
+            raise ValueError(f"save must be one of {', '.join(SAVES)}, got {save!r}")
+        self.hidden_size, self.intermediate_size, self.save = hidden_size, intermediate_size, save
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.w_gate_up = nn.Parameter(torch.empty(2 * intermediate_size, hidden_size, **made))
+        self.w_down = nn.Parameter(torch.empty(hidden_size, intermediate_size, **made))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights as `torch.nn.Linear` draws them: uniform within 1/√(row length)."""
+        for weight in (self.w_gate_up, self.w_down):
+            bound = weight.shape[1] ** -0.5
+            nn.init.uniform_(weight, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y (..., hidden_size) of x (..., hidden_size)."""
+        return swiglu_mlp(x, self.w_gate_up, self.w_down, save=self.save)
+
+    def extra_repr(self) -> str:
+        """The sizes and what is saved, for print."""
+        sizes = f"hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}"
+        return f"{sizes}, save={self.save!r}"
+
+    def _projections(self) -> dict[str, Tensor]:
+        """The weights by the names that checkpoints use, as views of the parameters."""
+        gate, up = self.w_gate_up.chunk(2)
+        return {
+            "gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": self.w_down
+        }  # fmt: skip
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        for name, weight in self._projections().items():
+            destination[prefix + name] = weight if keep_vars else weight.detach()
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any],
+        strict: bool, missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        """Pack what a checkpoint has, keep the weight that it has not, and let torch load the rest.
+
+        Problems are told by the names of the checkpoint.
+        """
+        found: dict[str, Tensor] = {}
+        for name, held in self._projections().items():
+            given = state_dict.get(prefix + name)
+            if given is None:
+                missing_keys.extend([prefix + name] if strict else [])
+            elif given.shape != held.shape:
+                error_msgs.append(
+                    f"size mismatch for {prefix + name}: copying a param with shape "
+                    f"{given.shape} from checkpoint, the shape in current model is {held.shape}."
+                )
+            else:
+                found[name] = given
+        # Our own names are no names of a checkpoint.
+        own = [prefix + name for name in self._parameters if prefix + name in state_dict]
+        unexpected_keys.extend(own if strict else [])
+        known = {*own, *(prefix + name for name in self._projections())}
+        packed = {prefix + name: weight for name, weight in self._packed(found).items()}
+        ours = {k: v for k, v in state_dict.items() if k not in known} | packed
+        super()._load_from_state_dict(
+            ours, prefix, local_metadata, strict, [], unexpected_keys, error_msgs
+        )
+
+    def _packed(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters that the weights found make; half a `w_gate_up` is filled with our own."""
+        packed = {}
+        if "down_proj.weight" in found:
+            packed["w_down"] = found["down_proj.weight"]
+        if found.keys() & {"gate_proj.weight", "up_proj.weight"}:
+            halves = {k: v.detach() for k, v in self._projections().items()} | found
+            gate, up = halves["gate_proj.weight"], halves["up_proj.weight"]
+            packed["w_gate_up"] = torch.cat([gate.to(up.device), up])
+        return packed

@@ -1,0 +1,208 @@
+"""The SwiGLU kernels in Triton's interpreter: `tests/test_swiglu_kernels.py` runs this file in a
+process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
+"""
+
+import importlib.util
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import bf16
+import pytest
+import swiglu_checks as checks
+import torch
+from torch.autograd import grad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusedlib.functional import fused, swiglu, swiglu_mlp
+from fusedlib.kernels import ops, swiglu_configs
+from fusedlib.kernels import swiglu as kernels
+
+assert os.environ["TRITON_INTERPRET"] == "1"
+bf16.apply()
+
+SHAPE = (70, 83, 101)  # tokens, hidden, inner: not square, ragged in 32-blocks, several each way
+DTYPES = ("float32", "float16", "bfloat16")
+SAVES = ("gate_up", "input")
+
+
+@pytest.fixture(autouse=True)
+def _kernels_run():
+    for dtype in DTYPES:
+        assert fused(torch.zeros(1, dtype=getattr(torch, dtype)))
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_swiglu_mlp_and_gradients_vs_float64(dtype, save):
+    shape = SHAPE if save == "gate_up" else checks.SHAPE
+    assert checks.misses_mlp("cpu", dtype, shape, save) == []
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_swiglu_and_gradients_vs_float64(dtype, save):
+    assert checks.misses_half("cpu", dtype, checks.SHAPE, save) == []
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 31, 130), (130, 65, 3), (5, 200, 32)])
+def test_swiglu_mlp_at_other_shapes_vs_float64(shape):
+    assert checks.misses_mlp("cpu", "float32", shape) == []
+
+
+@pytest.mark.parametrize("descriptors", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_persistent_programs_vs_float64(monkeypatch, dtype, descriptors):
+    config = replace(swiglu_configs.INTERPRETER, persistent=True, descriptors=descriptors)
+    monkeypatch.setattr(swiglu_configs, "INTERPRETER", config)
+    made = []
+    original = kernels.factors
+    monkeypatch.setattr(kernels, "factors", lambda *a: made.append(original(*a)) or made[-1])
+    # TMA wants rows of whole 16 bytes.
+    assert checks.misses_mlp("cpu", dtype, (40, 72, 80)) == []
+    assert len(made) == 2
+    assert all((not torch.is_tensor(factor)) == descriptors for pair in made for factor in pair)
+
+
+@pytest.mark.parametrize("check", checks.ALL, ids=lambda f: f.__name__[6:])
+def test_holds(check):
+    check("cpu")
+
+
+def test_compiled_in_one_graph():
+    checks.check_compiled("cpu")
+
+
+# --- what it costs -------------------------------------------------------------------------------
+
+
+class Called(TorchDispatchMode):
+    """Names of the operators that ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.__name__.split(".")[0])
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("wanted", range(8))
+def test_frozen_operands_cost_nothing(wanted, save):
+    leaves, dy = checks.small("cpu")
+    wants = [bool(wanted >> i & 1) for i in range(3)]
+    leaves = [t.detach().requires_grad_(want) for t, want in zip(leaves, wants, strict=True)]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
+        y = swiglu_mlp(*leaves, save=save)
+    gradient, any_wanted = wants[0] or wants[1], any(wants)
+    x, w_gate_up, w_down = (tuple(t.shape) for t in leaves)
+    again = save == "input" and any_wanted
+    expected = [x] * (wants[1] or again) + [w_gate_up] * (wants[0] or again)
+    expected += [w_down] * gradient + [(checks.TOKENS, 2 * checks.INNER)] * (
+        any_wanted and not again
+    )
+    assert sorted(map(tuple, kept)) == sorted(expected)
+    if not any_wanted:
+        return
+    with Called() as called:
+        y.backward(dy)
+    assert called.names.count("mm") == sum(wants)
+    assert called.names.count("swiglu") == again
+    assert called.names.count("swiglu_backward") == (gradient or not again)
+
+
+def test_a_half_frozen_swiglu_keeps_only_what_it_needs():
+    (x, w_gate_up, _), _ = checks.small("cpu")
+    h = swiglu(x.detach(), w_gate_up)
+    with Called() as called:
+        h.sum().backward()
+    assert called.names.count("mm") == 1
+
+
+def test_a_second_derivative_raises():
+    leaves, dy = checks.small("cpu")
+    first = grad(swiglu_mlp(*leaves), leaves, dy, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        first[0].sum().backward()
+
+
+# --- torch.library -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("save", [True, False])
+def test_opcheck(save):
+    (x, w_gate_up, w_down), dy = checks.small("cpu", shape=(33, 20, 36))
+    torch.library.opcheck(ops.swiglu_mlp, (x, w_gate_up, w_down, save))
+    torch.library.opcheck(ops.swiglu, (x, w_gate_up, save))
+    gate_up = torch.randn(33, 72)
+    for upstream, weight in ((dy, w_down.detach()), (torch.randn(33, 36), None), (None, None)):
+        torch.library.opcheck(ops.swiglu_backward, (upstream, weight, gate_up, save))
+
+
+def test_fake_tensors_have_the_shapes_of_real_ones():
+    leaves, _ = checks.small("cpu", "float16")
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = [mode.from_tensor(t) for t in leaves]
+        y, gate_up = ops.swiglu_mlp(*fake, True)
+    assert y.shape == (checks.TOKENS, checks.HIDDEN)
+    assert gate_up.shape == (checks.TOKENS, 2 * checks.INNER)
+    assert y.dtype == gate_up.dtype == torch.float16
+
+
+def test_launchers_say_what_is_wrong():
+    x, w_gate_up, w_down = torch.zeros(3, 5), torch.zeros(8, 5), torch.zeros(5, 4)
+    gate_up = torch.zeros(3, 8)
+    for call, words in [
+        (lambda: kernels.swiglu_fwd(x[0], w_gate_up, save=True), r"x must be .*\(5,\)"),
+        (lambda: kernels.swiglu_fwd(x, w_gate_up[:7], save=True), r"2·inner, 5\), got \(7, 5\)"),
+        (lambda: kernels.swiglu_fwd(x, w_gate_up[:, :4], save=True), r"got \(8, 4\)"),
+        (lambda: kernels.swiglu_fwd(x, w_gate_up.half(), save=True), "got torch.float16"),
+        (lambda: kernels.swiglu_fwd(x.int(), w_gate_up.int(), save=True), "got torch.int32"),
+        (lambda: kernels.swiglu_fwd(x, w_gate_up.to("meta"), save=True), "got meta"),
+        (lambda: kernels.swiglu_bwd(x, w_down[:, :3], gate_up, output=True), r"got \(5, 3\)"),
+        (lambda: kernels.swiglu_bwd(x[:2], w_down, gate_up, output=True), r"dy must be \(3, 5\)"),
+        (lambda: kernels.swiglu_bwd(x, None, gate_up, output=True), r"dh must be \(3, 4\)"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+# --- teeth ---------------------------------------------------------------------------------------
+
+H = "    h = gate * tl.sigmoid(gate) * up"
+LAST = (
+    "((row + tl.arange(0, HEIGHT)) == tokens - 1)[:, None]"
+    " & ((column + tl.arange(0, WIDTH)) == inner - 1)[None, :]"
+)
+BROKEN = {
+    "one K block instead of the whole sum": ("range(0, hidden, BLOCK_K)", "range(0, 1, BLOCK_K)"),
+    "dropped K tile": ("range(0, hidden, BLOCK_K)", "range(BLOCK_K, hidden, BLOCK_K)"),
+    "dropped ragged K tile": (
+        "range(0, hidden, BLOCK_K)",
+        "range(0, hidden // BLOCK_K * BLOCK_K, BLOCK_K)",
+    ),
+    "gate and up swapped": (H, "    h = up * tl.sigmoid(up) * gate"),
+    "wrong last ragged element": (H, f"{H} + tl.where({LAST}, 1e-3, 0.0)"),
+    "wrong last ragged gradient": ("d_gate = dh", f"d_gate = tl.where({LAST}, 1e-3, 0.0) + dh"),
+    "wrong derivative": ("(s + silu * (1 - s))", "s"),
+    "gradients swapped": ("dh * up * (s + silu * (1 - s))", "dh * silu"),
+    "up left out of the recomputed h": ("_store(h_ptr, silu * up", "_store(h_ptr, silu"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
+    right, wrong = BROKEN[fault]
+    text = Path(kernels.__file__).read_text(encoding="utf-8")
+    assert right in text
+    path = tmp_path / "broken.py"
+    path.write_text(text.replace(right, wrong), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("broken", path)
+    broken = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(broken)
+    for name in ("swiglu_fwd", "swiglu_bwd"):
+        monkeypatch.setattr(ops, name, getattr(broken, name))
+    assert checks.misses_mlp("cpu", "float32", checks.SHAPE) != []

@@ -1,0 +1,102 @@
+"""Compiles the SwiGLU kernels for one architecture without a GPU and says what came out.
+
+Run in a process of its own, without Triton's interpreter:
+    python swiglu_ahead.py ARCHITECTURE [kind ...]
+prints one JSON object a kernel: registers, stack bytes, shared memory, counted instructions.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+import triton.backends.nvidia as nvidia
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from fusedlib.kernels import swiglu, swiglu_configs
+from fusedlib.kernels.swiglu_configs import Config
+
+TOOL = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+TYPES = {"half": "bf16", "tf32": "fp32", "ieee": "fp32"}
+INSTRUCTIONS = ("HGMMA", "UTMALDG", "HMMA", "UTC.?MMA", "STL", "LDL")
+FORWARD = {"kernel": "_swiglu_fwd_kernel", "a": "x", "b": "w_gate_up", "variant": {"SAVE": True}}
+BACKWARD = {
+    "kernel": "_swiglu_bwd_kernel", "a": "dy", "b": "w_down",
+    "variant": {"PRODUCT": True, "GRADIENT": True, "OUTPUT": True},
+}  # fmt: skip
+
+
+def cases(arch: int):
+    """(name, kernel, kind, configuration, aligned) of everything that may be launched there."""
+    for table, spec in ((swiglu_configs.FORWARD, FORWARD), (swiglu_configs.BACKWARD, BACKWARD)):
+        for (kind, where), config in table.items():
+            if where == arch:
+                yield "", spec, kind, config, True
+                yield "few tokens", spec, kind, swiglu_configs.few_tokens(config), True
+        for kind, config in swiglu_configs.UNALIGNED.items():
+            yield "unaligned", spec, kind, config, False
+    pointwise = {**BACKWARD, "variant": {"PRODUCT": False, "GRADIENT": True, "OUTPUT": True}}
+    for kind in ("half", "ieee"):
+        yield "pointwise", pointwise, kind, swiglu_configs.POINTWISE, True
+        yield "pointwise unaligned", pointwise, kind, swiglu_configs.POINTWISE, False
+
+
+def compiled(arch: int, spec: dict, kind: str, config: Config, aligned: bool):
+    """The kernel as Triton would compile it at its launch."""
+    forward, dtype = spec is FORWARD, TYPES[kind]
+    m, n, k = config.block_m, config.block_n, config.block_k
+    constants = {
+        **spec["variant"], "PRECISION": "tf32" if kind == "tf32" else "ieee",
+        "DESCRIPTORS": config.descriptors, "FLATTEN": config.persistent,
+        "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": config.group_m,
+    }  # fmt: skip
+    function = getattr(swiglu, spec["kernel"])
+    signature, attributes = {}, {}
+    for index, name in enumerate(function.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in (spec["a"], spec["b"]) and config.descriptors:
+            block = [m, k] if name == spec["a"] else [n, k] if forward else [k, n]
+            signature[name] = f"tensordesc<{dtype}{block}>".replace(" ", "")
+        elif name in ("tokens", "hidden", "inner") or name.endswith("_row"):
+            signature[name] = "i32"
+            if aligned and name != "tokens":
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        elif name == "one":
+            signature[name] = "fp32"
+        else:
+            signature[name] = "*" + dtype
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(function, signature, constants, attributes)
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def figures(kernel) -> dict[str, int]:
+    """What the binary uses."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [TOOL, "-res-usage", "-sass", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {key: int(re.search(rf"\b{key}:(\d+)", text)[1]) for key in ("REG", "STACK")}
+    counts = {i: len(re.findall(rf"\b{i}\b", text)) for i in INSTRUCTIONS}
+    return found | {"shared": kernel.metadata.shared} | {k: v for k, v in counts.items() if v}
+
+
+def main() -> None:
+    arch, kinds = int(sys.argv[1]), sys.argv[2:] or list(TYPES)
+    for name, spec, kind, config, aligned in cases(arch):
+        if kind not in kinds:
+            continue
+        row = figures(compiled(arch, spec, kind, config, aligned))
+        label = f"{spec['kernel'].split('_')[2]} {kind} {name}".strip()
+        print(json.dumps({"name": label, "arch": arch, **row}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""What must hold of the SwiGLU MLP wherever it runs: plain PyTorch, Triton's interpreter, a GPU.
+
+Each check takes the device. `tests/test_swiglu_api.py` runs them on the CPU,
+`tests/interpreted/swiglu.py` over interpreted kernels, `tests/test_swiglu_gpu.py` on a GPU.
+"""
+
+from collections.abc import Callable
+from itertools import combinations
+
+import torch
+from torch import Tensor
+from torch.autograd import grad
+from torch.nn.functional import silu
+from torch.utils.checkpoint import checkpoint
+
+from fusedlib.bench import check, providers
+from fusedlib.bench.problems import Inputs, SwiGLUProblem, draw
+from fusedlib.bench.providers import Workload
+from fusedlib.functional import swiglu, swiglu_mlp
+
+Leaves = tuple[Tensor, Tensor, Tensor]
+SHAPE = TOKENS, HIDDEN, INNER = 37, 41, 35  # ragged, two of the interpreter's 32-tiles each way
+
+
+def packed(inputs: Inputs) -> Leaves:
+    w_gate_up = torch.cat([inputs.w_gate, inputs.w_up]).detach().requires_grad_()
+    return inputs.x, w_gate_up, inputs.w_down
+
+
+def small(device: str, dtype: str = "float32", shape: tuple[int, int, int] = SHAPE):
+    """Leaves and dy of a ragged problem with several tiles each way."""
+    inputs = draw(SwiGLUProblem(*shape, dtype), device)
+    return packed(inputs), inputs.dy
+
+
+def misses_mlp(
+    device: str, dtype: str, shape: tuple[int, int, int], save: str = "gate_up",
+    compute: Callable[..., Tensor] = swiglu_mlp, seed: int = 0,
+) -> list[str]:  # fmt: skip
+    """What the one tolerance rule rejects in y and the gradients of a call of `swiglu_mlp`."""
+    inputs = draw(SwiGLUProblem(*shape, dtype), device, seed)
+    true = check.truth(inputs)
+    eager = providers.get("eager").set_up(inputs)
+    usual = check.errors(check.results_of(eager, inputs.dy), true)
+    x, w_gate_up, w_down = packed(inputs)
+    names = {"x": x, "w_gate_up": w_gate_up, "w_down": w_down}
+    work = Workload(lambda: compute(x, w_gate_up, w_down, save=save), names)
+    found = check.errors(check.results_of(work, inputs.dy), true)
+    return check.misses(found, usual, inputs.x.dtype)
+
+
+def misses_half(
+    device: str, dtype: str, shape: tuple[int, int, int], save: str = "gate_up"
+) -> list[str]:
+    """The same for `swiglu`, without the down projection."""
+    inputs = draw(SwiGLUProblem(*shape, dtype), device)
+    (x, w_gate_up, _), inner = packed(inputs), shape[2]
+    dh = torch.randn(shape[0], inner, device=device).to(x.dtype)
+
+    def plain(x: Tensor, weight: Tensor) -> Tensor:
+        return silu(x @ weight[:inner].mT) * (x @ weight[inner:].mT)
+
+    def results(compute: Callable[..., Tensor], upstream: Tensor, *leaves: Tensor):
+        h = compute(*leaves)
+        d_x, d_weight = grad(h, leaves, upstream)
+        return {"h": h.detach(), "d_x": d_x, "d_weight": d_weight}
+
+    wide = [t.detach().double().requires_grad_() for t in (x, w_gate_up)]
+    true = results(plain, dh.double(), *wide)
+    usual = check.errors(results(plain, dh, x, w_gate_up), true)
+    # The rule looks for separate weights by name; here both sides are packed.
+    usual |= {"d_w_gate": usual["d_weight"], "d_w_up": usual["d_weight"]}
+    found = results(lambda *leaves: swiglu(*leaves, save=save), dh, x, w_gate_up)
+    return check.misses(check.errors(found, true), usual, x.dtype)
+
+
+def same(found, wanted) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def close(found, wanted) -> bool:
+    """Equal but for the order of sums, as in a product of another size.
+
+    In fp32 two orders differ by some roundoffs, in fp16 and bf16 by what the last rounding makes of
+    those.
+    """
+
+    def allowed(t: Tensor) -> float:
+        return (16 if t.dtype == torch.float32 else 2) * torch.finfo(t.dtype).eps
+
+    return all(
+        (a.double() - b.double()).norm() <= allowed(b) * b.double().norm()
+        for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def check_leading_dimensions(device: str) -> None:
+    (x, w_gate_up, w_down), _ = small(device)
+    y = swiglu_mlp(x, w_gate_up, w_down)
+    deep = swiglu_mlp(x[:36].reshape(2, 3, 6, -1), w_gate_up, w_down)
+    assert deep.shape == (2, 3, 6, HIDDEN) and close([deep.reshape(36, -1)], [y[:36]])
+    assert swiglu(x[:36].reshape(4, 9, -1), w_gate_up).shape == (4, 9, INNER)
+    one = swiglu_mlp(x[3], w_gate_up, w_down)
+    assert one.shape == (HIDDEN,) and close([one], [y[3]])
+
+
+def check_any_strides(device: str) -> None:
+    leaves, dy = small(device)
+    wanted = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
+
+    def strided(t: Tensor, how: str) -> Tensor:
+        t = t.detach()
+        if how == "transposed":
+            t = t.mT.contiguous().mT
+        elif how == "every other":
+            t = torch.stack([t, -t], dim=-1).flatten(-2)[:, ::2]
+        else:
+            t = torch.cat([t, -t], dim=-1)[:, : t.shape[-1]]
+        return t.requires_grad_()
+
+    for how in ("transposed", "every other", "wide rows"):
+        own = tuple(strided(t, how) for t in leaves)
+        y = swiglu_mlp(*own)
+        assert close([y, *grad(y, own, strided(dy, how))], wanted), how
+    y = swiglu_mlp(*leaves)
+    ones = torch.ones_like(y)
+    assert close(grad(swiglu_mlp(*leaves).sum(), leaves), grad(y, leaves, ones))  # dy of stride 0
+
+
+def check_zero_tokens(device: str) -> None:
+    leaves, _ = small(device)
+    for save in ("gate_up", "input"):
+        empty = leaves[0].detach()[:0].reshape(3, 0, HIDDEN).requires_grad_()
+        y = swiglu_mlp(empty, *leaves[1:], save=save)
+        assert y.shape == (3, 0, HIDDEN)
+        d_x, d_w_gate_up, d_w_down = grad(y.sum(), (empty, *leaves[1:]))
+        assert d_x.shape == empty.shape
+        assert not d_w_gate_up.any() and not d_w_down.any()
+        h = swiglu(empty, leaves[1], save=save)
+        assert h.shape == (3, 0, INNER) and not grad(h.sum(), leaves[1])[0].any()
+
+
+def check_frozen_subsets(device: str) -> None:
+    leaves, dy = small(device)
+    everything = grad(swiglu_mlp(*leaves), leaves, dy)
+    for save in ("gate_up", "input"):
+        for chosen in (c for n in (1, 2, 3) for c in combinations(range(3), n)):
+            own = [t.detach().requires_grad_(i in chosen) for i, t in enumerate(leaves)]
+            swiglu_mlp(*own, save=save).backward(dy)
+            for i, leaf in enumerate(own):
+                assert (leaf.grad is not None) == (i in chosen)
+                if i in chosen:
+                    assert close([leaf.grad], [everything[i]]), (save, chosen, i)
+    frozen = [t.detach() for t in leaves]
+    assert not swiglu_mlp(*frozen).requires_grad
+
+
+def check_backward_twice(device: str) -> None:
+    leaves, dy = small(device)
+    for save in ("gate_up", "input"):
+        y = swiglu_mlp(*leaves, save=save)
+        first = grad(y, leaves, dy, retain_graph=True)
+        assert same(grad(y, leaves, dy, retain_graph=True), first)
+        assert same(grad(y, leaves, dy), first)
+
+
+def check_autocast(device: str) -> None:
+    (x, w_gate_up, w_down), dy = small(device)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast(device, dtype=dtype):
+            y = swiglu_mlp(x, w_gate_up, w_down.detach().to(dtype))
+            h = swiglu(x, w_gate_up)
+        assert y.dtype == h.dtype == dtype
+        d_x, d_w_gate_up = grad(y, (x, w_gate_up), dy.to(dtype))
+        assert d_x.dtype == d_w_gate_up.dtype == torch.float32
+        half = [t.detach().to(dtype).requires_grad_() for t in (x, w_gate_up, w_down)]
+        by_hand = swiglu_mlp(*half)
+        assert same([y], [by_hand])
+        assert same([d_x.to(dtype), d_w_gate_up.to(dtype)], grad(by_hand, half[:2], dy.to(dtype)))
+        wide = [t.detach().double() for t in (x, w_gate_up, w_down)]
+        with torch.autocast(device, dtype=dtype):
+            assert swiglu_mlp(*wide).dtype == torch.float64
+
+
+def check_activation_checkpointing(device: str) -> None:
+    leaves, dy = small(device)
+    wanted = grad(swiglu_mlp(*leaves), leaves, dy)
+    for reentrant in (False, True):
+        own = [t.detach().requires_grad_() for t in leaves]
+        checkpoint(swiglu_mlp, *own, use_reentrant=reentrant).backward(dy)
+        assert same([t.grad for t in own], wanted), reentrant
+
+
+def check_no_grad_and_inference(device: str) -> None:
+    leaves, _ = small(device)
+    y = swiglu_mlp(*leaves).detach()
+    with torch.no_grad():
+        assert close([swiglu_mlp(*leaves)], [y])
+    with torch.inference_mode():
+        assert close([swiglu_mlp(*leaves)], [y])
+
+
+ALL = [value for name, value in list(globals().items()) if name.startswith("check_")]
+
+
+def check_compiled(device: str, dtype: str = "float32") -> None:
+    """Both modes in one graph each, right by the same rule."""
+    torch._dynamo.reset()
+    compiled = torch.compile(swiglu_mlp, fullgraph=True)
+    for save in ("gate_up", "input"):
+        assert misses_mlp(device, dtype, SHAPE, save, compiled) == []
+    torch._dynamo.reset()
+    dynamic = torch.compile(swiglu_mlp, fullgraph=True, dynamic=True)
+    for shape in (SHAPE, (33, HIDDEN, INNER)):
+        assert misses_mlp(device, dtype, shape, "gate_up", dynamic) == []

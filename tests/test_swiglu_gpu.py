@@ -1,0 +1,179 @@
+"""The fused SwiGLU on a GPU: all dtypes, larger ragged shapes, CUDA graphs, more than 2³¹ elements.
+
+The same checks as in the interpreter, by the same tolerance rule, with the kernels compiled.
+"""
+
+import pytest
+import swiglu_checks as checks
+import torch
+from torch import nn
+from torch.autograd import grad
+
+from fusedlib import SwiGLUMLP
+from fusedlib.bench import check, providers
+from fusedlib.bench.problems import SwiGLUProblem, draw
+from fusedlib.functional import SAVES, fused, swiglu, swiglu_mlp
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = ("bfloat16", "float16", "float32")
+# Aligned and not, few tokens and many, in several tiles each way, tokens always ragged.
+SHAPES = {
+    "aligned": (517, 384, 1072),
+    "wide": (300, 1040, 2720),
+    "unaligned hidden": (517, 379, 1072),
+    "unaligned": (261, 517, 1003),
+    "few tokens": (37, 512, 1056),
+    "few tokens, unaligned": (37, 501, 1003),
+    "one token": (1, 256, 512),
+    "one of each": (1, 1, 1),
+    "narrow": (1030, 16, 16),
+}
+
+
+@pytest.fixture(autouse=True)
+def _kernels_run():
+    assert fused(torch.zeros(1, device="cuda", dtype=torch.bfloat16))
+
+
+@pytest.fixture
+def tf32():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
+    assert checks.misses_mlp("cuda", dtype, SHAPES[shape], save) == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_swiglu_and_gradients_vs_float64(shape, dtype):
+    assert checks.misses_half("cuda", dtype, SHAPES[shape]) == []
+
+
+@pytest.mark.parametrize("shape", ["aligned", "wide", "few tokens"])
+def test_swiglu_mlp_in_tf32_vs_float64(tf32, shape):
+    assert checks.misses_mlp("cuda", "float32", SHAPES[shape]) == []
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_swiglu_mlp_in_tf32_errs_by_tf32_s_roundoff(tf32, shape):
+    """At unaligned shapes cuBLAS may leave TF32, so that it is no measure there: four roundoffs."""
+    inputs = draw(SwiGLUProblem(*SHAPES[shape], "float32"), "cuda")
+    work = providers.get("fused").set_up(inputs)
+    found = check.errors(check.results_of(work, inputs.dy), check.truth(inputs))
+    assert all(error.norm < 4 * 2**-10 for error in found.values()), found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_swiglu_mlp_at_a_model_s_shape_vs_float64(dtype):
+    assert checks.misses_mlp("cuda", dtype, (1024, 2048, 5632)) == []
+
+
+@pytest.mark.parametrize("holds", checks.ALL, ids=lambda f: f.__name__[6:])
+def test_holds(holds):
+    holds("cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compiled_in_one_graph(dtype):
+    checks.check_compiled("cuda", dtype)
+
+
+def test_results_repeat_bit_by_bit():
+    leaves, dy = checks.small("cuda", "bfloat16", (1000, 512, 1040))
+    first = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
+    for _ in range(10):
+        y = swiglu_mlp(*leaves)
+        assert checks.same([y, *grad(y, leaves, dy)], first)
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("shape", [(64, 512, 512), (517, 384, 1072), (37, 501, 1003)])
+def test_a_cuda_graph_replays_forward_and_backward(shape, save):
+    leaves, dy = checks.small("cuda", "bfloat16", shape)
+    x = leaves[0]
+
+    def step():
+        y = swiglu_mlp(*leaves, save=save)
+        return (y, *grad(y, leaves, dy))
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    graph.replay()
+    replayed = [t.clone() for t in captured]
+    assert checks.close(replayed, step())
+
+
+def test_more_than_two_to_the_31_elements():
+    tokens, hidden, inner = 70_016, 64, 16_384  # gate|up: 2.3e9 numbers, 4.6 GB
+    x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(2 * inner, hidden, device="cuda", dtype=torch.bfloat16) / 8
+    down = torch.randn(hidden, inner, device="cuda", dtype=torch.bfloat16) / 128
+    y = swiglu_mlp(x, weight, down)
+    (d_x,) = grad(y, x, torch.ones_like(y))
+    last = x.detach()[-128:].clone().requires_grad_()
+    y_last = swiglu_mlp(last, weight, down)
+    (d_last,) = grad(y_last, last, torch.ones_like(y_last))
+    assert checks.close([y[-128:], d_x[-128:]], [y_last, d_last])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_current_device_may_be_another():
+    leaves, dy = checks.small("cuda:1")
+    assert torch.cuda.current_device() == 0
+    y = swiglu_mlp(*leaves)
+    other = [t.detach().to("cuda:0").requires_grad_() for t in leaves]
+    y_other = swiglu_mlp(*other)
+    assert checks.close([y.cpu()], [y_other.cpu()])
+    gradients = grad(y, leaves, dy), grad(y_other, other, dy.to("cuda:0"))
+    assert checks.close(*[[t.cpu() for t in g] for g in gradients])
+
+
+def test_memory_kept_for_backward():
+    """gate|up with save="gate_up", nothing with "input"."""
+    leaves, _ = checks.small("cuda", "bfloat16", (2048, 1024, 4096))
+    swiglu_mlp(*leaves)  # cuBLAS takes its workspace
+    for save, kept in (("gate_up", 2048 * 2 * 4096 * 2), ("input", 0)):
+        before = torch.cuda.memory_allocated()
+        y = swiglu_mlp(*leaves, save=save)
+        grown = torch.cuda.memory_allocated() - before - y.numel() * y.element_size()
+        assert 0 <= grown - kept <= 2**21, save  # the allocator's own granularity
+        del y
+
+
+def test_module_trains_under_autocast_as_the_plain_one():
+    torch.manual_seed(0)
+    ours = SwiGLUMLP(256, 688, device="cuda")
+    x = torch.randn(512, 256, device="cuda")
+    optimizer = torch.optim.Adam(ours.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(20):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = nn.functional.mse_loss(ours(x).float(), x.flip(1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_the_fused_provider_is_right():
+    inputs = draw(SwiGLUProblem(100, 96, 160), "cuda")
+    work = providers.get("fused").set_up(inputs)
+    assert work.forward().is_cuda
+    assert swiglu(inputs.x, work.leaves["w_gate_up"]).shape == (100, 160)

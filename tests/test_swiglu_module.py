@@ -1,0 +1,158 @@
+"""SwiGLUMLP: a drop-in whose checkpoints are those of the modules it replaces."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import silu
+
+from fusedlib import SwiGLUMLP
+
+HIDDEN, INNER = 12, 20
+KEYS = ["gate_proj.weight", "up_proj.weight", "down_proj.weight"]
+
+
+class Plain(nn.Module):
+    """As Hugging Face writes it."""
+
+    def __init__(self, hidden_size=HIDDEN, intermediate_size=INNER):
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, mlp):
+        super().__init__()
+        self.mlp, self.norm = mlp, nn.LayerNorm(HIDDEN)
+
+
+@pytest.mark.parametrize("save", ["gate_up", "input"])
+def test_output_and_gradients_vs_the_plain_module(save):
+    plain, ours = Plain(), SwiGLUMLP(HIDDEN, INNER, save=save)
+    assert str(ours.load_state_dict(plain.state_dict())) == "<All keys matched successfully>"
+    x = torch.randn(2, 5, HIDDEN, requires_grad=True)
+    y = plain(x)
+    assert torch.allclose(ours(x), y, atol=1e-6)
+    y.square().sum().backward()
+    ours(x).square().sum().backward()
+    gate, up = ours.w_gate_up.grad.chunk(2)
+    for grad, layer in ((gate, plain.gate_proj), (up, plain.up_proj)):
+        assert torch.allclose(grad, layer.weight.grad, atol=1e-5)
+    assert torch.allclose(ours.w_down.grad, plain.down_proj.weight.grad, atol=1e-5)
+
+
+def test_checkpoints_go_both_ways_also_through_a_file():
+    ours, plain = Block(SwiGLUMLP(HIDDEN, INNER)), Block(Plain())
+    assert list(ours.state_dict()) == list(plain.state_dict())
+    file = io.BytesIO()
+    torch.save(ours.state_dict(), file)
+    file.seek(0)
+    plain.load_state_dict(torch.load(file))
+    again = Block(SwiGLUMLP(HIDDEN, INNER))
+    again.load_state_dict(plain.state_dict())
+    assert torch.equal(again.mlp.w_gate_up, ours.mlp.w_gate_up)
+    assert torch.equal(again.mlp.w_down, ours.mlp.w_down)
+    assert torch.equal(plain.mlp.up_proj.weight, ours.mlp.w_gate_up[INNER:])
+
+
+def test_a_state_dict_holds_the_weights_themselves():
+    ours = SwiGLUMLP(HIDDEN, INNER)
+    state = ours.state_dict()
+    assert list(state) == KEYS and not any(t.requires_grad for t in state.values())
+    assert all(t.is_contiguous() for t in state.values())
+    state["up_proj.weight"].fill_(3)
+    assert (ours.w_gate_up[INNER:] == 3).all() and not (ours.w_gate_up[:INNER] == 3).any()
+    assert ours.state_dict(keep_vars=True)["down_proj.weight"] is ours.w_down
+
+
+@pytest.mark.parametrize("prefix", ["", "mlp."])
+def test_strict_loading_says_what_is_wrong_in_the_checkpoint_s_names(prefix):
+    ours = SwiGLUMLP(HIDDEN, INNER)
+    model = Block(ours) if prefix else ours
+    state = model.state_dict()
+    before = copy.deepcopy(state)
+    for change, words in [
+        (lambda s: s.pop(prefix + KEYS[1]), rf'Missing key\(s\).*: "{prefix}up_proj.weight"\. $'),
+        (lambda s: s.pop(prefix + KEYS[2]), rf'Missing key\(s\).*: "{prefix}down_proj.weight"\. $'),
+        (
+            lambda s: s.update({prefix + "gate_proj.bias": torch.zeros(1)}),
+            rf'Unexpected key\(s\).*: "{prefix}gate_proj.bias"\. $',
+        ),
+        (
+            lambda s: s.update({prefix + "w_gate_up": torch.zeros(2 * INNER, HIDDEN)}),
+            rf'Unexpected key\(s\).*: "{prefix}w_gate_up"\. $',
+        ),
+        (
+            lambda s: s.update({prefix + KEYS[0]: torch.zeros(INNER, HIDDEN + 1)}),
+            rf"size mismatch for {prefix}gate_proj.weight: .*20, 13.*20, 12\]\)\.$",
+        ),
+    ]:
+        broken = {k: v.clone() for k, v in state.items()}
+        change(broken)
+        with pytest.raises(RuntimeError, match=words):
+            model.load_state_dict(broken)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_loading_what_there_is():
+    ours = SwiGLUMLP(HIDDEN, INNER)
+    before = {k: v.clone() for k, v in ours.state_dict().items()}
+    told = ours.load_state_dict({KEYS[1]: torch.ones(INNER, HIDDEN), "other": 1}, strict=False)
+    assert told.missing_keys == [KEYS[0], KEYS[2]] and told.unexpected_keys == ["other"]
+    assert (ours.w_gate_up[INNER:] == 1).all()
+    assert torch.equal(ours.w_gate_up[:INNER], before[KEYS[0]])
+    assert torch.equal(ours.w_down, before[KEYS[2]])
+
+
+def test_weights_come_to_a_module_without_memory():
+    plain = Plain().to(torch.bfloat16)
+    ours = SwiGLUMLP(HIDDEN, INNER, device="meta")
+    assert ours.w_gate_up.is_meta and ours(torch.zeros(3, HIDDEN, device="meta")).shape == (3, 12)
+    ours.load_state_dict(plain.state_dict(), assign=True)
+    assert ours.w_gate_up.dtype == torch.bfloat16 and isinstance(ours.w_gate_up, nn.Parameter)
+    assert torch.equal(ours.w_gate_up[:INNER], plain.gate_proj.weight)
+    with torch.device("meta"):
+        lazy = SwiGLUMLP(HIDDEN, INNER)
+    lazy.to_empty(device="cpu").reset_parameters()
+    assert 0 < lazy.w_gate_up.abs().max() <= HIDDEN**-0.5
+
+
+def test_new_weights_are_drawn_as_linear_draws_them():
+    torch.manual_seed(0)
+    ours = SwiGLUMLP(256, 1024, dtype=torch.float64)
+    for weight, width in ((ours.w_gate_up, 256), (ours.w_down, 1024)):
+        assert weight.dtype == torch.float64
+        assert 0.99 * width**-0.5 < weight.abs().max() <= width**-0.5
+        assert abs(weight.std() * (3 * width) ** 0.5 - 1) < 0.01
+
+
+def test_it_is_an_ordinary_module():
+    ours = SwiGLUMLP(HIDDEN, INNER, save="input")
+    assert [n for n, _ in ours.named_parameters()] == ["w_gate_up", "w_down"]
+    assert "hidden_size=12, intermediate_size=20, save='input'" in repr(ours)
+    twin = copy.deepcopy(ours).half()
+    assert twin.w_down.dtype == torch.float16 and twin.save == "input"
+    x = torch.randn(3, HIDDEN)
+    other = {n: torch.zeros_like(p) for n, p in ours.named_parameters()}
+    assert not torch.func.functional_call(ours, other, x).any()
+    assert torch.allclose(torch.compile(ours, fullgraph=True)(x), ours(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"hidden_size": 0}, "hidden_size must be at least 1, got 0"),
+        ({"intermediate_size": -2}, "intermediate_size must be at least 1, got -2"),
+        ({"save": "x"}, "gate_up, input, got 'x'"),
+    ],
+)
+def test_errors_name_what_was_given(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        SwiGLUMLP(**{"hidden_size": 4, "intermediate_size": 4, **arguments})
