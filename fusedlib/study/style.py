@@ -267,7 +267,8 @@ def text(ax: Axes, x: float, y: float, content: str, **options: Any) -> None:
 
 def title(ax: Axes, content: str, **options: Any) -> None:
     """A panel's title, above its left edge."""
-    ax.set_title(content, **({"loc": "left", "fontsize": 9.5, "color": INK} | options))
+    drawn: dict[str, Any] = {"loc": "left", "fontsize": 9.5, "color": INK}
+    ax.set_title(content, **(drawn | options))
 
 
 def legend(target: Axes | Figure, **options: Any) -> None:
