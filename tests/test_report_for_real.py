@@ -1,0 +1,94 @@
+"""The study's own notebooks, run in small under `quick`, and the paper made from them."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fusedlib import paths
+from fusedlib.bench import results
+
+# The same notebooks and profile as `make report`, with less to measure.
+SMALL = """
+frame = "../report/report.ipynb"
+
+[[study]]
+name = "01_warmup"
+title = "Warm-up"
+question = "How many steps?"
+quick = { models = ["nano"], processes = 1, context_length = 16, compiled = [] }
+full = {}
+
+[[study]]
+name = "02_precision"
+title = "Precision and accumulation"
+question = "How much is lost?"
+full = {}
+
+[study.quick]
+max_terms = 1000
+kahan_terms = 300
+seeds = 2
+max_k = 256
+core_max_k = 256
+matmul_size = 32
+reduced_k = 64
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A copy of the notebooks with a smaller study.toml, and the recorded rows beside."""
+    shutil.copytree(paths.NOTEBOOKS, tmp_path / "notebooks")
+    (tmp_path / "notebooks" / "study.toml").write_text(SMALL)
+    (tmp_path / "report").mkdir()
+    shutil.copy(paths.REPORT / "report.ipynb", tmp_path / "report")
+    recorded = paths.REPORT / "results" / "nvidia-h200"
+    shutil.copytree(recorded, tmp_path / "results" / "nvidia-h200")
+    return tmp_path
+
+
+def make_report(study, seconds=400):
+    environment = os.environ | {
+        "FUSEDLIB_RESULTS": str(study / "results"),
+        "FUSEDLIB_BUILD": str(study / "build"),
+        "FUSEDLIB_MACHINE": "visitor",
+        "PYTHONPATH": os.pathsep.join([str(paths.ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-m", "fusedlib.study", "report", "--profile", "quick"]
+    command += ["--config", str(study / "notebooks" / "study.toml")]
+    begin = time.monotonic()
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    return done, time.monotonic() - begin
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_both_studies_run_under_quick_and_the_second_report_measures_nothing(study):
+    done, first_s = make_report(study)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    page = (study / "build" / "report.html").read_text()
+    for where in ("published, seed 001", "published, seed 004", "NVIDIA H200", "this machine ("):
+        assert where in page, f"{where} does not stand in the report"
+    assert not re.search(r'(src|href)="https?:[^"]*\.(js|css|png|svg|woff2?)"', page)
+    assert (study / "build" / "report.pdf").read_bytes().startswith(b"%PDF")
+    for name in ("01_warmup", "02_precision"):
+        own = results.read_rows(study / "results" / "visitor" / f"{name}.jsonl")
+        assert own
+        assert not [r["reason"] for r in own if r["status"] == "failed"]
+        assert (study / "build" / "notebooks" / f"{name}.html").is_file()
+
+    before = {p: p.read_bytes() for p in study.glob("results/visitor/*")}
+    paper = {n: (study / "build" / n).read_bytes() for n in ("report.html", "report.pdf")}
+    done, second_s = make_report(study)
+    assert done.returncode == 0
+    assert done.stderr.count("unchanged, kept") == 3
+    assert {p: p.read_bytes() for p in before} == before
+    assert {n: (study / "build" / n).read_bytes() for n in paper} == paper
+    assert second_s < first_s / 2
