@@ -1,8 +1,14 @@
 """The SwiGLU MLP as functions: fused on NVIDIA GPUs from compute capability 8.0 on, else PyTorch.
 
-The fused path takes bf16 and fp16. Other dtypes and devices run the same lines in plain PyTorch,
-whose own autograd then decides what is kept for backward; fp32 is as precise there as torch's own
-products are set to be.
+The fused path takes bf16 and fp16, and fp32 where torch's products are set to "highest" and large:
+those run on the tensor cores from two fp16 parts a factor, at least as accurate as IEEE fp32. Other
+dtypes and devices run the same lines in plain PyTorch, whose own autograd then decides what is kept
+for backward; fp32 is as precise there as torch's own products are set to be. So do transforms of
+`torch.func` and forward-mode derivatives.
+
+In plain eager mode the kernels are launched by `fusedlib.kernels.swiglu_autograd`; where something
+watches operators (torch.compile, a dispatch mode, a tensor subclass) by the registered ones of
+`fusedlib.kernels.ops`, which do the same and cost some 50 µs more a call.
 """
 
 from __future__ import annotations
@@ -11,16 +17,21 @@ import importlib.util
 import os
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 
 SAVES = ("gate_up", "input")
-# fp32 stays with torch's products. At 1024·4096·4096, forward and backward, our IEEE blocks take
-# 15.3 ms where cuBLAS takes 6.1; our TF32 blocks cut the low bits of their factors off, an error of
-# 1.6e-3 where cuBLAS has 5.1e-4 (H200, torch 2.11, triton 3.6).
+# fp32 is for split precision at torch's "highest", from the sizes below on, where splitting pays;
+# else it stays with torch's products. Our TF32 blocks cut the low bits of their factors off, an
+# error of 1.6e-3 where cuBLAS has 5.1e-4 (H200, torch 2.11, triton 3.6).
+LEAST_TOKENS = 256
+LEAST_WORK = 2**31
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)
 
@@ -44,10 +55,12 @@ def swiglu(x: Tensor, w_gate_up: Tensor, *, save: str = "gate_up") -> Tensor:
     Raises:
         ValueError: shapes, dtypes or devices that do not go together, or an unknown `save`.
     """
-    _check_shapes(x, w_gate_up, None, save)
+    _check(x, w_gate_up, None, save)
     x, w_gate_up = _autocast(x, w_gate_up)
-    if not fused(x):
+    if not (fused(x) or _precise(x, w_gate_up)):
         return _again(save, _plain_swiglu, x, w_gate_up)
+    if _plain_eager(x, w_gate_up):
+        return _direct(save, x, w_gate_up, None)
     from fusedlib.kernels import ops
 
     matrix = x.reshape(-1, x.shape[-1])
@@ -71,10 +84,12 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gat
     Raises:
         ValueError: shapes, dtypes or devices that do not go together, or an unknown `save`.
     """
-    _check_shapes(x, w_gate_up, w_down, save)
+    _check(x, w_gate_up, w_down, save)
     x, w_gate_up, w_down = _autocast(x, w_gate_up, w_down)
-    if not fused(x):
+    if not (fused(x) or _precise(x, w_gate_up)):
         return _again(save, _plain_swiglu_mlp, x, w_gate_up, w_down)
+    if _plain_eager(x, w_gate_up, w_down):
+        return _direct(save, x, w_gate_up, w_down)
     from fusedlib.kernels import ops
 
     matrix = x.reshape(-1, x.shape[-1])
@@ -83,8 +98,63 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gat
 
 
 def fused(x: Tensor) -> bool:
-    """Whether the kernels run for this dtype and device."""
-    return x.dtype in _TAKEN and _has_kernels(x.device)
+    """Whether the kernels run for this dtype, device and kind of differentiation."""
+    return x.dtype in _TAKEN and _has_kernels(x.device) and not _transformed()
+
+
+def _precise(x: Tensor, w_gate_up: Tensor) -> bool:
+    """Whether fp32 products on tensor cores, as accurate as IEEE's, are faster than those."""
+    if x.dtype != torch.float32 or not x.is_cuda or not _ieee() or not _has_kernels(x.device):
+        return False
+    wide, hidden = w_gate_up.shape
+    tokens = x.numel() // max(hidden, 1)
+    enough = tokens >= LEAST_TOKENS and min(hidden, wide // 2) >= LEAST_TOKENS
+    return enough and tokens * hidden * wide >= LEAST_WORK and not _transformed()
+
+
+@torch.compiler.assume_constant_result
+def _ieee() -> bool:
+    """Whether torch's own fp32 products are set to be IEEE's."""
+    return torch.backends.cuda.matmul.fp32_precision != "tf32"
+
+
+def _transformed() -> bool:
+    """Whether a transform of torch.func or forward-mode differentiation is under way.
+
+    Both need every step as an ordinary operation; the kernels would drop tangents silently.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def _plain_eager(*operands: Tensor) -> bool:
+    """Whether nothing stands between this call and its tensors that would see an operator."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._len_torch_function_stack()
+        and torch._C._get_tracing_state() is None
+        and all(type(t) is Tensor or type(t) is Parameter for t in operands)
+    )
+
+
+@cache
+def _eager_kernels() -> tuple[Any, Callable[..., Any]]:
+    """Imported late, for Triton need not be there; once, for an import statement costs µs."""
+    from fusedlib.kernels.swiglu_autograd import SwiGLUFunction, compute
+
+    return SwiGLUFunction, compute
+
+
+def _direct(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Tensor:
+    """The kernels without the dispatcher."""
+    function, compute = _eager_kernels()
+    wanted = x.requires_grad or w_gate_up.requires_grad
+    wanted = wanted or (w_down is not None and w_down.requires_grad)
+    if wanted and torch.is_grad_enabled():
+        return function.apply(x, w_gate_up, w_down, save == "gate_up")
+    return compute(x, w_gate_up, w_down, False)[0]
 
 
 @torch.compiler.assume_constant_result
@@ -139,6 +209,26 @@ def _again(save: str, function: Callable[..., Tensor], *operands: Tensor) -> Ten
     if save == "input" and torch.is_grad_enabled():
         return checkpoint(function, *operands, use_reentrant=False)
     return function(*operands)
+
+
+def _check(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: str) -> None:
+    """Raise where the operands do not go together; the words cost only then."""
+    wide, hidden = w_gate_up.shape if w_gate_up.ndim == 2 else (-1, -1)
+    dtype, device = x.dtype, x.device
+    fits = (
+        save in SAVES
+        and x.ndim > 0
+        and x.shape[-1] == hidden
+        and wide % 2 == 0
+        and w_gate_up.dtype == dtype
+        and w_gate_up.device == device
+        and dtype.is_floating_point
+    )
+    if fits and w_down is not None:
+        fits = w_down.shape == (hidden, wide // 2)
+        fits = fits and w_down.dtype == dtype and w_down.device == device
+    if not fits:
+        _check_shapes(x, w_gate_up, w_down, save)
 
 
 def _check_shapes(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: str) -> None:

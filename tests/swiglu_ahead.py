@@ -5,6 +5,7 @@ Run in a process of its own, without Triton's interpreter:
 prints one JSON object a kernel: registers, stack bytes, shared memory, counted instructions.
 """
 
+import itertools
 import json
 import re
 import subprocess
@@ -16,8 +17,10 @@ import triton
 import triton.backends.nvidia as nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 
-from fusedlib.kernels import swiglu, swiglu_configs
+from fusedlib.kernels import hopper, swiglu, swiglu_configs
 from fusedlib.kernels.swiglu_configs import Config
 
 TOOL = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
@@ -26,8 +29,9 @@ INSTRUCTIONS = ("HGMMA", "UTMALDG", "HMMA", "UTC.?MMA", "STL", "LDL")
 FORWARD = {"kernel": "_swiglu_fwd_kernel", "a": "x", "b": "w_gate_up", "variant": {"SAVE": True}}
 BACKWARD = {
     "kernel": "_swiglu_bwd_kernel", "a": "dy", "b": "w_down",
-    "variant": {"PRODUCT": True, "GRADIENT": True, "OUTPUT": True},
+    "variant": {"PRODUCT": True, "GRADIENT": True, "OUTPUT": True, "IN_PLACE": False},
 }  # fmt: skip
+IN_PLACE = {**BACKWARD, "variant": {**BACKWARD["variant"], "IN_PLACE": True}}
 
 
 def cases(arch: int):
@@ -36,10 +40,12 @@ def cases(arch: int):
         for (kind, where), config in table.items():
             if where == arch:
                 yield "", spec, kind, config, True
-                yield "few tokens", spec, kind, swiglu_configs.few_tokens(config), True
+                if spec is BACKWARD and kind == "half":  # fp32 runs there in plain PyTorch
+                    yield "in place", IN_PLACE, kind, config, True
+                yield "few tokens", spec, kind, swiglu_configs.few_tokens(kind, where, config), True
         for kind, config in swiglu_configs.UNALIGNED.items():
             yield "unaligned", spec, kind, config, False
-    pointwise = {**BACKWARD, "variant": {"PRODUCT": False, "GRADIENT": True, "OUTPUT": True}}
+    pointwise = {**IN_PLACE, "variant": {**IN_PLACE["variant"], "PRODUCT": False}}
     for kind in ("half", "ieee"):
         yield "pointwise", pointwise, kind, swiglu_configs.POINTWISE, True
         yield "pointwise unaligned", pointwise, kind, swiglu_configs.POINTWISE, False
@@ -51,7 +57,8 @@ def compiled(arch: int, spec: dict, kind: str, config: Config, aligned: bool):
     m, n, k = config.block_m, config.block_n, config.block_k
     constants = {
         **spec["variant"], "PRECISION": "tf32" if kind == "tf32" else "ieee",
-        "DESCRIPTORS": config.descriptors, "FLATTEN": config.persistent,
+        "DESCRIPTORS": config.descriptors,
+        "FLATTEN": config.persistent and not spec["variant"].get("IN_PLACE"),
         "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": config.group_m,
     }  # fmt: skip
     function = getattr(swiglu, spec["kernel"])
@@ -76,6 +83,31 @@ def compiled(arch: int, spec: dict, kind: str, config: Config, aligned: bool):
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
+def compiled_for_hopper(forward: bool, store: bool):
+    """The kernel with fixed roles, as its launchers start it."""
+    m, n, k = hopper.BLOCK_M, hopper.BLOCK_N, hopper.CONFIG["K"]
+    blocks = {"a": [m, k], "b": [n // 2, k] if forward else [k, n]}
+    constants = {
+        **hopper.CONFIG, "FORWARD": forward, "STORE": store,
+        "CONSUMER": hopper.CONSUMER_REGISTERS, "OTHERS": hopper.OTHER_REGISTERS,
+    }  # fmt: skip
+    function = hopper._hopper_swiglu_kernel
+    signature, attributes = {}, {}
+    for index, name in enumerate(function.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in blocks:
+            layout = gl.NVMMASharedLayout.get_default_for(blocks[name], gl.bfloat16)
+            shape = ",".join(map(str, blocks[name]))
+            signature[name] = f"tensordesc<bf16[{shape}],{layout!r}>"
+        else:
+            signature[name] = "i32" if name in ("tokens", "hidden", "inner") else "*bf16"
+            if name != "tokens":
+                attributes[(index,)] = [["tt.divisibility", 16]]
+    source = GluonASTSource(function, signature, constants, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+
+
 def figures(kernel) -> dict[str, int]:
     """What the binary uses."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -96,6 +128,11 @@ def main() -> None:
         row = figures(compiled(arch, spec, kind, config, aligned))
         label = f"{spec['kernel'].split('_')[2]} {kind} {name}".strip()
         print(json.dumps({"name": label, "arch": arch, **row}), flush=True)
+    if arch == 90 and "half" in kinds:
+        for forward, store in itertools.product((True, False), repeat=2):
+            row = figures(compiled_for_hopper(forward, store))
+            label = f"{'fwd' if forward else 'bwd'} half fixed roles {'storing' if store else ''}"
+            print(json.dumps({"name": label.strip(), "arch": arch, **row}), flush=True)
 
 
 if __name__ == "__main__":

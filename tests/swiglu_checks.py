@@ -9,7 +9,7 @@ from itertools import combinations
 
 import torch
 from torch import Tensor
-from torch.autograd import grad
+from torch.autograd import forward_ad, grad
 from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 
@@ -198,6 +198,31 @@ def check_no_grad_and_inference(device: str) -> None:
         assert close([swiglu_mlp(*leaves)], [y])
     with torch.inference_mode():
         assert close([swiglu_mlp(*leaves)], [y])
+
+
+def check_functional_transforms(device: str) -> None:
+    """torch.func and forward mode, where a second derivative works too: plain PyTorch runs."""
+    leaves, dy = small(device)
+    leaves = tuple(t.detach() for t in leaves)
+    numbers = tuple(range(3))
+
+    def loss(*operands: Tensor) -> Tensor:
+        return (swiglu_mlp(*operands) * dy).sum()
+
+    own = tuple(t.clone().requires_grad_() for t in leaves)
+    wanted = grad(loss(*own), own)
+    assert close(torch.func.grad(loss, argnums=numbers)(*leaves), wanted)
+    y, pull = torch.func.vjp(swiglu_mlp, *leaves)
+    assert close([y, *pull(dy)], [swiglu_mlp(*leaves), *wanted])
+    rows = torch.func.vmap(lambda row: swiglu_mlp(row, *leaves[1:]))(leaves[0])
+    assert close([rows], [y])
+    step = torch.randn_like(leaves[0])
+    _, pushed = torch.func.jvp(lambda x: loss(x, *leaves[1:]), (leaves[0],), (step,))
+    torch.testing.assert_close(pushed, (step * wanted[0]).sum(), rtol=1e-3, atol=1e-3)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(leaves[0], step)
+        tangent = forward_ad.unpack_dual(loss(dual, *leaves[1:])).tangent
+    torch.testing.assert_close(tangent, pushed, rtol=1e-3, atol=1e-3)
 
 
 ALL = [value for name, value in list(globals().items()) if name.startswith("check_")]

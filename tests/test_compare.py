@@ -1,11 +1,14 @@
 """No speed without correctness, like against like: the gate, the turns and the rows."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fusedlib import reference
-from fusedlib.bench import check, compare, providers
+from fusedlib.bench import check, compare, graphs, providers
+from fusedlib.bench.plain_products import PlainProducts
 from fusedlib.bench.problems import Inputs, SwiGLUProblem, draw
 from fusedlib.bench.providers import Workload
 from fusedlib.bench.results import Recorder, load
@@ -131,9 +134,104 @@ def test_every_direction_and_dtype_is_measured_on_ragged_shapes(tmp_path, direct
     assert (second.measured, second.skipped) == (0, 1)
 
 
+def test_the_truth_is_made_once_a_problem_whatever_its_directions(tmp_path, monkeypatch):
+    made = []
+    truth = check.truth
+    monkeypatch.setattr(check, "truth", lambda inputs: made.append(1) or truth(inputs))
+    problems = [
+        SwiGLUProblem(19, 24, 40, "float32", direction, trained)
+        for direction, trained in (
+            ("forward", True), ("backward", True), ("backward", False), ("forward+backward", True),
+        )
+    ]  # fmt: skip
+    frame, _ = run(tmp_path, ["eager"], problems, repetitions=2, plain_products=True)
+    assert made == [1]
+    assert frame["status"].tolist() == ["ok"] * 8
+    assert frame["session"].nunique() == 4, "products and rivals of a group are pairs"
+    frozen = frame[~frame["weight_gradients"].astype(bool) & (frame["experiment"] == "swiglu")]
+    assert frozen["d_x_error"].notna().all()
+    assert frozen["d_w_gate_error"].isna().all(), "frozen weights have no gradient to check"
+    whole = frame[(frame["direction"] == "backward") & (frame["experiment"] == "products")]
+    assert whole["flops"].tolist() == [6 * 2 * 19 * 24 * 40, 3 * 2 * 19 * 24 * 40]
+
+
+def test_what_cannot_run_is_told_without_measuring_the_others_again(tmp_path, rivals):
+    @providers.provider("absent", requires=("no_such_package",))
+    def build(inputs):
+        raise AssertionError
+
+    _, first = run(tmp_path, ["eager", "absent"])
+    assert first.measured == 2
+    _, second = run(tmp_path, ["eager", "absent"])
+    assert second.measured == 0
+
+
+def test_a_graph_without_a_gpu_is_unavailable_and_a_backward_has_none(tmp_path):
+    problems = [SwiGLUProblem(4, 8, 8, "float32", d) for d in ("forward", "backward")]
+    frame, _ = run(tmp_path, ["eager"], problems, launches=("graph",))
+    assert frame[["status", "reason", "direction"]].values.tolist() == [
+        ["unavailable", "CUDA graphs need a CUDA GPU", "forward"]
+    ]
+
+
+def test_an_unknown_launch_is_told(tmp_path):
+    with pytest.raises(ValueError, match="unknown launch 'rocket'; known: python, graph"):
+        run(tmp_path, ["eager"], launches=("rocket",))
+
+
+def test_alternating_rows_are_checked_in_their_order(tmp_path, rivals):
+    def build(inputs: Inputs, swap: bool) -> Workload:
+        pair = [inputs.w_gate.detach(), inputs.w_up.detach()]
+        packed = torch.stack(pair, dim=1).flatten(0, 1).requires_grad_()
+        leaves = {"x": inputs.x, "w_gate_up": packed, "w_down": inputs.w_down}
+
+        def forward():
+            return reference.swiglu_mlp(inputs.x, packed[0::2], packed[1::2], inputs.w_down)
+
+        return Workload(forward, leaves, alternating=not swap)
+
+    providers.provider("turns")(lambda inputs: build(inputs, False))
+    providers.provider("mislabelled")(lambda inputs: build(inputs, True))
+    frame, _ = run(tmp_path, ["eager", "turns", "mislabelled"])
+    assert frame.set_index("provider")["status"].to_dict() == {
+        "eager": "ok", "turns": "ok", "mislabelled": "wrong",
+    }  # fmt: skip
+
+
+def test_plain_products_are_those_of_the_reference():
+    inputs = draw(RAGGED, "cpu")
+    products = PlainProducts.of(inputs)
+    products.run("forward+backward", weight_gradients=True)
+    true = check.truth(inputs)
+    true["d_w_gate_up"] = torch.cat([true["d_w_gate"], true["d_w_up"]])
+    for name in ("y", "d_x", "d_w_gate_up", "d_w_down"):
+        torch.testing.assert_close(getattr(products, name), true[name].float())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("provider", ["eager", "inductor", "liger", "fused"])
+@pytest.mark.parametrize("direction", ["forward", "forward+backward"])
+def test_a_replay_gives_the_same_results_and_writes_gradients_anew(provider, direction):
+    inputs = draw(SwiGLUProblem(64, 128, 256, "bfloat16"), "cuda")
+    work = providers.get(provider).set_up(inputs)
+    graph = graphs.capture(work, inputs.dy, direction)
+    graph.replay()
+    torch.cuda.synchronize()
+    once = check.results_of(work, inputs.dy)
+    assert set(graph.results) == (set(once) if direction == "forward+backward" else {"y"})
+    for name, tensor in graph.results.items():
+        torch.testing.assert_close(tensor, once[name])
+
+
+def test_a_backward_alone_is_not_captured():
+    work = providers.get("eager").set_up(draw(RAGGED, "cpu"))
+    with pytest.raises(ValueError, match="not 'backward'"):
+        graphs.capture(work, draw(RAGGED, "cpu").dy, "backward")
+
+
 def test_an_unknown_provider_lists_the_known(tmp_path):
     known = ", ".join(sorted(providers.PROVIDERS))
-    with pytest.raises(ValueError, match=f"unknown provider 'ligr'; known: {known}"):
+    with pytest.raises(ValueError, match=re.escape(f"unknown provider 'ligr'; known: {known}")):
         run(tmp_path, ["ligr"])
 
 
@@ -163,6 +261,9 @@ def test_work_and_traffic_agree_with_sums_by_hand():
     problem = SwiGLUProblem(2, 3, 5, "bfloat16", "forward")
     assert problem.flops == 3 * 2 * 2 * 3 * 5
     assert problem.compulsory_bytes == 2 * (6 + 45 + 6)
+    frozen = SwiGLUProblem(2, 3, 5, "float32", "backward", weight_gradients=False)
+    assert frozen.flops == problem.flops
+    assert frozen.compulsory_bytes == 4 * (6 + 45 + 6 + 6)
     backward = SwiGLUProblem(2, 3, 5, "float32", "backward")
     assert backward.flops == 2 * problem.flops
     assert backward.compulsory_bytes == 4 * (6 + 45 + 6 + 6 + 45)
@@ -185,6 +286,7 @@ def test_flops_agree_with_torch():
         ({"tokens": 0}, "tokens must be a whole number from 1, got 0"),
         ({"dtype": "int8"}, "unknown dtype 'int8'; known: float32"),
         ({"direction": "up"}, "unknown direction 'up'; known: forward"),
+        ({"precision": "low"}, "unknown precision 'low'; known: highest, high"),
     ],
 )
 def test_impossible_problems_are_told(change, message):

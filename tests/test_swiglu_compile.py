@@ -62,16 +62,25 @@ def test_tables_have_every_kind_and_architecture():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_kernels_fit_and_spill_nothing(compiled, architecture):
     rows = compiled[architecture]
-    assert len(rows) == len({row["name"] for row in rows}) == 22
+    known = 27 if architecture == 90 else 23  # the kernel with fixed roles is for Hopper alone
+    assert len(rows) == len({row["name"] for row in rows}) == known
     assert [fault for row in rows for fault in faults(row)] == []
 
 
 @pytest.mark.slow
 def test_on_hopper_aligned_products_load_by_tma(compiled):
     rows = {row["name"]: row for row in compiled[90]}
-    for name in ("fwd half", "fwd tf32", "bwd half", "bwd tf32", "fwd half few tokens"):
+    for name in (
+        "fwd half",
+        "fwd tf32",
+        "bwd half",
+        "bwd tf32",
+        "bwd half in place",
+        "fwd tf32 few tokens",
+    ):
         assert rows[name].get("UTMALDG"), name
-    assert not rows["fwd half unaligned"].get("UTMALDG")
+    for name in ("fwd half unaligned", "fwd half few tokens"):
+        assert not rows[name].get("UTMALDG"), name
 
 
 def test_faults_are_found():

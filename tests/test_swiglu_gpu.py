@@ -13,6 +13,7 @@ from fusedlib import SwiGLUMLP
 from fusedlib.bench import check, providers
 from fusedlib.bench.problems import SwiGLUProblem, draw
 from fusedlib.functional import SAVES, fused, swiglu, swiglu_mlp
+from fusedlib.kernels import launch
 
 pytestmark = pytest.mark.gpu
 
@@ -156,6 +157,53 @@ def test_memory_kept_for_backward():
         grown = torch.cuda.memory_allocated() - before - y.numel() * y.element_size()
         assert 0 <= grown - kept <= 2**21, save  # the allocator's own granularity
         del y
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_peak_memory_of_forward_and_backward(save):
+    """d(gate|up) lies where gate|up lay: at the end it and all gradients but that of w_gate_up,
+    which comes last, and y.
+    """
+    tokens, hidden, inner = 2048, 1024, 4096
+    leaves, dy = checks.small("cuda", "bfloat16", (tokens, hidden, inner))
+    for _ in range(2):
+        y = swiglu_mlp(*leaves, save=save)
+        grad(y, leaves, dy)
+        del y
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    y = swiglu_mlp(*leaves, save=save)
+    gradients = grad(y, leaves, dy)
+    peak = torch.cuda.max_memory_allocated() - before
+    numbers = 2 * tokens * inner + tokens * hidden + sum(t.numel() for t in gradients)
+    with_h = 2 * tokens * inner + tokens * hidden + tokens * inner + hidden * inner
+    assert peak <= 2 * max(numbers, with_h) + 2**21
+    y = swiglu_mlp(*leaves, save=save)
+    retained = [grad(y, leaves, dy, retain_graph=True) for _ in range(2)]
+    assert all(checks.same(found, gradients) for found in (*retained, grad(y, leaves, dy)))
+    with pytest.raises(RuntimeError, match="second time"):
+        grad(y, leaves, dy)
+
+
+def test_a_kept_launch_serves_its_own_sizes_only():
+    """Sizes of 1, multiples of 16 or not, other strides and addresses, each after the others."""
+    launch._LAUNCHES.clear()
+    shapes = [(64, 64, 64), (1, 64, 64), (64, 1, 64), (17, 64, 48), (64, 64, 65), (17, 63, 48)]
+    for _ in range(2):
+        for shape in shapes:
+            assert checks.misses_mlp("cuda", "bfloat16", shape) == [], shape
+            assert checks.misses_mlp("cuda", "float16", shape, "input") == [], shape
+    kept = len(launch._LAUNCHES)
+    (x, w_gate_up, w_down), _ = checks.small("cuda", "bfloat16", shapes[0])
+    wanted = swiglu_mlp(x, w_gate_up, w_down)
+    for off in range(1, 9):  # elements: two bytes each
+        buffer = torch.empty(x.numel() + off, device="cuda", dtype=x.dtype)
+        moved = buffer[off:].view_as(x).copy_(x.detach())
+        assert checks.close([swiglu_mlp(moved, w_gate_up, w_down)], [wanted]), off
+        wide = torch.empty(x.shape[0], x.shape[1] + off, device="cuda", dtype=x.dtype)
+        rows = wide[:, : x.shape[1]].copy_(x.detach())
+        assert checks.close([swiglu_mlp(rows, w_gate_up, w_down)], [wanted]), off
+    assert kept < len(launch._LAUNCHES) <= kept + 10
 
 
 def test_module_trains_under_autocast_as_the_plain_one():

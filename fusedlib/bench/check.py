@@ -30,34 +30,23 @@ class Errors:
 
 
 def truth(inputs: Inputs) -> dict[str, Tensor]:
-    """y and the gradients by name, in float64 on the inputs' own device."""
+    """y and all gradients by name, in float64 on the inputs' own device."""
     leaves = {n: t.detach().double().requires_grad_() for n, t in inputs.leaves().items()}
-    y = reference.swiglu_mlp(**leaves)
-    y.backward(inputs.dy.double())
-    return {"y": y.detach(), **_gradients(leaves)}
+    return results_of(Workload(lambda: reference.swiglu_mlp(**leaves), leaves), inputs.dy.double())
 
 
 def results_of(workload: Workload, dy: Tensor) -> dict[str, Tensor]:
     """y and the gradients that a workload gives.
 
     Raises:
-        ValueError: a leaf received no gradient.
+        ValueError: an operand that wants a gradient received none.
     """
     workload.reset()
     y = workload.forward()
     y.backward(dy)
-    found = {"y": y.detach(), **_gradients(workload.leaves)}
+    found = {"y": y.detach(), **workload.gradients()}
     workload.reset()
     return found
-
-
-def _gradients(leaves: object) -> dict[str, Tensor]:
-    gradients = {}
-    for name, leaf in dict(leaves).items():  # type: ignore[call-overload]
-        if leaf.grad is None:
-            raise ValueError(f"no gradient arrived at {name}")
-        gradients[f"d_{name}"] = leaf.grad.detach()
-    return gradients
 
 
 def errors(found: dict[str, Tensor], true: dict[str, Tensor]) -> dict[str, Errors]:

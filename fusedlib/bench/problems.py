@@ -1,12 +1,13 @@
 """What is measured: a shape, a dtype and a direction, with the work and traffic they imply."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 DIRECTIONS = ("forward", "backward", "forward+backward")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+PRECISIONS = ("highest", "high")
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,11 @@ class SwiGLUProblem:
         intermediate_size: width of gate and up.
         dtype: dtype of inputs, weights and results.
         direction: "forward", "backward" (of a forward outside the clock) or "forward+backward".
+        weight_gradients: False freezes the weights; x alone then receives a gradient.
+        precision: torch's setting for fp32 products, "highest" (IEEE) or "high" (TF32).
 
     Raises:
-        ValueError: a size that is not positive, an unknown dtype or direction.
+        ValueError: a size that is not positive, an unknown dtype, direction or precision.
     """
 
     tokens: int
@@ -29,6 +32,8 @@ class SwiGLUProblem:
     intermediate_size: int
     dtype: str = "bfloat16"
     direction: str = "forward+backward"
+    weight_gradients: bool = True
+    precision: str = "highest"
 
     def __post_init__(self) -> None:
         for name in ("tokens", "hidden_size", "intermediate_size"):
@@ -40,10 +45,18 @@ class SwiGLUProblem:
         if self.direction not in DIRECTIONS:
             known = ", ".join(DIRECTIONS)
             raise ValueError(f"unknown direction {self.direction!r}; known: {known}")
+        if self.precision not in PRECISIONS:
+            known = ", ".join(PRECISIONS)
+            raise ValueError(f"unknown precision {self.precision!r}; known: {known}")
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a case."""
-        return asdict(self)
+        """The fields of a case; `precision` is None where no fp32 product is asked for."""
+        return asdict(self) | {"precision": self.precision if self.dtype == "float32" else None}
+
+    @property
+    def shape(self) -> str:
+        """tokens·hidden·intermediate, for people."""
+        return f"{self.tokens}·{self.hidden_size}·{self.intermediate_size}"
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -54,26 +67,29 @@ class SwiGLUProblem:
     def flops(self) -> int:
         """Floating-point operations of the matrix products, a multiply-add as two.
 
-        Three products forward, six backward (one for the input and one for the weight of each),
-        each 2 · tokens · hidden · intermediate. The activation's O(tokens · intermediate) and
-        whatever a provider computes twice do not count.
+        Three products forward, six backward (one for the input and one for the weight of each;
+        three with frozen weights), each 2 · tokens · hidden · intermediate. The activation's
+        O(tokens · intermediate) and whatever a provider computes twice do not count.
         """
         product = 2 * self.tokens * self.hidden_size * self.intermediate_size
-        return product * {"forward": 3, "backward": 6, "forward+backward": 9}[self.direction]
+        backward = 6 if self.weight_gradients else 3
+        count = {"forward": 3, "backward": backward, "forward+backward": 3 + backward}
+        return product * count[self.direction]
 
     @property
     def compulsory_bytes(self) -> int:
         """Fewest bytes through device memory: each input read once, each result written once.
 
         Forward x, 3 weights, y; backward x, 3 weights, dy, dx, 3 gradients; both together x,
-        3 weights, dy, y, dx, 3 gradients.
+        3 weights, dy, y, dx, 3 gradients. Frozen weights have no gradients.
         """
         weights = 3 * self.hidden_size * self.intermediate_size
         activations = self.tokens * self.hidden_size
+        passes = 2 if self.weight_gradients else 1
         count = {
             "forward": weights + 2 * activations,
-            "backward": 2 * weights + 3 * activations,
-            "forward+backward": 2 * weights + 4 * activations,
+            "backward": passes * weights + 3 * activations,
+            "forward+backward": passes * weights + 4 * activations,
         }[self.direction]
         return count * DTYPES[self.dtype]
 
@@ -89,8 +105,14 @@ class Inputs:
     dy: torch.Tensor
 
     def leaves(self) -> dict[str, torch.Tensor]:
-        """The tensors that want a gradient, by name."""
+        """The operands, by name; those that want a gradient require one."""
         return {"x": self.x, "w_gate": self.w_gate, "w_up": self.w_up, "w_down": self.w_down}
+
+    def frozen(self) -> "Inputs":
+        """The same values, in the same memory, where x alone wants a gradient."""
+        return replace(
+            self, w_gate=self.w_gate.detach(), w_up=self.w_up.detach(), w_down=self.w_down.detach()
+        )
 
 
 def draw(problem: SwiGLUProblem, device: torch.device | str, seed: int = 0) -> Inputs:

@@ -14,62 +14,106 @@ from torch import Tensor, nn
 
 from fusedlib import reference
 from fusedlib.bench.machine import version_of
-from fusedlib.bench.problems import Inputs
+from fusedlib.bench.problems import DTYPES, Inputs
 from fusedlib.bench.results import Unavailable
+
+# Where the distribution is called otherwise than the package that is imported.
+DISTRIBUTIONS = {"liger_kernel": "liger-kernel", "quack": "quack-kernels"}
 
 
 @dataclass(frozen=True)
 class Workload:
     """One provider, ready to run.
 
-    `forward` gives y; `leaves` are the tensors that receive gradients, by the reference's names.
-    Packed gate and up rows go by the name `w_gate_up`.
+    `forward` gives y; `leaves` are its operands, by the reference's names. Packed gate and up rows
+    go by the name `w_gate_up`: gate rows above up rows, or a gate row and an up row by turns where
+    `alternating`.
     """
 
     forward: Callable[[], Tensor]
     leaves: Mapping[str, Tensor]
+    alternating: bool = False
 
     def reset(self) -> None:
         """Drop all gradients."""
         for leaf in self.leaves.values():
             leaf.grad = None
 
+    def gradients(self) -> dict[str, Tensor]:
+        """`d_` and the name of each operand that wants a gradient, packed rows gate above up.
+
+        Raises:
+            ValueError: an operand received no gradient.
+        """
+        found = {}
+        for name, leaf in self.leaves.items():
+            if not leaf.requires_grad:
+                continue
+            if leaf.grad is None:
+                raise ValueError(f"no gradient arrived at {name}")
+            found[f"d_{name}"] = leaf.grad.detach()
+        if self.alternating and "d_w_gate_up" in found:
+            rows = found["d_w_gate_up"]
+            found["d_w_gate_up"] = torch.cat([rows[0::2], rows[1::2]])
+        return found
+
 
 @dataclass(frozen=True)
 class Provider:
-    """A registered rival: its name, its set-up, and the packages it cannot do without."""
+    """A registered rival: its name, its set-up, what it cannot do without, and how it is set."""
 
     name: str
     build: Callable[[Inputs], Workload]
     requires: tuple[str, ...]
     needs_cuda: bool
+    dtypes: tuple[str, ...]
+    capability: tuple[int, int]
+    settings: str
+
+    def check_available(self, device: torch.device | str, dtype: str) -> None:
+        """Whether it can run at all on this device in this dtype; costs no set-up.
+
+        Raises:
+            Unavailable: a package is missing, the device is no CUDA GPU or too old, or the dtype
+                is not taken.
+        """
+        for package in self.requires:
+            if importlib.util.find_spec(package) is None:
+                raise Unavailable(f"the package {package} is not installed")
+        kind = torch.device(device).type
+        if self.needs_cuda and kind != "cuda":
+            raise Unavailable(f"needs a CUDA GPU, the inputs are on {kind}")
+        if dtype not in self.dtypes:
+            raise Unavailable(f"takes {', '.join(self.dtypes)}, not {dtype}")
+        if self.needs_cuda and torch.cuda.get_device_capability(device) < self.capability:
+            least = "{}.{}".format(*self.capability)
+            raise Unavailable(f"needs compute capability {least} or later")
 
     def set_up(self, inputs: Inputs) -> Workload:
         """The workload on these inputs.
 
         Raises:
-            Unavailable: a package is missing, or it needs a CUDA GPU and the inputs are elsewhere.
+            Unavailable: as `check_available`.
         """
-        for package in self.requires:
-            if importlib.util.find_spec(package) is None:
-                raise Unavailable(f"the package {package} is not installed")
-        if self.needs_cuda and inputs.x.device.type != "cuda":
-            raise Unavailable(f"needs a CUDA GPU, the inputs are on {inputs.x.device.type}")
+        self.check_available(inputs.x.device, str(inputs.x.dtype).removeprefix("torch."))
         return self.build(inputs)
 
     def version(self) -> str:
         """Versions of the packages behind it; torch's for those that need nothing else."""
-        packages = self.requires or ("torch",)
-        return ", ".join(f"{p} {version_of(p.replace('_', '-'))}" for p in packages)
+        packages = [DISTRIBUTIONS.get(p, p) for p in self.requires or ("torch",)]
+        return ", ".join(f"{p} {version_of(p)}" for p in packages)
 
 
 PROVIDERS: dict[str, Provider] = {}
 
 
 def provider(
-    name: str, *, requires: tuple[str, ...] = (), needs_cuda: bool = False
-) -> Callable[[Callable[[Inputs], Workload]], Callable[[Inputs], Workload]]:
+    name: str, *, requires: tuple[str, ...] = (), needs_cuda: bool = False,
+    dtypes: tuple[str, ...] = tuple(DTYPES), capability: tuple[int, int] = (0, 0),
+) -> Callable[[Callable[[Inputs], Workload]], Callable[[Inputs], Workload]]:  # fmt: skip
     """Register a rival under `name`.
+
+    The first line of its docstring says in its rows how it was set.
 
     Raises:
         ValueError: the name is taken.
@@ -78,7 +122,8 @@ def provider(
     def register(build: Callable[[Inputs], Workload]) -> Callable[[Inputs], Workload]:
         if name in PROVIDERS:
             raise ValueError(f"there is a provider named {name!r} already")
-        PROVIDERS[name] = Provider(name, build, requires, needs_cuda)
+        told = (build.__doc__ or "").partition("\n")[0].rstrip(".")
+        PROVIDERS[name] = Provider(name, build, requires, needs_cuda, dtypes, capability, told)
         return build
 
     return register
@@ -104,9 +149,19 @@ def eager(inputs: Inputs) -> Workload:
 
 @provider("inductor")
 def inductor(inputs: Inputs) -> Workload:
-    """The same lines through `torch.compile`."""
+    """torch.compile, default mode, fullgraph=True, dynamic=False."""
+    return _compiled(inputs, mode="default")
+
+
+@provider("inductor-max", needs_cuda=True)
+def inductor_max(inputs: Inputs) -> Workload:
+    """torch.compile, mode max-autotune-no-cudagraphs, fullgraph=True, dynamic=False."""
+    return _compiled(inputs, mode="max-autotune-no-cudagraphs")
+
+
+def _compiled(inputs: Inputs, mode: str) -> Workload:
     leaves = inputs.leaves()
-    compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=False)
+    compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=False, mode=mode)
     return Workload(lambda: compiled(**leaves), leaves)
 
 
@@ -125,11 +180,43 @@ def liger(inputs: Inputs) -> Workload:
     return Workload(forward, leaves)
 
 
+@provider(
+    "quack", requires=("quack",), needs_cuda=True, dtypes=("bfloat16", "float16"),
+    capability=(9, 0),
+)  # fmt: skip
+def quack(inputs: Inputs) -> Workload:
+    """quack.mlp.mlp_func, swiglu, gate and up rows by turns, tuned from 1024 tokens on."""
+    from quack.mlp import mlp_func  # type: ignore[import-not-found]
+
+    rows = torch.stack([inputs.w_gate.detach(), inputs.w_up.detach()], dim=1).flatten(0, 1)
+    w_gate_up = rows.requires_grad_(inputs.w_gate.requires_grad)
+    leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
+
+    # Its search takes seconds a shape; with few tokens the launches decide, not the tiles.
+    tuned = inputs.x.shape[0] >= 1024
+
+    def forward() -> Tensor:
+        return mlp_func(inputs.x, w_gate_up, inputs.w_down, activation="swiglu", tuned=tuned)
+
+    return Workload(forward, leaves, alternating=True)
+
+
 @provider("fused", requires=("triton",), needs_cuda=True)
 def fused(inputs: Inputs) -> Workload:
     """Our kernels: gate, up and activation in one, and the backward of the down projection."""
+    return _fused(inputs, "gate_up")
+
+
+@provider("fused (input)", requires=("triton",), needs_cuda=True)
+def fused_input(inputs: Inputs) -> Workload:
+    """Our kernels, keeping x alone for backward and computing gate and up again."""
+    return _fused(inputs, "input")
+
+
+def _fused(inputs: Inputs, save: str) -> Workload:
     from fusedlib.functional import swiglu_mlp
 
-    w_gate_up = torch.cat([inputs.w_gate, inputs.w_up]).detach().requires_grad_()
+    rows = torch.cat([inputs.w_gate, inputs.w_up]).detach()
+    w_gate_up = rows.requires_grad_(inputs.w_gate.requires_grad)
     leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
-    return Workload(lambda: swiglu_mlp(inputs.x, w_gate_up, inputs.w_down), leaves)
+    return Workload(lambda: swiglu_mlp(inputs.x, w_gate_up, inputs.w_down, save=save), leaves)

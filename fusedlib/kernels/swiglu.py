@@ -23,18 +23,24 @@ Sums over K and the activation are fp32. Blocks come through pointers, or throug
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels.launch import check_matrix, current_device, factors, grid, rows_contiguous
+from fusedlib.kernels.launch import Launch, grid, kept_launch
 from fusedlib.kernels.swiglu_configs import (
+    FEW_TOKENS,
     POINTWISE,
+    aligned,
     backward_config,
     forward_config,
     precision_of,
 )
+
+try:
+    from fusedlib.kernels import hopper
+except (ImportError, AttributeError):  # Gluon is experimental: other releases may name it otherwise
+    hopper = None  # type: ignore[assignment]
 
 
 @triton.jit
@@ -149,47 +155,54 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-def swiglu_fwd(x: Tensor, w_gate_up: Tensor, *, save: bool) -> tuple[Tensor, Tensor | None]:
-    """h (tokens, inner), and gate|up (tokens, 2·inner) if it is to be saved.
+def fill_fwd(x: Tensor, w_gate_up: Tensor, h: Tensor, gate_up: Tensor | None) -> None:
+    """Compute into h (tokens, inner) and, where it is given, gate_up (tokens, 2·inner).
 
-    Args:
-        x: (tokens, hidden), fp16, bf16 or fp32 (as precise as torch's own fp32 products are set).
-        w_gate_up: (2·inner, hidden), of x's dtype and device.
-        save: also store gate|up.
-
-    Raises:
-        ValueError: a shape, dtype or device that does not fit.
+    x and w_gate_up have contiguous rows, h and gate_up are contiguous, nothing is empty.
     """
-    check_matrix("x", x, ("tokens", "hidden"), x)
-    (tokens, hidden), inner = x.shape, w_gate_up.shape[0] // 2
-    check_matrix("w_gate_up", w_gate_up, ("2·inner", hidden), x)
-    x, w_gate_up = rows_contiguous(x), rows_contiguous(w_gate_up)
-    h = x.new_empty(tokens, inner)
-    gate_up = x.new_empty(tokens, 2 * inner) if save else None
-    if 0 in (tokens, hidden, inner):  # no program to launch: an empty sum is zero
-        return h.zero_(), None if gate_up is None else gate_up.zero_()
-    config, precision = forward_config(x, w_gate_up, h), precision_of(x)
-    m, n, k = config.block_m, config.block_n, config.block_k
-    operands = factors(config, x, [m, k], w_gate_up, [n, k])
-    with current_device(x):
-        _swiglu_fwd_kernel[grid(config, x, tokens, inner)](
-            *operands, h, h if gate_up is None else gate_up, tokens, hidden, inner,
-            x.stride(0), w_gate_up.stride(0), 1.0,
-            SAVE=save, PRECISION=precision,
-            DESCRIPTORS=config.descriptors, FLATTEN=config.persistent,
-            **config.launch(),
-        )  # fmt: skip
-    return h, gate_up
+    save = gate_up is not None
+    if _for_hopper(h.shape[1], x, w_gate_up, h):
+        return hopper.forward(x, w_gate_up, h, gate_up)
+    stored = h if gate_up is None else gate_up
+    precision = precision_of(x)
+    key = (
+        "fwd", x.shape, w_gate_up.shape, x.stride(0), w_gate_up.stride(0), x.dtype, x.device,
+        save, precision,
+    )  # fmt: skip
+
+    def made() -> Launch:
+        (tokens, hidden), inner = x.shape, h.shape[1]
+        config = forward_config(x, w_gate_up, h)
+        m, n, k = config.block_m, config.block_n, config.block_k
+        scalars = (tokens, hidden, inner, x.stride(0), w_gate_up.stride(0), 1.0)
+        constants = {
+            "SAVE": save, "PRECISION": precision, "DESCRIPTORS": config.descriptors,
+            "FLATTEN": config.persistent,
+        }  # fmt: skip
+        programs = grid(config, x, tokens, inner)
+        blocks = [m, k], [n, k]
+        return Launch(_swiglu_fwd_kernel, config, programs, blocks, scalars, constants)
+
+    kept_launch(made, key, x, w_gate_up, h, stored)(x, w_gate_up, h, stored)
+    return None
+
+
+def _for_hopper(inner: int, tokens_first: Tensor, *others: Tensor) -> bool:
+    many = hopper is not None and tokens_first.shape[0] > FEW_TOKENS
+    return many and hopper.takes(tokens_first, inner) and aligned(tokens_first, *others)
 
 
 @triton.jit
 def _bwd_epilogue(  # type: ignore[no-untyped-def]
     dh, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column, tokens, inner,
-    GRADIENT: tl.constexpr, OUTPUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    GRADIENT: tl.constexpr, OUTPUT: tl.constexpr, IN_PLACE: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     wide = 2 * inner
     gate = _block(gate_up_ptr, row, column, tokens, inner, wide, HEIGHT, WIDTH, False)
     up = _block(gate_up_ptr + inner, row, column, tokens, inner, wide, HEIGHT, WIDTH, False)
+    if IN_PLACE:  # d(gate|up) goes where other threads of the program read gate and up
+        tl.debug_barrier()
     gate, up = gate.to(tl.float32), up.to(tl.float32)
     s = tl.sigmoid(gate)
     silu = gate * s
@@ -205,7 +218,7 @@ def _bwd_epilogue(  # type: ignore[no-untyped-def]
 def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
     dy, w_down, dh_ptr, gate_up_ptr, d_gate_up_ptr, h_ptr, tokens, hidden, inner, dy_row, w_row,
     one,
-    PRODUCT: tl.constexpr, GRADIENT: tl.constexpr, OUTPUT: tl.constexpr,
+    PRODUCT: tl.constexpr, GRADIENT: tl.constexpr, OUTPUT: tl.constexpr, IN_PLACE: tl.constexpr,
     PRECISION: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
@@ -227,67 +240,60 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
         half: tl.constexpr = BLOCK_N // 2
         _bwd_epilogue(
             left, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column, tokens, inner,
-            GRADIENT, OUTPUT, BLOCK_M, half,
+            GRADIENT, OUTPUT, IN_PLACE, BLOCK_M, half,
         )  # fmt: skip
         _bwd_epilogue(
             right, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column + half, tokens, inner,
-            GRADIENT, OUTPUT, BLOCK_M, half,
+            GRADIENT, OUTPUT, IN_PLACE, BLOCK_M, half,
         )  # fmt: skip
 
 
-def swiglu_bwd(
-    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, *, output: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """d(gate|up) (tokens, 2·inner) and, if asked for, h (tokens, inner), both new.
-
-    Args:
-        upstream: with `w_down` dy (tokens, hidden), without it dh (tokens, inner); None when only
-            h is wanted.
-        w_down: (hidden, inner), or None.
-        gate_up: (tokens, 2·inner), what the forward saved.
-        output: also recompute h.
-
-    Raises:
-        ValueError: a shape, dtype or device that does not fit.
-    """
-    check_matrix("gate_up", gate_up, ("tokens", "2·inner"), gate_up)
-    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
-    hidden = inner if w_down is None else w_down.shape[0]
-    if w_down is not None:
-        check_matrix("w_down", w_down, (hidden, inner), gate_up)
-    if upstream is not None:
-        check_matrix("dh" if w_down is None else "dy", upstream, (tokens, hidden), gate_up)
-    d_gate_up = None if upstream is None else gate_up.new_empty(tokens, 2 * inner)
-    h = gate_up.new_empty(tokens, inner) if output else None
-    if 0 in (tokens, hidden, inner):
-        for result in filter(torch.is_tensor, (d_gate_up, h)):
-            result.zero_()
-        return d_gate_up, h
-    _launch_bwd(upstream, w_down, gate_up.contiguous(), d_gate_up, h)
-    return d_gate_up, h
-
-
-def _launch_bwd(
+def fill_bwd(
     upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor,
     d_gate_up: Tensor | None, h: Tensor | None,
 ) -> None:  # fmt: skip
-    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    """Compute into d_gate_up, which may be gate_up itself, and h, each where it is given.
+
+    Rows are contiguous, dh, gate_up and the results wholly so; nothing is empty.
+    """
+    if (
+        upstream is not None
+        and w_down is not None
+        and d_gate_up is not None
+        and _for_hopper(w_down.shape[1], upstream, w_down, gate_up)
+    ):
+        # It tells its results apart by identity: in place it wants two names of one tensor.
+        target = d_gate_up.view_as(d_gate_up)
+        return hopper.backward(upstream, w_down, gate_up, target, h)
     product = upstream is not None and w_down is not None
     # What a variant does not read or write, it is given gate_up for.
-    a, b = (upstream, w_down) if product else (gate_up, gate_up)
+    a = upstream if product else gate_up
+    b = w_down if product else gate_up
+    dh = gate_up if product or upstream is None else upstream
     assert a is not None and b is not None
-    a, b = rows_contiguous(a), rows_contiguous(b)
-    dh = gate_up if product or upstream is None else upstream.contiguous()
-    config = backward_config(a, b, gate_up) if product else POINTWISE
-    m, n, k = config.block_m, config.block_n, config.block_k
-    operands = factors(config, a, [m, k], b, [k, n])
-    with current_device(gate_up):
-        _swiglu_bwd_kernel[grid(config, gate_up, tokens, inner)](
-            *operands, dh, gate_up,
-            gate_up if d_gate_up is None else d_gate_up, gate_up if h is None else h,
-            tokens, a.shape[1], inner, a.stride(0), b.stride(0), 1.0,
-            PRODUCT=product, GRADIENT=d_gate_up is not None, OUTPUT=h is not None,
-            PRECISION=precision_of(gate_up),
-            DESCRIPTORS=config.descriptors, FLATTEN=config.persistent,
-            **config.launch(),
-        )  # fmt: skip
+    results = gate_up if d_gate_up is None else d_gate_up, gate_up if h is None else h
+    precision = precision_of(gate_up)
+    in_place = d_gate_up is gate_up
+    variant = product, d_gate_up is not None, h is not None, in_place
+    key = (
+        "bwd", a.shape, gate_up.shape, a.stride(0), b.stride(0), a.dtype, a.device, variant,
+        precision,
+    )  # fmt: skip
+
+    def made() -> Launch:
+        tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
+        config = backward_config(a, b, gate_up) if product else POINTWISE
+        m, n, k = config.block_m, config.block_n, config.block_k
+        scalars = (tokens, a.shape[1], inner, a.stride(0), b.stride(0), 1.0)
+        names = "PRODUCT", "GRADIENT", "OUTPUT", "IN_PLACE"
+        # A barrier in a flattened loop would keep its loads from being pipelined.
+        constants = dict(zip(names, variant, strict=True)) | {
+            "PRECISION": precision, "DESCRIPTORS": config.descriptors,
+            "FLATTEN": config.persistent and not in_place,
+        }  # fmt: skip
+        programs = grid(config, gate_up, tokens, inner)
+        return Launch(_swiglu_bwd_kernel, config, programs, ([m, k], [k, n]), scalars, constants)
+
+    matrices = a, b, dh, gate_up, *results
+    kept_launch(made, key, *matrices)(*matrices)
+    return None

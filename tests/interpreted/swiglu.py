@@ -4,6 +4,7 @@ process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 
 import importlib.util
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from torch.autograd import grad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedlib.functional import fused, swiglu, swiglu_mlp
-from fusedlib.kernels import ops, swiglu_configs
+from fusedlib.kernels import launch, ops, swiglu_autograd, swiglu_calls, swiglu_configs
 from fusedlib.kernels import swiglu as kernels
 
 assert os.environ["TRITON_INTERPRET"] == "1"
@@ -45,7 +46,7 @@ def test_swiglu_and_gradients_vs_float64(dtype, save):
     assert checks.misses_half("cpu", dtype, checks.SHAPE, save) == []
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 31, 130), (130, 65, 3), (5, 200, 32)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 31, 130), (130, 65, 3), (5, 200, 32)])
 def test_swiglu_mlp_at_other_shapes_vs_float64(shape):
     assert checks.misses_mlp("cpu", "float32", shape) == []
 
@@ -56,8 +57,8 @@ def test_persistent_programs_vs_float64(monkeypatch, dtype, descriptors):
     config = replace(swiglu_configs.INTERPRETER, persistent=True, descriptors=descriptors)
     monkeypatch.setattr(swiglu_configs, "INTERPRETER", config)
     made = []
-    original = kernels.factors
-    monkeypatch.setattr(kernels, "factors", lambda *a: made.append(original(*a)) or made[-1])
+    original = launch.factors
+    monkeypatch.setattr(launch, "factors", lambda *a: made.append(original(*a)) or made[-1])
     # TMA wants rows of whole 16 bytes.
     assert checks.misses_mlp("cpu", dtype, (40, 72, 80)) == []
     assert len(made) == 2
@@ -110,6 +111,11 @@ def test_frozen_operands_cost_nothing(wanted, save):
     with Called() as called:
         y.backward(dy)
     assert called.names.count("mm") == sum(wants)
+    with Called() as called:  # in whose sight the registered operators run
+        watched = swiglu_mlp(*leaves, save=save)
+        assert called.names.count("swiglu_mlp") == 1
+        watched.backward(dy)
+    assert called.names.count("mm") == sum(wants)
     assert called.names.count("swiglu") == again
     assert called.names.count("swiglu_backward") == (gradient or not again)
 
@@ -122,11 +128,83 @@ def test_a_half_frozen_swiglu_keeps_only_what_it_needs():
     assert called.names.count("mm") == 1
 
 
+class Seen(TorchDispatchMode):
+    """A dispatch mode that changes nothing: calls go by the registered operators."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_direct_and_registered_calls_give_the_same(dtype, save):
+    for wanted in range(1, 8):
+        leaves, dy = checks.small("cpu", dtype)
+        leaves = [
+            t.detach().requires_grad_(bool(wanted >> i & 1)) for i, t in enumerate(leaves)
+        ]  # fmt: skip
+        own = [t for t in leaves if t.requires_grad]
+        y = swiglu_mlp(*leaves, save=save)
+        assert type(y.grad_fn).__name__ == "SwiGLUFunctionBackward"
+        direct = [y, *grad(y, own, dy)]
+        with Seen():
+            y = swiglu_mlp(*leaves, save=save)
+            assert type(y.grad_fn).__name__ != "SwiGLUFunctionBackward"
+            registered = [y, *grad(y, own, dy)]
+        assert checks.same(direct, registered), wanted
+
+
+@pytest.mark.parametrize("retained", [False, True])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_gate_up_is_written_over_only_where_nobody_sees_it(monkeypatch, retained, hooked):
+    asked = []
+    original = swiglu_autograd.DIRECT.backward
+    monkeypatch.setattr(
+        swiglu_autograd, "DIRECT", swiglu_autograd.DIRECT._replace(
+            backward=lambda *a: asked.append((a[-1], a[2])) or original(*a)
+        ),
+    )  # fmt: skip
+    leaves, dy = checks.small("cpu")
+    kept = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with hooks if hooked else nullcontext():
+        y = swiglu_mlp(*leaves)
+    before = [t.detach().clone() for t in kept]
+    first = grad(y, leaves, dy, retain_graph=retained)
+    [(in_place, gate_up)] = asked
+    assert in_place == (not retained and not hooked)
+    assert checks.same(kept, before) and len(kept) == 4 * hooked
+    if not retained:
+        with pytest.raises(RuntimeError, match="second time"):
+            grad(y, leaves, dy)
+        return
+    assert checks.same(grad(y, leaves, dy), first)
+    assert asked[1][0] is not hooked and asked[1][1] is gate_up
+
+
+def test_in_place_also_when_one_gradient_alone_is_wanted():
+    leaves, dy = checks.small("cpu")
+    wanted = grad(swiglu_mlp(*leaves), leaves, dy)
+    for i in range(3):
+        y = swiglu_mlp(*(t.detach().requires_grad_(i == j) for j, t in enumerate(leaves)))
+        y.backward(dy)
+        with pytest.raises(RuntimeError, match="second time"):
+            y.backward(dy)
+        y = swiglu_mlp(*leaves)
+        assert checks.same(grad(y, leaves[i], dy), [wanted[i]])
+
+
 def test_a_second_derivative_raises():
     leaves, dy = checks.small("cpu")
     first = grad(swiglu_mlp(*leaves), leaves, dy, create_graph=True)
-    with pytest.raises(RuntimeError, match="no autograd formula"):
-        first[0].sum().backward()
+    for gradient in first:
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            (gradient.sum() + leaves[0].sum()).backward(retain_graph=True)
+    with Seen():
+        y = swiglu_mlp(*leaves)
+        first = grad(y, leaves, dy, create_graph=True)
+        with pytest.raises(RuntimeError, match="no autograd formula"):
+            first[0].sum().backward()
 
 
 # --- torch.library -------------------------------------------------------------------------------
@@ -154,17 +232,23 @@ def test_fake_tensors_have_the_shapes_of_real_ones():
 
 def test_launchers_say_what_is_wrong():
     x, w_gate_up, w_down = torch.zeros(3, 5), torch.zeros(8, 5), torch.zeros(5, 4)
-    gate_up = torch.zeros(3, 8)
+    gate_up, calls = torch.zeros(3, 8), swiglu_calls
     for call, words in [
-        (lambda: kernels.swiglu_fwd(x[0], w_gate_up, save=True), r"x must be .*\(5,\)"),
-        (lambda: kernels.swiglu_fwd(x, w_gate_up[:7], save=True), r"2·inner, 5\), got \(7, 5\)"),
-        (lambda: kernels.swiglu_fwd(x, w_gate_up[:, :4], save=True), r"got \(8, 4\)"),
-        (lambda: kernels.swiglu_fwd(x, w_gate_up.half(), save=True), "got torch.float16"),
-        (lambda: kernels.swiglu_fwd(x.int(), w_gate_up.int(), save=True), "got torch.int32"),
-        (lambda: kernels.swiglu_fwd(x, w_gate_up.to("meta"), save=True), "got meta"),
-        (lambda: kernels.swiglu_bwd(x, w_down[:, :3], gate_up, output=True), r"got \(5, 3\)"),
-        (lambda: kernels.swiglu_bwd(x[:2], w_down, gate_up, output=True), r"dy must be \(3, 5\)"),
-        (lambda: kernels.swiglu_bwd(x, None, gate_up, output=True), r"dh must be \(3, 4\)"),
+        (lambda: calls.swiglu_fwd(x[0], w_gate_up, save=True), r"x must be .*\(5,\)"),
+        (
+            lambda: calls.swiglu_fwd(x, w_gate_up[:7], save=True),
+            r"2·inner, 5\), got \(7, 5\)",
+        ),
+        (lambda: calls.swiglu_fwd(x, w_gate_up[:, :4], save=True), r"got \(8, 4\)"),
+        (lambda: calls.swiglu_fwd(x, w_gate_up.half(), save=True), "got torch.float16"),
+        (lambda: calls.swiglu_fwd(x.int(), w_gate_up.int(), save=True), "got torch.int32"),
+        (lambda: calls.swiglu_fwd(x, w_gate_up.to("meta"), save=True), "got meta"),
+        (lambda: calls.swiglu_bwd(x, w_down[:, :3], gate_up, output=True), r"got \(5, 3\)"),
+        (
+            lambda: calls.swiglu_bwd(x[:2], w_down, gate_up, output=True),
+            r"dy must be \(3, 5\)",
+        ),
+        (lambda: calls.swiglu_bwd(x, None, gate_up, output=True), r"dh must be \(3, 4\)"),
     ]:
         with pytest.raises(ValueError, match=words):
             call()
@@ -203,6 +287,6 @@ def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
     spec = importlib.util.spec_from_file_location("broken", path)
     broken = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(broken)
-    for name in ("swiglu_fwd", "swiglu_bwd"):
-        monkeypatch.setattr(ops, name, getattr(broken, name))
+    for name in ("fill_fwd", "fill_bwd"):
+        monkeypatch.setattr(swiglu_calls, name, getattr(broken, name))
     assert checks.misses_mlp("cpu", "float32", checks.SHAPE) != []

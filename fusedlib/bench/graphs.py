@@ -1,0 +1,67 @@
+"""CUDA graphs of one workload: the same kernels replayed without Python between them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fusedlib.bench.providers import Workload
+
+WARMUP = 3
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph that can be replayed, and the tensors that each replay writes."""
+
+    replay: Callable[[], None]
+    results: dict[str, Tensor]
+
+
+def capture(workload: Workload, dy: Tensor, direction: str) -> Captured:
+    """Capture "forward" or "forward+backward" of a workload on a CUDA GPU.
+
+    Gradients are dropped before the capture, so that a replay writes them and never adds to them.
+    The graph's memory lives as long as the result.
+
+    Raises:
+        ValueError: another direction. A backward alone cannot be captured fairly: a replay needs
+            what the forward saved, which a provider may write over.
+    """
+    if direction not in ("forward", "forward+backward"):
+        raise ValueError(f"a graph holds forward or forward+backward, not {direction!r}")
+    backward = direction == "forward+backward"
+
+    def once() -> Tensor:
+        y = workload.forward()
+        if backward:
+            y.backward(dy)
+        return y
+
+    workload.reset()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARMUP):
+            once()
+            workload.reset()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = once()
+    results = {"y": y.detach(), **(workload.gradients() if backward else {})}
+    workload.reset()
+    graph.replay()
+    torch.cuda.synchronize()
+    return Captured(graph.replay, results)
+
+
+def capture_call(call: Callable[[], object]) -> Captured:
+    """Capture a callable that writes into tensors of its own."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return Captured(graph.replay, {})

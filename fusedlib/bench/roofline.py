@@ -1,0 +1,87 @@
+"""Ceilings of a device as measured on it, and the least time a problem can take under them.
+
+Williams, Waterman and Patterson 2009: time ≥ max(FLOPs / rate, bytes / bandwidth).
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from fusedlib.bench import timing
+from fusedlib.bench.problems import DTYPES
+from fusedlib.bench.torch_precision import matmul_settings
+
+COPY, GEMM = "copy", "gemm"
+
+
+def cases(
+    device: str, formats: Sequence[str], *, gemm_size: int, copy_mib: int, repetitions: int
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One copy and one square product a format; "float32 high" is fp32 at TF32.
+
+    Raises:
+        ValueError: an unknown format, a size or number of repetitions below 1.
+    """
+    if min(gemm_size, copy_mib, repetitions) < 1:
+        raise ValueError(
+            f"gemm_size={gemm_size}, copy_mib={copy_mib}, repetitions={repetitions}: each must be "
+            "at least 1"
+        )
+    shared = {"experiment": "ceiling", "device": device, "repetitions": repetitions}
+    found: list[dict[str, Any]] = [{**shared, "ceiling": COPY, "size": copy_mib, "dtype": "int8"}]
+    for name in formats:
+        dtype, _, precision = name.partition(" ")
+        if dtype not in DTYPES:
+            raise ValueError(f"unknown format {name!r}; known: {', '.join(DTYPES)}, float32 high")
+        setting = (precision or "highest") if dtype == "float32" else None
+        found.append(
+            {**shared, "ceiling": GEMM, "size": gemm_size, "dtype": dtype, "precision": setting}
+        )
+    return found
+
+
+def label(case: Mapping[str, Any]) -> str:
+    """A case in a few words."""
+    return f"ceiling {case['ceiling']} {case['dtype']} {case.get('precision') or ''}".rstrip()
+
+
+def precision_of(setting: str | None) -> AbstractContextManager[None]:
+    """torch's fp32 setting while measuring, half-precision reductions as torch has them."""
+    return matmul_settings(setting or "highest", True)
+
+
+def measure(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Time a copy of `size` MiB or a product of `size`³ on random data.
+
+    Returns the times, and `bytes_per_s` (read and written) or `flops_per_s` at the median.
+    """
+    device, size = case["device"], case["size"]
+    generator = torch.Generator(device=device).manual_seed(0)
+    if case["ceiling"] == COPY:
+        source = torch.zeros(size * 2**20, dtype=torch.int8, device=device)
+        target = torch.empty_like(source)
+        found = _timed(case, lambda: target.copy_(source))
+        return {**found, "bytes_per_s": 2 * source.numel() / (found["median_ms"] / 1e3)}
+    dtype = getattr(torch, case["dtype"])
+    left, right = (
+        torch.randn(size, size, generator=generator, device=device).to(dtype) for _ in range(2)
+    )
+    out = torch.empty_like(left)
+    with precision_of(case["precision"]):
+        found = _timed(case, lambda: torch.mm(left, right.mT, out=out))
+    return {**found, "flops_per_s": 2 * size**3 / (found["median_ms"] / 1e3)}
+
+
+def _timed(case: Mapping[str, Any], call: Any) -> dict[str, Any]:
+    times = timing.interleaved(
+        {"it": call}, device=case["device"], warmup=3, repetitions=case["repetitions"],
+        flush_l2=True,
+    )  # fmt: skip
+    return times["it"].figures()
+
+
+def least_ms(flops: float, moved_bytes: float, flops_per_s: float, bytes_per_s: float) -> float:
+    """The roof: ms that the work needs at full rate, or its traffic at full bandwidth."""
+    return 1e3 * max(flops / flops_per_s, moved_bytes / bytes_per_s)

@@ -1,0 +1,240 @@
+# ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
+"""Both fused kernels of the SwiGLU MLP for Hopper: warps with fixed roles, in Gluon.
+
+| warps | role     | what it does                                                              |
+|-------|----------|---------------------------------------------------------------------------|
+| 1     | producer | fetches blocks of both factors by TMA into a ring of `STAGES` buffers     |
+| 2 · 4 | consumer | 64 rows each of a 128·256 product by wgmma, 128 accumulators a thread;    |
+|       |          | rounds them and leaves them in shared memory                              |
+| 2     | epilogue | takes them from there: activation, and everything that memory wants,      |
+|       |          | while the consumers are at the next tile                                  |
+
+A tile of 256 columns is 128 of gate beside 128 of up in the forward, 256 of dh in the backward. gate
+and up, or dh, are thus rounded to their dtype before the activation, as unfused code has them.
+Equations and tensors as in `fusedlib.kernels.swiglu`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from fusedlib.kernels.hopper_epilogue import barrier, epilogue, place
+
+# Triton 3.8 renamed it.
+_fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+
+BLOCK_M, BLOCK_N = 128, 256
+CONFIG = {"K": 64, "STAGES": 3, "GROUP_M": 8}
+# Three warpgroups share 504 registers: consumers need 154 a thread; the epilogue with 168 spilled
+# 48 bytes.
+CONSUMER_REGISTERS = 160
+OTHER_REGISTERS = 184
+
+
+@gluon.jit
+def _produce(  # type: ignore[no-untyped-def]
+    a, b, a_ring, b_ring, full, empty, tokens, hidden, inner,
+    FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+):  # fmt: skip
+    width: gl.constexpr = 128 if FORWARD else 256
+    row_tiles, column_tiles = gl.cdiv(tokens, 128), gl.cdiv(inner, width)
+    stage, phase = 0, 1
+    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
+        row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
+        row, column = row_tile * 128, column_tile * width
+        for k in range(0, hidden, K):
+            arrived = full.index(stage)
+            mbarrier.wait(empty.index(stage), phase)
+            mbarrier.expect(arrived, (128 + 256) * K * 2)
+            _fetch(a, [row, k], arrived, a_ring.index(stage))
+            if FORWARD:
+                # Gate rows past inner are up rows: in bounds, and their columns are never stored.
+                _fetch(b, [column, k], arrived, b_ring.index(stage).slice(0, width))
+                _fetch(b, [inner + column, k], arrived, b_ring.index(stage).slice(width, width))
+            else:
+                _fetch(b, [k, column], arrived, b_ring.index(stage))
+            stage += 1
+            if stage == STAGES:
+                stage, phase = 0, phase ^ 1
+
+
+@gluon.jit
+def _halves(block, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Left and right half of a [HEIGHT, WIDTH] block, in its threads' own registers."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH // 2, 16])
+    left, right = block.reshape([HEIGHT, 2, WIDTH // 2]).permute((0, 2, 1)).split()
+    return gl.convert_layout(left, layout), gl.convert_layout(right, layout)
+
+
+@gluon.jit
+def _consume(  # type: ignore[no-untyped-def]
+    a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
+    FORWARD: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Rows of each tile's product, handed over in four chunks of 64 columns."""
+    width: gl.constexpr = 128 if FORWARD else 256
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+    dtype: gl.constexpr = handed.dtype
+    tiles = gl.cdiv(tokens, 128) * gl.cdiv(inner, width)
+    stage, phase, turn = 0, 0, 1
+    for _ in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        acc = gl.zeros([64, 256], gl.float32, layout)
+        for k in range(0, hidden, K):
+            mbarrier.wait(full.index(stage), phase)
+            right = b_ring.index(stage)
+            if FORWARD:
+                right = right.permute((1, 0))
+            left = a_ring.index(stage).slice(GROUP * 64, 64)
+            acc = warpgroup_mma(left, right, acc, is_async=True)
+            # One product stays in flight; the one before it has read its blocks. (A variable that
+            # names the last stage is not carried around the loop by Triton 3.6.)
+            acc = warpgroup_mma_wait(1, deps=[acc])
+            mbarrier.arrive(empty.index((stage + STAGES - 1) % STAGES), pred=k > 0)
+            stage += 1
+            if stage == STAGES:
+                stage, phase = 0, phase ^ 1
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(empty.index((stage + STAGES - 1) % STAGES))
+        left, right = _halves(acc, 64, 256)
+        chunk_0, chunk_1 = _halves(left, 64, 128)
+        chunk_2, chunk_3 = _halves(right, 64, 128)
+        mbarrier.wait(free.index(GROUP), turn)
+        handed.index(4 * GROUP).store(chunk_0.to(dtype))
+        handed.index(4 * GROUP + 1).store(chunk_1.to(dtype))
+        handed.index(4 * GROUP + 2).store(chunk_2.to(dtype))
+        handed.index(4 * GROUP + 3).store(chunk_3.to(dtype))
+        barrier()
+        mbarrier.arrive(done.index(GROUP))
+        turn ^= 1
+
+
+@gluon.jit
+def _shared(a, b, FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
+    """The rings of both factors, what is handed over, and the barriers of each."""
+    dtype: gl.constexpr = a.dtype
+    b_shape: gl.constexpr = [STAGES, 256, K] if FORWARD else [STAGES, K, 256]
+    chunk: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
+    a_ring = gl.allocate_shared_memory(dtype, [STAGES, 128, K], a.layout)
+    b_ring = gl.allocate_shared_memory(dtype, b_shape, b.layout)
+    handed = gl.allocate_shared_memory(dtype, [8, 64, 64], chunk)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=2)
+    for group in gl.static_range(2):
+        mbarrier.init(done.index(group), count=1)
+        mbarrier.init(free.index(group), count=1)
+    return a_ring, b_ring, handed, full, empty, done, free
+
+
+@gluon.jit
+def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
+    a, b, gate_up, d_gate_up, h, tokens, hidden, inner,
+    FORWARD: gl.constexpr, STORE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
+    GROUP_M: gl.constexpr, CONSUMER: gl.constexpr, OTHERS: gl.constexpr,
+):  # fmt: skip
+    """Forward: x, w_gate_up to h and, with STORE, gate_up. Backward: dy, w_down, gate_up to
+    d_gate_up and, with STORE, h.
+    """
+    a_ring, b_ring, handed, full, empty, done, free = _shared(a, b, FORWARD, K, STAGES)
+    gl.warp_specialize(
+        [
+            (_consume, (a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
+                        FORWARD, 0, K, STAGES)),
+            (_consume, (a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
+                        FORWARD, 1, K, STAGES)),
+            (epilogue, (gate_up, d_gate_up, h, handed, done, free, tokens, inner,
+                         FORWARD, STORE, GROUP_M)),
+            (_produce, (a, b, a_ring, b_ring, full, empty, tokens, hidden, inner,
+                        FORWARD, K, STAGES, GROUP_M)),
+        ],
+        [4, 2, 1],
+        [CONSUMER, OTHERS, OTHERS],
+    )  # fmt: skip
+
+
+def takes(like: Tensor, inner: int) -> bool:
+    """Whether these kernels run for aligned operands like these (tokens, ...): bf16 or fp16 on
+    Hopper, at least a tile for every multiprocessor.
+    """
+    if not like.is_cuda or like.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    tiles = -(-like.shape[0] // BLOCK_M) * -(-inner // (BLOCK_N // 2))
+    capable = torch.cuda.get_device_capability(like.device) == (9, 0)
+    return capable and tiles >= _programs(like.device)
+
+
+def forward(
+    x: Tensor, w_gate_up: Tensor, h: Tensor, gate_up: Tensor | None, **changed: int
+) -> None:
+    """Fill h (tokens, inner) and, where it is given, gate_up (tokens, 2·inner).
+
+    Args:
+        x: (tokens, hidden), bf16 or fp16, rows aligned to 16 elements, as all the others.
+        w_gate_up: (2·inner, hidden), gate rows above up rows.
+        h: written.
+        gate_up: written, or None.
+        changed: entries of `CONFIG` to change, for measuring.
+    """
+    config: dict[str, Any] = CONFIG | changed
+    operands = _descriptor(x, BLOCK_M, config["K"]), _descriptor(w_gate_up, 128, config["K"])
+    gates = h if gate_up is None else gate_up
+    _launch(*operands, gates, gates, h, x.shape, config, FORWARD=True, STORE=gate_up is not None)
+
+
+def backward(
+    dy: Tensor, w_down: Tensor, gate_up: Tensor, d_gate_up: Tensor, h: Tensor | None,
+    **changed: int,
+) -> None:  # fmt: skip
+    """Fill d_gate_up (tokens, 2·inner), which may be gate_up itself, and, where it is given, h.
+
+    Args:
+        dy: (tokens, hidden), bf16 or fp16, rows aligned to 16 elements, as all the others.
+        w_down: (hidden, inner).
+        gate_up: (tokens, 2·inner), what the forward saved.
+        d_gate_up: written.
+        h: (tokens, inner), written, or None.
+        changed: entries of `CONFIG` to change, for measuring.
+    """
+    config: dict[str, Any] = CONFIG | changed
+    operands = _descriptor(dy, BLOCK_M, config["K"]), _descriptor(w_down, config["K"], BLOCK_N)
+    target = d_gate_up if h is None else h
+    _launch(
+        *operands, gate_up, d_gate_up, target, dy.shape, config, FORWARD=False, STORE=h is not None
+    )
+
+
+def _launch(
+    a: TensorDescriptor, b: TensorDescriptor, gate_up: Tensor, d_gate_up: Tensor, h: Tensor,
+    shape: torch.Size, config: dict[str, Any], **variant: bool,
+) -> None:  # fmt: skip
+    inner = gate_up.shape[1] // 2 if gate_up is not h else h.shape[1]
+    _hopper_swiglu_kernel[(_programs(h.device),)](
+        a, b, gate_up, d_gate_up, h, *shape, inner, **config, **variant,
+        CONSUMER=CONSUMER_REGISTERS, OTHERS=OTHER_REGISTERS, num_warps=4,
+    )  # fmt: skip
+
+
+def _descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    dtype = gl.bfloat16 if matrix.dtype == torch.bfloat16 else gl.float16
+    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
+    return TensorDescriptor.from_tensor(matrix, [rows, columns], layout)
+
+
+def _programs(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,176 @@
+"""The gradients of the SwiGLU MLP, once for the registered operators and once for plain eager mode.
+
+What is kept for backward, when the weights and x all want gradients:
+
+| save      | kept                    | recomputed in backward                               |
+|-----------|-------------------------|------------------------------------------------------|
+| True      | x, weights, gate|up     | h, in the epilogue of dy Wd                          |
+| False     | x, weights              | gate|up and h by the forward kernel                  |
+
+`SwiGLUFunction` writes d(gate|up) over gate|up where nobody else can see it: the graph is not
+retained (running backward again then raises, as everywhere in torch), and no saved-tensor hooks
+were set in the forward, whose tensors would be the user's. A second derivative raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fusedlib.kernels.split_mlp import split_bwd_pays, split_mlp_bwd
+from fusedlib.kernels.swiglu_calls import product, unchecked_bwd, unchecked_fwd
+
+Saved = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+class Calls(NamedTuple):
+    """How the two fused kernels are called: as registered operators or directly.
+
+    `forward(x, w_gate_up, save)` gives h and gate|up, `backward(upstream, w_down, gate_up, output,
+    in_place)` d(gate|up) and h.
+    """
+
+    forward: Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
+    backward: Callable[
+        [Tensor | None, Tensor | None, Tensor, bool, bool], tuple[Tensor | None, Tensor | None]
+    ]
+
+
+DIRECT = Calls(unchecked_fwd, unchecked_bwd)
+
+
+def kept(
+    wants: tuple[bool, bool, bool], save: bool,
+    x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, gate_up: Tensor | None,
+) -> Saved:  # fmt: skip
+    """What the wanted gradients (of x, w_gate_up, w_down) need; None for what they do not."""
+    wants_x, wants_w_gate_up, wants_w_down = wants
+    gradient = wants_x or wants_w_gate_up
+    return (
+        x if wants_w_gate_up or not save else None,
+        w_gate_up if wants_x or not save else None,
+        w_down if gradient else None,
+        gate_up if save and (gradient or wants_w_down) else None,
+    )
+
+
+def gradients(
+    calls: Calls, wants: tuple[bool, bool, bool], saved: Saved, upstream: Tensor, in_place: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """d_x, d_w_gate_up and d_w_down, each if wanted.
+
+    Args:
+        calls: how the kernels are called.
+        wants: which of the three.
+        saved: what `kept` gave, x as a matrix.
+        upstream: dy (tokens, hidden), or dh (tokens, inner) where there is no w_down.
+        in_place: gate|up may be overwritten; one computed again always may.
+    """
+    wants_x, wants_w_gate_up, wants_w_down = wants
+    x, w_gate_up, w_down, gate_up = saved
+    gradient = wants_x or wants_w_gate_up
+    h = d_gate_up = None
+    if gate_up is None:
+        assert x is not None and w_gate_up is not None
+        h, gate_up = calls.forward(x, w_gate_up, gradient)
+        h, in_place = (h if wants_w_down else None), True
+    direct = calls is DIRECT and w_down is not None
+    if direct and gate_up is not None and split_bwd_pays(upstream, gate_up):
+        return split_mlp_bwd(upstream, x, w_gate_up, w_down, gate_up, wants, in_place=in_place)
+    output = wants_w_down and h is None
+    if gradient or output:
+        assert gate_up is not None
+        own = upstream if gradient else None
+        d_gate_up, again = calls.backward(own, w_down, gate_up, output, in_place)
+        h = again if output else h
+    del gate_up, saved
+    d_w_down = product(upstream.t(), h) if h is not None else None
+    h = again = None  # before the next products allocate
+    d_x = d_w_gate_up = None
+    if wants_x:
+        assert d_gate_up is not None and w_gate_up is not None
+        d_x = product(d_gate_up, w_gate_up)
+    if wants_w_gate_up:
+        assert d_gate_up is not None and x is not None
+        d_w_gate_up = product(d_gate_up.t(), x)
+    return d_x, d_w_gate_up, d_w_down
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """(tokens, width) of (..., width)."""
+    return tensor if tensor.ndim == 2 else tensor.reshape(-1, tensor.shape[-1])
+
+
+class SwiGLUFunction(torch.autograd.Function):
+    """y (..., hidden) or, where w_down is None, h (..., inner), launched without the dispatcher."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: bool
+    ) -> Tensor:
+        """Compute, and keep what the wanted gradients need."""
+        y, gate_up = compute(x, w_gate_up, w_down, save)
+        ctx.wants = wants = ctx.needs_input_grad[:3]
+        saved = kept(wants, save, x, w_gate_up, w_down, gate_up)
+        # An attribute is out of every hook's sight, so that backward may write over it.
+        ctx.own = saved[3] if _default_hooks(False) is None else None
+        ctx.kept_own = ctx.own is not None
+        ctx.save_for_backward(*saved[:3], None if ctx.kept_own else saved[3])
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of x, w_gate_up and w_down; none for `save`."""
+        if not torch.is_grad_enabled():
+            return _backward(ctx, upstream)
+        with torch.no_grad():
+            found = _backward(ctx, upstream)
+        marker = upstream.new_empty(0).requires_grad_()
+        return tuple(None if f is None else _Once.apply(f, marker) for f in found)
+
+
+class _Once(torch.autograd.Function):
+    """A gradient with create_graph=True: differentiating it again raises, wherever it went."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, marker: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        raise RuntimeError(
+            "the fused SwiGLU has no second derivative; differentiate plain PyTorch or float64"
+        )
+
+
+def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    x, w_gate_up, w_down, gate_up = ctx.saved_tensors  # raises where they are freed already
+    in_place = False
+    if ctx.kept_own:
+        gate_up, in_place = ctx.own, not _keeps_graph()
+        if gate_up is None:
+            raise RuntimeError("backward ran a second time; the first wants retain_graph=True")
+        if in_place:
+            ctx.own = None
+    matrix = None if x is None else _rows(x)
+    saved = matrix, w_gate_up, w_down, gate_up
+    del gate_up
+    found = gradients(DIRECT, ctx.wants, saved, _rows(upstream), in_place)
+    d_x = found[0]
+    if d_x is not None and upstream.ndim != 2:
+        d_x = d_x.view(*upstream.shape[:-1], d_x.shape[1])
+    return d_x, found[1], found[2], None
+
+
+def compute(
+    x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: bool
+) -> tuple[Tensor, Tensor | None]:
+    """y (..., hidden), or h where w_down is None, and gate|up (tokens, 2·inner) if saved."""
+    h, gate_up = unchecked_fwd(_rows(x), w_gate_up, save)
+    y = h if w_down is None else product(h, w_down.t())
+    return y if x.ndim == 2 else y.view(*x.shape[:-1], y.shape[1]), gate_up

@@ -1,0 +1,116 @@
+"""The fused kernels as functions that check their matrices and allocate their results.
+
+Shapes and equations as in `fusedlib.kernels.swiglu`. `product` is where every plain product of the
+MLP goes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from fusedlib.kernels.launch import check_matrix, rows_contiguous
+from fusedlib.kernels.split_product import split_mm, split_mm_operator
+from fusedlib.kernels.swiglu import fill_bwd, fill_fwd
+from fusedlib.kernels.swiglu_configs import precision_of
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """A B (m, n) of A (m, k) and B (k, n), any strides, in their dtype.
+
+    fp32 on a GPU, where torch's own precision is "highest", by split factors.
+    """
+    if not _splits(a) or precision_of(a) != "ieee":
+        return torch.mm(a, b)
+    watched = torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling()
+    if watched or any(type(t) is not Tensor and type(t) is not Parameter for t in (a, b)):
+        return split_mm_operator(a, b)
+    return split_mm(a, b)
+
+
+def _splits(like: Tensor) -> bool:
+    """Whether products of such tensors are plain ones of split factors, no epilogue fused."""
+    return like.dtype == torch.float32 and like.is_cuda
+
+
+def swiglu_fwd(x: Tensor, w_gate_up: Tensor, *, save: bool) -> tuple[Tensor, Tensor | None]:
+    """h (tokens, inner), and gate|up (tokens, 2·inner) if it is to be saved.
+
+    Args:
+        x: (tokens, hidden), fp16, bf16 or fp32 (as precise as torch's own fp32 products are set).
+        w_gate_up: (2·inner, hidden), of x's dtype and device.
+        save: also store gate|up.
+
+    Raises:
+        ValueError: a shape, dtype or device that does not fit.
+    """
+    check_matrix("x", x, ("tokens", "hidden"), x)
+    check_matrix("w_gate_up", w_gate_up, ("2·inner", x.shape[1]), x)
+    return unchecked_fwd(x, w_gate_up, save)
+
+
+def unchecked_fwd(x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
+    """`swiglu_fwd` on matrices that are known to fit."""
+    tokens, wide = x.shape[0], w_gate_up.shape[0]
+    if _splits(x):
+        both = product(x, w_gate_up.t())
+        _, activated = unchecked_bwd(None, None, both, True, False)
+        assert activated is not None
+        return activated, both if save else None
+    h = x.new_empty((tokens, wide // 2))
+    gate_up = x.new_empty((tokens, wide)) if save else None
+    if 0 in (tokens, wide, x.shape[1]):  # no program to launch: an empty sum is zero
+        return h.zero_(), None if gate_up is None else gate_up.zero_()
+    fill_fwd(rows_contiguous(x), rows_contiguous(w_gate_up), h, gate_up)
+    return h, gate_up
+
+
+def swiglu_bwd(
+    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, *, output: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """d(gate|up) (tokens, 2·inner) and, if asked for, h (tokens, inner), both new.
+
+    Args:
+        upstream: with `w_down` dy (tokens, hidden), without it dh (tokens, inner); None when only
+            h is wanted.
+        w_down: (hidden, inner), or None.
+        gate_up: (tokens, 2·inner), what the forward saved.
+        output: also recompute h.
+
+    Raises:
+        ValueError: a shape, dtype or device that does not fit.
+    """
+    check_matrix("gate_up", gate_up, ("tokens", "2·inner"), gate_up)
+    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    hidden = inner if w_down is None else w_down.shape[0]
+    if w_down is not None:
+        check_matrix("w_down", w_down, (hidden, inner), gate_up)
+    if upstream is not None:
+        check_matrix("dh" if w_down is None else "dy", upstream, (tokens, hidden), gate_up)
+    return unchecked_bwd(upstream, w_down, gate_up.contiguous(), output, False)
+
+
+def unchecked_bwd(
+    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool, in_place: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """`swiglu_bwd` on matrices that are known to fit, gate_up contiguous.
+
+    In place, d(gate|up) is written over gate_up and is the same tensor.
+    """
+    if upstream is not None and w_down is not None and _splits(gate_up):
+        upstream, w_down = product(upstream, w_down), None
+    tokens, wide = gate_up.shape
+    d_gate_up = None
+    if upstream is not None:
+        d_gate_up = gate_up if in_place else gate_up.new_empty((tokens, wide))
+    h = gate_up.new_empty((tokens, wide // 2)) if output else None
+    if 0 in (tokens, wide) or (w_down is not None and w_down.shape[0] == 0):
+        for result in filter(torch.is_tensor, (d_gate_up, h)):
+            result.zero_()
+    elif upstream is None or w_down is None:
+        upstream = None if upstream is None else upstream.contiguous()
+        fill_bwd(upstream, None, gate_up, d_gate_up, h)
+    else:
+        fill_bwd(rows_contiguous(upstream), rows_contiguous(w_down), gate_up, d_gate_up, h)
+    return d_gate_up, h

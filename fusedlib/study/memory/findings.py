@@ -1,0 +1,298 @@
+"""Study 04 in sentences: findings and the abstract's part, every number from rows or counts."""
+
+from fractions import Fraction
+
+import pandas as pd
+
+from fusedlib.bench import ledger, memory
+from fusedlib.study.display import number, quantity
+from fusedlib.study.memory import published_fit, tables
+from fusedlib.study.selection import leading, place
+
+MISSING = "There is no finding yet: no step has been recorded. `make study ONLY=04_memory` does."
+CLOSE = 0.03
+# Blocks of CUDA's allocator are whole multiples of 512 bytes; small tensors are not the subject.
+LEAST_MIB = 1.0
+
+
+def findings(frame: pd.DataFrame) -> list[str]:
+    """What the rows say, one sentence or two each."""
+    if tables.steps(frame).empty:
+        return [MISSING]
+    sentences = [
+        shape_sentence(frame),
+        agreement_sentence(frame),
+        published_sentence(),
+        square_sentence(frame),
+        tokens_sentence(frame),
+        input_sentence(frame),
+        stack_sentence(frame),
+        depth_sentence(frame),
+        plain_sentence(frame),
+    ]
+    return [s for s in sentences if s]
+
+
+def headline(frame: pd.DataFrame) -> list[str]:
+    """The abstract's sentences about this study."""
+    if tables.steps(frame).empty:
+        return [MISSING]
+    sentences = [shape_sentence(frame), published_sentence(), stack_sentence(frame)]
+    return [s for s in sentences if s]
+
+
+def largest(frame: pd.DataFrame) -> pd.DataFrame:
+    """Steps of the leading machine at its largest main shape, as counted for eager."""
+    rows = leading(tables.main_shapes(frame))
+    if rows.empty:
+        return rows
+    size = rows.groupby(tables.SHAPE)["counted_total_mib"].transform("max")
+    return rows[size == size.max()]
+
+
+def shape_sentence(frame: pd.DataFrame) -> str | None:
+    """Kept and peak of everybody at the largest shape."""
+    rows = largest(frame)
+    if rows.empty:
+        return None
+    said = [
+        f"{r['provider']} keeps {number(r['saved_mib'], 4)} MiB for backward and holds "
+        f"{number(r['peak_mib'], 4)} at its peak"
+        for _, r in rows.iterrows()
+    ]
+    first = rows.iloc[0]
+    return (
+        f"At {tables.shape_of(first)} in {first['dtype']} on {place(first)}, over weights and "
+        f"inputs: {'; '.join(said)}."
+    )
+
+
+def agreement_sentence(frame: pd.DataFrame) -> str | None:
+    """How far counting and measuring differ, and by what where it is more than `CLOSE`."""
+    rows = leading(tables.steps(frame))
+    rows = rows[rows["counted_peak_mib"] >= LEAST_MIB] if len(rows) else rows
+    if rows.empty:
+        return None
+    off = (rows["peak_mib"] / rows["counted_peak_mib"] - 1).abs()
+    good = rows[off <= CLOSE]
+    text = (
+        f"On {place(rows.iloc[0])} the counted peak meets the measured one within "
+        f"{_percent(CLOSE)} in {len(good)} of {len(rows)} steps"
+    )
+    if len(good):
+        text += f" (there at most {_percent(off[off <= CLOSE].max())} apart)"
+    parts = []
+    for name, group in rows[off > CLOSE].groupby("provider", sort=False):
+        worst = group.loc[off[group.index].idxmax()]
+        parts.append(f"{name} differs in {len(group)}, most at {_difference(worst)}")
+    return f"{text}{'; ' if parts else ''}{'; '.join(parts)}.{_witness(rows)}"
+
+
+def _difference(row: pd.Series) -> str:
+    """A difference in MiB and in units of F, which tell which tensor it is."""
+    away = row["peak_mib"] - row["counted_peak_mib"]
+    units = away / ledger.F.mib(memory.problem_of(row))
+    return (
+        f"{tables.shape_of(row)} {row['dtype']} by {number(away, 3)} MiB, {number(units, 2)} "
+        "times tokens · intermediate"
+    )
+
+
+def _witness(rows: pd.DataFrame) -> str:
+    """Whether the allocator's own peak and its events, summed, say the same."""
+    if not (rows["device_type"] == "cuda").all():
+        return " The allocator there keeps no peak of its own: the figures are its events, summed."
+    apart = (rows["peak_mib"] - rows["events_peak_mib"]).abs()
+    told = rows["complete"].astype(bool)
+    return (
+        f" The allocator's own peak is that of its events within "
+        f"{quantity(apart[told].max(), 'MiB', 2)} in {int(told.sum())} of them."
+    )
+
+
+def published_sentence() -> str:
+    """Where the published 1.5 comes from, from the published figures alone."""
+    read, rows = published_fit.readings(), published_fit.ratios()
+    liger, fused = read["liger"], read["fused"]
+    same = int((rows["read"].round(2) == rows["published"]).sum())
+    limit = Fraction(liger.weights, fused.weights)
+    return (
+        f"The published grid is {liger.weights} W + {liger.activations} A + "
+        f"{number(liger.constant_mib, 3)} MB for Liger and {fused.weights} W + "
+        f"{fused.activations} A + {number(fused.constant_mib, 3)} MB for the fused layer, to "
+        f"{number(max(liger.off_mib, fused.off_mib) + 0.05, 1)} MB, where W is one weight matrix "
+        f"and A one activation; the same counts give {same} of {len(rows)} ratios of the published "
+        f"sweep to their last digit. Its limit, {liger.weights}/{fused.weights} = "
+        f"{number(float(limit), 2)}, is that of three weights and three gradients to three "
+        f"weights and {_words(fused.weights - 3)}: what was saved are gradients that were never "
+        "computed."
+    )
+
+
+def _words(gradients: int) -> str:
+    return "one gradient" if gradients == 1 else f"{gradients} gradients"
+
+
+def square_sentence(frame: pd.DataFrame) -> str | None:
+    """The published sweep with all gradients: the limit counted, the widest measured."""
+    rows = leading(tables.squares(frame))
+    if rows.empty:
+        return None
+    rows = rows[rows["tokens"] == rows["tokens"].min()]
+    widest = rows[rows["hidden_size"] == rows["hidden_size"].max()]
+    by = dict(zip(widest["provider"], widest["total_mib"], strict=True))
+    other, rival = _pair(by)
+    if rival is None:
+        return None
+    tends = _limit_ratio(rival, other, None)
+    return (
+        f"With all gradients on both sides {rival} over {other} tends to {number(tends, 3)} as the "
+        f"width grows at {int(widest['tokens'].iloc[0])} tokens: each holds three weights and "
+        f"three gradients, and W outgrows the rest. Measured at width "
+        f"{int(widest['hidden_size'].iloc[0]):,} on {place(widest.iloc[0])}: "
+        f"{number(by[rival] / by[other], 4)}."
+    )
+
+
+def _pair(by: dict[str, float]) -> tuple[str, str | None]:
+    """Whom to compare: Liger over fused, or what there is instead."""
+    if {"liger", "fused"} <= by.keys():
+        return "fused", "liger"
+    return ("inductor", "eager") if {"inductor", "eager"} <= by.keys() else ("", None)
+
+
+def _limit_ratio(rival: str, other: str, width: Fraction | None) -> float:
+    """The ratio of whole peaks, weights and inputs included, that counting tends to."""
+    books = ledger.of(rival), ledger.of(other)
+    above, below = (book.limit(width, base=True) for book in books)
+    return float(above / below)
+
+
+def tokens_sentence(frame: pd.DataFrame) -> str | None:
+    """What kept and peak tend to as the tokens grow."""
+    rows = leading(tables.growing(frame))
+    if rows.empty:
+        return None
+    most = rows[rows["tokens"] == rows["tokens"].max()].set_index("provider")
+    other, rival = _pair(dict.fromkeys(most.index, 0.0))
+    if rival is None:
+        return None
+    kept = {n: ledger.of(n).kept().inner for n in (rival, other)}
+    first = most.iloc[0]
+    width = Fraction(int(first["intermediate_size"]), int(first["hidden_size"]))
+    above, below = (ledger.of(n).limit(width) for n in (rival, other))
+    measured = most["saved_mib"][rival] / most["saved_mib"][other]
+    peak = most["peak_mib"][rival] / most["peak_mib"][other]
+    return (
+        f"As the tokens grow, what {rival} keeps over what {other} keeps is {kept[rival]} F / "
+        f"{kept[other]} F = {number(kept[rival] / kept[other], 3)} (measured at "
+        f"{int(first['tokens']):,} tokens: {number(measured, 3)}), and their peaks over base, "
+        f"where gradients of weights no longer count, tend to {number(float(above / below), 3)} "
+        f"(measured: {number(peak, 3)})."
+    )
+
+
+def input_sentence(frame: pd.DataFrame) -> str | None:
+    """What save="input" gives in one MLP, measured, and why it is little there."""
+    rows = largest(frame)
+    if rows.empty:
+        return None
+    by = rows.set_index("provider")
+    if not {"fused", "fused (input)"} <= set(by.index):
+        return None
+    kept, peak = (
+        [quantity(by[f"{what}_mib"][name], "MiB", 4) for name in ("fused (input)", "fused")]
+        for what in ("saved", "peak")
+    )
+    return (
+        f'`save="input"` keeps {kept[0]} there against {kept[1]}, yet a single MLP peaks at '
+        f"{peak[0]} against {peak[1]}: what is computed again must be held while its layer is in "
+        "backward. It pays where many layers wait."
+    )
+
+
+def slopes(frame: pd.DataFrame, dtype: str, held: bool) -> pd.DataFrame:
+    """MiB a layer between the two deepest measured stacks of each rival, and as counted."""
+    rows = leading(tables.stack_rows(frame))
+    found: list[dict[str, object]] = []
+    if rows.empty:
+        return pd.DataFrame(found)
+    rows = rows[(rows["dtype"] == dtype) & (rows["held"] == held)]
+    for name, group in rows.groupby("provider", sort=False):
+        two = group.sort_values("layers").tail(2)
+        if len(two) == 2:
+            layers = two["layers"].diff().iloc[1]
+            cells = {
+                c: two[f"{c}_mib"].diff().iloc[1] / layers for c in ("total_peak", "counted_total")
+            }
+            found.append({"provider": name, **cells, "row": two.iloc[-1]})
+    return pd.DataFrame(found)
+
+
+def stack_sentence(frame: pd.DataFrame) -> str | None:
+    """MiB a layer in deep stacks, and the ratio that follows."""
+    rows = leading(tables.stack_rows(frame))
+    if rows.empty:
+        return None
+    dtype = "bfloat16" if "bfloat16" in set(rows["dtype"]) else str(rows["dtype"].iloc[0])
+    found = slopes(frame, dtype, True)
+    if found.empty:
+        return None
+    row = found["row"].iloc[0]
+    said = [
+        f"{number(r.total_peak, 4)} MiB with {r.provider} (counted: {number(r.counted_total, 4)})"
+        for r in found.itertuples()
+    ]
+    text = (
+        f"In a deep stack at {tables.shape_of(row)} in {dtype} on {place(row)}, gradients held, "
+        f"each layer more costs {', '.join(said)}"
+    )
+    cost = dict(zip(found["provider"], found["total_peak"], strict=True))
+    other, rival = _pair(cost)
+    if rival is None:
+        return text + "."
+    return f"{text}: the ratio {rival} / {other} tends to {number(cost[rival] / cost[other], 3)}."
+
+
+def depth_sentence(frame: pd.DataFrame) -> str | None:
+    """The published stack's slopes, read, beside ours with all gradients in fp32."""
+    (liger, _, _), (fused, _, _) = (published_fit.slopes()[n] for n in ("liger", "fused"))
+    text = (
+        f"The published stack grows by {number(liger, 3)} MB a layer with Liger and "
+        f"{number(fused, 3)} with the fused layer, so its ratio tends to {number(liger / fused, 3)}"
+    )
+    if reading := published_fit.stack_reading():
+        tokens, width, counts = reading
+        (w, a), (v, b) = counts["liger"], counts["fused"]
+        text += (
+            f"; of its grid's sizes only {tokens} tokens at width {width:,} gives whole counts, "
+            f"{w} W + {a} A against {v} W + {b} A a layer"
+        )
+    found = slopes(frame, "float32", True)
+    cost = dict(zip(found["provider"], found["total_peak"], strict=True)) if len(found) else {}
+    other, rival = _pair(cost)
+    if rival is None:
+        return text + "."
+    return (
+        f"{text}. Three weights and three gradients a layer on both sides leave "
+        f"{number(cost[rival] / cost[other], 3)} at {tables.shape_of(found['row'].iloc[0])}."
+    )
+
+
+def plain_sentence(frame: pd.DataFrame) -> str | None:
+    """Where fused runs no kernel, and so keeps what PyTorch keeps."""
+    rows = leading(tables.steps(frame))
+    if rows.empty or "path" not in rows:
+        return None
+    plain = rows[rows["path"] == "plain"]
+    if plain.empty:
+        return None
+    dtypes = ", ".join(dict.fromkeys(plain["dtype"]))
+    return (
+        f"In {dtypes} fused runs PyTorch's own lines on {place(plain.iloc[0])}, and keeps and "
+        "holds what those do; the counts beside these rows say so."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{number(100 * share, 2)} %"

@@ -1,0 +1,65 @@
+"""One process's DDP and FSDP2 over the interpreted kernels: `tests/test_swiglu_parallel.py` runs
+this file, as on a GPU without the interpreter.
+"""
+
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from fusedlib import SwiGLUMLP
+from fusedlib.functional import fused
+
+DEVICE = sys.argv[1]
+DTYPE = torch.float32 if DEVICE == "cpu" else torch.bfloat16
+
+
+def blocks() -> nn.Sequential:
+    """Two MLPs, the second recomputing."""
+    torch.manual_seed(0)
+    made = SwiGLUMLP(48, 80), SwiGLUMLP(48, 80, save="input")
+    return nn.Sequential(*made).to(DEVICE, DTYPE)
+
+
+def trained(model: nn.Module, bare: nn.Module, x: Tensor) -> list[Tensor]:
+    """Weights after two steps of SGD, wherever they lie."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    return [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in bare.parameters()]
+
+
+def main() -> None:
+    x = torch.randn(37, 48, device=DEVICE).to(DTYPE)
+    assert fused(x)
+    with tempfile.TemporaryDirectory() as folder:
+        backend = "gloo" if DEVICE == "cpu" else "nccl"
+        dist.init_process_group(
+            backend, rank=0, world_size=1, init_method=f"file://{folder}/meeting"
+        )
+        plain, first, second = blocks(), blocks(), blocks()
+        start = [p.detach().clone() for p in plain.parameters()]
+        wanted = trained(plain, plain, x)
+        ddp = trained(DistributedDataParallel(first, gradient_as_bucket_view=True), first, x)
+        mesh = init_device_mesh(DEVICE, (1,))
+        for block in second:
+            fully_shard(block, mesh=mesh)
+        fsdp = trained(fully_shard(second, mesh=mesh), second, x)
+        dist.destroy_process_group()
+    assert not any(torch.equal(a, b) for a, b in zip(start, wanted, strict=True))
+    for name, found in (("DDP", ddp), ("FSDP2", fsdp)):
+        torch.testing.assert_close(found, wanted)
+        print(f"{name} trains as the bare module")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    main()

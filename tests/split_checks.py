@@ -1,0 +1,188 @@
+"""What must hold of split products wherever they run: Triton's interpreter, a GPU.
+
+`tests/split_interpreted.py` and `tests/test_split_gpu.py` call these with their device.
+"""
+
+import torch
+from torch import Tensor
+
+from fusedlib.kernels import split as splitting
+from fusedlib.kernels import split_mlp, split_product
+
+SHAPE = (140, 300, 134)  # m, k, n: ragged, more than one 128-tile each way
+UNIT = 2.0**-24
+
+
+def drawn(shape, seed: int = 0) -> tuple[Tensor, Tensor]:
+    m, k, n = shape
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(m, k, generator=generator), torch.randn(k, n, generator=generator)
+
+
+def _powers(count: int, spread: int, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.exp2(torch.randint(-spread, spread + 1, (count,), generator=generator).float())
+
+
+def _disjoint(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Large elements of A meet zeros of B; what is left is far below the tile's largest."""
+    far = torch.arange(a.shape[1]) % 2 == 0
+    return torch.where(far, a, a * 2.0**-45), torch.where(far[:, None], 0.0, b)
+
+
+def _outliers(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(torch.arange(a.shape[1]) % 97 == 5, 100 * a, a), b
+
+
+def _dropped(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    kept = torch.rand(a.shape, generator=torch.Generator().manual_seed(2)) > 0.5
+    return torch.where(kept, a, 0.0), b
+
+
+def _zero_rows(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(torch.arange(a.shape[0])[:, None] % 3 == 0, 0.0, a), b
+
+
+def _faint(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """A few elements 2⁻⁴⁰ of the others: within what the certificate allows."""
+    a = a.clone()
+    a[3, 7], a[-1, -1] = 2.0**-40, -(2.0**-37)
+    return a, b
+
+
+# Which path each takes follows from the certificate: True, the tensor cores.
+FAMILIES = {
+    "normal": (lambda a, b: (a, b), True),
+    "small weights": (lambda a, b: (a, b * 2e-2), True),
+    "gradients of 1e-9": (lambda a, b: (a * 1e-9, b), True),
+    "outlier channels": (_outliers, True),
+    "dropout": (_dropped, True),
+    "zero rows": (_zero_rows, True),
+    "a few faint elements": (_faint, True),
+    "all zero": (lambda a, b: (a * 0, b), True),
+    "rows that differ by 2^30": (lambda a, b: (a * _powers(len(a), 15)[:, None], b), None),
+    "columns that differ by 2^30": (lambda a, b: (a, b * _powers(b.shape[1], 15)), None),
+    "terms that differ by 2^30": (lambda a, b: (a * _powers(a.shape[1], 15), b), None),
+    "weights of 1e-20": (lambda a, b: (a, b * 1e-20), False),
+    "weights of 1e20": (lambda a, b: (a, b * 1e20), False),
+    "both of 1e20": (lambda a, b: (a * 1e20, b * 1e20), False),
+    "denormals": (lambda a, b: (a * 1e-40, b), False),
+    "large elements meet zeros": (_disjoint, False),
+}
+
+
+def product(a: Tensor, b: Tensor, turned_a: bool = False, turned_b: bool = False) -> Tensor:
+    """A B, each factor stored as asked."""
+    left = splitting.split(a.mT.contiguous() if turned_a else a)
+    right = splitting.split(b.mT.contiguous() if turned_b else b)
+    return split_product.split_product(left, right, transpose_a=turned_a, transpose_b=turned_b)
+
+
+def errors(found: Tensor, a: Tensor, b: Tensor) -> tuple[float, float]:
+    """In norm, and the largest of an element relative to |A||B|."""
+    true, sizes = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    off = (found.double() - true).abs()
+    norm = (off.norm() / true.norm().clamp_min(2.0**-1000)).item()
+    return norm, (off / sizes.clamp_min(2.0**-1000)).max().item()
+
+
+def misses(
+    found: Tensor, a: Tensor, b: Tensor, slack: float = 1.0, least: float = UNIT
+) -> list[str]:
+    """What is less accurate than torch's own fp32 product, or not finite elsewhere.
+
+    The slack is for the exact path: IEEE arithmetic too, in another order of terms. Errors below
+    `least` pass.
+    """
+    usual = a @ b
+    if not torch.equal(found.isfinite(), usual.isfinite()):
+        return ["finite elsewhere"]
+    if not usual.isfinite().all():
+        finite = usual.isfinite()
+        found, usual = found.where(finite, 0.0), usual.where(finite, 0.0)
+        rows, columns = a.isfinite().all(1), b.isfinite().all(0)
+        a, b = a[rows], b[:, columns]
+        found, usual = found[rows][:, columns], usual[rows][:, columns]
+        if not usual.isfinite().all() or not (a.double() @ b.double()).abs().max() < 1e38:
+            return []
+    lost = 2.0**-140 / a.abs().double().matmul(b.abs().double()).max().clamp_min(2.0**-1000).item()
+    names = ("norm", "element")
+    return [
+        f"{name}: {own:.2e}, torch {its:.2e}"
+        for name, own, its in zip(names, errors(found, a, b), errors(usual, a, b), strict=True)
+        if not own <= max(slack * its, least, lost)
+    ]
+
+
+def certified(a: Tensor, b: Tensor) -> bool:
+    """Whether A B (neither turned) would run on the tensor cores."""
+    left, right = (splitting.split(t).shares.tolist() for t in (a, b))
+    return max(left[0] + right[3], left[2] + right[1]) < splitting.WHOLE
+
+
+def check_family(name: str, device: str, shape=SHAPE, turned=(False, False)) -> None:
+    make, fast = FAMILIES[name]
+    a, b = (t.to(device) for t in make(*drawn(shape)))
+    takes = certified(a, b)
+    assert fast is None or takes == fast
+    assert misses(product(a, b, *turned), a, b, 1.0 if takes else 2.0) == []
+
+
+def check_not_finite(device: str, value: float, shape=SHAPE) -> None:
+    for place in (0, 1):
+        pair = [t.clone() for t in drawn(shape)]
+        pair[place][5, 9] = value
+        pair[place][-1, -1] = value
+        a, b = (t.to(device) for t in pair)
+        assert not certified(a, b)
+        assert misses(product(a, b), a, b, 2.0) == []
+
+
+def check_strides(device: str) -> None:
+    a, b = (t.to(device) for t in drawn(SHAPE))
+    wanted = product(a, b)
+    wide = torch.cat([a, -a], dim=1)[:, : a.shape[1]]
+    turned = b.mT.contiguous().mT
+    every_other = torch.stack([a, -a], dim=-1).flatten(-2)[:, ::2]
+    for left, right in ((wide, b), (a, turned), (every_other, turned)):
+        assert torch.equal(product(left, right), wanted)
+
+
+def check_empty(device: str) -> None:
+    for m, k, n in ((0, 300, 5), (5, 300, 0), (5, 0, 7)):
+        c = product(torch.ones(m, k, device=device), torch.ones(k, n, device=device))
+        assert c.shape == (m, n) and not c.any()
+
+
+def mlp_errors(device: str, shape: tuple[int, int, int]) -> tuple[dict, dict]:
+    """Errors in norm of y and every gradient, ours and torch's own in fp32."""
+    tokens, hidden, inner = shape
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator)
+
+    x, w_gate_up = normal(tokens, hidden), normal(2 * inner, hidden) * hidden**-0.5
+    w_down, dy = normal(hidden, inner) * inner**-0.5, normal(tokens, hidden)
+    leaves, dy = [t.to(device) for t in (x, w_gate_up, w_down)], dy.to(device)
+    true = _plain_mlp([t.double() for t in leaves], dy.double())
+    usual = _plain_mlp(leaves, dy)
+    y, gate_up = split_mlp.split_mlp_fwd(*leaves)
+    found = (y, *split_mlp.split_mlp_bwd(dy, *leaves, gate_up))
+    names = ("y", "d_x", "d_w_gate_up", "d_w_down")
+
+    def norms(results) -> dict[str, float]:
+        return {
+            name: ((r.double() - t).norm() / t.norm()).item()
+            for name, r, t in zip(names, results, true, strict=True)
+        }
+
+    return norms(found), norms(usual)
+
+
+def _plain_mlp(leaves: list[Tensor], dy: Tensor) -> list[Tensor]:
+    leaves = [t.detach().requires_grad_() for t in leaves]
+    x, w_gate_up, w_down = leaves
+    gate, up = (x @ w_gate_up.mT).chunk(2, dim=1)
+    y = (torch.nn.functional.silu(gate) * up) @ w_down.mT
+    return [y.detach(), *torch.autograd.grad(y, leaves, dy)]

@@ -1,0 +1,175 @@
+"""The split products in Triton's interpreter: `tests/test_split.py` runs this file in a process of
+its own, where TRITON_INTERPRET=1 is set before Triton is imported.
+"""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+import split_checks as checks
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusedlib.kernels import split as splitting
+from fusedlib.kernels import split_mlp, split_product
+
+assert os.environ["TRITON_INTERPRET"] == "1"
+
+TURNS = [(False, False), (False, True), (True, False), (True, True)]
+
+
+@pytest.mark.parametrize("name", checks.FAMILIES)
+def test_product_vs_ieee_fp32(name):
+    checks.check_family(name, "cpu")
+
+
+@pytest.mark.parametrize("turned", TURNS)
+@pytest.mark.parametrize("name", ["normal", "large elements meet zeros"])
+def test_turned_product_vs_ieee_fp32(name, turned):
+    checks.check_family(name, "cpu", turned=turned)
+
+
+@pytest.mark.parametrize("shape", [(1, 256, 1), (3, 257, 129), (129, 385, 2)])
+def test_product_at_other_shapes_vs_ieee_fp32(shape):
+    checks.check_family("normal", "cpu", shape)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_not_finite_in_the_same_places(value):
+    checks.check_not_finite("cpu", value)
+
+
+@given(
+    rows=st.integers(20, 40), columns=st.integers(20, 40), inner=st.integers(256, 300),
+    scales=st.tuples(st.integers(-70, 60), st.integers(-70, 60)), spread=st.integers(0, 40),
+    zeros=st.sampled_from([0.0, 0.3, 0.9]), seed=st.integers(0, 1000),
+)  # fmt: skip
+@settings(max_examples=int(os.environ.get("SPLIT_EXAMPLES", "15")), deadline=None, database=None)
+def test_drawn_products_vs_ieee_fp32(rows, columns, inner, scales, spread, zeros, seed):
+    a, b = checks.drawn((rows, inner, columns), seed)
+    generator = torch.Generator().manual_seed(seed)
+    a = a * torch.exp2(-spread * torch.rand(a.shape, generator=generator))
+    a = torch.where(torch.rand(a.shape, generator=generator) < zeros, 0.0, a) * 2.0 ** scales[0]
+    b = b * 2.0 ** scales[1]
+    # Few elements, and few terms where most are zero: torch's own roundings may be luckier.
+    slack = 1.5 if checks.certified(a, b) else 2.0
+    assert checks.misses(checks.product(a, b), a, b, slack, least=2 * checks.UNIT) == []
+
+
+def test_strides():
+    checks.check_strides("cpu")
+
+
+def test_empty():
+    checks.check_empty("cpu")
+
+
+def test_short_sums_are_torchs():
+    a, b = torch.randn(5, split_product.LEAST_INNER - 1), torch.randn(255, 7)
+    assert torch.equal(checks.product(a, b), a @ b)
+
+
+def test_product_of_matrices_splits_them(monkeypatch):
+    a, b = checks.drawn(checks.SHAPE)
+    assert torch.equal(split_product.split_mm(a, b), a @ b)  # too small
+    for least in ("LEAST_OUTER", "LEAST_WORK"):
+        monkeypatch.setattr(split_product, least, 1)
+    wanted = checks.product(a, b)
+    for left in (a, a.mT.contiguous().mT):
+        for right in (b, b.mT.contiguous().mT):
+            assert torch.equal(split_product.split_mm(left, right), wanted)
+
+
+def test_parts_add_up():
+    a = torch.randn(130, 200) * 3e-4
+    parts = splitting.split(a)
+    assert parts.parts.shape == (2, 130, 208) and not parts.parts[:, :, 200:].any()
+    scale = parts.factors.repeat_interleave(128, 0)[:130].repeat_interleave(128, 1)[:, :200]
+    high, low = parts.parts[:, :, :200].double()
+    whole = (high + low * 2.0**-11) * scale
+    assert ((whole - a).abs() <= 2.0**-22 * a.abs()).all()
+    assert high.abs().max() < 2**15 + 1 and torch.log2(parts.factors).frac().eq(0).all()
+
+
+def test_certificate_counts():
+    a = torch.ones(2, 128)
+    a[0, :32] = 2.0**-11  # short of 2⁻¹⁰ of the row's largest, a quarter
+    assert splitting.split(a).shares.tolist() == [splitting.WHOLE // 4, splitting.WHOLE // 2, 0, 0]
+    a[1, :3] = 2.0**-40
+    a[1, 3:8] = 2.0**-13
+    shares = splitting.split(a).shares.tolist()
+    assert shares[2:] == [splitting.WHOLE // 16, splitting.WHOLE // 2]
+    a[1, 3:5] = 2.0**-40  # five faint elements in a row
+    assert splitting.split(a).shares.tolist()[2] == splitting.WHOLE
+    a[0, 0] = 2.0**57
+    assert splitting.split(a).shares.tolist() == [splitting.WHOLE] * 4
+
+
+def test_mlp_and_gradients_vs_ieee_fp32(monkeypatch):
+    monkeypatch.setattr(split_product, "LEAST_INNER", 1)
+    found, usual = checks.mlp_errors("cpu", (70, 83, 101))
+    assert all(found[name] <= 1.5 * usual[name] for name in usual), (found, usual)
+
+
+def test_only_wanted_gradients():
+    x, w_gate_up, w_down = torch.randn(9, 20), torch.randn(12, 20), torch.randn(20, 6)
+    dy, gate_up = torch.randn(9, 20), x @ w_gate_up.mT
+    whole = split_mlp.split_mlp_bwd(dy, x, w_gate_up, w_down, gate_up)
+    for wants in [(True, False, False), (False, True, False), (False, False, True)]:
+        operands = [x if wants[1] else None, w_gate_up if wants[0] else None]
+        some = split_mlp.split_mlp_bwd(
+            dy, *operands, None if wants[2] else w_down, gate_up, wants
+        )  # fmt: skip
+        for want, one, other in zip(wants, some, whole, strict=True):
+            assert (one is not None) == want and (one is None or torch.equal(one, other))
+    with pytest.raises(ValueError, match="lacking"):
+        split_mlp.split_mlp_bwd(dy, None, w_gate_up, w_down, gate_up)
+
+
+def test_what_does_not_fit_is_refused():
+    for wrong in (torch.zeros(3), torch.zeros(3, 4, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="only a float32 matrix"):
+            splitting.split(wrong)
+    a, b = splitting.split(torch.zeros(3, 300)), splitting.split(torch.zeros(299, 4))
+    with pytest.raises(ValueError, match=r"\(3, 300\) on cpu and \(299, 4\)"):
+        split_product.split_product(a, b)
+
+
+# --- teeth ---------------------------------------------------------------------------------------
+
+LAST = "((i == m - 1)[:, None] & (j == n - 1)[None, :])"
+FAST_BLOCKS = "range(0, tl.where(turn, k, 0), BLOCK_K)"
+FAST_STORE = "acc, mask=inside)\n\n\n@triton.jit\ndef _exact"
+BROKEN = {
+    "dropped K block": ("normal", FAST_BLOCKS, FAST_BLOCKS.replace("(0,", "(BLOCK_K,", 1)),
+    "dropped ragged K block": ("normal", "tl.where(turn, k, 0)", "tl.where(turn, k // 64 * 64, 0)"),
+    "low part of A left out": ("normal", "tl.dot(al, bh, tl.dot(ah, bl))", "tl.dot(ah, bl)"),
+    "low part of B left out": ("normal", "tl.dot(al, bh, tl.dot(ah, bl))", "tl.dot(al, bh)"),
+    "wrong last element": (
+        "normal", FAST_STORE, f"acc + tl.where({LAST}, 1e-3, 0.0), mask=inside)"
+        "\n\n\n@triton.jit\ndef _exact",
+    ),
+    "neighbouring tile's factor": ("outlier channels", "tile * a_factor_k", "0 * a_factor_k"),
+    "certificate ignored": ("large elements meet zeros", "second) < WHOLE", "second) >= 0"),
+    "exact path drops a block": (
+        "large elements meet zeros", "range(0, k, BLOCK_K)", "range(BLOCK_K, k, BLOCK_K)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
+    family, right, wrong = BROKEN[fault]
+    text = Path(split_product.__file__).read_text(encoding="utf-8")
+    assert text.count(right) == 1
+    path = tmp_path / "broken.py"
+    path.write_text(text.replace(right, wrong), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("broken", path)
+    broken = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(broken)
+    monkeypatch.setattr(split_product, "split_product", broken.split_product)
+    make, fast = checks.FAMILIES[family]
+    a, b = make(*checks.drawn(checks.SHAPE))
+    assert checks.misses(checks.product(a, b), a, b, 1.0 if fast else 2.0) != []
