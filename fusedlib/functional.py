@@ -8,7 +8,7 @@ for backward; fp32 is as precise there as torch's own products are set to be. So
 
 In plain eager mode the kernels are launched by `fusedlib.kernels.swiglu_autograd`; where something
 watches operators (torch.compile, a dispatch mode, a tensor subclass) by the registered ones of
-`fusedlib.kernels.ops`, which do the same and cost some 50 µs more a call.
+`fusedlib.kernels.ops`, which do the same; a forward through them costs the host 25 µs more.
 """
 
 from __future__ import annotations

@@ -11,7 +11,10 @@ from fusedlib import paths
 from fusedlib.study import readme
 
 NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("*.ipynb")) + sorted(paths.REPORT.glob("*.ipynb"))
-EXPECTED = {"01_warmup.ipynb", "02_precision.ipynb", "report.ipynb"}
+EXPECTED = {
+    "01_warmup.ipynb", "02_precision.ipynb", "03_kernels.ipynb", "04_memory.ipynb",
+    "05_anatomy.ipynb", "report.ipynb",
+}  # fmt: skip
 
 # --- what is committed ---------------------------------------------------------------------------
 

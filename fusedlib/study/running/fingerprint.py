@@ -20,6 +20,7 @@ def before_run(notebook: Path, parameters: Mapping[str, Any]) -> Fingerprint:
         "notebook": _notebook(notebook),
         "parameters": _digest([json.dumps(dict(parameters), sort_keys=True, default=str)]),
         "code": _files((paths.ROOT / "fusedlib").rglob("*.py"), paths.ROOT),
+        "helpers": _files(notebook.parent.glob("*.py"), notebook.parent),
         "published": _files(paths.PUBLISHED.rglob("*"), paths.PUBLISHED),
         "versions": _digest([platform.python_version(), *map(_version, ("torch", "triton"))]),
         "machine": _digest([os.environ.get("FUSEDLIB_MACHINE", ""), platform.node()]),
