@@ -9,8 +9,8 @@
 | 2     | epilogue | takes them from there: activation, and everything that memory wants,      |
 |       |          | while the consumers are at the next tile                                  |
 
-A tile of 256 columns is 128 of gate beside 128 of up in the forward, 256 of dh in the backward. gate
-and up, or dh, are thus rounded to their dtype before the activation, as unfused code has them.
+A tile of 256 columns is 128 of gate beside 128 of up in the forward, 256 of dh in the backward.
+gate and up, or dh, are thus rounded to their dtype before the activation, as in unfused code.
 Equations and tensors as in `fusedlib.kernels.swiglu`.
 """
 

@@ -13,7 +13,10 @@ import pandas as pd
 
 from fusedlib import paths
 from fusedlib.bench import results
+from fusedlib.study.anatomy import findings as anatomy
 from fusedlib.study.display import MISSING
+from fusedlib.study.kernels import findings as kernels
+from fusedlib.study.memory import findings as memory
 from fusedlib.study.precision import findings as precision
 from fusedlib.study.warmup import findings as warmup
 
@@ -23,6 +26,9 @@ BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 _HEADLINES: dict[str, tuple[str, Callable[[pd.DataFrame], list[str]]]] = {
     "01_warmup": ("Warm-up", warmup.headline),
     "02_precision": ("Precision and accumulation", precision.headline),
+    "03_kernels": ("Kernels", kernels.headline),
+    "04_memory": ("Memory", memory.headline),
+    "05_anatomy": ("Anatomy of a speed-up", anatomy.headline),
 }
 
 
