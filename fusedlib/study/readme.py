@@ -68,7 +68,7 @@ def block(directory: Path | None = None) -> str:
         if not sentences:
             raise ReadmeError(f"the rows of {study} on {MACHINE} give no headline; record it whole")
         findings = "\n".join(f"- {sentence}" for sentence in sentences)
-        parts.append(f"**{title}** ([notebook](notebooks/{study}.ipynb))\n\n{findings}")
+        parts.append(f"**{title}** ([notebook](notebooks/{study}.ipynb))\n{findings}")
     where = f"Recorded on {', '.join(sorted(devices))}; rows in `report/results/{MACHINE}`."
     return "\n\n".join([BEGIN, where, *parts, END])
 
