@@ -38,7 +38,7 @@ def test_units_in_bytes_and_words():
     assert str(F * 2 + D) == "2 F + D" and str(F * 0) == "0"
 
 
-@pytest.mark.parametrize("path", ["kernels", "plain"])
+@pytest.mark.parametrize("path", ["kernels", "plain", "split"])
 @pytest.mark.parametrize("name", LEDGERS)
 def test_every_ledger_ends_with_y_and_all_gradients(name, path):
     *_, (what, held) = ledger.of(name, path).moments()

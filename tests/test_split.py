@@ -24,4 +24,4 @@ def test_in_the_interpreter():
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     [passed] = re.findall(r"(\d+) passed", done.stdout)
-    assert int(passed) > 50 and "skipped" not in done.stdout
+    assert int(passed) > 40 and "skipped" not in done.stdout

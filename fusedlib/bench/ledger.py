@@ -212,21 +212,56 @@ _PACKED_SAVED = {"gate|up": F * 2, "silu(gate)": F, "h": F}
 PLAIN = Ledger(_PACKED_SAVED, _PACKED)
 PLAIN_INPUT = Ledger({}, (Stage("forward again", _PACKED_SAVED), *_PACKED), passing=_PACKED_SAVED)
 
+# fp32 in two fp16 parts a factor, as large as the factor; x's and d(gate|up)'s live to the end.
+_PARTS = ("parts of dy", "parts of w_down", "h again", "parts of h")
+_SPLIT_DOWN = {
+    "parts of dy": D, "parts of w_down": W, "h again": F, "parts of h": F, "d_w_down": W,
+}  # fmt: skip
+_SPLIT_X = {"parts of d(gate|up)": F * 2, "parts of w_gate_up": W * 2, "d_x": D}
+_SPLIT_W = {"parts of x": D, "d_w_gate_up": W * 2}
+SPLIT = Ledger(
+    {"gate|up": F * 2},
+    (
+        Stage("backward of down", _SPLIT_DOWN, _PARTS),
+        Stage("d_x", _SPLIT_X, ("parts of w_gate_up",)),
+        Stage("d_w_gate_up", _SPLIT_W, ("gate|up", "parts of d(gate|up)", "parts of x")),
+    ),
+    passing={"h": F},
+    one_node=True,
+)
+SPLIT_INPUT = Ledger(
+    {},
+    (
+        Stage("gate|up again", {"gate|up again": F * 2, "first h": F}),
+        *SPLIT.backward[:2],
+        Stage(
+            "d_w_gate_up",
+            _SPLIT_W,
+            ("gate|up again", "first h", "parts of d(gate|up)", "parts of x"),
+        ),
+    ),
+    passing={"h": F},
+    one_node=True,
+)
+
 # Inductor keeps the products' results and what the next product reads, and writes in place.
 LEDGERS = {
     "eager": EAGER, "inductor": LIGER, "liger": LIGER, "quack": QUACK,
     "fused": FUSED, "fused (input)": FUSED_INPUT,
 }  # fmt: skip
-WITHOUT_KERNELS = {"fused": PLAIN, "fused (input)": PLAIN_INPUT}
+OTHER_PATHS = {
+    "plain": {"fused": PLAIN, "fused (input)": PLAIN_INPUT},
+    "split": {"fused": SPLIT, "fused (input)": SPLIT_INPUT},
+}
 
 
 def of(provider: str, path: str | None = "kernels") -> Ledger:
-    """The ledger of a provider; `path` "plain" is fused where PyTorch runs its lines.
+    """The ledger of a provider; fused's `path` may be "plain" (PyTorch's lines) or "split".
 
     Raises:
         ValueError: nobody has counted this provider; with the list of those counted.
     """
-    chosen = LEDGERS | (WITHOUT_KERNELS if path == "plain" else {})
+    chosen = LEDGERS | OTHER_PATHS.get(path or "", {})
     if provider not in chosen:
         raise ValueError(f"no ledger for {provider!r}; counted: {', '.join(LEDGERS)}")
     return chosen[provider]

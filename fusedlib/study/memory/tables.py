@@ -42,10 +42,31 @@ def steps(frame: pd.DataFrame, status: str | None = "ok") -> pd.DataFrame:
     else:
         seen = hooks[[*keys, "saved_mib"]].rename(columns={"saved_mib": "kept_mib"})
         rows = rows.merge(seen, on=keys, how="left")
+    rows = with_paths(rows)
     counted = [count(row) for _, row in rows.iterrows()]
     rows = rows.join(pd.DataFrame(counted, index=rows.index))
     rank = rows["provider"].map({name: at for at, name in enumerate(ORDER)})
     return rows.assign(rank=rank).sort_values([*SHAPE, "machine", "rank"])
+
+
+def with_paths(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, `path` "split" where fused in fp32 kept less than PyTorch's own lines keep.
+
+    A row tells "plain" by the dtype; whether the products were split shows in what was kept.
+    """
+    if "path" not in rows:
+        return rows
+    keys = ["machine", *SHAPE, *(k for k in ("layers", "held") if k in rows)]
+    split = []
+    for _, group in rows[rows["path"] == "plain"].groupby(keys, dropna=False):
+        own = group[(group["provider"] == "fused") & (group["status"] == "ok")]
+        for _, row in own.iterrows():
+            layers = int(row["layers"]) if row["experiment"] == "stack" else 1
+            problem = memory.problem_of(row)
+            kept = row["saved_mib"] - (layers - 1) * ledger.D.mib(problem)
+            if kept < 0.75 * layers * ledger.PLAIN.kept().mib(problem):
+                split += list(group.index)
+    return rows.assign(path=rows["path"].mask(rows.index.isin(split), "split"))
 
 
 def count(row: Any) -> dict[str, float]:
@@ -210,6 +231,7 @@ def stack_rows(frame: pd.DataFrame, status: str | None = "ok") -> pd.DataFrame:
     rows = per_machine(rows_of(frame, "stack", status))
     if rows.empty:
         return rows
+    rows = with_paths(rows)
     counted = [memory.counted_mib(_plain(row)) for _, row in rows.iterrows()]
     rank = rows["provider"].map({name: at for at, name in enumerate(ORDER)})
     rows = rows.assign(counted_total_mib=counted, rank=rank, layers=rows["layers"].astype(int))
