@@ -63,46 +63,46 @@ class Split:
 
 
 @triton.jit
-def _share(short, length, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _largest_share(short, length, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The largest of short / length, rounded up."""
-    return tl.max((short * WHOLE + length - 1) // length)
+    return (tl.max(short) * WHOLE + length - 1) // length
 
 
 @triton.jit
-def _short(bits, inside, lengths, AXIS: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Share of elements below 2⁻¹⁰ of their segment's largest."""
-    largest = tl.max(bits, axis=AXIS)
+def _counts(bits, largest, faint, length, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of each segment: elements short of 2⁻¹⁰ of its largest, and faint ones."""
     # 2⁻¹⁰ is 10 steps of the exponent; near the denormals, where it is not, only the largest count.
     least = tl.where(largest > (11 << 23), largest - (10 << 23), largest)
-    near = tl.sum(((bits >= tl.expand_dims(least, AXIS)) & inside).to(tl.int32), axis=AXIS)
-    return _share(tl.where(largest > 0, lengths - near, 0), lengths, WHOLE)
+    near = (bits >= tl.expand_dims(least, AXIS)).to(tl.int32)
+    both = tl.sum(near + (faint.to(tl.int32) << 16), axis=AXIS)  # two counts in one reduction
+    return tl.where(largest > 0, length - (both & 0xFFFF), 0), both >> 16
 
 
 @triton.jit
-def _short_of_tile(  # type: ignore[no-untyped-def]
-    faint, near, lengths, AXIS: tl.constexpr, WHOLE: tl.constexpr
-):
-    """Share of elements short of 2⁻¹² M in segments with faint ones; all if more than 4 are."""
-    many = tl.sum(faint.to(tl.int32), axis=AXIS)
-    near = tl.sum(near.to(tl.int32), axis=AXIS)
-    short = tl.where(many > 4, lengths, lengths - near)
-    return _share(tl.where(many > 0, short, 0), lengths, WHOLE)
+def _short_of_tile(near, faint, length, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Elements short of 2⁻¹² M of segments with faint ones; all if more than 4 are."""
+    short = length - tl.sum(near.to(tl.int32), axis=AXIS)
+    return tl.where(faint > 4, length, tl.where(faint > 0, short, 0))
 
 
 @triton.jit
 def _certify(  # type: ignore[no-untyped-def]
-    bits, power, usable, inside, row_lengths, column_lengths, shares, WHOLE: tl.constexpr
-):
+    bits, of_rows, of_columns, power, usable, row_length, column_length, shares,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
     if usable:
-        tl.atomic_max(shares, _short(bits, inside, row_lengths, 1, WHOLE), sem="relaxed")
-        tl.atomic_max(shares + 1, _short(bits, inside, column_lengths, 0, WHOLE), sem="relaxed")
         faint = (bits > 0) & (bits < ((power - 14) << 23))  # |v| < 2⁻¹⁴
-        if tl.max(faint.to(tl.int32)) > 0:
-            near = (bits >= ((power + 3) << 23)) & inside  # |v| ≥ 2³, for M up to 2¹⁵
-            rows = _short_of_tile(faint, near, row_lengths, 1, WHOLE)
-            columns = _short_of_tile(faint, near, column_lengths, 0, WHOLE)
-            tl.atomic_max(shares + 2, rows, sem="relaxed")
-            tl.atomic_max(shares + 3, columns, sem="relaxed")
+        short, faint_of_rows = _counts(bits, of_rows, faint, row_length, 1)
+        # Relaxed: an atomic that orders memory would wait for all of the tile's stores.
+        tl.atomic_max(shares, _largest_share(short, row_length, WHOLE), sem="relaxed")
+        short, faint_of_columns = _counts(bits, of_columns, faint, column_length, 0)
+        tl.atomic_max(shares + 1, _largest_share(short, column_length, WHOLE), sem="relaxed")
+        if tl.max(faint_of_rows) > 0:
+            near = bits >= ((power + 3) << 23)  # |v| ≥ 2³, for M up to 2¹⁵
+            short = _short_of_tile(near, faint_of_rows, row_length, 1)
+            tl.atomic_max(shares + 2, _largest_share(short, row_length, WHOLE), sem="relaxed")
+            short = _short_of_tile(near, faint_of_columns, column_length, 0)
+            tl.atomic_max(shares + 3, _largest_share(short, column_length, WHOLE), sem="relaxed")
     else:
         for i in tl.static_range(4):
             tl.atomic_max(shares + i, WHOLE, sem="relaxed")
@@ -119,9 +119,11 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     # Offsets in 64 bits: a matrix may have more than 2³¹ elements.
     offsets = i.to(tl.int64)[:, None] * row_stride + j[None, :]
     a = tl.load(source + offsets, mask=inside, other=0.0)
-    # As integers, magnitudes are in the same order, and inf and nan above all numbers.
+    # As integers, magnitudes are in the same order, and inf and nan above all numbers. What lies
+    # outside the matrix is zero: no count below takes it for near or faint.
     bits = a.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    largest = tl.max(bits)
+    of_rows, of_columns = tl.max(bits, axis=1), tl.max(bits, axis=0)
+    largest = tl.max(of_rows)
     exponent = largest >> 23
     usable = ((exponent >= 127 - 48) & (exponent < 127 + 57)) | (largest == 0)
     power = tl.where(usable & (largest > 0), exponent - 14, 127)  # of the factor, biased
@@ -136,9 +138,10 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     places = i.to(tl.int64)[:, None] * width + j[None, :]
     tl.store(high + places, upper, mask=kept)
     tl.store(low + places, lower, mask=kept)
-    row_lengths = tl.full((TILE,), tl.minimum(columns - column, TILE), tl.int32)
-    column_lengths = tl.full((TILE,), tl.minimum(rows - row, TILE), tl.int32)
-    _certify(bits, power, usable, inside, row_lengths, column_lengths, shares, WHOLE)
+    row_length, column_length = tl.minimum(columns - column, TILE), tl.minimum(rows - row, TILE)
+    _certify(
+        bits, of_rows, of_columns, power, usable, row_length, column_length, shares, WHOLE
+    )  # fmt: skip
 
 
 def split(source: Tensor) -> Split:

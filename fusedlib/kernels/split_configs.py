@@ -39,7 +39,7 @@ class Config:
 FAST = {
     80: Config(64, 64, 32, 4, 4),
     89: Config(64, 64, 32, 4, 3),
-    90: Config(128, 128, 64, 8, 3, descriptors=True),
+    90: Config(128, 128, 64, 8, 3, descriptors=True, gluon=True),
     100: Config(128, 128, 64, 8, 3),
 }
 INTERPRETER = Config(64, 32, 64, 4, 1, group_m=2)
