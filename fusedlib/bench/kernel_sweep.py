@@ -1,11 +1,8 @@
 """Study 03's problems: the published sweep and grid, language-model shapes, fp32 precision."""
 
-import importlib.util
-import pkgutil
-from collections.abc import Iterator, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 
-from fusedlib import functional, kernels, reference
+from fusedlib import functional, reference
 from fusedlib.bench import (
     check,
     compare,
@@ -15,6 +12,7 @@ from fusedlib.bench import (
     providers,
     results,
     roofline,
+    sources,
     timing,
 )
 from fusedlib.bench.problems import SwiGLUProblem
@@ -26,15 +24,7 @@ DIRECTIONS = problems.DIRECTIONS
 def code() -> str:
     """Fingerprint of what measures and of the kernels that are measured."""
     measuring = (check, compare, graphs, plain_products, problems, providers, roofline, timing)
-    return results.code_fingerprint(*measuring, reference, functional, *_kernel_modules())
-
-
-def _kernel_modules() -> Iterator[ModuleType]:
-    """Our kernels' modules without running them: their text counts, and triton may be missing."""
-    for found in pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}."):
-        spec = importlib.util.find_spec(found.name)
-        assert spec is not None
-        yield importlib.util.module_from_spec(spec)
+    return results.code_fingerprint(*measuring, reference, functional, *sources.kernel_modules())
 
 
 def square(

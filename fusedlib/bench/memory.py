@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from fusedlib import functional
-from fusedlib.bench import allocations, check, ledger, machine, providers, results, stacks
+from fusedlib.bench import (
+    allocations,
+    check,
+    ledger,
+    machine,
+    providers,
+    results,
+    sources,
+    stacks,
+)
 from fusedlib.bench.allocations import Trace
 from fusedlib.bench.ledger import CATEGORIES, MIB
 from fusedlib.bench.problems import SwiGLUProblem, draw
@@ -27,10 +36,11 @@ _FIELDS = ("tokens", "hidden_size", "intermediate_size", "dtype")
 
 
 def code() -> str:
-    """Fingerprint of all that measures this study."""
+    """Fingerprint of all that measures this study and of the kernels, whose buffers it measures."""
     from fusedlib.bench import memory
 
-    return results.code_fingerprint(memory, allocations, stacks, providers, functional)
+    measuring = (memory, allocations, stacks, providers, functional)
+    return results.code_fingerprint(*measuring, *sources.kernel_modules())
 
 
 def shape(text: str, dtype: str) -> SwiGLUProblem:

@@ -1,0 +1,23 @@
+"""The fingerprints of what measures the kernels cover every file of theirs."""
+
+import pytest
+
+from fusedlib import paths
+from fusedlib.bench import anatomy, kernel_sweep, memory, sources
+
+
+def test_every_kernel_file_is_a_source():
+    files = {path.stem for path in (paths.ROOT / "fusedlib" / "kernels").glob("*.py")}
+    names = {module.__name__.rpartition(".")[2] for module in sources.kernel_modules()}
+    assert names == files - {"__init__"} and "swiglu" in names
+
+
+@pytest.mark.parametrize("study", [kernel_sweep, memory, anatomy], ids=lambda s: s.STUDY)
+@pytest.mark.parametrize("kernel", ["swiglu", "split_product"])
+def test_rows_of_another_kernel_are_older_rows(study, kernel, monkeypatch):
+    before = study.code()
+    modules = list(sources.kernel_modules())
+    rest = [m for m in modules if not m.__name__.endswith(f".{kernel}")]
+    assert len(rest) == len(modules) - 1
+    monkeypatch.setattr(sources, "kernel_modules", lambda: iter(rest))
+    assert study.code() != before
