@@ -118,11 +118,17 @@ def _excerpt(code: str, root: Path) -> Iterator[str]:
         part = part.strip("\n")
         if not part.strip():
             continue
-        at = source.find(part, place)
+        at = _place_of(part, source, place)
         if at < 0:
             yield f"{name} does not hold what is quoted from it: {part.strip().splitlines()[0]}"
             return
         place = at + len(part)
+
+
+def _place_of(part: str, source: str, start: int) -> int:
+    """Where a quotation stands from `start` on, as it is or as the body of something; or -1."""
+    indented = (textwrap.indent(part, " " * depth) for depth in (0, 4, 8))
+    return next((at for text in indented if (at := source.find(text, start)) >= 0), -1)
 
 
 def _content(path: Path) -> str:

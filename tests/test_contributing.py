@@ -4,6 +4,7 @@ import pytest
 from documents import FENCE, problems
 
 from fusedlib import paths
+from fusedlib.study import readme
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 
@@ -39,7 +40,14 @@ def test_readme_names_the_products_the_settings_and_the_ways_to_run():
 def test_readme_fits_on_two_screens():
     lines = text_of("README.md").splitlines()
     assert len(lines) <= 110
-    assert all(len(line) <= 110 for line in lines if not line.startswith("- "))
+    # The page folds a bullet and a table's cell by itself.
+    assert all(len(line) <= 110 for line in lines if not line.startswith(("- ", "| ")))
+
+
+def test_readme_shows_its_use_and_what_it_gives_on_the_first_screen():
+    first = text_of("README.md").splitlines()[:40]
+    assert first.index("```python") < first.index(readme.BEGIN) < first.index(readme.END) - 5
+    assert any(line.startswith("- **It gives nothing** ") for line in first)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -72,6 +80,7 @@ EXCERPT = '```python\n# fusedlib/bench/providers.py\n@provider("eager")\n{}\n```
         ("[x](docs/x.md)", "the link to docs/x.md leads nowhere"),
         ("```python\nx = 1\n```\n", "a python block does not name the file it is quoted from"),
         ("```toml\n# notebooks/studies.toml\na\n```\n", "there is no notebooks/studies.toml"),
+        (EXCERPT.format("  def eager("), "does not hold what is quoted from it: @provider"),
         (EXCERPT.format("def eagre("), "does not hold what is quoted from it: @provider"),
         (EXCERPT.format("...\ndef no_such("), "does not hold what is quoted from it: def no_such("),
         (EXCERPT.format("...\nclass Workload:"), "does not hold what is quoted from it: class"),
@@ -93,6 +102,7 @@ def test_what_does_not_exist_is_found(text, problem):
         "```sh\nmake report  # makes it all\n```\n",
         EXCERPT.format("def eager(inputs: Inputs) -> Workload:"),
         EXCERPT.format('...\n@provider("inductor")'),
+        "```python\n# fusedlib/bench/providers.py\nleaves = inputs.leaves()\n```\n",
         "`name: type = default  # help`, `1 / 2`, `wrong`",
         "[a link](https://host.example/none.md)",
     ],

@@ -154,10 +154,10 @@ def test_every_table_figure_and_sentence_stands_on_any_rows(frame):
 def test_sentences_tell_faster_from_slower():
     better = " ".join(findings.findings(FULL))
     worse = " ".join(findings.findings(full_frame({"fused": 1.2})))
-    part = "ours is faster in 2, slower in 0 and neither in 0 of 2 shapes"
-    assert "bf16, bound by arithmetic, launched from Python" in better
-    assert part in better and part not in worse
-    assert "ours is faster in 0, slower in 2 and neither in 0 of 2 shapes" in worse
+    part = "bf16, shapes of language models (8 of 8 cases, down to 0.8"
+    assert part not in better and part in worse
+    assert "(bf16, shapes of language models, from Python)" in better
+    assert findings.answer(FULL) == " ".join(findings.headline(FULL)[:2])
 
 
 def test_a_rival_without_a_time_says_why():

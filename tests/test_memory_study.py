@@ -43,8 +43,8 @@ def test_the_published_stack_is_read_at_one_size_of_the_grid():
 
 def test_findings_are_computed():
     said = " ".join(findings.findings(FULL))
-    assert "liger keeps 672.0 MiB for backward and holds 1,072 at its peak" in said
-    assert "fused (input) keeps 0 MiB" in said
+    assert "in MiB: fused (input) 0 and 912.0; fused 448.0 and 912.0" in said
+    assert "liger 672.0 and 1,072; quack" in said
     assert "within 3.0 % in 76 of 76 steps" in said
     assert "6 W + 7 A + 16.3 MB for Liger and 4 W + 5 A" in said
     assert "6/4 = 1.5, is that of three weights and three gradients" in said

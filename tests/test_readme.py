@@ -25,27 +25,42 @@ def rows(monkeypatch):
         return frame
 
     def headline(found: pd.DataFrame) -> list[str]:
-        return [f"{len(found)} rows, own {set(found['own'])}.", r"A \1 stays a \1."]
+        return [rf"{len(found)} rows, own {set(found['own'])}, \1.", "Another sentence."]
 
     monkeypatch.setattr(readme.results, "load", load)
+    table = pd.DataFrame({"Liger": ["1.10–1.20"]}, index=pd.Index(["some work (2)"], name="work"))
     monkeypatch.setattr(readme, "_HEADLINES", {"01_x": ("Title", headline)})
+    monkeypatch.setattr(readme.gains, "table", lambda kernels, steps: table)
+    monkeypatch.setattr(readme.gains, "nothing", lambda kernels, steps: ["one place", "another"])
     return asked
 
 
 def test_block_is_made_of_the_recorded_machine_only(rows):
     block = readme.block()
-    assert rows == [("01_x", "full")]
+    assert set(rows) == {("01_x", "full"), ("03_kernels", "full"), ("04_memory", "full")}
     assert block.startswith(readme.BEGIN) and block.endswith(readme.END)
-    assert "- 2 rows, own {False}." in block, "no 'this machine' in a text read elsewhere"
-    assert "Recorded on a GPU;" in block and "a CPU" not in block
-    assert "**Title** ([notebook](notebooks/01_x.ipynb))" in block
+    told = "- [Title](notebooks/01_x.ipynb): 2 rows, own {False}, \\1."
+    assert told in block, "no 'this machine' in a text read elsewhere"
+    assert "over ours on a GPU," in block and "a CPU" not in block
+    assert "Another" not in block, "one sentence a study"
+
+
+def test_block_has_what_ours_gives_as_a_table_and_where_it_gives_nothing(rows, monkeypatch):
+    lines = readme.block().splitlines()
+    assert "| work | Liger |" in lines and "| some work (2) | 1.10–1.20 |" in lines
+    assert any(line.endswith(": one place; another.") for line in lines)
+    monkeypatch.setattr(readme.gains, "nothing", lambda kernels, steps: [])
+    assert "gives nothing" not in readme.block()
+    monkeypatch.setattr(readme.gains, "table", lambda kernels, steps: pd.DataFrame())
+    with pytest.raises(readme.ReadmeError, match="time no work side by side"):
+        readme.block()
 
 
 def test_updating_replaces_the_block_once_and_keeps_the_rest(rows):
     text = readme.updated(README)
     assert text == f"# Title\n\nbefore\n{readme.block()}\nafter\n"
     assert readme.updated(text) == text
-    assert r"A \1 stays a \1." in text
+    assert r"own {False}, \1." in text
 
 
 @pytest.mark.parametrize("sentences", [[], [readme.MISSING]])

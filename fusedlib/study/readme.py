@@ -6,13 +6,14 @@ python -m fusedlib.study.readme --write    puts it into README.md
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
 
 from fusedlib import paths
 from fusedlib.bench import results
+from fusedlib.study import gains
 from fusedlib.study.anatomy import findings as anatomy
 from fusedlib.study.display import MISSING
 from fusedlib.study.kernels import findings as kernels
@@ -21,13 +22,13 @@ from fusedlib.study.precision import findings as precision
 from fusedlib.study.warmup import findings as warmup
 
 MACHINE = "nvidia-h200"
-SENTENCES = 2  # a study: the README is a first look, the report has them all
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 
+# The README is a first look: one sentence a study, and for the kernels the table has the others.
 _HEADLINES: dict[str, tuple[str, Callable[[pd.DataFrame], list[str]]]] = {
     "01_warmup": ("Warm-up", warmup.headline),
     "02_precision": ("Precision and accumulation", precision.headline),
-    "03_kernels": ("Kernels", kernels.headline),
+    "03_kernels": ("Kernels", kernels.room),
     "04_memory": ("Memory", memory.headline),
     "05_anatomy": ("Anatomy of a speed-up", anatomy.headline),
 }
@@ -55,22 +56,40 @@ def recorded(study: str, directory: Path | None = None) -> pd.DataFrame:
 
 
 def block(directory: Path | None = None) -> str:
-    """The generated block, markers included: the headline of every study, from its rows.
+    """The generated block, markers included: what ours gives and where it gives nothing, from the
+    rows of studies 03 and 04, and the headline of every study.
 
     Raises ReadmeError when a study has no row or its rows give no headline.
     """
-    parts = []
-    devices = set()
+    studies = []
     for study, (title, headline) in _HEADLINES.items():
-        frame = recorded(study, directory)
-        devices |= set(frame["device_name"].dropna())
-        sentences = [s for s in headline(frame) if s != MISSING][:SENTENCES]
+        sentences = [s for s in headline(recorded(study, directory)) if s != MISSING]
         if not sentences:
             raise ReadmeError(f"the rows of {study} on {MACHINE} give no headline; record it whole")
-        findings = "\n".join(f"- {sentence}" for sentence in sentences)
-        parts.append(f"**{title}** ([notebook](notebooks/{study}.ipynb))\n{findings}")
-    where = f"Recorded on {', '.join(sorted(devices))}; rows in `report/results/{MACHINE}`."
-    return "\n\n".join([BEGIN, where, *parts, END])
+        studies.append(f"- [{title}](notebooks/{study}.ipynb): {sentences[0]}")
+    return "\n".join([BEGIN, *_gains(directory), "", *studies, END])
+
+
+def _gains(directory: Path | None) -> Iterator[str]:
+    rows, steps = recorded("03_kernels", directory), recorded("04_memory", directory)
+    table = gains.table(rows, steps)
+    if table.empty:
+        raise ReadmeError(f"the rows of 03_kernels on {MACHINE} time no work side by side")
+    device = ", ".join(sorted(set(rows["device_name"].dropna())))
+    yield f"A rival's time over ours on {device}, least–most over the shapes; in the last line its"
+    yield f"memory over ours. Above 1 ours is better. Rows: `report/results/{MACHINE}`."
+    yield ""
+    yield f"| {' | '.join([table.index.name, *table.columns])} |"
+    yield f"| --- |{' --: |' * len(table.columns)}"
+    for name, cells in table.iterrows():
+        yield f"| {' | '.join([str(name), *cells])} |"
+    yield ""
+    clauses = "; ".join(gains.nothing(rows, steps))
+    if clauses:
+        yield (
+            "- **It gives nothing** where the best rival needs no more than ours, a case being a "
+            f"shape, a direction and a launch: {clauses}."
+        )
 
 
 def updated(text: str, directory: Path | None = None) -> str:

@@ -1,5 +1,8 @@
 """Study 05 in sentences: findings, the checklist and the abstract's part, all from rows."""
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import pandas as pd
 
 from fusedlib.study import published
@@ -21,6 +24,9 @@ from fusedlib.study.display import number, quantity
 MISSING = "There is no finding yet: no row has been recorded. `make study ONLY=05_anatomy` does."
 PRODUCTS = {"forward": (3, 1), "forward+backward": (9, 3)}
 """Products of matrix by matrix at full size, Liger's and the published kernel's."""
+MENDING = ("reduction", "gradients", "precision", "launch")
+"""Steps that put the published kernel right, in their order."""
+OURS = {"kernels": "in fp32", "fusion": "in bf16"}
 
 
 def findings(frame: pd.DataFrame) -> list[str]:
@@ -44,30 +50,39 @@ def _name(tokens: int, width: int, direction: str) -> str:
 
 def _chain_sentences(frame: pd.DataFrame) -> list[str]:
     """One sentence a waterfall; the size with both directions first is the published grid's."""
-    found = []
-    rows = steps(frame)
-    if rows.empty:
-        return []
+    found: list[str] = []
     for at in panels(frame):
-        links = chain(frame, *at)
-        if links["step"].iloc[-1:].tolist() in ([], ["claimed"]):
+        links = chain(frame, *at).set_index("step")["factor"]
+        if not len(links.index.difference(["claimed"])):
             continue
-        parts = [
-            f"{number(r.factor, 3)} {_phrase(r.step)}{' (wrong)' if r.wrong else ''}"
-            for r in links.itertuples()
-        ]
-        found.append(f"Liger's time over the other side's at {_name(*at)}: {', '.join(parts)}.")
-    if found:
-        found[0] = f"On {where(rows)}: {found[0]}"
+        first = "" if found else f", on {where(steps(frame))}"
+        parts = "; ".join(_chain_parts(links))
+        found.append(f"Liger's time over the other side's at {_name(*at)}{first}: {parts}.")
     return found
+
+
+def _chain_parts(factor: pd.Series) -> Iterator[str]:
+    """Claimed, redone, put right, and ours; of what puts it right the step that takes most."""
+    told = {name: number(value, 3) for name, value in factor.items()}
+    if "claimed" in told:
+        yield f"claimed {told['claimed']}"
+    if "redone" in told:
+        yield f"redone {told['redone']}, with a wrong result"
+    if mended := [name for name in MENDING if name in told]:
+        pairs = list(pairwise(name for name in ("redone", *mended) if name in told))
+        text = f"put right {told[mended[-1]]}"
+        if pairs:
+            before, most = min(pairs, key=lambda pair: factor[pair[1]] / factor[pair[0]])
+            text += f" (most goes {_phrase(most)}, {told[before]} to {told[most]})"
+        yield text
+    if ours := [f"{told[name]} {title}" for name, title in OURS.items() if name in told]:
+        yield f"with fusedlib's kernels {' and '.join(ours)}"
 
 
 def _phrase(name: str) -> str:
     return {
-        "claimed": "claimed", "redone": "redone as published", "reduction": "with the whole sum",
-        "gradients": "with all weight gradients", "precision": "in IEEE fp32 on both sides",
-        "launch": "in CUDA graphs", "kernels": "with fusedlib's kernels",
-        "fusion": "with these in bf16",
+        "reduction": "with the whole sum", "gradients": "with all weight gradients",
+        "precision": "with IEEE fp32 on both sides", "launch": "in CUDA graphs",
     }[name]  # fmt: skip
 
 

@@ -1,20 +1,20 @@
 """Study 03 in sentences: findings and the abstract's part, every number from a row."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
 
 from fusedlib.study import published
 from fusedlib.study.display import number, quantity
+from fusedlib.study.kernels import floors, regimes
 from fusedlib.study.kernels.figures import device_times, leading_rows
-from fusedlib.study.kernels.rows import DIRECTIONS, LAUNCHES, PRODUCTS, REFERENCE, SUBJECT, versus
+from fusedlib.study.kernels.floors import REGIMES
+from fusedlib.study.kernels.regimes import Regime
+from fusedlib.study.kernels.rows import LAUNCHES, PRODUCTS, REFERENCE, SUBJECT, versus
 from fusedlib.study.kernels.tables import published_factors
 from fusedlib.study.selection import leading, place, rows_of
 
 MISSING = "There is no finding yet: no problem has been timed. `make study ONLY=03_kernels` does."
-FORMATS = ("bf16", "fp16", "fp32", "TF32")
-BOUND = {"compute": "bound by arithmetic", "bandwidth": "bound by memory bandwidth", "": ""}
 
 
 def findings(frame: pd.DataFrame) -> list[str]:
@@ -24,7 +24,8 @@ def findings(frame: pd.DataFrame) -> list[str]:
         return [MISSING]
     where = rows["place"].iloc[0]
     sentences = [
-        *_subject_sentences(frame, rows, where),
+        *_gain_sentences(frame, rows, where),
+        floors.sentence(regimes.gains(rows), where),
         *_share_sentences(rows, where),
         _roof_sentence(rows, where),
         _launch_sentence(rows, where),
@@ -40,70 +41,57 @@ def headline(frame: pd.DataFrame) -> list[str]:
     if rows.empty:
         return [MISSING]
     where = rows["place"].iloc[0]
-    found = versus(rows, REFERENCE)
-    found = found[(found["provider"] == SUBJECT) & (found["way"] == "forward+backward")]
-    summary = _summary(found, where) if len(found) else _untimed(frame, where)
-    sentences = [summary, *list(_share_sentences(rows, where))[:1]]
+    sentences = [*_gain_sentences(frame, rows, where), *list(_share_sentences(rows, where))[:1]]
     sentences.append(_published_sentence(rows, where) or "")
     return [s for s in sentences if s]
 
 
-def _subject_sentences(frame: pd.DataFrame, rows: pd.DataFrame, where: str) -> Iterator[str]:
-    """Fused against Liger by format, bound and launch; why not, where fused was not timed."""
-    found = versus(rows, REFERENCE)
-    ways = ("forward", "forward+backward")
-    found = found[(found["provider"] == SUBJECT) & found["way"].isin(ways)]
+def answer(frame: pd.DataFrame) -> str:
+    """The study's question answered: what ours gives, and where it gives nothing."""
+    rows = leading_rows(frame)
+    if rows.empty:
+        return MISSING
+    return " ".join(_gain_sentences(frame, rows, rows["place"].iloc[0]))
+
+
+def room(frame: pd.DataFrame) -> list[str]:
+    """What fusion could save at most, for a text that has the gains in a table already."""
+    rows = leading_rows(frame)
+    return [] if rows.empty else list(_share_sentences(rows, rows["place"].iloc[0]))
+
+
+def _gain_sentences(frame: pd.DataFrame, rows: pd.DataFrame, where: str) -> Iterator[str]:
+    """Liger's time over ours in the regimes of the floors, and where no rival is slower."""
+    found = regimes.gains(rows)
     if found.empty:
         yield _untimed(frame, where)
         return
-    keys = ["format", "bound", "launch"]
-    for (kind, bound, launch), group in _in_order(found, keys):
-        parts = [_range(group[group["way"] == way], way) for way in ways]
-        yield (
-            f"{kind}, {BOUND[bound]}, launched {_launched(launch)} on {where}: Liger's time over "
-            f"ours is {'; '.join(p for p in parts if p)}."
-        )
-
-
-def _summary(found: pd.DataFrame, where: str) -> str:
-    """Least and largest ratio by format, bound and launch, in one sentence."""
+    kinds = [Regime(*kind, launch) for kind in regimes.present(found) for launch in LAUNCHES]
+    chosen = [r for r in REGIMES if r in kinds] or kinds
     parts = []
-    for (kind, bound, launch), group in _in_order(found, ["format", "bound", "launch"]):
-        low, high = number(group["ratio"].min(), 3), number(group["ratio"].max(), 3)
-        parts.append(
-            f"{kind}, {BOUND[bound]}, {_launched(launch)}: {low} to {high}"
-            if len(group) > 1
-            else f"{kind}, {BOUND[bound]}, {_launched(launch)}: {low}"
+    for regime in chosen:
+        part = regimes.of(found, regime)
+        ratios = part[(part["rival"] == "Liger") & (part["way"] == "forward+backward")]["ratio"]
+        if len(ratios):
+            parts.append(f"{regimes.span(ratios)} ({floors.name(part, regime)})")
+    if parts:
+        yield (
+            f"On {where}, forward and backward with all gradients, Liger takes this many times our "
+            f"time: {', '.join(parts)}."
         )
+    yield _nothing_sentence(found, where)
+
+
+def _nothing_sentence(found: pd.DataFrame, where: str) -> str:
+    cases = regimes.best(found)
+    clauses = regimes.nothing(found)
+    if not clauses:
+        return f"On {where} no rival is as fast as ours in any of {len(cases)} cases."
+    count = int((cases["low"] <= 1).sum())
     return (
-        f"Liger's time over ours on {where}, forward and backward with all gradients, over "
-        f"{found['shape'].nunique()} shapes: {'; '.join(parts)}. Above one, ours is faster."
+        f"Ours gives nothing, that is, the fastest rival takes no longer, in {count} of "
+        f"{len(cases)} cases (a shape, direction and launch each): {'; '.join(clauses)}."
     )
-
-
-def _launched(launch: str) -> str:
-    return "from Python" if launch == "python" else "as a CUDA graph"
-
-
-def _range(group: pd.DataFrame, way: str) -> str:
-    """Least and largest ratio with their shapes, and in how many cases either side is faster."""
-    if group.empty:
-        return ""
-    least, most = group.loc[group["ratio"].idxmin()], group.loc[group["ratio"].idxmax()]
-    text = _told(most)
-    if len(group) > 1:
-        text = f"{_told(least)} to {text}"
-    faster, slower = int((group["low"] > 1).sum()), int((group["high"] < 1).sum())
-    level = len(group) - faster - slower
-    return (
-        f"{DIRECTIONS[way]} {text}; ours is faster in {faster}, slower in {slower} and neither in "
-        f"{level} of {_shapes(len(group))} (95 % intervals)"
-    )
-
-
-def _told(row: pd.Series) -> str:
-    low, high = number(row["low"], 3), number(row["high"], 3)
-    return f"{number(row['ratio'], 3)} ({low}–{high}) at {row['shape']}"
 
 
 def _untimed(frame: pd.DataFrame, where: str) -> str:
@@ -116,23 +104,21 @@ def _untimed(frame: pd.DataFrame, where: str) -> str:
 
 
 def _share_sentences(rows: pd.DataFrame, where: str) -> Iterator[str]:
-    """What the products alone take of the fastest and of eager's time: the room for fusion."""
+    """What the products alone take of eager's and of our time: the room for fusion."""
     found = versus(device_times(rows, "python"), PRODUCTS)
-    found = found[found["way"] == "forward+backward"]
-    for (kind, bound), group in _in_order(found, ["format", "bound"]):
-        eager = group[group["provider"] == "eager"]
-        if eager.empty:
+    found = regimes.sized(found[found["way"] == "forward+backward"])
+    for kind, size in regimes.present(found):
+        part = found[(found["format"] == kind) & (found["size"] == size)]
+        eager, ours = (part[part["provider"] == name]["ratio"] for name in ("eager", SUBJECT))
+        # Elsewhere fp32 products are split on the tensor cores: plain ones are no bound.
+        if eager.empty or size not in ("models", "few"):
             continue
-        least, most = eager["ratio"].min(), eager["ratio"].max()
-        best = group.loc[group.groupby("shape")["median_ms"].idxmin()]
-        names = best["provider"].value_counts()
-        winners = ", ".join(f"{name} {count}" for name, count in names.items())
-        yield (
-            f"{kind}, {BOUND[bound]}, forward and backward from Python on {where}: the matrix "
-            f"products alone take {_span(least, most)} of eager's time "
-            f"({_shapes(len(eager))}), so fusion could save at most the rest; the fastest was "
-            f"{winners} (number of shapes)."
+        text = (
+            f"{regimes.title(part, kind, size)}, forward and backward from Python on {where}: the "
+            f"matrix products alone take {_percents(eager)} of eager's time "
+            f"({_shapes(len(eager))}), so fusion could save at most the rest"
         )
+        yield f"{text}; of ours they take {_percents(ours)}." if len(ours) else f"{text}."
 
 
 def _roof_sentence(rows: pd.DataFrame, where: str) -> str | None:
@@ -148,10 +134,16 @@ def _roof_sentence(rows: pd.DataFrame, where: str) -> str | None:
         parts.append(
             f"{_percent(share[top])} of it in {kind} ({row['provider']} at {row['shape']})"
         )
-    return (
-        f"The roof on {where} is its own plain product and copy. The nearest that any rival comes "
+    text = (
+        f"The roof on {where} is its own plain product and copy. The nearest that anybody comes "
         f"to it, forward and backward, is {', '.join(parts)}."
     )
+    if ((share > 1) & (found["provider"] == SUBJECT) & (found["format"] == "fp32")).any():
+        text += (
+            " Ours lies above the roof of fp32, which is that of IEEE products: it splits each "
+            "factor and multiplies the parts on the tensor cores."
+        )
+    return text
 
 
 def _launch_sentence(rows: pd.DataFrame, where: str) -> str | None:
@@ -209,14 +201,8 @@ def protocol() -> str:
     )
 
 
-def _in_order(rows: pd.DataFrame, keys: list[str]) -> list[tuple[Any, pd.DataFrame]]:
-    """Groups by format and bound: bf16 first, and what arithmetic bounds before bandwidth."""
-    groups = list(rows.groupby(keys, sort=True))
-    return sorted(groups, key=lambda g: (FORMATS.index(g[0][0]), g[0][1] != "compute"))
-
-
-def _span(least: float, most: float) -> str:
-    return _percent(least) if least == most else f"{_percent(least)} to {_percent(most)}"
+def _percents(shares: pd.Series) -> str:
+    return f"{regimes.span(100 * shares)} %"
 
 
 def _shapes(count: int) -> str:

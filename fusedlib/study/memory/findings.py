@@ -81,19 +81,19 @@ def peaks_sentence(frame: pd.DataFrame) -> str | None:
 
 
 def shape_sentence(frame: pd.DataFrame) -> str | None:
-    """Kept and peak of everybody at the largest shape."""
+    """Kept and peak of everybody at the largest shape, the least peak first."""
     rows = largest(frame)
     if rows.empty:
         return None
+    rows = rows.sort_values(["peak_mib", "saved_mib"], kind="stable")
     said = [
-        f"{r['provider']} keeps {number(r['saved_mib'], 4)} MiB for backward and holds "
-        f"{number(r['peak_mib'], 4)} at its peak"
+        f"{r['provider']} {number(r['saved_mib'], 4)} and {number(r['peak_mib'], 4)}"
         for _, r in rows.iterrows()
     ]
     first = rows.iloc[0]
     return (
-        f"At {tables.shape_of(first)} in {first['dtype']} on {place(first)}, over weights and "
-        f"inputs: {'; '.join(said)}."
+        f"One step at {tables.shape_of(first)} in {first['dtype']} on {place(first)} keeps for "
+        f"backward, and holds at its peak over weights and inputs, in MiB: {'; '.join(said)}."
     )
 
 
