@@ -94,6 +94,17 @@ def test_the_claims_are_the_published_times_and_ratios():
     assert selected.claim(64, 16384, "forward+backward") is None
 
 
+def test_a_computed_and_an_emulated_error_stand_in_one_line():
+    table = tables.correctness(FULL)
+    assert list(table.columns) == [("error of y", "emulated"), ("error of dx", "emulated")]
+    assert table.loc[("random", 64, 128), ("error of y", "emulated")] == "1.00"
+    triton = FULL.assign(implementation=FULL["implementation"].replace(
+        {"published, emulated": "published"}))  # fmt: skip
+    both = tables.correctness(pd.concat([FULL, triton[triton["hidden_size"] == 128]]))
+    line = both.loc[("random", 16, 64)]
+    assert line[("error of y", "Triton")] == "—" and line[("error of y", "emulated")] == "1.00"
+
+
 def test_gradients_and_counted_matrices_come_from_what_arrives():
     table = tables.gradients(FULL)
     weights = tables.GRADIENTS["d_w_gate_up"]
@@ -131,7 +142,7 @@ def test_the_published_logs_compare_digit_by_digit():
 )
 def test_the_sentence_on_fusion_reads_well_whoever_wins(factor, said):
     frame = pd.DataFrame(list(step_rows(FACTORS | {"fusion": factor})))
-    [sentence] = [s for s in findings.findings(frame) if s.startswith("What fusion itself")]
+    [sentence] = [s for s in findings.headline(frame) if s.startswith("What fusion itself")]
     assert said in sentence
     others = {"faster", "slower"} - set(said.split())
     assert not [w for w in others if f"{w} than" in sentence]
@@ -146,7 +157,7 @@ def test_every_item_of_the_checklist_is_answered_from_rows():
 
 
 def test_findings_follow_the_rows():
-    text = " ".join(findings.findings(FULL))
+    text = " ".join([findings.answer(FULL), *findings.findings(FULL)])
     told = "claimed 2.83; redone 2.70, with a wrong result; put right 0.400 (most goes with the "
     assert f"at 64 × 4096, forward, on Test Card: {told}whole sum, 2.70 to 0.800)" in text
     assert "with fusedlib's kernels 1.80 in fp32 and 1.03 in bf16." in text

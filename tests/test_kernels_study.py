@@ -1,6 +1,7 @@
 """Study 03 from rows: pairs, shares, the roof, tables, figures, sentences, its notebook's cases."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -135,7 +136,7 @@ def test_every_table_figure_and_sentence_stands_on_any_rows(frame):
             assert tables.times_table(frame, part, launch, ["fp32", "bf16"]) is not None
             assert tables.fusion_table(frame, part, launch) is not None
     assert len(tables.ceilings_table(frame)) == (0 if frame is EMPTY else 2)
-    assert tables.rivals_table(frame).shape[1] == 5
+    assert tables.rivals_table(frame).shape[1] == {id(FULL): 6, id(CPU): 5}.get(id(frame), 1)
     assert len(tables.published_table(frame)) == len(tables.published_factors())
     for draw in (
         figures.speedup_by_width, figures.published_and_measured, figures.roofline,
@@ -147,27 +148,28 @@ def test_every_table_figure_and_sentence_stands_on_any_rows(frame):
         figures.roofline_alt(frame), figures.over_products_alt(frame),
     ):  # fmt: skip
         assert text.endswith(".")
-    for sentences in (findings.findings(frame), findings.headline(frame)):
+    answer = [findings.answer(frame)]
+    for sentences in (findings.findings(frame), findings.headline(frame), answer):
         assert sentences and all(s.endswith((".", ".)")) and "nan" not in s for s in sentences)
 
 
 def test_sentences_tell_faster_from_slower():
-    better = " ".join(findings.findings(FULL))
-    worse = " ".join(findings.findings(full_frame({"fused": 1.2})))
+    better, worse = findings.answer(FULL), findings.answer(full_frame({"fused": 1.2}))
     part = "bf16, shapes of language models (8 of 8 cases, down to 0.8"
     assert part not in better and part in worse
     assert "(bf16, shapes of language models, from Python)" in better
-    assert findings.answer(FULL) == " ".join(findings.headline(FULL)[:2])
+    assert better == " ".join(findings.headline(FULL)[:2])
 
 
 def test_a_rival_without_a_time_says_why():
-    text = " ".join(findings.findings(CPU))
+    text = findings.answer(CPU)
     assert "fused and Liger were not timed side by side" in text
     assert "needs a CUDA GPU" in text
     cells = tables.times_table(CPU, select.sweep, "python", ["fp32"])
-    assert set(cells["fused"]) == {"—"}
+    assert list(cells.columns) == ["eager", "torch.mm"], "who has no time has no column"
     told = tables.rivals_table(FULL)
-    assert any("unavailable: not there" in cell for cell in told["without a time"])
+    assert any("unavailable: not there" in cell for cell in told[("", "without a time")])
+    assert set(told[("largest error of y", "bf16")].drop("absent", level="rival")) == {"0.0010"}
 
 
 def test_protocol_is_read_from_the_published_memory():
@@ -199,3 +201,16 @@ def test_the_notebook_measures_before_it_shows():
 def test_a_shape_that_is_none_is_told(text):
     with pytest.raises(ValueError, match="a shape is tokens·hidden·intermediate"):
         kernel_sweep.shaped([text], "bfloat16")
+
+
+def test_the_error_in_fp32_is_compared_problem_by_problem():
+    rows = FULL.assign(y_error=[3e-6 if p == "fused" else 2e-6 for p in FULL["provider"]])
+    text = " ".join(findings.findings(rows))
+    assert re.search(r"our y is 1\.50 times Liger's, and larger than it in (\d+) of \1", text)
+
+
+def test_formats_measured_at_single_sizes_have_no_column_beside_the_sweep():
+    tf32 = FULL[(FULL["dtype"] == "float32") & (FULL["hidden_size"] == 4096)]
+    both = pd.concat([FULL, tf32.assign(precision="high")], ignore_index=True)
+    columns = tables.published_table(both).columns.get_level_values(1)
+    assert "fp32 python" in columns and "TF32 python" not in columns

@@ -42,10 +42,10 @@ def test_the_published_stack_is_read_at_one_size_of_the_grid():
 
 
 def test_findings_are_computed():
-    said = " ".join(findings.findings(FULL))
+    said = " ".join([findings.answer(FULL), *findings.findings(FULL)])
     assert "in MiB: fused (input) 0 and 912.0; fused 448.0 and 912.0" in said
     assert "liger 672.0 and 1,072; quack" in said
-    assert "within 3.0 % in 76 of 76 steps" in said
+    assert "within 3.0 % in 76 of 76 steps" in findings.agreement_sentence(FULL)
     assert "6 W + 7 A + 16.3 MB for Liger and 4 W + 5 A" in said
     assert "6/4 = 1.5, is that of three weights and three gradients" in said
     assert "liger over fused tends to 1.00" in said
@@ -86,7 +86,12 @@ def test_the_published_table_shows_all_three_origins():
 def test_a_stack_that_does_not_fit_says_oom_and_what_is_counted():
     shown = tables.stack_table(FULL, "bfloat16", held=True)
     assert shown.loc[256, ("measured (counted), MiB", "eager")] == "oom (230,880)"
-    assert "eager oom, out of memory" in tables.not_run(FULL)
+    assert tables.not_run(FULL) == "Test Card: eager, liger oom, out of memory."
+
+
+def test_of_a_library_s_message_the_first_clause_is_the_reason():
+    long = FULL.assign(reason=["CUDA out of memory. Tried to allocate 1 GiB.\nSee"] * len(FULL))
+    assert tables.not_run(long) == "Test Card: eager, liger oom, CUDA out of memory."
     published = tables.stack_table(FULL, "float32", held=True)
     assert published.loc[256, ("published, MB", "liger")] == "17,992"
 
@@ -95,8 +100,8 @@ def test_a_laptop_compares_what_it_has():
     own = FULL[FULL["provider"].isin(["eager", "inductor"])].assign(
         machine="mine", own=True, device_type="cpu", device_name="My CPU", profile="quick"
     )
-    said = " ".join(findings.findings(own))
-    assert "this machine (My CPU)" in said and "its events, summed" in said
+    assert "this machine (My CPU)" in findings.answer(own)
+    assert "its events, summed" in findings.agreement_sentence(own)
     both = pd.concat([FULL, own], ignore_index=True)
     assert "Test Card" in findings.headline(both)[0]
     assert "this machine (My CPU)" in tables.shape_table(both).index.get_level_values(1)
@@ -105,7 +110,7 @@ def test_a_laptop_compares_what_it_has():
 @pytest.mark.parametrize("rows", [EMPTY, FULL[FULL["status"] != "ok"]], ids=["none", "only-oom"])
 def test_without_rows_everything_says_so(rows):
     assert findings.findings(rows) == [findings.MISSING]
-    assert findings.headline(rows) == [findings.MISSING]
+    assert findings.headline(rows) == [findings.answer(rows)] == [findings.MISSING]
     assert findings.shape_sentence(rows) is None and findings.agreement_sentence(rows) is None
     assert len(tables.counted_table()) == len(memory_rows.EVERYBODY)
     for shown in (

@@ -2,6 +2,7 @@
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
@@ -53,8 +54,8 @@ def _bars(ax: Axes, rows: pd.DataFrame, titles: list[str]) -> None:
         label = "wrong result" if row.wrong else "right result"
         style.bars(
             ax, [at], [after - before], label, start=before, horizontal=True, size=0.62,
-            color=colour, alpha=0.55 if row.wrong else 1.0, hatch="///" if row.wrong else None,
-            edgecolor=colour,
+            color=to_rgba(colour, 0.3 if row.wrong else 1.0),
+            hatch="/////" if row.wrong else None, edgecolor=colour,
         )  # fmt: skip
         ax.plot([after, after], [at - 0.38, at + 0.38], color=style.INK, linewidth=1.4)
         said = f"{number(after, 3)}{' wrong' if row.wrong else ''}"

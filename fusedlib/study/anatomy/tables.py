@@ -41,6 +41,7 @@ PEAKS = {
     "liger": "Liger", "published": "published (wrong)", "whole sum": "with the whole sum",
     "fused": "fusedlib",
 }  # fmt: skip
+INPUTS = {"ones": "all ones, as published", "random": "random"}
 GRADIENTS = {"d_x": "x", "d_w_gate_up": "gate and up weights", "d_w_down": "down weight"}
 
 
@@ -105,24 +106,24 @@ def _factor(row: pd.Series | None) -> str:
 
 
 def correctness(frame: pd.DataFrame) -> pd.DataFrame:
-    """Errors of the published kernel by width and block."""
+    """Errors of the published kernel by width and block, computed by Triton and emulated."""
     rows = experiment(frame, "correctness")
     rows = rows[rows["implementation"].isin(["published", "published, emulated"])]
-    columns = ("y", "dx")
     if rows.empty:
-        return pd.DataFrame(columns=list(columns))
-    rows = rows.sort_values(["inputs", "block", "hidden_size", "implementation"])
-    index = pd.MultiIndex.from_arrays(
-        [
-            [f"{b} × {b}" for b in rows["block"].astype(int)],
-            rows["inputs"].map({"ones": "all ones, as published", "random": "random"}),
-            rows["implementation"].map(IMPLEMENTATIONS).str.extract(r"\((\w+)\)")[0],
-            rows["hidden_size"].astype(int),
-        ],
-        names=["block", "inputs", "computed by", "width"],
-    )
+        return pd.DataFrame(columns=["y", "dx"])
+    by = rows["implementation"].map(IMPLEMENTATIONS).str.extract(r"\((\w+)\)")[0]
     errors = {"y": rows["y_error"], "dx": rows["d_x_error"]}
-    return pd.DataFrame({n: [number(v, 3) for v in e] for n, e in errors.items()}, index=index)
+    keys = [rows["inputs"].map(INPUTS), rows["block"].astype(int), rows["hidden_size"].astype(int)]
+    index = pd.MultiIndex.from_arrays(keys, names=["inputs", "block", "width"])
+    shown = pd.DataFrame(
+        {
+            (f"error of {what}", who): pd.Series(
+                [number(v, 3) for v in error[by == who]], index=index[by == who]
+            )
+            for what, error in errors.items() for who in sorted(set(by))
+        }
+    ).sort_index()  # fmt: skip
+    return shown.fillna(MISSING)
 
 
 def gradients(frame: pd.DataFrame) -> pd.DataFrame:

@@ -18,14 +18,14 @@ MISSING = "There is no finding yet: no problem has been timed. `make study ONLY=
 
 
 def findings(frame: pd.DataFrame) -> list[str]:
-    """What the rows say, one sentence or two each."""
+    """What the rows say besides the `answer`, one sentence or two each."""
     rows = leading_rows(frame)
     if rows.empty:
         return [MISSING]
     where = rows["place"].iloc[0]
     sentences = [
-        *_gain_sentences(frame, rows, where),
         floors.sentence(regimes.gains(rows), where),
+        _accuracy_sentence(rows, where),
         *_share_sentences(rows, where),
         _roof_sentence(rows, where),
         _launch_sentence(rows, where),
@@ -92,6 +92,23 @@ def _nothing_sentence(found: pd.DataFrame, where: str) -> str:
         f"Ours gives nothing, that is, the fastest rival takes no longer, in {count} of "
         f"{len(cases)} cases (a shape, direction and launch each): {'; '.join(clauses)}."
     )
+
+
+def _accuracy_sentence(rows: pd.DataFrame, where: str) -> str | None:
+    """Error of y of ours over Liger's in fp32, problem by problem."""
+    found = rows[(rows["format"] == "fp32") & (rows["launch"] == "python")]
+    errors = found.pivot_table(index=["shape", "way"], columns="provider", values="y_error")
+    if not {SUBJECT, REFERENCE} <= set(errors.columns):
+        return None
+    ratio = (errors[SUBJECT] / errors[REFERENCE]).dropna()
+    if ratio.empty:
+        return None
+    larger = int((ratio > 1).sum())
+    text = (
+        f'In fp32 "highest" on {where} the error of our y is {regimes.span(ratio)} times Liger\'s, '
+        f"and larger than it in {larger} of {len(ratio)} problems"
+    )
+    return f"{text}, most at {ratio.idxmax()[0]}." if larger else f"{text}."
 
 
 def _untimed(frame: pd.DataFrame, where: str) -> str:

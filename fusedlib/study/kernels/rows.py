@@ -22,6 +22,7 @@ SHAPE = ["tokens", "hidden_size", "intermediate_size"]
 FIELDS = [
     "machine", "place", "format", *SHAPE, "shape", "way", "launch", "provider", "status", "reason",
     "median_ms", "samples_ms", "session", "flops", "compulsory_bytes", "roof_ms", "bound",
+    "y_error",
 ]  # fmt: skip
 
 

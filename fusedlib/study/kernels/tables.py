@@ -6,12 +6,15 @@ import pandas as pd
 
 from fusedlib.study import published
 from fusedlib.study.display import MISSING, number
+from fusedlib.study.kernels import regimes
 from fusedlib.study.kernels import rows as select
+from fusedlib.study.kernels.floors import LAUNCHED
+from fusedlib.study.kernels.regimes import FORMATS, RIVALS, WAYS, Regime
 from fusedlib.study.kernels.rows import DIRECTIONS, PRODUCTS, PROVIDERS, compared, versus
 from fusedlib.study.selection import per_machine, place, rows_of
 
 Select = Callable[[pd.DataFrame], pd.DataFrame]
-DASH = "A dash: not available here; the table of rivals says why."
+DASH = "A dash, or a rival that is not here: it has no time; the table of rivals says why."
 PUBLISHED_WAYS = {"forward time": "forward", "backward time": "backward"}
 
 
@@ -30,27 +33,24 @@ def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def times_table(frame: pd.DataFrame, part: Select, launch: str, formats: list[str]) -> pd.DataFrame:
-    """Median ms by machine, format, direction and shape; a dash where a rival cannot run."""
+    """Median ms by machine, format, direction and shape, of all rivals with any time here."""
     found = part(compared(frame, None))
     found = found[(found["launch"] == launch) & found["format"].isin(formats)]
-    found = found.sort_values(["place", "format"], kind="stable")
-    columns = [p for p in PROVIDERS if p in set(found["provider"])]
+    timed = set(found[found["status"] == "ok"]["provider"])
+    columns = [p for p in PROVIDERS if p in timed]
     cells: dict[tuple[str, ...], dict[str, str]] = {}
     for way, title in DIRECTIONS.items():
         for _, row in found[found["way"] == way].iterrows():
-            key = (f"{row['place']}: {row['format']} {title}", row["shape"])
+            key = (row["place"], row["format"], title, row["shape"])
             told = MISSING if row["status"] == "unavailable" else str(row["status"])
             text = number(row["median_ms"], 4) if row["status"] == "ok" else told
             cells.setdefault(key, {})[row["provider"]] = text
-    order = sorted(cells, key=lambda k: _place_and_format(k[0]))
-    index = pd.MultiIndex.from_tuples(order, names=["what", "shape"])
-    body = [[cells[k].get(p, MISSING) for p in columns] for k in order]
-    return pd.DataFrame(body, index=index, columns=columns or ["no rows"])
-
-
-def _place_and_format(what: str) -> tuple[str, str]:
-    where, _, rest = what.rpartition(": ")
-    return where, rest.partition(" ")[0]
+    # Where everybody was unavailable there is nothing to show.
+    known = [k for k, told in cells.items() if set(told.values()) != {MISSING}]
+    order = sorted(known, key=lambda k: (k[0], FORMATS.index(k[1])))
+    body = [{p: cells[k].get(p, MISSING) for p in columns} for k in order]
+    keys = [(f"{place}: {kind} {way}", shape) for place, kind, way, shape in order]
+    return _indexed(body, keys, ["what", "shape"], columns or ["no rows"])
 
 
 def fusion_table(frame: pd.DataFrame, part: Select, launch: str) -> pd.DataFrame:
@@ -60,6 +60,7 @@ def fusion_table(frame: pd.DataFrame, part: Select, launch: str) -> pd.DataFrame
     """
     found = part(compared(frame))
     found = found[(found["launch"] == launch) & found["way"].isin(["forward", "forward+backward"])]
+    found = found.sort_values(["place", *select.SHAPE, "way"], kind="stable")
     body, index = [], []
     for row in versus(found, PRODUCTS).itertuples():
         what = f"{row.place}: {row.format} {DIRECTIONS[row.way]}"
@@ -75,20 +76,46 @@ def fusion_table(frame: pd.DataFrame, part: Select, launch: str) -> pd.DataFrame
     return _indexed(body, index, names, ["products / time", "roof / time", "TFLOP/s"])
 
 
+def gains_table(found: pd.DataFrame) -> pd.DataFrame:
+    """Each rival's time over ours by regime, least to greatest over its shapes.
+
+    Takes the frame of `regimes.gains`.
+    """
+    rivals = [rival for rival in RIVALS if rival in set(found["rival"])]
+    body, index = [], []
+    for kind, size in regimes.present(found):
+        for launch, launched in LAUNCHED.items():
+            part = regimes.of(found, Regime(kind, size, launch))
+            if part.empty:
+                continue
+            ratios = part.groupby(["way", "rival"])["ratio"].apply(regimes.span)
+            index.append((regimes.title(part, kind, size), launched))
+            body.append({(w, r): ratios.get((w, r), MISSING) for w in WAYS for r in rivals})
+    if not index:
+        return pd.DataFrame(columns=["not measured"])
+    table = pd.DataFrame(body, index=pd.MultiIndex.from_tuples(index, names=["work", "launched"]))
+    table.columns = pd.MultiIndex.from_tuples(table.columns)
+    return table
+
+
 def published_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Liger's time over fused's: published, and measured by format and launch."""
+    """Liger's time over fused's: published, and measured by format and launch.
+
+    Of the measured formats those are shown that have the published sweep, not single sizes of it.
+    """
     told = published_factors()
     measured = versus(compared(frame), select.REFERENCE)
-    measured = measured[measured["provider"] == select.SUBJECT]
+    square = measured["hidden_size"] == measured["intermediate_size"]
+    measured = measured[square & (measured["provider"] == select.SUBJECT)]
     columns: dict[tuple[str, str], dict[tuple[str, int, int], str]] = {}
-    for row in measured.itertuples():
-        title = f"{row.format} {row.launch}"
-        if row.hidden_size == row.intermediate_size:
-            key = (row.way, int(row.tokens), int(row.hidden_size))
-            cells = columns.setdefault((row.place, title), {})
-            cells[key] = _ratio(row.ratio, row.low, row.high)
+    for (where, kind, launch), group in measured.groupby(["place", "format", "launch"], sort=True):
+        keys = zip(group["way"], group["tokens"], group["hidden_size"], strict=True)
+        ratios = [_ratio(*r) for r in group[["ratio", "low", "high"]].itertuples(index=False)]
+        cells = {k: r for k, r in zip(keys, ratios, strict=True) if k in told}
+        if len({width for _, _, width in cells}) > 1:
+            columns[(where, f"{kind} {launch}")] = cells
     index = pd.MultiIndex.from_tuples(
-        [(DIRECTIONS[w], str(b), str(d)) for w, b, d in told], names=["direction", "B", "D"]
+        [(DIRECTIONS[w], f"{b} × {d}") for w, b, d in told], names=["direction", "B × D"]
     )
     body = {("published", "seed 000"): [number(v, 3) for v in told.values()]}
     body |= {name: [cells.get(k, MISSING) for k in told] for name, cells in columns.items()}
@@ -116,31 +143,39 @@ def published_factors() -> dict[tuple[str, int, int], float]:
 
 
 def rivals_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Version, settings and largest error of y by machine, rival and format, and what kept it."""
+    """Version, settings and largest error of y by machine and rival, and what kept it."""
     found = per_machine(rows_of(frame, "swiglu", None))
-    body, index = [], []
-    if len(found):
-        found = found.assign(format=[select.format_of(r) for _, r in found.iterrows()])
-        groups = found.groupby(["machine", "provider", "format"], sort=True)
-        for (_, provider, kind), group in groups:
-            timed = group[group["status"] == "ok"]
-            index.append((place(group.iloc[0]), provider, kind))
-            body.append(_rival(group, timed))
-    columns = ["version", "settings", "largest error of y", "timed", "without a time"]
-    return _indexed(body, index, ["on", "provider", "format"], columns)
+    if found.empty:
+        return pd.DataFrame(columns=["no rows"])
+    found = found.assign(format=[select.format_of(r) for _, r in found.iterrows()])
+    found = found.assign(place=[place(r) for _, r in found.iterrows()])
+    formats = [kind for kind in FORMATS if kind in set(found["format"])]
+    groups = list(found.groupby(["place", "provider"], sort=True))
+    body = [_rival(group, formats) for _, group in groups]
+    index = pd.MultiIndex.from_tuples([key for key, _ in groups], names=["on", "rival"])
+    table = pd.DataFrame(body, index=index)
+    table.columns = pd.MultiIndex.from_tuples(table.columns)
+    return table
 
 
-def _rival(group: pd.DataFrame, timed: pd.DataFrame) -> dict[str, str]:
-    rest = group[group["status"] != "ok"]
+def _rival(group: pd.DataFrame, formats: Sequence[str]) -> dict[tuple[str, str], str]:
+    timed, rest = group[group["status"] == "ok"], group[group["status"] != "ok"]
     reasons = [f"{r['status']}: {r['reason']}" for _, r in rest.iterrows()]
-    some = timed.iloc[0] if len(timed) else None
-    told = some["settings"] if some is not None else None
+    errors = timed.groupby("format")["y_error"].max()
+    told = {
+        # A cell is plain text: names stand in it without Markdown's marks.
+        name: "; ".join(dict.fromkeys(str(v).replace("`", "") for v in timed[name].dropna()))
+        for name in ("version", "settings")
+    }
     return {
-        "version": str(some["version"]) if some is not None else MISSING,
-        "settings": str(told) if isinstance(told, str) else MISSING,
-        "largest error of y": number(timed["y_error"].max(), 2) if some is not None else MISSING,
-        "timed": f"{len(timed)} of {len(group)}",
-        "without a time": "; ".join(dict.fromkeys(reasons)) or MISSING,
+        ("", "version"): told["version"] or MISSING,
+        ("", "settings"): told["settings"] or MISSING,
+        **{
+            ("largest error of y", kind): number(errors[kind], 2) if kind in errors else MISSING
+            for kind in formats
+        },
+        ("", "timed"): f"{len(timed)} of {len(group)}",
+        ("", "without a time"): "; ".join(dict.fromkeys(reasons)) or MISSING,
     }
 
 

@@ -17,36 +17,31 @@ CLOSE = 0.03
 LEAST_MIB = 1.0
 
 
+def answer(frame: pd.DataFrame) -> str:
+    """The study's question answered: what fusing saves, and where the limits come from."""
+    if tables.steps(frame).empty:
+        return MISSING
+    sentences = [shape_sentence, peaks_sentence, tokens_sentence, limit_sentence]
+    return " ".join(s for sentence in sentences if (s := sentence(frame)))
+
+
 def findings(frame: pd.DataFrame) -> list[str]:
-    """What the rows say, one sentence or two each."""
+    """What the rows say besides the `answer`, one sentence or two each."""
     if tables.steps(frame).empty:
         return [MISSING]
     sentences = [
-        shape_sentence(frame),
-        peaks_sentence(frame),
-        agreement_sentence(frame),
-        published_sentence(),
-        square_sentence(frame),
-        tokens_sentence(frame),
-        input_sentence(frame),
-        stack_sentence(frame),
-        depth_sentence(frame),
-        plain_sentence(frame),
-    ]
-    return [s for s in sentences if s]
+        published_sentence, square_sentence, input_sentence, stack_sentence, depth_sentence,
+        plain_sentence,
+    ]  # fmt: skip
+    return [s for sentence in sentences if (s := sentence(frame))]
 
 
 def headline(frame: pd.DataFrame) -> list[str]:
     """The abstract's sentences about this study."""
     if tables.steps(frame).empty:
         return [MISSING]
-    sentences = [
-        shape_sentence(frame),
-        peaks_sentence(frame),
-        published_sentence(),
-        stack_sentence(frame),
-    ]
-    return [s for s in sentences if s]
+    sentences = [shape_sentence, peaks_sentence, limit_sentence, stack_sentence]
+    return [s for sentence in sentences if (s := sentence(frame))]
 
 
 def largest(frame: pd.DataFrame) -> pd.DataFrame:
@@ -71,7 +66,7 @@ def peaks_sentence(frame: pd.DataFrame) -> str | None:
         return None
     ratio = (wide["fused"] / wide["liger"]).dropna().sort_values()
     said = [f"{number(v, 3)} at {'·'.join(map(str, k[:3]))}" for k, v in ratio.items()]
-    text = f"Fused peaks at {', '.join(said)} of Liger's peak"
+    text = f"Of Liger's peak fused takes {', '.join(said)}"
     if (ratio > 1).any():
         text += (
             "; it is above 1 where weights outweigh activations, because fused still holds gate|up "
@@ -140,22 +135,28 @@ def _witness(rows: pd.DataFrame) -> str:
     )
 
 
-def published_sentence() -> str:
-    """Where the published 1.5 comes from, from the published figures alone."""
+def published_sentence(_: pd.DataFrame) -> str:
+    """The published peaks as counts, from the published figures alone."""
     read, rows = published_fit.readings(), published_fit.ratios()
     liger, fused = read["liger"], read["fused"]
     same = int((rows["read"].round(2) == rows["published"]).sum())
-    limit = Fraction(liger.weights, fused.weights)
     return (
         f"The published grid is {liger.weights} W + {liger.activations} A + "
         f"{number(liger.constant_mib, 3)} MB for Liger and {fused.weights} W + "
         f"{fused.activations} A + {number(fused.constant_mib, 3)} MB for the fused layer, to "
         f"{number(max(liger.off_mib, fused.off_mib) + 0.05, 1)} MB, where W is one weight matrix "
         f"and A one activation; the same counts give {same} of {len(rows)} ratios of the published "
-        f"sweep to their last digit. Its limit, {liger.weights}/{fused.weights} = "
-        f"{number(float(limit), 2)}, is that of three weights and three gradients to three "
-        f"weights and {_words(fused.weights - 3)}: what was saved are gradients that were never "
-        "computed."
+        "sweep to their last digit."
+    )
+
+
+def limit_sentence(_: pd.DataFrame) -> str:
+    """Where the published limit comes from, from the published figures alone."""
+    liger, fused = (published_fit.readings()[name].weights for name in ("liger", "fused"))
+    return (
+        f"The published ratio's limit, {liger}/{fused} = {number(liger / fused, 2)}, is that of "
+        f"three weights and three gradients to three weights and {_words(fused - 3)}: what was "
+        "saved are gradients that were never computed."
     )
 
 

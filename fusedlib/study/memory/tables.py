@@ -147,12 +147,17 @@ def _measured(row: Any) -> str:
 
 
 def not_run(frame: pd.DataFrame) -> str | None:
-    """Who could not run on which machine, and why, a clause each."""
+    """Who could not run on which machine, and why, a clause a machine and reason."""
     rows = per_machine(frame[frame["status"] != "ok"]) if len(frame) else frame
     if rows.empty:
         return None
-    groups = rows.groupby(["machine", "provider", "reason"], sort=False, dropna=False)
-    said = [f"{place(g.iloc[0])}: {p} {g['status'].iloc[0]}, {r}" for (_, p, r), g in groups]
+    # A library's message goes on with figures of that very moment; its first clause is the reason.
+    first = rows["reason"].astype(str).str.split(r"\. |\n", regex=True).str[0]
+    groups = rows.groupby(["machine", "status", first], sort=False)
+    said = [
+        f"{place(g.iloc[0])}: {', '.join(dict.fromkeys(g['provider']))} {status}, {reason}"
+        for (_, status, reason), g in groups
+    ]
     return "; ".join(said) + "."
 
 
@@ -169,7 +174,7 @@ def published_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Published peaks beside what counting and measuring with all gradients give, in MiB."""
     told, read = _published_peaks(), published_fit.readings()
     rows = squares(frame)
-    index = sorted({*told, *_sizes(rows)}, key=lambda size: (size[1], size[0]))
+    index = sorted({*told, *_sizes(rows)})
     table = {}
     for tokens, width in index:
         problem = memory.square(tokens, width)
