@@ -19,7 +19,7 @@ def waterfall(frame: pd.DataFrame) -> Figure:
     chosen = panels(frame)
     titles = list(STEPS.values())
     fig, axes = style.new(
-        height=1.0 + 2.1 * len(chosen) / 2, ncols=2, nrows=len(chosen) // 2, squeeze=False,
+        height=1.0 + 2.2 * len(chosen) / 2, ncols=2, nrows=len(chosen) // 2, squeeze=False,
         sharey=True, sharex=True,
     )  # fmt: skip
     for ax, (tokens, width, direction) in zip(axes.flat, chosen, strict=True):
@@ -42,7 +42,7 @@ def waterfall(frame: pd.DataFrame) -> Figure:
 
 def _range(frame: pd.DataFrame, chosen: list[tuple[int, int, str]]) -> tuple[float, float]:
     factors = [f for at in chosen for f in chain(frame, *at)["factor"]]
-    return 0.75 * min([*factors, 0.9]), 2.3 * max([*factors, 1.1])
+    return 0.75 * min([*factors, 0.9]), 3.4 * max([*factors, 1.1])
 
 
 def _bars(ax: Axes, rows: pd.DataFrame, titles: list[str]) -> None:
@@ -54,8 +54,7 @@ def _bars(ax: Axes, rows: pd.DataFrame, titles: list[str]) -> None:
         label = "wrong result" if row.wrong else "right result"
         style.bars(
             ax, [at], [after - before], label, start=before, horizontal=True, size=0.62,
-            color=to_rgba(colour, 0.3 if row.wrong else 1.0),
-            hatch="/////" if row.wrong else None, edgecolor=colour,
+            color=to_rgba(colour, 0.3 if row.wrong else 1.0), edgecolor=colour, linewidth=0.9,
         )  # fmt: skip
         ax.plot([after, after], [at - 0.38, at + 0.38], color=style.INK, linewidth=1.4)
         said = f"{number(after, 3)}{' wrong' if row.wrong else ''}"

@@ -103,7 +103,7 @@ def roofline(frame: pd.DataFrame, way: str = "forward+backward") -> Figure:
         _log_factors(ax)
         roof = roofs[(roofs["machine"] == part["machine"].iloc[0]) & (roofs["format"] == kind)]
         if len(roof):
-            x = np.geomspace(intensity.min() / 2, intensity.max() * 2, 200)
+            x = np.geomspace(intensity.min() / 4, intensity.max() * 4, 200)
             top = roof["flops_per_s"].iloc[0]
             y = np.minimum(top, x * roof["bytes_per_s"].iloc[0]) / 1e12
             style.reference_line(

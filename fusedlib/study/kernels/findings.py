@@ -23,8 +23,10 @@ def findings(frame: pd.DataFrame) -> list[str]:
     if rows.empty:
         return [MISSING]
     where = rows["place"].iloc[0]
+    found = regimes.gains(rows)
     sentences = [
-        floors.sentence(regimes.gains(rows), where),
+        _nothing_sentence(found, where) if len(found) else None,
+        floors.sentence(found, where),
         _accuracy_sentence(rows, where),
         *_share_sentences(rows, where),
         _roof_sentence(rows, where),
@@ -79,12 +81,12 @@ def _gain_sentences(frame: pd.DataFrame, rows: pd.DataFrame, where: str) -> Iter
             f"On {where}, forward and backward with all gradients, Liger takes this many times our "
             f"time: {', '.join(parts)}."
         )
-    yield _nothing_sentence(found, where)
+    yield _nothing_sentence(found, where, brief=True)
 
 
-def _nothing_sentence(found: pd.DataFrame, where: str) -> str:
+def _nothing_sentence(found: pd.DataFrame, where: str, *, brief: bool = False) -> str:
     cases = regimes.best(found)
-    clauses = regimes.nothing(found)
+    clauses = regimes.nothing(found, brief=brief)
     if not clauses:
         return f"On {where} no rival is as fast as ours in any of {len(cases)} cases."
     count = int((cases["low"] <= 1).sum())

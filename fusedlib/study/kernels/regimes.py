@@ -85,11 +85,20 @@ def of(found: pd.DataFrame, regime: Regime) -> pd.DataFrame:
 
 def title(found: pd.DataFrame, kind: str, size: str) -> str:
     """What the rows of one format and size are, in words with their own sizes."""
-    told = {"fp32": 'fp32 "highest"', "TF32": 'fp32 "high" (TF32)'}.get(kind, kind)
+    return f"{format_title(kind)}, {size_title(found, size)}"
+
+
+def format_title(kind: str) -> str:
+    """A format as torch's users say it."""
+    return {"fp32": 'fp32 "highest"', "TF32": 'fp32 "high" (TF32)'}.get(kind, kind)
+
+
+def size_title(found: pd.DataFrame, size: str) -> str:
+    """A size class in words, with the numbers of tokens and widths that the rows have."""
     if size == "models":
-        return f"{told}, shapes of language models"
+        return "shapes of language models"
     tokens = counts(found["tokens"])
-    text = f"{told}, {tokens} token{'' if tokens == '1' else 's'}"
+    text = f"{tokens} token{'' if tokens == '1' else 's'}"
     # Only at few tokens does the width part two sizes.
     by_width = size in ("few", "wide")
     return f"{text}, D = F = {counts(found['hidden_size'])}" if by_width else text

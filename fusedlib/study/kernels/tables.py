@@ -89,11 +89,12 @@ def gains_table(found: pd.DataFrame) -> pd.DataFrame:
             if part.empty:
                 continue
             ratios = part.groupby(["way", "rival"])["ratio"].apply(regimes.span)
-            index.append((regimes.title(part, kind, size), launched))
+            sizes = regimes.size_title(part, size)
+            index.append((regimes.format_title(kind), sizes, launched))
             body.append({(w, r): ratios.get((w, r), MISSING) for w in WAYS for r in rivals})
     if not index:
         return pd.DataFrame(columns=["not measured"])
-    table = pd.DataFrame(body, index=pd.MultiIndex.from_tuples(index, names=["work", "launched"]))
+    table = pd.DataFrame(body, index=pd.MultiIndex.from_tuples(index, names=["format", "size", "launched"]))
     table.columns = pd.MultiIndex.from_tuples(table.columns)
     return table
 
