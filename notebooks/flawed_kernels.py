@@ -23,10 +23,7 @@ SUM_BLOCK = {"tf32": 32, "ieee": 16}
 @triton.jit
 def _gate_up(  # type: ignore[no-untyped-def]
     x_ptr, w_ptr, tokens, width, one, rows, columns,
-    BLOCK: tl.constexpr,  # noqa: N803
-    BLOCK_K: tl.constexpr,  # noqa: N803
-    WHOLE_SUM: tl.constexpr,  # noqa: N803
-    PRECISION: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, WHOLE_SUM: tl.constexpr, PRECISION: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     """gate and up of one tile [BLOCK, BLOCK], and the weights' block that was used last."""
     inside = (rows < tokens)[:, None]
@@ -60,10 +57,7 @@ def _gate_up(  # type: ignore[no-untyped-def]
 @triton.jit
 def _forward_kernel(  # type: ignore[no-untyped-def]
     x_ptr, w_ptr, h_ptr, tokens, width, one,
-    BLOCK: tl.constexpr,  # noqa: N803
-    BLOCK_K: tl.constexpr,  # noqa: N803
-    WHOLE_SUM: tl.constexpr,  # noqa: N803
-    PRECISION: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, WHOLE_SUM: tl.constexpr, PRECISION: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -78,10 +72,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
 @triton.jit
 def _backward_kernel(  # type: ignore[no-untyped-def]
     x_ptr, w_ptr, dh_ptr, out_ptr, tokens, width, one,
-    BLOCK: tl.constexpr,  # noqa: N803
-    BLOCK_K: tl.constexpr,  # noqa: N803
-    WHOLE_SUM: tl.constexpr,  # noqa: N803
-    PRECISION: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, WHOLE_SUM: tl.constexpr, PRECISION: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     """d(gate|up) [tokens, 2·width] of the whole sum, or dx [tokens, width] as published."""
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

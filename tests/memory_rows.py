@@ -1,11 +1,10 @@
 """Rows of study 04 as a GPU would give them if counting were right to the byte."""
 
+import card_rows
+
 from fusedlib.bench import ledger, memory
 
-MACHINE = {
-    "study": "04_memory", "profile": "full", "machine": "gpu", "device_name": "Test Card",
-    "device_type": "cuda", "own": False, "status": "ok", "reason": None, "device": "cuda",
-}  # fmt: skip
+MACHINE = card_rows.head(memory.STUDY)
 EVERYBODY = list(ledger.LEDGERS)
 STACKED = ["eager", "liger", "fused", "fused (input)"]
 

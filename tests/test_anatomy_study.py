@@ -4,6 +4,7 @@ import re
 
 import pandas as pd
 import pytest
+from card_rows import EMPTY, head
 
 from fusedlib.bench import anatomy
 from fusedlib.study.anatomy import figures, findings, selected, tables
@@ -12,18 +13,10 @@ FACTORS = {
     "redone": 2.7, "reduction": 0.8, "gradients": 0.7, "tf32": 0.5, "precision": 0.45,
     "launch": 0.4, "kernels": 1.8, "fusion": 1.03,
 }  # fmt: skip
-EMPTY = pd.DataFrame(
-    columns=["machine", "profile", "device_type", "device_name", "own", "status", "reason"]
-)
 
 
 def row(**fields):
-    base = {
-        "study": anatomy.STUDY, "profile": "full", "machine": "gpu", "device_name": "Test Card",
-        "device_type": "cuda", "own": False, "status": "ok", "reason": None,
-        "missing_gradients": [],
-    }  # fmt: skip
-    return base | fields
+    return head(anatomy.STUDY) | {"missing_gradients": []} | fields
 
 
 def step_rows(factors=FACTORS):

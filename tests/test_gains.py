@@ -5,7 +5,8 @@ import re
 import memory_rows
 import pandas as pd
 import pytest
-from test_kernels_study import CPU, EMPTY, FULL, full_frame
+from card_rows import EMPTY
+from test_kernels_study import CPU, FULL, full_frame
 
 from fusedlib.study import gains
 from fusedlib.study.kernels import floors, regimes

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from card_rows import EMPTY, head
 
 from fusedlib import paths
 from fusedlib.bench import kernel_sweep
@@ -19,10 +20,7 @@ TIMES = {"eager": 1.10, "inductor": 1.06, "liger": 1.05, "quack": 1.03, "fused":
 ROOF = {"float32": 50e12, "bfloat16": 700e12}
 BANDWIDTH = 4e12
 HOST_MS = {"eager": 0.2, "inductor": 0.3, "liger": 0.4, "quack": 0.4, "fused": 0.1, "torch.mm": 0}
-HEAD = {
-    "study": "03_kernels", "profile": "full", "machine": "gpu", "device_name": "Test Card",
-    "device_type": "cuda", "own": False, "status": "ok", "reason": None, "device": "cuda",
-}  # fmt: skip
+HEAD = head(kernel_sweep.STUDY)
 
 
 def ceiling_rows():
@@ -69,9 +67,6 @@ def full_frame(factor=None):
 
 
 FULL = full_frame()
-EMPTY = pd.DataFrame(
-    columns=["machine", "profile", "device_type", "device_name", "own", "status", "reason"]
-)
 CPU = pd.DataFrame(
     [
         *[r | {"device_type": "cpu", "device": "cpu"} for r in ceiling_rows()],

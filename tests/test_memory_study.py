@@ -3,15 +3,13 @@
 import memory_rows
 import pandas as pd
 import pytest
+from card_rows import EMPTY
 
 from fusedlib.study import style
 from fusedlib.study.memory import figures as plots
 from fusedlib.study.memory import findings, published_fit, tables
 
 FULL = pd.DataFrame(memory_rows.full())
-EMPTY = pd.DataFrame(
-    columns=["machine", "profile", "device_type", "device_name", "own", "status", "reason"]
-)
 
 
 def changed(who, experiment, **fields):

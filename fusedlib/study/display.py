@@ -125,6 +125,11 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:,.{max(digits - 1 - exponent, 0)}f}".replace("-", "−")
 
 
+def percent(share: float, digits: int = 2) -> str:
+    """A share of 1 in per cent at so many significant digits: `8.5 %`."""
+    return f"{number(100 * share, digits)} %"
+
+
 def table_json(frame: pd.DataFrame) -> dict[str, Any]:
     """Cells, headers and alignment of a frame as JSON.
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from fusedlib.study import published
-from fusedlib.study.display import number, quantity
+from fusedlib.study.display import number, percent, quantity
 from fusedlib.study.kernels import floors, regimes
 from fusedlib.study.kernels.figures import device_times, leading_rows
 from fusedlib.study.kernels.floors import REGIMES
@@ -151,7 +151,7 @@ def _roof_sentence(rows: pd.DataFrame, where: str) -> str | None:
         top = share[group.index].idxmax()
         row = group.loc[top]
         parts.append(
-            f"{_percent(share[top])} of it in {kind} ({row['provider']} at {row['shape']})"
+            f"{percent(share[top], 3)} of it in {kind} ({row['provider']} at {row['shape']})"
         )
     text = (
         f"The roof on {where} is its own plain product and copy. The nearest that anybody comes "
@@ -226,10 +226,6 @@ def _percents(shares: pd.Series) -> str:
 
 def _shapes(count: int) -> str:
     return f"{count} shape{'' if count == 1 else 's'}"
-
-
-def _percent(share: float) -> str:
-    return f"{number(100 * share, 3)} %"
 
 
 def where_measured(frame: pd.DataFrame) -> str:

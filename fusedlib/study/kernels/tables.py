@@ -94,7 +94,9 @@ def gains_table(found: pd.DataFrame) -> pd.DataFrame:
             body.append({(w, r): ratios.get((w, r), MISSING) for w in WAYS for r in rivals})
     if not index:
         return pd.DataFrame(columns=["not measured"])
-    table = pd.DataFrame(body, index=pd.MultiIndex.from_tuples(index, names=["format", "size", "launched"]))
+    table = pd.DataFrame(
+        body, index=pd.MultiIndex.from_tuples(index, names=["format", "size", "launched"])
+    )
     table.columns = pd.MultiIndex.from_tuples(table.columns)
     return table
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pandas as pd
 
 from fusedlib.bench import ledger, memory
-from fusedlib.study.display import number, quantity
+from fusedlib.study.display import number, percent, quantity
 from fusedlib.study.memory import published_fit, tables
 from fusedlib.study.selection import leading, place
 
@@ -102,10 +102,10 @@ def agreement_sentence(frame: pd.DataFrame) -> str | None:
     good = rows[off <= CLOSE]
     text = (
         f"On {place(rows.iloc[0])} the counted peak meets the measured one within "
-        f"{_percent(CLOSE)} in {len(good)} of {len(rows)} steps"
+        f"{percent(CLOSE)} in {len(good)} of {len(rows)} steps"
     )
     if len(good):
-        text += f" (there at most {_percent(off[off <= CLOSE].max())} apart)"
+        text += f" (there at most {percent(off[off <= CLOSE].max())} apart)"
     parts = []
     for name, group in rows[off > CLOSE].groupby("provider", sort=False):
         worst = group.loc[off[group.index].idxmax()]
@@ -328,7 +328,3 @@ def plain_sentence(frame: pd.DataFrame) -> str | None:
     if not parts:
         return None
     return f"In {rows['dtype'].iloc[0]} on {place(rows.iloc[0])}, {'; '.join(parts)}."
-
-
-def _percent(share: float) -> str:
-    return f"{number(100 * share, 2)} %"

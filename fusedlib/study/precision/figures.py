@@ -1,6 +1,6 @@
 """Figures of study 02, precision and accumulation: pure functions from rows to a Figure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,8 @@ def _empty(ax: Axes, text: str = "no rows yet") -> None:
     ax.text(0.5, 0.5, text, ha="center", va="center", transform=ax.transAxes, color=style.INK)
 
 
-def _logarithmic(ax: Axes, x_label: str) -> None:
-    ax.set_xscale("log")
+def _logarithmic(ax: Axes, x_label: str, base: int = 10) -> None:
+    ax.set_xscale("log", base=base)
     ax.set_yscale("log")
     ax.set_xlabel(x_label)
 
@@ -47,17 +47,27 @@ def _theory(ax: Axes, x: np.ndarray, y: np.ndarray, **options: Any) -> None:
     style.reference_line(ax, x=list(x[y <= 1]), y=list(y[y <= 1]), **options)
 
 
+def _panels(keys: Sequence[str], height: float) -> tuple[Figure, Sequence[Axes]]:
+    """A panel for each key side by side with one scale; a note where there is none."""
+    fig, axes = style.new(height=height, ncols=max(len(keys), 1), sharey=True, squeeze=False)
+    if not keys:
+        _empty(axes[0][0])
+    return fig, axes[0]
+
+
+def _distributions(rows: pd.DataFrame) -> list[str]:
+    """Distributions of the rows, in the order of `TITLES`."""
+    return [d for d in TITLES if len(rows) and d in set(rows["distribution"])]
+
+
 def sums_by_format(frame: pd.DataFrame) -> Figure:
     """Error of adding one by one against n: a panel a distribution, a line a format, nu and
     sqrt(n)u behind.
     """
     rows = source(frame, "growth")
-    distributions = [d for d in TITLES if len(rows) and d in set(rows["distribution"])]
-    fig, axes = style.new(height=3.3, ncols=max(len(distributions), 1), sharey=True, squeeze=False)
-    if not distributions:
-        _empty(axes[0][0])
-        return fig
-    for ax, distribution in zip(axes[0], distributions, strict=True):
+    distributions = _distributions(rows)
+    fig, axes = _panels(distributions, height=3.3)
+    for ax, distribution in zip(axes, distributions, strict=False):
         _logarithmic(ax, "terms $n$")
         style.title(ax, TITLES[distribution])
         part = rows[(rows["distribution"] == distribution) & (rows["method"] == "sequential")]
@@ -70,12 +80,11 @@ def sums_by_format(frame: pd.DataFrame) -> Figure:
         for dtype in (d for d in FORMAT_ORDER if d in set(part["dtype"])):
             extra = HOLLOW if dtype == "tf32" else {}
             _curve(ax, part[part["dtype"] == dtype], "n_terms", dtype, dtype, **extra)
-    axes[0][0].plot([], [], color=style.MUTED, linestyle=(0, (4, 2)), linewidth=1, label="$nu$")
-    axes[0][0].plot(
-        [], [], color=style.MUTED, linestyle=DOTTED, linewidth=1, label=r"$\sqrt{n}\,u$"
-    )
-    axes[0][0].set_ylabel(r"error / $\sum|x_i|$")
-    axes[0][0].set_ylim(FLOOR * 10, 3)
+    bounds = {"$nu$": (0, (4, 2)), r"$\sqrt{n}\,u$": DOTTED} if distributions else {}
+    for label, linestyle in bounds.items():
+        axes[0].plot([], [], color=style.MUTED, linestyle=linestyle, linewidth=1, label=label)
+    axes[0].set_ylabel(r"error / $\sum|x_i|$")
+    axes[0].set_ylim(FLOOR * 10, 3)
     style.legend(fig, ncols=6)
     return fig
 
@@ -85,17 +94,14 @@ def sums_by_method(frame: pd.DataFrame, distribution: str = "uniform") -> Figure
     rows = source(frame, "growth")
     rows = rows[rows["distribution"] == distribution] if len(rows) else rows
     dtypes = [d for d in FORMAT_ORDER if len(rows) and d in set(rows["dtype"]) and d != "tf32"]
-    fig, axes = style.new(height=3.1, ncols=max(len(dtypes), 1), sharey=True, squeeze=False)
-    if not dtypes:
-        _empty(axes[0][0])
-        return fig
+    fig, axes = _panels(dtypes, height=3.1)
     bounds: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         "$nu$": lambda n: n,
         r"$u\log_2 n$": lambda n: np.log2(n),
         "$u$": lambda n: np.ones_like(n),
     }
     dashes = ((0, (4, 2)), (0, (4, 1.5, 1, 1.5)), DOTTED)
-    for ax, dtype in zip(axes[0], dtypes, strict=True):
+    for ax, dtype in zip(axes, dtypes, strict=False):
         _logarithmic(ax, "terms $n$")
         part = rows[rows["dtype"] == dtype]
         u = formats.get(dtype).unit_roundoff
@@ -105,8 +111,8 @@ def sums_by_method(frame: pd.DataFrame, distribution: str = "uniform") -> Figure
             _theory(ax, x, bound(x) * u, label=label, linestyle=linestyle)
         for method in (m for m in METHOD_ORDER if m in set(part["method"])):
             _curve(ax, part[part["method"] == method], "n_terms", method, method)
-    axes[0][0].set_ylabel(r"error / $\sum|x_i|$")
-    axes[0][0].set_ylim(1e-9, 3)
+    axes[0].set_ylabel(r"error / $\sum|x_i|$")
+    axes[0].set_ylim(1e-9, 3)
     style.legend(fig, ncols=6)
     return fig
 
@@ -116,14 +122,10 @@ def dots(frame: pd.DataFrame) -> Figure:
     format.
     """
     rows = source(frame, "dots")
-    names = [d for d in ("uniform", "normal") if len(rows) and d in set(rows["distribution"])]
-    fig, axes = style.new(height=3.4, ncols=max(len(names), 1), sharey=True, squeeze=False)
-    if not names:
-        _empty(axes[0][0])
-        return fig
-    for ax, distribution in zip(axes[0], names, strict=True):
-        _logarithmic(ax, "length $K$")
-        ax.set_xscale("log", base=2)
+    names = _distributions(rows)
+    fig, axes = _panels(names, height=3.4)
+    for ax, distribution in zip(axes, names, strict=False):
+        _logarithmic(ax, "length $K$", base=2)
         style.title(ax, TITLES[distribution])
         part = rows[rows["distribution"] == distribution]
         x = np.geomspace(part["k"].min(), part["k"].max(), 60)
@@ -137,66 +139,60 @@ def dots(frame: pd.DataFrame) -> Figure:
                     label = f"{dtype} into {accumulator}"
                     extra = HOLLOW if dtype == "tf32" else {}
                     _curve(ax, some, "k", dtype, label, linestyle=linestyle, **extra)
-    axes[0][0].set_ylabel(r"error / $\sum|x_iy_i|$")
-    axes[0][0].set_ylim(1e-9, 3)
+    axes[0].set_ylabel(r"error / $\sum|x_iy_i|$")
+    axes[0].set_ylim(1e-9, 3)
     style.legend(fig, ncols=4)
     return fig
 
 
 def tensor_core(frame: pd.DataFrame, dtype: str = "fp16") -> Figure:
     """Error of accumulation against K: measured ways in colour, the two models in grey."""
-    measured = source(frame, "tensor_core", "cuda")
-    models = source(frame, "tensor_core", "cpu")
-    rows = pd.concat([part for part in (measured, models) if len(part)] or [measured])
-    rows = rows[rows["dtype"] == dtype] if len(rows) else rows
-    names = [d for d in ("uniform", "normal") if len(rows) and d in set(rows["distribution"])]
-    fig, axes = style.new(height=3.3, ncols=max(len(names), 1), sharey=True, squeeze=False)
-    if not names:
-        _empty(axes[0][0])
-        return fig
-    for ax, distribution in zip(axes[0], names, strict=True):
-        _logarithmic(ax, "length $K$")
-        ax.set_xscale("log", base=2)
+    rows = _accumulated(frame, dtype=dtype)
+    names = _distributions(rows)
+    fig, axes = _panels(names, height=3.3)
+    for ax, distribution in zip(axes, names, strict=False):
+        _logarithmic(ax, "length $K$", base=2)
         style.title(ax, TITLES[distribution])
         part = rows[rows["distribution"] == distribution]
-        for provider, group in part.groupby("provider", sort=False):
-            ordered = group.sort_values("k")
-            x, y = list(ordered["k"]), list(ordered["relative_error"].clip(lower=FLOOR))
-            if str(provider).startswith("model"):
-                linestyle = DOTTED if "chop" in str(provider) else (0, (4, 2))
-                style.reference_line(ax, x=x, y=y, label=str(provider), linestyle=linestyle)
-            else:
-                style.line(ax, x, y, str(provider))
-    axes[0][0].set_ylabel("error  ‖C′ − C‖ / ‖C‖")
+        _ways(ax, part.assign(relative_error=part["relative_error"].clip(lower=FLOOR)))
+    axes[0].set_ylabel("error  ‖C′ − C‖ / ‖C‖")
     style.legend(fig, ncols=3)
     return fig
 
 
 def bias(frame: pd.DataFrame, distribution: str = "uniform") -> Figure:
     """Share of elements whose result is too small, against K: a panel an operand format."""
-    measured = source(frame, "tensor_core", "cuda")
-    models = source(frame, "tensor_core", "cpu")
-    rows = pd.concat([part for part in (measured, models) if len(part)] or [measured])
-    rows = rows[rows["distribution"] == distribution] if len(rows) else rows
+    rows = _accumulated(frame, distribution=distribution)
     dtypes = list(dict.fromkeys(rows["dtype"])) if len(rows) else []
-    fig, axes = style.new(height=2.9, ncols=max(len(dtypes), 1), sharey=True, squeeze=False)
-    if not dtypes:
-        _empty(axes[0][0])
-        return fig
-    for ax, dtype in zip(axes[0], dtypes, strict=True):
+    fig, axes = _panels(dtypes, height=2.9)
+    for ax, dtype in zip(axes, dtypes, strict=False):
         ax.set_xscale("log", base=2)
         ax.set_xlabel("length $K$")
         style.title(ax, f"{dtype} operands")
         style.reference_line(ax, y=0.5, linestyle=SOLID, linewidth=0.8)
-        for provider, group in rows[rows["dtype"] == dtype].groupby("provider", sort=False):
-            ordered = group.sort_values("k")
-            x, y = list(ordered["k"]), list(ordered["toward_zero_share"])
-            if str(provider).startswith("model"):
-                linestyle = DOTTED if "chop" in str(provider) else (0, (4, 2))
-                style.reference_line(ax, x=x, y=y, label=str(provider), linestyle=linestyle)
-            else:
-                style.line(ax, x, y, str(provider))
-    axes[0][0].set_ylabel("share too small in magnitude")
-    axes[0][0].set_ylim(0, 1.05)
+        _ways(ax, rows[rows["dtype"] == dtype], "toward_zero_share")
+    axes[0].set_ylabel("share too small in magnitude")
+    axes[0].set_ylim(0, 1.05)
     style.legend(fig, ncols=3)
     return fig
+
+
+def _accumulated(frame: pd.DataFrame, **wanted: str) -> pd.DataFrame:
+    """Rows of accumulation with these fields: measured on a GPU, and the models of it."""
+    parts = [source(frame, "tensor_core", device) for device in ("cuda", "cpu")]
+    rows = pd.concat([part for part in parts if len(part)] or parts[:1])
+    for field, value in wanted.items():
+        rows = rows[rows[field] == value] if len(rows) else rows
+    return rows
+
+
+def _ways(ax: Axes, rows: pd.DataFrame, figure: str = "relative_error") -> None:
+    """A line for each way of accumulating, a grey one for a model of it."""
+    for provider, group in rows.groupby("provider", sort=False):
+        ordered = group.sort_values("k")
+        x, y = list(ordered["k"]), list(ordered[figure])
+        if str(provider).startswith("model"):
+            linestyle = DOTTED if "chop" in str(provider) else (0, (4, 2))
+            style.reference_line(ax, x=x, y=y, label=str(provider), linestyle=linestyle)
+        else:
+            style.line(ax, x, y, str(provider))

@@ -10,29 +10,15 @@ import jinja2
 
 from fusedlib import paths
 from fusedlib.study.display import header_rows
-from fusedlib.study.report import svg
+from fusedlib.study.report import model, svg
 from fusedlib.study.report.code import highlighted
 from fusedlib.study.report.fragments import Fragments
-from fusedlib.study.report.model import (
-    Abstract,
-    Block,
-    Code,
-    Document,
-    Failure,
-    Figure,
-    Finding,
-    Heading,
-    Origin,
-    Prose,
-    Table,
-    Text,
-)
 
 _FONT = "fonts/stix-two-math-subset.woff2"
 _LONG = 44  # characters from which a cell may wrap
 
 
-def page(document: Document, *, home: str | None = None) -> str:
+def page(document: model.Document, *, home: str | None = None) -> str:
     """The whole HTML file.
 
     Args:
@@ -58,7 +44,7 @@ def page(document: Document, *, home: str | None = None) -> str:
         style=(paths.TEMPLATES / "page.css").read_text(encoding="utf-8"),
         font=font,
         home=home,
-        wide=any(isinstance(block, Code) for block in document.blocks),
+        wide=any(isinstance(block, model.Code) for block in document.blocks),
     )
 
 
@@ -68,11 +54,11 @@ def plain_text(markdown: str) -> str:
     return re.sub(r"(?<!\\)[`*$]", "", text).replace("\\", "")
 
 
-def _contents(blocks: Iterable[Block], fragments: Fragments) -> list[dict[str, Any]]:
+def _contents(blocks: Iterable[model.Block], fragments: Fragments) -> list[dict[str, Any]]:
     """Entries of the table of contents: sections, each with its subsections."""
     entries: list[dict[str, Any]] = []
     for block in blocks:
-        if not isinstance(block, Heading) or block.level > 2:
+        if not isinstance(block, model.Heading) or block.level > 2:
             continue
         text = re.sub(r"</?a\b[^>]*>", "", fragments.lines[block.text])
         entry = {"anchor": block.anchor, "number": block.number, "text": text, "parts": []}
@@ -83,18 +69,18 @@ def _contents(blocks: Iterable[Block], fragments: Fragments) -> list[dict[str, A
     return entries
 
 
-def _block(block: Block, fragments: Fragments) -> str:
+def _block(block: model.Block, fragments: Fragments) -> str:
     write: Callable[[Any, Fragments], str] = _WRITERS[type(block)]
     return write(block, fragments)
 
 
-def _heading(block: Heading, fragments: Fragments) -> str:
+def _heading(block: model.Heading, fragments: Fragments) -> str:
     tag = f"h{min(block.level + 1, 6)}"
     number = f'<span class="number">{block.number}</span> ' if block.number else ""
     return f'<{tag} id="{block.anchor}">{number}{fragments.lines[block.text]}</{tag}>'
 
 
-def _abstract(block: Abstract, fragments: Fragments) -> str:
+def _abstract(block: model.Abstract, fragments: Fragments) -> str:
     texts = "\n".join(fragments.blocks[text] for text in block.texts)
     return (
         f'<section class="abstract" aria-labelledby="abstract"><h2 id="abstract">Abstract</h2>\n'
@@ -102,7 +88,7 @@ def _abstract(block: Abstract, fragments: Fragments) -> str:
     )
 
 
-def _finding(block: Finding, fragments: Fragments) -> str:
+def _finding(block: model.Finding, fragments: Fragments) -> str:
     items = [fragments.lines[item] for item in block.items]
     if len(items) == 1:
         return f'<div class="finding"><p><strong>Finding.</strong> {items[0]}</p></div>'
@@ -110,7 +96,7 @@ def _finding(block: Finding, fragments: Fragments) -> str:
     return f'<div class="finding"><p><strong>Findings.</strong></p><ul>{listed}</ul></div>'
 
 
-def _table(block: Table, fragments: Fragments) -> str:
+def _table(block: model.Table, fragments: Fragments) -> str:
     content = {
         "columns": [list(c) for c in block.columns],
         "align": [_side(s) for s in block.align],
@@ -138,20 +124,20 @@ def _side(align: str) -> str:
     return "right" if align == "right" else "left"
 
 
-def _grouped(block: Table, at: int) -> str:
+def _grouped(block: model.Table, at: int) -> str:
     """A rule above the first row of a group of rows."""
     starts = block.stub > 1 and at > 0 and block.rows[at][0] != ""
     return ' class="start"' if starts else ""
 
 
-def _cells(block: Table, row: tuple[str, ...]) -> Iterable[str]:
+def _cells(block: model.Table, row: tuple[str, ...]) -> Iterable[str]:
     for at, (cell, align) in enumerate(zip(row, block.align, strict=True)):
         classes = f'class="{_side(align)}{" long" if len(cell) > _LONG else ""}"'
         tag = ("th", f'th scope="row" {classes}') if at < block.stub else ("td", f"td {classes}")
         yield f"<{tag[1]}>{html.escape(cell)}</{tag[0]}>"
 
 
-def _figure(block: Figure, fragments: Fragments) -> str:
+def _figure(block: model.Figure, fragments: Fragments) -> str:
     if block.svg:
         picture = svg.inline(block.svg, f"{block.anchor}-svg", block.alt)
     else:
@@ -164,24 +150,24 @@ def _figure(block: Figure, fragments: Fragments) -> str:
     )
 
 
-def _text(block: Text, _: Fragments) -> str:
+def _text(block: model.Text, _: Fragments) -> str:
     return f'<pre class="output" tabindex="0">{html.escape(block.text)}</pre>'
 
 
-def _code(block: Code, _: Fragments) -> str:
+def _code(block: model.Code, _: Fragments) -> str:
     names = f'<p class="tags">{html.escape(", ".join(block.tags))}</p>' if block.tags else ""
     code = f'<pre tabindex="0"><code>{highlighted(block.source)}</code></pre>'
     return f'<div class="cell">{names}{code}</div>'
 
 
-def _failure(block: Failure, _: Fragments) -> str:
+def _failure(block: model.Failure, _: Fragments) -> str:
     return (
         f'<div class="failure" role="alert"><p><strong>{html.escape(block.title)}</strong></p>'
         f'<pre tabindex="0">{html.escape(block.lines)}</pre></div>'
     )
 
 
-def _origin(block: Origin, _: Fragments) -> str:
+def _origin(block: model.Origin, _: Fragments) -> str:
     path = f"<code>{html.escape(block.notebook)}</code>"
     if block.page:
         path = f'<a href="{html.escape(block.page)}">{path}</a>'
@@ -191,14 +177,14 @@ def _origin(block: Origin, _: Fragments) -> str:
 
 
 _WRITERS: dict[type, Callable[..., str]] = {
-    Heading: _heading,
-    Prose: lambda block, fragments: fragments.blocks[block.text],
-    Abstract: _abstract,
-    Finding: _finding,
-    Table: _table,
-    Figure: _figure,
-    Text: _text,
-    Code: _code,
-    Failure: _failure,
-    Origin: _origin,
+    model.Heading: _heading,
+    model.Prose: lambda block, fragments: fragments.blocks[block.text],
+    model.Abstract: _abstract,
+    model.Finding: _finding,
+    model.Table: _table,
+    model.Figure: _figure,
+    model.Text: _text,
+    model.Code: _code,
+    model.Failure: _failure,
+    model.Origin: _origin,
 }

@@ -11,22 +11,9 @@ from typing import Any
 import typst
 
 from fusedlib import paths
+from fusedlib.study.report import model
 from fusedlib.study.report.fragments import Fragments
 from fusedlib.study.report.html import plain_text
-from fusedlib.study.report.model import (
-    Abstract,
-    Block,
-    Code,
-    Document,
-    Failure,
-    Figure,
-    Finding,
-    Heading,
-    Origin,
-    Prose,
-    Table,
-    Text,
-)
 from fusedlib.study.style import INK
 
 _TEMPLATE = "report.typ"
@@ -35,7 +22,7 @@ _UNBROKEN = re.compile(r"\S{25,}")
 _LONG = 34  # characters from which a column of a table holds text that wraps
 
 
-def compiled(document: Document) -> bytes:
+def compiled(document: model.Document) -> bytes:
     """The PDF's bytes, the same each time.
 
     A formula that Typst does not understand is set as its TeX source.
@@ -47,7 +34,7 @@ def compiled(document: Document) -> bytes:
         folder = Path(name)
         shutil.copyfile(paths.TEMPLATES / _TEMPLATE, folder / _TEMPLATE)
         for block in document.blocks:
-            if isinstance(block, Figure):
+            if isinstance(block, model.Figure):
                 _write_picture(block, folder)
         fragments = Fragments.of(document, "typst")
         try:
@@ -57,11 +44,11 @@ def compiled(document: Document) -> bytes:
             return _compile(source(document, mended), folder)
 
 
-def source(document: Document, fragments: Fragments) -> str:
+def source(document: model.Document, fragments: Fragments) -> str:
     """The document in Typst's language."""
     title = fragments.lines[document.title]
-    before = [b for b in document.blocks if isinstance(b, Abstract)]
-    body = [b for b in document.blocks if not isinstance(b, Abstract)]
+    before = [b for b in document.blocks if isinstance(b, model.Abstract)]
+    body = [b for b in document.blocks if not isinstance(b, model.Abstract)]
     parts = [
         _PREAMBLE,
         f"#show: report.with(title: [{title}], plain-title: {quoted(plain_text(document.title))}, "
@@ -90,12 +77,12 @@ def _compile(text: str, folder: Path) -> bytes:
     return result
 
 
-def _mended(fragments: Fragments, document: Document, folder: Path) -> Fragments:
+def _mended(fragments: Fragments, document: model.Document, folder: Path) -> Fragments:
     """Fragments with those that Typst refuses replaced by their Markdown source."""
     anchors = "\n".join(
         f"#figure([x]) #label({quoted(block.anchor)})"
         for block in document.blocks
-        if isinstance(block, Heading | Table | Figure)
+        if isinstance(block, model.Heading | model.Table | model.Figure)
     )
 
     def tried(source_text: str, fragment: str) -> str:
@@ -112,7 +99,7 @@ def _mended(fragments: Fragments, document: Document, folder: Path) -> Fragments
     )
 
 
-def _write_picture(block: Figure, folder: Path) -> None:
+def _write_picture(block: model.Figure, folder: Path) -> None:
     path = folder / _picture_name(block)
     if block.svg:
         path.write_text(block.svg.replace(INK, "#1b1d21"), encoding="utf-8")
@@ -120,11 +107,11 @@ def _write_picture(block: Figure, folder: Path) -> None:
         path.write_bytes(block.png or b"")
 
 
-def _picture_name(block: Figure) -> str:
+def _picture_name(block: model.Figure) -> str:
     return f"figure-{block.number}.{'svg' if block.svg else 'png'}"
 
 
-def _block(block: Block, fragments: Fragments) -> str:
+def _block(block: model.Block, fragments: Fragments) -> str:
     write: Callable[[Any, Fragments], str] = _WRITERS[type(block)]
     return write(block, fragments)
 
@@ -133,21 +120,21 @@ def _label(anchor: str) -> str:
     return f"#label({quoted(anchor)})"
 
 
-def _heading(block: Heading, fragments: Fragments) -> str:
+def _heading(block: model.Heading, fragments: Fragments) -> str:
     body = f"numbered({quoted(block.number)}, [{fragments.lines[block.text]}])"
     return f"#heading(level: {block.level}, {body}) {_label(block.anchor)}"
 
 
-def _abstract(block: Abstract, fragments: Fragments) -> str:
+def _abstract(block: model.Abstract, fragments: Fragments) -> str:
     texts = "\n\n".join(fragments.blocks[text] for text in block.texts)
     return f"#abstract[\n{texts}\n]"
 
 
-def _finding(block: Finding, fragments: Fragments) -> str:
+def _finding(block: model.Finding, fragments: Fragments) -> str:
     return "#finding" + "".join(f"[{fragments.lines[item]}]" for item in block.items)
 
 
-def _table(block: Table, fragments: Fragments) -> str:
+def _table(block: model.Table, fragments: Fragments) -> str:
     long = [
         any(len(row[at]) > _LONG for row in block.rows) or _word(block.columns[at][-1])
         for at in range(len(block.columns))
@@ -179,7 +166,7 @@ def _soft(text: str) -> str:
     )
 
 
-def _figure(block: Figure, fragments: Fragments) -> str:
+def _figure(block: model.Figure, fragments: Fragments) -> str:
     image = f"image({quoted(_picture_name(block))}, alt: {quoted(block.alt)}, {_width(block)})"
     return (
         f"#[#metadata(none) {_label(block.anchor)}]\n"
@@ -187,33 +174,33 @@ def _figure(block: Figure, fragments: Fragments) -> str:
     )
 
 
-def _width(block: Figure) -> str:
+def _width(block: model.Figure) -> str:
     """Drawings keep their size up to the text's width, other pictures fill it."""
     found = re.search(r'<svg[^>]*\swidth="([\d.]+)pt"', block.svg or "")
     return f"width: {found[1]}pt" if found and float(found[1]) < 464 else "width: 100%"
 
 
-def _text(block: Text, _: Fragments) -> str:
+def _text(block: model.Text, _: Fragments) -> str:
     return f"#output({quoted(_soft(block.text))})"
 
 
-def _failure(block: Failure, _: Fragments) -> str:
+def _failure(block: model.Failure, _: Fragments) -> str:
     return f"#failure({quoted(_soft(block.title))}, {quoted(_soft(block.lines))})"
 
 
-def _origin(block: Origin, _: Fragments) -> str:
+def _origin(block: model.Origin, _: Fragments) -> str:
     return f"#origin({quoted(block.notebook)}, {quoted(block.profile)}, {quoted(block.rows)})"
 
 
 _WRITERS: dict[type, Callable[..., str]] = {
-    Heading: _heading,
-    Prose: lambda block, fragments: fragments.blocks[block.text],
-    Abstract: _abstract,
-    Finding: _finding,
-    Table: _table,
-    Figure: _figure,
-    Text: _text,
-    Code: lambda block, _: f"#raw(block: true, {quoted(block.source)})",
-    Failure: _failure,
-    Origin: _origin,
+    model.Heading: _heading,
+    model.Prose: lambda block, fragments: fragments.blocks[block.text],
+    model.Abstract: _abstract,
+    model.Finding: _finding,
+    model.Table: _table,
+    model.Figure: _figure,
+    model.Text: _text,
+    model.Code: lambda block, _: f"#raw(block: true, {quoted(block.source)})",
+    model.Failure: _failure,
+    model.Origin: _origin,
 }

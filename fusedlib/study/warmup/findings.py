@@ -5,7 +5,7 @@ import pandas as pd
 
 from fusedlib.bench.warmup import MEASURED_STEPS
 from fusedlib.study import published
-from fusedlib.study.display import number, quantity
+from fusedlib.study.display import number, percent, quantity
 from fusedlib.study.selection import leading, place, rows_of
 from fusedlib.study.warmup import published_spread
 from fusedlib.study.warmup.tables import (
@@ -79,11 +79,7 @@ def _bias_sentence(frame: pd.DataFrame, where: str) -> str | None:
     if worst["model"] != least["model"]:
         text += f" and {number(least['ratio'], 3)} times for {least['model']}"
     left = (warm["ratio"] - 1).abs().max()
-    return f"{text} (forward + backward); after one warm-up step it is off by {_percent(left)}."
-
-
-def _percent(share: float) -> str:
-    return f"{number(100 * share, 2)} %"
+    return f"{text} (forward + backward); after one warm-up step it is off by {percent(left)}."
 
 
 def _order_sentence(frame: pd.DataFrame, where: str) -> str | None:
@@ -157,7 +153,7 @@ def _settled_sentence(frame: pd.DataFrame, where: str) -> str | None:
     parts = []
     if len(good):
         parts.append(
-            f"the running median stays within {_percent(NEAR)} of the settled time after at most "
+            f"the running median stays within {percent(NEAR)} of the settled time after at most "
             f"{good['until_settled'].max()} steps in {len(good)} of {len(rows)} sizes and "
             "directions"
         )
@@ -184,7 +180,7 @@ def recommendation(frame: pd.DataFrame) -> str | None:
     if helped.empty:
         return (
             f"On {where} no warm-up of up to {most} steps brings the {MEASURED_STEPS}-step mean "
-            f"within {_percent(NEAR)} of the settled time, in any of {len(counts)} cases: such a "
+            f"within {percent(NEAR)} of the settled time, in any of {len(counts)} cases: such a "
             "machine needs more repetitions and an interval, not more warm-up."
         )
     # The usual need; where the rare case needs more, jitter decides and the next sentence speaks.
@@ -192,14 +188,14 @@ def recommendation(frame: pd.DataFrame) -> str | None:
     enough = int((helped["mean_needs"] <= drop).sum())
     text = (
         f"Recommendation from {where}: drop {drop} step{'' if drop == 1 else 's'}. That brings "
-        f"the {MEASURED_STEPS}-step mean within {_percent(NEAR)} of the settled time in {enough} "
+        f"the {MEASURED_STEPS}-step mean within {percent(NEAR)} of the settled time in {enough} "
         f"of {len(counts)} sizes and directions"
     )
     if len(rest):
         names = ", ".join(f"{r.model} {r.direction}" for r in rest.itertuples())
         spread = _jitter(rows, rest)
         text += f"; in {len(rest)} ({names}) no warm-up of up to {most} steps does: " + (
-            f"settled steps themselves spread by up to {_percent(spread)} there (p10 to p90)"
+            f"settled steps themselves spread by up to {percent(spread)} there (p10 to p90)"
             if spread > NEAR
             else "the steps go on getting shorter or longer there"
         )
