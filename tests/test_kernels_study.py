@@ -153,7 +153,7 @@ def test_sentences_tell_faster_from_slower():
     part = "bf16, shapes of language models (8 of 8 cases, down to 0.8"
     assert part not in better and part in worse
     assert "(bf16, shapes of language models, from Python)" in better
-    assert better == " ".join(findings.headline(FULL)[:2])
+    assert better.startswith(findings.headline(FULL)[0])
 
 
 def test_a_rival_without_a_time_says_why():

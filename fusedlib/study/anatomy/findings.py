@@ -75,7 +75,7 @@ def _chain_parts(factor: pd.Series) -> Iterator[str]:
         yield f"redone {told['redone']}, with a wrong result"
     if mended := [name for name in MENDING if name in told]:
         pairs = list(pairwise(name for name in ("redone", *mended) if name in told))
-        text = f"put right {told[mended[-1]]}"
+        text = f"that kernel put right {told[mended[-1]]}"
         if pairs:
             before, most = min(pairs, key=lambda pair: factor[pair[1]] / factor[pair[0]])
             text += f" (most goes {_phrase(most)}, {told[before]} to {told[most]})"

@@ -1,6 +1,6 @@
 """Study 03 in sentences: findings and the abstract's part, every number from a row."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
@@ -25,7 +25,7 @@ def findings(frame: pd.DataFrame) -> list[str]:
     where = rows["place"].iloc[0]
     found = regimes.gains(rows)
     sentences = [
-        _nothing_sentence(found, where) if len(found) else None,
+        _nothing_sentence(found, regimes.nothing(found)) if len(found) else None,
         floors.sentence(found, where),
         _accuracy_sentence(rows, where),
         *_share_sentences(rows, where),
@@ -43,8 +43,13 @@ def headline(frame: pd.DataFrame) -> list[str]:
     if rows.empty:
         return [MISSING]
     where = rows["place"].iloc[0]
-    sentences = [*_gain_sentences(frame, rows, where), *list(_share_sentences(rows, where))[:1]]
-    sentences.append(_published_sentence(rows, where) or "")
+    found = regimes.gains(rows)
+    sentences = [
+        _gain_sentence(found, where) or _untimed(frame, where),
+        _nothing_sentence(found) if len(found) else None,
+        *list(_share_sentences(rows, where))[:1],
+        _published_sentence(rows, where),
+    ]
     return [s for s in sentences if s]
 
 
@@ -53,7 +58,11 @@ def answer(frame: pd.DataFrame) -> str:
     rows = leading_rows(frame)
     if rows.empty:
         return MISSING
-    return " ".join(_gain_sentences(frame, rows, rows["place"].iloc[0]))
+    found, where = regimes.gains(rows), rows["place"].iloc[0]
+    if found.empty:
+        return _untimed(frame, where)
+    clauses = regimes.nothing(found, brief=True)
+    return " ".join(filter(None, [_gain_sentence(found, where), _nothing_sentence(found, clauses)]))
 
 
 def room(frame: pd.DataFrame) -> list[str]:
@@ -62,37 +71,34 @@ def room(frame: pd.DataFrame) -> list[str]:
     return [] if rows.empty else list(_share_sentences(rows, rows["place"].iloc[0]))
 
 
-def _gain_sentences(frame: pd.DataFrame, rows: pd.DataFrame, where: str) -> Iterator[str]:
-    """Liger's time over ours in the regimes of the floors, and where no rival is slower."""
-    found = regimes.gains(rows)
-    if found.empty:
-        yield _untimed(frame, where)
-        return
+def _gain_sentence(found: pd.DataFrame, where: str) -> str | None:
+    """Liger's time over ours in the regimes of the floors, or in all where none was measured."""
     kinds = [Regime(*kind, launch) for kind in regimes.present(found) for launch in LAUNCHES]
-    chosen = [r for r in REGIMES if r in kinds] or kinds
     parts = []
-    for regime in chosen:
+    for regime in [r for r in REGIMES if r in kinds] or kinds:
         part = regimes.of(found, regime)
         ratios = part[(part["rival"] == "Liger") & (part["way"] == "forward+backward")]["ratio"]
         if len(ratios):
             parts.append(f"{regimes.span(ratios)} ({floors.name(part, regime)})")
-    if parts:
-        yield (
-            f"On {where}, forward and backward with all gradients, Liger takes this many times our "
-            f"time: {', '.join(parts)}."
-        )
-    yield _nothing_sentence(found, where, brief=True)
-
-
-def _nothing_sentence(found: pd.DataFrame, where: str, *, brief: bool = False) -> str:
-    cases = regimes.best(found)
-    clauses = regimes.nothing(found, brief=brief)
-    if not clauses:
-        return f"On {where} no rival is as fast as ours in any of {len(cases)} cases."
-    count = int((cases["low"] <= 1).sum())
+    if not parts:
+        return None
     return (
-        f"Ours gives nothing, that is, the fastest rival takes no longer, in {count} of "
-        f"{len(cases)} cases (a shape, direction and launch each): {'; '.join(clauses)}."
+        f"On {where}, forward and backward with all gradients, Liger takes this many times our "
+        f"time: {', '.join(parts)}."
+    )
+
+
+def _nothing_sentence(found: pd.DataFrame, clauses: Sequence[str] = ()) -> str:
+    """In how many cases the fastest rival is not slower, and where if clauses are given."""
+    cases = regimes.best(found)
+    lost = cases[cases["low"] <= 1]
+    if lost.empty:
+        return f"In none of {len(cases)} cases is a rival as fast as ours."
+    where = f": {'; '.join(clauses)}" if clauses else ""
+    return (
+        f"Ours gives nothing, that is, the fastest rival takes no longer, in {len(lost)} of "
+        f"{len(cases)} cases (a shape, direction and launch each), and down to "
+        f"{number(lost['ratio'].min(), 3)} of our time{where}."
     )
 
 

@@ -84,13 +84,13 @@ def gains_table(found: pd.DataFrame) -> pd.DataFrame:
     rivals = [rival for rival in RIVALS if rival in set(found["rival"])]
     body, index = [], []
     for kind, size in regimes.present(found):
-        for launch, launched in LAUNCHED.items():
+        for launch in LAUNCHED:
             part = regimes.of(found, Regime(kind, size, launch))
             if part.empty:
                 continue
             ratios = part.groupby(["way", "rival"])["ratio"].apply(regimes.span)
             sizes = regimes.size_title(part, size)
-            index.append((regimes.format_title(kind), sizes, launched))
+            index.append((regimes.format_title(kind), sizes, launch))
             body.append({(w, r): ratios.get((w, r), MISSING) for w in WAYS for r in rivals})
     if not index:
         return pd.DataFrame(columns=["not measured"])
