@@ -1,24 +1,18 @@
 """The README's example: a model whose MLPs are replaced computes what it computed before."""
 
 import torch
+from test_swiglu_module import Plain
 from torch import nn
-from torch.nn.functional import silu
 
 import fusedlib
 
 
-class LlamaMLP(nn.Module):
-    """Attributes and names of weights as in transformers' and Liger's classes."""
+class LlamaMLP(Plain):
+    """With the attributes of transformers' and Liger's classes."""
 
     def __init__(self, hidden_size: int, intermediate_size: int):
-        super().__init__()
+        super().__init__(hidden_size, intermediate_size)
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
-
-    def forward(self, x):
-        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):

@@ -17,13 +17,17 @@ from fusedlib.study.selection import leading, place, rows_of
 MISSING = "There is no finding yet: no problem has been timed. `make study ONLY=03_kernels` does."
 
 
+def _about(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """Rows of the machine that is spoken of, what ours gives in them, and the machine's name."""
+    rows = leading_rows(frame)
+    return rows, regimes.gains(rows), rows["place"].iloc[0] if len(rows) else ""
+
+
 def findings(frame: pd.DataFrame) -> list[str]:
     """What the rows say besides the `answer`, one sentence or two each."""
-    rows = leading_rows(frame)
+    rows, found, where = _about(frame)
     if rows.empty:
         return [MISSING]
-    where = rows["place"].iloc[0]
-    found = regimes.gains(rows)
     sentences = [
         _nothing_sentence(found, regimes.nothing(found)) if len(found) else None,
         floors.sentence(found, where),
@@ -32,18 +36,15 @@ def findings(frame: pd.DataFrame) -> list[str]:
         _roof_sentence(rows, where),
         _launch_sentence(rows, where),
         _published_sentence(rows, where),
-        protocol(),
     ]
     return [s for s in sentences if s]
 
 
 def headline(frame: pd.DataFrame) -> list[str]:
     """The abstract's sentences about this study."""
-    rows = leading_rows(frame)
+    rows, found, where = _about(frame)
     if rows.empty:
         return [MISSING]
-    where = rows["place"].iloc[0]
-    found = regimes.gains(rows)
     sentences = [
         _gain_sentence(found, where) or _untimed(frame, where),
         _nothing_sentence(found) if len(found) else None,
@@ -55,10 +56,9 @@ def headline(frame: pd.DataFrame) -> list[str]:
 
 def answer(frame: pd.DataFrame) -> str:
     """The study's question answered: what ours gives, and where it gives nothing."""
-    rows = leading_rows(frame)
+    rows, found, where = _about(frame)
     if rows.empty:
         return MISSING
-    found, where = regimes.gains(rows), rows["place"].iloc[0]
     if found.empty:
         return _untimed(frame, where)
     clauses = regimes.nothing(found, brief=True)
