@@ -13,6 +13,7 @@ from fusedlib.study.memory import tables as memory
 from fusedlib.study.selection import leading
 
 WORK = "work (number of shapes)"
+SHORT = {"forward": "fwd", "forward+backward": "fwd+bwd"}
 
 
 def table(kernels: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -47,7 +48,7 @@ def table(kernels: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
             _span(ratios.get((rival.lower(), "saved" if way == "forward" else "peak"), []))
             for rival, way in columns
         ]
-    titles = [f"{rival}, {way}" for rival, way in columns]
+    titles = [f"{rival} {SHORT[way]}" for rival, way in columns]
     return pd.DataFrame.from_dict(lines, orient="index", columns=titles).rename_axis(WORK)
 
 

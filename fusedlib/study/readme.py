@@ -84,10 +84,10 @@ def _gains(directory: Path | None) -> Iterator[str]:
     for name, cells in table.iterrows():
         yield f"| {' | '.join([str(name), *cells])} |"
     yield ""
-    clauses = "; ".join(gains.nothing(rows, steps))
-    if clauses:
+    if clauses := "; ".join(gains.nothing(rows, steps)):
+        # One line, as long as it gets: how many lines the README has must not hang on the rows.
         yield (
-            "- **It gives nothing** where the best rival needs no more than ours, a case being a "
+            "**It gives nothing** where the best rival needs no more than ours, a case being a "
             f"shape, a direction and a launch: {clauses}."
         )
 
