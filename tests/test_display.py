@@ -142,3 +142,12 @@ def test_error_bars_reach_from_low_to_high() -> None:
     style.points(ax, [1, 2], [10.0, 20.0], "fused", [9.0, 18.0], [12.0, 21.0])
     (bars,) = ax.containers[0][2]
     assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[9, 12], [18, 21]]
+
+
+def test_jupyterlab_s_table_centres_groups_and_keeps_a_figure_on_one_line():
+    frame = pd.DataFrame([["1.02 (1.01–1.03)", "2"]], index=pd.Index(["a"], name="who"))
+    frame.columns = pd.MultiIndex.from_tuples([("group", "x"), ("group", "y")])
+    content = display.table_json(frame) | {"caption": "c", "note": None, "name": "n"}
+    text = display.table_html(content)
+    assert '<th scope="colgroup" colspan="2" style="text-align: center"' in text
+    assert '<td style="text-align: right; white-space: nowrap">1.02 (1.01–1.03)</td>' in text

@@ -186,8 +186,9 @@ def doctor() -> None:
 @_command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def lab(context: typer.Context) -> None:
     """Open JupyterLab on the notebooks, with this Python as their kernel."""
-    from fusedlib.study.running import kernel
+    from fusedlib.study.running import kernel, trust
 
+    trust.trust(paths.build_dir() / "notebooks")
     # A folder on JUPYTER_PATH goes before the kernels that the user's home registers.
     folder = paths.build_dir() / "jupyter"
     spec = folder / "kernels" / "python3" / "kernel.json"

@@ -23,6 +23,8 @@ KINDS = ("prose", "finding", "table", "figure")
 MISSING = "—"
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NUMBER = re.compile(r"[−+±<>≤≥≈~]*\s*\d[\d,.  ]*(e[+-]?\d+)?(\s*([×±%–(/]|[^\W\d]).*)?")
+# A figure with its interval stays on one line.
+_UNBROKEN = {"left": "", "right": "; white-space: nowrap"}
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -191,7 +193,8 @@ def header_rows(content: dict[str, Any]) -> list[str]:
     rows = []
     if len(columns[0]) == 2:
         cells = [
-            f'<th scope="colgroup" colspan="{span}" class="group">{html.escape(label)}</th>'
+            f'<th scope="colgroup" colspan="{span}" style="text-align: center" class="group">'
+            f"{html.escape(label)}</th>"
             if label
             else f'<td colspan="{span}"></td>'
             for label, span in header_groups(columns)
@@ -209,7 +212,7 @@ def _row_cells(row: Iterable[str], stub: int, align: list[str]) -> list[str]:
     return [
         f'<th scope="row" style="text-align: {side}">{html.escape(cell)}</th>'
         if at < stub
-        else f'<td style="text-align: {side}">{html.escape(cell)}</td>'
+        else f'<td style="text-align: {side}{_UNBROKEN[side]}">{html.escape(cell)}</td>'
         for at, (cell, side) in enumerate(zip(row, align, strict=True))
     ]
 

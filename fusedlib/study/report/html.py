@@ -101,8 +101,8 @@ def _table(block: model.Table, fragments: Fragments) -> str:
         "columns": [list(c) for c in block.columns],
         "align": [_side(s) for s in block.align],
     }
-    head = "".join(header_rows(content)).replace("style=", "class=")
-    head = re.sub(r'class="text-align: (\w+)"', r'class="\1"', head)
+    head = "".join(header_rows(content)).replace(' style="text-align: center"', "")
+    head = re.sub(r'style="text-align: (\w+)"', r'class="\1"', head)
     body = "\n".join(
         f"<tr{_grouped(block, at)}>{''.join(_cells(block, row))}</tr>"
         for at, row in enumerate(block.rows)
