@@ -9,7 +9,7 @@ from card_rows import EMPTY
 from test_kernels_study import CPU, FULL, full_frame
 
 from fusedlib.study import gains
-from fusedlib.study.kernels import floors, regimes
+from fusedlib.study.kernels import floors, regimes, tables
 from fusedlib.study.kernels.figures import leading_rows
 
 MEMORY = pd.DataFrame(memory_rows.full())
@@ -85,3 +85,15 @@ def test_without_ours_there_is_no_gain_and_no_error(frame):
     found = regimes.gains(leading_rows(frame))
     assert found.empty and gains.table(frame, frame).empty and gains.nothing(frame, frame) == []
     assert floors.sentence(found, "x") is None and len(floors.table(found).columns)
+
+
+def test_the_table_of_gains_sets_the_fastest_rival_beside_liger():
+    table = tables.gains_table(FOUND)
+    line = table.loc[("bf16", "shapes of language models", "graph")]
+    # Liger 1.05 and QuACK 1.03 times ours, both shapes in both directions.
+    assert line[("forward", "Liger")].startswith("1.05") and line[("", "no gain in")] == "0 of 4"
+    assert line[("forward", "fastest")].startswith("1.03")
+    slow = tables.gains_table(regimes.gains(leading_rows(full_frame({"fused": 1.2}))))
+    line = slow.loc[("bf16", "shapes of language models", "graph")]
+    assert line[("", "no gain in")] == "4 of 4" and line[("forward", "fastest")].startswith("0.8")
+    assert len(tables.gains_table(FOUND.iloc[:0]).columns)

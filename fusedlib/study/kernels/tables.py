@@ -9,7 +9,7 @@ from fusedlib.study.display import MISSING, number
 from fusedlib.study.kernels import regimes
 from fusedlib.study.kernels import rows as select
 from fusedlib.study.kernels.floors import LAUNCHED
-from fusedlib.study.kernels.regimes import FORMATS, RIVALS, WAYS, Regime
+from fusedlib.study.kernels.regimes import FORMATS, WAYS, Regime
 from fusedlib.study.kernels.rows import DIRECTIONS, PRODUCTS, PROVIDERS, compared, versus
 from fusedlib.study.selection import per_machine, place, rows_of
 
@@ -77,28 +77,36 @@ def fusion_table(frame: pd.DataFrame, part: Select, launch: str) -> pd.DataFrame
 
 
 def gains_table(found: pd.DataFrame) -> pd.DataFrame:
-    """Each rival's time over ours by regime, least to greatest over its shapes.
+    """Liger's time, and the fastest rival's, over ours by regime, least to greatest over shapes.
 
-    Takes the frame of `regimes.gains`.
+    Takes the frame of `regimes.gains`. "no gain" counts shapes and directions in which the fastest
+    rival takes no longer.
     """
-    rivals = [rival for rival in RIVALS if rival in set(found["rival"])]
     body, index = [], []
     for kind, size in regimes.present(found):
         for launch in LAUNCHED:
             part = regimes.of(found, Regime(kind, size, launch))
             if part.empty:
                 continue
-            ratios = part.groupby(["way", "rival"])["ratio"].apply(regimes.span)
-            sizes = regimes.size_title(part, size)
-            index.append((regimes.format_title(kind), sizes, launch))
-            body.append({(w, r): ratios.get((w, r), MISSING) for w in WAYS for r in rivals})
+            best = regimes.best(part)
+            sides = {"Liger": part[part["rival"] == "Liger"], "fastest": best}
+            cells = {
+                (way, name): _spread(side, way) for way in WAYS for name, side in sides.items()
+            }
+            lost = f"{int((best['low'] <= 1).sum())} of {len(best)}"
+            body.append(cells | {("", "no gain in"): lost})
+            index.append((regimes.format_title(kind), regimes.size_title(part, size), launch))
     if not index:
         return pd.DataFrame(columns=["not measured"])
-    table = pd.DataFrame(
-        body, index=pd.MultiIndex.from_tuples(index, names=["format", "size", "launched"])
-    )
+    names = ["format", "size", "launch"]
+    table = pd.DataFrame(body, index=pd.MultiIndex.from_tuples(index, names=names))
     table.columns = pd.MultiIndex.from_tuples(table.columns)
     return table
+
+
+def _spread(rows: pd.DataFrame, way: str) -> str:
+    ratios = rows[rows["way"] == way]["ratio"]
+    return regimes.span(ratios) if len(ratios) else MISSING
 
 
 def published_table(frame: pd.DataFrame) -> pd.DataFrame:
