@@ -190,7 +190,11 @@ def test_a_torn_last_line_is_said_and_its_case_measured(tmp_path):
         ("context_length=0", "context_length must be in [1..], but 0 is not"),
         ("steps=many", "steps must be int, not 'many'"),
         ("core_step=3", "core_step must be in [2|4|8], but 3 is not"),
-        ("modls=nano", "parameter 'modls' is unknown; known: apart_tokens, apart_width, attention, batch_size, compiled"),
+        (
+            "modls=nano",
+            "parameter 'modls' is unknown; known: apart_tokens, apart_width, attention, "
+            "batch_size, compiled",
+        ),
     ],
 )
 def test_a_wrong_value_for_a_study_stops_before_anything_runs(
