@@ -13,10 +13,15 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 # Triton 3.7 renamed it.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+# Triton 3.8 renamed it.
+fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+
+# Of a part in registers: two warps, 16 bytes a thread, 128 a row.
+LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0]))
 
 
 @gluon.jit
@@ -29,115 +34,150 @@ def place(tile, row_tiles, column_tiles, GROUP_M: gl.constexpr):  # type: ignore
 
 
 @gluon.jit
-def _inside(row, column, tokens, inner, LAYOUT: gl.constexpr):  # type: ignore[no-untyped-def]
-    i = row + gl.arange(0, 32, gl.SliceLayout(1, LAYOUT))
+def _inside(row, column, tokens, inner, ROWS: gl.constexpr, LAYOUT: gl.constexpr):  # type: ignore[no-untyped-def]
+    i = row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     j = column + gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
     return i.to(gl.int64)[:, None], j[None, :], (i < tokens)[:, None] & (j < inner)[None, :]
 
 
 @gluon.jit
 def _fwd_part(  # type: ignore[no-untyped-def]
-    gates, ups, h, gate_up, row, column, tokens, inner, SAVE: gl.constexpr
-):
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0])
-    i, j, inside = _inside(row, column, tokens, inner, layout)
-    saved_gate, saved_up = gates.load(layout), ups.load(layout)
+    saved_gate, saved_up, h, gate_up, row, column, tokens, inner,
+    SAVE: gl.constexpr, CACHE: gl.constexpr,
+):  # fmt: skip
+    i, j, inside = _inside(row, column, tokens, inner, saved_gate.shape[0], LAYOUT)
     if SAVE:
         target = gate_up + i * (2 * inner) + j
-        gl.store(target, saved_gate, mask=inside)
-        gl.store(target + inner, saved_up, mask=inside)
+        gl.store(target, saved_gate, mask=inside, cache_modifier=CACHE)
+        gl.store(target + inner, saved_up, mask=inside, cache_modifier=CACHE)
     gate, up = saved_gate.to(gl.float32), saved_up.to(gl.float32)
     activated = gate / (1.0 + gl.exp(-gate)) * up
     gl.store(h + i * inner + j, activated.to(saved_gate.dtype), mask=inside)
 
 
 @gluon.jit
+def _take(parts, done, free, group, turn):  # type: ignore[no-untyped-def]
+    """Two parts of gate and of up, out of shared memory: the consumers may hand over the next."""
+    mbarrier.wait(done.index(group), turn)
+    gate, gate_below = parts.index(4 * group).load(LAYOUT), parts.index(4 * group + 1).load(LAYOUT)
+    up, up_below = parts.index(4 * group + 2).load(LAYOUT), parts.index(4 * group + 3).load(LAYOUT)
+    barrier()
+    mbarrier.arrive(free.index(group))
+    return gate, gate_below, up, up_below
+
+
+@gluon.jit
 def _fwd_epilogue(  # type: ignore[no-untyped-def]
-    h, gate_up, handed, done, free, tokens, inner, SAVE: gl.constexpr, GROUP_M: gl.constexpr
-):
+    h, gate_up, handed, done, free, tokens, inner,
+    SAVE: gl.constexpr, GROUP_M: gl.constexpr, TURNS: gl.constexpr, CACHE: gl.constexpr,
+):  # fmt: skip
     row_tiles, column_tiles = gl.cdiv(tokens, 128), gl.cdiv(inner, 128)
-    parts = handed._reinterpret(handed.dtype, [16, 32, 64], handed.layout)
+    parts = handed._reinterpret(handed.dtype, [16 // TURNS, 32, 64], handed.layout)
     turn = 0
     for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
         row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
-        for group in range(2):
-            row, column = row_tile * 128 + group * 64, column_tile * 128
-            mbarrier.wait(done.index(group), turn)
-            for part in range(4):
-                _fwd_part(
-                    parts.index(8 * group + part), parts.index(8 * group + 4 + part), h, gate_up,
-                    row + part % 2 * 32, column + part // 2 * 64, tokens, inner, SAVE,
-                )  # fmt: skip
-            barrier()
-            mbarrier.arrive(free.index(group))
-        turn ^= 1
+        row, column = row_tile * 128, column_tile * 128
+        if TURNS == 2:
+            for turn in range(4):
+                half, group = turn // 2, turn % 2
+                gate, gate_below, up, up_below = _take(parts, done, free, group, half)
+                i, j = row + group * 64, column + half * 64
+                _fwd_part(gate, up, h, gate_up, i, j, tokens, inner, SAVE, CACHE)
+                _fwd_part(gate_below, up_below, h, gate_up, i + 32, j, tokens, inner, SAVE, CACHE)
+        else:
+            for group in range(2):
+                mbarrier.wait(done.index(group), turn)
+                for part in range(4):
+                    gate = parts.index(8 * group + part).load(LAYOUT)
+                    up = parts.index(8 * group + 4 + part).load(LAYOUT)
+                    _fwd_part(
+                        gate, up, h, gate_up, row + group * 64 + part % 2 * 32,
+                        column + part // 2 * 64, tokens, inner, SAVE, CACHE,
+                    )  # fmt: skip
+                barrier()
+                mbarrier.arrive(free.index(group))
+            turn ^= 1
 
 
 @gluon.jit
 def _bwd_part(  # type: ignore[no-untyped-def]
-    dh, gate, up, d_gate_up, h, row, column, tokens, inner, OUTPUT: gl.constexpr
-):
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0])
-    i, j, inside = _inside(row, column, tokens, inner, layout)
+    dh, gate, up, d_gate_up, h, row, column, tokens, inner,
+    OUTPUT: gl.constexpr, CACHE: gl.constexpr,
+):  # fmt: skip
+    i, j, inside = _inside(row, column, tokens, inner, 32, LAYOUT)
     dtype: gl.constexpr = dh.dtype
     dh, gate, up = dh.to(gl.float32), gate.to(gl.float32), up.to(gl.float32)
     s = 1.0 / (1.0 + gl.exp(-gate))
     silu = gate * s
     if OUTPUT:
-        gl.store(h + i * inner + j, (silu * up).to(dtype), mask=inside)
+        gl.store(h + i * inner + j, (silu * up).to(dtype), mask=inside, cache_modifier=CACHE)
     target = d_gate_up + i * (2 * inner) + j
-    gl.store(target + inner, (dh * silu).to(dtype), mask=inside)
-    gl.store(target, (dh * up * (s + silu * (1.0 - s))).to(dtype), mask=inside)
+    gl.store(target + inner, (dh * silu).to(dtype), mask=inside, cache_modifier=CACHE)
+    d_gate = dh * up * (s + silu * (1.0 - s))
+    gl.store(target, d_gate.to(dtype), mask=inside, cache_modifier=CACHE)
 
 
 @gluon.jit
-def _read(source, row, column, tokens, inner):  # type: ignore[no-untyped-def]
-    """Part of gate and of up."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0])
-    i, j, inside = _inside(row, column, tokens, inner, layout)
-    gate = source + i * (2 * inner) + j
-    return gl.load(gate, mask=inside, other=0.0), gl.load(gate + inner, mask=inside, other=0.0)
+def _fetch_part(gate_up, fetched, arrived, part, row, column, inner, wanted):  # type: ignore[no-untyped-def]
+    """Ask for gate and up of a tile's part; past inner and past the last token it is not used."""
+    i, j = row + part // 8 * 64 + part % 2 * 32, column + part % 8 // 2 * 64
+    slot = part % 2
+    mbarrier.expect(arrived.index(slot), 2 * 32 * 64 * 2, pred=wanted)
+    fetch(gate_up, [i, j], arrived.index(slot), fetched.index(2 * slot), pred=wanted)
+    fetch(gate_up, [i, inner + j], arrived.index(slot), fetched.index(2 * slot + 1), pred=wanted)
 
 
 @gluon.jit
 def _bwd_epilogue(  # type: ignore[no-untyped-def]
-    gate_up, d_gate_up, h, handed, done, free, tokens, inner,
-    OUTPUT: gl.constexpr, GROUP_M: gl.constexpr,
+    gates, d_gate_up, h, handed, done, free, fetched, arrived, tokens, inner,
+    OUTPUT: gl.constexpr, GROUP_M: gl.constexpr, CACHE: gl.constexpr,
 ):  # fmt: skip
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0])
     row_tiles, column_tiles = gl.cdiv(tokens, 128), gl.cdiv(inner, 256)
+    tiles = row_tiles * column_tiles
     parts = handed._reinterpret(handed.dtype, [16, 32, 64], handed.layout)
     turn = 0
-    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
-        for group in range(2):
-            row, column = row_tile * 128 + group * 64, column_tile * 256
-            gate, up = _read(gate_up, row, column, tokens, inner)
+    tile = gl.program_id(0)
+    row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
+    row, column = row_tile * 128, column_tile * 256
+    _fetch_part(gates, fetched, arrived, 0, row, column, inner, tile < tiles)
+    _fetch_part(gates, fetched, arrived, 1, row, column, inner, tile < tiles)
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        after = tile + gl.num_programs(0)
+        row_tile, column_tile = place(after, row_tiles, column_tiles, GROUP_M)
+        next_row, next_column = row_tile * 128, column_tile * 256
+        for part in range(16):
+            group, slot = part // 8, part % 2
             mbarrier.wait(done.index(group), turn)
-            for part in range(8):
-                dh = parts.index(8 * group + part).load(layout)
-                after = part + 1
-                next_gate, next_up = _read(
-                    gate_up, row + after % 2 * 32, column + after // 2 * 64,
-                    gl.where(part < 7, tokens, 0), inner,
-                )  # fmt: skip
-                _bwd_part(
-                    dh, gate, up, d_gate_up, h,
-                    row + part % 2 * 32, column + part // 2 * 64, tokens, inner, OUTPUT,
-                )  # fmt: skip
-                gate, up = next_gate, next_up
+            mbarrier.wait(arrived.index(slot), part // 2 % 2)
+            dh = parts.index(part).load(LAYOUT)
+            gate = fetched.index(2 * slot).load(LAYOUT)
+            up = fetched.index(2 * slot + 1).load(LAYOUT)
             barrier()
-            mbarrier.arrive(free.index(group))
+            mbarrier.arrive(free.index(group), pred=part % 8 == 7)
+            here = part < 14
+            _fetch_part(
+                gates, fetched, arrived, (part + 2) % 16, gl.where(here, row, next_row),
+                gl.where(here, column, next_column), inner, here | (after < tiles),
+            )  # fmt: skip
+            _bwd_part(
+                dh, gate, up, d_gate_up, h, row + group * 64 + part % 2 * 32,
+                column + part % 8 // 2 * 64, tokens, inner, OUTPUT, CACHE,
+            )  # fmt: skip
+        row, column = next_row, next_column
         turn ^= 1
 
 
 @gluon.jit
 def epilogue(  # type: ignore[no-untyped-def]
-    gate_up, d_gate_up, h, handed, done, free, tokens, inner,
-    FORWARD: gl.constexpr, STORE: gl.constexpr, GROUP_M: gl.constexpr,
+    gates, gate_up, h, handed, done, free, fetched, arrived, tokens, inner,
+    FORWARD: gl.constexpr, STORE: gl.constexpr, GROUP_M: gl.constexpr, TURNS: gl.constexpr,
+    CACHE: gl.constexpr,
 ):  # fmt: skip
     """All tiles of this program, for the forward or the backward."""
     if FORWARD:
-        _fwd_epilogue(h, gate_up, handed, done, free, tokens, inner, STORE, GROUP_M)
+        _fwd_epilogue(h, gate_up, handed, done, free, tokens, inner, STORE, GROUP_M, TURNS, CACHE)
     else:
-        _bwd_epilogue(gate_up, d_gate_up, h, handed, done, free, tokens, inner, STORE, GROUP_M)
+        _bwd_epilogue(
+            gates, gate_up, h, handed, done, free, fetched, arrived, tokens, inner,
+            STORE, GROUP_M, CACHE,
+        )  # fmt: skip
