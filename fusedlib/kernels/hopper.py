@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fusedlib.kernels.hopper_epilogue import barrier, epilogue, fetch, place
+from fusedlib.kernels.hopper_epilogue import barrier, corner, epilogue, fetch, units
 from fusedlib.kernels.hopper_launch import BLOCK_M, BLOCK_N, HopperConfig, HopperLaunch
 from fusedlib.kernels.launch import kept_launch, multiprocessors
 
@@ -36,30 +36,54 @@ CONFIG = HopperConfig()
 
 
 @gluon.jit
-def _produce(  # type: ignore[no-untyped-def]
-    a, b, a_ring, b_ring, full, empty, tokens, hidden, inner,
-    FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+def _produce_tiles(  # type: ignore[no-untyped-def]
+    a, b, a_ring, b_ring, full, empty, tokens, hidden, inner, stage, phase,
+    FORWARD: gl.constexpr, PIECES: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
+    GROUP_M: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
-    width: gl.constexpr = 128 if FORWARD else 256
-    row_tiles, column_tiles = gl.cdiv(tokens, 128), gl.cdiv(inner, width)
-    stage, phase = 0, 1
-    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
-        row, column = row_tile * 128, column_tile * width
+    columns: gl.constexpr = 256 // PIECES
+    for unit in range(
+        gl.program_id(0), units(tokens, inner, FORWARD, PIECES, TAIL), gl.num_programs(0)
+    ):
+        row, column = corner(unit, tokens, inner, FORWARD, PIECES, GROUP_M)
         for k in range(0, hidden, K):
             arrived = full.index(stage)
             mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(arrived, (128 + 256) * K * 2)
+            mbarrier.expect(arrived, (128 + columns) * K * 2)
             fetch(a, [row, k], arrived, a_ring.index(stage))
+            blocks = b_ring.index(stage)
             if FORWARD:
                 # Gate rows past inner are up rows: in bounds, and their columns are never stored.
-                fetch(b, [column, k], arrived, b_ring.index(stage).slice(0, width))
-                fetch(b, [inner + column, k], arrived, b_ring.index(stage).slice(width, width))
+                for part in gl.static_range(2 // PIECES):
+                    fetch(b, [column + part * 64, k], arrived, blocks.slice(part * 64, 64))
+                    fetch(
+                        b, [inner + column + part * 64, k], arrived,
+                        blocks.slice(columns // 2 + part * 64, 64),
+                    )  # fmt: skip
             else:
-                fetch(b, [k, column], arrived, b_ring.index(stage))
+                for part in gl.static_range(2 // PIECES):
+                    fetch(b, [k, column + part * 128], arrived, blocks.slice(part * 128, 128, 1))
             stage += 1
             if stage == STAGES:
                 stage, phase = 0, phase ^ 1
+    return stage, phase
+
+
+@gluon.jit
+def _produce(  # type: ignore[no-untyped-def]
+    a, b, a_ring, b_ring, full, empty, tokens, hidden, inner,
+    FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    TAIL: gl.constexpr,
+):  # fmt: skip
+    stage, phase = 0, 1
+    stage, phase = _produce_tiles(
+        a, b, a_ring, b_ring, full, empty, tokens, hidden, inner, stage, phase,
+        FORWARD, 1, K, STAGES, GROUP_M, TAIL,
+    )  # fmt: skip
+    _produce_tiles(
+        a, b, a_ring, b_ring, full, empty, tokens, hidden, inner, stage, phase,
+        FORWARD, 2, K, STAGES, GROUP_M, TAIL,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -71,24 +95,25 @@ def _halves(block, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):  # type: ignore[n
 
 
 @gluon.jit
-def _consume(  # type: ignore[no-untyped-def]
-    a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
-    FORWARD: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-    TURNS: gl.constexpr,
+def _consume_tiles(  # type: ignore[no-untyped-def]
+    a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner, stage, phase, turn,
+    FORWARD: gl.constexpr, PIECES: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
-    """Rows of each tile's product, handed over in four chunks of 64 columns."""
-    width: gl.constexpr = 128 if FORWARD else 256
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+    """Rows of each tile's product, handed over in chunks of 64 columns."""
+    columns: gl.constexpr = 256 // PIECES
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
     dtype: gl.constexpr = handed.dtype
-    tiles = gl.cdiv(tokens, 128) * gl.cdiv(inner, width)
-    stage, phase, turn = 0, 0, 1
-    for _ in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        acc = gl.zeros([64, 256], gl.float32, layout)
+    for _ in range(
+        gl.program_id(0), units(tokens, inner, FORWARD, PIECES, TAIL), gl.num_programs(0)
+    ):
+        acc = gl.zeros([64, columns], gl.float32, layout)
         for k in range(0, hidden, K):
             mbarrier.wait(full.index(stage), phase)
-            right = b_ring.index(stage)
             if FORWARD:
-                right = right.permute((1, 0))
+                right = b_ring.index(stage).slice(0, columns).permute((1, 0))
+            else:
+                right = b_ring.index(stage).slice(0, columns, 1)
             left = a_ring.index(stage).slice(GROUP * 64, 64)
             acc = warpgroup_mma(left, right, acc, is_async=True)
             # One product stays in flight; the one before it has read its blocks. (A variable that
@@ -100,27 +125,49 @@ def _consume(  # type: ignore[no-untyped-def]
                 stage, phase = 0, phase ^ 1
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index((stage + STAGES - 1) % STAGES))
-        left, right = _halves(acc, 64, 256)
-        chunk_0, chunk_1 = _halves(left, 64, 128)
-        chunk_2, chunk_3 = _halves(right, 64, 128)
-        mbarrier.wait(free.index(GROUP), turn)
+        left, right = _halves(acc, 64, columns)
         first: gl.constexpr = GROUP * 4 // TURNS
-        if TURNS == 2:
-            handed.index(first).store(chunk_0.to(dtype))
-            handed.index(first + 1).store(chunk_2.to(dtype))
-            barrier()
-            mbarrier.arrive(done.index(GROUP))
-            mbarrier.wait(free.index(GROUP), 0)
-            handed.index(first).store(chunk_1.to(dtype))
-            handed.index(first + 1).store(chunk_3.to(dtype))
+        mbarrier.wait(free.index(GROUP), turn)
+        if PIECES == 2:
+            handed.index(first).store(left.to(dtype))
+            handed.index(first + 1).store(right.to(dtype))
         else:
+            chunk_0, chunk_1 = _halves(left, 64, 128)
+            chunk_2, chunk_3 = _halves(right, 64, 128)
             handed.index(first).store(chunk_0.to(dtype))
-            handed.index(first + 1).store(chunk_1.to(dtype))
-            handed.index(first + 2).store(chunk_2.to(dtype))
-            handed.index(first + 3).store(chunk_3.to(dtype))
-            turn ^= 1
+            if TURNS == 2:
+                handed.index(first + 1).store(chunk_2.to(dtype))
+                barrier()
+                mbarrier.arrive(done.index(GROUP))
+                turn ^= 1
+                mbarrier.wait(free.index(GROUP), turn)
+                handed.index(first).store(chunk_1.to(dtype))
+                handed.index(first + 1).store(chunk_3.to(dtype))
+            else:
+                handed.index(first + 1).store(chunk_1.to(dtype))
+                handed.index(first + 2).store(chunk_2.to(dtype))
+                handed.index(first + 3).store(chunk_3.to(dtype))
         barrier()
         mbarrier.arrive(done.index(GROUP))
+        turn ^= 1
+    return stage, phase, turn
+
+
+@gluon.jit
+def _consume(  # type: ignore[no-untyped-def]
+    a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
+    FORWARD: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
+    TURNS: gl.constexpr, TAIL: gl.constexpr,
+):  # fmt: skip
+    stage, phase, turn = 0, 0, 1
+    stage, phase, turn = _consume_tiles(
+        a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner, stage, phase, turn,
+        FORWARD, 1, GROUP, K, STAGES, TURNS, TAIL,
+    )  # fmt: skip
+    _consume_tiles(
+        a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner, stage, phase, turn,
+        FORWARD, 2, GROUP, K, STAGES, TURNS, TAIL,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -155,7 +202,7 @@ def _shared(  # type: ignore[no-untyped-def]
 def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
     a, b, gates, gate_up, h, tokens, hidden, inner,
     FORWARD: gl.constexpr, STORE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-    TURNS: gl.constexpr, CACHE: gl.constexpr, GROUP_M: gl.constexpr, CONSUMER: gl.constexpr,
+    TURNS: gl.constexpr, CACHE: gl.constexpr, TAIL: gl.constexpr, GROUP_M: gl.constexpr, CONSUMER: gl.constexpr,
     OTHERS: gl.constexpr,
 ):  # fmt: skip
     """Forward: x, w_gate_up to h and, with STORE, gate_up. Backward: dy, w_down, gate_up to
@@ -167,13 +214,13 @@ def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
     gl.warp_specialize(
         [
             (_consume, (a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
-                        FORWARD, 0, K, STAGES, TURNS)),
+                        FORWARD, 0, K, STAGES, TURNS, TAIL)),
             (_consume, (a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
-                        FORWARD, 1, K, STAGES, TURNS)),
+                        FORWARD, 1, K, STAGES, TURNS, TAIL)),
             (epilogue, (gates, gate_up, h, handed, done, free, fetched, arrived, tokens, inner,
-                        FORWARD, STORE, GROUP_M, TURNS, CACHE)),
+                        FORWARD, STORE, GROUP_M, TURNS, CACHE, TAIL)),
             (_produce, (a, b, a_ring, b_ring, full, empty, tokens, hidden, inner,
-                        FORWARD, K, STAGES, GROUP_M)),
+                        FORWARD, K, STAGES, GROUP_M, TAIL)),
         ],
         [4, 2, 1],
         [CONSUMER, OTHERS, OTHERS],

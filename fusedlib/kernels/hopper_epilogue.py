@@ -34,6 +34,34 @@ def place(tile, row_tiles, column_tiles, GROUP_M: gl.constexpr):  # type: ignore
 
 
 @gluon.jit
+def _halved(tiles, TAIL: gl.constexpr):  # type: ignore[no-untyped-def]
+    """How many tiles are left for a last round that would keep at most half of the programs: their
+    left and right halves are computed apart.
+    """
+    left = tiles % gl.num_programs(0)
+    return gl.where(2 * left <= gl.num_programs(0), left, 0) if TAIL else 0
+
+
+@gluon.jit
+def units(tokens, inner, FORWARD: gl.constexpr, PIECES: gl.constexpr, TAIL: gl.constexpr):  # type: ignore[no-untyped-def]
+    """How many whole tiles there are, or how many halves."""
+    tiles = gl.cdiv(tokens, 128) * gl.cdiv(inner, 128 if FORWARD else 256)
+    halved = _halved(tiles, TAIL)
+    return tiles - halved if PIECES == 1 else 2 * halved
+
+
+@gluon.jit
+def corner(unit, tokens, inner, FORWARD: gl.constexpr, PIECES: gl.constexpr, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
+    """First row and first column of h, or of dh, of a tile or of half of one."""
+    width: gl.constexpr = 128 if FORWARD else 256
+    row_tiles, column_tiles = gl.cdiv(tokens, 128), gl.cdiv(inner, width)
+    tiles = row_tiles * column_tiles
+    whole = 0 if PIECES == 1 else tiles - _halved(tiles, True)
+    row_tile, column_tile = place(whole + unit // PIECES, row_tiles, column_tiles, GROUP_M)
+    return row_tile * 128, column_tile * width + unit % PIECES * (width // PIECES)
+
+
+@gluon.jit
 def _inside(row, column, tokens, inner, ROWS: gl.constexpr, LAYOUT: gl.constexpr):  # type: ignore[no-untyped-def]
     i = row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     j = column + gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
@@ -67,29 +95,29 @@ def _take(parts, done, free, group, turn):  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _fwd_epilogue(  # type: ignore[no-untyped-def]
-    h, gate_up, handed, done, free, tokens, inner,
-    SAVE: gl.constexpr, GROUP_M: gl.constexpr, TURNS: gl.constexpr, CACHE: gl.constexpr,
+def _fwd_tiles(  # type: ignore[no-untyped-def]
+    h, gate_up, handed, done, free, tokens, inner, turn, SAVE: gl.constexpr,
+    GROUP_M: gl.constexpr, PIECES: gl.constexpr, TURNS: gl.constexpr, CACHE: gl.constexpr,
+    TAIL: gl.constexpr,
 ):  # fmt: skip
-    row_tiles, column_tiles = gl.cdiv(tokens, 128), gl.cdiv(inner, 128)
     parts = handed._reinterpret(handed.dtype, [16 // TURNS, 32, 64], handed.layout)
-    turn = 0
-    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
-        row, column = row_tile * 128, column_tile * 128
+    for unit in range(
+        gl.program_id(0), units(tokens, inner, True, PIECES, TAIL), gl.num_programs(0)
+    ):
+        row, column = corner(unit, tokens, inner, True, PIECES, GROUP_M)
         if TURNS == 2:
-            for turn in range(4):
-                half, group = turn // 2, turn % 2
-                gate, gate_below, up, up_below = _take(parts, done, free, group, half)
+            for one in range(4 // PIECES):
+                half, group = one // 2, one % 2
+                gate, gate_below, up, up_below = _take(parts, done, free, group, turn ^ half)
                 i, j = row + group * 64, column + half * 64
                 _fwd_part(gate, up, h, gate_up, i, j, tokens, inner, SAVE, CACHE)
                 _fwd_part(gate_below, up_below, h, gate_up, i + 32, j, tokens, inner, SAVE, CACHE)
         else:
             for group in range(2):
                 mbarrier.wait(done.index(group), turn)
-                for part in range(4):
+                for part in range(4 // PIECES):
                     gate = parts.index(8 * group + part).load(LAYOUT)
-                    up = parts.index(8 * group + 4 + part).load(LAYOUT)
+                    up = parts.index(8 * group + 4 // PIECES + part).load(LAYOUT)
                     _fwd_part(
                         gate, up, h, gate_up, row + group * 64 + part % 2 * 32,
                         column + part // 2 * 64, tokens, inner, SAVE, CACHE,
@@ -97,6 +125,21 @@ def _fwd_epilogue(  # type: ignore[no-untyped-def]
                 barrier()
                 mbarrier.arrive(free.index(group))
             turn ^= 1
+    return turn
+
+
+@gluon.jit
+def _fwd_epilogue(  # type: ignore[no-untyped-def]
+    h, gate_up, handed, done, free, tokens, inner, SAVE: gl.constexpr,
+    GROUP_M: gl.constexpr, TURNS: gl.constexpr, CACHE: gl.constexpr, TAIL: gl.constexpr,
+):  # fmt: skip
+    turn = 0
+    turn = _fwd_tiles(
+        h, gate_up, handed, done, free, tokens, inner, turn, SAVE, GROUP_M, 1, TURNS, CACHE, TAIL
+    )
+    _fwd_tiles(
+        h, gate_up, handed, done, free, tokens, inner, turn, SAVE, GROUP_M, 2, TURNS, CACHE, TAIL
+    )
 
 
 @gluon.jit
@@ -118,9 +161,11 @@ def _bwd_part(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _fetch_part(gate_up, fetched, arrived, part, row, column, inner, wanted):  # type: ignore[no-untyped-def]
+def _fetch_part(  # type: ignore[no-untyped-def]
+    gate_up, fetched, arrived, part, row, column, inner, wanted, PARTS: gl.constexpr
+):
     """Ask for gate and up of a tile's part; past inner and past the last token it is not used."""
-    i, j = row + part // 8 * 64 + part % 2 * 32, column + part % 8 // 2 * 64
+    i, j = row + part // PARTS * 64 + part % 2 * 32, column + part % PARTS // 2 * 64
     slot = part % 2
     mbarrier.expect(arrived.index(slot), 2 * 32 * 64 * 2, pred=wanted)
     fetch(gate_up, [i, j], arrived.index(slot), fetched.index(2 * slot), pred=wanted)
@@ -128,56 +173,77 @@ def _fetch_part(gate_up, fetched, arrived, part, row, column, inner, wanted):  #
 
 
 @gluon.jit
-def _bwd_epilogue(  # type: ignore[no-untyped-def]
-    gates, d_gate_up, h, handed, done, free, fetched, arrived, tokens, inner,
-    OUTPUT: gl.constexpr, GROUP_M: gl.constexpr, CACHE: gl.constexpr,
+def _bwd_tiles(  # type: ignore[no-untyped-def]
+    gates, d_gate_up, h, handed, done, free, fetched, arrived, tokens, inner, turn,
+    OUTPUT: gl.constexpr, GROUP_M: gl.constexpr, PIECES: gl.constexpr, CACHE: gl.constexpr,
+    TAIL: gl.constexpr,
 ):  # fmt: skip
-    row_tiles, column_tiles = gl.cdiv(tokens, 128), gl.cdiv(inner, 256)
-    tiles = row_tiles * column_tiles
+    group_parts: gl.constexpr = 8 // PIECES
     parts = handed._reinterpret(handed.dtype, [16, 32, 64], handed.layout)
-    turn = 0
-    tile = gl.program_id(0)
-    row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
-    row, column = row_tile * 128, column_tile * 256
-    _fetch_part(gates, fetched, arrived, 0, row, column, inner, tile < tiles)
-    _fetch_part(gates, fetched, arrived, 1, row, column, inner, tile < tiles)
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        after = tile + gl.num_programs(0)
-        row_tile, column_tile = place(after, row_tiles, column_tiles, GROUP_M)
-        next_row, next_column = row_tile * 128, column_tile * 256
-        for part in range(16):
-            group, slot = part // 8, part % 2
+    first, end, step = (
+        gl.program_id(0),
+        units(tokens, inner, False, PIECES, TAIL),
+        gl.num_programs(0),
+    )
+    row, column = corner(first, tokens, inner, False, PIECES, GROUP_M)
+    for early in gl.static_range(2):
+        _fetch_part(gates, fetched, arrived, early, row, column, inner, first < end, group_parts)
+    for unit in range(first, end, step):
+        after = unit + step
+        next_row, next_column = corner(after, tokens, inner, False, PIECES, GROUP_M)
+        for part in range(2 * group_parts):
+            group, slot = part // group_parts, part % 2
             mbarrier.wait(done.index(group), turn)
             mbarrier.wait(arrived.index(slot), part // 2 % 2)
-            dh = parts.index(part).load(LAYOUT)
+            dh = parts.index(group * 8 + part % group_parts).load(LAYOUT)
             gate = fetched.index(2 * slot).load(LAYOUT)
             up = fetched.index(2 * slot + 1).load(LAYOUT)
             barrier()
-            mbarrier.arrive(free.index(group), pred=part % 8 == 7)
-            here = part < 14
+            mbarrier.arrive(free.index(group), pred=part % group_parts == group_parts - 1)
+            here = part < 2 * group_parts - 2
             _fetch_part(
-                gates, fetched, arrived, (part + 2) % 16, gl.where(here, row, next_row),
-                gl.where(here, column, next_column), inner, here | (after < tiles),
+                gates, fetched, arrived, (part + 2) % (2 * group_parts),
+                gl.where(here, row, next_row), gl.where(here, column, next_column), inner,
+                here | (after < end), group_parts,
             )  # fmt: skip
             _bwd_part(
                 dh, gate, up, d_gate_up, h, row + group * 64 + part % 2 * 32,
-                column + part % 8 // 2 * 64, tokens, inner, OUTPUT, CACHE,
+                column + part % group_parts // 2 * 64, tokens, inner, OUTPUT, CACHE,
             )  # fmt: skip
         row, column = next_row, next_column
         turn ^= 1
+    return turn
+
+
+@gluon.jit
+def _bwd_epilogue(  # type: ignore[no-untyped-def]
+    gates, d_gate_up, h, handed, done, free, fetched, arrived, tokens, inner,
+    OUTPUT: gl.constexpr, GROUP_M: gl.constexpr, CACHE: gl.constexpr, TAIL: gl.constexpr,
+):  # fmt: skip
+    turn = 0
+    turn = _bwd_tiles(
+        gates, d_gate_up, h, handed, done, free, fetched, arrived, tokens, inner, turn,
+        OUTPUT, GROUP_M, 1, CACHE, TAIL,
+    )  # fmt: skip
+    _bwd_tiles(
+        gates, d_gate_up, h, handed, done, free, fetched, arrived, tokens, inner, turn,
+        OUTPUT, GROUP_M, 2, CACHE, TAIL,
+    )  # fmt: skip
 
 
 @gluon.jit
 def epilogue(  # type: ignore[no-untyped-def]
     gates, gate_up, h, handed, done, free, fetched, arrived, tokens, inner,
     FORWARD: gl.constexpr, STORE: gl.constexpr, GROUP_M: gl.constexpr, TURNS: gl.constexpr,
-    CACHE: gl.constexpr,
+    CACHE: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
     """All tiles of this program, for the forward or the backward."""
     if FORWARD:
-        _fwd_epilogue(h, gate_up, handed, done, free, tokens, inner, STORE, GROUP_M, TURNS, CACHE)
+        _fwd_epilogue(
+            h, gate_up, handed, done, free, tokens, inner, STORE, GROUP_M, TURNS, CACHE, TAIL
+        )
     else:
         _bwd_epilogue(
             gates, gate_up, h, handed, done, free, fetched, arrived, tokens, inner,
-            STORE, GROUP_M, CACHE,
+            STORE, GROUP_M, CACHE, TAIL,
         )  # fmt: skip

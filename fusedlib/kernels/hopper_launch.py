@@ -38,6 +38,7 @@ class HopperConfig(Config):
     descriptors: bool = True
     turns: int = 1
     cache: str = ""
+    tail: bool = True
     consumer_registers: int = 160
     other_registers: int = 184
 
@@ -45,17 +46,17 @@ class HopperConfig(Config):
         """The keyword arguments of a kernel's launch."""
         return {
             "K": self.block_k, "STAGES": self.num_stages, "TURNS": self.turns,
-            "CACHE": self.cache, "GROUP_M": self.group_m, "CONSUMER": self.consumer_registers,
+            "CACHE": self.cache, "TAIL": self.tail, "GROUP_M": self.group_m, "CONSUMER": self.consumer_registers,
             "OTHERS": self.other_registers, "num_warps": self.num_warps,
         }  # fmt: skip
 
     def forward_blocks(self) -> list[list[int]]:
         """What is fetched at once of x and of w_gate_up."""
-        return [[BLOCK_M, self.block_k], [BLOCK_N // 2, self.block_k]]
+        return [[BLOCK_M, self.block_k], [64, self.block_k]]
 
     def backward_blocks(self) -> list[list[int]]:
         """What is fetched at once of dy, of w_down, and of gate or up."""
-        return [[BLOCK_M, self.block_k], [self.block_k, BLOCK_N], [32, 64]]
+        return [[BLOCK_M, self.block_k], [self.block_k, 128], [32, 64]]
 
 
 @dataclass(frozen=True)
