@@ -1,0 +1,71 @@
+"""Around the kernels with fixed roles, without a GPU: that their checks can fail, how they start."""
+
+import hopper_checks as checks
+import pytest
+import torch
+
+SHAPE = (300, 208, 272)
+ALL = ("h", "gate_up", "d_gate_up", "h again")
+
+
+@pytest.fixture(scope="module")
+def operands():
+    return checks.drawn(SHAPE, "bfloat16", "cpu")
+
+
+def test_plain_products_pass(operands):
+    assert checks.misses(checks.plain(**operands), operands) == []
+
+
+@pytest.mark.parametrize("broken", checks.BROKEN_OPERANDS)
+def test_broken_kernels_are_rejected(operands, broken):
+    found = checks.plain(**checks.BROKEN_OPERANDS[broken](operands))
+    missed = {line.split(":")[0] for line in checks.misses(found, operands)}
+    assert missed == set(ALL)
+
+
+@pytest.mark.parametrize("broken", checks.BROKEN_RESULTS)
+@pytest.mark.parametrize("name", ALL)
+def test_broken_results_are_rejected(operands, broken, name):
+    found = checks.BROKEN_RESULTS[broken](name, checks.plain(**operands))
+    missed = {line.split(":")[0] for line in checks.misses(found, operands)}
+    assert missed == {name}
+
+
+class TestTensorMaps:
+    @pytest.fixture
+    def launch(self):
+        hopper = pytest.importorskip("fusedlib.kernels.hopper")
+        from fusedlib.kernels.hopper_launch import HopperConfig, HopperLaunch
+
+        config = HopperConfig()
+        variant = {"FORWARD": False, "STORE": True}
+        kernel = hopper._hopper_swiglu_kernel
+        return HopperLaunch(kernel, config, 132, config.backward_blocks(), (9, 9, 9), variant)
+
+    def test_are_kept_by_address(self, launch):
+        matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(5)]
+        first, again = launch.operands(*matrices), launch.operands(*matrices)
+        assert all(a is b for a, b in zip(first, again, strict=True))
+        assert first[3] is matrices[3] and first[4] is matrices[4]
+        moved = launch.operands(matrices[1], matrices[0], *matrices[2:])
+        assert [m.base.data_ptr() for m in moved[:2]] == [t.data_ptr() for t in matrices[1::-1]]
+        assert moved[2] is first[2]
+
+    def test_keep_no_tensor_alive(self, launch):
+        import weakref
+
+        matrices = [torch.zeros(64, 64, dtype=torch.float16) for _ in range(5)]
+        launch.operands(*matrices)
+        watched = weakref.ref(matrices[0])
+        del matrices
+        assert watched() is None
+
+    def test_are_not_without_number(self, launch, monkeypatch):
+        from fusedlib.kernels import hopper_launch
+
+        monkeypatch.setattr(hopper_launch, "MOST_MAPS", 2)
+        matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(5)]
+        for x in [torch.zeros_like(matrices[0]) for _ in range(5)]:
+            launch.operands(x, *matrices[1:])
+        assert len(launch._kept[0]) <= 2
