@@ -1,4 +1,4 @@
-"""Around the kernels with fixed roles, without a GPU: that their checks can fail, how they start."""
+"""Around the kernels with fixed roles, without a GPU: their checks can fail; how they start."""
 
 import hopper_checks as checks
 import pytest
