@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fusedlib.kernels.hopper_epilogue import barrier, corner, epilogue, fetch, units
+from fusedlib.kernels.hopper_epilogue import barrier, corner, epilogue, fetch, fetch_gates, units
 from fusedlib.kernels.hopper_launch import BLOCK_M, BLOCK_N, HopperConfig, HopperLaunch
 from fusedlib.kernels.launch import kept_launch, multiprocessors
 
@@ -39,12 +39,10 @@ CONFIG = HopperConfig()
 def _produce_tiles(  # type: ignore[no-untyped-def]
     a, b, a_ring, b_ring, full, empty, tokens, hidden, inner, stage, phase,
     FORWARD: gl.constexpr, PIECES: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, TAIL: gl.constexpr,
+    GROUP_M: gl.constexpr,
 ):  # fmt: skip
     columns: gl.constexpr = 256 // PIECES
-    for unit in range(
-        gl.program_id(0), units(tokens, inner, FORWARD, PIECES, TAIL), gl.num_programs(0)
-    ):
+    for unit in range(gl.program_id(0), units(tokens, inner, FORWARD, PIECES), gl.num_programs(0)):
         row, column = corner(unit, tokens, inner, FORWARD, PIECES, GROUP_M)
         for k in range(0, hidden, K):
             arrived = full.index(stage)
@@ -73,16 +71,15 @@ def _produce_tiles(  # type: ignore[no-untyped-def]
 def _produce(  # type: ignore[no-untyped-def]
     a, b, a_ring, b_ring, full, empty, tokens, hidden, inner,
     FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    TAIL: gl.constexpr,
 ):  # fmt: skip
     stage, phase = 0, 1
     stage, phase = _produce_tiles(
         a, b, a_ring, b_ring, full, empty, tokens, hidden, inner, stage, phase,
-        FORWARD, 1, K, STAGES, GROUP_M, TAIL,
+        FORWARD, 1, K, STAGES, GROUP_M,
     )  # fmt: skip
     _produce_tiles(
         a, b, a_ring, b_ring, full, empty, tokens, hidden, inner, stage, phase,
-        FORWARD, 2, K, STAGES, GROUP_M, TAIL,
+        FORWARD, 2, K, STAGES, GROUP_M,
     )  # fmt: skip
 
 
@@ -98,15 +95,13 @@ def _halves(block, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):  # type: ignore[n
 def _consume_tiles(  # type: ignore[no-untyped-def]
     a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner, stage, phase, turn,
     FORWARD: gl.constexpr, PIECES: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, TAIL: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Rows of each tile's product, handed over in chunks of 64 columns."""
     columns: gl.constexpr = 256 // PIECES
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
     dtype: gl.constexpr = handed.dtype
-    for _ in range(
-        gl.program_id(0), units(tokens, inner, FORWARD, PIECES, TAIL), gl.num_programs(0)
-    ):
+    for _ in range(gl.program_id(0), units(tokens, inner, FORWARD, PIECES), gl.num_programs(0)):
         acc = gl.zeros([64, columns], gl.float32, layout)
         for k in range(0, hidden, K):
             mbarrier.wait(full.index(stage), phase)
@@ -126,27 +121,17 @@ def _consume_tiles(  # type: ignore[no-untyped-def]
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index((stage + STAGES - 1) % STAGES))
         left, right = _halves(acc, 64, columns)
-        first: gl.constexpr = GROUP * 4 // TURNS
         mbarrier.wait(free.index(GROUP), turn)
         if PIECES == 2:
-            handed.index(first).store(left.to(dtype))
-            handed.index(first + 1).store(right.to(dtype))
+            handed.index(4 * GROUP).store(left.to(dtype))
+            handed.index(4 * GROUP + 1).store(right.to(dtype))
         else:
             chunk_0, chunk_1 = _halves(left, 64, 128)
             chunk_2, chunk_3 = _halves(right, 64, 128)
-            handed.index(first).store(chunk_0.to(dtype))
-            if TURNS == 2:
-                handed.index(first + 1).store(chunk_2.to(dtype))
-                barrier()
-                mbarrier.arrive(done.index(GROUP))
-                turn ^= 1
-                mbarrier.wait(free.index(GROUP), turn)
-                handed.index(first).store(chunk_1.to(dtype))
-                handed.index(first + 1).store(chunk_3.to(dtype))
-            else:
-                handed.index(first + 1).store(chunk_1.to(dtype))
-                handed.index(first + 2).store(chunk_2.to(dtype))
-                handed.index(first + 3).store(chunk_3.to(dtype))
+            handed.index(4 * GROUP).store(chunk_0.to(dtype))
+            handed.index(4 * GROUP + 1).store(chunk_1.to(dtype))
+            handed.index(4 * GROUP + 2).store(chunk_2.to(dtype))
+            handed.index(4 * GROUP + 3).store(chunk_3.to(dtype))
         barrier()
         mbarrier.arrive(done.index(GROUP))
         turn ^= 1
@@ -157,22 +142,21 @@ def _consume_tiles(  # type: ignore[no-untyped-def]
 def _consume(  # type: ignore[no-untyped-def]
     a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
     FORWARD: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-    TURNS: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
     stage, phase, turn = 0, 0, 1
     stage, phase, turn = _consume_tiles(
         a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner, stage, phase, turn,
-        FORWARD, 1, GROUP, K, STAGES, TURNS, TAIL,
+        FORWARD, 1, GROUP, K, STAGES,
     )  # fmt: skip
     _consume_tiles(
         a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner, stage, phase, turn,
-        FORWARD, 2, GROUP, K, STAGES, TURNS, TAIL,
+        FORWARD, 2, GROUP, K, STAGES,
     )  # fmt: skip
 
 
 @gluon.jit
 def _shared(  # type: ignore[no-untyped-def]
-    a, b, FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr
+    a, b, FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr
 ):
     """The rings of both factors, what is handed over, and the barriers of each."""
     dtype: gl.constexpr = a.dtype
@@ -180,10 +164,11 @@ def _shared(  # type: ignore[no-untyped-def]
     chunk: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
     a_ring = gl.allocate_shared_memory(dtype, [STAGES, 128, K], a.layout)
     b_ring = gl.allocate_shared_memory(dtype, b_shape, b.layout)
-    handed = gl.allocate_shared_memory(dtype, [8 // TURNS, 64, 64], chunk)
+    handed = gl.allocate_shared_memory(dtype, [8, 64, 64], chunk)
     # Two parts of gate and of up; the forward has no use for them.
     fetched = gl.allocate_shared_memory(dtype, [1 if FORWARD else 4, 32, 64], chunk)
     arrived = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    taken = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -195,35 +180,36 @@ def _shared(  # type: ignore[no-untyped-def]
         mbarrier.init(done.index(group), count=1)
         mbarrier.init(free.index(group), count=1)
         mbarrier.init(arrived.index(group), count=1)
-    return a_ring, b_ring, handed, full, empty, done, free, fetched, arrived
+        mbarrier.init(taken.index(group), count=1)
+    return a_ring, b_ring, handed, full, empty, done, free, fetched, arrived, taken
 
 
 @gluon.jit
 def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
     a, b, gates, gate_up, h, tokens, hidden, inner,
     FORWARD: gl.constexpr, STORE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-    TURNS: gl.constexpr, CACHE: gl.constexpr, TAIL: gl.constexpr, GROUP_M: gl.constexpr, CONSUMER: gl.constexpr,
-    OTHERS: gl.constexpr,
+    GROUP_M: gl.constexpr, CONSUMER: gl.constexpr, OTHERS: gl.constexpr,
 ):  # fmt: skip
     """Forward: x, w_gate_up to h and, with STORE, gate_up. Backward: dy, w_down, gate_up to
     d_gate_up and, with STORE, h.
     """
-    a_ring, b_ring, handed, full, empty, done, free, fetched, arrived = _shared(
-        a, b, FORWARD, K, STAGES, TURNS
+    a_ring, b_ring, handed, full, empty, done, free, fetched, arrived, taken = _shared(
+        a, b, FORWARD, K, STAGES
     )
     gl.warp_specialize(
         [
             (_consume, (a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
-                        FORWARD, 0, K, STAGES, TURNS, TAIL)),
+                        FORWARD, 0, K, STAGES)),
             (_consume, (a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
-                        FORWARD, 1, K, STAGES, TURNS, TAIL)),
-            (epilogue, (gates, gate_up, h, handed, done, free, fetched, arrived, tokens, inner,
-                        FORWARD, STORE, GROUP_M, TURNS, CACHE, TAIL)),
+                        FORWARD, 1, K, STAGES)),
+            (epilogue, (gate_up, h, handed, done, free, fetched, arrived, taken, tokens, inner,
+                        FORWARD, STORE, GROUP_M)),
             (_produce, (a, b, a_ring, b_ring, full, empty, tokens, hidden, inner,
-                        FORWARD, K, STAGES, GROUP_M, TAIL)),
+                        FORWARD, K, STAGES, GROUP_M)),
+            (fetch_gates, (gates, fetched, arrived, taken, tokens, inner, FORWARD, GROUP_M)),
         ],
-        [4, 2, 1],
-        [CONSUMER, OTHERS, OTHERS],
+        [4, 2, 1, 1],
+        [CONSUMER, OTHERS, OTHERS, OTHERS],
     )  # fmt: skip
 
 

@@ -23,7 +23,8 @@ MOST_MAPS = 256  # kept for a matrix of a launch; the allocator gives few addres
 
 @dataclass(frozen=True)
 class HopperConfig(Config):
-    """A ring of `num_stages` blocks; each tile's product is handed to the epilogue in `turns`.
+    """A ring of `num_stages` blocks; `group_m` row tiles share weight blocks in the L2
+    cache.
 
     Three warpgroups share 504 registers a thread: consumers need 154; the epilogue with 168 spilled
     48 bytes.
@@ -36,18 +37,15 @@ class HopperConfig(Config):
     num_stages: int = 3
     persistent: bool = True
     descriptors: bool = True
-    turns: int = 1
-    cache: str = ""
-    tail: bool = True
     consumer_registers: int = 160
     other_registers: int = 184
 
     def launch(self) -> dict[str, Any]:
         """The keyword arguments of a kernel's launch."""
         return {
-            "K": self.block_k, "STAGES": self.num_stages, "TURNS": self.turns,
-            "CACHE": self.cache, "TAIL": self.tail, "GROUP_M": self.group_m, "CONSUMER": self.consumer_registers,
-            "OTHERS": self.other_registers, "num_warps": self.num_warps,
+            "K": self.block_k, "STAGES": self.num_stages, "GROUP_M": self.group_m,
+            "CONSUMER": self.consumer_registers, "OTHERS": self.other_registers,
+            "num_warps": self.num_warps,
         }  # fmt: skip
 
     def forward_blocks(self) -> list[list[int]]:
