@@ -28,43 +28,31 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fusedlib.kernels.hopper_epilogue import barrier, corner, epilogue, fetch, fetch_gates, units
+from fusedlib.kernels.hopper_epilogue import barrier, epilogue, fetch, fetch_gates
 from fusedlib.kernels.hopper_launch import BLOCK_M, BLOCK_N, HopperConfig, HopperLaunch
+from fusedlib.kernels.hopper_tiles import corner, units
 from fusedlib.kernels.launch import kept_launch, multiprocessors
 
 CONFIG = HopperConfig()
 
 
 @gluon.jit
-def _produce_tiles(  # type: ignore[no-untyped-def]
-    a, b, a_ring, b_ring, full, empty, tokens, hidden, inner, stage, phase,
-    FORWARD: gl.constexpr, PIECES: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr,
+def _produce_block(  # type: ignore[no-untyped-def]
+    a, b, left, right, arrived, row, column, k, inner,
+    FORWARD: gl.constexpr, PIECES: gl.constexpr, K: gl.constexpr,
 ):  # fmt: skip
+    """Blocks of both factors, as wide as a whole tile needs or half of one."""
     columns: gl.constexpr = 256 // PIECES
-    for unit in range(gl.program_id(0), units(tokens, inner, FORWARD, PIECES), gl.num_programs(0)):
-        row, column = corner(unit, tokens, inner, FORWARD, PIECES, GROUP_M)
-        for k in range(0, hidden, K):
-            arrived = full.index(stage)
-            mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(arrived, (128 + columns) * K * 2)
-            fetch(a, [row, k], arrived, a_ring.index(stage))
-            blocks = b_ring.index(stage)
-            if FORWARD:
-                # Gate rows past inner are up rows: in bounds, and their columns are never stored.
-                for part in gl.static_range(2 // PIECES):
-                    fetch(b, [column + part * 64, k], arrived, blocks.slice(part * 64, 64))
-                    fetch(
-                        b, [inner + column + part * 64, k], arrived,
-                        blocks.slice(columns // 2 + part * 64, 64),
-                    )  # fmt: skip
-            else:
-                for part in gl.static_range(2 // PIECES):
-                    fetch(b, [k, column + part * 128], arrived, blocks.slice(part * 128, 128, 1))
-            stage += 1
-            if stage == STAGES:
-                stage, phase = 0, phase ^ 1
-    return stage, phase
+    mbarrier.expect(arrived, (128 + columns) * K * 2)
+    fetch(a, [row, k], arrived, left)
+    for part in gl.static_range(2 // PIECES):
+        if FORWARD:
+            # Gate rows past inner are up rows: in bounds, and their columns are never stored.
+            j = column + part * 64
+            fetch(b, [j, k], arrived, right.slice(part * 64, 64))
+            fetch(b, [inner + j, k], arrived, right.slice(columns // 2 + part * 64, 64))
+        else:
+            fetch(b, [k, column + part * 128], arrived, right.slice(part * 128, 128, 1))
 
 
 @gluon.jit
@@ -73,14 +61,48 @@ def _produce(  # type: ignore[no-untyped-def]
     FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     stage, phase = 0, 1
-    stage, phase = _produce_tiles(
-        a, b, a_ring, b_ring, full, empty, tokens, hidden, inner, stage, phase,
-        FORWARD, 1, K, STAGES, GROUP_M,
-    )  # fmt: skip
-    _produce_tiles(
-        a, b, a_ring, b_ring, full, empty, tokens, hidden, inner, stage, phase,
-        FORWARD, 2, K, STAGES, GROUP_M,
-    )  # fmt: skip
+    for pieces in gl.static_range(1, 3):
+        end = units(tokens, inner, FORWARD, pieces)
+        for unit in range(gl.program_id(0), end, gl.num_programs(0)):
+            row, column = corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
+            for k in range(0, hidden, K):
+                mbarrier.wait(empty.index(stage), phase)
+                _produce_block(
+                    a, b, a_ring.index(stage), b_ring.index(stage), full.index(stage),
+                    row, column, k, inner, FORWARD, pieces, K,
+                )  # fmt: skip
+                stage += 1
+                if stage == STAGES:
+                    stage, phase = 0, phase ^ 1
+
+
+@gluon.jit
+def _multiply(  # type: ignore[no-untyped-def]
+    a_ring, b_ring, full, empty, hidden, stage, phase, FORWARD: gl.constexpr,
+    PIECES: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """A group's 64 rows of a tile's product, [64, 256 // PIECES]."""
+    columns: gl.constexpr = 256 // PIECES
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+    acc = gl.zeros([64, columns], gl.float32, layout)
+    for k in range(0, hidden, K):
+        mbarrier.wait(full.index(stage), phase)
+        left = a_ring.index(stage).slice(GROUP * 64, 64)
+        if FORWARD:
+            right = b_ring.index(stage).slice(0, columns).permute((1, 0))
+        else:
+            right = b_ring.index(stage).slice(0, columns, 1)
+        acc = warpgroup_mma(left, right, acc, is_async=True)
+        # One product stays in flight; the one before it has read its blocks. (A variable that names
+        # the last stage is not carried around the loop by Triton 3.6.)
+        acc = warpgroup_mma_wait(1, deps=[acc])
+        mbarrier.arrive(empty.index((stage + STAGES - 1) % STAGES), pred=k > 0)
+        stage += 1
+        if stage == STAGES:
+            stage, phase = 0, phase ^ 1
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(empty.index((stage + STAGES - 1) % STAGES))
+    return acc, stage, phase
 
 
 @gluon.jit
@@ -92,50 +114,20 @@ def _halves(block, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):  # type: ignore[n
 
 
 @gluon.jit
-def _consume_tiles(  # type: ignore[no-untyped-def]
-    a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner, stage, phase, turn,
-    FORWARD: gl.constexpr, PIECES: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
-    """Rows of each tile's product, handed over in chunks of 64 columns."""
-    columns: gl.constexpr = 256 // PIECES
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+def _hand_over(acc, handed, GROUP: gl.constexpr, PIECES: gl.constexpr):  # type: ignore[no-untyped-def]
+    """In chunks of 64 columns."""
     dtype: gl.constexpr = handed.dtype
-    for _ in range(gl.program_id(0), units(tokens, inner, FORWARD, PIECES), gl.num_programs(0)):
-        acc = gl.zeros([64, columns], gl.float32, layout)
-        for k in range(0, hidden, K):
-            mbarrier.wait(full.index(stage), phase)
-            if FORWARD:
-                right = b_ring.index(stage).slice(0, columns).permute((1, 0))
-            else:
-                right = b_ring.index(stage).slice(0, columns, 1)
-            left = a_ring.index(stage).slice(GROUP * 64, 64)
-            acc = warpgroup_mma(left, right, acc, is_async=True)
-            # One product stays in flight; the one before it has read its blocks. (A variable that
-            # names the last stage is not carried around the loop by Triton 3.6.)
-            acc = warpgroup_mma_wait(1, deps=[acc])
-            mbarrier.arrive(empty.index((stage + STAGES - 1) % STAGES), pred=k > 0)
-            stage += 1
-            if stage == STAGES:
-                stage, phase = 0, phase ^ 1
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(empty.index((stage + STAGES - 1) % STAGES))
-        left, right = _halves(acc, 64, columns)
-        mbarrier.wait(free.index(GROUP), turn)
-        if PIECES == 2:
-            handed.index(4 * GROUP).store(left.to(dtype))
-            handed.index(4 * GROUP + 1).store(right.to(dtype))
-        else:
-            chunk_0, chunk_1 = _halves(left, 64, 128)
-            chunk_2, chunk_3 = _halves(right, 64, 128)
-            handed.index(4 * GROUP).store(chunk_0.to(dtype))
-            handed.index(4 * GROUP + 1).store(chunk_1.to(dtype))
-            handed.index(4 * GROUP + 2).store(chunk_2.to(dtype))
-            handed.index(4 * GROUP + 3).store(chunk_3.to(dtype))
-        barrier()
-        mbarrier.arrive(done.index(GROUP))
-        turn ^= 1
-    return stage, phase, turn
+    left, right = _halves(acc, 64, 256 // PIECES)
+    if PIECES == 2:
+        handed.index(4 * GROUP).store(left.to(dtype))
+        handed.index(4 * GROUP + 1).store(right.to(dtype))
+    else:
+        chunk_0, chunk_1 = _halves(left, 64, 128)
+        chunk_2, chunk_3 = _halves(right, 64, 128)
+        handed.index(4 * GROUP).store(chunk_0.to(dtype))
+        handed.index(4 * GROUP + 1).store(chunk_1.to(dtype))
+        handed.index(4 * GROUP + 2).store(chunk_2.to(dtype))
+        handed.index(4 * GROUP + 3).store(chunk_3.to(dtype))
 
 
 @gluon.jit
@@ -144,14 +136,17 @@ def _consume(  # type: ignore[no-untyped-def]
     FORWARD: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     stage, phase, turn = 0, 0, 1
-    stage, phase, turn = _consume_tiles(
-        a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner, stage, phase, turn,
-        FORWARD, 1, GROUP, K, STAGES,
-    )  # fmt: skip
-    _consume_tiles(
-        a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner, stage, phase, turn,
-        FORWARD, 2, GROUP, K, STAGES,
-    )  # fmt: skip
+    for pieces in gl.static_range(1, 3):
+        end = units(tokens, inner, FORWARD, pieces)
+        for _ in range(gl.program_id(0), end, gl.num_programs(0)):
+            acc, stage, phase = _multiply(
+                a_ring, b_ring, full, empty, hidden, stage, phase, FORWARD, pieces, GROUP, K, STAGES
+            )
+            mbarrier.wait(free.index(GROUP), turn)
+            _hand_over(acc, handed, GROUP, pieces)
+            barrier()
+            mbarrier.arrive(done.index(GROUP))
+            turn ^= 1
 
 
 @gluon.jit

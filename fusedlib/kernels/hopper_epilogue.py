@@ -15,6 +15,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from fusedlib.kernels.hopper_tiles import corner, units
+
 # Triton 3.7 renamed it.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 # Triton 3.8 renamed it.
@@ -22,45 +24,6 @@ fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_
 
 # Of a part in registers: two warps, 16 bytes a thread, 128 a row.
 LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0]))
-
-
-@gluon.jit
-def _place(tile, row_tiles, column_tiles, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Row and column tile of the tile-th, down GROUP_M rows before the next column, for the L2."""
-    width = GROUP_M * column_tiles
-    first = tile // width * GROUP_M
-    height = gl.minimum(row_tiles - first, GROUP_M)
-    return first + tile % width % height, tile % width // height
-
-
-@gluon.jit
-def _halved(tiles):  # type: ignore[no-untyped-def]
-    """How many tiles of a last round are computed as a left and a right half by two programs: all
-    of them where they would occupy at most half of the programs, else none.
-    """
-    left = tiles % gl.num_programs(0)
-    return gl.where(2 * left <= gl.num_programs(0), left, 0)
-
-
-@gluon.jit
-def units(tokens, inner, FORWARD: gl.constexpr, PIECES: gl.constexpr):  # type: ignore[no-untyped-def]
-    """How many whole tiles there are (PIECES = 1), or how many halves (2)."""
-    tiles = gl.cdiv(tokens, 128) * gl.cdiv(inner, 128 if FORWARD else 256)
-    return tiles - _halved(tiles) if PIECES == 1 else 2 * _halved(tiles)
-
-
-@gluon.jit
-def corner(  # type: ignore[no-untyped-def]
-    unit, tokens, inner, FORWARD: gl.constexpr, PIECES: gl.constexpr, GROUP_M: gl.constexpr
-):
-    """First row and first column, in h or dh, of a whole tile or of half of one."""
-    width: gl.constexpr = 128 if FORWARD else 256
-    row_tiles, column_tiles = gl.cdiv(tokens, 128), gl.cdiv(inner, width)
-    tile = unit
-    if PIECES == 2:
-        tile = row_tiles * column_tiles - _halved(row_tiles * column_tiles) + unit // 2
-    row_tile, column_tile = _place(tile, row_tiles, column_tiles, GROUP_M)
-    return row_tile * 128, column_tile * width + unit % PIECES * (width // PIECES)
 
 
 @gluon.jit
@@ -102,27 +65,23 @@ def _fwd_part(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _fwd_tiles(  # type: ignore[no-untyped-def]
-    h, gate_up, handed, done, free, tokens, inner, turn,
-    SAVE: gl.constexpr, PIECES: gl.constexpr, GROUP_M: gl.constexpr,
+def _fwd_tile(  # type: ignore[no-untyped-def]
+    h, gate_up, parts, done, free, row, column, tokens, inner, turn,
+    SAVE: gl.constexpr, PIECES: gl.constexpr,
 ):  # fmt: skip
-    parts = handed._reinterpret(handed.dtype, [16, 32, 64], handed.layout)
-    first, step = gl.program_id(0), gl.num_programs(0)
-    for unit in range(first, units(tokens, inner, True, PIECES), step):
-        row, column = corner(unit, tokens, inner, True, PIECES, GROUP_M)
-        for group in range(2):
-            mbarrier.wait(done.index(group), turn)
-            for part in range(4 // PIECES):
-                gate = parts.index(8 * group + part).load(LAYOUT)
-                up = parts.index(8 * group + 4 // PIECES + part).load(LAYOUT)
-                _fwd_part(
-                    gate, up, h, gate_up, row + group * 64 + part % 2 * 32,
-                    column + part // 2 * 64, tokens, inner, SAVE,
-                )  # fmt: skip
-            barrier()
-            mbarrier.arrive(free.index(group))
-        turn ^= 1
-    return turn
+    """Of each group's parts the first half is gate, the other up."""
+    of_gate: gl.constexpr = 4 // PIECES
+    for group in range(2):
+        mbarrier.wait(done.index(group), turn)
+        for part in range(of_gate):
+            gate = parts.index(8 * group + part).load(LAYOUT)
+            up = parts.index(8 * group + of_gate + part).load(LAYOUT)
+            _fwd_part(
+                gate, up, h, gate_up, row + group * 64 + part % 2 * 32, column + part // 2 * 64,
+                tokens, inner, SAVE,
+            )  # fmt: skip
+        barrier()
+        mbarrier.arrive(free.index(group))
 
 
 @gluon.jit
@@ -142,60 +101,54 @@ def _bwd_part(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _bwd_tiles(  # type: ignore[no-untyped-def]
-    d_gate_up, h, handed, done, free, fetched, arrived, taken, tokens, inner, turn,
-    OUTPUT: gl.constexpr, PIECES: gl.constexpr, GROUP_M: gl.constexpr,
+def _bwd_tile(  # type: ignore[no-untyped-def]
+    d_gate_up, h, parts, done, free, fetched, arrived, taken, row, column, tokens, inner, turn,
+    OUTPUT: gl.constexpr, PIECES: gl.constexpr,
 ):  # fmt: skip
     of_group: gl.constexpr = 8 // PIECES
-    parts = handed._reinterpret(handed.dtype, [16, 32, 64], handed.layout)
-    first, step = gl.program_id(0), gl.num_programs(0)
-    for unit in range(first, units(tokens, inner, False, PIECES), step):
-        row, column = corner(unit, tokens, inner, False, PIECES, GROUP_M)
-        for part in range(2 * of_group):
-            group, slot = part // of_group, part % 2
-            mbarrier.wait(arrived.index(slot), part // 2 % 2)
-            gate = fetched.index(2 * slot).load(LAYOUT)
-            up = fetched.index(2 * slot + 1).load(LAYOUT)
-            mbarrier.wait(done.index(group), turn)
-            dh = parts.index(8 * group + part % of_group).load(LAYOUT)
-            barrier()
-            mbarrier.arrive(taken.index(slot))
-            mbarrier.arrive(free.index(group), pred=part % of_group == of_group - 1)
-            _bwd_part(
-                dh, gate, up, d_gate_up, h, row + group * 64 + part % 2 * 32,
-                column + part % of_group // 2 * 64, tokens, inner, OUTPUT,
-            )  # fmt: skip
-        turn ^= 1
-    return turn
+    for part in range(2 * of_group):
+        group, slot = part // of_group, part % 2
+        mbarrier.wait(arrived.index(slot), part // 2 % 2)
+        gate = fetched.index(2 * slot).load(LAYOUT)
+        up = fetched.index(2 * slot + 1).load(LAYOUT)
+        mbarrier.wait(done.index(group), turn)
+        dh = parts.index(8 * group + part % of_group).load(LAYOUT)
+        barrier()
+        mbarrier.arrive(taken.index(slot))
+        mbarrier.arrive(free.index(group), pred=part % of_group == of_group - 1)
+        _bwd_part(
+            dh, gate, up, d_gate_up, h, row + group * 64 + part % 2 * 32,
+            column + part % of_group // 2 * 64, tokens, inner, OUTPUT,
+        )  # fmt: skip
 
 
 @gluon.jit
-def _fetch_tiles(  # type: ignore[no-untyped-def]
-    gates, fetched, arrived, taken, tokens, inner, PIECES: gl.constexpr, GROUP_M: gl.constexpr
+def _fetch_tile(  # type: ignore[no-untyped-def]
+    gates, fetched, arrived, taken, row, column, inner, PIECES: gl.constexpr
 ):
+    """gate and up of the parts that `_bwd_tile` takes, in its order."""
     of_group: gl.constexpr = 8 // PIECES
-    first, step = gl.program_id(0), gl.num_programs(0)
-    for unit in range(first, units(tokens, inner, False, PIECES), step):
-        row, column = corner(unit, tokens, inner, False, PIECES, GROUP_M)
-        for part in range(2 * of_group):
-            slot = part % 2
-            i = row + part // of_group * 64 + part % 2 * 32
-            j = column + part % of_group // 2 * 64
-            mbarrier.wait(taken.index(slot), part // 2 % 2 ^ 1)
-            mbarrier.expect(arrived.index(slot), 2 * 32 * 64 * 2)
-            # Past inner and past the last token nothing of it is stored.
-            fetch(gates, [i, j], arrived.index(slot), fetched.index(2 * slot))
-            fetch(gates, [i, inner + j], arrived.index(slot), fetched.index(2 * slot + 1))
+    for part in range(2 * of_group):
+        slot = part % 2
+        i, j = row + part // of_group * 64 + slot * 32, column + part % of_group // 2 * 64
+        mbarrier.wait(taken.index(slot), part // 2 % 2 ^ 1)
+        mbarrier.expect(arrived.index(slot), 2 * 32 * 64 * 2)
+        # Past inner and past the last token nothing of it is stored.
+        fetch(gates, [i, j], arrived.index(slot), fetched.index(2 * slot))
+        fetch(gates, [i, inner + j], arrived.index(slot), fetched.index(2 * slot + 1))
 
 
 @gluon.jit
 def fetch_gates(  # type: ignore[no-untyped-def]
     gates, fetched, arrived, taken, tokens, inner, FORWARD: gl.constexpr, GROUP_M: gl.constexpr
 ):
-    """For the backward's epilogue: gate and up of two parts ahead, by TMA."""
+    """For the backward's epilogue, up to two parts ahead of it."""
     if not FORWARD:
-        _fetch_tiles(gates, fetched, arrived, taken, tokens, inner, 1, GROUP_M)
-        _fetch_tiles(gates, fetched, arrived, taken, tokens, inner, 2, GROUP_M)
+        for pieces in gl.static_range(1, 3):
+            end = units(tokens, inner, FORWARD, pieces)
+            for unit in range(gl.program_id(0), end, gl.num_programs(0)):
+                row, column = corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
+                _fetch_tile(gates, fetched, arrived, taken, row, column, inner, pieces)
 
 
 @gluon.jit
@@ -203,17 +156,20 @@ def epilogue(  # type: ignore[no-untyped-def]
     gate_up, h, handed, done, free, fetched, arrived, taken, tokens, inner,
     FORWARD: gl.constexpr, STORE: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
-    """All tiles of this program, then its half of one, for the forward or the backward."""
+    """All tiles of this program, for the forward or the backward."""
+    parts = handed._reinterpret(handed.dtype, [16, 32, 64], handed.layout)
     turn = 0
-    if FORWARD:
-        turn = _fwd_tiles(h, gate_up, handed, done, free, tokens, inner, turn, STORE, 1, GROUP_M)
-        _fwd_tiles(h, gate_up, handed, done, free, tokens, inner, turn, STORE, 2, GROUP_M)
-    else:
-        turn = _bwd_tiles(
-            gate_up, h, handed, done, free, fetched, arrived, taken, tokens, inner, turn,
-            STORE, 1, GROUP_M,
-        )  # fmt: skip
-        _bwd_tiles(
-            gate_up, h, handed, done, free, fetched, arrived, taken, tokens, inner, turn,
-            STORE, 2, GROUP_M,
-        )  # fmt: skip
+    for pieces in gl.static_range(1, 3):
+        end = units(tokens, inner, FORWARD, pieces)
+        for unit in range(gl.program_id(0), end, gl.num_programs(0)):
+            row, column = corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
+            if FORWARD:
+                _fwd_tile(
+                    h, gate_up, parts, done, free, row, column, tokens, inner, turn, STORE, pieces
+                )
+            else:
+                _bwd_tile(
+                    gate_up, h, parts, done, free, fetched, arrived, taken, row, column,
+                    tokens, inner, turn, STORE, pieces,
+                )  # fmt: skip
+            turn ^= 1
