@@ -183,7 +183,7 @@ def _shared(  # type: ignore[no-untyped-def]
 def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
     a, b, gates, gate_up, h, tokens, hidden, inner,
     FORWARD: gl.constexpr, STORE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, CONSUMER: gl.constexpr, OTHERS: gl.constexpr,
+    AHEAD: gl.constexpr, GROUP_M: gl.constexpr, CONSUMER: gl.constexpr, OTHERS: gl.constexpr,
 ):  # fmt: skip
     """Forward: x, w_gate_up to h and, with STORE, gate_up. Backward: dy, w_down, gate_up to
     d_gate_up and, with STORE, h.
@@ -198,7 +198,7 @@ def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
             (_consume, (a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
                         FORWARD, 1, K, STAGES)),
             (epilogue, (gate_up, h, handed, done, free, fetched, arrived, taken, tokens, inner,
-                        FORWARD, STORE, GROUP_M)),
+                        FORWARD, STORE, GROUP_M, AHEAD)),
             (_produce, (a, b, a_ring, b_ring, full, empty, tokens, hidden, inner,
                         FORWARD, K, STAGES, GROUP_M)),
             (fetch_gates, (gates, fetched, arrived, taken, tokens, inner, FORWARD, GROUP_M)),

@@ -101,25 +101,43 @@ def _bwd_part(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
+def _gates(fetched, arrived, part, wanted):  # type: ignore[no-untyped-def]
+    """gate and up of a tile's part, once they are there; anything where they are not wanted."""
+    slot = part % 2
+    mbarrier.wait(arrived.index(slot), part // 2 % 2, pred=wanted)
+    return fetched.index(2 * slot).load(LAYOUT), fetched.index(2 * slot + 1).load(LAYOUT)
+
+
+@gluon.jit
 def _bwd_tile(  # type: ignore[no-untyped-def]
     d_gate_up, h, parts, done, free, fetched, arrived, taken, row, column, tokens, inner, turn,
-    OUTPUT: gl.constexpr, PIECES: gl.constexpr,
+    OUTPUT: gl.constexpr, PIECES: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     of_group: gl.constexpr = 8 // PIECES
+    if AHEAD:
+        first = 0
+        gate, up = _gates(fetched, arrived, first, True)
+        barrier()
+        mbarrier.arrive(taken.index(first))
     for part in range(2 * of_group):
-        group, slot = part // of_group, part % 2
-        mbarrier.wait(arrived.index(slot), part // 2 % 2)
-        gate = fetched.index(2 * slot).load(LAYOUT)
-        up = fetched.index(2 * slot + 1).load(LAYOUT)
+        group = part // of_group
+        if AHEAD:
+            after, more = part + 1, part + 1 < 2 * of_group
+            next_gate, next_up = _gates(fetched, arrived, after, more)
+        else:
+            after, more = part, True
+            gate, up = _gates(fetched, arrived, part, True)
         mbarrier.wait(done.index(group), turn)
         dh = parts.index(8 * group + part % of_group).load(LAYOUT)
         barrier()
-        mbarrier.arrive(taken.index(slot))
+        mbarrier.arrive(taken.index(after % 2), pred=more)
         mbarrier.arrive(free.index(group), pred=part % of_group == of_group - 1)
         _bwd_part(
             dh, gate, up, d_gate_up, h, row + group * 64 + part % 2 * 32,
             column + part % of_group // 2 * 64, tokens, inner, OUTPUT,
         )  # fmt: skip
+        if AHEAD:
+            gate, up = next_gate, next_up
 
 
 @gluon.jit
@@ -154,7 +172,7 @@ def fetch_gates(  # type: ignore[no-untyped-def]
 @gluon.jit
 def epilogue(  # type: ignore[no-untyped-def]
     gate_up, h, handed, done, free, fetched, arrived, taken, tokens, inner,
-    FORWARD: gl.constexpr, STORE: gl.constexpr, GROUP_M: gl.constexpr,
+    FORWARD: gl.constexpr, STORE: gl.constexpr, GROUP_M: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """All tiles of this program, for the forward or the backward."""
     parts = handed._reinterpret(handed.dtype, [16, 32, 64], handed.layout)
@@ -170,6 +188,6 @@ def epilogue(  # type: ignore[no-untyped-def]
             else:
                 _bwd_tile(
                     gate_up, h, parts, done, free, fetched, arrived, taken, row, column,
-                    tokens, inner, turn, STORE, pieces,
+                    tokens, inner, turn, STORE, pieces, AHEAD,
                 )  # fmt: skip
             turn ^= 1
