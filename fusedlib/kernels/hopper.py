@@ -8,6 +8,7 @@
 |       |          | rounds them and leaves them in shared memory                              |
 | 2     | epilogue | takes them from there: activation, and everything that memory wants,      |
 |       |          | while the consumers are at the next tile                                  |
+| 1     | fetcher  | in the backward: gate and up for the epilogue, by TMA                     |
 
 A tile of 256 columns is 128 of gate beside 128 of up in the forward, 256 of dh in the backward.
 gate and up, or dh, are thus rounded to their dtype before the activation, as in unfused code.

@@ -1,10 +1,10 @@
 # ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
-"""What the epilogue's two warps do in `fusedlib.kernels.hopper`.
+"""What the epilogue's two warps do in `fusedlib.kernels.hopper`, and the one that fetches for them.
 
 They take a tile's product, rounded, out of shared memory, in parts of 32·64, and store
 
     forward     h and, if saved, gate and up
-    backward    d_gate, d_up and, if wanted, h, while gate and up of the next part are fetched
+    backward    d_gate, d_up and, if wanted, h; gate and up come by TMA, some parts ahead
 
 with 16 bytes a thread and 128 contiguous ones a row. The consumers are at the next tile by then.
 """

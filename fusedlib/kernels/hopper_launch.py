@@ -37,6 +37,7 @@ class HopperConfig(Config):
     num_stages: int = 3
     persistent: bool = True
     descriptors: bool = True
+    group_m: int = 16
     ahead: bool = False
     consumer_registers: int = 160
     other_registers: int = 184
@@ -44,7 +45,8 @@ class HopperConfig(Config):
     def launch(self) -> dict[str, Any]:
         """The keyword arguments of a kernel's launch."""
         return {
-            "K": self.block_k, "STAGES": self.num_stages, "GROUP_M": self.group_m,"AHEAD": self.ahead,
+            "K": self.block_k, "STAGES": self.num_stages, "GROUP_M": self.group_m,
+            "AHEAD": self.ahead,
             "CONSUMER": self.consumer_registers, "OTHERS": self.other_registers,
             "num_warps": self.num_warps,
         }  # fmt: skip
