@@ -14,8 +14,11 @@ from fusedlib.bench import check
 from fusedlib.bench.problems import SwiGLUProblem, draw
 
 # Ragged in every direction; more K blocks than the ring has stages; more tiles than programs, with
-# a last round of halves; fewer tiles than programs.
-SHAPES = [(37, 64, 96), (300, 208, 272), (1000, 1040, 2000), (2064, 80, 2016), (5, 16, 16)]
+# a last round of halves; fewer tiles than programs; a long sum.
+SHAPES = [
+    (37, 64, 96), (300, 208, 272), (1000, 1040, 2000), (2064, 80, 2016), (5, 16, 16),
+    (2064, 2320, 2016),
+]  # fmt: skip
 K_BLOCK = 64
 
 

@@ -5,7 +5,6 @@ Run in a process of its own, without Triton's interpreter:
 prints one JSON object a kernel: registers, stack bytes, shared memory, counted instructions.
 """
 
-import itertools
 import json
 import re
 import subprocess
@@ -13,15 +12,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
 import triton
 import triton.backends.nvidia as nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
 
-from fusedlib.kernels import hopper, swiglu, swiglu_configs
-from fusedlib.kernels.hopper_launch import HopperConfig, block_layout
+from fusedlib.kernels import swiglu, swiglu_configs
 from fusedlib.kernels.swiglu_configs import Config
 
 TOOL = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
@@ -84,29 +80,6 @@ def compiled(arch: int, spec: dict, kind: str, config: Config, aligned: bool):
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
-def compiled_for_hopper(forward: bool, store: bool, config: HopperConfig):
-    """The kernel with fixed roles, as its launchers start it."""
-    names, made = ("a", "b", "gates"), (config.forward_blocks, config.backward_blocks)
-    blocks = dict(zip(names, made[not forward](), strict=False))
-    constants = {**config.launch(), "FORWARD": forward, "STORE": store}
-    options = {"num_warps": constants.pop("num_warps")}
-    function = hopper._hopper_swiglu_kernel
-    signature, attributes = {}, {}
-    for index, name in enumerate(function.arg_names):
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name in blocks:
-            layout = block_layout(blocks[name], torch.bfloat16)
-            shape = ",".join(map(str, blocks[name]))
-            signature[name] = f"tensordesc<bf16[{shape}],{layout!r}>"
-        else:
-            signature[name] = "i32" if name in ("tokens", "hidden", "inner") else "*bf16"
-            if name != "tokens":
-                attributes[(index,)] = [["tt.divisibility", 16]]
-    source = GluonASTSource(function, signature, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-
-
 def figures(kernel) -> dict[str, int]:
     """What the binary uses."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -127,11 +100,6 @@ def main() -> None:
         row = figures(compiled(arch, spec, kind, config, aligned))
         label = f"{spec['kernel'].split('_')[2]} {kind} {name}".strip()
         print(json.dumps({"name": label, "arch": arch, **row}), flush=True)
-    if arch == 90 and "half" in kinds:
-        for forward, store in itertools.product((True, False), repeat=2):
-            row = figures(compiled_for_hopper(forward, store, hopper.CONFIG))
-            label = f"{'fwd' if forward else 'bwd'} half fixed roles {'storing' if store else ''}"
-            print(json.dumps({"name": label.strip(), "arch": arch, **row}), flush=True)
 
 
 if __name__ == "__main__":

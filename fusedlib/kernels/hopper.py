@@ -30,11 +30,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fusedlib.kernels.hopper_epilogue import barrier, epilogue, fetch, fetch_gates
-from fusedlib.kernels.hopper_launch import BLOCK_M, BLOCK_N, HopperConfig, HopperLaunch
+from fusedlib.kernels.hopper_launch import (
+    BLOCK_M,
+    BLOCK_N,
+    FORWARD_CONFIG,
+    HopperConfig,
+    HopperLaunch,
+    backward_config,
+)
 from fusedlib.kernels.hopper_tiles import corner, units
 from fusedlib.kernels.launch import kept_launch, multiprocessors
-
-CONFIG = HopperConfig()
 
 
 @gluon.jit
@@ -235,7 +240,7 @@ def forward(
         w_gate_up: (2·inner, hidden), gate rows above up rows.
         h: written.
         gate_up: written, or None.
-        config: for measuring, another than `CONFIG`.
+        config: for measuring, another than the one that `hopper_launch` chooses.
     """
     store = gate_up is not None
     key = (
@@ -244,7 +249,7 @@ def forward(
     )  # fmt: skip
 
     def made() -> HopperLaunch:
-        chosen = config or CONFIG
+        chosen = config or FORWARD_CONFIG
         return _launch(chosen, chosen.forward_blocks(), x, h.shape[1], FORWARD=True, STORE=store)
 
     matrices = x, w_gate_up, h, h if gate_up is None else gate_up, h
@@ -263,7 +268,7 @@ def backward(
         gate_up: (tokens, 2·inner), what the forward saved.
         d_gate_up: written.
         h: (tokens, inner), written, or None.
-        config: for measuring, another than `CONFIG`.
+        config: for measuring, another than the one that `hopper_launch` chooses.
     """
     store = h is not None
     key = (
@@ -272,7 +277,7 @@ def backward(
     )  # fmt: skip
 
     def made() -> HopperLaunch:
-        chosen, inner = config or CONFIG, w_down.shape[1]
+        chosen, inner = config or backward_config(dy.shape[1]), w_down.shape[1]
         return _launch(chosen, chosen.backward_blocks(), dy, inner, FORWARD=False, STORE=store)
 
     matrices = dy, w_down, gate_up, d_gate_up, d_gate_up if h is None else h
