@@ -51,6 +51,12 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
+def _at(row, column, group, part):  # type: ignore[no-untyped-def]
+    """Where a part of a group's 64 rows begins: two parts down, then the next 64 columns."""
+    return row + group * 64 + part % 2 * 32, column + part // 2 * 64
+
+
+@gluon.jit
 def _fwd_part(  # type: ignore[no-untyped-def]
     gate, up, h, gate_up, row, column, tokens, inner, SAVE: gl.constexpr
 ):
@@ -76,10 +82,8 @@ def _fwd_tile(  # type: ignore[no-untyped-def]
         for part in range(of_gate):
             gate = parts.index(8 * group + part).load(LAYOUT)
             up = parts.index(8 * group + of_gate + part).load(LAYOUT)
-            _fwd_part(
-                gate, up, h, gate_up, row + group * 64 + part % 2 * 32, column + part // 2 * 64,
-                tokens, inner, SAVE,
-            )  # fmt: skip
+            i, j = _at(row, column, group, part)
+            _fwd_part(gate, up, h, gate_up, i, j, tokens, inner, SAVE)
         barrier()
         mbarrier.arrive(free.index(group))
 
@@ -132,10 +136,8 @@ def _bwd_tile(  # type: ignore[no-untyped-def]
         barrier()
         mbarrier.arrive(taken.index(after % 2), pred=more)
         mbarrier.arrive(free.index(group), pred=part % of_group == of_group - 1)
-        _bwd_part(
-            dh, gate, up, d_gate_up, h, row + group * 64 + part % 2 * 32,
-            column + part % of_group // 2 * 64, tokens, inner, OUTPUT,
-        )  # fmt: skip
+        i, j = _at(row, column, group, part % of_group)
+        _bwd_part(dh, gate, up, d_gate_up, h, i, j, tokens, inner, OUTPUT)
         if AHEAD:
             gate, up = next_gate, next_up
 
@@ -148,7 +150,7 @@ def _fetch_tile(  # type: ignore[no-untyped-def]
     of_group: gl.constexpr = 8 // PIECES
     for part in range(2 * of_group):
         slot = part % 2
-        i, j = row + part // of_group * 64 + slot * 32, column + part % of_group // 2 * 64
+        i, j = _at(row, column, part // of_group, part % of_group)
         mbarrier.wait(taken.index(slot), part // 2 % 2 ^ 1)
         mbarrier.expect(arrived.index(slot), 2 * 32 * 64 * 2)
         # Past inner and past the last token nothing of it is stored.
