@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import hopper_checks as checks
@@ -50,30 +51,26 @@ class TestTensorMaps:
         return HopperLaunch(kernel, config, 132, config.backward_blocks(), (9, 9, 9), variant)
 
     def test_are_kept_by_address(self, launch):
-        matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(5)]
-        first, again = launch.operands(*matrices), launch.operands(*matrices)
+        matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(3)]
+        first, again = launch._factors(*matrices), launch._factors(*matrices)
         assert all(a is b for a, b in zip(first, again, strict=True))
-        assert first[3] is matrices[3] and first[4] is matrices[4]
-        moved = launch.operands(matrices[1], matrices[0], *matrices[2:])
+        assert [m.base.data_ptr() for m in first] == [t.data_ptr() for t in matrices]
+        moved = launch._factors(matrices[1], matrices[0], matrices[2])
         assert [m.base.data_ptr() for m in moved[:2]] == [t.data_ptr() for t in matrices[1::-1]]
         assert moved[2] is first[2]
 
     def test_keep_no_tensor_alive(self, launch):
-        import weakref
-
-        matrices = [torch.zeros(64, 64, dtype=torch.float16) for _ in range(5)]
-        launch.operands(*matrices)
+        matrices = [torch.zeros(64, 64, dtype=torch.float16) for _ in range(3)]
+        launch._factors(*matrices)
         watched = weakref.ref(matrices[0])
         del matrices
         assert watched() is None
 
     def test_are_not_without_number(self, launch, monkeypatch):
-        from fusedlib.kernels import hopper_launch
-
-        monkeypatch.setattr(hopper_launch, "MOST_MAPS", 2)
-        matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(5)]
+        monkeypatch.setattr("fusedlib.kernels.hopper_launch.MOST_MAPS", 2)
+        matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(3)]
         for x in [torch.zeros_like(matrices[0]) for _ in range(5)]:
-            launch.operands(x, *matrices[1:])
+            launch._factors(x, *matrices[1:])
         assert len(launch._kept[0]) <= 2
 
 

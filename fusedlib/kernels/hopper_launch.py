@@ -91,13 +91,11 @@ class HopperLaunch(Launch):
         super().__init__(kernel, config, (programs, 1, 1), blocks, scalars, constants)
         self._kept: list[dict[int, TensorDescriptor]] = [{} for _ in blocks]
 
-    def operands(self, *matrices: Tensor) -> tuple[Any, ...]:
-        """Descriptors of the first matrices, then the others as they are."""
-        described = [
+    def _factors(self, *matrices: Tensor) -> tuple[Any, ...]:
+        return tuple(
             kept.get(matrix.data_ptr()) or self._described(kept, matrix, block)
-            for kept, matrix, block in zip(self._kept, matrices, self.blocks, strict=False)
-        ]
-        return (*described, *matrices[len(described) :])
+            for kept, matrix, block in zip(self._kept, matrices, self.blocks, strict=True)
+        )
 
     @staticmethod
     def _described(

@@ -79,9 +79,10 @@ class Launch:
         self._tail = (*scalars, *named)
         self._start: Callable[..., None] | None = None
 
-    def operands(self, a: Tensor, b: Tensor, *others: Tensor) -> tuple[Any, ...]:
-        """The matrices as the kernel takes them."""
-        return *factors(self.config, a, self.blocks[0], b, self.blocks[1]), *others
+    def _factors(self, *matrices: Tensor) -> tuple[Any, ...]:
+        """The first matrices, as many as there are blocks, as the kernel takes them."""
+        a, b = matrices
+        return factors(self.config, a, self.blocks[0], b, self.blocks[1])
 
     def __call__(self, *matrices: Tensor) -> None:
         """Start the programs on these matrices' device, which is that of the first call."""
@@ -89,7 +90,8 @@ class Launch:
         if like.is_cuda and torch.cuda.current_device() != like.get_device():
             with current_device(like):
                 return self(*matrices)
-        operands = self.operands(*matrices)
+        count = len(self.blocks)
+        operands = (*self._factors(*matrices[:count]), *matrices[count:])
         if self._start is not None:
             return self._start(*operands, *self._tail)
         made = self.kernel[self.programs](*operands, *self.scalars, **self.constants)
