@@ -5,7 +5,6 @@ Run in a process of its own, without Triton's interpreter:
 prints one JSON object a kernel: registers, stack bytes, shared memory, counted instructions.
 """
 
-import itertools
 import json
 import re
 import subprocess
@@ -17,10 +16,8 @@ import triton
 import triton.backends.nvidia as nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 
-from fusedlib.kernels import hopper, swiglu, swiglu_configs
+from fusedlib.kernels import swiglu, swiglu_configs
 from fusedlib.kernels.swiglu_configs import Config
 
 TOOL = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
@@ -83,31 +80,6 @@ def compiled(arch: int, spec: dict, kind: str, config: Config, aligned: bool):
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
-def compiled_for_hopper(forward: bool, store: bool):
-    """The kernel with fixed roles, as its launchers start it."""
-    m, n, k = hopper.BLOCK_M, hopper.BLOCK_N, hopper.CONFIG["K"]
-    blocks = {"a": [m, k], "b": [n // 2, k] if forward else [k, n]}
-    constants = {
-        **hopper.CONFIG, "FORWARD": forward, "STORE": store,
-        "CONSUMER": hopper.CONSUMER_REGISTERS, "OTHERS": hopper.OTHER_REGISTERS,
-    }  # fmt: skip
-    function = hopper._hopper_swiglu_kernel
-    signature, attributes = {}, {}
-    for index, name in enumerate(function.arg_names):
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name in blocks:
-            layout = gl.NVMMASharedLayout.get_default_for(blocks[name], gl.bfloat16)
-            shape = ",".join(map(str, blocks[name]))
-            signature[name] = f"tensordesc<bf16[{shape}],{layout!r}>"
-        else:
-            signature[name] = "i32" if name in ("tokens", "hidden", "inner") else "*bf16"
-            if name != "tokens":
-                attributes[(index,)] = [["tt.divisibility", 16]]
-    source = GluonASTSource(function, signature, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-
-
 def figures(kernel) -> dict[str, int]:
     """What the binary uses."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -128,11 +100,6 @@ def main() -> None:
         row = figures(compiled(arch, spec, kind, config, aligned))
         label = f"{spec['kernel'].split('_')[2]} {kind} {name}".strip()
         print(json.dumps({"name": label, "arch": arch, **row}), flush=True)
-    if arch == 90 and "half" in kinds:
-        for forward, store in itertools.product((True, False), repeat=2):
-            row = figures(compiled_for_hopper(forward, store))
-            label = f"{'fwd' if forward else 'bwd'} half fixed roles {'storing' if store else ''}"
-            print(json.dumps({"name": label.strip(), "arch": arch, **row}), flush=True)
 
 
 if __name__ == "__main__":

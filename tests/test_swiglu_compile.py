@@ -62,8 +62,7 @@ def test_tables_have_every_kind_and_architecture():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_kernels_fit_and_spill_nothing(compiled, architecture):
     rows = compiled[architecture]
-    known = 27 if architecture == 90 else 23  # the kernel with fixed roles is for Hopper alone
-    assert len(rows) == len({row["name"] for row in rows}) == known
+    assert len(rows) == len({row["name"] for row in rows}) == 23
     assert [fault for row in rows for fault in faults(row)] == []
 
 

@@ -8,6 +8,7 @@
 |       |          | rounds them and leaves them in shared memory                              |
 | 2     | epilogue | takes them from there: activation, and everything that memory wants,      |
 |       |          | while the consumers are at the next tile                                  |
+| 1     | fetcher  | in the backward: gate and up for the epilogue, by TMA                     |
 
 A tile of 256 columns is 128 of gate beside 128 of up in the forward, 256 of dh in the backward.
 gate and up, or dh, are thus rounded to their dtype before the activation, as in unfused code.
@@ -16,7 +17,7 @@ Equations and tensors as in `fusedlib.kernels.swiglu`.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -24,23 +25,40 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fusedlib.kernels.hopper_epilogue import barrier, epilogue, place
+from fusedlib.kernels.hopper_epilogue import barrier, epilogue, fetch, fetch_gates
+from fusedlib.kernels.hopper_launch import (
+    BLOCK_M,
+    BLOCK_N,
+    FORWARD_CONFIG,
+    HopperConfig,
+    HopperLaunch,
+    backward_config,
+)
+from fusedlib.kernels.hopper_tiles import corner, units
+from fusedlib.kernels.launch import kept_launch, multiprocessors
 
-# Triton 3.8 renamed it.
-_fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
-BLOCK_M, BLOCK_N = 128, 256
-CONFIG = {"K": 64, "STAGES": 3, "GROUP_M": 8}
-# Three warpgroups share 504 registers: consumers need 154 a thread; the epilogue with 168 spilled
-# 48 bytes.
-CONSUMER_REGISTERS = 160
-OTHER_REGISTERS = 184
+@gluon.jit
+def _produce_block(  # type: ignore[no-untyped-def]
+    a, b, left, right, arrived, row, column, k, inner,
+    FORWARD: gl.constexpr, PIECES: gl.constexpr, K: gl.constexpr,
+):  # fmt: skip
+    """Blocks of both factors, as wide as a whole tile needs or half of one."""
+    columns: gl.constexpr = 256 // PIECES
+    mbarrier.expect(arrived, (128 + columns) * K * 2)
+    fetch(a, [row, k], arrived, left)
+    for part in gl.static_range(2 // PIECES):
+        if FORWARD:
+            # Gate rows past inner are up rows: in bounds, and their columns are never stored.
+            j = column + part * 64
+            fetch(b, [j, k], arrived, right.slice(part * 64, 64))
+            fetch(b, [inner + j, k], arrived, right.slice(columns // 2 + part * 64, 64))
+        else:
+            fetch(b, [k, column + part * 128], arrived, right.slice(part * 128, 128, 1))
 
 
 @gluon.jit
@@ -48,26 +66,49 @@ def _produce(  # type: ignore[no-untyped-def]
     a, b, a_ring, b_ring, full, empty, tokens, hidden, inner,
     FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
-    width: gl.constexpr = 128 if FORWARD else 256
-    row_tiles, column_tiles = gl.cdiv(tokens, 128), gl.cdiv(inner, width)
     stage, phase = 0, 1
-    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
-        row, column = row_tile * 128, column_tile * width
-        for k in range(0, hidden, K):
-            arrived = full.index(stage)
-            mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(arrived, (128 + 256) * K * 2)
-            _fetch(a, [row, k], arrived, a_ring.index(stage))
-            if FORWARD:
-                # Gate rows past inner are up rows: in bounds, and their columns are never stored.
-                _fetch(b, [column, k], arrived, b_ring.index(stage).slice(0, width))
-                _fetch(b, [inner + column, k], arrived, b_ring.index(stage).slice(width, width))
-            else:
-                _fetch(b, [k, column], arrived, b_ring.index(stage))
-            stage += 1
-            if stage == STAGES:
-                stage, phase = 0, phase ^ 1
+    for pieces in gl.static_range(1, 3):
+        end = units(tokens, inner, FORWARD, pieces)
+        for unit in range(gl.program_id(0), end, gl.num_programs(0)):
+            row, column = corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
+            for k in range(0, hidden, K):
+                mbarrier.wait(empty.index(stage), phase)
+                _produce_block(
+                    a, b, a_ring.index(stage), b_ring.index(stage), full.index(stage),
+                    row, column, k, inner, FORWARD, pieces, K,
+                )  # fmt: skip
+                stage += 1
+                if stage == STAGES:
+                    stage, phase = 0, phase ^ 1
+
+
+@gluon.jit
+def _multiply(  # type: ignore[no-untyped-def]
+    a_ring, b_ring, full, empty, hidden, stage, phase, FORWARD: gl.constexpr,
+    PIECES: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """A group's 64 rows of a tile's product, [64, 256 // PIECES]."""
+    columns: gl.constexpr = 256 // PIECES
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+    acc = gl.zeros([64, columns], gl.float32, layout)
+    for k in range(0, hidden, K):
+        mbarrier.wait(full.index(stage), phase)
+        left = a_ring.index(stage).slice(GROUP * 64, 64)
+        if FORWARD:
+            right = b_ring.index(stage).slice(0, columns).permute((1, 0))
+        else:
+            right = b_ring.index(stage).slice(0, columns, 1)
+        acc = warpgroup_mma(left, right, acc, is_async=True)
+        # One product stays in flight; the one before it has read its blocks. (A variable that names
+        # the last stage is not carried around the loop by Triton 3.6.)
+        acc = warpgroup_mma_wait(1, deps=[acc])
+        mbarrier.arrive(empty.index((stage + STAGES - 1) % STAGES), pred=k > 0)
+        stage += 1
+        if stage == STAGES:
+            stage, phase = 0, phase ^ 1
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(empty.index((stage + STAGES - 1) % STAGES))
+    return acc, stage, phase
 
 
 @gluon.jit
@@ -79,49 +120,45 @@ def _halves(block, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):  # type: ignore[n
 
 
 @gluon.jit
-def _consume(  # type: ignore[no-untyped-def]
-    a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
-    FORWARD: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Rows of each tile's product, handed over in four chunks of 64 columns."""
-    width: gl.constexpr = 128 if FORWARD else 256
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+def _hand_over(acc, handed, GROUP: gl.constexpr, PIECES: gl.constexpr):  # type: ignore[no-untyped-def]
+    """In chunks of 64 columns."""
     dtype: gl.constexpr = handed.dtype
-    tiles = gl.cdiv(tokens, 128) * gl.cdiv(inner, width)
-    stage, phase, turn = 0, 0, 1
-    for _ in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        acc = gl.zeros([64, 256], gl.float32, layout)
-        for k in range(0, hidden, K):
-            mbarrier.wait(full.index(stage), phase)
-            right = b_ring.index(stage)
-            if FORWARD:
-                right = right.permute((1, 0))
-            left = a_ring.index(stage).slice(GROUP * 64, 64)
-            acc = warpgroup_mma(left, right, acc, is_async=True)
-            # One product stays in flight; the one before it has read its blocks. (A variable that
-            # names the last stage is not carried around the loop by Triton 3.6.)
-            acc = warpgroup_mma_wait(1, deps=[acc])
-            mbarrier.arrive(empty.index((stage + STAGES - 1) % STAGES), pred=k > 0)
-            stage += 1
-            if stage == STAGES:
-                stage, phase = 0, phase ^ 1
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(empty.index((stage + STAGES - 1) % STAGES))
-        left, right = _halves(acc, 64, 256)
+    left, right = _halves(acc, 64, 256 // PIECES)
+    if PIECES == 2:
+        handed.index(4 * GROUP).store(left.to(dtype))
+        handed.index(4 * GROUP + 1).store(right.to(dtype))
+    else:
         chunk_0, chunk_1 = _halves(left, 64, 128)
         chunk_2, chunk_3 = _halves(right, 64, 128)
-        mbarrier.wait(free.index(GROUP), turn)
         handed.index(4 * GROUP).store(chunk_0.to(dtype))
         handed.index(4 * GROUP + 1).store(chunk_1.to(dtype))
         handed.index(4 * GROUP + 2).store(chunk_2.to(dtype))
         handed.index(4 * GROUP + 3).store(chunk_3.to(dtype))
-        barrier()
-        mbarrier.arrive(done.index(GROUP))
-        turn ^= 1
 
 
 @gluon.jit
-def _shared(a, b, FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
+def _consume(  # type: ignore[no-untyped-def]
+    a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
+    FORWARD: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    stage, phase, turn = 0, 0, 1
+    for pieces in gl.static_range(1, 3):
+        end = units(tokens, inner, FORWARD, pieces)
+        for _ in range(gl.program_id(0), end, gl.num_programs(0)):
+            acc, stage, phase = _multiply(
+                a_ring, b_ring, full, empty, hidden, stage, phase, FORWARD, pieces, GROUP, K, STAGES
+            )
+            mbarrier.wait(free.index(GROUP), turn)
+            _hand_over(acc, handed, GROUP, pieces)
+            barrier()
+            mbarrier.arrive(done.index(GROUP))
+            turn ^= 1
+
+
+@gluon.jit
+def _shared(  # type: ignore[no-untyped-def]
+    a, b, FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr
+):
     """The rings of both factors, what is handed over, and the barriers of each."""
     dtype: gl.constexpr = a.dtype
     b_shape: gl.constexpr = [STAGES, 256, K] if FORWARD else [STAGES, K, 256]
@@ -129,6 +166,10 @@ def _shared(a, b, FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr):
     a_ring = gl.allocate_shared_memory(dtype, [STAGES, 128, K], a.layout)
     b_ring = gl.allocate_shared_memory(dtype, b_shape, b.layout)
     handed = gl.allocate_shared_memory(dtype, [8, 64, 64], chunk)
+    # Two parts of gate and of up; the forward has no use for them.
+    fetched = gl.allocate_shared_memory(dtype, [1 if FORWARD else 4, 32, 64], chunk)
+    arrived = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    taken = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -139,32 +180,37 @@ def _shared(a, b, FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr):
     for group in gl.static_range(2):
         mbarrier.init(done.index(group), count=1)
         mbarrier.init(free.index(group), count=1)
-    return a_ring, b_ring, handed, full, empty, done, free
+        mbarrier.init(arrived.index(group), count=1)
+        mbarrier.init(taken.index(group), count=1)
+    return a_ring, b_ring, handed, full, empty, done, free, fetched, arrived, taken
 
 
 @gluon.jit
 def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
-    a, b, gate_up, d_gate_up, h, tokens, hidden, inner,
+    a, b, gates, gate_up, h, tokens, hidden, inner,
     FORWARD: gl.constexpr, STORE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, CONSUMER: gl.constexpr, OTHERS: gl.constexpr,
+    AHEAD: gl.constexpr, GROUP_M: gl.constexpr, CONSUMER: gl.constexpr, OTHERS: gl.constexpr,
 ):  # fmt: skip
     """Forward: x, w_gate_up to h and, with STORE, gate_up. Backward: dy, w_down, gate_up to
     d_gate_up and, with STORE, h.
     """
-    a_ring, b_ring, handed, full, empty, done, free = _shared(a, b, FORWARD, K, STAGES)
+    a_ring, b_ring, handed, full, empty, done, free, fetched, arrived, taken = _shared(
+        a, b, FORWARD, K, STAGES
+    )
     gl.warp_specialize(
         [
             (_consume, (a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
                         FORWARD, 0, K, STAGES)),
             (_consume, (a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
                         FORWARD, 1, K, STAGES)),
-            (epilogue, (gate_up, d_gate_up, h, handed, done, free, tokens, inner,
-                         FORWARD, STORE, GROUP_M)),
+            (epilogue, (gate_up, h, handed, done, free, fetched, arrived, taken, tokens, inner,
+                        FORWARD, STORE, GROUP_M, AHEAD)),
             (_produce, (a, b, a_ring, b_ring, full, empty, tokens, hidden, inner,
                         FORWARD, K, STAGES, GROUP_M)),
+            (fetch_gates, (gates, fetched, arrived, taken, tokens, inner, FORWARD, GROUP_M)),
         ],
-        [4, 2, 1],
-        [CONSUMER, OTHERS, OTHERS],
+        [4, 2, 1, 1],
+        [CONSUMER, OTHERS, OTHERS, OTHERS],
     )  # fmt: skip
 
 
@@ -175,13 +221,18 @@ def takes(like: Tensor, inner: int) -> bool:
     if not like.is_cuda or like.dtype not in (torch.bfloat16, torch.float16):
         return False
     tiles = -(-like.shape[0] // BLOCK_M) * -(-inner // (BLOCK_N // 2))
-    capable = torch.cuda.get_device_capability(like.device) == (9, 0)
-    return capable and tiles >= _programs(like.device)
+    return _is_hopper(like.device) and tiles >= multiprocessors(like.device)
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def forward(
-    x: Tensor, w_gate_up: Tensor, h: Tensor, gate_up: Tensor | None, **changed: int
-) -> None:
+    x: Tensor, w_gate_up: Tensor, h: Tensor, gate_up: Tensor | None,
+    config: HopperConfig | None = None,
+) -> None:  # fmt: skip
     """Fill h (tokens, inner) and, where it is given, gate_up (tokens, 2·inner).
 
     Args:
@@ -189,17 +240,25 @@ def forward(
         w_gate_up: (2·inner, hidden), gate rows above up rows.
         h: written.
         gate_up: written, or None.
-        changed: entries of `CONFIG` to change, for measuring.
+        config: for measuring, another than the one that `hopper_launch` chooses.
     """
-    config: dict[str, Any] = CONFIG | changed
-    operands = _descriptor(x, BLOCK_M, config["K"]), _descriptor(w_gate_up, 128, config["K"])
-    gates = h if gate_up is None else gate_up
-    _launch(*operands, gates, gates, h, x.shape, config, FORWARD=True, STORE=gate_up is not None)
+    store = gate_up is not None
+    key = (
+        "hopper fwd", x.shape, w_gate_up.shape, x.stride(0), w_gate_up.stride(0), x.dtype,
+        x.device, store, config,
+    )  # fmt: skip
+
+    def made() -> HopperLaunch:
+        chosen = config or FORWARD_CONFIG
+        return _launch(chosen, chosen.forward_blocks(), x, h.shape[1], FORWARD=True, STORE=store)
+
+    matrices = x, w_gate_up, h, h if gate_up is None else gate_up, h
+    kept_launch(made, key, *matrices)(*matrices)
 
 
 def backward(
     dy: Tensor, w_down: Tensor, gate_up: Tensor, d_gate_up: Tensor, h: Tensor | None,
-    **changed: int,
+    config: HopperConfig | None = None,
 ) -> None:  # fmt: skip
     """Fill d_gate_up (tokens, 2·inner), which may be gate_up itself, and, where it is given, h.
 
@@ -209,32 +268,24 @@ def backward(
         gate_up: (tokens, 2·inner), what the forward saved.
         d_gate_up: written.
         h: (tokens, inner), written, or None.
-        changed: entries of `CONFIG` to change, for measuring.
+        config: for measuring, another than the one that `hopper_launch` chooses.
     """
-    config: dict[str, Any] = CONFIG | changed
-    operands = _descriptor(dy, BLOCK_M, config["K"]), _descriptor(w_down, config["K"], BLOCK_N)
-    target = d_gate_up if h is None else h
-    _launch(
-        *operands, gate_up, d_gate_up, target, dy.shape, config, FORWARD=False, STORE=h is not None
-    )
+    store = h is not None
+    key = (
+        "hopper bwd", dy.shape, w_down.shape, dy.stride(0), w_down.stride(0), dy.dtype, dy.device,
+        store, config,
+    )  # fmt: skip
+
+    def made() -> HopperLaunch:
+        chosen, inner = config or backward_config(dy.shape[1]), w_down.shape[1]
+        return _launch(chosen, chosen.backward_blocks(), dy, inner, FORWARD=False, STORE=store)
+
+    matrices = dy, w_down, gate_up, d_gate_up, d_gate_up if h is None else h
+    kept_launch(made, key, *matrices)(*matrices)
 
 
 def _launch(
-    a: TensorDescriptor, b: TensorDescriptor, gate_up: Tensor, d_gate_up: Tensor, h: Tensor,
-    shape: torch.Size, config: dict[str, Any], **variant: bool,
-) -> None:  # fmt: skip
-    inner = gate_up.shape[1] // 2 if gate_up is not h else h.shape[1]
-    _hopper_swiglu_kernel[(_programs(h.device),)](
-        a, b, gate_up, d_gate_up, h, *shape, inner, **config, **variant,
-        CONSUMER=CONSUMER_REGISTERS, OTHERS=OTHER_REGISTERS, num_warps=4,
-    )  # fmt: skip
-
-
-def _descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    dtype = gl.bfloat16 if matrix.dtype == torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
-    return TensorDescriptor.from_tensor(matrix, [rows, columns], layout)
-
-
-def _programs(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    config: HopperConfig, blocks: list[list[int]], like: Tensor, inner: int, **variant: bool
+) -> HopperLaunch:
+    scalars, programs = (*like.shape, inner), multiprocessors(like.device)
+    return HopperLaunch(_hopper_swiglu_kernel, config, programs, blocks, scalars, variant)

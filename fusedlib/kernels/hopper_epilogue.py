@@ -1,10 +1,10 @@
 # ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
-"""What the epilogue's two warps do in `fusedlib.kernels.hopper`.
+"""What the epilogue's two warps do in `fusedlib.kernels.hopper`, and the one that fetches for them.
 
 They take a tile's product, rounded, out of shared memory, in parts of 32·64, and store
 
     forward     h and, if saved, gate and up
-    backward    d_gate, d_up and, if wanted, h, while gate and up of the next part are fetched
+    backward    d_gate, d_up and, if wanted, h; gate and up come by TMA, some parts ahead
 
 with 16 bytes a thread and 128 contiguous ones a row. The consumers are at the next tile by then.
 """
@@ -13,75 +13,89 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from fusedlib.kernels.hopper_tiles import corner, units
 
 # Triton 3.7 renamed it.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+# Triton 3.8 renamed it.
+fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+
+# Of a part in registers: two warps, 16 bytes a thread, 128 a row.
+LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0]))
 
 
 @gluon.jit
-def place(tile, row_tiles, column_tiles, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Row and column tile of the tile-th, down GROUP_M rows before the next column, for the L2."""
-    width = GROUP_M * column_tiles
-    first = tile // width * GROUP_M
-    height = gl.minimum(row_tiles - first, GROUP_M)
-    return first + tile % width % height, tile % width // height
-
-
-@gluon.jit
-def _inside(row, column, tokens, inner, LAYOUT: gl.constexpr):  # type: ignore[no-untyped-def]
+def _inside(row, column, tokens, inner):  # type: ignore[no-untyped-def]
     i = row + gl.arange(0, 32, gl.SliceLayout(1, LAYOUT))
     j = column + gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
     return i.to(gl.int64)[:, None], j[None, :], (i < tokens)[:, None] & (j < inner)[None, :]
 
 
 @gluon.jit
-def _fwd_part(  # type: ignore[no-untyped-def]
-    gates, ups, h, gate_up, row, column, tokens, inner, SAVE: gl.constexpr
-):
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0])
-    i, j, inside = _inside(row, column, tokens, inner, layout)
-    saved_gate, saved_up = gates.load(layout), ups.load(layout)
-    if SAVE:
-        target = gate_up + i * (2 * inner) + j
-        gl.store(target, saved_gate, mask=inside)
-        gl.store(target + inner, saved_up, mask=inside)
-    gate, up = saved_gate.to(gl.float32), saved_up.to(gl.float32)
-    activated = gate / (1.0 + gl.exp(-gate)) * up
-    gl.store(h + i * inner + j, activated.to(saved_gate.dtype), mask=inside)
+def _sigmoid(x):  # type: ignore[no-untyped-def]
+    """1 / (1 + 2^(-x log2 e)) in four instructions: what exp and division add for subnormal numbers
+    and the last bit is half of the epilogue's arithmetic.
+    """
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .f32 e;
+        mul.ftz.f32 e, $1, 0fBFB8AA3B;
+        ex2.approx.ftz.f32 e, e;
+        add.ftz.f32 e, e, 0f3F800000;
+        rcp.approx.ftz.f32 $0, e;
+        }""",
+        "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
 
 
 @gluon.jit
-def _fwd_epilogue(  # type: ignore[no-untyped-def]
-    h, gate_up, handed, done, free, tokens, inner, SAVE: gl.constexpr, GROUP_M: gl.constexpr
+def _at(row, column, group, part):  # type: ignore[no-untyped-def]
+    """Where a part of a group's 64 rows begins: two parts down, then the next 64 columns."""
+    return row + group * 64 + part % 2 * 32, column + part // 2 * 64
+
+
+@gluon.jit
+def _fwd_part(  # type: ignore[no-untyped-def]
+    gate, up, h, gate_up, row, column, tokens, inner, SAVE: gl.constexpr
 ):
-    row_tiles, column_tiles = gl.cdiv(tokens, 128), gl.cdiv(inner, 128)
-    parts = handed._reinterpret(handed.dtype, [16, 32, 64], handed.layout)
-    turn = 0
-    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
-        for group in range(2):
-            row, column = row_tile * 128 + group * 64, column_tile * 128
-            mbarrier.wait(done.index(group), turn)
-            for part in range(4):
-                _fwd_part(
-                    parts.index(8 * group + part), parts.index(8 * group + 4 + part), h, gate_up,
-                    row + part % 2 * 32, column + part // 2 * 64, tokens, inner, SAVE,
-                )  # fmt: skip
-            barrier()
-            mbarrier.arrive(free.index(group))
-        turn ^= 1
+    i, j, inside = _inside(row, column, tokens, inner)
+    dtype: gl.constexpr = gate.dtype
+    if SAVE:
+        target = gate_up + i * (2 * inner) + j
+        gl.store(target, gate, mask=inside)
+        gl.store(target + inner, up, mask=inside)
+    gate, up = gate.to(gl.float32), up.to(gl.float32)
+    gl.store(h + i * inner + j, (gate * _sigmoid(gate) * up).to(dtype), mask=inside)
+
+
+@gluon.jit
+def _fwd_tile(  # type: ignore[no-untyped-def]
+    h, gate_up, parts, done, free, row, column, tokens, inner, turn,
+    SAVE: gl.constexpr, PIECES: gl.constexpr,
+):  # fmt: skip
+    """Of each group's parts the first half is gate, the other up."""
+    of_gate: gl.constexpr = 4 // PIECES
+    for group in range(2):
+        mbarrier.wait(done.index(group), turn)
+        for part in range(of_gate):
+            gate = parts.index(8 * group + part).load(LAYOUT)
+            up = parts.index(8 * group + of_gate + part).load(LAYOUT)
+            i, j = _at(row, column, group, part)
+            _fwd_part(gate, up, h, gate_up, i, j, tokens, inner, SAVE)
+        barrier()
+        mbarrier.arrive(free.index(group))
 
 
 @gluon.jit
 def _bwd_part(  # type: ignore[no-untyped-def]
     dh, gate, up, d_gate_up, h, row, column, tokens, inner, OUTPUT: gl.constexpr
 ):
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0])
-    i, j, inside = _inside(row, column, tokens, inner, layout)
+    i, j, inside = _inside(row, column, tokens, inner)
     dtype: gl.constexpr = dh.dtype
     dh, gate, up = dh.to(gl.float32), gate.to(gl.float32), up.to(gl.float32)
-    s = 1.0 / (1.0 + gl.exp(-gate))
+    s = _sigmoid(gate)
     silu = gate * s
     if OUTPUT:
         gl.store(h + i * inner + j, (silu * up).to(dtype), mask=inside)
@@ -91,53 +105,91 @@ def _bwd_part(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _read(source, row, column, tokens, inner):  # type: ignore[no-untyped-def]
-    """Part of gate and of up."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0])
-    i, j, inside = _inside(row, column, tokens, inner, layout)
-    gate = source + i * (2 * inner) + j
-    return gl.load(gate, mask=inside, other=0.0), gl.load(gate + inner, mask=inside, other=0.0)
+def _gates(fetched, arrived, part, wanted):  # type: ignore[no-untyped-def]
+    """gate and up of a tile's part, once they are there; anything where they are not wanted."""
+    slot = part % 2
+    mbarrier.wait(arrived.index(slot), part // 2 % 2, pred=wanted)
+    return fetched.index(2 * slot).load(LAYOUT), fetched.index(2 * slot + 1).load(LAYOUT)
 
 
 @gluon.jit
-def _bwd_epilogue(  # type: ignore[no-untyped-def]
-    gate_up, d_gate_up, h, handed, done, free, tokens, inner,
-    OUTPUT: gl.constexpr, GROUP_M: gl.constexpr,
+def _bwd_tile(  # type: ignore[no-untyped-def]
+    d_gate_up, h, parts, done, free, fetched, arrived, taken, row, column, tokens, inner, turn,
+    OUTPUT: gl.constexpr, PIECES: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0])
-    row_tiles, column_tiles = gl.cdiv(tokens, 128), gl.cdiv(inner, 256)
-    parts = handed._reinterpret(handed.dtype, [16, 32, 64], handed.layout)
-    turn = 0
-    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
-        for group in range(2):
-            row, column = row_tile * 128 + group * 64, column_tile * 256
-            gate, up = _read(gate_up, row, column, tokens, inner)
-            mbarrier.wait(done.index(group), turn)
-            for part in range(8):
-                dh = parts.index(8 * group + part).load(layout)
-                after = part + 1
-                next_gate, next_up = _read(
-                    gate_up, row + after % 2 * 32, column + after // 2 * 64,
-                    gl.where(part < 7, tokens, 0), inner,
-                )  # fmt: skip
-                _bwd_part(
-                    dh, gate, up, d_gate_up, h,
-                    row + part % 2 * 32, column + part // 2 * 64, tokens, inner, OUTPUT,
-                )  # fmt: skip
-                gate, up = next_gate, next_up
-            barrier()
-            mbarrier.arrive(free.index(group))
-        turn ^= 1
+    of_group: gl.constexpr = 8 // PIECES
+    if AHEAD:
+        first = 0
+        gate, up = _gates(fetched, arrived, first, True)
+        barrier()
+        mbarrier.arrive(taken.index(first))
+    for part in range(2 * of_group):
+        group = part // of_group
+        if AHEAD:
+            after, more = part + 1, part + 1 < 2 * of_group
+            next_gate, next_up = _gates(fetched, arrived, after, more)
+        else:
+            after, more = part, True
+            gate, up = _gates(fetched, arrived, part, True)
+        mbarrier.wait(done.index(group), turn)
+        dh = parts.index(8 * group + part % of_group).load(LAYOUT)
+        barrier()
+        mbarrier.arrive(taken.index(after % 2), pred=more)
+        mbarrier.arrive(free.index(group), pred=part % of_group == of_group - 1)
+        i, j = _at(row, column, group, part % of_group)
+        _bwd_part(dh, gate, up, d_gate_up, h, i, j, tokens, inner, OUTPUT)
+        if AHEAD:
+            gate, up = next_gate, next_up
+
+
+@gluon.jit
+def _fetch_tile(  # type: ignore[no-untyped-def]
+    gates, fetched, arrived, taken, row, column, inner, PIECES: gl.constexpr
+):
+    """gate and up of the parts that `_bwd_tile` takes, in its order."""
+    of_group: gl.constexpr = 8 // PIECES
+    for part in range(2 * of_group):
+        slot = part % 2
+        i, j = _at(row, column, part // of_group, part % of_group)
+        mbarrier.wait(taken.index(slot), part // 2 % 2 ^ 1)
+        mbarrier.expect(arrived.index(slot), 2 * 32 * 64 * 2)
+        # Past inner and past the last token nothing of it is stored.
+        fetch(gates, [i, j], arrived.index(slot), fetched.index(2 * slot))
+        fetch(gates, [i, inner + j], arrived.index(slot), fetched.index(2 * slot + 1))
+
+
+@gluon.jit
+def fetch_gates(  # type: ignore[no-untyped-def]
+    gates, fetched, arrived, taken, tokens, inner, FORWARD: gl.constexpr, GROUP_M: gl.constexpr
+):
+    """For the backward's epilogue, up to two parts ahead of it."""
+    if not FORWARD:
+        for pieces in gl.static_range(1, 3):
+            end = units(tokens, inner, FORWARD, pieces)
+            for unit in range(gl.program_id(0), end, gl.num_programs(0)):
+                row, column = corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
+                _fetch_tile(gates, fetched, arrived, taken, row, column, inner, pieces)
 
 
 @gluon.jit
 def epilogue(  # type: ignore[no-untyped-def]
-    gate_up, d_gate_up, h, handed, done, free, tokens, inner,
-    FORWARD: gl.constexpr, STORE: gl.constexpr, GROUP_M: gl.constexpr,
+    gate_up, h, handed, done, free, fetched, arrived, taken, tokens, inner,
+    FORWARD: gl.constexpr, STORE: gl.constexpr, GROUP_M: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """All tiles of this program, for the forward or the backward."""
-    if FORWARD:
-        _fwd_epilogue(h, gate_up, handed, done, free, tokens, inner, STORE, GROUP_M)
-    else:
-        _bwd_epilogue(gate_up, d_gate_up, h, handed, done, free, tokens, inner, STORE, GROUP_M)
+    parts = handed._reinterpret(handed.dtype, [16, 32, 64], handed.layout)
+    turn = 0
+    for pieces in gl.static_range(1, 3):
+        end = units(tokens, inner, FORWARD, pieces)
+        for unit in range(gl.program_id(0), end, gl.num_programs(0)):
+            row, column = corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
+            if FORWARD:
+                _fwd_tile(
+                    h, gate_up, parts, done, free, row, column, tokens, inner, turn, STORE, pieces
+                )
+            else:
+                _bwd_tile(
+                    gate_up, h, parts, done, free, fetched, arrived, taken, row, column,
+                    tokens, inner, turn, STORE, pieces, AHEAD,
+                )  # fmt: skip
+            turn ^= 1

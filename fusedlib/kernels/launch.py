@@ -6,7 +6,7 @@ of them. `Launch` keeps the binary of one kernel at one set of sizes and starts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -64,14 +64,14 @@ class Launch:
         kernel: a `triton.jit` function that takes matrices first, then `scalars`, then constants.
         config: how it is cut; its blocks are among the constants.
         programs: the grid.
-        blocks: of the two factors, for tensor descriptors.
+        blocks: of the first matrices, for tensor descriptors.
         scalars: numbers, in the kernel's order.
         constants: compile-time arguments by name, without the configuration's.
     """
 
     def __init__(
         self, kernel: Any, config: Config, programs: tuple[int, int, int],
-        blocks: tuple[list[int], list[int]], scalars: tuple[float, ...], constants: dict[str, Any],
+        blocks: Sequence[list[int]], scalars: tuple[float, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
         self.kernel, self.config, self.programs, self.blocks = kernel, config, programs, blocks
         self.scalars, self.constants = scalars, constants | config.launch()
@@ -79,15 +79,22 @@ class Launch:
         self._tail = (*scalars, *named)
         self._start: Callable[..., None] | None = None
 
-    def __call__(self, a: Tensor, b: Tensor, *others: Tensor) -> None:
+    def _factors(self, *matrices: Tensor) -> tuple[Any, ...]:
+        """The first matrices, as many as there are blocks, as the kernel takes them."""
+        a, b = matrices
+        return factors(self.config, a, self.blocks[0], b, self.blocks[1])
+
+    def __call__(self, *matrices: Tensor) -> None:
         """Start the programs on these matrices' device, which is that of the first call."""
-        if a.is_cuda and torch.cuda.current_device() != a.get_device():
-            with current_device(a):
-                return self(a, b, *others)
-        pair = factors(self.config, a, self.blocks[0], b, self.blocks[1])
+        like = matrices[0]
+        if like.is_cuda and torch.cuda.current_device() != like.get_device():
+            with current_device(like):
+                return self(*matrices)
+        count = len(self.blocks)
+        operands = (*self._factors(*matrices[:count]), *matrices[count:])
         if self._start is not None:
-            return self._start(*pair, *others, *self._tail)
-        made = self.kernel[self.programs](*pair, *others, *self.scalars, **self.constants)
+            return self._start(*operands, *self._tail)
+        made = self.kernel[self.programs](*operands, *self.scalars, **self.constants)
         if hasattr(made, "packed_metadata"):  # a binary, not the interpreter
             self._start = made[self.programs]
         return None

@@ -262,9 +262,7 @@ def fill_bwd(
         and d_gate_up is not None
         and _for_hopper(w_down.shape[1], upstream, w_down, gate_up)
     ):
-        # It tells its results apart by identity: in place it wants two names of one tensor.
-        target = d_gate_up.view_as(d_gate_up)
-        return hopper.backward(upstream, w_down, gate_up, target, h)
+        return hopper.backward(upstream, w_down, gate_up, d_gate_up, h)
     product = upstream is not None and w_down is not None
     # What a variant does not read or write, it is given gate_up for.
     a = upstream if product else gate_up

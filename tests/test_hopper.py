@@ -1,0 +1,99 @@
+"""Around the kernels with fixed roles, without a GPU: their checks can fail; how they start."""
+
+import json
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import hopper_checks as checks
+import pytest
+import torch
+
+SHAPE = (300, 208, 272)
+ALL = ("h", "gate_up", "d_gate_up", "h again")
+
+
+@pytest.fixture(scope="module")
+def operands():
+    return checks.drawn(SHAPE, "bfloat16", "cpu")
+
+
+def test_plain_products_pass(operands):
+    assert checks.misses(checks.plain(**operands), operands) == []
+
+
+@pytest.mark.parametrize("broken", checks.BROKEN_OPERANDS)
+def test_broken_kernels_are_rejected(operands, broken):
+    found = checks.plain(**checks.BROKEN_OPERANDS[broken](operands))
+    missed = {line.split(":")[0] for line in checks.misses(found, operands)}
+    assert missed == set(ALL)
+
+
+@pytest.mark.parametrize("broken", checks.BROKEN_RESULTS)
+@pytest.mark.parametrize("name", ALL)
+def test_broken_results_are_rejected(operands, broken, name):
+    found = checks.BROKEN_RESULTS[broken](name, checks.plain(**operands))
+    missed = {line.split(":")[0] for line in checks.misses(found, operands)}
+    assert missed == {name}
+
+
+class TestTensorMaps:
+    @pytest.fixture
+    def launch(self):
+        hopper = pytest.importorskip("fusedlib.kernels.hopper")
+        from fusedlib.kernels.hopper_launch import HopperLaunch, backward_config
+
+        config = backward_config(4096)
+        variant = {"FORWARD": False, "STORE": True}
+        kernel = hopper._hopper_swiglu_kernel
+        return HopperLaunch(kernel, config, 132, config.backward_blocks(), (9, 9, 9), variant)
+
+    def test_are_kept_by_address(self, launch):
+        matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(3)]
+        first, again = launch._factors(*matrices), launch._factors(*matrices)
+        assert all(a is b for a, b in zip(first, again, strict=True))
+        assert [m.base.data_ptr() for m in first] == [t.data_ptr() for t in matrices]
+        moved = launch._factors(matrices[1], matrices[0], matrices[2])
+        assert [m.base.data_ptr() for m in moved[:2]] == [t.data_ptr() for t in matrices[1::-1]]
+        assert moved[2] is first[2]
+
+    def test_keep_no_tensor_alive(self, launch):
+        matrices = [torch.zeros(64, 64, dtype=torch.float16) for _ in range(3)]
+        launch._factors(*matrices)
+        watched = weakref.ref(matrices[0])
+        del matrices
+        assert watched() is None
+
+    def test_are_not_without_number(self, launch, monkeypatch):
+        monkeypatch.setattr("fusedlib.kernels.hopper_launch.MOST_MAPS", 2)
+        matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(3)]
+        for x in [torch.zeros_like(matrices[0]) for _ in range(5)]:
+            launch._factors(x, *matrices[1:])
+        assert len(launch._kept[0]) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_compiled_for_hopper_nothing_is_spilled_and_it_fits():
+    nvidia = pytest.importorskip("triton.backends.nvidia")
+    from fusedlib.kernels import swiglu_configs
+
+    if not (Path(nvidia.__file__).parent / "bin" / "cuobjdump").exists():
+        pytest.skip("this triton wheel has no cuobjdump")
+    tests = Path(__file__).parent
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tests.parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, str(tests / "hopper_ahead.py")],
+        capture_output=True, text=True, env=environment, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len({row["name"] for row in rows}) == 12
+    for row in rows:
+        assert not any(row.get(key) for key in ("STACK", "STL", "LDL")), row
+        assert row["HGMMA"] and row["UTMALDG"], row
+        assert row["REG"] == 168, row  # what 384 threads get; setmaxnreg deals them out anew
+        assert row["shared"] <= swiglu_configs.SHARED_MEMORY[90], row
