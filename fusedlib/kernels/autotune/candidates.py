@@ -1,9 +1,9 @@
 """The tiles that are tried on a card that the table was not measured on: a few a kernel.
 
-`tests/test_autotune.py` compiles every one for its architecture: nothing spilled, shared memory
-within the card's. That bounds them: 128·64 with two accumulators (the forward) or 128·128 with one
-(the backward) is what 8.x has registers for; on 10.0 a persistent forward of 128·128 spills 8 bytes
-with eight warps, a backward with four 816 (triton 3.6.0).
+`tests/test_autotune_compile.py` compiles every one for its architecture: nothing spilled, shared
+memory within the card's. That bounds them: 128·64 with two accumulators (the forward) or 128·128
+with one (the backward) is what 8.x has registers for; on 10.0 a persistent forward of 128·128
+spills 8 bytes with eight warps, a backward with four 816 (triton 3.6.0).
 """
 
 from __future__ import annotations
