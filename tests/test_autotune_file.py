@@ -21,10 +21,8 @@ from autotune_stand_ins import (
 )
 
 from fusedlib import paths
-from fusedlib.kernels.autotune import store
+from fusedlib.kernels.autotune import store, trials
 from fusedlib.kernels.swiglu_configs import Config
-
-# --- the file ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -39,6 +37,21 @@ def test_another_process_reads_and_does_not_tune(monkeypatch, folder):
     another_process(monkeypatch)
     clock = Clock(monkeypatch, kernel := Kernel(), {SECOND: 0.1})
     assert choose(kernel) == FIRST and not clock.asked
+
+
+def test_what_another_process_stored_meanwhile_decides(monkeypatch, folder):
+    clock = Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
+    choose(kernel)
+    (key,) = tiles(folder)
+    (folder / store.NAME).unlink()
+    another_process(monkeypatch)
+
+    def meanwhile(call):
+        store.put(key, {"config": asdict(SECOND)})
+        return clock(call)
+
+    monkeypatch.setattr(trials, "milliseconds", meanwhile)
+    assert choose(kernel) == SECOND and choose(kernel) == SECOND
 
 
 @pytest.mark.parametrize("content", [b"", b'{"tiles": {', b"\xff\xfe", b"[]", b'{"tiles": 3}'])
