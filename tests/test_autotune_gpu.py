@@ -33,8 +33,7 @@ def unknown(monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "_LAUNCHES", {})
 
 
-@pytest.mark.parametrize("shape", [FEW, MIDDLE])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("shape", "dtype"), [(FEW, "bfloat16"), (MIDDLE, "float16")])
 def test_tuned_results_vs_float64(shape, dtype):
     assert checks.misses_mlp("cuda", dtype, shape) == []
     kernels = {key.split(" | ")[4].split()[0] for key in autotune.chosen()}
