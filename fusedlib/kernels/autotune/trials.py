@@ -123,7 +123,8 @@ def _spills(launch: Launch, matrices: Sequence[Tensor]) -> int:
 def _binary(launch: Launch, matrices: Sequence[Tensor]) -> Any:
     """The compiled kernel, not started."""
     a, b, *others = matrices
-    pair = factors(launch.config, a, launch.blocks[0], b, launch.blocks[1])
+    blocks = launch.blocks
+    pair = factors(launch.config, a, blocks[0], b, blocks[1]) if blocks else (a, b)
     arguments = *pair, *others, *launch.scalars
     return launch.kernel.warmup(*arguments, grid=launch.programs, **launch.constants)
 
