@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from fusedlib import paths
 from fusedlib.kernels import autotune
@@ -45,23 +45,21 @@ def main(arguments: list[str] | None = None) -> int:
 def run_variants(
     tokens: int, hidden: int, inner: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """The forward that keeps gate|up and the one that does not, and the backward over gate|up, as
-    eager mode runs it, and beside it, as torch.compile does.
+    """The forward that keeps gate|up and the one that does not; the backward over gate|up, as eager
+    mode runs it, and beside it, as torch.compile does.
     """
-    from fusedlib.kernels import ops
-    from fusedlib.kernels.swiglu_autograd import SwiGLUFunction, compute
+    from fusedlib.kernels.swiglu_calls import unchecked_bwd, unchecked_fwd
 
-    def leaf(*shape: int) -> Any:
-        drawn = torch.randn(shape, dtype=dtype, device=device) * shape[1] ** -0.5
-        return drawn.requires_grad_()
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=dtype, device=device) * shape[1] ** -0.5
 
-    operands = leaf(tokens, hidden), leaf(2 * inner, hidden), leaf(hidden, inner)
-    with torch.no_grad():
-        compute(*operands, False)
-    y = SwiGLUFunction.apply(*operands, True)
-    dy = torch.ones_like(y)
-    torch.autograd.grad(y, operands, dy)
-    torch.autograd.grad(ops.swiglu_mlp(*operands, True)[0], operands, dy)
+    x, dy = drawn(tokens, hidden), drawn(tokens, hidden)
+    w_gate_up, w_down = drawn(2 * inner, hidden), drawn(hidden, inner)
+    unchecked_fwd(x, w_gate_up, False)
+    _, gate_up = unchecked_fwd(x, w_gate_up, True)
+    assert gate_up is not None
+    for in_place in (False, True):
+        unchecked_bwd(dy, w_down, gate_up, True, in_place)
 
 
 def _parsed(arguments: list[str] | None) -> argparse.Namespace:
