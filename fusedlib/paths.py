@@ -18,3 +18,17 @@ def results_dir() -> Path:
 def build_dir() -> Path:
     """Folder of the build products: `$FUSEDLIB_BUILD`, else `report/build`."""
     return Path(os.environ.get("FUSEDLIB_BUILD") or REPORT / "build")
+
+
+def cache_dir() -> Path:
+    """Folder of what is found out once a machine: `$FUSEDLIB_CACHE`, else `fusedlib` in the user's.
+
+    The user's is `$XDG_CACHE_HOME` where that is an absolute path, else `~/.cache`.
+
+    Raises:
+        RuntimeError: this user has no home.
+    """
+    if given := os.environ.get("FUSEDLIB_CACHE"):
+        return Path(given)
+    users = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return (users if users.is_absolute() else Path("~/.cache").expanduser()) / "fusedlib"

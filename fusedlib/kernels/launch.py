@@ -104,8 +104,9 @@ _LAUNCHES: dict[Hashable, Launch] = {}
 
 
 def kept_launch(make: Callable[..., Launch], key: Hashable, *matrices: Tensor) -> Launch:
-    """`make()`, or what it gave before for the same key.
+    """`make()`, tuned, or what was found before for the same key.
 
+    `make(config)` is the same launch cut otherwise, where `autotune.candidates` has other cuts.
     The binary is the one for the key's exact sizes and 16-byte aligned addresses, so the key must
     hold shapes, strides, dtype, device and variant. Unaligned addresses keep nothing, nor does the
     interpreter, whose configuration tests change.
@@ -119,7 +120,9 @@ def kept_launch(make: Callable[..., Launch], key: Hashable, *matrices: Tensor) -
     if found is None:
         if len(_LAUNCHES) >= MOST_LAUNCHES:
             _LAUNCHES.clear()
-        found = _LAUNCHES[key] = make()
+        from fusedlib.kernels.autotune import tuned  # it needs this module
+
+        found = _LAUNCHES[key] = tuned(make, matrices)
     return found
 
 

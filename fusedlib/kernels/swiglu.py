@@ -31,6 +31,7 @@ from fusedlib.kernels.launch import Launch, grid, kept_launch
 from fusedlib.kernels.swiglu_configs import (
     FEW_TOKENS,
     POINTWISE,
+    Config,
     aligned,
     backward_config,
     forward_config,
@@ -170,9 +171,9 @@ def fill_fwd(x: Tensor, w_gate_up: Tensor, h: Tensor, gate_up: Tensor | None) ->
         save, precision,
     )  # fmt: skip
 
-    def made() -> Launch:
+    def made(config: Config | None = None) -> Launch:
         (tokens, hidden), inner = x.shape, h.shape[1]
-        config = forward_config(x, w_gate_up, h)
+        config = config or forward_config(x, w_gate_up, h)
         m, n, k = config.block_m, config.block_n, config.block_k
         scalars = (tokens, hidden, inner, x.stride(0), w_gate_up.stride(0), 1.0)
         constants = {
@@ -278,9 +279,9 @@ def fill_bwd(
         precision,
     )  # fmt: skip
 
-    def made() -> Launch:
+    def made(config: Config | None = None) -> Launch:
         tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
-        config = backward_config(a, b, gate_up) if product else POINTWISE
+        config = config or (backward_config(a, b, gate_up) if product else POINTWISE)
         m, n, k = config.block_m, config.block_n, config.block_k
         scalars = (tokens, a.shape[1], inner, a.stride(0), b.stride(0), 1.0)
         names = "PRODUCT", "GRADIENT", "OUTPUT", "IN_PLACE"

@@ -20,6 +20,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SHARED_MEMORY = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
 SMALLEST = 89
 
+# The cards that the tables were measured on, by torch's name; others tune (`kernels/autotune`).
+MEASURED = ("NVIDIA H200",)
+
 
 @dataclass(frozen=True)
 class Config:
