@@ -9,6 +9,7 @@ the same conditioning, other roundings.
 from dataclasses import dataclass
 
 import torch
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -94,9 +95,8 @@ def laid_out(values: Tensor, how: str, offset: int) -> Tensor:
     if how == "wide rows":
         return torch.cat([values, -values[:, :1].expand(-1, offset)], dim=1)[:, : values.shape[1]]
     if how == "offset":
-        return torch.cat([values.new_full((offset,), -7.0), values.flatten()])[offset:].view_as(
-            values
-        )
+        padded = torch.cat([values.new_full((offset,), -7.0), values.flatten()])
+        return padded[offset:].view_as(values)
     if how == "one row":
         return values[:1].expand(values.shape)
     if how == "one column":
@@ -105,7 +105,7 @@ def laid_out(values: Tensor, how: str, offset: int) -> Tensor:
 
 
 def operands(case: Case, device: str) -> list[Tensor]:
-    """x, w_gate_up, w_down and dy, scaled down together until nothing can overflow."""
+    """x, w_gate_up, w_down and dy, of scales drawn together until all steps are `within` range."""
     tokens, hidden, inner = case.shape
     generator = torch.Generator(device=device).manual_seed(case.seed)
     sizes = (tokens, hidden), (2 * inner, hidden), (hidden, inner), (tokens, hidden)
@@ -118,7 +118,7 @@ def operands(case: Case, device: str) -> list[Tensor]:
         made = [t * f for t, f in zip(drawn, factors, strict=True)]
         for i, rows in enumerate(spread):
             made[i] = made[i] * torch.exp2((case.spread * shrink * rows).round())
-        if shrink < 0.01 or largest(made) < torch.finfo(dtype).max / 1024:
+        if shrink < 0.01 or within(peaks(made), dtype):
             break
         shrink /= 2
     made = [laid_out(t.to(dtype), *how) for t, how in zip(made, layouts(case), strict=True)]
@@ -138,11 +138,11 @@ def put(operand: Tensor, case: Case) -> None:
         operand[row, column].fill_(case.odd[1])
 
 
-def largest(made: list[Tensor]) -> float:
-    """Of all that is computed on the way, in float64."""
+def peaks(made: list[Tensor]) -> list[float]:
+    """Largest magnitude of each tensor on the way, in float64."""
     x, w_gate_up, w_down, dy = made
     if not x.numel():
-        return 0.0
+        return []
     gate, up = (x @ w_gate_up.mT).chunk(2, dim=1)
     s, dh = torch.sigmoid(gate), dy @ w_down
     h, d_gate, d_up = gate * s * up, dh * up * s * (1 + gate * (1 - s)), dh * gate * s
@@ -150,7 +150,16 @@ def largest(made: list[Tensor]) -> float:
     # Unfused code multiplies dh with up or with silu(gate) first.
     steps = *made, gate, up, h, dh, dh * up, dh * gate, d_gate_up
     steps = *steps, h @ w_down.mT, d_gate_up @ w_gate_up, d_gate_up.mT @ x, dy.mT @ h
-    return max(t.abs().max().item() for t in steps)
+    return [t.abs().max().item() for t in steps]
+
+
+def within(magnitudes: list[float], dtype: torch.dtype) -> bool:
+    """Nothing can overflow, and in bf16 nothing is near fp32's denormals: torch's
+    own bf16 product takes those for zero on some CPUs.
+    """
+    least = 2.0**-100 if dtype == torch.bfloat16 else 0.0
+    most = torch.finfo(dtype).max / 1024
+    return all(least <= m < most for m in magnitudes)
 
 
 def plain(made: list[Tensor]) -> dict[str, Tensor]:
@@ -197,16 +206,24 @@ def with_rows(results: dict[str, Tensor], true: dict[str, Tensor]) -> dict[str, 
 
 
 def usual_errors(made: list[Tensor], finite: dict[str, Tensor]) -> dict[str, check.Errors]:
-    """Plain PyTorch's, the largest of the operands and their neighbours."""
+    """Plain PyTorch's, the largest of the operands and their neighbours.
+
+    The rule's floor is roundoffs of a mean element; here also of the largest, which of few elements
+    is often far larger.
+    """
     generator = torch.Generator(device=made[0].device).manual_seed(1)
+    roundoffs = check.FLOOR_ROUNDOFFS / check.TIMES_EAGER * torch.finfo(made[0].dtype).eps / 2
     found: dict[str, list[check.Errors]] = {}
     for n in range(1 + NEIGHBOURS):
         near = made if n == 0 else [nudged(t, generator) for t in made]
         true, eager = plain([t.double() for t in near]), plain(near)
         # A neighbour of what overflows nowhere overflows nowhere; a place of inf stays one.
         true, eager = masked(true, finite), masked(eager, finite)
-        for name, error in check.errors(with_rows(eager, true), with_rows(true, true)).items():
-            found.setdefault(name, []).append(error)
+        true, eager = with_rows(true, true), with_rows(eager, true)
+        peaks = check.errors({name: torch.zeros_like(t) for name, t in true.items()}, true)
+        for name, error in check.errors(eager, true).items():
+            worst = error.worst + roundoffs * peaks[name].worst
+            found.setdefault(name, []).append(check.Errors(error.norm, worst))
     return {
         name: check.Errors(max(e.norm for e in errors), max(e.worst for e in errors))
         for name, errors in found.items()
@@ -237,3 +254,23 @@ def misses(case: Case, device: str) -> list[str]:
     found, true = masked(found, finite), masked(true, finite)
     errors = check.errors(with_rows(found, true), with_rows(true, true))
     return check.misses(errors, usual, getattr(torch, case.dtype))
+
+
+def check_many(
+    device: str, shapes: st.SearchStrategy[tuple[int, int, int]], examples: int, part: int = 0
+) -> None:
+    """That many cases, the same ones for the same part."""
+    held = []
+
+    @seed(part)
+    @settings(
+        max_examples=examples, database=None, deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )  # fmt: skip
+    @given(case=cases(shapes))
+    def holds(case: Case) -> None:
+        assert misses(case, device) == []
+        held.append(case)
+
+    holds()
+    assert len(held) == examples

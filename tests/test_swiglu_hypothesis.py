@@ -1,14 +1,12 @@
 """Drawn calls of the SwiGLU MLP against float64: over interpreted kernels, and on a GPU."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import swiglu_drawn as drawn
-from hypothesis import HealthCheck, given, seed, settings
 
 TESTS = Path(__file__).parent
 PARTS, EXAMPLES = 10, 50  # 500 cases; ten tests, so that pytest-xdist can share their compiling
@@ -25,29 +23,15 @@ def test_in_the_interpreter(examples):
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly",
-         "--hypothesis-show-statistics", str(TESTS / "interpreted" / "drawn.py")],
+         str(TESTS / "interpreted" / "drawn.py")],
         capture_output=True, text=True, env=environment, timeout=280, check=False,
         cwd=TESTS.parent,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    [passing] = re.findall(r"(\d+) passing examples, 0 failing", done.stdout)
-    assert int(passing) == examples
+    assert "1 passed" in done.stdout
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("part", range(PARTS))
 def test_on_the_gpu(part):
-    held = []
-
-    @seed(part)
-    @settings(
-        max_examples=EXAMPLES, database=None, deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )  # fmt: skip
-    @given(case=drawn.cases(drawn.ON_GPU))
-    def holds(case):
-        assert drawn.misses(case, "cuda") == []
-        held.append(case)
-
-    holds()
-    assert len(held) == EXAMPLES
+    drawn.check_many("cuda", drawn.ON_GPU, EXAMPLES, part)
