@@ -9,7 +9,7 @@ the same conditioning, other roundings.
 from dataclasses import dataclass
 
 import torch
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -265,6 +265,7 @@ def check_many(
     @seed(part)
     @settings(
         max_examples=examples, database=None, deadline=None,
+        phases=[Phase.generate],  # a case says all there is; making it smaller takes minutes
         suppress_health_check=[HealthCheck.too_slow],
     )  # fmt: skip
     @given(case=cases(shapes))

@@ -12,6 +12,7 @@ TESTS = Path(__file__).parent
 PARTS, EXAMPLES = 10, 50  # 500 cases; ten tests, so that pytest-xdist can share their compiling
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("examples", [12, pytest.param(500, marks=pytest.mark.slow)])
 def test_in_the_interpreter(examples):
     """Runs `interpreted/drawn.py`; what fails there is shown here."""
@@ -24,7 +25,7 @@ def test_in_the_interpreter(examples):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly",
          str(TESTS / "interpreted" / "drawn.py")],
-        capture_output=True, text=True, env=environment, timeout=280, check=False,
+        capture_output=True, text=True, env=environment, timeout=580, check=False,
         cwd=TESTS.parent,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
