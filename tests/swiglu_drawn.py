@@ -118,10 +118,10 @@ def operands(case: Case, device: str) -> list[Tensor]:
         made = [t * f for t, f in zip(drawn, factors, strict=True)]
         for i, rows in enumerate(spread):
             made[i] = made[i] * torch.exp2((case.spread * shrink * rows).round())
-        if shrink < 0.01 or within(peaks(made), dtype):
+        made = [laid_out(t.to(dtype), *how) for t, how in zip(made, layouts(case), strict=True)]
+        if shrink < 0.01 or within(peaks([t.double() for t in made]), dtype):
             break
         shrink /= 2
-    made = [laid_out(t.to(dtype), *how) for t, how in zip(made, layouts(case), strict=True)]
     if case.odd is not None:
         put(made[NAMES.index(case.odd[0])], case)
     return made
@@ -195,17 +195,23 @@ def called(case: Case, made: list[Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def with_rows(results: dict[str, Tensor], true: dict[str, Tensor]) -> dict[str, Tensor]:
-    """And y and d_x by rows of equal weight: each depends on its row of x alone."""
+def with_rows(case: Case, results: dict[str, Tensor], true: dict[str, Tensor]) -> dict[str, Tensor]:
+    """And y and d_x by rows of equal weight: each depends on its row of x alone.
+
+    Not where a row is one sum or few, which may nearly cancel in the truth.
+    """
+    few = min(case.shape[1:]) < ENOUGH or any(how.startswith("one ") for how in case.layouts[1:3])
     more = {}
-    for name in ("y", "d_x"):
-        if name in results and true["y"].shape[1] >= ENOUGH <= true["d_w_gate"].shape[0]:
+    for name in [] if few else ["y", "d_x"]:
+        if name in results:
             rms = true[name].square().mean(dim=1, keepdim=True).sqrt()
             more[f"{name} by rows"] = results[name].double() / rms.clamp_min(2.0**-1000)
     return results | more
 
 
-def usual_errors(made: list[Tensor], finite: dict[str, Tensor]) -> dict[str, check.Errors]:
+def usual_errors(
+    case: Case, made: list[Tensor], finite: dict[str, Tensor]
+) -> dict[str, check.Errors]:
     """Plain PyTorch's, the largest of the operands and their neighbours.
 
     The rule's floor is roundoffs of a mean element; here also of the largest, which of few elements
@@ -219,7 +225,7 @@ def usual_errors(made: list[Tensor], finite: dict[str, Tensor]) -> dict[str, che
         true, eager = plain([t.double() for t in near]), plain(near)
         # A neighbour of what overflows nowhere overflows nowhere; a place of inf stays one.
         true, eager = masked(true, finite), masked(eager, finite)
-        true, eager = with_rows(true, true), with_rows(eager, true)
+        true, eager = with_rows(case, true, true), with_rows(case, eager, true)
         peaks = check.errors({name: torch.zeros_like(t) for name, t in true.items()}, true)
         for name, error in check.errors(eager, true).items():
             worst = error.worst + roundoffs * peaks[name].worst
@@ -250,9 +256,9 @@ def misses(case: Case, device: str) -> list[str]:
         return [f"{n}: not finite elsewhere than the truth" for n in elsewhere]
     if not case.shape[0]:
         return [n for n, t in found.items() if t.shape != true[n].shape or t.any()]
-    usual = usual_errors(made, finite)
+    usual = usual_errors(case, made, finite)
     found, true = masked(found, finite), masked(true, finite)
-    errors = check.errors(with_rows(found, true), with_rows(true, true))
+    errors = check.errors(with_rows(case, found, true), with_rows(case, true, true))
     return check.misses(errors, usual, getattr(torch, case.dtype))
 
 
@@ -270,7 +276,7 @@ def check_many(
     )  # fmt: skip
     @given(case=cases(shapes))
     def holds(case: Case) -> None:
-        assert misses(case, device) == []
+        assert misses(case, device) == [], case
         held.append(case)
 
     holds()

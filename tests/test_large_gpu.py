@@ -4,6 +4,9 @@ Of y and d_x some rows are compared, of the weights' gradients some columns of i
 thin slice of the truth only. One tolerance rule, `fusedlib.bench.check`.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -31,8 +34,8 @@ SPLIT = {"gate|up": (70_016, 256, 16_384), "x": (2_097_216, 1040, 256)}
 
 def at_rows(x: Tensor, w_gate_up: Tensor, w_down: Tensor, dy: Tensor) -> dict[str, Tensor]:
     """y and d_x of the given rows."""
-    x, inner = x.detach().requires_grad_(), w_down.shape[1]
-    y = reference.swiglu_mlp(x, w_gate_up[:inner], w_gate_up[inner:], w_down)
+    x = x.detach().requires_grad_()
+    y = plain(x, w_gate_up, w_down)
     return {"y": y.detach(), "d_x": grad(y, x, dy)[0]}
 
 
@@ -44,6 +47,10 @@ def at_columns(x: Tensor, rows: Tensor, w_down: Tensor, dy: Tensor) -> dict[str,
     return {"d_w_gate": d_w_gate, "d_w_up": d_w_up, "d_w_down": dy.mT @ h.detach()}
 
 
+def plain(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
+    return reference.swiglu_mlp(x, *w_gate_up.chunk(2), w_down)
+
+
 def spots(count: int) -> Tensor:
     """The first, the last, and some between."""
     ends = torch.arange(SAMPLES // 4)
@@ -51,35 +58,35 @@ def spots(count: int) -> Tensor:
     return torch.cat([ends, between, count - 1 - ends]).clamp(0, count - 1).cuda()
 
 
-def sampled_misses(shape: tuple[int, int, int], dtype: torch.dtype, save: str) -> list[str]:
+def drawn(shape: tuple[int, int, int], dtype: torch.dtype) -> list[Tensor]:
+    """x, w_gate_up, w_down, which want gradients, and dy."""
     tokens, hidden, inner = shape
+    sizes = (tokens, hidden), (2 * inner, hidden), (hidden, inner), (tokens, hidden)
+    assert max(2 * inner * tokens, *(rows * columns for rows, columns in sizes)) > MANY
+    scales = 1.0, hidden**-0.5, inner**-0.5, 1.0
+    made = [torch.randn(size, device="cuda", dtype=dtype) for size in sizes]
+    made = [t.mul_(scale) for t, scale in zip(made, scales, strict=True)]
+    return [*(t.requires_grad_() for t in made[:3]), made[3]]
+
+
+def sampled_misses(shape: tuple[int, int, int], dtype: torch.dtype, save: str) -> list[str]:
     torch.manual_seed(0)
+    *leaves, dy = drawn(shape, dtype)
+    rows, columns = spots(shape[0]), spots(shape[2])
+    both = torch.cat([columns, shape[2] + columns])
 
-    def normal(*size: int, scale: float = 1.0) -> Tensor:
-        return torch.randn(size, device="cuda", dtype=dtype).mul_(scale)
+    def sampled(compute: Callable[..., Tensor]) -> dict[str, Tensor]:
+        y = compute(*leaves)
+        d_x, d_w_gate_up, d_w_down = grad(y, leaves, dy)
+        found = {"y": y.detach()[rows], "d_x": d_x[rows], "d_w_down": d_w_down[:, columns]}
+        found["d_w_gate"], found["d_w_up"] = d_w_gate_up[both].chunk(2)
+        return found
 
-    x, dy = normal(tokens, hidden), normal(tokens, hidden)
-    w_gate_up = normal(2 * inner, hidden, scale=hidden**-0.5)
-    w_down = normal(hidden, inner, scale=inner**-0.5)
-    assert max(x.numel(), w_gate_up.numel(), tokens * 2 * inner) > MANY
-    leaves = [t.requires_grad_() for t in (x, w_gate_up, w_down)]
-    y = swiglu_mlp(*leaves, save=save)
-    d_x, d_w_gate_up, d_w_down = grad(y, leaves, dy)
-    rows, columns = spots(tokens), spots(inner)
-    both = torch.cat([columns, inner + columns])
-    found = {"y": y.detach()[rows], "d_x": d_x[rows], "d_w_down": d_w_down[:, columns]}
-    found["d_w_gate"], found["d_w_up"] = d_w_gate_up[both].chunk(2)
-    del y, d_x, d_w_gate_up, d_w_down
+    found, usual = sampled(partial(swiglu_mlp, save=save)), sampled(plain)
     x, w_gate_up, w_down = (t.detach() for t in leaves)
-
-    def plain(as_computed) -> dict[str, Tensor]:
-        of_rows = x[rows], w_gate_up, w_down, dy[rows]
-        of_columns = x, w_gate_up[both], w_down[:, columns], dy
-        thin = at_rows(*map(as_computed, of_rows))
-        return thin | at_columns(*map(as_computed, of_columns))
-
-    true, eager = plain(torch.Tensor.double), plain(lambda t: t)
-    return check.misses(check.errors(found, true), check.errors(eager, true), dtype)
+    true = at_rows(*(t.double() for t in (x[rows], w_gate_up, w_down, dy[rows])))
+    true |= at_columns(*(t.double() for t in (x, w_gate_up[both], w_down[:, columns], dy)))
+    return check.misses(check.errors(found, true), check.errors(usual, true), dtype)
 
 
 @pytest.fixture(autouse=True)
