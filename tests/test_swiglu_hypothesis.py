@@ -1,6 +1,7 @@
 """Drawn calls of the SwiGLU MLP against float64: over interpreted kernels, and on a GPU."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ def test_in_the_interpreter(examples):
         cwd=TESTS.parent,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "1 passed" in done.stdout
+    [passed] = re.findall(r"(\d+) passed", done.stdout)
+    assert int(passed) >= 10 and "skipped" not in done.stdout
 
 
 @pytest.mark.gpu
