@@ -154,8 +154,8 @@ def peaks(made: list[Tensor]) -> list[float]:
 
 
 def within(magnitudes: list[float], dtype: torch.dtype, device: str) -> bool:
-    """Nothing can overflow, and in bf16 on a CPU nothing is near fp32's denormals, which torch's own
-    bf16 product may take for zero there.
+    """Nothing can overflow, and in bf16 on a CPU nothing is near fp32's denormals, which torch's
+    own bf16 product may take for zero there.
     """
     least = 2.0**-100 if dtype == torch.bfloat16 and device == "cpu" else 0.0
     most = torch.finfo(dtype).max / 1024
