@@ -226,9 +226,9 @@ def usual_errors(
         # A neighbour of what overflows nowhere overflows nowhere; a place of inf stays one.
         true, eager = masked(true, finite), masked(eager, finite)
         true, eager = with_rows(case, true, true), with_rows(case, eager, true)
-        peaks = check.errors({name: torch.zeros_like(t) for name, t in true.items()}, true)
+        largest = check.errors({name: torch.zeros_like(t) for name, t in true.items()}, true)
         for name, error in check.errors(eager, true).items():
-            worst = error.worst + roundoffs * peaks[name].worst
+            worst = error.worst + roundoffs * largest[name].worst
             found.setdefault(name, []).append(check.Errors(error.norm, worst))
     return {
         name: check.Errors(max(e.norm for e in errors), max(e.worst for e in errors))
