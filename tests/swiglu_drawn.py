@@ -112,16 +112,17 @@ def operands(case: Case, device: str) -> list[Tensor]:
     usual = 1.0, hidden**-0.5, inner**-0.5, 1.0
     drawn = [torch.randn(s, generator=generator, device=device, dtype=torch.float64) for s in sizes]
     spread = [torch.rand(len(t), 1, generator=generator, device=device) - 0.5 for t in drawn[:2]]
-    dtype, shrink = getattr(torch, case.dtype), 1.0
+    dtype, shrink, quiet = getattr(torch, case.dtype), 1.0, 1.0
     while True:
-        factors = [u * 10.0 ** (s * shrink) for u, s in zip(usual, case.scales, strict=True)]
+        factors = [u * quiet * 10 ** (s * shrink) for u, s in zip(usual, case.scales, strict=True)]
         made = [t * f for t, f in zip(drawn, factors, strict=True)]
         for i, rows in enumerate(spread):
             made[i] = made[i] * torch.exp2((case.spread * shrink * rows).round())
         made = [laid_out(t.to(dtype), *how) for t, how in zip(made, layouts(case), strict=True)]
-        if shrink < 0.01 or within(peaks([t.double() for t in made]), dtype, device):
+        if within(peaks([t.double() for t in made]), dtype, device):
             break
-        shrink /= 2
+        # Sums of what is repeated are large even where nothing is scaled.
+        shrink, quiet = (shrink / 2, 1.0) if shrink > 0.01 else (0.0, quiet / 2)
     if case.odd is not None:
         put(made[NAMES.index(case.odd[0])], case)
     return made
