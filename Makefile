@@ -86,7 +86,7 @@ test-fast: ## the tests that take seconds
 	@$(RUN) -m pytest -m "not gpu and not slow" $(ARGS)
 
 test-gpu: ## the tests that need a GPU
-	$(call READY,test)
+	$(call READY,test-gpu)
 	@$(RUN) -m pytest -m gpu $(ARGS)
 
 lint: ## ruff over code and notebooks, mypy over fusedlib

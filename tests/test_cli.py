@@ -247,13 +247,14 @@ def test_doctor_asks_for_what_each_purpose_uses(purpose):
         "study": {"torch", "papermill"},
         "report": {"torch", "papermill", "typst", "nbconvert"},
         "test": {"torch", "papermill", "pytest", "hypothesis"},
+        "test-gpu": {"torch", "papermill", "pytest", "hypothesis"},
         "lint": {"ruff", "mypy"},
         "lab": {"papermill", "jupyterlab"},
     }
     assert expected[purpose] <= wanted
     assert ("jupyterlab" in wanted) == (purpose == "lab")
     assert ("typst" in wanted) == (purpose in ("report", "test", "lab"))
-    assert ("pytest" in wanted) == (purpose == "test")
+    assert ("pytest" in wanted) == (purpose in ("test", "test-gpu"))
 
 
 @pytest.mark.slow

@@ -2,13 +2,12 @@
 process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
-import importlib.util
 import os
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import bf16
+import broken_kernels
 import pytest
 import swiglu_checks as checks
 import torch
@@ -17,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedlib.functional import fused, swiglu, swiglu_mlp
 from fusedlib.kernels import launch, ops, swiglu_autograd, swiglu_calls, swiglu_configs
-from fusedlib.kernels import swiglu as kernels
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 bf16.apply()
@@ -256,37 +254,8 @@ def test_launchers_say_what_is_wrong():
 
 # --- teeth ---------------------------------------------------------------------------------------
 
-H = "    h = gate * tl.sigmoid(gate) * up"
-LAST = (
-    "((row + tl.arange(0, HEIGHT)) == tokens - 1)[:, None]"
-    " & ((column + tl.arange(0, WIDTH)) == inner - 1)[None, :]"
-)
-BROKEN = {
-    "one K block instead of the whole sum": ("range(0, hidden, BLOCK_K)", "range(0, 1, BLOCK_K)"),
-    "dropped K tile": ("range(0, hidden, BLOCK_K)", "range(BLOCK_K, hidden, BLOCK_K)"),
-    "dropped ragged K tile": (
-        "range(0, hidden, BLOCK_K)",
-        "range(0, hidden // BLOCK_K * BLOCK_K, BLOCK_K)",
-    ),
-    "gate and up swapped": (H, "    h = up * tl.sigmoid(up) * gate"),
-    "wrong last ragged element": (H, f"{H} + tl.where({LAST}, 1e-3, 0.0)"),
-    "wrong last ragged gradient": ("d_gate = dh", f"d_gate = tl.where({LAST}, 1e-3, 0.0) + dh"),
-    "wrong derivative": ("(s + silu * (1 - s))", "s"),
-    "gradients swapped": ("dh * up * (s + silu * (1 - s))", "dh * silu"),
-    "up left out of the recomputed h": ("_store(h_ptr, silu * up", "_store(h_ptr, silu"),
-}
 
-
-@pytest.mark.parametrize("fault", BROKEN)
+@pytest.mark.parametrize("fault", broken_kernels.BROKEN)
 def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
-    right, wrong = BROKEN[fault]
-    text = Path(kernels.__file__).read_text(encoding="utf-8")
-    assert right in text
-    path = tmp_path / "broken.py"
-    path.write_text(text.replace(right, wrong), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("broken", path)
-    broken = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(broken)
-    for name in ("fill_fwd", "fill_bwd"):
-        monkeypatch.setattr(swiglu_calls, name, getattr(broken, name))
+    broken_kernels.put(monkeypatch, tmp_path, fault, off=1e-3)
     assert checks.misses_mlp("cpu", "float32", checks.SHAPE) != []

@@ -26,9 +26,9 @@ _IMPORT_NAMES = {
 _STUDY_WITHOUT = {"jupyterlab", "nvidia_ml_py"}
 _TEST_TOOLS = {"pytest", "pytest_timeout", "hypothesis", "pyyaml"}
 _LINT_TOOLS = {"ruff", "mypy"}
-# What only turns executed notebooks into pages.
+# What only turns executed notebooks into pages; a machine that measures may lack it.
 _RENDER_TOOLS = {"nbconvert", "pypandoc_binary", "typst"}
-PURPOSES = ("study", "report", "test", "lint", "lab")
+PURPOSES = ("study", "report", "test", "test-gpu", "lint", "lab")
 
 
 def needed(purpose: str, pyproject: Path | None = None) -> dict[str, str]:
@@ -41,10 +41,10 @@ def needed(purpose: str, pyproject: Path | None = None) -> dict[str, str]:
     if purpose == "lint":
         return {name: line for name, line in tools.items() if name in _LINT_TOOLS}
     without = _STUDY_WITHOUT - ({"jupyterlab"} if purpose == "lab" else set())
-    if purpose == "study":
+    if purpose in ("study", "test-gpu"):
         without = without | _RENDER_TOOLS
     out = {name: line for name, line in base.items() if name not in without}
-    if purpose == "test":
+    if purpose in ("test", "test-gpu"):
         out |= {name: line for name, line in tools.items() if name in _TEST_TOOLS}
     return out
 

@@ -1,0 +1,151 @@
+"""One small run of one kernel, for compute-sanitizer to watch: `python tests/sanitized.py NAME`.
+
+Without a name it lists the names. Each run has several ragged tiles, writes only what it owns and
+checks its results, so that a kernel which the tool stopped or never saw is not taken for a clean
+one. torch's own kernels run too; `tests/test_sanitizer_gpu.py` has the tool leave those out.
+"""
+
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd import grad
+
+from fusedlib.functional import swiglu, swiglu_mlp
+from fusedlib.kernels import hopper, split, split_product
+from fusedlib.kernels.accumulate import accumulate_fwd
+
+RUNS: dict[str, Callable[[], None]] = {}
+BF16 = torch.bfloat16
+
+
+def run(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def register(function: Callable[[], None]) -> Callable[[], None]:
+        RUNS[name] = function
+        return function
+
+    return register
+
+
+def normal(*shape: int, scale: float = 1.0, dtype: torch.dtype = BF16) -> Tensor:
+    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
+
+
+def near(found: Tensor, true: Tensor, allowed: float = 2e-2) -> None:
+    """In norm, far looser than the tests of results: this is about having run at all."""
+    error = (found.double() - true.double()).norm() / true.double().norm()
+    assert error < allowed, f"error {error:.2e}, allowed {allowed:.0e}"
+
+
+def both(gate_up: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
+    """h and d(gate|up) in float64."""
+    gate, up = gate_up.double().chunk(2, dim=1)
+    s, dh = torch.sigmoid(gate), dh.double()
+    d_gate = dh * up * s * (1 + gate * (1 - s))
+    return gate * s * up, torch.cat([d_gate, dh * gate * s], dim=1)
+
+
+def mlp(tokens: int, hidden: int, inner: int) -> None:
+    """Forward and backward: gate|up overwritten, kept, and computed again; then half frozen."""
+    x, w_gate_up = normal(tokens, hidden), normal(2 * inner, hidden, scale=hidden**-0.5)
+    leaves = [t.requires_grad_() for t in (x, w_gate_up, normal(hidden, inner, scale=inner**-0.5))]
+    dy = normal(tokens, hidden)
+    y = swiglu_mlp(*leaves)
+    kept = grad(y, leaves, dy, retain_graph=True)
+    gate_up = x.double() @ w_gate_up.double().T
+    h, d_gate_up = both(gate_up, dy.double() @ leaves[2].double())
+    near(y, h @ leaves[2].double().T)
+    near(kept[1], d_gate_up.T @ x.double())
+    near(kept[2], dy.double().T @ h)
+    for found in (grad(y, leaves, dy), grad(swiglu_mlp(*leaves, save="input"), leaves, dy)):
+        for one, other in zip(found, kept, strict=True):
+            near(one, other)
+    with torch.no_grad():
+        near(swiglu_mlp(*leaves), y)
+
+
+@run("swiglu-tma")
+def swiglu_tma() -> None:
+    assert not hopper.takes(normal(130, 64), 96)
+    mlp(130, 64, 96)
+
+
+@run("swiglu-pointers")
+def swiglu_pointers() -> None:
+    mlp(70, 49, 83)
+
+
+@run("swiglu-few-tokens")
+def swiglu_few_tokens() -> None:
+    mlp(37, 144, 80)
+
+
+@run("swiglu-pointwise")
+def swiglu_pointwise() -> None:
+    x, weight = normal(70, 64).requires_grad_(), normal(160, 64, scale=0.125).requires_grad_()
+    dh = normal(70, 80)
+    _, d_weight = grad(swiglu(x, weight), (x, weight), dh)
+    _, d_gate_up = both(x.double() @ weight.double().T, dh)
+    near(d_weight, d_gate_up.T @ x.double())
+
+
+@run("hopper")
+def hopper_both() -> None:
+    """Every variant: gate|up stored or not, in place or not, h wanted or not."""
+    tokens, hidden, inner = 300, 272, 208
+    x, dy = normal(tokens, hidden), normal(tokens, hidden)
+    w_gate_up = normal(2 * inner, hidden, scale=hidden**-0.5)
+    w_down = normal(hidden, inner, scale=inner**-0.5)
+    h, again, alone = (x.new_empty(tokens, inner) for _ in range(3))
+    gate_up, apart, lone = (x.new_empty(tokens, 2 * inner) for _ in range(3))
+    hopper.forward(x, w_gate_up, h, gate_up)
+    hopper.forward(x, w_gate_up, alone, None)
+    hopper.backward(dy, w_down, gate_up, apart, again)
+    hopper.backward(dy, w_down, gate_up, lone, None)
+    true_h, true_d = both(gate_up, dy.double() @ w_down.double())
+    hopper.backward(dy, w_down, gate_up, gate_up.view_as(gate_up), again)
+    for found, true in ((h, true_h), (alone, true_h), (again, true_h), (apart, true_d),
+                        (lone, true_d), (gate_up, true_d)):  # fmt: skip
+        near(found, true)
+
+
+def split_case(spread: float) -> None:
+    a = normal(140, 300, dtype=torch.float32)
+    b = normal(300, 134, scale=spread, dtype=torch.float32)
+    left, right, turned = split.split(a), split.split(b), split.split(b.T.contiguous())
+    near(split_product.split_product(left, right), a.double() @ b.double(), 1e-6)
+    c = split_product.split_product(left, turned, transpose_b=True)
+    near(c, a.double() @ b.double(), 1e-6)
+
+
+@run("split")
+def split_certified() -> None:
+    split_case(1.0)
+
+
+@run("split-exact")
+def split_exact() -> None:
+    """Weights of 1e-20: the certificate sends the product to the exact kernel."""
+    split_case(1e-20)
+
+
+@run("accumulate")
+def accumulate() -> None:
+    a, b = normal(128, 192), normal(192, 128)
+    for promote in (False, True):
+        near(accumulate_fwd(a, b, promote=promote), a.double() @ b.double())
+
+
+def main(names: list[str]) -> None:
+    if not names:
+        print(*RUNS)
+    for name in names:
+        torch.manual_seed(0)
+        RUNS[name]()
+        torch.cuda.synchronize()
+        print(f"{name}: ran")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,289 @@
+"""Drawn calls of `swiglu_mlp`: shapes, strides, dtypes, scales and wanted gradients by hypothesis.
+
+`interpreted/drawn.py` runs them over interpreted kernels, `test_swiglu_hypothesis.py` on a GPU. All
+of them by the one rule of `fusedlib.bench.check`. Of few elements plain PyTorch may hit the truth
+by luck, so its error is the largest over the drawn operands and three more sets a per cent away:
+the same conditioning, other roundings.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fusedlib import reference
+from fusedlib.bench import check
+from fusedlib.functional import SAVES, swiglu_mlp
+
+NAMES = ("x", "w_gate_up", "w_down", "dy")
+LAYOUTS = (
+    "contiguous",
+    "transposed",
+    "every other",
+    "wide rows",
+    "offset",
+    "one row",
+    "one column",
+)
+LEADS = ("matrix", "1 first", "1 second", "halves")
+# Powers of ten. In fp16 sums of a hundred products must stay below 65504.
+SCALES = {"float32": 20, "bfloat16": 20, "float16": 2}
+NEIGHBOURS = 3
+ENOUGH = 8  # elements a row, and terms, from which on a row's error is no matter of luck
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call; `scales` are powers of ten of `NAMES`, rows of x and w_gate_up differ by up to
+    2^`spread`, and `odd` is a value that stands once in one of `NAMES`.
+    """
+
+    shape: tuple[int, int, int]
+    dtype: str
+    save: str
+    wanted: tuple[bool, bool, bool]
+    layouts: tuple[str, str, str, str]
+    offset: int
+    lead: str
+    scales: tuple[int, int, int, int]
+    spread: int
+    odd: tuple[str, float] | None
+    seed: int
+
+
+def multiples(least: int, most: int) -> st.SearchStrategy[int]:
+    return st.integers(-(-least // 16), most // 16).map(lambda n: 16 * n)
+
+
+SMALL = st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(1, 40))
+# What decides which kernel runs on a GPU: alignment, tokens, and tiles for all multiprocessors.
+ON_GPU = st.one_of(
+    st.tuples(st.integers(0, 70), st.integers(1, 100), st.integers(1, 100)),
+    st.tuples(st.integers(1, 64), multiples(16, 256), multiples(16, 256)),
+    st.tuples(st.integers(65, 600), multiples(16, 512), multiples(16, 512)),
+    st.tuples(st.integers(1500, 2000), multiples(16, 512), multiples(1500, 2000)),
+    st.tuples(st.integers(256, 400), st.integers(2000, 2100), st.integers(2000, 2100)),
+)
+
+
+@st.composite
+def cases(draw, shapes: st.SearchStrategy[tuple[int, int, int]]) -> Case:
+    """Half of the operands contiguous, half of the cases of ordinary scale."""
+    dtype = draw(st.sampled_from(sorted(SCALES)))
+    most = draw(st.sampled_from([0, SCALES[dtype]]))
+    layout = st.one_of(st.just("contiguous"), st.sampled_from(LAYOUTS))
+    values = [float("inf"), float("-inf"), float("nan")]
+    odd = st.tuples(st.sampled_from(NAMES), st.sampled_from(values))
+    return Case(
+        shape=draw(shapes), dtype=dtype, save=draw(st.sampled_from(SAVES)),
+        wanted=draw(st.tuples(*[st.booleans()] * 3)), layouts=draw(st.tuples(*[layout] * 4)),
+        offset=draw(st.integers(1, 9)), lead=draw(st.sampled_from(LEADS)),
+        scales=draw(st.tuples(*[st.integers(-most, most)] * 4)),
+        spread=draw(st.sampled_from([0, 0, 30])) if most > 2 else 0,
+        odd=draw(st.one_of(st.none(), st.none(), odd)), seed=draw(st.integers(0, 2**16)),
+    )  # fmt: skip
+
+
+def laid_out(values: Tensor, how: str, offset: int) -> Tensor:
+    """The values in that layout; of "one row" and "one column" the first alone, repeated."""
+    if how == "transposed":
+        return values.mT.contiguous().mT
+    if how == "every other":
+        return torch.stack([values, -values], dim=-1).flatten(-2)[:, ::2]
+    if how == "wide rows":
+        return torch.cat([values, -values[:, :1].expand(-1, offset)], dim=1)[:, : values.shape[1]]
+    if how == "offset":
+        padded = torch.cat([values.new_full((offset,), -7.0), values.flatten()])
+        return padded[offset:].view_as(values)
+    if how == "one row":
+        return values[:1].expand(values.shape)
+    if how == "one column":
+        return values[:, :1].expand(values.shape)
+    return values
+
+
+def operands(case: Case, device: str) -> list[Tensor]:
+    """x, w_gate_up, w_down and dy, of scales drawn together until all steps are `within` range."""
+    tokens, hidden, inner = case.shape
+    generator = torch.Generator(device=device).manual_seed(case.seed)
+    sizes = (tokens, hidden), (2 * inner, hidden), (hidden, inner), (tokens, hidden)
+    usual = 1.0, hidden**-0.5, inner**-0.5, 1.0
+    drawn = [torch.randn(s, generator=generator, device=device, dtype=torch.float64) for s in sizes]
+    spread = [torch.rand(len(t), 1, generator=generator, device=device) - 0.5 for t in drawn[:2]]
+    dtype, shrink, quiet = getattr(torch, case.dtype), 1.0, 1.0
+    while True:
+        factors = [u * quiet * 10 ** (s * shrink) for u, s in zip(usual, case.scales, strict=True)]
+        made = [t * f for t, f in zip(drawn, factors, strict=True)]
+        for i, rows in enumerate(spread):
+            made[i] = made[i] * torch.exp2((case.spread * shrink * rows).round())
+        made = [laid_out(t.to(dtype), *how) for t, how in zip(made, layouts(case), strict=True)]
+        if within(peaks([t.double() for t in made]), dtype, device):
+            break
+        # Sums of what is repeated are large even where nothing is scaled.
+        shrink, quiet = (shrink / 2, 1.0) if shrink > 0.01 else (0.0, quiet / 2)
+    if case.odd is not None:
+        put(made[NAMES.index(case.odd[0])], case)
+    return made
+
+
+def layouts(case: Case) -> list[tuple[str, int]]:
+    return [(how, case.offset) for how in case.layouts]
+
+
+def put(operand: Tensor, case: Case) -> None:
+    """Write the odd value at a drawn place; where rows or columns are one, into all of it."""
+    if operand.numel() and case.odd is not None:
+        row, column = case.seed % operand.shape[0], case.seed // 7 % operand.shape[1]
+        operand[row, column].fill_(case.odd[1])
+
+
+def peaks(made: list[Tensor]) -> list[float]:
+    """Largest magnitude of each tensor on the way, in float64."""
+    x, w_gate_up, w_down, dy = made
+    if not x.numel():
+        return []
+    gate, up = (x @ w_gate_up.mT).chunk(2, dim=1)
+    s, dh = torch.sigmoid(gate), dy @ w_down
+    h, d_gate, d_up = gate * s * up, dh * up * s * (1 + gate * (1 - s)), dh * gate * s
+    d_gate_up = torch.cat([d_gate, d_up], dim=1)
+    # Unfused code multiplies dh with up or with silu(gate) first.
+    steps = *made, gate, up, h, dh, dh * up, dh * gate, d_gate_up
+    steps = *steps, h @ w_down.mT, d_gate_up @ w_gate_up, d_gate_up.mT @ x, dy.mT @ h
+    return [t.abs().max().item() for t in steps]
+
+
+def within(magnitudes: list[float], dtype: torch.dtype, device: str) -> bool:
+    """Nothing can overflow, and in bf16 on a CPU nothing is near fp32's denormals, which torch's
+    own bf16 product may take for zero there.
+    """
+    least = 2.0**-100 if dtype == torch.bfloat16 and device == "cpu" else 0.0
+    most = torch.finfo(dtype).max / 1024
+    return all(least <= m < most for m in magnitudes)
+
+
+def plain(made: list[Tensor]) -> dict[str, Tensor]:
+    """y and all gradients in plain PyTorch, in the operands' dtype."""
+    x, w_gate_up, w_down, dy = made
+    halves = [t.detach() for t in w_gate_up.chunk(2)]
+    leaves = [t.detach().requires_grad_() for t in (x, *halves, w_down)]
+    y = reference.swiglu_mlp(*leaves)
+    names = "y", "d_x", "d_w_gate", "d_w_up", "d_w_down"
+    return dict(zip(names, (y.detach(), *torch.autograd.grad(y, leaves, dy)), strict=True))
+
+
+def called(case: Case, made: list[Tensor]) -> dict[str, Tensor]:
+    """y and the wanted gradients of the call itself, by the same names, as matrices."""
+    *leaves, dy = made
+    leaves = [t.detach().requires_grad_(w) for t, w in zip(leaves, case.wanted, strict=True)]
+    tokens, hidden = leaves[0].shape
+    lead = {"1 first": (1, tokens), "1 second": (tokens, 1)}.get(case.lead, (tokens,))
+    if case.lead == "halves" and tokens % 2 == 0:
+        lead = (2, tokens // 2)
+    y = swiglu_mlp(leaves[0].view(*lead, hidden), *leaves[1:], save=case.save)
+    assert y.shape == (*lead, hidden) and y.dtype == leaves[0].dtype
+    found = {"y": y.detach().view(tokens, hidden)}
+    own = [t for t in leaves if t.requires_grad]
+    assert y.requires_grad == bool(own)
+    gradients = iter(torch.autograd.grad(y, own, dy.view(*lead, hidden)) if own else ())
+    if case.wanted[0]:
+        found["d_x"] = next(gradients)
+    if case.wanted[1]:
+        found["d_w_gate"], found["d_w_up"] = next(gradients).chunk(2)
+    if case.wanted[2]:
+        found["d_w_down"] = next(gradients)
+    return found
+
+
+def with_rows(case: Case, results: dict[str, Tensor], true: dict[str, Tensor]) -> dict[str, Tensor]:
+    """And y and d_x by rows of equal weight: each depends on its row of x alone.
+
+    Not where a row is one sum or few, which may nearly cancel in the truth.
+    """
+    few = min(case.shape[1:]) < ENOUGH or any(how.startswith("one ") for how in case.layouts[1:3])
+    more = {}
+    for name in [] if few else ["y", "d_x"]:
+        if name in results:
+            rms = true[name].square().mean(dim=1, keepdim=True).sqrt()
+            more[f"{name} by rows"] = results[name].double() / rms.clamp_min(2.0**-1000)
+    return results | more
+
+
+def usual_errors(
+    case: Case, made: list[Tensor], finite: dict[str, Tensor]
+) -> dict[str, check.Errors]:
+    """Plain PyTorch's, the largest of the operands and their neighbours.
+
+    The rule's floor is roundoffs of a mean element; here also of the largest, which of few elements
+    is often far larger.
+    """
+    generator = torch.Generator(device=made[0].device).manual_seed(1)
+    roundoffs = check.FLOOR_ROUNDOFFS / check.TIMES_EAGER * torch.finfo(made[0].dtype).eps / 2
+    found: dict[str, list[check.Errors]] = {}
+    for n in range(1 + NEIGHBOURS):
+        near = made if n == 0 else [nudged(t, generator) for t in made]
+        true, eager = plain([t.double() for t in near]), plain(near)
+        # A neighbour of what overflows nowhere overflows nowhere; a place of inf stays one.
+        true, eager = masked(true, finite), masked(eager, finite)
+        true, eager = with_rows(case, true, true), with_rows(case, eager, true)
+        largest = check.errors({name: torch.zeros_like(t) for name, t in true.items()}, true)
+        for name, error in check.errors(eager, true).items():
+            worst = error.worst + roundoffs * largest[name].worst
+            found.setdefault(name, []).append(check.Errors(error.norm, worst))
+    return {
+        name: check.Errors(max(e.norm for e in errors), max(e.worst for e in errors))
+        for name, errors in found.items()
+    }
+
+
+def nudged(operand: Tensor, generator: torch.Generator) -> Tensor:
+    """A per cent away, rounded to the dtype."""
+    noise = torch.randn(operand.shape, generator=generator, device=operand.device)
+    return (operand.double() * (1 + 0.01 * noise)).to(operand.dtype)
+
+
+def masked(results: dict[str, Tensor], finite: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.where(finite[name], 0.0) for name, t in results.items()}
+
+
+def misses(case: Case, device: str) -> list[str]:
+    """What the rule rejects, or what is not finite elsewhere than in float64."""
+    made = operands(case, device)
+    found, true = called(case, made), plain([t.double() for t in made])
+    finite = {name: t.isfinite() for name, t in true.items()}
+    elsewhere = [n for n, t in found.items() if not torch.equal(t.isfinite(), finite[n])]
+    if elsewhere:
+        return [f"{n}: not finite elsewhere than the truth" for n in elsewhere]
+    if not case.shape[0]:
+        return [n for n, t in found.items() if t.shape != true[n].shape or t.any()]
+    usual = usual_errors(case, made, finite)
+    found, true = masked(found, finite), masked(true, finite)
+    errors = check.errors(with_rows(case, found, true), with_rows(case, true, true))
+    return check.misses(errors, usual, getattr(torch, case.dtype))
+
+
+def check_many(
+    device: str, shapes: st.SearchStrategy[tuple[int, int, int]], examples: int, part: int = 0
+) -> None:
+    """That many cases, the same ones for the same part; all that miss are told."""
+    held: list[Case] = []
+    wrong: dict[Case, list[str]] = {}
+
+    @seed(part)
+    @settings(
+        max_examples=examples, database=None, deadline=None, phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
+    )  # fmt: skip
+    @given(case=cases(shapes))
+    def each(case: Case) -> None:
+        found = misses(case, device)
+        if found:
+            wrong[case] = found
+        else:
+            held.append(case)
+
+    each()
+    told = "\n".join(f"{case}: {'; '.join(found)}" for case, found in wrong.items())
+    assert not wrong, f"{len(wrong)} of {examples}:\n{told}"
+    assert len(held) == examples
