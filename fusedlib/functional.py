@@ -140,21 +140,22 @@ def _plain_eager(*operands: Tensor) -> bool:
 
 
 @cache
-def _eager_kernels() -> tuple[Any, Callable[..., Any]]:
+def _eager_kernels() -> tuple[Callable[..., Any], ...]:
     """Imported late, for Triton need not be there; once, for an import statement costs µs."""
-    from fusedlib.kernels.swiglu_autograd import SwiGLUFunction, compute
+    from fusedlib.kernels.few_tokens_plan import plan_of
+    from fusedlib.kernels.swiglu_autograd import apply, compute
 
-    return SwiGLUFunction, compute
+    return apply, compute, plan_of
 
 
 def _direct(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Tensor:
     """The kernels without the dispatcher."""
-    function, compute = _eager_kernels()
+    apply, compute, plan_of = _eager_kernels()
     wanted = x.requires_grad or w_gate_up.requires_grad
     wanted = wanted or (w_down is not None and w_down.requires_grad)
     if wanted and torch.is_grad_enabled():
-        return function.apply(x, w_gate_up, w_down, save == "gate_up")
-    return compute(x, w_gate_up, w_down, False)[0]
+        return apply(x, w_gate_up, w_down, save == "gate_up")
+    return compute(x, w_gate_up, w_down, False, plan_of(x, w_gate_up, w_down))[0]
 
 
 @torch.compiler.assume_constant_result

@@ -1,0 +1,140 @@
+# ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
+"""The plain products of the SwiGLU MLP at few tokens, in as few launches as there can be.
+
+    forward     y = h Wdᵀ
+    backward    d_x = d_gate|up Wgu    d_Wgu = d_gate|upᵀ x    d_Wd = dyᵀ h         (one kernel)
+
+With t tokens both passes move weights and their gradients and do little else: t multiply-adds for
+every number read or written. So a launch, some 5 µs of the host, is worth as much as 20 MB, and
+the three products of the backward share one: the programs that read Wgu for d_x run beside those
+that write d_Wgu and d_Wd. Those sum over tokens alone, one or two blocks, and only write.
+
+| tensor                     | shape             | strides                     |
+|----------------------------|-------------------|-----------------------------|
+| x, dy                      | (tokens, hidden)  | contiguous                  |
+| w_gate_up, d_w_gate_up     | (2·inner, hidden) | contiguous                  |
+| w_down, d_w_down           | (hidden, inner)   | contiguous                  |
+| h                          | (tokens, inner)   | contiguous                  |
+| d_gate_up                  | (tokens, 2·inner) | contiguous                  |
+
+Sums are fp32. Factors of any strides and more tokens are torch.mm's.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fusedlib.kernels import swiglu_configs
+from fusedlib.kernels.launch import Launch
+from fusedlib.kernels.swiglu import _block, _store
+from fusedlib.kernels.swiglu_configs import Config
+
+# Blocks of the products that sum over hidden or inner; the others have tiles of SIDE².
+DOWN = Config(64, 16, 128, 4, 4)
+GRADIENTS = Config(64, 32, 128, 4, 4)
+SIDE = 64
+# Triton's interpreter has tiles so small that a test's shape has several each way.
+INTERPRETED = triton.knobs.runtime.interpret
+
+
+@triton.jit
+def _row_product(  # type: ignore[no-untyped-def]
+    a, b, c, tile, tokens, depth, width,
+    TRANSPOSED: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """The tile-th [HEIGHT, WIDTH] of c (tokens, width) = a b, or a bᵀ where TRANSPOSED."""
+    row_tiles = tl.cdiv(tokens, HEIGHT)
+    row, column = tile % row_tiles * HEIGHT, tile // row_tiles * WIDTH
+    acc = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
+    for k in range(0, depth, DEPTH):
+        left = _block(a, row, k, tokens, depth, depth, HEIGHT, DEPTH, False)
+        if TRANSPOSED:
+            right = _block(b, column, k, width, depth, depth, WIDTH, DEPTH, False).T
+        else:
+            right = _block(b, k, column, depth, width, width, DEPTH, WIDTH, False)
+        acc = tl.dot(left, right, acc)
+    _store(c, acc, row, column, tokens, width, width, HEIGHT, WIDTH)
+
+
+@triton.jit
+def _outer_product(  # type: ignore[no-untyped-def]
+    a, b, c, tile, tokens, rows, columns, HEIGHT: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    """The tile-th [SIDE, SIDE] of c (rows, columns) = aᵀ b, a sum over tokens."""
+    column_tiles = tl.cdiv(columns, SIDE)
+    row, column = tile // column_tiles * SIDE, tile % column_tiles * SIDE
+    acc = tl.zeros((SIDE, SIDE), dtype=tl.float32)
+    # Not pipelined: a ring of such blocks would take shared memory from the programs of d_x.
+    for t in tl.range(0, tokens, HEIGHT, num_stages=1):
+        left = _block(a, t, row, tokens, rows, rows, HEIGHT, SIDE, False)
+        right = _block(b, t, column, tokens, columns, columns, HEIGHT, SIDE, False)
+        acc = tl.dot(left.T, right, acc)
+    _store(c, acc, row, column, rows, columns, columns, SIDE, SIDE)
+
+
+@triton.jit
+def _few_down_kernel(  # type: ignore[no-untyped-def]
+    h, w_down, y, tokens, hidden, inner,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    _row_product(h, w_down, y, program, tokens, inner, hidden, True, BLOCK_M, BLOCK_N, BLOCK_K)
+
+
+@triton.jit
+def _few_gradients_kernel(  # type: ignore[no-untyped-def]
+    dy, x, h, d_gate_up, w_gate_up, d_x, d_w_gate_up, d_w_down, tokens, hidden, inner,
+    WANTS_X: tl.constexpr, WANTS_W_GATE_UP: tl.constexpr, WANTS_W_DOWN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    # The longest first: programs of d_x sum over 2·inner, all others over the tokens.
+    program = tl.program_id(0)
+    wide = 2 * inner
+    of_x = tl.cdiv(tokens, BLOCK_M) * tl.cdiv(hidden, BLOCK_N) if WANTS_X else 0
+    of_gate_up = tl.cdiv(wide, SIDE) * tl.cdiv(hidden, SIDE) if WANTS_W_GATE_UP else 0
+    if program < of_x:
+        if WANTS_X:
+            _row_product(
+                d_gate_up, w_gate_up, d_x, program, tokens, wide, hidden,
+                False, BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+    elif program < of_x + of_gate_up:
+        if WANTS_W_GATE_UP:
+            _outer_product(
+                d_gate_up, x, d_w_gate_up, program - of_x, tokens, wide, hidden, BLOCK_M, SIDE
+            )
+    else:
+        if WANTS_W_DOWN:
+            tile = program - of_x - of_gate_up
+            _outer_product(dy, h, d_w_down, tile, tokens, hidden, inner, BLOCK_M, SIDE)
+
+
+def down_launch(tokens: int, hidden: int, inner: int) -> Launch:
+    """What computes y of h, w_down: takes h, w_down, y."""
+    config = _config(DOWN)
+    tiles = triton.cdiv(tokens, config.block_m) * triton.cdiv(hidden, config.block_n)
+    return Launch(_few_down_kernel, config, (tiles, 1, 1), None, (tokens, hidden, inner), {})
+
+
+def gradients_launch(
+    wants: tuple[bool, bool, bool], tokens: int, hidden: int, inner: int
+) -> Launch:
+    """What computes the wanted ones of d_x, d_w_gate_up, d_w_down.
+
+    It takes dy, x, h, d_gate_up, w_gate_up and the three results, anything for what is not wanted.
+    """
+    config, cdiv = _config(GRADIENTS), triton.cdiv
+    side = SIDE if config is GRADIENTS else config.block_n
+    of_x = cdiv(tokens, config.block_m) * cdiv(hidden, config.block_n)
+    of_gate_up = cdiv(2 * inner, side) * cdiv(hidden, side)
+    of_down = cdiv(hidden, side) * cdiv(inner, side)
+    tiles = sum(n for n, want in zip((of_x, of_gate_up, of_down), wants, strict=True) if want)
+    names = "WANTS_X", "WANTS_W_GATE_UP", "WANTS_W_DOWN"
+    constants = dict(zip(names, wants, strict=True)) | {"SIDE": side}
+    sizes = tokens, hidden, inner
+    return Launch(_few_gradients_kernel, config, (tiles, 1, 1), None, sizes, constants)
+
+
+def _config(chosen: Config) -> Config:
+    return swiglu_configs.INTERPRETER if INTERPRETED else chosen

@@ -1,0 +1,171 @@
+"""The whole MLP at few tokens: two launches forward, two backward, and nothing looked up twice.
+
+At 64 tokens the device needs 11 to 50 µs for a forward and the host more than that, so a call must
+cost the host as little as can be. A `Plan` belongs to one set of sizes, dtype and device. It holds
+the launches with their grids and arguments; a call allocates its results and starts them.
+
+A plan takes fp16 and bf16, 1 to FEW_TOKENS tokens, sizes that are multiples of 16, contiguous
+operands at 16-byte aligned addresses. `plan_of` gives None for anything else, which then goes by
+`fusedlib.kernels.swiglu_calls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fusedlib.kernels import few_tokens, swiglu
+from fusedlib.kernels.launch import MOST_LAUNCHES, Launch
+from fusedlib.kernels.swiglu_configs import ALIGNMENT, FEW_TOKENS
+
+DTYPES = (torch.bfloat16, torch.float16)
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+class Plan:
+    """The MLP at the sizes of these operands: x (..., hidden), the weights as everywhere."""
+
+    def __init__(self, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> None:
+        self.shapes = x.shape, w_gate_up.shape, w_down.shape
+        wide, hidden = w_gate_up.shape
+        tokens = x.numel() // hidden
+        self.sizes = tokens, hidden, wide // 2
+        self.h_shape, self.gate_up_shape = (tokens, wide // 2), (tokens, wide)
+        self._launches: dict[Hashable, Launch] = {}
+
+    def forward(
+        self, x: Tensor, w_gate_up: Tensor, w_down: Tensor, save: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """y, of x's shape, and gate|up (tokens, 2·inner) if saved."""
+        h, gate_up = self._gate_up(x, w_gate_up, save)
+        y = x.new_empty(self.shapes[0])
+        launch = self._launches.get("down") or self._made("down", few_tokens.down_launch)
+        launch(h, w_down, y)
+        return y, gate_up
+
+    def _gate_up(self, x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
+        h = x.new_empty(self.h_shape)
+        gate_up = x.new_empty(self.gate_up_shape) if save else None
+        launch = self._launches.get(save)
+        if launch is None:
+            matrix = x.view(-1, x.shape[-1])
+            launch = self._kept(save, swiglu.fwd_launch(matrix, w_gate_up, h, save))
+        launch(x, w_gate_up, h, h if gate_up is None else gate_up)
+        return h, gate_up
+
+    def takes(self, dy: Tensor, saved: tuple[Tensor | None, ...]) -> bool:
+        """Whether a backward pass can go by this plan.
+
+        dy may have any strides, and the storage of a saved tensor can have been exchanged
+        (`tensor.data = ...`), which torch does not notice.
+        """
+        bits, whole = dy.data_ptr(), dy.is_contiguous()
+        for tensor, shape in zip(saved, self.shapes, strict=False):
+            if tensor is not None:
+                bits |= tensor.data_ptr()
+                whole = whole and tensor.is_contiguous() and tensor.shape == shape
+        return whole and not bits % 16
+
+    def gradients(
+        self, wants: tuple[bool, bool, bool], saved: tuple[Tensor | None, ...], dy: Tensor,
+        in_place: bool,
+    ) -> Gradients:  # fmt: skip
+        """d_x, d_w_gate_up and d_w_down, each if wanted.
+
+        Args:
+            wants: which of the three.
+            saved: x, w_gate_up, w_down and gate|up, as `swiglu_autograd.kept` gave them.
+            dy: of x's shape, contiguous.
+            in_place: gate|up may be overwritten; one computed again always may.
+        """
+        x, w_gate_up, w_down, gate_up = saved
+        gradient, h = wants[0] or wants[1], None
+        if gate_up is None:
+            assert x is not None and w_gate_up is not None
+            h, gate_up = self._gate_up(x, w_gate_up, gradient)
+            h, in_place = (h if wants[2] else None), True
+        d_gate_up = None
+        if gradient or h is None:
+            assert gate_up is not None
+            again = wants[2] and h is None
+            d_gate_up, found = self._activation(dy, w_down, gate_up, gradient, again, in_place)
+            h = found if again else h
+        return self._products(wants, dy, x, h, d_gate_up, w_gate_up)
+
+    def _activation(
+        self, dy: Tensor, w_down: Tensor | None, gate_up: Tensor, gradient: bool, output: bool,
+        in_place: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+        """d(gate|up) if there is a gradient to compute, and h if it is an output."""
+        d_gate_up = h = None
+        if gradient:
+            d_gate_up = gate_up if in_place else gate_up.new_empty(self.gate_up_shape)
+        if output:
+            h = gate_up.new_empty(self.h_shape)
+        variant = gradient, gradient, output, gradient and in_place
+        # What a variant does not read or write, it is given gate|up for.
+        a, b = (dy, w_down) if gradient else (gate_up, gate_up)
+        assert b is not None
+        launch = self._launches.get(variant)
+        if launch is None:
+            matrix = a.view(-1, a.shape[-1])
+            launch = self._kept(variant, swiglu.bwd_launch(matrix, b, gate_up, variant))
+        target, output_to = gate_up if d_gate_up is None else d_gate_up, gate_up if h is None else h
+        launch(a, b, gate_up, gate_up, target, output_to)
+        return d_gate_up, h
+
+    def _products(
+        self, wants: tuple[bool, bool, bool], dy: Tensor, x: Tensor | None, h: Tensor | None,
+        d_gate_up: Tensor | None, w_gate_up: Tensor | None,
+    ) -> Gradients:  # fmt: skip
+        found: list[Tensor | None] = [
+            dy.new_empty(shape) if want else None
+            for want, shape in zip(wants, self.shapes, strict=True)
+        ]
+        launch = self._launches.get(wants)
+        if launch is None:
+            launch = self._made(wants, partial(few_tokens.gradients_launch, wants))
+        matrices = dy, x, h, d_gate_up, w_gate_up, *found
+        launch(*(dy if m is None else m for m in matrices))
+        return found[0], found[1], found[2]
+
+    def _made(self, name: Hashable, make: Callable[..., Launch]) -> Launch:
+        return self._kept(name, make(*self.sizes))
+
+    def _kept(self, name: Hashable, launch: Launch) -> Launch:
+        self._launches[name] = launch
+        return launch
+
+
+_PLANS: dict[Hashable, Plan | None] = {}
+
+
+def plan_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Plan | None:
+    """The plan for operands that are known to go together, or None where there is none."""
+    if w_down is None:
+        return None
+    key = x.shape, w_gate_up.shape, x.dtype, x.device
+    try:
+        found = _PLANS[key]
+    except KeyError:
+        found = _new_plan(x, w_gate_up, w_down)
+        if len(_PLANS) >= MOST_LAUNCHES:
+            _PLANS.clear()
+        if x.is_cuda:  # the interpreter's configuration is changed by tests
+            _PLANS[key] = found
+    if found is None or not (
+        x.is_contiguous() and w_gate_up.is_contiguous() and w_down.is_contiguous()
+    ):
+        return None
+    bits = x.data_ptr() | w_gate_up.data_ptr() | w_down.data_ptr()
+    return None if bits % 16 else found
+
+
+def _new_plan(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Plan | None:
+    hidden, inner = w_down.shape
+    even = hidden > 0 and inner > 0 and not hidden % ALIGNMENT and not inner % ALIGNMENT
+    few = even and 0 < x.numel() // hidden <= FEW_TOKENS
+    return Plan(x, w_gate_up, w_down) if few and x.dtype in DTYPES else None
