@@ -42,7 +42,9 @@ def cases(arch: int):
                 yield "", spec, kind, config, True
                 if spec is BACKWARD and kind == "half":  # fp32 runs there in plain PyTorch
                     yield "in place", IN_PLACE, kind, config, True
-                yield "few tokens", spec, kind, swiglu_configs.few_tokens(kind, where, config), True
+                direction = "forward" if spec is FORWARD else "backward"
+                for small in swiglu_configs.few_tokens(direction, kind, where):
+                    yield f"few tokens {small.block_n} wide", spec, kind, small, True
         for kind, config in swiglu_configs.UNALIGNED.items():
             yield "unaligned", spec, kind, config, False
     pointwise = {**IN_PLACE, "variant": {**IN_PLACE["variant"], "PRODUCT": False}}

@@ -28,12 +28,16 @@ import triton.language as tl
 from fusedlib.kernels import swiglu_configs
 from fusedlib.kernels.launch import Launch
 from fusedlib.kernels.swiglu import _block, _store
-from fusedlib.kernels.swiglu_configs import Config
+from fusedlib.kernels.swiglu_configs import FEW_TOKENS, Config, widest
 
-# Blocks of the products that sum over hidden or inner; the others have tiles of SIDE².
-DOWN = Config(64, 16, 128, 4, 4)
-GRADIENTS = Config(64, 32, 128, 4, 4)
-SIDE = 64
+# From narrow to wide, see `swiglu_configs.widest`.
+DOWN = (
+    Config(FEW_TOKENS, 16, 128, 4, 4), Config(FEW_TOKENS, 32, 128, 4, 4),
+    Config(FEW_TOKENS, 64, 128, 8, 4),
+)  # fmt: skip
+D_X = Config(FEW_TOKENS, 32, 128, 4, 4), Config(FEW_TOKENS, 64, 64, 4, 4)
+# A program of the products over tokens writes SPAN tiles of SIDE².
+SIDE, SPAN = 128, 4
 # Triton's interpreter has tiles so small that a test's shape has several each way.
 INTERPRETED = triton.knobs.runtime.interpret
 
@@ -59,18 +63,18 @@ def _row_product(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _outer_product(  # type: ignore[no-untyped-def]
-    a, b, c, tile, tokens, rows, columns, HEIGHT: tl.constexpr, SIDE: tl.constexpr,
+    a, b, c, tile, tokens, rows, columns,
+    TOKENS: tl.constexpr, SIDE: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """The tile-th [SIDE, SIDE] of c (rows, columns) = aᵀ b, a sum over tokens."""
-    column_tiles = tl.cdiv(columns, SIDE)
-    row, column = tile // column_tiles * SIDE, tile % column_tiles * SIDE
-    acc = tl.zeros((SIDE, SIDE), dtype=tl.float32)
-    # Not pipelined: a ring of such blocks would take shared memory from the programs of d_x.
-    for t in tl.range(0, tokens, HEIGHT, num_stages=1):
-        left = _block(a, t, row, tokens, rows, rows, HEIGHT, SIDE, False)
-        right = _block(b, t, column, tokens, columns, columns, HEIGHT, SIDE, False)
-        acc = tl.dot(left.T, right, acc)
-    _store(c, acc, row, column, rows, columns, columns, SIDE, SIDE)
+    """The tile-th [SIDE, SPAN·SIDE] of c (rows, columns) = aᵀ b, summed over tokens, ≤ TOKENS."""
+    spans = tl.cdiv(columns, SIDE * SPAN)
+    row, first = tile // spans * SIDE, tile % spans * SPAN * SIDE
+    left = _block(a, 0, row, tokens, rows, rows, TOKENS, SIDE, False).T
+    # The next block of b is on its way while this one's product is stored.
+    for column in tl.range(first, tl.minimum(first + SPAN * SIDE, columns), SIDE, num_stages=2):
+        right = _block(b, 0, column, tokens, columns, columns, TOKENS, SIDE, False)
+        acc = tl.dot(left, right)
+        _store(c, acc, row, column, rows, columns, columns, SIDE, SIDE)
 
 
 @triton.jit
@@ -87,12 +91,13 @@ def _few_gradients_kernel(  # type: ignore[no-untyped-def]
     dy, x, h, d_gate_up, w_gate_up, d_x, d_w_gate_up, d_w_down, tokens, hidden, inner,
     WANTS_X: tl.constexpr, WANTS_W_GATE_UP: tl.constexpr, WANTS_W_DOWN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SIDE: tl.constexpr,
+    SPAN: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     # The longest first: programs of d_x sum over 2·inner, all others over the tokens.
     program = tl.program_id(0)
     wide = 2 * inner
     of_x = tl.cdiv(tokens, BLOCK_M) * tl.cdiv(hidden, BLOCK_N) if WANTS_X else 0
-    of_gate_up = tl.cdiv(wide, SIDE) * tl.cdiv(hidden, SIDE) if WANTS_W_GATE_UP else 0
+    of_gate_up = tl.cdiv(wide, SIDE) * tl.cdiv(hidden, SIDE * SPAN) if WANTS_W_GATE_UP else 0
     if program < of_x:
         if WANTS_X:
             _row_product(
@@ -102,17 +107,18 @@ def _few_gradients_kernel(  # type: ignore[no-untyped-def]
     elif program < of_x + of_gate_up:
         if WANTS_W_GATE_UP:
             _outer_product(
-                d_gate_up, x, d_w_gate_up, program - of_x, tokens, wide, hidden, BLOCK_M, SIDE
-            )
+                d_gate_up, x, d_w_gate_up, program - of_x, tokens, wide, hidden,
+                TOKENS, SIDE, SPAN,
+            )  # fmt: skip
     else:
         if WANTS_W_DOWN:
             tile = program - of_x - of_gate_up
-            _outer_product(dy, h, d_w_down, tile, tokens, hidden, inner, BLOCK_M, SIDE)
+            _outer_product(dy, h, d_w_down, tile, tokens, hidden, inner, TOKENS, SIDE, SPAN)
 
 
 def down_launch(tokens: int, hidden: int, inner: int) -> Launch:
     """What computes y of h, w_down: takes h, w_down, y."""
-    config = _config(DOWN)
+    config = _config(DOWN, hidden)
     tiles = triton.cdiv(tokens, config.block_m) * triton.cdiv(hidden, config.block_n)
     return Launch(_few_down_kernel, config, (tiles, 1, 1), None, (tokens, hidden, inner), {})
 
@@ -120,21 +126,22 @@ def down_launch(tokens: int, hidden: int, inner: int) -> Launch:
 def gradients_launch(
     wants: tuple[bool, bool, bool], tokens: int, hidden: int, inner: int
 ) -> Launch:
-    """What computes the wanted ones of d_x, d_w_gate_up, d_w_down.
+    """What computes the wanted ones of d_x, d_w_gate_up, d_w_down, of FEW_TOKENS tokens at most.
 
     It takes dy, x, h, d_gate_up, w_gate_up and the three results, anything for what is not wanted.
     """
-    config, cdiv = _config(GRADIENTS), triton.cdiv
-    side = SIDE if config is GRADIENTS else config.block_n
+    config, cdiv = _config(D_X, hidden), triton.cdiv
+    side, span = (config.block_n, 2) if INTERPRETED else (SIDE, SPAN)
     of_x = cdiv(tokens, config.block_m) * cdiv(hidden, config.block_n)
-    of_gate_up = cdiv(2 * inner, side) * cdiv(hidden, side)
-    of_down = cdiv(hidden, side) * cdiv(inner, side)
+    of_gate_up = cdiv(2 * inner, side) * cdiv(hidden, side * span)
+    of_down = cdiv(hidden, side) * cdiv(inner, side * span)
     tiles = sum(n for n, want in zip((of_x, of_gate_up, of_down), wants, strict=True) if want)
     names = "WANTS_X", "WANTS_W_GATE_UP", "WANTS_W_DOWN"
-    constants = dict(zip(names, wants, strict=True)) | {"SIDE": side}
+    constants = dict(zip(names, wants, strict=True))
+    constants |= {"SIDE": side, "SPAN": span, "TOKENS": FEW_TOKENS}
     sizes = tokens, hidden, inner
     return Launch(_few_gradients_kernel, config, (tiles, 1, 1), None, sizes, constants)
 
 
-def _config(chosen: Config) -> Config:
-    return swiglu_configs.INTERPRETER if INTERPRETED else chosen
+def _config(configs: tuple[Config, ...], width: int) -> Config:
+    return swiglu_configs.INTERPRETER if INTERPRETED else widest(configs, width)

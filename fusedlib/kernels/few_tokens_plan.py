@@ -41,7 +41,7 @@ class Plan:
     ) -> tuple[Tensor, Tensor | None]:
         """y, of x's shape, and gate|up (tokens, 2·inner) if saved."""
         h, gate_up = self._gate_up(x, w_gate_up, save)
-        y = x.new_empty(self.shapes[0])
+        y = torch.empty_like(x)
         launch = self._launches.get("down") or self._made("down", few_tokens.down_launch)
         launch(h, w_down, y)
         return y, gate_up
@@ -62,12 +62,12 @@ class Plan:
         dy may have any strides, and the storage of a saved tensor can have been exchanged
         (`tensor.data = ...`), which torch does not notice.
         """
-        bits, whole = dy.data_ptr(), dy.is_contiguous()
-        for tensor, shape in zip(saved, self.shapes, strict=False):
+        bits, same = dy.data_ptr(), dy.is_contiguous()
+        for tensor, shape in zip(saved, self.shapes, strict=True):
             if tensor is not None:
                 bits |= tensor.data_ptr()
-                whole = whole and tensor.is_contiguous() and tensor.shape == shape
-        return whole and not bits % 16
+                same = same and tensor.shape == shape and tensor.is_contiguous()
+        return same and not bits % 16
 
     def gradients(
         self, wants: tuple[bool, bool, bool], saved: tuple[Tensor | None, ...], dy: Tensor,
@@ -121,16 +121,24 @@ class Plan:
         self, wants: tuple[bool, bool, bool], dy: Tensor, x: Tensor | None, h: Tensor | None,
         d_gate_up: Tensor | None, w_gate_up: Tensor | None,
     ) -> Gradients:  # fmt: skip
-        found: list[Tensor | None] = [
-            dy.new_empty(shape) if want else None
-            for want, shape in zip(wants, self.shapes, strict=True)
-        ]
         launch = self._launches.get(wants)
         if launch is None:
             launch = self._made(wants, partial(few_tokens.gradients_launch, wants))
-        matrices = dy, x, h, d_gate_up, w_gate_up, *found
-        launch(*(dy if m is None else m for m in matrices))
-        return found[0], found[1], found[2]
+        wants_x, wants_w_gate_up, wants_w_down = wants
+        # What is not wanted is neither read nor written: any matrix will do.
+        d_x = torch.empty_like(dy) if wants_x else dy
+        d_w_gate_up = dy.new_empty(self.shapes[1]) if wants_w_gate_up else dy
+        d_w_down = dy.new_empty(self.shapes[2]) if wants_w_down else dy
+        launch(
+            dy, dy if x is None else x, dy if h is None else h,
+            dy if d_gate_up is None else d_gate_up, dy if w_gate_up is None else w_gate_up,
+            d_x, d_w_gate_up, d_w_down,
+        )  # fmt: skip
+        return (
+            d_x if wants_x else None,
+            d_w_gate_up if wants_w_gate_up else None,
+            d_w_down if wants_w_down else None,
+        )
 
     def _made(self, name: Hashable, make: Callable[..., Launch]) -> Launch:
         return self._kept(name, make(*self.sizes))

@@ -97,17 +97,34 @@ FEW_TOKENS = 64
 ALIGNMENT = 16
 
 
-# Half as wide and twice as deep as the rule below gives: on an H200, 64 tokens, captured in a graph
-# with cold weights, forward 7.7, 9.3, 13.7 and 30.3 µs at 512, 1024, 2048 and 4096 instead of 8.6,
-# 11.6, 17.6 and 37.7; backward 8.4, 10.2, 13.6 and 27.3 instead of 9.2, 12.4, 17.3 and 31.3. By
-# pointers, because two descriptors cost the host more than the whole launch.
-FEW = {("half", 90): Config(FEW_TOKENS, 16, 128, 4, 4)}
+# On an H200 a program a multiprocessor reads weights fastest: the widest tile that still gives
+# FEW_PROGRAMS of them. 64 tokens, captured in a graph with a cold L2, forward at 512, 2048, 4096,
+# 8192 and 16384: 7.0, 13.6, 30.4, 90.1 and 319 µs in tiles of 16 columns; 29.4 at 4096 in tiles of
+# 32; 78.4 and 265 at the two largest in tiles of 64 (cuBLAS's product and a pointwise kernel: 9.0,
+# 14.6, 30.8, 80.1, 272). By pointers, because two descriptors cost the host more than a launch.
+FEW_PROGRAMS = 128
+_NARROW = Config(FEW_TOKENS, 16, 128, 4, 4), Config(FEW_TOKENS, 32, 128, 4, 4)
+FEW = {
+    ("forward", "half", 90): (*_NARROW, Config(FEW_TOKENS, 64, 64, 4, 5)),
+    ("backward", "half", 90): (*_NARROW, Config(FEW_TOKENS, 64, 128, 4, 5)),
+}
 
 
-def few_tokens(kind: str, arch: int, config: Config) -> Config:
-    """The same for at most FEW_TOKENS tokens: no taller than those, and more, smaller programs."""
+def few_tokens(direction: str, kind: str, arch: int) -> tuple[Config, ...]:
+    """What there is for at most FEW_TOKENS tokens, from narrow to wide.
+
+    No taller than those, and more, smaller programs than for many.
+    """
+    table = FORWARD if direction == "forward" else BACKWARD
+    config = table[kind, arch]
     small = replace(config, block_m=FEW_TOKENS, block_n=32, num_warps=4, persistent=False)
-    return FEW.get((kind, arch), small)
+    return FEW.get((direction, kind, arch), (small,))
+
+
+def widest(configs: tuple[Config, ...], width: int) -> Config:
+    """The widest that cuts `width` columns into FEW_PROGRAMS tiles or more; else the narrowest."""
+    enough = [c for c in configs if width >= FEW_PROGRAMS * c.block_n]
+    return enough[-1] if enough else configs[0]
 
 
 def aligned(*matrices: Tensor) -> bool:
@@ -123,12 +140,12 @@ def aligned(*matrices: Tensor) -> bool:
 
 def forward_config(x: Tensor, w_gate_up: Tensor, h: Tensor) -> Config:
     """The forward kernel's configuration for these operands and result, unit column strides."""
-    return _choose(FORWARD, x, w_gate_up, h)
+    return _choose("forward", h.shape[1], x, w_gate_up, h)
 
 
 def backward_config(dy: Tensor, w_down: Tensor, gate_up: Tensor) -> Config:
     """The backward kernel's, when it computes dy Wd."""
-    return _choose(BACKWARD, dy, w_down, gate_up)
+    return _choose("backward", w_down.shape[1], dy, w_down, gate_up)
 
 
 def precision_of(like: Tensor) -> str:
@@ -142,7 +159,7 @@ def precision_of(like: Tensor) -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
-def _choose(table: dict[tuple[str, int], Config], tokens_first: Tensor, *others: Tensor) -> Config:
+def _choose(direction: str, inner: int, tokens_first: Tensor, *others: Tensor) -> Config:
     if not tokens_first.is_cuda:
         return INTERPRETER
     full = tokens_first.dtype == torch.float32
@@ -150,8 +167,9 @@ def _choose(table: dict[tuple[str, int], Config], tokens_first: Tensor, *others:
     if not aligned(tokens_first, *others):
         return UNALIGNED[kind]
     arch = architecture(tokens_first.device)
-    config = table[kind, arch]
-    return few_tokens(kind, arch, config) if tokens_first.shape[0] <= FEW_TOKENS else config
+    if tokens_first.shape[0] <= FEW_TOKENS:
+        return widest(few_tokens(direction, kind, arch), inner)
+    return (FORWARD if direction == "forward" else BACKWARD)[kind, arch]
 
 
 @cache
