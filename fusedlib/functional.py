@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any
 
@@ -84,6 +84,8 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gat
     Raises:
         ValueError: shapes, dtypes or devices that do not go together, or an unknown `save`.
     """
+    if (y := _planned(save, x, w_gate_up, w_down)) is not None:
+        return y
     _check(x, w_gate_up, w_down, save)
     x, w_gate_up, w_down = _autocast(x, w_gate_up, w_down)
     if not (fused(x) or _precise(x, w_gate_up)):
@@ -139,23 +141,58 @@ def _plain_eager(*operands: Tensor) -> bool:
     )
 
 
-@cache
-def _eager_kernels() -> tuple[Callable[..., Any], ...]:
-    """Imported late, for Triton need not be there; once, for an import statement costs µs."""
-    from fusedlib.kernels.few_tokens_plan import plan_of
-    from fusedlib.kernels.swiglu_autograd import apply, compute
+# The plans of calls that came by `_direct`, by everything that led them there. At few tokens the
+# checks on the way cost as much as a launch.
+_PLANS: dict[Hashable, Any] = {}
 
-    return apply, compute, plan_of
+
+def _planned(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor | None:
+    """What such operands gave before, computed for these; None where they have no plan."""
+    if not _plain_eager(x, w_gate_up, w_down) or not _PLANS:
+        return None
+    plan = _PLANS.get(_key(save, x, w_gate_up, w_down))
+    if plan is None or _transformed() or _autocasts(x.device.type):
+        return None
+    if not plan.fits(x, w_gate_up, w_down):
+        return None
+    return _launched(save, x, w_gate_up, w_down, plan)
+
+
+def _key(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Hashable:
+    shapes = x.shape, w_gate_up.shape, w_down.shape
+    dtypes = x.dtype, w_gate_up.dtype, w_down.dtype
+    return save, shapes, dtypes, x.device, w_gate_up.device, w_down.device
 
 
 def _direct(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Tensor:
     """The kernels without the dispatcher."""
-    apply, compute, plan_of = _eager_kernels()
+    plan = None
+    if w_down is not None:
+        plans = _eager_kernels()[2]
+        plan = plans.plan_of(x, w_gate_up, w_down)
+        if plan is not None:
+            if len(_PLANS) >= plans.MOST_PLANS:
+                _PLANS.clear()
+            plan = _PLANS.setdefault(_key(save, x, w_gate_up, w_down), plan)
+    return _launched(save, x, w_gate_up, w_down, plan)
+
+
+@cache
+def _eager_kernels() -> tuple[Any, ...]:
+    """Imported late, for Triton need not be there; once, for an import statement costs µs."""
+    from fusedlib.kernels import few_tokens_plan
+    from fusedlib.kernels.swiglu_autograd import apply, compute
+
+    return apply, compute, few_tokens_plan
+
+
+def _launched(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, plan: Any) -> Tensor:
+    apply, compute, _ = _eager_kernels()
     wanted = x.requires_grad or w_gate_up.requires_grad
     wanted = wanted or (w_down is not None and w_down.requires_grad)
     if wanted and torch.is_grad_enabled():
-        return apply(x, w_gate_up, w_down, save == "gate_up")
-    return compute(x, w_gate_up, w_down, False, plan_of(x, w_gate_up, w_down))[0]
+        return apply(x, w_gate_up, w_down, save == "gate_up", plan)
+    return compute(x, w_gate_up, w_down, False, plan)[0]
 
 
 @torch.compiler.assume_constant_result

@@ -5,8 +5,7 @@ cost the host as little as can be. A `Plan` belongs to one set of sizes, dtype a
 the launches with their grids and arguments; a call allocates its results and starts them.
 
 A plan takes fp16 and bf16, 1 to FEW_TOKENS tokens, sizes that are multiples of 16, contiguous
-operands at 16-byte aligned addresses. `plan_of` gives None for anything else, which then goes by
-`fusedlib.kernels.swiglu_calls`.
+operands at 16-byte aligned addresses. Anything else goes by `fusedlib.kernels.swiglu_calls`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ import torch
 from torch import Tensor
 
 from fusedlib.kernels import few_tokens, swiglu
-from fusedlib.kernels.launch import MOST_LAUNCHES, Launch
+from fusedlib.kernels.launch import Launch
 from fusedlib.kernels.swiglu_configs import ALIGNMENT, FEW_TOKENS
 
+MOST_PLANS = 1024  # kept; varying sequence lengths make one each
 DTYPES = (torch.bfloat16, torch.float16)
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -55,6 +55,11 @@ class Plan:
             launch = self._kept(save, swiglu.fwd_launch(matrix, w_gate_up, h, save))
         launch(x, w_gate_up, h, h if gate_up is None else gate_up)
         return h, gate_up
+
+    def fits(self, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> bool:
+        """Whether operands of its shapes, dtype and device lie in memory as a plan wants them."""
+        whole = x.is_contiguous() and w_gate_up.is_contiguous() and w_down.is_contiguous()
+        return whole and not (x.data_ptr() | w_gate_up.data_ptr() | w_down.data_ptr()) % 16
 
     def takes(self, dy: Tensor, saved: tuple[Tensor | None, ...]) -> bool:
         """Whether a backward pass can go by this plan.
@@ -148,32 +153,11 @@ class Plan:
         return launch
 
 
-_PLANS: dict[Hashable, Plan | None] = {}
-
-
-def plan_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Plan | None:
-    """The plan for operands that are known to go together, or None where there is none."""
-    if w_down is None:
-        return None
-    key = x.shape, w_gate_up.shape, x.dtype, x.device
-    try:
-        found = _PLANS[key]
-    except KeyError:
-        found = _new_plan(x, w_gate_up, w_down)
-        if len(_PLANS) >= MOST_LAUNCHES:
-            _PLANS.clear()
-        if x.is_cuda:  # the interpreter's configuration is changed by tests
-            _PLANS[key] = found
-    if found is None or not (
-        x.is_contiguous() and w_gate_up.is_contiguous() and w_down.is_contiguous()
-    ):
-        return None
-    bits = x.data_ptr() | w_gate_up.data_ptr() | w_down.data_ptr()
-    return None if bits % 16 else found
-
-
-def _new_plan(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Plan | None:
+def plan_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Plan | None:
+    """A plan for operands that are known to go together, or None where none would take them."""
     hidden, inner = w_down.shape
     even = hidden > 0 and inner > 0 and not hidden % ALIGNMENT and not inner % ALIGNMENT
-    few = even and 0 < x.numel() // hidden <= FEW_TOKENS
-    return Plan(x, w_gate_up, w_down) if few and x.dtype in DTYPES else None
+    if not even or x.dtype not in DTYPES or not 0 < x.numel() // hidden <= FEW_TOKENS:
+        return None
+    plan = Plan(x, w_gate_up, w_down)
+    return plan if plan.fits(x, w_gate_up, w_down) else None
