@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from fusedlib.kernels import hopper, swiglu, swiglu_configs
+from fusedlib.kernels import few_tokens, hopper, swiglu, swiglu_configs
 from fusedlib.kernels.swiglu_configs import Config
 
 TOOL = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
@@ -85,6 +85,33 @@ def compiled(arch: int, spec: dict, kind: str, config: Config, aligned: bool):
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
+def few_cases(arch: int):
+    """(name, kernel, configuration, constants) of the products at few tokens."""
+    for config in few_tokens.DOWN.get(arch, few_tokens.OTHERWISE):
+        yield f"few down {config.block_n} wide", few_tokens._few_down_kernel, config, {}
+    side = few_tokens.SIDE.get(arch, few_tokens.OTHER_SIDE)
+    spans = {"SIDE": side, "SPAN": 4, "TOKENS": swiglu_configs.FEW_TOKENS}
+    wants = {"WANTS_X": True, "WANTS_W_GATE_UP": True, "WANTS_W_DOWN": True}
+    for config in few_tokens.D_X.get(arch, few_tokens.OTHERWISE):
+        name = f"few gradients {config.block_n} wide"
+        yield name, few_tokens._few_gradients_kernel, config, spans | wants
+
+
+def compiled_few(arch: int, function, config: Config, constants: dict):
+    """One of them as Triton would compile it at its launch."""
+    blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+    constants = constants | blocks
+    signature, attributes = {}, {}
+    for index, name in enumerate(function.arg_names):
+        size = name in ("tokens", "hidden", "inner")
+        signature[name] = "constexpr" if name in constants else "i32" if size else "*bf16"
+        if name not in constants and name != "tokens":
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(function, signature, constants, attributes)
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
 def compiled_for_hopper(forward: bool, store: bool):
     """The kernel with fixed roles, as its launchers start it."""
     m, n, k = hopper.BLOCK_M, hopper.BLOCK_N, hopper.CONFIG["K"]
@@ -129,6 +156,9 @@ def main() -> None:
             continue
         row = figures(compiled(arch, spec, kind, config, aligned))
         label = f"{spec['kernel'].split('_')[2]} {kind} {name}".strip()
+        print(json.dumps({"name": label, "arch": arch, **row}), flush=True)
+    for label, function, config, constants in few_cases(arch) if "half" in kinds else ():
+        row = figures(compiled_few(arch, function, config, constants))
         print(json.dumps({"name": label, "arch": arch, **row}), flush=True)
     if arch == 90 and "half" in kinds:
         for forward, store in itertools.product((True, False), repeat=2):

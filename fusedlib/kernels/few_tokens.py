@@ -22,22 +22,37 @@ Sums are fp32. Factors of any strides and more tokens are torch.mm's.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 from fusedlib.kernels import swiglu_configs
 from fusedlib.kernels.launch import Launch
 from fusedlib.kernels.swiglu import _block, _store
-from fusedlib.kernels.swiglu_configs import FEW_TOKENS, Config, widest
+from fusedlib.kernels.swiglu_configs import (
+    FEW_PROGRAMS,
+    FEW_TOKENS,
+    Config,
+    architecture,
+    widest,
+)
 
-# From narrow to wide, see `swiglu_configs.widest`.
-DOWN = (
-    Config(FEW_TOKENS, 16, 128, 4, 4), Config(FEW_TOKENS, 32, 128, 4, 4),
-    Config(FEW_TOKENS, 64, 128, 8, 4),
-)  # fmt: skip
-D_X = Config(FEW_TOKENS, 32, 128, 4, 4), Config(FEW_TOKENS, 64, 64, 4, 4)
-# A program of the products over tokens writes SPAN tiles of SIDE².
-SIDE, SPAN = 128, 4
+# From narrow to wide, see `swiglu_configs.widest`. One H200, in a graph with a cold L2, µs, here
+# and cuBLAS: y at 512, 2048, 4096, 8192 and 16384: 5.8, 10.7, 18.2, 44.4, 144 and 6.0, 9.8, 18.6,
+# 46.2, 141; the three products of the backward: 7.9, 24.6, 62.8, 208, 755 and 14.5, 28.1, 68.9,
+# 205, 734.
+DOWN = {
+    90: (
+        Config(FEW_TOKENS, 16, 128, 4, 4), Config(FEW_TOKENS, 32, 128, 4, 6),
+        Config(FEW_TOKENS, 64, 128, 8, 5),
+    ),
+}  # fmt: skip
+D_X = {90: (Config(FEW_TOKENS, 32, 128, 4, 4), Config(FEW_TOKENS, 64, 64, 4, 5))}
+# The products over tokens have tiles of SIDE².
+SIDE = {90: 128}
+# Elsewhere: shared memory of an RTX 4090, and registers of a B200, where tiles of 128² spill.
+OTHERWISE, OTHER_SIDE = (Config(FEW_TOKENS, 32, 64, 4, 4),), 64
+MANY_TILES = 8192
 # Triton's interpreter has tiles so small that a test's shape has several each way.
 INTERPRETED = triton.knobs.runtime.interpret
 
@@ -116,22 +131,33 @@ def _few_gradients_kernel(  # type: ignore[no-untyped-def]
             _outer_product(dy, h, d_w_down, tile, tokens, hidden, inner, TOKENS, SIDE, SPAN)
 
 
-def down_launch(tokens: int, hidden: int, inner: int) -> Launch:
+def down_launch(device: torch.device, tokens: int, hidden: int, inner: int) -> Launch:
     """What computes y of h, w_down: takes h, w_down, y."""
-    config = _config(DOWN, hidden)
+    config = _config(DOWN, device, hidden)
     tiles = triton.cdiv(tokens, config.block_m) * triton.cdiv(hidden, config.block_n)
     return Launch(_few_down_kernel, config, (tiles, 1, 1), None, (tokens, hidden, inner), {})
 
 
+def span_of(tiles: int) -> int:
+    """How many tiles of a weight's gradient a program writes one after the other.
+
+    More share a block of d(gate|up) or dy and hide their loads, as long as there are programs
+    enough: at 4096 one, two, four and eight take 69.8, 62.8, 63.3 and 71.1 µs, at 512 one takes 7.9
+    and two 8.9, at 8192 two and four 225 and 216 (H200).
+    """
+    return 1 if tiles <= FEW_PROGRAMS else 2 if tiles <= MANY_TILES else 4
+
+
 def gradients_launch(
-    wants: tuple[bool, bool, bool], tokens: int, hidden: int, inner: int
+    wants: tuple[bool, bool, bool], device: torch.device, tokens: int, hidden: int, inner: int
 ) -> Launch:
     """What computes the wanted ones of d_x, d_w_gate_up, d_w_down, of FEW_TOKENS tokens at most.
 
     It takes dy, x, h, d_gate_up, w_gate_up and the three results, anything for what is not wanted.
     """
-    config, cdiv = _config(D_X, hidden), triton.cdiv
-    side, span = (config.block_n, 2) if INTERPRETED else (SIDE, SPAN)
+    config, cdiv = _config(D_X, device, hidden), triton.cdiv
+    side = config.block_n if INTERPRETED else SIDE.get(architecture(device), OTHER_SIDE)
+    span = 2 if INTERPRETED else span_of(3 * cdiv(inner, side) * cdiv(hidden, side))
     of_x = cdiv(tokens, config.block_m) * cdiv(hidden, config.block_n)
     of_gate_up = cdiv(2 * inner, side) * cdiv(hidden, side * span)
     of_down = cdiv(hidden, side) * cdiv(inner, side * span)
@@ -143,5 +169,7 @@ def gradients_launch(
     return Launch(_few_gradients_kernel, config, (tiles, 1, 1), None, sizes, constants)
 
 
-def _config(configs: tuple[Config, ...], width: int) -> Config:
-    return swiglu_configs.INTERPRETER if INTERPRETED else widest(configs, width)
+def _config(table: dict[int, tuple[Config, ...]], device: torch.device, width: int) -> Config:
+    if INTERPRETED:
+        return swiglu_configs.INTERPRETER
+    return widest(table.get(architecture(device), OTHERWISE), width)

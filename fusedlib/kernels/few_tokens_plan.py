@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
+from math import prod
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from fusedlib.kernels import few_tokens, swiglu
-from fusedlib.kernels.launch import Launch
+from fusedlib.kernels.launch import Launch, current_index
 from fusedlib.kernels.swiglu_configs import ALIGNMENT, FEW_TOKENS
 
 MOST_PLANS = 1024  # kept; varying sequence lengths make one each
@@ -32,23 +34,26 @@ class Plan:
         self.shapes = x.shape, w_gate_up.shape, w_down.shape
         wide, hidden = w_gate_up.shape
         tokens = x.numel() // hidden
-        self.sizes = tokens, hidden, wide // 2
-        self.h_shape, self.gate_up_shape = (tokens, wide // 2), (tokens, wide)
+        self.sizes = x.device, tokens, hidden, wide // 2
+        self._index, self._new = x.get_device(), _allocator(x.device)
+        shapes = (tokens, wide // 2), (tokens, wide), *self.shapes
+        laid = [_laid_out(shape, x.dtype) for shape in shapes]
+        self._h, self._gate_up, self._x, self._w_gate_up, self._w_down = laid
         self._launches: dict[Hashable, Launch] = {}
 
     def forward(
         self, x: Tensor, w_gate_up: Tensor, w_down: Tensor, save: bool
     ) -> tuple[Tensor, Tensor | None]:
         """y, of x's shape, and gate|up (tokens, 2·inner) if saved."""
-        h, gate_up = self._gate_up(x, w_gate_up, save)
-        y = torch.empty_like(x)
+        h, gate_up = self._activated(x, w_gate_up, save)
+        y = self._new(*self._x)
         launch = self._launches.get("down") or self._made("down", few_tokens.down_launch)
         launch(h, w_down, y)
         return y, gate_up
 
-    def _gate_up(self, x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
-        h = x.new_empty(self.h_shape)
-        gate_up = x.new_empty(self.gate_up_shape) if save else None
+    def _activated(self, x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
+        h = self._new(*self._h)
+        gate_up = self._new(*self._gate_up) if save else None
         launch = self._launches.get(save)
         if launch is None:
             matrix = x.view(-1, x.shape[-1])
@@ -57,7 +62,12 @@ class Plan:
         return h, gate_up
 
     def fits(self, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> bool:
-        """Whether operands of its shapes, dtype and device lie in memory as a plan wants them."""
+        """Whether operands of its shapes, dtype and device lie in memory as a plan wants them.
+
+        The device must be the current one too, where the allocator takes its memory from.
+        """
+        if self._index >= 0 and self._index != current_index():
+            return False
         whole = x.is_contiguous() and w_gate_up.is_contiguous() and w_down.is_contiguous()
         return whole and not (x.data_ptr() | w_gate_up.data_ptr() | w_down.data_ptr()) % 16
 
@@ -90,26 +100,26 @@ class Plan:
         gradient, h = wants[0] or wants[1], None
         if gate_up is None:
             assert x is not None and w_gate_up is not None
-            h, gate_up = self._gate_up(x, w_gate_up, gradient)
+            h, gate_up = self._activated(x, w_gate_up, gradient)
             h, in_place = (h if wants[2] else None), True
         d_gate_up = None
         if gradient or h is None:
             assert gate_up is not None
             again = wants[2] and h is None
-            d_gate_up, found = self._activation(dy, w_down, gate_up, gradient, again, in_place)
+            d_gate_up, found = self._differentiated(dy, w_down, gate_up, gradient, again, in_place)
             h = found if again else h
         return self._products(wants, dy, x, h, d_gate_up, w_gate_up)
 
-    def _activation(
+    def _differentiated(
         self, dy: Tensor, w_down: Tensor | None, gate_up: Tensor, gradient: bool, output: bool,
         in_place: bool,
     ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
         """d(gate|up) if there is a gradient to compute, and h if it is an output."""
         d_gate_up = h = None
         if gradient:
-            d_gate_up = gate_up if in_place else gate_up.new_empty(self.gate_up_shape)
+            d_gate_up = gate_up if in_place else self._new(*self._gate_up)
         if output:
-            h = gate_up.new_empty(self.h_shape)
+            h = self._new(*self._h)
         variant = gradient, gradient, output, gradient and in_place
         # What a variant does not read or write, it is given gate|up for.
         a, b = (dy, w_down) if gradient else (gate_up, gate_up)
@@ -131,9 +141,9 @@ class Plan:
             launch = self._made(wants, partial(few_tokens.gradients_launch, wants))
         wants_x, wants_w_gate_up, wants_w_down = wants
         # What is not wanted is neither read nor written: any matrix will do.
-        d_x = torch.empty_like(dy) if wants_x else dy
-        d_w_gate_up = dy.new_empty(self.shapes[1]) if wants_w_gate_up else dy
-        d_w_down = dy.new_empty(self.shapes[2]) if wants_w_down else dy
+        d_x = self._new(*self._x) if wants_x else dy
+        d_w_gate_up = self._new(*self._w_gate_up) if wants_w_gate_up else dy
+        d_w_down = self._new(*self._w_down) if wants_w_down else dy
         launch(
             dy, dy if x is None else x, dy if h is None else h,
             dy if d_gate_up is None else d_gate_up, dy if w_gate_up is None else w_gate_up,
@@ -151,6 +161,24 @@ class Plan:
     def _kept(self, name: Hashable, launch: Launch) -> Launch:
         self._launches[name] = launch
         return launch
+
+
+def _laid_out(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """Shape, strides and dtype of a contiguous tensor."""
+    strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    return tuple(shape), tuple(strides), dtype
+
+
+def _allocator(device: torch.device) -> Callable[..., Tensor]:
+    """Gives an empty tensor on the current device of that type from what `_laid_out` gives.
+
+    Inductor's own where torch has it: on one host 1.0 µs where `new_empty` took 2.5, and 5.5 where
+    it took 13.4 in a call after other work.
+    """
+    quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    if quick is not None:
+        return cast(Callable[..., Tensor], quick)
+    return lambda shape, strides, dtype: torch.empty(shape, dtype=dtype, device=device)
 
 
 def plan_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Plan | None:

@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fusedlib.kernels.swiglu_configs import DTYPES, Config
 
 # What Triton's own launcher asks of torch; absent from a torch without CUDA, where nobody asks.
-_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+current_index: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 
 INTERPRETED_PROCESSORS = 3  # fewer than a test has tiles, so that a program computes several
@@ -93,7 +93,7 @@ class Launch:
         Matrices go as addresses: Triton asks the driver about every tensor it is given.
         """
         run = self._run
-        if run is None or _device() != self._index or _watched():
+        if run is None or current_index() != self._index or _watched():
             return self._start(*matrices)
         addresses: list[Any] = [m.data_ptr() for m in matrices]
         if self.config.descriptors:

@@ -103,11 +103,16 @@ ALIGNMENT = 16
 # 32; 78.4 and 265 at the two largest in tiles of 64 (cuBLAS's product and a pointwise kernel: 9.0,
 # 14.6, 30.8, 80.1, 272). By pointers, because two descriptors cost the host more than a launch.
 FEW_PROGRAMS = 128
-_NARROW = Config(FEW_TOKENS, 16, 128, 4, 4), Config(FEW_TOKENS, 32, 128, 4, 4)
 FEW = {
-    ("forward", "half", 90): (*_NARROW, Config(FEW_TOKENS, 64, 64, 4, 5)),
-    ("backward", "half", 90): (*_NARROW, Config(FEW_TOKENS, 64, 128, 4, 5)),
-}
+    ("forward", "half", 90): (
+        Config(FEW_TOKENS, 16, 128, 4, 4), Config(FEW_TOKENS, 32, 128, 4, 6),
+        Config(FEW_TOKENS, 64, 64, 4, 6),
+    ),
+    ("backward", "half", 90): (
+        Config(FEW_TOKENS, 16, 128, 4, 4), Config(FEW_TOKENS, 32, 128, 4, 6),
+        Config(FEW_TOKENS, 64, 128, 8, 5),
+    ),
+}  # fmt: skip
 
 
 def few_tokens(direction: str, kind: str, arch: int) -> tuple[Config, ...]:
