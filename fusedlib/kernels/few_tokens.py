@@ -22,6 +22,8 @@ Sums are fp32. Factors of any strides and more tokens are torch.mm's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import triton
 import triton.language as tl
@@ -163,13 +165,13 @@ def gradients_launch(
     of_down = cdiv(hidden, side) * cdiv(inner, side * span)
     tiles = sum(n for n, want in zip((of_x, of_gate_up, of_down), wants, strict=True) if want)
     names = "WANTS_X", "WANTS_W_GATE_UP", "WANTS_W_DOWN"
-    constants = dict(zip(names, wants, strict=True))
+    constants: dict[str, int] = dict(zip(names, wants, strict=True))
     constants |= {"SIDE": side, "SPAN": span, "TOKENS": FEW_TOKENS}
     sizes = tokens, hidden, inner
     return Launch(_few_gradients_kernel, config, (tiles, 1, 1), None, sizes, constants)
 
 
-def _config(table: dict[int, tuple[Config, ...]], device: torch.device, width: int) -> Config:
+def _config(table: Mapping[int, tuple[Config, ...]], device: torch.device, width: int) -> Config:
     if INTERPRETED:
         return swiglu_configs.INTERPRETER
     return widest(table.get(architecture(device), OTHERWISE), width)
