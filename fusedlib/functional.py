@@ -130,6 +130,9 @@ def _transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
+_PLAIN = frozenset((Tensor, Parameter))
+
+
 def _plain_eager(*operands: Tensor) -> bool:
     """Whether nothing stands between this call and its tensors that would see an operator."""
     return (
@@ -137,7 +140,7 @@ def _plain_eager(*operands: Tensor) -> bool:
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._len_torch_function_stack()
         and torch._C._get_tracing_state() is None
-        and all(type(t) is Tensor or type(t) is Parameter for t in operands)
+        and _PLAIN.issuperset(map(type, operands))
     )
 
 

@@ -45,6 +45,9 @@ def cases(arch: int):
                 direction = "forward" if spec is FORWARD else "backward"
                 for small in swiglu_configs.few_tokens(direction, kind, where):
                     yield f"few tokens {small.block_n} wide", spec, kind, small, True
+                    if spec is BACKWARD and kind == "half":
+                        name = f"in place few tokens {small.block_n} wide"
+                        yield name, IN_PLACE, kind, small, True
         for kind, config in swiglu_configs.UNALIGNED.items():
             yield "unaligned", spec, kind, config, False
     pointwise = {**IN_PLACE, "variant": {**IN_PLACE["variant"], "PRODUCT": False}}
