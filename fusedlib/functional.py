@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor, unwrap_if_dead
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.nn.functional import linear, silu
@@ -156,6 +157,8 @@ def _planned(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor 
     plan = _PLANS.get(_key(save, x, w_gate_up, w_down))
     if plan is None or _transformed() or _autocasts(x.device.type):
         return None
+    if any(map(is_functorch_wrapped_tensor, (x, w_gate_up, w_down))):
+        return None
     if not plan.fits(x, w_gate_up, w_down):
         return None
     return _launched(save, x, w_gate_up, w_down, plan)
@@ -169,8 +172,10 @@ def _key(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Hashable:
 
 def _direct(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Tensor:
     """The kernels without the dispatcher."""
+    x, w_gate_up = unwrap_if_dead(x), unwrap_if_dead(w_gate_up)  # left over from torch.func
     plan = None
     if w_down is not None:
+        w_down = unwrap_if_dead(w_down)
         plans = _eager_kernels()[2]
         plan = plans.plan_of(x, w_gate_up, w_down)
         if plan is not None:

@@ -113,6 +113,17 @@ def test_a_second_call_looks_nothing_up(monkeypatch):
         swiglu_mlp(*leaves)
 
 
+def test_a_tensor_left_over_from_torch_func():
+    """Its wrapper is dead: it has no address of its own."""
+    leaves, _ = small()
+    wanted = swiglu_mlp(*leaves)
+    left = []
+    torch.func.grad(lambda t: (left.append(t * 1), t.sum())[1])(leaves[0].detach())
+    assert checks.same([swiglu_mlp(left[0], *leaves[1:])], [wanted])
+    with torch.no_grad():
+        assert checks.same([swiglu_mlp(left[0], *leaves[1:])], [wanted])
+
+
 def test_other_sizes_and_dtypes_have_no_plan():
     for shape, dtype in (
         ((65, 48, 80), "float16"),
