@@ -36,20 +36,20 @@ from fusedlib.kernels.swiglu_configs import (
     FEW_TOKENS,
     Config,
     architecture,
-    widest,
+    narrowest,
 )
 
-# From narrow to wide, see `swiglu_configs.widest`. One H200, in a graph with a cold L2, µs, here
-# and cuBLAS: y at 512, 2048, 4096, 8192 and 16384: 5.8, 10.7, 18.2, 44.4, 144 and 6.0, 9.8, 18.6,
-# 46.2, 141; the three products of the backward: 7.9, 24.6, 62.8, 208, 755 and 14.5, 28.1, 68.9,
-# 205, 734.
+# From narrow to wide, see `swiglu_configs.narrowest`. One H200, in a graph with a cold L2, µs, here
+# and cuBLAS: y at 512, 2048, 4096, 8192 and 16384: 6.0, 9.2, 18.2, 44.4, 144 and 6.2, 9.9, 18.6,
+# 46.2, 141; the three products of the backward: 7.9, 23.0, 60.0, 198, 737 and 14.6, 28.2, 69.9,
+# 205, 734. A ring of 9 holds no more than one of 4 twice as deep, and two programs still fit.
 DOWN = {
     90: (
-        Config(FEW_TOKENS, 16, 128, 4, 4), Config(FEW_TOKENS, 32, 128, 4, 6),
+        Config(FEW_TOKENS, 16, 128, 4, 8), Config(FEW_TOKENS, 32, 128, 4, 6),
         Config(FEW_TOKENS, 64, 128, 8, 5),
     ),
 }  # fmt: skip
-D_X = {90: (Config(FEW_TOKENS, 32, 128, 4, 4), Config(FEW_TOKENS, 64, 64, 4, 5))}
+D_X = {90: (Config(FEW_TOKENS, 32, 64, 4, 9), Config(FEW_TOKENS, 64, 64, 8, 6))}
 # The products over tokens have tiles of SIDE².
 SIDE = {90: 128}
 # Elsewhere: shared memory of an RTX 4090, and registers of a B200, where tiles of 128² spill.
@@ -174,4 +174,4 @@ def gradients_launch(
 def _config(table: Mapping[int, tuple[Config, ...]], device: torch.device, width: int) -> Config:
     if INTERPRETED:
         return swiglu_configs.INTERPRETER
-    return widest(table.get(architecture(device), OTHERWISE), width)
+    return narrowest(table.get(architecture(device), OTHERWISE), width)

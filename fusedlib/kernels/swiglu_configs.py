@@ -97,19 +97,19 @@ FEW_TOKENS = 64
 ALIGNMENT = 16
 
 
-# On an H200 a program a multiprocessor reads weights fastest: the widest tile that still gives
-# FEW_PROGRAMS of them. 64 tokens, captured in a graph with a cold L2, forward at 512, 2048, 4096,
-# 8192 and 16384: 7.0, 13.6, 30.4, 90.1 and 319 µs in tiles of 16 columns; 29.4 at 4096 in tiles of
-# 32; 78.4 and 265 at the two largest in tiles of 64 (cuBLAS's product and a pointwise kernel: 9.0,
-# 14.6, 30.8, 80.1, 272). By pointers, because two descriptors cost the host more than a launch.
-FEW_PROGRAMS = 128
+# On an H200 a program a multiprocessor reads weights fastest, with all its shared memory in flight:
+# the narrowest tile of which there are no more than FEW_PROGRAMS. 64 tokens, captured in a graph with a cold
+# L2, µs, here and by cuBLAS's product and a pointwise kernel: forward at 512, 2048, 4096, 8192 and
+# 16384: 7.1, 12.7, 28.4, 76.6, 261 and 9.0, 14.8, 31.3, 78.6, 261; backward: 8.2, 12.5, 22.9, 47.7,
+# 146 and 9.2, 13.3, 21.8, 48.2, 137. By pointers: two descriptors cost the host more than a launch.
+FEW_PROGRAMS = 132
 FEW = {
     ("forward", "half", 90): (
-        Config(FEW_TOKENS, 16, 128, 4, 4), Config(FEW_TOKENS, 32, 128, 4, 6),
+        Config(FEW_TOKENS, 16, 128, 4, 6), Config(FEW_TOKENS, 32, 128, 4, 6),
         Config(FEW_TOKENS, 64, 64, 4, 6),
     ),
     ("backward", "half", 90): (
-        Config(FEW_TOKENS, 16, 128, 4, 4), Config(FEW_TOKENS, 32, 128, 4, 6),
+        Config(FEW_TOKENS, 16, 128, 4, 6), Config(FEW_TOKENS, 32, 128, 4, 6),
         Config(FEW_TOKENS, 64, 128, 8, 5),
     ),
 }  # fmt: skip
@@ -126,10 +126,10 @@ def few_tokens(direction: str, kind: str, arch: int) -> tuple[Config, ...]:
     return FEW.get((direction, kind, arch), (small,))
 
 
-def widest(configs: tuple[Config, ...], width: int) -> Config:
-    """The widest that cuts `width` columns into FEW_PROGRAMS tiles or more; else the narrowest."""
-    enough = [c for c in configs if width >= FEW_PROGRAMS * c.block_n]
-    return enough[-1] if enough else configs[0]
+def narrowest(configs: tuple[Config, ...], width: int) -> Config:
+    """The narrowest that cuts `width` columns into tiles that all run at once; else the widest."""
+    at_once = (c for c in configs if width <= FEW_PROGRAMS * c.block_n)
+    return next(at_once, configs[-1])
 
 
 def aligned(*matrices: Tensor) -> bool:
@@ -173,7 +173,7 @@ def _choose(direction: str, inner: int, tokens_first: Tensor, *others: Tensor) -
         return UNALIGNED[kind]
     arch = architecture(tokens_first.device)
     if tokens_first.shape[0] <= FEW_TOKENS:
-        return widest(few_tokens(direction, kind, arch), inner)
+        return narrowest(few_tokens(direction, kind, arch), inner)
     return (FORWARD if direction == "forward" else BACKWARD)[kind, arch]
 
 
