@@ -97,11 +97,11 @@ FEW_TOKENS = 64
 ALIGNMENT = 16
 
 
-# On an H200 a program a multiprocessor reads weights fastest, with all its shared memory in flight:
-# the narrowest tile of which there are no more than FEW_PROGRAMS. 64 tokens, captured in a graph with a cold
-# L2, µs, here and by cuBLAS's product and a pointwise kernel: forward at 512, 2048, 4096, 8192 and
-# 16384: 7.1, 12.7, 28.4, 76.6, 261 and 9.0, 14.8, 31.3, 78.6, 261; backward: 8.2, 12.5, 22.9, 47.7,
-# 146 and 9.2, 13.3, 21.8, 48.2, 137. By pointers: two descriptors cost the host more than a launch.
+# On an H200 a program a multiprocessor reads weights fastest, all its shared memory in flight: the
+# narrowest tile of which there are no more than FEW_PROGRAMS. 64 tokens, captured in a graph with a
+# cold L2, µs, here and by cuBLAS's product and a pointwise kernel: forward at 512, 2048, 4096, 8192
+# and 16384: 7.1, 12.7, 28.4, 76.6, 261 and 9.0, 14.8, 31.3, 78.6, 261; backward: 8.2, 12.5, 22.9,
+# 47.7, 146 and 9.2, 13.3, 21.8, 48.2, 137. By pointers: two descriptors cost more than a launch.
 FEW_PROGRAMS = 132
 FEW = {
     ("forward", "half", 90): (
