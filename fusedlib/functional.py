@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor, unwrap_if_dead
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.nn.functional import linear, silu
@@ -84,6 +85,8 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gat
     Raises:
         ValueError: shapes, dtypes or devices that do not go together, or an unknown `save`.
     """
+    if (y := _planned(save, x, w_gate_up, w_down)) is not None:
+        return y
     _check(x, w_gate_up, w_down, save)
     x, w_gate_up, w_down = _autocast(x, w_gate_up, w_down)
     if not (fused(x) or _precise(x, w_gate_up)):
@@ -128,6 +131,9 @@ def _transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
+_PLAIN = frozenset((Tensor, Parameter))
+
+
 def _plain_eager(*operands: Tensor) -> bool:
     """Whether nothing stands between this call and its tensors that would see an operator."""
     return (
@@ -135,26 +141,66 @@ def _plain_eager(*operands: Tensor) -> bool:
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._len_torch_function_stack()
         and torch._C._get_tracing_state() is None
-        and all(type(t) is Tensor or type(t) is Parameter for t in operands)
+        and _PLAIN.issuperset(map(type, operands))
     )
 
 
-@cache
-def _eager_kernels() -> tuple[Any, Callable[..., Any]]:
-    """Imported late, for Triton need not be there; once, for an import statement costs µs."""
-    from fusedlib.kernels.swiglu_autograd import SwiGLUFunction, compute
+# The plans of calls that came by `_direct`, by everything that led them there. At few tokens the
+# checks on the way cost as much as a launch.
+_PLANS: dict[Hashable, Any] = {}
 
-    return SwiGLUFunction, compute
+
+def _planned(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor | None:
+    """What such operands gave before, computed for these; None where they have no plan."""
+    if not _plain_eager(x, w_gate_up, w_down) or not _PLANS:
+        return None
+    plan = _PLANS.get(_key(save, x, w_gate_up, w_down))
+    if plan is None or _transformed() or _autocasts(x.device.type):
+        return None
+    if any(map(is_functorch_wrapped_tensor, (x, w_gate_up, w_down))):
+        return None
+    if not plan.fits(x, w_gate_up, w_down):
+        return None
+    return _launched(save, x, w_gate_up, w_down, plan)
+
+
+def _key(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Hashable:
+    shapes = x.shape, w_gate_up.shape, w_down.shape
+    dtypes = x.dtype, w_gate_up.dtype, w_down.dtype
+    return save, shapes, dtypes, x.device, w_gate_up.device, w_down.device
 
 
 def _direct(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Tensor:
     """The kernels without the dispatcher."""
-    function, compute = _eager_kernels()
+    x, w_gate_up = unwrap_if_dead(x), unwrap_if_dead(w_gate_up)  # left over from torch.func
+    plan = None
+    if w_down is not None:
+        w_down = unwrap_if_dead(w_down)
+        plans = _eager_kernels()[2]
+        plan = plans.plan_of(x, w_gate_up, w_down)
+        if plan is not None:
+            if len(_PLANS) >= plans.MOST_PLANS:
+                _PLANS.clear()
+            plan = _PLANS.setdefault(_key(save, x, w_gate_up, w_down), plan)
+    return _launched(save, x, w_gate_up, w_down, plan)
+
+
+@cache
+def _eager_kernels() -> tuple[Any, ...]:
+    """Imported late, for Triton need not be there; once, for an import statement costs µs."""
+    from fusedlib.kernels import few_tokens_plan
+    from fusedlib.kernels.swiglu_autograd import apply, compute
+
+    return apply, compute, few_tokens_plan
+
+
+def _launched(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, plan: Any) -> Tensor:
+    apply, compute, _ = _eager_kernels()
     wanted = x.requires_grad or w_gate_up.requires_grad
     wanted = wanted or (w_down is not None and w_down.requires_grad)
     if wanted and torch.is_grad_enabled():
-        return function.apply(x, w_gate_up, w_down, save == "gate_up")
-    return compute(x, w_gate_up, w_down, False)[0]
+        return apply(x, w_gate_up, w_down, save == "gate_up", plan)
+    return compute(x, w_gate_up, w_down, False, plan)[0]
 
 
 @torch.compiler.assume_constant_result

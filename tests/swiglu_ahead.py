@@ -17,7 +17,7 @@ import triton.backends.nvidia as nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fusedlib.kernels import swiglu, swiglu_configs
+from fusedlib.kernels import few_tokens, swiglu, swiglu_configs
 from fusedlib.kernels.swiglu_configs import Config
 
 TOOL = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
@@ -39,7 +39,12 @@ def cases(arch: int):
                 yield "", spec, kind, config, True
                 if spec is BACKWARD and kind == "half":  # fp32 runs there in plain PyTorch
                     yield "in place", IN_PLACE, kind, config, True
-                yield "few tokens", spec, kind, swiglu_configs.few_tokens(kind, where, config), True
+                direction = "forward" if spec is FORWARD else "backward"
+                for small in swiglu_configs.few_tokens(direction, kind, where):
+                    yield f"few tokens {small.block_n} wide", spec, kind, small, True
+                    if spec is BACKWARD and kind == "half":
+                        name = f"in place few tokens {small.block_n} wide"
+                        yield name, IN_PLACE, kind, small, True
         for kind, config in swiglu_configs.UNALIGNED.items():
             yield "unaligned", spec, kind, config, False
     pointwise = {**IN_PLACE, "variant": {**IN_PLACE["variant"], "PRODUCT": False}}
@@ -80,6 +85,33 @@ def compiled(arch: int, spec: dict, kind: str, config: Config, aligned: bool):
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
+def few_cases(arch: int):
+    """(name, kernel, configuration, constants) of the products at few tokens."""
+    for config in few_tokens.DOWN.get(arch, few_tokens.OTHERWISE):
+        yield f"few down {config.block_n} wide", few_tokens._few_down_kernel, config, {}
+    side = few_tokens.SIDE.get(arch, few_tokens.OTHER_SIDE)
+    spans = {"SIDE": side, "SPAN": 4, "TOKENS": swiglu_configs.FEW_TOKENS}
+    wants = {"WANTS_X": True, "WANTS_W_GATE_UP": True, "WANTS_W_DOWN": True}
+    for config in few_tokens.D_X.get(arch, few_tokens.OTHERWISE):
+        name = f"few gradients {config.block_n} wide"
+        yield name, few_tokens._few_gradients_kernel, config, spans | wants
+
+
+def compiled_few(arch: int, function, config: Config, constants: dict):
+    """One of them as Triton would compile it at its launch."""
+    blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+    constants = constants | blocks
+    signature, attributes = {}, {}
+    for index, name in enumerate(function.arg_names):
+        size = name in ("tokens", "hidden", "inner")
+        signature[name] = "constexpr" if name in constants else "i32" if size else "*bf16"
+        if name not in constants and name != "tokens":
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(function, signature, constants, attributes)
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
 def figures(kernel) -> dict[str, int]:
     """What the binary uses."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -99,6 +131,9 @@ def main() -> None:
             continue
         row = figures(compiled(arch, spec, kind, config, aligned))
         label = f"{spec['kernel'].split('_')[2]} {kind} {name}".strip()
+        print(json.dumps({"name": label, "arch": arch, **row}), flush=True)
+    for label, function, config, constants in few_cases(arch) if "half" in kinds else ():
+        row = figures(compiled_few(arch, function, config, constants))
         print(json.dumps({"name": label, "arch": arch, **row}), flush=True)
 
 

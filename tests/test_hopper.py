@@ -52,16 +52,16 @@ class TestTensorMaps:
 
     def test_are_kept_by_address(self, launch):
         matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(3)]
-        first, again = launch._factors(*matrices), launch._factors(*matrices)
+        first, again = launch._described(*matrices), launch._described(*matrices)
         assert all(a is b for a, b in zip(first, again, strict=True))
         assert [m.base.data_ptr() for m in first] == [t.data_ptr() for t in matrices]
-        moved = launch._factors(matrices[1], matrices[0], matrices[2])
+        moved = launch._described(matrices[1], matrices[0], matrices[2])
         assert [m.base.data_ptr() for m in moved[:2]] == [t.data_ptr() for t in matrices[1::-1]]
         assert moved[2] is first[2]
 
     def test_keep_no_tensor_alive(self, launch):
         matrices = [torch.zeros(64, 64, dtype=torch.float16) for _ in range(3)]
-        launch._factors(*matrices)
+        launch._described(*matrices)
         watched = weakref.ref(matrices[0])
         del matrices
         assert watched() is None
@@ -70,7 +70,7 @@ class TestTensorMaps:
         monkeypatch.setattr("fusedlib.kernels.hopper_launch.MOST_MAPS", 2)
         matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(3)]
         for x in [torch.zeros_like(matrices[0]) for _ in range(5)]:
-            launch._factors(x, *matrices[1:])
+            launch._described(x, *matrices[1:])
         assert len(launch._kept[0]) <= 2
 
 

@@ -62,7 +62,9 @@ def test_tables_have_every_kind_and_architecture():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_kernels_fit_and_spill_nothing(compiled, architecture):
     rows = compiled[architecture]
-    assert len(rows) == len({row["name"] for row in rows}) == 23
+    # Hopper has three widths for few tokens.
+    known = 35 if architecture == 90 else 26
+    assert len(rows) == len({row["name"] for row in rows}) == known
     assert [fault for row in rows for fault in faults(row)] == []
 
 
@@ -75,10 +77,10 @@ def test_on_hopper_aligned_products_load_by_tma(compiled):
         "bwd half",
         "bwd tf32",
         "bwd half in place",
-        "fwd tf32 few tokens",
+        "fwd tf32 few tokens 32 wide",
     ):
         assert rows[name].get("UTMALDG"), name
-    for name in ("fwd half unaligned", "fwd half few tokens"):
+    for name in ("fwd half unaligned", "fwd half few tokens 32 wide"):
         assert not rows[name].get("UTMALDG"), name
 
 

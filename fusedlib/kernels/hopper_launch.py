@@ -91,14 +91,14 @@ class HopperLaunch(Launch):
         super().__init__(kernel, config, (programs, 1, 1), blocks, scalars, constants)
         self._kept: list[dict[int, TensorDescriptor]] = [{} for _ in blocks]
 
-    def _factors(self, *matrices: Tensor) -> tuple[Any, ...]:
+    def _described(self, *matrices: Tensor) -> tuple[Any, ...]:
         return tuple(
-            kept.get(matrix.data_ptr()) or self._described(kept, matrix, block)
+            kept.get(matrix.data_ptr()) or self._mapped(kept, matrix, block)
             for kept, matrix, block in zip(self._kept, matrices, self.blocks, strict=True)
         )
 
     @staticmethod
-    def _described(
+    def _mapped(
         kept: dict[int, TensorDescriptor], matrix: Tensor, block: list[int]
     ) -> TensorDescriptor:
         if len(kept) >= MOST_MAPS:

@@ -1,7 +1,8 @@
 """What every launcher does: check its matrices, and start programs on their device.
 
 Triton's own `kernel[grid](...)` looks at every argument to find the binary: 20 to 40 µs for a score
-of them. `Launch` keeps the binary of one kernel at one set of sizes and starts it directly.
+of them. `Launch` keeps the binary of one kernel at one set of sizes and starts it directly, by
+`CompiledKernel.run`, which takes the same arguments in the releases 3.6 and 3.7.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusedlib.kernels.swiglu_configs import DTYPES, Config
+
+# What Triton's own launcher asks of torch; absent from a torch without CUDA, where nobody asks.
+current_index: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 
 INTERPRETED_PROCESSORS = 3  # fewer than a test has tiles, so that a program computes several
 MOST_LAUNCHES = 4096  # kept; varying sequence lengths make one each
@@ -43,15 +48,6 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def factors(
-    config: Config, a: Tensor, a_block: list[int], b: Tensor, b_block: list[int]
-) -> tuple[Any, Any]:
-    """Both factors of a product as the kernel takes them."""
-    if not config.descriptors:
-        return a, b
-    return TensorDescriptor.from_tensor(a, a_block), TensorDescriptor.from_tensor(b, b_block)
-
-
 def current_device(like: Tensor) -> AbstractContextManager[object]:
     """Triton launches on the current device, which need not be the tensors'."""
     return torch.cuda.device(like.device) if like.is_cuda else nullcontext()
@@ -64,7 +60,7 @@ class Launch:
         kernel: a `triton.jit` function that takes matrices first, then `scalars`, then constants.
         config: how it is cut; its blocks are among the constants.
         programs: the grid.
-        blocks: of the first matrices, for tensor descriptors.
+        blocks: of the first matrices, for tensor descriptors; none for a kernel that takes none.
         scalars: numbers, in the kernel's order.
         constants: compile-time arguments by name, without the configuration's.
     """
@@ -73,31 +69,69 @@ class Launch:
         self, kernel: Any, config: Config, programs: tuple[int, int, int],
         blocks: Sequence[list[int]], scalars: tuple[float, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
-        self.kernel, self.config, self.programs, self.blocks = kernel, config, programs, blocks
-        self.scalars, self.constants = scalars, constants | config.launch()
-        named = [self.constants[n] for n in kernel.arg_names if n in self.constants]
-        self._tail = (*scalars, *named)
-        self._start: Callable[..., None] | None = None
-
-    def _factors(self, *matrices: Tensor) -> tuple[Any, ...]:
-        """The first matrices, as many as there are blocks, as the kernel takes them."""
-        a, b = matrices
-        return factors(self.config, a, self.blocks[0], b, self.blocks[1])
+        self.kernel, self.config, self.programs = kernel, config, programs
+        self.blocks = blocks if config.descriptors else ()
+        known = {*kernel.arg_names, "num_warps", "num_stages"}
+        named = constants | config.launch()
+        self.scalars, self.constants = scalars, {n: v for n, v in named.items() if n in known}
+        ordered = [self.constants[n] for n in kernel.arg_names if n in self.constants]
+        self._tail = (*scalars, *ordered)
+        self._run: Callable[..., None] | None = None
 
     def __call__(self, *matrices: Tensor) -> None:
-        """Start the programs on these matrices' device, which is that of the first call."""
-        like = matrices[0]
-        if like.is_cuda and torch.cuda.current_device() != like.get_device():
-            with current_device(like):
-                return self(*matrices)
-        count = len(self.blocks)
-        operands = (*self._factors(*matrices[:count]), *matrices[count:])
-        if self._start is not None:
-            return self._start(*operands, *self._tail)
-        made = self.kernel[self.programs](*operands, *self.scalars, **self.constants)
+        """Start the programs on these matrices' device, which is that of the first call.
+
+        Matrices go as addresses: Triton asks the driver about every tensor it is given.
+        """
+        run = self._run
+        if run is None or current_index() != self._index or _watched():
+            return self._start(*matrices)
+        addresses: list[Any] = [m.data_ptr() for m in matrices]
+        if self.blocks:
+            count = len(self.blocks)
+            addresses[:count] = self._described(*matrices[:count])
+        stream = _stream(self._index)
+        return run(*self.programs, stream, *self._binary, *addresses, *self._tail)
+
+    def _start(self, *matrices: Tensor) -> None:
+        """As Triton does it, and keep the binary."""
+        a = matrices[0]
+        with current_device(a):
+            made = self.kernel[self.programs](*self.operands(*matrices), **self.constants)
         if hasattr(made, "packed_metadata"):  # a binary, not the interpreter
-            self._start = made[self.programs]
-        return None
+            self._made, self._index = made, a.get_device()
+            self._run, self._binary = _entry(made)
+
+    def operands(self, *matrices: Tensor) -> tuple[Any, ...]:
+        """All but the compile-time arguments, as Triton takes them."""
+        count = len(self.blocks)
+        return (*self._described(*matrices[:count]), *matrices[count:], *self.scalars)
+
+    def _described(self, *matrices: Tensor) -> Sequence[Any]:
+        """Tensor descriptors of the first matrices."""
+        pairs = zip(matrices, self.blocks, strict=True)
+        return [TensorDescriptor.from_tensor(matrix, block) for matrix, block in pairs]
+
+
+def _entry(made: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """What starts a binary, and what it takes between the stream and the kernel's arguments.
+
+    No metadata and no hooks: `_watched` sees to those who want them. `run` looks for scratch memory
+    at every call, 2 µs; these kernels have none, and 3.6 lets us past it.
+    """
+    run, packed = made.run, made.packed_metadata
+    scratch = getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1)
+    if scratch or not triton.__version__.startswith("3.6."):
+        return run, (made.function, packed, None, None, None)
+    options = run.launch_cooperative_grid, run.launch_pdl
+    return run.launch, (made.function, *options, None, None, packed, None, None, None)
+
+
+def _watched() -> bool:
+    """Whether somebody, a profiler say, has asked Triton to be told of launches."""
+    runtime = triton.knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))
 
 
 _LAUNCHES: dict[Hashable, Launch] = {}

@@ -23,6 +23,8 @@ Sums over K and the activation are fp32. Blocks come through pointers, or throug
 
 from __future__ import annotations
 
+from functools import partial
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -164,28 +166,27 @@ def fill_fwd(x: Tensor, w_gate_up: Tensor, h: Tensor, gate_up: Tensor | None) ->
     save = gate_up is not None
     if _for_hopper(h.shape[1], x, w_gate_up, h):
         return hopper.forward(x, w_gate_up, h, gate_up)
-    stored = h if gate_up is None else gate_up
-    precision = precision_of(x)
-    key = (
-        "fwd", x.shape, w_gate_up.shape, x.stride(0), w_gate_up.stride(0), x.dtype, x.device,
-        save, precision,
-    )  # fmt: skip
-
-    def made(config: Config | None = None) -> Launch:
-        (tokens, hidden), inner = x.shape, h.shape[1]
-        config = config or forward_config(x, w_gate_up, h)
-        m, n, k = config.block_m, config.block_n, config.block_k
-        scalars = (tokens, hidden, inner, x.stride(0), w_gate_up.stride(0), 1.0)
-        constants = {
-            "SAVE": save, "PRECISION": precision, "DESCRIPTORS": config.descriptors,
-            "FLATTEN": config.persistent,
-        }  # fmt: skip
-        programs = grid(config, x, tokens, inner)
-        blocks = [m, k], [n, k]
-        return Launch(_swiglu_fwd_kernel, config, programs, blocks, scalars, constants)
-
-    kept_launch(made, key, x, w_gate_up, h, stored)(x, w_gate_up, h, stored)
+    matrices = x, w_gate_up, h, h if gate_up is None else gate_up
+    sizes = x.shape, w_gate_up.shape, x.stride(0), w_gate_up.stride(0)
+    key = "fwd", *sizes, x.dtype, x.device, save, precision_of(x)
+    kept_launch(partial(fwd_launch, x, w_gate_up, h, save), key, *matrices)(*matrices)
     return None
+
+
+def fwd_launch(
+    x: Tensor, w_gate_up: Tensor, h: Tensor, save: bool, config: Config | None = None
+) -> Launch:
+    """What `fill_fwd` starts for such operands where `hopper` does not take them."""
+    (tokens, hidden), inner = x.shape, h.shape[1]
+    config = config or forward_config(x, w_gate_up, h)
+    m, n, k = config.block_m, config.block_n, config.block_k
+    scalars = (tokens, hidden, inner, x.stride(0), w_gate_up.stride(0), 1.0)
+    constants = {
+        "SAVE": save, "PRECISION": precision_of(x), "DESCRIPTORS": config.descriptors,
+        "FLATTEN": config.persistent,
+    }  # fmt: skip
+    programs = grid(config, x, tokens, inner)
+    return Launch(_swiglu_fwd_kernel, config, programs, ([m, k], [n, k]), scalars, constants)
 
 
 def _for_hopper(inner: int, tokens_first: Tensor, *others: Tensor) -> bool:
@@ -271,28 +272,31 @@ def fill_bwd(
     dh = gate_up if product or upstream is None else upstream
     assert a is not None and b is not None
     results = gate_up if d_gate_up is None else d_gate_up, gate_up if h is None else h
-    precision = precision_of(gate_up)
-    in_place = d_gate_up is gate_up
-    variant = product, d_gate_up is not None, h is not None, in_place
-    key = (
-        "bwd", a.shape, gate_up.shape, a.stride(0), b.stride(0), a.dtype, a.device, variant,
-        precision,
-    )  # fmt: skip
-
-    def made(config: Config | None = None) -> Launch:
-        tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
-        config = config or (backward_config(a, b, gate_up) if product else POINTWISE)
-        m, n, k = config.block_m, config.block_n, config.block_k
-        scalars = (tokens, a.shape[1], inner, a.stride(0), b.stride(0), 1.0)
-        names = "PRODUCT", "GRADIENT", "OUTPUT", "IN_PLACE"
-        # A barrier in a flattened loop would keep its loads from being pipelined.
-        constants = dict(zip(names, variant, strict=True)) | {
-            "PRECISION": precision, "DESCRIPTORS": config.descriptors,
-            "FLATTEN": config.persistent and not in_place,
-        }  # fmt: skip
-        programs = grid(config, gate_up, tokens, inner)
-        return Launch(_swiglu_bwd_kernel, config, programs, ([m, k], [k, n]), scalars, constants)
-
+    variant = product, d_gate_up is not None, h is not None, d_gate_up is gate_up
+    sizes = a.shape, gate_up.shape, a.stride(0), b.stride(0)
+    key = "bwd", *sizes, a.dtype, a.device, variant, precision_of(gate_up)
     matrices = a, b, dh, gate_up, *results
-    kept_launch(made, key, *matrices)(*matrices)
+    kept_launch(partial(bwd_launch, a, b, gate_up, variant), key, *matrices)(*matrices)
     return None
+
+
+def bwd_launch(
+    a: Tensor, b: Tensor, gate_up: Tensor, variant: tuple[bool, bool, bool, bool],
+    config: Config | None = None,
+) -> Launch:  # fmt: skip
+    """What `fill_bwd` starts where `hopper` does not: `variant` says whether dy Wd is computed,
+    d(gate|up), h, and whether d(gate|up) is written over gate|up.
+    """
+    product, _, _, in_place = variant
+    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    config = config or (backward_config(a, b, gate_up) if product else POINTWISE)
+    m, n, k = config.block_m, config.block_n, config.block_k
+    scalars = (tokens, a.shape[1], inner, a.stride(0), b.stride(0), 1.0)
+    names = "PRODUCT", "GRADIENT", "OUTPUT", "IN_PLACE"
+    # A barrier in a flattened loop would keep its loads from being pipelined.
+    constants = dict(zip(names, variant, strict=True)) | {
+        "PRECISION": precision_of(gate_up), "DESCRIPTORS": config.descriptors,
+        "FLATTEN": config.persistent and not in_place,
+    }  # fmt: skip
+    programs = grid(config, gate_up, tokens, inner)
+    return Launch(_swiglu_bwd_kernel, config, programs, ([m, k], [k, n]), scalars, constants)

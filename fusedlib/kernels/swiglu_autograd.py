@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fusedlib.kernels.few_tokens_plan import Plan
 from fusedlib.kernels.split_mlp import split_bwd_pays, split_mlp_bwd
 from fusedlib.kernels.swiglu_calls import product, unchecked_bwd, unchecked_fwd
 
@@ -111,10 +112,12 @@ class SwiGLUFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: bool
-    ) -> Tensor:
+        ctx: Any, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: bool,
+        plan: Plan | None,
+    ) -> Tensor:  # fmt: skip
         """Compute, and keep what the wanted gradients need."""
-        y, gate_up = compute(x, w_gate_up, w_down, save)
+        ctx.plan = plan
+        y, gate_up = compute(x, w_gate_up, w_down, save, plan)
         ctx.wants = wants = ctx.needs_input_grad[:3]
         saved = kept(wants, save, x, w_gate_up, w_down, gate_up)
         # An attribute is out of every hook's sight, so that backward may write over it.
@@ -125,13 +128,17 @@ class SwiGLUFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of x, w_gate_up and w_down; none for `save`."""
+        """The gradients of x, w_gate_up and w_down; none for the rest."""
         if not torch.is_grad_enabled():
             return _backward(ctx, upstream)
         with torch.no_grad():
             found = _backward(ctx, upstream)
         marker = upstream.new_empty(0).requires_grad_()
         return tuple(None if f is None else _Once.apply(f, marker) for f in found)
+
+
+# Without `Function.apply`'s own look at torch.func, whose transforms are sent elsewhere before.
+apply: Callable[..., Tensor] = super(torch.autograd.Function, SwiGLUFunction).apply
 
 
 class _Once(torch.autograd.Function):
@@ -157,6 +164,9 @@ def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
             raise RuntimeError("backward ran a second time; the first wants retain_graph=True")
         if in_place:
             ctx.own = None
+    if ctx.plan is not None and ctx.plan.takes(upstream, (x, w_gate_up, w_down)):
+        saved = x, w_gate_up, w_down, gate_up
+        return *ctx.plan.gradients(ctx.wants, saved, upstream, in_place), None, None
     matrix = None if x is None else _rows(x)
     saved = matrix, w_gate_up, w_down, gate_up
     del gate_up
@@ -164,13 +174,18 @@ def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     d_x = found[0]
     if d_x is not None and upstream.ndim != 2:
         d_x = d_x.view(*upstream.shape[:-1], d_x.shape[1])
-    return d_x, found[1], found[2], None
+    return d_x, found[1], found[2], None, None
 
 
 def compute(
-    x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: bool
+    x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: bool, plan: Plan | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """y (..., hidden), or h where w_down is None, and gate|up (tokens, 2·inner) if saved."""
+    """y (..., hidden), or h where w_down is None, and gate|up (tokens, 2·inner) if saved.
+
+    `plan` is one that fits these operands, or None.
+    """
+    if plan is not None and w_down is not None:
+        return plan.forward(x, w_gate_up, w_down, save)
     h, gate_up = unchecked_fwd(_rows(x), w_gate_up, save)
     y = h if w_down is None else product(h, w_down.t())
     return y if x.ndim == 2 else y.view(*x.shape[:-1], y.shape[1]), gate_up

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fusedlib.kernels.launch import check_matrix, rows_contiguous
+from fusedlib.kernels.launch import check_matrix, multiprocessors, rows_contiguous
 from fusedlib.kernels.split_product import split_mm, split_mm_operator
 from fusedlib.kernels.swiglu import fill_bwd, fill_fwd
-from fusedlib.kernels.swiglu_configs import precision_of
+from fusedlib.kernels.swiglu_configs import FEW_TOKENS, architecture, precision_of
+
+# Tiles of the fused kernel on Hopper (`fusedlib.kernels.hopper`).
+BLOCK_M, FORWARD_N, BACKWARD_N = 128, 128, 256
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -32,6 +35,24 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def _splits(like: Tensor) -> bool:
     """Whether products of such tensors are plain ones of split factors, no epilogue fused."""
     return like.dtype == torch.float32 and like.is_cuda
+
+
+def _apart(like: Tensor, tokens: int, inner: int, block_n: int) -> bool:
+    """Whether cuBLAS's product and a pointwise kernel are faster than one fused kernel.
+
+    They are on Hopper where the fused kernel's tiles, BLOCK_M tokens by block_n columns of h, are
+    no more than its multiprocessors: nothing then hides an epilogue. One H200, bf16, in a graph
+    with a cold L2, µs (apart / fused), forward and dh:
+
+    | tokens·width | 128·4096 | 256·2048 | 256·8192 | 512·4096 | 1024·2048 |
+    |--------------|----------|----------|----------|----------|-----------|
+    | gate, up, h  | 32 / 63  | 17 / 35  | 106 / 126| 53 / 64  | 32 / 37   |
+    | d(gate|up)   | 23 / 37  | 14 / 23  | 62 / 68  | 35 / 39  | 25 / 26   |
+    """
+    if not like.is_cuda or tokens <= FEW_TOKENS or like.dtype == torch.float32:
+        return False
+    tiles = -(-tokens // BLOCK_M) * -(-inner // block_n)
+    return tiles <= multiprocessors(like.device) and architecture(like.device) == 90
 
 
 def swiglu_fwd(x: Tensor, w_gate_up: Tensor, *, save: bool) -> tuple[Tensor, Tensor | None]:
@@ -53,7 +74,7 @@ def swiglu_fwd(x: Tensor, w_gate_up: Tensor, *, save: bool) -> tuple[Tensor, Ten
 def unchecked_fwd(x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
     """`swiglu_fwd` on matrices that are known to fit."""
     tokens, wide = x.shape[0], w_gate_up.shape[0]
-    if _splits(x):
+    if _splits(x) or _apart(x, tokens, wide // 2, FORWARD_N):
         both = product(x, w_gate_up.t())
         _, activated = unchecked_bwd(None, None, both, True, False)
         assert activated is not None
@@ -98,9 +119,10 @@ def unchecked_bwd(
 
     In place, d(gate|up) is written over gate_up and is the same tensor.
     """
-    if upstream is not None and w_down is not None and _splits(gate_up):
-        upstream, w_down = product(upstream, w_down), None
     tokens, wide = gate_up.shape
+    apart = _splits(gate_up) or _apart(gate_up, tokens, wide // 2, BACKWARD_N)
+    if apart and upstream is not None and w_down is not None:
+        upstream, w_down = product(upstream, w_down), None
     d_gate_up = None
     if upstream is not None:
         d_gate_up = gate_up if in_place else gate_up.new_empty((tokens, wide))

@@ -100,17 +100,39 @@ FEW_TOKENS = 64
 ALIGNMENT = 16
 
 
-# Half as wide and twice as deep as the rule below gives: on an H200, 64 tokens, captured in a graph
-# with cold weights, forward 7.7, 9.3, 13.7 and 30.3 µs at 512, 1024, 2048 and 4096 instead of 8.6,
-# 11.6, 17.6 and 37.7; backward 8.4, 10.2, 13.6 and 27.3 instead of 9.2, 12.4, 17.3 and 31.3. By
-# pointers, because two descriptors cost the host more than the whole launch.
-FEW = {("half", 90): Config(FEW_TOKENS, 16, 128, 4, 4)}
+# On an H200 a program a multiprocessor reads weights fastest, all its shared memory in flight: the
+# narrowest tile of which there are no more than FEW_PROGRAMS. 64 tokens, captured in a graph with a
+# cold L2, µs, here and by cuBLAS's product and a pointwise kernel: forward at 512, 2048, 4096, 8192
+# and 16384: 7.1, 12.7, 28.4, 76.6, 261 and 9.0, 14.8, 31.3, 78.6, 261; backward: 8.2, 12.5, 22.9,
+# 47.7, 146 and 9.2, 13.3, 21.8, 48.2, 137. By pointers: two descriptors cost more than a launch.
+FEW_PROGRAMS = 132
+FEW = {
+    ("forward", "half", 90): (
+        Config(FEW_TOKENS, 16, 128, 4, 6), Config(FEW_TOKENS, 32, 128, 4, 6),
+        Config(FEW_TOKENS, 64, 64, 4, 6),
+    ),
+    ("backward", "half", 90): (
+        Config(FEW_TOKENS, 16, 128, 4, 6), Config(FEW_TOKENS, 32, 128, 4, 6),
+        Config(FEW_TOKENS, 64, 128, 8, 5),
+    ),
+}  # fmt: skip
 
 
-def few_tokens(kind: str, arch: int, config: Config) -> Config:
-    """The same for at most FEW_TOKENS tokens: no taller than those, and more, smaller programs."""
+def few_tokens(direction: str, kind: str, arch: int) -> tuple[Config, ...]:
+    """What there is for at most FEW_TOKENS tokens, from narrow to wide.
+
+    No taller than those, and more, smaller programs than for many.
+    """
+    table = FORWARD if direction == "forward" else BACKWARD
+    config = table[kind, arch]
     small = replace(config, block_m=FEW_TOKENS, block_n=32, num_warps=4, persistent=False)
-    return FEW.get((kind, arch), small)
+    return FEW.get((direction, kind, arch), (small,))
+
+
+def narrowest(configs: tuple[Config, ...], width: int) -> Config:
+    """The narrowest that cuts `width` columns into tiles that all run at once; else the widest."""
+    at_once = (c for c in configs if width <= FEW_PROGRAMS * c.block_n)
+    return next(at_once, configs[-1])
 
 
 def aligned(*matrices: Tensor) -> bool:
@@ -126,12 +148,12 @@ def aligned(*matrices: Tensor) -> bool:
 
 def forward_config(x: Tensor, w_gate_up: Tensor, h: Tensor) -> Config:
     """The forward kernel's configuration for these operands and result, unit column strides."""
-    return _choose(FORWARD, x, w_gate_up, h)
+    return _choose("forward", h.shape[1], x, w_gate_up, h)
 
 
 def backward_config(dy: Tensor, w_down: Tensor, gate_up: Tensor) -> Config:
     """The backward kernel's, when it computes dy Wd."""
-    return _choose(BACKWARD, dy, w_down, gate_up)
+    return _choose("backward", w_down.shape[1], dy, w_down, gate_up)
 
 
 def precision_of(like: Tensor) -> str:
@@ -145,7 +167,7 @@ def precision_of(like: Tensor) -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
-def _choose(table: dict[tuple[str, int], Config], tokens_first: Tensor, *others: Tensor) -> Config:
+def _choose(direction: str, inner: int, tokens_first: Tensor, *others: Tensor) -> Config:
     if not tokens_first.is_cuda:
         return INTERPRETER
     full = tokens_first.dtype == torch.float32
@@ -153,8 +175,9 @@ def _choose(table: dict[tuple[str, int], Config], tokens_first: Tensor, *others:
     if not aligned(tokens_first, *others):
         return UNALIGNED[kind]
     arch = architecture(tokens_first.device)
-    config = table[kind, arch]
-    return few_tokens(kind, arch, config) if tokens_first.shape[0] <= FEW_TOKENS else config
+    if tokens_first.shape[0] <= FEW_TOKENS:
+        return narrowest(few_tokens(direction, kind, arch), inner)
+    return (FORWARD if direction == "forward" else BACKWARD)[kind, arch]
 
 
 @cache

@@ -5,6 +5,7 @@ process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 import os
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import bf16
 import broken_kernels
@@ -42,6 +43,32 @@ def test_swiglu_mlp_and_gradients_vs_float64(dtype, save):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_swiglu_and_gradients_vs_float64(dtype, save):
     assert checks.misses_half("cpu", dtype, checks.SHAPE, save) == []
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_products_apart_from_their_epilogues_vs_float64(monkeypatch, save):
+    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)
+    assert checks.misses_mlp("cpu", "float16", checks.SHAPE, save) == []
+    assert checks.misses_half("cpu", "float16", checks.SHAPE, save) == []
+
+
+def test_products_are_apart_where_hopper_s_tiles_do_not_fill_it(monkeypatch):
+    monkeypatch.setattr(swiglu_calls, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(swiglu_calls, "architecture", lambda _: 90)
+    like = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device="cuda")
+    for tokens, inner, forward, backward in (
+        (64, 8192, False, False),  # few tokens have kernels of their own
+        (256, 8192, True, True),
+        (1024, 4096, False, True),
+        (1024, 8192, False, False),
+        (8192, 14336, False, False),
+    ):
+        found = [swiglu_calls._apart(like, tokens, inner, n) for n in (128, 256)]
+        assert found == [forward, backward], (tokens, inner)
+    like.dtype = torch.float32
+    assert not swiglu_calls._apart(like, 256, 8192, 128)
+    like.dtype, like.is_cuda = torch.bfloat16, False
+    assert not swiglu_calls._apart(like, 256, 8192, 128)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (7, 31, 130), (130, 65, 3), (5, 200, 32)])

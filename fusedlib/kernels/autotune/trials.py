@@ -18,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fusedlib.kernels.launch import Launch, current_device, factors
+from fusedlib.kernels.launch import Launch, current_device
 from fusedlib.kernels.swiglu_configs import Config
 
 LOG = logging.getLogger(__name__)
@@ -122,10 +122,7 @@ def _spills(launch: Launch, matrices: Sequence[Tensor]) -> int:
 
 def _binary(launch: Launch, matrices: Sequence[Tensor]) -> Any:
     """The compiled kernel, not started."""
-    a, b, *others = matrices
-    blocks = launch.blocks
-    pair = factors(launch.config, a, blocks[0], b, blocks[1]) if blocks else (a, b)
-    arguments = *pair, *others, *launch.scalars
+    arguments = launch.operands(*matrices)
     return launch.kernel.warmup(*arguments, grid=launch.programs, **launch.constants)
 
 

@@ -1,0 +1,177 @@
+# ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
+"""The plain products of the SwiGLU MLP at few tokens, in as few launches as there can be.
+
+    forward     y = h Wdᵀ
+    backward    d_x = d_gate|up Wgu    d_Wgu = d_gate|upᵀ x    d_Wd = dyᵀ h         (one kernel)
+
+With t tokens both passes move weights and their gradients and do little else: t multiply-adds for
+every number read or written. So a launch, some 5 µs of the host, is worth as much as 20 MB, and
+the three products of the backward share one: the programs that read Wgu for d_x run beside those
+that write d_Wgu and d_Wd. Those sum over tokens alone, one or two blocks, and only write.
+
+| tensor                     | shape             | strides                     |
+|----------------------------|-------------------|-----------------------------|
+| x, dy                      | (tokens, hidden)  | contiguous                  |
+| w_gate_up, d_w_gate_up     | (2·inner, hidden) | contiguous                  |
+| w_down, d_w_down           | (hidden, inner)   | contiguous                  |
+| h                          | (tokens, inner)   | contiguous                  |
+| d_gate_up                  | (tokens, 2·inner) | contiguous                  |
+
+Sums are fp32. Factors of any strides and more tokens are torch.mm's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from fusedlib.kernels import swiglu_configs
+from fusedlib.kernels.launch import Launch
+from fusedlib.kernels.swiglu import _block, _store
+from fusedlib.kernels.swiglu_configs import (
+    FEW_PROGRAMS,
+    FEW_TOKENS,
+    Config,
+    architecture,
+    narrowest,
+)
+
+# From narrow to wide, see `swiglu_configs.narrowest`. One H200, in a graph with a cold L2, µs, here
+# and cuBLAS: y at 512, 2048, 4096, 8192 and 16384: 6.0, 9.2, 18.2, 44.4, 144 and 6.2, 9.9, 18.6,
+# 46.2, 141; the three products of the backward: 7.9, 23.0, 60.0, 198, 737 and 14.6, 28.2, 69.9,
+# 205, 734. A ring of 9 holds no more than one of 4 twice as deep, and two programs still fit.
+DOWN = {
+    90: (
+        Config(FEW_TOKENS, 16, 128, 4, 8), Config(FEW_TOKENS, 32, 128, 4, 6),
+        Config(FEW_TOKENS, 64, 128, 8, 5),
+    ),
+}  # fmt: skip
+D_X = {90: (Config(FEW_TOKENS, 32, 64, 4, 9), Config(FEW_TOKENS, 64, 64, 8, 6))}
+# The products over tokens have tiles of SIDE².
+SIDE = {90: 128}
+# Elsewhere: shared memory of an RTX 4090, and registers of a B200, where tiles of 128² spill.
+OTHERWISE, OTHER_SIDE = (Config(FEW_TOKENS, 32, 64, 4, 4),), 64
+MANY_TILES = 8192
+# Triton's interpreter has tiles so small that a test's shape has several each way.
+INTERPRETED = triton.knobs.runtime.interpret
+
+
+@triton.jit
+def _row_product(  # type: ignore[no-untyped-def]
+    a, b, c, tile, tokens, depth, width,
+    TRANSPOSED: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """The tile-th [HEIGHT, WIDTH] of c (tokens, width) = a b, or a bᵀ where TRANSPOSED."""
+    row_tiles = tl.cdiv(tokens, HEIGHT)
+    row, column = tile % row_tiles * HEIGHT, tile // row_tiles * WIDTH
+    acc = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
+    for k in range(0, depth, DEPTH):
+        left = _block(a, row, k, tokens, depth, depth, HEIGHT, DEPTH, False)
+        if TRANSPOSED:
+            right = _block(b, column, k, width, depth, depth, WIDTH, DEPTH, False).T
+        else:
+            right = _block(b, k, column, depth, width, width, DEPTH, WIDTH, False)
+        acc = tl.dot(left, right, acc)
+    _store(c, acc, row, column, tokens, width, width, HEIGHT, WIDTH)
+
+
+@triton.jit
+def _outer_product(  # type: ignore[no-untyped-def]
+    a, b, c, tile, tokens, rows, columns,
+    TOKENS: tl.constexpr, SIDE: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """The tile-th [SIDE, SPAN·SIDE] of c (rows, columns) = aᵀ b, summed over tokens, ≤ TOKENS."""
+    spans = tl.cdiv(columns, SIDE * SPAN)
+    row, first = tile // spans * SIDE, tile % spans * SPAN * SIDE
+    left = _block(a, 0, row, tokens, rows, rows, TOKENS, SIDE, False).T
+    # The next block of b is on its way while this one's product is stored.
+    for column in tl.range(first, tl.minimum(first + SPAN * SIDE, columns), SIDE, num_stages=2):
+        right = _block(b, 0, column, tokens, columns, columns, TOKENS, SIDE, False)
+        acc = tl.dot(left, right)
+        _store(c, acc, row, column, rows, columns, columns, SIDE, SIDE)
+
+
+@triton.jit
+def _few_down_kernel(  # type: ignore[no-untyped-def]
+    h, w_down, y, tokens, hidden, inner,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    _row_product(h, w_down, y, program, tokens, inner, hidden, True, BLOCK_M, BLOCK_N, BLOCK_K)
+
+
+@triton.jit
+def _few_gradients_kernel(  # type: ignore[no-untyped-def]
+    dy, x, h, d_gate_up, w_gate_up, d_x, d_w_gate_up, d_w_down, tokens, hidden, inner,
+    WANTS_X: tl.constexpr, WANTS_W_GATE_UP: tl.constexpr, WANTS_W_DOWN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SIDE: tl.constexpr,
+    SPAN: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    # The longest first: programs of d_x sum over 2·inner, all others over the tokens.
+    program = tl.program_id(0)
+    wide = 2 * inner
+    of_x = tl.cdiv(tokens, BLOCK_M) * tl.cdiv(hidden, BLOCK_N) if WANTS_X else 0
+    of_gate_up = tl.cdiv(wide, SIDE) * tl.cdiv(hidden, SIDE * SPAN) if WANTS_W_GATE_UP else 0
+    if program < of_x:
+        if WANTS_X:
+            _row_product(
+                d_gate_up, w_gate_up, d_x, program, tokens, wide, hidden,
+                False, BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+    elif program < of_x + of_gate_up:
+        if WANTS_W_GATE_UP:
+            _outer_product(
+                d_gate_up, x, d_w_gate_up, program - of_x, tokens, wide, hidden,
+                TOKENS, SIDE, SPAN,
+            )  # fmt: skip
+    else:
+        if WANTS_W_DOWN:
+            tile = program - of_x - of_gate_up
+            _outer_product(dy, h, d_w_down, tile, tokens, hidden, inner, TOKENS, SIDE, SPAN)
+
+
+def down_launch(device: torch.device, tokens: int, hidden: int, inner: int) -> Launch:
+    """What computes y of h, w_down: takes h, w_down, y."""
+    config = _config(DOWN, device, hidden)
+    tiles = triton.cdiv(tokens, config.block_m) * triton.cdiv(hidden, config.block_n)
+    return Launch(_few_down_kernel, config, (tiles, 1, 1), (), (tokens, hidden, inner), {})
+
+
+def span_of(tiles: int) -> int:
+    """How many tiles of a weight's gradient a program writes one after the other.
+
+    More share a block of d(gate|up) or dy and hide their loads, as long as there are programs
+    enough: at 4096 one, two, four and eight take 69.8, 62.8, 63.3 and 71.1 µs, at 512 one takes 7.9
+    and two 8.9, at 8192 two and four 225 and 216 (H200).
+    """
+    return 1 if tiles <= FEW_PROGRAMS else 2 if tiles <= MANY_TILES else 4
+
+
+def gradients_launch(
+    wants: tuple[bool, bool, bool], device: torch.device, tokens: int, hidden: int, inner: int
+) -> Launch:
+    """What computes the wanted ones of d_x, d_w_gate_up, d_w_down, of FEW_TOKENS tokens at most.
+
+    It takes dy, x, h, d_gate_up, w_gate_up and the three results, anything for what is not wanted.
+    """
+    config, cdiv = _config(D_X, device, hidden), triton.cdiv
+    side = config.block_n if INTERPRETED else SIDE.get(architecture(device), OTHER_SIDE)
+    span = 2 if INTERPRETED else span_of(3 * cdiv(inner, side) * cdiv(hidden, side))
+    of_x = cdiv(tokens, config.block_m) * cdiv(hidden, config.block_n)
+    of_gate_up = cdiv(2 * inner, side) * cdiv(hidden, side * span)
+    of_down = cdiv(hidden, side) * cdiv(inner, side * span)
+    tiles = sum(n for n, want in zip((of_x, of_gate_up, of_down), wants, strict=True) if want)
+    names = "WANTS_X", "WANTS_W_GATE_UP", "WANTS_W_DOWN"
+    constants: dict[str, int] = dict(zip(names, wants, strict=True))
+    constants |= {"SIDE": side, "SPAN": span, "TOKENS": FEW_TOKENS}
+    sizes = tokens, hidden, inner
+    return Launch(_few_gradients_kernel, config, (tiles, 1, 1), (), sizes, constants)
+
+
+def _config(table: Mapping[int, tuple[Config, ...]], device: torch.device, width: int) -> Config:
+    if INTERPRETED:
+        return swiglu_configs.INTERPRETER
+    return narrowest(table.get(architecture(device), OTHERWISE), width)

@@ -1,0 +1,112 @@
+"""Plans for few tokens on a GPU: every width of tile, CUDA graphs, hooks, addresses, streams."""
+
+import pytest
+import swiglu_checks as checks
+import torch
+from torch.autograd import grad
+
+from fusedlib import functional
+from fusedlib.functional import SAVES, swiglu_mlp
+
+pytestmark = pytest.mark.gpu
+
+# Tiles of 16, 32 and 64 columns in each of the kernels, spans of 1, 2 and 4, tokens ragged.
+SHAPES = [(64, 512, 512), (37, 512, 1056), (1, 256, 512), (33, 16, 16), (50, 8192, 96),
+          (64, 48, 8208), (61, 4096, 4112), (64, 8192, 8192)]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_plans(monkeypatch):
+    monkeypatch.setattr(functional, "_PLANS", {})
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
+    assert checks.misses_mlp("cuda", dtype, shape, save) == []
+    [plan] = functional._PLANS.values()
+    assert plan.shapes == ((shape[0], shape[1]), (2 * shape[2], shape[1]), (shape[1], shape[2]))
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        checks.check_leading_dimensions,
+        checks.check_any_strides,
+        checks.check_frozen_subsets,
+        checks.check_backward_twice,
+        checks.check_activation_checkpointing,
+        checks.check_no_grad_and_inference,
+    ],
+    ids=lambda f: f.__name__[6:],
+)
+def test_holds(monkeypatch, check):
+    monkeypatch.setattr(checks, "HIDDEN", 64)
+    monkeypatch.setattr(checks, "INNER", 80)
+    made = checks.small("cuda", "bfloat16", (37, 64, 80))
+    monkeypatch.setattr(checks, "small", lambda device: made)
+    check("cuda")
+    assert functional._PLANS
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_a_cuda_graph_replays_what_a_call_gives(save):
+    leaves, dy = checks.small("cuda", "bfloat16", (50, 512, 1040))
+
+    def step():
+        y = swiglu_mlp(*leaves, save=save)
+        return (y, *grad(y, leaves, dy))
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        wanted = step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    assert checks.same(captured, wanted)
+    with torch.no_grad():
+        leaves[0].mul_(-0.5)
+    graph.replay()
+    assert checks.same([t.clone() for t in captured], step())
+
+
+def test_results_repeat_bit_by_bit():
+    leaves, dy = checks.small("cuda", "bfloat16", (64, 1024, 2048))
+    first = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
+    for _ in range(10):
+        y = swiglu_mlp(*leaves)
+        assert checks.same([y, *grad(y, leaves, dy)], first)
+
+
+def test_who_asks_triton_is_told_of_every_launch():
+    import triton
+
+    leaves, dy = checks.small("cuda", "bfloat16", (64, 64, 64))
+    wanted = grad(swiglu_mlp(*leaves), leaves, dy)
+    told = []
+    hook = triton.knobs.runtime.launch_enter_hook
+    hook.add(note := lambda metadata: told.append(metadata.get()["name"]))
+    try:
+        assert checks.same(grad(swiglu_mlp(*leaves), leaves, dy), wanted)
+    finally:
+        hook.remove(note)
+    assert told == [
+        "_swiglu_fwd_kernel",
+        "_few_down_kernel",
+        "_swiglu_bwd_kernel",
+        "_few_gradients_kernel",
+    ]
+    assert checks.same(grad(swiglu_mlp(*leaves), leaves, dy), wanted) and len(told) == 4
+
+
+def test_addresses_off_16_bytes_go_another_way():
+    (x, w_gate_up, w_down), _ = checks.small("cuda", "bfloat16", (64, 64, 64))
+    wanted = swiglu_mlp(x, w_gate_up, w_down)
+    for off in range(1, 9):
+        buffer = torch.empty(x.numel() + off, device="cuda", dtype=x.dtype)
+        moved = buffer[off:].view_as(x).copy_(x.detach())
+        assert checks.close([swiglu_mlp(moved, w_gate_up, w_down)], [wanted]), off
