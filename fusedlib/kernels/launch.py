@@ -1,7 +1,8 @@
 """What every launcher does: check its matrices, and start programs on their device.
 
 Triton's own `kernel[grid](...)` looks at every argument to find the binary: 20 to 40 µs for a score
-of them. `Launch` keeps the binary of one kernel at one set of sizes and starts it directly.
+of them. `Launch` keeps the binary of one kernel at one set of sizes and starts it directly, by
+`CompiledKernel.run`, which takes the same arguments in the releases 3.6 and 3.7.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusedlib.kernels.swiglu_configs import DTYPES, Config
+
+# What Triton's own launcher asks of torch; absent from a torch without CUDA, where nobody asks.
+_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 
 INTERPRETED_PROCESSORS = 3  # fewer than a test has tiles, so that a program computes several
 MOST_LAUNCHES = 4096  # kept; varying sequence lengths make one each
@@ -64,33 +69,58 @@ class Launch:
         kernel: a `triton.jit` function that takes matrices first, then `scalars`, then constants.
         config: how it is cut; its blocks are among the constants.
         programs: the grid.
-        blocks: of the two factors, for tensor descriptors.
+        blocks: of the two factors, for tensor descriptors; None for a kernel that takes none.
         scalars: numbers, in the kernel's order.
         constants: compile-time arguments by name, without the configuration's.
     """
 
     def __init__(
         self, kernel: Any, config: Config, programs: tuple[int, int, int],
-        blocks: tuple[list[int], list[int]], scalars: tuple[float, ...], constants: dict[str, Any],
+        blocks: tuple[list[int], list[int]] | None, scalars: tuple[float, ...],
+        constants: dict[str, Any],
     ) -> None:  # fmt: skip
         self.kernel, self.config, self.programs, self.blocks = kernel, config, programs, blocks
-        self.scalars, self.constants = scalars, constants | config.launch()
-        named = [self.constants[n] for n in kernel.arg_names if n in self.constants]
-        self._tail = (*scalars, *named)
-        self._start: Callable[..., None] | None = None
+        known = {*kernel.arg_names, "num_warps", "num_stages"}
+        named = constants | config.launch()
+        self.scalars, self.constants = scalars, {n: v for n, v in named.items() if n in known}
+        ordered = [self.constants[n] for n in kernel.arg_names if n in self.constants]
+        self._tail = (*scalars, *ordered)
+        self._run: Callable[..., None] | None = None
 
-    def __call__(self, a: Tensor, b: Tensor, *others: Tensor) -> None:
-        """Start the programs on these matrices' device, which is that of the first call."""
-        if a.is_cuda and torch.cuda.current_device() != a.get_device():
-            with current_device(a):
-                return self(a, b, *others)
-        pair = factors(self.config, a, self.blocks[0], b, self.blocks[1])
-        if self._start is not None:
-            return self._start(*pair, *others, *self._tail)
-        made = self.kernel[self.programs](*pair, *others, *self.scalars, **self.constants)
+    def __call__(self, *matrices: Tensor) -> None:
+        """Start the programs on these matrices' device, which is that of the first call.
+
+        Matrices go as addresses: Triton asks the driver about every tensor it is given.
+        """
+        run = self._run
+        if run is None or _device() != self._index or _watched():
+            return self._start(*matrices)
+        addresses: list[Any] = [m.data_ptr() for m in matrices]
+        if self.config.descriptors:
+            addresses[:2] = self._factors(*matrices[:2])
+        return run(*self._head, _stream(self._index), *self._binary, *addresses, *self._tail)
+
+    def _start(self, *matrices: Tensor) -> None:
+        """As Triton does it, and keep the binary."""
+        a = matrices[0]
+        with current_device(a):
+            operands = (*self._factors(*matrices[:2]), *matrices[2:])
+            made = self.kernel[self.programs](*operands, *self.scalars, **self.constants)
         if hasattr(made, "packed_metadata"):  # a binary, not the interpreter
-            self._start = made[self.programs]
-        return None
+            self._made, self._run = made, made.run
+            self._head, self._index = self.programs, a.get_device()
+            # No metadata and no hooks: `_watched` sees to those who want them.
+            self._binary = made.function, made.packed_metadata, None, None, None
+
+    def _factors(self, a: Tensor, b: Tensor) -> tuple[Any, Any]:
+        return factors(self.config, a, self.blocks[0], b, self.blocks[1]) if self.blocks else (a, b)
+
+
+def _watched() -> bool:
+    """Whether somebody, a profiler say, has asked Triton to be told of launches."""
+    runtime = triton.knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))
 
 
 _LAUNCHES: dict[Hashable, Launch] = {}
