@@ -25,10 +25,10 @@ keeps, along rows and along columns, two shares of a segment's length, in 128ths
     first     the largest that a segment is short of (segments of zeros: none)
     second    the same among segments with faint elements; all if one has more than 4
 
-and two tiles may be multiplied when first(A) + second(B) < 128 and second(A) + first(B) < 128. A
-tile that holds inf or nan, or whose M lies outside 2⁻⁴⁸ ≤ M < 2⁵⁷ (so that neither factors nor sums
-overflow), has both at 128. A third number, which share of its elements is not short, tells how many
-terms a sum has, see `split_product`. All of it stays on the device.
+and two tiles may be multiplied when second(A) + first(B) < 128 or second(A) = 0, and the same with
+A and B exchanged. A tile that holds inf or nan, or whose M lies outside 2⁻⁴⁸ ≤ M < 2⁵⁷ (so that
+neither factors nor sums overflow), has both at 128. A third number, which share of its elements is
+not short, tells how many terms a sum has, see `split_product`. All of it stays on the device.
 """
 
 from __future__ import annotations

@@ -127,9 +127,9 @@ def _wanting(  # type: ignore[no-untyped-def]
         # What lies outside is certified and has no terms.
         a = tl.load(a_words[:, None] + tile * a_step, mask=tile < k_tiles, other=0)
         b = tl.load(b_words[:, None] + tile * b_step, mask=tile < k_tiles, other=0)
-        one = ((a >> 8) & 0xFF) + ((b >> 16) & 0xFF)
-        other = ((a >> 16) & 0xFF) + ((b >> 8) & 0xFF)
-        worst = tl.maximum(worst, tl.maximum(one, other))
+        faint_a, faint_b = (a >> 16) & 0xFF, (b >> 16) & 0xFF
+        worst = tl.maximum(worst, tl.where(faint_a > 0, faint_a + ((b >> 8) & 0xFF), 0))
+        worst = tl.maximum(worst, tl.where(faint_b > 0, faint_b + ((a >> 8) & 0xFF), 0))
         length = tl.minimum(k - tile * TILE, TILE)
         terms += ((a >> 24) & 0xFF) * ((b >> 24) & 0xFF) * length >> 14
     few = tl.sum(terms, axis=1) < LEAST_TERMS
