@@ -57,8 +57,8 @@ def _faint(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a, b
 
 
-# Which path each takes follows from the tiles: True, the tensor cores for all of the product; False,
-# for none of it.
+# Which path each takes follows from the tiles: True, the tensor cores for all of the product;
+# False, for none of it.
 FAMILIES = {
     "normal": (lambda a, b: (a, b), True),
     "small weights": (lambda a, b: (a, b * 2e-2), True),
@@ -124,7 +124,7 @@ def misses(found: Tensor, a: Tensor, b: Tensor, slack: float = 1.0) -> list[str]
 
 
 def by_parts(a: Tensor, b: Tensor) -> Tensor:
-    """Of A B (neither turned), which of its tiles the tensor cores compute: (tile rows, columns)."""
+    """Which tiles of A B the tensor cores compute, neither factor turned: (tile rows, columns)."""
     left, right = splitting.split(a, b)
     of_a, of_b = left.tiles[:, None, :, 0], right.tiles[:, :, 1].mT[None]  # m, n, k
 

@@ -103,7 +103,8 @@ def test_parts_add_up():
 def words(a: torch.Tensor) -> list[list[int]]:
     """First and second share and what is not short of the only tile, along rows and columns."""
     [parts] = splitting.split(a)
-    return [[(word >> shift) & 0xFF for shift in (8, 16, 24)] for word in parts.tiles[0, 0].tolist()]
+    found = parts.tiles[0, 0].tolist()
+    return [[(word >> shift) & 0xFF for shift in (8, 16, 24)] for word in found]
 
 
 def test_certificate_counts():

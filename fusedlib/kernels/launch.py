@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -25,6 +25,17 @@ _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", l
 
 INTERPRETED_PROCESSORS = 3  # fewer than a test has tiles, so that a program computes several
 MOST_LAUNCHES = 4096  # kept; varying sequence lengths make one each
+
+
+class Options(Protocol):
+    """What a launch wants of a configuration."""
+
+    @property
+    def descriptors(self) -> bool:
+        """Whether the first two matrices go by tensor descriptors."""
+
+    def launch(self) -> dict[str, int]:
+        """The keyword arguments of a kernel's launch."""
 
 
 def rows_contiguous(matrix: Tensor) -> Tensor:
@@ -49,7 +60,7 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def factors(
-    config: Config, a: Tensor, a_block: list[int], b: Tensor, b_block: list[int]
+    config: Options, a: Tensor, a_block: list[int], b: Tensor, b_block: list[int]
 ) -> tuple[Any, Any]:
     """Both factors of a product as the kernel takes them."""
     if not config.descriptors:
@@ -75,7 +86,7 @@ class Launch:
     """
 
     def __init__(
-        self, kernel: Any, config: Config, programs: tuple[int, int, int],
+        self, kernel: Any, config: Options, programs: tuple[int, int, int],
         blocks: tuple[list[int], list[int]] | None, scalars: tuple[float, ...],
         constants: dict[str, Any],
     ) -> None:  # fmt: skip

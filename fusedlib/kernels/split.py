@@ -15,12 +15,13 @@ nonzero element below that, 2⁻²⁹ of its tile's largest, is *faint*: its err
 send a product to the exact path.
 
 **Certificate.** A segment is the tile's part of a row of A or of a column of B, 128 elements along
-the sum. It is *short* of as many elements as are below 2⁻¹¹ of their tile's largest. Let one of A's
-hold at most 4 faint elements: its error in a product with a segment of B, in a tile whose largest is
-N, is at most 4·2⁻⁵⁰ M N. If some index has both |a| ≥ 2⁻¹¹ M and |b| ≥ 2⁻¹¹ N, then Σ|a||b| over
-the segment is at least 2⁻²² M N, and the error at most 2⁻²⁶ of it, a quarter of fp32's roundoff.
-Such an index exists when A and B together are short of fewer than a segment is long. So a tile
-keeps, along rows and along columns, two shares of a segment's length, in 128ths and rounded up:
+the sum. It is *short* of as many elements as are below 2⁻¹¹ of their tile's largest. Let one of
+A's hold at most 4 faint elements: its error in a product with a segment of B, in a tile whose
+largest is N, is at most 4·2⁻⁵⁰ M N. If some index has both |a| ≥ 2⁻¹¹ M and |b| ≥ 2⁻¹¹ N, then
+Σ|a||b| over the segment is at least 2⁻²² M N, and the error at most 2⁻²⁶ of it, a quarter of
+fp32's roundoff. Such an index exists when A and B together are short of fewer than a segment is
+long. So a tile keeps, along rows and along columns, two shares of a segment's length, in 128ths
+and rounded up:
 
     first     the largest that a segment is short of (segments of zeros: none)
     second    the same among segments with faint elements; all if one has more than 4
@@ -41,7 +42,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedlib.kernels.launch import Launch, kept_launch, rows_contiguous
-from fusedlib.kernels.split_configs import SPLIT
+from fusedlib.kernels.split_configs import splitting
 
 TILE = 128
 LONGEST_ROW = 2**24  # elements; offsets within a tile are 32 bits
@@ -51,10 +52,11 @@ LONGEST_ROW = 2**24  # elements; offsets within a tile are 32 bits
 class Split:
     """A matrix (rows, columns) fp32 and its parts.
 
-    `parts` is (2·rows, columns) fp16, both sizes first filled up to a multiple of 128 with zeros, the
-    high rows above the low ones. `tiles` (tile rows, tile columns, 2) int32 holds what a product along rows (0) and along
-    columns (1) wants to know of a tile, 8 bits each, from the lowest: the biased exponent of its
-    factor 2ᵉ, first and second share, share of elements that are not short.
+    `parts` is (2·rows, columns) fp16, both sizes first filled up to a multiple of 128 with zeros,
+    the high rows above the low ones. `tiles` (tile rows, tile columns, 2) int32 holds what a
+    product along rows (0) and along columns (1) wants to know of a tile, 8 bits each, from the
+    lowest: the biased exponent of its factor 2ᵉ, first and second share, share of elements that
+    are not short.
     """
 
     source: Tensor
@@ -64,7 +66,7 @@ class Split:
 
 @triton.jit
 def _rows_of_tile(start, i, j, rows, columns, row_stride, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows i and columns j of a tile, zeros outside the matrix, and their magnitudes as integers."""
+    """Rows i and columns j of a tile, zeros outside the matrix, and their magnitudes as bits."""
     if EVEN:
         a = tl.load(start + (i * row_stride + j))
     else:
@@ -204,7 +206,8 @@ def _fill(a: Split, b: Split, both: bool) -> None:
         even = all(size % TILE == 0 for s in (a, b) for size in s.source.shape)
         programs = (tiles[0] + tiles[1] * both, 1, 1)
         constants = {"EVEN": even, "TILE": TILE}
-        return Launch(_split_kernel, SPLIT, programs, None, (*sizes, tiles[0]), constants)
+        config = splitting(a.source)
+        return Launch(_split_kernel, config, programs, None, (*sizes, tiles[0]), constants)
 
     operands = a.source, b.source, a.parts, b.parts, a.tiles, b.tiles
     kept_launch(made, key, *operands)(*operands)

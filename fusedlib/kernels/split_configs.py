@@ -36,12 +36,19 @@ DOUBLE = (80, 90)
 # Rows of a tile at a time: 46 registers a thread, so that five programs hide each other's waits.
 SPLIT = Warps(8, (("CHUNK", 16),))
 
+# There fewer operations are faster, whatever their size.
 INTERPRETER = Config(64, 32, 64, 4, 1, group_m=2)
+INTERPRETED_SPLIT = Warps(8, (("CHUNK", 128),))
 
 
 def fast(c: Tensor) -> Config:
     """The product's configuration on the device of its result."""
     return FAST[architecture(c.device)] if c.is_cuda else INTERPRETER
+
+
+def splitting(source: Tensor) -> Warps:
+    """The split's configuration on the device of its source."""
+    return SPLIT if source.is_cuda else INTERPRETED_SPLIT
 
 
 def double(c: Tensor) -> bool:

@@ -90,9 +90,7 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
     a_low, a_width = _low(a_high, m, k, A_TURNED, TILE)
     b_low, b_width = _low(b_high, k, n, B_TURNED, TILE)
     k_tiles = tl.cdiv(k, TILE)
-    a_words, a_step = _words(
-        a_tiles, row // TILE, tl.cdiv(m, TILE), k_tiles, 1 if A_TURNED else 0
-    )
+    a_words, a_step = _words(a_tiles, row // TILE, tl.cdiv(m, TILE), k_tiles, 1 if A_TURNED else 0)
     b_words, b_step = _words(
         b_tiles, column // TILE, tl.cdiv(n, TILE), k_tiles, 0 if B_TURNED else 1
     )
@@ -103,8 +101,9 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
         bh = _part(b_high, start, column, b_width, BLOCK_K, BLOCK_N, B_TURNED)
         bl = _part(b_low, start, column, b_width, BLOCK_K, BLOCK_N, B_TURNED)
         tile = start // TILE
-        powers = (tl.load(a_words + tile * a_step) & 0xFF) + (tl.load(b_words + tile * b_step) & 0xFF)
-        factor = ((powers - 127) << 23).to(tl.float32, bitcast=True)
+        of_a = tl.load(a_words + tile * a_step) & 0xFF
+        of_b = tl.load(b_words + tile * b_step) & 0xFF
+        factor = ((of_a + of_b - 127) << 23).to(tl.float32, bitcast=True)
         cross = tl.dot(al, bh, tl.dot(ah, bl))
         acc = tl.fma(cross, factor * 0.00048828125, acc)  # 2⁻¹¹
         acc = tl.fma(tl.dot(ah, bh), factor, acc)
@@ -216,19 +215,19 @@ def split_product(
     c = left.new_empty((left.shape[0], right.shape[1]))
     sizes = *c.shape, left.shape[1]
     turned = transpose_a, transpose_b
-    key = sizes, turned, c.device
+    shared = sizes, turned, c.device
 
     def made() -> Launch:
         return _launch(c, sizes, turned)
 
     operands = a.parts, b.parts, a.tiles, b.tiles, c
-    kept_launch(made, ("split product", *key), *operands)(*operands)
+    kept_launch(made, ("split product", *shared), *operands)(*operands)
 
     def made_exact() -> Launch:
         return _launch_exact(c, (*sizes, *left.stride(), *right.stride()), turned)
 
     operands = left, right, a.tiles, b.tiles, c
-    key = "exact product", *key, left.stride(), right.stride()
+    key = "exact product", *shared, left.stride(), right.stride()
     kept_launch(made_exact, key, *operands)(*operands)
     return c
 
@@ -251,8 +250,9 @@ def _launch_exact(c: Tensor, scalars: tuple[int, ...], turned: tuple[bool, bool]
         "BLOCKS": LOOK[0], "TILES": LOOK[1],
         "DOUBLE": split_configs.double(c), "TILE": TILE,
     }  # fmt: skip
-    scalars = *scalars, 1.0  # type: ignore[assignment]
-    return Launch(_exact_product_kernel, config, (programs, 1, 1), None, scalars, constants)
+    return Launch(
+        _exact_product_kernel, config, (programs, 1, 1), None, (*scalars, 1.0), constants
+    )  # fmt: skip
 
 
 def split_pays(m: int, n: int, k: int) -> bool:
