@@ -64,6 +64,19 @@ class Split:
     tiles: Tensor
 
 
+def words(tiles, outer_tile, outer_tiles, k_tiles, ALONG: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What a product wants to know of a row of tiles of A or a column of B: the first word, and the
+    step to the next along the sum, which runs along rows (0) or columns (1) as they are stored.
+
+    Of both languages: `triton.jit` and `gluon.jit` take it.
+    """
+    if ALONG == 0:
+        first, step = tiles + outer_tile * k_tiles * 2, 2
+    else:
+        first, step = tiles + (outer_tile * 2 + 1), outer_tiles * 2
+    return first, step
+
+
 @triton.jit
 def _rows_of_tile(start, i, j, rows, columns, row_stride, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
     """Rows i and columns j of a tile, zeros outside the matrix, and their magnitudes as bits."""

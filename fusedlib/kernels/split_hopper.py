@@ -28,7 +28,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fusedlib.kernels.hopper_epilogue import place
 from fusedlib.kernels.launch import Launch, multiprocessors
-from fusedlib.kernels.split import TILE
+from fusedlib.kernels.split import TILE, words
 from fusedlib.kernels.split_configs import Warps
 from fusedlib.kernels.swiglu_configs import architecture
 
@@ -41,6 +41,7 @@ CONFIG = Warps(
     (("K", BLOCK_K), ("STAGES", 3), ("GROUP_M", 8), ("CONSUMER", 240), ("PRODUCER", 24)),
     descriptors=True,
 )
+_words = gluon.jit(words)
 
 
 @gluon.jit
@@ -94,16 +95,6 @@ def _columns(ring, stage, TURNED: gl.constexpr):  # type: ignore[no-untyped-def]
     if TURNED:
         block = block.permute((1, 0))
     return block
-
-
-@gluon.jit
-def _words(tiles, outer_tile, outer_tiles, k_tiles, ALONG: gl.constexpr):  # type: ignore[no-untyped-def]
-    """As in `split_product`."""
-    if ALONG == 0:
-        first, step = tiles + outer_tile * k_tiles * 2, 2
-    else:
-        first, step = tiles + (outer_tile * 2 + 1), outer_tiles * 2
-    return first, step
 
 
 @gluon.jit

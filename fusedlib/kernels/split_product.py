@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fusedlib.kernels import split_configs
 from fusedlib.kernels.launch import Launch, kept_launch, multiprocessors
-from fusedlib.kernels.split import LONGEST_ROW, TILE, Split, split
+from fusedlib.kernels.split import LONGEST_ROW, TILE, Split, split, words
 from fusedlib.kernels.swiglu import _place
 
 try:
@@ -44,16 +44,7 @@ LEAST_OUTER = 256
 LEAST_WORK = 2**30
 
 
-@triton.jit
-def _words(tiles, outer_tile, outer_tiles, k_tiles, ALONG: tl.constexpr):  # type: ignore[no-untyped-def]
-    """First word of a row of tiles of A or a column of B, and the step to the next along the sum,
-    which runs along rows (0) or columns (1) as they are stored.
-    """
-    if ALONG == 0:
-        first, step = tiles + outer_tile * k_tiles * 2, 2
-    else:
-        first, step = tiles + (outer_tile * 2 + 1), outer_tiles * 2
-    return first, step
+_words = triton.jit(words)
 
 
 @triton.jit
