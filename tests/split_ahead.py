@@ -71,7 +71,7 @@ def main() -> None:
         constants = {"EVEN": even, "TILE": TILE}
         show(name, arch, compiled(arch, split._split_kernel, split_configs.SPLIT, constants, even))
     constants = {
-        "A_ALONG": 0, "B_ALONG": 0, "LEAST_TERMS": split_product.LEAST_TERMS, "TILE": TILE,
+        "A_ALONG": 0, "B_ALONG": 0, "TILE": TILE,
         "BLOCKS": split_product.LOOK[0], "TILES": split_product.LOOK[1],
         "DOUBLE": arch in split_configs.DOUBLE,
     }  # fmt: skip

@@ -3,6 +3,8 @@
 `tests/split_interpreted.py` and `tests/test_split_gpu.py` call these with their device.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -139,7 +141,7 @@ def by_parts(a: Tensor, b: Tensor) -> Tensor:
     lengths = (k - torch.arange(0, k, splitting.TILE, device=a.device)).clamp(max=splitting.TILE)
     terms = (field(of_a, 24) * field(of_b, 24) * lengths) >> 14
     certified = torch.maximum(*shares).amax(2) < 128
-    return certified & (terms.sum(2) >= split_product.LEAST_TERMS)
+    return certified & (terms.sum(2) >= split_product.least_terms(k))
 
 
 def check_family(name: str, device: str, shape=SHAPE, turned=(False, False)) -> None:
@@ -178,7 +180,26 @@ def check_empty(device: str) -> None:
 
 
 def mlp_errors(device: str, shape: tuple[int, int, int]) -> tuple[dict, dict]:
-    """Errors in norm of y and every gradient, ours and torch's own in fp32."""
+    """Errors in norm of y and every gradient, ours by split products and torch's own in fp32."""
+
+    def ours(leaves: list[Tensor], dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, w_gate_up, w_down = leaves
+        gate_up = split_product.split_product(*splitting.split(x, w_gate_up), transpose_b=True)
+        _, h = unchecked_bwd(None, None, gate_up, True, False)
+        y = split_product.split_product(*splitting.split(h, w_down), transpose_b=True)
+        return y, *split_mlp.split_mlp_bwd(dy, x, w_gate_up, w_down, gate_up)
+
+    return _errors_beside_torch(device, shape, ours)
+
+
+def public_errors(device: str, shape: tuple[int, int, int], mlp, save: str) -> tuple[dict, dict]:
+    """The same of the library's own function."""
+    return _errors_beside_torch(
+        device, shape, lambda leaves, dy: _with_gradients(partial(mlp, save=save), leaves, dy)
+    )
+
+
+def _errors_beside_torch(device: str, shape: tuple[int, int, int], ours) -> tuple[dict, dict]:
     tokens, hidden, inner = shape
     generator = torch.Generator().manual_seed(3)
 
@@ -188,12 +209,7 @@ def mlp_errors(device: str, shape: tuple[int, int, int]) -> tuple[dict, dict]:
     x, w_gate_up = normal(tokens, hidden), normal(2 * inner, hidden) * hidden**-0.5
     w_down, dy = normal(hidden, inner) * inner**-0.5, normal(tokens, hidden)
     leaves, dy = [t.to(device) for t in (x, w_gate_up, w_down)], dy.to(device)
-    true = _plain_mlp([t.double() for t in leaves], dy.double())
-    usual = _plain_mlp(leaves, dy)
-    gate_up = split_product.split_product(*splitting.split(*leaves[:2]), transpose_b=True)
-    _, h = unchecked_bwd(None, None, gate_up, True, False)
-    y = split_product.split_product(*splitting.split(h, leaves[2]), transpose_b=True)
-    found = (y, *split_mlp.split_mlp_bwd(dy, *leaves, gate_up))
+    true = _with_gradients(_plain_mlp, [t.double() for t in leaves], dy.double())
     names = ("y", "d_x", "d_w_gate_up", "d_w_down")
 
     def norms(results) -> dict[str, float]:
@@ -202,12 +218,15 @@ def mlp_errors(device: str, shape: tuple[int, int, int]) -> tuple[dict, dict]:
             for name, r, t in zip(names, results, true, strict=True)
         }
 
-    return norms(found), norms(usual)
+    return norms(ours(leaves, dy)), norms(_with_gradients(_plain_mlp, leaves, dy))
 
 
-def _plain_mlp(leaves: list[Tensor], dy: Tensor) -> list[Tensor]:
+def _with_gradients(mlp, leaves: list[Tensor], dy: Tensor) -> list[Tensor]:
     leaves = [t.detach().requires_grad_() for t in leaves]
-    x, w_gate_up, w_down = leaves
-    gate, up = (x @ w_gate_up.mT).chunk(2, dim=1)
-    y = (torch.nn.functional.silu(gate) * up) @ w_down.mT
+    y = mlp(*leaves)
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+
+
+def _plain_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
+    gate, up = (x @ w_gate_up.mT).chunk(2, dim=1)
+    return (torch.nn.functional.silu(gate) * up) @ w_down.mT

@@ -79,7 +79,7 @@ def test_short_sums_are_torchs():
 def test_product_of_matrices_splits_them(monkeypatch):
     a, b = checks.drawn(checks.SHAPE)
     assert torch.equal(split_product.split_mm(a, b), a @ b)  # too small
-    for least in ("LEAST_OUTER", "LEAST_WORK"):
+    for least in ("LEAST_OUTER", "LEAST_RESULTS", "LEAST_WORK"):
         monkeypatch.setattr(split_product, least, 1)
     wanted = checks.product(a, b)
     for left in (a, a.mT.contiguous().mT):
@@ -170,7 +170,7 @@ BROKEN = {
     ),
     "neighbouring tile's factor": ("outlier channels", "tile * a_step) & 0xFF", "0) & 0xFF"),
     "certificate ignored": (DISJOINT, "axis=1) >= 128)", "axis=1) >= 512)"),
-    "number of terms ignored": ("nine of ten zero", "axis=1) < LEAST_TERMS", "axis=1) < 0"),
+    "number of terms ignored": ("nine of ten zero", "axis=1) < least_terms", "axis=1) < 0"),
     "exact path drops a block": (
         DISJOINT, EXACT_BLOCKS, EXACT_BLOCKS.replace("(0,", "(BLOCK_K,"),
     ),

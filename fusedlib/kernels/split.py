@@ -162,7 +162,7 @@ def _split_tile(  # type: ignore[no-untyped-def]
     tl.store(tiles + 2 * tile + 1, _word(first, second, rows, near_share, power, usable, EVEN))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("a_rows", "a_columns", "b_rows", "b_columns", "tiles_of_a"))
 def _split_kernel(  # type: ignore[no-untyped-def]
     a, b, a_parts, b_parts, a_tiles, b_tiles,
     a_rows, a_columns, a_stride, b_rows, b_columns, b_stride, tiles_of_a,

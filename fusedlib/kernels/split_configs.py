@@ -28,13 +28,14 @@ FAST = {
     80: Config(64, 64, 32, 4, 4),
     89: Config(64, 64, 32, 4, 3),
     90: Config(128, 128, 64, 8, 3),
-    100: Config(128, 128, 64, 8, 3),
+    100: Config(128, 64, 64, 8, 3),  # 128·128 spills
 }
 EXACT = Config(64, 64, 16, 8, 2)
 # Where fp64 has a tensor core that runs at fp32's own rate, and Triton reaches it.
 DOUBLE = (80, 90)
-# Rows of a tile at a time: 46 registers a thread, so that five programs hide each other's waits.
-SPLIT = Warps(8, (("CHUNK", 16),))
+# Rows of a tile at a time. H200, 8192·4096: 3.34 TB/s of 3.89 that a copy has; 2.78 with 16 rows,
+# 2.74 with 16 warps, 2.42 with 4 warps and 16 rows.
+SPLIT = Warps(8, (("CHUNK", 32),))
 
 # There fewer operations are faster, whatever their size.
 INTERPRETER = Config(64, 32, 64, 4, 1, group_m=2)

@@ -140,7 +140,7 @@ def _consume(  # type: ignore[no-untyped-def]
         gl.store(c + i.to(gl.int64)[:, None] * n + j[None, :], acc, mask=inside)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=("m", "k"))  # a binary for every number of tokens
 def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
     a, b, a_tiles, b_tiles, c, m, n, k,
     A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, TILE: gl.constexpr, K: gl.constexpr,

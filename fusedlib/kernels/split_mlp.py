@@ -65,8 +65,10 @@ def split_mlp_bwd(
 def split_bwd_pays(dy: Tensor, gate_up: Tensor) -> bool:
     """Whether all products of a backward pass are better split, so that they can share splits."""
     tokens, hidden, inner = *dy.shape, gate_up.shape[1] // 2
-    wanted = dy.dtype == torch.float32 and dy.is_cuda and precision_of(dy) == "ieee"
-    return wanted and split_pays(tokens, inner, hidden) and split_pays(hidden, inner, tokens)
+    if dy.dtype != torch.float32 or not dy.is_cuda or precision_of(dy) != "ieee":
+        return False
+    sizes = (tokens, inner, hidden), (hidden, inner, tokens), (tokens, hidden, 2 * inner)
+    return all(split_pays(*each) for each in sizes)
 
 
 def _gradients_of_inputs(

@@ -10,12 +10,12 @@ with the factors f = 2ᵉ of the tiles that a block lies in:
 Both products are summed from zero on the tensor core, whose own fp32 sum truncates, and join acc by
 an ordinary fused multiply-add. low(A) low(B), 2⁻²² of a product at most, is left out.
 
-A second kernel then looks at each 128·128 tile of C. It is done over where a pair of tiles that it
-is made of lacks the certificate of `fusedlib.kernels.split`, and where its sums are of fewer than
-`LEAST_TERMS` terms that are not short: representation and low(A) low(B) cost 7e-8 in norm however
-short a sum is, which is more than so few IEEE additions cost. The tile is then the product of the
-fp32 matrices themselves, summed in fp64 where that is fast, else in IEEE fp32 a K block at a time.
-Nothing waits for the device.
+A second kernel then looks at each tile of C. It is done over where a pair of tiles that it is made
+of lacks the certificate of `fusedlib.kernels.split`, and where its sums have fewer than
+`LEAST_TERMS` + k / `LEAST_SHARE` terms that are not short. So few IEEE additions err less than the
+parts do, which cost 7e-8 in norm however short a sum is, and every promotion adds to it. The tile
+is then the product of the fp32 matrices themselves, summed in fp64 where that has tensor cores,
+else in IEEE fp32 a K block at a time. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -35,13 +35,18 @@ try:
 except (ImportError, AttributeError):  # Gluon is experimental: other releases may name it otherwise
     split_hopper = None  # type: ignore[assignment]
 
-# A sum of one K block has the tensor core's own error, about that of 256 terms in IEEE fp32.
+# H200, errors in norm of dense sums of 256, 1024 and 4096 terms: 1.4e-7, 1.7e-7 and 2.4e-7, cuBLAS
+# 2.9e-7, 5.7e-7 and 1.15e-6. With nine of ten terms zero: 1.1e-7, 1.4e-7, 2.3e-7 and 0.9e-7,
+# 1.8e-7, 3.6e-7.
 LEAST_INNER = 256
-LEAST_TERMS = 100
+LEAST_TERMS, LEAST_SHARE = 64, 16
 LOOK = 16, 32  # blocks of C and tiles of their sums that the exact kernel looks at together
-# Below this, splitting costs what the tensor cores save.
+# Of fewer elements of C cuBLAS splits the sum among programs, and errs less: 256·1024 of 4096
+# terms, 3.0e-7, with half of them zero 2.2e-7, here 2.4e-7 both.
 LEAST_OUTER = 256
-LEAST_WORK = 2**30
+LEAST_RESULTS = 2**20
+# Three launches take the host 70 µs, cuBLAS's one 9: below this, IEEE products take less than that.
+LEAST_WORK = 2**31
 
 
 _words = triton.jit(words)
@@ -67,7 +72,7 @@ def _low(parts, rows, columns, TURNED: tl.constexpr, TILE: tl.constexpr):  # typ
     return parts + (row_tiles * TILE).to(tl.int64) * (column_tiles * TILE), width
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("m", "k"))  # a binary for every number of tokens
 def _split_product_kernel(  # type: ignore[no-untyped-def]
     a_high, b_high, a_tiles, b_tiles, c, m, n, k,
     A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
@@ -105,8 +110,8 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _wanting(  # type: ignore[no-untyped-def]
-    a_words, a_step, b_words, b_step, k,
-    LEAST_TERMS: tl.constexpr, BLOCKS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+    a_words, a_step, b_words, b_step, k, least_terms,
+    BLOCKS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """1 for each of BLOCKS blocks of C that is not accurate as the parts give it, else 0."""
     k_tiles = tl.cdiv(k, TILE)
@@ -122,7 +127,7 @@ def _wanting(  # type: ignore[no-untyped-def]
         worst = tl.maximum(worst, tl.where(faint_b > 0, faint_b + ((a >> 8) & 0xFF), 0))
         length = tl.minimum(k - tile * TILE, TILE)
         terms += ((a >> 24) & 0xFF) * ((b >> 24) & 0xFF) * length >> 14
-    few = tl.sum(terms, axis=1) < LEAST_TERMS
+    few = tl.sum(terms, axis=1) < least_terms
     return ((tl.max(worst, axis=1) >= 128) | few).to(tl.int32)
 
 
@@ -149,10 +154,10 @@ def _exact_block(  # type: ignore[no-untyped-def]
     tl.store(c + i_far[:, None] * n + j[None, :], acc.to(tl.float32), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("m", "n", "k", "least_terms"))
 def _exact_product_kernel(  # type: ignore[no-untyped-def]
-    a, b, a_tiles, b_tiles, c, m, n, k, a_row, a_column, b_row, b_column, one,
-    A_ALONG: tl.constexpr, B_ALONG: tl.constexpr, LEAST_TERMS: tl.constexpr,
+    a, b, a_tiles, b_tiles, c, m, n, k, least_terms, a_row, a_column, b_row, b_column, one,
+    A_ALONG: tl.constexpr, B_ALONG: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCKS: tl.constexpr, TILES: tl.constexpr, DOUBLE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -167,7 +172,7 @@ def _exact_product_kernel(  # type: ignore[no-untyped-def]
         column_tile = block % column_blocks * BLOCK_N // TILE
         a_words, a_step = _words(a_tiles, row_tile, tl.cdiv(m, TILE), k_tiles, A_ALONG)
         b_words, b_step = _words(b_tiles, column_tile, tl.cdiv(n, TILE), k_tiles, B_ALONG)
-        wanting = _wanting(a_words, a_step, b_words, b_step, k, LEAST_TERMS, BLOCKS, TILES, TILE)
+        wanting = _wanting(a_words, a_step, b_words, b_step, k, least_terms, BLOCKS, TILES, TILE)
         wanting = tl.where(first + which * programs < blocks, wanting, 0)
         if tl.max(wanting) > 0:
             for nth in range(BLOCKS):
@@ -215,7 +220,8 @@ def split_product(
     kept_launch(made, ("split product", *shared), *operands)(*operands)
 
     def made_exact() -> Launch:
-        return _launch_exact(c, (*sizes, *left.stride(), *right.stride()), turned)
+        strides = *left.stride(), *right.stride()
+        return _launch_exact(c, (*sizes, least_terms(sizes[2]), *strides), turned)
 
     operands = left, right, a.tiles, b.tiles, c
     key = "exact product", *shared, left.stride(), right.stride()
@@ -237,7 +243,7 @@ def _launch_exact(c: Tensor, scalars: tuple[int, ...], turned: tuple[bool, bool]
     blocks = triton.cdiv(c.shape[0], config.block_m) * triton.cdiv(c.shape[1], config.block_n)
     programs = min(blocks, multiprocessors(c.device))
     constants = {
-        "A_ALONG": int(turned[0]), "B_ALONG": int(not turned[1]), "LEAST_TERMS": LEAST_TERMS,
+        "A_ALONG": int(turned[0]), "B_ALONG": int(not turned[1]),
         "BLOCKS": LOOK[0], "TILES": LOOK[1],
         "DOUBLE": split_configs.double(c), "TILE": TILE,
     }  # fmt: skip
@@ -246,10 +252,16 @@ def _launch_exact(c: Tensor, scalars: tuple[int, ...], turned: tuple[bool, bool]
     )  # fmt: skip
 
 
+def least_terms(k: int) -> int:
+    """How many terms that are not short sums over k must have."""
+    return LEAST_TERMS + k // LEAST_SHARE
+
+
 def split_pays(m: int, n: int, k: int) -> bool:
-    """Whether splitting both factors of an (m, k) by (k, n) product costs less than it saves."""
+    """Whether an (m, k) by (k, n) product of split factors is faster than IEEE's, and no worse."""
     return (
         min(m, n) >= LEAST_OUTER
+        and m * n >= LEAST_RESULTS
         and k >= LEAST_INNER
         and m * n * k >= LEAST_WORK
         and max(m, n, k) < LONGEST_ROW
