@@ -148,6 +148,8 @@ def test_what_does_not_fit_is_refused():
     for wrong in (torch.zeros(3), torch.zeros(3, 4, dtype=torch.float64)):
         with pytest.raises(ValueError, match="only a float32 matrix"):
             splitting.split(wrong)
+    with pytest.raises(ValueError, match="less than 16777216 apart, got 16777216"):
+        splitting.split(torch.empty(2, 2**24, device="meta"))
     a, b = splitting.split(torch.zeros(3, 300), torch.zeros(299, 4))
     with pytest.raises(ValueError, match=r"\(3, 300\) on cpu and \(299, 4\)"):
         split_product.split_product(a, b)
@@ -158,7 +160,7 @@ def test_what_does_not_fit_is_refused():
 LAST = "((i == m - 1)[:, None] & (j == n - 1)[None, :])"
 FAST_BLOCKS = "range(0, k, BLOCK_K):\n        ah"
 FAST_STORE = "acc, mask=inside)\n\n\n@triton.jit\ndef _wanting"
-EXACT_BLOCKS = "range(0, k, BLOCK_K):\n        s ="
+EXACT_BLOCKS = "range(k, 0, -BLOCK_K)"
 DISJOINT = "large elements meet zeros"
 BROKEN = {
     "dropped K block": ("normal", FAST_BLOCKS, FAST_BLOCKS.replace("(0,", "(BLOCK_K,")),
@@ -172,7 +174,7 @@ BROKEN = {
     "certificate ignored": (DISJOINT, "axis=1) >= 128)", "axis=1) >= 512)"),
     "number of terms ignored": ("nine of ten zero", "axis=1) < least_terms", "axis=1) < 0"),
     "exact path drops a block": (
-        DISJOINT, EXACT_BLOCKS, EXACT_BLOCKS.replace("(0,", "(BLOCK_K,"),
+        DISJOINT, EXACT_BLOCKS, EXACT_BLOCKS.replace("0,", "BLOCK_K,"),
     ),
     "exact path of the first blocks only": (DISJOINT, "range(BLOCKS):", "range(1):"),
 }  # fmt: skip

@@ -187,9 +187,9 @@ def split(*sources: Tensor) -> list[Split]:
             contiguous.
 
     Raises:
-        ValueError: another shape, dtype or number of matrices, or rows of 2²⁴ elements.
+        ValueError: another shape or dtype, or rows that start 2²⁴ or more elements apart.
     """
-    made = [_unfilled(rows_contiguous(_checked(source))) for source in sources]
+    made = [_unfilled(_checked(source)) for source in sources]
     filled = [s for s in made if s.source.numel()]
     if filled:
         _fill(filled[0], filled[-1], len(filled) == 2)
@@ -201,6 +201,9 @@ def _checked(source: Tensor) -> Tensor:
         raise ValueError(
             f"only a float32 matrix can be split, got {source.dtype} {tuple(source.shape)}"
         )
+    source = rows_contiguous(source)
+    if source.stride(0) >= LONGEST_ROW:
+        raise ValueError(f"rows must be less than {LONGEST_ROW} apart, got {source.stride(0)}")
     return source
 
 

@@ -136,22 +136,28 @@ def _exact_block(  # type: ignore[no-untyped-def]
     a, b, c, row, column, m, n, k, a_row, a_column, b_row, b_column, one,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    i, j = row + tl.arange(0, BLOCK_M), column + tl.arange(0, BLOCK_N)
-    i_far, j_far = i.to(tl.int64), j.to(tl.int64)
+    i, j, s = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[None, :], tl.arange(0, BLOCK_K)
+    a += row.to(tl.int64) * a_row
+    b += column.to(tl.int64) * b_column
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float64 if DOUBLE else tl.float32)
-    for start in range(0, k, BLOCK_K):
-        s = (start + tl.arange(0, BLOCK_K)).to(tl.int64)
-        a_places = i_far[:, None] * a_row + s[None, :] * a_column
-        b_places = s[:, None] * b_row + j_far[None, :] * b_column
-        left = tl.load(a + a_places, mask=(i < m)[:, None] & (s < k)[None, :], other=0.0)
-        right = tl.load(b + b_places, mask=(s < k)[:, None] & (j < n)[None, :], other=0.0)
+    for left_over in range(k, 0, -BLOCK_K):
+        inside = s < left_over
+        left = tl.load(
+            a + (i * a_row + s[None, :] * a_column), mask=(i < m - row) & inside[None, :], other=0.0
+        )  # fmt: skip
+        right = tl.load(
+            b + (s[:, None] * b_row + j * b_column), mask=inside[:, None] & (j < n - column),
+            other=0.0,
+        )  # fmt: skip
         if DOUBLE:
             acc = tl.dot(left.to(tl.float64), right.to(tl.float64), acc, out_dtype=tl.float64)
         else:
             # `one` keeps the compiler from folding the addition into the product: accumulate.py.
             acc = tl.fma(tl.dot(left, right, input_precision="ieee"), one, acc)
-    inside = (i < m)[:, None] & (j < n)[None, :]
-    tl.store(c + i_far[:, None] * n + j[None, :], acc.to(tl.float32), mask=inside)
+        a += BLOCK_K * a_column
+        b += BLOCK_K * b_row
+    c += row.to(tl.int64) * n + column
+    tl.store(c + (i * n + j), acc.to(tl.float32), mask=(i < m - row) & (j < n - column))
 
 
 @triton.jit(do_not_specialize=("m", "n", "k", "least_terms"))
@@ -241,7 +247,7 @@ def _launch(c: Tensor, sizes: tuple[int, int, int], turned: tuple[bool, bool]) -
 def _launch_exact(c: Tensor, scalars: tuple[int, ...], turned: tuple[bool, bool]) -> Launch:
     config = split_configs.EXACT
     blocks = triton.cdiv(c.shape[0], config.block_m) * triton.cdiv(c.shape[1], config.block_n)
-    programs = min(blocks, multiprocessors(c.device))
+    programs = min(blocks, split_configs.EXACT_PROGRAMS * multiprocessors(c.device))
     constants = {
         "A_ALONG": int(turned[0]), "B_ALONG": int(not turned[1]),
         "BLOCKS": LOOK[0], "TILES": LOOK[1],
