@@ -57,7 +57,14 @@ def test_every_architecture_has_a_configuration():
 
 
 def test_faults_are_found():
-    right = {"name": "gluon 00", "arch": 90, "STACK": 0, "shared": 200_000, "HGMMA": 8, "UTMALDG": 1}
+    right = {
+        "name": "gluon 00",
+        "arch": 90,
+        "STACK": 0,
+        "shared": 200_000,
+        "HGMMA": 8,
+        "UTMALDG": 1,
+    }
     assert faults(right) == []
     for change in ({"STACK": 8}, {"STL": 1}, {"shared": 232_449}, {"HGMMA": 0}, {"UTMALDG": 0}):
         assert faults(right | change)

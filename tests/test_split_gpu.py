@@ -12,8 +12,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
 TURNS = [(False, False), (False, True), (True, False), (True, True)]
-# More than 2²⁰ results, fewer than which are torch's: ragged, and of several tiles each way.
-SHAPES = [(1040, 300, 1034), (1500, 4100, 730)]
+# More than 2²¹ results, fewer than which are torch's: ragged, and of several tiles each way.
+SHAPES = [(2050, 300, 1034), (1500, 4100, 1450)]
 
 
 @pytest.mark.parametrize("turned", TURNS)
@@ -25,10 +25,10 @@ def test_product_vs_ieee_fp32(name, shape, turned):
 
 @pytest.mark.parametrize("shape", [checks.SHAPE, (1, 256, 1), (129, 385, 2)])
 def test_few_results_vs_ieee_fp32(shape):
-    """As the interpreter has them; cuBLAS splits such sums, and the library leaves them to it."""
+    """cuBLAS shares such sums among programs and errs less: the library leaves them to it."""
     a, b = (t.cuda() for t in checks.drawn(shape))
     assert not split_product.split_pays(shape[0], shape[2], shape[1])
-    assert checks.misses(checks.product(a, b), a, b, 1.5) == []
+    assert checks.misses(checks.product(a, b), a, b, 4.0) == []
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
@@ -51,7 +51,7 @@ def test_mlp_and_gradients_vs_ieee_fp32(shape):
 def test_the_public_function_vs_ieee_fp32(save):
     """Twice, the second time with kept launches."""
     for _ in range(2):
-        found, usual = checks.public_errors("cuda", (1536, 1024, 2048), fusedlib.swiglu_mlp, save)
+        found, usual = checks.public_errors("cuda", (2048, 2048, 1024), fusedlib.swiglu_mlp, save)
         assert all(found[name] < 0.6 * usual[name] for name in usual), (found, usual)
 
 

@@ -41,12 +41,14 @@ except (ImportError, AttributeError):  # Gluon is experimental: other releases m
 LEAST_INNER = 256
 LEAST_TERMS, LEAST_SHARE = 64, 16
 LOOK = 16, 32  # blocks of C and tiles of their sums that the exact kernel looks at together
-# Of fewer elements of C cuBLAS splits the sum among programs, and errs less: 256·1024 of 4096
-# terms, 3.0e-7, with half of them zero 2.2e-7, here 2.4e-7 both.
 LEAST_OUTER = 256
-LEAST_RESULTS = 2**20
-# Three launches take the host 70 µs, cuBLAS's one 9: below this, IEEE products take less than that.
-LEAST_WORK = 2**31
+# Of fewer results cuBLAS shares a long sum among programs, and errs less: 1024·1024 results of 8192
+# terms, the largest element's error 1.3e-7, with four of five terms zero 0.9e-7; here 0.7e-7 and
+# 1.5e-7. Of 2048·2048 results of 14336 terms 3.9e-7 and 4.4e-7; here 0.6e-7 and 1.6e-7.
+LEAST_RESULTS = 2**21
+# Three launches take the host 60 to 80 µs, cuBLAS's one 18. Of 2³¹ multiplications cuBLAS needs the
+# device for 98 µs, of 2³² for 185; here 40 to 75 and 66 to 80.
+LEAST_WORK = 2**32
 
 
 _words = triton.jit(words)
@@ -264,7 +266,7 @@ def least_terms(k: int) -> int:
 
 
 def split_pays(m: int, n: int, k: int) -> bool:
-    """Whether an (m, k) by (k, n) product of split factors is faster than IEEE's, and no worse."""
+    """Whether an (m, k) by (k, n) product of split factors is no worse than cuBLAS's, and faster."""
     return (
         min(m, n) >= LEAST_OUTER
         and m * n >= LEAST_RESULTS
