@@ -266,7 +266,7 @@ def least_terms(k: int) -> int:
 
 
 def split_pays(m: int, n: int, k: int) -> bool:
-    """Whether an (m, k) by (k, n) product of split factors is no worse than cuBLAS's, and faster."""
+    """Whether (m, k) by (k, n) of split factors is faster than cuBLAS's, and no worse."""
     return (
         min(m, n) >= LEAST_OUTER
         and m * n >= LEAST_RESULTS
