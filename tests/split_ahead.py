@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from fusedlib.kernels import split, split_configs, split_hopper, split_product
+from fusedlib.kernels import split, split_configs, split_exact, split_hopper, split_product
 from fusedlib.kernels.split import TILE
 
 ALIGNED = [["tt.divisibility", 16]]
@@ -72,10 +72,10 @@ def main() -> None:
         show(name, arch, compiled(arch, split._split_kernel, split_configs.SPLIT, constants, even))
     constants = {
         "A_ALONG": 0, "B_ALONG": 0, "TILE": TILE,
-        "BLOCKS": split_product.LOOK[0], "TILES": split_product.LOOK[1],
+        "BLOCKS": split_exact.LOOK[0], "TILES": split_exact.LOOK[1],
         "DOUBLE": arch in split_configs.DOUBLE,
     }  # fmt: skip
-    kernel = split_product._exact_product_kernel
+    kernel = split_exact._exact_product_kernel
     show("exact", arch, compiled(arch, kernel, split_configs.EXACT, constants))
 
 

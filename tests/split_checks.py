@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fusedlib.kernels import split as splitting
-from fusedlib.kernels import split_mlp, split_product
+from fusedlib.kernels import split_exact, split_mlp, split_product
 from fusedlib.kernels.swiglu_calls import unchecked_bwd
 
 SHAPE = (140, 300, 134)  # m, k, n: ragged, more than one 128-tile each way
@@ -141,7 +141,7 @@ def by_parts(a: Tensor, b: Tensor) -> Tensor:
     lengths = (k - torch.arange(0, k, splitting.TILE, device=a.device)).clamp(max=splitting.TILE)
     terms = (field(of_a, 24) * field(of_b, 24) * lengths) >> 14
     certified = torch.maximum(*shares).amax(2) < 128
-    return certified & (terms.sum(2) >= split_product.least_terms(k))
+    return certified & (terms.sum(2) >= split_exact.least_terms(k))
 
 
 def check_family(name: str, device: str, shape=SHAPE, turned=(False, False)) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusedlib.kernels import split as splitting
-from fusedlib.kernels import split_mlp, split_product
+from fusedlib.kernels import split_exact, split_mlp, split_product
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_refused():
 
 LAST = "((i == m - 1)[:, None] & (j == n - 1)[None, :])"
 FAST_BLOCKS = "range(0, k, BLOCK_K):\n        ah"
-FAST_STORE = "acc, mask=inside)\n\n\n@triton.jit\ndef _wanting"
+FAST_STORE = "acc, mask=inside)"
 EXACT_BLOCKS = "range(k, 0, -BLOCK_K)"
 DISJOINT = "large elements meet zeros"
 BROKEN = {
@@ -183,14 +183,18 @@ BROKEN = {
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
     family, right, wrong = BROKEN[fault]
-    text = Path(split_product.__file__).read_text(encoding="utf-8")
+    texts = [Path(m.__file__).read_text(encoding="utf-8") for m in (split_product, split_exact)]
+    [text] = [text for text in texts if right in text]
     assert text.count(right) == 1
     path = tmp_path / "broken.py"
     path.write_text(text.replace(right, wrong), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("broken", path)
     broken = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(broken)
-    monkeypatch.setattr(split_product, "split_product", broken.split_product)
+    if text == texts[0]:
+        monkeypatch.setattr(split_product, "split_product", broken.split_product)
+    else:
+        monkeypatch.setattr(split_product, "split_exact", broken)
     make, _ = checks.FAMILIES[family]
     m, k, n = checks.SHAPE
     # Half of the elements of either factor are far below the largest: enough terms all the same.

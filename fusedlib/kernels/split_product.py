@@ -10,12 +10,8 @@ with the factors f = 2ᵉ of the tiles that a block lies in:
 Both products are summed from zero on the tensor core, whose own fp32 sum truncates, and join acc by
 an ordinary fused multiply-add. low(A) low(B), 2⁻²² of a product at most, is left out.
 
-A second kernel then looks at each tile of C. It is done over where a pair of tiles that it is made
-of lacks the certificate of `fusedlib.kernels.split`, and where its sums have fewer than
-`LEAST_TERMS` + k / `LEAST_SHARE` terms that are not short. So few IEEE additions err less than the
-parts do, which cost 7e-8 in norm however short a sum is, and every promotion adds to it. The tile
-is then the product of the fp32 matrices themselves, summed in fp64 where that has tensor cores,
-else in IEEE fp32 a K block at a time. Nothing waits for the device.
+A second kernel, `split_exact`, then looks at each tile of C, and does it over where the parts are
+not good enough. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -25,8 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels import split_configs
-from fusedlib.kernels.launch import Launch, kept_launch, multiprocessors
+from fusedlib.kernels import split_configs, split_exact
+from fusedlib.kernels.launch import Launch, kept_launch
 from fusedlib.kernels.split import LONGEST_ROW, TILE, Split, split, words
 from fusedlib.kernels.swiglu import _place
 
@@ -35,12 +31,9 @@ try:
 except (ImportError, AttributeError):  # Gluon is experimental: other releases may name it otherwise
     split_hopper = None  # type: ignore[assignment]
 
-# H200, errors in norm of dense sums of 256, 1024 and 4096 terms: 1.4e-7, 1.7e-7 and 2.4e-7, cuBLAS
-# 2.9e-7, 5.7e-7 and 1.15e-6. With nine of ten terms zero: 1.1e-7, 1.4e-7, 2.3e-7 and 0.9e-7,
-# 1.8e-7, 3.6e-7.
+# A sum of one K block has the tensor core's own error, about that of 256 terms in IEEE fp32.
 LEAST_INNER = 256
-LEAST_TERMS, LEAST_SHARE = 64, 16
-LOOK = 16, 32  # blocks of C and tiles of their sums that the exact kernel looks at together
+# Below this, and below the numbers that follow, splitting costs what the tensor cores save.
 LEAST_OUTER = 256
 # Of fewer results cuBLAS shares a long sum among programs, and errs less: 1024·1024 results of 8192
 # terms, the largest element's error 1.3e-7, with four of five terms zero 0.9e-7; here 0.7e-7 and
@@ -50,12 +43,14 @@ LEAST_RESULTS = 2**21
 # device for 98 µs, of 2³² for 185; here 40 to 75 and 66 to 80.
 LEAST_WORK = 2**32
 
-
 _words = triton.jit(words)
 
 
 @triton.jit
-def _part(parts, row, column, width, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TURNED: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip  # noqa: E501
+def _part(  # type: ignore[no-untyped-def]
+    parts, row, column, width,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
     """[HEIGHT, WIDTH] at (row, column) of a part, which is stored transposed if TURNED."""
     if TURNED:
         i, j = column + tl.arange(0, WIDTH), row + tl.arange(0, HEIGHT)
@@ -110,89 +105,6 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
     tl.store(c + i.to(tl.int64)[:, None] * n + j[None, :], acc, mask=inside)
 
 
-@triton.jit
-def _wanting(  # type: ignore[no-untyped-def]
-    a_words, a_step, b_words, b_step, k, least_terms,
-    BLOCKS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """1 for each of BLOCKS blocks of C that is not accurate as the parts give it, else 0."""
-    k_tiles = tl.cdiv(k, TILE)
-    worst = tl.zeros((BLOCKS, TILES), tl.int32)
-    terms = tl.zeros((BLOCKS, TILES), tl.int32)
-    for start in range(0, k_tiles, TILES):
-        tile = start + tl.arange(0, TILES)[None, :]
-        # What lies outside is certified and has no terms.
-        a = tl.load(a_words[:, None] + tile * a_step, mask=tile < k_tiles, other=0)
-        b = tl.load(b_words[:, None] + tile * b_step, mask=tile < k_tiles, other=0)
-        faint_a, faint_b = (a >> 16) & 0xFF, (b >> 16) & 0xFF
-        worst = tl.maximum(worst, tl.where(faint_a > 0, faint_a + ((b >> 8) & 0xFF), 0))
-        worst = tl.maximum(worst, tl.where(faint_b > 0, faint_b + ((a >> 8) & 0xFF), 0))
-        length = tl.minimum(k - tile * TILE, TILE)
-        terms += ((a >> 24) & 0xFF) * ((b >> 24) & 0xFF) * length >> 14
-    few = tl.sum(terms, axis=1) < least_terms
-    return ((tl.max(worst, axis=1) >= 128) | few).to(tl.int32)
-
-
-@triton.jit
-def _exact_block(  # type: ignore[no-untyped-def]
-    a, b, c, row, column, m, n, k, a_row, a_column, b_row, b_column, one,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOUBLE: tl.constexpr,
-):  # fmt: skip
-    i, j, s = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[None, :], tl.arange(0, BLOCK_K)
-    a += row.to(tl.int64) * a_row
-    b += column.to(tl.int64) * b_column
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float64 if DOUBLE else tl.float32)
-    for left_over in range(k, 0, -BLOCK_K):
-        inside = s < left_over
-        left = tl.load(
-            a + (i * a_row + s[None, :] * a_column), mask=(i < m - row) & inside[None, :], other=0.0
-        )  # fmt: skip
-        right = tl.load(
-            b + (s[:, None] * b_row + j * b_column), mask=inside[:, None] & (j < n - column),
-            other=0.0,
-        )  # fmt: skip
-        if DOUBLE:
-            acc = tl.dot(left.to(tl.float64), right.to(tl.float64), acc, out_dtype=tl.float64)
-        else:
-            # `one` keeps the compiler from folding the addition into the product: accumulate.py.
-            acc = tl.fma(tl.dot(left, right, input_precision="ieee"), one, acc)
-        a += BLOCK_K * a_column
-        b += BLOCK_K * b_row
-    c += row.to(tl.int64) * n + column
-    tl.store(c + (i * n + j), acc.to(tl.float32), mask=(i < m - row) & (j < n - column))
-
-
-@triton.jit(do_not_specialize=("m", "n", "k", "least_terms"))
-def _exact_product_kernel(  # type: ignore[no-untyped-def]
-    a, b, a_tiles, b_tiles, c, m, n, k, least_terms, a_row, a_column, b_row, b_column, one,
-    A_ALONG: tl.constexpr, B_ALONG: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCKS: tl.constexpr, TILES: tl.constexpr, DOUBLE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Looks at BLOCKS blocks of C at once: mostly, that is all there is to do."""
-    column_blocks, k_tiles = tl.cdiv(n, BLOCK_N), tl.cdiv(k, TILE)
-    blocks = tl.cdiv(m, BLOCK_M) * column_blocks
-    programs = tl.num_programs(0)
-    which = tl.arange(0, BLOCKS)
-    for first in range(tl.program_id(0), blocks, programs * BLOCKS):
-        block = tl.minimum(first + which * programs, blocks - 1)
-        row_tile = block // column_blocks * BLOCK_M // TILE
-        column_tile = block % column_blocks * BLOCK_N // TILE
-        a_words, a_step = _words(a_tiles, row_tile, tl.cdiv(m, TILE), k_tiles, A_ALONG)
-        b_words, b_step = _words(b_tiles, column_tile, tl.cdiv(n, TILE), k_tiles, B_ALONG)
-        wanting = _wanting(a_words, a_step, b_words, b_step, k, least_terms, BLOCKS, TILES, TILE)
-        wanting = tl.where(first + which * programs < blocks, wanting, 0)
-        if tl.max(wanting) > 0:
-            for nth in range(BLOCKS):
-                if tl.sum(tl.where(which == nth, wanting, 0)) > 0:
-                    chosen = first + nth * programs
-                    _exact_block(
-                        a, b, c, chosen // column_blocks * BLOCK_M,
-                        chosen % column_blocks * BLOCK_N, m, n, k,
-                        a_row, a_column, b_row, b_column, one, BLOCK_M, BLOCK_N, BLOCK_K, DOUBLE,
-                    )  # fmt: skip
-
-
 def split_product(
     a: Split, b: Split, *, transpose_a: bool = False, transpose_b: bool = False
 ) -> Tensor:
@@ -219,21 +131,13 @@ def split_product(
     c = left.new_empty((left.shape[0], right.shape[1]))
     sizes = *c.shape, left.shape[1]
     turned = transpose_a, transpose_b
-    shared = sizes, turned, c.device
 
     def made() -> Launch:
         return _launch(c, sizes, turned)
 
     operands = a.parts, b.parts, a.tiles, b.tiles, c
-    kept_launch(made, ("split product", *shared), *operands)(*operands)
-
-    def made_exact() -> Launch:
-        strides = *left.stride(), *right.stride()
-        return _launch_exact(c, (*sizes, least_terms(sizes[2]), *strides), turned)
-
-    operands = left, right, a.tiles, b.tiles, c
-    key = "exact product", *shared, left.stride(), right.stride()
-    kept_launch(made_exact, key, *operands)(*operands)
+    kept_launch(made, ("split product", sizes, turned, c.device), *operands)(*operands)
+    split_exact.mend(c, left, right, a.tiles, b.tiles, turned)
     return c
 
 
@@ -244,25 +148,6 @@ def _launch(c: Tensor, sizes: tuple[int, int, int], turned: tuple[bool, bool]) -
     programs = triton.cdiv(sizes[0], config.block_m) * triton.cdiv(sizes[1], config.block_n)
     constants = {"A_TURNED": turned[0], "B_TURNED": turned[1], "TILE": TILE}
     return Launch(_split_product_kernel, config, (programs, 1, 1), None, sizes, constants)
-
-
-def _launch_exact(c: Tensor, scalars: tuple[int, ...], turned: tuple[bool, bool]) -> Launch:
-    config = split_configs.EXACT
-    blocks = triton.cdiv(c.shape[0], config.block_m) * triton.cdiv(c.shape[1], config.block_n)
-    programs = min(blocks, split_configs.EXACT_PROGRAMS * multiprocessors(c.device))
-    constants = {
-        "A_ALONG": int(turned[0]), "B_ALONG": int(not turned[1]),
-        "BLOCKS": LOOK[0], "TILES": LOOK[1],
-        "DOUBLE": split_configs.double(c), "TILE": TILE,
-    }  # fmt: skip
-    return Launch(
-        _exact_product_kernel, config, (programs, 1, 1), None, (*scalars, 1.0), constants
-    )  # fmt: skip
-
-
-def least_terms(k: int) -> int:
-    """How many terms that are not short sums over k must have."""
-    return LEAST_TERMS + k // LEAST_SHARE
 
 
 def split_pays(m: int, n: int, k: int) -> bool:
