@@ -172,7 +172,7 @@ BROKEN = {
     ),
     "neighbouring tile's factor": ("outlier channels", "tile * a_step) & 0xFF", "0) & 0xFF"),
     "certificate ignored": (DISJOINT, "axis=1) >= 128)", "axis=1) >= 512)"),
-    "number of terms ignored": ("nine of ten zero", "axis=1) < least_terms", "axis=1) < 0"),
+    "number of terms ignored": ("nineteen of twenty zero", "axis=1) < least_terms", "axis=1) < 0"),
     "exact path drops a block": (
         DISJOINT, EXACT_BLOCKS, EXACT_BLOCKS.replace("0,", "BLOCK_K,"),
     ),
