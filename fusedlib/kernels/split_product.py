@@ -36,8 +36,8 @@ LEAST_INNER = 256
 # Below this, and below the numbers that follow, splitting costs what the tensor cores save.
 LEAST_OUTER = 256
 # Of fewer results cuBLAS shares a long sum among programs, and its largest element errs less: of
-# 1100·2000 results of 4096 terms 0.59e-7, of 1024·2048 of 14336 with half of them zero 0.89e-7, here
-# 0.67e-7 and 0.92e-7. Of 2048·2048 of 14336 terms 3.9e-7, and as much with zeros; here 0.6e-7, 1e-7.
+# 1100·2000 results of 4096 terms 0.59e-7, of 1024·2048 of 14336 with half of them zero 0.89e-7;
+# here 0.67e-7 and 0.92e-7. Of 2048·2048 of 14336 terms 3.9e-7, with zeros too; here 0.6e-7, 1e-7.
 LEAST_RESULTS = 2**22
 # Three launches take the host 60 to 80 µs, cuBLAS's one 18. Of 2³¹ multiplications cuBLAS needs the
 # device for 98 µs, of 2³² for 185; here 40 to 75 and 66 to 80.
