@@ -1,4 +1,4 @@
-"""How `fusedlib.kernels.hopper` is cut, and how it is started: tensor maps kept by address.
+"""How `fusedlib.kernels.hopper` is cut; how kernels in Gluon start: tensor maps kept by address.
 
 A tensor map is the 128 bytes from which TMA takes a matrix's address, shape, strides and block. It
 holds nothing of the tensor itself, so that one made for the same values before serves again.
@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fusedlib.kernels.launch import Launch
+from fusedlib.kernels.launch import Launch, Options
 from fusedlib.kernels.swiglu_configs import Config
 
 BLOCK_M, BLOCK_N = 128, 256
@@ -85,7 +85,7 @@ class HopperLaunch(Launch):
     """A `Launch` whose first matrices, as many as there are blocks, come by TMA."""
 
     def __init__(
-        self, kernel: Any, config: HopperConfig, programs: int, blocks: list[list[int]],
+        self, kernel: Any, config: Options, programs: int, blocks: list[list[int]],
         scalars: tuple[int, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
         super().__init__(kernel, config, (programs, 1, 1), blocks, scalars, constants)

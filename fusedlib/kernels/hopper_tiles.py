@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
-def _place(tile, row_tiles, column_tiles, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
+def place(tile, row_tiles, column_tiles, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
     """Row and column tile of the tile-th, down GROUP_M rows before the next column, for the L2."""
     width = GROUP_M * column_tiles
     first = tile // width * GROUP_M
@@ -46,5 +46,5 @@ def corner(  # type: ignore[no-untyped-def]
     if PIECES == 2:
         tiles, cut = _count(tokens, inner, FORWARD)
         tile = tiles - cut + unit // 2
-    row_tile, column_tile = _place(tile, row_tiles, column_tiles, GROUP_M)
+    row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
     return row_tile * 128, column_tile * width + unit % PIECES * (width // PIECES)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -25,6 +25,17 @@ _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", l
 
 INTERPRETED_PROCESSORS = 3  # fewer than a test has tiles, so that a program computes several
 MOST_LAUNCHES = 4096  # kept; varying sequence lengths make one each
+
+
+class Options(Protocol):
+    """What a launch wants of a configuration."""
+
+    @property
+    def descriptors(self) -> bool:
+        """Whether the first matrices go by tensor descriptors."""
+
+    def launch(self) -> dict[str, Any]:
+        """The keyword arguments of a kernel's launch."""
 
 
 def rows_contiguous(matrix: Tensor) -> Tensor:
@@ -66,7 +77,7 @@ class Launch:
     """
 
     def __init__(
-        self, kernel: Any, config: Config, programs: tuple[int, int, int],
+        self, kernel: Any, config: Options, programs: tuple[int, int, int],
         blocks: Sequence[list[int]], scalars: tuple[float, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
         self.kernel, self.config, self.programs = kernel, config, programs

@@ -1,5 +1,5 @@
 # ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
-"""An fp32 matrix as two fp16 parts for the tensor cores, and a certificate of how good they are.
+"""An fp32 matrix as two fp16 parts for the tensor cores, and what is known of how good they are.
 
 The matrix is cut into 128·128 tiles. In a tile whose largest magnitude is M, with e such that
 2¹⁴ ≤ M 2⁻ᵉ < 2¹⁵, each element a becomes
@@ -12,22 +12,24 @@ K block by itself, so the tiles' factors 2ᵉ cost nothing there: `fusedlib.kern
 **Representation.** Where |v| ≥ 2⁻¹⁴ both parts together are within 2⁻²² of v, most within 2⁻²³. A
 nonzero element below that, 2⁻²⁹ of its tile's largest, is *faint*: its error is absolute, up to
 2⁻⁵⁰ M. Zeros are exact. Of normal numbers 6 in 10⁹ are faint, so a faint element alone must not
-send a matrix to the exact path.
+send a product to the exact path.
 
-**Certificate.** A segment is 128 elements along the sum, of a row of A or a column of B.
-Let one of A's hold at most 4 faint elements: its error in a product with B's segment b is at most
-4·2⁻⁵⁰ M max|b|. If some index has both |a| ≥ 2⁻¹² M and |b| ≥ 2⁻¹⁰ max|b|, then Σ|a||b| over the
-segment is at least 2⁻²² M max|b|, and the error at most 2⁻²⁶ of it, a quarter of fp32's roundoff.
-Such an index exists when those that fall short, counted in A and in B, are together fewer than the
-segment is long. So the pass keeps four numbers of a matrix, each a largest share over its segments:
+**Certificate.** A segment is the tile's part of a row of A or of a column of B, 128 elements along
+the sum. It is *short* of as many elements as are below 2⁻¹¹ of their tile's largest. Let one of
+A's hold at most 4 faint elements: its error in a product with a segment of B, in a tile whose
+largest is N, is at most 4·2⁻⁵⁰ M N. If some index has both |a| ≥ 2⁻¹¹ M and |b| ≥ 2⁻¹¹ N, then
+Σ|a||b| over the segment is at least 2⁻²² M N, and the error at most 2⁻²⁶ of it, a quarter of
+fp32's roundoff. Such an index exists when A and B together are short of fewer than a segment is
+long. So a tile keeps, along rows and along columns, two shares of a segment's length, in 128ths
+and rounded up:
 
-    short of 2⁻¹⁰ of their segment's largest (zero segments: none)        rows' segments, columns'
-    short of 2⁻¹² M, in segments with faint elements; all if more than 4  rows' segments, columns'
+    first     the largest that a segment is short of (segments of zeros: none)
+    second    the same among segments with faint elements; all if one has more than 4
 
-and a product is certified when first(A) + second(B) < 1 and second(A) + first(B) < 1, along the
-sum's direction. A tile that holds inf or nan, or whose M lies outside 2⁻⁴⁸ ≤ M < 2⁵⁷ (so that
-neither factors nor sums overflow), makes every share 1. All of it stays on the device: a product
-reads the numbers there and leaves its work to the exact kernel when they do not certify it.
+and two tiles may be multiplied when second(A) + first(B) < 128 or second(A) = 0, and the same with
+A and B exchanged. A tile that holds inf or nan, or whose M lies outside 2⁻⁴⁸ ≤ M < 2⁵⁷ (so that
+neither factors nor sums overflow), has both at 128. A third number, which share of its elements is
+not short, tells how many terms a sum has, see `split_product`. All of it stays on the device.
 """
 
 from __future__ import annotations
@@ -39,135 +41,189 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels.launch import current_device, rows_contiguous
+from fusedlib.kernels.launch import Launch, kept_launch, rows_contiguous
+from fusedlib.kernels.split_configs import splitting
 
 TILE = 128
-PAD = 16  # elements to which rows of the parts are filled up, so that they start at 32 bytes
-WHOLE = 65_536  # a share of 1, in the integers that the device keeps shares in
-NUM_WARPS = 16  # eight spill
+LONGEST_ROW = 2**24  # elements; offsets within a tile are 32 bits
 
 
 @dataclass(frozen=True)
 class Split:
     """A matrix (rows, columns) fp32 and its parts.
 
-    `parts` is (2, rows, columns filled up to a multiple of 16) fp16, high before low; `factors`
-    (tile rows, tile columns) fp32, powers of two; `shares` (4) int32, in units of 1 / 65536: what
-    falls short by rows' segments and by columns', then the same beside faint elements.
+    `parts` is (2·rows, columns) fp16, both sizes first filled up to a multiple of 128 with zeros,
+    the high rows above the low ones. `tiles` (tile rows, tile columns, 2) int32 holds what a
+    product along rows (0) and along columns (1) wants to know of a tile, 8 bits each, from the
+    lowest: the biased exponent of its factor 2ᵉ, first and second share, share of elements that
+    are not short.
     """
 
     source: Tensor
     parts: Tensor
-    factors: Tensor
-    shares: Tensor
+    tiles: Tensor
 
 
-@triton.jit
-def _largest_share(short, length, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The largest of short / length, rounded up."""
-    return (tl.max(short) * WHOLE + length - 1) // length
+def words(tiles, outer_tile, outer_tiles, k_tiles, ALONG: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What a product wants to know of a row of tiles of A or a column of B: the first word, and the
+    step to the next along the sum, which runs along rows (0) or columns (1) as they are stored.
 
-
-@triton.jit
-def _counts(bits, largest, faint, length, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of each segment: elements short of 2⁻¹⁰ of its largest, and faint ones."""
-    # 2⁻¹⁰ is 10 steps of the exponent; near the denormals, where it is not, only the largest count.
-    least = tl.where(largest > (11 << 23), largest - (10 << 23), largest)
-    near = (bits >= tl.expand_dims(least, AXIS)).to(tl.int32)
-    both = tl.sum(near + (faint.to(tl.int32) << 16), axis=AXIS)  # two counts in one reduction
-    return tl.where(largest > 0, length - (both & 0xFFFF), 0), both >> 16
-
-
-@triton.jit
-def _short_of_tile(near, faint, length, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Elements short of 2⁻¹² M of segments with faint ones; all if more than 4 are."""
-    short = length - tl.sum(near.to(tl.int32), axis=AXIS)
-    return tl.where(faint > 4, length, tl.where(faint > 0, short, 0))
-
-
-@triton.jit
-def _certify(  # type: ignore[no-untyped-def]
-    bits, of_rows, of_columns, power, usable, row_length, column_length, shares,
-    WHOLE: tl.constexpr,
-):  # fmt: skip
-    if usable:
-        faint = (bits > 0) & (bits < ((power - 14) << 23))  # |v| < 2⁻¹⁴
-        short, faint_of_rows = _counts(bits, of_rows, faint, row_length, 1)
-        # Relaxed: an atomic that orders memory would wait for all of the tile's stores.
-        tl.atomic_max(shares, _largest_share(short, row_length, WHOLE), sem="relaxed")
-        short, faint_of_columns = _counts(bits, of_columns, faint, column_length, 0)
-        tl.atomic_max(shares + 1, _largest_share(short, column_length, WHOLE), sem="relaxed")
-        if tl.max(faint_of_rows) > 0:
-            near = bits >= ((power + 3) << 23)  # |v| ≥ 2³, for M up to 2¹⁵
-            short = _short_of_tile(near, faint_of_rows, row_length, 1)
-            tl.atomic_max(shares + 2, _largest_share(short, row_length, WHOLE), sem="relaxed")
-            short = _short_of_tile(near, faint_of_columns, column_length, 0)
-            tl.atomic_max(shares + 3, _largest_share(short, column_length, WHOLE), sem="relaxed")
+    Of both languages: `triton.jit` and `gluon.jit` take it.
+    """
+    if ALONG == 0:
+        first, step = tiles + outer_tile * k_tiles * 2, 2
     else:
-        for i in tl.static_range(4):
-            tl.atomic_max(shares + i, WHOLE, sem="relaxed")
+        first, step = tiles + (outer_tile * 2 + 1), outer_tiles * 2
+    return first, step
 
 
 @triton.jit
-def _split_kernel(  # type: ignore[no-untyped-def]
-    source, high, low, factors, shares, rows, columns, row_stride, width,
-    TILE: tl.constexpr, WHOLE: tl.constexpr,
+def _rows_of_tile(start, i, j, rows, columns, row_stride, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows i and columns j of a tile, zeros outside the matrix, and their magnitudes as bits."""
+    if EVEN:
+        a = tl.load(start + (i * row_stride + j))
+    else:
+        inside = (i < rows) & (j < columns)
+        a = tl.load(start + (i * row_stride + j), mask=inside, other=0.0)
+    # As integers, magnitudes are in the same order, and inf and nan above all numbers.
+    return a, a.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _falls_short(counts, length):  # type: ignore[no-untyped-def]
+    """Of segments: elements below 2⁻¹¹ of their tile's largest, and those of `second`."""
+    near, faint, nonzero = counts & 0xFF, (counts >> 8) & 0xFF, counts >> 16
+    short = tl.where(nonzero > 0, length - near, 0)
+    return short, tl.where(faint > 4, length, tl.where(faint > 0, short, 0))
+
+
+@triton.jit
+def _word(  # type: ignore[no-untyped-def]
+    first, second, length, near_share, power, usable, EVEN: tl.constexpr,
 ):  # fmt: skip
-    row, column = tl.program_id(0) * TILE, tl.program_id(1) * TILE
-    i, j = row + tl.arange(0, TILE), column + tl.arange(0, TILE)
-    inside = (i < rows)[:, None] & (j < columns)[None, :]
-    # Offsets in 64 bits: a matrix may have more than 2³¹ elements.
-    offsets = i.to(tl.int64)[:, None] * row_stride + j[None, :]
-    a = tl.load(source + offsets, mask=inside, other=0.0)
-    # As integers, magnitudes are in the same order, and inf and nan above all numbers. What lies
-    # outside the matrix is zero: no count below takes it for near or faint.
-    bits = a.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    of_rows, of_columns = tl.max(bits, axis=1), tl.max(bits, axis=0)
-    largest = tl.max(of_rows)
+    """What a product wants to know of a tile: see `Split`."""
+    first, second = tl.max(first), tl.max(second)
+    if not EVEN:
+        first = (first * 128 + length - 1) // length
+        second = (second * 128 + length - 1) // length
+    shares = tl.where(usable, first | (second << 8), 128 | (128 << 8))
+    return power | (shares << 8) | (near_share << 24)
+
+
+@triton.jit
+def _split_tile(  # type: ignore[no-untyped-def]
+    tile, source, parts, tiles, rows, columns, row_stride,
+    EVEN: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    row_tiles, column_tiles = tl.cdiv(rows, TILE), tl.cdiv(columns, TILE)
+    row, column = tile // column_tiles * TILE, tile % column_tiles * TILE
+    # Offsets of tiles in 64 bits: a matrix may have more than 2³¹ elements.
+    source += row.to(tl.int64) * row_stride + column
+    width = column_tiles * TILE
+    high = parts + (row.to(tl.int64) * width + column)
+    low = high + (row_tiles * TILE).to(tl.int64) * width
+    rows, columns = tl.minimum(rows - row, TILE), tl.minimum(columns - column, TILE)
+    i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, TILE)[None, :]
+    # The tile is read twice, the second time from a cache: held, it would take all registers.
+    most = tl.zeros((CHUNK, TILE), dtype=tl.int32)
+    for top in range(0, TILE, CHUNK):
+        _, bits = _rows_of_tile(source, top + i, j, rows, columns, row_stride, EVEN)
+        most = tl.maximum(most, bits)
+    largest = tl.max(most)
     exponent = largest >> 23
     usable = ((exponent >= 127 - 48) & (exponent < 127 + 57)) | (largest == 0)
     power = tl.where(usable & (largest > 0), exponent - 14, 127)  # of the factor, biased
-    v = a * ((254 - power) << 23).to(tl.float32, bitcast=True)
-    upper = v.to(tl.float16)
-    lower = ((v - upper.to(tl.float32)) * 2048.0).to(tl.float16)
-    tl.store(
-        factors + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1),
-        (power << 23).to(tl.float32, bitcast=True),
-    )
-    kept = (i < rows)[:, None] & (j < width)[None, :]
-    places = i.to(tl.int64)[:, None] * width + j[None, :]
-    tl.store(high + places, upper, mask=kept)
-    tl.store(low + places, lower, mask=kept)
-    row_length, column_length = tl.minimum(columns - column, TILE), tl.minimum(rows - row, TILE)
-    _certify(
-        bits, of_rows, of_columns, power, usable, row_length, column_length, shares, WHOLE
+    scale = ((254 - power) << 23).to(tl.float32, bitcast=True)
+    of_columns = tl.zeros((CHUNK, TILE), dtype=tl.int32)
+    near = tl.zeros((CHUNK,), dtype=tl.int32)
+    first, second = tl.zeros_like(near), tl.zeros_like(near)
+    for top in range(0, TILE, CHUNK):
+        a, bits = _rows_of_tile(source, top + i, j, rows, columns, row_stride, EVEN)
+        v = a * scale
+        upper = v.to(tl.float16)
+        lower = ((v - upper.to(tl.float32)) * 2048.0).to(tl.float16)
+        places = (top + i) * width + j
+        tl.store(high + places, upper)
+        tl.store(low + places, lower)
+        # Near, faint and nonzero elements, three counts in one sum. 2⁻¹¹ is 11 steps of the
+        # exponent, |v| < 2⁻¹⁴ are faint.
+        counts = tl.where(bits >= largest - (11 << 23), 0x10001, 0x10000)
+        counts = tl.where(bits < ((power - 14) << 23), 0x10100, counts)
+        counts = tl.where(bits > 0, counts, 0)
+        of_columns += counts
+        of_rows = tl.sum(counts, axis=1)
+        short, short_beside = _falls_short(of_rows, columns)
+        near += of_rows & 0xFF
+        first, second = tl.maximum(first, short), tl.maximum(second, short_beside)
+    # A tile of zeros adds no error, whatever the number of terms.
+    near_share = tl.where(largest > 0, tl.sum(near) * 128 // (rows * columns), 128)
+    tl.store(tiles + 2 * tile, _word(first, second, columns, near_share, power, usable, EVEN))
+    first, second = _falls_short(tl.sum(of_columns, axis=0), rows)
+    tl.store(tiles + 2 * tile + 1, _word(first, second, rows, near_share, power, usable, EVEN))
+
+
+@triton.jit(do_not_specialize=("a_rows", "a_columns", "b_rows", "b_columns", "tiles_of_a"))
+def _split_kernel(  # type: ignore[no-untyped-def]
+    a, b, a_parts, b_parts, a_tiles, b_tiles,
+    a_rows, a_columns, a_stride, b_rows, b_columns, b_stride, tiles_of_a,
+    EVEN: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One tile a program, those of a before those of b."""
+    program = tl.program_id(0)
+    of_b = program >= tiles_of_a
+    _split_tile(
+        tl.where(of_b, program - tiles_of_a, program), tl.where(of_b, b, a),
+        tl.where(of_b, b_parts, a_parts), tl.where(of_b, b_tiles, a_tiles),
+        tl.where(of_b, b_rows, a_rows), tl.where(of_b, b_columns, a_columns),
+        tl.where(of_b, b_stride, a_stride), EVEN, TILE, CHUNK,
     )  # fmt: skip
 
 
-def split(source: Tensor) -> Split:
-    """Two fp16 parts of a matrix, in one pass: 4 bytes read and 4 written an element.
+def split(*sources: Tensor) -> list[Split]:
+    """Two fp16 parts of one matrix or two, in one pass: 4 bytes read and 4 written an element.
 
     Args:
-        source: (rows, columns) fp32; copied unless the elements of a row are contiguous.
+        sources: each (rows, columns) fp32, of one device; copied unless a row's elements are
+            contiguous.
 
     Raises:
-        ValueError: another shape or dtype.
+        ValueError: another shape or dtype, or rows that start 2²⁴ or more elements apart.
     """
+    made = [_unfilled(_checked(source)) for source in sources]
+    filled = [s for s in made if s.source.numel()]
+    if filled:
+        _fill(filled[0], filled[-1], len(filled) == 2)
+    return made
+
+
+def _checked(source: Tensor) -> Tensor:
     if source.ndim != 2 or source.dtype != torch.float32:
         raise ValueError(
             f"only a float32 matrix can be split, got {source.dtype} {tuple(source.shape)}"
         )
     source = rows_contiguous(source)
-    rows, columns = source.shape
-    width = triton.cdiv(columns, PAD) * PAD
-    tiles = triton.cdiv(rows, TILE), triton.cdiv(columns, TILE)
-    parts = source.new_empty((2, rows, width), dtype=torch.float16)
-    factors = source.new_empty(tiles)
-    shares = source.new_zeros(4, dtype=torch.int32)
-    if rows and columns:
-        with current_device(source):
-            _split_kernel[tiles](
-                source, parts[0], parts[1], factors, shares, rows, columns, source.stride(0), width,
-                TILE=TILE, WHOLE=WHOLE, num_warps=NUM_WARPS,
-            )  # fmt: skip
-    return Split(source, parts, factors, shares)
+    if source.stride(0) >= LONGEST_ROW:
+        raise ValueError(f"rows must be less than {LONGEST_ROW} apart, got {source.stride(0)}")
+    return source
+
+
+def _unfilled(source: Tensor) -> Split:
+    rows, columns = (-(-size // TILE) for size in source.shape)
+    parts = source.new_empty((2 * rows * TILE, columns * TILE), dtype=torch.float16)
+    return Split(source, parts, source.new_empty((rows, columns, 2), dtype=torch.int32))
+
+
+def _fill(a: Split, b: Split, both: bool) -> None:
+    sizes = (*a.source.shape, a.source.stride(0), *b.source.shape, b.source.stride(0))
+    key = "split", sizes, both, a.source.device
+
+    def made() -> Launch:
+        tiles = [s.tiles.numel() // 2 for s in (a, b)]
+        even = all(size % TILE == 0 for s in (a, b) for size in s.source.shape)
+        programs = (tiles[0] + tiles[1] * both, 1, 1)
+        constants = {"EVEN": even, "TILE": TILE}
+        config = splitting(a.source)
+        return Launch(_split_kernel, config, programs, (), (*sizes, tiles[0]), constants)
+
+    operands = a.source, b.source, a.parts, b.parts, a.tiles, b.tiles
+    kept_launch(made, key, *operands)(*operands)

@@ -66,13 +66,14 @@ def tuned(make: Callable[..., Launch], matrices: Sequence[Tensor]) -> Launch:
         return launch
     name, tokens = launch.kernel.__name__, first.shape[0]
     options = candidates.of(name, architecture(first.device), tokens)
-    if not options or launch.config in UNTUNED or not enabled():
+    default = launch.config
+    if not options or not isinstance(default, Config) or default in UNTUNED or not enabled():
         return launch
     key = key_of(launch, options, matrices)
     with _LOCK:  # two threads do not time at once
         config = _CHOSEN.get(key)
         if config is None:
-            config = _stored_or_tuned(key, make, launch.config, options, matrices)
+            config = _stored_or_tuned(key, make, default, options, matrices)
     return launch if config == launch.config else make(config)
 
 

@@ -47,16 +47,18 @@ def fastest(
     """
     with torch.no_grad(), current_device(matrices[0]):
         wanted, own = _drawn_like(matrices), _drawn_like(matrices)
-        launch, others = make(default), [make(o) for o in options if o != default]
-        _compile([launch, *others], own)
+        launch = make(default)
+        others = {option: make(option) for option in options if option != default}
+        _compile([launch, *others.values()], own)
         launch(*wanted)
-        times = {other: _time(other, own) for other in others if _runs_right(other, own, wanted)}
-        best = min(times, key=lambda other: times[other], default=launch)
-        rounds = [(_time(best, own), _time(launch, own)) for _ in range(ROUNDS)]
+        times = {o: _time(each, own) for o, each in others.items() if _runs_right(each, own, wanted)}
+        best = min(times, key=lambda option: times[option], default=default)
+        fast = others.get(best, launch)
+        rounds = [(_time(fast, own), _time(launch, own)) for _ in range(ROUNDS)]
     ms, default_ms = map(median, zip(*rounds, strict=True))
     if ms >= MARGIN * default_ms:
-        best, ms = launch, default_ms
-    return best.config, {"ms": ms, "default_ms": default_ms, "tried": len(times)}
+        best, ms = default, default_ms
+    return best, {"ms": ms, "default_ms": default_ms, "tried": len(times)}
 
 
 def milliseconds(call: Callable[[], None]) -> float:

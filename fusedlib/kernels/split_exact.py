@@ -1,0 +1,151 @@
+# ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
+"""The part of a split product that wants the fp32 matrices themselves: found and computed anew.
+
+A block of C = A B is wanting where a pair of the tiles that it is made of lacks the certificate of
+`fusedlib.kernels.split`, and where its sums have fewer than `LEAST_TERMS` + k / `LEAST_SHARE` terms
+that are not short. So few IEEE additions err less than the parts do, which cost 7e-8 in norm
+however short a sum is, and every promotion adds to it.
+
+Such a block is summed in fp64 where that has tensor cores, so that nothing but the last rounding
+errs, else in IEEE fp32, a K block at a time.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fusedlib.kernels import split_configs
+from fusedlib.kernels.launch import Launch, kept_launch, multiprocessors
+from fusedlib.kernels.split import TILE, words
+
+# H200, errors in norm of dense sums of 256, 1024 and 4096 terms: 1.4e-7, 1.7e-7 and 2.4e-7, cuBLAS
+# 2.9e-7, 5.7e-7 and 1.15e-6. With nine of ten terms zero: 1.1e-7, 1.4e-7, 2.3e-7 and 0.9e-7,
+# 1.8e-7, 3.6e-7.
+LEAST_TERMS, LEAST_SHARE = 64, 16
+LOOK = 16, 32  # blocks of C, and tiles of their sums, that are looked at together
+
+_words = triton.jit(words)
+
+
+@triton.jit
+def _wanting(  # type: ignore[no-untyped-def]
+    a_words, a_step, b_words, b_step, k, least_terms,
+    BLOCKS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """1 for each of BLOCKS blocks of C that is not accurate as the parts give it, else 0."""
+    k_tiles = tl.cdiv(k, TILE)
+    worst = tl.zeros((BLOCKS, TILES), tl.int32)
+    terms = tl.zeros((BLOCKS, TILES), tl.int32)
+    for start in range(0, k_tiles, TILES):
+        tile = start + tl.arange(0, TILES)[None, :]
+        # What lies outside is certified and has no terms.
+        a = tl.load(a_words[:, None] + tile * a_step, mask=tile < k_tiles, other=0)
+        b = tl.load(b_words[:, None] + tile * b_step, mask=tile < k_tiles, other=0)
+        faint_a, faint_b = (a >> 16) & 0xFF, (b >> 16) & 0xFF
+        worst = tl.maximum(worst, tl.where(faint_a > 0, faint_a + ((b >> 8) & 0xFF), 0))
+        worst = tl.maximum(worst, tl.where(faint_b > 0, faint_b + ((a >> 8) & 0xFF), 0))
+        length = tl.minimum(k - tile * TILE, TILE)
+        terms += ((a >> 24) & 0xFF) * ((b >> 24) & 0xFF) * length >> 14
+    few = tl.sum(terms, axis=1) < least_terms
+    return ((tl.max(worst, axis=1) >= 128) | few).to(tl.int32)
+
+
+@triton.jit
+def _exact_block(  # type: ignore[no-untyped-def]
+    a, b, c, row, column, m, n, k, a_row, a_column, b_row, b_column, one,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOUBLE: tl.constexpr,
+):  # fmt: skip
+    i, j, s = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[None, :], tl.arange(0, BLOCK_K)
+    a += row.to(tl.int64) * a_row
+    b += column.to(tl.int64) * b_column
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float64 if DOUBLE else tl.float32)
+    for left_over in range(k, 0, -BLOCK_K):
+        inside = s < left_over
+        left = tl.load(
+            a + (i * a_row + s[None, :] * a_column), mask=(i < m - row) & inside[None, :], other=0.0
+        )  # fmt: skip
+        right = tl.load(
+            b + (s[:, None] * b_row + j * b_column), mask=inside[:, None] & (j < n - column),
+            other=0.0,
+        )  # fmt: skip
+        if DOUBLE:
+            acc = tl.dot(left.to(tl.float64), right.to(tl.float64), acc, out_dtype=tl.float64)
+        else:
+            # `one` keeps the compiler from folding the addition into the product: accumulate.py.
+            acc = tl.fma(tl.dot(left, right, input_precision="ieee"), one, acc)
+        a += BLOCK_K * a_column
+        b += BLOCK_K * b_row
+    c += row.to(tl.int64) * n + column
+    tl.store(c + (i * n + j), acc.to(tl.float32), mask=(i < m - row) & (j < n - column))
+
+
+@triton.jit(do_not_specialize=("m", "n", "k", "least_terms"))
+def _exact_product_kernel(  # type: ignore[no-untyped-def]
+    a, b, a_tiles, b_tiles, c, m, n, k, least_terms, a_row, a_column, b_row, b_column, one,
+    A_ALONG: tl.constexpr, B_ALONG: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCKS: tl.constexpr, TILES: tl.constexpr, DOUBLE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Looks at BLOCKS blocks of C at once: mostly, that is all there is to do."""
+    column_blocks, k_tiles = tl.cdiv(n, BLOCK_N), tl.cdiv(k, TILE)
+    blocks = tl.cdiv(m, BLOCK_M) * column_blocks
+    programs = tl.num_programs(0)
+    which = tl.arange(0, BLOCKS)
+    for first in range(tl.program_id(0), blocks, programs * BLOCKS):
+        block = tl.minimum(first + which * programs, blocks - 1)
+        row_tile = block // column_blocks * BLOCK_M // TILE
+        column_tile = block % column_blocks * BLOCK_N // TILE
+        a_words, a_step = _words(a_tiles, row_tile, tl.cdiv(m, TILE), k_tiles, A_ALONG)
+        b_words, b_step = _words(b_tiles, column_tile, tl.cdiv(n, TILE), k_tiles, B_ALONG)
+        wanting = _wanting(a_words, a_step, b_words, b_step, k, least_terms, BLOCKS, TILES, TILE)
+        wanting = tl.where(first + which * programs < blocks, wanting, 0)
+        if tl.max(wanting) > 0:
+            for nth in range(BLOCKS):
+                if tl.sum(tl.where(which == nth, wanting, 0)) > 0:
+                    chosen = first + nth * programs
+                    _exact_block(
+                        a, b, c, chosen // column_blocks * BLOCK_M,
+                        chosen % column_blocks * BLOCK_N, m, n, k,
+                        a_row, a_column, b_row, b_column, one, BLOCK_M, BLOCK_N, BLOCK_K, DOUBLE,
+                    )  # fmt: skip
+
+
+def mend(
+    c: Tensor, a: Tensor, b: Tensor, a_tiles: Tensor, b_tiles: Tensor, turned: tuple[bool, bool]
+) -> None:
+    """Compute the wanting blocks of C (m, n) anew.
+
+    Args:
+        c: contiguous.
+        a: (m, k) fp32, any strides.
+        b: (k, n), likewise.
+        a_tiles: what is known of the tiles of A, which were split transposed if `turned`.
+        b_tiles: the same of B.
+        turned: whether A, whether B.
+    """
+    sizes = *c.shape, a.shape[1]
+    strides = *a.stride(), *b.stride()
+
+    def made() -> Launch:
+        return _launch(c, (*sizes, least_terms(sizes[2]), *strides, 1.0), turned)
+
+    operands = a, b, a_tiles, b_tiles, c
+    kept_launch(made, ("exact product", sizes, strides, turned, c.device), *operands)(*operands)
+
+
+def least_terms(k: int) -> int:
+    """How many terms that are not short sums over k must have."""
+    return LEAST_TERMS + k // LEAST_SHARE
+
+
+def _launch(c: Tensor, scalars: tuple[float, ...], turned: tuple[bool, bool]) -> Launch:
+    config = split_configs.EXACT
+    blocks = triton.cdiv(c.shape[0], config.block_m) * triton.cdiv(c.shape[1], config.block_n)
+    programs = min(blocks, split_configs.EXACT_PROGRAMS * multiprocessors(c.device))
+    constants = {
+        "A_ALONG": int(turned[0]), "B_ALONG": int(not turned[1]), "BLOCKS": LOOK[0],
+        "TILES": LOOK[1], "DOUBLE": split_configs.double(c), "TILE": TILE,
+    }  # fmt: skip
+    return Launch(_exact_product_kernel, config, (programs, 1, 1), (), scalars, constants)
