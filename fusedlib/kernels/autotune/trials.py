@@ -51,7 +51,8 @@ def fastest(
         others = {option: make(option) for option in options if option != default}
         _compile([launch, *others.values()], own)
         launch(*wanted)
-        times = {o: _time(each, own) for o, each in others.items() if _runs_right(each, own, wanted)}
+        right = {o: each for o, each in others.items() if _runs_right(each, own, wanted)}
+        times = {option: _time(each, own) for option, each in right.items()}
         best = min(times, key=lambda option: times[option], default=default)
         fast = others.get(best, launch)
         rounds = [(_time(fast, own), _time(launch, own)) for _ in range(ROUNDS)]
