@@ -144,11 +144,16 @@ def test_only_wanted_gradients():
         split_mlp.split_mlp_bwd(dy, None, w_gate_up, w_down, gate_up)
 
 
+def test_rows_too_far_apart_are_copied():
+    far = torch.zeros(2**24 + 300).as_strided((2, 300), (2**24, 1))
+    assert splitting.split(far)[0].source.stride() == (300, 1)
+
+
 def test_what_does_not_fit_is_refused():
     for wrong in (torch.zeros(3), torch.zeros(3, 4, dtype=torch.float64)):
         with pytest.raises(ValueError, match="only a float32 matrix"):
             splitting.split(wrong)
-    with pytest.raises(ValueError, match="less than 16777216 apart, got 16777216"):
+    with pytest.raises(ValueError, match="shorter than 16777216, got 16777216"):
         splitting.split(torch.empty(2, 2**24, device="meta"))
     a, b = splitting.split(torch.zeros(3, 300), torch.zeros(299, 4))
     with pytest.raises(ValueError, match=r"\(3, 300\) on cpu and \(299, 4\)"):

@@ -19,7 +19,7 @@ TL = {"tma": (130, 208, 272), "pointers": (130, 201, 275), "few tokens": (37, 27
 PATHS = {
     "fixed roles": ("bfloat16", (1500, 272, 1552)),
     "tma": ("bfloat16", TL["tma"]),
-    "split": ("float32", (300, 2056, 2040)),
+    "split": ("float32", (520, 2056, 4104)),
 }
 BLOCK_K = 64
 

@@ -184,10 +184,10 @@ def split(*sources: Tensor) -> list[Split]:
 
     Args:
         sources: each (rows, columns) fp32, of one device; copied unless a row's elements are
-            contiguous.
+            contiguous and rows start less than 2²⁴ elements apart.
 
     Raises:
-        ValueError: another shape or dtype, or rows that start 2²⁴ or more elements apart.
+        ValueError: another shape or dtype, or rows of 2²⁴ or more elements.
     """
     made = [_unfilled(_checked(source)) for source in sources]
     filled = [s for s in made if s.source.numel()]
@@ -201,10 +201,10 @@ def _checked(source: Tensor) -> Tensor:
         raise ValueError(
             f"only a float32 matrix can be split, got {source.dtype} {tuple(source.shape)}"
         )
-    source = rows_contiguous(source)
-    if source.stride(0) >= LONGEST_ROW:
-        raise ValueError(f"rows must be less than {LONGEST_ROW} apart, got {source.stride(0)}")
-    return source
+    if source.shape[1] >= LONGEST_ROW:
+        raise ValueError(f"rows must be shorter than {LONGEST_ROW}, got {source.shape[1]}")
+    far = source.stride(0) >= LONGEST_ROW
+    return source.contiguous() if far else rows_contiguous(source)
 
 
 def _unfilled(source: Tensor) -> Split:

@@ -181,10 +181,7 @@ def fwd_launch(
     config = config or forward_config(x, w_gate_up, h)
     m, n, k = config.block_m, config.block_n, config.block_k
     scalars = (tokens, hidden, inner, x.stride(0), w_gate_up.stride(0), 1.0)
-    constants = {
-        "SAVE": save, "PRECISION": precision_of(x), "DESCRIPTORS": config.descriptors,
-        "FLATTEN": config.persistent,
-    }  # fmt: skip
+    constants = {"SAVE": save, "PRECISION": precision_of(x), "FLATTEN": config.persistent}
     programs = grid(config, x, tokens, inner)
     return Launch(_swiglu_fwd_kernel, config, programs, ([m, k], [n, k]), scalars, constants)
 
@@ -295,8 +292,7 @@ def bwd_launch(
     names = "PRODUCT", "GRADIENT", "OUTPUT", "IN_PLACE"
     # A barrier in a flattened loop would keep its loads from being pipelined.
     constants = dict(zip(names, variant, strict=True)) | {
-        "PRECISION": precision_of(gate_up), "DESCRIPTORS": config.descriptors,
-        "FLATTEN": config.persistent and not in_place,
+        "PRECISION": precision_of(gate_up), "FLATTEN": config.persistent and not in_place,
     }  # fmt: skip
     programs = grid(config, gate_up, tokens, inner)
     return Launch(_swiglu_bwd_kernel, config, programs, ([m, k], [k, n]), scalars, constants)

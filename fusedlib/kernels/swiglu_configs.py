@@ -47,6 +47,7 @@ class Config:
         return {
             "BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k,
             "GROUP_M": self.group_m, "num_warps": self.num_warps, "num_stages": self.num_stages,
+            "DESCRIPTORS": self.descriptors,
         }  # fmt: skip
 
 

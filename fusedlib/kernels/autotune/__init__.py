@@ -110,7 +110,7 @@ def key_of(launch: Launch, options: Sequence[Config], matrices: Sequence[Tensor]
     assert found is not None
     name, (major, minor) = found
     source = launch.kernel.cache_key + repr((launch.config, options))
-    cut = {*launch.config.launch(), "DESCRIPTORS", "FLATTEN"}
+    cut = {*launch.config.launch(), "FLATTEN"}
     variant = [n for n, value in launch.constants.items() if value is True and n not in cut]
     tokens = max(FEWEST, 1 << (a.shape[0] - 1).bit_length())
     parts = (
