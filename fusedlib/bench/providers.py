@@ -203,7 +203,7 @@ def quack(inputs: Inputs) -> Workload:
 
 @provider("fused", requires=("triton",), needs_cuda=True)
 def fused(inputs: Inputs) -> Workload:
-    """Our kernels: gate, up and activation in one, and the backward of the down projection."""
+    """Our kernels; in fp32 as split products where they pay, else, and in TF32, plain PyTorch."""
     return _fused(inputs, "gate_up")
 
 
