@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from fusedlib.kernels.hopper_tiles import corner, units
 
@@ -105,6 +105,17 @@ def _bwd_part(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
+def _read():  # type: ignore[no-untyped-def]
+    """Both warps have what they loaded, and TMA may write over it.
+
+    Loads are of another proxy than TMA's writes: without the fence a late one can find the next
+    part there. (Triton puts it only where one warp does both.)
+    """
+    fence_async_shared()
+    barrier()
+
+
+@gluon.jit
 def _gates(fetched, arrived, part, wanted):  # type: ignore[no-untyped-def]
     """gate and up of a tile's part, once they are there; anything where they are not wanted."""
     slot = part % 2
@@ -121,7 +132,7 @@ def _bwd_tile(  # type: ignore[no-untyped-def]
     if AHEAD:
         first = 0
         gate, up = _gates(fetched, arrived, first, True)
-        barrier()
+        _read()
         mbarrier.arrive(taken.index(first))
     for part in range(2 * of_group):
         group = part // of_group
@@ -133,7 +144,7 @@ def _bwd_tile(  # type: ignore[no-untyped-def]
             gate, up = _gates(fetched, arrived, part, True)
         mbarrier.wait(done.index(group), turn)
         dh = parts.index(8 * group + part % of_group).load(LAYOUT)
-        barrier()
+        _read()
         mbarrier.arrive(taken.index(after % 2), pred=more)
         mbarrier.arrive(free.index(group), pred=part % of_group == of_group - 1)
         i, j = _at(row, column, group, part % of_group)
