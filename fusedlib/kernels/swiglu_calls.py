@@ -17,9 +17,9 @@ from fusedlib.kernels.swiglu_configs import FEW_TOKENS, architecture, precision_
 
 # Tiles of the fused kernel on Hopper (`fusedlib.kernels.hopper`).
 BLOCK_M, FORWARD_N, BACKWARD_N = 128, 128, 256
-# Shorter sums leave the fused backward bound by memory. There, at 16384·2048·8192, two recorded runs
-# of it had some hundred wrong elements of 134 million (a fence was missing between loads and TMA's
-# next write); until a GPU has shown the mended kernel right, they go apart.
+# Shorter sums leave the fused backward bound by memory. There, at 16384·2048·8192, two runs of it had
+# some hundred wrong elements of 134 million (a fence was missing between loads and TMA's next
+# write); until a GPU has shown the mended kernel right, they go apart.
 LEAST_HIDDEN = 4096
 
 
@@ -47,8 +47,8 @@ def _apart(
     """Whether cuBLAS's product and a pointwise kernel run instead of one fused kernel.
 
     They are faster on Hopper where the fused kernel's tiles, BLOCK_M tokens by block_n columns of
-    h, are no more than its multiprocessors: nothing then hides an epilogue. One H200, bf16, in a graph
-    with a cold L2, µs (apart / fused), forward and dh:
+    h, are no more than its multiprocessors: nothing then hides an epilogue. One H200, bf16, in a
+    graph with a cold L2, µs (apart / fused), forward and dh:
 
     | tokens·width | 128·4096 | 256·2048 | 256·8192 | 512·4096 | 1024·2048 |
     |--------------|----------|----------|----------|----------|-----------|
