@@ -17,9 +17,9 @@ from fusedlib.kernels.swiglu_configs import FEW_TOKENS, architecture, precision_
 
 # Tiles of the fused kernel on Hopper (`fusedlib.kernels.hopper`).
 BLOCK_M, FORWARD_N, BACKWARD_N = 128, 128, 256
-# Shorter sums leave the fused backward bound by memory. There, at 16384·2048·8192, two runs of it had
-# some hundred wrong elements of 134 million (a fence was missing between loads and TMA's next
-# write); until a GPU has shown the mended kernel right, they go apart.
+# Shorter sums leave the fused backward bound by memory. There, at 16384·2048·8192, two runs had
+# some hundred wrong elements of 134 million (no fence between loads and the next write by TMA);
+# until a GPU has shown the mended kernel right, they go apart.
 LEAST_HIDDEN = 4096
 
 
