@@ -18,3 +18,10 @@ def results_dir() -> Path:
 def build_dir() -> Path:
     """Folder of the build products: `$FUSEDLIB_BUILD`, else `report/build`."""
     return Path(os.environ.get("FUSEDLIB_BUILD") or REPORT / "build")
+
+
+def data_dir() -> Path:
+    """Folder of the data sets: `$FUSEDLIB_DATA`, else `fusedlib` in the user's cache folder."""
+    if given := os.environ.get("FUSEDLIB_DATA"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fusedlib"
