@@ -77,25 +77,44 @@ def named(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def runs(
-    setting: Setting, names: Sequence[str], *, network: str, seeds: int, epochs: int
-) -> list[Case]:
+    setting: Setting, names: Sequence[str], *, network: str, seeds: int, epochs: int,
+    launch: str = "python",
+) -> list[Case]:  # fmt: skip
     """A training run of each arm from each seed; a seed's runs follow one another.
 
     Raises:
-        ValueError: an unknown arm, precision or network; no seed or no epoch.
+        ValueError: an unknown arm, precision, network or launch; no seed or no epoch.
     """
     if network not in NETWORKS:
         raise ValueError(f"unknown network {network!r}; known: {', '.join(NETWORKS)}")
     if seeds < 1 or epochs < 1:
         raise ValueError(f"seeds and epochs must be at least 1, got {seeds} and {epochs}")
-    window = max(1, -(-setting.train_images // BATCH_SIZE) // WINDOWS)
+    shared = {"network": network, "epochs": epochs, **_fed(setting, "device", launch)}
     return [
-        {
-            "experiment": "run", "network": network, "arm": arm, "precision": precision,
-            "seed": seed, "epochs": epochs, "window": window, **setting.fields(),
-        }
+        {"experiment": "run", "arm": arm, "precision": precision, "seed": seed, **shared}
         for seed in range(seeds) for arm, precision in named(names)
     ]  # fmt: skip
+
+
+def epochs(setting: Setting, names: Sequence[str], *, source: str) -> list[Case]:
+    """One epoch of each arm as a loop makes it from Python, for its time and that of its test."""
+    shared = {"network": "convolutions", "epochs": 1, **_fed(setting, source, "python")}
+    return [
+        {"experiment": "epoch", "arm": arm, "precision": precision, "seed": 0, **shared}
+        for arm, precision in named(names)
+    ]
+
+
+def _fed(setting: Setting, source: str, launch: str) -> Case:
+    """How a run gets its data and launches its steps, and the windows of its losses."""
+    if source not in SOURCES or launch not in LAUNCHES:
+        raise ValueError(
+            f"unknown source {source!r} or launch {launch!r}; known: {', '.join(SOURCES)}; "
+            f"{', '.join(LAUNCHES)}"
+        )
+    steps = -(-setting.train_images // BATCH_SIZE)
+    window = max(1, steps // WINDOWS)
+    return {"source": source, "launch": launch, "window": window, **setting.fields()}
 
 
 def repeats(setting: Setting, names: Sequence[str], *, steps: int) -> list[Case]:
@@ -125,18 +144,12 @@ def paces(
     Raises:
         ValueError: an unknown source or launch; no round or step.
     """
-    if source not in SOURCES or launch not in LAUNCHES:
-        raise ValueError(
-            f"unknown source {source!r} or launch {launch!r}; known: {', '.join(SOURCES)}; "
-            f"{', '.join(LAUNCHES)}"
-        )
     if rounds < 1 or steps < 1:
         raise ValueError(f"rounds and steps must be at least 1, got {rounds} and {steps}")
     return [
         {
             "experiment": "pace", "network": "convolutions", "arm": arm, "precision": precision,
-            "source": source, "launch": launch, "rounds": rounds, "steps": steps,
-            **setting.fields(),
+            "rounds": rounds, "steps": steps, **_fed(setting, source, launch),
         }
         for arm, precision in named(names)
     ]  # fmt: skip
@@ -147,6 +160,8 @@ def label(case: Mapping[str, Any]) -> str:
     if case["experiment"] == "data":
         return f"data from {case['source']}"
     who = f"{case['arm']} {case['precision']}"
+    if case["experiment"] == "epoch":
+        return f"{who}, one epoch, data from {case['source']}"
     if case["experiment"] == "run":
         short = "" if case["network"] == "convolutions" else f", {case['network']}"
         return f"{who}, seed {case['seed']}{short}"

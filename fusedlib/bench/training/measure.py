@@ -17,7 +17,7 @@ from fusedlib.bench.training import arms, batches, layer_check, mnist
 from fusedlib.bench.training.arms import Arm
 from fusedlib.bench.training.cases import BATCH_SIZE, Case, label
 from fusedlib.bench.training.network import NETWORKS
-from fusedlib.bench.training.trainer import Epoch, GraphStep, Trainer, Verdict
+from fusedlib.bench.training.trainer import Epoch, Trainer, Verdict
 
 # A worker makes its first batches while nobody waits for them.
 WARM_BATCHES = 5
@@ -124,9 +124,16 @@ class Measure:
         losses: list[float] = []
         for number in range(case["epochs"]):
             chosen = batches.order(len(data.train), case["seed"], number)
-            shown = batches.on_device(data.train, chosen, BATCH_SIZE)
-            tell = told.loss if told else None
-            epoch, train_s = _clocked(case, partial(trainer.train, shown, case["window"], tell))
+            shown = (
+                batches.loader(data, chosen, BATCH_SIZE, case["device"])
+                if case["source"] == "loader"
+                else batches.on_device(data.train, chosen, BATCH_SIZE)
+            )
+            work = partial(
+                trainer.train, shown, case["window"], told.loss if told else None,
+                graph=case["launch"] == "graph",
+            )  # fmt: skip
+            epoch, train_s = _clocked(case, work)
             verdict, test_s = _clocked(case, partial(trainer.test, data.test))
             losses += _means(epoch.losses, case["window"])
             seen.append(
@@ -160,18 +167,8 @@ class Measure:
         data, trainer = self.prepared(case), self.trainer(arm, case)
         full = min(case["steps"], len(data.train) // BATCH_SIZE)
         chosen = batches.order(len(data.train), 0, 0)[: full * BATCH_SIZE]
-        shown = list(batches.on_device(data.train, chosen, BATCH_SIZE))
-        step: Any = trainer.step
-        if graph:
-            start = {k: v.clone() for k, v in trainer.model.state_dict().items()}
-            step = GraphStep(trainer, *shown[0])
-            trainer.model.load_state_dict(start)
-            for state in trainer.optimizer.state.values():
-                for tensor in state.values():
-                    tensor.zero_()
-        trainer.model.train()
-        torch.manual_seed(1)  # of dropout
-        return torch.stack([step(*batch).clone() for batch in shown]).cpu()
+        shown = batches.on_device(data.train, chosen, BATCH_SIZE)
+        return trainer.train(shown, full, graph=graph).losses
 
     def _data_alone(self, case: Case) -> dict[str, Any]:
         """ms a batch, each sample the wait for one batch."""

@@ -83,14 +83,24 @@ class Trainer:
         return loss.detach()
 
     def train(
-        self, batches: Iterable[Batch], window: int, tell: Callable[[Tensor], None] | None = None
-    ) -> Epoch:
-        """All batches once; `tell` gets the loss of each window's last step."""
+        self, batches: Iterable[Batch], window: int,
+        tell: Callable[[Tensor], None] | None = None, *, graph: bool = False,
+    ) -> Epoch:  # fmt: skip
+        """All batches once; `tell` gets the loss of each window's last step.
+
+        With `graph` the batches of the first one's size are steps of a CUDA graph, captured anew
+        each epoch, for it holds the learning rate.
+        """
         self.model.train()
         losses: list[Tensor] = []
         norms: dict[str, list[Tensor]] = {"gate": [], "up": []}
+        captured: GraphStep | None = None
         for at, (images, labels) in enumerate(batches, 1):
-            losses.append(self.step(images, labels))
+            if graph and captured is None:
+                captured = GraphStep(self, images, labels)
+            fits = captured is not None and captured.takes(labels)
+            step = captured if captured is not None and fits else self.step
+            losses.append(step(images, labels))
             if at % window == 0:
                 for name, gradient in self.model.layer.gradients().items():
                     if gradient is not None:
@@ -129,8 +139,9 @@ class Trainer:
 class GraphStep:
     """The same step captured in a CUDA graph, for batches of one size.
 
-    Three steps warm it up on the trainer, which goes on from where they led; gradients lie in the
-    graph's memory and are written anew by each replay.
+    The steps that warm it up are undone: weights, the optimizer's state and the generator are as
+    before, so that it goes on where the trainer was. Gradients lie in the graph's memory and are
+    written anew by each replay.
     """
 
     WARMUP = 3
@@ -138,6 +149,7 @@ class GraphStep:
     def __init__(self, trainer: Trainer, images: Tensor, labels: Tensor) -> None:
         trainer.model.train()
         self._images, self._labels = images.clone(), labels.clone()
+        undo = _Undo(trainer)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -148,10 +160,39 @@ class GraphStep:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._loss = trainer.step(self._images, self._labels)
+        undo()
+
+    def takes(self, labels: Tensor) -> bool:
+        """Whether a batch has the size that was captured."""
+        return labels.shape == self._labels.shape
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """One step on this batch; the loss, overwritten by the next call."""
+        """One step on this batch; its loss."""
         self._images.copy_(images)
         self._labels.copy_(labels)
         self._graph.replay()
-        return self._loss
+        return self._loss.clone()
+
+
+class _Undo:
+    """A trainer's state on a CUDA device as it is now; called, puts it back in place."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._weights = [p.detach().clone() for p in trainer.model.parameters()]
+        self._state = {
+            p: {name: tensor.clone() for name, tensor in state.items()}
+            for p, state in trainer.optimizer.state.items()
+        }
+        self._generator = torch.cuda.get_rng_state(trainer.device)
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        for p, weight in zip(self._trainer.model.parameters(), self._weights, strict=True):
+            p.copy_(weight)
+        for held, state in self._trainer.optimizer.state.items():
+            before = self._state.get(held)
+            for name, tensor in state.items():
+                # What the warm-up made began as zeros.
+                tensor.copy_(before[name]) if before else tensor.zero_()
+        torch.cuda.set_rng_state(self._generator, self._trainer.device)
