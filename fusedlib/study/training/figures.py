@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from fusedlib.study import style
 from fusedlib.study.display import number
@@ -49,13 +50,17 @@ def _band(ax: Axes, part: pd.DataFrame, values: np.ndarray) -> None:
 
 
 def curves(frame: pd.DataFrame) -> Figure:
-    """Training loss of every arm over the epochs, a panel a network."""
+    """Training loss over the epochs of the arms that trained longest, a panel a network."""
     fig, axes = style.new(height=3.3, ncols=2)
     titles = {CONVOLUTIONS: "with convolutions", ALONE: "SwiGLU only"}
     for ax, (network, title) in zip(axes, titles.items(), strict=True):
-        for _, part in runs(frame, network).groupby("who", sort=False):
+        rows = runs(frame, network)
+        for _, part in rows[rows["epochs"] == rows["epochs"].max()].groupby("who", sort=False):
             _band(ax, part, curve(part))
         ax.set_yscale("log")
+        for axis_format in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+            axis_format(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
         ax.set_xlabel("epochs")
         style.title(ax, title, fontsize=8.5)
     axes[0].set_ylabel("training loss")

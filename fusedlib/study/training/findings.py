@@ -136,16 +136,18 @@ def _steps(frame: pd.DataFrame) -> pd.DataFrame:
 def _parts(frame: pd.DataFrame) -> str | None:
     """Where a step's time goes, and how much of it goes when nothing is trained."""
     rows = _steps(frame)
+    every = experiment(frame, "pace")
+    graphs = every[every["launch"] == "graph"].set_index("who")["median_ms"]
     told = []
     for name in (_BASE, "frozen fp32"):
-        part = rows[rows["who"] == name]
-        if len(part):
-            row = next(part.itertuples())
-            split = [f"{p} {number(median(row, p), 2)}" for p in PARTS]
-            told.append(f"{name} takes {number(row.median_ms, 3)} ms ({', '.join(split)})")
+        for row in rows[rows["who"] == name].itertuples():
+            split = ", ".join(f"{p} {number(median(row, p), 2)}" for p in PARTS)
+            graph = f"; in a CUDA graph {number(graphs[name], 3)} ms" if name in graphs else ""
+            told.append(f"{name} takes {number(row.median_ms, 3)} ms ({split}{graph})")
     if not told:
         return None
-    return f"A step on {where(rows)} (width {int(rows['width'].iloc[0]):,}): {'; '.join(told)}."
+    width = int(rows["width"].iloc[0])
+    return f"A step from Python on {where(rows)} (width {width:,}): {', '.join(told)}."
 
 
 def _speed(frame: pd.DataFrame) -> str | None:
@@ -205,6 +207,6 @@ def _published() -> str:
         f"{number(d.apart_ms, 3)} ms a step between them. Counted, torch's Adadelta passes "
         f"{OPTIMIZER_PASSES} times over each of the layer's {LAYER_WEIGHTS:,} weights a step, "
         f"{number(d.optimizer_s, 3)} s an epoch at the L4's data-sheet bandwidth: about the whole "
-        "difference, and no kernel has a part in it. At the pace of its own test epoch the data "
+        "difference, before any kernel is counted. At the pace of its own test epoch the data "
         f"alone would take {number(d.data_s, 3)} s of the shorter one."
     )

@@ -105,7 +105,8 @@ def size(rows: pd.DataFrame) -> str:
         ends = sorted({int(e) for e in rows["epochs"].dropna()})
         said = " or ".join(str(e) for e in ends)
         parts.append(f"{said} of {told} epochs" if ends != [told] else f"{told} epochs")
-        parts.append(f"{rows['seed'].nunique()} seeds")
+        seeds = rows["seed"].nunique()
+        parts.append(f"{seeds} seed{'s' if seeds > 1 else ''}")
     small = row["train_images"] < whole[0]
     return f"{'**a subset:** ' if small else ''}{', '.join(parts)}"
 
