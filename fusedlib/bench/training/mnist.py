@@ -17,6 +17,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -259,5 +260,6 @@ def _keep(arrays: Arrays, folder: Path) -> None:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
         unfinished.replace(folder / CACHE)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()
         print(f"MNIST is not kept: {folder}: {error.strerror or error}", file=sys.stderr)
