@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib import __version__, functional, reference
+import fusedlib
+from fusedlib import functional, reference
 from fusedlib.bench.machine import version_of
 from fusedlib.bench.results import Unavailable
 from fusedlib.bench.torch_precision import matmul_settings
@@ -77,7 +78,9 @@ class Arm:
     def version(self) -> str:
         """Name and version of the package behind it."""
         own = self.distribution == "fusedlib"
-        return f"{self.distribution} {__version__ if own else version_of(self.distribution)}"
+        return (
+            f"{self.distribution} {fusedlib.__version__ if own else version_of(self.distribution)}"
+        )
 
 
 def _inductor(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
