@@ -77,10 +77,9 @@ class Arm:
 
     def version(self) -> str:
         """Name and version of the package behind it."""
-        own = self.distribution == "fusedlib"
-        return (
-            f"{self.distribution} {fusedlib.__version__ if own else version_of(self.distribution)}"
-        )
+        ours = self.distribution == "fusedlib"
+        version = fusedlib.__version__ if ours else version_of(self.distribution)
+        return f"{self.distribution} {version}"
 
 
 def _inductor(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
