@@ -112,11 +112,19 @@ def _accuracy(frame: pd.DataFrame) -> str | None:
         f"{np.mean([row[-1] for row in arms[name]['epoch_test_loss']]):.4f}"
         for name in (_BASE, *rest)
     ]
+    facts = [_fact(name, arms[name]) for name in rest]
     return (
         f"Accuracy behind convolutions, on {where(arms[_BASE])} ({size(arms[_BASE])}): "
-        f"{', '.join(said)}; test loss {', '.join(losses)} in the same order. The frozen layer's "
-        "gate and up weights have not moved, the flawed one's output is unrelated to SwiGLU."
+        f"{', '.join(said)}; test loss {', '.join(losses)} in the same order. {' '.join(facts)}"
     )
+
+
+def _fact(name: str, part: pd.DataFrame) -> str:
+    """Why an arm's accuracy cannot come from its layer having learned."""
+    moved = max(max(row) for row in part["epoch_gate_change"])
+    error = float(part["h_error"].max())
+    wrong = f", and the error of its output is {number(error, 2)}" if part["wrong"].any() else ""
+    return f"The gate weights of {name} have changed by {number(moved, 2)}{wrong}."
 
 
 def _alone(frame: pd.DataFrame) -> str | None:
