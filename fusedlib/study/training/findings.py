@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
+from fusedlib.study import published
 from fusedlib.study.display import number
 from fusedlib.study.training.counted import LAYER_WEIGHTS, OPTIMIZER_PASSES, difference
 from fusedlib.study.training.selected import (
@@ -30,7 +31,7 @@ def findings(frame: pd.DataFrame) -> list[str]:
     """What the rows and the published figures say."""
     measured = [
         _learning(frame), _band(frame), _accuracy(frame), _alone(frame), _parts(frame),
-        _speed(frame), _data(frame), _repeat(frame),
+        _speed(frame), _data(frame), _repeat(frame), _again(frame),
     ]  # fmt: skip
     found = [s for s in measured if s]
     return [*(found or [MISSING]), _published()]
@@ -204,6 +205,25 @@ def _repeat(frame: pd.DataFrame) -> str | None:
             said.append(f"{text}; largest differences: {', '.join(off)}" if off else text)
     steps = int(rows["steps"].iloc[0])
     return f"Over the first {steps} steps, from the same seed: {'; '.join(said)}."
+
+
+def _again(frame: pd.DataFrame) -> str | None:
+    """The published accuracy without weight gradients beside those of the untrained arms."""
+    arms = _parts_of(frame, CONVOLUTIONS)
+    said = [
+        f"{name} reaches {np.mean(correct(part)):.2f} % after {int(part['epochs'].min())}"
+        for name, part in arms.items() if name.split()[0] in UNTRAINED
+    ]  # fmt: skip
+    if not said:
+        return None
+    told = published.load("mnist").query("table == 'Fused no weight-grad'").sort_values("epoch")
+    last = told.iloc[-1]
+    return (
+        f"The published log without weight gradients ends at "
+        f"{100 * last['correct'] / last['images']:.2f} % after {int(last['epoch'])} epochs. On "
+        f"{where(next(iter(arms.values())))} ({size(runs(frame, CONVOLUTIONS))}), "
+        f"{', '.join(said)}."
+    )
 
 
 def _published() -> str:
