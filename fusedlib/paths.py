@@ -10,6 +10,11 @@ PUBLISHED = REPORT / "published"
 TEMPLATES = REPORT / "templates"
 
 
+def data_dir() -> Path:
+    """Folder of the data sets: `$FUSEDLIB_DATA`, else the cache folder."""
+    return Path(os.environ.get("FUSEDLIB_DATA") or cache_dir())
+
+
 def results_dir() -> Path:
     """Folder of the recorded rows: `$FUSEDLIB_RESULTS`, else `report/results`."""
     return Path(os.environ.get("FUSEDLIB_RESULTS") or REPORT / "results")
@@ -20,8 +25,15 @@ def build_dir() -> Path:
     return Path(os.environ.get("FUSEDLIB_BUILD") or REPORT / "build")
 
 
-def data_dir() -> Path:
-    """Folder of the data sets: `$FUSEDLIB_DATA`, else `fusedlib` in the user's cache folder."""
-    if given := os.environ.get("FUSEDLIB_DATA"):
+def cache_dir() -> Path:
+    """Folder of what is found out once a machine: `$FUSEDLIB_CACHE`, else `fusedlib` in the user's.
+
+    The user's is `$XDG_CACHE_HOME` where that is an absolute path, else `~/.cache`.
+
+    Raises:
+        RuntimeError: this user has no home.
+    """
+    if given := os.environ.get("FUSEDLIB_CACHE"):
         return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fusedlib"
+    users = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return (users if users.is_absolute() else Path("~/.cache").expanduser()) / "fusedlib"
