@@ -10,6 +10,11 @@ PUBLISHED = REPORT / "published"
 TEMPLATES = REPORT / "templates"
 
 
+def data_dir() -> Path:
+    """Folder of the data sets: `$FUSEDLIB_DATA`, else the cache folder."""
+    return Path(os.environ.get("FUSEDLIB_DATA") or cache_dir())
+
+
 def results_dir() -> Path:
     """Folder of the recorded rows: `$FUSEDLIB_RESULTS`, else `report/results`."""
     return Path(os.environ.get("FUSEDLIB_RESULTS") or REPORT / "results")

@@ -18,7 +18,7 @@ from fusedlib.bench.anatomy import Variant
 from fusedlib.bench.sweep import outcome
 
 TESTS = Path(__file__).parent
-HELPERS = ("flawed_swiglu", "flawed_kernels")
+HELPERS = ("flawed_swiglu", "flawed_kernels", "flawed_layer")
 
 
 def python(code: str, *folders: Path, cwd: Path, **environment: str):
