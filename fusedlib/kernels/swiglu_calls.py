@@ -41,9 +41,7 @@ def _splits(like: Tensor) -> bool:
     return like.dtype == torch.float32 and like.is_cuda
 
 
-def _apart(
-    like: Tensor, tokens: int, inner: int, block_n: int, hidden: int = LEAST_HIDDEN
-) -> bool:
+def _apart(like: Tensor, tokens: int, inner: int, block_n: int, hidden: int = LEAST_HIDDEN) -> bool:
     """Whether cuBLAS's product and a pointwise kernel run instead of one fused kernel.
 
     They are faster on Hopper where the fused kernel's tiles, BLOCK_M tokens by block_n columns of
