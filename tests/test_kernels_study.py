@@ -209,3 +209,15 @@ def test_formats_measured_at_single_sizes_have_no_column_beside_the_sweep():
     both = pd.concat([FULL, tf32.assign(precision="high")], ignore_index=True)
     columns = tables.published_table(both).columns.get_level_values(1)
     assert "fp32 python" in columns and "TF32 python" not in columns
+
+
+def test_what_the_check_rejected_is_said_first():
+    assert select.rejected(FULL) == []
+    ours = (FULL["provider"] == "fused") & (FULL["dtype"] == "bfloat16")
+    case = ours & (FULL["tokens"] == FULL[ours]["tokens"].max())
+    wrong = FULL.assign(reason=None)
+    wrong.loc[case, ["status", "reason"]] = ["wrong", "d_x: worst error 0.4, allowed 0.08"]
+    shape = "·".join(str(v) for v in wrong[case].iloc[0][list(select.SHAPE)].astype(int))
+    clause = f"fused in bf16 at {shape} (d_x: worst error 0.4, allowed 0.08)"
+    assert clause in select.rejected(wrong)
+    assert clause in findings.findings(wrong)[0]

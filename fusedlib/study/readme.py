@@ -17,6 +17,7 @@ from fusedlib.study import gains
 from fusedlib.study.anatomy import findings as anatomy
 from fusedlib.study.display import MISSING
 from fusedlib.study.kernels import findings as kernels
+from fusedlib.study.kernels.rows import rejected
 from fusedlib.study.memory import findings as memory
 from fusedlib.study.precision import findings as precision
 from fusedlib.study.warmup import findings as warmup
@@ -84,12 +85,16 @@ def _gains(directory: Path | None) -> Iterator[str]:
     for name, cells in table.iterrows():
         yield f"| {' | '.join([str(name), *cells])} |"
     yield ""
+    # One line, as long as it gets: how many lines the README has must not hang on the rows.
+    sentences = []
+    if wrong := "; ".join(rejected(rows)):
+        sentences.append(f"**Rejected** by the check against float64, hence untimed: {wrong}.")
     if clauses := "; ".join(gains.nothing(rows, steps)):
-        # One line, as long as it gets: how many lines the README has must not hang on the rows.
-        yield (
+        sentences.append(
             "**It gives nothing** where the best rival needs no more than ours, a case being a "
             f"shape, a direction and a launch: {clauses}."
         )
+    yield " ".join(sentences)
 
 
 def updated(text: str, directory: Path | None = None) -> str:

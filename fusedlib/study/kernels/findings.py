@@ -10,7 +10,14 @@ from fusedlib.study.kernels import floors, regimes
 from fusedlib.study.kernels.figures import device_times, leading_rows
 from fusedlib.study.kernels.floors import REGIMES
 from fusedlib.study.kernels.regimes import Regime
-from fusedlib.study.kernels.rows import LAUNCHES, PRODUCTS, REFERENCE, SUBJECT, versus
+from fusedlib.study.kernels.rows import (
+    LAUNCHES,
+    PRODUCTS,
+    REFERENCE,
+    SUBJECT,
+    rejected,
+    versus,
+)
 from fusedlib.study.kernels.tables import published_factors
 from fusedlib.study.selection import leading, place, rows_of
 
@@ -29,6 +36,7 @@ def findings(frame: pd.DataFrame) -> list[str]:
     if rows.empty:
         return [MISSING]
     sentences = [
+        _rejected_sentence(frame),
         _nothing_sentence(found, regimes.nothing(found)) if len(found) else None,
         floors.sentence(found, where),
         _accuracy_sentence(rows, where),
@@ -38,6 +46,12 @@ def findings(frame: pd.DataFrame) -> list[str]:
         _published_sentence(rows, where),
     ]
     return [s for s in sentences if s]
+
+
+def _rejected_sentence(frame: pd.DataFrame) -> str | None:
+    if clauses := "; ".join(rejected(frame)):
+        return f"The check against float64 rejected, and so left without a time: {clauses}."
+    return None
 
 
 def headline(frame: pd.DataFrame) -> list[str]:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from fusedlib.bench.roofline import COPY, GEMM, least_ms
 from fusedlib.bench.statistics import Interval, paired_ratio
-from fusedlib.study.selection import per_machine, place, rows_of
+from fusedlib.study.selection import leading, per_machine, place, rows_of
 
 SUBJECT, REFERENCE, PRODUCTS = "fused", "liger", "torch.mm"
 PROVIDERS = ("eager", "inductor", "inductor-max", "liger", "quack", "fused", "torch.mm")
@@ -69,6 +69,16 @@ def compared(frame: pd.DataFrame, status: str | None = "ok") -> pd.DataFrame:
         way=[r["direction"] if r["weight_gradients"] else "frozen" for _, r in rows.iterrows()],
     )
     return _under_roof(rows, ceilings(frame)).sort_values([*SHAPE, "format"], kind="stable")
+
+
+def rejected(frame: pd.DataFrame) -> list[str]:
+    """What the check against float64 rejected on the leading machine, a clause a problem.
+
+    Such a case has a row and no time; a table of times alone would not show it.
+    """
+    rows = leading(compared(frame, None))
+    wrong = rows[rows["status"] == "wrong"].drop_duplicates(["provider", "format", "shape"])
+    return [f"{r.provider} in {r.format} at {r.shape} ({r.reason})" for r in wrong.itertuples()]
 
 
 def _under_roof(rows: pd.DataFrame, roofs: pd.DataFrame) -> pd.DataFrame:
