@@ -48,7 +48,7 @@ BROKEN_FEW = {
     ),
     "wrong last ragged element": (
         STORED,
-        STORED.replace("acc", f"acc + tl.where({LAST_OF_FEW}, OFF, 0)"),
+        STORED.replace("acc", f"acc + tl.where({LAST_OF_FEW}, OFF, 0.0)"),
     ),
     "last tile of a span left out": ("first + SPAN * SIDE,", "first + SPAN * SIDE - SIDE,"),
     "last token left out": ("(b, 0, column, tokens,", "(b, 0, column, tokens - 1,"),

@@ -13,7 +13,7 @@ import torch
 from fusedlib import functional
 from fusedlib.functional import _precise, swiglu_mlp
 from fusedlib.kernels import hopper, swiglu_calls
-from fusedlib.kernels.swiglu_calls import BACKWARD_N
+from fusedlib.kernels.swiglu_calls import BACKWARD_N, FORWARD_N
 from fusedlib.kernels.swiglu_configs import architecture
 
 pytestmark = pytest.mark.gpu
@@ -21,9 +21,10 @@ pytestmark = pytest.mark.gpu
 TL = {"tma": (130, 208, 272), "pointers": (130, 201, 275), "few tokens": (37, 272, 144)}
 FEW = (37, 912, 976)  # enough tiles that a program of a weight's gradient writes a span of two
 HOPPER = 90
-# The first has a tile for each multiprocessor of an H200, the last enough work for split products.
+# The first has more tiles than an H200 multiprocessors, in the backward too, where they are twice as
+# wide; the last has enough work for split products.
 PATHS = {
-    "fixed roles": ("bfloat16", (1500, 272, 1552)),
+    "fixed roles": ("bfloat16", (1500, 272, 3088)),
     "apart": ("bfloat16", TL["tma"]),
     "few tokens": ("bfloat16", TL["few tokens"]),
     "split": ("float32", (520, 2056, 4104)),
@@ -86,7 +87,8 @@ def test_a_fault_on_any_path_is_rejected(path, fault):
     (x, w_gate_up, _), _ = checks.small("cuda", dtype, shape)
     if architecture(x.device) == HOPPER:
         assert hopper.takes(x, shape[2]) == (path == "fixed roles")
-        assert swiglu_calls._apart(x, x.shape[0], shape[2], BACKWARD_N) == (path == "apart")
+        for width in (FORWARD_N, BACKWARD_N):
+            assert swiglu_calls._apart(x, len(x), shape[2], width) == (path == "apart")
     assert _precise(x, w_gate_up) == (path == "split")
     assert checks.misses_mlp("cuda", dtype, shape) == []
     if fault.startswith("no gradient"):
