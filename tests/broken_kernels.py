@@ -2,11 +2,14 @@
 
 import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 
-from fusedlib.kernels import launch, swiglu_calls
-from fusedlib.kernels import swiglu as kernels
+from fusedlib import functional
+from fusedlib.kernels import few_tokens, few_tokens_plan, launch, swiglu, swiglu_calls
+from fusedlib.kernels.launch import Launch
 
 H = "    h = gate * tl.sigmoid(gate) * up"
 LAST = (
@@ -14,7 +17,7 @@ LAST = (
     " & ((column + tl.arange(0, WIDTH)) == inner - 1)[None, :]"
 )
 OFF = f"tl.where({LAST}, OFF, 0.0)"
-# What stands there, and what shall; OFF is how far one element is off.
+# What stands in `swiglu`, and what shall; OFF is how far one element is off.
 BROKEN = {
     "one K block instead of the whole sum": ("range(0, hidden, BLOCK_K)", "range(0, 1, BLOCK_K)"),
     "dropped K tile": ("range(0, hidden, BLOCK_K)", "range(BLOCK_K, hidden, BLOCK_K)"),
@@ -31,10 +34,75 @@ BROKEN = {
 }
 
 
-def put(monkeypatch: pytest.MonkeyPatch, folder: Path, fault: str, off: float) -> None:
-    """Have the library launch kernels with that fault."""
-    right, wrong = BROKEN[fault]
-    text = Path(kernels.__file__).read_text(encoding="utf-8")
+NAMES = ("_swiglu_fwd_kernel", "_swiglu_bwd_kernel")
+
+STORED = "_store(c, acc, row, column, tokens, width"
+LAST_OF_FEW = LAST.replace("inner", "width")
+# The same for `few_tokens`.
+BROKEN_FEW = {
+    "one K block instead of the whole sum": ("range(0, depth, DEPTH)", "range(0, 1, DEPTH)"),
+    "dropped K tile": ("range(0, depth, DEPTH)", "range(DEPTH, depth, DEPTH)"),
+    "dropped ragged K tile": (
+        "range(0, depth, DEPTH)",
+        "range(0, depth // DEPTH * DEPTH, DEPTH)",
+    ),
+    "wrong last ragged element": (
+        STORED,
+        STORED.replace("acc", f"acc + tl.where({LAST_OF_FEW}, OFF, 0.0)"),
+    ),
+    "last tile of a span left out": ("first + SPAN * SIDE,", "first + SPAN * SIDE - SIDE,"),
+    "last token left out": ("(b, 0, column, tokens,", "(b, 0, column, tokens - 1,"),
+    "wrong factor of a weight's gradient": ("d_gate_up, x, d_w", "d_gate_up, dy, d_w"),
+    "d_x left out": ("if WANTS_X:", "if False:"),
+    "a weight's gradient left out": ("if WANTS_W_DOWN:", "if False:"),
+    "the other weight's gradient left out": ("if WANTS_W_GATE_UP:", "if False:"),
+}
+FEW_NAMES = ("_few_down_kernel", "_few_gradients_kernel")
+
+
+def put(monkeypatch: pytest.MonkeyPatch, folder: Path, fault: str, off: float) -> list[Launch]:
+    """Have the library launch `swiglu`'s kernels with that fault, plans too; what it launches."""
+    broken = _rewritten(swiglu, folder, *BROKEN[fault], off)
+    forget(monkeypatch)
+    for name in ("fill_fwd", "fill_bwd"):
+        monkeypatch.setattr(swiglu_calls, name, getattr(broken, name))
+    for name in ("fwd_launch", "bwd_launch"):
+        monkeypatch.setattr(swiglu, name, getattr(broken, name))
+    return _started(monkeypatch, [getattr(broken, name) for name in NAMES])
+
+
+def put_few(monkeypatch: pytest.MonkeyPatch, folder: Path, fault: str, off: float) -> list[Launch]:
+    """The same for the products that are `few_tokens`'s own."""
+    broken = _rewritten(few_tokens, folder, *BROKEN_FEW[fault], off)
+    forget(monkeypatch)
+    monkeypatch.setattr(few_tokens_plan, "few_tokens", broken)
+    return _started(monkeypatch, [getattr(broken, name) for name in FEW_NAMES])
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the right kernels' binaries is kept, in launches or plans, and no tiles are tuned.
+
+    A plan's new matrices are NaN: memory that the right kernels wrote before may hold their
+    results, so that a gradient which nobody writes would look right.
+    """
+    monkeypatch.setenv("FUSEDLIB_AUTOTUNE", "0")
+    monkeypatch.setattr(launch, "_LAUNCHES", {})
+    monkeypatch.setattr(functional, "_PLANS", {})
+    monkeypatch.setattr(
+        few_tokens_plan, "_allocator", lambda device: (
+            lambda shape, _, dtype: torch.full(shape, torch.nan, dtype=dtype, device=device)
+        ),
+    )  # fmt: skip
+
+
+def names(started: list[Launch]) -> set[str]:
+    """Of the kernels that were launched."""
+    return {launched.kernel.__name__ for launched in started}
+
+
+def _rewritten(module: ModuleType, folder: Path, right: str, wrong: str, off: float) -> ModuleType:
+    """A copy of that module, its text changed."""
+    text = Path(str(module.__file__)).read_text(encoding="utf-8")
     assert right in text
     path = folder / "broken.py"
     path.write_text(text.replace(right, wrong.replace("OFF", str(off))), encoding="utf-8")
@@ -42,6 +110,18 @@ def put(monkeypatch: pytest.MonkeyPatch, folder: Path, fault: str, off: float) -
     assert spec is not None and spec.loader is not None
     broken = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(broken)
-    monkeypatch.setattr(launch, "_LAUNCHES", {})  # none of the right kernels' binaries
-    for name in ("fill_fwd", "fill_bwd"):
-        monkeypatch.setattr(swiglu_calls, name, getattr(broken, name))
+    return broken
+
+
+def _started(monkeypatch: pytest.MonkeyPatch, kernels: list[object]) -> list[Launch]:
+    """Launches of these kernels from now on."""
+    started = []
+    original = Launch.__call__
+
+    def noted(self: Launch, *matrices: torch.Tensor) -> None:
+        if any(self.kernel is kernel for kernel in kernels):
+            started.append(self)
+        original(self, *matrices)
+
+    monkeypatch.setattr(Launch, "__call__", noted)
+    return started

@@ -1,7 +1,8 @@
 """Broken kernels on a GPU: every path's faults are rejected by the assertion that holds it right.
 
-The kernels of `tl` are broken in their text. Those in Gluon and of split precision are given
-operands, or have a result changed, as that fault would: whatever path runs, the check is the same.
+The kernels of `tl` are broken in their text. Those in Gluon and of split precision, and cuBLAS's
+products with a pointwise kernel, are given operands, or have a result changed, as that fault would:
+whatever path runs, the check is the same.
 """
 
 import broken_kernels
@@ -9,27 +10,51 @@ import pytest
 import swiglu_checks as checks
 import torch
 
+from fusedlib import functional
 from fusedlib.functional import _precise, swiglu_mlp
-from fusedlib.kernels import hopper
+from fusedlib.kernels import hopper, swiglu_calls
+from fusedlib.kernels.swiglu_calls import BACKWARD_N, FORWARD_N
+from fusedlib.kernels.swiglu_configs import architecture
 
 pytestmark = pytest.mark.gpu
 
 TL = {"tma": (130, 208, 272), "pointers": (130, 201, 275), "few tokens": (37, 272, 144)}
-# The first has a tile for each multiprocessor of an H200, the last enough work for split products.
+FEW = (37, 912, 976)  # enough tiles that a program of a weight's gradient writes a span of two
+HOPPER = 90
+# The first has more tiles than an H200 multiprocessors, in the backward too, where they are twice as
+# wide; the last has enough work for split products.
 PATHS = {
-    "fixed roles": ("bfloat16", (1500, 272, 1552)),
-    "tma": ("bfloat16", TL["tma"]),
+    "fixed roles": ("bfloat16", (1500, 272, 3088)),
+    "apart": ("bfloat16", TL["tma"]),
+    "few tokens": ("bfloat16", TL["few tokens"]),
     "split": ("float32", (520, 2056, 4104)),
 }
 BLOCK_K = 64
 
 
-@pytest.mark.parametrize("shape", TL)
+@pytest.mark.parametrize("path", TL)
 @pytest.mark.parametrize("fault", broken_kernels.BROKEN)
-def test_a_broken_kernel_of_tl_is_rejected(monkeypatch, tmp_path, fault, shape):
-    assert checks.misses_mlp("cuda", "bfloat16", TL[shape]) == []
-    broken_kernels.put(monkeypatch, tmp_path, fault, off=2.0)
-    assert checks.misses_mlp("cuda", "bfloat16", TL[shape]) != []
+def test_a_broken_kernel_of_tl_is_rejected(monkeypatch, tmp_path, fault, path):
+    # Where Hopper's products would go to cuBLAS they are these kernels' on other cards.
+    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: False)
+    broken_kernels.forget(monkeypatch)
+    assert checks.misses_mlp("cuda", "bfloat16", TL[path]) == []
+    started = broken_kernels.put(monkeypatch, tmp_path, fault, off=2.0)
+    assert checks.misses_mlp("cuda", "bfloat16", TL[path]) != []
+    assert broken_kernels.names(started) == set(broken_kernels.NAMES)
+    assert bool(functional._PLANS) == (path == "few tokens")
+    if architecture(torch.device("cuda", 0)) == HOPPER:
+        assert all(launched.config.descriptors == (path == "tma") for launched in started)
+
+
+@pytest.mark.parametrize("fault", broken_kernels.BROKEN_FEW)
+def test_a_broken_product_of_few_tokens_is_rejected(monkeypatch, tmp_path, fault):
+    broken_kernels.forget(monkeypatch)
+    assert checks.misses_mlp("cuda", "bfloat16", FEW) == []
+    started = broken_kernels.put_few(monkeypatch, tmp_path, fault, off=2.0)
+    assert checks.misses_mlp("cuda", "bfloat16", FEW) != []
+    assert broken_kernels.names(started) == set(broken_kernels.FEW_NAMES)
+    assert {launched.constants.get("SPAN", 2) for launched in started} == {2}
 
 
 def only(x, columns):
@@ -60,7 +85,10 @@ FAULTS = {
 def test_a_fault_on_any_path_is_rejected(path, fault):
     dtype, shape = PATHS[path]
     (x, w_gate_up, _), _ = checks.small("cuda", dtype, shape)
-    assert hopper.takes(x, shape[2]) == (path == "fixed roles")
+    if architecture(x.device) == HOPPER:
+        assert hopper.takes(x, shape[2]) == (path == "fixed roles")
+        for width in (FORWARD_N, BACKWARD_N):
+            assert swiglu_calls._apart(x, len(x), shape[2], width) == (path == "apart")
     assert _precise(x, w_gate_up) == (path == "split")
     assert checks.misses_mlp("cuda", dtype, shape) == []
     if fault.startswith("no gradient"):

@@ -27,5 +27,6 @@ def test_drawn_calls_vs_float64():
 @pytest.mark.parametrize("fault", broken_kernels.BROKEN)
 def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
     assert drawn.misses(USUAL, "cpu") == []
-    broken_kernels.put(monkeypatch, tmp_path, fault, off=1e-3)
+    started = broken_kernels.put(monkeypatch, tmp_path, fault, off=1e-3)
     assert drawn.misses(USUAL, "cpu") != []
+    assert broken_kernels.names(started) == set(broken_kernels.NAMES)

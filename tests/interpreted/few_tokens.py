@@ -2,12 +2,11 @@
 in a process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
-import importlib.util
 import os
 from itertools import combinations
-from pathlib import Path
 
 import bf16
+import broken_kernels
 import pytest
 import swiglu_checks as checks
 import torch
@@ -15,7 +14,7 @@ from torch.autograd import grad
 
 from fusedlib import functional
 from fusedlib.functional import swiglu_mlp
-from fusedlib.kernels import few_tokens, few_tokens_plan, launch
+from fusedlib.kernels import few_tokens_plan, launch
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 bf16.apply()
@@ -179,36 +178,20 @@ def test_gate_up_is_written_over_only_where_nobody_sees_it(monkeypatch, retained
     assert asked[-1] is False and checks.same(kept, before) and len(kept) == 4
 
 
-LAST = (
-    "((row + tl.arange(0, HEIGHT)) == tokens - 1)[:, None]"
-    " & ((column + tl.arange(0, WIDTH)) == width - 1)[None, :]"
-)
-STORED = "_store(c, acc, row, column, tokens, width"
-BROKEN = {
-    "one K block instead of the whole sum": ("range(0, depth, DEPTH)", "range(0, 1, DEPTH)"),
-    "dropped K tile": ("range(0, depth, DEPTH)", "range(DEPTH, depth, DEPTH)"),
-    "dropped ragged K tile": (
-        "range(0, depth, DEPTH)",
-        "range(0, depth // DEPTH * DEPTH, DEPTH)",
-    ),
-    "wrong last ragged element": (STORED, STORED.replace("acc", f"acc + tl.where({LAST}, 0.5, 0)")),
-    "last tile of a span left out": ("first + SPAN * SIDE,", "first + SPAN * SIDE - SIDE,"),
-    "last token left out": ("(b, 0, column, tokens,", "(b, 0, column, tokens - 1,"),
-    "wrong factor of a weight's gradient": ("d_gate_up, x, d_w", "d_gate_up, dy, d_w"),
-    "a weight's gradient left out": ("if WANTS_W_DOWN:", "if False:"),
-    "the other weight's gradient left out": ("if WANTS_W_GATE_UP:", "if False:"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
-    right, wrong = BROKEN[fault]
-    text = Path(few_tokens.__file__).read_text(encoding="utf-8")
-    assert right in text
-    path = tmp_path / "broken.py"
-    path.write_text(text.replace(right, wrong), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("broken", path)
-    broken = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(broken)
-    monkeypatch.setattr(few_tokens_plan, "few_tokens", broken)
+@pytest.mark.parametrize("fault", broken_kernels.BROKEN_FEW)
+def test_a_broken_product_of_few_tokens_is_rejected(monkeypatch, tmp_path, fault):
+    broken_kernels.forget(monkeypatch)
+    assert checks.misses_mlp("cpu", "float16", SHAPE) == []
+    started = broken_kernels.put_few(monkeypatch, tmp_path, fault, off=0.5)
     assert checks.misses_mlp("cpu", "float16", SHAPE) != []
+    assert broken_kernels.names(started) == set(broken_kernels.FEW_NAMES)
+
+
+@pytest.mark.parametrize("fault", broken_kernels.BROKEN)
+def test_a_broken_fused_kernel_is_rejected(monkeypatch, tmp_path, fault):
+    broken_kernels.forget(monkeypatch)
+    assert checks.misses_mlp("cpu", "float16", SHAPE) == []
+    started = broken_kernels.put(monkeypatch, tmp_path, fault, off=0.5)
+    assert checks.misses_mlp("cpu", "float16", SHAPE) != []
+    assert broken_kernels.names(started) == set(broken_kernels.NAMES)
+    assert functional._PLANS

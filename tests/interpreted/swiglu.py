@@ -288,5 +288,6 @@ def test_launchers_say_what_is_wrong():
 
 @pytest.mark.parametrize("fault", broken_kernels.BROKEN)
 def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
-    broken_kernels.put(monkeypatch, tmp_path, fault, off=1e-3)
+    started = broken_kernels.put(monkeypatch, tmp_path, fault, off=1e-3)
     assert checks.misses_mlp("cpu", "float32", checks.SHAPE) != []
+    assert broken_kernels.names(started) == set(broken_kernels.NAMES)
