@@ -7,13 +7,14 @@ one. torch's own kernels run too; `tests/test_sanitizer_gpu.py` has the tool lea
 
 import sys
 from collections.abc import Callable
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.autograd import grad
 
 from fusedlib.functional import swiglu, swiglu_mlp
-from fusedlib.kernels import hopper, split, split_product
+from fusedlib.kernels import hopper, split, split_product, swiglu_calls
 from fusedlib.kernels.accumulate import accumulate_fwd
 
 RUNS: dict[str, Callable[[], None]] = {}
@@ -66,14 +67,23 @@ def mlp(tokens: int, hidden: int, inner: int) -> None:
 
 
 @run("swiglu-tma")
-def swiglu_tma() -> None:
+@patch.object(swiglu_calls, "_apart", return_value=False)
+def swiglu_tma(_: object) -> None:
+    """The fused kernels, where Hopper takes cuBLAS's product and a pointwise kernel."""
     assert not hopper.takes(normal(130, 64), 96)
     mlp(130, 64, 96)
 
 
 @run("swiglu-pointers")
-def swiglu_pointers() -> None:
+@patch.object(swiglu_calls, "_apart", return_value=False)
+def swiglu_pointers(_: object) -> None:
     mlp(70, 49, 83)
+
+
+@run("swiglu-apart")
+@patch.object(swiglu_calls, "_apart", return_value=True)
+def swiglu_apart(_: object) -> None:
+    mlp(70, 48, 83)
 
 
 @run("swiglu-few-tokens")

@@ -77,7 +77,7 @@ def test_floors_are_held_or_missed_with_the_least_ratio():
     slow = regimes.gains(leading_rows(full_frame({"fused": 1.2})))
     text = floors.sentence(slow, "a card")
     missed = r"language models, from Python, forward: 0\.\d+ at .{15} where 1\.030 was the floor"
-    assert re.search(missed, text) and "hold at every shape on a card" in text
+    assert re.search(missed, text) and "hold at every timed shape on a card" in text
 
 
 @pytest.mark.parametrize("frame", [CPU, EMPTY], ids=["cpu", "empty"])

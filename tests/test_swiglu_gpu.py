@@ -13,7 +13,7 @@ from fusedlib import SwiGLUMLP
 from fusedlib.bench import check, providers
 from fusedlib.bench.problems import SwiGLUProblem, draw
 from fusedlib.functional import SAVES, fused, swiglu, swiglu_mlp
-from fusedlib.kernels import launch
+from fusedlib.kernels import launch, swiglu_calls
 
 pytestmark = pytest.mark.gpu
 
@@ -49,6 +49,15 @@ def tf32():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
+    assert checks.misses_mlp("cuda", dtype, SHAPES[shape], save) == []
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [name for name, (tokens, *_) in SHAPES.items() if tokens > 64])
+def test_fused_where_hopper_s_products_are_cublas_s_vs_float64(monkeypatch, shape, dtype, save):
+    """The kernels that other cards run at these sizes."""
+    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: False)
     assert checks.misses_mlp("cuda", dtype, SHAPES[shape], save) == []
 
 
@@ -89,8 +98,9 @@ def test_compiled_in_one_graph(dtype):
     checks.check_compiled("cuda", dtype)
 
 
-def test_results_repeat_bit_by_bit():
-    leaves, dy = checks.small("cuda", "bfloat16", (1000, 512, 1040))
+@pytest.mark.parametrize("inner", [1040, 4400])  # Hopper: cuBLAS's products, fixed roles
+def test_results_repeat_bit_by_bit(inner):
+    leaves, dy = checks.small("cuda", "bfloat16", (1000, 512, inner))
     first = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
     for _ in range(10):
         y = swiglu_mlp(*leaves)

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.gpu
 TL = {"tma": (130, 208, 272), "pointers": (130, 201, 275), "few tokens": (37, 272, 144)}
 FEW = (37, 912, 976)  # enough tiles that a program of a weight's gradient writes a span of two
 HOPPER = 90
-# The first has more tiles than an H200 multiprocessors, in the backward too, where they are twice
-# as wide; the last has enough work for split products.
+# The first has more tiles than an H200 multiprocessors, in the backward too, where they are 256
+# wide; the last has enough work for split products.
 PATHS = {
     "fixed roles": ("bfloat16", (1500, 272, 3088)),
     "apart": ("bfloat16", TL["tma"]),

@@ -72,7 +72,7 @@ def table(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def sentence(found: pd.DataFrame, where: str) -> str | None:
-    """How many floors hold at every shape, and each that is missed with its least ratio."""
+    """How many floors hold at every timed shape, and each that is missed with its least ratio."""
     missed, count = [], 0
     for floor, part in held(found):
         count += 1
@@ -85,7 +85,7 @@ def sentence(found: pd.DataFrame, where: str) -> str | None:
     if not count:
         return None
     text = (
-        f"Of the project's {count} floors over Liger, {count - len(missed)} hold at every shape "
-        f"on {where}"
+        f"Of the project's {count} floors over Liger, {count - len(missed)} hold at every timed "
+        f"shape on {where}"
     )
     return f"{text}; missed are {'; '.join(missed)}." if missed else f"{text}."
