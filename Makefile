@@ -12,7 +12,7 @@ ALSO    ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report study render list machine import-rows lab test test-fast test-gpu lint lock clean
+.PHONY: help setup report study render list machine import-rows lab test test-fast test-long test-gpu lint lock clean
 
 export FUSEDLIB_MACHINE := $(or $(MACHINE),$(FUSEDLIB_MACHINE))
 ifeq ($(FUSEDLIB_MACHINE),)
@@ -77,13 +77,17 @@ lab: ## open JupyterLab on the notebooks
 	$(call READY,lab)
 	@$(STUDY) lab $(ARGS)
 
-test: ## all tests that need no GPU
+test: ## all tests that need no GPU, but the long ones
 	$(call READY,test)
-	@$(RUN) -m pytest -m "not gpu" $(ARGS)
+	@$(RUN) -m pytest -m "not gpu and not long" $(ARGS)
 
 test-fast: ## the tests that take seconds
 	$(call READY,test)
-	@$(RUN) -m pytest -m "not gpu and not slow" $(ARGS)
+	@$(RUN) -m pytest -m "not gpu and not slow and not long" $(ARGS)
+
+test-long: ## the tests that take minutes: 500 drawn calls against float64
+	$(call READY,test)
+	@$(RUN) -m pytest -m long $(ARGS)
 
 test-gpu: ## the tests that need a GPU
 	$(call READY,test-gpu)

@@ -192,8 +192,8 @@ def test_a_torn_last_line_is_said_and_its_case_measured(tmp_path):
         ("core_step=3", "core_step must be in [2|4|8], but 3 is not"),
         (
             "modls=nano",
-            "parameter 'modls' is unknown; known: apart_tokens, apart_width, attention, "
-            "batch_size, compiled",
+            "parameter 'modls' is unknown; known: alone, alone_images, apart_tokens, apart_width, "
+            "attention, batch_size, clocked, compiled",
         ),
     ],
 )

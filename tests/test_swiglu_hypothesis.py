@@ -18,7 +18,7 @@ PARTS, EXAMPLES = 10, 50  # 500 cases; ten tests, so that pytest-xdist can share
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("examples", [12, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [12, pytest.param(500, marks=pytest.mark.long)])
 def test_in_the_interpreter(examples):
     """Runs `interpreted/drawn.py`; what fails there is shown here."""
     pytest.importorskip("triton")
