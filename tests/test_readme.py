@@ -16,6 +16,7 @@ def rows(monkeypatch):
             "machine": ["my-laptop", readme.MACHINE, readme.MACHINE],
             "own": [False, True, True],
             "device_name": ["a CPU", "a GPU", "a GPU"],
+            "commit": ["11111111", "33333333", "22222222"],
         }
     )
     asked = []
@@ -42,6 +43,7 @@ def test_block_is_made_of_the_recorded_machine_only(rows):
     told = "- [Title](notebooks/01_x.ipynb): 2 rows, own {False}, \\1."
     assert told in block, "no 'this machine' in a text read elsewhere"
     assert "over ours on a GPU," in block and "a CPU" not in block
+    assert "at commit 2222222, 3333333, memory" in block and "1111111" not in block
     assert "Another" not in block, "one sentence a study"
 
 

@@ -78,7 +78,11 @@ def _gains(directory: Path | None) -> Iterator[str]:
         raise ReadmeError(f"the rows of 03_kernels on {MACHINE} time no work side by side")
     device = ", ".join(sorted(set(rows["device_name"].dropna())))
     yield f"A rival's time over ours on {device}, least–most over the shapes; in the last line its"
-    yield f"memory over ours. Above 1 ours is better. Rows: `report/results/{MACHINE}`."
+    yield (
+        f"memory over ours. Above 1 ours is better. Rows: `report/results/{MACHINE}`, times measured "
+        f"at commit {_commits(rows)}, memory at {_commits(steps)}; `git diff COMMIT -- "
+        "fusedlib/kernels` shows what has changed in the kernels since."
+    )
     yield ""
     yield f"| {' | '.join([table.index.name, *table.columns])} |"
     yield f"| --- |{' --: |' * len(table.columns)}"
@@ -95,6 +99,11 @@ def _gains(directory: Path | None) -> Iterator[str]:
             f"shape, a direction and a launch: {clauses}."
         )
     yield " ".join(sentences)
+
+
+def _commits(rows: pd.DataFrame) -> str:
+    """The commits whose code was measured: a reader must see which code the figures are of."""
+    return ", ".join(sorted({str(commit)[:7] for commit in rows["commit"].dropna()}))
 
 
 def updated(text: str, directory: Path | None = None) -> str:
