@@ -79,8 +79,8 @@ def _gains(directory: Path | None) -> Iterator[str]:
     device = ", ".join(sorted(set(rows["device_name"].dropna())))
     yield f"A rival's time over ours on {device}, least–most over the shapes; in the last line its"
     yield (
-        f"memory over ours. Above 1 ours is better. Rows: `report/results/{MACHINE}`, times measured "
-        f"at commit {_commits(rows)}, memory at {_commits(steps)}; `git diff COMMIT -- "
+        f"memory over ours. Above 1 ours is better. Rows: `report/results/{MACHINE}`, times "
+        f"measured at commit {_commits(rows)}, memory at {_commits(steps)}; `git diff COMMIT -- "
         "fusedlib/kernels` shows what has changed in the kernels since."
     )
     yield ""
