@@ -1,0 +1,36 @@
+"""Runs a test file in Triton's interpreter, in a process of its own: it is chosen at import."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+
+def passed_in_the_interpreter(name: str, timeout: int = 280, **environment: str) -> int:
+    """How many tests of a file below `tests` passed; fails with what failed there.
+
+    A skipped test fails too: nothing there depends on the machine.
+
+    Args:
+        name: the file, e.g. "interpreted/swiglu.py".
+        timeout: seconds.
+        environment: further variables.
+    """
+    pytest.importorskip("triton")
+    folders = [str(TESTS.parent), str(TESTS), str(TESTS / "interpreted"), *sys.path]
+    path = os.pathsep.join(folders)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly",
+         "--durations=5", str(TESTS / name)],
+        capture_output=True, text=True, timeout=timeout, check=False, cwd=TESTS.parent,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path} | environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "skipped" not in done.stdout
+    [passed] = re.findall(r"(\d+) passed", done.stdout)
+    return int(passed)
