@@ -20,7 +20,10 @@ def main() -> None:
         for tokens in (FEW_TOKENS, FEW_TOKENS + 1):
             for config in candidates.of(spec["kernel"], arch, tokens):
                 row = figures(compiled(arch, spec, "half", config, True))
-                print(json.dumps({"name": f"{spec['kernel']} {config}", **row}), flush=True)
+                print(
+                    json.dumps({"name": f"{spec['kernel']} {config}", "arch": arch, **row}),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -1,44 +1,18 @@
 """The split kernels compiled ahead of time, every configuration for its architecture."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
+import ahead
 import pytest
 
 pytest.importorskip("triton")
 from fusedlib.kernels import split_configs, swiglu_configs
 
 pytestmark = pytest.mark.timeout(600)
-TESTS = Path(__file__).parent
 ARCHITECTURES = sorted(split_configs.FAST)
-MATRIX_INSTRUCTION = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTC.?MMA"}
-
-
-def compiled_for(architecture: int) -> list[dict]:
-    import triton.backends.nvidia as nvidia
-
-    if not (Path(nvidia.__file__).parent / "bin" / "cuobjdump").exists():
-        pytest.skip("this triton wheel has no cuobjdump")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), str(TESTS), *sys.path])
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "split_ahead.py"), str(architecture)],
-        capture_output=True, text=True, env=environment, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def faults(row: dict) -> list[str]:
     """What a kernel must not do on its architecture."""
-    found = [f"{row['name']}: {k} is {row[k]}" for k in ("STACK", "STL", "LDL") if row.get(k)]
-    if row["shared"] > swiglu_configs.SHARED_MEMORY[row["arch"]]:
-        found.append(f"{row['name']}: {row['shared']} bytes of shared memory")
-    if row["name"].startswith(("fast", "gluon")) != bool(row.get(MATRIX_INSTRUCTION[row["arch"]])):
-        found.append(f"{row['name']}: {MATRIX_INSTRUCTION[row['arch']]} is not as expected")
+    found = ahead.faults(row, row["name"].startswith(("fast", "gluon")))
     if row["name"].startswith("gluon") and not row.get("UTMALDG"):
         found.append(f"{row['name']}: no TMA")
     return found
@@ -47,7 +21,7 @@ def faults(row: dict) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_kernels_fit_and_spill_nothing(architecture):
-    rows = compiled_for(architecture)
+    rows = ahead.compiled_ahead("split_ahead.py", architecture)
     assert len(rows) == len({row["name"] for row in rows}) == (11 if architecture == 90 else 7)
     assert [fault for row in rows for fault in faults(row)] == []
 

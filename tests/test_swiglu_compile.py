@@ -1,55 +1,30 @@
 """The SwiGLU kernels compiled ahead of time, every configuration for its architecture."""
 
-import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 
+import ahead
 import pytest
+from ahead import compiled_ahead
 
 pytest.importorskip("triton")
 from fusedlib.kernels import swiglu_configs
 
 pytestmark = pytest.mark.timeout(600)  # some 90 seconds of one core, wherever nothing is cached
-TESTS = Path(__file__).parent
 ARCHITECTURES = sorted(swiglu_configs.SHARED_MEMORY)
-MATRIX_INSTRUCTION = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTC.?MMA"}
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[int, list[dict]]:
     """Every kernel's figures by architecture, two architectures at a time."""
-    import triton.backends.nvidia as nvidia
-
-    if not (Path(nvidia.__file__).parent / "bin" / "cuobjdump").exists():
-        pytest.skip("this triton wheel has no cuobjdump")
     with ThreadPoolExecutor(2) as pool:
-        rows = pool.map(compiled_for, ARCHITECTURES)
+        rows = pool.map(partial(compiled_ahead, "swiglu_ahead.py"), ARCHITECTURES)
         return dict(zip(ARCHITECTURES, rows, strict=True))
-
-
-def compiled_for(architecture: int) -> list[dict]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), *sys.path])
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "swiglu_ahead.py"), str(architecture)],
-        capture_output=True, text=True, env=environment, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def faults(row: dict) -> list[str]:
     """What a kernel must not do on its architecture."""
-    found = [f"{row['name']}: {k} is {row[k]}" for k in ("STACK", "STL", "LDL") if row.get(k)]
-    if row["shared"] > swiglu_configs.SHARED_MEMORY[row["arch"]]:
-        found.append(f"{row['name']}: {row['shared']} bytes of shared memory")
-    on_tensor_cores = "ieee" not in row["name"] and "pointwise" not in row["name"]
-    if on_tensor_cores != bool(row.get(MATRIX_INSTRUCTION[row["arch"]])):
-        found.append(f"{row['name']}: {MATRIX_INSTRUCTION[row['arch']]} is not as expected")
-    return found
+    return ahead.faults(row, "ieee" not in row["name"] and "pointwise" not in row["name"])
 
 
 def test_tables_have_every_kind_and_architecture():

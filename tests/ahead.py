@@ -1,0 +1,45 @@
+"""What the scripts `*_ahead.py` say of kernels compiled without a GPU, and what is wrong there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+MATRIX_INSTRUCTION = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTC.?MMA"}
+
+
+def compiled_ahead(script: str, *arguments: object, timeout: int = 280) -> list[dict]:
+    """A row a kernel, from a process without Triton's interpreter."""
+    nvidia = pytest.importorskip("triton.backends.nvidia")
+    if not (Path(nvidia.__file__).parent / "bin" / "cuobjdump").exists():
+        pytest.skip("this triton wheel has no cuobjdump")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), str(TESTS), *sys.path])
+    done = subprocess.run(
+        [sys.executable, str(TESTS / script), *map(str, arguments)],
+        capture_output=True, text=True, env=environment, timeout=timeout, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def misfits(row: dict) -> list[str]:
+    """What no kernel may do: use the stack, spill, or ask for more shared memory than there is."""
+    from fusedlib.kernels.swiglu_configs import SHARED_MEMORY
+
+    found = [f"{row['name']}: {k} is {row[k]}" for k in ("STACK", "STL", "LDL") if row.get(k)]
+    if row["shared"] > SHARED_MEMORY[row["arch"]]:
+        found.append(f"{row['name']}: {row['shared']} bytes of shared memory")
+    return found
+
+
+def faults(row: dict, on_tensor_cores: bool) -> list[str]:
+    """`misfits`, and the card's matrix instruction where it must not be, or not where it must."""
+    found, instruction = misfits(row), MATRIX_INSTRUCTION[row["arch"]]
+    if on_tensor_cores != bool(row.get(instruction)):
+        found.append(f"{row['name']}: {instruction} is not as expected")
+    return found
