@@ -221,3 +221,4 @@ def test_what_the_check_rejected_is_said_first():
     clause = f"fused in bf16 at {shape} (d_x: worst error 0.4, allowed 0.08)"
     assert clause in select.rejected(wrong)
     assert clause in findings.findings(wrong)[0]
+    assert clause in " ".join(findings.headline(wrong))

@@ -61,6 +61,7 @@ def headline(frame: pd.DataFrame) -> list[str]:
         return [MISSING]
     sentences = [
         _gain_sentence(found, where) or _untimed(frame, where),
+        _rejected_sentence(frame),
         _nothing_sentence(found) if len(found) else None,
         *list(_share_sentences(rows, where))[:1],
         _published_sentence(rows, where),
