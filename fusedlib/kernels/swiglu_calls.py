@@ -17,10 +17,6 @@ from fusedlib.kernels.swiglu_configs import FEW_TOKENS, architecture, precision_
 
 # Tiles of the fused kernel on Hopper (`fusedlib.kernels.hopper`).
 BLOCK_M, FORWARD_N, BACKWARD_N = 128, 128, 256
-# Shorter sums leave the fused backward bound by memory. There, at 16384·2048·8192, two runs had
-# some hundred wrong elements of 134 million (no fence between loads and the next write by TMA);
-# until a GPU has shown the mended kernel right, they go apart.
-LEAST_HIDDEN = 4096
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -41,7 +37,7 @@ def _splits(like: Tensor) -> bool:
     return like.dtype == torch.float32 and like.is_cuda
 
 
-def _apart(like: Tensor, tokens: int, inner: int, block_n: int, hidden: int = LEAST_HIDDEN) -> bool:
+def _apart(like: Tensor, tokens: int, inner: int, block_n: int) -> bool:
     """Whether cuBLAS's product and a pointwise kernel run instead of one fused kernel.
 
     They are faster on Hopper where the fused kernel's tiles, BLOCK_M tokens by block_n columns of
@@ -56,8 +52,7 @@ def _apart(like: Tensor, tokens: int, inner: int, block_n: int, hidden: int = LE
     if not like.is_cuda or tokens <= FEW_TOKENS or like.dtype == torch.float32:
         return False
     tiles = -(-tokens // BLOCK_M) * -(-inner // block_n)
-    few = tiles <= multiprocessors(like.device)
-    return (few or hidden < LEAST_HIDDEN) and architecture(like.device) == 90
+    return tiles <= multiprocessors(like.device) and architecture(like.device) == 90
 
 
 def swiglu_fwd(x: Tensor, w_gate_up: Tensor, *, save: bool) -> tuple[Tensor, Tensor | None]:
@@ -125,8 +120,7 @@ def unchecked_bwd(
     In place, d(gate|up) is written over gate_up and is the same tensor.
     """
     tokens, wide = gate_up.shape
-    hidden = LEAST_HIDDEN if upstream is None else upstream.shape[1]
-    apart = _splits(gate_up) or _apart(gate_up, tokens, wide // 2, BACKWARD_N, hidden)
+    apart = _splits(gate_up) or _apart(gate_up, tokens, wide // 2, BACKWARD_N)
     if apart and upstream is not None and w_down is not None:
         upstream, w_down = product(upstream, w_down), None
     d_gate_up = None

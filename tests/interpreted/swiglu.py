@@ -65,8 +65,6 @@ def test_products_are_apart_where_hopper_s_tiles_do_not_fill_it(monkeypatch):
     ):
         found = [swiglu_calls._apart(like, tokens, inner, n) for n in (128, 256)]
         assert found == [forward, backward], (tokens, inner)
-    short = swiglu_calls.LEAST_HIDDEN - 1
-    assert swiglu_calls._apart(like, 8192, 14336, 256, short)
     like.dtype = torch.float32
     assert not swiglu_calls._apart(like, 256, 8192, 128)
     like.dtype, like.is_cuda = torch.bfloat16, False
