@@ -21,6 +21,8 @@ from fusedlib.bench.training.trainer import Epoch, Trainer, Verdict
 
 # A worker makes its first batches while nobody waits for them.
 WARM_BATCHES = 5
+# Before a timed epoch: kernels are compiled and libraries set up by then.
+WARM_STEPS = 3
 PROTOCOL = "published_protocol_"
 _Row = Mapping[str, Any]
 
@@ -119,6 +121,8 @@ class Measure:
     # --- the experiments -------------------------------------------------------------------------
 
     def _run(self, case: Case, arm: Arm, told: Told | None) -> dict[str, Any]:
+        if case["experiment"] == "epoch":
+            self._warm_up(case, arm)
         data, trainer = self.prepared(case), self.trainer(arm, case)
         seen: list[dict[str, Any]] = []
         losses: list[float] = []
@@ -149,6 +153,13 @@ class Measure:
         return {
             **figures, "losses": losses, "confusion": verdict.confusion.flatten().tolist(), **counts
         }  # fmt: skip
+
+    def _warm_up(self, case: Case, arm: Arm) -> None:
+        """A few steps and a test by a trainer that is then thrown away."""
+        data, trainer = self.prepared(case), self.trainer(arm, case)
+        chosen = batches.order(len(data.train), 0, 0)[: WARM_STEPS * BATCH_SIZE]
+        trainer.train(batches.on_device(data.train, chosen, BATCH_SIZE), WARM_STEPS)
+        trainer.test(data.test)
 
     def _repeat(self, case: Case, arm: Arm) -> dict[str, Any]:
         """Largest difference of the losses between two runs, and between a run and its graph's."""

@@ -25,6 +25,8 @@ from fusedlib.study.training.tables import confusion, correct, median
 style.register("frozen", "flawed", first=4)
 style.register("data", first=4)
 _DASHES = {"fp32": "-", "tf32": (0, (1.5, 1.2)), "bf16": (0, (5, 1.5))}
+UNTRAINED = ("frozen", "flawed")
+SETTLED = 0.25  # of the epochs in a panel; before, runs may leave the frame
 SMOOTH = 9
 """Windows of steps in a running mean of the curves."""
 
@@ -50,12 +52,18 @@ def _band(ax: Axes, part: pd.DataFrame, values: np.ndarray) -> None:
 
 
 def curves(frame: pd.DataFrame) -> Figure:
-    """Training loss over the epochs of the arms that trained longest, a panel a network."""
+    """Training loss over the epochs, a panel a network.
+
+    Of the arms that trained longest: eager in fp32, ours, and those whose gate does not learn. The
+    others lie upon them; `apart` shows by how much.
+    """
     fig, axes = style.new(height=3.3, ncols=2)
     titles = {CONVOLUTIONS: "with convolutions", ALONE: "SwiGLU only"}
     for ax, (network, title) in zip(axes, titles.items(), strict=True):
         rows = runs(frame, network)
-        for _, part in rows[rows["epochs"] == rows["epochs"].max()].groupby("who", sort=False):
+        told = (rows["who"] == "eager fp32") | rows["arm"].isin(["fused", *UNTRAINED])
+        longest = rows["epochs"] == rows["epochs"].max()
+        for _, part in rows[told & longest].groupby("who", sort=False):
             _band(ax, part, curve(part))
         ax.set_yscale("log")
         for axis_format in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
@@ -68,17 +76,31 @@ def curves(frame: pd.DataFrame) -> Figure:
     return fig
 
 
+def _frame(ax: Axes) -> None:
+    """Limits of y that hold the lines and bands from `SETTLED` on, and zero."""
+    points = [line.get_xydata() for line in ax.lines]
+    points += [path.vertices for band in ax.collections for path in band.get_paths()]
+    if not points:
+        return
+    every = np.concatenate(points)
+    late = every[every[:, 0] >= SETTLED * every[:, 0].max(), 1]
+    low, high = min(late.min(), 0.0), max(late.max(), 0.0)
+    space = 0.15 * (high - low) or 1e-6
+    ax.set_ylim(low - space, high + space)
+
+
 def apart(frame: pd.DataFrame) -> Figure:
     """Training loss less eager's at the same seed, a panel for the trained arms and one for all."""
     fig, axes = style.new(height=3.0, ncols=2)
     rows = runs(frame, CONVOLUTIONS)
     for ax, everybody in zip(axes, (False, True), strict=True):
         for name, part in rows.groupby("who", sort=False):
-            untrained = part["arm"].iloc[0] in ("frozen", "flawed")
+            untrained = part["arm"].iloc[0] in UNTRAINED
             found = gaps(rows, part)
             if name == "eager fp32" or not found.size or untrained is not everybody:
                 continue
             _band(ax, part, found)
+        _frame(ax)
         style.reference_line(ax, y=0.0)
         ax.set_xlabel("epochs")
         title = "gate and up not trained" if everybody else "gate and up trained"
