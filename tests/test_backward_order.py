@@ -12,8 +12,10 @@ from fusedlib import functional
 from fusedlib.bench import allocations, ledger
 from fusedlib.bench.ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
 from fusedlib.bench.problems import SwiGLUProblem, draw
-from fusedlib.kernels import ops, split_mlp, swiglu_autograd, swiglu_calls
+from fusedlib.kernels import backward_order, ops, plans, split_mlp, swiglu_calls
 from fusedlib.kernels.backward_order import down_last, split_down_last
+from fusedlib.kernels.cublas_plan import CublasPlan
+from fusedlib.kernels.launch import Launch
 from fusedlib.kernels.split import Split
 
 ALL = True, True, True
@@ -93,7 +95,7 @@ def test_a_pass_holds_what_is_counted(kernels, shape, save):
 
 
 def test_the_other_order_is_seen_to_hold_more(kernels, monkeypatch):
-    monkeypatch.setattr(swiglu_autograd, "down_last", lambda *_: False)
+    monkeypatch.setattr(backward_order, "down_last", lambda *_: False)
     assert peak_mib(functional.swiglu_mlp, SHAPES[0]) > 1.05 * counted(FUSED, SHAPES[0])
 
 
@@ -101,6 +103,20 @@ def test_registered_operators_hold_a_second_gate_up_and_no_more(kernels):
     found = peak_mib(lambda *operands: ops.swiglu_mlp(*operands, True)[0], SHAPES[0])
     more = (ledger.F * 2).mib(SwiGLUProblem(*SHAPES[0], "float32"))
     assert found == counted(FUSED, SHAPES[0]) + more
+
+
+@pytest.mark.parametrize("save", functional.SAVES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_pass_by_a_plan_holds_what_is_counted(kernels, monkeypatch, shape, save):
+    monkeypatch.setattr(plans, "DTYPES", (torch.float32,))
+    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)
+    monkeypatch.setattr(Launch, "__call__", lambda *_: None)
+    book = ledger.of({"gate_up": "fused", "input": "fused (input)"}[save])
+    found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape)
+    # dh is no allocation of the fused kernels; it is gone before d(gate|up)'s products.
+    with_dh = (ledger.F * 4 + ledger.D).mib(SwiGLUProblem(*shape, "float32"))
+    assert found == max(counted(book, shape), with_dh)
+    assert [type(plan) for plan in functional._PLANS.values()] == [CublasPlan]
 
 
 class SplitMLP(torch.autograd.Function):

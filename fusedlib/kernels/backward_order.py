@@ -1,4 +1,4 @@
-"""Whether d_w_down is computed before the other products of a backward pass, or after them.
+"""The plain products of a backward pass, d_w_down before the others or after them.
 
 After dh and its epilogue a pass holds d(gate|up), 2·F, and h, F (F = tokens·inner, D =
 tokens·hidden, W = hidden·inner elements). Before, h is gone when d_x and d_w_gate_up come, D + 2·W,
@@ -11,7 +11,38 @@ So few tokens for their width want it last: at 4096·8192·28672 in bf16 1856 an
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from fusedlib.kernels.swiglu_calls import product
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Wants = tuple[bool, bool, bool]
+
+
+def products(
+    wants: Wants, held: list[Tensor | None], upstream: Tensor, x: Tensor | None,
+    w_gate_up: Tensor | None,
+) -> Gradients:  # fmt: skip
+    """The wanted ones of d_x, d_w_gate_up and d_w_down, in the order that holds less.
+
+    `held` is h and d(gate|up), taken out of the list and released when their products are done.
+    """
+    d_gate_up, h = held.pop(), held.pop()
+    d_x = d_w_gate_up = d_w_down = None
+    tokens, hidden = upstream.shape
+    if h is not None and not down_last(tokens, hidden, h.shape[1], wants):
+        d_w_down = product(upstream.t(), h)
+        h = None  # before the next products allocate
+    if wants[0]:
+        assert d_gate_up is not None and w_gate_up is not None
+        d_x = product(d_gate_up, w_gate_up)
+    if wants[1]:
+        assert d_gate_up is not None and x is not None
+        d_w_gate_up = product(d_gate_up.t(), x)
+    d_gate_up = None
+    if h is not None:
+        d_w_down = product(upstream.t(), h)
+    return d_x, d_w_gate_up, d_w_down
 
 
 def down_last(tokens: int, hidden: int, inner: int, wants: Wants) -> bool:

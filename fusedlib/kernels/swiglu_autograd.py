@@ -20,13 +20,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fusedlib.kernels.backward_order import down_last
+from fusedlib.kernels.backward_order import Gradients, products
 from fusedlib.kernels.few_tokens_plan import Plan
 from fusedlib.kernels.split_mlp import split_bwd_pays, split_mlp_bwd
 from fusedlib.kernels.swiglu_calls import product, unchecked_bwd, unchecked_fwd
 
 Saved = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -102,32 +101,6 @@ def gradients(
     return products(wants, held, upstream, x, w_gate_up)
 
 
-def products(
-    wants: tuple[bool, bool, bool], held: list[Tensor | None], upstream: Tensor, x: Tensor | None,
-    w_gate_up: Tensor | None,
-) -> Gradients:  # fmt: skip
-    """The wanted ones of d_x, d_w_gate_up and d_w_down, in the order that holds less.
-
-    `held` is h and d(gate|up), taken out of the list and released when their products are done.
-    """
-    d_gate_up, h = held.pop(), held.pop()
-    d_x = d_w_gate_up = d_w_down = None
-    tokens, hidden = upstream.shape
-    if h is not None and not down_last(tokens, hidden, h.shape[1], wants):
-        d_w_down = product(upstream.t(), h)
-        h = None  # before the next products allocate
-    if wants[0]:
-        assert d_gate_up is not None and w_gate_up is not None
-        d_x = product(d_gate_up, w_gate_up)
-    if wants[1]:
-        assert d_gate_up is not None and x is not None
-        d_w_gate_up = product(d_gate_up.t(), x)
-    d_gate_up = None
-    if h is not None:
-        d_w_down = product(upstream.t(), h)
-    return d_x, d_w_gate_up, d_w_down
-
-
 def _rows(tensor: Tensor) -> Tensor:
     """(tokens, width) of (..., width)."""
     return tensor if tensor.ndim == 2 else tensor.reshape(-1, tensor.shape[-1])
@@ -191,8 +164,9 @@ def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if in_place:
             ctx.own = None
     if ctx.plan is not None and ctx.plan.takes(upstream, (x, w_gate_up, w_down)):
-        operands = x, w_gate_up, w_down, gate_up
-        return *ctx.plan.gradients(ctx.wants, operands, upstream, in_place), None, None
+        saved = [x, w_gate_up, w_down, gate_up]
+        del gate_up
+        return *ctx.plan.gradients(ctx.wants, saved, upstream, in_place), None, None
     saved = [None if x is None else _rows(x), w_gate_up, w_down, gate_up]
     del gate_up
     found = gradients(DIRECT, ctx.wants, saved, _rows(upstream), in_place)

@@ -14,7 +14,7 @@ from torch.autograd import grad
 
 from fusedlib import functional
 from fusedlib.functional import swiglu_mlp
-from fusedlib.kernels import few_tokens_plan, launch
+from fusedlib.kernels import few_tokens_plan, launch, plans
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 bf16.apply()
@@ -131,12 +131,12 @@ def test_other_sizes_and_dtypes_have_no_plan():
         (SHAPE, "float32"),
     ):
         leaves, _ = small(shape, dtype)
-        assert few_tokens_plan.plan_of(*leaves) is None
+        assert plans.plan_of(*leaves) is None
     leaves, _ = small()
-    assert few_tokens_plan.plan_of(*leaves) is not None
+    assert plans.plan_of(*leaves) is not None
     buffer = torch.empty(SHAPE[0] * SHAPE[1] + 1, dtype=torch.float16)
     moved = buffer[1:].view(SHAPE[:2])
-    assert few_tokens_plan.plan_of(moved, *leaves[1:]) is None
+    assert plans.plan_of(moved, *leaves[1:]) is None
 
 
 def test_weights_changed_between_the_passes():

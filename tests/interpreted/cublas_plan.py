@@ -1,0 +1,160 @@
+"""Plans with torch's products and the pointwise kernel in Triton's interpreter:
+`tests/test_cublas_plan.py` runs this file in a process of its own.
+"""
+
+import os
+from itertools import combinations
+
+import bf16
+import broken_kernels
+import pytest
+import swiglu_checks as checks
+import torch
+from torch.autograd import grad
+
+from fusedlib import functional
+from fusedlib.functional import SAVES, swiglu_mlp
+from fusedlib.kernels import cublas_plan, launch, plans, swiglu_calls
+
+assert os.environ["TRITON_INTERPRET"] == "1"
+bf16.apply()
+
+SHAPE = (65, 48, 32)  # tokens, hidden, inner: one token more than the kernels for few take
+POINTWISE = "_swiglu_bwd_kernel"
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch):
+    """Names of the kernels that were started; plans made anew."""
+    monkeypatch.setattr(functional, "_PLANS", {})
+    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)
+    names = []
+    original = launch.Launch.__call__
+
+    def noted(self, *matrices):
+        names.append(self.kernel.__name__)
+        return original(self, *matrices)
+
+    monkeypatch.setattr(launch.Launch, "__call__", noted)
+    return names
+
+
+def small(shape=SHAPE, dtype="float16"):
+    return checks.small("cpu", dtype, shape)
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("forward", ["apart", "fused"])
+def test_swiglu_mlp_and_gradients_vs_float64(started, monkeypatch, forward, dtype, save):
+    if forward == "fused":
+        monkeypatch.setattr(swiglu_calls, "_apart", lambda *a: a[-1] == swiglu_calls.BACKWARD_N)
+    assert checks.misses_mlp("cpu", dtype, SHAPE, save) == []
+    [plan] = functional._PLANS.values()
+    assert isinstance(plan, cublas_plan.CublasPlan)
+    assert set(started) == {POINTWISE, *["_swiglu_fwd_kernel"] * (forward == "fused")}
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        checks.check_leading_dimensions,
+        checks.check_any_strides,
+        checks.check_backward_twice,
+        checks.check_activation_checkpointing,
+        checks.check_no_grad_and_inference,
+    ],
+    ids=lambda f: f.__name__[6:],
+)
+def test_holds(monkeypatch, check):
+    shape = (72, *SHAPE[1:])
+    monkeypatch.setattr(checks, "HIDDEN", SHAPE[1])
+    monkeypatch.setattr(checks, "INNER", SHAPE[2])
+    made = small(shape)
+    monkeypatch.setattr(checks, "small", lambda device: made)
+    check("cpu")
+    assert any(isinstance(p, cublas_plan.CublasPlan) for p in functional._PLANS.values())
+
+
+@pytest.mark.parametrize("forward", ["apart", "fused"])
+@pytest.mark.parametrize("save", SAVES)
+def test_leading_dimensions_are_a_plan_s_too(monkeypatch, save, forward):
+    if forward == "fused":
+        monkeypatch.setattr(swiglu_calls, "_apart", lambda *a: a[-1] == swiglu_calls.BACKWARD_N)
+    (x, *weights), dy = small((72, *SHAPE[1:]))
+    y = swiglu_mlp(x, *weights, save=save)
+    wanted = [y, *grad(y, (x, *weights), dy)]
+    deep = x.detach().view(2, 3, 12, -1).requires_grad_()
+    y = swiglu_mlp(deep, *weights, save=save)
+    found = [y, *grad(y, (deep, *weights), dy.view_as(y))]
+    assert y.shape == found[1].shape == deep.shape and len(functional._PLANS) == 2
+    assert checks.same([t.view_as(w) for t, w in zip(found, wanted, strict=True)], wanted)
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_frozen_subsets_get_what_they_want_and_cost_no_more(started, save):
+    leaves, dy = small()
+    everything = grad(swiglu_mlp(*leaves), leaves, dy)
+    started.clear()
+    for chosen in (c for n in (1, 2) for c in combinations(range(3), n)):
+        own = [t.detach().requires_grad_(i in chosen) for i, t in enumerate(leaves)]
+        y = swiglu_mlp(*own, save=save)
+        forward = list(started)
+        started.clear()
+        y.backward(dy)
+        for i, leaf in enumerate(own):
+            assert (leaf.grad is not None) == (i in chosen)
+            if i in chosen:
+                assert checks.close([leaf.grad], [everything[i]]), (chosen, i)
+        # d_Wd of an h computed again needs no dh, and no other pass over gate|up.
+        alone = chosen == (2,) and save == "input"
+        assert started == forward * (save == "input") + [POINTWISE] * (not alone)
+        started.clear()
+
+
+def test_a_second_call_looks_nothing_up(monkeypatch):
+    leaves, dy = small()
+    wanted = swiglu_mlp(*leaves)
+    monkeypatch.setattr(functional, "_check", None)
+    again = swiglu_mlp(*leaves)
+    assert checks.same([again, *grad(again, leaves, dy)], [wanted, *grad(wanted, leaves, dy)])
+    with pytest.raises(TypeError, match="NoneType"):
+        swiglu_mlp(leaves[0][:64], *leaves[1:])
+
+
+def test_where_no_direction_is_apart_there_is_no_plan(monkeypatch):
+    leaves, _ = small()
+    assert type(plans.plan_of(*leaves)) is cublas_plan.CublasPlan
+    assert plans.plan_of(*small((65, 40, 32))[0]) is None
+    assert plans.plan_of(*small(dtype="float32")[0]) is None
+    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: False)
+    assert plans.plan_of(*leaves) is None
+
+
+@pytest.mark.parametrize("retained", [False, True])
+def test_gate_up_is_written_over_only_where_nobody_sees_it(retained):
+    leaves, dy = small()
+    y = swiglu_mlp(*leaves)
+    own = y.grad_fn.own
+    before = own.clone()
+    first = grad(y, leaves, dy, retain_graph=retained)
+    assert torch.equal(own, before) == retained
+    if retained:
+        assert checks.same(grad(y, leaves, dy), first)
+    with pytest.raises(RuntimeError, match="second time"):
+        grad(y, leaves, dy)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = swiglu_mlp(*leaves)
+    before = [t.detach().clone() for t in kept]
+    assert checks.same(grad(y, leaves, dy), first)
+    assert checks.same(kept, before) and len(kept) == 4
+
+
+@pytest.mark.parametrize("fault", ["wrong derivative", "up left out of the recomputed h"])
+def test_a_broken_pointwise_kernel_is_rejected(monkeypatch, tmp_path, fault):
+    broken_kernels.forget(monkeypatch)
+    assert checks.misses_mlp("cpu", "float16", SHAPE) == []
+    started = broken_kernels.put(monkeypatch, tmp_path, fault, off=0.5)
+    assert checks.misses_mlp("cpu", "float16", SHAPE) != []
+    assert POINTWISE in broken_kernels.names(started) and functional._PLANS
