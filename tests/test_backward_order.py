@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 
+pytest.importorskip("triton")
 from fusedlib import functional
 from fusedlib.bench import allocations, ledger
 from fusedlib.bench.ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
