@@ -1,5 +1,6 @@
 """Plans on cuBLAS's products on a GPU: values, CUDA graphs, other addresses, peaks of memory."""
 
+import plan_checks
 import pytest
 import swiglu_checks as checks
 import torch
@@ -41,47 +42,11 @@ def test_few_tokens_come_here_where_weights_are_wide(monkeypatch, save):
 
 
 @pytest.mark.parametrize(
-    "check",
-    [
-        checks.check_leading_dimensions,
-        checks.check_any_strides,
-        checks.check_frozen_subsets,
-        checks.check_backward_twice,
-        checks.check_activation_checkpointing,
-        checks.check_no_grad_and_inference,
-    ],
-    ids=lambda f: f.__name__[6:],
+    "check", (*plan_checks.HOLDS, checks.check_frozen_subsets), ids=plan_checks.name_of
 )
 def test_holds(monkeypatch, check):
-    monkeypatch.setattr(checks, "HIDDEN", 64)
-    monkeypatch.setattr(checks, "INNER", 80)
-    made = checks.small("cuda", "bfloat16", (72, 64, 80))
-    monkeypatch.setattr(checks, "small", lambda device: made)
-    check("cuda")
+    plan_checks.run_at(monkeypatch, check, "cuda", "bfloat16", (72, 64, 80))
     assert CublasPlan in map(type, functional._PLANS.values())
-
-
-@pytest.mark.parametrize("save", SAVES)
-@pytest.mark.parametrize("shape", [(130, 208, 272), (1024, 256, 4096)], ids=str)
-def test_a_cuda_graph_replays_what_a_call_gives(shape, save):
-    leaves, dy = checks.small("cuda", "bfloat16", shape)
-
-    def step():
-        y = swiglu_mlp(*leaves, save=save)
-        return (y, *grad(y, leaves, dy))
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    with torch.no_grad():
-        leaves[0].mul_(-0.5)
-    graph.replay()
-    assert checks.close([t.clone() for t in captured], step())
 
 
 def test_a_plan_gives_what_the_calls_without_one_give(monkeypatch):

@@ -3,18 +3,17 @@
 """
 
 import os
-from itertools import combinations
 
 import bf16
 import broken_kernels
+import plan_checks
 import pytest
 import swiglu_checks as checks
-import torch
 from torch.autograd import grad
 
 from fusedlib import functional
 from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.kernels import cublas_plan, launch, plans, swiglu_calls
+from fusedlib.kernels import cublas_plan, plans, swiglu_calls
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 bf16.apply()
@@ -25,18 +24,8 @@ POINTWISE = "_swiglu_bwd_kernel"
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch):
-    """Names of the kernels that were started; plans made anew."""
-    monkeypatch.setattr(functional, "_PLANS", {})
     monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)
-    names = []
-    original = launch.Launch.__call__
-
-    def noted(self, *matrices):
-        names.append(self.kernel.__name__)
-        return original(self, *matrices)
-
-    monkeypatch.setattr(launch.Launch, "__call__", noted)
-    return names
+    return plan_checks.note_launches(monkeypatch)
 
 
 def small(shape=SHAPE, dtype="float16"):
@@ -55,25 +44,10 @@ def test_swiglu_mlp_and_gradients_vs_float64(started, monkeypatch, forward, dtyp
     assert set(started) == {POINTWISE, *["_swiglu_fwd_kernel"] * (forward == "fused")}
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        checks.check_leading_dimensions,
-        checks.check_any_strides,
-        checks.check_backward_twice,
-        checks.check_activation_checkpointing,
-        checks.check_no_grad_and_inference,
-    ],
-    ids=lambda f: f.__name__[6:],
-)
+@pytest.mark.parametrize("check", plan_checks.HOLDS, ids=plan_checks.name_of)
 def test_holds(monkeypatch, check):
-    shape = (72, *SHAPE[1:])
-    monkeypatch.setattr(checks, "HIDDEN", SHAPE[1])
-    monkeypatch.setattr(checks, "INNER", SHAPE[2])
-    made = small(shape)
-    monkeypatch.setattr(checks, "small", lambda device: made)
-    check("cpu")
-    assert any(isinstance(p, cublas_plan.CublasPlan) for p in functional._PLANS.values())
+    plan_checks.run_at(monkeypatch, check, "cpu", "float16", (72, *SHAPE[1:]))
+    assert cublas_plan.CublasPlan in map(type, functional._PLANS.values())
 
 
 @pytest.mark.parametrize("forward", ["apart", "fused"])
@@ -93,33 +67,11 @@ def test_leading_dimensions_are_a_plan_s_too(monkeypatch, save, forward):
 
 @pytest.mark.parametrize("save", SAVES)
 def test_frozen_subsets_get_what_they_want_and_cost_no_more(started, save):
-    leaves, dy = small()
-    everything = grad(swiglu_mlp(*leaves), leaves, dy)
-    started.clear()
-    for chosen in (c for n in (1, 2) for c in combinations(range(3), n)):
-        own = [t.detach().requires_grad_(i in chosen) for i, t in enumerate(leaves)]
-        y = swiglu_mlp(*own, save=save)
-        forward = list(started)
-        started.clear()
-        y.backward(dy)
-        for i, leaf in enumerate(own):
-            assert (leaf.grad is not None) == (i in chosen)
-            if i in chosen:
-                assert checks.close([leaf.grad], [everything[i]]), (chosen, i)
-        # d_Wd of an h computed again needs no dh, and no other pass over gate|up.
-        alone = chosen == (2,) and save == "input"
-        assert started == forward * (save == "input") + [POINTWISE] * (not alone)
-        started.clear()
+    plan_checks.check_frozen_subsets(started, *small(), save, [POINTWISE], [POINTWISE])
 
 
 def test_a_second_call_looks_nothing_up(monkeypatch):
-    leaves, dy = small()
-    wanted = swiglu_mlp(*leaves)
-    monkeypatch.setattr(functional, "_check", None)
-    again = swiglu_mlp(*leaves)
-    assert checks.same([again, *grad(again, leaves, dy)], [wanted, *grad(wanted, leaves, dy)])
-    with pytest.raises(TypeError, match="NoneType"):
-        swiglu_mlp(leaves[0][:64], *leaves[1:])
+    plan_checks.check_second_call(monkeypatch, *small())
 
 
 @pytest.mark.parametrize("save", SAVES)
@@ -141,22 +93,7 @@ def test_where_no_direction_is_apart_there_is_no_plan(monkeypatch):
 
 @pytest.mark.parametrize("retained", [False, True])
 def test_gate_up_is_written_over_only_where_nobody_sees_it(retained):
-    leaves, dy = small()
-    y = swiglu_mlp(*leaves)
-    own = y.grad_fn.own
-    before = own.clone()
-    first = grad(y, leaves, dy, retain_graph=retained)
-    assert torch.equal(own, before) == retained
-    if retained:
-        assert checks.same(grad(y, leaves, dy), first)
-    with pytest.raises(RuntimeError, match="second time"):
-        grad(y, leaves, dy)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        y = swiglu_mlp(*leaves)
-    before = [t.detach().clone() for t in kept]
-    assert checks.same(grad(y, leaves, dy), first)
-    assert checks.same(kept, before) and len(kept) == 4
+    plan_checks.check_gate_up_written_over(*small(), retained)
 
 
 @pytest.mark.parametrize("fault", ["wrong derivative", "up left out of the recomputed h"])
