@@ -188,10 +188,10 @@ def _direct(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> T
 @cache
 def _eager_kernels() -> tuple[Any, ...]:
     """Imported late, for Triton need not be there; once, for an import statement costs µs."""
-    from fusedlib.kernels import few_tokens_plan
+    from fusedlib.kernels import plans
     from fusedlib.kernels.swiglu_autograd import apply, compute
 
-    return apply, compute, few_tokens_plan
+    return apply, compute, plans
 
 
 def _launched(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, plan: Any) -> Tensor:

@@ -13,7 +13,7 @@ def step(case, *, path="kernels", **fields):
     """A row of experiment "step", every moment of the ledger one event."""
     problem, book = memory.problem_of(case), ledger.of(case["provider"], path)
     held = book.peak(problem)[1]
-    moments = [sizes for _, sizes in book.moments()]
+    moments = [sizes for _, sizes in book.at(problem).moments()]
     peak = ledger.total(held).mib(problem)
     return MACHINE | case | {
         "path": path, "saved_mib": book.kept().mib(problem), "peak_mib": peak,

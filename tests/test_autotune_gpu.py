@@ -52,7 +52,7 @@ def test_cublas_s_products_tune_nothing(monkeypatch):
     """Where they are faster than a fused kernel, as on Hopper at this size."""
     monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)
     assert checks.misses_mlp("cuda", "float16", MIDDLE) == []
-    assert not autotune.chosen() and launch._LAUNCHES
+    assert not autotune.chosen() and functional._PLANS
 
 
 @pytest.mark.parametrize("tokens", [64, 128])

@@ -1,5 +1,6 @@
 """Plans for few tokens on a GPU: every width of tile, CUDA graphs, hooks, addresses, streams."""
 
+import plan_checks
 import pytest
 import swiglu_checks as checks
 import torch
@@ -30,23 +31,10 @@ def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
 
 
 @pytest.mark.parametrize(
-    "check",
-    [
-        checks.check_leading_dimensions,
-        checks.check_any_strides,
-        checks.check_frozen_subsets,
-        checks.check_backward_twice,
-        checks.check_activation_checkpointing,
-        checks.check_no_grad_and_inference,
-    ],
-    ids=lambda f: f.__name__[6:],
+    "check", (*plan_checks.HOLDS, checks.check_frozen_subsets), ids=plan_checks.name_of
 )
 def test_holds(monkeypatch, check):
-    monkeypatch.setattr(checks, "HIDDEN", 64)
-    monkeypatch.setattr(checks, "INNER", 80)
-    made = checks.small("cuda", "bfloat16", (37, 64, 80))
-    monkeypatch.setattr(checks, "small", lambda device: made)
-    check("cuda")
+    plan_checks.run_at(monkeypatch, check, "cuda", "bfloat16", (37, 64, 80))
     assert functional._PLANS
 
 

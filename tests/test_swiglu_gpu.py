@@ -108,7 +108,9 @@ def test_results_repeat_bit_by_bit(inner):
 
 
 @pytest.mark.parametrize("save", SAVES)
-@pytest.mark.parametrize("shape", [(64, 512, 512), (517, 384, 1072), (37, 501, 1003)])
+@pytest.mark.parametrize(
+    "shape", [(64, 512, 512), (517, 384, 1072), (1024, 256, 4096), (37, 501, 1003)]
+)
 def test_a_cuda_graph_replays_forward_and_backward(shape, save):
     leaves, dy = checks.small("cuda", "bfloat16", shape)
     x = leaves[0]

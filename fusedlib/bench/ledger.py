@@ -9,7 +9,7 @@ gradient with it; the order below is the engine's, latest operation first.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from fusedlib.bench.problems import DTYPES, SwiGLUProblem
@@ -69,12 +69,21 @@ class Ledger:
 
     `saved` is kept for backward beside x and the weights, `passing` lives during the forward only.
     `one_node`: the backward is one operation to autograd, which gives its results all at its end.
+    `otherwise`: the backward in another order, taken where that holds less.
     """
 
     saved: Mapping[str, Size]
     backward: tuple[Stage, ...]
     passing: Mapping[str, Size] = field(default_factory=dict)
     one_node: bool = False
+    otherwise: tuple[Stage, ...] = ()
+
+    def at(self, problem: SwiGLUProblem) -> "Ledger":
+        """The ledger with the order of the backward that is taken at this shape."""
+        if not self.otherwise:
+            return self
+        orders = (replace(self, backward=o, otherwise=()) for o in (self.backward, self.otherwise))
+        return min(orders, key=lambda book: total(book.peak(problem)[1]).mib(problem))
 
     def kept(self) -> Size:
         """Saved for backward, x and weights left out."""
@@ -117,7 +126,8 @@ class Ledger:
 
     def peak(self, problem: SwiGLUProblem) -> tuple[str, dict[str, Size]]:
         """The moment at which most is held at this shape."""
-        return max(self.moments(), key=lambda moment: total(moment[1]).mib(problem))
+        moments = self.at(problem).moments()
+        return max(moments, key=lambda moment: total(moment[1]).mib(problem))
 
     def limit(self, width: Fraction | None = None, *, base: bool = False) -> Fraction:
         """What the peak tends to as one thing grows and the rest stays.
@@ -189,16 +199,26 @@ FUSED = Ledger(
     ),
     passing={"h": F},
     one_node=True,
+    otherwise=(
+        Stage("backward of gate|up", {"h again": F, **_PRODUCTS}, ("gate|up",)),
+        Stage("backward of down", {"d_w_down": W}, ("h again",)),
+    ),
 )
+_AGAIN = Stage("gate|up again", {"gate|up again": F * 2, "h again": F})
 FUSED_INPUT = Ledger(
     {},
     (
-        Stage("gate|up again", {"gate|up again": F * 2, "h again": F}),
+        _AGAIN,
         Stage("backward of down", {"d_w_down": W}, ("h again",)),
         Stage("backward of gate|up", _PRODUCTS, ("gate|up again",)),
     ),
     passing={"h": F},
     one_node=True,
+    otherwise=(
+        _AGAIN,
+        Stage("backward of gate|up", _PRODUCTS, ("gate|up again",)),
+        Stage("backward of down", {"d_w_down": W}, ("h again",)),
+    ),
 )
 # What torch's autograd keeps for the same lines with packed weights: fused where no kernel runs.
 _PACKED = (
@@ -212,36 +232,38 @@ _PACKED_SAVED = {"gate|up": F * 2, "silu(gate)": F, "h": F}
 PLAIN = Ledger(_PACKED_SAVED, _PACKED)
 PLAIN_INPUT = Ledger({}, (Stage("forward again", _PACKED_SAVED), *_PACKED), passing=_PACKED_SAVED)
 
+
 # fp32 in two fp16 parts a factor, as large as the factor; x's and d(gate|up)'s live to the end.
-_PARTS = ("parts of dy", "parts of w_down", "h again", "parts of h")
-_SPLIT_DOWN = {
-    "parts of dy": D, "parts of w_down": W, "h again": F, "parts of h": F, "d_w_down": W,
-}  # fmt: skip
-_SPLIT_X = {"parts of d(gate|up)": F * 2, "parts of w_gate_up": W * 2, "d_x": D}
-_SPLIT_W = {"parts of x": D, "d_w_gate_up": W * 2}
+def _split_order(gate_up: str, *, last: bool) -> tuple[Stage, ...]:
+    of_x = {"parts of d(gate|up)": F * 2, "parts of w_gate_up": W * 2, "d_x": D}
+    of_w = {"parts of x": D, "d_w_gate_up": W * 2}
+    dh = Stage("dh", {"parts of dy": D, "parts of w_down": W, "dh": F}, ("parts of w_down",))
+    epilogue = Stage("epilogue of dh", {"h again": F}, ("dh",))
+    others = (
+        Stage("d_x", of_x, ("parts of w_gate_up",)),
+        Stage("d_w_gate_up", of_w, (gate_up, "parts of d(gate|up)", "parts of x")),
+    )
+    down = (
+        Stage("backward of down", {"parts of h": F, "d_w_down": W},
+              ("parts of dy", "h again", "parts of h")),
+    )  # fmt: skip
+    return dh, epilogue, *((*others, *down) if last else (*down, *others))
+
+
 SPLIT = Ledger(
     {"gate|up": F * 2},
-    (
-        Stage("backward of down", _SPLIT_DOWN, _PARTS),
-        Stage("d_x", _SPLIT_X, ("parts of w_gate_up",)),
-        Stage("d_w_gate_up", _SPLIT_W, ("gate|up", "parts of d(gate|up)", "parts of x")),
-    ),
+    _split_order("gate|up", last=False),
     passing={"h": F},
     one_node=True,
+    otherwise=_split_order("gate|up", last=True),
 )
+_BOTH_AGAIN = Stage("gate|up again", {"gate|up again": F * 2, "first h": F}, ("first h",))
 SPLIT_INPUT = Ledger(
     {},
-    (
-        Stage("gate|up again", {"gate|up again": F * 2, "first h": F}),
-        *SPLIT.backward[:2],
-        Stage(
-            "d_w_gate_up",
-            _SPLIT_W,
-            ("gate|up again", "first h", "parts of d(gate|up)", "parts of x"),
-        ),
-    ),
+    (_BOTH_AGAIN, *_split_order("gate|up again", last=False)),
     passing={"h": F},
     one_node=True,
+    otherwise=(_BOTH_AGAIN, *_split_order("gate|up again", last=True)),
 )
 
 # Inductor keeps the products' results and what the next product reads, and writes in place.
@@ -276,7 +298,7 @@ def stack_peak_mib(
     `held` says that all weights have a gradient from an earlier pass: then a new one is a
     temporary, added to the old. Categories as in `CATEGORIES`; the gradients held are base.
     """
-    found = []
+    found, ledger = [], ledger.at(problem)
     for done in range(layers):  # layers whose backward is complete
         below = (ledger.kept() + D) * (layers - done - 1)
         before = NOTHING if held else W * (3 * done)

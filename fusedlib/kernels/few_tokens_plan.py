@@ -3,9 +3,6 @@
 At 64 tokens the device needs 11 to 50 µs for a forward and the host more than that, so a call must
 cost the host as little as can be. A `Plan` belongs to one set of sizes, dtype and device. It holds
 the launches with their grids and arguments; a call allocates its results and starts them.
-
-A plan takes fp16 and bf16, 1 to FEW_TOKENS tokens, sizes that are multiples of 16, contiguous
-operands at 16-byte aligned addresses. Anything else goes by `fusedlib.kernels.swiglu_calls`.
 """
 
 from __future__ import annotations
@@ -21,10 +18,7 @@ from torch import Tensor
 from fusedlib.kernels import few_tokens, swiglu
 from fusedlib.kernels.autotune import tuned
 from fusedlib.kernels.launch import Launch, current_index
-from fusedlib.kernels.swiglu_configs import ALIGNMENT, FEW_TOKENS
 
-MOST_PLANS = 1024  # kept; varying sequence lengths make one each
-DTYPES = (torch.bfloat16, torch.float16)
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -88,18 +82,19 @@ class Plan:
         return same and not bits % 16
 
     def gradients(
-        self, wants: tuple[bool, bool, bool], saved: tuple[Tensor | None, ...], dy: Tensor,
-        in_place: bool,
-    ) -> Gradients:  # fmt: skip
+        self, wants: tuple[bool, bool, bool], saved: list[Tensor | None], dy: Tensor, in_place: bool
+    ) -> Gradients:
         """d_x, d_w_gate_up and d_w_down, each if wanted.
 
         Args:
             wants: which of the three.
-            saved: x, w_gate_up, w_down and gate|up, as `swiglu_autograd.kept` gave them.
+            saved: x, w_gate_up, w_down and gate|up, as `swiglu_autograd.kept` gave them. gate|up
+                is taken out of the list, so that nobody holds its memory any longer.
             dy: of x's shape, contiguous.
             in_place: gate|up may be overwritten; one computed again always may.
         """
-        x, w_gate_up, w_down, gate_up = saved
+        gate_up = saved.pop()
+        x, w_gate_up, w_down = saved
         gradient, h = wants[0] or wants[1], None
         if gate_up is None:
             assert x is not None and w_gate_up is not None
@@ -111,7 +106,10 @@ class Plan:
             again = wants[2] and h is None
             d_gate_up, found = self._differentiated(dy, w_down, gate_up, gradient, again, in_place)
             h = found if again else h
-        return self._products(wants, dy, x, h, d_gate_up, w_gate_up)
+            found = None
+        held = [h, d_gate_up]
+        del gate_up, h, d_gate_up
+        return self._products(wants, dy, x, held, w_gate_up)
 
     def _differentiated(
         self, dy: Tensor, w_down: Tensor | None, gate_up: Tensor, gradient: bool, output: bool,
@@ -138,9 +136,10 @@ class Plan:
         return d_gate_up, h
 
     def _products(
-        self, wants: tuple[bool, bool, bool], dy: Tensor, x: Tensor | None, h: Tensor | None,
-        d_gate_up: Tensor | None, w_gate_up: Tensor | None,
+        self, wants: tuple[bool, bool, bool], dy: Tensor, x: Tensor | None,
+        held: list[Tensor | None], w_gate_up: Tensor | None,
     ) -> Gradients:  # fmt: skip
+        h, d_gate_up = held
         launch = self._launches.get(wants)
         if launch is None:
             launch = self._made(wants, partial(few_tokens.gradients_launch, wants))
@@ -184,13 +183,3 @@ def _allocator(device: torch.device) -> Callable[..., Tensor]:
     if quick is not None:
         return cast(Callable[..., Tensor], quick)
     return lambda shape, strides, dtype: torch.empty(shape, dtype=dtype, device=device)
-
-
-def plan_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Plan | None:
-    """A plan for operands that are known to go together, or None where none would take them."""
-    hidden, inner = w_down.shape
-    even = hidden > 0 and inner > 0 and not hidden % ALIGNMENT and not inner % ALIGNMENT
-    if not even or x.dtype not in DTYPES or not 0 < x.numel() // hidden <= FEW_TOKENS:
-        return None
-    plan = Plan(x, w_gate_up, w_down)
-    return plan if plan.fits(x, w_gate_up, w_down) else None

@@ -99,14 +99,14 @@ def _swiglu_gradients(ctx: Any, dh: Tensor | None, _: Tensor | None) -> tuple[An
     if dh is None:
         return None, None, None
     # Saved tensors are read once: activation checkpointing allows no more.
-    d_x, d_w_gate_up, _ = gradients(_REGISTERED, _wants(ctx), ctx.saved_tensors, dh, False)
+    d_x, d_w_gate_up, _ = gradients(_REGISTERED, _wants(ctx), list(ctx.saved_tensors), dh, False)
     return d_x, d_w_gate_up, None
 
 
 def _swiglu_mlp_gradients(ctx: Any, dy: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
     if dy is None:
         return None, None, None, None
-    return *gradients(_REGISTERED, _wants(ctx), ctx.saved_tensors, dy, False), None
+    return *gradients(_REGISTERED, _wants(ctx), list(ctx.saved_tensors), dy, False), None
 
 
 swiglu.register_autograd(_swiglu_gradients, setup_context=_set_up)

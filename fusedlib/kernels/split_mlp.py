@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fusedlib.kernels.backward_order import split_down_last
 from fusedlib.kernels.split import split
 from fusedlib.kernels.split_product import split_pays, split_product
 from fusedlib.kernels.swiglu_calls import unchecked_bwd
@@ -52,14 +53,19 @@ def split_mlp_bwd(
     else:
         [upstream] = split(dy)
     d_gate_up, h = unchecked_bwd(dh, None, gate_up, wants_w_down, in_place)
-    del dh
-    d_w_down = None
+    tokens, hidden, inner = *dy.shape, gate_up.shape[1] // 2
+    del dh, gate_up
+    d_x = d_w_gate_up = d_w_down = None
+    if h is not None and not split_down_last(tokens, hidden, inner, wants):
+        d_w_down = split_product(upstream, *split(h), transpose_a=True)
+        h = None
+        del upstream
+    if d_gate_up is not None:
+        d_x, d_w_gate_up = _gradients_of_inputs(d_gate_up, x, w_gate_up, wants)
+        d_gate_up = None
     if h is not None:
         d_w_down = split_product(upstream, *split(h), transpose_a=True)
-    del h, upstream
-    if d_gate_up is None:
-        return None, None, d_w_down
-    return *_gradients_of_inputs(d_gate_up, x, w_gate_up, wants), d_w_down
+    return d_x, d_w_gate_up, d_w_down
 
 
 def split_bwd_pays(dy: Tensor, gate_up: Tensor) -> bool:

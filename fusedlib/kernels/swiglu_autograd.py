@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fusedlib.kernels.backward_order import Gradients, products
 from fusedlib.kernels.few_tokens_plan import Plan
 from fusedlib.kernels.split_mlp import split_bwd_pays, split_mlp_bwd
 from fusedlib.kernels.swiglu_calls import product, unchecked_bwd, unchecked_fwd
@@ -61,19 +62,22 @@ def kept(
 
 
 def gradients(
-    calls: Calls, wants: tuple[bool, bool, bool], saved: Saved, upstream: Tensor, in_place: bool
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    calls: Calls, wants: tuple[bool, bool, bool], saved: list[Tensor | None], upstream: Tensor,
+    in_place: bool,
+) -> Gradients:  # fmt: skip
     """d_x, d_w_gate_up and d_w_down, each if wanted.
 
     Args:
         calls: how the kernels are called.
         wants: which of the three.
-        saved: what `kept` gave, x as a matrix.
+        saved: what `kept` gave, x as a matrix. gate|up is taken out of the list, so that nobody
+            holds its memory any longer.
         upstream: dy (tokens, hidden), or dh (tokens, inner) where there is no w_down.
         in_place: gate|up may be overwritten; one computed again always may.
     """
     wants_x, wants_w_gate_up, wants_w_down = wants
-    x, w_gate_up, w_down, gate_up = saved
+    gate_up = saved.pop()
+    x, w_gate_up, w_down = saved
     gradient = wants_x or wants_w_gate_up
     h = d_gate_up = None
     if gate_up is None:
@@ -82,24 +86,19 @@ def gradients(
         h, in_place = (h if wants_w_down else None), True
     direct = calls is DIRECT and w_down is not None
     if direct and gate_up is not None and split_bwd_pays(upstream, gate_up):
-        return split_mlp_bwd(upstream, x, w_gate_up, w_down, gate_up, wants, in_place=in_place)
+        own = [gate_up]
+        del gate_up, h
+        return split_mlp_bwd(upstream, x, w_gate_up, w_down, own.pop(), wants, in_place=in_place)
     output = wants_w_down and h is None
     if gradient or output:
         assert gate_up is not None
-        own = upstream if gradient else None
-        d_gate_up, again = calls.backward(own, w_down, gate_up, output, in_place)
+        dy = upstream if gradient else None
+        d_gate_up, again = calls.backward(dy, w_down, gate_up, output, in_place)
         h = again if output else h
-    del gate_up, saved
-    d_w_down = product(upstream.t(), h) if h is not None else None
-    h = again = None  # before the next products allocate
-    d_x = d_w_gate_up = None
-    if wants_x:
-        assert d_gate_up is not None and w_gate_up is not None
-        d_x = product(d_gate_up, w_gate_up)
-    if wants_w_gate_up:
-        assert d_gate_up is not None and x is not None
-        d_w_gate_up = product(d_gate_up.t(), x)
-    return d_x, d_w_gate_up, d_w_down
+        again = None
+    held = [h, d_gate_up]
+    del gate_up, h, d_gate_up
+    return products(wants, held, upstream, x, w_gate_up)
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -165,10 +164,10 @@ def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if in_place:
             ctx.own = None
     if ctx.plan is not None and ctx.plan.takes(upstream, (x, w_gate_up, w_down)):
-        saved = x, w_gate_up, w_down, gate_up
+        saved = [x, w_gate_up, w_down, gate_up]
+        del gate_up
         return *ctx.plan.gradients(ctx.wants, saved, upstream, in_place), None, None
-    matrix = None if x is None else _rows(x)
-    saved = matrix, w_gate_up, w_down, gate_up
+    saved = [None if x is None else _rows(x), w_gate_up, w_down, gate_up]
     del gate_up
     found = gradients(DIRECT, ctx.wants, saved, _rows(upstream), in_place)
     d_x = found[0]

@@ -3,10 +3,10 @@ in a process of its own, where TRITON_INTERPRET=1 is set before Triton is import
 """
 
 import os
-from itertools import combinations
 
 import bf16
 import broken_kernels
+import plan_checks
 import pytest
 import swiglu_checks as checks
 import torch
@@ -14,7 +14,7 @@ from torch.autograd import grad
 
 from fusedlib import functional
 from fusedlib.functional import swiglu_mlp
-from fusedlib.kernels import few_tokens_plan, launch
+from fusedlib.kernels import plans
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 bf16.apply()
@@ -25,17 +25,7 @@ SAVES = ("gate_up", "input")
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch):
-    """Names of the kernels that were started by a plan; plans made anew."""
-    monkeypatch.setattr(functional, "_PLANS", {})
-    names = []
-    original = launch.Launch.__call__
-
-    def noted(self, *matrices):
-        names.append(self.kernel.__name__)
-        return original(self, *matrices)
-
-    monkeypatch.setattr(launch.Launch, "__call__", noted)
-    return names
+    return plan_checks.note_launches(monkeypatch)
 
 
 def small(shape=SHAPE, dtype="float16"):
@@ -55,61 +45,19 @@ def test_swiglu_mlp_and_gradients_vs_float64(started, shape, dtype, save):
     assert started == [*FORWARD, *again, *BACKWARD]
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        checks.check_leading_dimensions,
-        checks.check_any_strides,
-        checks.check_backward_twice,
-        checks.check_activation_checkpointing,
-        checks.check_no_grad_and_inference,
-    ],
-    ids=lambda f: f.__name__[6:],
-)
+@pytest.mark.parametrize("check", plan_checks.HOLDS, ids=plan_checks.name_of)
 def test_holds(monkeypatch, started, check):
-    monkeypatch.setattr(checks, "HIDDEN", SHAPE[1])
-    monkeypatch.setattr(checks, "INNER", SHAPE[2])
-    made = small()
-    monkeypatch.setattr(checks, "small", lambda device: made)
-    check("cpu")
+    plan_checks.run_at(monkeypatch, check, "cpu", "float16", SHAPE)
     assert "_few_down_kernel" in started
 
 
 @pytest.mark.parametrize("save", SAVES)
 def test_frozen_subsets_get_what_they_want_and_cost_nothing_else(started, save):
-    leaves, dy = small()
-    everything = grad(swiglu_mlp(*leaves), leaves, dy)
-    for chosen in (c for n in (1, 2) for c in combinations(range(3), n)):
-        own = [t.detach().requires_grad_(i in chosen) for i, t in enumerate(leaves)]
-        y = swiglu_mlp(*own, save=save)
-        started.clear()
-        y.backward(dy)
-        for i, leaf in enumerate(own):
-            assert (leaf.grad is not None) == (i in chosen)
-            if i in chosen:
-                assert checks.close([leaf.grad], [everything[i]]), (chosen, i)
-        # d_Wd of an h computed again needs neither dy Wd nor another pass over gate|up.
-        alone = chosen == (2,) and save == "input"
-        assert started == FORWARD[:1] * (save == "input") + BACKWARD[alone:]
+    plan_checks.check_frozen_subsets(started, *small(), save, FORWARD[:1], BACKWARD)
 
 
 def test_a_second_call_looks_nothing_up(monkeypatch):
-    leaves, dy = small()
-    wanted = swiglu_mlp(*leaves)
-    monkeypatch.setattr(functional, "_check", None)
-    again = swiglu_mlp(*leaves)
-    assert checks.same([again, *grad(again, leaves, dy)], [wanted, *grad(wanted, leaves, dy)])
-    with torch.no_grad():
-        assert checks.same([swiglu_mlp(*leaves)], [wanted])
-    for other in (
-        [leaves[0][:36], *leaves[1:]],
-        [leaves[0].bfloat16(), *leaves[1:]],
-        [*leaves[:2], leaves[2].detach().mT.contiguous().mT],
-    ):
-        with pytest.raises(TypeError, match="NoneType"):
-            swiglu_mlp(*other)
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match="NoneType"):
-        swiglu_mlp(*leaves)
+    plan_checks.check_second_call(monkeypatch, *small())
 
 
 def test_a_tensor_left_over_from_torch_func():
@@ -131,12 +79,12 @@ def test_other_sizes_and_dtypes_have_no_plan():
         (SHAPE, "float32"),
     ):
         leaves, _ = small(shape, dtype)
-        assert few_tokens_plan.plan_of(*leaves) is None
+        assert plans.plan_of(*leaves) is None
     leaves, _ = small()
-    assert few_tokens_plan.plan_of(*leaves) is not None
+    assert plans.plan_of(*leaves) is not None
     buffer = torch.empty(SHAPE[0] * SHAPE[1] + 1, dtype=torch.float16)
     moved = buffer[1:].view(SHAPE[:2])
-    assert few_tokens_plan.plan_of(moved, *leaves[1:]) is None
+    assert plans.plan_of(moved, *leaves[1:]) is None
 
 
 def test_weights_changed_between_the_passes():
@@ -153,29 +101,8 @@ def test_weights_changed_between_the_passes():
 
 
 @pytest.mark.parametrize("retained", [False, True])
-def test_gate_up_is_written_over_only_where_nobody_sees_it(monkeypatch, retained):
-    asked = []
-    original = few_tokens_plan.Plan.gradients
-
-    def noted(self, wants, saved, dy, in_place):
-        asked.append(in_place)
-        return original(self, wants, saved, dy, in_place)
-
-    monkeypatch.setattr(few_tokens_plan.Plan, "gradients", noted)
-    leaves, dy = small()
-    y = swiglu_mlp(*leaves)
-    first = grad(y, leaves, dy, retain_graph=retained)
-    assert asked == [not retained]
-    if retained:
-        assert checks.same(grad(y, leaves, dy), first)
-    with pytest.raises(RuntimeError, match="second time"):
-        grad(y, leaves, dy)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        y = swiglu_mlp(*leaves)
-    before = [t.detach().clone() for t in kept]
-    assert checks.same(grad(y, leaves, dy), first)
-    assert asked[-1] is False and checks.same(kept, before) and len(kept) == 4
+def test_gate_up_is_written_over_only_where_nobody_sees_it(retained):
+    plan_checks.check_gate_up_written_over(*small(), retained)
 
 
 @pytest.mark.parametrize("fault", broken_kernels.BROKEN_FEW)

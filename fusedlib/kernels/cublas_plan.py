@@ -1,0 +1,84 @@
+"""The whole MLP where its products are cuBLAS's and a pointwise kernel runs between them.
+
+    forward     gate|up = x Wguᵀ    h = silu(gate) ⊙ up            y = h Wdᵀ
+    backward    dh = dy Wd          d_gate|up, h                   d_x, d_Wgu, d_Wd
+
+That is on Hopper from 65 tokens up to where the fused kernels' tiles fill it, 1024·4096 and
+256·8192 say (`swiglu_calls._apart`). The device needs 26 to 150 µs for such a forward, less than
+the host when every size and address is looked at anew. `plans` says who else comes here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from fusedlib.kernels import swiglu
+from fusedlib.kernels.backward_order import products
+from fusedlib.kernels.few_tokens_plan import Gradients, Plan
+from fusedlib.kernels.swiglu_calls import unchecked_fwd
+
+
+class CublasPlan(Plan):
+    """The MLP at the sizes of these operands; where `fused_forward`, h is a fused kernel's."""
+
+    def __init__(
+        self, x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, fused_forward: bool
+    ) -> None:
+        super().__init__(x, w_gate_up, w_down)
+        self._hidden, self._deep = w_down.shape[0], x.ndim != 2
+        self._fused_forward = fused_forward
+
+    def forward(
+        self, x: Tensor, w_gate_up: Tensor, w_down: Tensor, save: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """y, of x's shape, and gate|up (tokens, 2·inner) if saved."""
+        h, gate_up = self._activated(x, w_gate_up, save)
+        y = linear(h, w_down)
+        return (y.view(x.shape) if self._deep else y), gate_up
+
+    def _activated(self, x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
+        if self._deep:
+            x = x.view(-1, self._hidden)
+        if self._fused_forward:
+            return unchecked_fwd(x, w_gate_up, save)
+        gate_up = linear(x, w_gate_up)
+        h = self._new(*self._h)
+        self._pointwise((False, False, True, False), gate_up, gate_up, gate_up, h)
+        return h, gate_up if save else None
+
+    def _differentiated(
+        self, dy: Tensor, w_down: Tensor | None, gate_up: Tensor, gradient: bool, output: bool,
+        in_place: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+        dh, d_gate_up = gate_up, None
+        if gradient:
+            assert w_down is not None
+            dh = torch.mm(dy.view(-1, self._hidden) if self._deep else dy, w_down)
+            d_gate_up = gate_up if in_place else self._new(*self._gate_up)
+        h = self._new(*self._h) if output else None
+        target, output_to = gate_up if d_gate_up is None else d_gate_up, gate_up if h is None else h
+        variant = False, gradient, output, gradient and in_place
+        self._pointwise(variant, dh, gate_up, target, output_to)
+        return d_gate_up, h
+
+    def _pointwise(
+        self, variant: tuple[bool, bool, bool, bool], dh: Tensor, gate_up: Tensor, *results: Tensor
+    ) -> None:
+        launch = self._launches.get(variant)
+        if launch is None:
+            made = swiglu.bwd_launch(gate_up, gate_up, gate_up, variant)
+            launch = self._kept(variant, made)
+        launch(gate_up, gate_up, dh, gate_up, *results)
+
+    def _products(
+        self, wants: tuple[bool, bool, bool], dy: Tensor, x: Tensor | None,
+        held: list[Tensor | None], w_gate_up: Tensor | None,
+    ) -> Gradients:  # fmt: skip
+        if not self._deep:
+            return products(wants, held, dy, x, w_gate_up)
+        matrix = None if x is None else x.view(-1, self._hidden)
+        dy = dy.view(-1, self._hidden)
+        d_x, d_w_gate_up, d_w_down = products(wants, held, dy, matrix, w_gate_up)
+        return None if d_x is None else d_x.view(self._x[0]), d_w_gate_up, d_w_down

@@ -1,0 +1,105 @@
+"""Plans with torch's products and the pointwise kernel in Triton's interpreter:
+`tests/test_cublas_plan.py` runs this file in a process of its own.
+"""
+
+import os
+
+import bf16
+import broken_kernels
+import plan_checks
+import pytest
+import swiglu_checks as checks
+from torch.autograd import grad
+
+from fusedlib import functional
+from fusedlib.functional import SAVES, swiglu_mlp
+from fusedlib.kernels import cublas_plan, plans, swiglu_calls
+
+assert os.environ["TRITON_INTERPRET"] == "1"
+bf16.apply()
+
+SHAPE = (65, 48, 32)  # tokens, hidden, inner: one token more than the kernels for few take
+POINTWISE = "_swiglu_bwd_kernel"
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch):
+    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)
+    return plan_checks.note_launches(monkeypatch)
+
+
+def small(shape=SHAPE, dtype="float16"):
+    return checks.small("cpu", dtype, shape)
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("forward", ["apart", "fused"])
+def test_swiglu_mlp_and_gradients_vs_float64(started, monkeypatch, forward, dtype, save):
+    if forward == "fused":
+        monkeypatch.setattr(swiglu_calls, "_apart", lambda *a: a[-1] == swiglu_calls.BACKWARD_N)
+    assert checks.misses_mlp("cpu", dtype, SHAPE, save) == []
+    [plan] = functional._PLANS.values()
+    assert isinstance(plan, cublas_plan.CublasPlan)
+    assert set(started) == {POINTWISE, *["_swiglu_fwd_kernel"] * (forward == "fused")}
+
+
+@pytest.mark.parametrize("check", plan_checks.HOLDS, ids=plan_checks.name_of)
+def test_holds(monkeypatch, check):
+    plan_checks.run_at(monkeypatch, check, "cpu", "float16", (72, *SHAPE[1:]))
+    assert cublas_plan.CublasPlan in map(type, functional._PLANS.values())
+
+
+@pytest.mark.parametrize("forward", ["apart", "fused"])
+@pytest.mark.parametrize("save", SAVES)
+def test_leading_dimensions_are_a_plan_s_too(monkeypatch, save, forward):
+    if forward == "fused":
+        monkeypatch.setattr(swiglu_calls, "_apart", lambda *a: a[-1] == swiglu_calls.BACKWARD_N)
+    (x, *weights), dy = small((72, *SHAPE[1:]))
+    y = swiglu_mlp(x, *weights, save=save)
+    wanted = [y, *grad(y, (x, *weights), dy)]
+    deep = x.detach().view(2, 3, 12, -1).requires_grad_()
+    y = swiglu_mlp(deep, *weights, save=save)
+    found = [y, *grad(y, (deep, *weights), dy.view_as(y))]
+    assert y.shape == found[1].shape == deep.shape and len(functional._PLANS) == 2
+    assert checks.same([t.view_as(w) for t, w in zip(found, wanted, strict=True)], wanted)
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_frozen_subsets_get_what_they_want_and_cost_no_more(started, save):
+    plan_checks.check_frozen_subsets(started, *small(), save, [POINTWISE], [POINTWISE])
+
+
+def test_a_second_call_looks_nothing_up(monkeypatch):
+    plan_checks.check_second_call(monkeypatch, *small())
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_few_tokens_come_here_where_weights_are_wide(monkeypatch, save):
+    monkeypatch.setattr(plans, "_wide", lambda like, weight: weight == 48 * 32)
+    assert checks.misses_mlp("cpu", "float16", (37, 48, 32), save) == []
+    assert [type(plan) for plan in functional._PLANS.values()] == [cublas_plan.CublasPlan]
+    assert type(plans.plan_of(*small((37, 32, 32))[0])) is not cublas_plan.CublasPlan
+
+
+def test_where_no_direction_is_apart_there_is_no_plan(monkeypatch):
+    leaves, _ = small()
+    assert type(plans.plan_of(*leaves)) is cublas_plan.CublasPlan
+    assert plans.plan_of(*small((65, 40, 32))[0]) is None
+    assert plans.plan_of(*small(dtype="float32")[0]) is None
+    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: False)
+    assert plans.plan_of(*leaves) is None
+
+
+@pytest.mark.parametrize("retained", [False, True])
+def test_gate_up_is_written_over_only_where_nobody_sees_it(retained):
+    plan_checks.check_gate_up_written_over(*small(), retained)
+
+
+@pytest.mark.parametrize("fault", ["wrong derivative", "up left out of the recomputed h"])
+def test_a_broken_pointwise_kernel_is_rejected(monkeypatch, tmp_path, fault):
+    broken_kernels.forget(monkeypatch)
+    assert checks.misses_mlp("cpu", "float16", SHAPE) == []
+    started = broken_kernels.put(monkeypatch, tmp_path, fault, off=0.5)
+    assert checks.misses_mlp("cpu", "float16", SHAPE) != []
+    assert POINTWISE in broken_kernels.names(started) and functional._PLANS

@@ -1,0 +1,107 @@
+"""What must hold of every kind of plan of the MLP, in Triton's interpreter and on a GPU."""
+
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+import swiglu_checks as checks
+import torch
+from torch.autograd import grad
+
+from fusedlib import functional
+from fusedlib.functional import swiglu_mlp
+from fusedlib.kernels import launch
+
+HOLDS = (
+    checks.check_leading_dimensions,
+    checks.check_any_strides,
+    checks.check_backward_twice,
+    checks.check_activation_checkpointing,
+    checks.check_no_grad_and_inference,
+)
+
+
+def name_of(check: Callable[[str], None]) -> str:
+    return check.__name__.removeprefix("check_")
+
+
+def run_at(monkeypatch, check, device: str, dtype: str, shape: tuple[int, int, int]) -> None:
+    """A check of `swiglu_checks` with leaves that a plan takes."""
+    monkeypatch.setattr(checks, "HIDDEN", shape[1])
+    monkeypatch.setattr(checks, "INNER", shape[2])
+    made = checks.small(device, dtype, shape)
+    monkeypatch.setattr(checks, "small", lambda device: made)
+    check(device)
+
+
+def note_launches(monkeypatch) -> list[str]:
+    """Names of the kernels that are started from now on; plans are made anew."""
+    monkeypatch.setattr(functional, "_PLANS", {})
+    names = []
+    original = launch.Launch.__call__
+
+    def noted(self, *matrices):
+        names.append(self.kernel.__name__)
+        return original(self, *matrices)
+
+    monkeypatch.setattr(launch.Launch, "__call__", noted)
+    return names
+
+
+def check_frozen_subsets(started, leaves, dy, save, again, backward) -> None:
+    """Each subset's gradients are there, are right, and start what they need and no more.
+
+    `again` is what computes gate|up once more with save="input", `backward` what a whole pass
+    starts, the kernel of d(gate|up) first.
+    """
+    everything = grad(swiglu_mlp(*leaves), leaves, dy)
+    for chosen in (c for n in (1, 2) for c in combinations(range(3), n)):
+        own = [t.detach().requires_grad_(i in chosen) for i, t in enumerate(leaves)]
+        y = swiglu_mlp(*own, save=save)
+        started.clear()
+        y.backward(dy)
+        for i, leaf in enumerate(own):
+            assert (leaf.grad is not None) == (i in chosen)
+            if i in chosen:
+                assert checks.close([leaf.grad], [everything[i]]), (chosen, i)
+        # d_Wd of an h computed again needs neither dh nor another pass over gate|up.
+        alone = chosen == (2,) and save == "input"
+        assert started == again * (save == "input") + backward[alone:]
+
+
+def check_second_call(monkeypatch, leaves, dy) -> None:
+    """A call that has a plan is checked no more; any other is."""
+    wanted = swiglu_mlp(*leaves)
+    monkeypatch.setattr(functional, "_check", None)
+    again = swiglu_mlp(*leaves)
+    assert checks.same([again, *grad(again, leaves, dy)], [wanted, *grad(wanted, leaves, dy)])
+    with torch.no_grad():
+        assert checks.same([swiglu_mlp(*leaves)], [wanted])
+    for other in (
+        [leaves[0][:-1], *leaves[1:]],
+        [leaves[0].bfloat16(), *leaves[1:]],
+        [*leaves[:2], leaves[2].detach().mT.contiguous().mT],
+    ):
+        with pytest.raises(TypeError, match="NoneType"):
+            swiglu_mlp(*other)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match="NoneType"):
+        swiglu_mlp(*leaves)
+
+
+def check_gate_up_written_over(leaves, dy, retained: bool) -> None:
+    """By d(gate|up), and only where nobody sees it: graphs not retained, and no hooks."""
+    y = swiglu_mlp(*leaves)
+    own = y.grad_fn.own
+    before = own.clone()
+    first = grad(y, leaves, dy, retain_graph=retained)
+    assert torch.equal(own, before) == retained
+    if retained:
+        assert checks.same(grad(y, leaves, dy), first)
+    with pytest.raises(RuntimeError, match="second time"):
+        grad(y, leaves, dy)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = swiglu_mlp(*leaves)
+    before = [t.detach().clone() for t in kept]
+    assert checks.same(grad(y, leaves, dy), first)
+    assert checks.same(kept, before) and len(kept) == 4

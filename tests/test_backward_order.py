@@ -1,0 +1,152 @@
+"""Which product of a backward pass comes last: by counting, and by every allocation of a pass whose
+kernels start nothing (what they allocate, and how long it lives, is the same).
+"""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from fusedlib import functional
+from fusedlib.bench import allocations, ledger
+from fusedlib.bench.ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
+from fusedlib.bench.problems import SwiGLUProblem, draw
+from fusedlib.kernels import backward_order, ops, plans, split_mlp, swiglu_calls
+from fusedlib.kernels.backward_order import down_last, split_down_last
+from fusedlib.kernels.cublas_plan import CublasPlan
+from fusedlib.kernels.launch import Launch
+from fusedlib.kernels.split import Split
+
+ALL = True, True, True
+SIZES = (64, 256, 1024, 4096, 28672)
+# tokens·hidden·inner: d_w_down last, first, and level.
+SHAPES = [(128, 384, 512), (384, 128, 96), (128, 128, 192)]
+
+
+def test_llama_3_70b_by_hand():
+    problem = SwiGLUProblem(4096, 8192, 28672)  # MiB in bf16: F is 224, D is 64, W is 448
+    assert total(FUSED.peak(problem)[1]).mib(problem) == 224 + 64 + 2 * 448 + 448 + 64
+    assert down_last(4096, 8192, 28672, ALL) and not down_last(8192, 4096, 14336, ALL)
+
+
+@pytest.mark.parametrize(
+    ("rule", "books"),
+    [(down_last, (FUSED, FUSED_INPUT)), (split_down_last, (SPLIT, SPLIT_INPUT))],
+    ids=["half", "split"],
+)
+def test_the_rule_takes_the_order_of_the_lower_peak(rule, books):
+    chosen = set()
+    for shape in product(SIZES, repeat=3):
+        problem, last = SwiGLUProblem(*shape, "float32"), rule(*shape, ALL)
+        chosen.add(last)
+        for book in books:
+            order = book.otherwise if last else book.backward
+            taken = replace(book, backward=order, otherwise=())
+            peaks = [total(b.peak(problem)[1]).mib(problem) for b in (taken, book)]
+            assert peaks[0] == peaks[1], shape
+    assert chosen == {True, False}
+
+
+def test_gradients_that_are_not_wanted_are_not_counted():
+    # At 96·128·96 F is 3, D is 4, W is 4 (of 3072 elements). All wanted: 6 + 4 + 12 and 3 + 12 + 6;
+    # without d_w_gate_up 6 + 4 + 4 and 3 + 4 + 6; without d_x 6 + 4 + 8 and 3 + 8 + 6.
+    for wants in (ALL, (True, False, True), (False, True, True)):
+        assert down_last(96, 128, 96, wants)
+    # At 128·96·96 F is 4, D is 4, W is 3: 8 + 3 + 4 and 4 + 4 + 8 without d_w_gate_up.
+    assert not down_last(128, 96, 96, (True, False, True))
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Kernels that are taken for fp32 on the CPU and start nothing."""
+    monkeypatch.setattr(functional, "_has_kernels", lambda _: True)
+    monkeypatch.setattr(functional, "_TAKEN", (torch.float32,))
+    monkeypatch.setattr(functional, "_PLANS", {})
+    for name in ("fill_fwd", "fill_bwd"):
+        monkeypatch.setattr(swiglu_calls, name, lambda *_: None)
+
+
+def peak_mib(function, shape):
+    """Of `function(x, w_gate_up, w_down)` and its backward pass."""
+    inputs = draw(SwiGLUProblem(*shape, "float32"), "cpu")
+    w_gate_up = torch.cat([inputs.w_gate, inputs.w_up]).detach().requires_grad_()
+    operands = inputs.x, w_gate_up, inputs.w_down
+    live = allocations.trace(lambda: function(*operands), inputs.dy).live_mib()
+    return max(sum(parts) for parts in zip(*live.values(), strict=True))
+
+
+def counted(book, shape):
+    problem = SwiGLUProblem(*shape, "float32")
+    return total(book.peak(problem)[1]).mib(problem)
+
+
+@pytest.mark.parametrize("save", functional.SAVES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_pass_holds_what_is_counted(kernels, shape, save):
+    book = ledger.of({"gate_up": "fused", "input": "fused (input)"}[save])
+
+    def mlp(*operands):
+        y = functional.swiglu_mlp(*operands, save=save)
+        assert type(y.grad_fn).__name__ == "SwiGLUFunctionBackward"
+        return y
+
+    assert peak_mib(mlp, shape) == counted(book, shape)
+
+
+def test_the_other_order_is_seen_to_hold_more(kernels, monkeypatch):
+    monkeypatch.setattr(backward_order, "down_last", lambda *_: False)
+    assert peak_mib(functional.swiglu_mlp, SHAPES[0]) > 1.05 * counted(FUSED, SHAPES[0])
+
+
+def test_registered_operators_hold_a_second_gate_up_and_no_more(kernels):
+    found = peak_mib(lambda *operands: ops.swiglu_mlp(*operands, True)[0], SHAPES[0])
+    more = (ledger.F * 2).mib(SwiGLUProblem(*SHAPES[0], "float32"))
+    assert found == counted(FUSED, SHAPES[0]) + more
+
+
+@pytest.mark.parametrize("save", functional.SAVES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_pass_by_a_plan_holds_what_is_counted(kernels, monkeypatch, shape, save):
+    monkeypatch.setattr(plans, "DTYPES", (torch.float32,))
+    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)
+    monkeypatch.setattr(Launch, "__call__", lambda *_: None)
+    book = ledger.of({"gate_up": "fused", "input": "fused (input)"}[save])
+    found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape)
+    # dh is no allocation of the fused kernels; it is gone before d(gate|up)'s products.
+    with_dh = (ledger.F * 4 + ledger.D).mib(SwiGLUProblem(*shape, "float32"))
+    assert found == max(counted(book, shape), with_dh)
+    assert [type(plan) for plan in functional._PLANS.values()] == [CublasPlan]
+
+
+class SplitMLP(torch.autograd.Function):
+    """The backward pass of split products, after a plain forward."""
+
+    @staticmethod
+    def forward(ctx, x, w_gate_up, w_down):
+        gate_up = x @ w_gate_up.mT
+        _, h = swiglu_calls.unchecked_bwd(None, None, gate_up, True, False)
+        ctx.save_for_backward(x, w_gate_up, w_down)
+        ctx.own = [gate_up]
+        return h @ w_down.mT
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w_gate_up, w_down = ctx.saved_tensors
+        return split_mlp.split_mlp_bwd(dy, x, w_gate_up, w_down, ctx.own.pop(), in_place=True)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], (384, 256, 256)], ids=str)
+def test_split_products_hold_what_is_counted(kernels, monkeypatch, shape):
+    def split(*matrices):
+        made = [m.new_empty(2, *m.shape, dtype=torch.float16) for m in matrices]
+        return [Split(m, p, p) for m, p in zip(matrices, made, strict=True)]
+
+    def split_product(a, b, *, transpose_a=False):
+        left = a.source.mT if transpose_a else a.source
+        return left.new_empty(left.shape[0], b.source.shape[1])
+
+    monkeypatch.setattr(split_mlp, "split", split)
+    monkeypatch.setattr(split_mlp, "split_product", split_product)
+    assert peak_mib(SplitMLP.apply, shape) == counted(SPLIT, shape)

@@ -1,0 +1,91 @@
+"""Plans on cuBLAS's products on a GPU: values, CUDA graphs, other addresses, peaks of memory."""
+
+import plan_checks
+import pytest
+import swiglu_checks as checks
+import torch
+from torch.autograd import grad
+
+from fusedlib import functional
+from fusedlib.functional import SAVES, swiglu_mlp
+from fusedlib.kernels import backward_order, plans, swiglu_calls
+from fusedlib.kernels.cublas_plan import CublasPlan
+
+pytestmark = pytest.mark.gpu
+
+# Both directions on cuBLAS, ragged tokens; the forward one fused kernel (two rounds of its tiles).
+SHAPES = [(65, 64, 80), (130, 208, 272), (517, 384, 1072), (1024, 256, 4096)]
+
+
+@pytest.fixture(autouse=True)
+def _only_plans_made_here(monkeypatch):
+    monkeypatch.setattr(functional, "_PLANS", {})
+    like = torch.empty(0, device="cuda", dtype=torch.bfloat16)
+    if not swiglu_calls._apart(like, 130, 272, swiglu_calls.BACKWARD_N):
+        monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)  # a card that is no Hopper
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
+    assert checks.misses_mlp("cuda", dtype, shape, save) == []
+    [plan] = functional._PLANS.values()
+    assert isinstance(plan, CublasPlan)
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_few_tokens_come_here_where_weights_are_wide(monkeypatch, save):
+    monkeypatch.setattr(plans, "_wide", lambda *_: True)
+    assert checks.misses_mlp("cuda", "bfloat16", (37, 272, 144), save) == []
+    assert [type(plan) for plan in functional._PLANS.values()] == [CublasPlan]
+
+
+@pytest.mark.parametrize(
+    "check", (*plan_checks.HOLDS, checks.check_frozen_subsets), ids=plan_checks.name_of
+)
+def test_holds(monkeypatch, check):
+    plan_checks.run_at(monkeypatch, check, "cuda", "bfloat16", (72, 64, 80))
+    assert CublasPlan in map(type, functional._PLANS.values())
+
+
+def test_a_plan_gives_what_the_calls_without_one_give(monkeypatch):
+    """The same kernels and the same products, bit by bit."""
+    leaves, dy = checks.small("cuda", "bfloat16", (256, 512, 1024))
+    y = swiglu_mlp(*leaves)
+    planned = [y, *grad(y, leaves, dy)]
+    assert functional._PLANS
+    monkeypatch.setattr(functional, "_PLANS", {})
+    monkeypatch.setattr(functional._eager_kernels()[2], "plan_of", lambda *_: None)
+    y = swiglu_mlp(*leaves)
+    assert checks.same([y, *grad(y, leaves, dy)], planned) and not functional._PLANS
+
+
+def test_addresses_off_16_bytes_go_another_way():
+    (x, w_gate_up, w_down), _ = checks.small("cuda", "bfloat16", (72, 64, 64))
+    wanted = swiglu_mlp(x, w_gate_up, w_down)
+    for off in (1, 4, 8):
+        buffer = torch.empty(x.numel() + off, device="cuda", dtype=x.dtype)
+        moved = buffer[off:].view_as(x).copy_(x.detach())
+        assert checks.close([swiglu_mlp(moved, w_gate_up, w_down)], [wanted]), off
+
+
+@pytest.mark.parametrize("order", ["chosen", "d_w_down first"])
+def test_the_peak_is_that_of_the_chosen_order(monkeypatch, order):
+    """d_w_down last, where the tokens are few for the width."""
+    tokens, hidden, inner = 512, 2048, 4096
+    if order != "chosen":
+        monkeypatch.setattr(backward_order, "down_last", lambda *_: False)
+    leaves, dy = checks.small("cuda", "bfloat16", (tokens, hidden, inner))
+    for _ in range(2):
+        grad(swiglu_mlp(*leaves), leaves, dy)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    y = swiglu_mlp(*leaves)
+    found = grad(y, leaves, dy)
+    peak = torch.cuda.max_memory_allocated() - before
+    f, d, w = (2 * n for n in (tokens * inner, tokens * hidden, hidden * inner))
+    first = d + 2 * f + w + max(f, d + 2 * w)
+    last = d + f + d + 2 * w + max(2 * f, w)
+    assert last < first and len(found) == 3
+    assert abs(peak - (last if order == "chosen" else first)) <= 2**21
