@@ -74,6 +74,15 @@ def test_swiglu_mlp_in_tf32_vs_float64(tf32, shape):
     assert checks.misses_mlp("cuda", "float32", SHAPES[shape]) == []
 
 
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("shape", [(1024, 2048, 5632), (1003, 2052, 4100)], ids=str)
+def test_large_swiglu_mlp_in_tf32_vs_float64(tf32, shape, save):
+    """Torch's products and our kernel between them; the last is ragged."""
+    assert checks.misses_mlp("cuda", "float32", shape, save) == []
+    leaves, _ = checks.small("cuda", "float32", shape)
+    assert "SwiGLUFunction" in type(swiglu_mlp(*leaves).grad_fn).__name__
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_swiglu_mlp_in_tf32_errs_by_tf32_s_roundoff(tf32, shape):
     """At unaligned shapes cuBLAS may leave TF32, so that it is no measure there: four roundoffs."""
