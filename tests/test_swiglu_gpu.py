@@ -92,6 +92,17 @@ def test_swiglu_mlp_in_tf32_errs_by_tf32_s_roundoff(tf32, shape):
     assert all(error.norm < 4 * 2**-10 for error in found.values()), found
 
 
+@pytest.mark.parametrize("shape", [(256, 4096, 4096), (512, 2048, 8192)], ids=str)
+def test_fp32_that_is_not_split_errs_as_plain_pytorch(shape):
+    inputs = draw(SwiGLUProblem(*shape, "float32"), "cuda")
+    true = check.truth(inputs)
+    ours, eager = (
+        check.errors(check.results_of(providers.get(name).set_up(inputs), inputs.dy), true)["y"]
+        for name in ("fused", "eager")
+    )
+    assert ours.norm <= 1.02 * eager.norm
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_swiglu_mlp_at_a_model_s_shape_vs_float64(dtype):
     assert checks.misses_mlp("cuda", dtype, (1024, 2048, 5632)) == []
