@@ -1,10 +1,10 @@
 """The SwiGLU MLP as functions: fused on NVIDIA GPUs from compute capability 8.0 on, else PyTorch.
 
-The fused path takes bf16 and fp16, and fp32 where torch's products are set to "highest" and large:
-those run on the tensor cores from two fp16 parts a factor, at least as accurate as IEEE fp32. Other
-dtypes and devices run the same lines in plain PyTorch, whose own autograd then decides what is kept
-for backward; fp32 is as precise there as torch's own products are set to be. So do transforms of
-`torch.func` and forward-mode derivatives.
+The fused path takes bf16 and fp16, and fp32 where products are large. In fp32 they are not fused
+with what follows, which is one kernel of ours: at torch's "highest" they run on the tensor cores
+from two fp16 parts a factor, at least as accurate as IEEE fp32; at "high" they are torch's, in
+TF32. Other sizes, dtypes and devices run the same lines in plain PyTorch, whose own autograd then
+decides what is kept for backward. So do transforms of `torch.func` and forward-mode derivatives.
 
 In plain eager mode the kernels are launched by `fusedlib.kernels.swiglu_autograd`; where something
 watches operators (torch.compile, a dispatch mode, a tensor subclass) by the registered ones of
@@ -28,9 +28,9 @@ from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 
 SAVES = ("gate_up", "input")
-# fp32 is for split precision at torch's "highest", from the sizes below on, where splitting pays;
-# else it stays with torch's products. Our TF32 blocks cut the low bits of their factors off, an
-# error of 1.6e-3 where cuBLAS has 5.1e-4 (H200, torch 2.11, triton 3.6).
+# fp32 is for the kernels from the sizes below on, where splitting pays. TF32 products stay torch's:
+# our blocks cut the low bits of their factors off, an error of 1.6e-3 where cuBLAS has 5.1e-4
+# (H200, torch 2.11, triton 3.6).
 LEAST_TOKENS = 256
 LEAST_WORK = 2**33
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
@@ -58,7 +58,7 @@ def swiglu(x: Tensor, w_gate_up: Tensor, *, save: str = "gate_up") -> Tensor:
     """
     _check(x, w_gate_up, None, save)
     x, w_gate_up = _autocast(x, w_gate_up)
-    if not (fused(x) or _precise(x, w_gate_up)):
+    if not (fused(x) or _large_fp32(x, w_gate_up)):
         return _again(save, _plain_swiglu, x, w_gate_up)
     if _plain_eager(x, w_gate_up):
         return _direct(save, x, w_gate_up, None)
@@ -89,7 +89,7 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gat
         return y
     _check(x, w_gate_up, w_down, save)
     x, w_gate_up, w_down = _autocast(x, w_gate_up, w_down)
-    if not (fused(x) or _precise(x, w_gate_up)):
+    if not (fused(x) or _large_fp32(x, w_gate_up)):
         return _again(save, _plain_swiglu_mlp, x, w_gate_up, w_down)
     if _plain_eager(x, w_gate_up, w_down):
         return _direct(save, x, w_gate_up, w_down)
@@ -105,20 +105,14 @@ def fused(x: Tensor) -> bool:
     return x.dtype in _TAKEN and _has_kernels(x.device) and not _transformed()
 
 
-def _precise(x: Tensor, w_gate_up: Tensor) -> bool:
-    """Whether fp32 products on tensor cores, as accurate as IEEE's, are faster than those."""
-    if x.dtype != torch.float32 or not x.is_cuda or not _ieee() or not _has_kernels(x.device):
+def _large_fp32(x: Tensor, w_gate_up: Tensor) -> bool:
+    """Whether fp32 takes the kernels: split products are faster than IEEE's from this size on."""
+    if x.dtype != torch.float32 or not x.is_cuda or not _has_kernels(x.device):
         return False
     wide, hidden = w_gate_up.shape
     tokens = x.numel() // max(hidden, 1)
     enough = tokens >= LEAST_TOKENS and min(hidden, wide // 2) >= LEAST_TOKENS
     return enough and tokens * hidden * wide >= LEAST_WORK and not _transformed()
-
-
-@torch.compiler.assume_constant_result
-def _ieee() -> bool:
-    """Whether torch's own fp32 products are set to be IEEE's."""
-    return torch.backends.cuda.matmul.fp32_precision != "tf32"
 
 
 def _transformed() -> bool:

@@ -74,6 +74,15 @@ def test_swiglu_mlp_in_tf32_vs_float64(tf32, shape):
     assert checks.misses_mlp("cuda", "float32", SHAPES[shape]) == []
 
 
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("shape", [(1024, 2048, 5632), (1003, 2052, 4100)], ids=str)
+def test_large_swiglu_mlp_in_tf32_vs_float64(tf32, shape, save):
+    """Torch's products and our kernel between them; the last is ragged."""
+    assert checks.misses_mlp("cuda", "float32", shape, save) == []
+    leaves, _ = checks.small("cuda", "float32", shape)
+    assert "SwiGLUFunction" in type(swiglu_mlp(*leaves).grad_fn).__name__
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_swiglu_mlp_in_tf32_errs_by_tf32_s_roundoff(tf32, shape):
     """At unaligned shapes cuBLAS may leave TF32, so that it is no measure there: four roundoffs."""
@@ -81,6 +90,17 @@ def test_swiglu_mlp_in_tf32_errs_by_tf32_s_roundoff(tf32, shape):
     work = providers.get("fused").set_up(inputs)
     found = check.errors(check.results_of(work, inputs.dy), check.truth(inputs))
     assert all(error.norm < 4 * 2**-10 for error in found.values()), found
+
+
+@pytest.mark.parametrize("shape", [(256, 4096, 4096), (512, 2048, 8192)], ids=str)
+def test_fp32_that_is_not_split_errs_as_plain_pytorch(shape):
+    inputs = draw(SwiGLUProblem(*shape, "float32"), "cuda")
+    true = check.truth(inputs)
+    ours, eager = (
+        check.errors(check.results_of(providers.get(name).set_up(inputs), inputs.dy), true)["y"]
+        for name in ("fused", "eager")
+    )
+    assert ours.norm <= 1.02 * eager.norm
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,7 +11,7 @@ import swiglu_checks as checks
 import torch
 
 from fusedlib import functional
-from fusedlib.functional import _precise, swiglu_mlp
+from fusedlib.functional import _large_fp32, swiglu_mlp
 from fusedlib.kernels import hopper, swiglu_calls
 from fusedlib.kernels.swiglu_calls import BACKWARD_N, FORWARD_N
 from fusedlib.kernels.swiglu_configs import architecture
@@ -89,7 +89,7 @@ def test_a_fault_on_any_path_is_rejected(path, fault):
         assert hopper.takes(x, shape[2]) == (path == "fixed roles")
         for width in (FORWARD_N, BACKWARD_N):
             assert swiglu_calls._apart(x, len(x), shape[2], width) == (path == "apart")
-    assert _precise(x, w_gate_up) == (path == "split")
+    assert _large_fp32(x, w_gate_up) == (path == "split")
     assert checks.misses_mlp("cuda", dtype, shape) == []
     if fault.startswith("no gradient"):
         with pytest.raises(ValueError, match=fault.replace("of", "arrived at")):

@@ -203,7 +203,7 @@ def quack(inputs: Inputs) -> Workload:
 
 @provider("fused", requires=("triton",), needs_cuda=True)
 def fused(inputs: Inputs) -> Workload:
-    """Our kernels; in fp32 as split products where they pay, else, and in TF32, plain PyTorch."""
+    """Our kernels; in fp32 large products split or, in TF32, cuBLAS's; small ones plain PyTorch."""
     return _fused(inputs, "gate_up")
 
 
