@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusedlib.bench import machine, results, sources
+from fusedlib.bench import machine, results, roofline, sources
 from fusedlib.models import mlps, transformer
 
 STUDY = "06_end_to_end"
@@ -61,7 +61,7 @@ class Setting:
 def code() -> str:
     """Fingerprint of all that measures this study and of the kernels behind the fused MLP."""
     from fusedlib import functional, modules
-    from fusedlib.bench import check, roofline, steps, timing
+    from fusedlib.bench import check, steps, timing
     from fusedlib.bench.end_to_end import (
         cases,
         compiling,
@@ -165,6 +165,8 @@ def profile_cases(
 
 def label(case: Mapping[str, Any]) -> str:
     """A case in a few words."""
+    if case["experiment"] == "ceiling":
+        return roofline.label(case)
     if case["experiment"] == "optimizer":
         return f"{case['model']} AdamW {case['optimizer']}"
     who = {"step": case.get("mode"), "mlp": f"MLP {case.get('mlp')}"}

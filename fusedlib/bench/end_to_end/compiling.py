@@ -49,10 +49,10 @@ def _forget() -> None:
     torch._dynamo.utils.counters.clear()
 
 
-def prepare(device: str) -> None:
+def prepare(device: str, backend: str) -> None:
     """Compile next to nothing once, so that no model pays for imports and worker processes."""
     with cold():
-        torch.compile(torch.sin)(torch.ones(8, device=device))
+        torch.compile(torch.sin, backend=backend)(torch.ones(8, device=device))
 
 
 def compiled(

@@ -48,7 +48,7 @@ class Measure:
         if case["mode"] == "eager":
             return _eager(case)
         if not self._prepared:
-            compiling.prepare(case["device"])
+            compiling.prepare(case["device"], self._backend)
             self._prepared = True
         with compiling.cold():
             return _compiled(case, self._backend)

@@ -11,6 +11,7 @@ import torch
 from torch.autograd import DeviceType
 
 from fusedlib.bench import timing
+from fusedlib.bench.allocations import _quiet
 from fusedlib.bench.end_to_end import running
 from fusedlib.bench.end_to_end.cases import Case
 
@@ -30,9 +31,15 @@ def measure(case: Case) -> dict[str, Any]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if case["device"] == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profile:
+    profile = torch.profiler.profile(activities=activities)
+    with _quiet():
+        profile.start()
+    try:
         trainer.step()
         timing.synchronize(case["device"])
+    finally:
+        with _quiet():
+            profile.stop()
     return row | _counted(profile, on_cuda=case["device"] == "cuda")
 
 

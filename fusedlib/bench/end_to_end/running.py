@@ -34,9 +34,7 @@ def settings() -> Iterator[None]:
 
 def shape(case: Mapping[str, Any]) -> TransformerConfig:
     """The model of a case."""
-    return config(
-        case["model"], context_length=case["context_length"], attention=case["attention"]
-    )
+    return config(case["model"], context_length=case["context_length"], attention=case["attention"])
 
 
 def check_device(device: str) -> None:

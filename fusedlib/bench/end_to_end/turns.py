@@ -6,7 +6,9 @@ layout has, each layout's own.
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -22,7 +24,7 @@ from fusedlib.bench.steps import Trainer
 from fusedlib.bench.sweep import outcome
 from fusedlib.models import mlps
 
-BASELINE = "eager"
+BASELINE, COMPILED = "eager", "inductor"
 
 
 @dataclass
@@ -57,9 +59,8 @@ class Turns:
 def _session(case: Case) -> dict[str, dict[str, Any]]:
     """Figures of all providers by name."""
     names = case["together"].split(",")
-    told: dict[str, dict[str, Any]] = {}
     checked = {name: _attempt(_checked, {**case, "mlp": name}) for name in names}
-    with compiling.cold():
+    with compiling.cold() if COMPILED in names else nullcontext():
         trainer = running.trainer(case)
         # Made in the list's order: fused's packed rows are what the others' weights become views of
         arms = {
@@ -70,7 +71,8 @@ def _session(case: Case) -> dict[str, dict[str, Any]]:
         trainer.optimizer = _shared_optimizer(trainer, arms)
         trainer.call = running.autocast(case, trainer.model)
         for name, arm in list(arms.items()):
-            if (found := _attempt(lambda _, a=arm: _warm(trainer, a, case), case)).get("status"):
+            found = _attempt(partial(_warm, trainer, arm), {**case, "mlp": name})
+            if "status" in found:
                 told[name] = found
                 del arms[name]
         _rounds(trainer, arms, case)
@@ -102,7 +104,8 @@ def _shared_optimizer(trainer: Trainer, arms: Mapping[str, _Arm]) -> torch.optim
 def _warm(trainer: Trainer, arm: _Arm, case: Case) -> dict[str, Any]:
     _enter(trainer, arm)
     try:
-        arm.figures |= compiling.settle(trainer.step, case["device"])
+        if case["mlp"] == COMPILED:
+            arm.figures |= compiling.settle(trainer.step, case["device"])
         for _ in range(case["warmup"]):
             trainer.step()
     finally:
@@ -117,7 +120,7 @@ def _enter(trainer: Trainer, arm: _Arm) -> None:
 
 
 def _rounds(trainer: Trainer, arms: dict[str, _Arm], case: Case) -> None:
-    """A step each in turns, after one that is dropped: the caches hold another's tensors."""
+    """A step each in turns, until seconds and steps are enough."""
     budget = case["seconds"] * len(arms)
     clock = timing.clock_for("cpu")
     begin = clock.mark()
