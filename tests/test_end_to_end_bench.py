@@ -15,6 +15,10 @@ TINY = cases.Setting("cpu", batch_size=2, warmup=1, seconds=0.0, least=2, most=2
 def small_models(monkeypatch):
     tiny = transformer.config("nano", d_model=16, d_ff=32, num_heads=2, vocab_size=32)
     monkeypatch.setitem(transformer.SIZES, "nano", tiny)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def one(made):

@@ -2,7 +2,7 @@
 
 For B sequences of T tokens, D d_model, F d_ff, L layers, V vocabulary:
 
-    weights    W  = 2 · BT · (L (4D² + 3DF) + DV)     query, key, value, output; gate, up, down; head
+    weights    W  = 2 · BT · (L (4D² + 3DF) + DV)     attention's four, the MLP's three, the head
     attention  A  = 2 · L · 2BT²D                     QKᵀ and softmax · V, the mask not taken off
     forward       = W + A
     backward      = 2 (W + A)                         a product's gradients are two such products

@@ -130,6 +130,7 @@ def _packed(own: SwiGLU) -> SwiGLUMLP:
     inner, width = own.gate_proj.weight.shape
     mlp = SwiGLUMLP(width, inner, device="meta")
     rows = torch.cat([own.gate_proj.weight, own.up_proj.weight])
-    mlp.w_gate_up, mlp.w_down = nn.Parameter(rows), own.down_proj.weight
+    mlp.register_parameter("w_gate_up", nn.Parameter(rows))
+    mlp.register_parameter("w_down", own.down_proj.weight)
     own.gate_proj.weight.data, own.up_proj.weight.data = rows.chunk(2)
     return mlp

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.bench import machine, timing
+from fusedlib.bench import machine
 from fusedlib.bench.results import Unavailable
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.steps import LEARNING_RATE, Trainer
@@ -43,8 +43,8 @@ def check_device(device: str) -> None:
     Raises:
         Unavailable: it is not.
     """
-    there = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
-    if not there.get(device, lambda: True)():
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there.get(device, True):
         raise Unavailable(f"this machine has no {device} device")
 
 
@@ -98,8 +98,9 @@ def trainer(case: Mapping[str, Any], direction: str = "step") -> Trainer:
 
 def adamw(parameters: Any, kind: str = "foreach") -> torch.optim.AdamW:
     """AdamW as torch has it on GPUs by default, or another way."""
-    ways = {"foreach": kind == "foreach", "fused": kind == "fused"}
-    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, **ways)
+    return torch.optim.AdamW(
+        parameters, lr=LEARNING_RATE, foreach=kind == "foreach", fused=kind == "fused"
+    )
 
 
 def autocast(case: Mapping[str, Any], call: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:

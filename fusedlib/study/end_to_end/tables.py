@@ -95,8 +95,10 @@ def roofs(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _roof(sheet: peaks.Peak | None, measured: dict[str, float], columns: list[str]) -> Any:
-    rates = [sheet and sheet.fp32, measured.get("fp32"), sheet and sheet.bf16, measured.get("bf16")]
-    cells = [MISSING if r is None else number(r / 1e12, 3) for r in rates]
+    rates: list[float | None] = []
+    for form in ("fp32", "bf16"):
+        rates += [getattr(sheet, form, None), measured.get(form)]
+    cells = [MISSING if rate is None else number(rate / 1e12, 3) for rate in rates]
     return dict(zip(columns, [*cells, sheet.source if sheet else "none in our table"], strict=True))
 
 
