@@ -131,6 +131,7 @@ def _packed(own: SwiGLU) -> SwiGLUMLP:
     mlp = SwiGLUMLP(width, inner, device="meta")
     rows = torch.cat([own.gate_proj.weight, own.up_proj.weight])
     mlp.register_parameter("w_gate_up", nn.Parameter(rows))
+    assert isinstance(own.down_proj.weight, nn.Parameter)
     mlp.register_parameter("w_down", own.down_proj.weight)
     own.gate_proj.weight.data, own.up_proj.weight.data = rows.chunk(2)
     return mlp

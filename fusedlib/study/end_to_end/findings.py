@@ -55,9 +55,9 @@ def _ratio(frame: pd.DataFrame) -> str | None:
     told = beside.told("cuda", FP32, "eager")
     others = _listed(f"{number(one.ratio, 3)} at {one.model}" for one in told)
     return (
-        f"A backward pass has {BY_FLOPS} times the FLOPs of its forward. On {_where(rows)} it "
-        f"takes {said} times as long (eager fp32, context {context(frame)}); on the published "
-        f"{told[0].device} {others}."
+        f"By FLOPs a backward pass is {BY_FLOPS} forwards. By time, eager in fp32, it is {said} on "
+        f"{_where(rows)} (context {context(frame)}), and {others} on the published "
+        f"{told[0].device}."
     )
 
 

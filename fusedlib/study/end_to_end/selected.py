@@ -96,11 +96,17 @@ def shape(row: Any) -> TransformerConfig:
     return config(row.model, context_length=int(row.context_length), attention=row.attention)
 
 
+def products(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rates of large products by `machine`, `place` and `format`, in FLOP/s (`flops_per_s`)."""
+    needed = ("ceiling", "dtype", "size", "flops_per_s", "bytes_per_s")
+    return ceilings(frame.reindex(columns=list(dict.fromkeys([*frame.columns, *needed]))))
+
+
 def ceiling(frame: pd.DataFrame, row: Any) -> float | None:
     """The rate of a large product in the row's format, FLOP/s, as measured on its machine."""
     if row.device != row.device_type:
         return None
-    found = ceilings(frame)
+    found = products(frame)
     mine = found[(found["machine"] == row.machine) & (found["format"] == FORMATS[row.precision])]
     return None if mine.empty else float(mine["flops_per_s"].iloc[0])
 

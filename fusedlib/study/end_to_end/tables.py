@@ -11,10 +11,10 @@ from fusedlib.study.end_to_end.selected import (
     context,
     experiment,
     ordered,
+    products,
     steps,
     utilisation,
 )
-from fusedlib.study.kernels.rows import ceilings
 from fusedlib.study.selection import leading, rows_of
 
 GIB = 1024
@@ -36,6 +36,11 @@ def made(lines: dict[Any, dict[str, str]], names: list[str], columns: list[str])
 def cell(value: Any, digits: int = 3) -> str:
     """A number, a dash for none."""
     return MISSING if value is None or pd.isna(value) else number(float(value), digits)
+
+
+def gib(mib: Any) -> str:
+    """MiB in GiB, a dash for none."""
+    return MISSING if mib is None or pd.isna(mib) else number(mib / GIB, 3)
 
 
 def share(value: float | None) -> str:
@@ -75,7 +80,7 @@ def _step(frame: pd.DataFrame, row: Any, width: int) -> list[str]:
         cell(row.forward_median_ms), cell(row.backward_median_ms), interval(row, "step") + again,
         cell(row.inference_median_ms), number(row.tokens_per_s, 3),
         number(row.flops_per_s / 1e12, 3), share(utilisation(row)),
-        share(None if roof is None else row.flops_per_s / roof), cell(row.peak_mib / GIB),
+        share(None if roof is None else row.flops_per_s / roof), gib(row.peak_mib),
         cell(row.compile_s),
     ]  # fmt: skip
 
@@ -84,7 +89,7 @@ def roofs(frame: pd.DataFrame) -> pd.DataFrame:
     """What the data sheets say and what was measured, by machine and card, in TFLOP/s."""
     columns = ["fp32, data sheet", "fp32, GEMM", "bf16, data sheet", "bf16, GEMM", "sheet"]
     lines: dict[str, dict[str, str]] = {}
-    found = ceilings(frame)
+    found = products(frame)
     for place, part in found.groupby("place", sort=False):
         measured = part.set_index("format")["flops_per_s"].to_dict()
         lines[place] = _roof(peaks.of(str(place)), measured, columns)
@@ -172,8 +177,8 @@ def attention(frame: pd.DataFrame) -> pd.DataFrame:
     for fused, plain in attention_pairs(frame):
         cells = [
             cell(plain.both_median_ms), cell(fused.both_median_ms),
-            cell(plain.both_median_ms / fused.both_median_ms), cell(plain.peak_mib / GIB),
-            cell(fused.peak_mib / GIB),
+            cell(plain.both_median_ms / fused.both_median_ms), gib(plain.peak_mib),
+            gib(fused.peak_mib),
         ]  # fmt: skip
         key = (fused.model, f"{int(fused.context_length)}", fused.precision)
         lines[key] = dict(zip(columns, cells, strict=True))
@@ -201,7 +206,7 @@ def mlps(frame: pd.DataFrame) -> pd.DataFrame:
         if row.status == "ok":
             cells = [
                 cell(row.both_median_ms), cell(row.step_median_ms), speedup(row, "both"),
-                speedup(row, "step"), cell(row.peak_mib / GIB), cell(row.gradients_error, 2),
+                speedup(row, "step"), gib(row.peak_mib), cell(row.gradients_error, 2),
             ]  # fmt: skip
         key = (f"{row.model}·{int(row.context_length)}", row.precision, row.mlp)
         lines[key] = dict(zip(columns, cells, strict=True))
@@ -234,7 +239,7 @@ def optimizers(frame: pd.DataFrame) -> pd.DataFrame:
             cells = [
                 interval(row, "optimizer"), number(row.least_bytes / own / 1e6, 3),
                 share(None if others is None else own / (own + others)),
-                cell(row.state_mib / GIB), cell(row.transient_mib / GIB),
+                gib(row.state_mib), gib(row.transient_mib),
             ]  # fmt: skip
         lines[row.model, row.optimizer] = dict(zip(columns, cells, strict=True))
     return made(lines, ["size", "AdamW"], columns)
