@@ -55,6 +55,7 @@ def ratio(frame: pd.DataFrame) -> Figure:
         style.title(ax, f"measured, {'compiled' if compiled else 'eager'}", fontsize=8.5)
     for ax in axes:
         style.reference_line(ax, y=2.0, label="by FLOPs")
+        ax.tick_params(axis="x", labelsize=6.5)
     axes[0].set_ylabel("backward / forward time")
     style.legend(fig)
     return fig
