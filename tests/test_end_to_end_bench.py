@@ -195,6 +195,20 @@ def test_a_provider_that_is_missing_has_no_times_and_the_others_have():
         assert found[1][2] and not found[1][0]
 
 
+def test_a_model_too_large_for_turns_is_tried_once(monkeypatch):
+    tries = []
+
+    def runs_out(case, direction="step"):
+        tries.append(case)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(running, "trainer", runs_out)
+    run = turns.Turns()
+    todo = cases.mlp_cases(TINY, ["nano"], [8], ["fp32"], ["eager", "fused"])
+    assert [run.figures(case)["status"] for case in todo] == ["oom", "oom"]
+    assert len(tries) == 1
+
+
 class Halved(transformer.SwiGLU):
     def forward(self, x):
         return 0.5 * super().forward(x)

@@ -49,7 +49,11 @@ class Turns:
         """Figures of the case's provider, with `status` and `reason` where it has no times."""
         key = tuple((k, v) for k, v in case.items() if k != "mlp")
         if key != self._key:
-            self._key, self._found = key, _session(case)
+            together, status, reason = outcome(_session, case)
+            if status != "ok":
+                lost = {"status": status, "reason": reason}
+                together = dict.fromkeys(case["together"].split(","), lost)
+            self._key, self._found = key, together
         found = dict(self._found[case["mlp"]])
         if found.get("status") == "unavailable":
             raise Unavailable(found["reason"])
@@ -59,8 +63,8 @@ class Turns:
 def _session(case: Case) -> dict[str, dict[str, Any]]:
     """Figures of all providers by name."""
     names = case["together"].split(",")
-    checked = {name: _attempt(_checked, {**case, "mlp": name}) for name in names}
     with compiling.cold() if COMPILED in names else nullcontext():
+        checked = {name: _attempt(_checked, {**case, "mlp": name}) for name in names}
         trainer = running.trainer(case)
         # Made in the list's order: fused's packed rows are what the others' weights become views of
         arms = {
@@ -104,8 +108,8 @@ def _shared_optimizer(trainer: Trainer, arms: Mapping[str, _Arm]) -> torch.optim
 def _warm(trainer: Trainer, arm: _Arm, case: Case) -> dict[str, Any]:
     _enter(trainer, arm)
     try:
-        if case["mlp"] == COMPILED:
-            arm.figures |= compiling.settle(trainer.step, case["device"])
+        if case["mlp"] == COMPILED:  # the gate has compiled most of it, so its time says nothing
+            compiling.settle(trainer.step, case["device"])
         for _ in range(case["warmup"]):
             trainer.step()
     finally:

@@ -8,7 +8,14 @@ import pandas as pd
 from fusedlib.study import published
 from fusedlib.study.display import number, percent, quantity
 from fusedlib.study.end_to_end import beside
-from fusedlib.study.end_to_end.selected import context, experiment, ordered, steps, utilisation
+from fusedlib.study.end_to_end.selected import (
+    busy,
+    context,
+    experiment,
+    ordered,
+    steps,
+    utilisation,
+)
 from fusedlib.study.end_to_end.tables import GIB, attention_pairs, repaid
 from fusedlib.study.selection import leading, rows_of
 from fusedlib.study.warmup.published_spread import STEPS, one_slow_step
@@ -19,6 +26,8 @@ MISSING = (
 FP32, AUTOCAST = "fp32", "bf16 autocast"
 # Backward and forward of a product: two products against one.
 BY_FLOPS = 2
+# Below this share of busy time the launches from Python decide.
+LAUNCH_BOUND = 0.9
 
 
 def findings(frame: pd.DataFrame) -> list[str]:
@@ -94,34 +103,40 @@ def _autocast(frame: pd.DataFrame) -> str | None:
 def _casts(frame: pd.DataFrame) -> str | None:
     """Why: kernels and how busy they keep the card, in fp32 and under autocast."""
     rows = experiment(frame, "profile")
-    said = []
+    pairs = []
     for model, part in rows.groupby("model", sort=False):
         by = {row.precision: row for row in part.itertuples()}
-        if not {FP32, AUTOCAST} <= set(by):
-            continue
-        plain, cast = by[FP32], by[AUTOCAST]
-        if pd.isna(plain.kernels):
-            said.append(
-                f"{model} {plain.operators:,.0f} operators in fp32 and {cast.operators:,.0f} under "
-                f"autocast, {cast.casts:,.0f} of them casts of {quantity(cast.casts_ms, 'ms')}"
-            )
-            continue
-        said.append(
-            f"{model} {plain.kernels:,.0f} and {cast.kernels:,.0f} kernels, the card busy "
-            f"{_busy(plain)} and {_busy(cast)} of the time, {cast.casts:,.0f} casts with "
-            f"{percent(cast.casts_ms / cast.busy_ms)} of the kernels' time"
-        )
-    if not said:
+        if {FP32, AUTOCAST} <= set(by):
+            pairs.append((model, by[FP32], by[AUTOCAST]))
+    if not pairs:
         return None
+    said = "; ".join(_added(model, plain, cast) for model, plain, cast in pairs)
+    waiting = [m for m, _, cast in pairs if (share := busy(cast)) and share < LAUNCH_BOUND]
+    why = ""
+    if waiting:
+        why = (
+            f" At {_listed(waiting)} the card waits for Python to launch more than "
+            f"{percent(1 - LAUNCH_BOUND)} of the time: there faster products give little, and each "
+            "cast is one more launch."
+        )
     return (
-        f"What autocast adds, forward and backward on {_where(rows)}, fp32 and autocast: "
-        f"{'; '.join(said)}. Where the card waits for launches, faster products give nothing and "
-        "further launches cost."
+        f"What autocast adds to forward and backward on {_where(rows)}, fp32 and autocast: {said}."
+        f"{why}"
     )
 
 
-def _busy(row: Any) -> str:
-    return percent(min(row.busy_ms / row.both_median_ms, 1.0))
+def _added(model: Any, plain: Any, cast: Any) -> str:
+    if pd.isna(plain.kernels):
+        return (
+            f"{model} {plain.operators:,.0f} and {cast.operators:,.0f} operators, of the latter "
+            f"{cast.casts:,.0f} casts that take {quantity(cast.casts_ms, 'ms')}"
+        )
+    shares = [percent(busy(row) or 0.0) for row in (plain, cast)]
+    return (
+        f"{model} {plain.kernels:,.0f} and {cast.kernels:,.0f} kernels, the card busy {shares[0]} "
+        f"and {shares[1]} of the time, {cast.casts:,.0f} casts with "
+        f"{percent(cast.casts_ms / cast.busy_ms)} of the kernels' time"
+    )
 
 
 def _compile(frame: pd.DataFrame) -> str | None:
@@ -292,7 +307,7 @@ def _published_spread() -> list[str]:
         f"standard deviation and {len(below)} below zero: a difference of two averages, of which "
         "one held a slow step.",
         f"Published, medium compiled: the forward's mean and spread are those of one step of "
-        f"{quantity(extra + rest, 'ms')} among {STEPS}, the others at {quantity(rest, 'ms')}: a "
-        f"recompilation in a measured step. Then the backward pass takes "
+        f"{quantity(extra + rest, 'ms')} among {STEPS}, the others at {quantity(rest, 'ms')}, as a "
+        f"recompilation in a measured step leaves them. Then the backward pass takes "
         f"{quantity(both - rest, 'ms')}, not {quantity(row.times['backward'][0], 'ms')}.",
     ]

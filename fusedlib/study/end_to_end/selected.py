@@ -54,10 +54,11 @@ def ordered(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def experiment(frame: pd.DataFrame, name: str, status: str | None = "ok") -> pd.DataFrame:
-    """Rows of one experiment of the leading machine, on the best of its devices."""
+    """Rows of one experiment of the leading machine, on its GPU where they were measured there."""
     rows = leading(rows_of(frame, name, None))
     rows = ordered(rows if status is None else rows[rows["status"] == status])
-    return rows[rows["device"] == rows["device_type"]]
+    best = rows[rows["device"] == rows["device_type"]]
+    return best if len(best) else rows
 
 
 def steps(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
@@ -117,6 +118,11 @@ def utilisation(row: Any) -> float | None:
         return None
     peak = peaks.peak(row.device_name, FORMATS[row.precision])
     return None if peak is None else row.flops_per_s / peak
+
+
+def busy(row: Any) -> float | None:
+    """Share of a step's time, without the profiler, in which a kernel runs; None on a CPU."""
+    return None if pd.isna(row.busy_ms) else min(row.busy_ms / row.both_median_ms, 1.0)
 
 
 def lacking(frame: pd.DataFrame, name: str) -> str | None:

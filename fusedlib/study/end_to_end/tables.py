@@ -7,6 +7,7 @@ import pandas as pd
 from fusedlib.study.display import MISSING, number, percent
 from fusedlib.study.end_to_end import peaks
 from fusedlib.study.end_to_end.selected import (
+    busy,
     ceiling,
     context,
     experiment,
@@ -126,10 +127,9 @@ def casts(frame: pd.DataFrame) -> pd.DataFrame:
     ]  # fmt: skip
     lines = {}
     for row in experiment(frame, "profile").itertuples():
-        busy = None if pd.isna(row.busy_ms) else min(row.busy_ms / row.both_median_ms, 1.0)
         cells = [
             cell(row.kernels, 4), cell(row.operators, 4), cell(row.both_median_ms),
-            cell(row.busy_ms), share(busy), cell(row.casts, 4), cell(row.casts_ms),
+            cell(row.busy_ms), share(busy(row)), cell(row.casts, 4), cell(row.casts_ms),
             share(row.casts_ms / row.busy_ms),
         ]  # fmt: skip
         lines[row.model, row.precision] = dict(zip(columns, cells, strict=True))
