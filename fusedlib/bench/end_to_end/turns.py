@@ -17,7 +17,6 @@ from torch import nn
 
 from fusedlib.bench import timing
 from fusedlib.bench.end_to_end import compiling, gate, running
-from fusedlib.bench.end_to_end.cases import Case
 from fusedlib.bench.results import Unavailable
 from fusedlib.bench.statistics import paired_ratio
 from fusedlib.bench.steps import Trainer
@@ -45,7 +44,7 @@ class Turns:
         self._key: tuple[Any, ...] = ()
         self._found: dict[str, dict[str, Any]] = {}
 
-    def figures(self, case: Case) -> dict[str, Any]:
+    def figures(self, case: Mapping[str, Any]) -> dict[str, Any]:
         """Figures of the case's provider, with `status` and `reason` where it has no times."""
         key = tuple((k, v) for k, v in case.items() if k != "mlp")
         if key != self._key:
@@ -60,7 +59,7 @@ class Turns:
         return found
 
 
-def _session(case: Case) -> dict[str, dict[str, Any]]:
+def _session(case: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Figures of all providers by name."""
     names = case["together"].split(",")
     with compiling.cold() if COMPILED in names else nullcontext():
@@ -105,7 +104,7 @@ def _shared_optimizer(trainer: Trainer, arms: Mapping[str, _Arm]) -> torch.optim
     return running.adamw(list(dict.fromkeys(every)))
 
 
-def _warm(trainer: Trainer, arm: _Arm, case: Case) -> dict[str, Any]:
+def _warm(trainer: Trainer, arm: _Arm, case: Mapping[str, Any]) -> dict[str, Any]:
     _enter(trainer, arm)
     try:
         if case["mlp"] == COMPILED:  # the gate has compiled most of it, so its time says nothing
@@ -123,7 +122,7 @@ def _enter(trainer: Trainer, arm: _Arm) -> None:
     mlps.place(trainer.model, arm.modules)
 
 
-def _rounds(trainer: Trainer, arms: dict[str, _Arm], case: Case) -> None:
+def _rounds(trainer: Trainer, arms: dict[str, _Arm], case: Mapping[str, Any]) -> None:
     """A step each in turns, until seconds and steps are enough."""
     budget = case["seconds"] * len(arms)
     clock = timing.clock_for("cpu")
@@ -136,7 +135,7 @@ def _rounds(trainer: Trainer, arms: dict[str, _Arm], case: Case) -> None:
             return
 
 
-def _turn(trainer: Trainer, arm: _Arm, case: Case) -> None:
+def _turn(trainer: Trainer, arm: _Arm, case: Mapping[str, Any]) -> None:
     _enter(trainer, arm)
     on_cuda = case["device"] == "cuda"
     if on_cuda:
@@ -149,7 +148,7 @@ def _turn(trainer: Trainer, arm: _Arm, case: Case) -> None:
     trainer.model.zero_grad(set_to_none=True)
 
 
-def _figures(case: Case, name: str, arms: Mapping[str, _Arm]) -> dict[str, Any]:
+def _figures(case: Mapping[str, Any], name: str, arms: Mapping[str, _Arm]) -> dict[str, Any]:
     """Times, peak, and the baseline's time over this provider's from the pairs."""
     arm = arms[name]
     row = {**arm.figures, **running.figures(case, arm.samples), "recompiled": arm.recompiled}
