@@ -33,7 +33,7 @@ LAUNCH_BOUND = 0.9
 def findings(frame: pd.DataFrame) -> list[str]:
     """What the rows and the published figures say, a sentence or two each."""
     measured = [
-        _ratio(frame), _autocast(frame), _casts(frame), _compile(frame), _recompiled(frame),
+        _ratio(frame), _inference(frame), _autocast(frame), _casts(frame), _compile(frame), _recompiled(frame),
         _mlps(frame), _optimizer(frame), _attention(frame), _cards(frame), _memory(frame),
     ]  # fmt: skip
     found = [s for s in measured if s]
@@ -70,10 +70,23 @@ def _ratio(frame: pd.DataFrame) -> str | None:
     )
 
 
-def _pairs(frame: pd.DataFrame, part: str = "both") -> dict[str, float]:
+def _inference(frame: pd.DataFrame) -> str | None:
+    rows = steps(frame, context_length=context(frame), mode="eager", precision=FP32)
+    rows = rows[rows["inference_median_ms"].notna()]
+    if rows.empty:
+        return None
+    found = rows["inference_median_ms"] / rows["forward_median_ms"]
+    said = _listed(f"{percent(f)} at {m}" for f, m in zip(found, rows["model"], strict=True))
+    return (
+        f"Without gradients and loss the same pass takes, of a training step's forward, {said} "
+        f"(eager fp32, {_where(rows)}, context {context(frame)})."
+    )
+
+
+def _pairs(frame: pd.DataFrame) -> dict[str, float]:
     """Autocast's time over fp32's by size: eager, at the context looked at."""
     rows = steps(frame, context_length=context(frame), mode="eager")
-    times = {p: g.set_index("model")[f"{part}_median_ms"] for p, g in rows.groupby("precision")}
+    times = {p: g.set_index("model")["both_median_ms"] for p, g in rows.groupby("precision")}
     if not {FP32, AUTOCAST} <= set(times):
         return {}
     both = [m for m in times[FP32].index if m in times[AUTOCAST].index]

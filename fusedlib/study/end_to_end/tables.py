@@ -61,8 +61,8 @@ def grid(frame: pd.DataFrame, precision: str) -> pd.DataFrame:
     rows = experiment(frame, "step", None)
     rows = rows[rows["precision"] == precision]
     columns = [
-        "forward, ms", "backward, ms", "step, ms (95 %)", "inference, ms", "tokens/s", "TFLOP/s",
-        "MFU", "of GEMM", "peak, GiB", "compile, s",
+        "forward, ms", "backward, ms", "step, ms (95 %)", "tokens/s", "TFLOP/s", "MFU",
+        "of GEMM", "peak, GiB", "compile, s",
     ]  # fmt: skip
     lines = {}
     for row in rows.itertuples():
@@ -79,7 +79,7 @@ def _step(frame: pd.DataFrame, row: Any, width: int) -> list[str]:
     again = " (recompiled)" if row.recompiled and row.recompiled > 0 else ""
     return [
         cell(row.forward_median_ms), cell(row.backward_median_ms), interval(row, "step") + again,
-        cell(row.inference_median_ms), number(row.tokens_per_s, 3),
+        number(row.tokens_per_s, 3),
         number(row.flops_per_s / 1e12, 3), share(utilisation(row)),
         share(None if roof is None else row.flops_per_s / roof), gib(row.peak_mib),
         cell(row.compile_s),
@@ -197,8 +197,8 @@ def attention_pairs(frame: pd.DataFrame) -> list[tuple[Any, Any]]:
 def mlps(frame: pd.DataFrame) -> pd.DataFrame:
     """The whole step with each provider's MLP: time, eager's over it, peak, errors."""
     columns = [
-        "forward+backward, ms", "step, ms", "eager's / its, both", "eager's / its, step",
-        "peak, GiB", "error of gradients",
+        "both, ms", "step, ms", "both, eager's / its", "step, eager's / its", "peak, GiB",
+        "gradients' error",
     ]  # fmt: skip
     lines = {}
     for row in experiment(frame, "mlp", None).itertuples():
