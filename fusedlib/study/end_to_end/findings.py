@@ -33,8 +33,9 @@ LAUNCH_BOUND = 0.9
 def findings(frame: pd.DataFrame) -> list[str]:
     """What the rows and the published figures say, a sentence or two each."""
     measured = [
-        _ratio(frame), _inference(frame), _autocast(frame), _casts(frame), _compile(frame), _recompiled(frame),
-        _mlps(frame), _optimizer(frame), _attention(frame), _cards(frame), _memory(frame),
+        _ratio(frame), _inference(frame), _autocast(frame), _casts(frame), _compile(frame),
+        _recompiled(frame), _mlps(frame), _optimizer(frame), _attention(frame), _cards(frame),
+        _memory(frame),
     ]  # fmt: skip
     found = [s for s in measured if s]
     return [*(found or [MISSING]), _published_autocast(), *_published_spread()]
