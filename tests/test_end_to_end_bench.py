@@ -77,7 +77,7 @@ def test_a_recompilation_in_a_measured_step_marks_the_row(monkeypatch):
 
     def shorter(work, case):
         def step():
-            trainer = work.__self__
+            trainer = work.func.__self__._trainer
             trainer.tokens, trainer.targets = trainer.tokens[:, :-1], trainer.targets[:, :-1]
             return work()
 

@@ -71,10 +71,11 @@ def code() -> str:
         profiled,
         running,
         turns,
+        watching,
     )
     from fusedlib.models import flops
 
-    own = (cases, compiling, gate, measure, optimizers, profiled, running, turns)
+    own = (cases, compiling, gate, measure, optimizers, profiled, running, turns, watching)
     shared = (check, roofline, steps, timing, flops, mlps, transformer, functional, modules)
     return results.code_fingerprint(*own, *shared, *sources.kernel_modules())
 

@@ -1,6 +1,7 @@
 """Measures study 06's cases, each by its experiment."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from fusedlib.bench import roofline, sweep
 from fusedlib.bench.end_to_end import compiling, optimizers, profiled, running
 from fusedlib.bench.end_to_end.cases import Case
 from fusedlib.bench.end_to_end.turns import Turns
+from fusedlib.bench.end_to_end.watching import MIB, Watch
 from fusedlib.bench.results import Recorder
 from fusedlib.bench.steps import Trainer
 from fusedlib.bench.timing import Sections
@@ -76,16 +78,17 @@ def _compiled(case: Case, backend: str) -> dict[str, Any]:
 
 def _measured(case: Case, trainer: Trainer) -> dict[str, Any]:
     """Times, rates and memory of whole steps; what the peak is made of by count."""
-    found = running.collect(trainer.step, case)
     assert trainer.optimizer is not None
+    watch, peaks = Watch(trainer), dict[str, float]()
+    found = running.collect(partial(watch.step, peaks), case)
     parameters = list(trainer.model.parameters())
     gradients = [p.grad for p in parameters if p.grad is not None]
     held = {
         "weights_mib": running.nbytes(parameters), "gradients_mib": running.nbytes(gradients),
         "state_mib": running.nbytes(running.state_of(trainer.optimizer)),
     }  # fmt: skip
-    row = running.figures(case, found) | running.memory(case["device"])
-    return row | {name: size / running.MIB for name, size in held.items()}
+    sizes = {name: size / MIB for name, size in held.items()}
+    return running.figures(case, found) | peaks | sizes
 
 
 def _inference(case: Case, trainer: Trainer) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import torch
 from fusedlib.bench import timing
 from fusedlib.bench.end_to_end import running
 from fusedlib.bench.end_to_end.cases import Case
+from fusedlib.bench.end_to_end.watching import MIB
 from fusedlib.bench.statistics import summarize
 from fusedlib.models.transformer import Transformer, config
 
@@ -43,10 +44,10 @@ def measure(case: Case) -> dict[str, Any]:
     found = running.collect(step, case)
     row = summarize(found["optimizer"], "optimizer")
     if on_cuda:
-        row["transient_mib"] = (torch.cuda.max_memory_allocated() - base) / running.MIB
+        row["transient_mib"] = (torch.cuda.max_memory_allocated() - base) / MIB
     weights = running.nbytes(parameters)
     state = running.nbytes(running.state_of(optimizer))
     return row | {
         "least_bytes": PASSES * weights, "tensors": len(parameters),
-        "weights_mib": weights / running.MIB, "state_mib": state / running.MIB,
+        "weights_mib": weights / MIB, "state_mib": state / MIB,
     }  # fmt: skip

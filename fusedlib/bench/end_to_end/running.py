@@ -17,7 +17,6 @@ from fusedlib.bench.torch_precision import matmul_settings
 from fusedlib.models import flops
 from fusedlib.models.transformer import TransformerConfig, config
 
-MIB = 2**20
 WEIGHTS = {"fp32": "float32", "bf16 autocast": "float32", "bf16": "bfloat16"}
 SECTIONS = ("forward", "backward", "optimizer", "total")
 # Of the card's memory: what needs at least so much is not tried.
@@ -54,7 +53,6 @@ def clear(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
 
 
 def least_bytes(case: Mapping[str, Any]) -> int:
@@ -146,13 +144,6 @@ def figures(case: Mapping[str, Any], found: Samples) -> dict[str, Any]:
     whole = "step" if "step" in found else "both"
     row["tokens_per_s"] = 1e3 * tokens / row[f"{whole}_median_ms"]
     return row
-
-
-def memory(device: str) -> dict[str, float]:
-    """Peak since the last `clear`, in MiB; empty where the device does not tell."""
-    if device != "cuda":
-        return {}
-    return {"peak_mib": torch.cuda.max_memory_allocated() / MIB}
 
 
 def nbytes(tensors: Sequence[Tensor]) -> int:

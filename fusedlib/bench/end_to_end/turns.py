@@ -17,6 +17,7 @@ from torch import nn
 
 from fusedlib.bench import timing
 from fusedlib.bench.end_to_end import compiling, gate, running
+from fusedlib.bench.end_to_end.watching import Watch
 from fusedlib.bench.results import Unavailable
 from fusedlib.bench.statistics import paired_ratio
 from fusedlib.bench.steps import Trainer
@@ -33,7 +34,7 @@ class _Arm:
     modules: list[nn.Module]
     figures: dict[str, Any]
     samples: running.Samples = field(default_factory=dict)
-    peak_mib: float = 0.0
+    peaks: dict[str, float] = field(default_factory=dict)
     recompiled: int = 0
 
 
@@ -127,33 +128,28 @@ def _rounds(trainer: Trainer, arms: dict[str, _Arm], case: Mapping[str, Any]) ->
     budget = case["seconds"] * len(arms)
     clock = timing.clock_for("cpu")
     begin = clock.mark()
+    watch = Watch(trainer)
     for count in range(case["most"]):
         for arm in arms.values():
-            _turn(trainer, arm, case)
+            _turn(trainer, arm, watch)
         enough = count + 1 >= case["least"]
         if enough and clock.elapsed_ms(begin, clock.mark()) > 1e3 * budget:
             return
 
 
-def _turn(trainer: Trainer, arm: _Arm, case: Mapping[str, Any]) -> None:
+def _turn(trainer: Trainer, arm: _Arm, watch: Watch) -> None:
     _enter(trainer, arm)
-    on_cuda = case["device"] == "cuda"
-    if on_cuda:
-        torch.cuda.reset_peak_memory_stats()
     before = compiling.events()
-    running.keep(arm.samples, trainer.step())
+    running.keep(arm.samples, watch.step(arm.peaks))
     arm.recompiled += compiling.events() - before
-    if on_cuda:
-        arm.peak_mib = max(arm.peak_mib, torch.cuda.max_memory_allocated() / running.MIB)
     trainer.model.zero_grad(set_to_none=True)
 
 
 def _figures(case: Mapping[str, Any], name: str, arms: Mapping[str, _Arm]) -> dict[str, Any]:
     """Times, peak, and the baseline's time over this provider's from the pairs."""
     arm = arms[name]
-    row = {**arm.figures, **running.figures(case, arm.samples), "recompiled": arm.recompiled}
-    if case["device"] == "cuda":
-        row["peak_mib"] = arm.peak_mib
+    row = {**arm.figures, **running.figures(case, arm.samples), **arm.peaks}
+    row["recompiled"] = arm.recompiled
     if BASELINE in arms:
         for part in ("forward", "backward", "both", "step"):
             ratio = paired_ratio(arms[BASELINE].samples[part], arm.samples[part])

@@ -177,8 +177,8 @@ def attention(frame: pd.DataFrame) -> pd.DataFrame:
     for fused, plain in attention_pairs(frame):
         cells = [
             cell(plain.both_median_ms), cell(fused.both_median_ms),
-            cell(plain.both_median_ms / fused.both_median_ms), gib(plain.peak_mib),
-            gib(fused.peak_mib),
+            cell(plain.both_median_ms / fused.both_median_ms), gib(plain.both_peak_mib),
+            gib(fused.both_peak_mib),
         ]  # fmt: skip
         key = (fused.model, f"{int(fused.context_length)}", fused.precision)
         lines[key] = dict(zip(columns, cells, strict=True))
@@ -195,9 +195,9 @@ def attention_pairs(frame: pd.DataFrame) -> list[tuple[Any, Any]]:
 
 
 def mlps(frame: pd.DataFrame) -> pd.DataFrame:
-    """The whole step with each provider's MLP: time, eager's over it, peak, errors."""
+    """The step with each provider's MLP: time, eager's over it, what both passes hold, errors."""
     columns = [
-        "both, ms", "step, ms", "both, eager's / its", "step, eager's / its", "peak, GiB",
+        "both, ms", "step, ms", "both, eager's / its", "step, eager's / its", "held, GiB",
         "gradients' error",
     ]  # fmt: skip
     lines = {}
@@ -206,7 +206,7 @@ def mlps(frame: pd.DataFrame) -> pd.DataFrame:
         if row.status == "ok":
             cells = [
                 cell(row.both_median_ms), cell(row.step_median_ms), speedup(row, "both"),
-                speedup(row, "step"), gib(row.peak_mib), cell(row.gradients_error, 2),
+                speedup(row, "step"), gib(row.held_mib), cell(row.gradients_error, 2),
             ]  # fmt: skip
         key = (f"{row.model}·{int(row.context_length)}", row.precision, row.mlp)
         lines[key] = dict(zip(columns, cells, strict=True))
