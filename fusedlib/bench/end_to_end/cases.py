@@ -40,8 +40,8 @@ class Setting:
 
     device: str = "auto"
     batch_size: int = transformer.BATCH_SIZE
-    warmup: int = 3
-    seconds: float = 2.0
+    warmup: int = 2
+    seconds: float = 0.5
     least: int = 5
     most: int = 20
 

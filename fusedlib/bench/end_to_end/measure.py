@@ -15,7 +15,7 @@ from fusedlib.bench.results import Recorder
 from fusedlib.bench.steps import Trainer
 from fusedlib.bench.timing import Sections
 
-INFERENCES = 5
+INFERENCES = 3
 
 
 class Measure:

@@ -89,7 +89,8 @@ def everywhere(frame: pd.DataFrame, device: str, precision: str, mode: str) -> p
     for _, part in rows.groupby("machine", sort=False):
         there = set(part["context_length"])
         part = part[part["context_length"] == (CONTEXT if CONTEXT in there else min(there))]
-        kept.append(part.drop_duplicates("model"))
+        measured = part["status"].eq("ok").sort_values(ascending=False, kind="stable").index
+        kept.append(part.loc[measured].drop_duplicates("model"))
     return pd.concat(kept) if kept else rows
 
 
