@@ -138,10 +138,10 @@ def test_utilisation_is_of_the_formats_own_peak():
 def test_compilation_is_repaid_by_what_a_step_saves():
     table = tables.compiling(FULL)
     line = table.loc[("small", "256", "fp32", "compiled")]
-    assert line["paid back after"] == "2,000 steps", "30 s over 15 ms"
-    assert line["saved"] == "38 %" and line["compiled again"] == "no"
+    assert line["repaid, steps"] == "2,000", "30 s over 15 ms"
+    assert line["saved"] == "38 %" and line["again"] == "no"
     slow = table.loc[("2.7b", "256", "fp32", "compiled")]
-    assert slow["paid back after"] == "never" and slow["compiled again"] == "1 times"
+    assert slow["repaid, steps"] == "never" and slow["again"] == "1×"
     text = sentence("On NVIDIA H200 at context 256 a compiled step")
     assert "after 2,000 steps (small, fp32, compiled)" in text
     assert "never in 1 of 2 cases" in text

@@ -190,14 +190,9 @@ def _recompiled(frame: pd.DataFrame) -> str | None:
     said = "none" if again.empty else _listed(_case(row) for row in again.itertuples())
     return (
         f"Of {len(rows)} compiled cases on {_where(rows)} a graph was compiled again during the "
-        f"measured steps in {said}; warm-up ended {_span(rows['compile_steps'])} steps after the "
-        "first."
+        f"measured steps in {said}; after {int(rows['compile_steps'].max())} at most of the first "
+        "steps nothing compiled any more."
     )
-
-
-def _span(values: pd.Series) -> str:
-    low, high = int(values.min()), int(values.max())
-    return str(low) if low == high else f"{low} to {high}"
 
 
 def _mlps(frame: pd.DataFrame) -> str | None:
@@ -206,15 +201,20 @@ def _mlps(frame: pd.DataFrame) -> str | None:
     if rows.empty:
         return None
     said = []
-    for (mlp, precision), part in rows.groupby(["mlp", "precision"], sort=False):
-        low, high = part["both_speedup"].min(), part["both_speedup"].max()
-        span = number(low, 3) if len(part) == 1 else f"{number(low, 3)} to {number(high, 3)}"
-        said.append(f"{mlp} {span} in {precision}")
+    for (length, precision), part in rows.groupby(["context_length", "precision"], sort=False):
+        spans = [f"{mlp} {_span(own['both_speedup'])}" for mlp, own in part.groupby("mlp")]
+        said.append(f"in {precision} at context {length:g} {_listed(spans)}")
     models = _listed(dict.fromkeys(rows["model"]))
     return (
-        f"With another MLP alone, on {_where(rows)} ({models}), eager's forward and backward of "
-        f"the whole model take so many times as long: {'; '.join(said)}."
+        f"With another MLP alone, on {_where(rows)} ({models}), eager's time for forward and "
+        f"backward of the whole model over its is {'; '.join(said)}."
     )
+
+
+def _span(values: pd.Series) -> str:
+    """The least and greatest of some ratios, or the one there is."""
+    low, high = number(values.min(), 3), number(values.max(), 3)
+    return low if low == high else f"{low} to {high}"
 
 
 def _optimizer(frame: pd.DataFrame) -> str | None:

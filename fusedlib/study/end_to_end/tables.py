@@ -138,19 +138,16 @@ def casts(frame: pd.DataFrame) -> pd.DataFrame:
 
 def compiling(frame: pd.DataFrame) -> pd.DataFrame:
     """What compilation costs and gives, and after how many steps it has paid for itself."""
-    columns = [
-        "eager, ms", "compiled, ms", "saved", "compile, s", "paid back after", "graphs",
-        "compiled again",
-    ]  # fmt: skip
+    columns = ["eager, ms", "compiled, ms", "saved", "compile, s", "repaid, steps", "again"]
     lines = {}
     for row, eager, steps_needed in repaid(frame):
         saved = 1 - row.step_median_ms / eager
-        after = "never" if steps_needed is None else f"{number(steps_needed, 3)} steps"
-        key = (row.model, f"{int(row.context_length)}", row.precision, row.mode)
         cells = [
-            cell(eager), cell(row.step_median_ms), share(saved), cell(row.compile_s), after,
-            cell(row.graphs), "no" if not row.recompiled else f"{int(row.recompiled)} times",
+            cell(eager), cell(row.step_median_ms), share(saved), cell(row.compile_s),
+            "never" if steps_needed is None else number(steps_needed, 3),
+            f"{int(row.recompiled)}×" if row.recompiled else "no",
         ]  # fmt: skip
+        key = (row.model, f"{int(row.context_length)}", row.precision, row.mode)
         lines[key] = dict(zip(columns, cells, strict=True))
     return made(lines, ["size", "context", "precision", "mode"], columns)
 
