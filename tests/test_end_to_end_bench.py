@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fusedlib.bench import machine, results, sweep
-from fusedlib.bench.end_to_end import cases, compiling, gate, measure, running, turns
+from fusedlib.bench.end_to_end import cases, compiling, gate, measure, running, turns, watching
 from fusedlib.models import mlps, transformer
 from fusedlib.models.transformer import Transformer
 
@@ -264,3 +264,18 @@ def test_the_optimizer_alone_and_the_profile():
 def test_bad_input_is_told(make, text):
     with pytest.raises(ValueError, match=text):
         make()
+
+
+def test_peaks_are_told_apart_at_the_optimizers_step(monkeypatch):
+    trainer = running.trainer(step())
+    trainer.device = torch.device("cuda")
+    monkeypatch.setattr(trainer, "step", lambda: trainer.optimizer.step() or {"total": 1.0})
+    seen = iter([700, 900, 600, 950])  # at the optimizer's step and after it, twice
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(seen) * watching.MIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 500 * watching.MIB)
+    resets = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: resets.append(1))
+    watch, peaks = watching.Watch(trainer), {}
+    assert watch.step(peaks) == watch.step(peaks) == {"total": 1.0}
+    assert peaks == {"both_peak_mib": 700, "peak_mib": 950, "held_mib": 200}
+    assert len(resets) == 2
