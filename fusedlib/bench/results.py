@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 1
-STATUSES = ("ok", "wrong", "unavailable", "oom", "failed")
+STATUSES = ("ok", "wrong", "unavailable", "oom", "oom (predicted)", "failed")
 # A failed case may have failed by bad luck and an unavailable one may have been installed since.
 TRIED_AGAIN = ("failed", "unavailable")
 HEAD = (

@@ -1,0 +1,1 @@
+"""Study 06: whole training steps by size, context, precision, mode, MLP and optimizer."""

@@ -1,0 +1,1 @@
+"""Study 06's tables, figures and sentences from its rows."""

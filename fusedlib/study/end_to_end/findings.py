@@ -1,0 +1,327 @@
+"""Study 06 in sentences: findings and the abstract's part, every number from a row."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from fusedlib.study import published
+from fusedlib.study.display import number, percent, quantity
+from fusedlib.study.end_to_end import beside
+from fusedlib.study.end_to_end.selected import (
+    busy,
+    context,
+    experiment,
+    ordered,
+    steps,
+    utilisation,
+)
+from fusedlib.study.end_to_end.tables import GIB, attention_pairs, repaid
+from fusedlib.study.selection import leading, rows_of
+from fusedlib.study.warmup.published_spread import STEPS, one_slow_step
+
+MISSING = (
+    "There is no finding yet: no step has been recorded. `make study ONLY=06_end_to_end` does."
+)
+FP32, AUTOCAST = "fp32", "bf16 autocast"
+# Backward and forward of a product: two products against one.
+BY_FLOPS = 2
+# Below this share of busy time the launches from Python decide.
+LAUNCH_BOUND = 0.9
+
+
+def findings(frame: pd.DataFrame) -> list[str]:
+    """What the rows and the published figures say, a sentence or two each."""
+    measured = [
+        _ratio(frame), _inference(frame), _autocast(frame), _casts(frame), _compile(frame),
+        _recompiled(frame), _mlps(frame), _optimizer(frame), _attention(frame), _cards(frame),
+        _memory(frame),
+    ]  # fmt: skip
+    found = [s for s in measured if s]
+    return [*(found or [MISSING]), _published_autocast(), *_published_spread()]
+
+
+def headline(frame: pd.DataFrame) -> list[str]:
+    """The abstract's sentences about this study."""
+    found = [_autocast(frame), _compile(frame), _mlps(frame)]
+    return [s for s in found if s] or [MISSING]
+
+
+def _where(rows: pd.DataFrame) -> str:
+    return str(rows["place"].iloc[0])
+
+
+def _listed(parts: Iterable[str]) -> str:
+    parts = list(parts)
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _ratio(frame: pd.DataFrame) -> str | None:
+    rows = steps(frame, context_length=context(frame), mode="eager", precision=FP32)
+    if rows.empty:
+        return None
+    found = (rows["backward_median_ms"] / rows["forward_median_ms"]).tolist()
+    said = _listed(f"{number(r, 3)} at {m}" for r, m in zip(found, rows["model"], strict=True))
+    told = beside.told("cuda", FP32, "eager")
+    others = _listed(f"{number(one.ratio, 3)} at {one.model}" for one in told)
+    return (
+        f"By FLOPs a backward pass is {BY_FLOPS} forwards. By time, eager in fp32, it is {said} on "
+        f"{_where(rows)} (context {context(frame)}), and {others} on the published "
+        f"{told[0].device}."
+    )
+
+
+def _inference(frame: pd.DataFrame) -> str | None:
+    rows = steps(frame, context_length=context(frame), mode="eager", precision=FP32)
+    rows = rows[rows["inference_median_ms"].notna()]
+    if rows.empty:
+        return None
+    found = rows["inference_median_ms"] / rows["forward_median_ms"]
+    said = _listed(f"{percent(f)} at {m}" for f, m in zip(found, rows["model"], strict=True))
+    return (
+        f"Without gradients and loss the same pass takes, of a training step's forward, {said} "
+        f"(eager fp32, {_where(rows)}, context {context(frame)})."
+    )
+
+
+def _pairs(frame: pd.DataFrame) -> dict[str, float]:
+    """Autocast's time over fp32's by size: eager, at the context looked at."""
+    rows = steps(frame, context_length=context(frame), mode="eager")
+    times = {p: g.set_index("model")["both_median_ms"] for p, g in rows.groupby("precision")}
+    if not {FP32, AUTOCAST} <= set(times):
+        return {}
+    both = [m for m in times[FP32].index if m in times[AUTOCAST].index]
+    return {model: float(times[AUTOCAST][model] / times[FP32][model]) for model in both}
+
+
+def _autocast(frame: pd.DataFrame) -> str | None:
+    found = _pairs(frame)
+    if not found:
+        return None
+    rows = steps(frame, mode="eager")
+    slower = {model: ratio for model, ratio in found.items() if ratio > 1}
+    faster = {model: ratio for model, ratio in found.items() if ratio <= 1}
+    said = []
+    if slower:
+        told = _listed(f"{model} {number(ratio, 3)} times" for model, ratio in slower.items())
+        said.append(f"takes longer than fp32 at {told}")
+    if faster:
+        told = _listed(f"{model} {percent(ratio)}" for model, ratio in faster.items())
+        said.append(f"takes less than fp32's time at {told}")
+    return (
+        f"On {_where(rows)} bf16 autocast (forward and backward, eager, context {context(frame)}) "
+        f"{' and '.join(said)}."
+    )
+
+
+def _casts(frame: pd.DataFrame) -> str | None:
+    """Why: kernels and how busy they keep the card, in fp32 and under autocast."""
+    rows = experiment(frame, "profile")
+    pairs = []
+    for model, part in rows.groupby("model", sort=False):
+        by = {row.precision: row for row in part.itertuples()}
+        if {FP32, AUTOCAST} <= set(by):
+            pairs.append((model, by[FP32], by[AUTOCAST]))
+    if not pairs:
+        return None
+    said = "; ".join(_added(model, plain, cast) for model, plain, cast in pairs)
+    waiting = [m for m, _, cast in pairs if (share := busy(cast)) and share < LAUNCH_BOUND]
+    why = ""
+    if waiting:
+        why = (
+            f" At {_listed(waiting)} the card waits for Python to launch more than "
+            f"{percent(1 - LAUNCH_BOUND)} of the time: there faster products give little, and each "
+            "cast is one more launch."
+        )
+    return (
+        f"What autocast adds to forward and backward on {_where(rows)}, fp32 and autocast: {said}."
+        f"{why}"
+    )
+
+
+def _added(model: Any, plain: Any, cast: Any) -> str:
+    if pd.isna(plain.kernels):
+        return (
+            f"{model} {plain.operators:,.0f} and {cast.operators:,.0f} operators, of the latter "
+            f"{cast.casts:,.0f} casts that take {quantity(cast.casts_ms, 'ms')}"
+        )
+    shares = [percent(busy(row) or 0.0) for row in (plain, cast)]
+    return (
+        f"{model} {plain.kernels:,.0f} and {cast.kernels:,.0f} kernels, the card busy {shares[0]} "
+        f"and {shares[1]} of the time, {cast.casts:,.0f} casts with "
+        f"{percent(cast.casts_ms / cast.busy_ms)} of the kernels' time"
+    )
+
+
+def _compile(frame: pd.DataFrame) -> str | None:
+    rows = [r for r in repaid(frame) if r[0].context_length == context(frame)]
+    if not rows:
+        return None
+    paying = [(row, eager, count) for row, eager, count in rows if count is not None]
+    where = rows[0][0].place
+    if not paying:
+        return f"On {where} no compiled step is faster than eager's."
+    best = min(paying, key=lambda one: one[0].step_median_ms / one[1])
+    worst = max(rows, key=lambda one: one[0].step_median_ms / one[1])
+    soon, late = min(paying, key=lambda one: one[2]), max(paying, key=lambda one: one[2])
+    said = (
+        f"On {where} at context {context(frame)} a compiled step takes "
+        f"{percent(best[0].step_median_ms / best[1])} of eager's time at best ({_case(best[0])})"
+    )
+    if worst[0] is not best[0]:
+        said += f" and {percent(worst[0].step_median_ms / worst[1])} at worst ({_case(worst[0])})"
+    said += f". Compilation has paid for itself after {number(soon[2], 3)} steps ({_case(soon[0])})"
+    if late[0] is not soon[0]:
+        said += f" to {number(late[2], 3)} ({_case(late[0])})"
+    never = len(rows) - len(paying)
+    return said + (f", and never in {never} of {len(rows)} cases." if never else ".")
+
+
+def _case(row: Any) -> str:
+    return f"{row.model}, {row.precision}, {row.mode}"
+
+
+def _recompiled(frame: pd.DataFrame) -> str | None:
+    rows = steps(frame)
+    rows = rows[rows["mode"] != "eager"]
+    if rows.empty:
+        return None
+    again = rows[rows["recompiled"] > 0]
+    said = "none" if again.empty else _listed(_case(row) for row in again.itertuples())
+    return (
+        f"Of {len(rows)} compiled cases on {_where(rows)} a graph was compiled again during the "
+        f"measured steps in {said}; after {int(rows['compile_steps'].max())} at most of the first "
+        "steps nothing compiled any more."
+    )
+
+
+def _mlps(frame: pd.DataFrame) -> str | None:
+    rows = experiment(frame, "mlp")
+    rows = rows[(rows["mlp"] != "eager") & rows["step_speedup"].notna()]
+    if rows.empty:
+        return None
+    said = []
+    for (length, precision), part in rows.groupby(["context_length", "precision"], sort=False):
+        spans = [f"{mlp} {_span(own['both_speedup'])}" for mlp, own in part.groupby("mlp")]
+        said.append(f"in {precision} at context {length:g} {_listed(spans)}")
+    models = _listed(dict.fromkeys(rows["model"]))
+    return (
+        f"With another MLP alone, on {_where(rows)} ({models}), eager's time for forward and "
+        f"backward of the whole model over its is {'; '.join(said)}."
+    )
+
+
+def _span(values: pd.Series) -> str:
+    """The least and greatest of some ratios, or the one there is."""
+    low, high = number(values.min(), 3), number(values.max(), 3)
+    return low if low == high else f"{low} to {high}"
+
+
+def _optimizer(frame: pd.DataFrame) -> str | None:
+    rows = ordered(leading(rows_of(frame, "optimizer")))
+    if rows.empty:
+        return None
+    last = rows[rows["model"] == rows["model"].iloc[-1]]
+    by = {row.optimizer: row for row in last.itertuples()}
+    times = _listed(f"{name} {quantity(r.optimizer_median_ms, 'ms')}" for name, r in by.items())
+    row = next(iter(by.values()))
+    rest = steps(frame, context_length=context(frame), mode="eager", precision=FP32)
+    both = rest[rest["model"] == row.model]["both_median_ms"]
+    share = ""
+    if len(both):
+        parts = [
+            r.optimizer_median_ms / (r.optimizer_median_ms + both.iloc[0]) for r in by.values()
+        ]
+        share = f", {_listed(percent(p) for p in parts)} of an eager fp32 step"
+    return (
+        f"AdamW on {_where(rows)} at {row.model}: {times}{share}; its state takes "
+        f"{quantity(row.state_mib / GIB, 'GiB')}, {number(row.state_mib / row.weights_mib, 2)} "
+        f"times the weights{_transient(by)}."
+    )
+
+
+def _transient(by: dict[str, Any]) -> str:
+    known = {name: row.transient_mib for name, row in by.items() if pd.notna(row.transient_mib)}
+    if not known:
+        return ""
+    said = _listed(f"{name} {quantity(mib / GIB, 'GiB')}" for name, mib in known.items())
+    return f"; for a moment it takes {said} more"
+
+
+def _attention(frame: pd.DataFrame) -> str | None:
+    pairs = attention_pairs(frame)
+    if not pairs:
+        return None
+    ratios = [(plain.both_median_ms / fused.both_median_ms, fused) for fused, plain in pairs]
+    low, high = (pick(ratios, key=lambda pair: pair[0]) for pick in (min, max))
+    return (
+        f"Plain attention's forward and backward take {number(low[0], 3)} "
+        f"({low[1].model}, {low[1].precision}) to {number(high[0], 3)} ({high[1].model}, "
+        f"{high[1].precision}) times those with scaled_dot_product_attention, on "
+        f"{high[1].place} at context {high[1].context_length:g}."
+    )
+
+
+def _cards(frame: pd.DataFrame) -> str | None:
+    """Achieved share of each card's peak, for the largest size that both have."""
+    said = []
+    for precision in (FP32, AUTOCAST):
+        told = {one.model: one for one in beside.told("cuda", precision, "eager")}
+        rows = steps(frame, context_length=256, mode="eager", precision=precision)
+        ours = [r for r in rows.itertuples() if r.model in told and utilisation(r) is not None]
+        if not ours:
+            continue
+        row, one = ours[-1], told[ours[-1].model]
+        assert one.share is not None
+        said.append(
+            f"{precision} {percent(utilisation(row) or 0.0)} on {row.place} and "
+            f"{percent(one.share)} on {one.device} ({row.model})"
+        )
+    if not said:
+        return None
+    return f"Share of the card's peak, forward and backward, eager: {'; '.join(said)}."
+
+
+def _memory(frame: pd.DataFrame) -> str | None:
+    rows = experiment(frame, "step", None)
+    over = rows[rows["status"].isin(["oom", "oom (predicted)"])]
+    if over.empty:
+        return None
+    said = [
+        f"{r.model} at context {int(r.context_length)} in {r.precision} ({r.mode}, {r.status})"
+        for r in over.itertuples()
+    ]
+    return f"Memory did not suffice on {_where(over)} for {_listed(said)}."
+
+
+def _published_autocast() -> str:
+    plain, cast = (
+        {one.model: one.times["forward+backward"][0] for one in beside.told("cuda", p, "eager")}
+        for p in (FP32, AUTOCAST)
+    )
+    slower = [m for m in plain if cast[m] > plain[m]]
+    device = beside.told("cuda", FP32, "eager")[0].device
+    return (
+        f"Published, {device}: autocast takes longer than fp32 at {_listed(slower)}, "
+        f"{_listed(f'{number(cast[m] / plain[m], 3)} times' for m in slower)}."
+    )
+
+
+def _published_spread() -> list[str]:
+    """What the published backward times and the medium, compiled row can and cannot mean."""
+    rows = published.load("end_to_end")
+    backward = rows[(rows["source"] == "001") & (rows["direction"] == "backward")]
+    bad = backward[backward["mean_ms"] < backward["std_ms"]]
+    below = bad[bad["mean_ms"] < 0]
+    row = next(o for o in beside.told("cuda", FP32, "compiled") if o.model == "medium")
+    extra, rest = one_slow_step(*row.times["forward"])
+    both = row.times["forward+backward"][0]
+    return [
+        f"Of {len(backward)} published backward times {len(bad)} are smaller than their own "
+        f"standard deviation and {len(below)} below zero: a difference of two averages, of which "
+        "one held a slow step.",
+        f"Published, medium compiled: the forward's mean and spread are those of one step of "
+        f"{quantity(extra + rest, 'ms')} among {STEPS}, the others at {quantity(rest, 'ms')}, as a "
+        f"recompilation in a measured step leaves them. Then the backward pass takes "
+        f"{quantity(both - rest, 'ms')}, not {quantity(row.times['backward'][0], 'ms')}.",
+    ]

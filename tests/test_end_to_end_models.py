@@ -1,0 +1,135 @@
+"""FLOPs by formula against torch's counter, and MLPs that change hands in a Transformer."""
+
+import pytest
+import torch
+from torch.utils import flop_counter
+
+from fusedlib.models import flops, mlps
+from fusedlib.models.transformer import Transformer, config, loss
+from fusedlib.modules import SwiGLUMLP
+
+aten = torch.ops.aten
+# torch's own formulas; it only lacks the names that attention has on the CPU.
+ON_CPU = {
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: (
+        flop_counter.sdpa_flop_count(q, k, v)
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda dy, q, k, v, *_, **__: (
+        flop_counter.sdpa_backward_flop_count(dy, q, k, v)
+    ),
+}
+
+
+def nano(**options):
+    return config("nano", vocab_size=96, context_length=16, **options)
+
+
+def counted(work):
+    with flop_counter.FlopCounterMode(display=False, custom_mapping=ON_CPU) as counter:
+        result = work()
+    return counter.get_total_flops(), result
+
+
+@pytest.mark.parametrize("attention", ["plain", "sdpa"])
+@pytest.mark.parametrize("tokens", [16, 7])
+def test_flops_are_those_that_torch_counts(attention, tokens):
+    shape = nano(attention=attention, d_ff=200)
+    model = Transformer(shape)
+    drawn = torch.randint(shape.vocab_size, (3, tokens))
+    forward, value = counted(lambda: loss(model(drawn), drawn))
+    backward, _ = counted(value.backward)
+    found = flops.count(shape, 3, tokens)
+    assert found.forward == forward
+    assert found.backward + found.recomputed == backward
+    assert found.executed == forward + backward
+    assert found.model == 3 * found.forward
+
+
+def test_recomputed_work_is_no_work_of_the_model():
+    plain, fused = (flops.count(nano(attention=kind), 2, 16) for kind in ("plain", "sdpa"))
+    assert plain.model == fused.model and plain.recomputed == 0
+    assert fused.recomputed == fused.executed - fused.model > 0
+
+
+def test_a_step_by_hand():
+    # One layer, width 2, one head: 4·4 + 3·2·4 weights a token, head 2·6, T² · 2 twice.
+    shape = config("nano", d_model=2, d_ff=4, num_layers=1, num_heads=1, vocab_size=6,
+                   context_length=3, attention="plain")  # fmt: skip
+    assert flops.count(shape, 1, 3).forward == 2 * 3 * (16 + 24 + 12) + 2 * (2 * 9 * 2)
+
+
+@pytest.mark.parametrize(("batch", "context"), [(0, 8), (1, 0), (1, 17)])
+def test_flops_of_no_step_are_refused(batch, context):
+    with pytest.raises(ValueError, match="batch_size must be at least 1 and context_length 1 to"):
+        flops.count(nano(), batch, context)
+
+
+def stepped(model, tokens):
+    model.zero_grad(set_to_none=True)
+    logits = model(tokens)
+    loss(logits, tokens).backward()
+    found = {name: g.clone() for name, g in mlps.gradients(model).items()}
+    model.zero_grad(set_to_none=True)
+    return logits.detach(), found
+
+
+def variants(model):
+    own = [block.mlp for block in model.blocks]
+    return {
+        "packed": [mlps._packed(one) for one in own],
+        "compiled": [mlps.CompiledMLP(one, "eager") for one in own],
+        "own": own,
+    }
+
+
+def test_every_mlp_gives_the_same_step_and_names():
+    torch.manual_seed(0)
+    model = Transformer(nano())
+    tokens = torch.randint(96, (2, 16))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    logits, gradients = stepped(model, tokens)
+    for name, modules in variants(model).items():
+        mlps.place(model, modules)
+        assert list(model.state_dict()) == list(state), name
+        assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+        found, theirs = stepped(model, tokens)
+        torch.testing.assert_close(found, logits)
+        assert list(theirs) == list(gradients) == list(state), name
+        for key, gradient in gradients.items():
+            torch.testing.assert_close(theirs[key], gradient, msg=f"{name}: {key}")
+
+
+def test_packed_rows_and_the_models_own_weights_are_one_memory():
+    model = Transformer(nano())
+    own = model.blocks[0].mlp
+    packed = mlps._packed(own)
+    assert isinstance(packed, SwiGLUMLP)
+    with torch.no_grad():
+        packed.w_gate_up[0].fill_(7.0)
+        packed.w_gate_up[-1].fill_(8.0)
+    assert (own.gate_proj.weight[0] == 7).all() and (own.up_proj.weight[-1] == 8).all()
+    assert packed.w_down is own.down_proj.weight
+
+
+def test_eager_leaves_the_model_and_others_say_what_they_lack():
+    model = Transformer(nano())
+    own = [block.mlp for block in model.blocks]
+    assert mlps.with_mlp(model, "eager") is model
+    assert [block.mlp for block in model.blocks] == own
+    with pytest.raises(mlps.ProviderUnavailableError, match="needs a CUDA GPU|is not installed"):
+        mlps.with_mlp(model, "fused")
+    with pytest.raises(ValueError, match="unknown MLP provider 'cuda'; known: eager, inductor"):
+        mlps.with_mlp(model, "cuda")
+
+
+def test_mlps_are_made_from_the_models_own():
+    model = Transformer(nano())
+    mlps.place(model, [mlps._packed(block.mlp) for block in model.blocks])
+    with pytest.raises(ValueError, match="the model's MLPs are SwiGLUMLP, not its own SwiGLU"):
+        mlps.with_mlp(model, "inductor")
+
+
+def test_a_weight_without_gradient_is_told_by_name():
+    model = Transformer(nano())
+    mlps.place(model, [mlps._packed(block.mlp) for block in model.blocks])
+    assert mlps.gradients(model)["blocks.1.mlp.up_proj.weight"] is None
