@@ -1,0 +1,71 @@
+"""What attention holds, counted: bytes of every tensor by a formula in B, T and E.
+
+Plain attention keeps P = softmax(…), B T² elements, for the backward pass, and the mask, T² bytes;
+Q, K and V are there anyway. At its peaks three B × T × T tensors are alive: scaled scores, masked
+scores and P at the end of the forward pass; P, dP and dS going backward.
+
+What is fused keeps out (T E elements a sequence) and a logsumexp a row, nothing of T².
+"""
+
+from math import isqrt
+
+from fusedlib.bench.attention.problem import LOGSUMEXP_BYTES, AttentionProblem
+
+PEAK_SQUARES = 3
+MATH_BYTES = 4  # torch's MATH backend computes halves in fp32
+_FUSED = ("flash", "efficient", "cudnn", "flex")
+
+
+def kept(way: str, problem: AttentionProblem) -> dict[str, int] | None:
+    """Bytes by tensor kept for the backward pass beside Q, K and V; None where nobody counted.
+
+    What Inductor keeps is its own choice.
+    """
+    if way == "plain":
+        return {"P": problem.square * problem.itemsize, "mask": problem.context_length**2}
+    if way == "math":
+        found = {
+            "P": problem.square * MATH_BYTES,
+            "scaled Q": problem.linear * MATH_BYTES,
+            "scaled K": problem.linear * MATH_BYTES,
+        }
+        wide = {"V in fp32": problem.linear * MATH_BYTES}
+        return found | (wide if problem.itemsize < MATH_BYTES else {})
+    if way in _FUSED:
+        return {
+            "out": problem.linear * problem.itemsize,
+            "logsumexp": problem.rows * LOGSUMEXP_BYTES,
+        }
+    return None
+
+
+def plain_peak(problem: AttentionProblem) -> int:
+    """Most bytes that plain attention holds over Q, K, V and dout, forward and backward.
+
+    Three squares and the mask, and beside them out and dV, which the backward pass holds then.
+    """
+    squares = PEAK_SQUARES * problem.square * problem.itemsize + problem.context_length**2
+    return squares + 2 * problem.linear * problem.itemsize
+
+
+def operands(problem: AttentionProblem) -> int:
+    """Bytes of Q, K, V and dout."""
+    return 4 * problem.linear * problem.itemsize
+
+
+def longest(capacity_bytes: float, head_dim: int, batch_size: int, dtype: str) -> int:
+    """The longest context at which plain attention and its operands fit `capacity_bytes`.
+
+    The root of a T² + b T = capacity, with a and b from `plain_peak` and `operands`.
+    """
+    one = AttentionProblem(1, head_dim, batch_size, dtype)
+    b = 6 * one.linear * one.itemsize
+    a = plain_peak(one) + operands(one) - b
+    return (isqrt(b * b + 4 * a * int(capacity_bytes)) - b) // (2 * a)
+
+
+def crossing(head_dim: int, batch_size: int, dtype: str) -> float:
+    """The context at which plain attention keeps as many bytes as flash attention, about E."""
+    one = AttentionProblem(1, head_dim, batch_size, dtype)
+    plain, fused = (kept(name, one) or {} for name in ("plain", "flash"))
+    return sum(fused.values()) / sum(plain.values())

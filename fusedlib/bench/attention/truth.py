@@ -1,0 +1,100 @@
+"""What is right: attention and its gradients in float64, a block of rows at a time.
+
+    P = softmax(Q Kᵀ / √E)      dV = Pᵀ dO      dS = P ∘ (dO Vᵀ − rowsum(dO ∘ O))
+    O = P V                     dQ = dS K / √E      dK = dSᵀ Q / √E       (Dao et al. 2022)
+
+Written out, not left to autograd, so that no T × T matrix is ever whole and the longest context is
+checked at its very size.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedlib.bench import check
+from fusedlib.bench.attention.problem import Operands
+from fusedlib.bench.providers import Workload
+from fusedlib.models.transformer import plain_attention
+
+# Elements of a block of rows: 1 GiB in float64, of which a handful are alive at once.
+BLOCK = 2**27
+
+
+def truth(operands: Operands) -> dict[str, Tensor]:
+    """y, d_query, d_key and d_value, (B, 1, T, E) in float64, on the device where it has float64.
+
+    MPS has none: there they are computed on the host.
+    """
+    device = "cpu" if operands.query.device.type == "mps" else operands.query.device
+    leaves = [t.detach().to(device, torch.float64) for t in operands.leaves().values()]
+    dout = operands.dout.to(device, torch.float64)
+    found = [torch.zeros_like(dout) for _ in range(4)]
+    for index in range(dout.shape[0]):
+        own = [t[index, 0] for t in (*leaves, dout)]
+        _one_sequence(own, [t[index, 0] for t in found])
+    return dict(zip(("y", "d_query", "d_key", "d_value"), found, strict=True))
+
+
+def _one_sequence(operands: list[Tensor], results: list[Tensor]) -> None:
+    """Q, K, V, dO -> O, dQ, dK, dV of one sequence, each (T, E), written in place."""
+    query, key, value, dout = operands
+    y, d_query, d_key, d_value = results
+    length, head_dim = query.shape
+    scale = head_dim**-0.5
+    step = max(1, BLOCK // length)
+    for start in range(0, length, step):
+        rows = slice(start, min(start + step, length))
+        seen = slice(0, rows.stop)  # nothing of the block lies beyond its last row's diagonal
+        scores = scale * query[rows] @ key[seen].mT
+        p = scores.masked_fill_(_future(rows, query.device), float("-inf")).softmax(-1)
+        y[rows] = p @ value[seen]
+        ds = p * (dout[rows] @ value[seen].mT - (dout[rows] * y[rows]).sum(-1, keepdim=True))
+        d_query[rows] = scale * ds @ key[seen]
+        d_key[seen] += scale * ds.mT @ query[rows]
+        d_value[seen] += p.mT @ dout[rows]
+
+
+def _future(rows: slice, device: torch.device) -> Tensor:
+    """Which of the tokens 0 … rows.stop each row may not see."""
+    here = torch.arange(rows.start, rows.stop, device=device)[:, None]
+    return torch.arange(rows.stop, device=device)[None] > here
+
+
+def plain_errors(operands: Operands, true: dict[str, Tensor]) -> dict[str, check.Errors]:
+    """The errors of plain attention in the operands' dtype, one sequence after another."""
+    parts: list[dict[str, Tensor]] = []
+    for index in range(operands.dout.shape[0]):
+        own = operands.sequence(index)
+        leaves = own.leaves()
+        work = Workload(lambda leaves=leaves: plain_attention(*leaves.values()), leaves)  # type: ignore[misc]
+        parts.append(check.results_of(work, own.dout))
+    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return errors(whole, true)
+
+
+def errors(found: dict[str, Tensor], true: dict[str, Tensor]) -> dict[str, check.Errors]:
+    """`check.errors` on the truth's device, each token relative to its own size where that is more.
+
+    The first keys are seen by every query, so that their gradients are many times the tensor's root
+    mean square: one rounding there would outweigh every error elsewhere.
+    """
+    scaled, target = {}, {}
+    for name, ref in true.items():
+        token = ref.square().mean(-1, keepdim=True).sqrt()
+        whole = ref.square().mean().sqrt()
+        weight = whole / torch.maximum(token, whole).clamp_min(torch.finfo(ref.dtype).tiny)
+        target[name] = ref * weight
+        scaled[name] = found[name].to(ref.device, ref.dtype) * weight
+    return check.errors(scaled, target)
+
+
+def verdict(
+    found: dict[str, check.Errors], plain: dict[str, check.Errors], dtype: torch.dtype
+) -> dict[str, Any]:
+    """Errors as figures; status and reason where `check`'s rule rejects one."""
+    figures: dict[str, Any] = {f"{name}_error": error.norm for name, error in found.items()}
+    # The rule also looks for an MLP's packed weights, which are not here.
+    absent = check.Errors(0.0, 0.0)
+    wrong = check.misses(found, plain | {"d_w_gate": absent, "d_w_up": absent}, dtype)
+    return figures | ({"status": "wrong", "reason": "; ".join(wrong)} if wrong else {})
