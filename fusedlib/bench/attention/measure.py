@@ -253,5 +253,3 @@ class _Clock:
         y = self.outputs.pop() if direction == "backward" else work.forward()
         if direction != "forward":
             y.backward(self.dout)
-
-

@@ -98,11 +98,11 @@ def cudnn(operands: Operands) -> Workload:
 
 
 def _backend(operands: Operands, backend: SDPBackend) -> Workload:
-    leaves = operands.leaves()
+    query, key, value = operands.query, operands.key, operands.value
 
     def forward() -> Tensor:
         with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(*leaves.values(), is_causal=True)
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -112,7 +112,7 @@ def _backend(operands: Operands, backend: SDPBackend) -> Workload:
             if isinstance(error, torch.OutOfMemoryError) or "kernel" not in str(error).lower():
                 raise
             raise Unavailable(_refusal(error, told)) from error
-    return Workload(forward, leaves)
+    return Workload(forward, operands.leaves())
 
 
 def _refusal(error: RuntimeError, told: list[warnings.WarningMessage]) -> str:
@@ -133,11 +133,17 @@ def flex(operands: Operands) -> Workload:
     device = operands.query.device
     if device.type != "cuda":
         raise Unavailable(f"torch has FlexAttention's backward pass on CUDA only, not {device}")
-    leaves = operands.leaves()
-    length = operands.query.shape[-2]
+    query, key, value = operands.query, operands.key, operands.value
+    length = query.shape[-2]
     mask = create_block_mask(_causal, None, None, length, length, device=str(device))
     compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
-    return Workload(lambda: compiled(*leaves.values(), block_mask=mask), leaves)
+
+    def forward() -> Tensor:
+        mixed = compiled(query, key, value, block_mask=mask)
+        assert isinstance(mixed, Tensor)  # it gives the logsumexp too, when asked for it
+        return mixed
+
+    return Workload(forward, operands.leaves())
 
 
 def _causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
