@@ -62,6 +62,18 @@ def grid(
     return found
 
 
+def published(
+    contexts: Sequence[int], widths: Sequence[int], compiled: bool, **shared: Any
+) -> list[Case]:
+    """The published script's grid: plain attention in fp32, eager and, if so, compiled.
+
+    Raises:
+        ValueError: as `grid`.
+    """
+    ways = ["plain", "inductor"] if compiled else ["plain"]
+    return grid("published", contexts, widths, ["float32"], ways, **shared)
+
+
 def compiled_at(text: str) -> tuple[str, int, str]:
     """Way, width and dtype of a text such as "inductor float32 64".
 
