@@ -7,6 +7,7 @@ scores and P at the end of the forward pass; P, dP and dS going backward.
 What is fused keeps out (T E elements a sequence) and a logsumexp a row, nothing of T².
 """
 
+from bisect import bisect_right
 from math import isqrt
 
 from fusedlib.bench.attention.problem import LOGSUMEXP_BYTES, AttentionProblem
@@ -42,10 +43,13 @@ def kept(way: str, problem: AttentionProblem) -> dict[str, int] | None:
 def plain_peak(problem: AttentionProblem) -> int:
     """Most bytes that plain attention holds over Q, K, V and dout, forward and backward.
 
-    Three squares and the mask, and beside them out and dV, which the backward pass holds then.
+    The largest of three moments of the backward pass, out and dV being there in each: three squares
+    and the mask in the softmax; one square, dQ and dK in the product's; dQ, dKᵀ and its copy in
+    K's layout at the end. The last two are the larger ones only where T is far below E.
     """
-    squares = PEAK_SQUARES * problem.square * problem.itemsize + problem.context_length**2
-    return squares + 2 * problem.linear * problem.itemsize
+    square, linear = problem.square * problem.itemsize, problem.linear * problem.itemsize
+    softmax = PEAK_SQUARES * square + problem.context_length**2 + 2 * linear
+    return max(softmax, square + 4 * linear, 5 * linear)
 
 
 def operands(problem: AttentionProblem) -> int:
@@ -54,14 +58,14 @@ def operands(problem: AttentionProblem) -> int:
 
 
 def longest(capacity_bytes: float, head_dim: int, batch_size: int, dtype: str) -> int:
-    """The longest context at which plain attention and its operands fit `capacity_bytes`.
+    """The longest context at which plain attention and its operands fit `capacity_bytes`."""
 
-    The root of a T² + b T = capacity, with a and b from `plain_peak` and `operands`.
-    """
-    one = AttentionProblem(1, head_dim, batch_size, dtype)
-    b = 6 * one.linear * one.itemsize
-    a = plain_peak(one) + operands(one) - b
-    return (isqrt(b * b + 4 * a * int(capacity_bytes)) - b) // (2 * a)
+    def needed(context: int) -> int:
+        problem = AttentionProblem(context, head_dim, batch_size, dtype)
+        return plain_peak(problem) + operands(problem)
+
+    upper = isqrt(int(capacity_bytes)) + 2  # the mask alone is more than that
+    return bisect_right(range(1, upper), capacity_bytes, key=needed)
 
 
 def crossing(head_dim: int, batch_size: int, dtype: str) -> float:

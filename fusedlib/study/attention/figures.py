@@ -11,7 +11,16 @@ from fusedlib.bench.attention.cases import problem_of
 from fusedlib.bench.attention.problem import AttentionProblem
 from fusedlib.bench.attention.ways import WAYS
 from fusedlib.study import style
-from fusedlib.study.attention.selected import FLASH, FORMATS, MIB, PLAIN, at_width, roof, work
+from fusedlib.study.attention.selected import (
+    FLASH,
+    FORMATS,
+    MIB,
+    PLAIN,
+    at_width,
+    counted,
+    roof,
+    work,
+)
 from fusedlib.study.display import number
 from fusedlib.study.selection import place
 
@@ -90,15 +99,17 @@ def _counted(ax: Axes, part: pd.DataFrame, card_mib: float | None) -> None:
 def roofline(frame: pd.DataFrame) -> Figure:
     """FLOP/s of the products against FLOPs a byte, forward and backward, under the measured roof.
 
-    A line a way, a mark a context; the largest mark is the longest.
+    A line a way whose traffic was counted, a mark a context; the largest mark is the longest. What
+    stays in a cache may lie above the roof, which is that of memory.
     """
     found = at_width(frame)
+    found = found[found["provider"].map(counted).astype(bool)]
     fig, axes, formats = _panels(found, 2.9)
     for ax, kind in zip(axes, formats, strict=False):
         part = found[found["format"] == kind]
-        counted = np.array([work(row) for _, row in part.iterrows()], dtype=float)
-        intensity = counted[:, 0] / counted[:, 1]
-        rate = counted[:, 0] / part["median_ms"].to_numpy(float) / 1e9
+        totals = np.array([work(row) for _, row in part.iterrows()], dtype=float)
+        intensity = totals[:, 0] / totals[:, 1]
+        rate = totals[:, 0] / part["median_ms"].to_numpy(float) / 1e9
         for name in dict.fromkeys(part["provider"]):
             at = (part["provider"] == name).to_numpy()
             style.line(ax, intensity[at], rate[at], name, linewidth=0.8, alpha=0.9)

@@ -206,22 +206,25 @@ def _since(ahead: pd.Series) -> str:
 
 
 def bound_sentence(frame: pd.DataFrame) -> str | None:
-    """How much of plain attention's time its T × T traffic takes at the copy's bandwidth."""
+    """How much of plain attention's time its T × T traffic takes at the copy's bandwidth.
+
+    More than half of it, and more than the products: that is said to bound it.
+    """
     told = []
     for part in _by_format(longest(frame)):
         plain, ceiling = part[part["provider"] == PLAIN], roof(frame, part["format"].iloc[0])
         if plain.empty or ceiling is None:
             continue
         row = plain.iloc[0]
-        flops, moved = work(row)
         seconds = row["median_ms"] / 1e3
-        told.append(
-            f"at {_at(row)} the {sum(SQUARE_PASSES.values())} reads and writes of B T² elements "
-            f"alone take {percent(moved / ceiling[1] / seconds)} of its time at the bandwidth of a "
-            f"copy, its products {percent(flops / ceiling[0] / seconds)} at the rate of a plain "
-            "product"
+        products, traffic = (n / most / seconds for n, most in zip(work(row), ceiling, strict=True))
+        text = (
+            f"at {_at(row)} its {sum(SQUARE_PASSES.values())} reads and writes of B T² elements "
+            f"alone take {percent(traffic)} of its time at the bandwidth of a copy, its products "
+            f"{percent(products)} at the rate of a plain product"
         )
-    return f"Plain attention is bound by that traffic: {'; '.join(told)}." if told else None
+        told.append(f"{text}: memory bounds it" if traffic > max(products, 0.5) else text)
+    return f"Of plain attention's time, {'; '.join(told)}." if told else None
 
 
 def rate_sentence(frame: pd.DataFrame) -> str | None:

@@ -16,6 +16,7 @@ from fusedlib.study.selection import leading, per_machine, place, rows_of
 PLAIN, FLASH, INDUCTOR = "plain", "flash", "inductor"
 MIB = 2**20
 WIDTH = 64  # of the figures and of what compares backends; the course's third
+_SIZES = ("context_length", "head_dim", "batch_size")
 FORMATS = ("bf16", "fp32", "fp16")
 _COLUMNS = (
     "machine", "profile", "device_type", "device_name", "own", "status", "reason", "experiment",
@@ -44,7 +45,7 @@ def rows(frame: pd.DataFrame, grid: str | None = None, status: str | None = "ok"
         found = found[found["grid"] == grid]
     if status is not None:
         found = found[found["status"] == status]
-    found = found.copy()
+    found = found.astype(dict.fromkeys(_SIZES, int))
     problems = [problem_of(row) for _, row in found.iterrows()]
     found["format"] = [format_of(row) for _, row in found.iterrows()]
     found["who"] = [list(WAYS).index(name) for name in found["provider"]]
@@ -96,6 +97,14 @@ def work(row: pd.Series, direction: str | None = None) -> tuple[int, int]:
     return flops, sum(problem.traffic(d, fused=fused) for d in chosen)
 
 
+def counted(name: str) -> bool:
+    """Whether a way's traffic was counted: plain attention's is, and that of those that fuse all.
+
+    What MATH and Inductor read and write is their own choice.
+    """
+    return name == PLAIN or WAYS[name].fused
+
+
 def where(frame: pd.DataFrame) -> str:
     """Where the rows that are shown were measured."""
     found = rows(frame, None, None)
@@ -144,4 +153,5 @@ def brief(reason: object) -> str:
 def everywhere(frame: pd.DataFrame) -> pd.DataFrame:
     """All machines' rows, each machine's of one profile, for what stands beside the published."""
     frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *_COLUMNS])))
-    return per_machine(rows_of(frame, EXPERIMENT))
+    found = per_machine(rows_of(frame, EXPERIMENT))
+    return found.astype(dict.fromkeys(_SIZES, int))

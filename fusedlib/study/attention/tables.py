@@ -12,6 +12,7 @@ from fusedlib.study.attention.selected import (
     INDUCTOR,
     PLAIN,
     at_width,
+    counted,
     everywhere,
     roof,
     rows,
@@ -127,7 +128,7 @@ def rates(frame: pd.DataFrame) -> pd.DataFrame:
             line[direction, "ms"] = _interval(row, f"{direction}_")
             line[direction, "TFLOP/s"] = number(flops / seconds / 1e12, 3)
             share = MISSING
-            if ceiling:
+            if ceiling and counted(row["provider"]):
                 share = percent(max(flops / ceiling[0], moved / ceiling[1]) / seconds)
             line[direction, "of the roof"] = share
         line["against float64", "error of out"] = number(float(row["y_error"]), 2)
