@@ -126,7 +126,7 @@ class _Session:
     def _draw(self, landed: list[Any], _: object) -> dict[str, Any]:
         operands = draw(self.problem, self.device)
         true = truth.truth(operands)
-        landed.append((operands, true, truth.plain_errors(operands, true)))
+        landed.append((operands, true, truth.usual_errors(operands, true)))
         return {}
 
     def _check(
