@@ -22,7 +22,7 @@ from fusedlib.bench.roofline import precision_of
 from fusedlib.bench.sweep import outcome
 
 BASELINE = "plain"
-WARMUP = 2
+WARMUP = 1  # round: the check and the count of memory have run everything before
 PROBE = 128
 DIRECTIONS = ("forward", "backward", "both")
 PRECISION = "highest"

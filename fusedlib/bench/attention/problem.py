@@ -123,11 +123,11 @@ class Operands:
         """The operands by name."""
         return {"query": self.query, "key": self.key, "value": self.value}
 
-    def sequence(self, index: int) -> "Operands":
-        """One sequence of the batch, with leaves of its own."""
-        parts = (t.detach()[index : index + 1] for t in self.leaves().values())
-        query, key, value = (part.clone().requires_grad_() for part in parts)
-        return Operands(query, key, value, self.dout[index : index + 1])
+    def sequences(self, start: int, stop: int) -> "Operands":
+        """Some sequences of the batch, with leaves of their own."""
+        parts = (t.detach()[start:stop].clone() for t in self.leaves().values())
+        query, key, value = (part.requires_grad_() for part in parts)
+        return Operands(query, key, value, self.dout[start:stop])
 
 
 def draw(problem: AttentionProblem, device: torch.device | str, seed: int = 0) -> Operands:

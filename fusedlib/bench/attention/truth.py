@@ -28,32 +28,24 @@ def truth(operands: Operands) -> dict[str, Tensor]:
     MPS has none: there they are computed on the host.
     """
     device = "cpu" if operands.query.device.type == "mps" else operands.query.device
-    leaves = [t.detach().to(device, torch.float64) for t in operands.leaves().values()]
+    query, key, value = (t.detach().to(device, torch.float64) for t in operands.leaves().values())
     dout = operands.dout.to(device, torch.float64)
-    found = [torch.zeros_like(dout) for _ in range(4)]
-    for index in range(dout.shape[0]):
-        own = [t[index, 0] for t in (*leaves, dout)]
-        _one_sequence(own, [t[index, 0] for t in found])
-    return dict(zip(("y", "d_query", "d_key", "d_value"), found, strict=True))
-
-
-def _one_sequence(operands: list[Tensor], results: list[Tensor]) -> None:
-    """Q, K, V, dO -> O, dQ, dK, dV of one sequence, each (T, E), written in place."""
-    query, key, value, dout = operands
-    y, d_query, d_key, d_value = results
-    length, head_dim = query.shape
+    y, d_query, d_key, d_value = (torch.zeros_like(dout) for _ in range(4))
+    batch, _, length, head_dim = dout.shape
     scale = head_dim**-0.5
-    step = max(1, BLOCK // length)
+    step = max(1, BLOCK // (batch * length))
     for start in range(0, length, step):
         rows = slice(start, min(start + step, length))
-        seen = slice(0, rows.stop)  # nothing of the block lies beyond its last row's diagonal
-        scores = scale * query[rows] @ key[seen].mT
-        p = scores.masked_fill_(_future(rows, query.device), float("-inf")).softmax(-1)
-        y[rows] = p @ value[seen]
-        ds = p * (dout[rows] @ value[seen].mT - (dout[rows] * y[rows]).sum(-1, keepdim=True))
-        d_query[rows] = scale * ds @ key[seen]
-        d_key[seen] += scale * ds.mT @ query[rows]
-        d_value[seen] += p.mT @ dout[rows]
+        own = (..., rows, slice(None))
+        seen = (..., slice(0, rows.stop), slice(None))  # beyond the last row's diagonal is nothing
+        scores = scale * query[own] @ key[seen].mT
+        p = scores.masked_fill_(_future(rows, dout.device), float("-inf")).softmax(-1)
+        y[own] = p @ value[seen]
+        ds = p * (dout[own] @ value[seen].mT - (dout[own] * y[own]).sum(-1, keepdim=True))
+        d_query[own] = scale * ds @ key[seen]
+        d_key[seen] += scale * ds.mT @ query[own]
+        d_value[seen] += p.mT @ dout[own]
+    return {"y": y, "d_query": d_query, "d_key": d_key, "d_value": d_value}
 
 
 def _future(rows: slice, device: torch.device) -> Tensor:
@@ -66,11 +58,13 @@ def usual_errors(operands: Operands, true: dict[str, Tensor]) -> dict[str, check
     """What the rule takes twice: the errors of plain attention in the operands' dtype.
 
     To those of the gradients is added what a logsumexp kept in fp32 costs: P = exp(S − L) is off by
-    the roundoff of L, relative to itself, and L is about ln T. Computed a sequence at a time.
+    the roundoff of L, relative to itself, and L is about ln T. Long sequences come one at a time.
     """
     parts: list[dict[str, Tensor]] = []
-    for index in range(operands.dout.shape[0]):
-        own = operands.sequence(index)
+    batch, _, length, _ = operands.dout.shape
+    step = max(1, BLOCK // length**2)
+    for start in range(0, batch, step):
+        own = operands.sequences(start, start + step)
         leaves = own.leaves()
         work = Workload(lambda leaves=leaves: plain_attention(*leaves.values()), leaves)  # type: ignore[misc]
         parts.append(check.results_of(work, own.dout))
