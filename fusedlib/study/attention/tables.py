@@ -179,24 +179,22 @@ def _over(value: float, unit: float) -> str:
 
 def beside_published(frame: pd.DataFrame) -> pd.DataFrame:
     """The published times of an Apple M4, ms, and those of every machine at the same shapes."""
-    told = published.load("attention")
+    columns: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    for row in published.load("attention").itertuples():
+        key = (TITLES[INDUCTOR if row.compile else PLAIN], f"{row.context_length}·{row.d_model}")
+        place_of = f"published, {row.device}"
+        columns.setdefault((place_of, row.direction), {})[key] = number(row.mean_ms, 3)
+    keys = list(next(iter(columns.values())))
     found = everywhere(frame)
-    found = found[found["grid"] == "published"] if len(found) else found
-    columns: dict[str, dict[tuple[str, str, str], str]] = {}
-    for row in told.itertuples():
-        key = (_compiled(row.compile), f"{row.context_length}·{row.d_model}", row.direction)
-        columns.setdefault(f"published, {row.device}", {})[key] = number(row.mean_ms, 3)
-    names = {"both": "forward+backward"}
-    for _, row in found.iterrows():
-        shape = f"{row['context_length']}·{row['head_dim']}"
+    for _, row in found[found["grid"] == "published"].iterrows():
+        key = (TITLES[row["provider"]], f"{row['context_length']}·{row['head_dim']}")
         for direction, column in _TIMES.items():
-            key = (TITLES[row["provider"]], shape, names.get(direction, direction))
-            columns.setdefault(place(row), {})[key] = number(float(row[column]), 3)
-    keys = list(columns[next(iter(columns))])
-    body = {name: [cells.get(key, MISSING) for key in keys] for name, cells in columns.items()}
-    index = pd.MultiIndex.from_tuples(keys, names=["form", "context·width", "pass"])
+            columns.setdefault((place(row), direction), {})[key] = number(float(row[column]), 3)
+    body = {
+        (place_of, direction.replace("forward+backward", "both")): [
+            cells.get(key, MISSING) for key in keys
+        ]
+        for (place_of, direction), cells in columns.items()
+    }
+    index = pd.MultiIndex.from_tuples(keys, names=["form", "context·width"])
     return pd.DataFrame(body, index=index)
-
-
-def _compiled(flag: bool) -> str:
-    return TITLES[INDUCTOR if flag else PLAIN]
