@@ -231,6 +231,13 @@ def test_a_sweep_measures_what_runs_and_says_what_does_not(tmp_path):
     assert again.measured == 0
 
 
+def test_a_device_that_is_not_there_is_unavailable(tmp_path):
+    lacking = [case | {"device": "xpu"} for case in asked("plain", contexts=(24,))]
+    measure.sweep(recorded(tmp_path), lacking)
+    [row] = results.load(cases.STUDY, directory=tmp_path).to_dict("records")
+    assert (row["status"], row["reason"]) == ("unavailable", "this machine has no XPU device")
+
+
 def test_what_forgets_the_mask_is_wrong_and_gets_no_time(tmp_path, monkeypatch):
     def unmasked(operands):
         leaves = operands.leaves()

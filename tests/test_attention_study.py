@@ -152,6 +152,15 @@ def test_whatever_is_missing_everything_still_speaks(frame):
     assert findings.answer(frame, None) == findings.MISSING
 
 
+def test_a_machine_without_mps_says_so_and_shows_nothing_of_it():
+    lacking = {"status": "unavailable", "reason": "this machine has no MPS device", "device": "mps"}
+    both = pd.concat([FULL, FULL.head(3).assign(**lacking)], ignore_index=True)
+    said = "Device type MPS, as published, is unavailable on Test Card: this machine has no MPS"
+    assert selected.lacking_mps(both) == f"{said} device."
+    assert selected.lacking_mps(FULL) is selected.lacking_mps(EMPTY) is None
+    assert len(selected.rows(both, None, None)) == len(selected.rows(FULL, None, None))
+
+
 def test_without_rows_the_note_says_how_to_get_them():
     assert "make study ONLY=07_attention" in selected.not_run(EMPTY)
 

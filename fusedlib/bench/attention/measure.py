@@ -39,7 +39,9 @@ def sweep(recorder: Recorder, cases: Iterable[Case]) -> None:
     """
     groups: dict[tuple[Any, ...], list[Case]] = {}
     for case in cases:
-        groups.setdefault((case["grid"], problem_of(case)), []).append(case)
+        group = groups.setdefault((case["grid"], problem_of(case), case["device"]), [])
+        if case not in group:
+            group.append(case)
     able = [[case for case in group if _able(recorder, case)] for group in groups.values()]
     todo = [group for group in able if recorder.missing(group)]
     with progress(recorder.study, len(todo)) as shown, precision_of(PRECISION):
@@ -61,6 +63,8 @@ def _able(recorder: Recorder, case: Case) -> bool:
 @cache
 def _refusal(name: str, head_dim: int, dtype: str, device: str) -> str | None:
     """Why a way does not take this width and dtype on this device, asked at a small context."""
+    if device not in ("cpu", machine.device_type()):
+        return f"this machine has no {device.upper()} device"
     try:
         ways.get(name).build(draw(AttentionProblem(PROBE, head_dim, 1, dtype), device))
     except Unavailable as error:

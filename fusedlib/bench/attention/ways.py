@@ -1,4 +1,4 @@
-"""Who is measured: one decorated function a way to compute the same attention.
+"""Who is measured: one function a way to compute the same attention, in `WAYS`.
 
 Each gets the operands and returns a `Workload`. `fused` says that no T × T matrix is kept. A
 backend of torch that refuses these operands is `Unavailable`, for the reasons that torch itself
@@ -8,6 +8,7 @@ gives.
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from fusedlib.bench.providers import Workload
 from fusedlib.bench.results import Unavailable
 from fusedlib.models.transformer import plain_attention
 
+# How torch begins its refusal, on CUDA and elsewhere.
+_REFUSED = ("No available kernel", "No viable backend")
 _Build = Callable[[Operands], Workload]
 
 
@@ -73,30 +76,6 @@ def inductor(operands: Operands) -> Workload:
     return Workload(lambda: compiled(*leaves.values()), leaves)
 
 
-@way("math", fused=False)
-def math(operands: Operands) -> Workload:
-    """scaled_dot_product_attention, backend MATH."""
-    return _backend(operands, SDPBackend.MATH)
-
-
-@way("flash", fused=True)
-def flash(operands: Operands) -> Workload:
-    """scaled_dot_product_attention, backend FLASH_ATTENTION."""
-    return _backend(operands, SDPBackend.FLASH_ATTENTION)
-
-
-@way("efficient", fused=True)
-def efficient(operands: Operands) -> Workload:
-    """scaled_dot_product_attention, backend EFFICIENT_ATTENTION."""
-    return _backend(operands, SDPBackend.EFFICIENT_ATTENTION)
-
-
-@way("cudnn", fused=True)
-def cudnn(operands: Operands) -> Workload:
-    """scaled_dot_product_attention, backend CUDNN_ATTENTION."""
-    return _backend(operands, SDPBackend.CUDNN_ATTENTION)
-
-
 def _backend(operands: Operands, backend: SDPBackend) -> Workload:
     query, key, value = operands.query, operands.key, operands.value
 
@@ -109,7 +88,7 @@ def _backend(operands: Operands, backend: SDPBackend) -> Workload:
         try:
             forward()
         except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError) or "kernel" not in str(error).lower():
+            if not str(error).startswith(_REFUSED):
                 raise
             raise Unavailable(_refusal(error, told)) from error
     return Workload(forward, operands.leaves())
@@ -123,6 +102,16 @@ def _refusal(error: RuntimeError, told: list[warnings.WarningMessage]) -> str:
         if "not used because" not in text and "has been runtime disabled" not in text
     ]  # fmt: skip
     return " ".join(dict.fromkeys(reasons)) or str(error).strip().splitlines()[0]
+
+
+for _name, _kind, _fused in (
+    ("math", SDPBackend.MATH, False),
+    ("flash", SDPBackend.FLASH_ATTENTION, True),
+    ("efficient", SDPBackend.EFFICIENT_ATTENTION, True),
+    ("cudnn", SDPBackend.CUDNN_ATTENTION, True),
+):
+    _told = f"scaled_dot_product_attention, backend {_kind.name}"
+    WAYS[_name] = Way(_name, partial(_backend, backend=_kind), _told, _fused, False)
 
 
 @way("flex", fused=True, compiled=True)

@@ -15,6 +15,7 @@ from fusedlib.study.selection import leading, per_machine, place, rows_of
 
 PLAIN, FLASH, INDUCTOR = "plain", "flash", "inductor"
 MIB = 2**20
+MPS = "mps"  # where the published figures come from
 WIDTH = 64  # of the figures and of what compares backends; the course's third
 _SIZES = ("context_length", "head_dim", "batch_size")
 FORMATS = ("bf16", "fp32", "fp16")
@@ -40,7 +41,7 @@ def rows(frame: pd.DataFrame, grid: str | None = None, status: str | None = "ok"
     attention, `counted_peak_mib`; sorted by format, width, context and way.
     """
     frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *_COLUMNS])))
-    found = leading(rows_of(frame, EXPERIMENT, None))
+    found = leading(_here(rows_of(frame, EXPERIMENT, None)))
     if grid is not None:
         found = found[found["grid"] == grid]
     if status is not None:
@@ -58,6 +59,11 @@ def rows(frame: pd.DataFrame, grid: str | None = None, status: str | None = "ok"
         for name, p in zip(found["provider"], problems, strict=True)
     ]
     return found.sort_values(["rank", "head_dim", "context_length", "who"], kind="stable")
+
+
+def _here(found: pd.DataFrame) -> pd.DataFrame:
+    """Without the rows that say that a machine has no MPS."""
+    return found[(found["device"] != MPS) | (found["device_type"] == MPS)]
 
 
 def _kept_mib(name: str, problem: AttentionProblem) -> float:
@@ -148,6 +154,18 @@ def brief(reason: object) -> str:
     for end in (" GPU 0 has", " This is likely due", " If reserved"):
         text = text.partition(end)[0]
     return text.rstrip(".")
+
+
+def lacking_mps(frame: pd.DataFrame) -> str | None:
+    """Which machines say that they have not the published device type; None where none does."""
+    frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *_COLUMNS])))
+    found = rows_of(frame, EXPERIMENT, "unavailable")
+    found = found[(found["device"] == MPS) & (found["device_type"] != MPS)]
+    if found.empty:
+        return None
+    reason = found["reason"].iloc[0]
+    names = dict.fromkeys(place(row.drop("device")) for _, row in found.iterrows())
+    return f"Device type MPS, as published, is unavailable on {', '.join(names)}: {reason}."
 
 
 def everywhere(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """Study 07's tables. Every function takes the frame of `results.load("07_attention")`."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -43,7 +44,10 @@ def published_grid(frame: pd.DataFrame) -> pd.DataFrame:
     return _by_shape(rows(frame, "published", None), tuple(_TIMES), _published_memory)
 
 
-def _by_shape(found: pd.DataFrame, directions: Iterable[str], memory: object) -> pd.DataFrame:
+def _by_shape(
+    found: pd.DataFrame, directions: Iterable[str],
+    memory: Callable[[pd.Series | None], dict[str, str]],
+) -> pd.DataFrame:  # fmt: skip
     """A row a width and context; times of plain and compiled, then plain's memory."""
     if found.empty:
         return empty("forward, ms", "backward, ms", index="context")
@@ -55,12 +59,17 @@ def _by_shape(found: pd.DataFrame, directions: Iterable[str], memory: object) ->
             for direction in directions:
                 row = by_way.get(name)
                 line[f"{title}, ms", direction] = cell(row, _TIMES[direction])
-        for title, value in memory(by_way.get(PLAIN)).items():  # type: ignore[operator]
+        for title, value in memory(by_way.get(PLAIN)).items():
             line["eager, MiB", title] = value
         lines[int(width), int(context)] = line
+    return _table(lines, "width", "context")
+
+
+def _table(lines: Mapping[Any, Mapping[tuple[str, str], str]], *index: str) -> pd.DataFrame:
+    """Rows by two keys, columns by group and name."""
     table = pd.DataFrame(list(lines.values()))
     table.columns = pd.MultiIndex.from_tuples(list(table.columns))
-    table.index = pd.MultiIndex.from_tuples(list(lines), names=["width", "context"])
+    table.index = pd.MultiIndex.from_tuples(list(lines), names=list(index))
     return table
 
 
@@ -135,10 +144,7 @@ def rates(frame: pd.DataFrame) -> pd.DataFrame:
         lines[row["format"], row["provider"]] = line
     if not lines:
         return empty("forward, ms", "backward, ms")
-    table = pd.DataFrame(list(lines.values()))
-    table.columns = pd.MultiIndex.from_tuples(list(table.columns))
-    table.index = pd.MultiIndex.from_tuples(list(lines), names=["format", "way"])
-    return table
+    return _table(lines, "format", "way")
 
 
 def _interval(row: pd.Series, prefix: str) -> str:
@@ -163,10 +169,7 @@ def memory(frame: pd.DataFrame) -> pd.DataFrame:
         }
     if not lines:
         return empty("kept, MiB", "peak, MiB")
-    table = pd.DataFrame(list(lines.values()))
-    table.columns = pd.MultiIndex.from_tuples(list(table.columns))
-    table.index = pd.MultiIndex.from_tuples(list(lines), names=["format", "way"])
-    return table
+    return _table(lines, "format", "way")
 
 
 def _mib(value: float) -> str:
