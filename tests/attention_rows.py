@@ -23,7 +23,7 @@ def measured(case):
     fused = WAYS[name].fused
     if name in HALF_ONLY and problem.dtype == "float32":
         return row | {"status": "unavailable", "reason": "Expected dtype: {Half, BFloat16}."}
-    if not fused and held.plain_peak(problem) > CARD_MIB * MIB:
+    if not fused and held.plain_peak(problem, "cuda") > CARD_MIB * MIB:
         asked = problem.square * problem.itemsize / 2**30
         reason = f"CUDA out of memory. Tried to allocate {asked:.2f} GiB. GPU 0 has a capacity"
         return row | {"status": "oom", "reason": reason}
@@ -55,7 +55,7 @@ def memory(name, problem):
     linear = problem.linear * problem.itemsize / MIB
     counted = held.kept(name, problem) or {"P": problem.square * problem.itemsize}
     kept = sum(counted.values()) / MIB
-    peak = 5 * linear if WAYS[name].fused else held.plain_peak(problem) / MIB
+    peak = 5 * linear if WAYS[name].fused else held.plain_peak(problem, "cuda") / MIB
     return {
         "kept_mib": kept, "operands_mib": 4 * linear,
         "after_forward_mib": kept if WAYS[name].fused else kept + linear,

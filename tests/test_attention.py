@@ -46,11 +46,17 @@ def test_plain_attentions_peak_is_that_of_the_formula(shape):
     check.results_of(work, operands.dout)
     seen = footprint.measure(work, operands.dout)
     # The host allocates the scalars of a kernel too, some bytes each.
-    assert seen["peak_mib"] * MIB == pytest.approx(held.plain_peak(one), abs=64)
+    assert seen["peak_mib"] * MIB == pytest.approx(held.plain_peak(one, "cpu"), abs=64)
     assert seen["after_forward_mib"] * MIB == pytest.approx(
         sum(held.kept("plain", one).values()) + one.linear * one.itemsize, abs=64
     )
     assert seen["forward_peak_mib"] <= seen["peak_mib"]
+
+
+def test_on_cuda_the_softmax_backward_writes_a_square_more():
+    one = AttentionProblem(4096, 64, 8, "bfloat16")
+    more = held.plain_peak(one, "cuda") - held.plain_peak(one, "cpu")
+    assert more == one.square * one.itemsize
 
 
 def test_flash_keeps_nothing_that_grows_with_the_square():
@@ -62,9 +68,9 @@ def test_flash_keeps_nothing_that_grows_with_the_square():
 @pytest.mark.parametrize(("width", "batch", "dtype"), [(64, 8, "float32"), (16, 1, "bfloat16")])
 def test_the_longest_context_fits_and_the_next_does_not(width, batch, dtype):
     capacity = 10**9 + 7
-    fits = held.longest(capacity, width, batch, dtype)
+    fits = held.longest(capacity, width, batch, dtype, "cpu")
     total = [
-        held.plain_peak(p) + held.operands(p)
+        held.plain_peak(p, "cpu") + held.operands(p)
         for p in (AttentionProblem(n, width, batch, dtype) for n in (fits, fits + 1))
     ]
     assert total[0] <= capacity < total[1]
@@ -161,23 +167,27 @@ def test_truth_is_attention_and_its_gradients(block, monkeypatch):
     true = truth.truth(operands)
     doubles = [t.detach().double() for t in operands.leaves().values()]
     for index in range(2):
-        torch.testing.assert_close(true["y"][index, 0], looped(*(t[index, 0] for t in doubles)))
+        y = looped(*(t[index, 0] for t in doubles))
+        torch.testing.assert_close(true.values["y"][index, 0], y)
     leaves = [t.requires_grad_() for t in doubles]
     plain_attention(*leaves).backward(operands.dout.double())
     for name, leaf in zip(("query", "key", "value"), leaves, strict=True):
-        torch.testing.assert_close(true[f"d_{name}"], leaf.grad)
+        torch.testing.assert_close(true.values[f"d_{name}"], leaf.grad)
+    assert true.values["d_query"][:, :, 0].abs().max() < 1e-15 < true.sizes["d_query"].min()
+    first = (operands.value[:, :, 0].double().square().mean(-1)).sqrt()
+    torch.testing.assert_close(true.sizes["y"][:, :, 0, 0], first)
 
 
-def test_an_error_counts_relative_to_its_token_where_that_is_large():
-    true = {"y": torch.ones(1, 1, 100, 4, dtype=torch.float64)}
-    true["y"][0, 0, 0] = 100.0
-    off = {"y": true["y"].clone()}
-    off["y"][0, 0, 0, 0] += 1.0
-    large = truth.errors(off, true)["y"].worst
-    off["y"][0, 0, 0, 0] -= 1.0
-    off["y"][0, 0, 50, 0] += 1.0
-    small = truth.errors(off, true)["y"].worst
-    assert small > 5 * large
+def test_an_error_counts_relative_to_its_tokens_terms_where_they_are_large():
+    values = {"y": torch.ones(1, 1, 100, 4, dtype=torch.float64)}
+    sizes = {"y": torch.ones(1, 1, 100, 1, dtype=torch.float64)}
+    sizes["y"][0, 0, 0] = 100.0
+    worst = []
+    for token in (0, 50):
+        off = values["y"].clone()
+        off[0, 0, token, 0] += 1.0
+        worst.append(truth.errors({"y": off}, truth.Truth(values, sizes))["y"].worst)
+    assert worst[1] == pytest.approx(100 * worst[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

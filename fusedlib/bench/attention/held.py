@@ -1,8 +1,9 @@
 """What attention holds, counted: bytes of every tensor by a formula in B, T and E.
 
-Plain attention keeps P = softmax(…), B T² elements, for the backward pass, and the mask, T² bytes;
-Q, K and V are there anyway. At its peaks three B × T × T tensors are alive: scaled scores, masked
-scores and P at the end of the forward pass; P, dP and dS going backward.
+Plain attention keeps P = softmax(…), B T² elements, for the backward pass, and the mask, T²
+bytes; Q, K and V are there anyway. Three B × T × T tensors are alive at the end of the forward
+pass: scaled scores, masked scores and P. Going backward these are P, dP and dS, and on CUDA P ∘ dP,
+which torch's softmax backward writes before it sums its rows.
 
 What is fused keeps out (T E elements a sequence) and a logsumexp a row, nothing of T².
 """
@@ -12,7 +13,8 @@ from math import isqrt
 
 from fusedlib.bench.attention.problem import LOGSUMEXP_BYTES, AttentionProblem
 
-PEAK_SQUARES = 3
+PEAK_SQUARES = {"cuda": 4}
+PEAK_SQUARES_ELSEWHERE = 3
 MATH_BYTES = 4  # torch's MATH backend computes halves in fp32
 _FUSED = ("flash", "efficient", "cudnn", "flex")
 
@@ -40,15 +42,16 @@ def kept(way: str, problem: AttentionProblem) -> dict[str, int] | None:
     return None
 
 
-def plain_peak(problem: AttentionProblem) -> int:
+def plain_peak(problem: AttentionProblem, device: str) -> int:
     """Most bytes that plain attention holds over Q, K, V and dout, forward and backward.
 
-    The largest of three moments of the backward pass, out and dV being there in each: three squares
+    The largest of three moments of the backward pass, out and dV being there in each: the squares
     and the mask in the softmax; one square, dQ and dK in the product's; dQ, dKᵀ and its copy in
     K's layout at the end. The last two are the larger ones only where T is far below E.
     """
     square, linear = problem.square * problem.itemsize, problem.linear * problem.itemsize
-    softmax = PEAK_SQUARES * square + problem.context_length**2 + 2 * linear
+    squares = PEAK_SQUARES.get(device, PEAK_SQUARES_ELSEWHERE) * square
+    softmax = squares + problem.context_length**2 + 2 * linear
     return max(softmax, square + 4 * linear, 5 * linear)
 
 
@@ -57,12 +60,14 @@ def operands(problem: AttentionProblem) -> int:
     return 4 * problem.linear * problem.itemsize
 
 
-def longest(capacity_bytes: float, head_dim: int, batch_size: int, dtype: str) -> int:
+def longest(
+    capacity_bytes: float, head_dim: int, batch_size: int, dtype: str, device: str
+) -> int:  # fmt: skip
     """The longest context at which plain attention and its operands fit `capacity_bytes`."""
 
     def needed(context: int) -> int:
         problem = AttentionProblem(context, head_dim, batch_size, dtype)
-        return plain_peak(problem) + operands(problem)
+        return plain_peak(problem, device) + operands(problem)
 
     upper = isqrt(int(capacity_bytes)) + 2  # the mask alone is more than that
     return bisect_right(range(1, upper), capacity_bytes, key=needed)

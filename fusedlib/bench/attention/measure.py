@@ -81,7 +81,7 @@ def hopeless(way: str, problem: AttentionProblem, device: str) -> str | None:
     total = facts.device_memory_gib if device == "cuda" else facts.memory_gib
     if ways.get(way).fused or total is None:
         return None
-    need = (held.plain_peak(problem) + held.operands(problem)) / 2**30
+    need = (held.plain_peak(problem, device) + held.operands(problem)) / 2**30
     if need <= HOPELESS[device] * total:
         return None
     return (
@@ -105,7 +105,7 @@ class _Session:
         """Every case gets its row."""
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # its cache is bounded: eight shapes of one function at most
-        scene: list[tuple[Operands, dict[str, Tensor], dict[str, check.Errors]]] = []
+        scene: list[tuple[Operands, truth.Truth, dict[str, check.Errors]]] = []
         _, status, reason = outcome(partial(self._draw, scene), {})
         if not scene:
             for case in self.group:
@@ -134,7 +134,7 @@ class _Session:
         return {}
 
     def _check(
-        self, case: Case, operands: Operands, true: dict[str, Tensor],
+        self, case: Case, operands: Operands, true: truth.Truth,
         usual: dict[str, check.Errors],
     ) -> None:  # fmt: skip
         """Hold a way against the truth and count its memory; a row now where it goes no further."""
@@ -148,7 +148,7 @@ class _Session:
             self.recorder.append(case, figures, status=status, reason=reason)
 
     def _set_up(
-        self, name: str, operands: Operands, true: dict[str, Tensor],
+        self, name: str, operands: Operands, true: truth.Truth,
         usual: dict[str, check.Errors],
     ) -> dict[str, Any]:  # fmt: skip
         if reason := hopeless(name, self.problem, self.device):

@@ -7,6 +7,7 @@ Written out, not left to autograd, so that no T × T matrix is ever whole and th
 checked at its very size.
 """
 
+from dataclasses import dataclass
 from math import log
 from typing import Any
 
@@ -20,17 +21,29 @@ from fusedlib.models.transformer import plain_attention
 
 # Elements of a block of rows: 1 GiB in float64, of which a handful are alive at once.
 BLOCK = 2**27
+NAMES = ("y", "d_query", "d_key", "d_value")
 
 
-def truth(operands: Operands) -> dict[str, Tensor]:
-    """y, d_query, d_key and d_value, (B, 1, T, E) in float64, on the device where it has float64.
+@dataclass(frozen=True)
+class Truth:
+    """What is right, by name, and the size of the terms that each token's values are sums of.
 
-    MPS has none: there they are computed on the host.
+    `values` (B, 1, T, E) and `sizes` (B, 1, T, 1): y, d_query, d_key and d_value in float64. A
+    size is the root of the mean over E of the sum of the squared terms: what the values would be
+    like if nothing cancelled. The first query sees itself alone: its gradient is 0, its size not.
     """
+
+    values: dict[str, Tensor]
+    sizes: dict[str, Tensor]
+
+
+def truth(operands: Operands) -> Truth:
+    """Truth on the device where it has float64; of operands on MPS, which has none, on the host."""
     device = "cpu" if operands.query.device.type == "mps" else operands.query.device
     query, key, value = (t.detach().to(device, torch.float64) for t in operands.leaves().values())
     dout = operands.dout.to(device, torch.float64)
     y, d_query, d_key, d_value = (torch.zeros_like(dout) for _ in range(4))
+    squares = [torch.zeros_like(dout[..., :1]) for _ in range(4)]
     batch, _, length, head_dim = dout.shape
     scale = head_dim**-0.5
     step = max(1, BLOCK // (batch * length))
@@ -41,11 +54,24 @@ def truth(operands: Operands) -> dict[str, Tensor]:
         scores = scale * query[own] @ key[seen].mT
         p = scores.masked_fill_(_future(rows, dout.device), float("-inf")).softmax(-1)
         y[own] = p @ value[seen]
-        ds = p * (dout[own] @ value[seen].mT - (dout[own] * y[own]).sum(-1, keepdim=True))
-        d_query[own] = scale * ds @ key[seen]
-        d_key[seen] += scale * ds.mT @ query[own]
+        dp, sums = dout[own] @ value[seen].mT, (dout[own] * y[own]).sum(-1, keepdim=True)
+        ds = scale * p * (dp - sums)
+        d_query[own] = ds @ key[seen]
+        d_key[seen] += ds.mT @ query[own]
         d_value[seen] += p.mT @ dout[own]
-    return {"y": y, "d_query": d_query, "d_key": d_key, "d_value": d_value}
+        p, ds = p.square(), (scale * p).square() * (dp.square() + sums.square())
+        squares[0][own] = p @ _mean_square(value[seen])
+        squares[1][own] = ds @ _mean_square(key[seen])
+        squares[2][seen] += ds.mT @ _mean_square(query[own])
+        squares[3][seen] += p.mT @ _mean_square(dout[own])
+    return Truth(
+        dict(zip(NAMES, (y, d_query, d_key, d_value), strict=True)),
+        {name: square.sqrt() for name, square in zip(NAMES, squares, strict=True)},
+    )
+
+
+def _mean_square(values: Tensor) -> Tensor:
+    return values.square().mean(-1, keepdim=True)
 
 
 def _future(rows: slice, device: torch.device) -> Tensor:
@@ -54,7 +80,7 @@ def _future(rows: slice, device: torch.device) -> Tensor:
     return torch.arange(rows.stop, device=device)[None] > here
 
 
-def usual_errors(operands: Operands, true: dict[str, Tensor]) -> dict[str, check.Errors]:
+def usual_errors(operands: Operands, true: Truth) -> dict[str, check.Errors]:
     """What the rule takes twice: the errors of plain attention in the operands' dtype.
 
     To those of the gradients is added what a logsumexp kept in fp32 costs: P = exp(S − L) is off by
@@ -76,17 +102,16 @@ def usual_errors(operands: Operands, true: dict[str, Tensor]) -> dict[str, check
     }
 
 
-def errors(found: dict[str, Tensor], true: dict[str, Tensor]) -> dict[str, check.Errors]:
-    """`check.errors` on the truth's device, each token relative to its own size where that is more.
+def errors(found: dict[str, Tensor], true: Truth) -> dict[str, check.Errors]:
+    """`check.errors` on the truth's device, each token relative to its size where that is more.
 
-    The first keys are seen by every query, so that their gradients are many times the tensor's root
-    mean square: one rounding there would outweigh every error elsewhere.
+    Gradients of the first keys are sums over all queries, those of the first queries differences of
+    large terms: one rounding there would outweigh every error elsewhere.
     """
     scaled, target = {}, {}
-    for name, ref in true.items():
-        token = ref.square().mean(-1, keepdim=True).sqrt()
+    for name, ref in true.values.items():
         whole = ref.square().mean().sqrt()
-        weight = whole / torch.maximum(token, whole).clamp_min(torch.finfo(ref.dtype).tiny)
+        weight = whole / torch.maximum(true.sizes[name], whole)
         target[name] = ref * weight
         scaled[name] = found[name].to(ref.device, ref.dtype) * weight
     return check.errors(scaled, target)

@@ -79,16 +79,16 @@ def _counted(ax: Axes, part: pd.DataFrame, card_mib: float | None) -> None:
     """Lines of the formulas, on to where plain attention's peak meets the memory there is."""
     first = problem_of(part.iloc[0])
     width, batch, dtype = first.head_dim, first.batch_size, first.dtype
-    last = int(part["context_length"].max())
+    last, device = int(part["context_length"].max()), part["device"].iloc[0]
     if card_mib is not None:
-        last = max(last, held.longest(card_mib * MIB, width, batch, dtype))
+        last = max(last, held.longest(card_mib * MIB, width, batch, dtype, device))
         style.reference_line(ax, y=card_mib, label="all there is")
     contexts = np.unique(np.geomspace(part["context_length"].min(), last, 60).astype(int))
     problems = [AttentionProblem(int(n), width, batch, dtype) for n in contexts]
     for name, way in ((PLAIN, PLAIN), (FLASH, FLASH)):
         kept = [sum((held.kept(way, p) or {}).values()) / MIB for p in problems]
         style.line(ax, contexts, kept, name, markers=False, linewidth=1.0, label=f"{name}, counted")
-    peak = [held.plain_peak(p) / MIB for p in problems]
+    peak = [held.plain_peak(p, device) / MIB for p in problems]
     style.line(
         ax, contexts, peak, PLAIN, markers=False, linewidth=1.0, linestyle=":",
         label="plain's peak, counted",

@@ -112,7 +112,9 @@ def capacity_sentence(frame: pd.DataFrame, card_mib: float | None) -> str | None
     told = []
     for part in _by_format(found):
         p = problem_of(part.iloc[0])
-        fits = held.longest(card_mib * MIB, p.head_dim, p.batch_size, p.dtype)
+        fits = held.longest(
+            card_mib * MIB, p.head_dim, p.batch_size, p.dtype, part["device"].iloc[0]
+        )
         told.append(f"{fits:,} in {part['format'].iloc[0]}")
     return (
         f"By the formula one plain attention of batch {found['batch_size'].iloc[0]} with one head "
@@ -280,7 +282,8 @@ def compiled_sentence(frame: pd.DataFrame) -> str | None:
         told.append(
             f"{part['format'].iloc[0]} {number(least['speedup'], 3)} (at {_shape(least)}) to "
             f"{number(most['speedup'], 3)} (at {_shape(most)}) times as fast, keeping "
-            f"{number(last['kept_mib'] / squares, 3)} times B T² elements at {_shape(last)}"
+            f"{number(last['kept_mib'] / squares, 3)} times B T² elements at {_shape(last)}, "
+            f"holding {number(last['peak_mib'] / squares, 3)} times as many at its peak"
         )
     return f"Compiled by Inductor, plain attention is in {'; '.join(told)}."
 

@@ -55,8 +55,8 @@ def rows(frame: pd.DataFrame, grid: str | None = None, status: str | None = "ok"
         _kept_mib(name, p) for name, p in zip(found["provider"], problems, strict=True)
     ]
     found["counted_peak_mib"] = [
-        held.plain_peak(p) / MIB if name == PLAIN else float("nan")
-        for name, p in zip(found["provider"], problems, strict=True)
+        held.plain_peak(p, device) / MIB if name == PLAIN else float("nan")
+        for name, p, device in zip(found["provider"], problems, found["device"], strict=True)
     ]
     return found.sort_values(["rank", "head_dim", "context_length", "who"], kind="stable")
 
@@ -151,7 +151,7 @@ def not_run(frame: pd.DataFrame, grid: str | None = None) -> str | None:
 def brief(reason: object) -> str:
     """A reason's first sentences, without what torch says of its allocator's settings."""
     text = " ".join(str(reason).split())
-    for end in (" GPU 0 has", " This is likely due", " If reserved"):
+    for end in (" GPU 0 has", " This is likely due", " If reserved", " Got Query"):
         text = text.partition(end)[0]
     return text.rstrip(".")
 
