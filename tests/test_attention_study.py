@@ -180,6 +180,16 @@ def test_the_memory_figure_reaches_to_where_plain_attention_fills_the_card():
         assert [line for line in ax.get_lines() if line.get_label() == "all there is"]
 
 
+def test_each_format_is_told_at_the_longest_context_that_plain_attention_ran_at():
+    stopped = FULL["dtype"].eq("float32") & FULL["context_length"].gt(1024)
+    oom = stopped & FULL["provider"].eq("plain")
+    frame = FULL.assign(status=FULL["status"].mask(oom, "oom"))
+    found = tables.longest(frame).groupby("format")["context_length"].unique()
+    assert list(found["fp32"]) == [1024] and list(found["bf16"]) == [16384]
+    for rows in (frame, FULL[~stopped], FULL[FULL["provider"] != "plain"]):
+        assert all(findings.findings(rows)) and len(tables.rates(rows)) > 1
+
+
 def test_headlines_hold_figures_of_the_rows():
     text = " ".join(findings.headline(FULL))
     assert "Test Card" in text and re.search(r"flash \d+\.\d", text)

@@ -63,7 +63,8 @@ def _by_format(found: pd.DataFrame) -> list[pd.DataFrame]:
 
 def _fused(part: pd.DataFrame) -> pd.DataFrame:
     """Rows of the ways that keep no T × T matrix, the fastest first."""
-    return part[[WAYS[name].fused for name in part["provider"]]].sort_values("median_ms")
+    fused = part["provider"].isin([name for name, way in WAYS.items() if way.fused])
+    return part[fused].sort_values("median_ms")
 
 
 def kept_sentence(frame: pd.DataFrame) -> str | None:
@@ -252,7 +253,8 @@ def width_sentence(frame: pd.DataFrame) -> str | None:
     told = []
     for part in _by_format(found):
         part = part[part["context_length"] == part["context_length"].max()]
-        best = _fused(longest(frame).query("format == @part['format'].iloc[0]"))
+        whole = longest(frame)
+        best = _fused(whole[whole["format"] == part["format"].iloc[0]])
         for name in (PLAIN, *best["provider"].head(1)):
             line = part[part["provider"] == name].sort_values("head_dim")
             if line["head_dim"].nunique() < 2:

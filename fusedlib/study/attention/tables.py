@@ -119,10 +119,16 @@ def backends(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def longest(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the longest context of the course's grid at that width, all ways."""
+    """Rows of the course's grid at that width, all ways, each format at its longest context.
+
+    The longest at which plain attention ran, where it did anywhere: it is what is compared with.
+    """
     found = at_width(frame)
     found = found[found["grid"] == "course"]
-    return found[found["context_length"] == found["context_length"].max()]
+    plain = found["context_length"].where(found["provider"] == PLAIN, 0)
+    last = plain.groupby(found["format"]).transform("max")
+    whole = found.groupby("format")["context_length"].transform("max")
+    return found[found["context_length"] == last.where(last > 0, whole)]
 
 
 def rates(frame: pd.DataFrame) -> pd.DataFrame:
