@@ -180,6 +180,14 @@ def test_the_memory_figure_reaches_to_where_plain_attention_fills_the_card():
         assert [line for line in ax.get_lines() if line.get_label() == "all there is"]
 
 
+def test_a_case_measured_twice_is_shown_once():
+    again = FULL[FULL["provider"] == "plain"].assign(repetitions=99, median_ms=1.0)
+    both = pd.concat([FULL, again, again.assign(grid="long")], ignore_index=True)
+    assert len(selected.at_width(both, None)) == len(selected.at_width(FULL, None))
+    assert tables.backends(both).loc[("fp32", 4096), "plain"] == "1.00"
+    assert all(findings.findings(both))
+
+
 def test_each_format_is_told_at_the_longest_context_that_plain_attention_ran_at():
     stopped = FULL["dtype"].eq("float32") & FULL["context_length"].gt(1024)
     oom = stopped & FULL["provider"].eq("plain")

@@ -222,12 +222,12 @@ def bound_sentence(frame: pd.DataFrame) -> str | None:
         seconds = row["median_ms"] / 1e3
         products, traffic = (n / most / seconds for n, most in zip(work(row), ceiling, strict=True))
         text = (
-            f"at {_at(row)} its {sum(SQUARE_PASSES.values())} reads and writes of B T² elements "
-            f"alone take {percent(traffic)} of its time at the bandwidth of a copy, its products "
+            f"at {_at(row)}, its {sum(SQUARE_PASSES.values())} reads and writes of B T² elements "
+            f"alone take {percent(traffic)} at the bandwidth of a copy, its products "
             f"{percent(products)} at the rate of a plain product"
         )
         told.append(f"{text}: memory bounds it" if traffic > max(products, 0.5) else text)
-    return f"Of plain attention's time, {'; '.join(told)}." if told else None
+    return f"Of plain attention's time {'; '.join(told)}." if told else None
 
 
 def rate_sentence(frame: pd.DataFrame) -> str | None:

@@ -58,6 +58,7 @@ def rows(frame: pd.DataFrame, grid: str | None = None, status: str | None = "ok"
         held.plain_peak(p, device) / MIB if name == PLAIN else float("nan")
         for name, p, device in zip(found["provider"], problems, found["device"], strict=True)
     ]
+    found = found.drop_duplicates(["grid", "provider", *_SIZES, "dtype"], keep="last")
     return found.sort_values(["rank", "head_dim", "context_length", "who"], kind="stable")
 
 
@@ -78,9 +79,9 @@ def at_width(frame: pd.DataFrame, status: str | None = "ok") -> pd.DataFrame:
     if found.empty:
         return found
     widths = sorted(set(found["head_dim"]), key=lambda width: abs(width - WIDTH))
-    return found[found["head_dim"] == widths[0]].sort_values(
-        ["rank", "context_length", "who"], kind="stable"
-    )
+    found = found[found["head_dim"] == widths[0]]
+    found = found.drop_duplicates(["provider", "context_length", "format"])  # in both grids
+    return found.sort_values(["rank", "context_length", "who"], kind="stable")
 
 
 def roof(frame: pd.DataFrame, kind: str) -> tuple[float, float] | None:
