@@ -160,7 +160,7 @@ def looped(query, key, value):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("block", [1, 50, 2**27])
+@pytest.mark.parametrize("block", [1, 50, 2**25])
 def test_truth_is_attention_and_its_gradients(block, monkeypatch):
     monkeypatch.setattr(truth, "BLOCK", block)
     operands = draw(AttentionProblem(13, 6, 2, "float32"), "cpu")
@@ -274,6 +274,20 @@ def test_running_out_of_memory_is_a_status_and_the_next_shape_is_measured(tmp_pa
     assert "Tried to allocate" in rows.loc[(24, "greedy"), "reason"]
     others = rows.drop((24, "greedy"))
     assert (others["status"] == "ok").all() and len(others) == 3
+
+
+def test_when_timing_does_not_fit_whoever_holds_most_goes(tmp_path, monkeypatch):
+    real = measure._Clock.run
+
+    def crowded(clock):
+        if "math" in clock.ready:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(clock)
+
+    monkeypatch.setattr(measure._Clock, "run", crowded)
+    rows = swept(tmp_path, *ON_CPU, contexts=(40,)).loc[40]
+    assert dict(rows["status"]) == {"plain": "ok", "math": "oom", "flash": "ok"}
+    assert rows.loc["math", "kept_mib"] > 0 and math.isnan(rows.loc["math", "median_ms"])
 
 
 def test_what_is_counted_far_above_the_memory_is_not_tried(tmp_path, monkeypatch):

@@ -56,15 +56,15 @@ def test_running_out_of_memory_leaves_the_next_shape_whole(tmp_path):
     usual = results.load(cases.STUDY, directory=tmp_path).set_index("provider")["peak_mib"]
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(3 * 2**30 / total)
+    torch.cuda.set_per_process_memory_fraction(12 * 2**30 / total)
     try:
-        measure.sweep(recorder(), asked(8192, 1024))
+        measure.sweep(recorder(), asked(16384, 1024))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     rows = results.load(cases.STUDY, directory=tmp_path).set_index(["context_length", "provider"])
-    assert rows.loc[(8192, "plain"), "status"] == "oom"
-    assert "Tried to allocate" in rows.loc[(8192, "plain"), "reason"]
-    assert rows.loc[(8192, "efficient"), "status"] == "ok"
+    assert rows.loc[(16384, "plain"), "status"] == "oom"
+    assert "Tried to allocate" in rows.loc[(16384, "plain"), "reason"]
+    assert rows.loc[(16384, "efficient"), "status"] == "ok"
     for name in ("plain", "efficient"):
         assert rows.loc[(1024, name), "status"] == "ok"
         assert rows.loc[(1024, name), "peak_mib"] == usual[name]
