@@ -10,7 +10,14 @@ from card_rows import EMPTY
 from fusedlib import paths
 from fusedlib.bench.attention import cases
 from fusedlib.study import style
-from fusedlib.study.attention import figures, findings, selected, tables
+from fusedlib.study.attention import (
+    figures,
+    findings,
+    memory_sentences,
+    selected,
+    tables,
+    time_sentences,
+)
 from fusedlib.study.running import config, parameters
 
 FULL = pd.DataFrame(made.full())
@@ -118,18 +125,21 @@ def test_findings_are_computed():
 
 
 def test_a_formula_that_misses_is_named_with_its_case():
-    text = findings.agreement_sentence(changed(flash={"kept_mib": 77.0}))
+    text = memory_sentences.agreement_sentence(changed(flash={"kept_mib": 77.0}))
     assert "furthest off flash" in text and "77.0 MiB for" in text
 
 
 def test_what_is_not_bound_by_memory_is_not_said_to_be():
     slow = changed(plain={"median_ms": 1e4})
-    assert "memory bounds it" not in findings.bound_sentence(slow)
+    assert "memory bounds it" not in time_sentences.bound_sentence(slow)
 
 
 def test_a_rejected_case_is_told_with_its_reason():
-    text = findings.check_sentence(changed(flash={"status": "wrong", "reason": "y: norm error 1"}))
-    assert "rejected: flash in" in text and "y: norm error 1" in text
+    frame = changed(flash={"status": "wrong", "reason": "y: norm error 1"})
+    text = findings.check_sentence(frame)
+    assert "rejected: flash in bf16 at 256·16, 1,024·16" in text
+    assert text.count("y: norm error 1") == 2, "once a format"
+    assert "wrong, rejected by the check" in selected.not_run(frame)
 
 
 def test_the_memory_there_is_comes_from_the_rows_machine():
@@ -192,7 +202,7 @@ def test_each_format_is_told_at_the_longest_context_that_plain_attention_ran_at(
     stopped = FULL["dtype"].eq("float32") & FULL["context_length"].gt(1024)
     oom = stopped & FULL["provider"].eq("plain")
     frame = FULL.assign(status=FULL["status"].mask(oom, "oom"))
-    found = tables.longest(frame).groupby("format")["context_length"].unique()
+    found = selected.longest(frame).groupby("format")["context_length"].unique()
     assert list(found["fp32"]) == [1024] and list(found["bf16"]) == [16384]
     for rows in (frame, FULL[~stopped], FULL[FULL["provider"] != "plain"]):
         assert all(findings.findings(rows)) and len(tables.rates(rows)) > 1

@@ -84,6 +84,43 @@ def at_width(frame: pd.DataFrame, status: str | None = "ok") -> pd.DataFrame:
     return found.sort_values(["rank", "context_length", "who"], kind="stable")
 
 
+def longest(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the course's grid at that width, all ways, each format at its longest context.
+
+    The longest at which plain attention ran, where it did anywhere: it is what is compared with.
+    """
+    found = at_width(frame)
+    found = found[found["grid"] == "course"]
+    plain = found["context_length"].where(found["provider"] == PLAIN, 0)
+    last = plain.groupby(found["format"]).transform("max")
+    whole = found.groupby("format")["context_length"].transform("max")
+    return found[found["context_length"] == last.where(last > 0, whole)]
+
+
+def by_format(found: pd.DataFrame) -> list[pd.DataFrame]:
+    """The rows of each format, in their order."""
+    return [part for _, part in found.groupby("format", sort=False)]
+
+
+def fused_first(part: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the ways that keep no T × T matrix, the fastest first."""
+    fused = part["provider"].isin([name for name, way in WAYS.items() if way.fused])
+    return part[fused].sort_values("median_ms")
+
+
+def at(row: pd.Series) -> str:
+    """A row's whole shape, for sentences."""
+    return (
+        f"context {row['context_length']:,}, width {row['head_dim']}, batch {row['batch_size']} in "
+        f"{row['format']}"
+    )
+
+
+def shape(row: pd.Series) -> str:
+    """context·width."""
+    return f"{row['context_length']:,}·{row['head_dim']}"
+
+
 def roof(frame: pd.DataFrame, kind: str) -> tuple[float, float] | None:
     """FLOP/s of a plain product in a format, and bytes/s of a copy, on the leading machine."""
     found = rows(frame, None, None)
@@ -141,7 +178,8 @@ def not_run(frame: pd.DataFrame, grid: str | None = None) -> str | None:
     for row in lacking.itertuples():
         at = "" if row.status == "unavailable" else f" at {row.context_length:,}·{row.head_dim}"
         name = f"{row.provider} in {row.format}{at}"
-        told.setdefault((str(row.status), brief(row.reason)), []).append(name)
+        reason = "rejected by the check" if row.status == "wrong" else brief(row.reason)
+        told.setdefault((str(row.status), reason), []).append(name)
     parts = [
         f"{', '.join(dict.fromkeys(names))}: {status}, {reason}"
         for (status, reason), names in told.items()

@@ -15,6 +15,7 @@ from fusedlib.study.attention.selected import (
     at_width,
     counted,
     everywhere,
+    longest,
     roof,
     rows,
     work,
@@ -116,19 +117,6 @@ def backends(frame: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame.from_dict(lines, orient="index", columns=shown)
     table.index = pd.MultiIndex.from_tuples(list(lines), names=["format", "context"])
     return table
-
-
-def longest(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the course's grid at that width, all ways, each format at its longest context.
-
-    The longest at which plain attention ran, where it did anywhere: it is what is compared with.
-    """
-    found = at_width(frame)
-    found = found[found["grid"] == "course"]
-    plain = found["context_length"].where(found["provider"] == PLAIN, 0)
-    last = plain.groupby(found["format"]).transform("max")
-    whole = found.groupby("format")["context_length"].transform("max")
-    return found[found["context_length"] == last.where(last > 0, whole)]
 
 
 def rates(frame: pd.DataFrame) -> pd.DataFrame:
