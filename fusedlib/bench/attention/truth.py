@@ -1,0 +1,128 @@
+"""What is right: attention and its gradients in float64, a block of rows at a time.
+
+    P = softmax(Q Kᵀ / √E)      dV = Pᵀ dO      dS = P ∘ (dO Vᵀ − rowsum(dO ∘ O))
+    O = P V                     dQ = dS K / √E      dK = dSᵀ Q / √E       (Dao et al. 2022)
+
+Written out, not left to autograd, so that no T × T matrix is ever whole and the longest context is
+checked at its very size.
+"""
+
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedlib.bench import check
+from fusedlib.bench.attention.problem import Operands
+from fusedlib.bench.providers import Workload
+from fusedlib.models.transformer import plain_attention
+
+# Elements of a block of rows: 256 MiB in float64, of which a handful are alive at once.
+BLOCK = 2**25
+NAMES = ("y", "d_query", "d_key", "d_value")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is right, by name, and the size of the terms that each token's values are sums of.
+
+    `values` (B, 1, T, E) and `sizes` (B, 1, T, 1): y, d_query, d_key and d_value in float64. A
+    size is the root of the mean over E of the sum of the squared terms: what the values would be
+    like if nothing cancelled. The first query sees itself alone: its gradient is 0, its size not.
+    """
+
+    values: dict[str, Tensor]
+    sizes: dict[str, Tensor]
+
+
+def truth(operands: Operands) -> Truth:
+    """Truth on the device where it has float64; of operands on MPS, which has none, on the host."""
+    device = "cpu" if operands.query.device.type == "mps" else operands.query.device
+    query, key, value = (t.detach().to(device, torch.float64) for t in operands.leaves().values())
+    dout = operands.dout.to(device, torch.float64)
+    y, d_query, d_key, d_value = (torch.zeros_like(dout) for _ in range(4))
+    squares = [torch.zeros_like(dout[..., :1]) for _ in range(4)]
+    batch, _, length, head_dim = dout.shape
+    scale = head_dim**-0.5
+    step = max(1, BLOCK // (batch * length))
+    for start in range(0, length, step):
+        rows = slice(start, min(start + step, length))
+        own = (..., rows, slice(None))
+        seen = (..., slice(0, rows.stop), slice(None))  # beyond the last row's diagonal is nothing
+        scores = scale * query[own] @ key[seen].mT
+        p = scores.masked_fill_(_future(rows, dout.device), float("-inf")).softmax(-1)
+        y[own] = p @ value[seen]
+        dp, sums = dout[own] @ value[seen].mT, (dout[own] * y[own]).sum(-1, keepdim=True)
+        ds = scale * p * (dp - sums)
+        d_query[own] = ds @ key[seen]
+        d_key[seen] += ds.mT @ query[own]
+        d_value[seen] += p.mT @ dout[own]
+        p, ds = p.square(), (scale * p).square() * (dp.square() + sums.square())
+        squares[0][own] = p @ _mean_square(value[seen])
+        squares[1][own] = ds @ _mean_square(key[seen])
+        squares[2][seen] += ds.mT @ _mean_square(query[own])
+        squares[3][seen] += p.mT @ _mean_square(dout[own])
+    return Truth(
+        dict(zip(NAMES, (y, d_query, d_key, d_value), strict=True)),
+        {name: square.sqrt() for name, square in zip(NAMES, squares, strict=True)},
+    )
+
+
+def _mean_square(values: Tensor) -> Tensor:
+    return values.square().mean(-1, keepdim=True)
+
+
+def _future(rows: slice, device: torch.device) -> Tensor:
+    """Which of the tokens 0 … rows.stop each row may not see."""
+    here = torch.arange(rows.start, rows.stop, device=device)[:, None]
+    return torch.arange(rows.stop, device=device)[None] > here
+
+
+def usual_errors(operands: Operands, true: Truth) -> dict[str, check.Errors]:
+    """What the rule takes twice: the errors of plain attention in the operands' dtype.
+
+    To those of the gradients is added what a logsumexp kept in fp32 costs: P = exp(S − L) is off by
+    the roundoff of L, relative to itself, and L is about ln T. Long sequences come one at a time.
+    """
+    parts: list[dict[str, Tensor]] = []
+    batch, _, length, _ = operands.dout.shape
+    step = max(1, BLOCK // length**2)
+    for start in range(0, batch, step):
+        own = operands.sequences(start, start + step)
+        leaves = own.leaves()
+        work = Workload(lambda leaves=leaves: plain_attention(*leaves.values()), leaves)  # type: ignore[misc]
+        parts.append(check.results_of(work, own.dout))
+    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    kept = log(operands.query.shape[-2]) * torch.finfo(torch.float32).eps / 2
+    return {
+        name: e if name == "y" else check.Errors(e.norm + kept, e.worst + kept)
+        for name, e in errors(whole, true).items()
+    }
+
+
+def errors(found: dict[str, Tensor], true: Truth) -> dict[str, check.Errors]:
+    """`check.errors` on the truth's device, each token relative to its size where that is more.
+
+    Gradients of the first keys are sums over all queries, those of the first queries differences of
+    large terms: one rounding there would outweigh every error elsewhere.
+    """
+    scaled, target = {}, {}
+    for name, ref in true.values.items():
+        whole = ref.square().mean().sqrt()
+        weight = whole / torch.maximum(true.sizes[name], whole)
+        target[name] = ref * weight
+        scaled[name] = found[name].to(ref.device, ref.dtype) * weight
+    return check.errors(scaled, target)
+
+
+def verdict(
+    found: dict[str, check.Errors], usual: dict[str, check.Errors], dtype: torch.dtype
+) -> dict[str, Any]:
+    """Errors as figures; status and reason where `check`'s rule rejects one."""
+    figures: dict[str, Any] = {f"{name}_error": error.norm for name, error in found.items()}
+    # The rule also looks for an MLP's packed weights, which are not here.
+    absent = check.Errors(0.0, 0.0)
+    wrong = check.misses(found, usual | {"d_w_gate": absent, "d_w_up": absent}, dtype)
+    return figures | ({"status": "wrong", "reason": "; ".join(wrong)} if wrong else {})
