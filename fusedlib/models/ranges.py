@@ -4,10 +4,10 @@ Inside `named_ranges(model)` every module opens a range while it runs, and so do
 attention: `embedding`, `block 3`, `block 3/attention`, `block 3/attention/softmax`, `norm`,
 `output`. A range is a `record_function`, and with CUDA an NVTX range of the same name.
 
-In the forward pass ranges nest as calls do. The backward pass knows no modules: there each autograd
-node, for as long as it runs, opens the range in whose forward it was made. So a module's backward is
-many ranges of one name instead of one long one: the engine records a node's own time around its
-hooks, and a range that outlived the node would overlap it, which no viewer of traces can nest.
+In the forward pass ranges nest as calls do. The backward pass knows no modules: there each
+autograd node, for as long as it runs, opens the range in whose forward it was made. So a module's
+backward is many ranges of one name instead of one long one: the engine records a node's own time
+around its hooks, and a range that outlived the node would overlap it, which no viewer can nest.
 
 Nothing is added to the graph and no operation is changed.
 """

@@ -87,7 +87,9 @@ def _class_of(found: Trace, section: str) -> Callable[[str], str]:
 
 def taken_apart(found: Trace) -> Figures:
     """Sections, classes and kernels of a trace, and what of the step lies in no section."""
-    sections, by_class, kernels = [], [], []
+    sections: list[list[Any]] = []
+    by_class: list[list[Any]] = []
+    kernels: list[list[Any]] = []
     for section, (during, pieces) in _sections(found).items():
         class_of = _class_of(found, section)
         busy = idle(pieces).busy if found.on_device and pieces else sum(p.us for p in pieces)
@@ -97,13 +99,11 @@ def taken_apart(found: Trace) -> Figures:
         by_class += [[section, kind, calls, _ms([us])] for kind, (calls, us) in totals]
         kernels += _most_expensive(section, pieces, class_of)
     step = found.last(STEP)
-    whole = found.during(step) if step else []
+    whole = _ms(p.us for p in found.during(step)) if step else 0.0
+    inside = sum(ms for section, _, ms, *_ in sections if section != INFERENCE)
     return {
-        "sections": sections, "classes": by_class, "kernels": kernels,
-        "kernels_ms": _ms(p.us for p in whole), "unlinked": found.unlinked,
-        "outside_sections_ms": _ms(p.us for p in whole) - sum(
-            s[2] for s in sections if s[0] != INFERENCE
-        ),
+        "sections": sections, "classes": by_class, "kernels": kernels, "unlinked": found.unlinked,
+        "kernels_ms": whole, "outside_sections_ms": round(whole - inside, 6),
     }  # fmt: skip
 
 

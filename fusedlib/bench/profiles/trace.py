@@ -78,7 +78,9 @@ def read(document: bytes) -> Trace:
 def parse(events: Sequence[dict[str, Any]]) -> Trace:
     """The pieces and ranges of a trace's events, in any order."""
     whole = [e for e in events if e.get("ph") == "X"]
-    ranges = [_event(e) for e in whole if e.get("cat") == "user_annotation" and "#" not in e["name"]]
+    ranges = [
+        _event(e) for e in whole if e.get("cat") == "user_annotation" and "#" not in e["name"]
+    ]
     device = [e for e in whole if e.get("cat") in DEVICE]
     if not device:
         operators = [_event(e) for e in whole if e.get("cat") == "cpu_op"]

@@ -4,6 +4,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ class Work:
         for _ in range(repetitions):
             self.step()
             marks.append(clock.mark())
-        return [clock.elapsed_ms(a, b) for a, b in zip(marks, marks[1:], strict=False)]
+        return [clock.elapsed_ms(a, b) for a, b in pairwise(marks)]
 
 
 def record(device: torch.device, work: Callable[[], object]) -> bytes:

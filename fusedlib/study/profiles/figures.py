@@ -1,0 +1,206 @@
+"""Figures of study 08, each a pure function from the rows' frame to a Figure."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from fusedlib.bench.profiles import classes
+from fusedlib.bench.profiles.work import INFERENCE
+from fusedlib.models.transformer import config
+from fusedlib.study import style
+from fusedlib.study.display import number
+from fusedlib.study.profiles import counted
+from fusedlib.study.profiles.selected import (
+    PRECISIONS,
+    STEP,
+    at_context,
+    by_class,
+    idle_share,
+    plain,
+    profiles,
+    share,
+    time_ms,
+)
+from fusedlib.study.profiles.tables import attention_ratio
+
+style.register(classes.GEMM, classes.ELEMENTWISE)
+style.register(classes.SOFTMAX, classes.COPY, first=3)
+style.register(classes.REDUCTION, classes.OTHER, first=5)
+style.register(classes.INDEXING, classes.DISPATCH, classes.ATTENTION, first=7)
+_BARS = (INFERENCE, STEP)
+
+
+def _panels(rows: pd.DataFrame) -> list[str]:
+    """The precisions that have rows, two at most; one empty panel when there is none."""
+    return [p for p in PRECISIONS if p in set(rows["precision"])][:2] or ["fp32"]
+
+
+def shares(frame: pd.DataFrame) -> Figure:
+    """Share of each class in the kernels' time, a bar for inference and one for a step."""
+    rows = at_context(frame)
+    panels = _panels(rows)
+    tallest = max((len(rows[rows["precision"] == p]) for p in panels), default=1)
+    fig, axes = style.new(
+        height=1.3 + 0.42 * max(tallest, 2), ncols=len(panels), squeeze=False, sharey=True
+    )
+    for ax, precision in zip(axes[0], panels, strict=True):
+        part = rows[rows["precision"] == precision]
+        _stacked(ax, list(part.itertuples()))
+        ax.set_xlabel("% of the kernels' time")
+        style.title(ax, precision, fontsize=8.5)
+    axes[0][0].invert_yaxis()
+    style.legend(fig, ncols=5)
+    return fig
+
+
+def _stacked(ax: Axes, rows: list[Any]) -> None:
+    entries = [(row, what) for row in rows for what in _BARS]
+    at = [n // 2 + 0.4 * (n % 2) for n in range(len(entries))]
+    start = [0.0] * len(entries)
+    for kind in classes.CLASSES:
+        values = [100 * share(row, what, kind) for row, what in entries]
+        if any(values):
+            style.bars(ax, at, values, kind, horizontal=True, start=start, size=0.34)
+            start = [low + value for low, value in zip(start, values, strict=True)]
+    ax.set_xlim(0, 100)
+    ax.set_yticks(at, [f"{row.model} {what}" for row, what in entries])
+    ax.grid(False, axis="y")
+
+
+def gemm(frame: pd.DataFrame) -> Figure:
+    """Share of matrix products against context, in the forward pass alone and in a whole step."""
+    rows = plain(profiles(frame))
+    panels = _panels(rows)
+    fig, axes = style.new(height=2.9, ncols=2, sharey=True)
+    for ax, what in zip(axes, _BARS, strict=True):
+        for precision in panels:
+            part = rows[rows["precision"] == precision]
+            dashed = {"linestyle": (0, (4, 1.5))} if precision != panels[0] else {}
+            value = partial(_gemm_percent, what)
+            _lines(ax, part, value, precision, dashed)
+        style.title(ax, f"{what}", fontsize=8.5)
+    axes[0].set_ylabel("GEMM, % of the kernels' time")
+    style.legend(fig, ncols=5)
+    return fig
+
+
+def _gemm_percent(what: str, row: Any) -> float:
+    return 100 * share(row, what, classes.GEMM)
+
+
+def _lines(
+    ax: Axes, rows: pd.DataFrame, value: Callable[[Any], float], precision: str,
+    options: dict[str, Any],
+) -> None:  # fmt: skip
+    """A line a size against context."""
+    for model, part in rows.groupby("model", sort=False):
+        contexts = [int(c) for c in part["context_length"]]
+        values = [value(row) for row in part.itertuples()]
+        style.line(ax, contexts, values, str(model), label=f"{model}, {precision}", **options)
+    _contexts(ax, rows)
+
+
+def _contexts(ax: Axes, rows: pd.DataFrame) -> None:
+    ax.set_xscale("log", base=2)
+    known = sorted({int(c) for c in rows["context_length"]})
+    if known:
+        ax.set_xticks(known, [str(c) for c in known])
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel("context, tokens")
+
+
+def attention(frame: pd.DataFrame) -> Figure:
+    """The softmax's time over that of the products, against the ratios of FLOPs and bytes."""
+    rows = plain(profiles(frame))
+    panels = _panels(rows)
+    fig, axes = style.new(height=3.0, ncols=len(panels), squeeze=False, sharey=True)
+    for ax, precision in zip(axes[0], panels, strict=True):
+        part = rows[rows["precision"] == precision]
+        for model, lines in part.groupby("model", sort=False):
+            times = [attention_ratio(row) for row in lines.itertuples()]
+            style.line(ax, [int(c) for c in lines["context_length"]], times, str(model))
+        _counted(ax, part, precision)
+        _contexts(ax, part)
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        style.title(ax, precision, fontsize=8.5)
+    axes[0][0].set_ylabel("softmax / products, forward")
+    style.legend(fig, ncols=4)
+    return fig
+
+
+def _counted(ax: Axes, rows: pd.DataFrame, precision: str) -> None:
+    if rows.empty:
+        return
+    head_dim = config(rows["model"].iloc[0]).head_dim
+    known = sorted({int(c) for c in rows["context_length"]})
+    ratios = [counted.byte_ratio(precision, c, head_dim) for c in known]
+    style.reference_line(ax, x=known, y=ratios, label="bytes, counted")
+    flops = [counted.flop_ratio(head_dim)] * len(known)
+    style.reference_line(ax, x=known, y=flops, label="FLOPs, counted", linestyle=":")
+
+
+def idle(frame: pd.DataFrame) -> Figure:
+    """Share of an unprofiled step in which the device was idle, against context."""
+    rows = plain(profiles(frame))
+    panels = _panels(rows)
+    fig, axes = style.new(height=2.9, ncols=len(panels), squeeze=False, sharey=True)
+    for ax, precision in zip(axes[0], panels, strict=True):
+        part = rows[rows["precision"] == precision]
+        for model, lines in part.groupby("model", sort=False):
+            values = [100 * idle_share(row) for row in lines.itertuples()]
+            style.line(ax, [int(c) for c in lines["context_length"]], values, str(model))
+        _contexts(ax, part)
+        ax.set_ylim(0, 100)
+        style.title(ax, precision, fontsize=8.5)
+    on_device = bool(len(rows)) and bool(rows["on_device"].iloc[0])
+    axes[0][0].set_ylabel("idle, % of a step" if on_device else "outside operators, % of a step")
+    style.legend(fig, ncols=5)
+    return fig
+
+
+def shares_alt(frame: pd.DataFrame) -> str:
+    """Alternative text of `shares`."""
+    said = [
+        f"{row.model} {row.precision}, {what}: "
+        + ", ".join(f"{k} {100 * ms / time_ms(row, what):.0f}" for k, ms in
+                    list(by_class(row, what).items())[:3])
+        for row in at_context(frame).itertuples() for what in _BARS
+    ]  # fmt: skip
+    return f"Per cent of the kernels' time by class. {'; '.join(said) or 'No rows yet'}."
+
+
+def gemm_alt(frame: pd.DataFrame) -> str:
+    """Alternative text of `gemm`."""
+    return _told(
+        frame, "Per cent of the kernels' time of a step in matrix products, by context",
+        partial(_gemm_percent, STEP),
+    )  # fmt: skip
+
+
+def attention_alt(frame: pd.DataFrame) -> str:
+    """Alternative text of `attention`."""
+    return _told(frame, "The softmax's time over that of both products", attention_ratio)
+
+
+def idle_alt(frame: pd.DataFrame) -> str:
+    """Alternative text of `idle`."""
+    return _told(
+        frame, "Per cent of a step without work for the device", lambda row: 100 * idle_share(row)
+    )
+
+
+def _told(frame: pd.DataFrame, what: str, value: Callable[[Any], float]) -> str:
+    said = []
+    rows = plain(profiles(frame))
+    for (precision, model), part in rows.groupby(["precision", "model"], sort=False):
+        values = ", ".join(number(value(row), 2) for row in part.itertuples())
+        contexts = ", ".join(str(int(c)) for c in part["context_length"])
+        said.append(f"{model} {precision} at {contexts}: {values}")
+    return f"{what}. {'; '.join(said) or 'No rows yet'}."
