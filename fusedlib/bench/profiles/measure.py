@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from fusedlib.bench import results
@@ -43,12 +44,17 @@ def measure(case: Case) -> Figures:
     """
     if torch.device(case["device"]).type == "mps":
         raise results.Unavailable("torch.profiler records no events of an MPS device")
+    _free_memory()  # of a case before that ran out of it: its frames are gone only now
     try:
         return _measured(case)
     finally:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        _free_memory()
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _measured(case: Case) -> Figures:
@@ -149,8 +155,7 @@ def idleness(found: Trace) -> Figures:
         return {}
     since = max((p.end for p in found.pieces if p.issued < step.start), default=None)
     seen = idle(pieces, since)
-    gaps = torch.tensor(seen.gaps or [0.0])
-    p50, p90, longest = (float(gaps.quantile(q)) for q in (0.5, 0.9, 1.0))
+    p50, p90, longest = np.percentile(seen.gaps or [0.0], [50, 90, 100])
     return {
         "busy_ms": _ms([seen.busy]), "gaps": len(seen.gaps), "idle_ms": _ms(seen.gaps),
         "late_gaps": len(seen.late), "late_ms": _ms(seen.late), "gap_median_us": p50,

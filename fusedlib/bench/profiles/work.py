@@ -1,6 +1,7 @@
 """One training step to be profiled: its sections named, its clock without the profiler."""
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -92,6 +93,8 @@ class Work:
 
 def record(device: torch.device, work: Callable[[], object]) -> bytes:
     """The trace of what `work` starts, a JSON document."""
+    # Kineto otherwise says on stderr that it starts and stops; read before its first use.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)

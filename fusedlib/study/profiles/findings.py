@@ -1,5 +1,6 @@
 """Study 08 in sentences: findings and the abstract's part, all from rows."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from fusedlib.study.profiles.selected import (
     share,
     summed,
     time_ms,
+    unit,
     where,
 )
 from fusedlib.study.profiles.tables import attention_ratio
@@ -57,10 +59,6 @@ def _setting(frame: pd.DataFrame) -> str:
     return f"on {where(rows)} ({setting(rows)})"
 
 
-def _unit(row: Any) -> str:
-    return "kernels" if row.on_device else "operators"
-
-
 def _gemm(frame: pd.DataFrame) -> str | None:
     """How the share of matrix products moves from inference to training."""
     rows = _fp32(frame)
@@ -73,7 +71,7 @@ def _gemm(frame: pd.DataFrame) -> str | None:
         for r in ([rows[0]] if len(rows) == 1 else [rows[0], rows[-1]])
     ]
     return (
-        f"Matrix products take, {_setting(frame)}, fp32, of the {_unit(rows[0])}' time: "
+        f"Matrix products take, {_setting(frame)}, fp32, of the {unit(at_context(frame))}' time: "
         f"{'; '.join(told)}."
     )
 
@@ -113,7 +111,7 @@ def _others(frame: pd.DataFrame) -> str | None:
     told = ", ".join(f"{kind} {percent(ms / whole)}" for kind, ms in others)
     return (
         f"Beside them in the forward pass at {named(row)}: {told}; {calls(row, STEP):,} "
-        f"{_unit(row)} make a step."
+        f"{unit(at_context(frame))} make a step."
     )
 
 
@@ -122,7 +120,9 @@ def _attention(frame: pd.DataFrame) -> str | None:
     rows = plain(profiles(frame))
     rows = rows[rows["precision"] == "fp32"]
     ratios = [attention_ratio(r) for r in rows.itertuples()]
-    known = [(v, r) for v, r in zip(ratios, rows.itertuples(), strict=True) if np.isfinite(v)]
+    known = [
+        (v, r) for v, r in zip(ratios, rows.itertuples(), strict=True) if np.isfinite(v) and v > 0
+    ]
     if not known:
         return None
     low, high = min(known, key=lambda k: k[0]), max(known, key=lambda k: k[0])
@@ -134,8 +134,21 @@ def _attention(frame: pd.DataFrame) -> str | None:
         f"In plain attention in fp32 on {where(rows)} the softmax takes {span} of the time of "
         f"both products (forward), most at {named(row)}. There it has "
         f"{number(counted.flop_ratio(head_dim), 2)} of their FLOPs and {number(counted_bytes, 2)} "
-        "of their bytes: what it costs is its traffic."
+        f"of their bytes; over all cases its time follows {_nearer(known)}."
     )
+
+
+def _nearer(known: list[tuple[float, Any]]) -> str:
+    """Which of the counted ratios the measured ones are nearer to, by factors."""
+    away = {"its bytes": 0.0, "its FLOPs": 0.0}
+    for ratio, row in known:
+        head_dim = config(row.model).head_dim
+        moved = counted.byte_ratio(row.precision, row.context_length, head_dim)
+        away["its bytes"] += abs(math.log(ratio / moved))
+        away["its FLOPs"] += abs(math.log(ratio / counted.flop_ratio(head_dim)))
+    near, far = sorted(away, key=lambda name: away[name])
+    factors = [number(math.exp(away[name] / len(known)), 2) for name in (near, far)]
+    return f"{near} more closely than {far} (off by a factor of {factors[0]} against {factors[1]})"
 
 
 def _idle(frame: pd.DataFrame) -> str | None:
@@ -173,7 +186,7 @@ def _autocast(frame: pd.DataFrame) -> str | None:
         told.append(
             f"{model}: step {number(before.step_median_ms, 3)} to "
             f"{number(after.step_median_ms, 3)} ms, {calls(before, STEP):,} to "
-            f"{calls(after, STEP):,} {_unit(after)}, products {products[0]} to {products[1]} ms, "
+            f"{calls(after, STEP):,} {unit(rows)}, products {products[0]} to {products[1]} ms, "
             f"copies and casts {copies[0]} to {copies[1]} ms"
         )
     if not told:
@@ -185,6 +198,7 @@ def _compiled(frame: pd.DataFrame) -> str | None:
     """What Inductor changes in a step."""
     rows = profiles(frame)
     told = []
+    things = unit(rows)
     keys = ("model", "context_length", "precision", "attention")
     for row in rows[rows["provider"] == "inductor"].itertuples():
         same = rows[rows["provider"] == "eager"]
@@ -192,7 +206,7 @@ def _compiled(frame: pd.DataFrame) -> str | None:
             same = same[same[key] == getattr(row, key)]
         for eager in same.itertuples():
             told.append(
-                f"{named(row)}: {calls(eager, STEP):,} to {calls(row, STEP):,} {_unit(row)}, "
+                f"{named(row)}: {calls(eager, STEP):,} to {calls(row, STEP):,} {things}, "
                 f"their time {number(time_ms(eager, STEP), 3)} to {number(time_ms(row, STEP), 3)} "
                 f"ms, products {number(by_class(eager, STEP).get(classes.GEMM, 0.0), 3)} to "
                 f"{number(by_class(row, STEP).get(classes.GEMM, 0.0), 3)} ms"

@@ -75,6 +75,11 @@ def where(rows: pd.DataFrame) -> str:
     return place(rows.iloc[0]) if len(rows) else "no machine yet"
 
 
+def unit(rows: pd.DataFrame) -> str:
+    """What the rows count: kernels of a GPU or operators on a CPU."""
+    return "operators" if len(rows) and not rows["on_device"].iloc[0] else "kernels"
+
+
 def setting(rows: pd.DataFrame) -> str:
     """Context and batch of rows at one context, for captions."""
     if rows.empty:

@@ -92,8 +92,8 @@ def gemm_shares(frame: pd.DataFrame) -> pd.DataFrame:
     lines = [
         {
             **{(what, "GEMM, %"): _points(share(row, what, classes.GEMM)) for what in WHAT},
-            (STEP, "kernels"): f"{calls(row, STEP):,}",
-            (STEP, "ms of kernels"): number(time_ms(row, STEP), 3),
+            (STEP, "calls"): f"{calls(row, STEP):,}",
+            (STEP, "ms"): number(time_ms(row, STEP), 3),
         }
         for row in rows.itertuples()
     ]  # fmt: skip
@@ -191,7 +191,10 @@ def idle(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def gaps(frame: pd.DataFrame) -> pd.DataFrame:
-    """Gaps between kernels and how far the host was ahead, at one context, under the profiler."""
+    """Gaps between kernels and how far the host was ahead, at one context, under the profiler.
+
+    The host issues a step in the time that it spends in the three sections.
+    """
     rows = at_context(frame)
     rows = rows[rows["gaps"].notna()]
     lines = [
@@ -201,6 +204,7 @@ def gaps(frame: pd.DataFrame) -> pd.DataFrame:
             "longest, µs": number(r.gap_longest_us, 3),
             "idle, %": _points(r.idle_ms / (r.idle_ms + r.busy_ms)),
             "waiting for the host, %": _points(r.late_ms / (r.idle_ms + r.busy_ms)),
+            "issued in, ms": number(sum(line[4] for line in summed(r.sections, WHAT[STEP])), 3),
             "host ahead, ms": number(r.lead_us / 1e3, 3),
         }
         for r in rows.itertuples()
@@ -238,8 +242,8 @@ def compiled(frame: pd.DataFrame) -> pd.DataFrame:
     rows = rows[[case in asked for case in rows[keys].itertuples(index=False, name=None)]]
     lines = [
         {
-            "step, ms": number(r.step_median_ms, 3), "kernels": f"{calls(r, STEP):,}",
-            "of kernels, ms": number(time_ms(r, STEP), 3),
+            "step, ms": number(r.step_median_ms, 3), "calls": f"{calls(r, STEP):,}",
+            "their time, ms": number(time_ms(r, STEP), 3),
             **{
                 f"{kind}, ms": number(by_class(r, STEP).get(kind, 0.0), 3)
                 for kind in (classes.GEMM, classes.ELEMENTWISE, classes.SOFTMAX, classes.ATTENTION)
@@ -249,7 +253,7 @@ def compiled(frame: pd.DataFrame) -> pd.DataFrame:
         for r in rows.itertuples()
     ]  # fmt: skip
     if not lines:
-        return empty("step, ms", "kernels")
+        return empty("step, ms", "calls")
     names = ("model", "context_length", "precision", "attention", "provider")
     return pd.DataFrame(lines, index=_index(rows, *names))
 
