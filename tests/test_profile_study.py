@@ -13,7 +13,7 @@ from fusedlib.study.running import config, parameters
 
 TABLES = ("by_classes", "gemm_shares", "parts", "attention", "idle", "gaps", "overhead",
           "compiled", "traces")  # fmt: skip
-FIGURES = ("shares", "gemm", "attention", "idle")
+FIGURES = ("shares", "gemm", "attention", "idle", "gaps")
 
 
 def row(model="small", context=256, precision="fp32", scale=1.0, **fields):
@@ -53,8 +53,8 @@ def row(model="small", context=256, precision="fp32", scale=1.0, **fields):
         "kernels": [[s, k, f"{k} kernel", n, ms] for s, k, n, ms in classes[:-1]]
         + [["optimizer", "optimizer", "rest", 4, 2.1 * scale]],
         "kernels_ms": total, "busy_ms": total, "idle_ms": 5.0 * scale, "late_ms": 4.0 * scale,
-        "gaps": 50, "late_gaps": 40, "gap_median_us": 2.0, "gap_p90_us": 9.0,
-        "gap_longest_us": 99.0, "lead_us": 1500.0, "profiled_kernels": 101, "trace_mib": 3.0,
+        "gaps": 50, "late_gaps": 40, "gap_percentiles_us": [0.5 * 1.5**n for n in range(13)],
+        "lead_us": 1500.0, "profiled_kernels": 101, "trace_mib": 3.0,
         "trace_file": "small.json.gz", "trace_kept_mib": 0.3,
     }  # fmt: skip
     return head(cases.STUDY) | case | figures | fields
@@ -137,6 +137,7 @@ def test_idle_time_is_told_of_the_unprofiled_step():
     assert tables.idle(FULL).loc[("fp32", "small"), "context 256, %"] == "20.0"
     gaps = tables.gaps(FULL).loc[("fp32", "small")]
     assert gaps["idle, %"] == "33.3" and gaps["waiting for the host, %"] == "26.7"
+    assert gaps["median, µs"] == f"{0.5 * 1.5**5:.2f}"
     assert gaps["issued in, ms"] == "6.00" and gaps["host ahead, ms"] == "1.50"
     [sentence] = [s for s in findings.findings(FULL) if "idle" in s and "unprofiled" in s]
     assert "20 %" in sentence and "12 of 12 cases" in sentence

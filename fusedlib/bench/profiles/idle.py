@@ -7,6 +7,9 @@ import numpy as np
 
 from fusedlib.bench.profiles.trace import Piece
 
+PERCENTILES = (0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)
+"""Of the gaps' lengths, which a row keeps."""
+
 
 def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """The intervals merged where they touch or overlap, in their order."""

@@ -16,7 +16,7 @@ import torch
 
 from fusedlib.bench import results
 from fusedlib.bench.profiles import classes, keep, trace
-from fusedlib.bench.profiles.idle import idle
+from fusedlib.bench.profiles.idle import PERCENTILES, idle
 from fusedlib.bench.profiles.trace import Event, Piece, Trace
 from fusedlib.bench.profiles.work import INFERENCE, SECTIONS, STEP, Work, record
 from fusedlib.bench.statistics import summarize
@@ -147,6 +147,7 @@ def part_name(range_name: str | None) -> str:
 def idleness(found: Trace) -> Figures:
     """Idle time and gaps of the last step's device, in ms and µs; empty for a CPU's trace.
 
+    `gap_percentiles_us` are those of `idle.PERCENTILES`, `late_` what waited for the host.
     A step begins where the device ended the one before.
     """
     step = found.last(STEP)
@@ -155,12 +156,11 @@ def idleness(found: Trace) -> Figures:
         return {}
     since = max((p.end for p in found.pieces if p.issued < step.start), default=None)
     seen = idle(pieces, since)
-    p50, p90, longest = np.percentile(seen.gaps or [0.0], [50, 90, 100])
+    gaps = np.percentile(seen.gaps or [0.0], PERCENTILES)
     return {
         "busy_ms": _ms([seen.busy]), "gaps": len(seen.gaps), "idle_ms": _ms(seen.gaps),
-        "late_gaps": len(seen.late), "late_ms": _ms(seen.late), "gap_median_us": p50,
-        "gap_p90_us": p90, "gap_longest_us": longest, "lead_us": seen.lead,
-        "profiled_kernels": len(pieces),
+        "late_gaps": len(seen.late), "late_ms": _ms(seen.late), "lead_us": seen.lead,
+        "gap_percentiles_us": [round(float(g), 3) for g in gaps], "profiled_kernels": len(pieces),
     }  # fmt: skip
 
 

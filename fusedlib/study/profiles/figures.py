@@ -4,12 +4,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from fusedlib.bench.profiles import classes
+from fusedlib.bench.profiles.idle import PERCENTILES
 from fusedlib.bench.profiles.work import INFERENCE
 from fusedlib.models.transformer import config
 from fusedlib.study import style
@@ -25,13 +27,17 @@ from fusedlib.study.profiles.selected import (
     profiles,
     share,
     time_ms,
+    unit,
 )
-from fusedlib.study.profiles.tables import attention_ratio
+from fusedlib.study.profiles.tables import attention_ratio, gap_us
 
 style.register(classes.GEMM, classes.ELEMENTWISE)
 style.register(classes.SOFTMAX, classes.COPY, first=3)
 style.register(classes.REDUCTION, classes.OTHER, first=5)
 style.register(classes.INDEXING, classes.DISPATCH, classes.ATTENTION, first=7)
+SHORTEST_US = 0.1
+"""Shorter gaps are drawn here: the axis is logarithmic."""
+
 _BARS = (INFERENCE, STEP)
 
 
@@ -51,7 +57,7 @@ def shares(frame: pd.DataFrame) -> Figure:
     for ax, precision in zip(axes[0], panels, strict=True):
         part = rows[rows["precision"] == precision]
         _stacked(ax, list(part.itertuples()))
-        ax.set_xlabel("% of the kernels' time")
+        ax.set_xlabel(f"% of the {unit(rows)}' time")
         style.title(ax, precision, fontsize=8.5)
     axes[0][0].invert_yaxis()
     style.legend(fig, ncols=5)
@@ -73,36 +79,35 @@ def _stacked(ax: Axes, rows: list[Any]) -> None:
 
 
 def gemm(frame: pd.DataFrame) -> Figure:
-    """Share of matrix products against context, in the forward pass alone and in a whole step."""
+    """Share of matrix products against context, in a whole step and in the forward pass alone."""
     rows = plain(profiles(frame))
     panels = _panels(rows)
-    fig, axes = style.new(height=2.9, ncols=2, sharey=True)
-    for ax, what in zip(axes, _BARS, strict=True):
-        for precision in panels:
-            part = rows[rows["precision"] == precision]
-            dashed = {"linestyle": (0, (4, 1.5))} if precision != panels[0] else {}
-            value = partial(_gemm_percent, what)
-            _lines(ax, part, value, precision, dashed)
-        style.title(ax, f"{what}", fontsize=8.5)
-    axes[0].set_ylabel("GEMM, % of the kernels' time")
-    style.legend(fig, ncols=5)
+    fig, axes = style.new(height=3.0, ncols=len(panels), squeeze=False, sharey=True)
+    for ax, precision in zip(axes[0], panels, strict=True):
+        part = rows[rows["precision"] == precision]
+        for model, lines in part.groupby("model", sort=False):
+            contexts = [int(c) for c in lines["context_length"]]
+            for what, options in _LINES.items():
+                values = [_gemm_percent(what, row) for row in lines.itertuples()]
+                style.line(ax, contexts, values, str(model), **options)
+        for what, options in _LINES.items():
+            ax.plot([], [], color=style.MUTED, linestyle=options.get("linestyle", "-"), label=what)
+        _contexts(ax, part)
+        style.title(ax, precision, fontsize=8.5)
+    axes[0][0].set_ylabel(f"GEMM, % of the {unit(rows)}' time")
+    style.legend(fig, ncols=7)
     return fig
+
+
+# A name that begins with an underscore is left out of legends.
+_LINES: dict[str, dict[str, Any]] = {
+    STEP: {},
+    INFERENCE: {"linestyle": (0, (4, 1.5)), "markers": False, "label": "_inference"},
+}
 
 
 def _gemm_percent(what: str, row: Any) -> float:
     return 100 * share(row, what, classes.GEMM)
-
-
-def _lines(
-    ax: Axes, rows: pd.DataFrame, value: Callable[[Any], float], precision: str,
-    options: dict[str, Any],
-) -> None:  # fmt: skip
-    """A line a size against context."""
-    for model, part in rows.groupby("model", sort=False):
-        contexts = [int(c) for c in part["context_length"]]
-        values = [value(row) for row in part.itertuples()]
-        style.line(ax, contexts, values, str(model), label=f"{model}, {precision}", **options)
-    _contexts(ax, rows)
 
 
 def _contexts(ax: Axes, rows: pd.DataFrame) -> None:
@@ -141,9 +146,10 @@ def _counted(ax: Axes, rows: pd.DataFrame, precision: str) -> None:
     head_dim = config(rows["model"].iloc[0]).head_dim
     known = sorted({int(c) for c in rows["context_length"]})
     ratios = [counted.byte_ratio(precision, c, head_dim) for c in known]
-    style.reference_line(ax, x=known, y=ratios, label="bytes, counted")
+    wide = f"counted (heads {head_dim} wide)"
+    style.reference_line(ax, x=known, y=ratios, label=f"bytes, {wide}")
     flops = [counted.flop_ratio(head_dim)] * len(known)
-    style.reference_line(ax, x=known, y=flops, label="FLOPs, counted", linestyle=":")
+    style.reference_line(ax, x=known, y=flops, label=f"FLOPs, {wide}", linestyle=":")
 
 
 def idle(frame: pd.DataFrame) -> Figure:
@@ -161,6 +167,25 @@ def idle(frame: pd.DataFrame) -> Figure:
         style.title(ax, precision, fontsize=8.5)
     on_device = bool(len(rows)) and bool(rows["on_device"].iloc[0])
     axes[0][0].set_ylabel("idle, % of a step" if on_device else "outside operators, % of a step")
+    style.legend(fig, ncols=5)
+    return fig
+
+
+def gaps(frame: pd.DataFrame) -> Figure:
+    """How long the gaps between kernels are: the share of gaps below a length."""
+    rows = at_context(frame)
+    panels = _panels(rows)
+    rows = rows[rows["gap_percentiles_us"].notna()]
+    fig, axes = style.new(height=2.9, ncols=len(panels), squeeze=False, sharey=True)
+    for ax, precision in zip(axes[0], panels, strict=True):
+        for row in rows[rows["precision"] == precision].itertuples():
+            lengths = np.maximum(row.gap_percentiles_us, SHORTEST_US)
+            style.line(ax, lengths, PERCENTILES, str(row.model))
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.set_xlabel("gap, µs")
+        style.title(ax, precision, fontsize=8.5)
+    axes[0][0].set_ylabel("% of gaps that are shorter")
     style.legend(fig, ncols=5)
     return fig
 
@@ -194,6 +219,18 @@ def idle_alt(frame: pd.DataFrame) -> str:
     return _told(
         frame, "Per cent of a step without work for the device", lambda row: 100 * idle_share(row)
     )
+
+
+def gaps_alt(frame: pd.DataFrame) -> str:
+    """Alternative text of `gaps`."""
+    rows = at_context(frame)
+    rows = rows[rows["gap_percentiles_us"].notna()]
+    said = [
+        f"{r.model} {r.precision}: half below {number(gap_us(r, 50), 2)} µs, the longest "
+        f"{number(gap_us(r, 100), 2)} µs"
+        for r in rows.itertuples()
+    ]
+    return f"Share of the gaps between kernels below a length. {'; '.join(said) or 'No rows yet'}."
 
 
 def _told(frame: pd.DataFrame, what: str, value: Callable[[Any], float]) -> str:

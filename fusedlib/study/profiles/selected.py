@@ -25,9 +25,8 @@ _COLUMNS = (
     "machine", "profile", "device_type", "device_name", "own", "status", "reason", "experiment",
     "model", "context_length", "batch_size", "precision", "attention", "provider", "device",
     "step_median_ms", "profiled_ms", "ranged_ms", "on_device", "sections", "classes", "kernels",
-    "parts", "kernels_ms", "busy_ms", "idle_ms", "late_ms", "gaps", "late_gaps", "gap_median_us",
-    "gap_p90_us", "gap_longest_us", "lead_us", "profiled_kernels", "trace_mib", "trace_file",
-    "trace_kept_mib",
+    "parts", "kernels_ms", "busy_ms", "idle_ms", "late_ms", "gaps", "late_gaps", "lead_us",
+    "gap_percentiles_us", "profiled_kernels", "trace_mib", "trace_file", "trace_kept_mib",
 )  # fmt: skip
 
 

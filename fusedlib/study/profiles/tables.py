@@ -6,6 +6,7 @@ import pandas as pd
 
 from fusedlib import paths
 from fusedlib.bench.profiles import classes
+from fusedlib.bench.profiles.idle import PERCENTILES
 from fusedlib.models.transformer import config
 from fusedlib.study.display import number
 from fusedlib.study.profiles import counted
@@ -148,7 +149,7 @@ def attention_ratio(row: Any, section: str = "forward") -> float:
 def attention(frame: pd.DataFrame) -> pd.DataFrame:
     """Softmax against products in plain attention: times, FLOPs, bytes."""
     rows = plain(profiles(frame))
-    rows = rows[rows["parts"].map(lambda p: isinstance(p, list))]
+    rows = rows[rows["parts"].notna()]
     lines = []
     for row in rows.itertuples():
         head_dim = config(row.model).head_dim
@@ -200,8 +201,8 @@ def gaps(frame: pd.DataFrame) -> pd.DataFrame:
     lines = [
         {
             "kernels": f"{int(r.profiled_kernels):,}", "gaps": f"{int(r.gaps):,}",
-            "median, µs": number(r.gap_median_us, 3), "90 % below, µs": number(r.gap_p90_us, 3),
-            "longest, µs": number(r.gap_longest_us, 3),
+            "median, µs": number(gap_us(r, 50), 3), "90 % below, µs": number(gap_us(r, 90), 3),
+            "longest, µs": number(gap_us(r, 100), 3),
             "idle, %": _points(r.idle_ms / (r.idle_ms + r.busy_ms)),
             "waiting for the host, %": _points(r.late_ms / (r.idle_ms + r.busy_ms)),
             "issued in, ms": number(sum(line[4] for line in summed(r.sections, WHAT[STEP])), 3),
@@ -212,6 +213,11 @@ def gaps(frame: pd.DataFrame) -> pd.DataFrame:
     if not lines:
         return empty("kernels", "gaps")
     return pd.DataFrame(lines, index=_index(rows, "precision", "model"))
+
+
+def gap_us(row: Any, percentile: int) -> float:
+    """A percentile of the gaps' lengths, one of those that a row keeps."""
+    return float(row.gap_percentiles_us[PERCENTILES.index(percentile)])
 
 
 def overhead(frame: pd.DataFrame) -> pd.DataFrame:
