@@ -20,7 +20,7 @@ from fusedlib.models.transformer import loss
 # The parts of a step, and the forward pass alone without anything kept for a backward pass.
 SECTIONS = ("forward", "backward", "optimizer")
 STEP, INFERENCE = "step", "inference"
-WARMUP = 3
+WARMUP = 2
 
 
 class Work:

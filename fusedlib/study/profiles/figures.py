@@ -50,23 +50,30 @@ def shares(frame: pd.DataFrame) -> Figure:
     """Share of each class in the kernels' time, a bar for inference and one for a step."""
     rows = at_context(frame)
     panels = _panels(rows)
-    tallest = max((len(rows[rows["precision"] == p]) for p in panels), default=1)
+    places = {model: place for place, model in enumerate(dict.fromkeys(rows["model"]))}
     fig, axes = style.new(
-        height=1.3 + 0.42 * max(tallest, 2), ncols=len(panels), squeeze=False, sharey=True
+        height=1.4 + 0.4 * max(len(places), 2), ncols=len(panels), squeeze=False, sharey=True
     )
     for ax, precision in zip(axes[0], panels, strict=True):
         part = rows[rows["precision"] == precision]
-        _stacked(ax, list(part.itertuples()))
+        _stacked(ax, list(part.itertuples()), places)
         ax.set_xlabel(f"% of the {unit(rows)}' time")
         style.title(ax, precision, fontsize=8.5)
+    bars = {_bar(place, n): f"{m} {w}" for m, place in places.items() for n, w in enumerate(_BARS)}
+    axes[0][0].set_yticks(list(bars), list(bars.values()))
     axes[0][0].invert_yaxis()
     style.legend(fig, ncols=5)
     return fig
 
 
-def _stacked(ax: Axes, rows: list[Any]) -> None:
+def _bar(place: int, number: int) -> float:
+    """Where the bar of a size stands: its two lie close to each other."""
+    return place + 0.4 * number
+
+
+def _stacked(ax: Axes, rows: list[Any], places: dict[str, int]) -> None:
     entries = [(row, what) for row in rows for what in _BARS]
-    at = [n // 2 + 0.4 * (n % 2) for n in range(len(entries))]
+    at = [_bar(places[row.model], n) for row in rows for n, _ in enumerate(_BARS)]
     start = [0.0] * len(entries)
     for kind in classes.CLASSES:
         values = [100 * share(row, what, kind) for row, what in entries]
@@ -74,7 +81,6 @@ def _stacked(ax: Axes, rows: list[Any]) -> None:
             style.bars(ax, at, values, kind, horizontal=True, start=start, size=0.34)
             start = [low + value for low, value in zip(start, values, strict=True)]
     ax.set_xlim(0, 100)
-    ax.set_yticks(at, [f"{row.model} {what}" for row, what in entries])
     ax.grid(False, axis="y")
 
 

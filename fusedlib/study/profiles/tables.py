@@ -260,8 +260,14 @@ def compiled(frame: pd.DataFrame) -> pd.DataFrame:
     ]  # fmt: skip
     if not lines:
         return empty("step, ms", "calls")
-    names = ("model", "context_length", "precision", "attention", "provider")
-    return pd.DataFrame(lines, index=_index(rows, *names))
+    index = [
+        (f"{r.model}, {int(r.context_length)}, {r.precision}", f"{r.attention}, {r.provider}")
+        for r in rows.itertuples()
+    ]
+    names = ["size, context, precision", "attention, by"]
+    return pd.DataFrame(lines, index=pd.MultiIndex.from_tuples(index, names=names)).sort_index(
+        level=0, sort_remaining=False, kind="stable"
+    )
 
 
 def traces(frame: pd.DataFrame) -> pd.DataFrame:
