@@ -33,8 +33,11 @@ from fusedlib.study.profiles.tables import attention_ratio, gap_us
 
 style.register(classes.GEMM, classes.ELEMENTWISE)
 style.register(classes.SOFTMAX, classes.COPY, first=3)
-style.register(classes.REDUCTION, classes.OTHER, first=5)
-style.register(classes.INDEXING, classes.DISPATCH, classes.ATTENTION, first=7)
+style.register(classes.REDUCTION, "others", first=5)
+_DRAWN = (
+    classes.GEMM, classes.SOFTMAX, classes.ELEMENTWISE, classes.REDUCTION, classes.COPY,
+    classes.OPTIMIZER,
+)  # fmt: skip
 SHORTEST_US = 0.1
 """Shorter gaps are drawn here: the axis is logarithmic."""
 
@@ -47,7 +50,10 @@ def _panels(rows: pd.DataFrame) -> list[str]:
 
 
 def shares(frame: pd.DataFrame) -> Figure:
-    """Share of each class in the kernels' time, a bar for inference and one for a step."""
+    """Share of each class in the kernels' time, a bar for inference and one for a step.
+
+    The palette tells seven names apart: small classes are drawn together.
+    """
     rows = at_context(frame)
     panels = _panels(rows)
     places = {model: place for place, model in enumerate(dict.fromkeys(rows["model"]))}
@@ -62,7 +68,7 @@ def shares(frame: pd.DataFrame) -> Figure:
     bars = {_bar(place, n): f"{m} {w}" for m, place in places.items() for n, w in enumerate(_BARS)}
     axes[0][0].set_yticks(list(bars), list(bars.values()))
     axes[0][0].invert_yaxis()
-    style.legend(fig, ncols=5)
+    style.legend(fig, ncols=7)
     return fig
 
 
@@ -75,11 +81,12 @@ def _stacked(ax: Axes, rows: list[Any], places: dict[str, int]) -> None:
     entries = [(row, what) for row in rows for what in _BARS]
     at = [_bar(places[row.model], n) for row in rows for n, _ in enumerate(_BARS)]
     start = [0.0] * len(entries)
-    for kind in classes.CLASSES:
+    for kind in (*_DRAWN, "others"):
         values = [100 * share(row, what, kind) for row, what in entries]
-        if any(values):
-            style.bars(ax, at, values, kind, horizontal=True, start=start, size=0.34)
-            start = [low + value for low, value in zip(start, values, strict=True)]
+        if kind == "others":
+            values = [100 - low for low in start]
+        style.bars(ax, at, values, kind, horizontal=True, start=start, size=0.34)
+        start = [low + value for low, value in zip(start, values, strict=True)]
     ax.set_xlim(0, 100)
     ax.grid(False, axis="y")
 
