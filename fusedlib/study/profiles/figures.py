@@ -44,9 +44,22 @@ SHORTEST_US = 0.1
 _BARS = (INFERENCE, STEP)
 
 
-def _panels(rows: pd.DataFrame) -> list[str]:
-    """The precisions that have rows, two at most; one empty panel when there is none."""
-    return [p for p in PRECISIONS if p in set(rows["precision"])][:2] or ["fp32"]
+def _panels(rows: pd.DataFrame, height: float) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
+    """A panel for each of the first two precisions that have rows, with its rows and title."""
+    found = [p for p in PRECISIONS if p in set(rows["precision"])][:2] or ["fp32"]
+    fig, axes = style.new(height=height, ncols=len(found), squeeze=False, sharey=True)
+    panels = []
+    for ax, precision in zip(axes[0], found, strict=True):
+        style.title(ax, precision, fontsize=8.5)
+        panels.append((ax, rows[rows["precision"] == precision]))
+    return fig, panels
+
+
+def _by_size(ax: Axes, rows: pd.DataFrame, value: Callable[[Any], float], **options: Any) -> None:
+    """A line a size against context."""
+    for model, lines in rows.groupby("model", sort=False):
+        contexts = [int(c) for c in lines["context_length"]]
+        style.line(ax, contexts, [value(row) for row in lines.itertuples()], str(model), **options)
 
 
 def shares(frame: pd.DataFrame) -> Figure:
@@ -55,20 +68,15 @@ def shares(frame: pd.DataFrame) -> Figure:
     The palette tells seven names apart: small classes are drawn together.
     """
     rows = at_context(frame)
-    panels = _panels(rows)
     places = {model: place for place, model in enumerate(dict.fromkeys(rows["model"]))}
-    fig, axes = style.new(
-        height=1.4 + 0.4 * max(len(places), 2), ncols=len(panels), squeeze=False, sharey=True
-    )
-    for ax, precision in zip(axes[0], panels, strict=True):
-        part = rows[rows["precision"] == precision]
+    fig, panels = _panels(rows, 1.4 + 0.4 * max(len(places), 2))
+    for ax, part in panels:
         _stacked(ax, list(part.itertuples()), places)
         ax.set_xlabel(f"% of the {unit(rows)}' time")
-        style.title(ax, precision, fontsize=8.5)
     bars = {_bar(place, n): f"{m} {w}" for m, place in places.items() for n, w in enumerate(_BARS)}
-    axes[0][0].set_yticks(list(bars), list(bars.values()))
-    axes[0][0].invert_yaxis()
-    style.legend(fig, ncols=7)
+    panels[0][0].set_yticks(list(bars), list(bars.values()))
+    panels[0][0].invert_yaxis()
+    style.legend(fig, ncols=4)
     return fig
 
 
@@ -94,20 +102,14 @@ def _stacked(ax: Axes, rows: list[Any], places: dict[str, int]) -> None:
 def gemm(frame: pd.DataFrame) -> Figure:
     """Share of matrix products against context, in a whole step and in the forward pass alone."""
     rows = plain(profiles(frame))
-    panels = _panels(rows)
-    fig, axes = style.new(height=3.0, ncols=len(panels), squeeze=False, sharey=True)
-    for ax, precision in zip(axes[0], panels, strict=True):
-        part = rows[rows["precision"] == precision]
-        for model, lines in part.groupby("model", sort=False):
-            contexts = [int(c) for c in lines["context_length"]]
-            for what, options in _LINES.items():
-                values = [_gemm_percent(what, row) for row in lines.itertuples()]
-                style.line(ax, contexts, values, str(model), **options)
+    fig, panels = _panels(rows, 3.0)
+    for ax, part in panels:
+        for what, options in _LINES.items():
+            _by_size(ax, part, partial(_gemm_percent, what), **options)
         for what, options in _LINES.items():
             ax.plot([], [], color=style.MUTED, linestyle=options.get("linestyle", "-"), label=what)
         _contexts(ax, part)
-        style.title(ax, precision, fontsize=8.5)
-    axes[0][0].set_ylabel(f"GEMM, % of the {unit(rows)}' time")
+    panels[0][0].set_ylabel(f"GEMM, % of the {unit(rows)}' time")
     style.legend(fig, ncols=7)
     return fig
 
@@ -123,6 +125,10 @@ def _gemm_percent(what: str, row: Any) -> float:
     return 100 * share(row, what, classes.GEMM)
 
 
+def _idle_percent(row: Any) -> float:
+    return 100 * idle_share(row)
+
+
 def _contexts(ax: Axes, rows: pd.DataFrame) -> None:
     ax.set_xscale("log", base=2)
     known = sorted({int(c) for c in rows["context_length"]})
@@ -135,27 +141,23 @@ def _contexts(ax: Axes, rows: pd.DataFrame) -> None:
 def attention(frame: pd.DataFrame) -> Figure:
     """The softmax's time over that of the products, against the ratios of FLOPs and bytes."""
     rows = plain(profiles(frame))
-    panels = _panels(rows)
-    fig, axes = style.new(height=3.0, ncols=len(panels), squeeze=False, sharey=True)
-    for ax, precision in zip(axes[0], panels, strict=True):
-        part = rows[rows["precision"] == precision]
-        for model, lines in part.groupby("model", sort=False):
-            times = [attention_ratio(row) for row in lines.itertuples()]
-            style.line(ax, [int(c) for c in lines["context_length"]], times, str(model))
-        _counted(ax, part, precision)
+    fig, panels = _panels(rows, 3.0)
+    for ax, part in panels:
+        _by_size(ax, part, attention_ratio)
+        _counted(ax, part)
         _contexts(ax, part)
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.yaxis.set_minor_formatter(NullFormatter())
-        style.title(ax, precision, fontsize=8.5)
-    axes[0][0].set_ylabel("softmax / products, forward")
+    panels[0][0].set_ylabel("softmax / products, forward")
     style.legend(fig, ncols=4)
     return fig
 
 
-def _counted(ax: Axes, rows: pd.DataFrame, precision: str) -> None:
+def _counted(ax: Axes, rows: pd.DataFrame) -> None:
     if rows.empty:
         return
+    precision = str(rows["precision"].iloc[0])
     head_dim = config(rows["model"].iloc[0]).head_dim
     known = sorted({int(c) for c in rows["context_length"]})
     ratios = [counted.byte_ratio(precision, c, head_dim) for c in known]
@@ -168,18 +170,13 @@ def _counted(ax: Axes, rows: pd.DataFrame, precision: str) -> None:
 def idle(frame: pd.DataFrame) -> Figure:
     """Share of an unprofiled step in which the device was idle, against context."""
     rows = plain(profiles(frame))
-    panels = _panels(rows)
-    fig, axes = style.new(height=2.9, ncols=len(panels), squeeze=False, sharey=True)
-    for ax, precision in zip(axes[0], panels, strict=True):
-        part = rows[rows["precision"] == precision]
-        for model, lines in part.groupby("model", sort=False):
-            values = [100 * idle_share(row) for row in lines.itertuples()]
-            style.line(ax, [int(c) for c in lines["context_length"]], values, str(model))
+    fig, panels = _panels(rows, 2.9)
+    for ax, part in panels:
+        _by_size(ax, part, _idle_percent)
         _contexts(ax, part)
         ax.set_ylim(0, 100)
-        style.title(ax, precision, fontsize=8.5)
     on_device = bool(len(rows)) and bool(rows["on_device"].iloc[0])
-    axes[0][0].set_ylabel("idle, % of a step" if on_device else "outside operators, % of a step")
+    panels[0][0].set_ylabel("idle, % of a step" if on_device else "outside operators, % of a step")
     style.legend(fig, ncols=5)
     return fig
 
@@ -187,18 +184,15 @@ def idle(frame: pd.DataFrame) -> Figure:
 def gaps(frame: pd.DataFrame) -> Figure:
     """How long the gaps between kernels are: the share of gaps below a length."""
     rows = at_context(frame)
-    panels = _panels(rows)
-    rows = rows[rows["gap_percentiles_us"].notna()]
-    fig, axes = style.new(height=2.9, ncols=len(panels), squeeze=False, sharey=True)
-    for ax, precision in zip(axes[0], panels, strict=True):
-        for row in rows[rows["precision"] == precision].itertuples():
+    fig, panels = _panels(rows, 2.9)
+    for ax, part in panels:
+        for row in part[part["gap_percentiles_us"].notna()].itertuples():
             lengths = np.maximum(row.gap_percentiles_us, SHORTEST_US)
             style.line(ax, lengths, PERCENTILES, str(row.model))
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.set_xlabel("gap, µs")
-        style.title(ax, precision, fontsize=8.5)
-    axes[0][0].set_ylabel("% of gaps that are shorter")
+    panels[0][0].set_ylabel("% of gaps that are shorter")
     style.legend(fig, ncols=5)
     return fig
 
@@ -229,9 +223,7 @@ def attention_alt(frame: pd.DataFrame) -> str:
 
 def idle_alt(frame: pd.DataFrame) -> str:
     """Alternative text of `idle`."""
-    return _told(
-        frame, "Per cent of a step without work for the device", lambda row: 100 * idle_share(row)
-    )
+    return _told(frame, "Per cent of a step without work for the device", _idle_percent)
 
 
 def gaps_alt(frame: pd.DataFrame) -> str:

@@ -15,6 +15,7 @@ from fusedlib.study.profiles.selected import (
     STEP,
     at_context,
     by_class,
+    by_kernel,
     calls,
     idle_share,
     largest,
@@ -23,7 +24,6 @@ from fusedlib.study.profiles.selected import (
     profiles,
     setting,
     share,
-    summed,
     time_ms,
     unit,
     where,
@@ -81,23 +81,15 @@ def _kernels(frame: pd.DataFrame) -> str | None:
     row = largest(frame)
     if row is None:
         return None
-    said = {}
-    for what, sections in (("forward pass", ("forward",)), ("step", ("forward", "backward",
-                                                                    "optimizer"))):  # fmt: skip
-        sums: dict[str, list[float]] = {}
-        for _, _, name, count, ms in summed(row.kernels, sections):
-            if name != "rest":
-                seen = sums.setdefault(name, [0, 0.0])
-                seen[0] += count
-                seen[1] += ms
-        name, (count, ms) = max(sums.items(), key=lambda entry: entry[1][1])
-        whole = time_ms(row, "forward" if what == "forward pass" else STEP)
-        said[what] = (name, f"`{name}` ({int(count)} calls, {percent(ms / whole)})")
-    same = said["forward pass"][0] == said["step"][0]
-    verdict = "the same" if same else "another"
+    names, told = [], []
+    for what in ("forward", STEP):
+        name, _, count, ms = by_kernel(row, what)[0]
+        names.append(name)
+        told.append(f"`{name}` ({count:,} calls, {percent(ms / time_ms(row, what))})")
+    other = "the same" if names[0] == names[1] else "another one"
     return (
-        f"At {named(row)}, most time of the forward pass goes to {said['forward pass'][1]}; of "
-        f"the whole step to {verdict}{'' if same else ' one'}, {said['step'][1]}."
+        f"At {named(row)}, most time of the forward pass goes to {told[0]}; of the whole step to "
+        f"{other}, {told[1]}."
     )
 
 

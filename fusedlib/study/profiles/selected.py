@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from fusedlib.bench.profiles.measure import REST
 from fusedlib.bench.profiles.work import INFERENCE, SECTIONS
 from fusedlib.models.transformer import SIZES
 from fusedlib.study.selection import leading, place, rows_of
@@ -122,6 +123,20 @@ def by_class(row: Any, what: str) -> dict[str, float]:
     for _, kind, _, ms in summed(row.classes, WHAT[what]):
         found[kind] = found.get(kind, 0.0) + ms
     return dict(sorted(found.items(), key=lambda entry: -entry[1]))
+
+
+def by_kernel(row: Any, what: str) -> list[tuple[str, str, int, float]]:
+    """Name, class, calls and ms of the kernels that a row names, most ms first.
+
+    A kernel that is among the most expensive of one section only counts with that section's part.
+    """
+    found: dict[tuple[str, str], tuple[int, float]] = {}
+    for _, kind, name, count, ms in summed(row.kernels, WHAT[what]):
+        if name != REST:
+            seen = found.get((name, kind), (0, 0.0))
+            found[name, kind] = (seen[0] + count, seen[1] + ms)
+    ordered = sorted(found.items(), key=lambda entry: -entry[1][1])
+    return [(*key, *figures) for key, figures in ordered]
 
 
 def share(row: Any, what: str, kind: str) -> float:

@@ -15,6 +15,7 @@ from fusedlib.study.profiles.selected import (
     WHAT,
     at_context,
     by_class,
+    by_kernel,
     calls,
     context,
     idle_share,
@@ -65,24 +66,18 @@ def top(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     row = largest(frame)
     if row is None:
         return empty("kernel", "class", "calls", "ms", "%")
-    sums: dict[tuple[str, str], list[float]] = {}
-    for _, kind, name, count, ms in summed(row.kernels, WHAT[what]):
-        seen = sums.setdefault((name, kind), [0, 0.0])
-        seen[0] += count
-        seen[1] += ms
-    ordered = sorted(sums.items(), key=lambda entry: (entry[0][0] == "rest", -entry[1][1]))
-    named = [entry for entry in ordered if entry[0][0] != "rest"][:TOP]
+    named = by_kernel(row, what)[:TOP]
     whole = time_ms(row, what)
-    lines = [_kernel(name, kind, count, ms, whole) for (name, kind), (count, ms) in named]
-    told = [sum(values) for values in zip(*(v for _, v in named), strict=True)]
-    if rest := calls(row, what) - int(told[0]):
-        lines.append(_kernel(f"{rest} others", "", rest, whole - told[1], whole))
+    lines = [_kernel(*kernel, whole) for kernel in named]
+    if rest := calls(row, what) - sum(count for _, _, count, _ in named):
+        left = whole - sum(ms for *_, ms in named)
+        lines.append(_kernel(f"{rest} others", "", rest, left, whole))
     return pd.DataFrame(lines)
 
 
-def _kernel(name: str, kind: str, count: float, ms: float, whole: float) -> dict[str, str]:
+def _kernel(name: str, kind: str, count: int, ms: float, whole: float) -> dict[str, str]:
     return {
-        "kernel": name, "class": kind, "calls": f"{int(count):,}", "ms": number(ms, 3),
+        "kernel": name, "class": kind, "calls": f"{count:,}", "ms": number(ms, 3),
         "%": f"{100 * ms / whole:.1f}",
     }  # fmt: skip
 
