@@ -5,6 +5,7 @@ a CPU's profile consists of. What no rule knows is "other" and is shown as such.
 """
 
 import re
+from functools import cache
 
 GEMM, ATTENTION, SOFTMAX = "GEMM", "fused attention", "softmax"
 ELEMENTWISE, REDUCTION, COPY = "element-wise", "reduction", "copy and cast"
@@ -16,7 +17,7 @@ CLASSES = (
 # The first rule that is found in the name decides: fused attention is made of CUTLASS too, and an
 # element-wise kernel's template says whether all it does is copy.
 _KERNELS: tuple[tuple[str, str], ...] = (
-    (ATTENTION, r"flash|fmha|sdpa|mem_?eff_?attention"),
+    (ATTENTION, r"flash|fmha|sdpa|mem_?eff_?attention|compute_dot_do_o|convert_dq_to"),
     (OPTIMIZER, r"multi_tensor_apply|fused_?adam|adamw"),
     (GEMM, r"gemm|nvjet|cutlass|split_?k|gemv|cublas|triton_(mm|bmm|tem)|xmma"),
     (SOFTMAX, r"softmax"),
@@ -43,11 +44,13 @@ _KERNEL_RULES = [(kind, re.compile(rule, re.IGNORECASE)) for kind, rule in _KERN
 _OPERATOR_RULES = [(kind, re.compile(rf"aten::(?:{rule})")) for kind, rule in _OPERATORS]
 
 
+@cache
 def of_kernel(name: str) -> str:
     """The class of a kernel, copy or fill on a GPU."""
     return next((kind for kind, rule in _KERNEL_RULES if rule.search(name)), OTHER)
 
 
+@cache
 def of_operator(name: str) -> str:
     """The class of an operator on the host, such as `aten::mm`."""
     if name.startswith("aten::"):
@@ -56,19 +59,28 @@ def of_operator(name: str) -> str:
 
 
 MOST = 72  # characters of a name in a table
-_NOISE = re.compile(
-    r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|at_cuda_detail::|std::|at::|c10::"
-)
+_NOISE = [re.compile(pattern) for pattern in (
+    r"^void ", r"\(anonymous namespace\)::|<unnamed>::",
+    r"::\{lambda\([^()]*\)#\d+\}", r"::operator\(\)\(\)( const)?",
+    r"\([^()]*TensorIterator[^()]*\)", r"\([^()]*TensorIterator[^()]*\)",  # one in another
+    r"\b(at|native|at_cuda_detail|std|c10|binary_internal|memory|cuda|detail)::",
+    r"gpu_kernel_impl(_nocast)?<", r", array<[^<>]*>", r"Trivial\w+<[^<>]*>, ",
+    r"TensorList\w*Metadata<[^<>]*>, ",
+)]  # fmt: skip
 
 
+@cache
 def short_name(name: str) -> str:
-    """A kernel's name without arguments, namespaces and what else says little.
+    """A kernel's name without arguments, namespaces and what else tells little; the end is cut.
 
     >>> short_name("void at::native::(anonymous namespace)::softmax<float, 4>(float*, int)")
     'softmax<float, 4>'
     """
-    text = _NOISE.sub("", _without_arguments(name)).strip()
-    return text if len(text) <= MOST else f"{text[: MOST - 20]}…{text[-19:]}"
+    text = _without_arguments(name)
+    for noise in _NOISE:
+        text = noise.sub("", text)
+    text = text.replace(" >", ">").strip()
+    return text if len(text) <= MOST else f"{text[: MOST - 1]}…"
 
 
 def _without_arguments(name: str) -> str:

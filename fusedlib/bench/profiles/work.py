@@ -98,7 +98,7 @@ def record(device: torch.device, work: Callable[[], object]) -> bytes:
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=kinds) as profile:
+    with torch.profiler.profile(activities=kinds, acc_events=True) as profile:
         work()
         timing.synchronize(device)
     with tempfile.TemporaryDirectory() as folder:

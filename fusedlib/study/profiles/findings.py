@@ -156,11 +156,13 @@ def _idle(frame: pd.DataFrame) -> str | None:
             f"{percent(best[0])} ({named(best[1])}) to {percent(worst[0])} ({named(worst[1])}) "
             "of its time."
         )
-    bound = [named(r) for s, r in shares if s > 0.1]
+    bound = [r for s, r in shares if s > 0.1]
+    each = 1e3 * worst[1].step_median_ms / calls(worst[1], STEP)
     return (
         f"On {where(rows)} the device is idle for {percent(best[0])} ({named(best[1])}) to "
         f"{percent(worst[0])} ({named(worst[1])}) of an unprofiled step; more than a tenth of it "
-        f"in {len(bound)} of {len(shares)} cases."
+        f"in {len(bound)} of {len(shares)} cases. Where it waits most, the host issues a kernel "
+        f"every {number(each, 2)} µs."
     )
 
 
