@@ -31,10 +31,10 @@ def kernel(number, name, launched, start, us, thread=MAIN, cat="kernel"):
 
 
 def gpu():
-    """An inference and two steps; in the last the device waits once for the host and once not.
+    """An inference and two steps; in the last the device waits twice for the host and twice not.
 
-    Kernels of the last step, in µs: 1050-1150 GEMM, 1160-1180 softmax, 1400-1600 GEMM twice at
-    once on two streams, 1850-1880 Adam. The step before ended at 1030.
+    Kernels of the last step, in µs: 1050-1150 GEMM, 1160-1180 softmax, 1400-1600 GEMM and in
+    it a copy on another stream, 1850-1880 Adam. The step before ended at 1030.
     """
     ranges = [
         event("inference", 0, 400, "user_annotation"),
@@ -53,7 +53,7 @@ def gpu():
         *kernel(3, GEMM, 1010, 1050, 100),
         *kernel(4, SOFTMAX, 1110, 1160, 20),
         *kernel(5, GEMM, 1360, 1400, 200, ENGINE),
-        *kernel(6, "Memcpy DtoD (Device -> Device)", 1420, 1450, 150, ENGINE, "gpu_memcpy"),
+        *kernel(6, "Memcpy DtoD (Device -> Device)", 1420, 1450, 100, ENGINE, "gpu_memcpy"),
         *kernel(7, ADAM, 1820, 1850, 30),
     ]
     noise = [{"ph": "M", "name": "process_name", "pid": 1}, {"ph": "s", "cat": "ac2g", "id": 3}]

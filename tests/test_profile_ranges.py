@@ -103,6 +103,10 @@ def test_every_product_of_the_backward_pass_is_somebodys():
         name.rpartition("/")[2]
         for _, name in trace.innermost(products, [r for r in found.ranges if r is not backward])
     )
+    weights = [p for p in found.during(backward) if p.name == "torch::autograd::AccumulateGrad"]
+    assert {n for _, n in trace.innermost(weights, found.ranges)} == {"backward"}, (
+        "a weight's own node outlives the graph, and so would its range"
+    )
     linear = dict.fromkeys([*LAYERS["attention"], *LAYERS["mlp"]], 4)
     assert owners == linear | {"scores": 4, "values": 4, "output": 2}
 
