@@ -57,7 +57,7 @@ def test_ranges_change_no_result_on_the_device():
     made = work.Work(case_of(precision="bf16 autocast"))
     model = made.trainer.model
     found = []
-    for steps in (made.named_steps, made.step):
+    for steps in (made.named_step, made.step):
         torch.manual_seed(0)
         start = {name: p.detach().clone() for name, p in model.named_parameters()}
         made.trainer.optimizer.state.clear()

@@ -61,7 +61,7 @@ def _done(given: argparse.Namespace, case: dict[str, Any]) -> int:
 def _trace(case: dict[str, Any]) -> int:
     work = Work(case)
     work.warm_up()
-    document = record(work.device, work.named_steps)
+    document = record(work.device, work.named_step)
     kept = keep.kept(case, document, most_bytes=None)
     print(keep.path_of(case), f"{kept['trace_kept_mib']:.2f} MiB")
     return 0

@@ -30,8 +30,8 @@ Figures = dict[str, Any]
 def measure(case: Case) -> Figures:
     """Times of a step, and what it consists of: the row's figures.
 
-    Lists of lists have these columns, times in ms, a section being "inference" (the forward pass
-    alone, without gradients), "forward", "backward" or "optimizer":
+    Lists of lists have these columns, times in ms, a section being "forward", "backward",
+    "optimizer" or, of eager models, "inference" (the forward pass alone, without gradients):
 
     - `sections`: section, calls, time of its kernels, time in which any of them ran, and how long
       the host was in it
@@ -66,14 +66,15 @@ def _measured(case: Case) -> Figures:
     found |= {"on_device": bare.on_device, **taken_apart(bare), **idleness(bare)}
     found["profiled_ms"] = _step_ms(bare)
     if work.eager:
-        document = record(work.device, lambda: work.named_steps(2))
+        document = record(work.device, work.named_step)
         ranged = trace.read(document)
         found |= {"ranged_ms": _step_ms(ranged), "parts": parts(ranged)}
     return found | keep.kept(case, document)
 
 
 def _run(work: Work) -> None:
-    work.inference()
+    if work.eager:  # compiled, it would be another model to compile
+        work.inference()
     for _ in range(2):
         work.step()
 
@@ -154,8 +155,7 @@ def idleness(found: Trace) -> Figures:
     pieces = found.during(step) if step else []
     if not found.on_device or not pieces or step is None:
         return {}
-    since = max((p.end for p in found.pieces if p.issued < step.start), default=None)
-    seen = idle(pieces, since)
+    seen = idle(pieces, _ended_before(found, step))
     gaps = np.percentile(seen.gaps or [0.0], PERCENTILES)
     return {
         "busy_ms": _ms([seen.busy]), "gaps": len(seen.gaps), "idle_ms": _ms(seen.gaps),
@@ -164,15 +164,24 @@ def idleness(found: Trace) -> Figures:
     }  # fmt: skip
 
 
+def _ended_before(found: Trace, step: Event) -> float | None:
+    """When the device was done with what was issued before a step."""
+    return max((p.end for p in found.pieces if p.issued < step.start), default=None)
+
+
 def _step_ms(found: Trace) -> float | None:
-    """A step under the profiler: between the ends of two steps' last kernels, or on the host."""
+    """The last step under the profiler: until its last kernel, on a CPU until its own end.
+
+    It begins where the device ended the step before, the first one where the host begins it.
+    """
     step = found.last(STEP)
     if step is None:
         return None
     if not found.on_device:
         return _ms([step.end - step.start])
-    seen = idleness(found)
-    return seen["busy_ms"] + seen["idle_ms"] if seen else None
+    since = _ended_before(found, step)
+    end = max((p.end for p in found.during(step)), default=step.end)
+    return _ms([end - (step.start if since is None else since)])
 
 
 def _ms(us: Iterable[float]) -> float:

@@ -75,7 +75,7 @@ def run(case: Case) -> None:
     on_cuda = work.device.type == "cuda"
     if on_cuda:
         torch.cuda.profiler.start()
-    work.named_steps()
+    work.named_step()
     synchronize(work.device)
     if on_cuda:
         torch.cuda.profiler.stop()

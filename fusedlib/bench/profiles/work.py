@@ -64,21 +64,20 @@ class Work:
                 assert self.trainer.optimizer is not None
                 self.trainer.optimizer.step()
 
-    def named_steps(self, count: int = 1) -> None:
-        """Steps with the names of all modules; a compiled model has only those of its sections."""
+    def named_step(self) -> None:
+        """A step with the names of all modules; a compiled model has only those of its sections."""
         if not self.eager:
-            for _ in range(count):
-                self.step()
+            self.step()
             return
         with named_ranges(self.trainer.model) as tracer:
-            for _ in range(count):
-                self.step(tracer)
+            self.step(tracer)
 
     def warm_up(self) -> None:
         """Run everything once and more, so that what follows is settled."""
         for _ in range(WARMUP):
             self.step()
-        self.inference()
+        if self.eager:
+            self.inference()
         timing.synchronize(self.device)
 
     def times_ms(self, repetitions: int) -> list[float]:
