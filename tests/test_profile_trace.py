@@ -128,7 +128,9 @@ def test_launches_give_kernels_their_sections_whatever_thread_issued_them():
 def test_a_kernel_without_a_launch_is_counted():
     events = [e for e in made.gpu() if not (e.get("cat") == "cuda_runtime"
                                             and e["args"]["correlation"] == 3)]  # fmt: skip
-    assert trace.parse(events).unlinked == 1
+    found = trace.parse(events)
+    assert found.unlinked == 1 and len(found.pieces) == 7
+    assert len(found.during(found.last("forward"))) == 2, "it counts where it began"
 
 
 def test_sections_add_up_to_the_step():
@@ -241,6 +243,17 @@ def test_mps_says_why_it_cannot():
 def test_cases_refuse_what_there_is_not(arguments, message):
     with pytest.raises(ValueError, match=message):
         cases.cases(*arguments, device="cpu", repetitions=1)
+
+
+def test_one_case_leaves_a_trace_on_request(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path))
+    given = ["--model", "nano", "--context-length", "16", "--device", "cpu", "--trace"]
+    assert command.main(given) == 0
+    [kept] = tmp_path.rglob("*.json.gz")
+    assert str(kept) in capsys.readouterr().out
+    assert trace.read(gzip.decompress(kept.read_bytes())).last("block 0/mlp")
+    assert command.main([*given[:2], "--context-length", "0"]) == 1
+    assert "must be at least 1" in capsys.readouterr().err
 
 
 def test_the_nsys_command_runs_the_case_it_names(capsys, monkeypatch):

@@ -39,7 +39,9 @@ _OPERATORS: tuple[tuple[str, str], ...] = (
                   r"(_backward)?_?"),
     (DISPATCH, r"\w+"),  # a view, an allocation, or one that calls others: no work of its own
 )  # fmt: skip
-_HOST = re.compile(r"autograd::|\w+Backward\d*$|torch::|detach|\[|Torch-Compiled|Compiled")
+_HOST = re.compile(
+    r"autograd::|\w+Backward\d*$|torch::|detach|TorchDynamo|AOTDispatcher|Pregraph|\[|Torch-Compiled|Compiled"
+)
 _KERNEL_RULES = [(kind, re.compile(rule, re.IGNORECASE)) for kind, rule in _KERNELS]
 _OPERATOR_RULES = [(kind, re.compile(rf"aten::(?:{rule})")) for kind, rule in _OPERATORS]
 

@@ -47,7 +47,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Trace:
-    """What ran: pieces by the time they were issued, and the host's ranges."""
+    """What ran: pieces by the time they were issued, and the host's ranges.
+
+    `unlinked` pieces have no launch in the trace; they count as issued when they began.
+    """
 
     pieces: list[Piece]
     ranges: list[Event]
@@ -88,13 +91,14 @@ def parse(events: Sequence[dict[str, Any]]) -> Trace:
     launches = {e["args"]["correlation"]: e for e in whole if e.get("cat") in LAUNCH
                 and "correlation" in e.get("args", {})}  # fmt: skip
     pieces = []
+    unlinked = 0
     for e in device:
         launch = launches.get(e["args"].get("correlation"))
-        if launch is not None:
-            issued = (float(launch["ts"]), launch["tid"])
-            pieces.append(Piece(e["name"], e["dur"], e["ts"], e["ts"] + e["dur"], *issued))
+        unlinked += launch is None
+        issued = (float(launch["ts"]), launch["tid"]) if launch else (float(e["ts"]), None)
+        pieces.append(Piece(e["name"], e["dur"], e["ts"], e["ts"] + e["dur"], *issued))
     pieces.sort(key=lambda p: p.issued)
-    return Trace(pieces, ranges, on_device=True, unlinked=len(device) - len(pieces))
+    return Trace(pieces, ranges, on_device=True, unlinked=unlinked)
 
 
 def _event(e: dict[str, Any]) -> Event:
