@@ -136,9 +136,9 @@ def test_counted_bytes_by_hand():
 def test_idle_time_is_told_of_the_unprofiled_step():
     assert tables.idle(FULL).loc[("fp32", "small"), "context 256, %"] == "20.0"
     gaps = tables.gaps(FULL).loc[("fp32", "small")]
-    assert gaps["idle, %"] == "33.3" and gaps["waiting for the host, %"] == "26.7"
-    assert gaps["median, µs"] == f"{0.5 * 1.5**5:.2f}"
-    assert gaps["issued in, ms"] == "6.00" and gaps["host ahead, ms"] == "1.50"
+    assert list(gaps["of the step, %"]) == ["33.3", "26.7"]
+    assert gaps[("gap, µs", "median")] == f"{0.5 * 1.5**5:.2f}"
+    assert list(gaps["host, ms"]) == ["6.00", "1.50"]
     [sentence] = [s for s in findings.findings(FULL) if "idle" in s and "unprofiled" in s]
     assert "20 %" in sentence and "12 of 12 cases" in sentence
 

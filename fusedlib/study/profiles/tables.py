@@ -142,9 +142,11 @@ def attention_ratio(row: Any, section: str = "forward") -> float:
 
 
 def attention(frame: pd.DataFrame) -> pd.DataFrame:
-    """Softmax against products in plain attention: times, FLOPs, bytes."""
+    """Softmax against products in plain attention: times, FLOPs, bytes; two sizes' of many."""
     rows = plain(profiles(frame))
     rows = rows[rows["parts"].notna()]
+    sizes = list(dict.fromkeys(rows["model"]))
+    rows = rows[rows["model"].isin([*sizes[:1], *sizes[-1:]])]
     lines = []
     for row in rows.itertuples():
         head_dim = config(row.model).head_dim
@@ -195,19 +197,22 @@ def gaps(frame: pd.DataFrame) -> pd.DataFrame:
     rows = rows[rows["gaps"].notna()]
     lines = [
         {
-            "kernels": f"{int(r.profiled_kernels):,}", "gaps": f"{int(r.gaps):,}",
-            "median, µs": number(gap_us(r, 50), 3), "90 % below, µs": number(gap_us(r, 90), 3),
-            "longest, µs": number(gap_us(r, 100), 3),
-            "idle, %": _points(r.idle_ms / (r.idle_ms + r.busy_ms)),
-            "waiting for the host, %": _points(r.late_ms / (r.idle_ms + r.busy_ms)),
-            "issued in, ms": number(sum(line[4] for line in summed(r.sections, WHAT[STEP])), 3),
-            "host ahead, ms": number(r.lead_us / 1e3, 3),
+            ("step", "kernels"): f"{int(r.profiled_kernels):,}",
+            ("step", "gaps"): f"{int(r.gaps):,}",
+            ("gap, µs", "median"): number(gap_us(r, 50), 3),
+            ("gap, µs", "longest"): number(gap_us(r, 100), 3),
+            ("of the step, %", "idle"): _points(r.idle_ms / (r.idle_ms + r.busy_ms)),
+            ("of the step, %", "for the host"): _points(r.late_ms / (r.idle_ms + r.busy_ms)),
+            ("host, ms", "issues"): number(sum(s[4] for s in summed(r.sections, WHAT[STEP])), 3),
+            ("host, ms", "is ahead"): number(r.lead_us / 1e3, 3),
         }
         for r in rows.itertuples()
     ]  # fmt: skip
     if not lines:
         return empty("kernels", "gaps")
-    return pd.DataFrame(lines, index=_index(rows, "precision", "model"))
+    table = pd.DataFrame(lines, index=_index(rows, "precision", "model"))
+    table.columns = pd.MultiIndex.from_tuples(table.columns)
+    return table
 
 
 def gap_us(row: Any, percentile: int) -> float:
