@@ -25,6 +25,11 @@ def build_dir() -> Path:
     return Path(os.environ.get("FUSEDLIB_BUILD") or REPORT / "build")
 
 
+def traces_dir() -> Path:
+    """Folder of the traces that a viewer opens; they are build products."""
+    return build_dir() / "traces"
+
+
 def cache_dir() -> Path:
     """Folder of what is found out once a machine: `$FUSEDLIB_CACHE`, else `fusedlib` in the user's.
 

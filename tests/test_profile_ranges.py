@@ -1,0 +1,119 @@
+"""Named ranges of a Transformer: their names, their nesting, and that they change no result."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from fusedlib.bench.profiles import trace, work
+from fusedlib.models import ranges, transformer
+
+MODULES = ("attention_norm", "attention", "mlp_norm", "mlp")
+STEPS = {"plain": ("scores", "scale", "mask", "softmax", "values"), "sdpa": ("sdpa",)}
+LAYERS = {"attention": ("q_proj", "k_proj", "v_proj", "o_proj"),
+          "mlp": ("gate_proj", "up_proj", "down_proj")}  # fmt: skip
+
+
+def setup(attention="plain", dtype=torch.float32):
+    torch.manual_seed(0)
+    shape = transformer.config("nano", context_length=16, attention=attention)
+    model = transformer.Transformer(shape, dtype=dtype)
+    tokens, targets = torch.randint(100, (2, 2, 16)).unbind()
+    return model, tokens, targets
+
+
+def gradients(model, tokens, targets, tracer=None):
+    """Logits and every gradient of one pass."""
+    model.zero_grad(set_to_none=True)
+    logits = model(tokens)
+    if tracer is None:
+        value = transformer.loss(logits, targets)
+    else:
+        with tracer.within("loss"):
+            value = transformer.loss(logits, targets)
+    with ranges.span("backward"):
+        value.backward()
+    return [logits.detach(), *(p.grad for p in model.parameters())]
+
+
+def recorded(attention):
+    model, tokens, targets = setup(attention)
+    with ranges.named_ranges(model) as tracer:
+        document = work.record(
+            torch.device("cpu"), lambda: gradients(model, tokens, targets, tracer)
+        )
+    return trace.read(document)
+
+
+@pytest.mark.parametrize("attention", ["plain", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_ranges_change_no_result(attention, dtype):
+    model, tokens, targets = setup(attention, dtype)
+    before = gradients(model, tokens, targets)
+    with ranges.named_ranges(model) as tracer:
+        inside = gradients(model, tokens, targets, tracer)
+    after = gradients(model, tokens, targets)
+    for a, b, c in zip(before, inside, after, strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c)
+
+
+@pytest.mark.parametrize("attention", ["plain", "sdpa"])
+def test_ranges_are_named_as_documented_in_both_directions(attention):
+    found = recorded(attention)
+    backward = found.last("backward")
+    expected = {"embedding", "norm", "output", "loss"}
+    for block in ("block 0", "block 1"):
+        expected |= {block, *(f"{block}/{module}" for module in MODULES)}
+        expected |= {f"{block}/attention/{step}" for step in (*STEPS[attention], "rope")}
+        expected |= {f"{block}/{m}/{layer}" for m, layers in LAYERS.items() for layer in layers}
+    names = {True: set(), False: set()}
+    for event in found.ranges:
+        names[event.start >= backward.start].add(event.name)
+    assert names[False] == expected
+    assert names[True] - {"backward"} == expected, "every part has a backward of its own"
+
+
+def test_forward_ranges_nest_as_calls_do():
+    found = recorded("plain")
+    start = found.last("backward").start
+    forward = [e for e in found.ranges if e.start < start]
+    by_name = {e.name: e for e in forward}
+    for event in forward:
+        above = event.name.rpartition("/")[0]
+        if above:
+            assert by_name[above].start <= event.start and event.end <= by_name[above].end
+    assert Counter(e.name for e in forward)["block 0/attention/rope"] == 2
+
+
+def test_no_two_ranges_of_a_thread_overlap_without_nesting():
+    events = sorted(recorded("plain").ranges, key=lambda e: (e.start, -e.end))
+    open_ = []
+    for event in events:
+        while open_ and open_[-1].end <= event.start:
+            open_.pop()
+        assert not open_ or event.end <= open_[-1].end, f"{event} outlives {open_[-1]}"
+        open_.append(event)
+
+
+def test_every_product_of_the_backward_pass_is_somebodys():
+    found = recorded("plain")
+    backward = found.last("backward")
+    products = [p for p in found.during(backward) if p.name in ("aten::mm", "aten::bmm")]
+    owners = Counter(
+        name.rpartition("/")[2]
+        for _, name in trace.innermost(products, [r for r in found.ranges if r is not backward])
+    )
+    weights = [p for p in found.during(backward) if p.name == "torch::autograd::AccumulateGrad"]
+    assert {n for _, n in trace.innermost(weights, found.ranges)} == {"backward"}, (
+        "a weight's own node outlives the graph, and so would its range"
+    )
+    linear = dict.fromkeys([*LAYERS["attention"], *LAYERS["mlp"]], 4)
+    assert owners == linear | {"scores": 4, "values": 4, "output": 2}
+
+
+def test_the_model_is_left_as_it_was_even_after_an_error():
+    model, *_ = setup()
+    with pytest.raises(ValueError, match="tokens must be"), ranges.named_ranges(model) as tracer:
+        model(torch.zeros(3, dtype=torch.long))
+    assert tracer._path == []
+    assert not [m for m in model.modules() if "forward" in m.__dict__]
