@@ -33,6 +33,7 @@ serves fp32 there, gives it ready to be merged. On CUDA it also keeps a few numb
 generator's state, and its fp32 backend pads T to a multiple of 32: neither is counted.
 """
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from fusedlib.models.transformer import BATCH_SIZE, TransformerConfig
@@ -57,7 +58,8 @@ _WIDTHS: dict[str, Widths] = {
 _WIDE = 4  # norms and the loss are computed in fp32
 
 
-class Kept(NamedTuple):
+@dataclass(frozen=True)
+class Kept:
     """Tensors of one kind that a part keeps: how many, and the bytes of each."""
 
     part: str

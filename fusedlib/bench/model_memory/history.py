@@ -179,11 +179,11 @@ def _read_profile(profile: torch.profiler.profile) -> History:
                 events.append((event.start_time_ns, change))
     events.sort(key=lambda event: event[0])
     found = History()
-    for _, event in events:
-        if isinstance(event, str):
-            found.moments[event] = len(found.changes)
+    for _, told in events:
+        if isinstance(told, str):
+            found.moments[told] = len(found.changes)
         else:
-            found.changes.append(event)
+            found.changes.append(told)
     if not found.changes:
         raise Unavailable("the allocator of cpu tells the profiler nothing")
     return found

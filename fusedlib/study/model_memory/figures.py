@@ -50,8 +50,9 @@ def through_steps(frame: pd.DataFrame) -> Figure:
         height=0.8 + 1.75 * count, nrows=count, squeeze=False, sharey=True, sharex=False
     )
     scale, unit = _scale(rows["events_peak_mib"])
+    top = float(rows["events_peak_mib"].max()) / scale if len(rows) else 1.0
     for ax, (_, row) in zip(axes.flat, rows.iterrows(), strict=False):
-        _areas(ax, row, scale)
+        _areas(ax, row, scale, top)
         peak = f"peak {size(row['events_peak_mib'])} {selected.section(row)}"
         style.title(ax, f"{row['precision']}: {peak}", fontsize=8.5)
         ax.set_ylabel(unit)
@@ -64,7 +65,7 @@ def _scale(mib: pd.Series) -> tuple[float, str]:
     return (GIB, "GiB") if len(mib) and mib.max() >= 9.5 * GIB else (1.0, "MiB")
 
 
-def _areas(ax: Axes, row: Any, scale: float) -> None:
+def _areas(ax: Axes, row: Any, scale: float, top: float) -> None:
     at = np.asarray(row["live_at"], float) + 1
     below = np.zeros(len(at))
     assert set(_STACK) == set(CATEGORIES)
@@ -73,14 +74,13 @@ def _areas(ax: Axes, row: Any, scale: float) -> None:
         shown = TITLES[name]
         ax.fill_between(at, below, above, color=style.colour(shown), label=shown, linewidth=0)
         below = above
-    top = float(below.max())
     edges = [0, *row["moment_at"]]
     for name, low, high in zip(row["moment_names"], edges, edges[1:], strict=False):
         style.reference_line(ax, x=float(high), linestyle=":", linewidth=0.8)
         if high - low > 0.04 * at[-1] and not name.startswith("begin"):
-            style.text(ax, (low + high) / 2, 1.02 * top, _word(name), ha="center", fontsize=7)
+            style.text(ax, (low + high) / 2, 1.03 * top, _word(name), ha="center", fontsize=7)
     ax.set_xlim(0, at[-1])
-    ax.set_ylim(0, 1.14 * top)
+    ax.set_ylim(0, 1.16 * top)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
 
 
@@ -156,14 +156,13 @@ def kept_alt(frame: pd.DataFrame) -> str:
 
 def checkpointing(frame: pd.DataFrame) -> Figure:
     """Left: peak against the blocks of a segment, lines counted, marks measured. Right: peak
-    against time. A row of panels a context; dashed: the square root of the number of blocks.
+    against time. A row of panels a context and precision; dashed: the square root of all blocks.
     """
     rows = selected.checkpoints(frame)
-    contexts = sorted(set(rows["context_length"].astype(int))) or [0]
-    fig, axes = style.new(height=0.5 + 2.6 * len(contexts), ncols=2, nrows=len(contexts),
-                          squeeze=False)  # fmt: skip
-    for (left, right), context in zip(axes, contexts, strict=True):
-        part = rows[rows["context_length"] == context]
+    groups = list(dict.fromkeys(rows["group"])) or [(0, "")]
+    fig, axes = style.new(height=0.5 + 2.6 * len(groups), ncols=2, nrows=len(groups), squeeze=False)
+    for (left, right), group in zip(axes, groups, strict=True):
+        part = rows[[g == group for g in rows["group"]]]
         if part.empty:
             style.title(left, "not measured yet", fontsize=8.5)
             continue
@@ -171,7 +170,7 @@ def checkpointing(frame: pd.DataFrame) -> Figure:
         _spacing(left, part, scale)
         _trade(right, part, scale)
         left.set_ylabel(f"{unit} over weights and gradients")
-        style.title(left, f"context {context}", fontsize=8.5)
+        style.title(left, f"context {group[0]}, {group[1]}", fontsize=8.5)
     axes[-1, 0].set_xlabel("blocks in a segment")
     axes[-1, 1].set_xlabel("ms, forward and backward")
     style.legend(fig, ncols=4)
@@ -188,7 +187,7 @@ def _spacing(ax: Axes, rows: pd.DataFrame, scale: float) -> None:
         spread = range(1, shape.num_layers + 1)
         held = [
             checkpointed.held_bytes(
-                shape, first["precision"], first["device"], Plan(kind, k), batch  # type: ignore[arg-type]
+                shape, first["precision"], first["device"], Plan(kind, k), batch
             )
             for k in spread
         ]  # fmt: skip
@@ -203,7 +202,7 @@ def _spacing(ax: Axes, rows: pd.DataFrame, scale: float) -> None:
     ax.xaxis.set_major_locator(FixedLocator(ticks))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.08 * rows["peak_mib"].max() / scale)
 
 
 def _trade(ax: Axes, rows: pd.DataFrame, scale: float) -> None:
@@ -216,13 +215,14 @@ def _trade(ax: Axes, rows: pd.DataFrame, scale: float) -> None:
                     f"{row['blocks']:g}", (row["median_ms"], row["peak_mib"] / scale), fontsize=6.5,
                     xytext=(3, 3), textcoords="offset points", color=style.INK,
                 )  # fmt: skip
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.08 * rows["peak_mib"].max() / scale)
 
 
 def checkpointing_alt(frame: pd.DataFrame) -> str:
     """Alternative text of `checkpointing`."""
     parts = [
-        f"context {row['context_length']:g}, {row['plan']} {row['blocks']:g}: "
+        f"context {row['context_length']:g} in {row['precision']}, {row['plan']} "
+        f"{row['blocks']:g}: "
         f"{size(row['peak_mib'])} in {row['median_ms']:.4g} ms"
         for _, row in selected.checkpoints(frame).iterrows()
     ]

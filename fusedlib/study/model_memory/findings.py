@@ -34,7 +34,7 @@ def findings(frame: pd.DataFrame) -> list[str]:
         frame,
         [
             precision_sentence, gradients_sentence, attention_sentence, update_sentence,
-            allocator_sentence, price_sentence, nested_sentence, fitting_sentence,
+            allocator_sentence, price_sentence, nested_sentence, fitting_sentence, casts_sentence,
         ],
     )  # fmt: skip
 
@@ -84,17 +84,14 @@ def counted_sentence(frame: pd.DataFrame) -> str | None:
         for at, row in rows.iterrows()
     ]
     worst = max(range(len(peaks)), key=lambda at: abs(peaks[at]))
+    row, most = rows.iloc[worst], max(apart)
+    differ = f"differ by at most {percent(most)}" if most else "agree to the byte"
     return (
         f"What a forward keeps for backward is known before it runs: over {len(kept)} passes the "
-        f"formula and autograd's own saved tensors differ by at most {_share(max(apart))}. The "
-        f"peak by formula is off by at most {_share(abs(peaks[worst]))} in {len(peaks)} passes, "
-        f"most in {rows.iloc[worst]['mode']} at context {rows.iloc[worst]['context_length']:g} in "
-        f"{rows.iloc[worst]['precision']}."
+        f"formula and autograd's own saved tensors {differ}. Peaks are within "
+        f"{percent(abs(peaks[worst]))} of what is counted in {len(peaks)} passes, least so in "
+        f"{row['mode']} at context {row['context_length']:g} in {row['precision']}."
     )
-
-
-def _share(share: float) -> str:
-    return "nothing" if share == 0 else percent(share)
 
 
 def kept_bytes(row: Any) -> float:
@@ -206,39 +203,50 @@ def allocator_sentence(frame: pd.DataFrame) -> str | None:
 
 
 def _plans(frame: pd.DataFrame, *, fits: bool | None = None) -> pd.DataFrame:
-    """Plans at the largest context; with `fits` at the largest where no plan at all does (not)."""
-    rows = selected.checkpoints(frame, None)
-    if fits is not None:
-        whole = rows[(rows["plan"] == "none") & ((rows["status"] == "ok") == fits)]
-        rows = rows[rows["context_length"].isin(whole["context_length"])]
-    return rows[rows["context_length"] == rows["context_length"].max()]
+    """Plans at the last context and precision; with `fits` the last where no plan at all does
+    (not).
+    """
+    rows, last = selected.checkpoints(frame, None), selected.groups(frame, fits=fits)[-1:]
+    return rows[rows["group"].isin(last)]
+
+
+def _kind(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
+    return rows[(rows["plan"] == kind) & (rows["status"] == "ok") & rows["peak_mib"].notna()]
 
 
 def spacing_sentence(frame: pd.DataFrame) -> str | None:
     """The spacing of least peak, measured, against the formula's and the square root's."""
-    rows = _plans(frame)
-    rows = rows[(rows["plan"] == "segments") & (rows["status"] == "ok")]
+    rows = _kind(_plans(frame, fits=True), "segments")
+    rows = rows if len(rows) else _kind(_plans(frame), "segments")
     if rows.empty:
         return None
     best = rows.loc[rows["peak_mib"].idxmin()]
     shape = cases.shape_of(best)
     root = sqrt(shape.num_layers)
     near = rows.loc[(rows["blocks"] - root).abs().idxmin()]
-    formula = checkpointed.best_size(shape, best["precision"], best["device"], "segments")
     block = activations.of_block(shape, best["precision"], best["device"])
     ratio = activations.total(block) / activations.tensor_bytes(shape, best["precision"])
+    formula = min((_counted(row), row["blocks"]) for _, row in rows.iterrows())[1]
     text = (
         f"With checkpoints {best['model']} at context {best['context_length']:g} in "
         f"{best['precision']} holds least, {size(best['peak_mib'])} over weights and gradients, "
         f"with one every {_blocks(best['blocks'])}"
+        f"{', as by formula' if formula == best['blocks'] else ''}"
     )
     if near["blocks"] != best["blocks"]:
-        text += f" ({size(near['peak_mib'])} with one every {_blocks(near['blocks'])})"
+        text += f"; with one every {_blocks(near['blocks'])} it holds {size(near['peak_mib'])}"
     return (
-        f"{text}: the square root of {shape.num_layers} blocks, {number(root, 2)}, supposes that a "
-        f"block keeps no more than its input, but it keeps {number(ratio)} times that, which puts "
-        f"the formula's best at {number(formula, 2)}."
+        f"{text}. The square root of {shape.num_layers} blocks, {number(root, 2)}, would be best "
+        f"if a block kept no more than its input; it keeps {number(ratio)} times that."
     )
+
+
+def _counted(row: Any) -> int:
+    shape, batch = cases.shape_of(row), int(row["batch_size"])
+    held = checkpointed.held_bytes(
+        shape, row["precision"], row["device"], cases.plan_of(row), batch
+    )
+    return max(held.values())
 
 
 def _blocks(count: float) -> str:
@@ -248,9 +256,8 @@ def _blocks(count: float) -> str:
 def price_sentence(frame: pd.DataFrame) -> str | None:
     """What checkpointing every block costs in time and saves in memory."""
     rows = _plans(frame, fits=True)
-    rows = rows[rows["status"] == "ok"]
-    single = rows[(rows["plan"] == "segments") & (rows["blocks"] == 1)]
-    whole = rows[rows["plan"] == "none"]
+    single, whole = _kind(rows, "segments"), _kind(rows, "none")
+    single = single[single["blocks"] == 1]
     if single.empty or whole.empty:
         return None
     row, none = single.iloc[0], whole.iloc[0]
@@ -265,9 +272,9 @@ def price_sentence(frame: pd.DataFrame) -> str | None:
 
 def nested_sentence(frame: pd.DataFrame) -> str | None:
     """What nesting gives over the best single level, and its price."""
-    rows = _plans(frame)
-    rows = rows[rows["status"] == "ok"]
-    nested, single = (rows[rows["plan"] == kind] for kind in ("nested", "segments"))
+    rows = _plans(frame, fits=True)
+    rows = rows if len(rows) else _plans(frame)
+    nested, single = (_kind(rows, kind) for kind in ("nested", "segments"))
     if nested.empty or single.empty:
         return None
     deep = nested.loc[nested["peak_mib"].idxmin()]
@@ -280,22 +287,37 @@ def nested_sentence(frame: pd.DataFrame) -> str | None:
         gain = f"{size(saved)} less than the best single level"
     return (
         f"Nested checkpoints, least with segments of {_blocks(deep['blocks'])}, take {gain} at "
-        f"context {deep['context_length']:g}, in {time} of its time."
+        f"context {deep['context_length']:g} in {deep['precision']}, in {time} of its time."
     )
 
 
 def fitting_sentence(frame: pd.DataFrame) -> str | None:
     """Where only checkpointing makes a pass fit."""
     rows = _plans(frame, fits=False)
-    fine = rows[(rows["status"] == "ok") & (rows["plan"] == "segments")]
+    fine = _kind(rows, "segments")
     if fine.empty:
         return None
     best = fine.loc[fine["peak_mib"].idxmin()]
     whole = rows[rows["plan"] == "none"].iloc[0]
     need = cases.counted_peak(dict(whole)) / MIB
     return (
-        f"At context {best['context_length']:g} {best['model']} does not fit without checkpoints "
-        f"({size(need)} by formula, weights and gradients included); with one every "
-        f"{_blocks(best['blocks'])} a pass holds {size(best['peak_mib'])} over them and takes "
+        f"At context {best['context_length']:g} in {best['precision']} {best['model']} does not "
+        f"fit without checkpoints ({size(need)} by formula, weights and gradients included); with "
+        f"one every {_blocks(best['blocks'])} a pass holds {size(best['peak_mib'])} over them and takes "
         f"{quantity(best['median_ms'], 'ms')}."
+    )
+
+
+def casts_sentence(frame: pd.DataFrame) -> str | None:
+    """What autocast's cache of cast weights does to checkpointing."""
+    rows = selected.checkpoints(frame)
+    rows = _kind(rows[rows["precision"] == "bf16 autocast"], "segments")
+    if rows.empty:
+        return None
+    best = rows.loc[rows["peak_mib"].idxmin()]
+    casts = activations.cast_weights(cases.shape_of(best), best["precision"]) / MIB
+    return (
+        f"Under autocast a checkpoint does not let go of the cast weights: they stay in its cache "
+        f"to the end of the forward, {size(casts)} of the {size(best['peak_mib'])} that "
+        f"{best['model']} at context {best['context_length']:g} holds at the least."
     )

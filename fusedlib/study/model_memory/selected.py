@@ -52,9 +52,22 @@ def passes(frame: pd.DataFrame, status: str | None = "ok") -> pd.DataFrame:
 
 
 def checkpoints(frame: pd.DataFrame, status: str | None = "ok") -> pd.DataFrame:
-    """Plans of checkpointing of the leading machine."""
+    """Plans of checkpointing of the leading machine; `group` is their context and precision."""
     rows = _leading(frame, "checkpoint", status)
-    return rows.sort_values(["context_length", "plan", "blocks"], kind="stable")
+    found = [
+        (int(c), str(p)) for c, p in zip(rows["context_length"], rows["precision"], strict=True)
+    ]
+    rows = rows.assign(group=found, rank=[(c, PRECISIONS.index(p)) for c, p in found])
+    return rows.sort_values(["rank", "plan", "blocks"], kind="stable")
+
+
+def groups(frame: pd.DataFrame, *, fits: bool | None = None) -> list[tuple[int, str]]:
+    """Contexts and precisions whose plans were run; with `fits` where no plan at all does (not)."""
+    rows = checkpoints(frame, None)
+    if fits is not None:
+        whole = rows[(rows["plan"] == "none") & ((rows["status"] == "ok") == fits)]
+        rows = rows[rows["group"].isin(list(whole["group"]))]
+    return list(dict.fromkeys(rows["group"]))
 
 
 def _leading(frame: pd.DataFrame, experiment: str, status: str | None) -> pd.DataFrame:
@@ -85,10 +98,10 @@ def largest(frame: pd.DataFrame, mode: str) -> pd.DataFrame:
 
 
 def size(mib: float, digits: int = 3) -> str:
-    """MiB with its unit, from ten thousand on as GiB."""
+    """MiB with its unit, from two thousand on as GiB."""
     if pd.isna(mib):
         return MISSING
-    return quantity(mib / GIB, "GiB", digits) if mib >= 9.5 * GIB else quantity(mib, "MiB", digits)
+    return quantity(mib / GIB, "GiB", digits) if mib >= 2 * GIB else quantity(mib, "MiB", digits)
 
 
 def unit(rows: pd.DataFrame) -> tuple[str, float]:
@@ -146,9 +159,9 @@ def lacking(frame: pd.DataFrame) -> str | None:
     for _, row in rows.iterrows():
         # A library's message goes on with figures of that very moment.
         reason = str(row["reason"]).split(". ")[0].splitlines()[0]
-        what = (
-            f"{row['mode']}" if isinstance(row["mode"], str) else f"{row['plan']} {row['blocks']:g}"
-        )
+        what = row["mode"]
+        if not isinstance(what, str):
+            what = "no checkpoint" if not row["blocks"] else f"{row['plan']} of {row['blocks']:g}"
         told.setdefault(f"{status(row)}: {reason}", []).append(
             f"{what} at {int(row['context_length'])}, {row['attention']}, {row['precision']}"
         )

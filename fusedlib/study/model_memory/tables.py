@@ -39,7 +39,7 @@ def peaks(frame: pd.DataFrame) -> pd.DataFrame:
 def _framed(
     body: dict[Any, dict[tuple[str, str], str]], names: list[str], order: list[tuple[str, str]]
 ) -> pd.DataFrame:
-    table = pd.DataFrame.from_dict(body, orient="index")
+    table = pd.DataFrame.from_dict(body, orient="index").fillna(MISSING)
     table = table[[column for column in order if column in table]]
     table.columns = pd.MultiIndex.from_tuples(table.columns)
     table.index = (
@@ -196,10 +196,9 @@ def largest(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(body) if body else empty()
 
 
-def checkpointing(frame: pd.DataFrame, context: int) -> pd.DataFrame:
-    """Each plan at one context: peak over weights and gradients, and the time of a pass."""
+def checkpointing(frame: pd.DataFrame) -> pd.DataFrame:
+    """Each plan: peak over weights and gradients, counted and measured, and the time of a pass."""
     rows = selected.checkpoints(frame, None)
-    rows = rows[rows["context_length"] == context]
     if rows.empty:
         return empty()
     body = {}
@@ -209,7 +208,8 @@ def checkpointing(frame: pd.DataFrame, context: int) -> pd.DataFrame:
             shape, row["precision"], row["device"], plan, int(row["batch_size"])
         )
         fine = row["status"] == "ok"
-        body[row["plan"], int(row["blocks"])] = {
+        where = f"{row['group'][0]}, {row['group'][1]}"
+        body[where, row["plan"], int(row["blocks"])] = {
             "segments": len(plan.segments(shape.num_layers)) or MISSING,
             "block passes": plan.passes(shape.num_layers),
             "peak counted, MiB": cell(max(held.values()), MIB),
@@ -218,7 +218,7 @@ def checkpointing(frame: pd.DataFrame, context: int) -> pd.DataFrame:
             "times none": _interval(row),
         }
     table = pd.DataFrame.from_dict(body, orient="index")
-    table.index = pd.MultiIndex.from_tuples(list(body), names=["plan", "blocks"])
+    table.index = pd.MultiIndex.from_tuples(list(body), names=["context", "plan", "blocks"])
     return table
 
 
