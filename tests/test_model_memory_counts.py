@@ -5,8 +5,11 @@ from collections import Counter
 import pytest
 import torch
 
+from fusedlib.bench import results
 from fusedlib.bench.model_memory import cases, measure, saved
 from fusedlib.bench.model_memory.program import Program
+from fusedlib.bench.results import Recorder
+from fusedlib.bench.sweep import outcome, sweep
 from fusedlib.models import activations, checkpointed, transformer
 from fusedlib.models.activations import PRECISIONS
 from fusedlib.models.checkpointed import Plan
@@ -14,6 +17,15 @@ from fusedlib.models.checkpointed import Plan
 MIB = 2**20
 LOSS = 4  # bytes of the scalar that a pass gives back
 SCALE = 8  # of the number that plain attention's scores are scaled by, in each block
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tensors this small wait longer for a second thread than they take."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def program(precision, attention="plain", model="nano", context=24, batch=3, **options):
@@ -144,6 +156,20 @@ def test_a_plan_larger_than_the_model_is_refused():
         Plan("segments", 5).segments(4)
 
 
+def test_a_plan_is_timed_beside_no_plan(tmp_path):
+    shared = cases.setting("nano", 8, attention="plain", precision="fp32", device="cpu")
+    asked = cases.checkpoints(shared, [1], [2], [1], 1)
+    recorder = Recorder(cases.STUDY, profile="quick", code="c", directory=tmp_path)
+    sweep(recorder, asked[:1], measure.Measure(), cases.label)
+    sweep(recorder, asked, measure.Measure(), cases.label)
+    assert (recorder.measured, recorder.skipped) == (4, 1)  # a stopped run goes on
+    rows = results.load(cases.STUDY, directory=tmp_path)
+    assert set(rows["status"]) == {"ok"}
+    assert rows.set_index("plan")["ratio"].isna().to_dict() == {
+        "none": True, "segments": False, "nested": False, "first": False,
+    }  # fmt: skip
+
+
 # --- what a case needs ---------------------------------------------------------------------------
 
 
@@ -176,7 +202,5 @@ def test_what_cannot_fit_is_predicted_and_not_tried():
 
 
 def test_other_devices_say_that_they_tell_nothing():
-    from fusedlib.bench.sweep import outcome
-
     figures, status, reason = outcome(measure.Measure(), case("step", "fp32", device="mps"))
     assert (figures, status) == ({}, "unavailable") and "mps keeps neither" in reason

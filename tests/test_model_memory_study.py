@@ -211,25 +211,5 @@ def test_bad_plans_are_refused():
         cases.checkpoints(shared, [1], [], [], 0)
 
 
-def test_a_plan_is_timed_beside_no_plan(tmp_path):
-    from fusedlib.bench.results import Recorder
-    from fusedlib.bench.sweep import sweep
-
-    shared = cases.setting("nano", 8, attention="plain", precision="fp32", device="cpu")
-    asked = cases.checkpoints(shared, [1], [2], [1], 1)
-    recorder = Recorder(cases.STUDY, profile="quick", code="c", directory=tmp_path)
-    sweep(recorder, asked[:1], measure.Measure(), cases.label)
-    sweep(recorder, asked, measure.Measure(), cases.label)
-    assert (recorder.measured, recorder.skipped) == (4, 1)  # a stopped run goes on
-    from fusedlib.bench import results
-
-    rows = results.load(cases.STUDY, directory=tmp_path)
-    assert set(rows["status"]) == {"ok"}
-    assert rows.set_index("plan")["ratio"].isna().to_dict() == {
-        "none": True, "segments": False, "nested": False, "first": False,
-    }  # fmt: skip
-    assert len(tables.checkpointing(rows)) == 4
-
-
 def test_the_fingerprint_is_of_all_that_measures():
     assert len(cases.code()) == 12 and cases.code() == cases.code()

@@ -303,8 +303,8 @@ def fitting_sentence(frame: pd.DataFrame) -> str | None:
     return (
         f"At context {best['context_length']:g} in {best['precision']} {best['model']} does not "
         f"fit without checkpoints ({size(need)} by formula, weights and gradients included); with "
-        f"one every {_blocks(best['blocks'])} a pass holds {size(best['peak_mib'])} over them and takes "
-        f"{quantity(best['median_ms'], 'ms')}."
+        f"one every {_blocks(best['blocks'])} a pass holds {size(best['peak_mib'])} over them and "
+        f"takes {quantity(best['median_ms'], 'ms')}."
     )
 
 
