@@ -186,7 +186,7 @@ def largest(frame: pd.DataFrame) -> pd.DataFrame:
     body = [
         {
             "each, MiB": cell(n, MIB), "blocks": int(count), "together, MiB": cell(n * count, MIB),
-            "what": TITLES[category], "asked for by": where or MISSING,
+            "what": TITLES[category], "asked for by": _lines(where),
         }
         for n, count, category, where in zip(
             row["largest_bytes"], row["largest_count"], row["largest_category"],
@@ -194,6 +194,13 @@ def largest(frame: pd.DataFrame) -> pd.DataFrame:
         )
     ]  # fmt: skip
     return pd.DataFrame(body) if body else empty()
+
+
+def _lines(where: str) -> str:
+    """The two innermost lines, named without their folder."""
+    parts = [part.rpartition("/")[2] for part in where.split(" ← ")]
+    operation = [] if ":" in parts[0] else [parts.pop(0)]
+    return " ← ".join([*operation, *parts[:2]]) or MISSING
 
 
 def checkpointing(frame: pd.DataFrame) -> pd.DataFrame:
