@@ -1,5 +1,7 @@
 """Study 09's formulas against what autograd and the allocator of a CPU really hold, to the byte."""
 
+import gc
+import weakref
 from collections import Counter
 
 import pytest
@@ -204,3 +206,12 @@ def test_what_cannot_fit_is_predicted_and_not_tried():
 def test_other_devices_say_that_they_tell_nothing():
     figures, status, reason = outcome(measure.Measure(), case("step", "fp32", device="mps"))
     assert (figures, status) == ({}, "unavailable") and "mps keeps neither" in reason
+
+
+def test_nothing_stays_of_a_model_whose_graph_was_looked_at():
+    one = program("bf16 autocast")
+    storage = weakref.ref(one.model.embedding.weight.untyped_storage())
+    saved.saved_bytes(one)
+    del one
+    gc.collect()
+    assert storage() is None

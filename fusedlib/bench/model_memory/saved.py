@@ -24,22 +24,25 @@ def saved_bytes(program: Program) -> dict[str, int]:
     given = [*program.weights(), *program.others()]
     seen = {t.untyped_storage().data_ptr() for t in given}
     found: Counter[str] = Counter()
-    births = Births(program.weights())
+    births, held = Births(program.weights()), []
     with _part(program.model) as current:
 
-        def pack(tensor: Tensor) -> Tensor:
+        def pack(tensor: Tensor) -> None:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in seen and storage.nbytes():
                 seen.add(storage.data_ptr())
+                held.append(tensor.detach())  # so that no address comes twice
                 cast = storage.data_ptr() in births.casts
                 found["casts" if cast else current[-1]] += storage.nbytes()
-            return tensor
 
-        # What is kept stays until the graph goes, so no address comes twice.
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), births:
-            kept = program.forward()
-    del kept
+        # There will be no backward. Given back to autograd, a saved output would keep itself.
+        with torch.autograd.graph.saved_tensors_hooks(pack, _never), births:
+            program.forward()
     return dict(found)
+
+
+def _never(packed: None) -> Tensor:
+    raise AssertionError("no backward runs through a graph that kept nothing")
 
 
 @contextmanager
