@@ -89,7 +89,7 @@ def full():
     )
     rows = [watched(case) for case in asked]
     for precision in ("bf16 autocast", "bf16"):
-        shared = cases.setting("2.7b", 2048, attention="plain", precision=precision, device="cuda")
+        shared = cases.setting("2.7b", 5120, attention="sdpa", precision=precision, device="cuda")
         for case in cases.checkpoints(shared, [1, 2, 4, 6, 8, 32], [4, 6], [16], 5):
             fits = precision == "bf16" or case["plan"] != "none"
             rows.append(plan(case) if fits else oom(case))

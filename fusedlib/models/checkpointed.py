@@ -112,8 +112,8 @@ def held_bytes(
     """Bytes over weights and gradients that a pass holds at three moments, by formula.
 
     `forward`: its end, where autocast still has every weight it has cast; `loss`: the beginning of
-    the backward; `again`: the last segment has run again. The peak is the largest of them, but for
-    what comes and goes inside a block.
+    the backward; `again`: a segment has run again, and the inputs of those before it are there. The
+    peak is the largest of them, but for what comes and goes inside a block.
     """
     layers, segments = shape.num_layers, plan.segments(shape.num_layers)
     kept = activations.of_block(shape, precision, device, batch_size)
@@ -129,10 +129,14 @@ def held_bytes(
         "loss": held + casts - (layers - plain) * cast + passing["backward"],
     }
     if segments:
-        last = len(segments[-1])
-        again = last * entry + block + cast if plan.kind == "nested" else last * (block + cast)
         # In at least fp32 the first block of a segment keeps the segment's input itself.
-        found["again"] = inputs + again - (0 if precision == "bf16" else entry)
+        shared = 0 if precision == "bf16" else entry
+        found["again"] = max(
+            number * entry
+            - shared
+            + (len(s) * entry + block + cast if plan.kind == "nested" else len(s) * (block + cast))
+            for number, s in enumerate(segments, 1)
+        )
     return found
 
 

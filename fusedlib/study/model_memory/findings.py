@@ -86,11 +86,16 @@ def counted_sentence(frame: pd.DataFrame) -> str | None:
     worst = max(range(len(peaks)), key=lambda at: abs(peaks[at]))
     row, most = rows.iloc[worst], max(apart)
     differ = f"differ by at most {percent(most)}" if most else "agree to the byte"
-    return (
+    text = (
         f"What a forward keeps for backward is known before it runs: over {len(kept)} passes the "
-        f"formula and autograd's own saved tensors {differ}. Peaks are within "
-        f"{percent(abs(peaks[worst]))} of what is counted in {len(peaks)} passes, least so in "
-        f"{row['mode']} at context {row['context_length']:g} in {row['precision']}."
+        f"formula and autograd's own saved tensors {differ}."
+    )
+    if not peaks[worst]:
+        return f"{text} So do the peaks of {len(peaks)} passes."
+    return (
+        f"{text} Peaks are within {percent(abs(peaks[worst]))} of what is counted in {len(peaks)} "
+        f"passes, least so in {row['mode']} at context {row['context_length']:g} in "
+        f"{row['precision']}."
     )
 
 
@@ -226,6 +231,7 @@ def spacing_sentence(frame: pd.DataFrame) -> str | None:
     near = rows.loc[(rows["blocks"] - root).abs().idxmin()]
     block = activations.of_block(shape, best["precision"], best["device"])
     ratio = activations.total(block) / activations.tensor_bytes(shape, best["precision"])
+    least = checkpointed.best_size(shape, best["precision"], best["device"], "segments")
     formula = min((_counted(row), row["blocks"]) for _, row in rows.iterrows())[1]
     text = (
         f"With checkpoints {best['model']} at context {best['context_length']:g} in "
@@ -237,7 +243,8 @@ def spacing_sentence(frame: pd.DataFrame) -> str | None:
         text += f"; with one every {_blocks(near['blocks'])} it holds {size(near['peak_mib'])}"
     return (
         f"{text}. The square root of {shape.num_layers} blocks, {number(root, 2)}, would be best "
-        f"if a block kept no more than its input; it keeps {number(ratio)} times that."
+        f"if a block kept no more than its input; it keeps {number(ratio)} times that, which makes "
+        f"it {number(least, 2)}."
     )
 
 

@@ -24,6 +24,7 @@ SECTIONS = {
     "begin": "before the forward", "forward": "in the forward", "backward": "in the backward",
     "step": "in AdamW's update", "built": "while the model is built",
 }  # fmt: skip
+PLANS = ("none", "segments", "nested", "first")
 _FIGURES = (
     "peak_mib", "requested_peak_mib", "reserved_peak_mib", "events_peak_mib", "peak_at",
     "moment_names", "moment_at", "live_at", "weights_bytes", "gradients_bytes", "state_bytes",
@@ -57,8 +58,11 @@ def checkpoints(frame: pd.DataFrame, status: str | None = "ok") -> pd.DataFrame:
     found = [
         (int(c), str(p)) for c, p in zip(rows["context_length"], rows["precision"], strict=True)
     ]
-    rows = rows.assign(group=found, rank=[(c, PRECISIONS.index(p)) for c, p in found])
-    return rows.sort_values(["rank", "plan", "blocks"], kind="stable")
+    rank = [
+        (c, PRECISIONS.index(p), PLANS.index(plan), blocks)
+        for (c, p), plan, blocks in zip(found, rows["plan"], rows["blocks"], strict=True)
+    ]
+    return rows.assign(group=found, rank=rank).sort_values("rank", kind="stable")
 
 
 def groups(frame: pd.DataFrame, *, fits: bool | None = None) -> list[tuple[int, str]]:
