@@ -104,11 +104,12 @@ def through_steps_alt(frame: pd.DataFrame) -> str:
 def kept(frame: pd.DataFrame) -> Figure:
     """What one block keeps by formula, a bar an attention and precision; marks: hooks, a block.
 
-    At each context that was measured, a panel.
+    At the shortest and the longest context that were measured, a panel each.
     """
     rows = selected.passes(frame)
     rows = rows[rows["mode"] == "forward"]
-    contexts = sorted(set(rows["context_length"].astype(int)))[-3:] or [0]
+    found = sorted(set(rows["context_length"].astype(int))) or [0]
+    contexts = list(dict.fromkeys([found[0], found[-1]]))
     fig, axes = style.new(height=3.0, ncols=len(contexts), squeeze=False, sharey=True)
     for ax, context in zip(axes.flat, contexts, strict=True):
         part = rows[rows["context_length"] == context]
@@ -169,7 +170,7 @@ def checkpointing(frame: pd.DataFrame) -> Figure:
         scale, unit = _scale(part["peak_mib"])
         _spacing(left, part, scale)
         _trade(right, part, scale)
-        left.set_ylabel(f"{unit} over weights and gradients")
+        left.set_ylabel(f"{unit} over weights and gradients", fontsize=8)
         style.title(left, f"context {group[0]}, {group[1]}", fontsize=8.5)
     axes[-1, 0].set_xlabel("blocks in a segment")
     axes[-1, 1].set_xlabel("ms, forward and backward")
@@ -202,7 +203,17 @@ def _spacing(ax: Axes, rows: pd.DataFrame, scale: float) -> None:
     ax.xaxis.set_major_locator(FixedLocator(ticks))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-    ax.set_ylim(0, 1.08 * rows["peak_mib"].max() / scale)
+    _memory_axis(ax, rows["peak_mib"], scale)
+
+
+def _memory_axis(ax: Axes, mib: pd.Series, scale: float) -> None:
+    """From zero, or logarithmic with plain numbers where plans differ more than six times."""
+    if mib.max() < 6 * mib.min():
+        ax.set_ylim(0, 1.08 * mib.max() / scale)
+        return
+    ax.set_yscale("log", base=2)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    ax.yaxis.set_minor_locator(NullLocator())
 
 
 def _trade(ax: Axes, rows: pd.DataFrame, scale: float) -> None:
@@ -215,7 +226,7 @@ def _trade(ax: Axes, rows: pd.DataFrame, scale: float) -> None:
                     f"{row['blocks']:g}", (row["median_ms"], row["peak_mib"] / scale), fontsize=6.5,
                     xytext=(3, 3), textcoords="offset points", color=style.INK,
                 )  # fmt: skip
-    ax.set_ylim(0, 1.08 * rows["peak_mib"].max() / scale)
+    _memory_axis(ax, rows["peak_mib"], scale)
 
 
 def checkpointing_alt(frame: pd.DataFrame) -> str:
