@@ -72,10 +72,10 @@ def counted_and_measured(frame: pd.DataFrame) -> pd.DataFrame:
             lines.append((f"peak, {title}", sum(held.values()) / MIB, row[f"peak_in_{at}_mib"]))
         for title, formula, found in lines:
             cells = body.setdefault(title, {})
-            cells[row["precision"], "counted, MiB"] = cell(formula, 1, 5)
-            cells[row["precision"], "measured less counted"] = _difference(found - formula)
+            cells[row["precision"], "counted"] = cell(formula, 1, 5)
+            cells[row["precision"], "difference"] = _difference(found - formula)
     return _framed(body, ["what"], [
-        (p, c) for p in rows["precision"] for c in ("counted, MiB", "measured less counted")
+        (p, c) for p in rows["precision"] for c in ("counted", "difference")
     ])  # fmt: skip
 
 
@@ -102,11 +102,11 @@ def allocator(frame: pd.DataFrame) -> pd.DataFrame:
         asked = row["requested_peak_mib"]
         body[row["precision"]] = {
             "peak lies": selected.section(row),
-            "events, MiB": cell(row["events_peak_mib"], 1, 5),
-            "counted by the allocator, MiB": cell(asked, 1, 5),
-            "rounding, MiB": cell(row["peak_mib"] - asked, 1, 3),
-            "other, MiB": cell(row["peak_other_mib"], 1, 3),
-            "reserved at most, MiB": cell(row["reserved_peak_mib"], 1, 5),
+            "events": cell(row["events_peak_mib"], 1, 5),
+            "allocator": cell(asked, 1, 5),
+            "rounding": cell(row["peak_mib"] - asked, 1, 3),
+            "other": cell(row["peak_other_mib"], 1, 3),
+            "reserved": cell(row["reserved_peak_mib"], 1, 5),
         }
     return pd.DataFrame.from_dict(body, orient="index").rename_axis("precision")
 
@@ -125,12 +125,10 @@ def kept(frame: pd.DataFrame) -> pd.DataFrame:
             line = body.setdefault((row["attention"], TITLES.get(part, part)), {})
             found = row.get(f"saved_{part.replace(' ', '_')}_bytes")
             found = 0.0 if found is None or pd.isna(found) else float(found)
-            line[row["precision"], "counted, MiB"] = cell(formula[part], MIB)
-            line[row["precision"], "hooks less counted"] = _difference(
-                (found - formula[part]) / MIB
-            )
+            line[row["precision"], "counted"] = cell(formula[part], MIB)
+            line[row["precision"], "difference"] = _difference((found - formula[part]) / MIB)
     return _framed(body, ["attention", "part"], [
-        (p, c) for p in activations.PRECISIONS for c in ("counted, MiB", "hooks less counted")
+        (p, c) for p in activations.PRECISIONS for c in ("counted", "difference")
     ])  # fmt: skip
 
 
@@ -169,8 +167,8 @@ def one_tensor(frame: pd.DataFrame) -> pd.DataFrame:
                 f"{activations.widths(row['precision']).stream}"
             ),
             "MiB": cell(each, MIB),
-            "blocks of this size, counted": sum(i.count for i in items if i.each == each),
-            "found in the history": seen.get(each, 0),
+            "blocks counted": sum(i.count for i in items if i.each == each),
+            "found": seen.get(each, 0),
         }
     table = pd.DataFrame.from_dict(body, orient="index")
     table.index = pd.MultiIndex.from_tuples(list(body), names=["precision", "context"])
@@ -218,10 +216,10 @@ def checkpointing(frame: pd.DataFrame) -> pd.DataFrame:
         where = f"{row['group'][0]}, {row['group'][1]}"
         body[where, row["plan"], int(row["blocks"])] = {
             "segments": len(plan.segments(shape.num_layers)) or MISSING,
-            "block passes": plan.passes(shape.num_layers),
-            "peak counted, MiB": cell(max(held.values()), MIB),
+            "passes": plan.passes(shape.num_layers),
+            "counted": cell(max(held.values()), MIB),
             "measured": cell(row["peak_mib"], 1) if fine else selected.status(row),
-            "forward + backward, ms": quantity(row["median_ms"], "") if fine else MISSING,
+            "ms": quantity(row["median_ms"], "") if fine else MISSING,
             "times none": _interval(row),
         }
     table = pd.DataFrame.from_dict(body, orient="index")
