@@ -103,27 +103,37 @@ def _pass(program: Program, plan: Plan) -> None:
     program.forward(plan).backward()
 
 
-def _held(program: Program, plan: Plan) -> dict[str, float]:
-    """MiB over base, weights and gradients, at the end of the forward and at the peak."""
-    if program.device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        base = torch.cuda.memory_allocated()
-        loss = program.forward(plan)
-        after = torch.cuda.memory_allocated() - base
-        loss.backward()
-        torch.cuda.synchronize()
-        return {
-            "kept_mib": after / MIB,
-            "peak_mib": (torch.cuda.max_memory_allocated() - base) / MIB,
-        }
+def _held(program: Program, plan: Plan) -> dict[str, Any]:
+    """MiB over base, weights and gradients, at the end of the forward and at the peak, and the
+    largest blocks there. On CUDA the peak is the allocator's own count.
+    """
+    device = program.device.type
+    base = _statistics(device)
     with watching(program.device) as watch:
         loss = program.forward(plan)
         watch.mark("forward")
         loss.backward()
-    total = _total(timeline.live(timeline.blocks(watch.history), len(watch.history.changes)))
-    after = int(total[watch.history.moments["forward"] - 1])
-    return {"kept_mib": after / MIB, "peak_mib": int(total.max()) / MIB}
+        peaks = _statistics(device)
+    history = watch.history
+    found = timeline.blocks(history)
+    total = _total(timeline.live(found, len(history.changes)))
+    at, forward = int(np.argmax(total)), history.moments["forward"]
+    figures = {
+        "kept_mib": int(total[forward - 1]) / MIB, "events_peak_mib": int(total[at]) / MIB,
+        "peak_mib": int(total[at]) / MIB, "peak_in": "forward" if at < forward else "backward",
+    }  # fmt: skip
+    largest = _listed(timeline.largest(found, at + 1, LARGEST, ()))
+    del largest["largest_category"]  # nothing was named here
+    return figures | _witness(base, peaks) | largest
+
+
+def _listed(groups: list[timeline.Group]) -> dict[str, list[Any]]:
+    """Groups of blocks as a row's lists."""
+    return {
+        "largest_count": [g.count for g in groups], "largest_bytes": [g.nbytes for g in groups],
+        "largest_category": [g.category for g in groups],
+        "largest_where": [g.where for g in groups],
+    }  # fmt: skip
 
 
 # --- watched passes ----------------------------------------------------------------------------
@@ -205,10 +215,7 @@ def _figures(history: History, known: Known) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "events": len(total), "events_peak_mib": int(total[at]) / MIB, "peak_at": at,
         "moment_names": list(moments), "moment_at": list(moments.values()),
-        "live_at": points.tolist(),
-        "largest_count": [g.count for g in groups], "largest_bytes": [g.nbytes for g in groups],
-        "largest_category": [g.category for g in groups],
-        "largest_where": [g.where for g in groups],
+        "live_at": points.tolist(), **_listed(groups),
     }  # fmt: skip
     for name in CATEGORIES:
         figures[f"live_{name}_mib"] = [round(float(v), 4) for v in held[name][points] / MIB]
