@@ -1,8 +1,8 @@
 """Measures study 09's cases: a watched pass, and a plan of checkpointing beside no plan at all."""
 
 import gc
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,12 @@ class Measure:
             )
         if reason := hopeless(case):
             return {"status": "oom", "reason": reason, "predicted": True}
-        if case["experiment"] == "checkpoint":
-            return self._checkpoint(case)
-        self._kept.clear()
-        _clear(case["device"])
-        return _watched(case)
+        with _one_thread():
+            if case["experiment"] == "checkpoint":
+                return self._checkpoint(case)
+            self._kept.clear()
+            _clear(case["device"])
+            return _watched(case)
 
     # --- checkpointing ---------------------------------------------------------------------------
 
@@ -97,6 +98,17 @@ class Measure:
             self._too_large.add(key)
         _clear(program.device.type)
         return key not in self._too_large
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """On a CPU the small models wait longer for a second thread than it helps; a GPU needs none."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _pass(program: Program, plan: Plan) -> None:
