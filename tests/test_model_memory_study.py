@@ -42,7 +42,8 @@ def test_the_answer_is_computed():
 
 def test_findings_are_computed():
     said = " ".join(findings.findings(FULL))
-    assert "bf16 autocast 100 %" in said and "bf16 50 %" in said
+    assert "peaks at 100 % in bf16 autocast, where kept activations are 16.4 GiB and cast" in said
+    assert "; at 50 % in bf16, where kept activations are 11.5 GiB. Autocast keeps" in said
     assert "only the attention weights grow with the square" in said
     assert "1.00 times the weights, because list-wise AdamW" in said
     assert "rounding to whole blocks adds at most 1.00 MiB" in said

@@ -113,15 +113,21 @@ def precision_sentence(frame: pd.DataFrame) -> str | None:
     wide, parts = rows.loc["fp32"], []
     for name in rows.index.drop("fp32"):
         row = rows.loc[name]
+        casts = row["forward_casts_mib"]
+        also = f" and cast weights {size(casts)}" if casts else ""
         parts.append(
-            f"{name} {percent(row['measured_mib'] / wide['measured_mib'])} (kept activations "
-            f"{size(row['forward_activations_mib'])} and cast weights "
-            f"{size(row['forward_casts_mib'])} against {size(wide['forward_activations_mib'])})"
+            f"{percent(row['measured_mib'] / wide['measured_mib'])} in {name}, where kept "
+            f"activations are {size(row['forward_activations_mib'])}{also}"
         )
+    text = (
+        f"Against fp32, which keeps {size(wide['forward_activations_mib'])}, a step of "
+        f"{wide['model']} at context {wide['context_length']:g} peaks at {'; at '.join(parts)}."
+    )
+    if "bf16 autocast" not in rows.index:
+        return text
     return (
-        f"Of the peak in fp32 a step of {wide['model']} at context {wide['context_length']:g} "
-        f"takes {'; '.join(parts)}. Autocast keeps weights, gradients and moments in fp32 and adds "
-        "a bf16 copy of each matrix for as long as its backward is to come."
+        f"{text} Autocast keeps weights, gradients and moments in fp32 and adds a bf16 copy of each "
+        "matrix for as long as its backward is to come."
     )
 
 
