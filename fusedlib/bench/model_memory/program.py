@@ -38,7 +38,8 @@ class Program:
             model, context_length=context_length, attention=attention
         )
         self.precision, self.device = precision, torch.device(device)
-        dtype = torch.float32 if activations.widths(precision).weight == 4 else torch.bfloat16
+        activations.widths(precision)  # refuses what is unknown
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         torch.manual_seed(0)
         self.model = Transformer(self.shape, device=self.device, dtype=dtype)
         drawn = (self.shape.vocab_size, (batch_size, context_length))

@@ -126,8 +126,8 @@ def precision_sentence(frame: pd.DataFrame) -> str | None:
     if "bf16 autocast" not in rows.index:
         return text
     return (
-        f"{text} Autocast keeps weights, gradients and moments in fp32 and adds a bf16 copy of each "
-        "matrix for as long as its backward is to come."
+        f"{text} Autocast keeps weights, gradients and moments in fp32 and adds a bf16 copy of "
+        "each matrix for as long as its backward is to come."
     )
 
 
