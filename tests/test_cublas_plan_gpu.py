@@ -8,7 +8,7 @@ from torch.autograd import grad
 
 from fusedlib import functional
 from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.kernels import backward_order, plans, swiglu_calls
+from fusedlib.kernels import backward_order, swiglu_calls
 from fusedlib.kernels.cublas_plan import CublasPlan
 
 pytestmark = pytest.mark.gpu
@@ -32,13 +32,6 @@ def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
     assert checks.misses_mlp("cuda", dtype, shape, save) == []
     [plan] = functional._PLANS.values()
     assert isinstance(plan, CublasPlan)
-
-
-@pytest.mark.parametrize("save", SAVES)
-def test_few_tokens_come_here_where_weights_are_wide(monkeypatch, save):
-    monkeypatch.setattr(plans, "_wide", lambda *_: True)
-    assert checks.misses_mlp("cuda", "bfloat16", (37, 272, 144), save) == []
-    assert [type(plan) for plan in functional._PLANS.values()] == [CublasPlan]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@
 
 That is on Hopper from 65 tokens up to where the fused kernels' tiles fill it, 1024·4096 and
 256·8192 say (`swiglu_calls._apart`). The device needs 26 to 150 µs for such a forward, less than
-the host when every size and address is looked at anew. `plans` says who else comes here.
+the host when every size and address is looked at anew.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fusedlib.kernels import swiglu
+from fusedlib.kernels import swiglu, swiglu_calls
 from fusedlib.kernels.backward_order import products
 from fusedlib.kernels.few_tokens_plan import Gradients, Plan
-from fusedlib.kernels.swiglu_calls import unchecked_fwd
+from fusedlib.kernels.swiglu_calls import FORWARD_N, unchecked_fwd
 
 
 class CublasPlan(Plan):
-    """The MLP at the sizes of these operands; where `fused_forward`, h is a fused kernel's."""
+    """The MLP at the sizes of these operands; at the largest its forward is one fused kernel."""
 
-    def __init__(
-        self, x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, fused_forward: bool
-    ) -> None:
+    def __init__(self, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> None:
         super().__init__(x, w_gate_up, w_down)
-        self._hidden, self._deep = w_down.shape[0], x.ndim != 2
-        self._fused_forward = fused_forward
+        _, tokens, self._hidden, inner = self.sizes
+        self._deep = x.ndim != 2
+        self._fused_forward = not swiglu_calls._apart(x, tokens, inner, FORWARD_N)
 
     def forward(
         self, x: Tensor, w_gate_up: Tensor, w_down: Tensor, save: bool

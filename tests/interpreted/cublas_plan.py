@@ -74,14 +74,6 @@ def test_a_second_call_looks_nothing_up(monkeypatch):
     plan_checks.check_second_call(monkeypatch, *small())
 
 
-@pytest.mark.parametrize("save", SAVES)
-def test_few_tokens_come_here_where_weights_are_wide(monkeypatch, save):
-    monkeypatch.setattr(plans, "_wide", lambda like, weight: weight == 48 * 32)
-    assert checks.misses_mlp("cpu", "float16", (37, 48, 32), save) == []
-    assert [type(plan) for plan in functional._PLANS.values()] == [cublas_plan.CublasPlan]
-    assert type(plans.plan_of(*small((37, 32, 32))[0])) is not cublas_plan.CublasPlan
-
-
 def test_where_no_direction_is_apart_there_is_no_plan(monkeypatch):
     leaves, _ = small()
     assert type(plans.plan_of(*leaves)) is cublas_plan.CublasPlan
