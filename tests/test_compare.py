@@ -179,19 +179,21 @@ def test_an_unknown_launch_is_told(tmp_path):
         run(tmp_path, ["eager"], launches=("rocket",))
 
 
+def by_turns(inputs: Inputs, told: bool = True) -> Workload:
+    """Plain PyTorch over weights whose gate and up rows alternate, and whether it says so."""
+    pair = [inputs.w_gate.detach(), inputs.w_up.detach()]
+    packed = torch.stack(pair, dim=1).flatten(0, 1).requires_grad_()
+    leaves = {"x": inputs.x, "w_gate_up": packed, "w_down": inputs.w_down}
+
+    def forward():
+        return reference.swiglu_mlp(inputs.x, packed[0::2], packed[1::2], inputs.w_down)
+
+    return Workload(forward, leaves, alternating=told)
+
+
 def test_alternating_rows_are_checked_in_their_order(tmp_path, rivals):
-    def build(inputs: Inputs, swap: bool) -> Workload:
-        pair = [inputs.w_gate.detach(), inputs.w_up.detach()]
-        packed = torch.stack(pair, dim=1).flatten(0, 1).requires_grad_()
-        leaves = {"x": inputs.x, "w_gate_up": packed, "w_down": inputs.w_down}
-
-        def forward():
-            return reference.swiglu_mlp(inputs.x, packed[0::2], packed[1::2], inputs.w_down)
-
-        return Workload(forward, leaves, alternating=not swap)
-
-    providers.provider("turns")(lambda inputs: build(inputs, False))
-    providers.provider("mislabelled")(lambda inputs: build(inputs, True))
+    providers.provider("turns")(by_turns)
+    providers.provider("mislabelled")(lambda inputs: by_turns(inputs, told=False))
     frame, _ = run(tmp_path, ["eager", "turns", "mislabelled"])
     assert frame.set_index("provider")["status"].to_dict() == {
         "eager": "ok", "turns": "ok", "mislabelled": "wrong",
@@ -221,6 +223,16 @@ def test_a_replay_gives_the_same_results_and_writes_gradients_anew(provider, dir
     assert set(graph.results) == (set(once) if direction == "forward+backward" else {"y"})
     for name, tensor in graph.results.items():
         torch.testing.assert_close(tensor, once[name])
+
+
+@pytest.mark.gpu
+def test_a_replay_s_alternating_rows_are_read_after_it():
+    inputs = draw(SwiGLUProblem(64, 128, 256, "float32"), "cuda")
+    work = by_turns(inputs)
+    found = check.errors(
+        graphs.capture(work, inputs.dy, "forward+backward").results, check.truth(inputs)
+    )
+    assert found["d_w_gate_up"].norm < 1e-5
 
 
 def test_a_backward_alone_is_not_captured():

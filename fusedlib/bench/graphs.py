@@ -13,7 +13,7 @@ WARMUP = 3
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph that can be replayed, and the tensors that each replay writes."""
+    """A graph that can be replayed, and y and the gradients as its first replay left them."""
 
     replay: Callable[[], None]
     results: dict[str, Tensor]
@@ -50,9 +50,10 @@ def capture(workload: Workload, dy: Tensor, direction: str) -> Captured:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = once()
+    graph.replay()
+    # Only now: what is not handed out as it lies, such as rows by turns, is copied here.
     results = {"y": y.detach(), **(workload.gradients() if backward else {})}
     workload.reset()
-    graph.replay()
     torch.cuda.synchronize()
     return Captured(graph.replay, results)
 
