@@ -20,6 +20,7 @@ from fusedlib.study.kernels import findings as kernels
 from fusedlib.study.kernels.rows import rejected
 from fusedlib.study.memory import findings as memory
 from fusedlib.study.precision import findings as precision
+from fusedlib.study.training import findings as training
 from fusedlib.study.warmup import findings as warmup
 
 MACHINE = "nvidia-h200"
@@ -32,6 +33,7 @@ _HEADLINES: dict[str, tuple[str, Callable[[pd.DataFrame], list[str]]]] = {
     "03_kernels": ("Kernels", kernels.room),
     "04_memory": ("Memory", memory.headline),
     "05_anatomy": ("Anatomy of a speed-up", anatomy.headline),
+    "10_mnist": ("Training on MNIST", training.headline),
 }
 
 
@@ -95,7 +97,8 @@ def _gains(directory: Path | None) -> Iterator[str]:
         sentences.append(f"**Rejected** by the check against float64, hence untimed: {wrong}.")
     if clauses := "; ".join(gains.nothing(rows, steps)):
         sentences.append(
-            "**It gives nothing** where the best rival needs no more than ours, a case being a "
+            "**It gives nothing** or nothing certain where the best rival needs no more than ours "
+            "within the 95 % interval, a case being a "
             f"shape, a direction and a launch: {clauses}."
         )
     yield " ".join(sentences)

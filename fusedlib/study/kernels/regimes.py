@@ -140,8 +140,11 @@ def nothing(found: pd.DataFrame, *, brief: bool = False) -> list[str]:
         worst = lost.loc[lost["ratio"].idxmin()]
         how = "from Python" if worst["launch"] == "python" else "in a CUDA graph"
         detail = "" if brief else f", with {worst['rival']} {worst['way']} {how}"
+        down = (
+            f"down to {number(worst['ratio'], 3)}" if worst["ratio"] <= 1
+            else "not certainly above 1"
+        )  # fmt: skip
         clauses.append(
-            f"{title(part, kind, size)} ({len(lost)} of {len(cases)} cases, down to "
-            f"{number(worst['ratio'], 3)}{detail})"
+            f"{title(part, kind, size)} ({len(lost)} of {len(cases)} cases, {down}{detail})"
         )
     return clauses

@@ -26,6 +26,7 @@ style.register("frozen", "flawed", first=4)
 style.register("data", first=4)
 _DASHES = {"fp32": "-", "tf32": (0, (1.5, 1.2)), "bf16": (0, (5, 1.5))}
 UNTRAINED = ("frozen", "flawed")
+MOST_BANDS = 4  # more lie over one another
 SETTLED = 0.25  # of the epochs in a panel; before, runs may leave the frame
 SMOOTH = 9
 """Windows of steps in a running mean of the curves."""
@@ -38,15 +39,16 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     return np.apply_along_axis(lambda row: np.convolve(row, kernel, mode="valid"), -1, values)
 
 
-def _band(ax: Axes, part: pd.DataFrame, values: np.ndarray) -> None:
-    """Mean over seeds with the range as a band, against epochs."""
+def _band(ax: Axes, part: pd.DataFrame, values: np.ndarray, *, ends: bool = True) -> None:
+    """Mean over seeds, with the range as a band if `ends`, against epochs."""
     row = part.iloc[0]
     windows = values.shape[-1]
     smooth = _smooth(values)
     each = windows / part["epochs"].min()
     at = (np.arange(smooth.shape[-1]) + (windows - smooth.shape[-1]) / 2 + 0.5) / each
+    band = (smooth.min(axis=0), smooth.max(axis=0)) if ends else ()
     style.line(
-        ax, at, smooth.mean(axis=0), row["arm"], smooth.min(axis=0), smooth.max(axis=0),
+        ax, at, smooth.mean(axis=0), row["arm"], *band,
         label=row["who"], markers=False, linestyle=_DASHES[row["precision"]],
     )  # fmt: skip
 
@@ -94,12 +96,13 @@ def apart(frame: pd.DataFrame) -> Figure:
     fig, axes = style.new(height=3.0, ncols=2)
     rows = runs(frame, CONVOLUTIONS)
     for ax, everybody in zip(axes, (False, True), strict=True):
+        shown = rows.loc[rows["arm"].isin(UNTRAINED) == everybody, "who"].nunique()
         for name, part in rows.groupby("who", sort=False):
             untrained = part["arm"].iloc[0] in UNTRAINED
             found = gaps(rows, part)
             if name == "eager fp32" or not found.size or untrained is not everybody:
                 continue
-            _band(ax, part, found)
+            _band(ax, part, found, ends=shown <= MOST_BANDS)
         _frame(ax)
         style.reference_line(ax, y=0.0)
         ax.set_xlabel("epochs")

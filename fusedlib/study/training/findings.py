@@ -25,6 +25,7 @@ from fusedlib.study.training.tables import correct, median
 
 MISSING = "There is no finding yet: no row has been recorded. `make study ONLY=10_mnist` does."
 _BASE = f"{BASELINE} fp32"
+PRECISIONS = {"fp32": "fp32", "tf32": "TF32", "bf16": "bf16"}
 
 
 def findings(frame: pd.DataFrame) -> list[str]:
@@ -58,23 +59,33 @@ def _learning(frame: pd.DataFrame) -> str | None:
     arms = _parts_of(frame, CONVOLUTIONS)
     if _BASE not in arms:
         return None
-    told = []
-    for name, part in arms.items():
-        found = gaps(rows, part)
-        if name == _BASE or not found.size:
-            continue
-        means = found.mean(axis=1)
-        told.append(
-            f"{name} {_signed(means.mean())} ({_signed(means.min())} to {_signed(means.max())})"
-        )
     base = epoch_means(arms[_BASE])
+    means = {
+        name: found.mean(axis=1)
+        for name, part in arms.items()
+        if name != _BASE and (found := gaps(rows, part)).size
+    }
+    told = []
+    for precision, label in PRECISIONS.items():
+        same = [means[n].mean() for n in _trained(means) if n.split()[1] == precision]
+        if same:
+            told.append(f"in {label} the arms that train the gate ({len(same)}) {_from_to(same)}")
+    told += [
+        f"{name} {_signed(found.mean())} ({_from_to(found)})"
+        for name, found in means.items() if name not in _trained(means)
+    ]  # fmt: skip
     if not told:
         return None
     return (
         f"On {where(rows)} ({size(rows)}): {_BASE} ends with a mean training loss of "
         f"{number(base.mean(), 3)}. At the same seed and order of images, training loss less its, "
-        f"mean over all windows, and range over seeds: {', '.join(told)}."
+        f"mean over all windows: {'; '.join(told)}."
     )
+
+
+def _from_to(values: Iterable[float]) -> str:
+    ends = dict.fromkeys(_signed(v) for v in (min(values), max(values)))
+    return " to ".join(ends)
 
 
 def _signed(value: float) -> str:
@@ -97,9 +108,17 @@ def _band(frame: pd.DataFrame) -> str | None:
         (inside if base.min() <= mean <= base.max() else outside).append(f"{name} (epoch {epochs})")
     return (
         f"The band is what {_BASE} spans over its {len(arms[_BASE])} seeds, in the mean training "
-        f"loss of the last epoch in common. Within it: {', '.join(inside) or 'nobody'}; outside: "
-        f"{', '.join(outside) or 'nobody'}."
+        f"loss of the last epoch in common. Within it: {_listed(inside, arms)}; outside: "
+        f"{_listed(outside, arms)}."
     )
+
+
+def _listed(names: list[str], arms: Iterable[str]) -> str:
+    """The names, or their number where they are all the arms that train the gate."""
+    everybody = set(_trained(arms)) - {_BASE}
+    if len(names) > 3 and {n.partition(" (epoch")[0] for n in names} == everybody:
+        return f"all {len(names)} other arms that train the gate"
+    return ", ".join(names) or "nobody"
 
 
 def _accuracy(frame: pd.DataFrame) -> str | None:
