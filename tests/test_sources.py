@@ -9,6 +9,8 @@ import pytest
 
 from fusedlib import paths
 from fusedlib.bench import anatomy, kernel_sweep, memory, sources
+from fusedlib.bench.end_to_end import cases as end_to_end
+from fusedlib.bench.training import cases as training
 
 
 def test_every_kernel_file_is_a_source():
@@ -18,7 +20,9 @@ def test_every_kernel_file_is_a_source():
     assert named == files and folder / "swiglu.py" in named
 
 
-@pytest.mark.parametrize("study", [kernel_sweep, memory, anatomy], ids=lambda s: s.STUDY)
+@pytest.mark.parametrize(
+    "study", [kernel_sweep, memory, anatomy, end_to_end, training], ids=lambda s: s.STUDY
+)
 @pytest.mark.parametrize("kernel", ["swiglu", "split_product"])
 def test_rows_of_another_kernel_are_older_rows(study, kernel, monkeypatch):
     before = study.code()

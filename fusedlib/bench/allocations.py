@@ -66,7 +66,7 @@ def trace(forward: Callable[[], Tensor], dy: Tensor) -> Trace:
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     profile = torch.profiler.profile(activities=activities, profile_memory=True)
-    with _quiet():
+    with quiet():
         profile.start()
     try:
         y = forward()
@@ -75,13 +75,13 @@ def trace(forward: Callable[[], Tensor], dy: Tensor) -> Trace:
         allocated = torch.cuda.memory_allocated() if dy.is_cuda else None
         y.backward(dy)
     finally:
-        with _quiet():
+        with quiet():
             profile.stop()
     return replace(_read(profile, dy.device.type, output), forward_bytes=allocated)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The profiler's library greets and takes leave on the process's standard error, each time."""
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -11,7 +11,7 @@ import torch
 from torch.autograd import DeviceType
 
 from fusedlib.bench import timing
-from fusedlib.bench.allocations import _quiet
+from fusedlib.bench.allocations import quiet
 from fusedlib.bench.end_to_end import running
 from fusedlib.bench.end_to_end.cases import Case
 
@@ -32,13 +32,13 @@ def measure(case: Case) -> dict[str, Any]:
     if case["device"] == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     profile = torch.profiler.profile(activities=activities)
-    with _quiet():
+    with quiet():
         profile.start()
     try:
         trainer.step()
         timing.synchronize(case["device"])
     finally:
-        with _quiet():
+        with quiet():
             profile.stop()
     return row | _counted(profile, on_cuda=case["device"] == "cuda")
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fusedlib import paths
-from fusedlib.bench.allocations import _quiet
+from fusedlib.bench.allocations import quiet
 from fusedlib.bench.results import Unavailable
 
 _MARK = "fusedlib moment: "
@@ -151,12 +151,12 @@ def _frame(frame: dict[str, Any], root: str) -> str:
 def _host(watch: Watch) -> Iterator[Watch]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     profile = torch.profiler.profile(activities=activities, profile_memory=True)
-    with _quiet():
+    with quiet():
         profile.start()
     try:
         yield watch
     finally:
-        with _quiet():
+        with quiet():
             profile.stop()
     watch.history = _read_profile(profile)
 

@@ -1,12 +1,12 @@
 """Study 10's cases: training runs, whether they repeat, and where a step's time goes."""
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
 
-from fusedlib.bench import kernel_sweep, results
+from fusedlib import functional, reference
+from fusedlib.bench import check, results, sources, timing
 from fusedlib.bench.training.arms import ARMS, FLAWED, PRECISIONS
 from fusedlib.bench.training.network import NETWORKS
 
@@ -54,8 +54,8 @@ def code(*modules: ModuleType) -> str:
     )
 
     own = (arms, batches, cases, layer_check, measure, mnist, network, pace, trainer)
-    parts = kernel_sweep.code() + results.code_fingerprint(*own, *modules)
-    return hashlib.sha256(parts.encode()).hexdigest()[:12]
+    measuring = (check, functional, reference, timing)
+    return results.code_fingerprint(*own, *measuring, *modules, *sources.kernel_modules())
 
 
 def named(names: Iterable[str]) -> list[tuple[str, str]]:
