@@ -10,6 +10,7 @@ MACHINE ?=
 FROM    ?=
 ALSO    ?=
 ARGS    ?=
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup report study render list machine import-rows lab test test-fast test-long test-gpu lint lock clean
@@ -29,6 +30,8 @@ CHOICE := $(if $(filter file default,$(origin PYTHON)),default,given)
 READY = @sh tools/setup.sh "$(PYTHON)" $(CHOICE) "$(VENV)" $(1)
 
 STUDY := $(RUN) -m fusedlib.study
+# A file's tests share what it set up, so they stay with one worker.
+SPREAD := -n $(WORKERS) --dist loadfile
 comma := ,
 OPTIONS = --profile "$(PROFILE)" $(foreach name,$(subst $(comma), ,$(ONLY)),--only "$(name)") \
 	$(foreach setting,$(SET),--set '$(setting)') $(if $(filter-out 0,$(FRESH)),--fresh)
@@ -44,6 +47,7 @@ help: ## list what make can do
 	@echo '  VENV=.venv                where it lies; VENV= uses PYTHON as it is, installs nothing'
 	@echo '  MACHINE=name              the name that this machine'"'"'s rows are filed under'
 	@echo '  ARGS="..."                further arguments for pytest or JupyterLab'
+	@echo '  WORKERS=2                 processes that share the tests'
 
 setup: ## make the environment, or check the one given
 	$(call READY,report)
@@ -79,11 +83,11 @@ lab: ## open JupyterLab on the notebooks
 
 test: ## all tests that need no GPU, but the long ones
 	$(call READY,test)
-	@$(RUN) -m pytest -m "not gpu and not long" $(ARGS)
+	@$(RUN) -m pytest $(SPREAD) -m "not gpu and not long" $(ARGS)
 
 test-fast: ## the tests that take seconds
 	$(call READY,test)
-	@$(RUN) -m pytest -m "not gpu and not slow and not long" $(ARGS)
+	@$(RUN) -m pytest $(SPREAD) -m "not gpu and not slow and not long" $(ARGS)
 
 test-long: ## the tests that take minutes: 500 drawn calls against float64
 	$(call READY,test)

@@ -78,8 +78,10 @@ def test_no_orphan_is_left_when_the_parent_goes(tmp_path, how):
         f"fresh.run('fresh_targets:sleep', {{'path': {str(note)!r}}}, timeout_s=500)\n"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", script], cwd=paths.ROOT, stderr=subprocess.DEVNULL
-    )
+        [sys.executable, "-c", script], cwd=paths.ROOT, stderr=subprocess.DEVNULL,
+        # A shell starts what it puts in the background with ctrl-C ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     _wait(lambda: note.exists() and note.read_text())
     child = int(note.read_text())
     assert not _gone(child)

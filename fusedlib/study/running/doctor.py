@@ -24,7 +24,7 @@ _IMPORT_NAMES = {
 }
 # What each purpose can do without: JupyterLab is for `make lab`, NVML adds facts about the card.
 _STUDY_WITHOUT = {"jupyterlab", "nvidia_ml_py"}
-_TEST_TOOLS = {"pytest", "pytest_timeout", "hypothesis", "pyyaml"}
+_TEST_TOOLS = {"pytest", "pytest_timeout", "pytest_xdist", "hypothesis", "pyyaml"}
 _LINT_TOOLS = {"ruff", "mypy"}
 # What only turns executed notebooks into pages; a machine that measures may lack it.
 _RENDER_TOOLS = {"nbconvert", "pypandoc_binary", "typst"}
