@@ -20,6 +20,7 @@ from fusedlib import paths
 _IMPORT_NAMES = {
     "nvidia_ml_py": "pynvml",
     "pypandoc_binary": "pypandoc",
+    "pytest_xdist": "xdist",
     "pyyaml": "yaml",
 }
 # What each purpose can do without: JupyterLab is for `make lab`, NVML adds facts about the card.
@@ -45,7 +46,9 @@ def needed(purpose: str, pyproject: Path | None = None) -> dict[str, str]:
         without = without | _RENDER_TOOLS
     out = {name: line for name, line in base.items() if name not in without}
     if purpose in ("test", "test-gpu"):
-        out |= {name: line for name, line in tools.items() if name in _TEST_TOOLS}
+        # One process has the card to itself.
+        alone = {"pytest_xdist"} if purpose == "test-gpu" else set()
+        out |= {name: line for name, line in tools.items() if name in _TEST_TOOLS - alone}
     return out
 
 
