@@ -193,7 +193,7 @@ def test_a_torn_last_line_is_said_and_its_case_measured(tmp_path):
         (
             "modls=nano",
             "parameter 'modls' is unknown; known: alone, alone_images, apart_tokens, apart_width, "
-            "attention, batch_size, clocked, compiled",
+            "attention, attentions,",
         ),
     ],
 )
