@@ -124,22 +124,32 @@ def _line(times: dict[str, float], losses: Any, share: float) -> dict[str, str]:
 
 
 def change(frame: pd.DataFrame) -> pd.DataFrame:
-    """The layer by epoch: how far its weights have moved, and their gradients' norms."""
+    """How far the layer's weights have moved since the start, relatively, after each epoch."""
+    return _by_epoch(frame, "epoch_gate_change", "epoch_up_change")
+
+
+def gradients(frame: pd.DataFrame) -> pd.DataFrame:
+    """Norms of the gradients of the layer's weights, means over each epoch."""
+    return _by_epoch(frame, "epoch_gate_gradient_norm", "epoch_up_gradient_norm")
+
+
+def _by_epoch(frame: pd.DataFrame, gate: str, up: str) -> pd.DataFrame:
+    """An arm a line; gate's columns by epoch, then up's."""
     rows = runs(frame, CONVOLUTIONS)
     if rows.empty:
         return empty("epoch 1")
-    lines, index = [], []
+    lines = {}
     for name, part in rows.groupby("who", sort=False):
-        for title, column in (
-            ("gate, change", "epoch_gate_change"), ("up, change", "epoch_up_change"),
-            ("gate, gradient", "epoch_gate_gradient_norm"),
-            ("up, gradient", "epoch_up_gradient_norm"),
-        ):  # fmt: skip
-            seen = np.asarray([[np.nan if v is None else v for v in r] for r in part[column]])
-            index.append((name, title))
-            lines.append({f"epoch {n}": _mean(v) for n, v in enumerate(seen.T, 1)})
-    made = pd.MultiIndex.from_tuples(index, names=["arm", "weights"])
-    return pd.DataFrame(lines, index=made)
+        lines[name] = {
+            (title, f"epoch {n}"): _mean(values)
+            for title, column in (("gate", gate), ("up", up))
+            for n, values in enumerate(_seen(part[column]).T, 1)
+        }
+    return pd.DataFrame.from_dict(lines, orient="index").rename_axis("arm").fillna(MISSING)
+
+
+def _seen(column: pd.Series) -> np.ndarray:
+    return np.asarray([[np.nan if v is None else v for v in row] for row in column])
 
 
 def _mean(values: np.ndarray) -> str:
