@@ -80,6 +80,14 @@ def test_other_bad_input_is_refused() -> None:
         display.figure("no", caption="c", alt="a", name="f")  # type: ignore[arg-type]
 
 
+def test_a_panel_without_data_says_so():
+    fig, (full, bare) = style.new(ncols=2)
+    style.line(full, [1, 2], [3, 4], "eager")
+    style.reference_line(bare, x=1.0)
+    display.figure(fig, caption="c", alt="a", name="f")
+    assert [t.get_text() for t in bare.texts] == ["nothing measured"] and not full.texts
+
+
 def test_one_output_with_its_meaning_each() -> None:
     outputs = outputs_of(
         lambda: display.prose("*p*"),

@@ -93,6 +93,7 @@ def figure(fig: Figure, caption: str, alt: str, name: str) -> None:
     if not isinstance(fig, Figure):
         raise ValueError(f"a figure must be a matplotlib Figure, got {type(fig).__name__}")
     _check("figure", name=name, caption=caption, alt=alt)
+    style.say_empty(fig)
     drawn = style.svg(fig)
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close(fig)

@@ -271,6 +271,16 @@ def title(ax: Axes, content: str, **options: Any) -> None:
     ax.set_title(content, **(drawn | options))
 
 
+def say_empty(fig: Figure) -> None:
+    """Write "nothing measured" into panels that hold no line, bar, point or image of data."""
+    for ax in fig.axes:
+        # Reference lines span the panel: one of their coordinates is a share of it.
+        lines = [line for line in ax.lines if line.get_transform() == ax.transData]
+        if not (lines or ax.patches or ax.collections or ax.images or ax.texts):
+            place: dict[str, Any] = {"transform": ax.transAxes, "ha": "center", "va": "center"}
+            text(ax, 0.5, 0.5, "nothing measured", color=MUTED, **place)
+
+
 def legend(target: Axes | Figure, **options: Any) -> None:
     """A frameless legend of an Axes, or of a whole Figure below its axes, each name once."""
     axes = target.axes if isinstance(target, Figure) else [target]
