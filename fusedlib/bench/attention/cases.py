@@ -3,7 +3,16 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fusedlib.bench import allocations, check, compare, machine, results, roofline, timing
+from fusedlib.bench import (
+    allocations,
+    check,
+    compare,
+    machine,
+    results,
+    roofline,
+    sources,
+    timing,
+)
 from fusedlib.bench.attention.problem import AttentionProblem
 from fusedlib.bench.attention.ways import WAYS, get
 from fusedlib.models import transformer
@@ -18,11 +27,8 @@ Case = dict[str, Any]
 
 def code() -> str:
     """Fingerprint of all that measures this study."""
-    from fusedlib.bench.attention import cases, footprint, held, measure, problem, truth, ways
-
-    own = (cases, footprint, held, measure, problem, truth, ways)
     shared = (allocations, check, compare, roofline, timing, transformer)
-    return results.code_fingerprint(*own, *shared)
+    return results.code_fingerprint(*sources.modules_of(__package__), *shared)
 
 
 def where(device: str) -> str:

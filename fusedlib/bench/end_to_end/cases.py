@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusedlib.bench import machine, results, roofline, sources
-from fusedlib.models import mlps, transformer
+from fusedlib import functional, modules
+from fusedlib.bench import check, machine, results, roofline, sources, timing
+from fusedlib.bench import steps as steps_of_study_01
+from fusedlib.models import flops, mlps, transformer
 
 STUDY = "06_end_to_end"
 PRECISIONS = {
@@ -60,23 +62,18 @@ class Setting:
 
 def code() -> str:
     """Fingerprint of all that measures this study and of the kernels behind the fused MLP."""
-    from fusedlib import functional, modules
-    from fusedlib.bench import check, steps, timing
-    from fusedlib.bench.end_to_end import (
-        cases,
-        compiling,
-        gate,
-        measure,
-        optimizers,
-        profiled,
-        running,
-        turns,
-        watching,
+    shared = (
+        check,
+        roofline,
+        steps_of_study_01,
+        timing,
+        flops,
+        mlps,
+        transformer,
+        functional,
+        modules,
     )
-    from fusedlib.models import flops
-
-    own = (cases, compiling, gate, measure, optimizers, profiled, running, turns, watching)
-    shared = (check, roofline, steps, timing, flops, mlps, transformer, functional, modules)
+    own = sources.modules_of(__package__)
     return results.code_fingerprint(*own, *shared, *sources.kernel_modules())
 
 

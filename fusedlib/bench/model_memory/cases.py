@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fusedlib.bench import machine, results
+from fusedlib.bench import allocations, machine, results, sources, timing
 from fusedlib.bench.model_memory.program import MODES
-from fusedlib.models import activations, checkpointed
+from fusedlib.models import activations, checkpointed, transformer
 from fusedlib.models.checkpointed import Plan
 from fusedlib.models.transformer import BATCH_SIZE, TransformerConfig, config
 
@@ -18,20 +18,8 @@ GIB = 2**30
 
 def code() -> str:
     """Fingerprint of all that measures this study."""
-    from fusedlib.bench import allocations, timing
-    from fusedlib.bench.model_memory import (
-        births,
-        cases,
-        history,
-        measure,
-        program,
-        saved,
-        timeline,
-    )
-    from fusedlib.models import transformer
-
-    own = (births, cases, history, measure, program, saved, timeline)
-    return results.code_fingerprint(*own, allocations, timing, checkpointed, transformer)
+    shared = (allocations, timing, checkpointed, transformer)
+    return results.code_fingerprint(*sources.modules_of(__package__), *shared)
 
 
 def setting(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusedlib.bench import results, steps, timing
+from fusedlib.bench import results, sources, steps, timing
 from fusedlib.models import ranges, transformer
 
 STUDY = "08_profile"
@@ -19,9 +19,7 @@ Case = dict[str, Any]
 
 def code() -> str:
     """Fingerprint of all that decides this study's numbers."""
-    from fusedlib.bench.profiles import cases, classes, idle, keep, measure, trace, work
-
-    own = (cases, classes, idle, keep, measure, trace, work)
+    own = sources.modules_of(__package__)
     return results.code_fingerprint(*own, ranges, steps, timing, transformer)
 
 

@@ -41,21 +41,8 @@ class Setting:
 
 def code(*modules: ModuleType) -> str:
     """Fingerprint of all that measures this study and of the kernels; `modules` are the others."""
-    from fusedlib.bench.training import (
-        arms,
-        batches,
-        cases,
-        layer_check,
-        measure,
-        mnist,
-        network,
-        pace,
-        trainer,
-    )
-
-    own = (arms, batches, cases, layer_check, measure, mnist, network, pace, trainer)
-    measuring = (check, functional, reference, timing)
-    return results.code_fingerprint(*own, *measuring, *modules, *sources.kernel_modules())
+    own, shared = sources.modules_of(__package__), (check, functional, reference, timing)
+    return results.code_fingerprint(*own, *shared, *modules, *sources.kernel_modules())
 
 
 def named(names: Iterable[str]) -> list[tuple[str, str]]:
