@@ -9,6 +9,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+pytest_plugins = ["autotune_stand_ins"]  # its fixture `folder`
 from autotune_stand_ins import (
     DEFAULT,
     FIRST,
@@ -22,7 +23,6 @@ from autotune_stand_ins import (
     choose,
     cut_of,
     matrices,
-    play_card,
     tiles,
 )
 
@@ -30,12 +30,6 @@ from fusedlib.kernels import autotune, swiglu, swiglu_configs
 from fusedlib.kernels.autotune import __main__ as command
 from fusedlib.kernels.autotune import candidates, trials
 from fusedlib.kernels.launch import Launch
-
-
-@pytest.fixture
-def folder(monkeypatch, tmp_path):
-    play_card(monkeypatch, tmp_path / "cache")
-    return tmp_path / "cache"
 
 
 # --- the choice ----------------------------------------------------------------------------------

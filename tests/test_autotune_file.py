@@ -8,6 +8,7 @@ from dataclasses import asdict
 import pytest
 
 pytest.importorskip("triton")
+pytest_plugins = ["autotune_stand_ins"]  # its fixture `folder`
 from autotune_stand_ins import (
     FIRST,
     SECOND,
@@ -16,19 +17,12 @@ from autotune_stand_ins import (
     another_process,
     choose,
     matrices,
-    play_card,
     tiles,
 )
 
 from fusedlib import paths
 from fusedlib.kernels.autotune import store, trials
 from fusedlib.kernels.swiglu_configs import Config
-
-
-@pytest.fixture
-def folder(monkeypatch, tmp_path):
-    play_card(monkeypatch, tmp_path / "cache")
-    return tmp_path / "cache"
 
 
 def test_another_process_reads_and_does_not_tune(monkeypatch, folder):
