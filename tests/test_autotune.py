@@ -9,7 +9,6 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-pytest_plugins = ["autotune_stand_ins"]  # its fixture `folder`
 from autotune_stand_ins import (
     DEFAULT,
     FIRST,
@@ -30,6 +29,8 @@ from fusedlib.kernels import autotune, swiglu, swiglu_configs
 from fusedlib.kernels.autotune import __main__ as command
 from fusedlib.kernels.autotune import candidates, trials
 from fusedlib.kernels.launch import Launch
+
+pytest_plugins = ["autotune_stand_ins"]  # its fixture `folder`
 
 
 # --- the choice ----------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from dataclasses import asdict
 import pytest
 
 pytest.importorskip("triton")
-pytest_plugins = ["autotune_stand_ins"]  # its fixture `folder`
 from autotune_stand_ins import (
     FIRST,
     SECOND,
@@ -23,6 +22,8 @@ from autotune_stand_ins import (
 from fusedlib import paths
 from fusedlib.kernels.autotune import store, trials
 from fusedlib.kernels.swiglu_configs import Config
+
+pytest_plugins = ["autotune_stand_ins"]  # its fixture `folder`
 
 
 def test_another_process_reads_and_does_not_tune(monkeypatch, folder):
