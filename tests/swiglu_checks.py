@@ -4,7 +4,7 @@ Each check takes the device. `tests/test_swiglu_api.py` runs them on the CPU,
 `tests/interpreted/swiglu.py` over interpreted kernels, `tests/test_swiglu_gpu.py` on a GPU.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import torch
@@ -31,6 +31,19 @@ def small(device: str, dtype: str = "float32", shape: tuple[int, int, int] = SHA
     """Leaves and dy of a ragged problem with several tiles each way."""
     inputs = draw(SwiGLUProblem(*shape, dtype), device)
     return packed(inputs), inputs.dy
+
+
+def captured(step: Callable[[], Sequence[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+    """A CUDA graph of a step that has run once, and the tensors that its replays write."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        written = list(step())
+    return graph, written
 
 
 def misses_mlp(

@@ -139,14 +139,7 @@ def test_a_cuda_graph_replays_forward_and_backward(shape, save):
         y = swiglu_mlp(*leaves, save=save)
         return (y, *grad(y, leaves, dy))
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = checks.captured(step)
     with torch.no_grad():
         x.copy_(torch.randn_like(x))
     graph.replay()
