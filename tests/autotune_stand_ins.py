@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from fusedlib.kernels import autotune, swiglu_configs
@@ -67,17 +66,14 @@ class Clock:
         return self.ms.get(self.kernel.running, 1.0)
 
 
-@pytest.fixture
-def folder(monkeypatch, tmp_path) -> Path:
-    """Where a process that sees CARD keeps its choices; not there yet."""
-    folder = tmp_path / "cache"
+def play_card(monkeypatch, folder: Path) -> None:
+    """A process that sees CARD and keeps its choices in a folder that is not there yet."""
     monkeypatch.setenv("FUSEDLIB_CACHE", str(folder))
     monkeypatch.delenv("FUSEDLIB_AUTOTUNE", raising=False)
     monkeypatch.setattr(autotune, "card", lambda device: CARD)
     monkeypatch.setattr(autotune, "architecture", lambda device: 89)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     another_process(monkeypatch)
-    return folder
 
 
 def another_process(monkeypatch) -> None:

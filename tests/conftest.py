@@ -10,6 +10,15 @@ MISSING = [name for name in RENDERING if find_spec(name) is None]
 collect_ignore_glob = ["test_report_*.py"] if MISSING else []
 
 
+@pytest.fixture
+def card_folder(monkeypatch, tmp_path):
+    """Where a process that sees a made-up card keeps its tiles; not there yet."""
+    from autotune_stand_ins import play_card  # needs Triton
+
+    play_card(monkeypatch, tmp_path / "cache")
+    return tmp_path / "cache"
+
+
 def pytest_report_header():
     return f"the report's tests are left out: no {', '.join(MISSING)}" if MISSING else None
 

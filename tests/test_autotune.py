@@ -30,13 +30,10 @@ from fusedlib.kernels.autotune import __main__ as command
 from fusedlib.kernels.autotune import candidates, trials
 from fusedlib.kernels.launch import Launch
 
-pytest_plugins = ["autotune_stand_ins"]  # its fixture `folder`
-
-
 # --- the choice ----------------------------------------------------------------------------------
 
 
-def test_the_fastest_is_taken_and_nothing_of_the_caller_s_is_touched(monkeypatch, folder):
+def test_the_fastest_is_taken_and_nothing_of_the_caller_s_is_touched(monkeypatch, card_folder):
     clock = Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.8, SECOND: 0.6})
     given = matrices()
     before, state = [t.clone() for t in given], torch.get_rng_state()
@@ -45,25 +42,25 @@ def test_the_fastest_is_taken_and_nothing_of_the_caller_s_is_touched(monkeypatch
     assert torch.equal(torch.get_rng_state(), state)
     asked = clock.asked
     assert asked and choose(kernel, given) == SECOND and clock.asked == asked
-    (entry,) = tiles(folder).values()
+    (entry,) = tiles(card_folder).values()
     tried = len(candidates.FORWARD[80])
     assert entry == {"config": asdict(SECOND), "ms": 0.6, "default_ms": 1.0, "tried": tried}
 
 
 @pytest.mark.parametrize("fault", ["wrong", "nan", "raises", "spills"])
-def test_a_candidate_that_is_not_right_is_not_taken_however_fast(monkeypatch, folder, fault):
+def test_a_candidate_that_is_not_right_is_not_taken_however_fast(monkeypatch, card_folder, fault):
     kernel = Kernel({cut_of(SECOND): fault})
     Clock(monkeypatch, kernel, {FIRST: 0.8, SECOND: 0.1})
     assert choose(kernel) == FIRST
 
 
 @pytest.mark.parametrize(("ms", "taken"), [(0.98, DEFAULT), (0.96, FIRST)])
-def test_the_default_stays_where_little_is_won(monkeypatch, folder, ms, taken):
+def test_the_default_stays_where_little_is_won(monkeypatch, card_folder, ms, taken):
     Clock(monkeypatch, kernel := Kernel(), {FIRST: ms})
     assert choose(kernel) == taken
 
 
-def test_gate_up_and_h_may_be_one_tensor_and_stay_one(monkeypatch, folder):
+def test_gate_up_and_h_may_be_one_tensor_and_stay_one(monkeypatch, card_folder):
     x, w, h, _ = matrices()
     drawn = trials._drawn_like([x, w, h, h])
     assert drawn[2] is drawn[3] and drawn[2].data_ptr() != h.data_ptr()
@@ -74,13 +71,13 @@ def test_gate_up_and_h_may_be_one_tensor_and_stay_one(monkeypatch, folder):
 
 
 @pytest.mark.parametrize("name", swiglu_configs.MEASURED)
-def test_a_measured_card_keeps_to_the_table(monkeypatch, folder, name):
+def test_a_measured_card_keeps_to_the_table(monkeypatch, card_folder, name):
     clock = Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
     monkeypatch.setattr(autotune, "card", lambda device: (name, (9, 0)))
-    assert choose(kernel) == DEFAULT and not clock.asked and not folder.exists()
+    assert choose(kernel) == DEFAULT and not clock.asked and not card_folder.exists()
 
 
-def test_off_a_gpu_and_for_other_dtypes_and_tiles_nothing_is_tuned(monkeypatch, folder):
+def test_off_a_gpu_and_for_other_dtypes_and_tiles_nothing_is_tuned(monkeypatch, card_folder):
     clock = Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
     unaligned = swiglu_configs.UNALIGNED["half"]
     assert choose(kernel, default=unaligned) == unaligned
@@ -89,14 +86,14 @@ def test_off_a_gpu_and_for_other_dtypes_and_tiles_nothing_is_tuned(monkeypatch, 
     assert choose(kernel) == DEFAULT and not clock.asked
 
 
-def test_a_kernel_without_candidates_is_not_asked_for_another_cut(monkeypatch, folder):
+def test_a_kernel_without_candidates_is_not_asked_for_another_cut(monkeypatch, card_folder):
     kernel = Kernel()
     kernel.__name__ = "_split_kernel"
     made = Launch(kernel, DEFAULT, (1, 1, 1), ([1, 1], [1, 1]), (), {})
     assert autotune.tuned(lambda: made, matrices()) is made
 
 
-def test_the_switch(monkeypatch, folder):
+def test_the_switch(monkeypatch, card_folder):
     clock = Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
     monkeypatch.setenv("FUSEDLIB_AUTOTUNE", "0")
     assert choose(kernel) == DEFAULT and not clock.asked
@@ -112,7 +109,7 @@ def test_the_switch(monkeypatch, folder):
         torch.use_deterministic_algorithms(False)
 
 
-def test_nothing_is_timed_under_capture_but_what_is_stored_is_used(monkeypatch, folder):
+def test_nothing_is_timed_under_capture_but_what_is_stored_is_used(monkeypatch, card_folder):
     clock = Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert choose(kernel) == DEFAULT and not clock.asked and not autotune.chosen()
@@ -123,17 +120,17 @@ def test_nothing_is_timed_under_capture_but_what_is_stored_is_used(monkeypatch, 
     assert choose(kernel) == FIRST
 
 
-def test_nothing_is_timed_while_torch_compiles(monkeypatch, folder):
+def test_nothing_is_timed_while_torch_compiles(monkeypatch, card_folder):
     clock = Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert choose(kernel) == DEFAULT and not clock.asked
 
 
 @pytest.mark.parametrize("config", [DEFAULT, FIRST])
-def test_without_memory_the_default_is_used_and_nothing_is_stored(monkeypatch, folder, config):
+def test_without_memory_the_default_is_used_and_nothing_is_stored(monkeypatch, card_folder, config):
     kernel = Kernel({cut_of(config): "memory"})
     Clock(monkeypatch, kernel, {SECOND: 0.1})
-    assert choose(kernel) == DEFAULT and not autotune.chosen() and not folder.exists()
+    assert choose(kernel) == DEFAULT and not autotune.chosen() and not card_folder.exists()
 
 
 # --- the key -------------------------------------------------------------------------------------
@@ -143,7 +140,7 @@ def test_without_memory_the_default_is_used_and_nothing_is_stored(monkeypatch, f
     "change",
     ["card", "torch", "triton", "source", "variant", "dtype", "hidden", "inner", "tokens"],
 )
-def test_a_choice_is_for_one_card_version_kernel_and_class(monkeypatch, folder, change):
+def test_a_choice_is_for_one_card_version_kernel_and_class(monkeypatch, card_folder, change):
     clock = Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
     choose(kernel)
     given, variant, asked = matrices(), None, clock.asked
@@ -160,17 +157,17 @@ def test_a_choice_is_for_one_card_version_kernel_and_class(monkeypatch, folder, 
     else:
         given = matrices(**{change: {"hidden": 64, "inner": 64, "tokens": 129}[change]})
     choose(kernel, given, variant)
-    assert clock.asked > asked and len(tiles(folder)) == 2
+    assert clock.asked > asked and len(tiles(card_folder)) == 2
 
 
-def test_tokens_up_to_a_power_of_two_are_one_class(monkeypatch, folder):
+def test_tokens_up_to_a_power_of_two_are_one_class(monkeypatch, card_folder):
     clock = Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
     choose(kernel, matrices(65))
     asked = clock.asked
     assert choose(kernel, matrices(128)) == FIRST and clock.asked == asked
     for tokens in (1, 16, 17):
         choose(kernel, matrices(tokens))
-    found = sorted(key.split(" | ")[6] for key in tiles(folder))
+    found = sorted(key.split(" | ")[6] for key in tiles(card_folder))
     assert found == ["≤128 tokens", "≤16 tokens", "≤32 tokens"]
 
 

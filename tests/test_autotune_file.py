@@ -23,10 +23,8 @@ from fusedlib import paths
 from fusedlib.kernels.autotune import store, trials
 from fusedlib.kernels.swiglu_configs import Config
 
-pytest_plugins = ["autotune_stand_ins"]  # its fixture `folder`
 
-
-def test_another_process_reads_and_does_not_tune(monkeypatch, folder):
+def test_another_process_reads_and_does_not_tune(monkeypatch, card_folder):
     Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
     choose(kernel)
     another_process(monkeypatch)
@@ -34,11 +32,11 @@ def test_another_process_reads_and_does_not_tune(monkeypatch, folder):
     assert choose(kernel) == FIRST and not clock.asked
 
 
-def test_what_another_process_stored_meanwhile_decides(monkeypatch, folder):
+def test_what_another_process_stored_meanwhile_decides(monkeypatch, card_folder):
     clock = Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
     choose(kernel)
-    (key,) = tiles(folder)
-    (folder / store.NAME).unlink()
+    (key,) = tiles(card_folder)
+    (card_folder / store.NAME).unlink()
     another_process(monkeypatch)
 
     def meanwhile(call):
@@ -50,13 +48,13 @@ def test_what_another_process_stored_meanwhile_decides(monkeypatch, folder):
 
 
 @pytest.mark.parametrize("content", [b"", b'{"tiles": {', b"\xff\xfe", b"[]", b'{"tiles": 3}'])
-def test_a_broken_file_is_said_once_and_made_anew(monkeypatch, folder, content):
-    folder.mkdir()
-    (folder / store.NAME).write_bytes(content)
+def test_a_broken_file_is_said_once_and_made_anew(monkeypatch, card_folder, content):
+    card_folder.mkdir()
+    (card_folder / store.NAME).write_bytes(content)
     Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
     with pytest.warns(store.TilesWarning, match=f"{store.NAME} cannot be used") as said:
         assert choose(kernel) == FIRST
-    assert len(said) == 1 and len(tiles(folder)) == 1
+    assert len(said) == 1 and len(tiles(card_folder)) == 1
 
 
 @pytest.mark.parametrize(
@@ -69,46 +67,46 @@ def test_a_broken_file_is_said_once_and_made_anew(monkeypatch, folder, content):
         "a word",
     ],
 )
-def test_an_entry_that_is_no_candidate_is_replaced(monkeypatch, folder, entry):
+def test_an_entry_that_is_no_candidate_is_replaced(monkeypatch, card_folder, entry):
     Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
     choose(kernel)
-    (key,) = tiles(folder)
+    (key,) = tiles(card_folder)
     content = {"tiles": {key: entry, "another": {"config": {}, "note": 1}}, "newer": True}
-    (folder / store.NAME).write_text(json.dumps(content), encoding="utf-8")
+    (card_folder / store.NAME).write_text(json.dumps(content), encoding="utf-8")
     another_process(monkeypatch)
     assert choose(kernel) == FIRST
-    written = json.loads((folder / store.NAME).read_text(encoding="utf-8"))
+    written = json.loads((card_folder / store.NAME).read_text(encoding="utf-8"))
     assert written["tiles"][key]["config"] == asdict(FIRST)
     assert written["newer"] and written["tiles"]["another"] == content["tiles"]["another"]
 
 
-def test_fields_of_a_later_version_are_ignored_and_kept(monkeypatch, folder):
+def test_fields_of_a_later_version_are_ignored_and_kept(monkeypatch, card_folder):
     Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
     choose(kernel)
-    (key,) = tiles(folder)
+    (key,) = tiles(card_folder)
     entry = {"config": asdict(SECOND) | {"cluster": 2}, "watts": 300}
-    (folder / store.NAME).write_text(json.dumps({"tiles": {key: entry}}), encoding="utf-8")
+    (card_folder / store.NAME).write_text(json.dumps({"tiles": {key: entry}}), encoding="utf-8")
     another_process(monkeypatch)
     clock = Clock(monkeypatch, kernel, {})
-    assert choose(kernel) == SECOND and not clock.asked and tiles(folder) == {key: entry}
+    assert choose(kernel) == SECOND and not clock.asked and tiles(card_folder) == {key: entry}
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning(monkeypatch, folder):
-    folder.write_text("in the way", encoding="utf-8")
+def test_a_folder_that_cannot_be_written_costs_a_warning(monkeypatch, card_folder):
+    card_folder.write_text("in the way", encoding="utf-8")
     clock = Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
     with pytest.warns(store.TilesWarning, match="FUSEDLIB_CACHE") as said:
         assert choose(kernel) == FIRST
         assert choose(kernel, matrices(hidden=64)) == FIRST
     assert {"read" in str(w.message) for w in said} == {True, False} and len(said) == 2
-    assert all(str(folder) in str(w.message) for w in said)
+    assert all(str(card_folder) in str(w.message) for w in said)
     asked = clock.asked
     assert choose(kernel) == FIRST and clock.asked == asked
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(monkeypatch, folder):
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(monkeypatch, card_folder):
     Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
     choose(kernel)
-    before = tiles(folder)
+    before = tiles(card_folder)
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
@@ -116,12 +114,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(monkeypatch, folder
     monkeypatch.setattr(os, "fsync", full)
     with pytest.warns(store.TilesWarning, match="No space left"):
         assert choose(kernel, matrices(hidden=64)) == FIRST
-    assert tiles(folder) == before
-    assert {p.name for p in folder.iterdir()} == {store.NAME, store.NAME + ".lock"}
+    assert tiles(card_folder) == before
+    assert {p.name for p in card_folder.iterdir()} == {store.NAME, store.NAME + ".lock"}
 
 
-def _put(folder: str, who: int, several: int) -> list:
-    os.environ["FUSEDLIB_CACHE"] = folder
+def _put(card_folder: str, who: int, several: int) -> list:
+    os.environ["FUSEDLIB_CACHE"] = card_folder
     own = [store.put(f"{who} {i}", {"who": who}) for i in range(several)]
     shared = [store.put(f"shared {i}", {"who": who}) for i in range(several)]
     assert all(entry == {"who": who} for entry in own)
