@@ -3,12 +3,12 @@
 The first two are run by `tests/test_report_for_real.py`, with the paper made from them.
 """
 
-import os
 import subprocess
 import sys
 
 import nbformat
 import pytest
+import visitor
 
 from fusedlib import paths
 from fusedlib.bench import results
@@ -22,14 +22,10 @@ STUDIES = [s.name for s in config.load(paths.NOTEBOOKS / "study.toml").studies]
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", [n for n in STUDIES if n not in ELSEWHERE])
 def test_a_notebook_runs_and_no_case_fails(name, tmp_path):
-    environment = os.environ | {
-        "FUSEDLIB_RESULTS": str(tmp_path / "results"),
-        "FUSEDLIB_BUILD": str(tmp_path / "build"),
-        "FUSEDLIB_MACHINE": "visitor",
-        "PYTHONPATH": os.pathsep.join([str(paths.ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
     command = [sys.executable, "-m", "fusedlib.study", "run", "--profile", "quick", "--only", name]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=390)
+    done = subprocess.run(
+        command, env=visitor.environment(tmp_path), capture_output=True, text=True, timeout=390
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     own = results.read_rows(tmp_path / "results" / "visitor" / f"{name}.jsonl")
     assert {row["status"] for row in own} - {"unavailable"}, "nothing was measured"

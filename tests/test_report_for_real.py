@@ -1,6 +1,5 @@
 """The study's own notebooks, run in small under `quick`, and the paper made from them."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -8,6 +7,7 @@ import sys
 import time
 
 import pytest
+import visitor
 
 from fusedlib import paths
 from fusedlib.bench import results
@@ -53,17 +53,16 @@ def study(tmp_path):
 
 
 def make_report(study, seconds=400):
-    environment = os.environ | {
-        "FUSEDLIB_RESULTS": str(study / "results"),
-        "FUSEDLIB_BUILD": str(study / "build"),
-        "FUSEDLIB_MACHINE": "visitor",
-        "PYTHONPATH": os.pathsep.join([str(paths.ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
     command = [sys.executable, "-m", "fusedlib.study", "report", "--profile", "quick"]
     command += ["--config", str(study / "notebooks" / "study.toml")]
     begin = time.monotonic()
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+        command,
+        env=visitor.environment(study),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
     )
     return done, time.monotonic() - begin
 
