@@ -69,8 +69,8 @@ def peaks_sentence(frame: pd.DataFrame) -> str | None:
     text = f"Of Liger's peak fused takes {', '.join(said)}"
     if (ratio > 1).any():
         text += (
-            "; it is above 1 where weights outweigh activations, because fused still holds gate|up "
-            "when the gradients of all three weights are there, and Liger has freed up by then"
+            "; where it is above 1 no order of the backward's products holds less: they are one "
+            "operation to autograd, which gives d_x and all weights' gradients at its end"
         )
     return f"{text} ({place(rows.iloc[0])})."
 
