@@ -1,11 +1,21 @@
 """The README's generated block: from the recorded machine's rows only, placed without loss."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
-from fusedlib.study import readme
+from fusedlib.study import headlines, readme
+from fusedlib.study.selection import no_finding
 
 README = f"# Title\n\nbefore\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
+
+
+def stated(monkeypatch, sentences):
+    """One study of that name, which says so of itself."""
+    study = SimpleNamespace(name="01_x", title="Title")
+    monkeypatch.setattr(readme.config, "load", lambda: SimpleNamespace(studies=[study]))
+    monkeypatch.setattr(headlines, "HEADLINES", {"01_x": headlines.Headline(sentences)})
 
 
 @pytest.fixture
@@ -30,7 +40,7 @@ def rows(monkeypatch):
 
     monkeypatch.setattr(readme.results, "load", load)
     table = pd.DataFrame({"Liger": ["1.10–1.20"]}, index=pd.Index(["some work (2)"], name="work"))
-    monkeypatch.setattr(readme, "_HEADLINES", {"01_x": ("Title", headline)})
+    stated(monkeypatch, headline)
     monkeypatch.setattr(readme.gains, "table", lambda kernels, steps: table)
     monkeypatch.setattr(readme.gains, "nothing", lambda kernels, steps: ["one place", "another"])
     return asked
@@ -65,9 +75,9 @@ def test_updating_replaces_the_block_once_and_keeps_the_rest(rows):
     assert r"own {False}, \1." in text
 
 
-@pytest.mark.parametrize("sentences", [[], [readme.MISSING]])
+@pytest.mark.parametrize("sentences", [[], [no_finding("01_x")]])
 def test_rows_without_a_headline_raise(rows, monkeypatch, sentences):
-    monkeypatch.setattr(readme, "_HEADLINES", {"01_x": ("Title", lambda _: sentences)})
+    stated(monkeypatch, lambda _: sentences)
     with pytest.raises(readme.ReadmeError, match="give no headline"):
         readme.block()
 

@@ -2,6 +2,8 @@
 
 import pandas as pd
 
+_NOTHING = "There is no finding yet"
+
 
 def rows_of(frame: pd.DataFrame, experiment: str, status: str | None = "ok") -> pd.DataFrame:
     """All rows of one experiment with this status, or with any when it is None."""
@@ -49,3 +51,13 @@ def placed(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return rows.assign(place=pd.Series(dtype=str))
     return rows.assign(place=[place(row) for _, row in rows.iterrows()])
+
+
+def no_finding(study: str, what: str = "row has been recorded") -> str:
+    """What stands where a study's sentences would, as long as it has no rows for them."""
+    return f"{_NOTHING}: no {what}. `make study ONLY={study}` does."
+
+
+def is_finding(sentence: str) -> bool:
+    """Whether a sentence says more than `no_finding`."""
+    return not sentence.startswith(_NOTHING)

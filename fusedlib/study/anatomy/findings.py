@@ -20,8 +20,9 @@ from fusedlib.study.anatomy.selected import (
     where,
 )
 from fusedlib.study.display import number, quantity
+from fusedlib.study.selection import no_finding
 
-MISSING = "There is no finding yet: no row has been recorded. `make study ONLY=05_anatomy` does."
+MISSING = no_finding("05_anatomy")
 PRODUCTS = {"forward": (3, 1), "forward+backward": (9, 3)}
 """Products of matrix by matrix at full size, Liger's and the published kernel's."""
 MENDING = ("reduction", "gradients", "precision", "launch")

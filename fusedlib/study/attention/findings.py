@@ -6,8 +6,9 @@ from fusedlib.study import published
 from fusedlib.study.attention import memory_sentences as memory
 from fusedlib.study.attention import time_sentences as times
 from fusedlib.study.attention.selected import rows, shape
+from fusedlib.study.selection import no_finding
 
-MISSING = "There is no finding yet: no row has been recorded. `make study ONLY=07_attention` does."
+MISSING = no_finding("07_attention")
 
 
 def answer(frame: pd.DataFrame, card_mib: float | None) -> str:

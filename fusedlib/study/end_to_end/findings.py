@@ -17,12 +17,10 @@ from fusedlib.study.end_to_end.selected import (
     utilisation,
 )
 from fusedlib.study.end_to_end.tables import GIB, attention_pairs, repaid
-from fusedlib.study.selection import leading, rows_of
+from fusedlib.study.selection import leading, no_finding, rows_of
 from fusedlib.study.warmup.published_spread import STEPS, one_slow_step
 
-MISSING = (
-    "There is no finding yet: no step has been recorded. `make study ONLY=06_end_to_end` does."
-)
+MISSING = no_finding("06_end_to_end", "step has been recorded")
 FP32, AUTOCAST = "fp32", "bf16 autocast"
 # Backward and forward of a product: two products against one.
 BY_FLOPS = 2

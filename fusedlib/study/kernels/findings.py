@@ -19,9 +19,9 @@ from fusedlib.study.kernels.rows import (
     versus,
 )
 from fusedlib.study.kernels.tables import published_factors
-from fusedlib.study.selection import leading, place, rows_of
+from fusedlib.study.selection import leading, no_finding, place, rows_of
 
-MISSING = "There is no finding yet: no problem has been timed. `make study ONLY=03_kernels` does."
+MISSING = no_finding("03_kernels", "problem has been timed")
 
 
 def _about(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, str]:

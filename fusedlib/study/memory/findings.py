@@ -7,9 +7,9 @@ import pandas as pd
 from fusedlib.bench import ledger, memory
 from fusedlib.study.display import number, percent, quantity
 from fusedlib.study.memory import published_fit, tables
-from fusedlib.study.selection import leading, place
+from fusedlib.study.selection import leading, no_finding, place
 
-MISSING = "There is no finding yet: no step has been recorded. `make study ONLY=04_memory` does."
+MISSING = no_finding("04_memory", "step has been recorded")
 # The shape that the project's aims for memory are stated at.
 MAIN = "8192·4096·14336"
 CLOSE = 0.03

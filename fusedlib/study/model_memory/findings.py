@@ -11,11 +11,9 @@ from fusedlib.models import activations, checkpointed
 from fusedlib.study.display import number, percent, quantity
 from fusedlib.study.model_memory import selected, tables
 from fusedlib.study.model_memory.selected import MIB, TITLES, of, size
-from fusedlib.study.selection import place
+from fusedlib.study.selection import no_finding, place
 
-MISSING = (
-    "There is no finding yet: no pass has been recorded. `make study ONLY=09_model_memory` does."
-)
+MISSING = no_finding("09_model_memory", "pass has been recorded")
 
 
 def answer(frame: pd.DataFrame) -> str:

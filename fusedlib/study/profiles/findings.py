@@ -29,8 +29,9 @@ from fusedlib.study.profiles.selected import (
     where,
 )
 from fusedlib.study.profiles.tables import attention_ratio
+from fusedlib.study.selection import no_finding
 
-MISSING = "There is no finding yet: no row has been recorded. `make study ONLY=08_profile` does."
+MISSING = no_finding("08_profile")
 
 
 def findings(frame: pd.DataFrame) -> list[str]:

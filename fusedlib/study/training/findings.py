@@ -7,6 +7,7 @@ import pandas as pd
 
 from fusedlib.study import published
 from fusedlib.study.display import number
+from fusedlib.study.selection import no_finding
 from fusedlib.study.training.counted import LAYER_WEIGHTS, OPTIMIZER_PASSES, difference
 from fusedlib.study.training.selected import (
     ALONE,
@@ -23,7 +24,7 @@ from fusedlib.study.training.selected import (
 )
 from fusedlib.study.training.tables import correct, median
 
-MISSING = "There is no finding yet: no row has been recorded. `make study ONLY=10_mnist` does."
+MISSING = no_finding("10_mnist")
 _BASE = f"{BASELINE} fp32"
 PRECISIONS = {"fp32": "fp32", "tf32": "TF32", "bf16": "bf16"}
 

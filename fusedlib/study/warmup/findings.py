@@ -6,7 +6,7 @@ import pandas as pd
 from fusedlib.bench.warmup import MEASURED_STEPS
 from fusedlib.study import published
 from fusedlib.study.display import number, percent, quantity
-from fusedlib.study.selection import leading, place, rows_of
+from fusedlib.study.selection import leading, no_finding, place, rows_of
 from fusedlib.study.warmup import published_spread
 from fusedlib.study.warmup.tables import (
     CALLS,
@@ -19,7 +19,7 @@ from fusedlib.study.warmup.tables import (
     stages,
 )
 
-MISSING = "There is no finding yet: no step has been recorded. `make study ONLY=01_warmup` does."
+MISSING = no_finding("01_warmup", "step has been recorded")
 
 
 def bias(frame: pd.DataFrame, direction: str, warmup: int) -> pd.DataFrame:
