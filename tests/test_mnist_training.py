@@ -88,7 +88,8 @@ def test_the_published_kernel_reads_the_first_columns_alone(flawed):
 @pytest.mark.parametrize("network", ["swiglu only", pytest.param("convolutions", marks=slow)])
 @pytest.mark.parametrize("arm", OURS)
 def test_the_loss_of_each_arm_falls(arm, network):
-    check_learning(arms.ARMS[arm], network)
+    passes = 8 if arm == "frozen" else 4  # what is frozen learns slowly
+    check_learning(arms.ARMS[arm], network, passes=passes)
 
 
 def test_the_published_kernel_trains_the_rest_and_not_its_own_weights(flawed):

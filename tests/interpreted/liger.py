@@ -23,6 +23,9 @@ float_arguments.apply()
 LIGER = replace(arms.ARMS["liger"], needs_cuda=False)
 SWAPPED = replace(LIGER, function=lambda x, gate, up: LIGER.function(x, up, gate))
 
+# A row is a program here, and takes a millisecond and a half each way.
+TEN_STEPS = {"passes": 1, "images": 160, "batch_size": 16}
+
 
 @pytest.fixture
 def exchanged_gradients(monkeypatch):
@@ -39,7 +42,7 @@ def test_h_and_every_gradient_agree_with_float64(precision):
 
 @pytest.mark.parametrize("network", ["swiglu only", "convolutions"])
 def test_its_loss_falls_as_eager_s(network):
-    check_learning(LIGER, network)
+    check_learning(LIGER, network, **TEN_STEPS)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -50,7 +53,7 @@ def test_swapped_gate_and_up_are_rejected(precision):
 
 def test_swapped_gate_and_up_have_other_losses():
     with pytest.raises(AssertionError, match="first losses"):
-        check_learning(SWAPPED, "swiglu only")
+        check_learning(SWAPPED, "swiglu only", **TEN_STEPS)
 
 
 @pytest.mark.usefixtures("exchanged_gradients")
@@ -58,4 +61,4 @@ def test_exchanged_gradients_are_rejected():
     with pytest.raises(AssertionError, match="d_w_gate: norm error"):
         check_layer(LIGER, "fp32")
     with pytest.raises(AssertionError, match="first losses"):
-        check_learning(LIGER, "swiglu only")
+        check_learning(LIGER, "swiglu only", **TEN_STEPS)
