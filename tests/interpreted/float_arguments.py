@@ -1,6 +1,6 @@
-"""Mends float arguments in Triton's interpreter: kernels get a Python float, on a GPU an fp32 scalar.
+"""Mends float arguments in Triton's interpreter: a kernel gets a Python float there.
 
-Without it `argument.to(tl.float32)` fails, as in Liger's kernels.
+On a GPU it gets an fp32 scalar, and Liger's kernels call its `.to`.
 """
 
 import numpy as np
