@@ -13,7 +13,7 @@ pytest.importorskip("liger_kernel")
 
 def test_in_the_interpreter():
     """Runs `interpreted/liger.py`; what fails there is shown here."""
-    assert passed_in_the_interpreter("interpreted/liger.py") == 8
+    assert passed_in_the_interpreter("interpreted/liger.py") >= 8
 
 
 def test_an_installed_liger_says_that_it_lacks_a_gpu():

@@ -1,4 +1,7 @@
-"""Study 10's measuring on the CPU: every arm learns, and all of them learn the same."""
+"""Study 10's measuring on the CPU: every arm learns, and all of them learn the same.
+
+Liger's, which needs Triton's interpreter for it, in `test_mnist_liger.py`.
+"""
 
 import io
 import subprocess
