@@ -1,4 +1,7 @@
-"""Study 10's measuring on the CPU: every arm learns, and all of them learn the same."""
+"""Study 10's measuring on the CPU: every arm learns, and all of them learn the same.
+
+Liger's, which needs Triton's interpreter for it, in `test_mnist_liger.py`.
+"""
 
 import io
 import subprocess
@@ -6,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from digits import drawn
+from training_checks import DATA, SETTING, WIDTH, check_layer, check_learning, trained
 
 from fusedlib import paths, reference
 from fusedlib.bench import results
@@ -15,9 +18,6 @@ from fusedlib.bench.training import arms, batches, cases, layer_check, measure, 
 from fusedlib.bench.training.arms import Arm
 from fusedlib.bench.training.network import Network
 
-WIDTH = 128
-SETTING = cases.Setting(320, 50, WIDTH, "cpu")
-DATA = drawn(320, 50)
 slow = pytest.mark.slow
 OURS = ["eager", "fused", "frozen", pytest.param("inductor", marks=slow)]
 
@@ -39,27 +39,13 @@ def rows_of(recorder):
     return results.read_rows(recorder.path)
 
 
-def trained(arm, network="swiglu only", seed=0, passes=2):
-    """A trainer after an epoch of some passes over the images, five steps each; what it showed."""
-    one = trainer.Trainer(arm, "fp32", network, WIDTH, seed, "cpu")
-    data = batches.prepare(DATA, 320, 50, "cpu")
-    chosen = torch.cat([batches.order(320, seed, number) for number in range(passes)])
-    return one, one.train(batches.on_device(data.train, chosen, 64), 1)
-
-
 # --- the layer ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("arm", OURS)
 def test_h_and_every_gradient_agree_with_float64(arm, precision):
-    with arms.settings(precision):
-        found = layer_check.verdict(arms.ARMS[arm], precision, 784, WIDTH, 64, "cpu")
-    assert "status" not in found, found["reason"]
-    names = {"h_error", "d_x_error"}
-    assert names <= set(found)
-    gradients = {n for n in found if n.startswith("d_w_")}
-    assert bool(gradients) is (arm != "frozen")
+    check_layer(arms.ARMS[arm], precision)
 
 
 @pytest.mark.parametrize(
@@ -106,19 +92,7 @@ def test_the_published_kernel_reads_the_first_columns_alone(flawed):
 @pytest.mark.parametrize("arm", OURS)
 def test_the_loss_of_each_arm_falls(arm, network):
     passes = 8 if arm == "frozen" else 4  # what is frozen learns slowly
-    with arms.settings("fp32"):
-        one, epoch = trained(arms.ARMS[arm], network, passes=passes)
-        base = trained(arms.ARMS["eager"], network, passes=1)[1].losses
-    losses = epoch.losses
-    assert losses[-3:].mean() < losses[:3].mean() - 0.02
-    moved = one.change()
-    if arm == "frozen":
-        assert moved == {"gate": 0.0, "up": 0.0} and not epoch.gradient_norms
-        assert not torch.allclose(losses[:5], base, rtol=1e-3)
-    else:
-        assert min(moved.values()) > 1e-3
-        assert torch.allclose(losses[:5], base, rtol=1e-3)
-        assert all(norms.min() > 0 for norms in epoch.gradient_norms.values())
+    check_learning(arms.ARMS[arm], network, passes=passes)
 
 
 def test_the_published_kernel_trains_the_rest_and_not_its_own_weights(flawed):
@@ -171,7 +145,7 @@ def test_what_one_arm_saved_another_one_loads(source, target):
 
 
 def test_every_arm_s_state_loads_into_every_other(flawed):
-    """Liger's too, which trains on a GPU only: what a layer holds does not hang on who computes."""
+    """Liger's too, without its package: what a layer holds does not hang on who computes."""
     every = [
         trainer.Trainer(arm, "fp32", "swiglu only", WIDTH, seed, "cpu").model
         for seed, arm in enumerate([*arms.ARMS.values(), flawed])

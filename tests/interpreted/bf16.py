@@ -1,7 +1,8 @@
 """Mends bf16 in Triton's interpreter, which holds it as uint16 and multiplies those.
 
-`apply()` replaces two functions of the interpreter: conversions between bf16 and fp32, exact one
-way and rounded to nearest even the other (it truncates), and `tl.dot` of bf16 blocks.
+`apply()` replaces three functions of the interpreter: conversions between bf16 and fp32, exact one
+way and rounded to nearest even the other (it truncates), `tl.dot` of bf16 blocks, and `*` of them
+(an exact product, rounded once, as on a GPU).
 """
 
 import numpy as np
@@ -24,7 +25,7 @@ def narrow(values: np.ndarray) -> np.ndarray:
 def apply() -> None:
     """Mend the interpreter of this process."""
     convert, builder = interpreter._convert_float, interpreter.InterpreterBuilder
-    dot = builder.create_dot
+    dot, times = builder.create_dot, builder.create_fmul
 
     def converted(data, source, target, rounding):
         if (source, target) == (tl.bfloat16, tl.float32):
@@ -42,5 +43,10 @@ def apply() -> None:
         )
         return dot(self, a, b, d, *options)
 
+    def scaled(self, a, b):
+        if a.dtype.scalar != tl.bfloat16:
+            return times(self, a, b)
+        return interpreter.TensorHandle(narrow(widen(a.data) * widen(b.data)), tl.bfloat16)
+
     interpreter._convert_float = converted
-    builder.create_dot = multiplied
+    builder.create_dot, builder.create_fmul = multiplied, scaled

@@ -1,0 +1,28 @@
+"""Study 10's Liger arm where there is no GPU: trained in Triton's interpreter, refused to users."""
+
+import pytest
+from interpreter import passed_in_the_interpreter
+
+from fusedlib.bench import providers
+from fusedlib.bench.results import Unavailable
+from fusedlib.bench.training import arms
+from fusedlib.models import mlps
+
+pytest.importorskip("liger_kernel")
+
+
+def test_in_the_interpreter():
+    """Runs `interpreted/liger.py`; what fails there is shown here.
+
+    With one thread: on two busy cores torch's threads wait for each other, 60 s instead of 21.
+    """
+    assert passed_in_the_interpreter("interpreted/liger.py", OMP_NUM_THREADS="1") >= 8
+
+
+def test_an_installed_liger_says_that_it_lacks_a_gpu():
+    with pytest.raises(Unavailable, match="^needs a CUDA GPU, this is cpu$"):
+        arms.ARMS["liger"].check_available("cpu", "fp32")
+    with pytest.raises(Unavailable, match="^needs a CUDA GPU, the inputs are on cpu$"):
+        providers.get("liger").check_available("cpu", "float32")
+    with pytest.raises(mlps.ProviderUnavailableError, match="^liger needs a CUDA GPU"):
+        mlps.check_available("liger", "cpu")
