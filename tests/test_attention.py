@@ -1,7 +1,9 @@
 """Study 07's counting against what is seen, its truth, its statuses, its resume."""
 
+import gc
 import math
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -296,9 +298,61 @@ def test_what_is_counted_far_above_the_memory_is_not_tried(tmp_path, monkeypatch
     )
     monkeypatch.setattr(measure.machine, "describe", lambda: small)
     rows = swept(tmp_path, *ON_CPU, contexts=(40,))
-    assert rows.loc[(40, "plain"), "status"] == rows.loc[(40, "math"), "status"] == "oom"
-    assert rows.loc[(40, "plain"), "reason"].startswith("predicted, not tried: ")
-    assert rows.loc[(40, "flash"), "status"] == "ok"
+    assert dict(rows.loc[40, "status"]) == {
+        "plain": "oom (predicted)", "math": "oom (predicted)", "flash": "ok"
+    }  # fmt: skip
+    assert rows.loc[(40, "plain"), "reason"].startswith("not tried: ")
+
+
+def test_who_fails_under_the_clock_takes_nobody_along(tmp_path, monkeypatch):
+    def brittle(operands):
+        work, calls = ways.get("plain").build(operands), []
+
+        def forward():
+            calls.append(1)
+            if len(calls) > 5:
+                raise RuntimeError("device-side assert")
+            return work.forward()
+
+        return Workload(forward, work.leaves)
+
+    added(monkeypatch, "brittle", brittle)
+    rows = swept(tmp_path, "plain", "brittle", "flash", contexts=(24,)).loc[24]
+    assert dict(rows["status"]) == {"plain": "ok", "brittle": "failed", "flash": "ok"}
+    assert "device-side assert" in rows.loc["brittle", "reason"]
+
+
+def test_a_probe_that_fails_leaves_it_to_the_case(tmp_path, monkeypatch):
+    def broken(operands):
+        raise RuntimeError("no such kernel image")
+
+    added(monkeypatch, "broken", broken)
+    measure._refusal.cache_clear()
+    rows = swept(tmp_path, "plain", "broken", contexts=(24,)).loc[24]
+    assert dict(rows["status"]) == {"plain": "ok", "broken": "failed"}
+
+
+def test_what_the_hooks_saw_is_freed():
+    one = draw(AttentionProblem(16, 8, 1, "float32"), "cpu")
+    leaves, seen = one.leaves(), []
+
+    def forward():
+        p = (leaves["query"] @ leaves["key"].mT).softmax(-1)
+        seen.append(weakref.ref(p))
+        return p @ leaves["value"]
+
+    footprint.measure(Workload(forward, leaves), one.dout)
+    gc.collect()
+    assert seen and all(p() is None for p in seen)
+
+
+@pytest.mark.parametrize(("slow_ms", "rounds"), [(1e9, 7), (0.0, 5)])
+def test_slow_rounds_are_fewer(slow_ms, rounds, monkeypatch):
+    monkeypatch.setattr(measure, "SLOW_MS", slow_ms)
+    monkeypatch.setattr(measure._Clock, "_calls", lambda clock, direction: (1, 1.0))
+    _, operands, work = prepared("plain", (16, 8, 1))
+    found = measure._Clock({"plain": work}, operands.dout, 7).run()["plain"]
+    assert found["n"] == found["forward_n"] == rounds
 
 
 def test_a_stopped_run_keeps_its_rows_and_measures_the_rest(tmp_path, monkeypatch):
@@ -348,6 +402,12 @@ def test_compiled_ways_come_at_their_width_and_dtype_alone():
     assert [(c["provider"], c["head_dim"], c["dtype"]) for c in found if c["provider"] != "plain"] \
         == [("inductor", 64, "float32")]  # fmt: skip
     assert cases.problem_of(found[0]) == AttentionProblem(64, 16, 8, "float32")
+    found = cases.grid(
+        "course", [64, 32], [8], ["float32"], ["plain"], batch_size=8, repetitions=1,
+        device="cpu", compiled=["flex float32 8 32"],
+    )  # fmt: skip
+    assert [(c["provider"], c["context_length"]) for c in found] \
+        == [("plain", 64), ("plain", 32), ("flex", 32)]  # fmt: skip
 
 
 @pytest.mark.parametrize(

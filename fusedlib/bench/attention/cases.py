@@ -1,6 +1,7 @@
 """Study 07's cases: one a shape, dtype and way; those of a shape and dtype are timed in turns."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fusedlib.bench import (
@@ -41,9 +42,10 @@ def grid(
     ways: Sequence[str], *, batch_size: int, repetitions: int, device: str,
     compiled: Iterable[str] = (),
 ) -> list[Case]:  # fmt: skip
-    """Every context at every width in every dtype, each way; width by width as they are given.
+    """Every context at every width in every dtype, each way; dtype by dtype as they are given.
 
-    `compiled` adds a way at one width and dtype: "inductor float32 64".
+    `compiled` adds a way at one dtype and width, "inductor float32 64", or at one context of these,
+    "flex float32 64 1024".
 
     Raises:
         ValueError: an unknown grid, way or dtype, a size or number of repetitions below 1.
@@ -55,11 +57,11 @@ def grid(
     added = [compiled_at(text) for text in compiled]
     shared = {"repetitions": repetitions, "device": where(device)}
     found = []
-    for width in widths:
-        for dtype in dtypes:
-            more = [way for way, at, kind in added if (at, kind) == (width, dtype)]
+    for dtype in dtypes:
+        for width in widths:
             for context in contexts:
                 problem = AttentionProblem(context, width, batch_size, dtype)
+                more = [a.way for a in added if a.takes(problem)]
                 found += [
                     {"experiment": EXPERIMENT, "grid": name, "provider": get(way).name,
                      **{f: getattr(problem, f) for f in _FIELDS}, **shared}
@@ -80,16 +82,37 @@ def published(
     return grid("published", contexts, widths, ["float32"], ways, **shared)
 
 
-def compiled_at(text: str) -> tuple[str, int, str]:
-    """Way, width and dtype of a text such as "inductor float32 64".
+@dataclass(frozen=True)
+class Compiled:
+    """Where a way that is compiled is measured besides; `context_length` None: at every one."""
+
+    way: str
+    dtype: str
+    head_dim: int
+    context_length: int | None
+
+    def takes(self, problem: AttentionProblem) -> bool:
+        """Whether it is measured on this problem."""
+        here = (self.dtype, self.head_dim) == (problem.dtype, problem.head_dim)
+        return here and self.context_length in (None, problem.context_length)
+
+
+def compiled_at(text: str) -> Compiled:
+    """What a text such as "inductor float32 64" or "flex float32 64 1024" says.
 
     Raises:
-        ValueError: not three words, a way that is not compiled, or a width that is no number.
+        ValueError: not three or four words, an unknown way, a width or context that is no number.
     """
     words = text.split()
-    if len(words) != 3 or words[0] not in WAYS or not words[2].isdecimal():
-        raise ValueError(f"give a way, a dtype and a width, 'inductor float32 64', got {text!r}")
-    return words[0], int(words[2]), words[1]
+    numbers = words[2:]
+    if len(words) not in (3, 4) or words[0] not in WAYS or not all(map(str.isdecimal, numbers)):
+        raise ValueError(
+            "give a way, a dtype, a width and at will a context, 'inductor float32 64' or "
+            f"'flex float32 64 1024', got {text!r}; known ways: {', '.join(WAYS)}"
+        )
+    width, context = (*map(int, numbers), None)[:2]
+    assert width is not None
+    return Compiled(words[0], words[1], width, context)
 
 
 def problem_of(case: Mapping[str, Any]) -> AttentionProblem:

@@ -33,16 +33,18 @@ def measure(work: Workload, dout: Tensor) -> dict[str, Any]:
 def _kept(work: Workload) -> dict[str, Any]:
     known = {leaf.untyped_storage().data_ptr() for leaf in work.leaves.values()}
     found: dict[int, tuple[int, str]] = {}
+    held: list[Tensor] = []
 
-    def pack(tensor: Tensor) -> Tensor:
+    def pack(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage.nbytes() and storage.data_ptr() not in known:
             shape = "·".join(map(str, tensor.shape))
             text = f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
             found.setdefault(storage.data_ptr(), (storage.nbytes(), text))
-        return tensor
+            held.append(tensor.detach())  # so that no address comes twice
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    # There is no backward. Given back to autograd, a saved output (P) would keep itself for good.
+    with torch.autograd.graph.saved_tensors_hooks(pack, _never):
         y = work.forward()
     backward = y.grad_fn.name() if y.grad_fn is not None else None
     return {
@@ -50,6 +52,10 @@ def _kept(work: Workload) -> dict[str, Any]:
         "kept": sorted(text for _, text in found.values()),
         "backward_node": backward,
     }
+
+
+def _never(packed: None) -> Tensor:
+    raise AssertionError("no backward runs through a graph that kept nothing")
 
 
 def _cuda(work: Workload, dout: Tensor) -> dict[str, float | None]:

@@ -23,6 +23,8 @@ from fusedlib.bench.sweep import outcome
 
 BASELINE = "plain"
 WARMUP = 1  # round: the check and the count of memory have run everything before
+# A round that takes longer is not short of samples: fewer rounds, the same for all in it.
+SLOW_MS, SLOW_ROUNDS = 100.0, 5
 PROBE = 128
 DIRECTIONS = ("forward", "backward", "both")
 PRECISION = "highest"
@@ -69,6 +71,8 @@ def _refusal(name: str, head_dim: int, dtype: str, device: str) -> str | None:
         ways.get(name).build(draw(AttentionProblem(PROBE, head_dim, 1, dtype), device))
     except Unavailable as error:
         return str(error)
+    except Exception:
+        return None  # its own case tells what is wrong
     return None
 
 
@@ -85,7 +89,7 @@ def hopeless(way: str, problem: AttentionProblem, device: str) -> str | None:
     if need <= HOPELESS[device] * total:
         return None
     return (
-        f"predicted, not tried: {need:,.0f} GiB counted, more than {HOPELESS[device]:g} times the "
+        f"not tried: {need:,.0f} GiB counted, more than {HOPELESS[device]:g} times the "
         f"{total:,.0f} GiB there are"
     )
 
@@ -122,14 +126,16 @@ class _Session:
 
     def _all_timed(self, dout: Tensor) -> Iterator[tuple[Case, dict[str, Any], str, str | None]]:
         """Rows of everybody who is right. When the memory does not suffice, whoever holds most
-        goes, and the others are timed again.
+        goes, after another failure whose turn it was; the others are timed again.
         """
         waiting = {case["provider"]: case for case in self.group if case["provider"] in self.ready}
         while waiting:
-            times, status, reason = self._timed(dout)
+            times, status, reason, last = self._timed(dout)
             gone = list(waiting)
             if status == "oom":
                 gone = [max(waiting, key=lambda name: self.figures[name]["peak_mib"] or 0.0)]
+            elif status != "ok" and last in waiting:
+                gone = [last]
             for name in gone:
                 del self.ready[name]
                 yield waiting.pop(name), self.figures[name] | times.get(name, {}), status, reason
@@ -159,7 +165,7 @@ class _Session:
         usual: dict[str, check.Errors],
     ) -> dict[str, Any]:  # fmt: skip
         if reason := hopeless(name, self.problem, self.device):
-            return {"status": "oom", "reason": reason}
+            return {"status": "oom (predicted)", "reason": reason}
         one = ways.get(name)
         figures: dict[str, Any] = {
             "version": f"torch {machine.version_of('torch')}", "settings": one.settings
@@ -176,15 +182,18 @@ class _Session:
             self.ready[name] = work
         return figures
 
-    def _timed(self, dout: Tensor) -> tuple[dict[str, dict[str, Any]], str, str | None]:
-        """Figures of the times by way, or the status and reason why there are none."""
+    def _timed(
+        self, dout: Tensor
+    ) -> tuple[dict[str, dict[str, Any]], str, str | None, str | None]:  # fmt: skip
+        """Figures of the times by way, or status and reason why there are none; who came last."""
         found: dict[str, dict[str, Any]] = {}
         clock = _Clock(self.ready, dout, self.group[0]["repetitions"])
         before = machine.conditions()
         _, status, reason = outcome(lambda _: found.update(clock.run()) or {}, {})
         state = machine.before_and_after(before, machine.conditions())
         session = datetime.now(UTC).isoformat()
-        return {n: {**f, **state, "session": session} for n, f in found.items()}, status, reason
+        times = {n: {**f, **state, "session": session} for n, f in found.items()}
+        return times, status, reason, clock.last
 
 
 @dataclass
@@ -199,15 +208,17 @@ class _Clock:
     dout: Tensor
     repetitions: int
     outputs: list[Tensor] = field(default_factory=list)
+    last: str | None = None
 
     def run(self) -> dict[str, dict[str, Any]]:
         """By way: figures of each direction, with `calls`, and the speed-up over plain."""
         found: dict[str, dict[str, Any]] = {name: {} for name in self.ready}
         for direction in DIRECTIONS:
-            calls = self._calls(direction)
+            calls, round_ms = self._calls(direction)
+            rounds = self.repetitions if round_ms <= SLOW_MS else min(self.repetitions, SLOW_ROUNDS)
             times = timing.interleaved(
                 {name: partial(self._burst, direction, name, calls) for name in self.ready},
-                device=self.dout.device, warmup=WARMUP, repetitions=self.repetitions,
+                device=self.dout.device, warmup=WARMUP, repetitions=rounds,
                 flush_l2=calls == 1, prepare=partial(self._prepare, direction, calls),
             )  # fmt: skip
             prefix = "" if direction == "both" else f"{direction}_"
@@ -225,14 +236,13 @@ class _Clock:
         ratio = times[BASELINE].ratio_to(times[name])
         return {"speedup": ratio.value, "speedup_low": ratio.low, "speedup_high": ratio.high}
 
-    def _calls(self, direction: str) -> int:
-        """As many calls a sample as make a burst of `compare.BURST_MS` for the fastest.
-
-        One on the host, whose clock waits for each call anyway.
+    def _calls(self, direction: str) -> tuple[int, float]:
+        """As many calls a sample as make a burst of `compare.BURST_MS` for the fastest, and the ms
+        of a round of them. One on the host, whose clock waits for each call anyway.
         """
         if not self.dout.is_cuda:
-            return 1
-        fastest = compare.BURST_MS
+            return 1, 0.0
+        fastest, whole = compare.BURST_MS, 0.0
         for name in self.ready:
             for _ in range(2):
                 self._prepare(direction, 1, name)
@@ -243,11 +253,13 @@ class _Clock:
                 taken = (time.perf_counter() - begin) * 1e3
                 if taken > 10 * compare.BURST_MS:
                     break
-            fastest = min(fastest, taken)
-        return min(compare.MOST_CALLS, max(1, round(compare.BURST_MS / fastest)))
+            fastest, whole = min(fastest, taken), whole + taken
+        calls = min(compare.MOST_CALLS, max(1, round(compare.BURST_MS / fastest)))
+        return calls, calls * whole
 
     def _prepare(self, direction: str, calls: int, name: str) -> None:
         """Drop everybody's gradients; for a backward alone, run its forwards."""
+        self.last = name
         for work in self.ready.values():
             work.reset()
         self.outputs.clear()

@@ -19,8 +19,8 @@ from fusedlib.bench.attention.problem import Operands
 from fusedlib.bench.providers import Workload
 from fusedlib.models.transformer import plain_attention
 
-# Elements of a block of rows: 256 MiB in float64, of which a handful are alive at once.
-BLOCK = 2**25
+# Elements of a block of rows: 512 MiB in float64, of which a handful are alive at once.
+BLOCK = 2**26
 NAMES = ("y", "d_query", "d_key", "d_value")
 
 

@@ -48,7 +48,8 @@ def passes(
 ) -> list[Case]:  # fmt: skip
     """Each mode at each context length, attention and precision, the largest context first.
 
-    Without gradients the attention's kind hardly matters, so only the first one is run so.
+    Without gradients the attention's kind hardly matters, and at shorter contexts less: the first
+    kind is run everywhere, the others where they matter most.
 
     Raises:
         ValueError: as `setting`.
@@ -56,7 +57,8 @@ def passes(
     found = []
     for context in sorted(set(contexts), reverse=True):
         for mode in reversed(MODES):
-            for attention in attentions[:1] if mode == MODES[0] else attentions:
+            whole = context == max(contexts) and mode != MODES[0]
+            for attention in attentions if whole else attentions[:1]:
                 for precision in precisions:
                     shared = setting(
                         model, context, attention=attention, precision=precision, device=device
@@ -69,13 +71,13 @@ def checkpoints(
     shared: Case, sizes: Iterable[int], nested: Iterable[int], first: Iterable[int],
     repetitions: int,
 ) -> list[Case]:  # fmt: skip
-    """No checkpoint, then segments, nested segments and the first blocks alone, of these sizes.
+    """No checkpoint, then segments, the first blocks alone, and nested segments, of these sizes.
 
     Raises:
         ValueError: a size that the model's blocks do not allow, or no repetition.
     """
     plans = [Plan("none")]
-    for kind, chosen in (("segments", sizes), ("nested", nested), ("first", first)):
+    for kind, chosen in (("segments", sizes), ("first", first), ("nested", nested)):
         plans += [Plan(kind, size) for size in chosen]  # type: ignore[arg-type]
     layers = config(shared["model"]).num_layers
     for plan in plans:
@@ -174,7 +176,4 @@ def hopeless(case: Mapping[str, Any]) -> str | None:
     need = counted_peak(case) / GIB
     if there is None or need <= HOPELESS * there:
         return None
-    return (
-        f"predicted: {need:.0f} GiB by formula, more than {HOPELESS:g} times the {there:.0f} GiB "
-        "there are"
-    )
+    return f"{need:.0f} GiB by formula, more than {HOPELESS:g} times the {there:.0f} GiB there are"

@@ -34,6 +34,7 @@ class Measure:
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, ...], Program] = {}
         self._too_large: set[tuple[Any, ...]] = set()
+        self._saved: set[tuple[str, str]] = set()
 
     def __call__(self, case: Case) -> dict[str, Any]:
         """The row's figures, in MiB and ms.
@@ -46,29 +47,33 @@ class Measure:
                 f"the allocator of {case['device']} keeps neither a history nor a peak"
             )
         if reason := hopeless(case):
-            return {"status": "oom", "reason": reason, "predicted": True}
+            return {"status": "oom (predicted)", "reason": reason}
         with _one_thread():
             if case["experiment"] == "checkpoint":
                 return self._checkpoint(case)
             self._kept.clear()
             _clear(case["device"])
-            return _watched(case)
+            return self._watched(case)
+
+    def _watched(self, case: Case) -> dict[str, Any]:
+        """A pass. A snapshot takes up to 80 MB: the first of each mode and precision is kept."""
+        kind = (case["mode"], case["precision"])
+        figures = _watched(case, None if kind in self._saved else snapshot_path(case))
+        self._saved.add(kind)
+        return figures
 
     # --- checkpointing ---------------------------------------------------------------------------
 
     def _checkpoint(self, case: Case) -> dict[str, Any]:
         program, key = self._program(case)
         plan = plan_of(case)
-        for weight in program.weights():  # held, as in gradient accumulation: not a part of this
-            weight.grad = torch.zeros_like(weight)
         both = {"plan": plan, "none": WHOLE}
         if plan == WHOLE or not self._fits(program, key):
             del both["none"]
-        _pass(program, plan)  # libraries and workspaces are there from now on
         figures = _held(program, plan)
-        times = timing.interleaved(
+        times = timing.interleaved(  # all in it have just run once: no round to warm them up
             {name: lambda one=one: _pass(program, one) for name, one in both.items()},  # type: ignore[misc]
-            device=program.device, warmup=1, repetitions=case["repetitions"], flush_l2=False,
+            device=program.device, warmup=0, repetitions=case["repetitions"], flush_l2=False,
         )  # fmt: skip
         figures |= times["plan"].figures()
         if "none" in times:
@@ -82,12 +87,16 @@ class Measure:
         if key not in self._kept:
             self._kept.clear()
             _clear(case["device"])
-            self._kept[key] = Program(**{name: case[name] for name in names})
-        _clear(case["device"])
+            program = Program(**{name: case[name] for name in names})
+            for weight in program.weights():  # held, as in gradient accumulation: no part of this
+                weight.grad = torch.zeros_like(weight)
+            _pass(program, Plan("segments", 1))  # libraries and workspaces are there from now on
+            self._kept[key] = program
+        _clear(case["device"], workspaces=False)
         return self._kept[key], key
 
     def _fits(self, program: Program, key: tuple[Any, ...]) -> bool:
-        """Whether a pass without any checkpoint fits; found out once."""
+        """Whether a pass without any checkpoint fits, which warms it up; not tried again if not."""
         if key in self._too_large:
             return False
         try:
@@ -96,7 +105,8 @@ class Measure:
             if not is_out_of_memory(error):
                 raise
             self._too_large.add(key)
-        _clear(program.device.type)
+        if key in self._too_large:
+            _clear(program.device.type, workspaces=False)
         return key not in self._too_large
 
 
@@ -136,7 +146,9 @@ def _held(program: Program, plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
     largest = _listed(timeline.largest(found, at + 1, LARGEST, ()))
     del largest["largest_category"]  # nothing was named here
-    return figures | _witness(base, peaks) | largest
+    counters = _witness(base, peaks)
+    counters.pop("reserved_peak_mib", None)  # of the pass without checkpoints just before
+    return figures | counters | largest
 
 
 def _listed(groups: list[timeline.Group]) -> dict[str, list[Any]]:
@@ -151,16 +163,15 @@ def _listed(groups: list[timeline.Group]) -> dict[str, list[Any]]:
 # --- watched passes ----------------------------------------------------------------------------
 
 
-def _watched(case: Case) -> dict[str, Any]:
+def _watched(case: Case, kept_at: Path | None) -> dict[str, Any]:
     base = _statistics(case["device"])
     known = Known(weights={}, gradients={}, optimizer={}, casts={}, where={}, forwards=[])
     with watching(torch.device(case["device"])) as watch:
         program = _run(case, watch, known)
         peaks = _statistics(case["device"])
-    history, snapshot = watch.history, snapshot_path(case)
-    figures = _figures(history, known) | _witness(base, peaks)
-    if case["device"] == "cuda":
-        figures |= {"snapshot": snapshot.name, "snapshot_mib": watch.save(snapshot) / MIB}
+    figures = _figures(watch.history, known) | _witness(base, peaks)
+    if kept_at and case["device"] == "cuda":
+        figures |= {"snapshot": kept_at.name, "snapshot_mib": watch.save(kept_at) / MIB}
     for name in ("weights", "gradients", "state"):
         figures[f"{name}_bytes"] = nbytes(getattr(program, name)())
     if case["mode"] == "forward":
@@ -292,10 +303,14 @@ def _witness(base: dict[str, int], peaks: dict[str, int]) -> dict[str, float]:
     }
 
 
-def _clear(device: str) -> None:
-    """Leave nothing of the case before on a GPU, also when that one ended in an exception."""
+def _clear(device: str, *, workspaces: bool = True) -> None:
+    """Leave nothing of the case before on a GPU, also when that one ended in an exception.
+
+    But for cuBLAS's workspaces, when the same model runs on.
+    """
     if device == "cuda":
         gc.collect()
         torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()
+        if workspaces:
+            torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()

@@ -5,7 +5,17 @@ import pandas as pd
 from fusedlib.study import published
 from fusedlib.study.attention import memory_sentences as memory
 from fusedlib.study.attention import time_sentences as times
-from fusedlib.study.attention.selected import rows, shape
+from fusedlib.study.attention.selected import (
+    PLAIN,
+    at,
+    by_format,
+    fused_first,
+    longest,
+    rows,
+    shape,
+    where,
+)
+from fusedlib.study.display import number, quantity
 from fusedlib.study.selection import no_finding
 
 MISSING = no_finding("07_attention")
@@ -13,19 +23,16 @@ MISSING = no_finding("07_attention")
 
 def answer(frame: pd.DataFrame, card_mib: float | None) -> str:
     """The study's question answered: what the T × T matrix costs, and what does without it."""
-    found = [
-        memory.kept_sentence(frame), times.time_sentence(frame),
-        memory.capacity_sentence(frame, card_mib),
-    ]  # fmt: skip
+    found = [cost_sentence(frame), memory.capacity_sentence(frame, card_mib)]
     return " ".join(s for s in found if s) or MISSING
 
 
 def findings(frame: pd.DataFrame) -> list[str]:
     """What the rows say besides the `answer`, one sentence or two each."""
     sentences = [
-        memory.agreement_sentence, times.grows_sentence, times.crossing_sentence,
-        times.bound_sentence, times.rate_sentence, times.width_sentence, times.compiled_sentence,
-        times.ratio_sentence, memory.oom_sentence, check_sentence, memory.grid_sentence,
+        times.time_sentence, times.grows_sentence, times.crossing_sentence, times.bound_sentence,
+        times.rate_sentence, times.width_sentence, times.compiled_sentence, times.ratio_sentence,
+        memory.agreement_sentence, memory.oom_sentence, check_sentence, memory.grid_sentence,
     ]  # fmt: skip
     found = [s for sentence in sentences if (s := sentence(frame))]
     return [*(found or [MISSING]), published_sentence()]
@@ -33,8 +40,32 @@ def findings(frame: pd.DataFrame) -> list[str]:
 
 def headline(frame: pd.DataFrame) -> list[str]:
     """The abstract's sentences about this study."""
-    sentences = [memory.kept_sentence, times.time_sentence, times.bound_sentence]
+    sentences = [cost_sentence, times.bound_sentence]
     return [s for sentence in sentences if (s := sentence(frame))] or [MISSING]
+
+
+def cost_sentence(frame: pd.DataFrame) -> str | None:
+    """Bytes and time of plain attention and of the fastest without the matrix, at the longest."""
+    told, place = [], None
+    for part in by_format(longest(frame)):
+        plain, fused = part[part["provider"] == PLAIN], fused_first(part)
+        if plain.empty or fused.empty:
+            continue
+        row, best = plain.iloc[0], fused.iloc[0]
+        here, place = place == shape(row), shape(row)
+        told.append(
+            f"{'in ' + row['format'] if here else 'at ' + at(row)} plain attention keeps "
+            f"{memory.mib(row['kept_mib'])} for its backward pass, holds "
+            f"{memory.mib(row['peak_mib'])} at its peak and takes {_ms(row)} forward and backward; "
+            f"{best['provider']}, which keeps no T × T matrix, {memory.mib(best['kept_mib'])}, "
+            f"{memory.mib(best['peak_mib'])} and {_ms(best)}, {number(best['speedup'], 3)} times "
+            f"as fast ({number(best['speedup_low'], 3)}–{number(best['speedup_high'], 3)})"
+        )
+    return f"On {where(frame)}, {'; '.join(told)}." if told else None
+
+
+def _ms(row: pd.Series) -> str:
+    return quantity(row["median_ms"], "ms", 3)
 
 
 def check_sentence(frame: pd.DataFrame) -> str | None:

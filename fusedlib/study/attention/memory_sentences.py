@@ -11,8 +11,6 @@ from fusedlib.study.attention.selected import (
     at_width,
     brief,
     by_format,
-    fused_first,
-    longest,
     rows,
     shape,
     where,
@@ -26,23 +24,8 @@ LEAST_MIB = 1.0
 LITTLE = 0.25
 
 
-def kept_sentence(frame: pd.DataFrame) -> str | None:
-    """What plain attention keeps and holds at the longest context, and the best of the others."""
-    told = []
-    for part in by_format(longest(frame)):
-        plain, fused = part[part["provider"] == PLAIN], fused_first(part)
-        if plain.empty or fused.empty:
-            continue
-        row, best = plain.iloc[0], fused.iloc[0]
-        told.append(
-            f"at {at(row)} plain attention keeps {_mib(row['kept_mib'])} for its backward pass "
-            f"and holds {_mib(row['peak_mib'])} at its peak, {best['provider']} "
-            f"{_mib(best['kept_mib'])} and {_mib(best['peak_mib'])}"
-        )
-    return f"On {where(frame)}, {'; '.join(told)}." if told else None
-
-
-def _mib(value: float) -> str:
+def mib(value: float) -> str:
+    """A quantity in MiB."""
     return quantity(value, "MiB", 3)
 
 
@@ -84,8 +67,8 @@ def agreement_sentence(frame: pd.DataFrame) -> str | None:
         worst = known.loc[off.idxmax()]
         if off.max() > CLOSE:
             text += (
-                f", furthest off {worst['provider']} at {at(worst)}: {_mib(worst[column])} for "
-                f"{_mib(worst[counted])} counted"
+                f", furthest off {worst['provider']} at {at(worst)}: {mib(worst[column])} for "
+                f"{mib(worst[counted])} counted"
             )
         parts.append(text)
     if not parts:
@@ -99,13 +82,13 @@ def agreement_sentence(frame: pd.DataFrame) -> str | None:
 def oom_sentence(frame: pd.DataFrame) -> str | None:
     """What ran out of memory, what was asked for, and what still ran at that context."""
     found = at_width(frame, None)
-    gone = found[found["status"] == "oom"]
+    gone = found[found["status"].isin(["oom", "oom (predicted)"])]
     told = []
     for context, part in gone.groupby("context_length"):
         ran = found[(found["context_length"] == context) & (found["status"] == "ok")]
         said = [f"{r.provider} in {r.format} ({brief(r.reason)})" for r in part.itertuples()]
         alive = ", ".join(
-            f"{r.provider} in {r.format} with {_mib(r.peak_mib)}" for r in ran.itertuples()
+            f"{r.provider} in {r.format} with {mib(r.peak_mib)}" for r in ran.itertuples()
         )
         text = f"at context {context:,} {'; '.join(said)}"
         told.append(f"{text}; it ran {alive}" if alive else text)

@@ -34,22 +34,23 @@ def empty(*columns: str, index: str = "way") -> pd.DataFrame:
 
 
 def course(frame: pd.DataFrame) -> pd.DataFrame:
-    """The course's table in fp32: times eager and compiled, memory before backward and at most."""
+    """The course's table in fp32, eager and compiled: times, memory before backward and at most."""
     found = rows(frame, "course", None)
     found = found[(found["format"] == "fp32") & found["provider"].isin(list(TITLES))]
-    return _by_shape(found, ("forward", "backward"), _course_memory)
+    return _by_shape(found, ("forward", "backward"), _course_memory, TITLES)
 
 
 def published_grid(frame: pd.DataFrame) -> pd.DataFrame:
     """The grid of the published script: its times and its five columns of memory."""
-    return _by_shape(rows(frame, "published", None), tuple(_TIMES), _published_memory)
+    found = rows(frame, "published", None)
+    return _by_shape(found, tuple(_TIMES), _published_memory, [PLAIN])
 
 
 def _by_shape(
     found: pd.DataFrame, directions: Iterable[str],
-    memory: Callable[[pd.Series | None], dict[str, str]],
+    memory: Callable[[pd.Series | None], dict[str, str]], held_by: Iterable[str],
 ) -> pd.DataFrame:  # fmt: skip
-    """A row a width and context; times of plain and compiled, then plain's memory."""
+    """A row a width and context; times of plain and compiled, then the memory of `held_by`."""
     if found.empty:
         return empty("forward, ms", "backward, ms", index="context")
     lines: dict[tuple[int, int], dict[tuple[str, str], str]] = {}
@@ -60,8 +61,9 @@ def _by_shape(
             for direction in directions:
                 row = by_way.get(name)
                 line[f"{title}, ms", direction] = cell(row, _TIMES[direction])
-        for title, value in memory(by_way.get(PLAIN)).items():
-            line["eager, MiB", title] = value
+        for name in held_by:
+            for title, value in memory(by_way.get(name)).items():
+                line[f"{TITLES[name]}, MiB", title] = value
         lines[int(width), int(context)] = line
     return _table(lines, "width", "context")
 

@@ -1,5 +1,6 @@
 """Study 09 in sentences: findings and the abstract's part, every number from rows or formulas."""
 
+from collections.abc import Iterable
 from math import isclose, sqrt
 from typing import Any
 
@@ -23,7 +24,7 @@ def answer(frame: pd.DataFrame) -> str:
 
 def headline(frame: pd.DataFrame) -> list[str]:
     """The abstract's sentences about this study."""
-    return _said(frame, [step_sentence, counted_sentence, spacing_sentence])
+    return _said(frame, [cost_sentence, counted_sentence])
 
 
 def findings(frame: pd.DataFrame) -> list[str]:
@@ -45,11 +46,25 @@ def _joined(frame: pd.DataFrame, sentences: list[Any]) -> str:
     return " ".join(_said(frame, sentences))
 
 
+def cost_sentence(frame: pd.DataFrame) -> str | None:
+    """What fills the memory at a step's peak, and what checkpoints at all blocks give and cost."""
+    return _sentence(part for part in (_step(frame), _price(frame)) if part)
+
+
+def _sentence(parts: Iterable[str]) -> str | None:
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else None
+
+
 # --- a step --------------------------------------------------------------------------------------
 
 
 def step_sentence(frame: pd.DataFrame) -> str | None:
     """What the peak of a full step is made of, in the widest precision that was run."""
+    return _sentence(filter(None, [_step(frame)]))
+
+
+def _step(frame: pd.DataFrame) -> str | None:
     rows = selected.steps(frame)
     if rows.empty:
         return None
@@ -61,8 +76,8 @@ def step_sentence(frame: pd.DataFrame) -> str | None:
         if v >= 0.005 * row["events_peak_mib"]
     ]  # fmt: skip
     return (
-        f"A step of {of(row)} peaks at {size(row['measured_mib'])} {selected.section(row)} on "
-        f"{place(row)}: {', '.join(parts)}."
+        f"a step of {of(row)} peaks at {size(row['measured_mib'])} {selected.section(row)} on "
+        f"{place(row)}: {', '.join(parts)}"
     )
 
 
@@ -157,17 +172,31 @@ def attention_sentence(frame: pd.DataFrame) -> str | None:
     if not {"plain", "sdpa"} <= set(wide.columns):
         return None
     ratio = (wide["sdpa"] / wide["plain"]).dropna()
-    contexts = sorted({context for _, context in ratio.index})
+    if ratio.empty:
+        return None
+    longest = ratio.index.get_level_values(1).max()
     said = [
-        f"{percent(ratio[precision, contexts[-1]])} in {precision}"
-        for precision in activations.PRECISIONS if (precision, contexts[-1]) in ratio.index
+        f"{percent(ratio[precision, longest])} in {precision}"
+        for precision in activations.PRECISIONS if (precision, longest) in ratio.index
     ]  # fmt: skip
-    ends = [f"{percent(ratio.xs(c, level=1).max())} at {c:g}" for c in contexts[:1]]
-    return (
+    text = (
         f"Of what a model with plain attention keeps, one with `scaled_dot_product_attention` "
-        f"keeps {', '.join(said)} at context {contexts[-1]:g}, and at most {ends[0]}: only the "
-        "attention weights grow with the square of the context."
+        f"keeps {', '.join(said)} at context {longest:g}"
     )
+    short = rows[rows["context_length"] == rows["context_length"].min()]
+    shortest = int(short["context_length"].iloc[0])
+    if shortest == longest:
+        return f"{text}."
+    counted = max(_kept_as(row, "sdpa") / _kept_as(row, "plain") for _, row in short.iterrows())
+    return (
+        f"{text}, and by formula at most {percent(counted)} at {shortest}: only the attention "
+        "weights grow with the square of the context."
+    )
+
+
+def _kept_as(row: Any, attention: str) -> int:
+    """Bytes by formula that a row's pass keeps with an attention of this kind."""
+    return cases.counted({**dict(row), "attention": attention})["activations"]
 
 
 def update_sentence(frame: pd.DataFrame) -> str | None:
@@ -266,6 +295,13 @@ def _blocks(count: float) -> str:
 
 def price_sentence(frame: pd.DataFrame) -> str | None:
     """What checkpointing every block costs in time and saves in memory."""
+    text = _price(frame)
+    return text and _sentence(
+        [text, f"a backward being two forwards, one more forward would be {number(4 / 3)}"]
+    )
+
+
+def _price(frame: pd.DataFrame) -> str | None:
     rows = _plans(frame, fits=True)
     single, whole = _kind(rows, "segments"), _kind(rows, "none")
     single = single[single["blocks"] == 1]
@@ -273,11 +309,11 @@ def price_sentence(frame: pd.DataFrame) -> str | None:
         return None
     row, none = single.iloc[0], whole.iloc[0]
     return (
-        f"A checkpoint at every block of {row['model']} at context {row['context_length']:g} takes "
-        f"the peak over weights and gradients from {size(none['peak_mib'])} to "
-        f"{size(row['peak_mib'])} and the time of forward and backward to "
-        f"{quantity(row['ratio'], '×')} ({number(row['ratio_low'])} to {number(row['ratio_high'])})"
-        f"; a backward being two forwards, one more forward would be {number(4 / 3)}."
+        f"a checkpoint at every block of {row['model']} at context {row['context_length']:g} in "
+        f"{row['precision']} takes the peak over weights and gradients from "
+        f"{size(none['peak_mib'])} to {size(row['peak_mib'])} and the time of forward and backward "
+        f"to {quantity(row['ratio'], '×')} ({number(row['ratio_low'])} to "
+        f"{number(row['ratio_high'])})"
     )
 
 

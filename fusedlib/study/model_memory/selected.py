@@ -30,7 +30,7 @@ _FIGURES = (
     "moment_names", "moment_at", "live_at", "weights_bytes", "gradients_bytes", "state_bytes",
     "largest_count", "largest_bytes", "largest_category", "largest_where", "kept_sizes_bytes",
     "kept_sizes_count", "peak_in_forward_mib", "peak_in_backward_mib", "peak_in_step_mib",
-    "predicted", "plan", "blocks", "kept_mib", "median_ms", "median_low_ms", "median_high_ms",
+    "plan", "blocks", "kept_mib", "median_ms", "median_low_ms", "median_high_ms",
     "ratio", "ratio_low", "ratio_high", "snapshot", "snapshot_mib", "mode", "model", "attention",
     "precision", "context_length", "batch_size", "device",
     *(f"{when}_{name}_mib" for when in ("live", "peak", "forward") for name in CATEGORIES),
@@ -135,11 +135,6 @@ def work(rows: pd.DataFrame) -> str:
     return f"{row['model']}, batch {int(row['batch_size'])}, on {place(row)}"
 
 
-def status(row: Any) -> str:
-    """Status of a row for a table: what was predicted and not tried is said so."""
-    return "oom (predicted)" if row["predicted"] is True else str(row["status"])
-
-
 def section(row: Any) -> str:
     """The part of the pass in which a row's peak lies."""
     for name, at in zip(row["moment_names"], row["moment_at"], strict=True):
@@ -166,7 +161,7 @@ def lacking(frame: pd.DataFrame) -> str | None:
         what = row["mode"]
         if not isinstance(what, str):
             what = "no checkpoint" if not row["blocks"] else f"{row['plan']} of {row['blocks']:g}"
-        told.setdefault(f"{status(row)}: {reason}", []).append(
+        told.setdefault(f"{row['status']}: {reason}", []).append(
             f"{what} at {int(row['context_length'])}, {row['attention']}, {row['precision']}"
         )
     return (

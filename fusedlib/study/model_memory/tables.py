@@ -30,7 +30,7 @@ def peaks(frame: pd.DataFrame) -> pd.DataFrame:
     for _, row in rows.iterrows():
         line = body.setdefault((row["attention"], int(row["context_length"])), {})
         text = cell(row["measured_mib"], scale, 3) if row["status"] == "ok" else None
-        line[f"{row['precision']}, {unit}", row["mode"]] = text or selected.status(row)
+        line[f"{row['precision']}, {unit}", row["mode"]] = text or str(row["status"])
     return _framed(body, ["attention", "context"], [
         (f"{p}, {unit}", m) for p in activations.PRECISIONS for m in MODES
     ])  # fmt: skip
@@ -218,7 +218,7 @@ def checkpointing(frame: pd.DataFrame) -> pd.DataFrame:
             "segments": len(plan.segments(shape.num_layers)) or MISSING,
             "passes": plan.passes(shape.num_layers),
             "counted": cell(max(held.values()), MIB),
-            "measured": cell(row["peak_mib"], 1) if fine else selected.status(row),
+            "measured": cell(row["peak_mib"], 1) if fine else str(row["status"]),
             "ms": quantity(row["median_ms"], "") if fine else MISSING,
             "times none": _interval(row),
         }
