@@ -82,6 +82,15 @@ def test_running_out_of_memory_leaves_the_next_case_whole():
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
+def test_a_compiled_model_is_measured_without_a_compilation_and_forgotten():
+    measure.measure(case_of())  # what libraries keep for themselves is allocated
+    before = torch.cuda.memory_allocated()
+    found = measure.measure(case_of(provider="inductor", precision="bf16 autocast"))
+    assert "status" not in found and found["unlinked"] == 0
+    assert [k for k in found["kernels"] if k[1] == "other"] == []
+    assert torch.cuda.memory_allocated() < before + 2**20, "weights of the compiled model stay"
+
+
 @pytest.mark.skipif(not shutil.which("nsys"), reason="nsys is not installed")
 def test_nsys_records_the_case(tmp_path):
     assert nsys.launch(case_of()) == 0

@@ -215,4 +215,5 @@ def test_the_study_asks_for_cases_that_there_are(profile):
         cases.cases(given[name], given["contexts"], ["fp32"], device="cpu", repetitions=1)
     if profile == "full":
         assert given["fp32"] == given["autocast"] == ["small", "medium", "large", "xl", "2.7b"]
-        assert sorted(given["contexts"]) == [128, 256, 512, 1024]
+        assert set(given["spanning"]) <= set(given["fp32"])
+        assert sorted(given["contexts"] + given["more_contexts"]) == [128, 256, 512, 1024]

@@ -126,10 +126,7 @@ def by_class(row: Any, what: str) -> dict[str, float]:
 
 
 def by_kernel(row: Any, what: str) -> list[tuple[str, str, int, float]]:
-    """Name, class, calls and ms of the kernels that a row names, most ms first.
-
-    A kernel that is among the most expensive of one section only counts with that section's part.
-    """
+    """Name, class, calls and ms of the kernels that a row names, most ms first."""
     found: dict[tuple[str, str], tuple[int, float]] = {}
     for _, kind, name, count, ms in summed(row.kernels, WHAT[what]):
         if name != REST:
