@@ -149,7 +149,8 @@ def taken_apart(found: Trace) -> Figures:
     inside = sum(ms for section, _, ms, *_ in sections if section != INFERENCE)
     return {
         "sections": sections, "classes": by_class, "kernels": _kernels(by_name),
-        "unlinked": found.unlinked, "kernels_ms": whole, "outside_sections_ms": round(whole - inside, 6),
+        "unlinked": found.unlinked, "kernels_ms": whole,
+        "outside_sections_ms": round(whole - inside, 6),
     }  # fmt: skip
 
 
