@@ -55,7 +55,8 @@ def row(model="small", context=256, precision="fp32", scale=1.0, **fields):
         "kernels_ms": total, "busy_ms": total, "idle_ms": 5.0 * scale, "late_ms": 4.0 * scale,
         "gaps": 50, "late_gaps": 40, "gap_percentiles_us": [0.5 * 1.5**n for n in range(13)],
         "lead_us": 1500.0, "profiled_kernels": 101, "trace_mib": 3.0,
-        "trace_file": "small.json.gz", "trace_kept_mib": 0.3,
+        "trace_file": "small.json.gz", "trace_kept_mib": 0.3, "trace_whole": context < 1024,
+        "control_samples_ms": [12.75 * scale] * 3,
     }  # fmt: skip
     return head(cases.STUDY) | case | figures | fields
 
@@ -145,7 +146,23 @@ def test_idle_time_is_told_of_the_unprofiled_step():
 
 def test_watching_costs_what_the_rows_say():
     line = tables.overhead(FULL).loc[("fp32", "eager", "plain", "small")]
-    assert line["/ without"] == "1.20" and line["ranges / without"] == "1.60"
+    assert list(line["over without"]) == ["1.20", "1.60", "1.02"]
+    [sentence] = [s for s in findings.findings(FULL) if s.startswith("The profiler")]
+    assert "1.02 to 1.02 times what it took before" in sentence
+    longer = FULL.assign(control_samples_ms=[[] for _ in range(len(FULL))])
+    assert pd.isna(tables.overhead(longer)["over without", "after"]).all()
+
+
+def test_the_headline_is_one_sentence_of_both_precisions():
+    [first, *_] = findings.headline(FULL)
+    assert "50 % (small) to 50 % (2.7b) in fp32 and 50 % (small) to 50 % (2.7b)" in first
+    assert first.endswith("idle for up to 20 % of a step (small, fp32).")
+
+
+def test_traces_are_counted_by_size():
+    table = tables.traces(FULL)
+    assert table.loc[("fp32", "small"), "files"] == 5
+    assert table.loc[("fp32", "small"), "with operators"] == 4
 
 
 def test_compiled_and_fused_stand_beside_eager_plain():

@@ -17,6 +17,7 @@ from fusedlib.study.profiles.selected import (
     by_class,
     by_kernel,
     calls,
+    control_ratio,
     idle_share,
     largest,
     named,
@@ -44,7 +45,7 @@ def findings(frame: pd.DataFrame) -> list[str]:
 
 def headline(frame: pd.DataFrame) -> list[str]:
     """The abstract's sentences about this study."""
-    found = [_gemm(frame), _attention(frame), _idle(frame)]
+    found = [_steps(frame), _attention(frame)]
     return [s for s in found if s] or [MISSING]
 
 
@@ -57,6 +58,26 @@ def _fp32(frame: pd.DataFrame) -> list[Any]:
 def _setting(frame: pd.DataFrame) -> str:
     rows = at_context(frame)
     return f"on {where(rows)} ({setting(rows)})"
+
+
+def _steps(frame: pd.DataFrame) -> str | None:
+    """Matrix products' share of a step by precision, and the device's idle time."""
+    rows = at_context(frame)
+    told = []
+    for precision, part in rows.groupby("precision", sort=False):
+        known = list(part.itertuples())
+        ends = known if len(known) == 1 else [known[0], known[-1]]
+        shares = " to ".join(f"{percent(share(r, STEP, classes.GEMM))} ({r.model})" for r in ends)
+        told.append(f"{shares} in {precision}")
+    if not told:
+        return None
+    worst = max(rows.itertuples(), key=idle_share)
+    nothing = "the device is idle" if worst.on_device else "no operator runs"
+    return (
+        f"Of the {unit(rows)}' time of a training step matrix products take, {_setting(frame)}, "
+        f"{' and '.join(told)}; {nothing} for up to {percent(idle_share(worst))} of a step "
+        f"({worst.model}, {worst.precision})."
+    )
 
 
 def _gemm(frame: pd.DataFrame) -> str | None:
@@ -170,18 +191,18 @@ def _autocast(frame: pd.DataFrame) -> str | None:
     """What autocast adds and what it takes away."""
     rows = at_context(frame)
     told = []
-    for model, part in rows.groupby("model", sort=False):
+    pairs = []
+    for _, part in rows.groupby("model", sort=False):
         by = {r.precision: r for r in part.itertuples()}
-        if {"fp32", "bf16 autocast"} - set(by):
-            continue
-        before, after = by["fp32"], by["bf16 autocast"]
+        if {"fp32", "bf16 autocast"} <= set(by):
+            pairs.append((by["fp32"], by["bf16 autocast"]))
+    for before, after in pairs if len(pairs) < 2 else (pairs[0], pairs[-1]):
         copies = [number(by_class(r, STEP).get(classes.COPY, 0.0), 2) for r in (before, after)]
         products = [number(by_class(r, STEP).get(classes.GEMM, 0.0), 2) for r in (before, after)]
         told.append(
-            f"{model}: step {number(before.step_median_ms, 3)} to "
-            f"{number(after.step_median_ms, 3)} ms, {calls(before, STEP):,} to "
-            f"{calls(after, STEP):,} {unit(rows)}, products {products[0]} to {products[1]} ms, "
-            f"copies and casts {copies[0]} to {copies[1]} ms"
+            f"{before.model}: {calls(before, STEP):,} to {calls(after, STEP):,} {unit(rows)}, "
+            f"products {products[0]} to {products[1]} ms of a step, copies and casts {copies[0]} "
+            f"to {copies[1]} ms"
         )
     if not told:
         return None
@@ -221,4 +242,10 @@ def _overhead(frame: pd.DataFrame) -> str | None:
     )
     if len(ranged):
         text += f", with named ranges {number(ranged.min(), 3)} to {number(ranged.max(), 3)} times"
-    return f"{text}: shares are of the kernels' own time, and idle time is told without it."
+    after = [ratio for r in rows.itertuples() if np.isfinite(ratio := control_ratio(r))]
+    if after:
+        text += (
+            f"; once it is off again a step takes {number(min(after), 3)} to "
+            f"{number(max(after), 3)} times what it took before"
+        )
+    return f"{text}. Shares are of the {unit(rows)}' own time, and idle time is told without it."

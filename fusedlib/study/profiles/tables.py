@@ -18,6 +18,7 @@ from fusedlib.study.profiles.selected import (
     by_kernel,
     calls,
     context,
+    control_ratio,
     idle_share,
     largest,
     part_ms,
@@ -169,8 +170,8 @@ def attention(frame: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _ratio(value: float) -> str | None:
-    return None if pd.isna(value) else number(value, 2)
+def _ratio(value: float, digits: int = 2) -> str | None:
+    return None if pd.isna(value) else number(value, digits)
 
 
 def idle(frame: pd.DataFrame) -> pd.DataFrame:
@@ -221,22 +222,25 @@ def gap_us(row: Any, percentile: int) -> float:
 
 
 def overhead(frame: pd.DataFrame) -> pd.DataFrame:
-    """A step without the profiler, with it, and with named ranges; eager and compiled."""
+    """A step without the profiler, with it, with named ranges, and after; eager and compiled."""
     rows = profiles(frame)
     rows = rows[rows["context_length"] == context(rows)]
     lines = [
         {
-            "without, ms": number(r.step_median_ms, 3), "profiler, ms": number(r.profiled_ms, 3),
-            "/ without": number(r.profiled_ms / r.step_median_ms, 3),
-            "ranges too, ms": None if pd.isna(r.ranged_ms) else number(r.ranged_ms, 3),
-            "ranges / without": None if pd.isna(r.ranged_ms)
-            else number(r.ranged_ms / r.step_median_ms, 3),
+            ("a step, ms", "without"): number(r.step_median_ms, 3),
+            ("a step, ms", "profiler"): number(r.profiled_ms, 3),
+            ("a step, ms", "ranges too"): None if pd.isna(r.ranged_ms) else number(r.ranged_ms, 3),
+            ("over without", "profiler"): _ratio(r.profiled_ms / r.step_median_ms, 3),
+            ("over without", "ranges too"): _ratio(r.ranged_ms / r.step_median_ms, 3),
+            ("over without", "after"): _ratio(control_ratio(r), 3),
         }
-        for r in rows.itertuples()
+        for r in rows.assign(ranged_ms=pd.to_numeric(rows["ranged_ms"])).itertuples()
     ]  # fmt: skip
     if not lines:
-        return empty("without, ms")
-    return pd.DataFrame(lines, index=_index(rows, "precision", "provider", "attention", "model"))
+        return empty("a step, ms")
+    table = pd.DataFrame(lines, index=_index(rows, "precision", "provider", "attention", "model"))
+    table.columns = pd.MultiIndex.from_tuples(table.columns)
+    return table
 
 
 def compiled(frame: pd.DataFrame) -> pd.DataFrame:
@@ -271,17 +275,22 @@ def compiled(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def traces(frame: pd.DataFrame) -> pd.DataFrame:
-    """The traces that were kept, and which of them lie here."""
+    """The traces that were kept, by size and precision, and how many of them lie here."""
     rows = profiles(frame)
     rows = rows[rows["trace_file"].notna()]
     folder = paths.traces_dir()
-    lines = [
-        {
-            "file": r.trace_file, "MiB": number(r.trace_kept_mib, 2),
-            "unpacked, MiB": number(r.trace_mib, 2), "here": (folder / r.trace_file).exists(),
-        }
-        for r in rows.itertuples()
-    ]  # fmt: skip
+    lines, index = [], []
+    for key, part in rows.groupby(["precision", "model"], sort=False):
+        index.append(key)
+        lines.append(
+            {
+                "files": len(part), "with operators": int(part["trace_whole"].eq(True).sum()),
+                "MiB, largest": number(part["trace_kept_mib"].max(), 2),
+                "as recorded, MiB": number(part["trace_mib"].max(), 2),
+                "here": sum((folder / name).exists() for name in part["trace_file"]),
+            }
+        )  # fmt: skip
     if not lines:
-        return empty("file", "MiB")
-    return pd.DataFrame(lines)
+        return empty("files", "MiB, largest")
+    names = ["precision", "size"]
+    return pd.DataFrame(lines, index=pd.MultiIndex.from_tuples(index, names=names))
