@@ -99,11 +99,12 @@ def test_classes_add_up_to_the_whole():
     assert table.loc["optimizer", ("forward", "ms")] != "0"
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16 autocast"])
 @pytest.mark.parametrize("what", ["forward", "backward", "step"])
-def test_the_top_kernels_and_the_rest_are_all_there_is(what):
-    table = tables.top(FULL, what)
-    row = selected.largest(FULL)
-    assert row.model == "2.7b"
+def test_the_top_kernels_and_the_rest_are_all_there_is(what, precision):
+    table = tables.top(FULL, what, precision)
+    row = selected.largest(FULL, precision)
+    assert (row.model, row.precision) == ("2.7b", precision)
     assert sum(float(v) for v in table["ms"]) == pytest.approx(selected.time_ms(row, what))
     assert sum(float(v) for v in table["%"]) == pytest.approx(100, abs=0.5)
     called = sum(int(n.replace(",", "")) for n in table["calls"])
@@ -148,7 +149,7 @@ def test_watching_costs_what_the_rows_say():
     line = tables.overhead(FULL).loc[("fp32", "eager", "plain", "small")]
     assert list(line["over without"]) == ["1.20", "1.60", "1.02"]
     [sentence] = [s for s in findings.findings(FULL) if s.startswith("The profiler")]
-    assert "1.02 to 1.02 times what it took before" in sentence
+    assert "a step takes 1.02 times what it took before" in sentence
     longer = FULL.assign(control_samples_ms=[[] for _ in range(len(FULL))])
     assert pd.isna(tables.overhead(longer)["over without", "after"]).all()
 
@@ -167,7 +168,9 @@ def test_traces_are_counted_by_size():
 
 def test_compiled_and_fused_stand_beside_eager_plain():
     table = tables.compiled(FULL)
-    assert sorted(table["their time, ms"]) == ["10.0", "7.00", "8.00"]
+    assert sorted(table["its kernels", "ms"]) == ["10.0", "7.00", "8.00"]
+    assert tables.not_compiled(FULL) is None
+    assert tables.not_compiled(CPU) == "No compiled model was measured."
     [sentence] = [s for s in findings.findings(FULL) if s.startswith("Compiled")]
     assert "10.0 to 8.00 ms" in sentence
 

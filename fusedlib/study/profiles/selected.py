@@ -65,10 +65,10 @@ def at_context(frame: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["context_length"] == context(rows)]
 
 
-def largest(frame: pd.DataFrame) -> Any:
-    """The row of the largest size in fp32 at that context, None when there is none."""
+def largest(frame: pd.DataFrame, precision: str = "fp32") -> Any:
+    """The row of the largest size in a precision at that context, None when there is none."""
     rows = at_context(frame)
-    rows = rows[rows["precision"] == "fp32"]
+    rows = rows[rows["precision"] == precision]
     return next(reversed(list(rows.itertuples())), None)
 
 

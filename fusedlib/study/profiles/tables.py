@@ -27,6 +27,7 @@ from fusedlib.study.profiles.selected import (
     share,
     summed,
     time_ms,
+    unit,
 )
 
 TOP = 8
@@ -57,14 +58,14 @@ def by_classes(frame: pd.DataFrame) -> pd.DataFrame:
     order = [kind for kind in classes.CLASSES if kind in present]
     table = pd.DataFrame(columns).reindex(order).rename_axis("class")
     table.loc["all"] = [
-        number(time_ms(row, what), 3) if unit == "ms" else "100" for what, unit in columns
+        number(time_ms(row, what), 3) if shown == "ms" else "100" for what, shown in columns
     ]
     return table
 
 
-def top(frame: pd.DataFrame, what: str) -> pd.DataFrame:
+def top(frame: pd.DataFrame, what: str, precision: str = "fp32") -> pd.DataFrame:
     """The kernels of one case that take most time in a sum of sections, and the rest."""
-    row = largest(frame)
+    row = largest(frame, precision)
     if row is None:
         return empty("kernel", "class", "calls", "ms", "%")
     named = by_kernel(row, what)[:TOP]
@@ -72,7 +73,7 @@ def top(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     lines = [_kernel(*kernel, whole) for kernel in named]
     if rest := calls(row, what) - sum(count for _, _, count, _ in named):
         left = whole - sum(ms for *_, ms in named)
-        lines.append(_kernel(f"{rest} others", "", rest, left, whole))
+        lines.append(_kernel(f"{rest:,} others", "", rest, left, whole))
     return pd.DataFrame(lines)
 
 
@@ -252,26 +253,33 @@ def compiled(frame: pd.DataFrame) -> pd.DataFrame:
     rows = rows[[case in asked for case in rows[keys].itertuples(index=False, name=None)]]
     lines = [
         {
-            "step, ms": number(r.step_median_ms, 3), "calls": f"{calls(r, STEP):,}",
-            "their time, ms": number(time_ms(r, STEP), 3),
+            ("a step", "ms"): number(r.step_median_ms, 3),
+            ("a step", "idle, %"): _points(idle_share(r)),
+            ("its " + unit(rows), "calls"): f"{calls(r, STEP):,}",
+            ("its " + unit(rows), "ms"): number(time_ms(r, STEP), 3),
             **{
-                f"{kind}, ms": number(by_class(r, STEP).get(kind, 0.0), 3)
+                ("of which, ms", kind): number(by_class(r, STEP).get(kind, 0.0), 3)
                 for kind in (classes.GEMM, classes.ELEMENTWISE, classes.SOFTMAX, classes.ATTENTION)
             },
-            "idle, %": _points(idle_share(r)),
         }
         for r in rows.itertuples()
     ]  # fmt: skip
     if not lines:
-        return empty("step, ms", "calls")
+        return empty("a step")
     index = [
         (f"{r.model}, {int(r.context_length)}, {r.precision}", f"{r.attention}, {r.provider}")
         for r in rows.itertuples()
     ]
     names = ["size, context, precision", "attention, by"]
-    return pd.DataFrame(lines, index=pd.MultiIndex.from_tuples(index, names=names)).sort_index(
-        level=0, sort_remaining=False, kind="stable"
-    )
+    table = pd.DataFrame(lines, index=pd.MultiIndex.from_tuples(index, names=names))
+    table.columns = pd.MultiIndex.from_tuples(table.columns)
+    return table.sort_index(level=0, sort_remaining=False, kind="stable")
+
+
+def not_compiled(frame: pd.DataFrame) -> str | None:
+    """That no compiled model was measured, for a note."""
+    rows = profiles(frame)
+    return None if rows["provider"].eq("inductor").any() else "No compiled model was measured."
 
 
 def traces(frame: pd.DataFrame) -> pd.DataFrame:
