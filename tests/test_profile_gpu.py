@@ -1,5 +1,6 @@
 """Study 08 on a GPU: sums, threads, ranges that change nothing, and one OOM that harms nobody."""
 
+import gc
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import torch
 from fusedlib import paths
 from fusedlib.bench.profiles import cases, measure, nsys, work
 from fusedlib.bench.sweep import outcome
+from fusedlib.models import transformer
 
 pytestmark = pytest.mark.gpu
 
@@ -80,6 +82,13 @@ def test_running_out_of_memory_leaves_the_next_case_whole():
         assert measure.measure(case_of())["busy_ms"] > 0
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_compiled_model_is_measured_without_a_compilation_and_forgotten():
+    found = measure.measure(case_of(provider="inductor", precision="bf16 autocast"))
+    assert "status" not in found and found["unlinked"] == 0
+    assert [k for k in found["kernels"] if k[1] == "other"] == []
+    assert not [o for o in gc.get_objects() if type(o) is transformer.Transformer]
 
 
 @pytest.mark.skipif(not shutil.which("nsys"), reason="nsys is not installed")

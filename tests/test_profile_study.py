@@ -55,7 +55,8 @@ def row(model="small", context=256, precision="fp32", scale=1.0, **fields):
         "kernels_ms": total, "busy_ms": total, "idle_ms": 5.0 * scale, "late_ms": 4.0 * scale,
         "gaps": 50, "late_gaps": 40, "gap_percentiles_us": [0.5 * 1.5**n for n in range(13)],
         "lead_us": 1500.0, "profiled_kernels": 101, "trace_mib": 3.0,
-        "trace_file": "small.json.gz", "trace_kept_mib": 0.3,
+        "trace_file": "small.json.gz", "trace_kept_mib": 0.3, "trace_whole": context < 1024,
+        "control_samples_ms": [12.75 * scale] * 3,
     }  # fmt: skip
     return head(cases.STUDY) | case | figures | fields
 
@@ -98,11 +99,12 @@ def test_classes_add_up_to_the_whole():
     assert table.loc["optimizer", ("forward", "ms")] != "0"
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16 autocast"])
 @pytest.mark.parametrize("what", ["forward", "backward", "step"])
-def test_the_top_kernels_and_the_rest_are_all_there_is(what):
-    table = tables.top(FULL, what)
-    row = selected.largest(FULL)
-    assert row.model == "2.7b"
+def test_the_top_kernels_and_the_rest_are_all_there_is(what, precision):
+    table = tables.top(FULL, what, precision)
+    row = selected.largest(FULL, precision)
+    assert (row.model, row.precision) == ("2.7b", precision)
     assert sum(float(v) for v in table["ms"]) == pytest.approx(selected.time_ms(row, what))
     assert sum(float(v) for v in table["%"]) == pytest.approx(100, abs=0.5)
     called = sum(int(n.replace(",", "")) for n in table["calls"])
@@ -145,12 +147,30 @@ def test_idle_time_is_told_of_the_unprofiled_step():
 
 def test_watching_costs_what_the_rows_say():
     line = tables.overhead(FULL).loc[("fp32", "eager", "plain", "small")]
-    assert line["/ without"] == "1.20" and line["ranges / without"] == "1.60"
+    assert list(line["over without"]) == ["1.20", "1.60", "1.02"]
+    [sentence] = [s for s in findings.findings(FULL) if s.startswith("The profiler")]
+    assert "a step takes 1.02 times what it took before" in sentence
+    longer = FULL.assign(control_samples_ms=[[] for _ in range(len(FULL))])
+    assert pd.isna(tables.overhead(longer)["over without", "after"]).all()
+
+
+def test_the_headline_is_one_sentence_of_both_precisions():
+    [first, *_] = findings.headline(FULL)
+    assert "50 % (small) to 50 % (2.7b) in fp32 and 50 % (small) to 50 % (2.7b)" in first
+    assert first.endswith("idle for up to 20 % of a step (small, fp32).")
+
+
+def test_traces_are_counted_by_size():
+    table = tables.traces(FULL)
+    assert table.loc[("fp32", "small"), "files"] == 5
+    assert table.loc[("fp32", "small"), "with operators"] == 4
 
 
 def test_compiled_and_fused_stand_beside_eager_plain():
     table = tables.compiled(FULL)
-    assert sorted(table["their time, ms"]) == ["10.0", "7.00", "8.00"]
+    assert sorted(table["its kernels", "ms"]) == ["10.0", "7.00", "8.00"]
+    assert tables.not_compiled(FULL) is None
+    assert tables.not_compiled(CPU) == "No compiled model was measured."
     [sentence] = [s for s in findings.findings(FULL) if s.startswith("Compiled")]
     assert "10.0 to 8.00 ms" in sentence
 
@@ -215,4 +235,5 @@ def test_the_study_asks_for_cases_that_there_are(profile):
         cases.cases(given[name], given["contexts"], ["fp32"], device="cpu", repetitions=1)
     if profile == "full":
         assert given["fp32"] == given["autocast"] == ["small", "medium", "large", "xl", "2.7b"]
-        assert sorted(given["contexts"]) == [128, 256, 512, 1024]
+        assert set(given["spanning"]) <= set(given["fp32"])
+        assert sorted(given["contexts"] + given["more_contexts"]) == [128, 256, 512, 1024]

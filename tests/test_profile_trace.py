@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fusedlib import paths
 from fusedlib.bench import results
 from fusedlib.bench.profiles import __main__ as command
-from fusedlib.bench.profiles import cases, classes, idle, keep, measure, nsys, trace
+from fusedlib.bench.profiles import cases, classes, idle, keep, measure, nsys, trace, work
 
 # Names as Kineto gives them on an H200 with torch 2.11.
 KERNELS = {
@@ -41,6 +41,11 @@ KERNELS = {
     "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps>>()":
         "reduction",
     "triton_red_fused_mean_pow_2": "reduction",
+    "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_2": "reduction",
+    "triton_red_fused_embedding_mean_pow_0": "reduction",
+    "triton_poi_fused__to_copy_mul_silu_3": "element-wise",
+    "triton_poi_fused__to_copy_clone_transpose_7": "copy and cast",
+    "triton_poi_fused_embedding_dense_backward_3": "indexing",
     "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(int)>()":
         "copy and cast",
     "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int)":
@@ -182,9 +187,32 @@ def test_the_rest_is_added_up_and_nothing_is_dropped():
     for n in range(40):
         events += [made.event(f"aten::op{n}", 50 * n, n + 1, "cpu_op")]
     kernels = measure.taken_apart(trace.parse(events))["kernels"]
-    assert len(kernels) == measure.TOP + 1 and kernels[-1][2] == "rest"
+    assert len(kernels) == measure.TOP + 1 and kernels[-1][2] == measure.REST
     assert sum(k[3] for k in kernels) == 40
     assert sum(k[4] for k in kernels) == pytest.approx(sum(range(41)) / 1e3)
+
+
+def test_a_kernel_dear_in_one_section_has_its_line_in_every_other():
+    events = [made.event("step", 0, 8000, "user_annotation"),
+              made.event("forward", 0, 4000, "user_annotation"),
+              made.event("backward", 4000, 4000, "user_annotation")]  # fmt: skip
+    for n in range(40):
+        events += [made.event(f"aten::op{n}", 50 * n, n + 1, "cpu_op")]
+        events += [made.event(f"aten::op{n}", 4000 + 50 * n, 40 - n, "cpu_op")]
+    kernels = measure.taken_apart(trace.parse(events))["kernels"]
+    times = {(section, name): ms for section, _, name, _, ms in kernels}
+    assert times["forward", "aten::op39"] == 0.04 and times["backward", "aten::op39"] == 0.001
+    assert times["forward", "aten::op0"] == 0.001 and times["backward", "aten::op0"] == 0.04
+    for section in ("forward", "backward"):
+        listed = sum(ms for (s, _), ms in times.items() if s == section)
+        assert listed == pytest.approx(sum(range(41)) / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "asked", "timed"), [(50.0, 5, 5), (600.0, 5, 4), (2500.0, 5, 3), (9e4, 2, 2)]
+)
+def test_long_steps_are_timed_less_often(step_ms, asked, timed):
+    assert work.affordable(asked, step_ms) == timed
 
 
 def test_what_is_no_trace_is_refused():
@@ -219,11 +247,24 @@ def test_a_real_step_is_taken_apart_completely(measured):
 
 
 def test_a_kept_trace_is_json_that_names_the_parts(measured):
-    case, figures, folder = measured
+    _, figures, folder = measured
     events = json.loads(gzip.decompress((folder / figures["trace_file"]).read_bytes()))
     names = {e["name"] for e in events["traceEvents"]}
     assert {"step", "forward", "block 1/attention/softmax", "loss"} <= names
-    assert keep.kept(case, b"x" * 100, most_bytes=10) == {"trace_mib": 100 / 2**20}
+    assert figures["trace_whole"]
+
+
+def test_a_trace_too_large_is_kept_without_operators_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path))
+    [case] = cases.cases(["nano"], [32], ["fp32"], device="cuda", repetitions=1)
+    noise = [made.event(f"aten::op{n}", n, 1, "cpu_op", note=f"{n**9}") for n in range(2000)]
+    document = json.dumps({"traceEvents": [*made.gpu(), *noise]}).encode()
+    found = keep.kept(case, document, most_bytes=5000)
+    assert not found["trace_whole"] and found["trace_mib"] == len(document) / 2**20
+    kept = trace.read(gzip.decompress(keep.path_of(case).read_bytes()))
+    whole = trace.read(document)
+    assert (kept.pieces, kept.ranges) == (whole.pieces, whole.ranges)
+    assert keep.kept(case, document, most_bytes=10) == {"trace_mib": len(document) / 2**20}
 
 
 def test_mps_says_why_it_cannot():

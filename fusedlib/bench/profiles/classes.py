@@ -1,7 +1,9 @@
 """What a kernel does, told from its name, and a name short enough for a table.
 
 Kernels of cuBLAS, CUTLASS, cuDNN, PyTorch and Inductor name their work; so do the operators that
-a CPU's profile consists of. What no rule knows is "other" and is shown as such.
+a CPU's profile consists of. What no rule knows is "other" and is shown as such. Inductor names a
+kernel after all operations that it fused: one that only moves or casts is a copy, one with a
+softmax among them a softmax, any other is told by its kind of loop.
 """
 
 import re
@@ -14,6 +16,10 @@ CLASSES = (
     GEMM, ATTENTION, SOFTMAX, ELEMENTWISE, REDUCTION, COPY, INDEXING, OPTIMIZER, DISPATCH, OTHER,
 )  # fmt: skip
 
+_MOVES = (
+    "_to_copy|_unsafe_view|as_strided|cat|clone|constant_pad_nd|copy|expand|full|permute|select|"
+    "slice|split|squeeze|stack|t|transpose|unsqueeze|view|zeros"
+)
 # The first rule that is found in the name decides: fused attention is made of CUTLASS too, and an
 # element-wise kernel's template says whether all it does is copy.
 _KERNELS: tuple[tuple[str, str], ...] = (
@@ -21,10 +27,13 @@ _KERNELS: tuple[tuple[str, str], ...] = (
     (OPTIMIZER, r"multi_tensor_apply|fused_?adam|adamw"),
     (GEMM, r"gemm|nvjet|cutlass|split_?k|gemv|cublas|triton_(mm|bmm|tem)|xmma"),
     (SOFTMAX, r"softmax"),
+    (COPY, rf"^triton_(poi|red|per)_fused(_({_MOVES}))+_\d+$"),
+    (REDUCTION, r"^triton_(red|per)_"),
+    (ELEMENTWISE, r"^triton_poi_(?!fused_(embedding|index|nll_loss)\w*_\d+$)"),
     (INDEXING, r"embedding|index|gather|scatter|radixsort|\bcub::|nll_loss|krn_partial"),
-    (COPY, r"memcpy|memset|copy|fillfunctor|transpose|^triton_\w+_clone_\d+$"),
-    (REDUCTION, r"reduce|^triton_(red|per)_|norm"),
-    (ELEMENTWISE, r"elementwise|^triton_poi_|triu_tril|arange|pointwise"),
+    (COPY, r"memcpy|memset|copy|fillfunctor|transpose"),
+    (REDUCTION, r"reduce|norm"),
+    (ELEMENTWISE, r"elementwise|triu_tril|arange|pointwise"),
 )
 _OPERATORS: tuple[tuple[str, str], ...] = (
     (ATTENTION, r"_?scaled_dot_product\w*|_flash_attention\w*"),
@@ -67,7 +76,7 @@ _NOISE = [re.compile(pattern) for pattern in (
     r"\([^()]*TensorIterator[^()]*\)", r"\([^()]*TensorIterator[^()]*\)",  # one in another
     r"\b(at|native|at_cuda_detail|std|c10|binary_internal|memory|cuda|detail)::",
     r"gpu_kernel_impl(_nocast)?<", r", array<[^<>]*>", r"Trivial\w+<[^<>]*>, ",
-    r"TensorList\w*Metadata<[^<>]*>, ",
+    r"TensorList\w*Metadata<[^<>]*>, ", r"\b(\w+), \1, \1, (?=\w+Functor)",
 )]  # fmt: skip
 
 

@@ -18,13 +18,25 @@ from fusedlib.bench import results
 from fusedlib.bench.profiles import classes, keep, trace
 from fusedlib.bench.profiles.idle import PERCENTILES, idle
 from fusedlib.bench.profiles.trace import Event, Piece, Trace
-from fusedlib.bench.profiles.work import INFERENCE, SECTIONS, STEP, Work, record
+from fusedlib.bench.profiles.work import (
+    FEWEST,
+    INFERENCE,
+    SECTIONS,
+    STEP,
+    Work,
+    affordable,
+    record,
+)
 from fusedlib.bench.statistics import summarize
 
-TOP = 12  # kernels of a section that a row names; the others are added up by class
+TOP = 10  # of each section and of the step: these a row names, the others it adds up by class
 REST = "rest"
+# Steps timed after the profiler, to tell whether its having run makes them longer, take so long.
+CONTROL_MS = 300.0
 Case = Mapping[str, Any]
 Figures = dict[str, Any]
+# By key, such as a class or a class and a name: calls and µs.
+Totals = list[tuple[Any, tuple[int, float]]]
 
 
 def measure(case: Case) -> Figures:
@@ -36,8 +48,13 @@ def measure(case: Case) -> Figures:
     - `sections`: section, calls, time of its kernels, time in which any of them ran, and how long
       the host was in it
     - `classes`: section, class, calls, time
-    - `kernels`: section, class, name, calls, time; the most expensive, then the rest by class
+    - `kernels`: section, class, name, calls, time; what is among the most expensive of any
+      section or of the step has its line in each, then the rest by class
     - `parts`: section, part of the model, calls, time; eager models only
+
+    `step_` figures are of steps before the profiler ran, as many as `work.affordable` says;
+    `control_samples_ms` are steps after it, the profiler off again. A compiled model that was
+    compiled again while it was measured gives a row `failed`.
 
     Raises:
         Unavailable: the profiler sees nothing of this device.
@@ -48,7 +65,15 @@ def measure(case: Case) -> Figures:
     try:
         return _measured(case)
     finally:
+        if case["provider"] != "eager":
+            _forget_compiled()
         _free_memory()
+
+
+def _forget_compiled() -> None:
+    import torch._dynamo
+
+    torch._dynamo.reset()
 
 
 def _free_memory() -> None:
@@ -59,17 +84,30 @@ def _free_memory() -> None:
 
 def _measured(case: Case) -> Figures:
     work = Work(case)
-    work.warm_up()
-    found: Figures = summarize(work.times_ms(case["repetitions"]), "step")
+    settled = work.warm_up()
+    graphs = _graphs(work)
+    found: Figures = summarize(work.times_ms(affordable(case["repetitions"], settled)), "step")
     document = record(work.device, lambda: _run(work))
     bare = trace.read(document)
     found |= {"on_device": bare.on_device, **taken_apart(bare), **idleness(bare)}
     found["profiled_ms"] = _step_ms(bare)
+    found["control_samples_ms"] = work.times_ms(min(FEWEST, int(CONTROL_MS / settled)))
+    if _graphs(work) != graphs:
+        return found | {"status": "failed", "reason": "a measured step compiled the model again"}
     if work.eager:
         document = record(work.device, work.named_step)
         ranged = trace.read(document)
         found |= {"ranged_ms": _step_ms(ranged), "parts": parts(ranged)}
     return found | keep.kept(case, document)
+
+
+def _graphs(work: Work) -> int:
+    """Graphs that Dynamo has compiled in this process; 0 for an eager model."""
+    if work.eager:
+        return 0
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 def _run(work: Work) -> None:
@@ -96,7 +134,7 @@ def taken_apart(found: Trace) -> Figures:
     """Sections, classes and kernels of a trace, and what of the step lies in no section."""
     sections: list[list[Any]] = []
     by_class: list[list[Any]] = []
-    kernels: list[list[Any]] = []
+    by_name: dict[str, Totals] = {}
     for section, (during, pieces) in _sections(found).items():
         class_of = _class_of(found, section)
         busy = idle(pieces).busy if found.on_device and pieces else sum(p.us for p in pieces)
@@ -104,23 +142,34 @@ def taken_apart(found: Trace) -> Figures:
         sections.append([section, len(pieces), _ms(p.us for p in pieces), _ms([busy]), host])
         totals = _totals((class_of(p.name), p.us) for p in pieces)
         by_class += [[section, kind, calls, _ms([us])] for kind, (calls, us) in totals]
-        kernels += _most_expensive(section, pieces, class_of)
+        names = ((class_of(p.name), classes.short_name(p.name)) for p in pieces)
+        by_name[section] = _totals(zip(names, (p.us for p in pieces), strict=True))
     step = found.last(STEP)
     whole = _ms(p.us for p in found.during(step)) if step else 0.0
     inside = sum(ms for section, _, ms, *_ in sections if section != INFERENCE)
     return {
-        "sections": sections, "classes": by_class, "kernels": kernels, "unlinked": found.unlinked,
-        "kernels_ms": whole, "outside_sections_ms": round(whole - inside, 6),
+        "sections": sections, "classes": by_class, "kernels": _kernels(by_name),
+        "unlinked": found.unlinked, "kernels_ms": whole,
+        "outside_sections_ms": round(whole - inside, 6),
     }  # fmt: skip
 
 
-def _most_expensive(section: str, pieces: list[Piece], class_of: Callable[[str], str]) -> list[Any]:
-    totals = _totals(((class_of(p.name), classes.short_name(p.name)), p.us) for p in pieces)
-    rest = _totals(((kind, REST), us, calls) for (kind, _), (calls, us) in totals[TOP:])
-    return [[section, *key, calls, _ms([us])] for key, (calls, us) in [*totals[:TOP], *rest]]
+def _kernels(by_name: Mapping[str, Totals]) -> list[list[Any]]:
+    """Lines of the kernels that are dear somewhere, and of the rest by class, of each section."""
+    parts = [totals for section, totals in by_name.items() if section in SECTIONS]
+    step = _totals((key, us, calls) for totals in parts for key, (calls, us) in totals)
+    named = {key for totals in (*by_name.values(), step) for key, _ in totals[:TOP]}
+    lines: list[list[Any]] = []
+    for section, totals in by_name.items():
+        rest = _totals(
+            ((key[0], REST), us, calls) for key, (calls, us) in totals if key not in named
+        )
+        listed = [*(entry for entry in totals if entry[0] in named), *rest]
+        lines += [[section, *key, calls, _ms([us])] for key, (calls, us) in listed]
+    return lines
 
 
-def _totals(entries: Iterable[tuple[Any, ...]]) -> list[tuple[Any, tuple[int, float]]]:
+def _totals(entries: Iterable[tuple[Any, ...]]) -> Totals:
     """Calls and µs by key, most µs first; an entry is key, µs and, unless one, calls."""
     sums: dict[Any, list[float]] = defaultdict(lambda: [0, 0.0])
     for key, us, *calls in entries:

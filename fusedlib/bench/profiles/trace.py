@@ -66,8 +66,8 @@ class Trace:
         return [p for p in self.pieces if range_.start <= p.issued < range_.end]
 
 
-def read(document: bytes) -> Trace:
-    """Read a trace, a JSON document.
+def events_of(document: bytes) -> list[dict[str, Any]]:
+    """The events of a trace, a JSON document.
 
     Raises:
         ValueError: it is no trace.
@@ -75,7 +75,17 @@ def read(document: bytes) -> Trace:
     content = json.loads(document)
     if not isinstance(content, dict) or "traceEvents" not in content:
         raise ValueError("this is no Chrome trace: it has no list `traceEvents`")
-    return parse(content["traceEvents"])
+    events: list[dict[str, Any]] = content["traceEvents"]
+    return events
+
+
+def read(document: bytes) -> Trace:
+    """Read a trace, a JSON document.
+
+    Raises:
+        ValueError: it is no trace.
+    """
+    return parse(events_of(document))
 
 
 def parse(events: Sequence[dict[str, Any]]) -> Trace:

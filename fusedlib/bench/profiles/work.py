@@ -3,6 +3,7 @@
 import contextlib
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from itertools import pairwise
@@ -21,6 +22,14 @@ from fusedlib.models.transformer import loss
 SECTIONS = ("forward", "backward", "optimizer")
 STEP, INFERENCE = "step", "inference"
 WARMUP = 2
+# A case's timed steps may take so long; FEWEST are timed however long they take.
+BUDGET_MS = 2500.0
+FEWEST = 3
+
+
+def affordable(asked: int, step_ms: float) -> int:
+    """Steps to time: as many of the `asked` as `BUDGET_MS` allows, `FEWEST` at least."""
+    return min(asked, max(FEWEST, int(BUDGET_MS / step_ms)))
 
 
 class Work:
@@ -72,13 +81,15 @@ class Work:
         with named_ranges(self.trainer.model) as tracer:
             self.step(tracer)
 
-    def warm_up(self) -> None:
-        """Run everything once and more, so that what follows is settled."""
-        for _ in range(WARMUP):
-            self.step()
+    def warm_up(self) -> float:
+        """Run everything once and more, so that what follows is settled; ms of the last step."""
         if self.eager:
             self.inference()
+        for _ in range(WARMUP - 1):
+            self.step()
         timing.synchronize(self.device)
+        [settled] = self.times_ms(1)
+        return settled
 
     def times_ms(self, repetitions: int) -> list[float]:
         """ms of each of so many steps, back to back as a training loop runs them."""
@@ -97,9 +108,13 @@ def record(device: torch.device, work: Callable[[], object]) -> bytes:
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=kinds, acc_events=True) as profile:
-        work()
-        timing.synchronize(device)
+    with warnings.catch_warnings():
+        # There is one cycle. With `acc_events`, which also silences this, torch makes an object
+        # of every event before it returns, and nobody reads them.
+        warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
+        with torch.profiler.profile(activities=kinds) as profile:
+            work()
+            timing.synchronize(device)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))

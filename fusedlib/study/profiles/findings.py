@@ -1,6 +1,7 @@
 """Study 08 in sentences: findings and the abstract's part, all from rows."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from fusedlib.study.profiles.selected import (
     by_class,
     by_kernel,
     calls,
+    control_ratio,
     idle_share,
     largest,
     named,
@@ -45,7 +47,7 @@ def findings(frame: pd.DataFrame) -> list[str]:
 
 def headline(frame: pd.DataFrame) -> list[str]:
     """The abstract's sentences about this study."""
-    found = [_gemm(frame), _attention(frame), _idle(frame)]
+    found = [_steps(frame), _attention(frame)]
     return [s for s in found if s] or [MISSING]
 
 
@@ -58,6 +60,28 @@ def _fp32(frame: pd.DataFrame) -> list[Any]:
 def _setting(frame: pd.DataFrame) -> str:
     rows = at_context(frame)
     return f"on {where(rows)} ({setting(rows)})"
+
+
+def _steps(frame: pd.DataFrame) -> str | None:
+    """Matrix products' share of a step by precision, and the device's idle time."""
+    rows = at_context(frame)
+    told = []
+    for precision, part in rows.groupby("precision", sort=False):
+        known = list(part.itertuples())
+        ends = known if len(known) == 1 else [known[0], known[-1]]
+        shares = " to ".join(f"{percent(share(r, STEP, classes.GEMM))} ({r.model})" for r in ends)
+        told.append(f"{shares} in {precision}")
+    if not told:
+        return None
+    worst = max(rows.itertuples(), key=idle_share)
+    nothing, step = "the device is idle", "a step"
+    if not worst.on_device:
+        nothing, step = "no operator runs", "a profiled step"
+    return (
+        f"Of the {unit(rows)}' time of a training step matrix products take, {_setting(frame)}, "
+        f"{' and '.join(told)}; {nothing} for up to {percent(idle_share(worst))} of {step} "
+        f"({worst.model}, {worst.precision})."
+    )
 
 
 def _gemm(frame: pd.DataFrame) -> str | None:
@@ -86,11 +110,11 @@ def _kernels(frame: pd.DataFrame) -> str | None:
     for what in ("forward", STEP):
         name, _, count, ms = by_kernel(row, what)[0]
         names.append(name)
-        told.append(f"`{name}` ({count:,} calls, {percent(ms / time_ms(row, what))})")
-    other = "the same" if names[0] == names[1] else "another one"
+        told.append(f"({count:,} calls, {percent(ms / time_ms(row, what))})")
+    other = "the same" if names[0] == names[1] else f"`{names[1]}`"
     return (
-        f"At {named(row)}, most time of the forward pass goes to {told[0]}; of the whole step to "
-        f"{other}, {told[1]}."
+        f"At {named(row)}, most time of the forward pass goes to `{names[0]}` {told[0]}; of the "
+        f"whole step to {other} {told[1]}."
     )
 
 
@@ -122,13 +146,20 @@ def _attention(frame: pd.DataFrame) -> str | None:
     row = high[1]
     head_dim = config(row.model).head_dim
     counted_bytes = counted.byte_ratio(row.precision, row.context_length, head_dim)
-    span = number(low[0], 2) if len(known) == 1 else f"{number(low[0], 2)} to {number(high[0], 2)}"
+    span = _between([low[0], high[0]], 2)
     return (
         f"In plain attention in fp32 on {where(rows)} the softmax takes {span} of the time of "
         f"both products (forward), most at {named(row)}. There it has "
         f"{number(counted.flop_ratio(head_dim), 2)} of their FLOPs and {number(counted_bytes, 2)} "
         f"of their bytes; over all cases its time follows {_nearer(known)}."
     )
+
+
+def _between(values: Iterable[float], digits: int) -> str:
+    """The least and the greatest of the values, once where both read the same."""
+    known = list(values)
+    ends = [number(min(known), digits), number(max(known), digits)]
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 
 def _nearer(known: list[tuple[float, Any]]) -> str:
@@ -171,18 +202,18 @@ def _autocast(frame: pd.DataFrame) -> str | None:
     """What autocast adds and what it takes away."""
     rows = at_context(frame)
     told = []
-    for model, part in rows.groupby("model", sort=False):
+    pairs = []
+    for _, part in rows.groupby("model", sort=False):
         by = {r.precision: r for r in part.itertuples()}
-        if {"fp32", "bf16 autocast"} - set(by):
-            continue
-        before, after = by["fp32"], by["bf16 autocast"]
+        if {"fp32", "bf16 autocast"} <= set(by):
+            pairs.append((by["fp32"], by["bf16 autocast"]))
+    for before, after in pairs if len(pairs) < 2 else (pairs[0], pairs[-1]):
         copies = [number(by_class(r, STEP).get(classes.COPY, 0.0), 2) for r in (before, after)]
         products = [number(by_class(r, STEP).get(classes.GEMM, 0.0), 2) for r in (before, after)]
         told.append(
-            f"{model}: step {number(before.step_median_ms, 3)} to "
-            f"{number(after.step_median_ms, 3)} ms, {calls(before, STEP):,} to "
-            f"{calls(after, STEP):,} {unit(rows)}, products {products[0]} to {products[1]} ms, "
-            f"copies and casts {copies[0]} to {copies[1]} ms"
+            f"{before.model}: {calls(before, STEP):,} to {calls(after, STEP):,} {unit(rows)}, "
+            f"products {products[0]} to {products[1]} ms of a step, copies and casts {copies[0]} "
+            f"to {copies[1]} ms"
         )
     if not told:
         return None
@@ -216,10 +247,12 @@ def _overhead(frame: pd.DataFrame) -> str | None:
         return None
     ratios = (rows["profiled_ms"] / rows["step_median_ms"]).dropna()
     ranged = (rows["ranged_ms"] / rows["step_median_ms"]).dropna()
-    text = (
-        f"The profiler makes a step on {where(rows)} {number(ratios.min(), 3)} to "
-        f"{number(ratios.max(), 3)} times as long"
-    )
+    text = f"The profiler makes a step on {where(rows)} {_between(ratios, 3)} times as long"
     if len(ranged):
-        text += f", with named ranges {number(ranged.min(), 3)} to {number(ranged.max(), 3)} times"
-    return f"{text}: shares are of the kernels' own time, and idle time is told without it."
+        text += f", with named ranges {_between(ranged, 3)} times"
+    after = [ratio for r in rows.itertuples() if np.isfinite(ratio := control_ratio(r))]
+    if after:
+        text += (
+            f"; once it is off again a step takes {_between(after, 3)} times what it took before"
+        )
+    return f"{text}. Shares are of the {unit(rows)}' own time, and idle time is told without it."

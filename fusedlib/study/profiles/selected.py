@@ -6,6 +6,7 @@ Every function takes the frame of `results.load("08_profile")`, or rows of it, a
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fusedlib.bench.profiles.measure import REST
@@ -27,7 +28,8 @@ _COLUMNS = (
     "model", "context_length", "batch_size", "precision", "attention", "provider", "device",
     "step_median_ms", "profiled_ms", "ranged_ms", "on_device", "sections", "classes", "kernels",
     "parts", "kernels_ms", "busy_ms", "idle_ms", "late_ms", "gaps", "late_gaps", "lead_us",
-    "gap_percentiles_us", "profiled_kernels", "trace_mib", "trace_file", "trace_kept_mib",
+    "gap_percentiles_us", "profiled_kernels", "control_samples_ms", "trace_mib", "trace_file",
+    "trace_kept_mib", "trace_whole",
 )  # fmt: skip
 
 
@@ -63,10 +65,10 @@ def at_context(frame: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["context_length"] == context(rows)]
 
 
-def largest(frame: pd.DataFrame) -> Any:
-    """The row of the largest size in fp32 at that context, None when there is none."""
+def largest(frame: pd.DataFrame, precision: str = "fp32") -> Any:
+    """The row of the largest size in a precision at that context, None when there is none."""
     rows = at_context(frame)
-    rows = rows[rows["precision"] == "fp32"]
+    rows = rows[rows["precision"] == precision]
     return next(reversed(list(rows.itertuples())), None)
 
 
@@ -126,10 +128,7 @@ def by_class(row: Any, what: str) -> dict[str, float]:
 
 
 def by_kernel(row: Any, what: str) -> list[tuple[str, str, int, float]]:
-    """Name, class, calls and ms of the kernels that a row names, most ms first.
-
-    A kernel that is among the most expensive of one section only counts with that section's part.
-    """
+    """Name, class, calls and ms of the kernels that a row names, most ms first."""
     found: dict[tuple[str, str], tuple[int, float]] = {}
     for _, kind, name, count, ms in summed(row.kernels, WHAT[what]):
         if name != REST:
@@ -160,6 +159,13 @@ def idle_share(row: Any) -> float:
     if row.on_device:
         return max(1 - row.busy_ms / row.step_median_ms, 0.0)
     return max(1 - row.kernels_ms / row.profiled_ms, 0.0)
+
+
+def control_ratio(row: Any) -> float:
+    """A step after the profiler over one before it; NaN where none was timed after."""
+    after = row.control_samples_ms
+    known = isinstance(after, list) and after
+    return float(np.median(after)) / row.step_median_ms if known else float("nan")
 
 
 def missing(frame: pd.DataFrame) -> str | None:

@@ -18,6 +18,7 @@ from fusedlib.study.profiles.selected import (
     by_kernel,
     calls,
     context,
+    control_ratio,
     idle_share,
     largest,
     part_ms,
@@ -26,6 +27,7 @@ from fusedlib.study.profiles.selected import (
     share,
     summed,
     time_ms,
+    unit,
 )
 
 TOP = 8
@@ -56,14 +58,14 @@ def by_classes(frame: pd.DataFrame) -> pd.DataFrame:
     order = [kind for kind in classes.CLASSES if kind in present]
     table = pd.DataFrame(columns).reindex(order).rename_axis("class")
     table.loc["all"] = [
-        number(time_ms(row, what), 3) if unit == "ms" else "100" for what, unit in columns
+        number(time_ms(row, what), 3) if shown == "ms" else "100" for what, shown in columns
     ]
     return table
 
 
-def top(frame: pd.DataFrame, what: str) -> pd.DataFrame:
+def top(frame: pd.DataFrame, what: str, precision: str = "fp32") -> pd.DataFrame:
     """The kernels of one case that take most time in a sum of sections, and the rest."""
-    row = largest(frame)
+    row = largest(frame, precision)
     if row is None:
         return empty("kernel", "class", "calls", "ms", "%")
     named = by_kernel(row, what)[:TOP]
@@ -71,7 +73,7 @@ def top(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     lines = [_kernel(*kernel, whole) for kernel in named]
     if rest := calls(row, what) - sum(count for _, _, count, _ in named):
         left = whole - sum(ms for *_, ms in named)
-        lines.append(_kernel(f"{rest} others", "", rest, left, whole))
+        lines.append(_kernel(f"{rest:,} others", "", rest, left, whole))
     return pd.DataFrame(lines)
 
 
@@ -169,8 +171,8 @@ def attention(frame: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _ratio(value: float) -> str | None:
-    return None if pd.isna(value) else number(value, 2)
+def _ratio(value: float, digits: int = 2) -> str | None:
+    return None if pd.isna(value) else number(value, digits)
 
 
 def idle(frame: pd.DataFrame) -> pd.DataFrame:
@@ -221,22 +223,25 @@ def gap_us(row: Any, percentile: int) -> float:
 
 
 def overhead(frame: pd.DataFrame) -> pd.DataFrame:
-    """A step without the profiler, with it, and with named ranges; eager and compiled."""
+    """A step without the profiler, with it, with named ranges, and after; eager and compiled."""
     rows = profiles(frame)
     rows = rows[rows["context_length"] == context(rows)]
     lines = [
         {
-            "without, ms": number(r.step_median_ms, 3), "profiler, ms": number(r.profiled_ms, 3),
-            "/ without": number(r.profiled_ms / r.step_median_ms, 3),
-            "ranges too, ms": None if pd.isna(r.ranged_ms) else number(r.ranged_ms, 3),
-            "ranges / without": None if pd.isna(r.ranged_ms)
-            else number(r.ranged_ms / r.step_median_ms, 3),
+            ("a step, ms", "without"): number(r.step_median_ms, 3),
+            ("a step, ms", "profiler"): number(r.profiled_ms, 3),
+            ("a step, ms", "ranges too"): None if pd.isna(r.ranged_ms) else number(r.ranged_ms, 3),
+            ("over without", "profiler"): _ratio(r.profiled_ms / r.step_median_ms, 3),
+            ("over without", "ranges too"): _ratio(r.ranged_ms / r.step_median_ms, 3),
+            ("over without", "after"): _ratio(control_ratio(r), 3),
         }
-        for r in rows.itertuples()
+        for r in rows.assign(ranged_ms=pd.to_numeric(rows["ranged_ms"])).itertuples()
     ]  # fmt: skip
     if not lines:
-        return empty("without, ms")
-    return pd.DataFrame(lines, index=_index(rows, "precision", "provider", "attention", "model"))
+        return empty("a step, ms")
+    table = pd.DataFrame(lines, index=_index(rows, "precision", "provider", "attention", "model"))
+    table.columns = pd.MultiIndex.from_tuples(table.columns)
+    return table
 
 
 def compiled(frame: pd.DataFrame) -> pd.DataFrame:
@@ -248,40 +253,52 @@ def compiled(frame: pd.DataFrame) -> pd.DataFrame:
     rows = rows[[case in asked for case in rows[keys].itertuples(index=False, name=None)]]
     lines = [
         {
-            "step, ms": number(r.step_median_ms, 3), "calls": f"{calls(r, STEP):,}",
-            "their time, ms": number(time_ms(r, STEP), 3),
+            ("a step", "ms"): number(r.step_median_ms, 3),
+            ("a step", "idle, %"): _points(idle_share(r)),
+            ("its " + unit(rows), "calls"): f"{calls(r, STEP):,}",
+            ("its " + unit(rows), "ms"): number(time_ms(r, STEP), 3),
             **{
-                f"{kind}, ms": number(by_class(r, STEP).get(kind, 0.0), 3)
+                ("of which, ms", kind): number(by_class(r, STEP).get(kind, 0.0), 3)
                 for kind in (classes.GEMM, classes.ELEMENTWISE, classes.SOFTMAX, classes.ATTENTION)
             },
-            "idle, %": _points(idle_share(r)),
         }
         for r in rows.itertuples()
     ]  # fmt: skip
     if not lines:
-        return empty("step, ms", "calls")
+        return empty("a step")
     index = [
         (f"{r.model}, {int(r.context_length)}, {r.precision}", f"{r.attention}, {r.provider}")
         for r in rows.itertuples()
     ]
     names = ["size, context, precision", "attention, by"]
-    return pd.DataFrame(lines, index=pd.MultiIndex.from_tuples(index, names=names)).sort_index(
-        level=0, sort_remaining=False, kind="stable"
-    )
+    table = pd.DataFrame(lines, index=pd.MultiIndex.from_tuples(index, names=names))
+    table.columns = pd.MultiIndex.from_tuples(table.columns)
+    return table.sort_index(level=0, sort_remaining=False, kind="stable")
+
+
+def not_compiled(frame: pd.DataFrame) -> str | None:
+    """That no compiled model was measured, for a note."""
+    rows = profiles(frame)
+    return None if rows["provider"].eq("inductor").any() else "No compiled model was measured."
 
 
 def traces(frame: pd.DataFrame) -> pd.DataFrame:
-    """The traces that were kept, and which of them lie here."""
+    """The traces that were kept, by size and precision, and how many of them lie here."""
     rows = profiles(frame)
     rows = rows[rows["trace_file"].notna()]
     folder = paths.traces_dir()
-    lines = [
-        {
-            "file": r.trace_file, "MiB": number(r.trace_kept_mib, 2),
-            "unpacked, MiB": number(r.trace_mib, 2), "here": (folder / r.trace_file).exists(),
-        }
-        for r in rows.itertuples()
-    ]  # fmt: skip
+    lines, index = [], []
+    for key, part in rows.groupby(["precision", "model"], sort=False):
+        index.append(key)
+        lines.append(
+            {
+                "files": len(part), "with operators": int(part["trace_whole"].eq(True).sum()),
+                "MiB, largest": number(part["trace_kept_mib"].max(), 2),
+                "as recorded, MiB": number(part["trace_mib"].max(), 2),
+                "here": sum((folder / name).exists() for name in part["trace_file"]),
+            }
+        )  # fmt: skip
     if not lines:
-        return empty("file", "MiB")
-    return pd.DataFrame(lines)
+        return empty("files", "MiB, largest")
+    names = ["precision", "size"]
+    return pd.DataFrame(lines, index=pd.MultiIndex.from_tuples(index, names=names))
