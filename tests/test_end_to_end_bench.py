@@ -36,7 +36,7 @@ def recorder(folder):
 
 @pytest.mark.parametrize("precision", list(cases.PRECISIONS))
 def test_a_step_has_its_parts_rates_and_memory(precision):
-    row = measure.Measure()(step(precision))
+    row = measure.Measure()(step(precision, inference=True))
     for part in ("forward", "backward", "optimizer", "both", "step"):
         assert len(row[f"{part}_samples_ms"]) == 2 and row[f"{part}_median_ms"] > 0
     both = zip(row["forward_samples_ms"], row["backward_samples_ms"], strict=True)
@@ -65,11 +65,37 @@ def test_steps_end_with_the_time_but_not_before_enough():
     assert len(running.collect(lambda: {"forward": 1.0}, endless)["forward"]) == 4
 
 
+def test_of_long_steps_few_are_enough(monkeypatch):
+    now = iter(range(0, 1000, 2))  # two seconds a step
+    monkeypatch.setattr(running.time, "perf_counter", lambda: float(next(now)))
+    case = step() | {"least": 5, "few": 3, "most": 20}
+    assert len(running.collect(lambda: {"forward": 1.0}, case)["forward"]) == 3
+    assert running.fewest(case, running.LONG_S) == 5
+    assert running.fewest(case | {"least": 2}, 9.0) == 2
+
+
 def test_blocks_share_a_graph_and_compile_time_is_that_of_the_steps_that_compiled():
     row = measure.Measure(backend="eager")(step(mode="compiled blocks"))
     assert (row["graphs"], row["recompiled"]) == (1, 0), "a graph for both layers"
     assert row["compile_steps"] == 1 and row["compile_s"] > 0
     assert "inference_median_ms" not in row, "it would compile a second graph"
+
+
+def test_compile_time_leaves_out_what_a_step_takes_anyway(monkeypatch):
+    graphs, now = iter([0, 0, 1, 1, 1, 1]), iter([0.0, 5.0, 5.0, 7.0])  # before and after each step
+    monkeypatch.setattr(compiling, "events", lambda: next(graphs))
+    monkeypatch.setattr(compiling.time, "perf_counter", lambda: next(now))
+    found = compiling.settle(lambda: None, "cpu")
+    assert found == {"compile_s": 3.0, "compile_steps": 1, "graphs": 1}
+
+
+def test_each_device_is_prepared_once(monkeypatch):
+    prepared = []
+    monkeypatch.setattr(compiling, "prepare", lambda *given: prepared.append(given))
+    run = measure.Measure(backend="eager")
+    for _ in range(2):
+        run(step(mode="compiled blocks"))
+    assert prepared == [("cpu", "eager")]
 
 
 def test_a_recompilation_in_a_measured_step_marks_the_row(monkeypatch):
@@ -101,6 +127,8 @@ def test_a_compiler_that_fails_is_unavailable_and_memory_is_not():
 
     with pytest.raises(results.Unavailable, match="does not work here: no compiler$"):
         compiling.settle(fails, "cpu")
+    with pytest.raises(results.Unavailable, match="does not work here"):
+        compiling.prepare("cpu", "no such backend")
 
     def runs_out():
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -258,6 +286,7 @@ def test_the_optimizer_alone_and_the_profile():
         (lambda: step(mode="traced"), "unknown mode 'traced'; known: eager, compiled"),
         (lambda: cases.mlp_cases(TINY, ["nano"], [8], ["fp32"], ["x"]), "unknown MLP 'x'"),
         (lambda: cases.Setting("cpu", least=3, most=2), "1 <= least <= most"),
+        (lambda: cases.Setting("cpu", few=0), "few must be at least 1"),
         (lambda: compiling.compiled(None, "eager"), "mode must be 'compiled' or"),
     ],
 )

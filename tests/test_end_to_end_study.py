@@ -52,6 +52,8 @@ def rows():
         yield step(
             case, *parts, compile_s=30.0, compile_steps=1, graphs=1, recompiled=int(large),
         )  # fmt: skip
+    for case in cases.steps(SETTING, ["small"], [1024], ["fp32"], mode="compiled blocks"):
+        yield step(case, 2.0, 3.0, compile_s=5.0, compile_steps=1, graphs=1, recompiled=0)
     for case in cases.steps(SETTING, ["small"], [1024], ["fp32"], attention="sdpa"):
         yield step(case, 5.0, 12.5)
     for case in cases.mlp_cases(SETTING, ["small"], [256], ["bf16"], ["eager", "liger", "fused"]):
@@ -121,7 +123,7 @@ def test_a_status_stands_in_place_of_a_time():
     assert grid.loc[("2.7b", "1024", "eager")].iloc[0] == "oom"
     assert tables.mlps(FULL).loc[("small·256", "bf16", "liger")].iloc[0] == "wrong"
     text = selected.lacking(FULL, "step")
-    assert "2.7b 1024 fp32 eager on cuda: oom (CUDA out of memory)" in text
+    assert "2.7b 1024 fp32 eager on cuda: oom;" in text
     assert "on mps: unavailable" in text
 
 
@@ -130,27 +132,30 @@ def test_utilisation_is_of_the_formats_own_peak():
     line = grid.loc[("small", "256", "eager")]
     rate = flops.count(config("small", attention="plain"), 4, 256).model / 52.5e-3
     assert line["MFU"] == f"{100 * rate / 989.5e12:.1f} %"
-    assert line["of GEMM"] == f"{100 * rate / 700e12:.1f} %"
+    own = tables.rates(FULL).loc["small", "bf16"]
+    assert dict(own) == {"MFU": line["MFU"], "of GEMM": f"{100 * rate / 700e12:.1f} %"}
     other = FULL.assign(device_name="Test Card")
     assert tables.grid(other, "bf16").loc[("small", "256", "eager"), "MFU"] == "—"
 
 
 def test_compilation_is_repaid_by_what_a_step_saves():
     table = tables.compiling(FULL)
-    line = table.loc[("small", "256", "fp32", "compiled")]
+    line = table.loc[("small", "fp32", "whole")]
     assert line["repaid, steps"] == "2,000", "30 s over 15 ms"
     assert line["saved"] == "38 %" and line["again"] == "no"
-    slow = table.loc[("2.7b", "256", "fp32", "compiled")]
+    slow = table.loc[("2.7b", "fp32", "whole")]
     assert slow["repaid, steps"] == "never" and slow["again"] == "1×"
     text = sentence("On NVIDIA H200 at context 256 a compiled step")
     assert "after 2,000 steps (small, fp32, compiled)" in text
     assert "never in 1 of 2 cases" in text
-    assert "2.7b, fp32, compiled" in sentence("Of 2 compiled cases")
+    assert "2.7b, fp32, compiled" in sentence("Of 3 compiled cases")
+    assert tables.grid(FULL, "fp32").loc[("2.7b", "256", "whole"), "compile, s"] == "30.0 †"
+    assert tables.by_context(FULL).loc["small", ("fp32", "1024")] == "25 %", "10 of 40 ms"
 
 
 def test_autocast_says_where_it_is_slower_and_why():
     text = sentence("On NVIDIA H200 bf16 autocast")
-    assert "longer than fp32 at small 1.50 times" in text and "2.7b 25 %" in text
+    assert text.endswith("is 1.50 at small and 0.250 at 2.7b: slower at small.")
     why = sentence("What autocast adds")
     assert "small 1,000 and 1,500 kernels, the card busy 50 % and 50 % of the time" in why
     assert "400 casts with 25 % of the kernels' time" in why
@@ -158,7 +163,7 @@ def test_autocast_says_where_it_is_slower_and_why():
 
 
 def test_backward_stands_beside_two():
-    assert tables.ratios(FULL).loc["small", "fp32, eager"] == "2.50"
+    assert tables.ratios(FULL).loc["small", ("fp32", "eager")] == "2.50"
     text = sentence("By FLOPs a backward pass is 2 forwards")
     assert "2.50 at small and 2.50 at 2.7b" in text and "1.40 at small" in text
 
@@ -178,6 +183,21 @@ def test_cards_are_compared_by_their_peaks():
     assert roofs.loc["NVIDIA H200", "fp32, GEMM"] == "50.0"
     assert roofs.loc["RTX PRO 6000 WK", "fp32, GEMM"] == "—"
     assert peaks.peak("Test Card", "fp32") is None
+
+
+def test_a_provider_that_was_rejected_is_told():
+    text = sentence("Rejected before the clock")
+    assert text.endswith("liger at small, context 256, in bf16 (logits: norm error).")
+    assert sentence("With another MLP").endswith("The 95 % interval holds 1 in 0 of 1 cases.")
+
+
+def test_the_headline_is_the_study_in_one_sentence():
+    first = findings.headline(FULL)[0]
+    assert first.startswith("On NVIDIA H200, context 256, eager forward and backward reach ")
+    assert "1.50 (small) to 0.250 (2.7b) times fp32's time" in first
+    assert "62 % (small, fp32, compiled) to 103 % (2.7b, fp32, compiled)" in first
+    one = findings.headline(FULL[FULL["model"] == "small"])[0]
+    assert "autocast takes 1.50 (small) times fp32's time" in one
 
 
 def test_the_optimizer_has_its_share_and_its_memory():
@@ -222,7 +242,10 @@ CPU = FULL[FULL["experiment"] == "step"].assign(
     ids=["empty", "cpu", "nothing ok", "optimizer"],
 )
 def test_whatever_is_missing_everything_still_speaks(frame):
-    for name in ("roofs", "ratios", "casts", "compiling", "attention", "mlps", "optimizers"):
+    for name in (
+        "roofs", "rates", "ratios", "casts", "compiling", "by_context", "attention", "mlps",
+        "optimizers",
+    ):  # fmt: skip
         assert len(getattr(tables, name)(frame).columns)
     for precision in cases.PRECISIONS:
         assert len(tables.grid(frame, precision).columns)

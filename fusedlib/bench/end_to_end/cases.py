@@ -34,6 +34,7 @@ class Setting:
         warmup: steps before the clock.
         seconds: measuring ends after so long, but not before `least` steps.
         least: fewest measured steps.
+        few: fewest where they take more than a second each (`running.LONG_S`), not in turns.
         most: most measured steps.
 
     Raises:
@@ -45,13 +46,14 @@ class Setting:
     warmup: int = 2
     seconds: float = 0.5
     least: int = 5
+    few: int = 3
     most: int = 20
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.warmup < 1 or not 1 <= self.least <= self.most:
-            raise ValueError(
-                f"batch_size and warmup must be at least 1 and 1 <= least <= most, got {self}"
-            )
+        if self.batch_size < 1 or self.warmup < 1 or self.few < 1:
+            raise ValueError(f"batch_size, warmup and few must be at least 1, got {self}")
+        if not 1 <= self.least <= self.most:
+            raise ValueError(f"measured steps must be 1 <= least <= most, got {self}")
         if self.device == "auto":
             object.__setattr__(self, "device", machine.device_type())
 
@@ -88,9 +90,11 @@ def _check(models: Sequence[str], precisions: Sequence[str], contexts: Sequence[
 
 def steps(
     setting: Setting, models: Sequence[str], contexts: Sequence[int], precisions: Sequence[str],
-    *, mode: str = "eager", attention: str = "plain",
+    *, mode: str = "eager", attention: str = "plain", inference: bool = False,
 ) -> list[Case]:  # fmt: skip
-    """Full training steps with AdamW: small contexts and sizes first.
+    """Full training steps with AdamW, a context after the other, sizes as given.
+
+    `inference` times the model without gradients too.
 
     Raises:
         ValueError: an unknown size, precision or mode, or a context below 1.
@@ -101,7 +105,8 @@ def steps(
     return [
         {
             "experiment": "step", "model": model, "context_length": context,
-            "precision": precision, "mode": mode, "attention": attention, **setting.fields(),
+            "precision": precision, "mode": mode, "attention": attention,
+            "inference": inference, **setting.fields(),
         }
         for context in contexts for model in models for precision in precisions
     ]  # fmt: skip

@@ -1,8 +1,9 @@
 """torch.compile of a model whole or block by block, its time, and whether it compiled again.
 
 An event is a graph that Dynamo has not seen: its counter says how many there were. Compilation is
-over with the first step that brings no event; its time is the wall time of the steps before. A
-measured step that brings one is no step of the model, and marks its row.
+over with the first step that brings no event; its time is the wall time of the steps before, less
+that of as many settled steps. A measured step that brings an event is no step of the model, and
+marks its row.
 """
 
 import time
@@ -53,9 +54,14 @@ def _forget() -> None:
 
 
 def prepare(device: str, backend: str) -> None:
-    """Compile next to nothing once, so that no model pays for imports and worker processes."""
-    with cold():
-        torch.compile(torch.sin, backend=backend)(torch.ones(8, device=device))
+    """Compile next to nothing once, so that no model pays for imports and worker processes.
+
+    Raises:
+        Unavailable: torch.compile does not work here.
+    """
+    weights = torch.ones(8, 8, device=device, requires_grad=True)
+    with cold(), _told():
+        torch.compile(lambda w: (w @ w).sin().sum(), backend=backend)(weights).backward()
 
 
 def compiled(
@@ -80,7 +86,8 @@ def settle(step: Callable[[], object], device: str) -> dict[str, Any]:
     """Step until nothing compiles any more.
 
     Returns:
-        `compile_s`, the wall time of the steps that compiled, their number and that of graphs.
+        `compile_s`, the wall time of the steps that compiled over that of as many that did not,
+        their number (`compile_steps`) and that of `graphs`.
 
     Raises:
         Unavailable: torch.compile does not work here, or goes on compiling.
@@ -88,15 +95,24 @@ def settle(step: Callable[[], object], device: str) -> dict[str, Any]:
     start, seconds = events(), 0.0
     for count in range(MOST_STEPS):
         before, begin = events(), time.perf_counter()
-        try:
+        with _told():
             step()
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise Unavailable(f"torch.compile does not work here: {first[:200]}") from error
         timing.synchronize(device)
+        spent = time.perf_counter() - begin
         if events() == before:
-            return {"compile_s": seconds, "compile_steps": count, "graphs": events() - start}
-        seconds += time.perf_counter() - begin
+            compile_s = seconds - count * spent
+            return {"compile_s": compile_s, "compile_steps": count, "graphs": events() - start}
+        seconds += spent
     raise Unavailable(f"torch.compile still compiles after {MOST_STEPS} steps")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Whatever torch.compile stumbles over as `Unavailable`, but for memory."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise Unavailable(f"torch.compile does not work here: {first[:200]}") from error

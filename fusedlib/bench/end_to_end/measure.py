@@ -26,8 +26,8 @@ class Measure:
     """
 
     def __init__(self, backend: str = "inductor") -> None:
-        self._backend, self._prepared = backend, False
-        self._turns = Turns()
+        self._backend, self._turns = backend, Turns()
+        self._prepared: set[str] = set()
 
     def __call__(self, case: Case) -> dict[str, Any]:
         """The row's figures; `status` and `reason` where a case is not tried or wrong."""
@@ -49,9 +49,9 @@ class Measure:
             return self._turns.figures(case)
         if case["mode"] == "eager":
             return _eager(case)
-        if not self._prepared:
+        if case["device"] not in self._prepared:
             compiling.prepare(case["device"], self._backend)
-            self._prepared = True
+            self._prepared.add(case["device"])
         with compiling.cold():
             return _compiled(case, self._backend)
 
@@ -61,7 +61,8 @@ def _eager(case: Case) -> dict[str, Any]:
     trainer.call = running.autocast(case, trainer.model)
     for _ in range(case["warmup"]):
         trainer.step()
-    return _measured(case, trainer) | _inference(case, trainer)
+    figures = _measured(case, trainer)
+    return figures | (_inference(case, trainer) if case["inference"] else {})
 
 
 def _compiled(case: Case, backend: str) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def _compiled(case: Case, backend: str) -> dict[str, Any]:
     call = compiling.compiled(trainer.model, case["mode"], backend)
     trainer.call = running.autocast(case, call)
     found = compiling.settle(trainer.step, case["device"])
-    for _ in range(case["warmup"]):
+    for _ in range(case["warmup"] - 1):  # the step that settled was one
         trainer.step()
     before = compiling.events()
     figures = _measured(case, trainer)

@@ -21,6 +21,8 @@ WEIGHTS = {"fp32": "float32", "bf16 autocast": "float32", "bf16": "bfloat16"}
 SECTIONS = ("forward", "backward", "optimizer", "total")
 # Of the card's memory: what needs at least so much is not tried.
 HOPELESS = 1.5
+# Steps that take longer are enough when there are `few` of them.
+LONG_S = 1.0
 Samples = dict[str, list[float]]
 
 
@@ -119,9 +121,15 @@ def collect(step: Callable[[], dict[str, float]], case: Mapping[str, Any]) -> Sa
     begin = time.perf_counter()
     for count in range(1, case["most"] + 1):
         keep(found, step())
-        if count >= case["least"] and time.perf_counter() - begin > case["seconds"]:
+        spent = time.perf_counter() - begin
+        if count >= fewest(case, spent / count) and spent > case["seconds"]:
             break
     return found
+
+
+def fewest(case: Mapping[str, Any], step_s: float) -> int:
+    """Measured steps that a case needs at least, of so many seconds each."""
+    return min(case["few"], case["least"]) if step_s > LONG_S else case["least"]
 
 
 def keep(found: Samples, times: Mapping[str, float]) -> None:

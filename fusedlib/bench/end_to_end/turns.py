@@ -79,6 +79,7 @@ def _session(case: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             if "status" in found:
                 told[name] = found
                 del arms[name]
+                running.clear(case["device"])
         _rounds(trainer, arms, case)
     return told | {name: _figures(case, name, arms) for name in arms}
 

@@ -32,17 +32,48 @@ def findings(frame: pd.DataFrame) -> list[str]:
     """What the rows and the published figures say, a sentence or two each."""
     measured = [
         _ratio(frame), _inference(frame), _autocast(frame), _casts(frame), _compile(frame),
-        _recompiled(frame), _mlps(frame), _optimizer(frame), _attention(frame), _cards(frame),
-        _memory(frame),
+        _recompiled(frame), _mlps(frame), _rejected(frame), _optimizer(frame), _attention(frame),
+        _cards(frame), _memory(frame),
     ]  # fmt: skip
     found = [s for s in measured if s]
     return [*(found or [MISSING]), _published_autocast(), *_published_spread()]
 
 
 def headline(frame: pd.DataFrame) -> list[str]:
-    """The abstract's sentences about this study."""
-    found = [_autocast(frame), _compile(frame), _mlps(frame)]
+    """The abstract's sentences about this study, the first of them the whole in one."""
+    found = [_summary(frame), _mlps(frame)]
     return [s for s in found if s] or [MISSING]
+
+
+def _summary(frame: pd.DataFrame) -> str | None:
+    """What steps achieve of the card, what autocast and what compilation make of their time."""
+    rows = steps(frame, context_length=context(frame), mode="eager")
+    clauses = []
+    if achieved := [s for p in (FP32, AUTOCAST) if (s := _achieved(rows, p))]:
+        clauses.append(
+            f"eager forward and backward reach {' and '.join(achieved)} of the card's peak"
+        )
+    if pairs := _pairs(frame):
+        told = [f"{number(ratio, 3)} ({model})" for model, ratio in pairs.items()]
+        ends = dict.fromkeys([told[0], told[-1]])
+        clauses.append(f"autocast takes {' to '.join(ends)} times fp32's time")
+    if ratios := [(r.step_median_ms / e, r) for r, e, _ in _repaid_here(frame)]:
+        low, high = (pick(ratios, key=lambda one: one[0]) for pick in (min, max))
+        clauses.append(
+            f"a compiled step takes {percent(low[0])} ({_case(low[1])}) to {percent(high[0])} "
+            f"({_case(high[1])}) of eager's time"
+        )
+    if not clauses:
+        return None
+    return f"On {_where(rows)}, context {context(frame)}, {'; '.join(clauses)}."
+
+
+def _achieved(rows: pd.DataFrame, precision: str) -> str | None:
+    found = [(r.model, utilisation(r)) for r in rows[rows["precision"] == precision].itertuples()]
+    known = [f"{percent(share)} ({model})" for model, share in found if share is not None]
+    if not known:
+        return None
+    return f"{' to '.join(dict.fromkeys([known[0], known[-1]]))} in {precision}"
 
 
 def _where(rows: pd.DataFrame) -> str:
@@ -97,18 +128,12 @@ def _autocast(frame: pd.DataFrame) -> str | None:
     if not found:
         return None
     rows = steps(frame, mode="eager")
-    slower = {model: ratio for model, ratio in found.items() if ratio > 1}
-    faster = {model: ratio for model, ratio in found.items() if ratio <= 1}
-    said = []
-    if slower:
-        told = _listed(f"{model} {number(ratio, 3)} times" for model, ratio in slower.items())
-        said.append(f"takes longer than fp32 at {told}")
-    if faster:
-        told = _listed(f"{model} {percent(ratio)}" for model, ratio in faster.items())
-        said.append(f"takes less than fp32's time at {told}")
+    told = _listed(f"{number(ratio, 3)} at {model}" for model, ratio in found.items())
+    slower = [model for model, ratio in found.items() if ratio > 1]
     return (
-        f"On {_where(rows)} bf16 autocast (forward and backward, eager, context {context(frame)}) "
-        f"{' and '.join(said)}."
+        f"On {_where(rows)} bf16 autocast's time over fp32's (forward and backward, eager, context "
+        f"{context(frame)}) is {told}: "
+        + (f"slower at {_listed(slower)}." if slower else "faster at every size.")
     )
 
 
@@ -152,7 +177,7 @@ def _added(model: Any, plain: Any, cast: Any) -> str:
 
 
 def _compile(frame: pd.DataFrame) -> str | None:
-    rows = [r for r in repaid(frame) if r[0].context_length == context(frame)]
+    rows = _repaid_here(frame)
     if not rows:
         return None
     paying = [(row, eager, count) for row, eager, count in rows if count is not None]
@@ -173,6 +198,10 @@ def _compile(frame: pd.DataFrame) -> str | None:
         said += f" to {number(late[2], 3)} ({_case(late[0])})"
     never = len(rows) - len(paying)
     return said + (f", and never in {never} of {len(rows)} cases." if never else ".")
+
+
+def _repaid_here(frame: pd.DataFrame) -> list[tuple[Any, float, float | None]]:
+    return [r for r in repaid(frame) if r[0].context_length == context(frame)]
 
 
 def _case(row: Any) -> str:
@@ -203,10 +232,24 @@ def _mlps(frame: pd.DataFrame) -> str | None:
         spans = [f"{mlp} {_span(own['both_speedup'])}" for mlp, own in part.groupby("mlp")]
         said.append(f"in {precision} at context {length:g} {_listed(spans)}")
     models = _listed(dict.fromkeys(rows["model"]))
+    even = rows[(rows["both_speedup_low"] <= 1) & (rows["both_speedup_high"] >= 1)]
     return (
         f"With another MLP alone, on {_where(rows)} ({models}), eager's time for forward and "
-        f"backward of the whole model over its is {'; '.join(said)}."
+        f"backward of the whole model over its is {'; '.join(said)}. The 95 % interval holds 1 in "
+        f"{len(even)} of {len(rows)} cases."
     )
+
+
+def _rejected(frame: pd.DataFrame) -> str | None:
+    rows = experiment(frame, "mlp", None)
+    rows = rows[rows["status"] == "wrong"]
+    if rows.empty:
+        return None
+    said = [
+        f"{r.mlp} at {r.model}, context {int(r.context_length)}, in {r.precision} ({r.reason})"
+        for r in rows.itertuples()
+    ]
+    return f"Rejected before the clock on {_where(rows)}: {_listed(said)}."
 
 
 def _span(values: pd.Series) -> str:
@@ -286,7 +329,8 @@ def _memory(frame: pd.DataFrame) -> str | None:
     if over.empty:
         return None
     said = [
-        f"{r.model} at context {int(r.context_length)} in {r.precision} ({r.mode}, {r.status})"
+        f"{r.model} at context {int(r.context_length)} in {r.precision} "
+        f"({r.mode if r.attention == 'plain' else r.attention}, {r.status})"
         for r in over.itertuples()
     ]
     return f"Memory did not suffice on {_where(over)} for {_listed(said)}."

@@ -137,7 +137,9 @@ def lacking(frame: pd.DataFrame, name: str) -> str | None:
     for row in rows[rows["status"] != "ok"].itertuples():
         parts = [row.model, row.context_length, row.precision, row.mode, row.mlp, row.optimizer]
         said = " ".join(f"{p:g}" if isinstance(p, float) else str(p) for p in parts if pd.notna(p))
-        told.setdefault(f"{row.status} ({row.reason})", []).append(f"{said} on {row.device}")
+        # Each exhaustion says other numbers of bytes.
+        why = row.status if row.status == "oom" else f"{row.status} ({row.reason})"
+        told.setdefault(why, []).append(f"{said} on {row.device}")
     if not told:
         return None
     return "No figures: " + "; ".join(f"{', '.join(w)}: {why}" for why, w in told.items()) + "."

@@ -4,6 +4,7 @@ from typing import Any
 
 import pandas as pd
 
+from fusedlib.bench.end_to_end.cases import PRECISIONS
 from fusedlib.study.display import MISSING, number, percent
 from fusedlib.study.end_to_end import peaks
 from fusedlib.study.end_to_end.selected import (
@@ -21,6 +22,9 @@ from fusedlib.study.selection import leading, rows_of
 GIB = 1024
 """MiB."""
 
+SHORT = {"eager": "eager", "compiled": "whole", "compiled blocks": "blocks"}
+"""A mode's name in a narrow column."""
+
 
 def made(lines: dict[Any, dict[str, str]], names: list[str], columns: list[str]) -> pd.DataFrame:
     """A table of its lines; the header alone when there is none."""
@@ -37,6 +41,11 @@ def made(lines: dict[Any, dict[str, str]], names: list[str], columns: list[str])
 def cell(value: Any, digits: int = 3) -> str:
     """A number, a dash for none."""
     return MISSING if value is None or pd.isna(value) else number(float(value), digits)
+
+
+def many(value: Any) -> str:
+    """A whole number, a dash for none."""
+    return MISSING if value is None or pd.isna(value) else f"{value:,.0f}"
 
 
 def gib(mib: Any) -> str:
@@ -62,28 +71,54 @@ def grid(frame: pd.DataFrame, precision: str) -> pd.DataFrame:
     rows = rows[rows["precision"] == precision]
     columns = [
         "forward, ms", "backward, ms", "step, ms (95 %)", "tokens/s", "TFLOP/s", "MFU",
-        "of GEMM", "peak, GiB", "compile, s",
+        "GiB", "compile, s",
     ]  # fmt: skip
     lines = {}
     for row in rows.itertuples():
-        mode = row.mode if row.attention == "plain" else f"{row.mode}, {row.attention}"
+        mode = SHORT[row.mode] if row.attention == "plain" else row.attention
         key = (row.model, f"{int(row.context_length)}", mode)
-        lines[key] = dict(zip(columns, _step(frame, row, len(columns)), strict=True))
+        lines[key] = dict(zip(columns, _step(row, len(columns)), strict=True))
     return made(lines, ["size", "context", "mode"], columns)
 
 
-def _step(frame: pd.DataFrame, row: Any, width: int) -> list[str]:
+def _step(row: Any, width: int) -> list[str]:
     if row.status != "ok":
         return [row.status, *[MISSING] * (width - 1)]
-    roof = ceiling(frame, row)
-    again = " (recompiled)" if row.recompiled and row.recompiled > 0 else ""
     return [
-        cell(row.forward_median_ms), cell(row.backward_median_ms), interval(row, "step") + again,
-        number(row.tokens_per_s, 3),
-        number(row.flops_per_s / 1e12, 3), share(utilisation(row)),
-        share(None if roof is None else row.flops_per_s / roof), gib(row.peak_mib),
-        cell(row.compile_s),
+        cell(row.forward_median_ms), cell(row.backward_median_ms), interval(row, "step"),
+        number(row.tokens_per_s, 3), number(row.flops_per_s / 1e12, 3), share(utilisation(row)),
+        gib(row.peak_mib), cell(row.compile_s) + again(row),
     ]  # fmt: skip
+
+
+def again(row: Any) -> str:
+    """A mark for a row in which a graph was compiled during the measured steps."""
+    return " †" if pd.notna(row.recompiled) and row.recompiled > 0 else ""
+
+
+def rates(frame: pd.DataFrame) -> pd.DataFrame:
+    """Forward and backward, eager: shares of the data sheet's peak and of a large product."""
+    rows = steps(frame, context_length=context(frame), mode="eager")
+    lines: dict[str, dict[tuple[str, str], str]] = {}
+    for row in rows.itertuples():
+        roof = ceiling(frame, row)
+        lines.setdefault(row.model, {}).update({
+            (row.precision, "MFU"): share(utilisation(row)),
+            (row.precision, "of GEMM"): share(None if roof is None else row.flops_per_s / roof),
+        })  # fmt: skip
+    return grouped(lines, "size")
+
+
+def grouped(lines: dict[str, dict[tuple[str, str], str]], name: str) -> pd.DataFrame:
+    """A table whose columns stand in groups, in the order of the precisions."""
+    if not lines:
+        return made({}, [name], ["no rows yet"])
+    there = dict.fromkeys(column for line in lines.values() for column in line)
+    columns = [c for precision in PRECISIONS for c in there if c[0] == precision]
+    cells = [[line.get(c, MISSING) for c in columns] for line in lines.values()]
+    return pd.DataFrame(
+        cells, index=pd.Index(list(lines), name=name), columns=pd.MultiIndex.from_tuples(columns)
+    )
 
 
 def roofs(frame: pd.DataFrame) -> pd.DataFrame:
@@ -111,12 +146,11 @@ def _roof(sheet: peaks.Peak | None, measured: dict[str, float], columns: list[st
 def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Backward time over forward time by size, precision and mode; by FLOPs it is two."""
     rows = steps(frame, context_length=context(frame))
-    lines: dict[str, dict[str, str]] = {}
+    lines: dict[str, dict[tuple[str, str], str]] = {}
     for row in rows.itertuples():
         ratio = row.backward_median_ms / row.forward_median_ms
-        lines.setdefault(row.model, {})[f"{row.precision}, {row.mode}"] = number(ratio, 3)
-    columns = list(dict.fromkeys(c for line in lines.values() for c in line))
-    return made(lines, ["size"], columns or ["fp32, eager"])
+        lines.setdefault(row.model, {})[row.precision, SHORT[row.mode]] = number(ratio, 3)
+    return grouped(lines, "size")
 
 
 def casts(frame: pd.DataFrame) -> pd.DataFrame:
@@ -128,8 +162,8 @@ def casts(frame: pd.DataFrame) -> pd.DataFrame:
     lines = {}
     for row in experiment(frame, "profile").itertuples():
         cells = [
-            cell(row.kernels, 4), cell(row.operators, 4), cell(row.both_median_ms),
-            cell(row.busy_ms), share(busy(row)), cell(row.casts, 4), cell(row.casts_ms),
+            many(row.kernels), many(row.operators), cell(row.both_median_ms),
+            cell(row.busy_ms), share(busy(row)), many(row.casts), cell(row.casts_ms),
             share(row.casts_ms / row.busy_ms),
         ]  # fmt: skip
         lines[row.model, row.precision] = dict(zip(columns, cells, strict=True))
@@ -141,15 +175,28 @@ def compiling(frame: pd.DataFrame) -> pd.DataFrame:
     columns = ["eager, ms", "compiled, ms", "saved", "compile, s", "repaid, steps", "again"]
     lines = {}
     for row, eager, steps_needed in repaid(frame):
+        if row.context_length != context(frame):
+            continue
         saved = 1 - row.step_median_ms / eager
         cells = [
             cell(eager), cell(row.step_median_ms), share(saved), cell(row.compile_s),
             "never" if steps_needed is None else number(steps_needed, 3),
             f"{int(row.recompiled)}×" if row.recompiled else "no",
         ]  # fmt: skip
-        key = (row.model, f"{int(row.context_length)}", row.precision, row.mode)
+        key = (row.model, row.precision, SHORT[row.mode])
         lines[key] = dict(zip(columns, cells, strict=True))
-    return made(lines, ["size", "context", "precision", "mode"], columns)
+    return made(lines, ["size", "precision", "compiled"], columns)
+
+
+def by_context(frame: pd.DataFrame) -> pd.DataFrame:
+    """Time of a step compiled block by block over eager's, by size, precision and context."""
+    lines: dict[str, dict[tuple[str, str], str]] = {}
+    for row, eager, _ in repaid(frame):
+        if row.mode == "compiled blocks":
+            column = row.precision, f"{int(row.context_length)}"
+            ratio = percent(row.step_median_ms / eager) + again(row)
+            lines.setdefault(row.model, {})[column] = ratio
+    return grouped(lines, "size")
 
 
 def repaid(frame: pd.DataFrame) -> list[tuple[Any, float, float | None]]:
@@ -202,7 +249,8 @@ def mlps(frame: pd.DataFrame) -> pd.DataFrame:
         cells = [row.status, *[MISSING] * (len(columns) - 1)]
         if row.status == "ok":
             cells = [
-                cell(row.both_median_ms), cell(row.step_median_ms), speedup(row, "both"),
+                cell(row.both_median_ms), cell(row.step_median_ms) + again(row),
+                speedup(row, "both"),
                 speedup(row, "step"), gib(row.held_mib), cell(row.gradients_error, 2),
             ]  # fmt: skip
         key = (f"{row.model}·{int(row.context_length)}", row.precision, row.mlp)
