@@ -139,7 +139,9 @@ def test_a_rejected_case_is_told_with_its_reason():
     text = findings.check_sentence(frame)
     assert "rejected: flash in bf16 at 256·16, 1,024·16" in text
     assert text.count("y: norm error 1") == 2, "once a format"
-    assert "wrong, rejected by the check" in selected.not_run(frame)
+    note = selected.not_run(frame)
+    assert note.count("flash in bf16 at 256·16, 1,024·16") == 1
+    assert note.count("flash in bf16 at") == 1 and "wrong, rejected by the check" in note
 
 
 def test_the_memory_there_is_comes_from_the_rows_machine():
