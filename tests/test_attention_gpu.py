@@ -42,6 +42,17 @@ def test_a_way_is_right_and_keeps_what_is_counted(name, dtype):
         assert seen["peak_mib"] * MIB == pytest.approx(held.plain_peak(one, "cuda"), rel=0.02)
 
 
+@pytest.mark.parametrize("name", ["plain", "inductor", "math", "efficient"])
+def test_a_look_at_what_is_kept_leaves_nothing_behind(name):
+    torch.compiler.reset()
+    _, operands, work = prepared(name, "float32", 2048)
+    footprint.measure(work, operands.dout)
+    before = torch.cuda.memory_allocated()
+    for _ in range(2):
+        footprint.measure(work, operands.dout)
+    assert torch.cuda.memory_allocated() == before
+
+
 def test_running_out_of_memory_leaves_the_next_shape_whole(tmp_path):
     def recorder():
         return results.Recorder(cases.STUDY, "quick", "code", fresh=True, directory=tmp_path)

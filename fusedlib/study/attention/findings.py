@@ -46,26 +46,35 @@ def headline(frame: pd.DataFrame) -> list[str]:
 
 def cost_sentence(frame: pd.DataFrame) -> str | None:
     """Bytes and time of plain attention and of the fastest without the matrix, at the longest."""
-    told, place = [], None
+    told: list[str] = []
     for part in by_format(longest(frame)):
         plain, fused = part[part["provider"] == PLAIN], fused_first(part)
         if plain.empty or fused.empty:
             continue
         row, best = plain.iloc[0], fused.iloc[0]
-        here, place = place == shape(row), shape(row)
         told.append(
-            f"{'in ' + row['format'] if here else 'at ' + at(row)} plain attention keeps "
-            f"{memory.mib(row['kept_mib'])} for its backward pass, holds "
-            f"{memory.mib(row['peak_mib'])} at its peak and takes {_ms(row)} forward and backward; "
-            f"{best['provider']}, which keeps no T × T matrix, {memory.mib(best['kept_mib'])}, "
-            f"{memory.mib(best['peak_mib'])} and {_ms(best)}, {number(best['speedup'], 3)} times "
-            f"as fast ({number(best['speedup_low'], 3)}–{number(best['speedup_high'], 3)})"
+            f"at {at(row)} plain attention {_held(row, not told)}, {best['provider']}, without the "
+            f"T × T matrix, {_held(best)}{_faster(best)}"
         )
     return f"On {where(frame)}, {'; '.join(told)}." if told else None
 
 
-def _ms(row: pd.Series) -> str:
-    return quantity(row["median_ms"], "ms", 3)
+def _held(row: pd.Series, spelled_out: bool = False) -> str:
+    kept, peak = memory.mib(row["kept_mib"]), memory.mib(row["peak_mib"])
+    time = quantity(row["median_ms"], "ms", 3)
+    if not spelled_out:
+        return f"{kept}, {peak} and {time}"
+    return (
+        f"keeps {kept} for its backward pass, holds {peak} at its peak and takes {time} forward "
+        "and backward"
+    )
+
+
+def _faster(row: pd.Series) -> str:
+    if pd.isna(row["speedup"]):
+        return ""
+    ends = f"{number(row['speedup_low'], 3)}–{number(row['speedup_high'], 3)}"
+    return f", {number(row['speedup'], 3)} times as fast ({ends})"
 
 
 def check_sentence(frame: pd.DataFrame) -> str | None:

@@ -174,17 +174,21 @@ def not_run(frame: pd.DataFrame, grid: str | None = None) -> str | None:
     if found.empty:
         return "No rows yet: `make study ONLY=07_attention` measures them."
     lacking = found[found["status"] != "ok"]
-    told: dict[tuple[str, str], list[str]] = {}
-    for row in lacking.itertuples():
-        at = "" if row.status == "unavailable" else f" at {row.context_length:,}·{row.head_dim}"
-        name = f"{row.provider} in {row.format}{at}"
-        reason = "rejected by the check" if row.status == "wrong" else brief(row.reason)
-        told.setdefault((str(row.status), reason), []).append(name)
+    told: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for _, row in lacking.iterrows():
+        reason = "rejected by the check" if row["status"] == "wrong" else brief(row["reason"])
+        who = told.setdefault((str(row["status"]), reason), {})
+        at = who.setdefault(f"{row['provider']} in {row['format']}", [])
+        at += [shape(row)] if row["status"] != "unavailable" else []
     parts = [
-        f"{', '.join(dict.fromkeys(names))}: {status}, {reason}"
-        for (status, reason), names in told.items()
+        f"{', '.join(_placed(name, at) for name, at in who.items())}: {status}, {reason}"
+        for (status, reason), who in told.items()
     ]
     return f"{'; '.join(parts)}." if parts else None
+
+
+def _placed(name: str, at: list[str]) -> str:
+    return f"{name} at {', '.join(at)}" if at else name
 
 
 def brief(reason: object) -> str:

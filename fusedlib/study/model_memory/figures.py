@@ -161,7 +161,9 @@ def checkpointing(frame: pd.DataFrame) -> Figure:
     """
     rows = selected.checkpoints(frame)
     groups = list(dict.fromkeys(rows["group"])) or [(0, "")]
-    fig, axes = style.new(height=0.5 + 2.6 * len(groups), ncols=2, nrows=len(groups), squeeze=False)
+    fig, axes = style.new(
+        height=0.5 + 2.6 * len(groups), ncols=2, nrows=len(groups), squeeze=False, sharey="row"
+    )
     for (left, right), group in zip(axes, groups, strict=True):
         part = rows[[g == group for g in rows["group"]]]
         if part.empty:
@@ -221,12 +223,12 @@ def _trade(ax: Axes, rows: pd.DataFrame, scale: float) -> None:
         ends = part["median_ms"] - part["median_low_ms"], part["median_high_ms"] - part["median_ms"]
         style.points(ax, part["median_ms"], part["peak_mib"] / scale, PLANS[str(kind)], xerr=ends)
         for _, row in part.iterrows():
-            if row["blocks"]:
-                ax.annotate(
-                    f"{row['blocks']:g}", (row["median_ms"], row["peak_mib"] / scale), fontsize=6.5,
-                    xytext=(3, 3), textcoords="offset points", color=style.INK,
-                )  # fmt: skip
-    _memory_axis(ax, rows["peak_mib"], scale)
+            ax.annotate(
+                f"{row['blocks']:g}" if row["blocks"] else "none",
+                (row["median_ms"], row["peak_mib"] / scale), fontsize=6.5,
+                xytext=(3, 3), textcoords="offset points", color=style.INK,
+            )  # fmt: skip
+    ax.margins(x=0.12)
 
 
 def checkpointing_alt(frame: pd.DataFrame) -> str:

@@ -30,10 +30,14 @@ def peaks(frame: pd.DataFrame) -> pd.DataFrame:
     for _, row in rows.iterrows():
         line = body.setdefault((row["attention"], int(row["context_length"])), {})
         text = cell(row["measured_mib"], scale, 3) if row["status"] == "ok" else None
-        line[f"{row['precision']}, {unit}", row["mode"]] = text or str(row["status"])
+        line[f"{row['precision']}, {unit}", _brief(row["mode"])] = text or str(row["status"])
     return _framed(body, ["attention", "context"], [
-        (f"{p}, {unit}", m) for p in activations.PRECISIONS for m in MODES
+        (f"{p}, {unit}", _brief(m)) for p in activations.PRECISIONS for m in MODES
     ])  # fmt: skip
+
+
+def _brief(mode: str) -> str:
+    return mode.removeprefix("forward, ")
 
 
 def _framed(
