@@ -46,6 +46,7 @@ KERNELS = {
     "triton_poi_fused__to_copy_mul_silu_3": "element-wise",
     "triton_poi_fused__to_copy_clone_transpose_7": "copy and cast",
     "triton_poi_fused_embedding_dense_backward_3": "indexing",
+    "triton_for_fused_0": "element-wise",
     "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(int)>()":
         "copy and cast",
     "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int)":

@@ -29,7 +29,7 @@ _KERNELS: tuple[tuple[str, str], ...] = (
     (SOFTMAX, r"softmax"),
     (COPY, rf"^triton_(poi|red|per)_fused(_({_MOVES}))+_\d+$"),
     (REDUCTION, r"^triton_(red|per)_"),
-    (ELEMENTWISE, r"^triton_poi_(?!fused_(embedding|index|nll_loss)\w*_\d+$)"),
+    (ELEMENTWISE, r"^triton_(?!poi_fused_(embedding|index|nll_loss)\w*_\d+$)"),
     (INDEXING, r"embedding|index|gather|scatter|radixsort|\bcub::|nll_loss|krn_partial"),
     (COPY, r"memcpy|memset|copy|fillfunctor|transpose"),
     (REDUCTION, r"reduce|norm"),
