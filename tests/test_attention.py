@@ -216,6 +216,54 @@ def test_backends_are_right(name, dtype):
     assert set(found) == {"y_error", "d_query_error", "d_key_error", "d_value_error"}
 
 
+def test_the_measure_is_plain_attention_by_sequence_and_whole(monkeypatch):
+    _, operands, _ = prepared("plain", (32, 8, 4), "float32")
+    true = truth.truth(operands)
+    usual = truth.usual_errors(operands, true)
+    sizes = []
+
+    def rounding_by_batch(query, key, value):  # as cuBLAS, which splits the sums of one product
+        sizes.append(len(query))
+        return truth_plain(query, key, value) * (1 + 2.5e-7 * len(query))
+
+    truth_plain = truth.plain_attention
+    monkeypatch.setattr(truth, "BLOCK", 32**2)
+    monkeypatch.setattr(truth, "plain_attention", rounding_by_batch)
+    apart = truth.usual_errors(operands, true, whole=False)
+    assert sizes == [1] * 4
+    both = truth.usual_errors(operands, true)
+    assert sizes == [1] * 8 + [4]
+    assert usual["y"].norm < 2e-7 and apart["y"].norm == pytest.approx(2.5e-7, rel=0.3)
+    assert both["y"].norm == pytest.approx(1e-6, rel=0.2)
+
+
+def test_a_measure_that_does_not_fit_whole_is_taken_by_sequence(monkeypatch):
+    _, operands, _ = prepared("plain", (32, 8, 4), "float32")
+    true, plain = truth.truth(operands), truth.plain_attention
+
+    def small(query, key, value):
+        if len(query) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return plain(query, key, value)
+
+    monkeypatch.setattr(truth, "BLOCK", 32**2)
+    monkeypatch.setattr(truth, "plain_attention", small)
+    alone = truth.usual_errors(operands, true, whole=False)
+    assert truth.usual_errors(operands, true) == alone
+
+
+def test_a_wrong_measure_is_refused(monkeypatch):
+    _, operands, _ = prepared("plain", (64, 16, 2), "float32")
+    true = truth.truth(operands)
+
+    def without_mask(query, key, value):
+        return (query @ key.mT / 4).softmax(-1) @ value
+
+    monkeypatch.setattr(truth, "plain_attention", without_mask)
+    with pytest.raises(ValueError, match=r"misses float64 in y by .* no measure"):
+        truth.usual_errors(operands, true)
+
+
 # --- cases ---------------------------------------------------------------------------------------
 
 

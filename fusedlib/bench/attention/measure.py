@@ -143,7 +143,8 @@ class _Session:
     def _draw(self, landed: list[Any], _: object) -> dict[str, Any]:
         operands = draw(self.problem, self.device)
         true = truth.truth(operands)
-        landed.append((operands, true, truth.usual_errors(operands, true)))
+        whole = hopeless(BASELINE, self.problem, self.device) is None
+        landed.append((operands, true, truth.usual_errors(operands, true, whole=whole)))
         return {}
 
     def _check(
