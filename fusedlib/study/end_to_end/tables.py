@@ -220,7 +220,8 @@ def attention(frame: pd.DataFrame) -> pd.DataFrame:
     lines = {}
     for fused, plain in attention_pairs(frame):
         cells = [
-            cell(plain.both_median_ms), cell(fused.both_median_ms),
+            plain.status if plain.status != "ok" else cell(plain.both_median_ms),
+            cell(fused.both_median_ms),
             cell(plain.both_median_ms / fused.both_median_ms), gib(plain.both_peak_mib),
             gib(fused.both_peak_mib),
         ]  # fmt: skip
@@ -230,9 +231,11 @@ def attention(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def attention_pairs(frame: pd.DataFrame) -> list[tuple[Any, Any]]:
-    """Eager steps with sdpa, each with that of plain attention."""
+    """Eager steps with sdpa, each with that of plain attention, whatever the latter's status."""
     keys = ["model", "context_length", "precision"]
-    plain = {tuple(getattr(r, k) for k in keys): r for r in steps(frame, mode="eager").itertuples()}
+    rows = experiment(frame, "step", None)
+    rows = rows[(rows["mode"] == "eager") & (rows["attention"] == "plain")]
+    plain = {tuple(getattr(r, k) for k in keys): r for r in rows.itertuples()}
     fused = steps(frame, mode="eager", attention="sdpa").itertuples()
     pairs = [(row, plain.get(tuple(getattr(row, k) for k in keys))) for row in fused]
     return [(row, other) for row, other in pairs if other is not None]
