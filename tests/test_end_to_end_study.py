@@ -273,4 +273,4 @@ def test_full_asks_for_the_published_sizes_and_more():
     assert sorted(given["contexts"]) == [128, 256, 512, 1024] and given["contexts"][0] == 256
     assert set(given["models"]) == set(published.load("end_to_end")["model"])
     assert given["precisions"] == list(cases.PRECISIONS)
-    assert set(given["whole"]) == set(given["models"])
+    assert set(given["blocks"]) == set(given["models"]), "a counterpart for every compiled table"
