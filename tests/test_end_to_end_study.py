@@ -193,7 +193,7 @@ def test_a_provider_that_was_rejected_is_told():
 
 def test_the_headline_is_the_study_in_one_sentence():
     first = findings.headline(FULL)[0]
-    start = "On NVIDIA H200, context 256, of the card's peak eager forward and backward reach "
+    start = "On NVIDIA H200, context 256, eager forward and backward reach, of the card's peak, "
     assert first.startswith(start)
     assert "1.50 (small) to 0.250 (2.7b) times fp32's time" in first
     assert "62 % (small, fp32, compiled) to 103 % (2.7b, fp32, compiled)" in first

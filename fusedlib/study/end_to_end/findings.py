@@ -53,7 +53,7 @@ def _summary(frame: pd.DataFrame) -> str | None:
     clauses = []
     if achieved := [s for p in (FP32, AUTOCAST) if (s := _achieved(rows, p))]:
         clauses.append(
-            f"of the card's peak eager forward and backward reach {' and '.join(achieved)}"
+            f"eager forward and backward reach, of the card's peak, {' and '.join(achieved)}"
         )
     if pairs := _pairs(frame):
         told = [f"{number(ratio, 3)} ({model})" for model, ratio in pairs.items()]
