@@ -205,6 +205,7 @@ def test_the_optimizer_has_its_share_and_its_memory():
     table = tables.optimizers(FULL)
     assert table.loc[("small", "fused"), "of a step"] == "12 %", "5 of 40 ms"
     assert table.loc[("small", "foreach"), "GB/s at least"] == "1,400"
+    assert table.loc[("small", "foreach"), "of the peak"] == "50 %", "1 of 2 GiB"
     text = sentence("AdamW on NVIDIA H200 at small")
     assert "its state takes 1.00 GiB, 2.0 times the weights" in text and "foreach 0.500 GiB" in text
 

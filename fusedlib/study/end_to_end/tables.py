@@ -1,5 +1,6 @@
 """Study 06's tables. Every function takes the frame of `results.load("06_end_to_end")`."""
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -273,11 +274,16 @@ def speedup(row: Any, part: str) -> str:
 def optimizers(frame: pd.DataFrame) -> pd.DataFrame:
     """AdamW's step alone: time, traffic, share of a step, its state and what it takes for a moment.
 
-    The share is of forward and backward in eager fp32 at the context looked at, and this step.
+    Shares are of an eager fp32 step at the context looked at: its forward and backward and this
+    step, and its peak (that of AdamW foreach).
     """
-    columns = ["step, ms (95 %)", "GB/s at least", "of a step", "state, GiB", "moment's, GiB"]
+    columns = [
+        "step, ms (95 %)", "GB/s at least", "of a step", "state, GiB", "of the peak",
+        "moment's, GiB",
+    ]  # fmt: skip
     both = steps(frame, context_length=context(frame), mode="eager", precision="fp32")
     rest = both.set_index("model")["both_median_ms"].to_dict()
+    peak = pd.to_numeric(both.set_index("model")["peak_mib"]).to_dict()
     lines = {}
     rows = ordered(leading(rows_of(frame, "optimizer", None)))
     for row in rows.itertuples():
@@ -287,7 +293,8 @@ def optimizers(frame: pd.DataFrame) -> pd.DataFrame:
             cells = [
                 interval(row, "optimizer"), number(row.least_bytes / own / 1e6, 3),
                 share(None if others is None else own / (own + others)),
-                gib(row.state_mib), gib(row.transient_mib),
+                gib(row.state_mib), share(row.state_mib / peak.get(row.model, math.nan)),
+                gib(row.transient_mib),
             ]  # fmt: skip
         lines[row.model, row.optimizer] = dict(zip(columns, cells, strict=True))
     return made(lines, ["size", "AdamW"], columns)
