@@ -51,18 +51,16 @@ def _summary(frame: pd.DataFrame) -> str | None:
     clauses = []
     if achieved := [s for p in (FP32, AUTOCAST) if (s := _achieved(rows, p))]:
         clauses.append(
-            f"eager forward and backward reach {' and '.join(achieved)} of the card's peak"
+            f"eager forward and backward reach, of the card's peak, {' and '.join(achieved)}"
         )
     if pairs := _pairs(frame):
         told = [f"{number(ratio, 3)} ({model})" for model, ratio in pairs.items()]
-        ends = dict.fromkeys([told[0], told[-1]])
-        clauses.append(f"autocast takes {' to '.join(ends)} times fp32's time")
+        told = list(dict.fromkeys([told[0], told[-1]]))
+        clauses.append(f"autocast takes {' to '.join(told)} times fp32's time")
     if ratios := [(r.step_median_ms / e, r) for r, e, _ in _repaid_here(frame)]:
-        low, high = (pick(ratios, key=lambda one: one[0]) for pick in (min, max))
-        clauses.append(
-            f"a compiled step takes {percent(low[0])} ({_case(low[1])}) to {percent(high[0])} "
-            f"({_case(high[1])}) of eager's time"
-        )
+        ends = [pick(ratios, key=lambda one: one[0]) for pick in (min, max)]
+        said = dict.fromkeys(f"{percent(ratio)} ({_case(row)})" for ratio, row in ends)
+        clauses.append(f"a compiled step takes {' to '.join(said)} of eager's time")
     if not clauses:
         return None
     return f"On {_where(rows)}, context {context(frame)}, {'; '.join(clauses)}."
@@ -290,7 +288,7 @@ def _transient(by: dict[str, Any]) -> str:
 
 
 def _attention(frame: pd.DataFrame) -> str | None:
-    pairs = attention_pairs(frame)
+    pairs = [(fused, plain) for fused, plain in attention_pairs(frame) if plain.status == "ok"]
     if not pairs:
         return None
     ratios = [(plain.both_median_ms / fused.both_median_ms, fused) for fused, plain in pairs]

@@ -1,5 +1,6 @@
 """Study 06's tables. Every function takes the frame of `results.load("06_end_to_end")`."""
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -220,7 +221,8 @@ def attention(frame: pd.DataFrame) -> pd.DataFrame:
     lines = {}
     for fused, plain in attention_pairs(frame):
         cells = [
-            cell(plain.both_median_ms), cell(fused.both_median_ms),
+            plain.status if plain.status != "ok" else cell(plain.both_median_ms),
+            cell(fused.both_median_ms),
             cell(plain.both_median_ms / fused.both_median_ms), gib(plain.both_peak_mib),
             gib(fused.both_peak_mib),
         ]  # fmt: skip
@@ -230,9 +232,11 @@ def attention(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def attention_pairs(frame: pd.DataFrame) -> list[tuple[Any, Any]]:
-    """Eager steps with sdpa, each with that of plain attention."""
+    """Eager steps with sdpa, each with that of plain attention, whatever the latter's status."""
     keys = ["model", "context_length", "precision"]
-    plain = {tuple(getattr(r, k) for k in keys): r for r in steps(frame, mode="eager").itertuples()}
+    rows = experiment(frame, "step", None)
+    rows = rows[(rows["mode"] == "eager") & (rows["attention"] == "plain")]
+    plain = {tuple(getattr(r, k) for k in keys): r for r in rows.itertuples()}
     fused = steps(frame, mode="eager", attention="sdpa").itertuples()
     pairs = [(row, plain.get(tuple(getattr(row, k) for k in keys))) for row in fused]
     return [(row, other) for row, other in pairs if other is not None]
@@ -270,11 +274,16 @@ def speedup(row: Any, part: str) -> str:
 def optimizers(frame: pd.DataFrame) -> pd.DataFrame:
     """AdamW's step alone: time, traffic, share of a step, its state and what it takes for a moment.
 
-    The share is of forward and backward in eager fp32 at the context looked at, and this step.
+    Shares are of an eager fp32 step at the context looked at: its forward and backward and this
+    step, and its peak (that of AdamW foreach).
     """
-    columns = ["step, ms (95 %)", "GB/s at least", "of a step", "state, GiB", "moment's, GiB"]
+    columns = [
+        "step, ms (95 %)", "GB/s at least", "of a step", "state, GiB", "of the peak",
+        "moment's, GiB",
+    ]  # fmt: skip
     both = steps(frame, context_length=context(frame), mode="eager", precision="fp32")
     rest = both.set_index("model")["both_median_ms"].to_dict()
+    peak = pd.to_numeric(both.set_index("model")["peak_mib"]).to_dict()
     lines = {}
     rows = ordered(leading(rows_of(frame, "optimizer", None)))
     for row in rows.itertuples():
@@ -284,7 +293,8 @@ def optimizers(frame: pd.DataFrame) -> pd.DataFrame:
             cells = [
                 interval(row, "optimizer"), number(row.least_bytes / own / 1e6, 3),
                 share(None if others is None else own / (own + others)),
-                gib(row.state_mib), gib(row.transient_mib),
+                gib(row.state_mib), share(row.state_mib / peak.get(row.model, math.nan)),
+                gib(row.transient_mib),
             ]  # fmt: skip
         lines[row.model, row.optimizer] = dict(zip(columns, cells, strict=True))
     return made(lines, ["size", "AdamW"], columns)
