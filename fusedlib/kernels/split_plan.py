@@ -9,13 +9,14 @@ Where all products are split the device hides that, and a backward pass shares i
 
 from __future__ import annotations
 
-from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from fusedlib.kernels import split, split_exact, split_product, swiglu_calls
-from fusedlib.kernels.backward_order import Multiply
+from fusedlib.kernels.backward_order import Multiplication, Multiply
 from fusedlib.kernels.cublas_plan import CublasPlan
 from fusedlib.kernels.few_tokens_plan import _allocator, _laid_out
 from fusedlib.kernels.launch import Launch
@@ -23,45 +24,72 @@ from fusedlib.kernels.split import TILE, Split
 from fusedlib.kernels.swiglu_configs import precision_of
 
 
+class Product(NamedTuple):
+    """C = A B, its sizes, and which factors are stored transposed."""
+
+    m: int
+    n: int
+    k: int
+    turned: tuple[bool, bool] = (False, False)
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is better split than torch's."""
+        return split_product.split_pays(self.m, self.n, self.k)
+
+
+def products_of(tokens: int, hidden: int, inner: int) -> dict[str, Product]:
+    """The products of the MLP by what they give."""
+    return {
+        "gate_up": Product(tokens, 2 * inner, hidden, (False, True)),
+        "y": Product(tokens, hidden, inner, (False, True)),
+        "dh": Product(tokens, inner, hidden),
+        "d_x": Product(tokens, hidden, 2 * inner),
+        "d_w_gate_up": Product(2 * inner, hidden, tokens, (True, False)),
+        "d_w_down": Product(hidden, inner, tokens, (True, False)),
+    }
+
+
+def _turned(a: Tensor, b: Tensor) -> Tensor:
+    return torch.mm(a.t(), b)
+
+
+# Each of both factors as they are stored.
+TORCH: dict[str, Multiplication] = {
+    "gate_up": swiglu_calls._gate_up, "y": linear, "dh": torch.mm, "d_x": torch.mm,
+    "d_w_gate_up": _turned, "d_w_down": _turned,
+}  # fmt: skip
+
+
 class SplitPlan(CublasPlan):
     """The MLP at the sizes of these operands, fp32 at torch's "highest"."""
 
     def __init__(self, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> None:
         super().__init__(x, w_gate_up, w_down)
-        device, tokens, hidden, inner = self.sizes
+        device, *sizes = self.sizes
         self._fused_forward = False
-        made = partial(_multiplication, device)
-        to_gate_up = made(tokens, 2 * inner, hidden, turned_b=True)
-        to_y = made(tokens, hidden, inner, turned_b=True)
-        to_dh = made(tokens, inner, hidden)
-        d_x = made(tokens, hidden, 2 * inner)
-        d_w_gate_up = made(2 * inner, hidden, tokens, turned_a=True)
-        d_w_down = made(hidden, inner, tokens, turned_a=True)
-        self._to_gate_up = to_gate_up or swiglu_calls._gate_up
-        self._to_y, self._to_dh = to_y or self._to_y, to_dh or self._to_dh
-        plain = self._multiply
-        self._multiply = Multiply(
-            d_x or plain.d_x, d_w_gate_up or plain.d_w_gate_up, d_w_down or plain.d_w_down
-        )
-        self._shares = None not in (to_dh, d_x, d_w_gate_up, d_w_down)
-        self.splits = any((to_gate_up, to_y, to_dh, d_x, d_w_gate_up, d_w_down))
+        made = {n: _made(n, p, device) for n, p in products_of(*sizes).items()}
+        self._to_gate_up, self._to_y, self._to_dh = made["gate_up"], made["y"], made["dh"]
+        self._multiply = Multiply(made["d_x"], made["d_w_gate_up"], made["d_w_down"])
+        backward = self._to_dh, *self._multiply
+        self._shares = all(isinstance(each, PlannedProduct) for each in backward)
 
     def fits(self, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> bool:
         """As any plan, and at torch's "highest" alone."""
         return super().fits(x, w_gate_up, w_down) and precision_of(x) == "ieee"
 
     def takes(self, dy: Tensor, saved: tuple[Tensor | None, ...]) -> bool:
-        """As any plan, where not all products are split, and at torch's "highest" alone."""
+        """As any plan, at torch's "highest" alone, and where not all products are split."""
         return not self._shares and precision_of(dy) == "ieee" and super().takes(dy, saved)
 
 
-def _multiplication(
-    device: torch.device, m: int, n: int, k: int, *, turned_a: bool = False, turned_b: bool = False
-) -> PlannedProduct | None:
-    """C (m, n) of split factors, or None where torch's product is better."""
-    if not split_product.split_pays(m, n, k):
-        return None
-    return PlannedProduct(device, (m, n, k), (turned_a, turned_b))
+def some_split(tokens: int, hidden: int, inner: int) -> bool:
+    """Whether a product of such an MLP is better split than torch's."""
+    return any(p.pays for p in products_of(tokens, hidden, inner).values())
+
+
+def _made(name: str, product: Product, device: torch.device) -> Multiplication:
+    return PlannedProduct(device, product) if product.pays else TORCH[name]
 
 
 class PlannedProduct:
@@ -69,14 +97,11 @@ class PlannedProduct:
 
     Args:
         device: the current one, at every call.
-        sizes: (m, n, k).
-        turned: whether A is stored as (k, m), whether B as (n, k).
+        product: its sizes, and how the factors are stored.
     """
 
-    def __init__(
-        self, device: torch.device, sizes: tuple[int, int, int], turned: tuple[bool, bool]
-    ) -> None:
-        m, n, k = sizes
+    def __init__(self, device: torch.device, product: Product) -> None:
+        m, n, k, turned = product
         self.turned, self._k, self._new = turned, k, _allocator(device)
         stored = (k, m) if turned[0] else (m, k), (n, k) if turned[1] else (k, n)
         tiles = [tuple(-(-size // TILE) for size in shape) for shape in stored]
