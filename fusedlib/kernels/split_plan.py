@@ -79,8 +79,13 @@ class SplitPlan(CublasPlan):
         return super().fits(x, w_gate_up, w_down) and precision_of(x) == "ieee"
 
     def takes(self, dy: Tensor, saved: tuple[Tensor | None, ...]) -> bool:
-        """As any plan, at torch's "highest" alone, and where not all products are split."""
-        return not self._shares and precision_of(dy) == "ieee" and super().takes(dy, saved)
+        """As any plan, at torch's "highest" alone, and where not all products are split.
+
+        Nor where a dispatch mode or a subclass would see the products as operators.
+        """
+        if self._shares or torch._C._len_torch_dispatch_stack() or type(dy) is not Tensor:
+            return False
+        return precision_of(dy) == "ieee" and super().takes(dy, saved)
 
 
 def some_split(tokens: int, hidden: int, inner: int) -> bool:
