@@ -68,7 +68,7 @@ def test_swiglu_mlp_and_gradients_vs_float64(monkeypatch, some, save):
 def test_gives_what_the_calls_without_a_plan_give(started, monkeypatch, shape, some, save, scale):
     """Bit by bit, by the same kernels, badly scaled weights and leading dimensions too."""
     if shape == SEVERAL:
-        monkeypatch.setattr(split_product, "LEAST_INNER", 80)  # only y and d_x have such sums
+        monkeypatch.setattr(split_product, "LEAST_INNER", 80)  # gate|up and dh are torch's
         least(monkeypatch, shape, False)
     else:
         least(monkeypatch, shape, some)
