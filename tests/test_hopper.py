@@ -69,6 +69,43 @@ class TestTensorMaps:
             launch._described(x, *matrices[1:])
         assert len(launch._kept[0]) <= 2
 
+    def test_are_encoded_once_and_passed_as_triton_passes_them(self, launch, monkeypatch):
+        driver = pytest.importorskip("triton.backends.nvidia.driver")
+        from fusedlib.kernels import hopper_launch
+
+        encoded, started = [], []
+
+        def encode(descriptor, known):
+            encoded.append((descriptor.base.data_ptr(), known))
+            return [encoded[-1], *descriptor.shape, *descriptor.strides]
+
+        monkeypatch.setattr(driver, "make_tensordesc_arg", encode)
+        monkeypatch.setattr(hopper_launch, "current_index", lambda: -1)
+        signature = dict(enumerate(["tensordesc<bf16[128,64]>"] * 3 + ["*bf16"] * 2))
+        known = ["of dy", "of w_down", "of gate|up"]
+        wrapper = driver.wrap_handle_tensordesc(lambda *a: started.append(a), signature, known)
+        launch._run, launch._index, launch._binary = wrapper, -1, tuple("function etc")
+        launch._inner = hopper_launch.unwrapped(wrapper)
+        matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(5)]
+        for _ in range(2):
+            launch(*matrices)
+        addresses = [t.data_ptr() for t in matrices]
+        assert encoded == list(zip(addresses[:3], known, strict=True))
+        maps = [v for found in encoded for v in (found, 64, 64, 64, 1)]
+        wanted = (*launch.programs, 0, *launch._binary, *maps, *addresses[3:], *launch._tail)
+        assert started == [wanted, wanted]
+
+    def test_go_by_triton_itself_where_its_wrapper_is_unknown(self):
+        from fusedlib.kernels.hopper_launch import unwrapped
+
+        def wrapper(*arguments):
+            return launcher, tensordesc_meta
+
+        launcher, tensordesc_meta = print, [None]
+        assert [unwrapped(run) for run in (None, print, lambda: 0, wrapper)] == [None] * 4
+        tensordesc_meta = ["known"]
+        assert unwrapped(wrapper) == (print, ["known"])
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)

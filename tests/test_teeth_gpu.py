@@ -22,12 +22,13 @@ TL = {"tma": (130, 208, 272), "pointers": (130, 201, 275), "few tokens": (37, 27
 FEW = (37, 912, 976)  # enough tiles that a program of a weight's gradient writes a span of two
 HOPPER = 90
 # The first has more tiles than an H200 multiprocessors, in the backward too, where they are 256
-# wide; the last has enough work for split products.
+# wide; the last two have enough work for split products, without a plan and with one.
 PATHS = {
     "fixed roles": ("bfloat16", (1500, 272, 3088)),
     "apart": ("bfloat16", TL["tma"]),
     "few tokens": ("bfloat16", TL["few tokens"]),
     "split": ("float32", (520, 2056, 4104)),
+    "split plan": ("float32", (512, 2064, 4112)),
 }
 BLOCK_K = 64
 
@@ -89,7 +90,7 @@ def test_a_fault_on_any_path_is_rejected(path, fault):
         assert hopper.takes(x, shape[2]) == (path == "fixed roles")
         for width in (FORWARD_N, BACKWARD_N):
             assert swiglu_calls._apart(x, len(x), shape[2], width) == (path == "apart")
-    assert _large_fp32(x, w_gate_up) == (path == "split")
+    assert _large_fp32(x, w_gate_up) == path.startswith("split")
     assert checks.misses_mlp("cuda", dtype, shape) == []
     if fault.startswith("no gradient"):
         with pytest.raises(ValueError, match=fault.replace("of", "arrived at")):

@@ -11,6 +11,9 @@ So few tokens for their width want it last: at 4096·8192·28672 in bf16 1856 an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from torch import Tensor
 
 from fusedlib.kernels.swiglu_calls import product
@@ -19,9 +22,30 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Wants = tuple[bool, bool, bool]
 
 
+Multiplication = Callable[[Tensor, Tensor], Tensor]
+
+
+class Multiply(NamedTuple):
+    """The three products: of d(gate|up) and Wgu, of d(gate|up)ᵀ and x, of dyᵀ and h.
+
+    Each takes its factors as they are stored, none turned.
+    """
+
+    d_x: Multiplication
+    d_w_gate_up: Multiplication
+    d_w_down: Multiplication
+
+
+def _turned(a: Tensor, b: Tensor) -> Tensor:
+    return product(a.t(), b)
+
+
+PLAIN = Multiply(product, _turned, _turned)
+
+
 def products(
     wants: Wants, held: list[Tensor | None], upstream: Tensor, x: Tensor | None,
-    w_gate_up: Tensor | None,
+    w_gate_up: Tensor | None, multiply: Multiply = PLAIN,
 ) -> Gradients:  # fmt: skip
     """The wanted ones of d_x, d_w_gate_up and d_w_down, in the order that holds less.
 
@@ -31,17 +55,17 @@ def products(
     d_x = d_w_gate_up = d_w_down = None
     tokens, hidden = upstream.shape
     if h is not None and not down_last(tokens, hidden, h.shape[1], wants):
-        d_w_down = product(upstream.t(), h)
+        d_w_down = multiply.d_w_down(upstream, h)
         h = None  # before the next products allocate
     if wants[0]:
         assert d_gate_up is not None and w_gate_up is not None
-        d_x = product(d_gate_up, w_gate_up)
+        d_x = multiply.d_x(d_gate_up, w_gate_up)
     if wants[1]:
         assert d_gate_up is not None and x is not None
-        d_w_gate_up = product(d_gate_up.t(), x)
+        d_w_gate_up = multiply.d_w_gate_up(d_gate_up, x)
     d_gate_up = None
     if h is not None:
-        d_w_down = product(upstream.t(), h)
+        d_w_down = multiply.d_w_down(upstream, h)
     return d_x, d_w_gate_up, d_w_down
 
 

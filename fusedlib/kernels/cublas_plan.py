@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fusedlib.kernels import swiglu, swiglu_calls
-from fusedlib.kernels.backward_order import products
+from fusedlib.kernels.backward_order import PLAIN, Multiplication, products
 from fusedlib.kernels.few_tokens_plan import Gradients, Plan
 from fusedlib.kernels.swiglu_calls import FORWARD_N, unchecked_fwd
 
@@ -28,13 +28,18 @@ class CublasPlan(Plan):
         _, tokens, self._hidden, inner = self.sizes
         self._deep = x.ndim != 2
         self._fused_forward = not swiglu_calls._apart(x, tokens, inner, FORWARD_N)
+        # gate|up from x and Wgu, y from h and Wd, dh from dy and Wd, and the gradients.
+        self._to_gate_up: Multiplication = linear
+        self._to_y: Multiplication = linear
+        self._to_dh: Multiplication = torch.mm
+        self._multiply = PLAIN
 
     def forward(
         self, x: Tensor, w_gate_up: Tensor, w_down: Tensor, save: bool
     ) -> tuple[Tensor, Tensor | None]:
         """y, of x's shape, and gate|up (tokens, 2·inner) if saved."""
         h, gate_up = self._activated(x, w_gate_up, save)
-        y = linear(h, w_down)
+        y = self._to_y(h, w_down)
         return (y.view(x.shape) if self._deep else y), gate_up
 
     def _activated(self, x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
@@ -42,7 +47,7 @@ class CublasPlan(Plan):
             x = x.view(-1, self._hidden)
         if self._fused_forward:
             return unchecked_fwd(x, w_gate_up, save)
-        gate_up = linear(x, w_gate_up)
+        gate_up = self._to_gate_up(x, w_gate_up)
         h = self._new(*self._h)
         self._pointwise((False, False, True, False), gate_up, gate_up, gate_up, h)
         return h, gate_up if save else None
@@ -54,7 +59,7 @@ class CublasPlan(Plan):
         dh, d_gate_up = gate_up, None
         if gradient:
             assert w_down is not None
-            dh = torch.mm(dy.view(-1, self._hidden) if self._deep else dy, w_down)
+            dh = self._to_dh(dy.view(-1, self._hidden) if self._deep else dy, w_down)
             d_gate_up = gate_up if in_place else self._new(*self._gate_up)
         h = self._new(*self._h) if output else None
         target, output_to = gate_up if d_gate_up is None else d_gate_up, gate_up if h is None else h
@@ -76,8 +81,9 @@ class CublasPlan(Plan):
         held: list[Tensor | None], w_gate_up: Tensor | None,
     ) -> Gradients:  # fmt: skip
         if not self._deep:
-            return products(wants, held, dy, x, w_gate_up)
+            return products(wants, held, dy, x, w_gate_up, self._multiply)
         matrix = None if x is None else x.view(-1, self._hidden)
         dy = dy.view(-1, self._hidden)
-        d_x, d_w_gate_up, d_w_down = products(wants, held, dy, matrix, w_gate_up)
-        return None if d_x is None else d_x.view(self._x[0]), d_w_gate_up, d_w_down
+        found = products(wants, held, dy, matrix, w_gate_up, self._multiply)
+        d_x = found[0]
+        return None if d_x is None else d_x.view(self._x[0]), found[1], found[2]

@@ -2,10 +2,14 @@
 
 A tensor map is the 128 bytes from which TMA takes a matrix's address, shape, strides and block. It
 holds nothing of the tensor itself, so that one made for the same values before serves again.
+
+Triton 3.6 starts kernels by a C function, but encodes every tensor map anew at every launch, in
+Python. So its C function is called without that wrapper, with maps that were encoded before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +18,13 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fusedlib.kernels.launch import Launch, Options
+from fusedlib.kernels.launch import Launch, Options, _stream, _watched, current_index
 from fusedlib.kernels.swiglu_configs import Config
 
 BLOCK_M, BLOCK_N = 128, 256
-MOST_MAPS = 256  # kept for a matrix of a launch; the allocator gives few addresses, over and over
+# Kept for a matrix of a launch: the allocator gives few addresses, over and over; in a model, a few
+# for every layer.
+MOST_MAPS = 1024
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,37 @@ class HopperLaunch(Launch):
     ) -> None:  # fmt: skip
         super().__init__(kernel, config, (programs, 1, 1), blocks, scalars, constants)
         self._kept: list[dict[int, TensorDescriptor]] = [{} for _ in blocks]
+        self._encoded: list[dict[int, list[Any]]] = [{} for _ in blocks]
+        self._inner: tuple[Callable[..., None], list[Any]] | None = None
+
+    def __call__(self, *matrices: Tensor) -> None:
+        """As any `Launch`; past Triton's wrapper where that is known."""
+        if self._inner is None or current_index() != self._index or _watched():
+            return super().__call__(*matrices)
+        operands: list[Any] = []
+        for place, kept in enumerate(self._encoded):
+            matrix = matrices[place]
+            operands += kept.get(matrix.data_ptr()) or self._encode(place, matrix)
+        operands += [m.data_ptr() for m in matrices[len(self._encoded) :]]
+        stream = _stream(self._index)
+        return self._inner[0](*self.programs, stream, *self._binary, *operands, *self._tail)
+
+    def _start(self, *matrices: Tensor) -> None:
+        super()._start(*matrices)
+        self._inner = unwrapped(self._run)
+
+    def _encode(self, place: int, matrix: Tensor) -> list[Any]:
+        """What the C function wants of a matrix: its map, shape and strides."""
+        from triton.backends.nvidia.driver import make_tensordesc_arg
+
+        assert self._inner is not None
+        kept = self._encoded[place]
+        if len(kept) >= MOST_MAPS:
+            kept.clear()
+        descriptor = self._mapped(self._kept[place], matrix, self.blocks[place])
+        made: list[Any] = make_tensordesc_arg(descriptor, self._inner[1][place])
+        kept[matrix.data_ptr()] = made
+        return made
 
     def _described(self, *matrices: Tensor) -> tuple[Any, ...]:
         return tuple(
@@ -110,6 +147,19 @@ class HopperLaunch(Launch):
         )  # fmt: skip
         kept[address] = made
         return made
+
+
+def unwrapped(run: Any) -> tuple[Callable[..., None], list[Any]] | None:
+    """The C function below Triton 3.6's `wrap_handle_tensordesc`, and what is known of each map.
+
+    None where `run` is not that wrapper, as in other releases.
+    """
+    names, cells = getattr(run, "__code__", None), getattr(run, "__closure__", None)
+    if names is None or not cells:
+        return None
+    held = dict(zip(names.co_freevars, (cell.cell_contents for cell in cells), strict=True))
+    launcher, known = held.get("launcher"), held.get("tensordesc_meta")
+    return (launcher, known) if launcher and known and None not in known else None
 
 
 def block_layout(block: list[int], dtype: torch.dtype) -> gl.NVMMASharedLayout:

@@ -214,6 +214,11 @@ def _unfilled(source: Tensor) -> Split:
 
 
 def _fill(a: Split, b: Split, both: bool) -> None:
+    splitting_launch(a, b, both)(a.source, b.source, a.parts, b.parts, a.tiles, b.tiles)
+
+
+def splitting_launch(a: Split, b: Split, both: bool) -> Launch:
+    """What fills `a`, and `b` if `both`; it takes both sources, parts and tiles, by turns."""
     sizes = (*a.source.shape, a.source.stride(0), *b.source.shape, b.source.stride(0))
     key = "split", sizes, both, a.source.device
 
@@ -226,4 +231,4 @@ def _fill(a: Split, b: Split, both: bool) -> None:
         return Launch(_split_kernel, config, programs, (), (*sizes, tiles[0]), constants)
 
     operands = a.source, b.source, a.parts, b.parts, a.tiles, b.tiles
-    kept_launch(made, key, *operands)(*operands)
+    return kept_launch(made, key, *operands)

@@ -125,14 +125,20 @@ def mend(
         b_tiles: the same of B.
         turned: whether A, whether B.
     """
+    operands = a, b, a_tiles, b_tiles, c
+    mending_launch(turned, *operands)(*operands)
+
+
+def mending_launch(turned: tuple[bool, bool], *operands: Tensor) -> Launch:
+    """What mends the product of these operands of `mend`: A, B, their tiles and C."""
+    a, b, _, _, c = operands
     sizes = *c.shape, a.shape[1]
     strides = *a.stride(), *b.stride()
 
     def made() -> Launch:
         return _launch(c, (*sizes, least_terms(sizes[2]), *strides, 1.0), turned)
 
-    operands = a, b, a_tiles, b_tiles, c
-    kept_launch(made, ("exact product", sizes, strides, turned, c.device), *operands)(*operands)
+    return kept_launch(made, ("exact product", sizes, strides, turned, c.device), *operands)
 
 
 def least_terms(k: int) -> int:

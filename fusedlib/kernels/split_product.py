@@ -129,16 +129,22 @@ def split_product(
     if left.shape[1] < LEAST_INNER or 0 in (left.shape[0], right.shape[1]):
         return torch.mm(left, right)
     c = left.new_empty((left.shape[0], right.shape[1]))
-    sizes = *c.shape, left.shape[1]
     turned = transpose_a, transpose_b
+    operands = a.parts, b.parts, a.tiles, b.tiles, c
+    product_launch(left.shape[1], turned, *operands)(*operands)
+    split_exact.mend(c, left, right, a.tiles, b.tiles, turned)
+    return c
+
+
+def product_launch(k: int, turned: tuple[bool, bool], *operands: Tensor) -> Launch:
+    """What multiplies these operands: both factors' parts, their tiles, and C (m, n)."""
+    c = operands[-1]
+    sizes = *c.shape, k
 
     def made() -> Launch:
         return _launch(c, sizes, turned)
 
-    operands = a.parts, b.parts, a.tiles, b.tiles, c
-    kept_launch(made, ("split product", sizes, turned, c.device), *operands)(*operands)
-    split_exact.mend(c, left, right, a.tiles, b.tiles, turned)
-    return c
+    return kept_launch(made, ("split product", sizes, turned, c.device), *operands)
 
 
 def _launch(c: Tensor, sizes: tuple[int, int, int], turned: tuple[bool, bool]) -> Launch:

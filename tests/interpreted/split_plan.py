@@ -1,0 +1,193 @@
+"""Plans with split products in Triton's interpreter: `tests/test_split_plan.py` runs this file in a
+process of its own.
+"""
+
+import os
+from itertools import combinations
+from typing import ClassVar
+
+import plan_checks
+import pytest
+import swiglu_checks as checks
+import torch
+from torch.autograd import grad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusedlib import functional
+from fusedlib.bench.torch_precision import matmul_settings
+from fusedlib.functional import SAVES, swiglu_mlp
+from fusedlib.kernels import plans, split_plan, split_product, swiglu_calls
+
+assert os.environ["TRITON_INTERPRET"] == "1"
+
+SHAPE = (24, 32, 48)  # tokens, hidden, inner
+SEVERAL = (130, 48, 80)  # more than one 128-tile of tokens and of 2·inner, the last ones ragged
+SPLIT = ["_split_kernel", "_split_product_kernel", "_exact_product_kernel"]
+POINTWISE = ["_swiglu_bwd_kernel"]
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch):
+    monkeypatch.setattr(swiglu_calls, "_splits", lambda like: like.dtype == torch.float32)
+    for name in ("LEAST_INNER", "LEAST_OUTER", "LEAST_WORK"):
+        monkeypatch.setattr(split_product, name, 1)
+    least(monkeypatch, SHAPE)
+    return plan_checks.note_launches(monkeypatch)
+
+
+def least(monkeypatch, shape, some=True):
+    """`some`: tokens·hidden results are too few to be split, so that y and d_x are torch's."""
+    monkeypatch.setattr(split_product, "LEAST_RESULTS", some * shape[0] * shape[1] + 1)
+
+
+def small(shape=SHAPE, dtype="float32"):
+    return checks.small("cpu", dtype, shape)
+
+
+def results(leaves, dy, save="gate_up"):
+    y = swiglu_mlp(*leaves, save=save)
+    return [y, *grad(y, leaves, dy)]
+
+
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("some", [True, False], ids=["some", "all"])
+def test_swiglu_mlp_and_gradients_vs_float64(monkeypatch, some, save):
+    least(monkeypatch, SHAPE, some)
+    assert checks.misses_mlp("cpu", "float32", SHAPE, save) == []
+    [plan] = functional._PLANS.values()
+    assert isinstance(plan, split_plan.SplitPlan)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-20])
+@pytest.mark.parametrize(
+    "shape, some, save",
+    [(SHAPE, True, "gate_up"), (SHAPE, True, "input"), (SHAPE, False, "gate_up"),
+     (SEVERAL, True, "gate_up")],
+    ids=["some", "some, input", "all", "ragged"],
+)  # fmt: skip
+def test_gives_what_the_calls_without_a_plan_give(started, monkeypatch, shape, some, save, scale):
+    """Bit by bit, by the same kernels, badly scaled weights and leading dimensions too."""
+    if shape == SEVERAL:
+        monkeypatch.setattr(split_product, "LEAST_INNER", 80)  # gate|up and dh are torch's
+        least(monkeypatch, shape, False)
+    else:
+        least(monkeypatch, shape, some)
+    (x, w_gate_up, w_down), dy = small(shape)
+    w_down = (w_down.detach() * scale).requires_grad_()
+    deep = x.detach().view(2, shape[0] // 2, -1).requires_grad_()
+    leaves = deep, w_gate_up, w_down
+    started.clear()
+    planned, by_plan = results(leaves, dy.view_as(deep), save), started.copy()
+    assert functional._PLANS
+    monkeypatch.setattr(functional, "_PLANS", {})
+    monkeypatch.setattr(functional._eager_kernels()[2], "plan_of", lambda *_: None)
+    started.clear()
+    assert checks.same(results(leaves, dy.view_as(deep), save), planned)
+    assert started == by_plan and SPLIT[1] in started and not functional._PLANS
+
+
+@pytest.mark.parametrize("check", plan_checks.HOLDS, ids=plan_checks.name_of)
+def test_holds(monkeypatch, check):
+    plan_checks.run_at(monkeypatch, check, "cpu", "float32", (36, *SHAPE[1:]))
+    assert split_plan.SplitPlan in map(type, functional._PLANS.values())
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_frozen_subsets_get_what_they_want_and_cost_no_more(started, save):
+    leaves, dy = small()
+    everything = grad(swiglu_mlp(*leaves), leaves, dy)
+    for chosen in (c for n in (1, 2, 3) for c in combinations(range(3), n)):
+        own = [t.detach().requires_grad_(i in chosen) for i, t in enumerate(leaves)]
+        y = swiglu_mlp(*own, save=save)
+        started.clear()
+        y.backward(dy)
+        for i, leaf in enumerate(own):
+            assert (leaf.grad is not None) == (i in chosen)
+            assert leaf.grad is None or torch.equal(leaf.grad, everything[i]), (chosen, i)
+        gradient = chosen != (2,)
+        again = (SPLIT + POINTWISE) * (save == "input")
+        needed = POINTWISE * (gradient or save == "gate_up")
+        of_weights = SPLIT * ((1 in chosen) + (2 in chosen))
+        assert started == again + SPLIT * gradient + needed + of_weights
+
+
+def test_a_second_call_looks_nothing_up(monkeypatch):
+    plan_checks.check_second_call(monkeypatch, *small())
+
+
+def test_a_weight_changed_in_place_is_seen():
+    """Nothing of a weight is kept from call to call, not even unknown to its version counter."""
+    leaves, dy = small()
+    first = results(leaves, dy)
+    for weight in leaves[1:]:
+        weight.data.mul_(2.0)
+    changed = results(leaves, dy)
+    assert not torch.equal(changed[0], first[0])
+    fresh = [t.detach().clone().requires_grad_() for t in leaves]
+    assert checks.same(changed, results(fresh, dy))
+
+
+def test_another_precision_goes_another_way(started):
+    """Between calls, and between forward and backward."""
+    leaves, dy = small()
+    results(leaves, dy)
+    y = swiglu_mlp(*leaves)
+    with matmul_settings("high", False):
+        started.clear()
+        grad(y, leaves, dy)
+        assert started == POINTWISE
+        started.clear()
+        results(leaves, dy)
+        assert started == POINTWISE * 2
+        assert plans.plan_of(*leaves) is None
+
+
+def test_a_mode_that_watches_the_backward_sees_its_products():
+    class Noting(TorchDispatchMode):
+        names: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, function, types, arguments=(), named=None):
+            self.names.append(str(function))
+            return function(*arguments, **(named or {}))
+
+    leaves, dy = small()
+    y = swiglu_mlp(*leaves)
+    with Noting() as noted:
+        grad(y, leaves, dy)
+    assert noted.names.count("fusedlib.split_mm.default") == 4  # the small d_x among them
+
+
+def test_where_nothing_is_split_there_is_no_plan(monkeypatch):
+    leaves, _ = small()
+    assert type(plans.plan_of(*leaves)) is split_plan.SplitPlan
+    assert plans.plan_of(*small((24, 40, 48))[0]) is None  # not a multiple of 16
+    monkeypatch.setattr(split_product, "split_pays", lambda *_: False)
+    assert plans.plan_of(*leaves) is None
+
+
+@pytest.mark.parametrize("retained", [False, True])
+def test_gate_up_is_written_over_only_where_nobody_sees_it(retained):
+    plan_checks.check_gate_up_written_over(*small(), retained)
+
+
+def test_a_second_derivative_raises():
+    leaves, dy = small()
+    [d_x] = grad(swiglu_mlp(*leaves), leaves[:1], dy, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        d_x.sum().backward()
+
+
+@pytest.mark.parametrize("fault", ["factors exchanged", "nothing split"])
+def test_a_broken_plan_is_rejected(monkeypatch, fault):
+    assert checks.misses_mlp("cpu", "float32", SHAPE) == []
+    monkeypatch.setattr(functional, "_PLANS", {})
+    made = split_plan.PlannedProduct._made
+
+    def broken(self, *operands):
+        splitting, multiplying, mending = made(self, *operands)
+        if fault == "nothing split":
+            return lambda *each: each[2].zero_(), multiplying, lambda *_: None
+        return splitting, multiplying, lambda a, b, *others: mending(b, a, *others)
+
+    monkeypatch.setattr(split_plan.PlannedProduct, "_made", broken)
+    assert checks.misses_mlp("cpu", "float32", SHAPE) != []

@@ -1,0 +1,112 @@
+"""Plans with split products on a GPU: bit by bit what calls without a plan give, graphs, peaks."""
+
+import plan_checks
+import pytest
+import swiglu_checks as checks
+import torch
+from torch.autograd import grad
+
+from fusedlib import functional
+from fusedlib.functional import SAVES, swiglu_mlp
+from fusedlib.kernels.split_plan import SplitPlan
+
+pytestmark = pytest.mark.gpu
+
+# y and d_x torch's (a model of 1024 wide); only weights' gradients split; all split.
+MODEL, FEW, ALL = (1024, 1024, 4096), (256, 4096, 4096), (2048, 2048, 2048)
+
+
+@pytest.fixture(autouse=True)
+def _only_plans_made_here(monkeypatch):
+    monkeypatch.setattr(functional, "_PLANS", {})
+
+
+def results(leaves, dy, save="gate_up"):
+    y = swiglu_mlp(*leaves, save=save)
+    return [y, *grad(y, leaves, dy)]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-20, 1e20])
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("shape", [MODEL, FEW, ALL, (1000, 1056, 4112)], ids=str)
+def test_gives_what_the_calls_without_a_plan_give(monkeypatch, shape, save, scale):
+    """Badly scaled weights, which take the exact path, and other weights in the same storage."""
+    (x, w_gate_up, w_down), dy = checks.small("cuda", "float32", shape)
+    leaves = x, w_gate_up, (w_down.detach() * scale).requires_grad_()
+    planned = [results(leaves, dy, save) for _ in range(3)]
+    [plan] = functional._PLANS.values()
+    assert isinstance(plan, SplitPlan)
+    leaves[1].data.mul_(2.0)
+    changed = results(leaves, dy, save)
+    leaves[1].data.mul_(0.5)
+    monkeypatch.setattr(functional, "_PLANS", {})
+    monkeypatch.setattr(functional._eager_kernels()[2], "plan_of", lambda *_: None)
+    wanted = results(leaves, dy, save)
+    assert all(same(each, wanted) for each in planned) and not functional._PLANS
+    leaves[1].data.mul_(2.0)
+    assert same(changed, results(leaves, dy, save))
+
+
+def same(found, wanted) -> bool:
+    return all(
+        torch.equal(f.nan_to_num(), w.nan_to_num()) for f, w in zip(found, wanted, strict=True)
+    )
+
+
+# The others compare with few tokens or turned weights, whose products are torch's and err more.
+HOLDS = (
+    checks.check_backward_twice,
+    checks.check_activation_checkpointing,
+    checks.check_no_grad_and_inference,
+)
+
+
+@pytest.mark.parametrize("check", HOLDS, ids=plan_checks.name_of)
+def test_holds(monkeypatch, check):
+    plan_checks.run_at(monkeypatch, check, "cuda", "float32", (1032, 1024, 4096))
+    assert SplitPlan in map(type, functional._PLANS.values())
+
+
+def test_captured_in_a_graph():
+    leaves, dy = checks.small("cuda", "float32", MODEL)
+    for _ in range(3):
+        wanted = results(leaves, dy)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = results(leaves, dy)
+    graph.replay()
+    assert same(found, wanted)
+    leaves[1].data.mul_(2.0)
+    graph.replay()
+    assert same(found, results(leaves, dy)) and not torch.equal(found[0], wanted[0])
+
+
+def test_another_precision_goes_another_way():
+    leaves, dy = checks.small("cuda", "float32", MODEL)
+    split = results(leaves, dy)
+    torch.set_float32_matmul_precision("high")
+    try:
+        coarse = results(leaves, dy)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert not torch.equal(split[0], coarse[0]) and same(split, results(leaves, dy))
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_holds_no_more_memory_than_calls_without_a_plan(monkeypatch, planned):
+    """Peak over what was there: gate|up and h, dy, dh and the parts of the largest product."""
+    if not planned:
+        monkeypatch.setattr(functional._eager_kernels()[2], "plan_of", lambda *_: None)
+    leaves, dy = checks.small("cuda", "float32", MODEL)
+    for _ in range(2):
+        results(leaves, dy)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    found = results(leaves, dy)
+    peak = torch.cuda.max_memory_allocated() - before
+    f, d, w = (4 * n for n in (1024 * 4096, 1024 * 1024, 1024 * 4096))
+    # y, d_x, d_w_down and d_w_gate_up, d(gate|up), and the parts of d(gate|up) and x.
+    last = 2 * d + w + 2 * w + 2 * f + (2 * f + d)
+    assert len(found) == 4 and bool(functional._PLANS) == planned
+    assert abs(peak - last) <= 2**21
