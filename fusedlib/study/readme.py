@@ -22,10 +22,6 @@ MACHINE = "nvidia-h200"
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 
 
-# Not recorded yet, as the README says under "What it does not show yet".
-_AWAITED = ("06_end_to_end", "07_attention", "08_profile", "09_model_memory")
-
-
 class ReadmeError(ValueError):
     """The block cannot be made or placed; the message says what is missing."""
 
@@ -55,8 +51,6 @@ def block(directory: Path | None = None) -> str:
     """
     studies = []
     for study in config.load().studies:
-        if study.name in _AWAITED:
-            continue
         headline = headlines.HEADLINES[study.name]
         rows = recorded(study.name, directory)
         sentences = [s for s in (headline.short or headline.sentences)(rows) if is_finding(s)]
