@@ -83,7 +83,7 @@ def oom_sentence(frame: pd.DataFrame) -> str | None:
     """What ran out of memory, what was asked for, and what still ran at that context."""
     found = at_width(frame, None)
     gone = found[found["status"].isin(["oom", "oom (predicted)"])]
-    told = []
+    told: list[str] = []
     for context, part in gone.groupby("context_length"):
         ran = found[(found["context_length"] == context) & (found["status"] == "ok")]
         said = [
