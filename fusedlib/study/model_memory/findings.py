@@ -259,6 +259,6 @@ def allocator_sentence(frame: pd.DataFrame) -> str | None:
     return (
         f"At a step's peak the history's sum and the allocator's own count of bytes asked for "
         f"{agree}; rounding to whole blocks adds at most {size(rounding)}, workspaces of cuBLAS "
-        f"and data make {size(rows['peak_other_mib'].max())} of the peak, and up to {size(reserve)} more lie "
-        "in reserve, which is what other programs see as taken."
+        f"and data make {size(rows['peak_other_mib'].max())} of the peak, and up to "
+        f"{size(reserve)} more lie in reserve, which is what other programs see as taken."
     )
