@@ -49,7 +49,7 @@ def test_findings_are_computed():
     assert "rounding to whole blocks adds at most 1.00 MiB" in said
     assert "asked for agree to the byte; rounding" in said
     assert "up to 99.0 MiB more lie in reserve" in said
-    assert "the peak lies at every context from 128 to 512: 63.5 GiB." in said
+    assert "A step's peak lies there at every context from 128 to 512: 63.5 GiB." in said
     assert "With one at the first 16 blocks alone it holds" in said
     assert "to 1.33× (1.33 to 1.34); a backward being two forwards" in said
     assert "in bf16 autocast 2.7b does not fit without checkpoints (141 GiB by formula" in said

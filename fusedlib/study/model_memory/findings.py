@@ -241,7 +241,7 @@ def _whatever_the_context(frame: pd.DataFrame, step: Any) -> str:
     least, most = size(rows["measured_mib"].min()), size(rows["measured_mib"].max())
     spread = least if least == most else f"{least} to {most}"
     return (
-        f" There the peak lies at every context from {rows['context_length'].min():g} to "
+        f" A step's peak lies there at every context from {rows['context_length'].min():g} to "
         f"{rows['context_length'].max():g}: {spread}."
     )
 

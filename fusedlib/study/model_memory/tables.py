@@ -108,7 +108,7 @@ def allocator(frame: pd.DataFrame) -> pd.DataFrame:
             "peak lies": selected.section(row),
             "events": cell(row["events_peak_mib"], 1, 5),
             "allocator": cell(asked, 1, 5),
-            "rounding": cell(row["peak_mib"] - asked, 1, 3),
+            "rounding": cell(round(row["peak_mib"] - asked, 2), 1, 3),
             "other": cell(row["peak_other_mib"], 1, 3),
             "reserved": cell(row["reserved_peak_mib"], 1, 5),
         }
