@@ -112,14 +112,12 @@ def test_findings_are_computed():
     said = " ".join([findings.answer(FULL, CARD), *findings.findings(FULL)])
     assert "plain attention keeps 4,352 MiB for its backward pass" in said
     assert "at a context of 48,043 in bf16 and 34,088 in fp32" in said
-    assert "(at most 0 % apart)" in said and "plain attention's peak" in said
-    assert "plain in bf16 from 16,384 to 32,768 3.98 and 4.00" in said
-    assert "memory bounds it" in said
-    assert (
-        "at context 65,536 plain in bf16 (CUDA out of memory. Tried to allocate 64.00 GiB)" in said
-    )
-    assert "it ran flash in bf16 with" in said
-    assert "Inductor" in said and "2.00 (at 256·64)" in said
+    assert "plain attention's peak, in" in said and "cases (to the byte)" in said
+    assert "plain in bf16 3.98 and 4.00 (from 16,384 to 32,768)" in said
+    assert "memory is its roof" in said
+    assert "at context 65,536 plain in bf16 (Tried to allocate 64.00 GiB)" in said
+    assert "what ran there, with its peak: flash in bf16 (" in said
+    assert "Inductor" in said and ", at 256·64)" in said
     assert "40 of 40 are 0" in said
     assert "it cannot show what the matrix costs" in said
 
@@ -129,9 +127,22 @@ def test_a_formula_that_misses_is_named_with_its_case():
     assert "furthest off flash" in text and "77.0 MiB for" in text
 
 
-def test_what_is_not_bound_by_memory_is_not_said_to_be():
-    slow = changed(plain={"median_ms": 1e4})
-    assert "memory bounds it" not in time_sentences.bound_sentence(slow)
+def test_the_roof_is_that_of_what_would_take_longer(monkeypatch):
+    assert "arithmetic" not in time_sentences.bound_sentence(FULL)
+    monkeypatch.setattr(time_sentences, "roof", lambda frame, kind: (1e12, 4e12))
+    said = time_sentences.bound_sentence(FULL)
+    assert "arithmetic is its roof" in said and "memory" not in said
+
+
+def test_captions_say_where_and_how_wide_the_intervals_are():
+    assert selected.shown_at(FULL) == "16,384·64"
+    said = selected.spread(FULL)
+    assert "4.0 % of the median wide in the middle case, 4.0 % in the worst" in said
+    frame = FULL.assign(
+        median_high_ms=FULL["median_high_ms"].where(FULL["provider"] != "math", 1e6)
+    )
+    assert ", math in bf16 at 256·" in selected.spread(frame, "course")
+    assert selected.spread(EMPTY) is None and "not measured" in selected.shown_at(EMPTY)
 
 
 def test_a_rejected_case_is_told_with_its_reason():
@@ -212,11 +223,10 @@ def test_each_format_is_told_at_the_longest_context_that_plain_attention_ran_at(
 
 def test_headlines_hold_figures_of_the_rows():
     text = " ".join(findings.headline(FULL))
-    assert text.startswith("On Test Card, at context 16,384, width 64, batch 8 in bf16 plain")
-    assert re.search(
-        r"flash, without the .*, 16.5 MiB, 80.0 MiB and \d\S* ms, \d\S* times as", text
-    )
-    assert "batch 8 in fp32 plain attention 8,448 MiB, 33,088 MiB and" in text
+    assert text.startswith("Forward and backward at context 16,384, width 64, batch 8 in bf16, on")
+    assert re.search(r"flash, without a .*, 80.0 MiB and \d\S* ms, \d\S* times as", text)
+    assert len(findings.headline(FULL)[0].split()) <= 60
+    assert "in fp32 plain attention keeps 8,448 MiB" in findings.answer(FULL, CARD)
 
 
 @pytest.mark.parametrize("profile", ["quick", "full"])

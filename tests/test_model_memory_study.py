@@ -47,11 +47,36 @@ def test_findings_are_computed():
     assert "only the attention weights grow with the square" in said
     assert "1.00 times the weights, because list-wise AdamW" in said
     assert "rounding to whole blocks adds at most 1.00 MiB" in said
+    assert "asked for agree to the byte; rounding" in said
     assert "up to 99.0 MiB more lie in reserve" in said
+    assert "A step's peak lies there at every context from 128 to 512: 63.5 GiB." in said
+    assert "With one at the first 16 blocks alone it holds" in said
     assert "to 1.33× (1.33 to 1.34); a backward being two forwards" in said
     assert "in bf16 autocast 2.7b does not fit without checkpoints (141 GiB by formula" in said
     assert "Nested checkpoints, least with segments of 6 blocks, take" in said
     assert "6.30 GiB of the 11.8 GiB that 2.7b at context 5120 holds at the least" in said
+
+
+def test_what_plans_hold_over_the_count_is_named_with_its_blocks():
+    assert findings.plans.inside_sentence(FULL) is None, "no row says where its peak lies"
+    rows = model_memory_rows.full()
+    for row in rows:
+        if row.get("plan") == "segments":
+            more = {"peak_in": "backward", "largest_count": [9, 3], "largest_bytes": [2**30, 2**20]}
+            row |= more | {
+                "largest_where": [model_memory_rows.LINE, "no Python frame (autograd's)"]
+            }
+            row["peak_mib"] += 7.0 if row["blocks"] > 1 else 5.0
+    said = findings.plans.inside_sentence(pd.DataFrame(rows))
+    assert ": 5.00 MiB to 7.00 MiB in 6 plans at context 5120 in bf16; the largest" in said
+    assert said.endswith("asked for itself are 3 of 1.00 MiB.")
+
+
+def test_the_headline_is_one_short_sentence_first():
+    first = findings.headline(FULL)[0]
+    assert len(first.split()) <= 60
+    assert first.startswith("A step of 2.7b at context 512, batch 4 in fp32 peaks at 63.5 GiB on")
+    assert "from 99.7 GiB to" in first and first.endswith("1.33 times the time (1.33 to 1.34).")
 
 
 def test_a_difference_is_found_and_named():
@@ -60,7 +85,10 @@ def test_a_difference_is_found_and_named():
         if row.get("mode") == "forward" and row["precision"] == "bf16":
             row["saved_mlp_bytes"] *= 1.5
     said = findings.counted_sentence(pd.DataFrame(rows))
-    assert "agree to the byte" not in said and "saved tensors differ by at most 27 %" in said
+    assert (
+        "agree to the byte" not in said
+        and "saved tensors differ by at most 2,720 MiB of 11.5 GiB" in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +123,7 @@ def test_whatever_is_missing_everything_else_is_shown(frame):
 def test_without_rows_the_findings_say_how_to_get_them():
     assert findings.findings(EMPTY) == findings.headline(EMPTY) == [findings.MISSING]
     assert findings.answer(EMPTY) == findings.MISSING
-    assert "make study ONLY=09_model_memory" in selected.lacking(EMPTY)
+    assert "make study ONLY=09_model_memory" in selected.lacking(selected.passes(EMPTY, None))
 
 
 def test_a_cpu_compares_what_it_has():
@@ -125,9 +153,11 @@ def test_a_predicted_oom_says_so():
     rows = without(mode="step", precision="fp32", context_length=512, status="oom (predicted)")
     shown = tables.peaks(rows)
     assert shown.loc[("plain", 512), ("fp32, GiB", "step")] == "oom (predicted)"
-    assert "step at 512, sdpa, fp32: oom (predicted): CUDA out of memory;" in selected.lacking(rows)
+    told = selected.lacking(selected.passes(rows, None))
+    assert "step at 512, sdpa, fp32: oom (predicted): CUDA out of memory." in told
     said = "no checkpoint at 5120, sdpa, bf16 autocast: oom: CUDA out of memory."
-    assert selected.lacking(FULL) == said
+    assert selected.lacking(selected.checkpoints(FULL, None)) == said
+    assert selected.lacking(selected.passes(FULL, None)) is None
 
 
 def test_counted_and_measured_differ_by_what_the_row_says():
@@ -158,6 +188,7 @@ def test_plans_show_what_they_hold_and_cost():
     assert shown.loc[(large, "segments", 8), "segments"] == 4
     assert shown.loc[(large, "nested", 4), "passes"] == 2.75
     assert shown.loc[(fits, "segments", 1), "times none"] == "1.33 (1.33 to 1.34)"
+    assert shown.loc[(fits, "segments", 1), "ms"] == "400 (399 to 401)"
 
 
 def test_figures_are_drawn_the_same_twice_and_told():

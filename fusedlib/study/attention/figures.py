@@ -85,13 +85,15 @@ def _counted(ax: Axes, part: pd.DataFrame, card_mib: float | None) -> None:
         style.reference_line(ax, y=card_mib, label="all there is")
     contexts = np.unique(np.geomspace(part["context_length"].min(), last, 60).astype(int))
     problems = [AttentionProblem(int(n), width, batch, dtype) for n in contexts]
-    for name, way in ((PLAIN, PLAIN), (FLASH, FLASH)):
-        kept = [sum((held.kept(way, p) or {}).values()) / MIB for p in problems]
-        style.line(ax, contexts, kept, name, markers=False, linewidth=1.0, label=f"{name}, counted")
+    for name, title in ((PLAIN, "plain"), (FLASH, "without T × T")):
+        kept = [sum((held.kept(name, p) or {}).values()) / MIB for p in problems]
+        style.line(
+            ax, contexts, kept, name, markers=False, linewidth=1.0, label=f"{title}, kept, counted"
+        )
     peak = [held.plain_peak(p, device) / MIB for p in problems]
     style.line(
         ax, contexts, peak, PLAIN, markers=False, linewidth=1.0, linestyle=":",
-        label="plain's peak, counted",
+        label="plain, peak, counted",
     )  # fmt: skip
     _contexts(ax, pd.Series(contexts))
 
@@ -157,7 +159,7 @@ def _contexts(ax: Axes, contexts: pd.Series) -> None:
 
 def _decades(ax: Axes) -> None:
     ax.set_yscale("log")
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}"))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1 else f"{v:g}"))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 

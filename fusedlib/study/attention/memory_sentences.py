@@ -20,6 +20,7 @@ from fusedlib.study.display import percent, quantity
 CLOSE = 0.03
 # What is smaller than this is a matter of the allocator's blocks, not of a formula.
 LEAST_MIB = 1.0
+_OOM = "CUDA out of memory. "
 # Of all that is held: less of it does not show.
 LITTLE = 0.25
 
@@ -60,10 +61,9 @@ def agreement_sentence(frame: pd.DataFrame) -> str | None:
         if known.empty:
             continue
         off = (known[column] / known[counted] - 1).abs()
-        text = (
-            f"{title}, in {int((off <= CLOSE).sum())} of {len(known)} cases (at most "
-            f"{percent(off[off <= CLOSE].max())} apart)"
-        )
+        most = off[off <= CLOSE].max()
+        apart = f"at most {percent(most)} apart" if most else "to the byte"
+        text = f"{title}, in {int((off <= CLOSE).sum())} of {len(known)} cases ({apart})"
         worst = known.loc[off.idxmax()]
         if off.max() > CLOSE:
             text += (
@@ -74,8 +74,8 @@ def agreement_sentence(frame: pd.DataFrame) -> str | None:
     if not parts:
         return None
     return (
-        f"On {where(frame)} counted and measured bytes agree within {percent(CLOSE)}: "
-        f"{'; '.join(parts)}."
+        f"Counted and measured bytes, where they are more than {mib(LEAST_MIB)}, agree within "
+        f"{percent(CLOSE)} on {where(frame)}: {'; '.join(parts)}."
     )
 
 
@@ -83,15 +83,18 @@ def oom_sentence(frame: pd.DataFrame) -> str | None:
     """What ran out of memory, what was asked for, and what still ran at that context."""
     found = at_width(frame, None)
     gone = found[found["status"].isin(["oom", "oom (predicted)"])]
-    told = []
+    told: list[str] = []
     for context, part in gone.groupby("context_length"):
         ran = found[(found["context_length"] == context) & (found["status"] == "ok")]
-        said = [f"{r.provider} in {r.format} ({brief(r.reason)})" for r in part.itertuples()]
+        said = [
+            f"{r.provider} in {r.format} ({brief(r.reason).removeprefix(_OOM)})"
+            for r in part.itertuples()
+        ]
         alive = ", ".join(
-            f"{r.provider} in {r.format} with {mib(r.peak_mib)}" for r in ran.itertuples()
+            f"{r.provider} in {r.format} ({mib(r.peak_mib)})" for r in ran.itertuples()
         )
-        text = f"at context {context:,} {'; '.join(said)}"
-        told.append(f"{text}; it ran {alive}" if alive else text)
+        text = f"{'at' if not told else 'At'} context {context:,} {', '.join(said)}"
+        told.append(f"{text}; what ran there, with its peak: {alive}" if alive else text)
     return f"Out of memory on {where(frame)}: {'. '.join(told)}." if told else None
 
 

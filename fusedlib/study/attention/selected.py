@@ -10,6 +10,7 @@ from fusedlib.bench.attention.cases import EXPERIMENT, problem_of
 from fusedlib.bench.attention.problem import DIRECTIONS, AttentionProblem
 from fusedlib.bench.attention.ways import WAYS
 from fusedlib.study import style
+from fusedlib.study.display import percent
 from fusedlib.study.kernels.rows import ceilings, format_of
 from fusedlib.study.selection import leading, per_machine, place, rows_of
 
@@ -166,6 +167,27 @@ def card_mib(frame: pd.DataFrame, machines: pd.DataFrame) -> float | None:
     last = known.iloc[-1]
     gib = last["device_memory_gib"] if last["device_type"] == "cuda" else last["memory_gib"]
     return None if pd.isna(gib) else float(gib) * 1024
+
+
+def shown_at(frame: pd.DataFrame) -> str:
+    """Context and width of what stands at the longest context of a format, for captions."""
+    told = dict.fromkeys(shape(row) for _, row in longest(frame).iterrows())
+    return " and ".join(told) or "not measured yet"
+
+
+def spread(frame: pd.DataFrame, grid: str | None = None) -> str | None:
+    """How wide the intervals of both directions together are, for a table that leaves them out."""
+    found = at_width(frame) if grid is None else rows(frame, grid)
+    found = found[found["median_low_ms"].notna()]
+    if found.empty:
+        return None
+    wide = (found["median_high_ms"] - found["median_low_ms"]) / found["median_ms"]
+    worst = found.loc[wide.idxmax()]
+    return (
+        f"95 % intervals of the sum of both directions are {percent(wide.median())} of the median "
+        f"wide in the middle case, {percent(wide.max())} in the worst, {worst['provider']} in "
+        f"{worst['format']} at {shape(worst)}."
+    )
 
 
 def not_run(frame: pd.DataFrame, grid: str | None = None) -> str | None:

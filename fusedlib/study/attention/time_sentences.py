@@ -53,9 +53,9 @@ def grows_sentence(frame: pd.DataFrame) -> str | None:
                 continue
             half, whole = line.loc[pairs[-1]], line.loc[2 * pairs[-1]]
             told.append(
-                f"{name} in {half['format']} from {pairs[-1]:,} to {2 * pairs[-1]:,} "
-                f"{number(whole['median_ms'] / half['median_ms'], 3)} and "
-                f"{number(whole['kept_mib'] / half['kept_mib'], 3)}"
+                f"{name} in {half['format']} {number(whole['median_ms'] / half['median_ms'], 3)} "
+                f"and {number(whole['kept_mib'] / half['kept_mib'], 3)} (from {pairs[-1]:,} to "
+                f"{2 * pairs[-1]:,})"
             )
     if not told:
         return None
@@ -97,7 +97,7 @@ def _since(ahead: pd.Series) -> str:
 def bound_sentence(frame: pd.DataFrame) -> str | None:
     """How much of plain attention's time its T × T traffic takes at the copy's bandwidth.
 
-    More than half of it, and more than the products: that is said to bound it.
+    The larger of that and the products' share at their rate is the bound.
     """
     told = []
     for part in by_format(longest(frame)):
@@ -108,12 +108,12 @@ def bound_sentence(frame: pd.DataFrame) -> str | None:
         seconds = row["median_ms"] / 1e3
         products, traffic = (n / most / seconds for n, most in zip(work(row), ceiling, strict=True))
         text = (
-            f"at {at(row)}, its {sum(SQUARE_PASSES.values())} reads and writes of B T² elements "
-            f"alone take {percent(traffic)} at the bandwidth of a copy, its products "
-            f"{percent(products)} at the rate of a plain product"
+            f"in {row['format']} at {shape(row)} its {sum(SQUARE_PASSES.values())} reads and "
+            f"writes of B T² elements would take {percent(traffic)} at the bandwidth of a copy, "
+            f"its products {percent(products)} at the rate of a plain product"
         )
-        told.append(f"{text}: memory bounds it" if traffic > max(products, 0.5) else text)
-    return f"Of plain attention's time {'; '.join(told)}." if told else None
+        told.append(f"{text}: {'memory' if traffic > products else 'arithmetic'} is its roof")
+    return f"Of plain attention's time, {'; '.join(told)}." if told else None
 
 
 def rate_sentence(frame: pd.DataFrame) -> str | None:
@@ -168,12 +168,18 @@ def compiled_sentence(frame: pd.DataFrame) -> str | None:
         last = part[part["context_length"] == part["context_length"].max()].iloc[-1]
         squares = problem_of(last).square * problem_of(last).itemsize / MIB
         told.append(
-            f"{part['format'].iloc[0]} {number(least['speedup'], 3)} (at {shape(least)}) to "
-            f"{number(most['speedup'], 3)} (at {shape(most)}) times as fast, keeping "
-            f"{number(last['kept_mib'] / squares, 3)} times B T² elements at {shape(last)}, "
-            f"holding {number(last['peak_mib'] / squares, 3)} times as many at its peak"
+            f"{part['format'].iloc[0]} {_gain(least)} to {_gain(most)} times as fast; at "
+            f"{shape(last)} it keeps {number(last['kept_mib'] / squares, 3)} B T² elements and "
+            f"holds {number(last['peak_mib'] / squares, 3)} B T² at its peak"
         )
-    return f"Compiled by Inductor, plain attention is in {'; '.join(told)}."
+    return f"Compiled by Inductor, plain attention is in {'; in '.join(told)}."
+
+
+def _gain(row: pd.Series) -> str:
+    return (
+        f"{number(row['speedup'], 3)} ({number(row['speedup_low'], 3)}–"
+        f"{number(row['speedup_high'], 3)}, at {shape(row)})"
+    )
 
 
 def ratio_sentence(frame: pd.DataFrame) -> str | None:

@@ -214,6 +214,8 @@ def _memory_axis(ax: Axes, mib: pd.Series, scale: float) -> None:
         ax.set_ylim(0, 1.08 * mib.max() / scale)
         return
     ax.set_yscale("log", base=2)
+    # Room for what is written beside the highest mark.
+    ax.set_ylim(top=max(ax.get_ylim()[1], 1.6 * mib.max() / scale))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     ax.yaxis.set_minor_locator(NullLocator())
 

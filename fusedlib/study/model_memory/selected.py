@@ -30,7 +30,7 @@ _FIGURES = (
     "moment_names", "moment_at", "live_at", "weights_bytes", "gradients_bytes", "state_bytes",
     "largest_count", "largest_bytes", "largest_category", "largest_where", "kept_sizes_bytes",
     "kept_sizes_count", "peak_in_forward_mib", "peak_in_backward_mib", "peak_in_step_mib",
-    "plan", "blocks", "kept_mib", "median_ms", "median_low_ms", "median_high_ms",
+    "plan", "blocks", "kept_mib", "peak_in", "median_ms", "median_low_ms", "median_high_ms",
     "ratio", "ratio_low", "ratio_high", "snapshot", "snapshot_mib", "mode", "model", "attention",
     "precision", "context_length", "batch_size", "device",
     *(f"{when}_{name}_mib" for when in ("live", "peak", "forward") for name in CATEGORIES),
@@ -148,9 +148,8 @@ def counted_mib(row: Any) -> dict[str, float]:
     return {name: n / MIB for name, n in counted(dict(row)).items()}
 
 
-def lacking(frame: pd.DataFrame) -> str | None:
-    """Which cases have no figures, and why; None where all have."""
-    rows = pd.concat([passes(frame, None), checkpoints(frame, None)])
+def lacking(rows: pd.DataFrame) -> str | None:
+    """Which of these passes or plans have no figures, and why; None where all have."""
     if rows.empty:
         return "No rows yet: `make study ONLY=09_model_memory` measures them."
     rows = rows[rows["status"] != "ok"]

@@ -77,13 +77,13 @@ def counted_and_measured(frame: pd.DataFrame) -> pd.DataFrame:
         for title, formula, found in lines:
             cells = body.setdefault(title, {})
             cells[row["precision"], "counted"] = cell(formula, 1, 5)
-            cells[row["precision"], "difference"] = _difference(found - formula)
+            cells[row["precision"], "difference"] = signed(found - formula)
     return _framed(body, ["what"], [
         (p, c) for p in rows["precision"] for c in ("counted", "difference")
     ])  # fmt: skip
 
 
-def _difference(mib: float) -> str:
+def signed(mib: float) -> str:
     """A signed difference in the unit that suits it."""
     if pd.isna(mib):
         return MISSING
@@ -108,7 +108,7 @@ def allocator(frame: pd.DataFrame) -> pd.DataFrame:
             "peak lies": selected.section(row),
             "events": cell(row["events_peak_mib"], 1, 5),
             "allocator": cell(asked, 1, 5),
-            "rounding": cell(row["peak_mib"] - asked, 1, 3),
+            "rounding": cell(round(row["peak_mib"] - asked, 2), 1, 3),
             "other": cell(row["peak_other_mib"], 1, 3),
             "reserved": cell(row["reserved_peak_mib"], 1, 5),
         }
@@ -130,7 +130,7 @@ def kept(frame: pd.DataFrame) -> pd.DataFrame:
             found = row.get(f"saved_{part.replace(' ', '_')}_bytes")
             found = 0.0 if found is None or pd.isna(found) else float(found)
             line[row["precision"], "counted"] = cell(formula[part], MIB)
-            line[row["precision"], "difference"] = _difference((found - formula[part]) / MIB)
+            line[row["precision"], "difference"] = signed((found - formula[part]) / MIB)
     return _framed(body, ["attention", "part"], [
         (p, c) for p in activations.PRECISIONS for c in ("counted", "difference")
     ])  # fmt: skip
@@ -223,16 +223,15 @@ def checkpointing(frame: pd.DataFrame) -> pd.DataFrame:
             "passes": plan.passes(shape.num_layers),
             "counted": cell(max(held.values()), MIB),
             "measured": cell(row["peak_mib"], 1) if fine else str(row["status"]),
-            "ms": quantity(row["median_ms"], "") if fine else MISSING,
-            "times none": _interval(row),
+            "ms": _interval(row, "median_ms", "median_low_ms", "median_high_ms"),
+            "times none": _interval(row, "ratio", "ratio_low", "ratio_high"),
         }
     table = pd.DataFrame.from_dict(body, orient="index")
     table.index = pd.MultiIndex.from_tuples(list(body), names=["context", "plan", "blocks"])
     return table
 
 
-def _interval(row: Any) -> str:
-    if pd.isna(row["ratio"]):
+def _interval(row: Any, middle: str, low: str, high: str) -> str:
+    if pd.isna(row[middle]):
         return MISSING
-    low, high = number(row["ratio_low"]), number(row["ratio_high"])
-    return f"{number(row['ratio'])} ({low} to {high})"
+    return f"{number(row[middle])} ({number(row[low])} to {number(row[high])})"
