@@ -165,7 +165,7 @@ def test_autocast_says_where_it_is_slower_and_why():
     assert "is 1.50 at small and 0.250 at 2.7b: slower at small." in text
     assert text.endswith("beside the profile it is 1.00 at small.")
     why = sentence("From fp32 to autocast")
-    assert "small 3,000 to 3,000 operators, 1,000 to 1,500 kernels, whose time 20.0 to 20.0" in why
+    assert "small 3,000 to 3,000 operators, 1,000 to 1,500 kernels, their time 20.0 to 20.0" in why
     assert "(25 % of it 400 casts), the card busy 50 % to 50 % of the time" in why
     assert "not by its kernels" not in why, "no slower than fp32 beside the profile"
     assert tables.casts(FULL).loc[("small", "bf16 autocast"), "busy"] == "50 %"

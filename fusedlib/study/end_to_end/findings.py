@@ -182,7 +182,7 @@ def _added(model: str, plain: Any, cast: Any) -> str:
         )
     shares = [percent(busy(row) or 0.0) for row in (plain, cast)]
     return (
-        f"{model} {operators}, {plain.kernels:,.0f} to {cast.kernels:,.0f} kernels, whose time "
+        f"{model} {operators}, {plain.kernels:,.0f} to {cast.kernels:,.0f} kernels, their time "
         f"{number(plain.busy_ms, 3)} to {number(cast.busy_ms, 3)} ms "
         f"({percent(cast.casts_ms / cast.busy_ms)} of it {cast.casts:,.0f} casts), the card busy "
         f"{shares[0]} to {shares[1]} of the time"
