@@ -1,6 +1,7 @@
 """Study 08's tables, figures and sentences, from rows made by hand."""
 
 import math
+import shlex
 
 import pandas as pd
 import pytest
@@ -8,7 +9,7 @@ from card_rows import EMPTY, head
 
 from fusedlib import paths
 from fusedlib.bench.profiles import cases
-from fusedlib.study.profiles import counted, figures, findings, selected, tables
+from fusedlib.study.profiles import counted, figures, findings, selected, tables, typed
 from fusedlib.study.running import config, parameters
 
 TABLES = ("by_classes", "gemm_shares", "parts", "attention", "idle", "gaps", "overhead",
@@ -56,7 +57,7 @@ def row(model="small", context=256, precision="fp32", scale=1.0, **fields):
         "gaps": 50, "late_gaps": 40, "gap_percentiles_us": [0.5 * 1.5**n for n in range(13)],
         "lead_us": 1500.0, "profiled_kernels": 101, "trace_mib": 3.0,
         "trace_file": "small.json.gz", "trace_kept_mib": 0.3, "trace_whole": context < 1024,
-        "control_samples_ms": [12.75 * scale] * 3,
+        "control_samples_ms": [12.75 * scale] * 3, "measured_at": "2026-11-21T22:00:02+00:00",
     }  # fmt: skip
     return head(cases.STUDY) | case | figures | fields
 
@@ -77,6 +78,12 @@ CPU = frame(
     row("nano", 64, device_type="cpu", device_name="Test CPU", machine="cpu", profile="quick",
         own=True, on_device=False, busy_ms=None, idle_ms=None, gaps=None, profiled_ms=12.0)
 )  # fmt: skip
+
+
+def said(start, given=FULL):
+    """The one finding that begins so."""
+    [sentence] = [s for s in findings.findings(given) if s.startswith(start)]
+    return sentence
 
 
 def test_shares_are_of_the_sum_that_is_asked():
@@ -145,11 +152,41 @@ def test_idle_time_is_told_of_the_unprofiled_step():
     assert "20 %" in sentence and "12 of 12 cases" in sentence
 
 
+def test_gaps_are_told_with_the_part_that_waits_for_a_launch():
+    text = said("Under the profiler")
+    assert f"shorter than {0.5 * 1.5**5:.2f} µs" in text
+    assert "not launched yet are 27 % (small, fp32)" in text
+
+
+def test_a_longer_step_at_a_shorter_context_is_told():
+    assert not [s for s in findings.findings(FULL) if "longer step" in s]
+    slow = FULL.copy()
+    short = FULL["context_length"].eq(128) & FULL["model"].eq("small")
+    slow.loc[short & FULL["precision"].eq("fp32"), "step_median_ms"] = 13.0
+    text = said("In 1 of 8 pairs", slow)
+    assert "small, fp32, 13.0 ms at context 128 and 12.5 ms at 256" in text
+
+
+def test_the_command_is_folded_into_the_same_words():
+    command = "nsys profile --trace=cuda,nvtx --output='a b' python -m fusedlib --model nano"
+    lines = typed.folded(command).split("\n")
+    assert [line.strip(" \\").split()[0] for line in lines] == [
+        "nsys", "--trace=cuda,nvtx", "'--output=a", "python", "--model",
+    ]  # fmt: skip
+    assert all(line.endswith(" \\") for line in lines[:-1]) and not lines[-1].endswith("\\")
+    assert shlex.split(typed.folded(command).replace("\\\n", " ")) == shlex.split(command)
+
+
 def test_watching_costs_what_the_rows_say():
     line = tables.overhead(FULL).loc[("fp32", "eager", "plain", "small")]
     assert list(line["over without"]) == ["1.20", "1.60", "1.02"]
-    [sentence] = [s for s in findings.findings(FULL) if s.startswith("The profiler")]
-    assert "a step takes 1.02 times what it took before" in sentence
+    assert "1.20 times as long, with named ranges 1.60 times" in said("The profiler")
+    early = row("medium", control_samples_ms=[25.0], measured_at="2026-11-21T22:00:01+00:00")
+    text = said("Once the profiler", pd.concat([FULL, frame(early)], ignore_index=True))
+    assert "2.00 times at the first case measured (size medium, context 256, fp32)" in text
+    assert "and 1.02 times at the others" in text
+    alone = said("Once the profiler", frame(early))
+    assert alone.endswith("(size medium, context 256, fp32).")
     longer = FULL.assign(control_samples_ms=[[] for _ in range(len(FULL))])
     assert pd.isna(tables.overhead(longer)["over without", "after"]).all()
 
@@ -158,6 +195,9 @@ def test_the_headline_is_one_sentence_of_both_precisions():
     [first, *_] = findings.headline(FULL)
     assert "50 % (small) to 50 % (2.7b) in fp32 and 50 % (small) to 50 % (2.7b)" in first
     assert first.endswith("idle for up to 20 % of a step (small, fp32).")
+    assert len(first.split()) <= 60
+    gemm = said("Of the kernels' time matrix products take")
+    assert "in fp32 40 %, 63 % and 50 % (small), 40 %, 63 % and 50 % (2.7b); in bf16" in gemm
 
 
 def test_traces_are_counted_by_size():
@@ -172,7 +212,7 @@ def test_compiled_and_fused_stand_beside_eager_plain():
     assert tables.not_compiled(FULL) is None
     assert tables.not_compiled(CPU) == "No compiled model was measured."
     [sentence] = [s for s in findings.findings(FULL) if s.startswith("Compiled")]
-    assert "10.0 to 8.00 ms" in sentence
+    assert "a step 12.5 to 10.0 ms" in sentence and "10.0 to 8.00 ms" in sentence
 
 
 def test_a_case_without_memory_is_told_not_dropped():
@@ -183,7 +223,8 @@ def test_a_case_without_memory_is_told_not_dropped():
 
 def test_what_the_softmax_follows_is_computed():
     [sentence] = [s for s in findings.findings(FULL) if s.startswith("In plain attention")]
-    assert "follows its bytes more closely" in sentence
+    assert sentence.count("nearer to the bytes") == 2, "in fp32 and under autocast"
+    assert "0.60 in fp32" in sentence and "0.60 in bf16 autocast" in sentence
     few = FULL.copy()
     for parts in few["parts"].dropna():
         assert isinstance(parts, list)
@@ -193,7 +234,7 @@ def test_what_the_softmax_follows_is_computed():
         for parts in few["parts"]
     ]  # fmt: skip
     [sentence] = [s for s in findings.findings(few) if s.startswith("In plain attention")]
-    assert "follows its FLOPs more closely" in sentence
+    assert sentence.count("nearer to the FLOPs") == 2
 
 
 def test_autocast_is_compared_with_fp32_of_the_same_size():

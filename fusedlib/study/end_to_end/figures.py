@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from fusedlib.bench.end_to_end.cases import PRECISIONS
 from fusedlib.models.transformer import SIZES
@@ -100,6 +101,8 @@ def mlps(frame: pd.DataFrame) -> Figure:
     ax.set_yticks(range(len(names)), names, fontsize=7.5)
     ax.set_ylim(max(len(names), 1) - 0.5, -0.5)
     ax.set_xlabel("eager's time / its, forward and backward of the whole model")
+    # The default writes 1,000 for one.
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     style.legend(fig)
     return fig
 

@@ -1,13 +1,12 @@
 """Study 06 in sentences: findings and the abstract's part, every number from a row."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 
 from fusedlib.study import published
 from fusedlib.study.display import number, percent, quantity
-from fusedlib.study.end_to_end import beside
+from fusedlib.study.end_to_end import beside, repeated, replaced
 from fusedlib.study.end_to_end.selected import (
     busy,
     context,
@@ -17,6 +16,7 @@ from fusedlib.study.end_to_end.selected import (
     utilisation,
 )
 from fusedlib.study.end_to_end.tables import GIB, attention_pairs, repaid
+from fusedlib.study.end_to_end.wording import between, listed, percents, span
 from fusedlib.study.selection import leading, no_finding, rows_of
 from fusedlib.study.warmup.published_spread import STEPS, one_slow_step
 
@@ -32,8 +32,8 @@ def findings(frame: pd.DataFrame) -> list[str]:
     """What the rows and the published figures say, a sentence or two each."""
     measured = [
         _ratio(frame), _inference(frame), _autocast(frame), _casts(frame), _compile(frame),
-        _recompiled(frame), _mlps(frame), _rejected(frame), _optimizer(frame), _attention(frame),
-        _cards(frame), _memory(frame),
+        _recompiled(frame), *replaced.findings(frame), _optimizer(frame), _attention(frame),
+        _cards(frame), _memory(frame), repeated.finding(frame),
     ]  # fmt: skip
     found = [s for s in measured if s]
     return [*(found or [MISSING]), _published_autocast(), *_published_spread()]
@@ -41,7 +41,7 @@ def findings(frame: pd.DataFrame) -> list[str]:
 
 def headline(frame: pd.DataFrame) -> list[str]:
     """The abstract's sentences about this study, the first of them the whole in one."""
-    found = [_summary(frame), _mlps(frame)]
+    found = [_summary(frame), replaced.summary(frame)]
     return [s for s in found if s] or [MISSING]
 
 
@@ -51,36 +51,28 @@ def _summary(frame: pd.DataFrame) -> str | None:
     clauses = []
     if achieved := [s for p in (FP32, AUTOCAST) if (s := _achieved(rows, p))]:
         clauses.append(
-            f"eager forward and backward reach, of the card's peak, {' and '.join(achieved)}"
+            f"eager forward and backward reach {' and '.join(achieved)} of the card's peak"
         )
-    if pairs := _pairs(frame):
-        told = [f"{number(ratio, 3)} ({model})" for model, ratio in pairs.items()]
-        told = list(dict.fromkeys([told[0], told[-1]]))
-        clauses.append(f"autocast takes {' to '.join(told)} times fp32's time")
-    if ratios := [(r.step_median_ms / e, r) for r, e, _ in _repaid_here(frame)]:
-        ends = [pick(ratios, key=lambda one: one[0]) for pick in (min, max)]
-        said = dict.fromkeys(f"{percent(ratio)} ({_case(row)})" for ratio, row in ends)
-        clauses.append(f"a compiled step takes {' to '.join(said)} of eager's time")
+    if pairs := list(_pairs(frame).values()):
+        ends = between(number(pairs[0], 3), number(pairs[-1], 3))
+        clauses.append(f"autocast takes {ends} times fp32's time")
+    if ratios := [r.step_median_ms / eager for r, eager, _ in _repaid_here(frame)]:
+        clauses.append(f"a compiled step takes {percents(ratios)} of eager's")
     if not clauses:
         return None
-    return f"On {_where(rows)}, context {context(frame)}, {'; '.join(clauses)}."
+    models = listed(dict.fromkeys([rows["model"].iloc[0], rows["model"].iloc[-1]]))
+    sizes = models.replace(" and ", " to ")
+    return f"On {_where(rows)} (context {context(frame)}, size {sizes}), {'; '.join(clauses)}."
 
 
 def _achieved(rows: pd.DataFrame, precision: str) -> str | None:
-    found = [(r.model, utilisation(r)) for r in rows[rows["precision"] == precision].itertuples()]
-    known = [f"{percent(share)} ({model})" for model, share in found if share is not None]
-    if not known:
-        return None
-    return f"{' to '.join(dict.fromkeys([known[0], known[-1]]))} in {precision}"
+    found = [utilisation(r) for r in rows[rows["precision"] == precision].itertuples()]
+    known = [percent(share) for share in found if share is not None]
+    return f"{between(known[0], known[-1])} ({precision})" if known else None
 
 
 def _where(rows: pd.DataFrame) -> str:
     return str(rows["place"].iloc[0])
-
-
-def _listed(parts: Iterable[str]) -> str:
-    parts = list(parts)
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _ratio(frame: pd.DataFrame) -> str | None:
@@ -88,13 +80,16 @@ def _ratio(frame: pd.DataFrame) -> str | None:
     if rows.empty:
         return None
     found = (rows["backward_median_ms"] / rows["forward_median_ms"]).tolist()
-    said = _listed(f"{number(r, 3)} at {m}" for r, m in zip(found, rows["model"], strict=True))
+    said = listed(f"{number(r, 3)} at {m}" for r, m in zip(found, rows["model"], strict=True))
+    compiled = steps(frame, context_length=context(frame), mode="compiled blocks", precision=FP32)
+    without = compiled["backward_median_ms"] / compiled["forward_median_ms"]
+    also = f" Compiled block by block, with fewer launches, it is {span(without)}."
     told = beside.told("cuda", FP32, "eager")
-    others = _listed(f"{number(one.ratio, 3)} at {one.model}" for one in told)
+    others = listed(f"{number(one.ratio, 3)} at {one.model}" for one in told)
     return (
         f"By FLOPs a backward pass is {BY_FLOPS} forwards. By time, eager in fp32, it is {said} on "
         f"{_where(rows)} (context {context(frame)}), and {others} on the published "
-        f"{told[0].device}."
+        f"{told[0].device}.{also if len(compiled) else ''}"
     )
 
 
@@ -104,7 +99,7 @@ def _inference(frame: pd.DataFrame) -> str | None:
     if rows.empty:
         return None
     found = rows["inference_median_ms"] / rows["forward_median_ms"]
-    said = _listed(f"{percent(f)} at {m}" for f, m in zip(found, rows["model"], strict=True))
+    said = listed(f"{percent(f)} at {m}" for f, m in zip(found, rows["model"], strict=True))
     return (
         f"Without gradients and loss the same pass takes, of a training step's forward, {said} "
         f"(eager fp32, {_where(rows)}, context {context(frame)})."
@@ -126,51 +121,71 @@ def _autocast(frame: pd.DataFrame) -> str | None:
     if not found:
         return None
     rows = steps(frame, mode="eager")
-    told = _listed(f"{number(ratio, 3)} at {model}" for model, ratio in found.items())
+    told = listed(f"{number(ratio, 3)} at {model}" for model, ratio in found.items())
     slower = [model for model, ratio in found.items() if ratio > 1]
+    again = listed(
+        f"{number(cast.both_median_ms / plain.both_median_ms, 3)} at {model}"
+        for model, plain, cast in _profiled(frame)
+    )
     return (
         f"On {_where(rows)} bf16 autocast's time over fp32's (forward and backward, eager, context "
         f"{context(frame)}) is {told}: "
-        + (f"slower at {_listed(slower)}." if slower else "faster at every size.")
+        + (f"slower at {listed(slower)}." if slower else "faster at every size.")
+        + (f" Measured once more beside the profile it is {again}." if again else "")
     )
+
+
+def _profiled(frame: pd.DataFrame) -> list[tuple[str, Any, Any]]:
+    """Sizes with their profiles in fp32 and under autocast."""
+    pairs = []
+    for model, part in experiment(frame, "profile").groupby("model", sort=False):
+        by = {row.precision: row for row in part.itertuples()}
+        if {FP32, AUTOCAST} <= set(by):
+            pairs.append((str(model), by[FP32], by[AUTOCAST]))
+    return pairs
 
 
 def _casts(frame: pd.DataFrame) -> str | None:
-    """Why: kernels and how busy they keep the card, in fp32 and under autocast."""
-    rows = experiment(frame, "profile")
-    pairs = []
-    for model, part in rows.groupby("model", sort=False):
-        by = {row.precision: row for row in part.itertuples()}
-        if {FP32, AUTOCAST} <= set(by):
-            pairs.append((model, by[FP32], by[AUTOCAST]))
+    """Why: the kernels' time falls, what Python has to launch grows; fp32 against autocast."""
+    pairs = _profiled(frame)
     if not pairs:
         return None
-    said = "; ".join(_added(model, plain, cast) for model, plain, cast in pairs)
-    waiting = [m for m, _, cast in pairs if (share := busy(cast)) and share < LAUNCH_BOUND]
-    why = ""
-    if waiting:
-        why = (
-            f" At {_listed(waiting)} the card waits for Python to launch more than "
-            f"{percent(1 - LAUNCH_BOUND)} of the time: there faster products give little, and each "
-            "cast is one more launch."
-        )
+    said = "; ".join(_added(*pair) for pair in pairs)
     return (
-        f"What autocast adds to forward and backward on {_where(rows)}, fp32 and autocast: {said}."
-        f"{why}"
+        f"From fp32 to autocast, forward and backward on {_where(experiment(frame, 'profile'))}: "
+        f"{said}.{_bound(pairs)}"
     )
 
 
-def _added(model: Any, plain: Any, cast: Any) -> str:
+def _bound(pairs: list[tuple[str, Any, Any]]) -> str:
+    """Sizes at which autocast is slower though its kernels take less time."""
+    slower = [
+        model for model, plain, cast in pairs
+        if cast.both_median_ms > plain.both_median_ms and (busy(cast) or 1.0) < LAUNCH_BOUND
+        and cast.busy_ms < plain.busy_ms
+    ]  # fmt: skip
+    if not slower:
+        return ""
+    return (
+        f" So autocast is slower at {listed(slower)} not by its kernels, which take less time than "
+        "fp32's, but because the pass lasts as long as Python takes to launch it, and casts are "
+        "more to launch."
+    )
+
+
+def _added(model: str, plain: Any, cast: Any) -> str:
+    operators = f"{plain.operators:,.0f} to {cast.operators:,.0f} operators"
     if pd.isna(plain.kernels):
         return (
-            f"{model} {plain.operators:,.0f} and {cast.operators:,.0f} operators, of the latter "
-            f"{cast.casts:,.0f} casts that take {quantity(cast.casts_ms, 'ms')}"
+            f"{model} {operators}, of the latter {cast.casts:,.0f} casts that take "
+            f"{quantity(cast.casts_ms, 'ms')}"
         )
     shares = [percent(busy(row) or 0.0) for row in (plain, cast)]
     return (
-        f"{model} {plain.kernels:,.0f} and {cast.kernels:,.0f} kernels, the card busy {shares[0]} "
-        f"and {shares[1]} of the time, {cast.casts:,.0f} casts with "
-        f"{percent(cast.casts_ms / cast.busy_ms)} of the kernels' time"
+        f"{model} {operators}, {plain.kernels:,.0f} to {cast.kernels:,.0f} kernels, their time "
+        f"{number(plain.busy_ms, 3)} to {number(cast.busy_ms, 3)} ms "
+        f"({percent(cast.casts_ms / cast.busy_ms)} of it {cast.casts:,.0f} casts), the card busy "
+        f"{shares[0]} to {shares[1]} of the time"
     )
 
 
@@ -182,20 +197,29 @@ def _compile(frame: pd.DataFrame) -> str | None:
     where = rows[0][0].place
     if not paying:
         return f"On {where} no compiled step is faster than eager's."
-    best = min(paying, key=lambda one: one[0].step_median_ms / one[1])
-    worst = max(rows, key=lambda one: one[0].step_median_ms / one[1])
     soon, late = min(paying, key=lambda one: one[2]), max(paying, key=lambda one: one[2])
     said = (
-        f"On {where} at context {context(frame)} a compiled step takes "
-        f"{percent(best[0].step_median_ms / best[1])} of eager's time at best ({_case(best[0])})"
+        f"On {where} at context {context(frame)} a compiled step takes, of eager's time, "
+        f"{_by_precision(rows)}. Compilation has paid for itself after {number(soon[2], 3)} steps "
+        f"({_case(soon[0])})"
     )
-    if worst[0] is not best[0]:
-        said += f" and {percent(worst[0].step_median_ms / worst[1])} at worst ({_case(worst[0])})"
-    said += f". Compilation has paid for itself after {number(soon[2], 3)} steps ({_case(soon[0])})"
     if late[0] is not soon[0]:
         said += f" to {number(late[2], 3)} ({_case(late[0])})"
     never = len(rows) - len(paying)
     return said + (f", and never in {never} of {len(rows)} cases." if never else ".")
+
+
+def _by_precision(rows: list[tuple[Any, float, float | None]]) -> str:
+    """The least and the greatest ratio to eager's step in each precision, with their cases."""
+    found: dict[str, list[tuple[float, str]]] = {}
+    for row, eager, _ in rows:
+        case = f"{row.model}, {row.mode}"
+        found.setdefault(row.precision, []).append((row.step_median_ms / eager, case))
+    said = []
+    for precision, ratios in found.items():
+        ends = dict.fromkeys(f"{percent(r)} ({case})" for r, case in (min(ratios), max(ratios)))
+        said.append(f"{' to '.join(ends)} in {precision}")
+    return listed(said)
 
 
 def _repaid_here(frame: pd.DataFrame) -> list[tuple[Any, float, float | None]]:
@@ -212,48 +236,13 @@ def _recompiled(frame: pd.DataFrame) -> str | None:
     if rows.empty:
         return None
     again = rows[rows["recompiled"] > 0]
-    said = "none" if again.empty else _listed(_case(row) for row in again.itertuples())
+    last = int(rows["compile_steps"].max())
+    first = "their first step" if last == 1 else f"their first {last} steps"
+    said = "none" if again.empty else listed(_case(row) for row in again.itertuples())
     return (
         f"Of {len(rows)} compiled cases on {_where(rows)} a graph was compiled again during the "
-        f"measured steps in {said}; after {int(rows['compile_steps'].max())} at most of the first "
-        "steps nothing compiled any more."
+        f"measured steps in {said}; all compilation was in {first}."
     )
-
-
-def _mlps(frame: pd.DataFrame) -> str | None:
-    rows = experiment(frame, "mlp")
-    rows = rows[(rows["mlp"] != "eager") & rows["step_speedup"].notna()]
-    if rows.empty:
-        return None
-    said = []
-    for (length, precision), part in rows.groupby(["context_length", "precision"], sort=False):
-        spans = [f"{mlp} {_span(own['both_speedup'])}" for mlp, own in part.groupby("mlp")]
-        said.append(f"in {precision} at context {length:g} {_listed(spans)}")
-    models = _listed(dict.fromkeys(rows["model"]))
-    even = rows[(rows["both_speedup_low"] <= 1) & (rows["both_speedup_high"] >= 1)]
-    return (
-        f"With another MLP alone, on {_where(rows)} ({models}), eager's time for forward and "
-        f"backward of the whole model over its is {'; '.join(said)}. The 95 % interval holds 1 in "
-        f"{len(even)} of {len(rows)} cases."
-    )
-
-
-def _rejected(frame: pd.DataFrame) -> str | None:
-    rows = experiment(frame, "mlp", None)
-    rows = rows[rows["status"] == "wrong"]
-    if rows.empty:
-        return None
-    said = [
-        f"{r.mlp} at {r.model}, context {int(r.context_length)}, in {r.precision} ({r.reason})"
-        for r in rows.itertuples()
-    ]
-    return f"Rejected before the clock on {_where(rows)}: {_listed(said)}."
-
-
-def _span(values: pd.Series) -> str:
-    """The least and greatest of some ratios, or the one there is."""
-    low, high = number(values.min(), 3), number(values.max(), 3)
-    return low if low == high else f"{low} to {high}"
 
 
 def _optimizer(frame: pd.DataFrame) -> str | None:
@@ -262,20 +251,22 @@ def _optimizer(frame: pd.DataFrame) -> str | None:
         return None
     last = rows[rows["model"] == rows["model"].iloc[-1]]
     by = {row.optimizer: row for row in last.itertuples()}
-    times = _listed(f"{name} {quantity(r.optimizer_median_ms, 'ms')}" for name, r in by.items())
+    times = listed(f"{name} {quantity(r.optimizer_median_ms, 'ms')}" for name, r in by.items())
     row = next(iter(by.values()))
     rest = steps(frame, context_length=context(frame), mode="eager", precision=FP32)
-    both = rest[rest["model"] == row.model]["both_median_ms"]
+    rest = rest[rest["model"] == row.model]
+    both, peak = rest["both_median_ms"], pd.to_numeric(rest["peak_mib"]).dropna()
+    held = f" and {percent(row.state_mib / peak.iloc[0])} of that step's peak" if len(peak) else ""
     share = ""
     if len(both):
         parts = [
             r.optimizer_median_ms / (r.optimizer_median_ms + both.iloc[0]) for r in by.values()
         ]
-        share = f", {_listed(percent(p) for p in parts)} of an eager fp32 step"
+        share = f", {listed(percent(p) for p in parts)} of an eager fp32 step"
     return (
         f"AdamW on {_where(rows)} at {row.model}: {times}{share}; its state takes "
         f"{quantity(row.state_mib / GIB, 'GiB')}, {number(row.state_mib / row.weights_mib, 2)} "
-        f"times the weights{_transient(by)}."
+        f"times the weights{held}{_transient(by)}."
     )
 
 
@@ -283,7 +274,7 @@ def _transient(by: dict[str, Any]) -> str:
     known = {name: row.transient_mib for name, row in by.items() if pd.notna(row.transient_mib)}
     if not known:
         return ""
-    said = _listed(f"{name} {quantity(mib / GIB, 'GiB')}" for name, mib in known.items())
+    said = listed(f"{name} {quantity(mib / GIB, 'GiB')}" for name, mib in known.items())
     return f"; for a moment it takes {said} more"
 
 
@@ -331,7 +322,7 @@ def _memory(frame: pd.DataFrame) -> str | None:
         f"({r.mode if r.attention == 'plain' else r.attention}, {r.status})"
         for r in over.itertuples()
     ]
-    return f"Memory did not suffice on {_where(over)} for {_listed(said)}."
+    return f"Memory did not suffice on {_where(over)} for {listed(said)}."
 
 
 def _published_autocast() -> str:
@@ -342,8 +333,8 @@ def _published_autocast() -> str:
     slower = [m for m in plain if cast[m] > plain[m]]
     device = beside.told("cuda", FP32, "eager")[0].device
     return (
-        f"Published, {device}: autocast takes longer than fp32 at {_listed(slower)}, "
-        f"{_listed(f'{number(cast[m] / plain[m], 3)} times' for m in slower)}."
+        f"Published, {device}: autocast takes longer than fp32 at {listed(slower)}, "
+        f"{listed(f'{number(cast[m] / plain[m], 3)} times' for m in slower)}."
     )
 
 

@@ -1,7 +1,6 @@
 """Study 08 in sentences: findings and the abstract's part, all from rows."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,13 @@ from fusedlib.bench.profiles import classes
 from fusedlib.bench.profiles.work import INFERENCE
 from fusedlib.models.transformer import config
 from fusedlib.study.display import number, percent
-from fusedlib.study.profiles import counted
+from fusedlib.study.profiles import counted, pace
 from fusedlib.study.profiles.selected import (
     STEP,
     at_context,
     by_class,
     by_kernel,
     calls,
-    control_ratio,
     idle_share,
     largest,
     named,
@@ -40,14 +38,15 @@ def findings(frame: pd.DataFrame) -> list[str]:
     """What the rows say."""
     found = [
         _gemm(frame), _kernels(frame), _others(frame), _attention(frame), _idle(frame),
-        _autocast(frame), _compiled(frame), _overhead(frame),
+        pace.gaps(frame), pace.unsteady(frame), _autocast(frame), _compiled(frame),
+        pace.overhead(frame), pace.afterwards(frame),
     ]  # fmt: skip
     return [s for s in found if s] or [MISSING]
 
 
 def headline(frame: pd.DataFrame) -> list[str]:
     """The abstract's sentences about this study."""
-    found = [_steps(frame), _attention(frame)]
+    found = [_steps(frame), _shortly(frame)]
     return [s for s in found if s] or [MISSING]
 
 
@@ -78,27 +77,34 @@ def _steps(frame: pd.DataFrame) -> str | None:
     if not worst.on_device:
         nothing, step = "no operator runs", "a profiled step"
     return (
-        f"Of the {unit(rows)}' time of a training step matrix products take, {_setting(frame)}, "
+        f"Of the {unit(rows)}' time of a training step {_setting(frame)}, matrix products take "
         f"{' and '.join(told)}; {nothing} for up to {percent(idle_share(worst))} of {step} "
         f"({worst.model}, {worst.precision})."
     )
 
 
 def _gemm(frame: pd.DataFrame) -> str | None:
-    """How the share of matrix products moves from inference to training."""
-    rows = _fp32(frame)
-    if not rows:
+    """How the share of matrix products moves from inference to training, by precision."""
+    rows = at_context(frame)
+    told = []
+    for precision, part in rows.groupby("precision", sort=False):
+        known = list(part.itertuples())
+        each = [_moves(r) for r in ([known[0]] if len(known) == 1 else [known[0], known[-1]])]
+        told.append(f"in {precision} {', '.join(each)}")
+    if not told:
         return None
-    told = [
-        f"{r.model} {percent(share(r, INFERENCE, classes.GEMM))} of the forward pass alone, "
-        f"{percent(share(r, 'forward+backward', classes.GEMM))} of forward and backward, "
-        f"{percent(share(r, STEP, classes.GEMM))} of a step with AdamW"
-        for r in ([rows[0]] if len(rows) == 1 else [rows[0], rows[-1]])
-    ]
     return (
-        f"Matrix products take, {_setting(frame)}, fp32, of the {unit(at_context(frame))}' time: "
-        f"{'; '.join(told)}."
+        f"Of the {unit(rows)}' time matrix products take, {_setting(frame)}, in the forward pass "
+        f"alone, in forward and backward, and in a step with AdamW: {'; '.join(told)}."
     )
+
+
+def _moves(row: Any) -> str:
+    """A size's shares from inference over both passes to the whole step."""
+    found = [
+        percent(share(row, what, classes.GEMM)) for what in (INFERENCE, "forward+backward", STEP)
+    ]
+    return f"{found[0]}, {found[1]} and {found[2]} ({row.model})"
 
 
 def _kernels(frame: pd.DataFrame) -> str | None:
@@ -132,47 +138,68 @@ def _others(frame: pd.DataFrame) -> str | None:
     )
 
 
+def _softmax(frame: pd.DataFrame) -> dict[str, list[tuple[float, Any]]]:
+    """The softmax's time over the products', forward, with its row, by precision."""
+    found: dict[str, list[tuple[float, Any]]] = {}
+    for row in plain(profiles(frame)).itertuples():
+        ratio = attention_ratio(row)
+        if np.isfinite(ratio) and ratio > 0:
+            found.setdefault(row.precision, []).append((ratio, row))
+    return found
+
+
 def _attention(frame: pd.DataFrame) -> str | None:
-    """The softmax against the products: time, FLOPs and bytes."""
-    rows = plain(profiles(frame))
-    rows = rows[rows["precision"] == "fp32"]
-    ratios = [attention_ratio(r) for r in rows.itertuples()]
-    known = [
-        (v, r) for v, r in zip(ratios, rows.itertuples(), strict=True) if np.isfinite(v) and v > 0
-    ]
-    if not known:
+    """The softmax against the products: time, FLOPs and bytes, by precision."""
+    found = _softmax(frame)
+    if not found:
         return None
-    low, high = min(known, key=lambda k: k[0]), max(known, key=lambda k: k[0])
-    row = high[1]
-    head_dim = config(row.model).head_dim
-    counted_bytes = counted.byte_ratio(row.precision, row.context_length, head_dim)
-    span = _between([low[0], high[0]], 2)
+    told = [
+        f"{_span(known)} in {precision} {_counted(known)}" for precision, known in found.items()
+    ]
     return (
-        f"In plain attention in fp32 on {where(rows)} the softmax takes {span} of the time of "
-        f"both products (forward), most at {named(row)}. There it has "
-        f"{number(counted.flop_ratio(head_dim), 2)} of their FLOPs and {number(counted_bytes, 2)} "
-        f"of their bytes; over all cases its time follows {_nearer(known)}."
+        f"In plain attention on {where(profiles(frame))} the softmax takes, of the time of both "
+        f"products (forward, all sizes and contexts), {'; '.join(told)}."
     )
 
 
-def _between(values: Iterable[float], digits: int) -> str:
-    """The least and the greatest of the values, once where both read the same."""
-    known = list(values)
-    ends = [number(min(known), digits), number(max(known), digits)]
-    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+def _shortly(frame: pd.DataFrame) -> str | None:
+    """The softmax against the products by time and FLOPs alone."""
+    found = _softmax(frame)
+    if not found:
+        return None
+    told = " and ".join(f"{_span(known)} in {precision}" for precision, known in found.items())
+    heads = {config(row.model).head_dim for known in found.values() for _, row in known}
+    flops = pace.between([counted.flop_ratio(head) for head in heads], 2)
+    return (
+        f"In plain attention on {where(profiles(frame))} the softmax takes {told} of the time of "
+        f"both products (forward), with {flops} of their FLOPs."
+    )
 
 
-def _nearer(known: list[tuple[float, Any]]) -> str:
-    """Which of the counted ratios the measured ones are nearer to, by factors."""
-    away = {"its bytes": 0.0, "its FLOPs": 0.0}
-    for ratio, row in known:
+def _span(known: list[tuple[float, Any]]) -> str:
+    return pace.between([value for value, _ in known], 2)
+
+
+def _counted(known: list[tuple[float, Any]]) -> str:
+    """The counted ratios of these cases, and which the measured ones are nearer to, by factors."""
+    flops, moved = [], []
+    for _, row in known:
         head_dim = config(row.model).head_dim
-        moved = counted.byte_ratio(row.precision, row.context_length, head_dim)
-        away["its bytes"] += abs(math.log(ratio / moved))
-        away["its FLOPs"] += abs(math.log(ratio / counted.flop_ratio(head_dim)))
+        flops.append(counted.flop_ratio(head_dim))
+        moved.append(counted.byte_ratio(row.precision, row.context_length, head_dim))
+    away = {name: _factor(known, counts) for name, counts in (("FLOPs", flops), ("bytes", moved))}
     near, far = sorted(away, key=lambda name: away[name])
-    factors = [number(math.exp(away[name] / len(known)), 2) for name in (near, far)]
-    return f"{near} more closely than {far} (off by a factor of {factors[0]} against {factors[1]})"
+    return (
+        f"(counted, its FLOPs are {pace.between(flops, 2)} of theirs and its bytes "
+        f"{pace.between(moved, 2)}: its time is nearer to the {near}, a factor of "
+        f"{number(away[near], 2)} away, than to the {far}, {number(away[far], 2)})"
+    )
+
+
+def _factor(known: list[tuple[float, Any]], counts: list[float]) -> float:
+    """By what factor the measured ratios differ from the counted ones, a geometric mean."""
+    away = [abs(math.log(value / count)) for (value, _), count in zip(known, counts, strict=True)]
+    return math.exp(sum(away) / len(away))
 
 
 def _idle(frame: pd.DataFrame) -> str | None:
@@ -232,27 +259,11 @@ def _compiled(frame: pd.DataFrame) -> str | None:
             same = same[same[key] == getattr(row, key)]
         for eager in same.itertuples():
             told.append(
-                f"{named(row)}: {calls(eager, STEP):,} to {calls(row, STEP):,} {things}, "
+                f"{named(row)}: a step {number(eager.step_median_ms, 3)} to "
+                f"{number(row.step_median_ms, 3)} ms, {calls(eager, STEP):,} to "
+                f"{calls(row, STEP):,} {things}, "
                 f"their time {number(time_ms(eager, STEP), 3)} to {number(time_ms(row, STEP), 3)} "
                 f"ms, products {number(by_class(eager, STEP).get(classes.GEMM, 0.0), 3)} to "
                 f"{number(by_class(row, STEP).get(classes.GEMM, 0.0), 3)} ms"
             )
     return f"Compiled, on {where(rows)}: {'; '.join(told)}." if told else None
-
-
-def _overhead(frame: pd.DataFrame) -> str | None:
-    """What watching costs."""
-    rows = profiles(frame)
-    if rows.empty:
-        return None
-    ratios = (rows["profiled_ms"] / rows["step_median_ms"]).dropna()
-    ranged = (rows["ranged_ms"] / rows["step_median_ms"]).dropna()
-    text = f"The profiler makes a step on {where(rows)} {_between(ratios, 3)} times as long"
-    if len(ranged):
-        text += f", with named ranges {_between(ranged, 3)} times"
-    after = [ratio for r in rows.itertuples() if np.isfinite(ratio := control_ratio(r))]
-    if after:
-        text += (
-            f"; once it is off again a step takes {_between(after, 3)} times what it took before"
-        )
-    return f"{text}. Shares are of the {unit(rows)}' own time, and idle time is told without it."

@@ -29,7 +29,7 @@ _COLUMNS = (
     "step_median_ms", "profiled_ms", "ranged_ms", "on_device", "sections", "classes", "kernels",
     "parts", "kernels_ms", "busy_ms", "idle_ms", "late_ms", "gaps", "late_gaps", "lead_us",
     "gap_percentiles_us", "profiled_kernels", "control_samples_ms", "trace_mib", "trace_file",
-    "trace_kept_mib", "trace_whole",
+    "trace_kept_mib", "trace_whole", "measured_at",
 )  # fmt: skip
 
 
