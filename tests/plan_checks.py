@@ -48,22 +48,30 @@ def note_launches(monkeypatch) -> list[str]:
     return names
 
 
-def check_frozen_subsets(started, leaves, dy, save, again, backward) -> None:
-    """Each subset's gradients are there, are right, and start what they need and no more.
+def frozen_subsets(started, leaves, dy, save, agree, sizes=(1, 2, 3)):
+    """Each subset of operands after a backward that only these want gradients of.
 
-    `again` is what computes gate|up once more with save="input", `backward` what a whole pass
-    starts, the kernel of d(gate|up) first.
+    Those gradients are there and agree with all three's, no other is; `started` holds the backward.
     """
     everything = grad(swiglu_mlp(*leaves), leaves, dy)
-    for chosen in (c for n in (1, 2) for c in combinations(range(3), n)):
+    for chosen in (c for n in sizes for c in combinations(range(3), n)):
         own = [t.detach().requires_grad_(i in chosen) for i, t in enumerate(leaves)]
         y = swiglu_mlp(*own, save=save)
         started.clear()
         y.backward(dy)
         for i, leaf in enumerate(own):
             assert (leaf.grad is not None) == (i in chosen)
-            if i in chosen:
-                assert checks.close([leaf.grad], [everything[i]]), (chosen, i)
+            assert leaf.grad is None or agree([leaf.grad], [everything[i]]), (chosen, i)
+        yield chosen
+
+
+def check_frozen_subsets(started, leaves, dy, save, again, backward) -> None:
+    """Each subset's gradients are there, are right, and start what they need and no more.
+
+    `again` is what computes gate|up once more with save="input", `backward` what a whole pass
+    starts, the kernel of d(gate|up) first.
+    """
+    for chosen in frozen_subsets(started, leaves, dy, save, checks.close, sizes=(1, 2)):
         # d_Wd of an h computed again needs neither dh nor another pass over gate|up.
         alone = chosen == (2,) and save == "input"
         assert started == again * (save == "input") + backward[alone:]
