@@ -16,9 +16,9 @@ from fusedlib.study.end_to_end.selected import (
     utilisation,
 )
 from fusedlib.study.end_to_end.tables import GIB, attention_pairs, repaid
-from fusedlib.study.end_to_end.wording import between, listed, percents, span
 from fusedlib.study.selection import leading, no_finding, rows_of
 from fusedlib.study.warmup.published_spread import STEPS, one_slow_step
+from fusedlib.study.wording import between, listed, percents, span
 
 MISSING = no_finding("06_end_to_end", "step has been recorded")
 FP32, AUTOCAST = "fp32", "bf16 autocast"

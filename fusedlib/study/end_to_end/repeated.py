@@ -4,7 +4,7 @@ import pandas as pd
 
 from fusedlib.study.display import number
 from fusedlib.study.end_to_end.selected import context, experiment, steps
-from fusedlib.study.end_to_end.wording import between, listed
+from fusedlib.study.wording import between, listed
 
 
 def times(frame: pd.DataFrame) -> dict[tuple[str, str], list[float]]:

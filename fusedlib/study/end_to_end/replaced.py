@@ -7,7 +7,7 @@ import pandas as pd
 from fusedlib.study.display import number, quantity
 from fusedlib.study.end_to_end.selected import experiment
 from fusedlib.study.end_to_end.tables import GIB
-from fusedlib.study.end_to_end.wording import listed, span
+from fusedlib.study.wording import listed, span
 
 OURS = "fused"
 

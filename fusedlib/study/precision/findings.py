@@ -12,12 +12,12 @@ from fusedlib.study.display import number
 from fusedlib.study.precision import tables
 from fusedlib.study.precision.tables import described, exponent, rows_of, source
 from fusedlib.study.precision.torch_itself import (
-    listed,
     no_rows,
     places,
     torch_itself,
     with_article,
 )
+from fusedlib.study.wording import listed
 
 STUDY = "02_precision"
 # A sum's error is put down to one part when that part is at least this share of both.

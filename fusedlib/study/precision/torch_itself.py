@@ -5,6 +5,7 @@ import pandas as pd
 from fusedlib.study.display import number
 from fusedlib.study.precision import tables
 from fusedlib.study.precision.tables import rows_of
+from fusedlib.study.wording import listed
 
 
 def no_rows(experiment: str) -> list[str]:
@@ -21,11 +22,6 @@ def places(rows: pd.DataFrame) -> str:
 def with_article(dtype: str) -> str:
     """The format's name after a or an."""
     return f"{'an' if dtype.startswith('f') else 'a'} {dtype}"
-
-
-def listed(names: list[str]) -> str:
-    """Names joined by commas and a final and."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def torch_itself(frame: pd.DataFrame) -> list[str]:
