@@ -120,8 +120,9 @@ def hopper_both() -> None:
         near(found, true)
 
 
-def split_case(density: float) -> None:
+def split_case(density: float, scale: float = 1.0) -> None:
     a = normal(140, 300, dtype=torch.float32)
+    a[::2] *= scale
     b = normal(300, 134, dtype=torch.float32) * (torch.rand(300, 134, device="cuda") < density)
     (left, right), (turned,) = split.split(a, b), split.split(b.T.contiguous())
     near(split_product.split_product(left, right), a.double() @ b.double(), 1e-6)
@@ -138,6 +139,12 @@ def split_certified() -> None:
 def split_exact() -> None:
     """Sums of so few terms that the exact kernel computes them."""
     split_case(0.05)
+
+
+@run("split-thirds")
+def split_thirds() -> None:
+    """Rows so far below others that two fp16 parts cannot hold them."""
+    split_case(1.0, 2.0**-34)
 
 
 @run("accumulate")

@@ -16,7 +16,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from fusedlib.kernels import split, split_configs, split_exact, split_hopper, split_product
+from fusedlib.kernels import (
+    split,
+    split_configs,
+    split_exact,
+    split_hopper,
+    split_product,
+    split_thirds,
+)  # fmt: skip
 from fusedlib.kernels.hopper_launch import block_layout
 from fusedlib.kernels.split import TILE
 
@@ -24,13 +31,17 @@ ALIGNED = [["tt.divisibility", 16]]
 POINTERS = {
     "a": "*fp32", "b": "*fp32", "c": "*fp32", "a_high": "*fp16", "b_high": "*fp16",
     "a_parts": "*fp16", "b_parts": "*fp16", "a_tiles": "*i32", "b_tiles": "*i32",
+    "flags": "*i32",
 }  # fmt: skip
 
 
 def compiled(
     arch: int, function, config, constants: dict, even: bool = False, blocks: dict | None = None
 ):
-    """The kernel as Triton would compile it at a launch, whose sizes have divisors if `even`."""
+    """The kernel as Triton would compile it at a launch, whose sizes have divisors if `even`.
+
+    In Gluon if `blocks` are given, those that TMA fetches of operands by name.
+    """
     launched = config.launch()
     named = {n: v for n, v in launched.items() if n in function.arg_names} | constants
     signature, attributes = {}, {}
@@ -45,7 +56,7 @@ def compiled(
             signature[name] = POINTERS.get(name, "fp32" if name == "one" else "i32")
             if name in POINTERS or even:
                 attributes[(index,)] = ALIGNED
-    made = GluonASTSource if blocks else ASTSource
+    made = ASTSource if blocks is None else GluonASTSource
     options = {n: v for n, v in launched.items() if n in ("num_warps", "num_stages")}
     source = made(function, signature, named, attributes)
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
@@ -63,6 +74,10 @@ def products(arch: int):
             blocks = {"a": [k, TILE] if a else [TILE, k], "b": [TILE, k] if b else [k, TILE]}
             kernel = split_hopper._hopper_split_product_kernel
             yield f"gluon {a:d}{b:d}", compiled(arch, kernel, config, turned, blocks=blocks)
+            for name, even in (("thirds", True), ("thirds ragged", False)):
+                kernel, config = split_thirds._thirds_kernel, split_thirds.CONFIG
+                made = compiled(arch, kernel, config, turned | {"EVEN": even}, even, {})
+                yield f"{name} {a:d}{b:d}", made
 
 
 def main() -> None:
@@ -74,8 +89,8 @@ def main() -> None:
         show(name, arch, compiled(arch, split._split_kernel, split_configs.SPLIT, constants, even))
     constants = {
         "A_ALONG": 0, "B_ALONG": 0, "TILE": TILE,
-        "BLOCKS": split_exact.LOOK[0], "TILES": split_exact.LOOK[1],
-        "DOUBLE": arch in split_configs.DOUBLE,
+        "LOOKED": split_exact.LOOK[0], "TILES": split_exact.LOOK[1],
+        "THIRDS": arch == 90, "DOUBLE": arch in split_configs.DOUBLE,
     }  # fmt: skip
     kernel = split_exact._exact_product_kernel
     show("exact", arch, compiled(arch, kernel, split_configs.EXACT, constants))

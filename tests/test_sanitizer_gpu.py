@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("triton")
 import sanitized
 
-from fusedlib.kernels import hopper, split_hopper
+from fusedlib.kernels import hopper, split_hopper, split_thirds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 TESTS = Path(__file__).parent
@@ -28,10 +28,12 @@ CLEAN = {
 # Kernels whose warps have roles. Triton tells each warp its role through shared memory: one side
 # writes and passes `barrier.sync 1`, the other passes it too, elsewhere in the code, and reads.
 # racecheck (2025.3.1) does not take the two for one barrier and reports the words read.
+SPLIT = split_hopper._hopper_split_product_kernel, split_thirds._thirds_kernel
 ROLES = {
-    "hopper": hopper._hopper_swiglu_kernel,
-    "split": split_hopper._hopper_split_product_kernel,
-    "split-exact": split_hopper._hopper_split_product_kernel,
+    "hopper": [hopper._hopper_swiglu_kernel],
+    "split": SPLIT,
+    "split-exact": SPLIT,
+    "split-thirds": SPLIT,
 }
 SITE = re.compile(r"access at \S*\+0x[0-9a-f]+ in (\S+\.py):(\d+)")
 
@@ -47,14 +49,18 @@ def sanitizer() -> str:
 
 def races(said: str, name: str) -> list[str]:
     """Those reported, but for the telling of roles: both sites in the kernel, outside all roles."""
-    lines, first = inspect.getsourcelines(ROLES[name].fn)
-    file = Path(inspect.getsourcefile(ROLES[name].fn) or "").name
+    kernels = [(k.fn, *inspect.getsourcelines(k.fn)) for k in ROLES[name]]
+
+    def told(where: str, line: str) -> bool:
+        return any(
+            where == Path(inspect.getsourcefile(fn) or "").name
+            and first <= int(line) < first + len(lines)
+            for fn, lines, first in kernels
+        )
 
     def telling(race: str) -> bool:
         sites = SITE.findall(race)
-        return len(sites) >= 2 and all(
-            where == file and first <= int(line) < first + len(lines) for where, line in sites
-        )
+        return len(sites) >= 2 and all(told(*site) for site in sites)
 
     found = said.split("Race reported between")[1:]
     assert found, said[-6000:]

@@ -1,8 +1,10 @@
 """The split products in Triton's interpreter, in a process of its own."""
 
+import pytest
 from interpreter import passed_in_the_interpreter
 
 
+@pytest.mark.timeout(600)
 def test_in_the_interpreter():
-    """What fails there is shown here."""
-    assert passed_in_the_interpreter("split_interpreted.py") > 40
+    """What fails there is shown here. It took 303 s where others kept both processors busy."""
+    assert passed_in_the_interpreter("split_interpreted.py", timeout=560) > 60

@@ -5,12 +5,15 @@ import split_checks as checks
 import torch
 
 import fusedlib
-from fusedlib.kernels import split_product
+from fusedlib.kernels import launch, split_exact, split_product
+
+split_thirds = split_exact.split_thirds
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 TURNS = [(False, False), (False, True), (True, False), (True, True)]
 # More than 2²² results, fewer than which are torch's: ragged, and of several tiles each way.
 SHAPES = [(2050, 300, 2054), (1500, 4100, 2900)]
@@ -36,9 +39,86 @@ def test_not_finite_in_the_same_places(value):
     checks.check_not_finite("cuda", value, SHAPES[0])
 
 
-@pytest.mark.parametrize("check", [checks.check_strides, checks.check_empty])
+CHECKS = (
+    checks.check_strides, checks.check_empty, checks.check_edge, checks.check_beyond_edge,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("check", CHECKS)
 def test_holds(check):
     check("cuda")
+
+
+# --- thirds --------------------------------------------------------------------------------------
+
+BEYOND = ((1500, 4100, 2900), (2048, 1024, 2176))
+
+
+def beyond(shape):
+    """Factors of which every tile wants thirds."""
+    make, _ = checks.FAMILIES["large elements meet zeros"]
+    a, b = (t.cuda() for t in make(*checks.drawn(shape)))
+    assert (checks.paths(a, b) == checks.THIRDS).all()
+    return a, b
+
+
+@pytest.mark.parametrize("turned", TURNS)
+@pytest.mark.parametrize("shape", BEYOND)
+def test_thirds_vs_ieee_fp32(shape, turned):
+    """Half of torch's error, and not the exact path's, which errs by one rounding."""
+    a, b = beyond(shape)
+    found = checks.product(a, b, *turned)
+    own, its = checks.errors(found, a, b), checks.errors(a @ b, a, b)
+    assert own[0] < 0.6 * its[0] and own[1] < its[1], (own, its)
+    if HOPPER:
+        assert not torch.equal(found, (a.double() @ b.double()).float())
+
+
+def test_one_tile_in_thirds_changes_no_other():
+    """Beside tiles by parts and tiles on the exact path, at places that programs come to late."""
+    a, b = (t.cuda() for t in checks.drawn((2304, 300, 4096)))
+    usual = checks.product(a, b)
+    a[1024:1152] *= torch.where(torch.arange(128, device="cuda") % 2 == 0, 1.0, 2.0**-34)[:, None]
+    b[:, 2944:3072] *= 1e-20
+    taken, found = checks.paths(a, b), checks.product(a, b)
+    assert set(taken[8].tolist()) == {checks.THIRDS, checks.EXACT}
+    assert (taken[:, 23] == checks.EXACT).all()
+    assert checks.misses(found, a, b) == []
+    same = (taken == checks.PARTS).repeat_interleave(128, 0).repeat_interleave(128, 1)
+    assert torch.equal(found[same], usual[same]) and (taken == checks.PARTS).sum() == 17 * 31
+
+
+WRONG = {
+    "the last third left out": ("store((block - second.to(gl.float32))", "store((block * 0.0)"),
+    "the middle third of B twice": ("b_ring, stage * 3 + 2", "b_ring, stage * 3 + 1"),
+    "the first tile's factor": ("start // TILE * a_step", "0 * a_step"),
+    "the first tile's unit": ("start // TILE * step", "0 * step"),
+    "a K block dropped": ("range(0, k, K)", "range(0, k - K, K)"),
+    "the last rows not stored": ("(i < m)[:, None]", "(i < m - 1)[:, None]"),
+    "the first of its tiles only": ("range(gl.program_id(0), count, gl.num_programs(0)):",
+                                    "range(gl.program_id(0), gl.num_programs(0), 4096):"),
+    "first flags looked at": ("first + which < count", "first + which < gl.num_programs(0)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_broken_thirds_are_rejected(monkeypatch, tmp_path, fault):
+    if not HOPPER:
+        pytest.skip("thirds are Hopper's")
+    if fault == "first flags looked at":  # 544 tiles, of which the last row's alone want thirds
+        a, b = (t.cuda() for t in checks.drawn((4352, 300, 2048)))
+        a[-128::2] *= 2.0**-34
+    else:
+        a, b = beyond(BEYOND[0])
+        if "factor" in fault or "unit" in fault:
+            a[:, 128:] *= 2.0**-20
+            assert (checks.paths(a, b) != checks.PARTS).all()
+    broken = checks.changed(monkeypatch, split_thirds, *WRONG[fault], tmp_path)
+    monkeypatch.setattr(launch, "_LAUNCHES", {})
+    assert checks.misses(checks.product(a, b), a, b) == []
+    monkeypatch.setattr(launch, "_LAUNCHES", {})
+    monkeypatch.setattr(split_exact, "split_thirds", broken)
+    assert checks.misses(checks.product(a, b), a, b) != []
 
 
 @pytest.mark.parametrize("shape", [(1024, 1040, 1032), (1024, 1024, 2048)])

@@ -14,22 +14,28 @@ nonzero element below that, 2⁻²⁹ of its tile's largest, is *faint*: its err
 2⁻⁵⁰ M. Zeros are exact. Of normal numbers 6 in 10⁹ are faint, so a faint element alone must not
 send a product to the exact path.
 
-**Certificate.** A segment is the tile's part of a row of A or of a column of B, 128 elements along
-the sum. It is *short* of as many elements as are below 2⁻¹¹ of their tile's largest. Let one of
-A's hold at most 4 faint elements: its error in a product with a segment of B, in a tile whose
-largest is N, is at most 4·2⁻⁵⁰ M N. If some index has both |a| ≥ 2⁻¹¹ M and |b| ≥ 2⁻¹¹ N, then
-Σ|a||b| over the segment is at least 2⁻²² M N, and the error at most 2⁻²⁶ of it, a quarter of
-fp32's roundoff. Such an index exists when A and B together are short of fewer than a segment is
-long. So a tile keeps, along rows and along columns, two shares of a segment's length, in 128ths
-and rounded up:
+**Certificate.** A segment is the tile's part of a row of A or of a column of B, L = 128 elements
+along the sum, fewer at the matrix's edge. Let one of A's hold f faint elements, in a tile whose
+largest is M, and N be the largest of B's tile. In their product each costs up to 2⁻⁵⁰ M N, and as
+much again by low(A) low(B), which is left out: f 2⁻⁴⁹ M N together. If c indices have both
+|a| ≥ 2⁻¹¹ M and |b| ≥ 2⁻¹¹ N, then Σ|a||b| over the segment is at least c 2⁻²² M N. So f ≤ 4c keeps
+the error within 2⁻²⁵ of it, and with the faint elements of B, likewise, within fp32's roundoff. A
+segment is *short* of as many elements as are below 2⁻¹¹ of their tile's largest, p in A and q in B.
+As c ≥ L − p − q, ⌈f/4⌉ ≤ L − p − q suffices, that is p + ⌈f/4⌉ − 1 + q < L. So a tile keeps, along
+rows and along columns, two shares of a segment's length, in 128ths and rounded up:
 
     first     the largest that a segment is short of (segments of zeros: none)
-    second    the same among segments with faint elements; all if one has more than 4
+    second    the largest p + ⌈f/4⌉ − 1 of a segment with faint elements, at most L
 
 and two tiles may be multiplied when second(A) + first(B) < 128 or second(A) = 0, and the same with
 A and B exchanged. A tile that holds inf or nan, or whose M lies outside 2⁻⁴⁸ ≤ M < 2⁵⁷ (so that
-neither factors nor sums overflow), has both at 128. A third number, which share of its elements is
-not short, tells how many terms a sum has, see `split_product`. All of it stays on the device.
+neither factors nor sums overflow), has `second` at 128. A third number, which share of its elements
+is not short, tells how many terms a sum has, see `split_product`.
+
+**Beyond.** What is not certified is computed from the matrices themselves, in thirds where that can
+be (`split_thirds`), else exactly (`split_exact`). Thirds want elements that are zero or have
+|v| ≥ 2⁻⁴⁸: a tile with others is *deep*, and so is one that could not be split at all. All of it
+stays on the device.
 """
 
 from __future__ import annotations
@@ -54,9 +60,10 @@ class Split:
 
     `parts` is (2·rows, columns) fp16, both sizes first filled up to a multiple of 128 with zeros,
     the high rows above the low ones. `tiles` (tile rows, tile columns, 2) int32 holds what a
-    product along rows (0) and along columns (1) wants to know of a tile, 8 bits each, from the
-    lowest: the biased exponent of its factor 2ᵉ, first and second share, share of elements that
-    are not short.
+    product along rows (0) and along columns (1) wants to know of a tile, from the lowest bit: the
+    biased exponent of its factor 2ᵉ (8 bits), first share (7; at most 127, which no certificate
+    tells from 128), whether it is deep (1), second share (8), share of elements that are not
+    short (8).
     """
 
     source: Tensor
@@ -92,22 +99,23 @@ def _rows_of_tile(start, i, j, rows, columns, row_stride, EVEN: tl.constexpr):  
 @triton.jit
 def _falls_short(counts, length):  # type: ignore[no-untyped-def]
     """Of segments: elements below 2⁻¹¹ of their tile's largest, and those of `second`."""
-    near, faint, nonzero = counts & 0xFF, (counts >> 8) & 0xFF, counts >> 16
+    near, faint, nonzero = counts & 0xFF, (counts >> 8) & 0xFF, (counts >> 16) & 0xFF
     short = tl.where(nonzero > 0, length - near, 0)
-    return short, tl.where(faint > 4, length, tl.where(faint > 0, short, 0))
+    allowing = tl.minimum(short + (faint + 3) // 4 - 1, length)
+    return short, tl.where(faint > 0, allowing, 0)
 
 
 @triton.jit
 def _word(  # type: ignore[no-untyped-def]
-    first, second, length, near_share, power, usable, EVEN: tl.constexpr,
+    first, second, length, near_share, power, usable, deep, EVEN: tl.constexpr,
 ):  # fmt: skip
     """What a product wants to know of a tile: see `Split`."""
     first, second = tl.max(first), tl.max(second)
     if not EVEN:
         first = (first * 128 + length - 1) // length
         second = (second * 128 + length - 1) // length
-    shares = tl.where(usable, first | (second << 8), 128 | (128 << 8))
-    return power | (shares << 8) | (near_share << 24)
+    shares = tl.where(usable, tl.minimum(first, 127) | (second << 8), 127 | (128 << 8))
+    return power | ((shares | (deep << 7)) << 8) | (near_share << 24)
 
 
 @triton.jit
@@ -145,10 +153,11 @@ def _split_tile(  # type: ignore[no-untyped-def]
         places = (top + i) * width + j
         tl.store(high + places, upper)
         tl.store(low + places, lower)
-        # Near, faint and nonzero elements, three counts in one sum. 2⁻¹¹ is 11 steps of the
+        # Near, faint, nonzero and deep elements, four counts in one sum. 2⁻¹¹ is 11 steps of the
         # exponent, |v| < 2⁻¹⁴ are faint.
         counts = tl.where(bits >= largest - (11 << 23), 0x10001, 0x10000)
         counts = tl.where(bits < ((power - 14) << 23), 0x10100, counts)
+        counts = tl.where(bits < ((power - 48) << 23), 0x1010100, counts)
         counts = tl.where(bits > 0, counts, 0)
         of_columns += counts
         of_rows = tl.sum(counts, axis=1)
@@ -157,9 +166,13 @@ def _split_tile(  # type: ignore[no-untyped-def]
         first, second = tl.maximum(first, short), tl.maximum(second, short_beside)
     # A tile of zeros adds no error, whatever the number of terms.
     near_share = tl.where(largest > 0, tl.sum(near) * 128 // (rows * columns), 128)
-    tl.store(tiles + 2 * tile, _word(first, second, columns, near_share, power, usable, EVEN))
-    first, second = _falls_short(tl.sum(of_columns, axis=0), rows)
-    tl.store(tiles + 2 * tile + 1, _word(first, second, rows, near_share, power, usable, EVEN))
+    of_tile = tl.sum(of_columns, axis=0)
+    deep = tl.where(usable, tl.max((of_tile >> 24) & 0xFF) != 0, True).to(tl.int32)
+    word = _word(first, second, columns, near_share, power, usable, deep, EVEN)
+    tl.store(tiles + 2 * tile, word)
+    first, second = _falls_short(of_tile, rows)
+    word = _word(first, second, rows, near_share, power, usable, deep, EVEN)
+    tl.store(tiles + 2 * tile + 1, word)
 
 
 @triton.jit(do_not_specialize=("a_rows", "a_columns", "b_rows", "b_columns", "tiles_of_a"))

@@ -1,17 +1,23 @@
 # ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
 """The part of a split product that wants the fp32 matrices themselves: found and computed anew.
 
-A block of C = A B is wanting where a pair of the tiles that it is made of lacks the certificate of
+A tile of C = A B is wanting where a pair of the tiles that it is made of lacks the certificate of
 `fusedlib.kernels.split`, and where its sums have fewer than `LEAST_TERMS` + k / `LEAST_SHARE` terms
 that are not short. So few IEEE additions err less than the parts do, which cost 7e-8 in norm
 however short a sum is, and every promotion adds to it.
 
-Such a block is summed in fp64 where that has tensor cores, so that nothing but the last rounding
-errs, else in IEEE fp32, a K block at a time.
+Where it lacks no more than the certificate, and no tile is deep, Hopper's kernel computes it in
+thirds (`split_thirds`); here it gets the flag that asks for it. Any other is summed in fp64 where
+that has tensor cores, so that nothing but the last rounding errs, else in IEEE fp32, a K block at a
+time.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,11 +26,16 @@ from fusedlib.kernels import split_configs
 from fusedlib.kernels.launch import Launch, kept_launch, multiprocessors
 from fusedlib.kernels.split import TILE, words
 
+try:
+    from fusedlib.kernels import split_thirds
+except (ImportError, AttributeError):  # Gluon is experimental: other releases may name it otherwise
+    split_thirds = None  # type: ignore[assignment]
+
 # H200, errors in norm of dense sums of 256, 1024 and 4096 terms: 1.4e-7, 1.7e-7 and 2.4e-7, cuBLAS
 # 2.9e-7, 5.7e-7 and 1.15e-6. With nine of ten terms zero: 1.1e-7, 1.4e-7, 2.3e-7 and 0.9e-7,
 # 1.8e-7, 3.6e-7.
 LEAST_TERMS, LEAST_SHARE = 64, 16
-LOOK = 16, 32  # blocks of C, and tiles of their sums, that are looked at together
+LOOK = 16, 32  # tiles of C, and tiles of their sums, that are looked at together
 
 _words = triton.jit(words)
 
@@ -32,24 +43,28 @@ _words = triton.jit(words)
 @triton.jit
 def _wanting(  # type: ignore[no-untyped-def]
     a_words, a_step, b_words, b_step, k, least_terms,
-    BLOCKS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+    LOOKED: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """1 for each of BLOCKS blocks of C that is not accurate as the parts give it, else 0."""
+    """For each of LOOKED tiles of C: 0 if it is accurate as the parts give it, 1 if it would be in
+    thirds, else 2.
+    """
     k_tiles = tl.cdiv(k, TILE)
-    worst = tl.zeros((BLOCKS, TILES), tl.int32)
-    terms = tl.zeros((BLOCKS, TILES), tl.int32)
+    worst = tl.zeros((LOOKED, TILES), tl.int32)
+    deep, terms = tl.zeros_like(worst), tl.zeros_like(worst)
     for start in range(0, k_tiles, TILES):
         tile = start + tl.arange(0, TILES)[None, :]
         # What lies outside is certified and has no terms.
         a = tl.load(a_words[:, None] + tile * a_step, mask=tile < k_tiles, other=0)
         b = tl.load(b_words[:, None] + tile * b_step, mask=tile < k_tiles, other=0)
         faint_a, faint_b = (a >> 16) & 0xFF, (b >> 16) & 0xFF
-        worst = tl.maximum(worst, tl.where(faint_a > 0, faint_a + ((b >> 8) & 0xFF), 0))
-        worst = tl.maximum(worst, tl.where(faint_b > 0, faint_b + ((a >> 8) & 0xFF), 0))
+        worst = tl.maximum(worst, tl.where(faint_a > 0, faint_a + ((b >> 8) & 0x7F), 0))
+        worst = tl.maximum(worst, tl.where(faint_b > 0, faint_b + ((a >> 8) & 0x7F), 0))
+        deep |= (a | b) & 0x8000
         length = tl.minimum(k - tile * TILE, TILE)
         terms += ((a >> 24) & 0xFF) * ((b >> 24) & 0xFF) * length >> 14
     few = tl.sum(terms, axis=1) < least_terms
-    return ((tl.max(worst, axis=1) >= 128) | few).to(tl.int32)
+    lacking = tl.max(worst, axis=1) >= 128
+    return tl.where(few | (lacking & (tl.max(deep, axis=1) > 0)), 2, lacking.to(tl.int32))
 
 
 @triton.jit
@@ -83,39 +98,62 @@ def _exact_block(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=("m", "n", "k", "least_terms"))
 def _exact_product_kernel(  # type: ignore[no-untyped-def]
-    a, b, a_tiles, b_tiles, c, m, n, k, least_terms, a_row, a_column, b_row, b_column, one,
+    a, b, a_tiles, b_tiles, flags, c,
+    m, n, k, least_terms, a_row, a_column, b_row, b_column, one,
     A_ALONG: tl.constexpr, B_ALONG: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCKS: tl.constexpr, TILES: tl.constexpr, DOUBLE: tl.constexpr, TILE: tl.constexpr,
+    LOOKED: tl.constexpr, TILES: tl.constexpr, THIRDS: tl.constexpr, DOUBLE: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    """Looks at BLOCKS blocks of C at once: mostly, that is all there is to do."""
-    column_blocks, k_tiles = tl.cdiv(n, BLOCK_N), tl.cdiv(k, TILE)
-    blocks = tl.cdiv(m, BLOCK_M) * column_blocks
+    """Looks at LOOKED tiles of C at once: mostly, that is all there is to do."""
+    column_tiles, k_tiles = tl.cdiv(n, TILE), tl.cdiv(k, TILE)
+    tiles = tl.cdiv(m, TILE) * column_tiles
     programs = tl.num_programs(0)
-    which = tl.arange(0, BLOCKS)
-    for first in range(tl.program_id(0), blocks, programs * BLOCKS):
-        block = tl.minimum(first + which * programs, blocks - 1)
-        row_tile = block // column_blocks * BLOCK_M // TILE
-        column_tile = block % column_blocks * BLOCK_N // TILE
-        a_words, a_step = _words(a_tiles, row_tile, tl.cdiv(m, TILE), k_tiles, A_ALONG)
-        b_words, b_step = _words(b_tiles, column_tile, tl.cdiv(n, TILE), k_tiles, B_ALONG)
-        wanting = _wanting(a_words, a_step, b_words, b_step, k, least_terms, BLOCKS, TILES, TILE)
-        wanting = tl.where(first + which * programs < blocks, wanting, 0)
+    which = tl.arange(0, LOOKED)
+    across: tl.constexpr = TILE // BLOCK_N
+    for first in range(tl.program_id(0), tiles, programs * LOOKED):
+        tile = tl.minimum(first + which * programs, tiles - 1)
+        a_words, a_step = _words(a_tiles, tile // column_tiles, tl.cdiv(m, TILE), k_tiles, A_ALONG)
+        b_words, b_step = _words(b_tiles, tile % column_tiles, column_tiles, k_tiles, B_ALONG)
+        wanting = _wanting(a_words, a_step, b_words, b_step, k, least_terms, LOOKED, TILES, TILE)
+        inside = first + which * programs < tiles
+        wanting = tl.where(inside, wanting, 0)
+        if THIRDS:
+            tl.store(flags + tile, (wanting == 1).to(tl.int32), mask=inside)
+            wanting -= wanting & 1
         if tl.max(wanting) > 0:
-            for nth in range(BLOCKS):
-                if tl.sum(tl.where(which == nth, wanting, 0)) > 0:
-                    chosen = first + nth * programs
-                    _exact_block(
-                        a, b, c, chosen // column_blocks * BLOCK_M,
-                        chosen % column_blocks * BLOCK_N, m, n, k,
-                        a_row, a_column, b_row, b_column, one, BLOCK_M, BLOCK_N, BLOCK_K, DOUBLE,
-                    )  # fmt: skip
+            for nth in range(LOOKED * across * (TILE // BLOCK_M)):
+                chosen = nth // (across * (TILE // BLOCK_M))
+                if tl.sum(tl.where(which == chosen, wanting, 0)) > 0:
+                    at, part = first + chosen * programs, nth % (across * (TILE // BLOCK_M))
+                    row = at // column_tiles * TILE + part // across * BLOCK_M
+                    column = at % column_tiles * TILE + part % across * BLOCK_N
+                    if (row < m) & (column < n):
+                        _exact_block(
+                            a, b, c, row, column, m, n, k, a_row, a_column, b_row, b_column, one,
+                            BLOCK_M, BLOCK_N, BLOCK_K, DOUBLE,
+                        )  # fmt: skip
+
+
+class Mending(NamedTuple):
+    """What mends a product of some sizes: who looks, and who computes in thirds, if anyone."""
+
+    look: Launch
+    thirds: Launch | None
+
+    def __call__(
+        self, a: Tensor, b: Tensor, a_tiles: Tensor, b_tiles: Tensor, flags: Tensor, c: Tensor
+    ) -> None:
+        """Compute the wanting tiles of C (m, n) anew: see `mend`."""
+        self.look(a, b, a_tiles, b_tiles, flags, c)
+        if self.thirds is not None:
+            self.thirds(a, b, a_tiles, b_tiles, flags, c)
 
 
 def mend(
     c: Tensor, a: Tensor, b: Tensor, a_tiles: Tensor, b_tiles: Tensor, turned: tuple[bool, bool]
 ) -> None:
-    """Compute the wanting blocks of C (m, n) anew.
+    """Compute the wanting tiles of C (m, n) anew.
 
     Args:
         c: contiguous.
@@ -125,20 +163,28 @@ def mend(
         b_tiles: the same of B.
         turned: whether A, whether B.
     """
-    operands = a, b, a_tiles, b_tiles, c
-    mending_launch(turned, *operands)(*operands)
+    flags = c.new_empty(flags_of(*c.shape), dtype=torch.int32)
+    operands = a, b, a_tiles, b_tiles, flags, c
+    mending(turned, *operands)(*operands)
 
 
-def mending_launch(turned: tuple[bool, bool], *operands: Tensor) -> Launch:
-    """What mends the product of these operands of `mend`: A, B, their tiles and C."""
-    a, b, _, _, c = operands
+def flags_of(m: int, n: int) -> tuple[int, int]:
+    """How many flags C (m, n) wants: its tile rows and columns."""
+    return triton.cdiv(m, TILE), triton.cdiv(n, TILE)
+
+
+def mending(turned: tuple[bool, bool], *operands: Tensor) -> Mending:
+    """What mends the product of these: A (m, k), B (k, n), their tiles, flags and C."""
+    a, b, c = operands[0], operands[1], operands[-1]
     sizes = *c.shape, a.shape[1]
     strides = *a.stride(), *b.stride()
+    thirds = split_thirds is not None and split_thirds.takes(c)
 
     def made() -> Launch:
-        return _launch(c, (*sizes, least_terms(sizes[2]), *strides, 1.0), turned)
+        return _launch(c, (*sizes, least_terms(sizes[2]), *strides, 1.0), turned, thirds)
 
-    return kept_launch(made, ("exact product", sizes, strides, turned, c.device), *operands)
+    look = kept_launch(made, ("exact product", sizes, strides, turned, c.device), *operands)
+    return Mending(look, split_thirds.thirds_launch(turned, *operands) if thirds else None)
 
 
 def least_terms(k: int) -> int:
@@ -146,12 +192,14 @@ def least_terms(k: int) -> int:
     return LEAST_TERMS + k // LEAST_SHARE
 
 
-def _launch(c: Tensor, scalars: tuple[float, ...], turned: tuple[bool, bool]) -> Launch:
-    config = split_configs.EXACT
-    blocks = triton.cdiv(c.shape[0], config.block_m) * triton.cdiv(c.shape[1], config.block_n)
-    programs = min(blocks, split_configs.EXACT_PROGRAMS * multiprocessors(c.device))
+def _launch(
+    c: Tensor, scalars: tuple[float, ...], turned: tuple[bool, bool], thirds: bool
+) -> Launch:
+    tiles = math.prod(flags_of(*c.shape))
+    programs = min(tiles, split_configs.EXACT_PROGRAMS * multiprocessors(c.device))
     constants = {
-        "A_ALONG": int(turned[0]), "B_ALONG": int(not turned[1]), "BLOCKS": LOOK[0],
-        "TILES": LOOK[1], "DOUBLE": split_configs.double(c), "TILE": TILE,
+        "A_ALONG": int(turned[0]), "B_ALONG": int(not turned[1]), "LOOKED": LOOK[0],
+        "TILES": LOOK[1], "THIRDS": thirds, "DOUBLE": split_configs.double(c), "TILE": TILE,
     }  # fmt: skip
+    config = split_configs.EXACT
     return Launch(_exact_product_kernel, config, (programs, 1, 1), (), scalars, constants)

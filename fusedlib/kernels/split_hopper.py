@@ -76,7 +76,7 @@ def _produce(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _rows(ring, stage, ROW: gl.constexpr, ROWS: gl.constexpr, TURNED: gl.constexpr):  # type: ignore[no-untyped-def]
-    """A group's rows of a block of A."""
+    """Of a block, ROWS from ROW on; it is stored transposed if TURNED."""
     if TURNED:
         block = ring.index(stage).slice(ROW, ROWS, 1).permute((1, 0))
     else:

@@ -114,28 +114,32 @@ class PlannedProduct:
         self._laid = (
             *(_laid_out((2 * TILE * r, TILE * c), torch.float16) for r, c in tiles),
             *(_laid_out((r, c, 2), torch.int32) for r, c in tiles),
+            _laid_out(split_exact.flags_of(m, n), torch.int32),
             _laid_out((m, n), torch.float32),
         )
-        self._launches: tuple[Launch, Launch, Launch] | None = None
+        self._launches: tuple[Launch, Launch, split_exact.Mending] | None = None
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """C of both factors as they are stored: contiguous, fp32, at 16-byte aligned addresses."""
         new = self._new
-        a_parts, b_parts, a_tiles, b_tiles, c = [new(*laid) for laid in self._laid]
+        a_parts, b_parts, a_tiles, b_tiles, flags, c = [new(*laid) for laid in self._laid]
         if self._launches is None:
-            self._launches = self._made(a, b, a_parts, b_parts, a_tiles, b_tiles, c)
+            self._launches = self._made(a, b, a_parts, b_parts, a_tiles, b_tiles, flags, c)
         splitting, multiplying, mending = self._launches
         splitting(a, b, a_parts, b_parts, a_tiles, b_tiles)
         multiplying(a_parts, b_parts, a_tiles, b_tiles, c)
-        mending(a, b, a_tiles, b_tiles, c)
+        mending(a, b, a_tiles, b_tiles, flags, c)
         return c
 
-    def _made(self, a: Tensor, b: Tensor, *others: Tensor) -> tuple[Launch, Launch, Launch]:
-        a_parts, b_parts, a_tiles, b_tiles, c = others
+    def _made(
+        self, a: Tensor, b: Tensor, *others: Tensor
+    ) -> tuple[Launch, Launch, split_exact.Mending]:
+        a_parts, b_parts, a_tiles, b_tiles, flags, c = others
         both = Split(a, a_parts, a_tiles), Split(b, b_parts, b_tiles)
         left, right = (t.mT if turned else t for t, turned in zip((a, b), self.turned, strict=True))
+        parts = a_parts, b_parts, a_tiles, b_tiles, c
         return (
             split.splitting_launch(*both, True),
-            split_product.product_launch(self._k, self.turned, *others),
-            split_exact.mending_launch(self.turned, left, right, a_tiles, b_tiles, c),
+            split_product.product_launch(self._k, self.turned, *parts),
+            split_exact.mending(self.turned, left, right, a_tiles, b_tiles, flags, c),
         )

@@ -11,7 +11,7 @@ Both products are summed from zero on the tensor core, whose own fp32 sum trunca
 an ordinary fused multiply-add. low(A) low(B), 2⁻²² of a product at most, is left out.
 
 A second kernel, `split_exact`, then looks at each tile of C, and does it over where the parts are
-not good enough. Nothing waits for the device.
+not good enough, or has `split_thirds` do it. Nothing waits for the device.
 """
 
 from __future__ import annotations
