@@ -103,7 +103,7 @@ FAMILIES = {
     "large elements meet zeros": (_disjoint, BEYOND),
     "learned tokens": (_learned, [PARTS, THIRDS]),
     "nineteen of twenty zero": (_mostly_zero, [EXACT]),
-    "rows that differ by 2^70": (_far_apart, [EXACT]),
+    "rows that differ by 2^70": (_far_apart, [PARTS, EXACT]),
 }
 
 

@@ -35,7 +35,7 @@ except (ImportError, AttributeError):  # Gluon is experimental: other releases m
 # 2.9e-7, 5.7e-7 and 1.15e-6. With nine of ten terms zero: 1.1e-7, 1.4e-7, 2.3e-7 and 0.9e-7,
 # 1.8e-7, 3.6e-7.
 LEAST_TERMS, LEAST_SHARE = 64, 16
-LOOK = 16, 32  # tiles of C, and tiles of their sums, that are looked at together
+LOOK = 16, 32  # blocks of C, and tiles of their sums, that are looked at together
 
 _words = triton.jit(words)
 
@@ -45,7 +45,7 @@ def _wanting(  # type: ignore[no-untyped-def]
     a_words, a_step, b_words, b_step, k, least_terms,
     LOOKED: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """For each of LOOKED tiles of C: 0 if it is accurate as the parts give it, 1 if it would be in
+    """For each of LOOKED blocks of C: 0 if it is accurate as the parts give it, 1 if it would be in
     thirds, else 2.
     """
     k_tiles = tl.cdiv(k, TILE)
@@ -105,29 +105,32 @@ def _exact_product_kernel(  # type: ignore[no-untyped-def]
     LOOKED: tl.constexpr, TILES: tl.constexpr, THIRDS: tl.constexpr, DOUBLE: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """Looks at LOOKED tiles of C at once: mostly, that is all there is to do."""
+    """Looks at LOOKED blocks at once: mostly, that is all there is to do.
+
+    A tile's blocks go to as many programs, so that a few wanting tiles keep the device busy.
+    """
     column_tiles, k_tiles = tl.cdiv(n, TILE), tl.cdiv(k, TILE)
-    tiles = tl.cdiv(m, TILE) * column_tiles
-    programs = tl.num_programs(0)
-    which = tl.arange(0, LOOKED)
     across: tl.constexpr = TILE // BLOCK_N
-    for first in range(tl.program_id(0), tiles, programs * LOOKED):
-        tile = tl.minimum(first + which * programs, tiles - 1)
+    each: tl.constexpr = across * (TILE // BLOCK_M)
+    blocks, programs = tl.cdiv(m, TILE) * column_tiles * each, tl.num_programs(0)
+    which = tl.arange(0, LOOKED)
+    for first in range(tl.program_id(0), blocks, programs * LOOKED):
+        block = tl.minimum(first + which * programs, blocks - 1)
+        tile = block // each
         a_words, a_step = _words(a_tiles, tile // column_tiles, tl.cdiv(m, TILE), k_tiles, A_ALONG)
         b_words, b_step = _words(b_tiles, tile % column_tiles, column_tiles, k_tiles, B_ALONG)
         wanting = _wanting(a_words, a_step, b_words, b_step, k, least_terms, LOOKED, TILES, TILE)
-        inside = first + which * programs < tiles
-        wanting = tl.where(inside, wanting, 0)
+        wanting = tl.where(first + which * programs < blocks, wanting, 0)
         if THIRDS:
-            tl.store(flags + tile, (wanting == 1).to(tl.int32), mask=inside)
+            tl.store(flags + tile, (wanting == 1).to(tl.int32), mask=block % each == 0)
             wanting -= wanting & 1
         if tl.max(wanting) > 0:
-            for nth in range(LOOKED * across * (TILE // BLOCK_M)):
-                chosen = nth // (across * (TILE // BLOCK_M))
-                if tl.sum(tl.where(which == chosen, wanting, 0)) > 0:
-                    at, part = first + chosen * programs, nth % (across * (TILE // BLOCK_M))
-                    row = at // column_tiles * TILE + part // across * BLOCK_M
-                    column = at % column_tiles * TILE + part % across * BLOCK_N
+            for nth in range(LOOKED):
+                if tl.sum(tl.where(which == nth, wanting, 0)) > 0:
+                    chosen = first + nth * programs
+                    its_tile, part = chosen // each, chosen % each
+                    row = its_tile // column_tiles * TILE + part // across * BLOCK_M
+                    column = its_tile % column_tiles * TILE + part % across * BLOCK_N
                     if (row < m) & (column < n):
                         _exact_block(
                             a, b, c, row, column, m, n, k, a_row, a_column, b_row, b_column, one,
@@ -195,11 +198,11 @@ def least_terms(k: int) -> int:
 def _launch(
     c: Tensor, scalars: tuple[float, ...], turned: tuple[bool, bool], thirds: bool
 ) -> Launch:
-    tiles = math.prod(flags_of(*c.shape))
-    programs = min(tiles, split_configs.EXACT_PROGRAMS * multiprocessors(c.device))
+    config = split_configs.EXACT
+    blocks = math.prod(flags_of(*c.shape)) * TILE**2 // (config.block_m * config.block_n)
+    programs = min(blocks, split_configs.EXACT_PROGRAMS * multiprocessors(c.device))
     constants = {
         "A_ALONG": int(turned[0]), "B_ALONG": int(not turned[1]), "LOOKED": LOOK[0],
         "TILES": LOOK[1], "THIRDS": thirds, "DOUBLE": split_configs.double(c), "TILE": TILE,
     }  # fmt: skip
-    config = split_configs.EXACT
     return Launch(_exact_product_kernel, config, (programs, 1, 1), (), scalars, constants)
