@@ -99,7 +99,7 @@ def _rows_of_tile(start, i, j, rows, columns, row_stride, EVEN: tl.constexpr):  
 @triton.jit
 def _falls_short(counts, length):  # type: ignore[no-untyped-def]
     """Of segments: elements below 2⁻¹¹ of their tile's largest, and those of `second`."""
-    near, faint, nonzero = counts & 0xFF, (counts >> 8) & 0xFF, (counts >> 16) & 0xFF
+    near, faint, nonzero = counts & 0xFF, (counts >> 8) & 0xFF, counts >> 16
     short = tl.where(nonzero > 0, length - near, 0)
     allowing = tl.minimum(short + (faint + 3) // 4 - 1, length)
     return short, tl.where(faint > 0, allowing, 0)
@@ -153,11 +153,10 @@ def _split_tile(  # type: ignore[no-untyped-def]
         places = (top + i) * width + j
         tl.store(high + places, upper)
         tl.store(low + places, lower)
-        # Near, faint, nonzero and deep elements, four counts in one sum. 2⁻¹¹ is 11 steps of the
+        # Near, faint and nonzero elements, three counts in one sum. 2⁻¹¹ is 11 steps of the
         # exponent, |v| < 2⁻¹⁴ are faint.
         counts = tl.where(bits >= largest - (11 << 23), 0x10001, 0x10000)
         counts = tl.where(bits < ((power - 14) << 23), 0x10100, counts)
-        counts = tl.where(bits < ((power - 48) << 23), 0x1010100, counts)
         counts = tl.where(bits > 0, counts, 0)
         of_columns += counts
         of_rows = tl.sum(counts, axis=1)
@@ -167,7 +166,12 @@ def _split_tile(  # type: ignore[no-untyped-def]
     # A tile of zeros adds no error, whatever the number of terms.
     near_share = tl.where(largest > 0, tl.sum(near) * 128 // (rows * columns), 128)
     of_tile = tl.sum(of_columns, axis=0)
-    deep = tl.where(usable, tl.max((of_tile >> 24) & 0xFF) != 0, True).to(tl.int32)
+    deep = tl.where(usable, 0, 1)
+    if tl.max(of_tile & 0xFF00) > 0:  # few tiles hold faint elements: a look of their own is free
+        for top in range(0, TILE, CHUNK):
+            _, bits = _rows_of_tile(source, top + i, j, rows, columns, row_stride, EVEN)
+            far = (bits > 0) & (bits < ((power - 48) << 23))
+            deep = tl.maximum(deep, tl.max(far.to(tl.int32)))
     word = _word(first, second, columns, near_share, power, usable, deep, EVEN)
     tl.store(tiles + 2 * tile, word)
     first, second = _falls_short(of_tile, rows)
