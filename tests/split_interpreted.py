@@ -16,6 +16,12 @@ from fusedlib.kernels import split_exact, split_mlp, split_product
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
+
+@pytest.fixture
+def whole_tiles(monkeypatch):
+    checks.whole_tiles(monkeypatch)
+
+
 TURNS = [(False, False), (False, True), (True, False), (True, True)]
 
 
@@ -36,7 +42,7 @@ def test_product_at_other_shapes_vs_ieee_fp32(shape):
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_not_finite_in_the_same_places(value):
+def test_not_finite_in_the_same_places(whole_tiles, value):
     checks.check_not_finite("cpu", value)
 
 
@@ -62,7 +68,7 @@ def test_drawn_products_vs_ieee_fp32(rows, columns, inner, scales, spread, zeros
     assert checks.misses(checks.product(a, b), a, b, slack) == []
 
 
-def test_strides():
+def test_strides(whole_tiles):
     checks.check_strides("cpu")
 
 
@@ -75,7 +81,7 @@ def test_short_sums_are_torchs():
     assert torch.equal(checks.product(a, b), a @ b)
 
 
-def test_product_of_matrices_splits_them(monkeypatch):
+def test_product_of_matrices_splits_them(monkeypatch, whole_tiles):
     a, b = checks.drawn(checks.SHAPE)
     assert torch.equal(split_product.split_mm(a, b), a @ b)  # too small
     for least in ("LEAST_OUTER", "LEAST_RESULTS", "LEAST_WORK"):
@@ -175,7 +181,7 @@ def test_what_is_certified_has_a_quarter_as_many_indices(faint, missing, length)
     assert sum(shares) >= 128 or faint <= 4 * (length - faint - missing)
 
 
-def test_mlp_and_gradients_vs_ieee_fp32(monkeypatch):
+def test_mlp_and_gradients_vs_ieee_fp32(monkeypatch, whole_tiles):
     monkeypatch.setattr(split_product, "LEAST_INNER", 1)
     found, usual = checks.mlp_errors("cpu", (70, 83, 101))
     assert all(found[name] <= 1.5 * usual[name] for name in usual), (found, usual)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import plan_checks
 import pytest
+import split_checks
 import swiglu_checks as checks
 import torch
 from torch.autograd import grad
@@ -30,6 +31,7 @@ def started(monkeypatch):
     monkeypatch.setattr(swiglu_calls, "_splits", lambda like: like.dtype == torch.float32)
     for name in ("LEAST_INNER", "LEAST_OUTER", "LEAST_WORK"):
         monkeypatch.setattr(split_product, name, 1)
+    split_checks.whole_tiles(monkeypatch)
     least(monkeypatch, SHAPE)
     return plan_checks.note_launches(monkeypatch)
 
