@@ -1,11 +1,11 @@
 """The SwiGLU kernels with one fault each, which every check must reject: a copy of another text."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from rewritten import rewritten
 
 from fusedlib import functional
 from fusedlib.kernels import few_tokens, few_tokens_plan, launch, swiglu, swiglu_calls
@@ -62,7 +62,7 @@ FEW_NAMES = ("_few_down_kernel", "_few_gradients_kernel")
 
 def put(monkeypatch: pytest.MonkeyPatch, folder: Path, fault: str, off: float) -> list[Launch]:
     """Have the library launch `swiglu`'s kernels with that fault, plans too; what it launches."""
-    broken = _rewritten(swiglu, folder, *BROKEN[fault], off)
+    broken = _with_fault(monkeypatch, folder, swiglu, BROKEN[fault], off)
     forget(monkeypatch)
     for name in ("fill_fwd", "fill_bwd"):
         monkeypatch.setattr(swiglu_calls, name, getattr(broken, name))
@@ -73,7 +73,7 @@ def put(monkeypatch: pytest.MonkeyPatch, folder: Path, fault: str, off: float) -
 
 def put_few(monkeypatch: pytest.MonkeyPatch, folder: Path, fault: str, off: float) -> list[Launch]:
     """The same for the products that are `few_tokens`'s own."""
-    broken = _rewritten(few_tokens, folder, *BROKEN_FEW[fault], off)
+    broken = _with_fault(monkeypatch, folder, few_tokens, BROKEN_FEW[fault], off)
     forget(monkeypatch)
     monkeypatch.setattr(few_tokens_plan, "few_tokens", broken)
     return _started(monkeypatch, [getattr(broken, name) for name in FEW_NAMES])
@@ -100,17 +100,13 @@ def names(started: list[Launch]) -> set[str]:
     return {launched.kernel.__name__ for launched in started}
 
 
-def _rewritten(module: ModuleType, folder: Path, right: str, wrong: str, off: float) -> ModuleType:
-    """A copy of that module, its text changed."""
-    text = Path(str(module.__file__)).read_text(encoding="utf-8")
-    assert right in text
-    path = folder / "broken.py"
-    path.write_text(text.replace(right, wrong.replace("OFF", str(off))), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("broken", path)
-    assert spec is not None and spec.loader is not None
-    broken = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(broken)
-    return broken
+def _with_fault(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, module: ModuleType, fault: tuple[str, str],
+    off: float,
+) -> ModuleType:  # fmt: skip
+    right, wrong = fault
+    wrong = wrong.replace("OFF", str(off))
+    return rewritten(monkeypatch, folder, module, right, wrong, times=None)
 
 
 def _started(monkeypatch: pytest.MonkeyPatch, kernels: list[object]) -> list[Launch]:

@@ -3,10 +3,7 @@
 `tests/split_interpreted.py` and `tests/test_split_gpu.py` call these with their device.
 """
 
-import importlib.util
-import sys
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -155,19 +152,6 @@ def check_beyond_edge(device: str) -> None:
         a, b = (t.to(device) for t in edge(*counts))
         missed = misses(product(a, b), a, b)
         assert not missed, missed
-
-
-def changed(monkeypatch, module, right: str, wrong: str, folder: Path):
-    """The module with a few characters of its text exchanged, wherever they stand."""
-    text = Path(module.__file__).read_text(encoding="utf-8")
-    assert right in text
-    path = folder / "broken.py"
-    path.write_text(text.replace(right, wrong), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("broken", path)
-    broken = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "broken", broken)
-    spec.loader.exec_module(broken)
-    return broken
 
 
 def errors(found: Tensor, a: Tensor, b: Tensor) -> tuple[float, float]:

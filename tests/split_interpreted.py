@@ -10,6 +10,7 @@ import split_checks as checks
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rewritten import rewritten
 
 from fusedlib.kernels import split as splitting
 from fusedlib.kernels import split_exact, split_mlp, split_product
@@ -252,7 +253,7 @@ LAX = {
 
 @pytest.mark.parametrize("fault", LAX)
 def test_a_lax_certificate_is_rejected(monkeypatch, tmp_path, fault):
-    broken = checks.changed(monkeypatch, splitting, *LAX[fault], tmp_path)
+    broken = rewritten(monkeypatch, tmp_path, splitting, *LAX[fault])
     monkeypatch.setattr(splitting, "split", broken.split)
     with pytest.raises(AssertionError):
         checks.check_beyond_edge("cpu")
@@ -263,7 +264,7 @@ def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
     family, right, wrong = BROKEN[fault]
     modules = split_product, split_exact
     [module] = [m for m in modules if right in Path(m.__file__).read_text(encoding="utf-8")]
-    broken = checks.changed(monkeypatch, module, right, wrong, tmp_path)
+    broken = rewritten(monkeypatch, tmp_path, module, right, wrong)
     if module is split_product:
         monkeypatch.setattr(split_product, "split_product", broken.split_product)
     else:

@@ -3,6 +3,7 @@
 import pytest
 import split_checks as checks
 import torch
+from rewritten import rewritten
 
 import fusedlib
 from fusedlib.kernels import launch, split_exact, split_product
@@ -93,10 +94,10 @@ WRONG = {
     "the middle third of B twice": ("b_ring, stage * 3 + 2", "b_ring, stage * 3 + 1"),
     "the first tile's factor": ("start // TILE * a_step", "0 * a_step"),
     "the first tile's unit": ("start // TILE * step", "0 * step"),
-    "a K block dropped": ("range(0, k, K)", "range(0, k - K, K)"),
+    "a K block dropped": ("range(0, k, K)", "range(0, k - K, K)", 2),
     "the last rows not stored": ("(i < m)[:, None]", "(i < m - 1)[:, None]"),
     "the first of its tiles only": ("range(gl.program_id(0), count, gl.num_programs(0)):",
-                                    "range(gl.program_id(0), gl.num_programs(0), 4096):"),
+                                    "range(gl.program_id(0), gl.num_programs(0), 4096):", 2),
     "first flags looked at": ("first + which < count", "first + which < gl.num_programs(0)"),
 }  # fmt: skip
 
@@ -113,7 +114,7 @@ def test_broken_thirds_are_rejected(monkeypatch, tmp_path, fault):
         if "factor" in fault or "unit" in fault:
             a[:, 128:] *= 2.0**-20
             assert (checks.paths(a, b) != checks.PARTS).all()
-    broken = checks.changed(monkeypatch, split_thirds, *WRONG[fault], tmp_path)
+    broken = rewritten(monkeypatch, tmp_path, split_thirds, *WRONG[fault])
     monkeypatch.setattr(launch, "_LAUNCHES", {})
     assert checks.misses(checks.product(a, b), a, b) == []
     monkeypatch.setattr(launch, "_LAUNCHES", {})

@@ -1,0 +1,31 @@
+"""A module with a few characters of its text exchanged, for tests that must reject it."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+def rewritten(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, module: ModuleType, right: str, wrong: str,
+    times: int | None = 1,
+) -> ModuleType:  # fmt: skip
+    """A copy of the module in which `wrong` stands for `right`.
+
+    Args:
+        folder: the copy's.
+        times: how often `right` must stand there; None, at least once.
+    """
+    text = Path(str(module.__file__)).read_text(encoding="utf-8")
+    found = text.count(right)
+    assert found == times if times else found, f"{right!r} stands {found} times in {module}"
+    path = folder / "broken.py"
+    path.write_text(text.replace(right, wrong), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("broken", path)
+    assert spec is not None and spec.loader is not None
+    broken = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "broken", broken)  # dataclasses look their module up
+    spec.loader.exec_module(broken)
+    return broken
