@@ -67,7 +67,8 @@ def products(arch: int):
     for a, b in itertools.product((False, True), repeat=2):
         turned = {"A_TURNED": a, "B_TURNED": b, "TILE": TILE}
         kernel, config = split_product._split_product_kernel, split_configs.FAST[arch]
-        yield f"fast {a:d}{b:d}", compiled(arch, kernel, config, turned)
+        spans = {"SPAN": split_configs.SPAN}
+        yield f"fast {a:d}{b:d}", compiled(arch, kernel, config, turned | spans)
         if arch == 90:
             config = split_hopper.CONFIG
             k = split_hopper.BLOCK_K
@@ -76,7 +77,7 @@ def products(arch: int):
             yield f"gluon {a:d}{b:d}", compiled(arch, kernel, config, turned, blocks=blocks)
             for name, even in (("thirds", True), ("thirds ragged", False)):
                 kernel, config = split_thirds._thirds_kernel, split_thirds.CONFIG
-                made = compiled(arch, kernel, config, turned | {"EVEN": even}, even, {})
+                made = compiled(arch, kernel, config, turned | spans | {"EVEN": even}, even, {})
                 yield f"{name} {a:d}{b:d}", made
 
 

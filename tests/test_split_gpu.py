@@ -8,7 +8,7 @@ from rewritten import rewritten
 import fusedlib
 from fusedlib.kernels import launch, split_exact, split_product
 
-split_thirds = split_exact.split_thirds
+split_hopper, split_thirds = split_product.split_hopper, split_exact.split_thirds
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,6 +38,38 @@ def test_few_results_vs_ieee_fp32(shape):
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_not_finite_in_the_same_places(value):
     checks.check_not_finite("cuda", value, SHAPES[0])
+
+
+@pytest.mark.parametrize("turned", TURNS)
+@pytest.mark.parametrize("shape", [(2050, 8300, 2054), (4100, 8300, 4104)])
+def test_long_sums_vs_ieee_fp32(shape, turned):
+    """Of two spans, and of so many results that they are not cut into spans."""
+    checks.check_family("normal", "cuda", shape, turned)
+
+
+# Sums that cuBLAS shares among programs, so that they are short: (m, k, n), A stored (m, k).
+SHARED = [(2048, 10240, 2560), (1024, 20480, 4096), (2048, 20480, 2560), (2048, 14336, 6400)]
+
+
+@pytest.mark.parametrize("shape", SHARED)
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("turned", [(False, True), (False, False)])
+def test_the_largest_element_where_torch_shares_sums(shape, trained, turned):
+    """y and d_x of h as a trained MLP has it; torch in two products as well, as gate and up are."""
+    a, b = (t.cuda() for t in checks.drawn(shape))
+    if trained:
+        a = torch.nn.functional.silu(3 * a) * torch.randn_like(a)
+    stored = b.mT.contiguous() if turned[1] else b
+    as_stored = (lambda t: t.mT) if turned[1] else (lambda t: t)
+    halves = [t.contiguous() for t in a.chunk(2, 1)], b.chunk(2)
+    apart = torch.cat([a @ as_stored(t) for t in stored.chunk(2, 0 if turned[1] else 1)], 1)
+    added = halves[0][0] @ halves[1][0] + halves[0][1] @ halves[1][1]
+    _, own = checks.errors(checks.product(a, b, *turned), a, b)
+    its = {
+        name: checks.errors(c, a, b)[1]
+        for name, c in (("whole", a @ as_stored(stored)), ("apart", apart), ("added", added))
+    }
+    assert own <= min(its.values()), (own, its)
 
 
 CHECKS = (
@@ -94,10 +126,10 @@ WRONG = {
     "the middle third of B twice": ("b_ring, stage * 3 + 2", "b_ring, stage * 3 + 1"),
     "the first tile's factor": ("start // TILE * a_step", "0 * a_step"),
     "the first tile's unit": ("start // TILE * step", "0 * step"),
-    "a K block dropped": ("range(0, k, K)", "range(0, k - K, K)", 2),
-    "the last rows not stored": ("(i < m)[:, None]", "(i < m - 1)[:, None]"),
-    "the first of its tiles only": ("range(gl.program_id(0), count, gl.num_programs(0)):",
-                                    "range(gl.program_id(0), gl.num_programs(0), 4096):", 2),
+    "a K block dropped": ("_cut(block, power, ring, stage)\n",
+                          "_cut(block * (start < last).to(gl.float32), power, ring, stage)\n"),
+    "the first of its tiles only": ("(flags + tile) != 0:",
+                                    "(flags + tile) * (tile < gl.num_programs(0)) != 0:", 2),
     "first flags looked at": ("first + which < count", "first + which < gl.num_programs(0)"),
 }  # fmt: skip
 
@@ -119,6 +151,30 @@ def test_broken_thirds_are_rejected(monkeypatch, tmp_path, fault):
     assert checks.misses(checks.product(a, b), a, b) == []
     monkeypatch.setattr(launch, "_LAUNCHES", {})
     monkeypatch.setattr(split_exact, "split_thirds", broken)
+    assert checks.misses(checks.product(a, b), a, b) != []
+
+
+WRONG_PARTS = {
+    "the last span alone": ("inside & (begin > 0)", "inside & (begin < 0)"),
+    "factors of the first span": ("(a_words + start //", "(a_words + (start - begin) //"),
+    "the last rows not stored": ("(i < m)[:, None]", "(i < m - 1)[:, None]"),
+    "the right half on the left": ("row, column + half, m", "row, column, m"),
+    "the low part of B left out": ("warpgroup_mma(ah, bl, zeros", "warpgroup_mma(al, bl, zeros"),
+    "the first tile's factor": ("start // TILE * a_step", "0 * a_step"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", WRONG_PARTS)
+def test_broken_parts_are_rejected(monkeypatch, tmp_path, fault):
+    if not HOPPER:
+        pytest.skip("this kernel is Hopper's")
+    a, b = (t.cuda() for t in checks.drawn((1500, 8300, 2900)))
+    a *= torch.exp2(-(torch.arange(8300, device="cuda") // 128 % 5).float())  # of a tile's factor
+    assert checks.by_parts(a, b).all()
+    assert checks.misses(checks.product(a, b), a, b) == []
+    broken = rewritten(monkeypatch, tmp_path, split_hopper, *WRONG_PARTS[fault])
+    monkeypatch.setattr(launch, "_LAUNCHES", {})
+    monkeypatch.setattr(split_product, "split_hopper", broken)
     assert checks.misses(checks.product(a, b), a, b) != []
 
 

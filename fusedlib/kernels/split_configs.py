@@ -27,9 +27,14 @@ class Warps:
 FAST = {
     80: Config(64, 64, 32, 4, 4),
     89: Config(64, 64, 32, 4, 3),
-    90: Config(128, 128, 64, 8, 3),
+    90: Config(128, 64, 64, 8, 3),
     100: Config(128, 64, 64, 8, 3),  # 128·128 spills
 }
+# K blocks that are summed before they join C: a rounding is as large as the sum is by then, and
+# where cuBLAS shares a sum among programs, so that its sums are short, ours were worse from 10,000
+# terms on. It shares no sums of more results than these.
+SPAN = 128
+SHARED_RESULTS = 2**24
 EXACT = Config(64, 32, 16, 4, 1)  # 168 registers: three programs hide each other's loads
 EXACT_PROGRAMS = 3  # a multiprocessor
 # Where fp64 has a tensor core that runs at fp32's own rate, and Triton reaches it.
@@ -46,6 +51,11 @@ INTERPRETED_SPLIT = Warps(8, (("CHUNK", 128),))
 def fast(c: Tensor) -> Config:
     """The product's configuration on the device of its result."""
     return FAST[architecture(c.device)] if c.is_cuda else INTERPRETER
+
+
+def span(c: Tensor, k: int, block_k: int) -> int:
+    """How many terms of a sum over k are summed before they join C, a multiple of block_k."""
+    return SPAN * block_k if c.numel() < SHARED_RESULTS else max(k, block_k)
 
 
 def splitting(source: Tensor) -> Warps:

@@ -25,7 +25,7 @@ from fusedlib.kernels.hopper_launch import HopperLaunch
 from fusedlib.kernels.hopper_tiles import place
 from fusedlib.kernels.launch import multiprocessors
 from fusedlib.kernels.split import TILE, words
-from fusedlib.kernels.split_configs import Warps
+from fusedlib.kernels.split_configs import Warps, span
 from fusedlib.kernels.swiglu_configs import architecture
 
 # The name of one operation in Triton 3.6 and in later ones.
@@ -94,8 +94,29 @@ def _columns(ring, stage, TURNED: gl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
+def _join(c, acc, begin, row, column, m, n, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Add a span of the sum to a block of C; the first, which begins at 0, is stored.
+
+    WIDTH columns at a time: what is there needs registers, and so do its addresses.
+    """
+    if acc.shape[1] > WIDTH:
+        half: gl.constexpr = acc.shape[1] // 2
+        left, right = acc.reshape([acc.shape[0], 2, half]).permute((0, 2, 1)).split()
+        _join(c, left, begin, row, column, m, n, WIDTH)
+        _join(c, right, begin, row, column + half, m, n, WIDTH)
+    else:
+        layout: gl.constexpr = acc.type.layout
+        i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, layout))
+        j = column + gl.arange(0, acc.shape[1], gl.SliceLayout(0, layout))
+        inside = (i < m)[:, None] & (j < n)[None, :]
+        c += i.to(gl.int64)[:, None] * n + j[None, :]
+        before = gl.load(c, mask=inside & (begin > 0), other=0.0)
+        gl.store(c, before + acc, mask=inside)
+
+
+@gluon.jit
 def _consume(  # type: ignore[no-untyped-def]
-    ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_tiles, b_tiles, c, m, n, k,
+    ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_tiles, b_tiles, c, m, n, k, span,
     A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, GROUP: gl.constexpr,
     TILE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
@@ -105,12 +126,16 @@ def _consume(  # type: ignore[no-untyped-def]
     zeros = gl.zeros([rows, TILE], gl.float32, layout)
     row_tiles, column_tiles, k_tiles = gl.cdiv(m, TILE), gl.cdiv(n, TILE), gl.cdiv(k, TILE)
     stage, phase = 0, 0
-    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
+    spans, programs = gl.cdiv(k, span), gl.num_programs(0)
+    own = gl.cdiv(row_tiles * column_tiles - gl.program_id(0), programs)
+    # One loop, so that nothing of C's addresses is kept through the inner one.
+    for nth in range(0, own * spans):
+        tile, begin = gl.program_id(0) + nth // spans * programs, nth % spans * span
         row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
         a_words, a_step = _words(a_tiles, row_tile, row_tiles, k_tiles, 1 if A_TURNED else 0)
         b_words, b_step = _words(b_tiles, column_tile, column_tiles, k_tiles, 0 if B_TURNED else 1)
         acc = gl.zeros([rows, TILE], gl.float32, layout)
-        for start in range(0, k, K):
+        for start in range(begin, gl.minimum(begin + span, k), K):
             of_a = gl.load(a_words + start // TILE * a_step) & 0xFF
             of_b = gl.load(b_words + start // TILE * b_step) & 0xFF
             factor = ((of_a + of_b - 127) << 23).to(gl.float32, bitcast=True)
@@ -122,23 +147,19 @@ def _consume(  # type: ignore[no-untyped-def]
             cross = warpgroup_mma(ah, bl, zeros, use_acc=False, is_async=True)
             cross = warpgroup_mma(al, bh, cross, is_async=True)
             main = warpgroup_mma(ah, bh, zeros, use_acc=False, is_async=True)
-            cross = warpgroup_mma_wait(1, deps=[cross])
-            acc = gl.fma(cross, gl.full_like(cross, factor * 0.00048828125), acc)  # 2⁻¹¹
-            main = warpgroup_mma_wait(0, deps=[main])
+            cross, main = warpgroup_mma_wait(0, deps=[cross, main])
             mbarrier.arrive(empty.index(stage))
-            acc = gl.fma(main, gl.full_like(main, factor), acc)
+            block = gl.fma(cross, gl.full_like(cross, 0.00048828125), main)  # 2⁻¹¹
+            acc = gl.fma(block, gl.full_like(block, factor), acc)
             stage += 1
             if stage == STAGES:
                 stage, phase = 0, phase ^ 1
-        i = row_tile * TILE + first + gl.arange(0, rows, gl.SliceLayout(1, layout))
-        j = column_tile * TILE + gl.arange(0, TILE, gl.SliceLayout(0, layout))
-        inside = (i < m)[:, None] & (j < n)[None, :]
-        gl.store(c + i.to(gl.int64)[:, None] * n + j[None, :], acc, mask=inside)
+        _join(c, acc, begin, row_tile * TILE + first, column_tile * TILE, m, n, TILE // 2)
 
 
-@gluon.jit(do_not_specialize=("m", "k"))  # a binary for every number of tokens
+@gluon.jit(do_not_specialize=("m", "k", "span"))  # a binary for every number of tokens
 def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
-    a, b, a_tiles, b_tiles, c, m, n, k,
+    a, b, a_tiles, b_tiles, c, m, n, k, span,
     A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, TILE: gl.constexpr, K: gl.constexpr,
     STAGES: gl.constexpr, GROUP_M: gl.constexpr, CONSUMER: gl.constexpr, PRODUCER: gl.constexpr,
 ):  # fmt: skip
@@ -156,9 +177,9 @@ def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
     gl.warp_specialize(
         [
             (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_tiles, b_tiles, c,
-                        m, n, k, A_TURNED, B_TURNED, 0, TILE, K, STAGES, GROUP_M)),
+                        m, n, k, span, A_TURNED, B_TURNED, 0, TILE, K, STAGES, GROUP_M)),
             (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_tiles, b_tiles, c,
-                        m, n, k, A_TURNED, B_TURNED, 1, TILE, K, STAGES, GROUP_M)),
+                        m, n, k, span, A_TURNED, B_TURNED, 1, TILE, K, STAGES, GROUP_M)),
             (_produce, (a, b, ah_ring, al_ring, bh_ring, bl_ring, full, empty,
                         m, n, k, A_TURNED, B_TURNED, TILE, K, STAGES, GROUP_M)),
         ],
@@ -179,4 +200,5 @@ def launch(c: Tensor, sizes: tuple[int, int, int], turned: tuple[bool, bool]) ->
     k = dict(CONFIG.constants)["K"]
     blocks = [[k, TILE] if turned[0] else [TILE, k], [TILE, k] if turned[1] else [k, TILE]]
     constants = {"A_TURNED": turned[0], "B_TURNED": turned[1], "TILE": TILE}
-    return HopperLaunch(_hopper_split_product_kernel, CONFIG, programs, blocks, sizes, constants)
+    scalars = *sizes, span(c, sizes[2], k)
+    return HopperLaunch(_hopper_split_product_kernel, CONFIG, programs, blocks, scalars, constants)

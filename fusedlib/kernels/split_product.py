@@ -74,7 +74,7 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
     a_high, b_high, a_tiles, b_tiles, c, m, n, k,
     A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    TILE: tl.constexpr,
+    SPAN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     row_tile, column_tile = _place(
         tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M
@@ -88,6 +88,7 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
         b_tiles, column // TILE, tl.cdiv(n, TILE), k_tiles, 0 if B_TURNED else 1
     )
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    total = tl.zeros_like(acc)
     for start in range(0, k, BLOCK_K):
         ah = _part(a_high, row, start, a_width, BLOCK_M, BLOCK_K, A_TURNED)
         al = _part(a_low, row, start, a_width, BLOCK_M, BLOCK_K, A_TURNED)
@@ -98,11 +99,14 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
         of_b = tl.load(b_words + tile * b_step) & 0xFF
         factor = ((of_a + of_b - 127) << 23).to(tl.float32, bitcast=True)
         cross = tl.dot(al, bh, tl.dot(ah, bl))
-        acc = tl.fma(cross, factor * 0.00048828125, acc)  # 2⁻¹¹
-        acc = tl.fma(tl.dot(ah, bh), factor, acc)
+        block = tl.fma(cross, 0.00048828125, tl.dot(ah, bh))  # 2⁻¹¹
+        acc = tl.fma(block, factor, acc)
+        if (start + BLOCK_K) % (SPAN * BLOCK_K) == 0:
+            total += acc
+            acc = tl.zeros_like(acc)
     i, j = row + tl.arange(0, BLOCK_M), column + tl.arange(0, BLOCK_N)
     inside = (i < m)[:, None] & (j < n)[None, :]
-    tl.store(c + i.to(tl.int64)[:, None] * n + j[None, :], acc, mask=inside)
+    tl.store(c + i.to(tl.int64)[:, None] * n + j[None, :], total + acc, mask=inside)
 
 
 def split_product(
@@ -152,7 +156,9 @@ def _launch(c: Tensor, sizes: tuple[int, int, int], turned: tuple[bool, bool]) -
         return split_hopper.launch(c, sizes, turned)
     config = split_configs.fast(c)
     programs = triton.cdiv(sizes[0], config.block_m) * triton.cdiv(sizes[1], config.block_n)
-    constants = {"A_TURNED": turned[0], "B_TURNED": turned[1], "TILE": TILE}
+    constants = {
+        "A_TURNED": turned[0], "B_TURNED": turned[1], "SPAN": split_configs.SPAN, "TILE": TILE,
+    }  # fmt: skip
     return Launch(_split_product_kernel, config, (programs, 1, 1), (), sizes, constants)
 
 

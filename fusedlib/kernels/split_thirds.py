@@ -32,8 +32,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from fusedlib.kernels.hopper_epilogue import barrier
 from fusedlib.kernels.launch import Launch, kept_launch, multiprocessors
 from fusedlib.kernels.split import TILE, words
-from fusedlib.kernels.split_configs import Warps
-from fusedlib.kernels.split_hopper import _rows
+from fusedlib.kernels.split_configs import SPAN, Warps
+from fusedlib.kernels.split_hopper import _join, _rows
 from fusedlib.kernels.swiglu_configs import architecture
 
 BLOCK_K = 32
@@ -117,7 +117,7 @@ def _produce(  # type: ignore[no-untyped-def]
 def _consume(  # type: ignore[no-untyped-def]
     a_ring, b_ring, full, empty, a_tiles, b_tiles, flags, c, count, m, n, k,
     A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, GROUP: gl.constexpr,
-    TILE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
+    SPAN: gl.constexpr, TILE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     rows: gl.constexpr = TILE // 2
     first: gl.constexpr = GROUP * rows
@@ -125,13 +125,16 @@ def _consume(  # type: ignore[no-untyped-def]
     zeros = gl.zeros([rows, TILE], gl.float32, layout)
     row_tiles, columns, k_tiles = gl.cdiv(m, TILE), gl.cdiv(n, TILE), gl.cdiv(k, TILE)
     stage, phase = 0, 0
-    for tile in range(gl.program_id(0), count, gl.num_programs(0)):
+    spans, programs = gl.cdiv(k, SPAN * K), gl.num_programs(0)
+    own = gl.cdiv(count - gl.program_id(0), programs)
+    for nth in range(0, own * spans):
+        tile, begin = gl.program_id(0) + nth // spans * programs, nth % spans * (SPAN * K)
         if gl.load(flags + tile) != 0:
             row, column = tile // columns, tile % columns
             a_words, a_step = _words(a_tiles, row, row_tiles, k_tiles, 1 if A_TURNED else 0)
             b_words, b_step = _words(b_tiles, column, columns, k_tiles, 0 if B_TURNED else 1)
             acc = gl.zeros([rows, TILE], gl.float32, layout)
-            for start in range(0, k, K):
+            for start in range(begin, gl.minimum(begin + SPAN * K, k), K):
                 of_a = gl.load(a_words + start // TILE * a_step) & 0xFF
                 of_b = gl.load(b_words + start // TILE * b_step) & 0xFF
                 factor = ((of_a + of_b - 127) << 23).to(gl.float32, bitcast=True)
@@ -154,10 +157,7 @@ def _consume(  # type: ignore[no-untyped-def]
                 stage += 1
                 if stage == STAGES:
                     stage, phase = 0, phase ^ 1
-            i = row * TILE + first + gl.arange(0, rows, gl.SliceLayout(1, layout))
-            j = column * TILE + gl.arange(0, TILE, gl.SliceLayout(0, layout))
-            inside = (i < m)[:, None] & (j < n)[None, :]
-            gl.store(c + i.to(gl.int64)[:, None] * n + j[None, :], acc, mask=inside)
+            _join(c, acc, begin, row * TILE + first, column * TILE, m, n, TILE // 4)
 
 
 @gluon.jit
@@ -173,8 +173,8 @@ def _any(flags, count, LOOK: gl.constexpr):  # type: ignore[no-untyped-def]
 @gluon.jit(do_not_specialize=("m", "n", "k"))
 def _thirds_kernel(  # type: ignore[no-untyped-def]
     a, b, a_tiles, b_tiles, flags, c, m, n, k, a_stride, b_stride,
-    A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, EVEN: gl.constexpr, TILE: gl.constexpr,
-    K: gl.constexpr, STAGES: gl.constexpr, LOOK: gl.constexpr,
+    A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, EVEN: gl.constexpr, SPAN: gl.constexpr,
+    TILE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, LOOK: gl.constexpr,
     CONSUMER: gl.constexpr, PRODUCER: gl.constexpr,
 ):  # fmt: skip
     along: gl.constexpr = [1 if A_TURNED else 0, 0 if B_TURNED else 1]
@@ -196,9 +196,9 @@ def _thirds_kernel(  # type: ignore[no-untyped-def]
     gl.warp_specialize(
         [
             (_consume, (a_ring, b_ring, full, empty, a_tiles, b_tiles, flags, c, count, m, n, k,
-                        A_TURNED, B_TURNED, 0, TILE, K, STAGES)),
+                        A_TURNED, B_TURNED, 0, SPAN, TILE, K, STAGES)),
             (_consume, (a_ring, b_ring, full, empty, a_tiles, b_tiles, flags, c, count, m, n, k,
-                        A_TURNED, B_TURNED, 1, TILE, K, STAGES)),
+                        A_TURNED, B_TURNED, 1, SPAN, TILE, K, STAGES)),
             (_produce, (a, a_tiles, flags, a_ring, full, empty, count, columns, m, k, a_stride,
                         False, along[0], A_TURNED, EVEN, TILE, K, STAGES)),
             (_produce, (b, b_tiles, flags, b_ring, full, empty, count, columns, n, k, b_stride,
@@ -225,7 +225,9 @@ def thirds_launch(turned: tuple[bool, bool], *operands: Tensor) -> Launch:
 
     def made() -> Launch:
         even = sizes[0] % TILE == sizes[1] % TILE == sizes[2] % BLOCK_K == 0
-        constants = {"A_TURNED": turned[0], "B_TURNED": turned[1], "EVEN": even, "TILE": TILE}
+        constants = {
+            "A_TURNED": turned[0], "B_TURNED": turned[1], "EVEN": even, "SPAN": SPAN, "TILE": TILE,
+        }  # fmt: skip
         programs = min(flags.numel(), multiprocessors(c.device))
         return Launch(_thirds_kernel, CONFIG, (programs, 1, 1), (), (*sizes, *strides), constants)
 
