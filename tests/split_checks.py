@@ -40,6 +40,12 @@ def _mostly_zero(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(kept, a, 0.0), b
 
 
+def _every_seventh(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, no row having fewer than others: sums of more terms, and of as many K blocks."""
+    i, j = torch.arange(len(a))[:, None], torch.arange(a.shape[1])
+    return torch.where((i + j) % 7 == 0, a, 0.0), b
+
+
 def _disjoint(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Large elements of A meet zeros of B; what is left is far below the tile's largest."""
     far = torch.arange(a.shape[1]) % 2 == 0
@@ -82,6 +88,23 @@ def _far_apart(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(torch.arange(len(a))[:, None] % 3 == 1, a * 2.0**-70, a), b
 
 
+def _one_hot_rows(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Some rows have one element, and may err by more than the largest error of the others."""
+    i, j = torch.arange(len(a))[:, None], torch.arange(a.shape[1])
+    return torch.where((i % 5 == 2) & (j != 7 * i % a.shape[1]), 0.0, a), b
+
+
+def _short_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Some columns have eight elements, in as many tiles if there are."""
+    i, j = torch.arange(len(b))[:, None], torch.arange(b.shape[1])
+    return a, torch.where((j % 7 == 3) & ((i + j) % (len(b) // 8) != 0), 0.0, b)
+
+
+def _few_large(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Few terms of each sum are large: one of 32."""
+    return torch.where(torch.arange(a.shape[1]) % 32 == 0, a, a * 2.0**-16), b
+
+
 PARTS, THIRDS, EXACT = 0, 1, 2
 BEYOND = THIRDS, EXACT
 ANY = PARTS, THIRDS, EXACT
@@ -93,7 +116,10 @@ FAMILIES = {
     "gradients of 1e-9": (lambda a, b: (a * 1e-9, b), [PARTS]),
     "outlier channels": (_outliers, [PARTS]),
     "dropout": (_dropped, [PARTS]),
-    "zero rows": (_zero_rows, [PARTS]),
+    "zero rows": (_zero_rows, [PARTS, EXACT]),
+    "rows of one element": (_one_hot_rows, [PARTS, EXACT]),
+    "columns of eight elements": (_short_columns, [PARTS, EXACT]),
+    "few large terms": (_few_large, ANY),
     "a few faint elements": (_faint, [PARTS]),
     "half of the elements faint": (_half_faint, [PARTS, THIRDS]),
     "all zero": (lambda a, b: (a * 0, b), [PARTS]),
@@ -107,6 +133,7 @@ FAMILIES = {
     "large elements meet zeros": (_disjoint, BEYOND),
     "learned tokens": (_learned, [PARTS, THIRDS]),
     "nineteen of twenty zero": (_mostly_zero, [EXACT]),
+    "six of seven zero": (_every_seventh, [EXACT]),
     "rows that differ by 2^70": (_far_apart, [PARTS, EXACT]),
 }
 
@@ -201,15 +228,23 @@ def paths(a: Tensor, b: Tensor) -> Tensor:
         return (words >> shift) & (2**width - 1)
 
     shares = [
-        (field(x, 16) + field(y, 8, 7)).where(field(x, 16) > 0, 0)
+        (field(x, 15) + field(y, 7, 7)).where(field(x, 15) > 0, 0)
         for x, y in ((of_a, of_b), (of_b, of_a))
     ]
     k = a.shape[1]
     lengths = (k - torch.arange(0, k, splitting.TILE, device=a.device)).clamp(max=splitting.TILE)
-    terms = (field(of_a, 24) * field(of_b, 24) * lengths) >> 14
+    near = (field(of_a, 23, 4) * field(of_b, 23, 4) * lengths) >> 8
+    nonzero = lengths << (field(of_a, 27, 2) + field(of_b, 27, 2))
     lacking = torch.maximum(*shares).amax(2) >= 128
-    deep = (field(of_a, 15, 1) | field(of_b, 15, 1)).amax(2) > 0
-    exact = (lacking & deep) | (terms.sum(2) < split_exact.least_terms(k))
+    deep = (field(of_a, 14, 1) | field(of_b, 14, 1)).amax(2) > 0
+    few = near.sum(2) < split_exact.LEAST_TERMS
+    few |= nonzero.sum(2) < k * 64 // split_exact.LEAST_NONZERO
+    for words in (of_a, of_b):
+        fewest, gap = torch.tensor([1, 8, 32], device=a.device)[field(words, 29, 2)], words < 0
+        of_row = torch.where(gap, 0, fewest).sum(2)
+        of_row = of_row.where(of_row > 0, torch.where(gap, fewest, 128).amin(2))
+        few = few | (of_row < split_exact.LEAST_OF_ROW)
+    exact = few | (lacking & deep)
     return torch.where(exact, EXACT, torch.where(lacking, THIRDS, PARTS))
 
 

@@ -72,6 +72,24 @@ def test_the_largest_element_where_torch_shares_sums(shape, trained, turned):
     assert own <= min(its.values()), (own, its)
 
 
+RULES = {
+    "rows of one element": ("LEAST_OF_ROW", 0, SHAPES[1]),
+    "six of seven zero": ("LEAST_NONZERO", 2**20, SHAPES[1]),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_without_a_rule_of_terms_the_parts_err_more(monkeypatch, name):
+    rule, value, shape = RULES[name]
+    make, _ = checks.FAMILIES[name]
+    a, b = (t.cuda() for t in make(*checks.drawn(shape)))
+    assert not checks.by_parts(a, b).all() and checks.misses(checks.product(a, b), a, b) == []
+    monkeypatch.setattr(split_exact, rule, value)
+    monkeypatch.setattr(launch, "_LAUNCHES", {})
+    assert checks.by_parts(a, b).all()
+    assert checks.misses(checks.product(a, b), a, b) != []
+
+
 CHECKS = (
     checks.check_strides, checks.check_empty, checks.check_edge, checks.check_beyond_edge,
 )  # fmt: skip
@@ -175,6 +193,7 @@ def test_broken_parts_are_rejected(monkeypatch, tmp_path, fault):
     broken = rewritten(monkeypatch, tmp_path, split_hopper, *WRONG_PARTS[fault])
     monkeypatch.setattr(launch, "_LAUNCHES", {})
     monkeypatch.setattr(split_product, "split_hopper", broken)
+    torch.full((len(a), b.shape[1]), 7.0, device="cuda")  # what is not stored is not right by luck
     assert checks.misses(checks.product(a, b), a, b) != []
 
 

@@ -29,8 +29,11 @@ rows and along columns, two shares of a segment's length, in 128ths and rounded 
 
 and two tiles may be multiplied when second(A) + first(B) < 128 or second(A) = 0, and the same with
 A and B exchanged. A tile that holds inf or nan, or whose M lies outside 2⁻⁴⁸ ≤ M < 2⁵⁷ (so that
-neither factors nor sums overflow), has `second` at 128. A third number, which share of its elements
-is not short, tells how many terms a sum has, see `split_product`.
+neither factors nor sums overflow), has `second` at 128.
+
+**Terms.** A sum of few terms errs less in IEEE arithmetic than by parts: see `split_exact`. Of the
+segments that are not all zero a tile keeps which shares of their elements are not short and not
+zero, how many nonzero ones each has at least, and whether there is a *gap*, a segment of zeros.
 
 **Beyond.** What is not certified is computed from the matrices themselves, in thirds where that can
 be (`split_thirds`), else exactly (`split_exact`). Thirds want elements that are zero or have
@@ -51,6 +54,7 @@ from fusedlib.kernels.launch import Launch, kept_launch, rows_contiguous
 from fusedlib.kernels.split_configs import splitting
 
 TILE = 128
+BIAS = 64  # of a factor's exponent in a word, less than in fp32: two add up to fp32's with 1
 LONGEST_ROW = 2**24  # elements; offsets within a tile are 32 bits
 
 
@@ -61,9 +65,10 @@ class Split:
     `parts` is (2·rows, columns) fp16, both sizes first filled up to a multiple of 128 with zeros,
     the high rows above the low ones. `tiles` (tile rows, tile columns, 2) int32 holds what a
     product along rows (0) and along columns (1) wants to know of a tile, from the lowest bit: the
-    biased exponent of its factor 2ᵉ (8 bits), first share (7; at most 127, which no certificate
-    tells from 128), whether it is deep (1), second share (8), share of elements that are not
-    short (8).
+    exponent of its factor 2ᵉ, biased by `BIAS` (7 bits), first share (7; at most 127, which no
+    certificate tells from 128), whether it is deep (1), second share (8), share of elements that
+    are not short, in 16ths (4), share of nonzero ones (2: 1/8, 1/4, 1/2 or all), fewest nonzero
+    ones of a segment (2: 1, 8 or 32), whether it has a gap (1).
     """
 
     source: Tensor
@@ -106,16 +111,35 @@ def _falls_short(counts, length):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _kind(nonzero):  # type: ignore[no-untyped-def]
+    """Of a segment, in a byte each: whether it has no elements, fewer than 8, fewer than 32."""
+    kind = tl.where(nonzero < 8, 1 << 8, tl.where(nonzero < 32, 1 << 16, 0))
+    return tl.where(nonzero == 0, 1, kind)
+
+
+@triton.jit
+def _terms(near, nonzero, kinds, segments, length, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The last 9 bits of a tile's word, of its elements and the sum of its segments' kinds."""
+    filled = TILE - (kinds & 0xFF)
+    half = tl.maximum(filled * length, 1)
+    near = tl.where(filled > 0, tl.minimum((near * 32 + half) // (half * 2), 15), 15)
+    share = tl.where(filled > 0, (nonzero * 32 + half) // (half * 2), 16)
+    share = (share > 3).to(tl.int32) + (share > 6).to(tl.int32) + (share > 13).to(tl.int32)
+    fewest = tl.where((kinds >> 8) & 0xFF != 0, 0, tl.where(kinds >> 16 != 0, 1, 2))
+    gap = (filled < segments).to(tl.int32)
+    return near | (share << 4) | (fewest << 6) | (gap << 8)
+
+
+@triton.jit
 def _word(  # type: ignore[no-untyped-def]
-    first, second, length, near_share, power, usable, deep, EVEN: tl.constexpr,
+    first, second, terms, length, power, usable, deep, EVEN: tl.constexpr,
 ):  # fmt: skip
     """What a product wants to know of a tile: see `Split`."""
-    first, second = tl.max(first), tl.max(second)
     if not EVEN:
         first = (first * 128 + length - 1) // length
         second = (second * 128 + length - 1) // length
-    shares = tl.where(usable, tl.minimum(first, 127) | (second << 8), 127 | (128 << 8))
-    return power | ((shares | (deep << 7)) << 8) | (near_share << 24)
+    first, second = tl.where(usable, tl.minimum(first, 127), 127), tl.where(usable, second, 128)
+    return (power - 64) | (first << 7) | (deep << 14) | (second << 15) | (terms << 23)
 
 
 @triton.jit
@@ -143,8 +167,8 @@ def _split_tile(  # type: ignore[no-untyped-def]
     power = tl.where(usable & (largest > 0), exponent - 14, 127)  # of the factor, biased
     scale = ((254 - power) << 23).to(tl.float32, bitcast=True)
     of_columns = tl.zeros((CHUNK, TILE), dtype=tl.int32)
-    near = tl.zeros((CHUNK,), dtype=tl.int32)
-    first, second = tl.zeros_like(near), tl.zeros_like(near)
+    first = tl.zeros((CHUNK,), dtype=tl.int32)
+    second, kinds = tl.zeros_like(first), tl.zeros_like(first)
     for top in range(0, TILE, CHUNK):
         a, bits = _rows_of_tile(source, top + i, j, rows, columns, row_stride, EVEN)
         v = a * scale
@@ -161,21 +185,25 @@ def _split_tile(  # type: ignore[no-untyped-def]
         of_columns += counts
         of_rows = tl.sum(counts, axis=1)
         short, short_beside = _falls_short(of_rows, columns)
-        near += of_rows & 0xFF
         first, second = tl.maximum(first, short), tl.maximum(second, short_beside)
-    # A tile of zeros adds no error, whatever the number of terms.
-    near_share = tl.where(largest > 0, tl.sum(near) * 128 // (rows * columns), 128)
+        kinds += _kind(of_rows >> 16)
     of_tile = tl.sum(of_columns, axis=0)
+    both = tl.sum((of_tile & 0xFF) | (of_tile >> 16 << 15))  # two counts of at most 2¹⁴
+    near, nonzero = both & 0x7FFF, both >> 15
+    short, short_beside = _falls_short(of_tile, rows)
+    short, short_beside = tl.max(short), tl.max(short_beside)
     deep = tl.where(usable, 0, 1)
-    if tl.max(of_tile & 0xFF00) > 0:  # few tiles hold faint elements: a look of their own is free
+    if short_beside > 0:  # few tiles hold faint elements: a look of their own is free
         for top in range(0, TILE, CHUNK):
             _, bits = _rows_of_tile(source, top + i, j, rows, columns, row_stride, EVEN)
             far = (bits > 0) & (bits < ((power - 48) << 23))
             deep = tl.maximum(deep, tl.max(far.to(tl.int32)))
-    word = _word(first, second, columns, near_share, power, usable, deep, EVEN)
+    terms = _terms(near, nonzero, tl.sum(kinds), rows, columns, TILE)
+    first, second = tl.max(first), tl.max(second)
+    word = _word(first, second, terms, columns, power, usable, deep, EVEN)
     tl.store(tiles + 2 * tile, word)
-    first, second = _falls_short(of_tile, rows)
-    word = _word(first, second, rows, near_share, power, usable, deep, EVEN)
+    terms = _terms(near, nonzero, tl.sum(_kind(of_tile >> 16)), columns, rows, TILE)
+    word = _word(short, short_beside, terms, rows, power, usable, deep, EVEN)
     tl.store(tiles + 2 * tile + 1, word)
 
 

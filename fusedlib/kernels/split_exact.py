@@ -1,15 +1,20 @@
 # ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
 """The part of a split product that wants the fp32 matrices themselves: found and computed anew.
 
-A tile of C = A B is wanting where a pair of the tiles that it is made of lacks the certificate of
-`fusedlib.kernels.split`, and where its sums have fewer than `LEAST_TERMS` + k / `LEAST_SHARE` terms
-that are not short. So few IEEE additions err less than the parts do, which cost 7e-8 in norm
-however short a sum is, and every promotion adds to it.
+A tile of C = A B is wanting where
 
-Where it lacks no more than the certificate, and no tile is deep, Hopper's kernel computes it in
-thirds (`split_thirds`); here it gets the flag that asks for it. Any other is summed in fp64 where
-that has tensor cores, so that nothing but the last rounding errs, else in IEEE fp32, a K block at a
-time.
+- a pair of the tiles that it is made of lacks the certificate of `fusedlib.kernels.split`;
+- its sums have fewer than `LEAST_TERMS` terms that are not short: the parts of one term err by up
+  to 2⁻²¹, which only a sum over many makes small;
+- its sums have fewer than k / `LEAST_NONZERO` terms that are not zero: IEEE arithmetic rounds for
+  those alone, parts every K block;
+- a row of A or a column of B may have fewer than `LEAST_OF_ROW` nonzero elements, beside others
+  that are full. It has at least the fewest of each tile without a gap; where all have gaps, at
+  least the fewest of one.
+
+In the first case, if no tile is deep, Hopper's kernel computes it in thirds (`split_thirds`); here
+it gets the flag that asks for it. Any other is summed in fp64 where that has tensor cores, so that
+nothing but the last rounding errs, else in IEEE fp32, a K block at a time.
 """
 
 from __future__ import annotations
@@ -31,38 +36,68 @@ try:
 except (ImportError, AttributeError):  # Gluon is experimental: other releases may name it otherwise
     split_thirds = None  # type: ignore[assignment]
 
-# H200, errors in norm of dense sums of 256, 1024 and 4096 terms: 1.4e-7, 1.7e-7 and 2.4e-7, cuBLAS
-# 2.9e-7, 5.7e-7 and 1.15e-6. With nine of ten terms zero: 1.1e-7, 1.4e-7, 2.3e-7 and 0.9e-7,
-# 1.8e-7, 3.6e-7.
-LEAST_TERMS, LEAST_SHARE = 64, 16
+# H200, errors in norm of 256, 1024 and 4096 terms with nine of ten zero: 1.1e-7, 1.4e-7 and 2.3e-7,
+# cuBLAS 0.9e-7, 1.8e-7 and 3.6e-7, so 26 terms are too few. With one of 32 tokens large and the
+# others 2⁻¹² to 2⁻²⁰ of it, 16 to 64 terms of 512 to 2048: a third of cuBLAS's at most.
+LEAST_TERMS = 64
+# Of 1500·2900 results of 4100 terms, which cuBLAS shares among programs, with six of seven zero,
+# the largest element erred 1.33 times as much as cuBLAS's.
+LEAST_NONZERO = 3
+# Of 512 to 2048 terms, the largest element's error over cuBLAS's: 1.1 to 1.6 with one element, 0.8
+# to 1.2 with eight; in thirds 0.5 and 0.8, and 1.5 where cuBLAS shares the sums.
+LEAST_OF_ROW = 32
 LOOK = 16, 32  # blocks of C, and tiles of their sums, that are looked at together
 
 _words = triton.jit(words)
 
 
 @triton.jit
+def _fewest(words, length, of_row, beside):  # type: ignore[no-untyped-def]
+    """The fewest elements of a row in tiles without a gap, added up, and in one with a gap."""
+    level = (words >> 29) & 0x3
+    fewest = tl.where(level > 0, 2 << level * 2, 1)
+    of_row += tl.where((words < 0) | (length == 0), 0, fewest)
+    return of_row, tl.minimum(beside, tl.where(words < 0, fewest, 128))
+
+
+@triton.jit
+def _has_few(of_row, beside, OF_ROW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Whether a row may have fewer elements than OF_ROW."""
+    of_row = tl.sum(of_row, axis=1)
+    return tl.where(of_row > 0, of_row, tl.min(beside, axis=1)) < OF_ROW
+
+
+@triton.jit
 def _wanting(  # type: ignore[no-untyped-def]
-    a_words, a_step, b_words, b_step, k, least_terms,
-    LOOKED: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+    a_words, a_step, b_words, b_step, k,
+    LOOKED: tl.constexpr, TILES: tl.constexpr, TERMS: tl.constexpr, NONZERO: tl.constexpr,
+    OF_ROW: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """For each of LOOKED blocks of C: 0 if it is accurate as the parts give it, 1 if it would be in
     thirds, else 2.
     """
     k_tiles = tl.cdiv(k, TILE)
     worst = tl.zeros((LOOKED, TILES), tl.int32)
-    deep, terms = tl.zeros_like(worst), tl.zeros_like(worst)
+    deep, near, nonzero = tl.zeros_like(worst), tl.zeros_like(worst), tl.zeros_like(worst)
+    of_a, of_b = tl.zeros_like(worst), tl.zeros_like(worst)
+    beside_a, beside_b = tl.zeros_like(worst) + 128, tl.zeros_like(worst) + 128
     for start in range(0, k_tiles, TILES):
         tile = start + tl.arange(0, TILES)[None, :]
         # What lies outside is certified and has no terms.
         a = tl.load(a_words[:, None] + tile * a_step, mask=tile < k_tiles, other=0)
         b = tl.load(b_words[:, None] + tile * b_step, mask=tile < k_tiles, other=0)
-        faint_a, faint_b = (a >> 16) & 0xFF, (b >> 16) & 0xFF
-        worst = tl.maximum(worst, tl.where(faint_a > 0, faint_a + ((b >> 8) & 0x7F), 0))
-        worst = tl.maximum(worst, tl.where(faint_b > 0, faint_b + ((a >> 8) & 0x7F), 0))
-        deep |= (a | b) & 0x8000
-        length = tl.minimum(k - tile * TILE, TILE)
-        terms += ((a >> 24) & 0xFF) * ((b >> 24) & 0xFF) * length >> 14
-    few = tl.sum(terms, axis=1) < least_terms
+        faint_a, faint_b = (a >> 15) & 0xFF, (b >> 15) & 0xFF
+        worst = tl.maximum(worst, tl.where(faint_a > 0, faint_a + ((b >> 7) & 0x7F), 0))
+        worst = tl.maximum(worst, tl.where(faint_b > 0, faint_b + ((a >> 7) & 0x7F), 0))
+        deep |= (a | b) & 0x4000
+        length = tl.maximum(tl.minimum(k - tile * TILE, TILE), 0)
+        near += ((a >> 23) & 0xF) * ((b >> 23) & 0xF) * length >> 8
+        nonzero += length << (((a >> 27) & 0x3) + ((b >> 27) & 0x3))
+        of_a, beside_a = _fewest(a, length, of_a, beside_a)
+        of_b, beside_b = _fewest(b, length, of_b, beside_b)
+    few = _has_few(of_a, beside_a, OF_ROW) | _has_few(of_b, beside_b, OF_ROW)
+    few |= tl.sum(near, axis=1) < TERMS
+    few |= tl.sum(nonzero, axis=1) < k * 64 // NONZERO  # shares in 8ths, of both
     lacking = tl.max(worst, axis=1) >= 128
     return tl.where(few | (lacking & (tl.max(deep, axis=1) > 0)), 2, lacking.to(tl.int32))
 
@@ -96,14 +131,14 @@ def _exact_block(  # type: ignore[no-untyped-def]
     tl.store(c + (i * n + j), acc.to(tl.float32), mask=(i < m - row) & (j < n - column))
 
 
-@triton.jit(do_not_specialize=("m", "n", "k", "least_terms"))
+@triton.jit(do_not_specialize=("m", "n", "k"))
 def _exact_product_kernel(  # type: ignore[no-untyped-def]
     a, b, a_tiles, b_tiles, flags, c,
-    m, n, k, least_terms, a_row, a_column, b_row, b_column, one,
+    m, n, k, a_row, a_column, b_row, b_column, one,
     A_ALONG: tl.constexpr, B_ALONG: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    LOOKED: tl.constexpr, TILES: tl.constexpr, THIRDS: tl.constexpr, DOUBLE: tl.constexpr,
-    TILE: tl.constexpr,
+    LOOKED: tl.constexpr, TILES: tl.constexpr, TERMS: tl.constexpr, NONZERO: tl.constexpr,
+    OF_ROW: tl.constexpr, THIRDS: tl.constexpr, DOUBLE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Looks at LOOKED blocks at once: mostly, that is all there is to do.
 
@@ -119,7 +154,9 @@ def _exact_product_kernel(  # type: ignore[no-untyped-def]
         tile = block // each
         a_words, a_step = _words(a_tiles, tile // column_tiles, tl.cdiv(m, TILE), k_tiles, A_ALONG)
         b_words, b_step = _words(b_tiles, tile % column_tiles, column_tiles, k_tiles, B_ALONG)
-        wanting = _wanting(a_words, a_step, b_words, b_step, k, least_terms, LOOKED, TILES, TILE)
+        wanting = _wanting(
+            a_words, a_step, b_words, b_step, k, LOOKED, TILES, TERMS, NONZERO, OF_ROW, TILE
+        )
         wanting = tl.where(first + which * programs < blocks, wanting, 0)
         if THIRDS:
             tl.store(flags + tile, (wanting == 1).to(tl.int32), mask=block % each == 0)
@@ -184,15 +221,10 @@ def mending(turned: tuple[bool, bool], *operands: Tensor) -> Mending:
     thirds = split_thirds is not None and split_thirds.takes(c)
 
     def made() -> Launch:
-        return _launch(c, (*sizes, least_terms(sizes[2]), *strides, 1.0), turned, thirds)
+        return _launch(c, (*sizes, *strides, 1.0), turned, thirds)
 
     look = kept_launch(made, ("exact product", sizes, strides, turned, c.device), *operands)
     return Mending(look, split_thirds.thirds_launch(turned, *operands) if thirds else None)
-
-
-def least_terms(k: int) -> int:
-    """How many terms that are not short sums over k must have."""
-    return LEAST_TERMS + k // LEAST_SHARE
 
 
 def _launch(
@@ -203,6 +235,7 @@ def _launch(
     programs = min(blocks, split_configs.EXACT_PROGRAMS * multiprocessors(c.device))
     constants = {
         "A_ALONG": int(turned[0]), "B_ALONG": int(not turned[1]), "LOOKED": LOOK[0],
-        "TILES": LOOK[1], "THIRDS": thirds, "DOUBLE": split_configs.double(c), "TILE": TILE,
+        "TILES": LOOK[1], "TERMS": LEAST_TERMS, "NONZERO": LEAST_NONZERO, "OF_ROW": LEAST_OF_ROW,
+        "THIRDS": thirds, "DOUBLE": split_configs.double(c), "TILE": TILE,
     }  # fmt: skip
     return Launch(_exact_product_kernel, config, (programs, 1, 1), (), scalars, constants)

@@ -136,9 +136,9 @@ def _consume(  # type: ignore[no-untyped-def]
         b_words, b_step = _words(b_tiles, column_tile, column_tiles, k_tiles, 0 if B_TURNED else 1)
         acc = gl.zeros([rows, TILE], gl.float32, layout)
         for start in range(begin, gl.minimum(begin + span, k), K):
-            of_a = gl.load(a_words + start // TILE * a_step) & 0xFF
-            of_b = gl.load(b_words + start // TILE * b_step) & 0xFF
-            factor = ((of_a + of_b - 127) << 23).to(gl.float32, bitcast=True)
+            of_a = gl.load(a_words + start // TILE * a_step) & 0x7F
+            of_b = gl.load(b_words + start // TILE * b_step) & 0x7F
+            factor = ((of_a + of_b + 1) << 23).to(gl.float32, bitcast=True)
             mbarrier.wait(full.index(stage), phase)
             ah = _rows(ah_ring, stage, first, rows, A_TURNED)
             al = _rows(al_ring, stage, first, rows, A_TURNED)

@@ -95,9 +95,9 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
         bh = _part(b_high, start, column, b_width, BLOCK_K, BLOCK_N, B_TURNED)
         bl = _part(b_low, start, column, b_width, BLOCK_K, BLOCK_N, B_TURNED)
         tile = start // TILE
-        of_a = tl.load(a_words + tile * a_step) & 0xFF
-        of_b = tl.load(b_words + tile * b_step) & 0xFF
-        factor = ((of_a + of_b - 127) << 23).to(tl.float32, bitcast=True)
+        of_a = tl.load(a_words + tile * a_step) & 0x7F
+        of_b = tl.load(b_words + tile * b_step) & 0x7F
+        factor = ((of_a + of_b + 1) << 23).to(tl.float32, bitcast=True)
         cross = tl.dot(al, bh, tl.dot(ah, bl))
         block = tl.fma(cross, 0.00048828125, tl.dot(ah, bh))  # 2⁻¹¹
         acc = tl.fma(block, factor, acc)

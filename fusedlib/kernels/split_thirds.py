@@ -67,8 +67,8 @@ def _fetch(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _cut(block, power, ring, stage):  # type: ignore[no-untyped-def]
-    """Store the thirds of a block in units of its tile's factor, whose biased exponent is given."""
-    block *= ((254 - power) << 23).to(gl.float32, bitcast=True)
+    """Store the thirds of a block in units of its tile's factor, whose exponent is a word's."""
+    block *= ((190 - power) << 23).to(gl.float32, bitcast=True)
     first = block.to(gl.bfloat16)
     ring.index(stage * 3).store(first)
     block -= first.to(gl.float32)
@@ -101,7 +101,7 @@ def _produce(  # type: ignore[no-untyped-def]
                 else:
                     block = _fetch(source, outer, start, outers, k, stride, TILE, K, K_FIRST, EVEN)
                     following = block
-                power = gl.load(word + start // TILE * step) & 0xFF
+                power = gl.load(word + start // TILE * step) & 0x7F
                 mbarrier.wait(empty.index(stage), phase)
                 _cut(block, power, ring, stage)
                 fence_async_shared()
@@ -135,9 +135,9 @@ def _consume(  # type: ignore[no-untyped-def]
             b_words, b_step = _words(b_tiles, column, columns, k_tiles, 0 if B_TURNED else 1)
             acc = gl.zeros([rows, TILE], gl.float32, layout)
             for start in range(begin, gl.minimum(begin + SPAN * K, k), K):
-                of_a = gl.load(a_words + start // TILE * a_step) & 0xFF
-                of_b = gl.load(b_words + start // TILE * b_step) & 0xFF
-                factor = ((of_a + of_b - 127) << 23).to(gl.float32, bitcast=True)
+                of_a = gl.load(a_words + start // TILE * a_step) & 0x7F
+                of_b = gl.load(b_words + start // TILE * b_step) & 0x7F
+                factor = ((of_a + of_b + 1) << 23).to(gl.float32, bitcast=True)
                 mbarrier.wait(full.index(stage), phase)
                 a1 = _rows(a_ring, stage * 3, first, rows, A_TURNED)
                 a2 = _rows(a_ring, stage * 3 + 1, first, rows, A_TURNED)
