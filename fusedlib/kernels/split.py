@@ -118,6 +118,21 @@ def _kind(nonzero):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _largest(first, second):  # type: ignore[no-untyped-def]
+    """The largest of each, by one reduction."""
+    return tl.split(tl.max(tl.join(first, second), axis=0))
+
+
+@triton.jit
+def _sums(near, nonzero):  # type: ignore[no-untyped-def]
+    """Of segments: both added up, and their kinds, by one reduction."""
+    both = near | (nonzero << 16)  # at most 2¹⁴ each
+    sums = tl.sum(both.to(tl.int64) | (_kind(nonzero).to(tl.int64) << 32))
+    both = sums.to(tl.int32)
+    return both & 0xFFFF, both >> 16, (sums >> 32).to(tl.int32)
+
+
+@triton.jit
 def _terms(near, nonzero, kinds, segments, length, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The last 9 bits of a tile's word, of its elements and the sum of its segments' kinds."""
     filled = TILE - (kinds & 0xFF)
@@ -188,10 +203,8 @@ def _split_tile(  # type: ignore[no-untyped-def]
         first, second = tl.maximum(first, short), tl.maximum(second, short_beside)
         kinds += _kind(of_rows >> 16)
     of_tile = tl.sum(of_columns, axis=0)
-    both = tl.sum((of_tile & 0xFF) | (of_tile >> 16 << 15))  # two counts of at most 2¹⁴
-    near, nonzero = both & 0x7FFF, both >> 15
-    short, short_beside = _falls_short(of_tile, rows)
-    short, short_beside = tl.max(short), tl.max(short_beside)
+    near, nonzero, of_columns = _sums(of_tile & 0xFF, of_tile >> 16)
+    short, short_beside = _largest(*_falls_short(of_tile, rows))
     deep = tl.where(usable, 0, 1)
     if short_beside > 0:  # few tiles hold faint elements: a look of their own is free
         for top in range(0, TILE, CHUNK):
@@ -199,10 +212,10 @@ def _split_tile(  # type: ignore[no-untyped-def]
             far = (bits > 0) & (bits < ((power - 48) << 23))
             deep = tl.maximum(deep, tl.max(far.to(tl.int32)))
     terms = _terms(near, nonzero, tl.sum(kinds), rows, columns, TILE)
-    first, second = tl.max(first), tl.max(second)
+    first, second = _largest(first, second)
     word = _word(first, second, terms, columns, power, usable, deep, EVEN)
     tl.store(tiles + 2 * tile, word)
-    terms = _terms(near, nonzero, tl.sum(_kind(of_tile >> 16)), columns, rows, TILE)
+    terms = _terms(near, nonzero, of_columns, columns, rows, TILE)
     word = _word(short, short_beside, terms, rows, power, usable, deep, EVEN)
     tl.store(tiles + 2 * tile + 1, word)
 

@@ -46,6 +46,8 @@ LEAST_NONZERO = 3
 # Of 512 to 2048 terms, the largest element's error over cuBLAS's: 1.1 to 1.6 with one element, 0.8
 # to 1.2 with eight; in thirds 0.5 and 0.8, and 1.5 where cuBLAS shares the sums.
 LEAST_OF_ROW = 32
+# What a word says of a tile whose elements are all near the largest.
+FULL = tl.constexpr(0xBF << 23)
 LOOK = 16, 32  # blocks of C, and tiles of their sums, that are looked at together
 
 _words = triton.jit(words)
@@ -68,6 +70,31 @@ def _has_few(of_row, beside, OF_ROW: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @triton.jit
+def _few(  # type: ignore[no-untyped-def]
+    a_words, a_step, b_words, b_step, k,
+    LOOKED: tl.constexpr, TILES: tl.constexpr, TERMS: tl.constexpr, NONZERO: tl.constexpr,
+    OF_ROW: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """For each of LOOKED blocks of C, whether its sums have few terms."""
+    k_tiles = tl.cdiv(k, TILE)
+    near = tl.zeros((LOOKED, TILES), tl.int32)
+    nonzero, of_a, of_b = tl.zeros_like(near), tl.zeros_like(near), tl.zeros_like(near)
+    beside_a, beside_b = tl.zeros_like(near) + 128, tl.zeros_like(near) + 128
+    for start in range(0, k_tiles, TILES):
+        tile = start + tl.arange(0, TILES)[None, :]
+        a = tl.load(a_words[:, None] + tile * a_step, mask=tile < k_tiles, other=0)
+        b = tl.load(b_words[:, None] + tile * b_step, mask=tile < k_tiles, other=0)
+        length = tl.maximum(tl.minimum(k - tile * TILE, TILE), 0)
+        near += ((a >> 23) & 0xF) * ((b >> 23) & 0xF) * length >> 8
+        nonzero += length << (((a >> 27) & 0x3) + ((b >> 27) & 0x3))
+        of_a, beside_a = _fewest(a, length, of_a, beside_a)
+        of_b, beside_b = _fewest(b, length, of_b, beside_b)
+    few = _has_few(of_a, beside_a, OF_ROW) | _has_few(of_b, beside_b, OF_ROW)
+    few |= tl.sum(near, axis=1) < TERMS
+    return few | (tl.sum(nonzero, axis=1) < k * 64 // NONZERO)  # shares in 8ths, of both
+
+
+@triton.jit
 def _wanting(  # type: ignore[no-untyped-def]
     a_words, a_step, b_words, b_step, k,
     LOOKED: tl.constexpr, TILES: tl.constexpr, TERMS: tl.constexpr, NONZERO: tl.constexpr,
@@ -78,27 +105,23 @@ def _wanting(  # type: ignore[no-untyped-def]
     """
     k_tiles = tl.cdiv(k, TILE)
     worst = tl.zeros((LOOKED, TILES), tl.int32)
-    deep, near, nonzero = tl.zeros_like(worst), tl.zeros_like(worst), tl.zeros_like(worst)
-    of_a, of_b = tl.zeros_like(worst), tl.zeros_like(worst)
-    beside_a, beside_b = tl.zeros_like(worst) + 128, tl.zeros_like(worst) + 128
+    deep, sparse = tl.zeros_like(worst), tl.zeros_like(worst)
     for start in range(0, k_tiles, TILES):
         tile = start + tl.arange(0, TILES)[None, :]
-        # What lies outside is certified and has no terms.
-        a = tl.load(a_words[:, None] + tile * a_step, mask=tile < k_tiles, other=0)
-        b = tl.load(b_words[:, None] + tile * b_step, mask=tile < k_tiles, other=0)
+        # What lies outside is certified and full.
+        a = tl.load(a_words[:, None] + tile * a_step, mask=tile < k_tiles, other=FULL)
+        b = tl.load(b_words[:, None] + tile * b_step, mask=tile < k_tiles, other=FULL)
         faint_a, faint_b = (a >> 15) & 0xFF, (b >> 15) & 0xFF
         worst = tl.maximum(worst, tl.where(faint_a > 0, faint_a + ((b >> 7) & 0x7F), 0))
         worst = tl.maximum(worst, tl.where(faint_b > 0, faint_b + ((a >> 7) & 0x7F), 0))
         deep |= (a | b) & 0x4000
-        length = tl.maximum(tl.minimum(k - tile * TILE, TILE), 0)
-        near += ((a >> 23) & 0xF) * ((b >> 23) & 0xF) * length >> 8
-        nonzero += length << (((a >> 27) & 0x3) + ((b >> 27) & 0x3))
-        of_a, beside_a = _fewest(a, length, of_a, beside_a)
-        of_b, beside_b = _fewest(b, length, of_b, beside_b)
-    few = _has_few(of_a, beside_a, OF_ROW) | _has_few(of_b, beside_b, OF_ROW)
-    few |= tl.sum(near, axis=1) < TERMS
-    few |= tl.sum(nonzero, axis=1) < k * 64 // NONZERO  # shares in 8ths, of both
+        sparse |= ((a & b & FULL) ^ FULL) | ((a | b) >> 31)
     lacking = tl.max(worst, axis=1) >= 128
+    few = lacking & (k < 0)
+    if (tl.max((sparse != 0).to(tl.int32)) > 0) | (k < 2 * TILE):
+        few = _few(
+            a_words, a_step, b_words, b_step, k, LOOKED, TILES, TERMS, NONZERO, OF_ROW, TILE
+        )  # fmt: skip
     return tl.where(few | (lacking & (tl.max(deep, axis=1) > 0)), 2, lacking.to(tl.int32))
 
 
