@@ -3,9 +3,9 @@
 
 One producer warp fetches a K block of the four parts by TMA into a ring of `STAGES` buffers, 64 KiB
 each. Two consumer warpgroups, not tied to each other, each multiply 64 rows of a 128·128 tile by
-wgmma: both products of a block are issued at once, the first joins the accumulator while the second
-runs, and while the second joins, the other group has the tensor cores. The accumulator and both
-products take 192 registers a thread.
+wgmma: both products of a block are issued at once, and while they join the accumulator the other
+group has the tensor cores. The accumulator and both products take 192 registers a thread, so that
+the sum of several spans lies in C.
 """
 
 from __future__ import annotations

@@ -5,10 +5,12 @@ C = A B from the parts of A (m, k) and B (k, n), either one stored transposed. O
 with the factors f = 2ᵉ of the tiles that a block lies in:
 
     cross = high(A) low(B) + low(A) high(B)        main = high(A) high(B)
-    acc   = acc + 2⁻¹¹ f cross                     acc  = acc + f main
+    block = main + 2⁻¹¹ cross                      acc  = acc + f block
 
-Both products are summed from zero on the tensor core, whose own fp32 sum truncates, and join acc by
-an ordinary fused multiply-add. low(A) low(B), 2⁻²² of a product at most, is left out.
+Both products are summed from zero on the tensor core, whose own fp32 sum truncates, and join by
+ordinary fused multiply-adds, so that acc is rounded once a block. A rounding is as large as acc is
+by then: long sums are cut into spans of blocks (`split_configs.span`), each with an acc of its own.
+low(A) low(B), 2⁻²² of a product at most, is left out.
 
 A second kernel, `split_exact`, then looks at each tile of C, and does it over where the parts are
 not good enough, or has `split_thirds` do it. Nothing waits for the device.

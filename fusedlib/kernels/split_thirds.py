@@ -6,7 +6,8 @@
 bf16 has fp32's exponents, so that three of it hold all of fp32's 24 bits whatever the size of the
 neighbours: what two parts in fp16 cannot (`fusedlib.kernels.split`). Of the nine products a₂b₃,
 a₃b₂ and a₃b₃ are left out, 2⁻²⁴ of |a||b| together at most; the others are summed on the tensor
-core from the smallest up, a K block at a time, and join the accumulator by a fused multiply-add:
+core from the smallest up, a K block at a time, and join the accumulator of a span of blocks by a
+fused multiply-add:
 
     acc += f (a₃b₁ + a₁b₃ + a₂b₂ + a₂b₁ + a₁b₂ + a₁b₁)
 
