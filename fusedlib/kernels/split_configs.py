@@ -22,17 +22,17 @@ class Warps:
         return {"num_warps": self.num_warps, **dict(self.constants)}
 
 
-# Three tiles of fp32 live at once: the accumulator and both products of a block. Hopper has a
-# kernel of its own, with warps of fixed roles: `split_hopper`.
+# Four tiles of fp32 live at once: both products of a block, the sum of a span, and of all. Hopper
+# has a kernel of its own, with warps of fixed roles: `split_hopper`.
 FAST = {
     80: Config(64, 64, 32, 4, 4),
     89: Config(64, 64, 32, 4, 3),
     90: Config(128, 64, 64, 8, 3),
     100: Config(128, 64, 64, 8, 3),  # 128·128 spills
 }
-# K blocks that are summed before they join C: a rounding is as large as the sum is by then, and
-# where cuBLAS shares a sum among programs, so that its sums are short, ours were worse from 10,000
-# terms on. It shares no sums of more results than these.
+# K blocks that are summed before they join C: a rounding is as large as the sum is by then. Where
+# cuBLAS shares a sum among programs, so that its own are short, the largest element of ours was
+# worse from 14,000 terms on, and of so many results nowhere.
 SPAN = 128
 SHARED_RESULTS = 2**24
 EXACT = Config(64, 32, 16, 4, 1)  # 168 registers: three programs hide each other's loads
