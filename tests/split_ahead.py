@@ -91,7 +91,7 @@ def main() -> None:
     constants = {
         "A_ALONG": 0, "B_ALONG": 0, "TILE": TILE,
         "LOOKED": split_exact.LOOK[0], "TILES": split_exact.LOOK[1],
-        "TERMS": split_exact.LEAST_TERMS, "NONZERO": split_exact.LEAST_NONZERO,
+        "TERMS": split_exact.LEAST_TERMS, "HEARD": split_exact.LEAST_HEARD,
         "OF_ROW": split_exact.LEAST_OF_ROW,
         "THIRDS": arch == 90, "DOUBLE": arch in split_configs.DOUBLE,
     }  # fmt: skip

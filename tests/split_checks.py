@@ -46,10 +46,26 @@ def _every_seventh(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where((i + j) % 7 == 0, a, 0.0), b
 
 
+def _one_of_14(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """IEEE arithmetic hardly rounds for the other 13, which are 2⁻²⁵ of it."""
+    return torch.where(torch.arange(a.shape[1]) % 14 == 0, a, a * 2.0**-25), b
+
+
+def _lone_terms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """One large term a row, which leaves some tiles of A none: beside the others, all are faint."""
+    i, j = torch.arange(len(a))[:, None], torch.arange(a.shape[1])
+    return torch.where(j == 7 * i % 120, a, a * 2.0**-35), b
+
+
 def _disjoint(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Large elements of A meet zeros of B; what is left is far below the tile's largest."""
     far = torch.arange(a.shape[1]) % 2 == 0
     return torch.where(far, a, a * 2.0**-34), torch.where(far[:, None], 0.0, b)
+
+
+def _every_other_row(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Faint beside the others: the parts hold ten bits of them."""
+    return torch.where(torch.arange(len(a))[:, None] % 2 == 0, a, a * 2.0**-34), b
 
 
 def _outliers(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,8 +146,14 @@ FAMILIES = {
     "weights of 1e20": (lambda a, b: (a, b * 1e20), [EXACT]),
     "both of 1e20": (lambda a, b: (a * 1e20, b * 1e20), [EXACT]),
     "denormals": (lambda a, b: (a * 1e-40, b), [EXACT]),
-    "large elements meet zeros": (_disjoint, BEYOND),
+    "large elements meet zeros": (_disjoint, [EXACT]),
+    "every other row 2^-34 of the others": (_every_other_row, [THIRDS]),
     "learned tokens": (_learned, [PARTS, THIRDS]),
+    "one of fourteen heard": (_one_of_14, [EXACT]),
+    "one term a row heard": (_lone_terms, [EXACT]),
+    "positive": (lambda a, b: (a.abs(), b.abs()), [PARTS]),
+    "half positive, half zero": (lambda a, b: (a.relu(), b.abs()), [PARTS]),
+    "integers": (lambda a, b: ((8 * a).round(), (8 * b).round()), [PARTS]),
     "nineteen of twenty zero": (_mostly_zero, [EXACT]),
     "six of seven zero": (_every_seventh, [EXACT]),
     "rows that differ by 2^70": (_far_apart, [PARTS, EXACT]),
@@ -161,8 +183,8 @@ def edge(faint: int, near: int, missing: int, k: int = 256) -> tuple[Tensor, Ten
 
 def check_edge(device: str) -> None:
     """The largest error that the certificate lets pass, and what is just beyond."""
-    for counts, certified in (((80, 20, 28), True), ((80, 19, 29), False), ((102, 26, 0), True),
-                              ((103, 25, 0), False)):  # fmt: skip
+    for counts, certified in (((80, 20, 28), True), ((80, 19, 29), False), ((101, 26, 1), True),
+                              ((102, 26, 0), False)):  # fmt: skip
         a, b = (t.to(device) for t in edge(*counts))
         assert by_parts(a, b).all() == certified, counts
         found = product(a, b)
@@ -189,8 +211,9 @@ def errors(found: Tensor, a: Tensor, b: Tensor) -> tuple[float, float]:
     return norm, (off / sizes.clamp_min(2.0**-1000)).max().item()
 
 
-def misses(found: Tensor, a: Tensor, b: Tensor, slack: float = 1.0) -> list[str]:
-    """What is less accurate than torch's own fp32 product, or not finite elsewhere.
+def misses(found: Tensor, a: Tensor, b: Tensor, slack: float = 1.0, orders: int = 1) -> list[str]:
+    """What is less accurate than torch's own fp32 product, the worst of some orders of its terms,
+    or not finite elsewhere.
 
     Errors below fp32's roundoff pass: nobody's sum is better. So do finite numbers where torch
     overflows on the way to one.
@@ -209,9 +232,13 @@ def misses(found: Tensor, a: Tensor, b: Tensor, slack: float = 1.0) -> list[str]
             return []
     lost = 2.0**-140 / a.abs().double().matmul(b.abs().double()).max().clamp_min(2.0**-1000).item()
     names = ("norm", "element")
+    usually = errors(usual, a, b)
+    for shift in range(1, orders):
+        turn = torch.arange(a.shape[1]).roll(shift * a.shape[1] // orders)
+        usually = tuple(map(max, usually, errors(a[:, turn] @ b[turn], a, b)))
     return [
         f"{name}: {own:.2e}, torch {its:.2e}"
-        for name, own, its in zip(names, errors(found, a, b), errors(usual, a, b), strict=True)
+        for name, own, its in zip(names, errors(found, a, b), usually, strict=True)
         if not own <= max(slack * its, UNIT, lost)
     ]
 
@@ -228,17 +255,24 @@ def paths(a: Tensor, b: Tensor) -> Tensor:
         return (words >> shift) & (2**width - 1)
 
     shares = [
-        (field(x, 15) + field(y, 7, 7)).where(field(x, 15) > 0, 0)
+        torch.where(
+            field(x, 15, 7) < 127,
+            (field(x, 15, 7) + field(y, 7, 7)).where(field(x, 15, 7) > 0, 0),
+            128,
+        )
         for x, y in ((of_a, of_b), (of_b, of_a))
     ]
     k = a.shape[1]
     lengths = (k - torch.arange(0, k, splitting.TILE, device=a.device)).clamp(max=splitting.TILE)
-    near = (field(of_a, 23, 4) * field(of_b, 23, 4) * lengths) >> 8
-    nonzero = lengths << (field(of_a, 27, 2) + field(of_b, 27, 2))
+    factors = field(of_a, 0, 7) + field(of_b, 0, 7)
+    counted = lengths.where(factors >= factors.amax(2, keepdim=True) - 13, 0)
+    near = (field(of_a, 23, 4) * field(of_b, 23, 4) * counted) >> 8
+    heard = counted << (field(of_a, 27, 2) + field(of_b, 27, 2))
     lacking = torch.maximum(*shares).amax(2) >= 128
     deep = (field(of_a, 14, 1) | field(of_b, 14, 1)).amax(2) > 0
-    few = near.sum(2) < split_exact.LEAST_TERMS
-    few |= nonzero.sum(2) < k * 64 // split_exact.LEAST_NONZERO
+    near, counted = near.sum(2), counted.sum(2)
+    few = near < split_exact.LEAST_TERMS
+    few |= heard.sum(2) < counted * 64 // split_exact.LEAST_HEARD
     for words in (of_a, of_b):
         fewest, gap = torch.tensor([1, 8, 32], device=a.device)[field(words, 29, 2)], words < 0
         of_row = torch.where(gap, 0, fewest).sum(2)
@@ -256,10 +290,20 @@ def by_parts(a: Tensor, b: Tensor) -> Tensor:
 def check_family(name: str, device: str, shape=SHAPE, turned=(False, False)) -> None:
     make, allowed = FAMILIES[name]
     a, b = (t.to(device) for t in make(*drawn(shape)))
-    taken = set(paths(a, b).unique().tolist())
-    assert taken <= set(allowed), taken
-    missed = misses(product(a, b, *turned), a, b)
+    taken, found = paths(a, b), product(a, b, *turned)
+    assert set(taken.unique().tolist()) <= set(allowed), taken
+    missed = misses(found, a, b)
     assert not missed, missed
+    exact = torch.kron(taken == EXACT, taken.new_ones(splitting.TILE, splitting.TILE))
+    exact = exact[: len(a), : b.shape[1]].bool()
+    # Two orders of a sum in fp64 may round apart, once in 10⁸.
+    assert is_rounded(found, a, b)[exact].float().sum() >= 0.9999 * exact.sum()
+
+
+def is_rounded(found: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Where results are the true ones rounded, or too small to tell: of the exact path in fp64."""
+    true = (a.double() @ b.double()).float()
+    return (found == true) | ~true.isfinite() | (true.abs() < 2.0**-120)
 
 
 def check_not_finite(device: str, value: float, shape=SHAPE) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rewritten import rewritten
 
 from fusedlib.kernels import split as splitting
-from fusedlib.kernels import split_configs, split_exact, split_mlp, split_product
+from fusedlib.kernels import split_configs, split_exact, split_mlp, split_product, split_words
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
@@ -70,9 +70,9 @@ def test_drawn_products_vs_ieee_fp32(rows, columns, inner, scales, spread, zeros
     a = a * torch.exp2(-spread * torch.rand(a.shape, generator=generator))
     a = torch.where(torch.rand(a.shape, generator=generator) < zeros, 0.0, a) * 2.0 ** scales[0]
     b = b * 2.0 ** scales[1]
-    # Few elements: torch's own roundings may be luckier.
+    # Few elements: torch's own roundings may be luckier. Its luck changes with the terms' order.
     slack = 1.5 if checks.by_parts(a, b).any() else 1.0
-    assert checks.misses(checks.product(a, b), a, b, slack) == []
+    assert checks.misses(checks.product(a, b), a, b, slack, orders=4) == []
 
 
 def test_strides(whole_tiles):
@@ -106,7 +106,7 @@ def test_parts_add_up():
     assert parts.parts.shape == (2 * 256, 256) and parts.tiles.shape == (2, 2, 2)
     high, low = parts.parts.double().chunk(2)
     assert not any(p[130:].any() or p[:, 200:].any() for p in (high, low))
-    factors = torch.exp2(((parts.tiles[:, :, 0] & 0x7F) + splitting.BIAS - 127).double())
+    factors = torch.exp2(((parts.tiles[:, :, 0] & 0x7F) + split_words.BIAS.value - 127).double())
     whole = (high + low * 2.0**-11) * factors.repeat_interleave(128, 0).repeat_interleave(128, 1)
     assert ((whole[:130, :200] - a).abs() <= 2.0**-22 * a.abs()).all()
     assert high.abs().max() < 2**15 + 1
@@ -115,7 +115,7 @@ def test_parts_add_up():
 def words(a: torch.Tensor) -> list[list[int]]:
     """First and second share of the only tile, along rows and columns."""
     [parts] = splitting.split(a)
-    return [[(word >> 7) & 0x7F, (word >> 15) & 0xFF] for word in parts.tiles[0, 0].tolist()]
+    return [[(word >> 7) & 0x7F, (word >> 15) & 0x7F] for word in parts.tiles[0, 0].tolist()]
 
 
 def terms(a: torch.Tensor) -> list[list[int]]:
@@ -161,13 +161,13 @@ def test_certificate_counts():
     a[0, :32] = 2.0**-12  # short of 2⁻¹¹ of the tile's largest, a quarter of the row
     assert words(a) == [[32, 0], [64, 0]]
     a[1, :3] = 2.0**-40
-    assert [w[1] for w in words(a)] == [3, 128]
+    assert [w[1] for w in words(a)] == [3, 127]
     a[1, 3:5] = 2.0**-40  # five faint elements in a row: one more index must be left
     assert words(a)[0][1] == 6
     a[1, :104] = 2.0**-40
-    assert words(a)[0][1] == 128  # 104 + 26 - 1, at most all
+    assert words(a)[0][1] == 127  # 104 + 26 - 1, at most all, which is written 127
     a[0, 0] = 2.0**57
-    assert words(a) == [[127, 128]] * 2
+    assert words(a) == [[127, 127]] * 2
     a = torch.ones(3, 5)
     a[1] = 0.0  # a row of zeros is short of nothing
     assert words(a) == [[0, 0], [43, 0]]
@@ -177,8 +177,8 @@ def test_certificate_counts():
 def test_terms_are_counted():
     a = torch.ones(2, 130)
     assert terms(a) == [[15, 3, 2, 0], [15, 3, 0, 0]]  # no gap outside the matrix
-    a[0, :64] = 2.0**-40  # far below the others, and an element all the same
-    assert terms(a) == [[12, 3, 2, 0], [12, 3, 0, 0]]
+    a[0, :64] = 2.0**-40  # not heard beside the others, and elements all the same
+    assert terms(a) == [[12, 2, 2, 0], [12, 2, 0, 0]]
     a[0, 12:] = 0.0
     assert terms(a) == [[8, 2, 1, 0], [8, 2, 0, 0]]
     a[0] = 0.0  # shares are of rows that have any
@@ -188,6 +188,18 @@ def test_terms_are_counted():
     a[1, 7:] = 0.0
     assert terms(a) == [[1, 0, 0, 1], [8, 2, 0, 1]]
     assert terms(torch.zeros(3, 5)) == [[15, 3, 2, 1]] * 2
+
+
+def test_low_parts_are_seen():
+    """Of integers there are none, and their sums may be exact."""
+
+    def low(a: torch.Tensor) -> list[int]:
+        [parts] = splitting.split(a)
+        return [(word >> 22) & 1 for word in parts.tiles[0, 0].tolist()]
+
+    a = torch.randint(-(2**11), 2**11 + 1, (3, 100)) * 2.0**-20
+    assert low(a) == low(torch.zeros(3, 5)) == [0, 0]
+    assert low(a / 3) == low(a.mT / 3) == [1, 1]
 
 
 def test_the_certificate_at_its_edge():
@@ -254,7 +266,7 @@ LAST = "((i == m - 1)[:, None] & (j == n - 1)[None, :])"
 FAST_BLOCKS = "range(0, k, BLOCK_K):\n        ah"
 FAST_STORE = "acc, mask=inside)"
 EXACT_BLOCKS = "range(k, 0, -BLOCK_K)"
-DISJOINT = "large elements meet zeros"
+FAR_ROWS = "every other row 2^-34 of the others"
 BROKEN = {
     "dropped K block": ("normal", FAST_BLOCKS, FAST_BLOCKS.replace("(0,", "(BLOCK_K,")),
     "dropped ragged K block": ("normal", FAST_BLOCKS, FAST_BLOCKS.replace("k,", "k // 64 * 64,")),
@@ -266,13 +278,13 @@ BROKEN = {
         "normal", FAST_STORE, FAST_STORE.replace("acc,", f"acc + tl.where({LAST}, 1e-3, 0.0),"),
     ),
     "neighbouring tile's factor": ("outlier channels", "tile * a_step) & 0x7F", "0) & 0x7F"),
-    "certificate ignored": (DISJOINT, "axis=1) >= 128", "axis=1) >= 512"),
+    "certificate ignored": (FAR_ROWS, "axis=1) >= 128", "axis=1) >= 512"),
     "number of terms ignored": ("six of seven zero", "where(few | (", "where((few & (k < 0)) | ("),
     "short rows ignored": ("rows of one element", "axis=1)) < OF_ROW", "axis=1)) < 0"),
     "exact path drops a block": (
-        DISJOINT, EXACT_BLOCKS, EXACT_BLOCKS.replace("0,", "BLOCK_K,"),
+        FAR_ROWS, EXACT_BLOCKS, EXACT_BLOCKS.replace("0,", "BLOCK_K,"),
     ),
-    "exact path of the first block only": (DISJOINT, "range(LOOKED):", "range(1):"),
+    "exact path of the first block only": (FAR_ROWS, "range(LOOKED):", "range(1):"),
 }  # fmt: skip
 
 
@@ -302,7 +314,5 @@ def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
     else:
         monkeypatch.setattr(split_product, "split_exact", broken)
     make, _ = checks.FAMILIES[family]
-    m, k, n = checks.SHAPE
-    # Half of the elements of either factor are far below the largest: enough terms all the same.
-    a, b = make(*checks.drawn((m, 2 * k, n) if family == DISJOINT else checks.SHAPE))
+    a, b = make(*checks.drawn(checks.SHAPE))
     assert checks.misses(checks.product(a, b), a, b) != []

@@ -29,11 +29,15 @@ rows and along columns, two shares of a segment's length, in 128ths and rounded 
 
 and two tiles may be multiplied when second(A) + first(B) < 128 or second(A) = 0, and the same with
 A and B exchanged. A tile that holds inf or nan, or whose M lies outside 2⁻⁴⁸ ≤ M < 2⁵⁷ (so that
-neither factors nor sums overflow), has `second` at 128.
+neither factors nor sums overflow), has `second` at 128, and nothing certifies 127.
 
 **Terms.** A sum of few terms errs less in IEEE arithmetic than by parts: see `split_exact`. Of the
-segments that are not all zero a tile keeps which shares of their elements are not short and not
-zero, how many nonzero ones each has at least, and whether there is a *gap*, a segment of zeros.
+segments that are not all zero a tile keeps which shares of their elements are not short, and are
+*heard* beside the largest (2⁻²¹ of it, by a sample), how many nonzero ones each has at least, and
+whether there is a *gap*, a segment of zeros.
+
+**Truncation.** Tensor cores sum towards zero, which Hopper's kernel makes good (`split_hopper`)
+where neither tile is of elements of at most 11 bits, as integers are: their sums may be exact.
 
 **Beyond.** What is not certified is computed from the matrices themselves, in thirds where that can
 be (`split_thirds`), else exactly (`split_exact`). Thirds want elements that are zero or have
@@ -52,9 +56,9 @@ from torch import Tensor
 
 from fusedlib.kernels.launch import Launch, kept_launch, rows_contiguous
 from fusedlib.kernels.split_configs import splitting
+from fusedlib.kernels.split_words import BIAS, add_up, kind, terms_of, word_of
 
 TILE = 128
-BIAS = 64  # of a factor's exponent in a word, less than in fp32: two add up to fp32's with 1
 LONGEST_ROW = 2**24  # elements; offsets within a tile are 32 bits
 
 
@@ -63,30 +67,13 @@ class Split:
     """A matrix (rows, columns) fp32 and its parts.
 
     `parts` is (2·rows, columns) fp16, both sizes first filled up to a multiple of 128 with zeros,
-    the high rows above the low ones. `tiles` (tile rows, tile columns, 2) int32 holds what a
-    product along rows (0) and along columns (1) wants to know of a tile, from the lowest bit: the
-    exponent of its factor 2ᵉ, biased by `BIAS` (7 bits), first share (7; at most 127, which no
-    certificate tells from 128), whether it is deep (1), second share (8), share of elements that
-    are not short, in 16ths (4), share of nonzero ones (2: 1/8, 1/4, 1/2 or all), fewest nonzero
-    ones of a segment (2: 1, 8 or 32), whether it has a gap (1).
+    the high rows above the low ones. `tiles` (tile rows, tile columns, 2) int32 holds a tile's
+    words for products along rows (0) and along columns (1): see `split_words`.
     """
 
     source: Tensor
     parts: Tensor
     tiles: Tensor
-
-
-def words(tiles, outer_tile, outer_tiles, k_tiles, ALONG: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What a product wants to know of a row of tiles of A or a column of B: the first word, and the
-    step to the next along the sum, which runs along rows (0) or columns (1) as they are stored.
-
-    Of both languages: `triton.jit` and `gluon.jit` take it.
-    """
-    if ALONG == 0:
-        first, step = tiles + outer_tile * k_tiles * 2, 2
-    else:
-        first, step = tiles + (outer_tile * 2 + 1), outer_tiles * 2
-    return first, step
 
 
 @triton.jit
@@ -111,50 +98,24 @@ def _falls_short(counts, length):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _kind(nonzero):  # type: ignore[no-untyped-def]
-    """Of a segment, in a byte each: whether it has no elements, fewer than 8, fewer than 32."""
-    kind = tl.where(nonzero < 8, 1 << 8, tl.where(nonzero < 32, 1 << 16, 0))
-    return tl.where(nonzero == 0, 1, kind)
-
-
-@triton.jit
 def _largest(first, second):  # type: ignore[no-untyped-def]
     """The largest of each, by one reduction."""
     return tl.split(tl.max(tl.join(first, second), axis=0))
 
 
 @triton.jit
-def _sums(near, nonzero):  # type: ignore[no-untyped-def]
-    """Of segments: both added up, and their kinds, by one reduction."""
-    both = near | (nonzero << 16)  # at most 2¹⁴ each
-    sums = tl.sum(both.to(tl.int64) | (_kind(nonzero).to(tl.int64) << 32))
-    both = sums.to(tl.int32)
-    return both & 0xFFFF, both >> 16, (sums >> 32).to(tl.int32)
-
-
-@triton.jit
-def _terms(near, nonzero, kinds, segments, length, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The last 9 bits of a tile's word, of its elements and the sum of its segments' kinds."""
-    filled = TILE - (kinds & 0xFF)
-    half = tl.maximum(filled * length, 1)
-    near = tl.where(filled > 0, tl.minimum((near * 32 + half) // (half * 2), 15), 15)
-    share = tl.where(filled > 0, (nonzero * 32 + half) // (half * 2), 16)
-    share = (share > 3).to(tl.int32) + (share > 6).to(tl.int32) + (share > 13).to(tl.int32)
-    fewest = tl.where((kinds >> 8) & 0xFF != 0, 0, tl.where(kinds >> 16 != 0, 1, 2))
-    gap = (filled < segments).to(tl.int32)
-    return near | (share << 4) | (fewest << 6) | (gap << 8)
-
-
-@triton.jit
-def _word(  # type: ignore[no-untyped-def]
-    first, second, terms, length, power, usable, deep, EVEN: tl.constexpr,
+def _of_diagonal(  # type: ignore[no-untyped-def]
+    start, rows, columns, row_stride, largest, EVEN: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """What a product wants to know of a tile: see `Split`."""
-    if not EVEN:
-        first = (first * 128 + length - 1) // length
-        second = (second * 128 + length - 1) // length
-    first, second = tl.where(usable, tl.minimum(first, 127), 127), tl.where(usable, second, 128)
-    return (power - 64) | (first << 7) | (deep << 14) | (second << 15) | (terms << 23)
+    """Of a tile's diagonal, elements of each row and column: how many are nonzero, how many of
+    them are heard, at least 2⁻²¹ of the tile's largest, and whether any has a low part.
+    """
+    i = tl.arange(0, TILE)
+    _, bits = _rows_of_tile(start, i % rows, i % columns, rows, columns, row_stride, EVEN)
+    nonzero, low = bits > 0, (bits & 0x1FFF) != 0
+    heard = nonzero & (bits >= largest - (21 << 23))
+    sums = tl.sum(nonzero.to(tl.int32) | (heard.to(tl.int32) << 8) | (low.to(tl.int32) << 16))
+    return sums & 0xFF, (sums >> 8) & 0xFF, (sums >> 16 != 0).to(tl.int32)
 
 
 @triton.jit
@@ -179,7 +140,7 @@ def _split_tile(  # type: ignore[no-untyped-def]
     largest = tl.max(most)
     exponent = largest >> 23
     usable = ((exponent >= 127 - 48) & (exponent < 127 + 57)) | (largest == 0)
-    power = tl.where(usable & (largest > 0), exponent - 14, 127)  # of the factor, biased
+    power = tl.where(usable, tl.maximum(exponent - 14, BIAS), 127)  # of the factor, biased
     scale = ((254 - power) << 23).to(tl.float32, bitcast=True)
     of_columns = tl.zeros((CHUNK, TILE), dtype=tl.int32)
     first = tl.zeros((CHUNK,), dtype=tl.int32)
@@ -201,9 +162,11 @@ def _split_tile(  # type: ignore[no-untyped-def]
         of_rows = tl.sum(counts, axis=1)
         short, short_beside = _falls_short(of_rows, columns)
         first, second = tl.maximum(first, short), tl.maximum(second, short_beside)
-        kinds += _kind(of_rows >> 16)
+        kinds += kind(of_rows >> 16)
     of_tile = tl.sum(of_columns, axis=0)
-    near, nonzero, of_columns = _sums(of_tile & 0xFF, of_tile >> 16)
+    near, nonzero, of_columns = add_up(of_tile & 0xFF, of_tile >> 16)
+    sampled, heard, low = _of_diagonal(source, rows, columns, row_stride, largest, EVEN, TILE)
+    nonzero = tl.where(sampled > 0, nonzero * heard // tl.maximum(sampled, 1), nonzero)
     short, short_beside = _largest(*_falls_short(of_tile, rows))
     deep = tl.where(usable, 0, 1)
     if short_beside > 0:  # few tiles hold faint elements: a look of their own is free
@@ -211,12 +174,12 @@ def _split_tile(  # type: ignore[no-untyped-def]
             _, bits = _rows_of_tile(source, top + i, j, rows, columns, row_stride, EVEN)
             far = (bits > 0) & (bits < ((power - 48) << 23))
             deep = tl.maximum(deep, tl.max(far.to(tl.int32)))
-    terms = _terms(near, nonzero, tl.sum(kinds), rows, columns, TILE)
+    terms = terms_of(near, nonzero, tl.sum(kinds), rows, columns, TILE)
     first, second = _largest(first, second)
-    word = _word(first, second, terms, columns, power, usable, deep, EVEN)
+    word = word_of(first, second, terms, columns, power, usable, deep, low, EVEN)
     tl.store(tiles + 2 * tile, word)
-    terms = _terms(near, nonzero, of_columns, columns, rows, TILE)
-    word = _word(short, short_beside, terms, rows, power, usable, deep, EVEN)
+    terms = terms_of(near, nonzero, of_columns, columns, rows, TILE)
+    word = word_of(short, short_beside, terms, rows, power, usable, deep, low, EVEN)
     tl.store(tiles + 2 * tile + 1, word)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import triton
 from torch import Tensor
 
 from fusedlib.kernels.swiglu_configs import Config, architecture
@@ -53,9 +54,17 @@ def fast(c: Tensor) -> Config:
     return FAST[architecture(c.device)] if c.is_cuda else INTERPRETER
 
 
+def even_span(k: int, block_k: int, step: int = 1) -> int:
+    """How many terms of a sum over k are summed before they join C: `SPAN` blocks of block_k, or
+    fewer where that makes spans alike, since the longest errs most; a multiple of `step` blocks.
+    """
+    spans = max(triton.cdiv(k, SPAN * block_k), 1)
+    return triton.cdiv(k, spans * step * block_k) * step * block_k if spans > 1 else SPAN * block_k
+
+
 def span(c: Tensor, k: int, block_k: int) -> int:
-    """How many terms of a sum over k are summed before they join C, a multiple of block_k."""
-    return SPAN * block_k if c.numel() < SHARED_RESULTS else max(k, block_k)
+    """The same, all terms where cuBLAS has no shorter sums."""
+    return even_span(k, block_k) if c.numel() < SHARED_RESULTS else max(k, block_k)
 
 
 def splitting(source: Tensor) -> Warps:

@@ -6,11 +6,14 @@ A tile of C = A B is wanting where
 - a pair of the tiles that it is made of lacks the certificate of `fusedlib.kernels.split`;
 - its sums have fewer than `LEAST_TERMS` terms that are not short: the parts of one term err by up
   to 2⁻²¹, which only a sum over many makes small;
-- its sums have fewer than k / `LEAST_NONZERO` terms that are not zero: IEEE arithmetic rounds for
-  those alone, parts every K block;
+- its sums have fewer than k / `LEAST_HEARD` terms that are heard: IEEE arithmetic rounds for those
+  alone, parts every K block;
 - a row of A or a column of B may have fewer than `LEAST_OF_ROW` nonzero elements, beside others
   that are full. It has at least the fewest of each tile without a gap; where all have gaps, at
   least the fewest of one.
+
+Terms are counted where tiles' factors are within 2⁻¹³ of the largest along the sum: what lies
+further below is not heard, whatever it is beside its neighbours.
 
 In the first case, if no tile is deep, Hopper's kernel computes it in thirds (`split_thirds`); here
 it gets the flag that asks for it. Any other is summed in fp64 where that has tensor cores, so that
@@ -29,7 +32,8 @@ from torch import Tensor
 
 from fusedlib.kernels import split_configs
 from fusedlib.kernels.launch import Launch, kept_launch, multiprocessors
-from fusedlib.kernels.split import TILE, words
+from fusedlib.kernels.split import TILE
+from fusedlib.kernels.split_words import words
 
 try:
     from fusedlib.kernels import split_thirds
@@ -41,8 +45,9 @@ except (ImportError, AttributeError):  # Gluon is experimental: other releases m
 # others 2⁻¹² to 2⁻²⁰ of it, 16 to 64 terms of 512 to 2048: a third of cuBLAS's at most.
 LEAST_TERMS = 64
 # Of 1500·2900 results of 4100 terms, which cuBLAS shares among programs, with six of seven zero,
-# the largest element erred 1.33 times as much as cuBLAS's.
-LEAST_NONZERO = 3
+# the largest element erred 1.33 times as much as cuBLAS's; with 13 of 14 at 2⁻²⁵ of the others,
+# 2.25 times in thirds.
+LEAST_HEARD = 3
 # Of 512 to 2048 terms, the largest element's error over cuBLAS's: 1.1 to 1.6 with one element, 0.8
 # to 1.2 with eight; in thirds 0.5 and 0.8, and 1.5 where cuBLAS shares the sums.
 LEAST_OF_ROW = 32
@@ -70,34 +75,57 @@ def _has_few(of_row, beside, OF_ROW: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @triton.jit
+def _words_of(  # type: ignore[no-untyped-def]
+    a_words, a_step, b_words, b_step, tile, k_tiles, other: tl.constexpr
+):  # fmt: skip
+    """Both factors' words at tiles of the sum, `other` past its end; and the biased exponent of the
+    product of their factors.
+    """
+    a = tl.load(a_words[:, None] + tile * a_step, mask=tile < k_tiles, other=other)
+    b = tl.load(b_words[:, None] + tile * b_step, mask=tile < k_tiles, other=other)
+    return a, b, (a & 0x7F) + (b & 0x7F)
+
+
+@triton.jit
 def _few(  # type: ignore[no-untyped-def]
-    a_words, a_step, b_words, b_step, k,
-    LOOKED: tl.constexpr, TILES: tl.constexpr, TERMS: tl.constexpr, NONZERO: tl.constexpr,
+    a_words, a_step, b_words, b_step, k, largest,
+    LOOKED: tl.constexpr, TILES: tl.constexpr, TERMS: tl.constexpr, HEARD: tl.constexpr,
     OF_ROW: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """For each of LOOKED blocks of C, whether its sums have few terms."""
     k_tiles = tl.cdiv(k, TILE)
     near = tl.zeros((LOOKED, TILES), tl.int32)
-    nonzero, of_a, of_b = tl.zeros_like(near), tl.zeros_like(near), tl.zeros_like(near)
+    heard, counted = tl.zeros_like(near), tl.zeros_like(near)
+    of_a, of_b = tl.zeros_like(near), tl.zeros_like(near)
     beside_a, beside_b = tl.zeros_like(near) + 128, tl.zeros_like(near) + 128
     for start in range(0, k_tiles, TILES):
         tile = start + tl.arange(0, TILES)[None, :]
-        a = tl.load(a_words[:, None] + tile * a_step, mask=tile < k_tiles, other=0)
-        b = tl.load(b_words[:, None] + tile * b_step, mask=tile < k_tiles, other=0)
+        a, b, factor = _words_of(a_words, a_step, b_words, b_step, tile, k_tiles, 0)
         length = tl.maximum(tl.minimum(k - tile * TILE, TILE), 0)
-        near += ((a >> 23) & 0xF) * ((b >> 23) & 0xF) * length >> 8
-        nonzero += length << (((a >> 27) & 0x3) + ((b >> 27) & 0x3))
+        beside = tl.where(factor >= largest[:, None] - 13, length, 0)
+        counted += beside
+        near += ((a >> 23) & 0xF) * ((b >> 23) & 0xF) * beside >> 8
+        heard += beside << (((a >> 27) & 0x3) + ((b >> 27) & 0x3))
         of_a, beside_a = _fewest(a, length, of_a, beside_a)
         of_b, beside_b = _fewest(b, length, of_b, beside_b)
     few = _has_few(of_a, beside_a, OF_ROW) | _has_few(of_b, beside_b, OF_ROW)
-    few |= tl.sum(near, axis=1) < TERMS
-    return few | (tl.sum(nonzero, axis=1) < k * 64 // NONZERO)  # shares in 8ths, of both
+    near, counted = tl.sum(near, axis=1), tl.sum(counted, axis=1)
+    few |= near < TERMS
+    return few | (tl.sum(heard, axis=1) < counted * 64 // HEARD)  # shares in 8ths, of both
+
+
+@triton.jit
+def _short(words, others):  # type: ignore[no-untyped-def]
+    """What the certificate wants to be less than 128, of one factor's faint elements."""
+    second = (words >> 15) & 0x7F
+    short = tl.where(second > 0, second + ((others >> 7) & 0x7F), 0)
+    return tl.where(second < 127, short, 128)
 
 
 @triton.jit
 def _wanting(  # type: ignore[no-untyped-def]
     a_words, a_step, b_words, b_step, k,
-    LOOKED: tl.constexpr, TILES: tl.constexpr, TERMS: tl.constexpr, NONZERO: tl.constexpr,
+    LOOKED: tl.constexpr, TILES: tl.constexpr, TERMS: tl.constexpr, HEARD: tl.constexpr,
     OF_ROW: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """For each of LOOKED blocks of C: 0 if it is accurate as the parts give it, 1 if it would be in
@@ -105,22 +133,21 @@ def _wanting(  # type: ignore[no-untyped-def]
     """
     k_tiles = tl.cdiv(k, TILE)
     worst = tl.zeros((LOOKED, TILES), tl.int32)
-    deep, sparse = tl.zeros_like(worst), tl.zeros_like(worst)
+    deep, sparse, largest = tl.zeros_like(worst), tl.zeros_like(worst), tl.zeros_like(worst)
     for start in range(0, k_tiles, TILES):
         tile = start + tl.arange(0, TILES)[None, :]
         # What lies outside is certified and full.
-        a = tl.load(a_words[:, None] + tile * a_step, mask=tile < k_tiles, other=FULL)
-        b = tl.load(b_words[:, None] + tile * b_step, mask=tile < k_tiles, other=FULL)
-        faint_a, faint_b = (a >> 15) & 0xFF, (b >> 15) & 0xFF
-        worst = tl.maximum(worst, tl.where(faint_a > 0, faint_a + ((b >> 7) & 0x7F), 0))
-        worst = tl.maximum(worst, tl.where(faint_b > 0, faint_b + ((a >> 7) & 0x7F), 0))
+        a, b, factor = _words_of(a_words, a_step, b_words, b_step, tile, k_tiles, FULL)
+        worst = tl.maximum(worst, tl.maximum(_short(a, b), _short(b, a)))
+        largest = tl.maximum(largest, factor)
         deep |= (a | b) & 0x4000
         sparse |= ((a & b & FULL) ^ FULL) | ((a | b) >> 31)
     lacking = tl.max(worst, axis=1) >= 128
     few = lacking & (k < 0)
     if (tl.max((sparse != 0).to(tl.int32)) > 0) | (k < 2 * TILE):
         few = _few(
-            a_words, a_step, b_words, b_step, k, LOOKED, TILES, TERMS, NONZERO, OF_ROW, TILE
+            a_words, a_step, b_words, b_step, k, tl.max(largest, axis=1),
+            LOOKED, TILES, TERMS, HEARD, OF_ROW, TILE,
         )  # fmt: skip
     return tl.where(few | (lacking & (tl.max(deep, axis=1) > 0)), 2, lacking.to(tl.int32))
 
@@ -160,7 +187,7 @@ def _exact_product_kernel(  # type: ignore[no-untyped-def]
     m, n, k, a_row, a_column, b_row, b_column, one,
     A_ALONG: tl.constexpr, B_ALONG: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    LOOKED: tl.constexpr, TILES: tl.constexpr, TERMS: tl.constexpr, NONZERO: tl.constexpr,
+    LOOKED: tl.constexpr, TILES: tl.constexpr, TERMS: tl.constexpr, HEARD: tl.constexpr,
     OF_ROW: tl.constexpr, THIRDS: tl.constexpr, DOUBLE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Looks at LOOKED blocks at once: mostly, that is all there is to do.
@@ -178,7 +205,7 @@ def _exact_product_kernel(  # type: ignore[no-untyped-def]
         a_words, a_step = _words(a_tiles, tile // column_tiles, tl.cdiv(m, TILE), k_tiles, A_ALONG)
         b_words, b_step = _words(b_tiles, tile % column_tiles, column_tiles, k_tiles, B_ALONG)
         wanting = _wanting(
-            a_words, a_step, b_words, b_step, k, LOOKED, TILES, TERMS, NONZERO, OF_ROW, TILE
+            a_words, a_step, b_words, b_step, k, LOOKED, TILES, TERMS, HEARD, OF_ROW, TILE
         )
         wanting = tl.where(first + which * programs < blocks, wanting, 0)
         if THIRDS:
@@ -258,7 +285,7 @@ def _launch(
     programs = min(blocks, split_configs.EXACT_PROGRAMS * multiprocessors(c.device))
     constants = {
         "A_ALONG": int(turned[0]), "B_ALONG": int(not turned[1]), "LOOKED": LOOK[0],
-        "TILES": LOOK[1], "TERMS": LEAST_TERMS, "NONZERO": LEAST_NONZERO, "OF_ROW": LEAST_OF_ROW,
+        "TILES": LOOK[1], "TERMS": LEAST_TERMS, "HEARD": LEAST_HEARD, "OF_ROW": LEAST_OF_ROW,
         "THIRDS": thirds, "DOUBLE": split_configs.double(c), "TILE": TILE,
     }  # fmt: skip
     return Launch(_exact_product_kernel, config, (programs, 1, 1), (), scalars, constants)

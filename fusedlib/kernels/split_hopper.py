@@ -6,6 +6,10 @@ each. Two consumer warpgroups, not tied to each other, each multiply 64 rows of 
 wgmma: both products of a block are issued at once, and while they join the accumulator the other
 group has the tensor cores. The accumulator and both products take 192 registers a thread, so that
 the sum of several spans lies in C.
+
+wgmma truncates: H200, sums of 64 normal terms lose 0.9e-7 of what they come to, of positive ones
+2e-7, of integers that fp32 holds nothing. So where both tiles have low parts their factor is the
+next number above it, 1 + 2⁻²³ times as large.
 """
 
 from __future__ import annotations
@@ -24,8 +28,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from fusedlib.kernels.hopper_launch import HopperLaunch
 from fusedlib.kernels.hopper_tiles import place
 from fusedlib.kernels.launch import multiprocessors
-from fusedlib.kernels.split import TILE, words
+from fusedlib.kernels.split import TILE
 from fusedlib.kernels.split_configs import Warps, span
+from fusedlib.kernels.split_words import words
 from fusedlib.kernels.swiglu_configs import architecture
 
 # The name of one operation in Triton 3.6 and in later ones.
@@ -136,9 +141,10 @@ def _consume(  # type: ignore[no-untyped-def]
         b_words, b_step = _words(b_tiles, column_tile, column_tiles, k_tiles, 0 if B_TURNED else 1)
         acc = gl.zeros([rows, TILE], gl.float32, layout)
         for start in range(begin, gl.minimum(begin + span, k), K):
-            of_a = gl.load(a_words + start // TILE * a_step) & 0x7F
-            of_b = gl.load(b_words + start // TILE * b_step) & 0x7F
-            factor = ((of_a + of_b + 1) << 23).to(gl.float32, bitcast=True)
+            of_a = gl.load(a_words + start // TILE * a_step)
+            of_b = gl.load(b_words + start // TILE * b_step)
+            power = (of_a & 0x7F) + (of_b & 0x7F) + 1
+            factor = ((power << 23) | (of_a & of_b) >> 22 & 1).to(gl.float32, bitcast=True)
             mbarrier.wait(full.index(stage), phase)
             ah = _rows(ah_ring, stage, first, rows, A_TURNED)
             al = _rows(al_ring, stage, first, rows, A_TURNED)

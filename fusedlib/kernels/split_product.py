@@ -25,7 +25,8 @@ from torch import Tensor
 
 from fusedlib.kernels import split_configs, split_exact
 from fusedlib.kernels.launch import Launch, kept_launch
-from fusedlib.kernels.split import LONGEST_ROW, TILE, Split, split, words
+from fusedlib.kernels.split import LONGEST_ROW, TILE, Split, split
+from fusedlib.kernels.split_words import words
 from fusedlib.kernels.swiglu import _place
 
 try:

@@ -32,9 +32,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fusedlib.kernels.hopper_epilogue import barrier
 from fusedlib.kernels.launch import Launch, kept_launch, multiprocessors
-from fusedlib.kernels.split import TILE, words
-from fusedlib.kernels.split_configs import SPAN, Warps
+from fusedlib.kernels.split import TILE
+from fusedlib.kernels.split_configs import Warps, even_span
 from fusedlib.kernels.split_hopper import _join, _rows
+from fusedlib.kernels.split_words import words
 from fusedlib.kernels.swiglu_configs import architecture
 
 BLOCK_K = 32
@@ -226,8 +227,10 @@ def thirds_launch(turned: tuple[bool, bool], *operands: Tensor) -> Launch:
 
     def made() -> Launch:
         even = sizes[0] % TILE == sizes[1] % TILE == sizes[2] % BLOCK_K == 0
+        # A constant, and one of nine: an argument spills.
+        span = even_span(sizes[2], BLOCK_K, step=8) // BLOCK_K
         constants = {
-            "A_TURNED": turned[0], "B_TURNED": turned[1], "EVEN": even, "SPAN": SPAN, "TILE": TILE,
+            "A_TURNED": turned[0], "B_TURNED": turned[1], "EVEN": even, "SPAN": span, "TILE": TILE,
         }  # fmt: skip
         programs = min(flags.numel(), multiprocessors(c.device))
         return Launch(_thirds_kernel, CONFIG, (programs, 1, 1), (), (*sizes, *strides), constants)
