@@ -88,9 +88,9 @@ def main() -> None:
     for name, even in (("split", True), ("split ragged", False)):
         constants = {"EVEN": even, "TILE": TILE}
         show(name, arch, compiled(arch, split._split_kernel, split_configs.SPLIT, constants, even))
+    looked, tiles = split_configs.look(arch)
     constants = {
-        "A_ALONG": 0, "B_ALONG": 0, "TILE": TILE,
-        "LOOKED": split_exact.LOOK[0], "TILES": split_exact.LOOK[1],
+        "A_ALONG": 0, "B_ALONG": 0, "TILE": TILE, "LOOKED": looked, "TILES": tiles,
         "TERMS": split_exact.LEAST_TERMS, "HEARD": split_exact.LEAST_HEARD,
         "OF_ROW": split_exact.LEAST_OF_ROW,
         "THIRDS": arch == 90, "DOUBLE": arch in split_configs.DOUBLE,

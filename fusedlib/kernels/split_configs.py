@@ -38,6 +38,9 @@ SPAN = 128
 SHARED_RESULTS = 2**24
 EXACT = Config(64, 32, 16, 4, 1)  # 168 registers: three programs hide each other's loads
 EXACT_PROGRAMS = 3  # a multiprocessor
+# Blocks of C, and tiles of their sums, that it looks at together. 16 blocks spill on sm_80.
+LOOK = {80: (8, 32)}
+WIDER_LOOK = 16, 32
 # Where fp64 has a tensor core that runs at fp32's own rate, and Triton reaches it.
 DOUBLE = (80, 90)
 # Rows of a tile at a time. H200, 8192·4096: 3.34 TB/s of 3.89 that a copy has; 2.78 with 16 rows,
@@ -65,6 +68,11 @@ def even_span(k: int, block_k: int, step: int = 1) -> int:
 def span(c: Tensor, k: int, block_k: int) -> int:
     """The same, all terms where cuBLAS has no shorter sums."""
     return even_span(k, block_k) if c.numel() < SHARED_RESULTS else max(k, block_k)
+
+
+def look(card: int | None) -> tuple[int, int]:
+    """`LOOK` of an architecture, or of none."""
+    return LOOK.get(card or 0, WIDER_LOOK)
 
 
 def splitting(source: Tensor) -> Warps:

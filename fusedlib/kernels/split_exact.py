@@ -34,6 +34,7 @@ from fusedlib.kernels import split_configs
 from fusedlib.kernels.launch import Launch, kept_launch, multiprocessors
 from fusedlib.kernels.split import TILE
 from fusedlib.kernels.split_words import words
+from fusedlib.kernels.swiglu_configs import architecture
 
 try:
     from fusedlib.kernels import split_thirds
@@ -53,7 +54,6 @@ LEAST_HEARD = 3
 LEAST_OF_ROW = 32
 # What a word says of a tile whose elements are all near the largest.
 FULL = tl.constexpr(0xBF << 23)
-LOOK = 16, 32  # blocks of C, and tiles of their sums, that are looked at together
 
 _words = triton.jit(words)
 
@@ -283,9 +283,10 @@ def _launch(
     config = split_configs.EXACT
     blocks = math.prod(flags_of(*c.shape)) * TILE**2 // (config.block_m * config.block_n)
     programs = min(blocks, split_configs.EXACT_PROGRAMS * multiprocessors(c.device))
+    looked, tiles = split_configs.look(architecture(c.device) if c.is_cuda else None)
     constants = {
-        "A_ALONG": int(turned[0]), "B_ALONG": int(not turned[1]), "LOOKED": LOOK[0],
-        "TILES": LOOK[1], "TERMS": LEAST_TERMS, "HEARD": LEAST_HEARD, "OF_ROW": LEAST_OF_ROW,
+        "A_ALONG": int(turned[0]), "B_ALONG": int(not turned[1]), "LOOKED": looked,
+        "TILES": tiles, "TERMS": LEAST_TERMS, "HEARD": LEAST_HEARD, "OF_ROW": LEAST_OF_ROW,
         "THIRDS": thirds, "DOUBLE": split_configs.double(c), "TILE": TILE,
     }  # fmt: skip
     return Launch(_exact_product_kernel, config, (programs, 1, 1), (), scalars, constants)
