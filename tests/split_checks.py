@@ -244,11 +244,13 @@ def misses(found: Tensor, a: Tensor, b: Tensor, slack: float = 1.0, orders: int 
 
 
 def paths(a: Tensor, b: Tensor) -> Tensor:
-    """How each tile of A B is computed on Hopper, neither factor turned: (tile rows, columns).
+    """How each tile of A B is computed on Hopper: (tile rows, columns)."""
+    return paths_of(*splitting.split(a, b))
 
-    Elsewhere what is not PARTS is EXACT.
-    """
-    left, right = splitting.split(a, b)
+
+def paths_of(left: splitting.Split, right: splitting.Split) -> Tensor:
+    """The same of split factors, neither turned. Elsewhere what is not PARTS is EXACT."""
+    a = left.source
     of_a, of_b = left.tiles[:, None, :, 0], right.tiles[:, :, 1].mT[None]  # m, n, k
 
     def field(words: Tensor, shift: int, width: int = 8) -> Tensor:
@@ -290,7 +292,9 @@ def by_parts(a: Tensor, b: Tensor) -> Tensor:
 def check_family(name: str, device: str, shape=SHAPE, turned=(False, False)) -> None:
     make, allowed = FAMILIES[name]
     a, b = (t.to(device) for t in make(*drawn(shape)))
-    taken, found = paths(a, b), product(a, b, *turned)
+    split = splitting.split(a, b)
+    taken = paths_of(*split)
+    found = product(a, b, *turned) if any(turned) else split_product.split_product(*split)
     assert set(taken.unique().tolist()) <= set(allowed), taken
     missed = misses(found, a, b)
     assert not missed, missed

@@ -33,7 +33,7 @@ TURNS = [(False, False), (False, True), (True, False), (True, True)]
 
 
 @pytest.mark.parametrize("name", checks.FAMILIES)
-def test_product_vs_ieee_fp32(name):
+def test_product_vs_ieee_fp32(whole_tiles, name):
     checks.check_family(name, "cpu")
 
 
