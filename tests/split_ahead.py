@@ -88,7 +88,7 @@ def main() -> None:
     for name, even in (("split", True), ("split ragged", False)):
         constants = {"EVEN": even, "TILE": TILE}
         show(name, arch, compiled(arch, split._split_kernel, split_configs.SPLIT, constants, even))
-    looked, tiles = split_configs.look(arch)
+    looked, tiles = split_configs.LOOK[arch]
     constants = {
         "A_ALONG": 0, "B_ALONG": 0, "TILE": TILE, "LOOKED": looked, "TILES": tiles,
         "TERMS": split_exact.LEAST_TERMS, "HEARD": split_exact.LEAST_HEARD,

@@ -39,8 +39,7 @@ SHARED_RESULTS = 2**24
 EXACT = Config(64, 32, 16, 4, 1)  # 168 registers: three programs hide each other's loads
 EXACT_PROGRAMS = 3  # a multiprocessor
 # Blocks of C, and tiles of their sums, that it looks at together. 16 blocks spill on sm_80.
-LOOK = {80: (8, 32)}
-WIDER_LOOK = 16, 32
+LOOK = {80: (8, 32), 89: (16, 32), 90: (16, 32), 100: (16, 32)}
 # Where fp64 has a tensor core that runs at fp32's own rate, and Triton reaches it.
 DOUBLE = (80, 90)
 # Rows of a tile at a time. H200, 8192·4096: 3.34 TB/s of 3.89 that a copy has; 2.78 with 16 rows,
@@ -70,9 +69,9 @@ def span(c: Tensor, k: int, block_k: int) -> int:
     return even_span(k, block_k) if c.numel() < SHARED_RESULTS else max(k, block_k)
 
 
-def look(card: int | None) -> tuple[int, int]:
-    """`LOOK` of an architecture, or of none."""
-    return LOOK.get(card or 0, WIDER_LOOK)
+def look(c: Tensor) -> tuple[int, int]:
+    """`LOOK` on the device of a result; the interpreter's is Hopper's."""
+    return LOOK[architecture(c.device) if c.is_cuda else 90]
 
 
 def splitting(source: Tensor) -> Warps:

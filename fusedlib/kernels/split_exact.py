@@ -34,7 +34,6 @@ from fusedlib.kernels import split_configs
 from fusedlib.kernels.launch import Launch, kept_launch, multiprocessors
 from fusedlib.kernels.split import TILE
 from fusedlib.kernels.split_words import words
-from fusedlib.kernels.swiglu_configs import architecture
 
 try:
     from fusedlib.kernels import split_thirds
@@ -283,7 +282,7 @@ def _launch(
     config = split_configs.EXACT
     blocks = math.prod(flags_of(*c.shape)) * TILE**2 // (config.block_m * config.block_n)
     programs = min(blocks, split_configs.EXACT_PROGRAMS * multiprocessors(c.device))
-    looked, tiles = split_configs.look(architecture(c.device) if c.is_cuda else None)
+    looked, tiles = split_configs.look(c)
     constants = {
         "A_ALONG": int(turned[0]), "B_ALONG": int(not turned[1]), "LOOKED": looked,
         "TILES": tiles, "TERMS": LEAST_TERMS, "HEARD": LEAST_HEARD, "OF_ROW": LEAST_OF_ROW,
