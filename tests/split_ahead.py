@@ -75,10 +75,11 @@ def products(arch: int):
             blocks = {"a": [k, TILE] if a else [TILE, k], "b": [TILE, k] if b else [k, TILE]}
             kernel = split_hopper._hopper_split_product_kernel
             yield f"gluon {a:d}{b:d}", compiled(arch, kernel, config, turned, blocks=blocks)
-            for name, even in (("thirds", True), ("thirds ragged", False)):
+            for even, span in itertools.product((True, False), split_thirds.SPANS.values()):
                 kernel, config = split_thirds._thirds_kernel, split_thirds.CONFIG
-                made = compiled(arch, kernel, config, turned | spans | {"EVEN": even}, even, {})
-                yield f"{name} {a:d}{b:d}", made
+                constants = turned | {"EVEN": even, "SPAN": span}
+                made = compiled(arch, kernel, config, constants, even, {})
+                yield f"thirds {span}{'' if even else ' ragged'} {a:d}{b:d}", made
 
 
 def main() -> None:

@@ -6,6 +6,7 @@
 from functools import partial
 
 import torch
+from split_families import EXACT, FAMILIES, PARTS, THIRDS, drawn
 from torch import Tensor
 
 from fusedlib.kernels import split as splitting
@@ -23,143 +24,6 @@ def whole_tiles(monkeypatch) -> None:
         monkeypatch.setattr(split_configs, name, Config(128, 128, 128, 4, 1, group_m=2))
 
 
-def drawn(shape, seed: int = 0) -> tuple[Tensor, Tensor]:
-    m, k, n = shape
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(m, k, generator=generator), torch.randn(k, n, generator=generator)
-
-
-def _powers(count: int, spread: int, seed: int = 1) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.exp2(torch.randint(-spread, spread + 1, (count,), generator=generator).float())
-
-
-def _mostly_zero(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of so few terms that IEEE arithmetic errs less than two fp16 parts do."""
-    kept = torch.rand(a.shape, generator=torch.Generator().manual_seed(4)) > 0.95
-    return torch.where(kept, a, 0.0), b
-
-
-def _every_seventh(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The same, no row having fewer than others: sums of more terms, and of as many K blocks."""
-    i, j = torch.arange(len(a))[:, None], torch.arange(a.shape[1])
-    return torch.where((i + j) % 7 == 0, a, 0.0), b
-
-
-def _one_of_14(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """IEEE arithmetic hardly rounds for the other 13, which are 2⁻²⁵ of it."""
-    return torch.where(torch.arange(a.shape[1]) % 14 == 0, a, a * 2.0**-25), b
-
-
-def _lone_terms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """One large term a row, which leaves some tiles of A none: beside the others, all are faint."""
-    i, j = torch.arange(len(a))[:, None], torch.arange(a.shape[1])
-    return torch.where(j == 7 * i % 120, a, a * 2.0**-35), b
-
-
-def _disjoint(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Large elements of A meet zeros of B; what is left is far below the tile's largest."""
-    far = torch.arange(a.shape[1]) % 2 == 0
-    return torch.where(far, a, a * 2.0**-34), torch.where(far[:, None], 0.0, b)
-
-
-def _every_other_row(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Faint beside the others: the parts hold ten bits of them."""
-    return torch.where(torch.arange(len(a))[:, None] % 2 == 0, a, a * 2.0**-34), b
-
-
-def _outliers(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.where(torch.arange(a.shape[1]) % 97 == 5, 100 * a, a), b
-
-
-def _dropped(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    kept = torch.rand(a.shape, generator=torch.Generator().manual_seed(2)) > 0.5
-    return torch.where(kept, a, 0.0), b
-
-
-def _zero_rows(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.where(torch.arange(a.shape[0])[:, None] % 3 == 0, 0.0, a), b
-
-
-def _faint(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """A few elements 2⁻⁴⁰ of the others: within what the certificate allows."""
-    a = a.clone()
-    a[3, 7], a[-1, -1] = 2.0**-40, -(2.0**-37)
-    return a, b
-
-
-def _half_faint(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Every other element of each segment of A 2⁻⁴⁰ of the others, along rows and columns."""
-    far = (torch.arange(a.shape[0])[:, None] + torch.arange(a.shape[1])) % 2 == 1
-    return torch.where(far, a * 2.0**-40, a), b
-
-
-def _learned(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of the gradients of tokens, most of them learned: down to 2⁻²⁵ of their neighbours."""
-    return a * torch.exp2(-25.0 * (torch.arange(len(a)) % 6) / 5)[:, None], b
-
-
-def _far_apart(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Every third row 2⁻⁷⁰ of the others: too far for a tile's factor and three bf16."""
-    return torch.where(torch.arange(len(a))[:, None] % 3 == 1, a * 2.0**-70, a), b
-
-
-def _one_hot_rows(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Some rows have one element, and may err by more than the largest error of the others."""
-    i, j = torch.arange(len(a))[:, None], torch.arange(a.shape[1])
-    return torch.where((i % 5 == 2) & (j != 7 * i % a.shape[1]), 0.0, a), b
-
-
-def _short_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Some columns have eight elements, in as many tiles if there are."""
-    i, j = torch.arange(len(b))[:, None], torch.arange(b.shape[1])
-    return a, torch.where((j % 7 == 3) & ((i + j) % (len(b) // 8) != 0), 0.0, b)
-
-
-def _few_large(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Few terms of each sum are large: one of 32."""
-    return torch.where(torch.arange(a.shape[1]) % 32 == 0, a, a * 2.0**-16), b
-
-
-PARTS, THIRDS, EXACT = 0, 1, 2
-BEYOND = THIRDS, EXACT
-ANY = PARTS, THIRDS, EXACT
-
-# Which paths a product's tiles may take, see `paths`.
-FAMILIES = {
-    "normal": (lambda a, b: (a, b), [PARTS]),
-    "small weights": (lambda a, b: (a, b * 2e-2), [PARTS]),
-    "gradients of 1e-9": (lambda a, b: (a * 1e-9, b), [PARTS]),
-    "outlier channels": (_outliers, [PARTS]),
-    "dropout": (_dropped, [PARTS]),
-    "zero rows": (_zero_rows, [PARTS, EXACT]),
-    "rows of one element": (_one_hot_rows, [PARTS, EXACT]),
-    "columns of eight elements": (_short_columns, [PARTS, EXACT]),
-    "few large terms": (_few_large, ANY),
-    "a few faint elements": (_faint, [PARTS]),
-    "half of the elements faint": (_half_faint, [PARTS, THIRDS]),
-    "all zero": (lambda a, b: (a * 0, b), [PARTS]),
-    "rows that differ by 2^30": (lambda a, b: (a * _powers(len(a), 15)[:, None], b), ANY),
-    "columns that differ by 2^30": (lambda a, b: (a, b * _powers(b.shape[1], 15)), ANY),
-    "terms that differ by 2^30": (lambda a, b: (a * _powers(a.shape[1], 15), b), ANY),
-    "weights of 1e-20": (lambda a, b: (a, b * 1e-20), [EXACT]),
-    "weights of 1e20": (lambda a, b: (a, b * 1e20), [EXACT]),
-    "both of 1e20": (lambda a, b: (a * 1e20, b * 1e20), [EXACT]),
-    "denormals": (lambda a, b: (a * 1e-40, b), [EXACT]),
-    "large elements meet zeros": (_disjoint, [EXACT]),
-    "every other row 2^-34 of the others": (_every_other_row, [THIRDS]),
-    "learned tokens": (_learned, [PARTS, THIRDS]),
-    "one of fourteen heard": (_one_of_14, [EXACT]),
-    "one term a row heard": (_lone_terms, [EXACT]),
-    "positive": (lambda a, b: (a.abs(), b.abs()), [PARTS]),
-    "half positive, half zero": (lambda a, b: (a.relu(), b.abs()), [PARTS]),
-    "integers": (lambda a, b: ((8 * a).round(), (8 * b).round()), [PARTS]),
-    "nineteen of twenty zero": (_mostly_zero, [EXACT]),
-    "six of seven zero": (_every_seventh, [EXACT]),
-    "rows that differ by 2^70": (_far_apart, [PARTS, EXACT]),
-}
-
-
 def product(a: Tensor, b: Tensor, turned_a: bool = False, turned_b: bool = False) -> Tensor:
     """A B, each factor stored as asked."""
     left, right = splitting.split(
@@ -174,7 +38,7 @@ def edge(faint: int, near: int, missing: int, k: int = 256) -> tuple[Tensor, Ten
     indices have 2⁻¹¹ in both; at `missing` ones B has zeros."""
     assert faint + near + missing == splitting.TILE
     a, b = torch.ones(16, k), torch.ones(k, 16)
-    a[1::2, ::2], b[::2, ::2] = -1.0, -1.0
+    a[1:, ::2], b[::2, 1:] = -1.0, -1.0  # few are of one sign
     counts = torch.tensor([faint, near, missing])
     a[0] = torch.tensor([2.0**-50, 2.0**-11, 2.0**-11]).repeat_interleave(counts).repeat(k // 128)
     b[:, 0] = torch.tensor([1.0, 2.0**-11, 0.0]).repeat_interleave(counts).repeat(k // 128)
@@ -268,20 +132,23 @@ def paths_of(left: splitting.Split, right: splitting.Split) -> Tensor:
     lengths = (k - torch.arange(0, k, splitting.TILE, device=a.device)).clamp(max=splitting.TILE)
     factors = field(of_a, 0, 7) + field(of_b, 0, 7)
     counted = lengths.where(factors >= factors.amax(2, keepdim=True) - 13, 0)
-    near = (field(of_a, 23, 4) * field(of_b, 23, 4) * counted) >> 8
-    heard = counted << (field(of_a, 27, 2) + field(of_b, 27, 2))
-    lacking = torch.maximum(*shares).amax(2) >= 128
-    deep = (field(of_a, 14, 1) | field(of_b, 14, 1)).amax(2) > 0
+    near = (field(of_a, 24, 4) * field(of_b, 24, 4) * counted) >> 8
+    heard = counted << (field(of_a, 28, 2) + field(of_b, 28, 2))
+    one_sign = (field(of_a, 23, 1) & field(of_b, 23, 1)) > 0
+    plain = (field(of_a, 22, 1) & field(of_b, 22, 1)) > 0
+    lacking = (torch.maximum(*shares) >= 128) | one_sign
+    deep = (field(of_a, 14, 1) | field(of_b, 14, 1)) > 0
     near, counted = near.sum(2), counted.sum(2)
     few = near < split_exact.LEAST_TERMS
     few |= heard.sum(2) < counted * 64 // split_exact.LEAST_HEARD
+    few |= (one_sign & ~plain).any(2)
     for words in (of_a, of_b):
-        fewest, gap = torch.tensor([1, 8, 32], device=a.device)[field(words, 29, 2)], words < 0
-        of_row = torch.where(gap, 0, fewest).sum(2)
-        of_row = of_row.where(of_row > 0, torch.where(gap, fewest, 128).amin(2))
+        level = field(words, 30, 2)
+        of_row = torch.tensor([0, 8, 0, 32], device=a.device)[level].sum(2)
+        of_row = of_row.where(of_row > 0, torch.where((level == 0).any(2), 0, 128))
         few = few | (of_row < split_exact.LEAST_OF_ROW)
-    exact = few | (lacking & deep)
-    return torch.where(exact, EXACT, torch.where(lacking, THIRDS, PARTS))
+    exact = few | (lacking.any(2) & deep.any(2))
+    return torch.where(exact, EXACT, torch.where(lacking.any(2), THIRDS, PARTS))
 
 
 def by_parts(a: Tensor, b: Tensor) -> Tensor:

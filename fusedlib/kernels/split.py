@@ -36,8 +36,11 @@ segments that are not all zero a tile keeps which shares of their elements are n
 *heard* beside the largest (2⁻²¹ of it, by a sample), how many nonzero ones each has at least, and
 whether there is a *gap*, a segment of zeros.
 
-**Truncation.** Tensor cores sum towards zero, which Hopper's kernel makes good (`split_hopper`)
-where neither tile is of elements of at most 11 bits, as integers are: their sums may be exact.
+**One sign.** Tensor cores sum towards zero: a block falls short, which Hopper's kernel makes good
+on the whole (`split_hopper`), but for tiles without low parts, as of integers, whose sums may be
+exact. Where terms are of one sign what is left adds up, and so do roundings. So a tile says whether
+three quarters of its segments have one sign, but for three eighths of their elements at most, and
+whether it is *plain*: with low parts, and not *peaked*, a few elements far above the mean.
 
 **Beyond.** What is not certified is computed from the matrices themselves, in thirds where that can
 be (`split_thirds`), else exactly (`split_exact`). Thirds want elements that are zero or have
@@ -59,6 +62,8 @@ from fusedlib.kernels.split_configs import splitting
 from fusedlib.kernels.split_words import BIAS, add_up, kind, terms_of, word_of
 
 TILE = 128
+# Tiles whose mean is less than a 32nd of their largest element are peaked.
+PEAKED = tl.constexpr(32)
 LONGEST_ROW = 2**24  # elements; offsets within a tile are 32 bits
 
 
@@ -91,7 +96,7 @@ def _rows_of_tile(start, i, j, rows, columns, row_stride, EVEN: tl.constexpr):  
 @triton.jit
 def _falls_short(counts, length):  # type: ignore[no-untyped-def]
     """Of segments: elements below 2⁻¹¹ of their tile's largest, and those of `second`."""
-    near, faint, nonzero = counts & 0xFF, (counts >> 8) & 0xFF, counts >> 16
+    near, faint, nonzero = counts & 0xFF, (counts >> 8) & 0xFF, (counts >> 16) & 0xFF
     short = tl.where(nonzero > 0, length - near, 0)
     allowing = tl.minimum(short + (faint + 3) // 4 - 1, length)
     return short, tl.where(faint > 0, allowing, 0)
@@ -104,18 +109,34 @@ def _largest(first, second):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _of_diagonal(  # type: ignore[no-untyped-def]
-    start, rows, columns, row_stride, largest, EVEN: tl.constexpr, TILE: tl.constexpr
+def _kind(counts):  # type: ignore[no-untyped-def]
+    return kind((counts >> 16) & 0xFF, (counts >> 24) & 0xFF)
+
+
+@triton.jit
+def _sample(  # type: ignore[no-untyped-def]
+    start, rows, columns, row_stride, EVEN: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Of a tile's diagonal, elements of each row and column: how many are nonzero, how many of
-    them are heard, at least 2⁻²¹ of the tile's largest, and whether any has a low part.
+    """Elements of a tile, of each row and column one: along a Gray code, as none that strides."""
+    j = tl.arange(0, TILE)
+    i = j ^ (j >> 1)
+    return _rows_of_tile(start, i % rows, j % columns, rows, columns, row_stride, EVEN)
+
+
+@triton.jit
+def _of_sample(a, bits, largest, scale):  # type: ignore[no-untyped-def]
+    """How many are nonzero, how many of them are heard, at least 2⁻²¹ of the tile's largest;
+    whether any has a low part; and whether they are peaked.
     """
-    i = tl.arange(0, TILE)
-    _, bits = _rows_of_tile(start, i % rows, i % columns, rows, columns, row_stride, EVEN)
+    v = tl.minimum(tl.abs(a) * scale, 32768.0)  # that of inf and nan
     nonzero, low = bits > 0, (bits & 0x1FFF) != 0
     heard = nonzero & (bits >= largest - (21 << 23))
-    sums = tl.sum(nonzero.to(tl.int32) | (heard.to(tl.int32) << 8) | (low.to(tl.int32) << 16))
-    return sums & 0xFF, (sums >> 8) & 0xFF, (sums >> 16 != 0).to(tl.int32)
+    counts = nonzero.to(tl.int32) | (heard.to(tl.int32) << 8) | (low.to(tl.int32) << 16)
+    sums = tl.sum(counts.to(tl.int64) | (v.to(tl.int64) << 32))
+    counts, magnitudes = sums.to(tl.int32), (sums >> 32).to(tl.int32)
+    nonzero, heard, low = counts & 0xFF, (counts >> 8) & 0xFF, (counts >> 16 != 0).to(tl.int32)
+    most = tl.minimum(largest.to(tl.float32, bitcast=True) * scale, 32768.0).to(tl.int32)
+    return nonzero, heard, low, (magnitudes * PEAKED < nonzero * most).to(tl.int32)
 
 
 @triton.jit
@@ -132,6 +153,7 @@ def _split_tile(  # type: ignore[no-untyped-def]
     low = high + (row_tiles * TILE).to(tl.int64) * width
     rows, columns = tl.minimum(rows - row, TILE), tl.minimum(columns - column, TILE)
     i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, TILE)[None, :]
+    sample, sample_bits = _sample(source, rows, columns, row_stride, EVEN, TILE)
     # The tile is read twice, the second time from a cache: held, it would take all registers.
     most = tl.zeros((CHUNK, TILE), dtype=tl.int32)
     for top in range(0, TILE, CHUNK):
@@ -153,20 +175,21 @@ def _split_tile(  # type: ignore[no-untyped-def]
         places = (top + i) * width + j
         tl.store(high + places, upper)
         tl.store(low + places, lower)
-        # Near, faint and nonzero elements, three counts in one sum. 2⁻¹¹ is 11 steps of the
-        # exponent, |v| < 2⁻¹⁴ are faint.
+        # Near, faint, nonzero and negative elements, four counts in one sum. 2⁻¹¹ is 11 steps of
+        # the exponent, |v| < 2⁻¹⁴ are faint.
         counts = tl.where(bits >= largest - (11 << 23), 0x10001, 0x10000)
         counts = tl.where(bits < ((power - 14) << 23), 0x10100, counts)
+        counts += (a.to(tl.int32, bitcast=True) >> 7) & 0x1000000
         counts = tl.where(bits > 0, counts, 0)
         of_columns += counts
         of_rows = tl.sum(counts, axis=1)
         short, short_beside = _falls_short(of_rows, columns)
         first, second = tl.maximum(first, short), tl.maximum(second, short_beside)
-        kinds += kind(of_rows >> 16)
+        kinds += _kind(of_rows)
     of_tile = tl.sum(of_columns, axis=0)
-    near, nonzero, of_columns = add_up(of_tile & 0xFF, of_tile >> 16)
-    sampled, heard, low = _of_diagonal(source, rows, columns, row_stride, largest, EVEN, TILE)
-    nonzero = tl.where(sampled > 0, nonzero * heard // tl.maximum(sampled, 1), nonzero)
+    near, heard, of_columns = add_up(of_tile & 0xFF, (of_tile >> 16) & 0xFF, _kind(of_tile))
+    sampled, of_them, low, peaked = _of_sample(sample, sample_bits, largest, scale)
+    heard = tl.where(sampled > 0, heard * of_them // tl.maximum(sampled, 1), heard)
     short, short_beside = _largest(*_falls_short(of_tile, rows))
     deep = tl.where(usable, 0, 1)
     if short_beside > 0:  # few tiles hold faint elements: a look of their own is free
@@ -174,12 +197,12 @@ def _split_tile(  # type: ignore[no-untyped-def]
             _, bits = _rows_of_tile(source, top + i, j, rows, columns, row_stride, EVEN)
             far = (bits > 0) & (bits < ((power - 48) << 23))
             deep = tl.maximum(deep, tl.max(far.to(tl.int32)))
-    terms = terms_of(near, nonzero, tl.sum(kinds), rows, columns, TILE)
+    terms = terms_of(near, heard, tl.sum(kinds), rows, columns, TILE)
     first, second = _largest(first, second)
-    word = word_of(first, second, terms, columns, power, usable, deep, low, EVEN)
+    word = word_of(first, second, terms, columns, power, usable, deep, low, peaked, EVEN)
     tl.store(tiles + 2 * tile, word)
-    terms = terms_of(near, nonzero, of_columns, columns, rows, TILE)
-    word = word_of(short, short_beside, terms, rows, power, usable, deep, low, EVEN)
+    terms = terms_of(near, heard, of_columns, columns, rows, TILE)
+    word = word_of(short, short_beside, terms, rows, power, usable, deep, low, peaked, EVEN)
     tl.store(tiles + 2 * tile + 1, word)
 
 

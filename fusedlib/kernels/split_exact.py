@@ -4,20 +4,23 @@
 A tile of C = A B is wanting where
 
 - a pair of the tiles that it is made of lacks the certificate of `fusedlib.kernels.split`;
-- its sums have fewer than `LEAST_TERMS` terms that are not short: the parts of one term err by up
-  to 2⁻²¹, which only a sum over many makes small;
-- its sums have fewer than k / `LEAST_HEARD` terms that are heard: IEEE arithmetic rounds for those
-  alone, parts every K block;
+- its sums have fewer than `LEAST_TERMS` terms that are not short: one term's parts err by up to
+  2⁻²¹, which only a sum over many makes small;
+- its sums have fewer than k / `LEAST_HEARD` terms that are heard, and IEEE arithmetic rounds for
+  those alone;
 - a row of A or a column of B may have fewer than `LEAST_OF_ROW` nonzero elements, beside others
   that are full. It has at least the fewest of each tile without a gap; where all have gaps, at
-  least the fewest of one.
+  least the fewest of one;
+- a pair of tiles is of one sign, both: what tensor cores cut off, and what is rounded as the sum
+  grows, adds up to more than IEEE arithmetic errs where cuBLAS shares a sum among programs.
 
-Terms are counted where tiles' factors are within 2⁻¹³ of the largest along the sum: what lies
-further below is not heard, whatever it is beside its neighbours.
+Terms are counted where tiles' factors are within 2⁻¹³ of the largest along the sum: what is further
+below is not heard.
 
-In the first case, if no tile is deep, Hopper's kernel computes it in thirds (`split_thirds`); here
-it gets the flag that asks for it. Any other is summed in fp64 where that has tensor cores, so that
-nothing but the last rounding errs, else in IEEE fp32, a K block at a time.
+In the first case and the last, if no tile is deep, Hopper's kernel computes it in thirds
+(`split_thirds`); here it gets the flag that asks for it. But of one sign both must be plain: where
+few terms make most of a sum thirds fall as short, and without low parts IEEE sums may be exact. Any
+other is summed in fp64 where that has tensor cores, else in IEEE fp32, a K block at a time.
 """
 
 from __future__ import annotations
@@ -46,31 +49,31 @@ except (ImportError, AttributeError):  # Gluon is experimental: other releases m
 LEAST_TERMS = 64
 # Of 1500·2900 results of 4100 terms, which cuBLAS shares among programs, with six of seven zero,
 # the largest element erred 1.33 times as much as cuBLAS's; with 13 of 14 at 2⁻²⁵ of the others,
-# 2.25 times in thirds.
+# 2.25 times in thirds of long spans.
 LEAST_HEARD = 3
 # Of 512 to 2048 terms, the largest element's error over cuBLAS's: 1.1 to 1.6 with one element, 0.8
 # to 1.2 with eight; in thirds 0.5 and 0.8, and 1.5 where cuBLAS shares the sums.
 LEAST_OF_ROW = 32
 # What a word says of a tile whose elements are all near the largest.
-FULL = tl.constexpr(0xBF << 23)
+FULL = tl.constexpr(-1 << 24)
+ONE_SIGN = tl.constexpr(1 << 23)
 
 _words = triton.jit(words)
 
 
 @triton.jit
 def _fewest(words, length, of_row, beside):  # type: ignore[no-untyped-def]
-    """The fewest elements of a row in tiles without a gap, added up, and in one with a gap."""
-    level = (words >> 29) & 0x3
-    fewest = tl.where(level > 0, 2 << level * 2, 1)
-    of_row += tl.where((words < 0) | (length == 0), 0, fewest)
-    return of_row, tl.minimum(beside, tl.where(words < 0, fewest, 128))
+    """The fewest elements of a row in tiles without a gap, added up, and in any of the others."""
+    level = tl.where(length > 0, (words >> 30) & 0x3, 2)
+    of_row += tl.where(level == 1, 8, tl.where(level == 3, 32, 0))
+    return of_row, tl.minimum(beside, level)
 
 
 @triton.jit
 def _has_few(of_row, beside, OF_ROW: tl.constexpr):  # type: ignore[no-untyped-def]
     """Whether a row may have fewer elements than OF_ROW."""
     of_row = tl.sum(of_row, axis=1)
-    return tl.where(of_row > 0, of_row, tl.min(beside, axis=1)) < OF_ROW
+    return tl.where(of_row > 0, of_row, tl.min(beside, axis=1) * 64) < OF_ROW
 
 
 @triton.jit
@@ -96,15 +99,15 @@ def _few(  # type: ignore[no-untyped-def]
     near = tl.zeros((LOOKED, TILES), tl.int32)
     heard, counted = tl.zeros_like(near), tl.zeros_like(near)
     of_a, of_b = tl.zeros_like(near), tl.zeros_like(near)
-    beside_a, beside_b = tl.zeros_like(near) + 128, tl.zeros_like(near) + 128
+    beside_a, beside_b = tl.zeros_like(near) + 2, tl.zeros_like(near) + 2
     for start in range(0, k_tiles, TILES):
         tile = start + tl.arange(0, TILES)[None, :]
         a, b, factor = _words_of(a_words, a_step, b_words, b_step, tile, k_tiles, 0)
         length = tl.maximum(tl.minimum(k - tile * TILE, TILE), 0)
         beside = tl.where(factor >= largest[:, None] - 13, length, 0)
         counted += beside
-        near += ((a >> 23) & 0xF) * ((b >> 23) & 0xF) * beside >> 8
-        heard += beside << (((a >> 27) & 0x3) + ((b >> 27) & 0x3))
+        near += ((a >> 24) & 0xF) * ((b >> 24) & 0xF) * beside >> 8
+        heard += beside << (((a >> 28) & 0x3) + ((b >> 28) & 0x3))
         of_a, beside_a = _fewest(a, length, of_a, beside_a)
         of_b, beside_b = _fewest(b, length, of_b, beside_b)
     few = _has_few(of_a, beside_a, OF_ROW) | _has_few(of_b, beside_b, OF_ROW)
@@ -133,6 +136,7 @@ def _wanting(  # type: ignore[no-untyped-def]
     k_tiles = tl.cdiv(k, TILE)
     worst = tl.zeros((LOOKED, TILES), tl.int32)
     deep, sparse, largest = tl.zeros_like(worst), tl.zeros_like(worst), tl.zeros_like(worst)
+    signs = tl.zeros_like(worst)
     for start in range(0, k_tiles, TILES):
         tile = start + tl.arange(0, TILES)[None, :]
         # What lies outside is certified and full.
@@ -140,11 +144,16 @@ def _wanting(  # type: ignore[no-untyped-def]
         worst = tl.maximum(worst, tl.maximum(_short(a, b), _short(b, a)))
         largest = tl.maximum(largest, factor)
         deep |= (a | b) & 0x4000
-        sparse |= ((a & b & FULL) ^ FULL) | ((a | b) >> 31)
-    lacking = tl.max(worst, axis=1) >= 128
-    few = lacking & (k < 0)
+        both = a & b
+        sparse |= (both & FULL) ^ FULL
+        # ONE_SIGN if both are of one and plain, half as much again if not plain.
+        of_one = both & ONE_SIGN
+        signs = tl.maximum(signs, of_one | ((of_one & ~(both << 1)) >> 1))
+    signs = tl.max(signs, axis=1)
+    lacking = (tl.max(worst, axis=1) >= 128) | (signs > 0)
+    few = signs > ONE_SIGN
     if (tl.max((sparse != 0).to(tl.int32)) > 0) | (k < 2 * TILE):
-        few = _few(
+        few |= _few(
             a_words, a_step, b_words, b_step, k, tl.max(largest, axis=1),
             LOOKED, TILES, TERMS, HEARD, OF_ROW, TILE,
         )  # fmt: skip
