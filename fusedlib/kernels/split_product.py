@@ -1,6 +1,6 @@
 # ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
 """fp32 products on tensor cores, from split factors, at least as accurate as IEEE fp32 but for the
-rare inputs that `NOTES.md`, step 14, tells of.
+rare inputs that `NOTES.md`, step 15, tells of.
 
 C = A B from the parts of A (m, k) and B (k, n), either one stored transposed. Over K blocks of 64,
 with the factors f = 2ᵉ of the tiles that a block lies in:
