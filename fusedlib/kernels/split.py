@@ -117,7 +117,9 @@ def _kind(counts):  # type: ignore[no-untyped-def]
 def _sample(  # type: ignore[no-untyped-def]
     start, rows, columns, row_stride, EVEN: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Elements of a tile, of each row and column one: along a Gray code, as none that strides."""
+    """Elements of a tile, of each row and column one: along a Gray code, since the pattern of a
+    matrix may follow a diagonal.
+    """
     j = tl.arange(0, TILE)
     i = j ^ (j >> 1)
     return _rows_of_tile(start, i % rows, j % columns, rows, columns, row_stride, EVEN)
