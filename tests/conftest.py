@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items):
 
 
 def _longest_files_first(items):
-    """By the longest time a test of theirs may take, so that no worker is left with one at the end."""
+    """By the longest time that a test may take, so that no worker is left with one at the end."""
     longest = {}
     for item in items:
         marker = item.get_closest_marker("timeout")
