@@ -30,7 +30,7 @@ CHOICE := $(if $(filter file default,$(origin PYTHON)),default,given)
 READY = @sh tools/setup.sh "$(PYTHON)" $(CHOICE) "$(VENV)" $(1)
 
 STUDY := $(RUN) -m fusedlib.study
-# A file's tests share what it set up, so they stay with one worker. In the order of conftest.py: by
+# A file's tests share what it set up, so they stay with one worker. In the order of their names: by
 # their number, files of one long test would come last.
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 comma := ,

@@ -24,7 +24,6 @@ def pytest_report_header():
 
 
 def pytest_collection_modifyitems(items):
-    _longest_files_first(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
@@ -33,12 +32,3 @@ def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
-
-
-def _longest_files_first(items):
-    """By the longest time that a test may take, so that no worker is left with one at the end."""
-    longest = {}
-    for item in items:
-        marker = item.get_closest_marker("timeout")
-        longest[item.path] = max(longest.get(item.path, 0), marker.args[0] if marker else 0)
-    items.sort(key=lambda item: -longest[item.path])
