@@ -33,7 +33,7 @@ FAST = {
 }
 # K blocks that are summed before they join C: a rounding is as large as the sum is by then. Where
 # cuBLAS shares a sum among programs, so that its own are short, the largest element of ours was
-# worse from 14,000 terms on, and of so many results nowhere. Half as many cost 8 % of k = 10240.
+# worse from 14,000 terms on, and of so many results nowhere. Half as many: 1 to 8 % of k = 10240.
 SPAN = 128
 SHARED_RESULTS = 2**24
 EXACT = Config(64, 32, 16, 4, 1)  # 168 registers: three programs hide each other's loads
