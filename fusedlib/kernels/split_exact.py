@@ -71,7 +71,7 @@ def _fewest(words, length, of_row, beside):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _has_few(of_row, beside, OF_ROW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Whether a row may have fewer elements than OF_ROW."""
+    """Whether a row may have fewer elements than OF_ROW; level 2 is of many, but for a gap."""
     of_row = tl.sum(of_row, axis=1)
     return tl.where(of_row > 0, of_row, tl.min(beside, axis=1) * 64) < OF_ROW
 
