@@ -49,6 +49,11 @@ def _peaked(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(torch.arange(a.shape[1]) % 25 == 0, 1.0, 2.0**-15) * a.abs(), b.abs()
 
 
+def _by_weight(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Half of the elements are negative, and make a sixth of the magnitudes."""
+    return torch.nn.functional.gelu(a), b.relu()
+
+
 def _signs_by_row(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Tiles of both signs, sums of one."""
     return a.abs() * torch.where(torch.arange(len(a)) % 2 == 0, 1.0, -1.0)[:, None], b.relu()
@@ -150,6 +155,7 @@ FAMILIES = {
     "positive": (lambda a, b: (a.abs(), b.abs()), [THIRDS]),
     "half positive, half zero": (lambda a, b: (a.relu(), b.abs()), [THIRDS]),
     "signs by row": (_signs_by_row, [THIRDS]),
+    "positive by weight": (_by_weight, [PARTS, THIRDS]),
     "mostly positive": (lambda a, b: (a + 1, b + 1), [THIRDS]),
     "positive by signed": (lambda a, b: (a.abs(), b), [PARTS]),
     "negative zeros": (_negative_zeros, [PARTS]),
