@@ -108,6 +108,7 @@ POSITIVE = {
     "half of them zero": torch.relu,
     "of mean and deviation 1": lambda t: t + 1,
     "lognormal": torch.exp,
+    "by weight": torch.nn.functional.gelu,
     "bf16": lambda t: t.abs().bfloat16().float(),
     "integers": lambda t: (8 * t).round().abs(),
 }
