@@ -260,7 +260,7 @@ def test_what_is_cut_off_is_made_good(monkeypatch, tmp_path):
     """Of sums that are mostly of one sign; left as it is, results are 0.9e-7 too small."""
     if not HOPPER:
         pytest.skip("this kernel is Hopper's")
-    a, b = (t.cuda() + 0.25 for t in checks.drawn((2050, 2048, 2054)))
+    a, b = (t.cuda() + 0.2 for t in checks.drawn((2050, 2048, 2054)))
     assert checks.by_parts(a, b).all()
     true = a.double() @ b.double()
 

@@ -66,8 +66,8 @@ from fusedlib.kernels.split_words import BIAS, add_up, kind, terms_of, word_of
 TILE = 128
 # Tiles whose mean is less than a 32nd of their largest element are peaked.
 PEAKED = tl.constexpr(32)
-# Fewer elements say nothing of their sum's sign: of 48 normal ones 5 samples in 1000 have one.
-LEAST_SAMPLED = tl.constexpr(48)
+# Fewer of 256 say nothing of their sum's sign: of 96 normal ones it is one in 6 of 10⁵ samples.
+LEAST_SAMPLED = tl.constexpr(96)
 LONGEST_ROW = 2**24  # elements; offsets within a tile are 32 bits
 
 
@@ -121,11 +121,12 @@ def _kind(counts):  # type: ignore[no-untyped-def]
 def _sample(  # type: ignore[no-untyped-def]
     start, rows, columns, row_stride, EVEN: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Elements of a tile, of each row and column one: along a Gray code, since the pattern of a
+    """Elements of a tile, of each row and column two: along Gray codes, since the pattern of a
     matrix may follow a diagonal.
     """
-    j = tl.arange(0, TILE)
-    i = j ^ (j >> 1)
+    place = tl.arange(0, 2 * TILE)
+    j = place % TILE
+    i = j ^ (j >> 1) ^ (place // TILE * (TILE // 2 + TILE // 8))
     return _rows_of_tile(start, i % rows, j % columns, rows, columns, row_stride, EVEN)
 
 
@@ -134,19 +135,19 @@ def _of_sample(a, bits, largest, scale, elements):  # type: ignore[no-untyped-de
     """How many are nonzero, how many of them are heard, at least 2⁻²¹ of the tile's largest;
     whether any has a low part, whether they are peaked, and whether they are of one sign by weight.
     """
-    v = tl.minimum(tl.abs(a) * scale, 32768.0).to(tl.int32) >> 3  # 2¹² of inf and nan
+    v = tl.minimum(tl.abs(a) * scale, 32767.0).to(tl.int32) >> 5  # 1023 of inf and nan
     nonzero, low = bits > 0, (bits & 0x1FFF) != 0
     heard = nonzero & (bits >= largest - (21 << 23))
-    counts = nonzero.to(tl.int32) | (heard.to(tl.int32) << 8) | (low.to(tl.int32) << 16)
-    # 24 bits of counts, 20 of magnitudes, 20 of what they are with their signs.
-    sums = counts.to(tl.int64) + (v.to(tl.int64) << 24)
-    sums = tl.sum(sums + (tl.where(a < 0, -v, v).to(tl.int64) << 44))
-    counts, magnitudes = sums.to(tl.int32) & 0xFFFFFF, (sums >> 24).to(tl.int32) & 0xFFFFF
-    nonzero, heard, low = counts & 0xFF, (counts >> 8) & 0xFF, (counts >> 16 != 0).to(tl.int32)
-    most = tl.minimum(largest.to(tl.float32, bitcast=True) * scale, 32768.0).to(tl.int32) >> 3
+    counts = nonzero.to(tl.int32) | (heard.to(tl.int32) << 9) | (low.to(tl.int32) << 18)
+    # 27 bits of counts, 18 of magnitudes, 19 of what they are with their signs.
+    sums = counts.to(tl.int64) + (v.to(tl.int64) << 27)
+    sums = tl.sum(sums + (tl.where(a < 0, -v, v).to(tl.int64) << 45))
+    counts, magnitudes = sums.to(tl.int32) & 0x7FFFFFF, (sums >> 27).to(tl.int32) & 0x3FFFF
+    nonzero, heard, low = counts & 0x1FF, (counts >> 9) & 0x1FF, (counts >> 18 != 0).to(tl.int32)
+    most = tl.minimum(largest.to(tl.float32, bitcast=True) * scale, 32767.0).to(tl.int32) >> 5
     peaked = magnitudes * PEAKED < nonzero * most
-    one_sign = (2 * tl.abs((sums >> 44).to(tl.int32)) >= magnitudes) & ~peaked
-    one_sign &= (nonzero >= LEAST_SAMPLED) & (elements >= 128)  # else the sample repeats itself
+    one_sign = (2 * tl.abs((sums >> 45).to(tl.int32)) >= magnitudes) & ~peaked
+    one_sign &= (nonzero >= LEAST_SAMPLED) & (elements >= 256)  # else the sample repeats itself
     return nonzero, heard, low, peaked.to(tl.int32), one_sign.to(tl.int32)
 
 
