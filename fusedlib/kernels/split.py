@@ -121,12 +121,12 @@ def _kind(counts):  # type: ignore[no-untyped-def]
 def _sample(  # type: ignore[no-untyped-def]
     start, rows, columns, row_stride, EVEN: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Elements of a tile, of each row and column two: along Gray codes, since the pattern of a
-    matrix may follow a diagonal.
+    """Elements of a tile, of each row and column two, neighbours in a row as memory gives them
+    together: spread evenly over diagonals both ways, which the pattern of a matrix may follow.
     """
     place = tl.arange(0, 2 * TILE)
-    j = place % TILE
-    i = j ^ (j >> 1) ^ (place // TILE * (TILE // 2 + TILE // 8))
+    i = place // 2
+    j = (i * 27 + i // 64) % 64 * 2 + place % 2
     return _rows_of_tile(start, i % rows, j % columns, rows, columns, row_stride, EVEN)
 
 
