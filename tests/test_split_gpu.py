@@ -20,6 +20,18 @@ TURNS = [(False, False), (False, True), (True, False), (True, True)]
 SHAPES = [(2050, 300, 2054), (1500, 4100, 2900)]
 
 
+@pytest.fixture
+def broken(monkeypatch, tmp_path):
+    """Gives a module another instead of the one it uses, a few characters of whose text differ."""
+
+    def put(user, module, right, wrong, times=1):
+        copy = rewritten(monkeypatch, tmp_path, module, right, wrong, times)
+        monkeypatch.setattr(user, module.__name__.rpartition(".")[2], copy)
+        monkeypatch.setattr(launch, "_LAUNCHES", {})  # they hold the module's kernels
+
+    return put
+
+
 @pytest.mark.parametrize("turned", TURNS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", checks.FAMILIES)
@@ -90,14 +102,10 @@ def test_without_a_rule_of_terms_the_parts_err_more(monkeypatch, name):
     assert checks.misses(checks.product(a, b), a, b) != []
 
 
-def test_terms_far_below_the_largest_are_not_counted(monkeypatch, tmp_path):
+def test_terms_far_below_the_largest_are_not_counted(broken):
     family, shape = "one term a row heard", SHAPES[1]
     checks.check_family(family, "cuda", shape)
-    broken = rewritten(
-        monkeypatch, tmp_path, split_exact, "largest[:, None] - 13", "largest[:, None] - 99"
-    )
-    monkeypatch.setattr(split_product, "split_exact", broken)
-    monkeypatch.setattr(launch, "_LAUNCHES", {})
+    broken(split_product, split_exact, "largest[:, None] - 13", "largest[:, None] - 99")
     with pytest.raises(AssertionError):
         checks.check_family(family, "cuda", shape)
 
@@ -134,7 +142,7 @@ def test_sums_that_fp32_holds_are_exact(shape):
         assert torch.equal(checks.product(left, right).double(), left.double() @ right.double())
 
 
-def test_without_the_rule_of_one_sign_the_parts_err_more(monkeypatch, tmp_path):
+def test_without_the_rule_of_one_sign_the_parts_err_more(broken):
     """And thirds, where few terms make most of a sum."""
     peaked = checks.FAMILIES["positive and peaked"][0]
     a, b = (t.cuda() for t in peaked(*checks.drawn((2050, 2048, 2054))))
@@ -142,9 +150,7 @@ def test_without_the_rule_of_one_sign_the_parts_err_more(monkeypatch, tmp_path):
     assert checks.misses(checks.product(a, b), a, b) == []
     every = "signs = tl.max(signs, axis=1)"
     for right, wrong in (("few = signs > ONE_SIGN", "few = signs < 0"), (every, every + " & 0")):
-        broken = rewritten(monkeypatch, tmp_path, split_exact, right, wrong)
-        monkeypatch.setattr(split_product, "split_exact", broken)
-        monkeypatch.setattr(launch, "_LAUNCHES", {})
+        broken(split_product, split_exact, right, wrong)
         assert checks.misses(checks.product(a, b), a, b) != [], wrong
 
 
@@ -212,7 +218,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_broken_thirds_are_rejected(monkeypatch, tmp_path, fault):
+def test_broken_thirds_are_rejected(broken, fault):
     if not HOPPER:
         pytest.skip("thirds are Hopper's")
     if fault == "first flags looked at":  # 544 tiles, of which the last row's alone want thirds
@@ -223,11 +229,8 @@ def test_broken_thirds_are_rejected(monkeypatch, tmp_path, fault):
         if "factor" in fault or "unit" in fault:
             a[:, 128:] *= 2.0**-10  # still heard
             assert (checks.paths(a, b) != checks.PARTS).all()
-    broken = rewritten(monkeypatch, tmp_path, split_thirds, *WRONG[fault])
-    monkeypatch.setattr(launch, "_LAUNCHES", {})
     assert checks.misses(checks.product(a, b), a, b) == []
-    monkeypatch.setattr(launch, "_LAUNCHES", {})
-    monkeypatch.setattr(split_exact, "split_thirds", broken)
+    broken(split_exact, split_thirds, *WRONG[fault])
     assert checks.misses(checks.product(a, b), a, b) != []
 
 
@@ -242,22 +245,20 @@ WRONG_PARTS = {
 
 
 @pytest.mark.parametrize("fault", WRONG_PARTS)
-def test_broken_parts_are_rejected(monkeypatch, tmp_path, fault):
+def test_broken_parts_are_rejected(broken, fault):
     if not HOPPER:
         pytest.skip("this kernel is Hopper's")
     a, b = (t.cuda() for t in checks.drawn((1500, 8300, 2900)))
     a *= torch.exp2(-(torch.arange(8300, device="cuda") // 128 % 5).float())  # of a tile's factor
     assert checks.by_parts(a, b).all()
     assert checks.misses(checks.product(a, b), a, b) == []
-    broken = rewritten(monkeypatch, tmp_path, split_hopper, *WRONG_PARTS[fault])
-    monkeypatch.setattr(launch, "_LAUNCHES", {})
-    monkeypatch.setattr(split_product, "split_hopper", broken)
+    broken(split_product, split_hopper, *WRONG_PARTS[fault])
     torch.full((len(a), b.shape[1]), 7.0, device="cuda")  # what is not stored is not right by luck
     assert checks.misses(checks.product(a, b), a, b) != []
 
 
-def test_what_is_cut_off_is_made_good(monkeypatch, tmp_path):
-    """Of sums that are mostly of one sign; left as it is, results are 0.9e-7 too small."""
+def test_what_is_cut_off_is_made_good(broken):
+    """Of sums that are mostly of one sign."""
     if not HOPPER:
         pytest.skip("this kernel is Hopper's")
     a, b = (t.cuda() + 0.2 for t in checks.drawn((2050, 2048, 2054)))
@@ -269,9 +270,7 @@ def test_what_is_cut_off_is_made_good(monkeypatch, tmp_path):
         return (lost.sum() / true.abs().sum()).item()
 
     assert abs(short()) < 0.6e-7
-    broken = rewritten(monkeypatch, tmp_path, split_hopper, " | (of_a & of_b) >> 22 & 1", "")
-    monkeypatch.setattr(launch, "_LAUNCHES", {})
-    monkeypatch.setattr(split_product, "split_hopper", broken)
+    broken(split_product, split_hopper, " | (of_a & of_b) >> 22 & 1", "")
     assert short() > 0.6e-7
 
 
