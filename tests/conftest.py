@@ -1,5 +1,6 @@
 """What all tests share: what a machine lacks is said, never passed over."""
 
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -8,6 +9,13 @@ import pytest
 RENDERING = ("typst", "pypandoc", "nbconvert")
 MISSING = [name for name in RENDERING if find_spec(name) is None]
 collect_ignore_glob = ["test_report_*.py"] if MISSING else []
+
+
+@pytest.fixture(autouse=True)
+def same_numbers():
+    """What a test draws does not depend on those that ran before it."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ Each check takes the device. `tests/test_swiglu_api.py` runs them on the CPU,
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations
 
 import torch
@@ -13,12 +14,14 @@ from torch.autograd import forward_ad, grad
 from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 
-from fusedlib.bench import check, providers
+from fusedlib import reference
+from fusedlib.bench import check
 from fusedlib.bench.problems import Inputs, SwiGLUProblem, draw
 from fusedlib.bench.providers import Workload
 from fusedlib.functional import swiglu, swiglu_mlp
 
 Leaves = tuple[Tensor, Tensor, Tensor]
+Errors = dict[str, check.Errors]
 SHAPE = TOKENS, HIDDEN, INNER = 37, 41, 35  # ragged, two of the interpreter's 32-tiles each way
 
 
@@ -53,13 +56,19 @@ def misses_mlp(
     """What the one tolerance rule rejects in y and the gradients of a call of `swiglu_mlp`."""
     inputs = draw(SwiGLUProblem(*shape, dtype), device, seed)
     true = check.truth(inputs)
-    eager = providers.get("eager").set_up(inputs)
-    usual = check.errors(check.results_of(eager, inputs.dy), true)
+
+    def off(function: Callable[..., Tensor], leaves: dict[str, Tensor]) -> Errors:
+        return check.errors(
+            check.results_of(Workload(lambda: function(**leaves), leaves), inputs.dy), true
+        )
+
+    def at_once(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
+        return halves_at_once(x, torch.cat([w_gate, w_up])) @ w_down.mT
+
+    usual = [off(plain, inputs.leaves()) for plain in (reference.swiglu_mlp, at_once)]
     x, w_gate_up, w_down = packed(inputs)
     names = {"x": x, "w_gate_up": w_gate_up, "w_down": w_down}
-    work = Workload(lambda: compute(x, w_gate_up, w_down, save=save), names)
-    found = check.errors(check.results_of(work, inputs.dy), true)
-    return check.misses(found, usual, inputs.x.dtype)
+    return check.misses(off(partial(compute, save=save), names), worse(*usual), x.dtype)
 
 
 def misses_half(
@@ -68,9 +77,10 @@ def misses_half(
     """The same for `swiglu`, without the down projection."""
     inputs = draw(SwiGLUProblem(*shape, dtype), device)
     (x, w_gate_up, _), inner = packed(inputs), shape[2]
-    dh = torch.randn(shape[0], inner, device=device).to(x.dtype)
+    generator = torch.Generator(device).manual_seed(1)
+    dh = torch.randn(shape[0], inner, device=device, generator=generator).to(x.dtype)
 
-    def plain(x: Tensor, weight: Tensor) -> Tensor:
+    def apart(x: Tensor, weight: Tensor) -> Tensor:
         return silu(x @ weight[:inner].mT) * (x @ weight[inner:].mT)
 
     def results(compute: Callable[..., Tensor], upstream: Tensor, *leaves: Tensor):
@@ -79,12 +89,29 @@ def misses_half(
         return {"h": h.detach(), "d_x": d_x, "d_weight": d_weight}
 
     wide = [t.detach().double().requires_grad_() for t in (x, w_gate_up)]
-    true = results(plain, dh.double(), *wide)
-    usual = check.errors(results(plain, dh, x, w_gate_up), true)
+    true = results(apart, dh.double(), *wide)
+    plain = apart, halves_at_once
+    usual = worse(*(check.errors(results(p, dh, x, w_gate_up), true) for p in plain))
     # The rule looks for separate weights by name; here both sides are packed.
     usual |= {"d_w_gate": usual["d_weight"], "d_w_up": usual["d_weight"]}
     found = results(lambda *leaves: swiglu(*leaves, save=save), dh, x, w_gate_up)
     return check.misses(check.errors(found, true), usual, x.dtype)
+
+
+def halves_at_once(x: Tensor, weight: Tensor) -> Tensor:
+    """h in plain PyTorch with gate and up in one product, whose sums are added in another order: of
+    20 draws at 70·83·101 on a CPU the largest element of one errs more than twice as much.
+    """
+    gate, up = (x @ weight.mT).chunk(2, dim=-1)
+    return silu(gate) * up
+
+
+def worse(*found: Errors) -> Errors:
+    """By name the largest errors of those that have it."""
+    of = {name: [each[name] for each in found if name in each] for each in found for name in each}
+    return {
+        n: check.Errors(max(e.norm for e in es), max(e.worst for e in es)) for n, es in of.items()
+    }
 
 
 def same(found, wanted) -> bool:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from swiglu_checks import halves_at_once, worse
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear
 
 from fusedlib import reference
 from fusedlib.bench import check
@@ -190,8 +191,7 @@ def packed(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str) -> Tensor
     are held to it.
     """
     del save
-    gate, up = linear(x, w_gate_up).chunk(2, dim=-1)
-    return linear(silu(gate) * up, w_down)
+    return linear(halves_at_once(x, w_gate_up), w_down)
 
 
 def called(
@@ -243,7 +243,7 @@ def usual_errors(
     """
     generator = torch.Generator(device=made[0].device).manual_seed(1)
     roundoffs = check.FLOOR_ROUNDOFFS / check.TIMES_EAGER * torch.finfo(made[0].dtype).eps / 2
-    found: dict[str, list[check.Errors]] = {}
+    found = []
     for n in range(1 + NEIGHBOURS):
         near = made if n == 0 else [nudged(t, generator) for t in made]
         # A neighbour of what overflows nowhere overflows nowhere; a place of inf stays one.
@@ -252,16 +252,19 @@ def usual_errors(
         largest = check.errors({name: torch.zeros_like(t) for name, t in rows.items()}, rows)
         for eager in (plain(near), called(case, near, packed)):
             errors = check.errors(with_rows(case, masked(eager, finite), true), rows)
-            for name, error in errors.items():
-                worst = error.worst + roundoffs * largest[name].worst
-                found.setdefault(name, []).append(check.Errors(error.norm, worst))
+            found.append(
+                {
+                    name: check.Errors(error.norm, error.worst + roundoffs * largest[name].worst)
+                    for name, error in errors.items()
+                }
+            )
     more = torn(case, made, finite)
     return {
         name: check.Errors(
-            max(e.norm for e in errors) + more[name].norm / check.TIMES_EAGER,
-            max(e.worst for e in errors) + more[name].worst / check.TIMES_EAGER,
+            error.norm + more[name].norm / check.TIMES_EAGER,
+            error.worst + more[name].worst / check.TIMES_EAGER,
         )
-        for name, errors in found.items()
+        for name, error in worse(*found).items()
     }
 
 
@@ -289,6 +292,20 @@ def nudged(operand: Tensor, generator: torch.Generator) -> Tensor:
     return (operand.double() * (1 + 0.01 * noise)).to(operand.dtype)
 
 
+def told_by_torch(
+    case: Case, made: list[Tensor], device: str, finite: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Of the places that are finite in float64, those that are in plain PyTorch too.
+
+    All, but in bf16 on a CPU with AMX: torch's own product spills a NaN into the row before it.
+    """
+    told = dict(finite)
+    if case.dtype == "bfloat16" and device == "cpu":
+        for eager in (plain(made), called(case, made, packed)):
+            told |= {name: told[name] & t.isfinite() for name, t in eager.items()}
+    return told
+
+
 def masked(results: dict[str, Tensor], finite: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.where(finite[name], 0.0) for name, t in results.items()}
 
@@ -298,13 +315,17 @@ def misses(case: Case, device: str) -> list[str]:
     made = operands(case, device)
     found, true = called(case, made), plain([t.double() for t in made])
     finite = {name: t.isfinite() for name, t in true.items()}
-    elsewhere = [n for n, t in found.items() if not torch.equal(t.isfinite(), finite[n])]
+    told = told_by_torch(case, made, device, finite)
+    elsewhere = [
+        n for n, t in found.items()
+        if (t.isfinite() & ~finite[n]).any() or (told[n] & ~t.isfinite()).any()
+    ]  # fmt: skip
     if elsewhere:
         return [f"{n}: not finite elsewhere than the truth" for n in elsewhere]
     if not case.shape[0]:
         return [n for n, t in found.items() if t.shape != true[n].shape or t.any()]
-    usual = usual_errors(case, made, finite)
-    found, true = masked(found, finite), masked(true, finite)
+    usual = usual_errors(case, made, told)
+    found, true = masked(found, told), masked(true, told)
     errors = check.errors(with_rows(case, found, true), with_rows(case, true, true))
     return check.misses(errors, usual, getattr(torch, case.dtype))
 
