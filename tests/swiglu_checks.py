@@ -99,8 +99,8 @@ def misses_half(
 
 
 def halves_at_once(x: Tensor, weight: Tensor) -> Tensor:
-    """h in plain PyTorch with gate and up in one product, whose sums are added in another order: of
-    20 draws at 70·83·101 on a CPU the largest element of one errs more than twice as much.
+    """h in plain PyTorch with gate and up in one product, whose sums are added in another order: in
+    29 of 800 draws at 70·83·101 on a CPU with AMX an element errs more than the rule allows.
     """
     gate, up = (x @ weight.mT).chunk(2, dim=-1)
     return silu(gate) * up
