@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import broken_calls
 import pytest
 import swiglu_checks as checks
 import torch
@@ -22,6 +23,12 @@ SHAPE = (70, 83, 101)
 def test_swiglu_mlp_and_gradients_vs_float64(dtype, save):
     assert checks.misses_mlp("cpu", dtype, SHAPE, save) == []
     assert checks.misses_half("cpu", dtype, SHAPE, save) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", broken_calls.FAULTS)
+def test_a_fault_is_rejected(fault, dtype):
+    broken_calls.check_rejected("cpu", dtype, SHAPE, fault)
 
 
 @pytest.mark.parametrize("check", checks.ALL, ids=lambda f: f.__name__[6:])
