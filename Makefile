@@ -13,7 +13,7 @@ ARGS    ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report study render list machine import-rows lab test test-fast test-long test-gpu lint lock clean
+.PHONY: help setup report study record render list machine import-rows lab test test-fast test-long test-gpu lint lock clean
 
 export FUSEDLIB_MACHINE := $(or $(MACHINE),$(FUSEDLIB_MACHINE))
 ifeq ($(FUSEDLIB_MACHINE),)
@@ -60,6 +60,10 @@ report: ## measure, run the notebooks, render report.html and report.pdf
 study: ## measure and run the notebooks only
 	$(call READY,study)
 	@$(STUDY) run $(OPTIONS)
+
+record: ## measure what claims rest on once more: make record ONLY=03_kernels
+	$(call READY,study)
+	@$(STUDY) record $(foreach name,$(subst $(comma), ,$(ONLY)),--only "$(name)")
 
 render: ## render the report again from the executed notebooks
 	$(call READY,report)

@@ -59,7 +59,7 @@ def swiglu(x: Tensor, w_gate_up: Tensor, *, save: str = "gate_up") -> Tensor:
     """
     _check(x, w_gate_up, None, save)
     x, w_gate_up = _autocast(x, w_gate_up)
-    if not (fused(x) or _large_fp32(x, w_gate_up)):
+    if not runs_kernels(x, w_gate_up):
         return _again(save, _plain_swiglu, x, w_gate_up)
     if _plain_eager(x, w_gate_up):
         return _direct(save, x, w_gate_up, None)
@@ -90,7 +90,7 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gat
         return y
     _check(x, w_gate_up, w_down, save)
     x, w_gate_up, w_down = _autocast(x, w_gate_up, w_down)
-    if not (fused(x) or _large_fp32(x, w_gate_up)):
+    if not runs_kernels(x, w_gate_up):
         return _again(save, _plain_swiglu_mlp, x, w_gate_up, w_down)
     if _plain_eager(x, w_gate_up, w_down):
         return _direct(save, x, w_gate_up, w_down)
@@ -104,6 +104,11 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gat
 def fused(x: Tensor) -> bool:
     """Whether the kernels run for this dtype, device and kind of differentiation."""
     return x.dtype in _TAKEN and _has_kernels(x.device) and not _transformed()
+
+
+def runs_kernels(x: Tensor, w_gate_up: Tensor) -> bool:
+    """Whether a call on these operands runs our kernels; otherwise it runs plain PyTorch."""
+    return fused(x) or _large_fp32(x, w_gate_up)
 
 
 def _large_fp32(x: Tensor, w_gate_up: Tensor) -> bool:

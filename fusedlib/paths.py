@@ -6,6 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 REPORT = ROOT / "report"
+RECORDED = REPORT / "results"
 PUBLISHED = REPORT / "published"
 TEMPLATES = REPORT / "templates"
 

@@ -8,10 +8,10 @@ kernel with TF32 products, as published; elsewhere its arithmetic in plain PyTor
 
 from __future__ import annotations
 
-from flawed_swiglu import INTERPRETED, _Emulated, _Kernels
+from flawed_swiglu import INTERPRETED, Variant, _Emulated, _Kernels
 from torch import Tensor
 
-from fusedlib.bench.anatomy import PUBLISHED_BLOCK, Variant
+from fusedlib.bench.anatomy import BLOCK
 
 KERNEL = Variant()
 EMULATED = Variant(emulated=True)
@@ -24,9 +24,9 @@ def swiglu(x: Tensor, w_gate_up: Tensor) -> Tensor:
         ValueError: a width that is no multiple of the published block, or larger than hidden.
     """
     width, hidden = w_gate_up.shape[0] // 2, w_gate_up.shape[1]
-    if width % PUBLISHED_BLOCK or width > hidden:
+    if width % BLOCK or width > hidden:
         raise ValueError(
-            f"the published kernel takes a width in blocks of {PUBLISHED_BLOCK}, at most that of "
+            f"the published kernel takes a width in blocks of {BLOCK}, at most that of "
             f"its input, {hidden}; got {width}"
         )
     # The kernel knows square weights only: this copy is a part of the arm's time.

@@ -7,8 +7,8 @@ Rebuilt from the published code's arithmetic. Tile n of h is
 
 where [i, j] are square blocks: one block of K, and always W's first rows. Its backward does the
 same for dx and gives the gate and up weights no gradient; a second version gives them one that is
-as wrong. `whole_sum` puts the sum in, `weight_gradients` the gradients. It lies beside its
-notebook, so that `fusedlib` cannot import it.
+as wrong. `whole_sum` puts the sum in, `weight_gradients` the gradients. It and its repairs are
+rivals of a task of their own, and lie beside their notebook, so that `fusedlib` cannot import them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from importlib.util import find_spec
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 import torch
@@ -24,15 +26,84 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear, silu
 
-from fusedlib.bench.anatomy import Variant
+from fusedlib.bench.anatomy import BLOCK, TASK, block_of
+from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.problems import Inputs
-from fusedlib.bench.providers import Workload
-from fusedlib.bench.results import Unavailable
+from fusedlib.bench.rivals import Workload, rival
 
 # Triton's interpreter runs the kernels on the CPU: for tests.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 kernels: Any = importlib.import_module("flawed_kernels") if find_spec("triton") else None
 MODULES = tuple(m for m in (sys.modules[__name__], kernels) if m is not None)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The published kernel and its repairs.
+
+    Attributes:
+        whole_sum: whether the sum over K is there; without it the result is wrong.
+        weight_gradients: whether gate and up weights receive a gradient.
+        dot_precision: of the kernel's own products, "tf32" (Triton's default for fp32) or "ieee".
+        block: rows, columns and, without the whole sum, K of a tile.
+        emulated: plain PyTorch instead of Triton; errors only.
+    """
+
+    whole_sum: bool = False
+    weight_gradients: bool = False
+    dot_precision: str = "tf32"
+    block: int = BLOCK
+    emulated: bool = False
+
+
+def _sources() -> Iterator[Any]:
+    """What the kernels' rows depend on, for their fingerprints; triton may be missing."""
+    spec = find_spec("flawed_kernels")
+    assert spec is not None
+    yield from (_Kernels, module_from_spec(spec))
+
+
+_triton: dict[str, Any] = {
+    "requires": ("triton",), "needs_cuda": True, "dtypes": ("float32",), "behind": _sources
+}  # fmt: skip
+_torch: dict[str, Any] = {"dtypes": ("float32",), "behind": lambda: (_Emulated,)}
+_tf32, _emulated = frozenset({"timed", "tf32"}), frozenset({"emulated"})
+
+
+@rival(TASK, "published kernel", traits=_tf32, **_triton)
+def published(inputs: Inputs) -> Workload:
+    """WRONG: one block of K, W's first rows, TF32, no gradient of gate and up weights."""
+    return build(inputs, Variant())
+
+
+@rival(TASK, "whole sum", traits=_tf32, **_triton)
+def whole_sum(inputs: Inputs) -> Workload:
+    """The published tiles summed over all of K, in TF32; no gradient of gate and up weights."""
+    return build(inputs, Variant(whole_sum=True))
+
+
+@rival(TASK, "all gradients", traits=_tf32, **_triton)
+def all_gradients(inputs: Inputs) -> Workload:
+    """The published tiles summed over all of K, in TF32, with every gradient."""
+    return build(inputs, Variant(whole_sum=True, weight_gradients=True))
+
+
+@rival(TASK, "IEEE products", traits=frozenset({"timed"}), **_triton)
+def ieee(inputs: Inputs) -> Workload:
+    """The published tiles summed over all of K, in IEEE fp32, with every gradient."""
+    return build(inputs, Variant(True, True, dot_precision="ieee"))
+
+
+@rival(TASK, "published kernel, emulated", traits=_emulated, **_torch)
+def emulated(inputs: Inputs) -> Workload:
+    """WRONG: the published arithmetic in plain PyTorch."""
+    return build(inputs, Variant(emulated=True))
+
+
+@rival(TASK, "second version, emulated", traits=_emulated, **_torch)
+def second_version(inputs: Inputs) -> Workload:
+    """WRONG: the published arithmetic with the published gradients of gate and up weights."""
+    return build(inputs, Variant(weight_gradients=True, emulated=True))
 
 
 def build(inputs: Inputs, variant: Variant) -> Workload:
@@ -43,6 +114,7 @@ def build(inputs: Inputs, variant: Variant) -> Workload:
         ValueError: a shape that it does not take.
     """
     tokens, width = inputs.x.shape
+    variant = replace(variant, block=block_of(tokens))
     if inputs.w_gate.shape != (width, width) or width % variant.block:
         raise ValueError(
             f"the published kernel takes square weights, in blocks of {variant.block}; "

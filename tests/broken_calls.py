@@ -4,7 +4,6 @@ Those in Gluon and of split precision, cuBLAS's products with a pointwise kernel
 each is given operands, or has its result changed, as that fault would.
 """
 
-import pytest
 import swiglu_checks as checks
 import torch
 
@@ -43,8 +42,7 @@ def check_rejected(device: str, dtype: str, shape: tuple[int, int, int], fault: 
         return FAULTS[fault](x, w_gate_up, w_down)
 
     assert checks.misses_mlp(device, dtype, shape) == []
+    missed = checks.misses_mlp(device, dtype, shape, compute=broken)
+    assert missed
     if fault.startswith("no gradient"):
-        with pytest.raises(ValueError, match=fault.replace("of", "arrived at")):
-            checks.misses_mlp(device, dtype, shape, compute=broken)
-    else:
-        assert checks.misses_mlp(device, dtype, shape, compute=broken) != []
+        assert all(line.startswith("no gradient arrived at w_") for line in missed)

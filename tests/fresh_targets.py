@@ -21,7 +21,7 @@ def out_of_memory(start):
 
 
 def unavailable(start):
-    from fusedlib.bench.results import Unavailable
+    from fusedlib.bench.attempt import Unavailable
 
     raise Unavailable("no such card")
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from fusedlib import reference
 from fusedlib.bench import check
 from fusedlib.bench.problems import Inputs, SwiGLUProblem, draw
-from fusedlib.bench.providers import Workload
+from fusedlib.bench.rivals import Workload
 from fusedlib.functional import swiglu, swiglu_mlp
 
 Leaves = tuple[Tensor, Tensor, Tensor]
@@ -92,8 +92,6 @@ def misses_half(
     true = results(apart, dh.double(), *wide)
     plain = apart, halves_at_once
     usual = worse(*(check.errors(results(p, dh, x, w_gate_up), true) for p in plain))
-    # The rule looks for separate weights by name; here both sides are packed.
-    usual |= {"d_w_gate": usual["d_weight"], "d_w_up": usual["d_weight"]}
     found = results(lambda *leaves: swiglu(*leaves, save=save), dh, x, w_gate_up)
     return check.misses(check.errors(found, true), usual, x.dtype)
 

@@ -1,7 +1,8 @@
-"""Study 07: its counting against what is seen, its truth, its cases."""
+"""Study 07: its counts against what is seen, its truth, its cases and its race."""
 
 import gc
 import math
+import warnings
 import weakref
 
 import pytest
@@ -10,10 +11,12 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib.bench import check
-from fusedlib.bench.attention import cases, footprint, held, problem, truth, ways
-from fusedlib.bench.attention.problem import AttentionProblem, draw
-from fusedlib.bench.providers import Workload
+from fusedlib.bench import check, results, rivals
+from fusedlib.bench.attempt import Wrong
+from fusedlib.bench.attention import course, footprint, problem, truth
+from fusedlib.bench.attention.problem import BOTH, AttentionProblem, draw, flops, kept, traffic
+from fusedlib.bench.race import race
+from fusedlib.bench.rivals import Workload
 from fusedlib.models.transformer import plain_attention
 
 MIB = 2**20
@@ -24,7 +27,7 @@ SHAPES = [(96, 16, 3), (33, 24, 2), (16, 128, 2)]
 def prepared(name, shape, dtype="float32"):
     one = AttentionProblem(*shape, dtype)
     operands = draw(one, "cpu")
-    return one, operands, ways.get(name).build(operands)
+    return one, operands, rivals.get(course.TASK, name).build(operands)
 
 
 # --- counting ------------------------------------------------------------------------------------
@@ -36,9 +39,9 @@ def prepared(name, shape, dtype="float32"):
 def test_kept_bytes_are_those_of_the_formula(name, shape, dtype):
     one, operands, work = prepared(name, shape, dtype)
     seen = footprint.measure(work, operands.dout)
-    assert seen["kept_mib"] * MIB == sum(held.kept(name, one).values())
-    assert seen["operands_mib"] * MIB == held.operands(one)
-    assert len(seen["kept"]) == len(held.kept(name, one))
+    assert seen["kept_mib"] * MIB == sum(kept(course.counted_form(name), one).values())
+    assert seen["operands_mib"] * MIB == problem.operands_bytes(one)
+    assert len(seen["kept"]) == len(kept(course.counted_form(name), one))
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (64, 64, 2), (32, 96, 2), (256, 16, 1)])
@@ -47,41 +50,41 @@ def test_plain_attentions_peak_is_that_of_the_formula(shape):
     check.results_of(work, operands.dout)
     seen = footprint.measure(work, operands.dout)
     # The host allocates the scalars of a kernel too, some bytes each.
-    assert seen["peak_mib"] * MIB == pytest.approx(held.plain_peak(one, "cpu"), abs=64)
+    assert seen["peak_mib"] * MIB == pytest.approx(problem.plain_peak(one, "cpu"), abs=64)
     assert seen["after_forward_mib"] * MIB == pytest.approx(
-        sum(held.kept("plain", one).values()) + one.linear * one.itemsize, abs=64
+        sum(kept("plain", one).values()) + one.linear, abs=64
     )
     assert seen["forward_peak_mib"] <= seen["peak_mib"]
 
 
 def test_on_cuda_the_softmax_backward_writes_a_square_more():
     one = AttentionProblem(4096, 64, 8, "bfloat16")
-    more = held.plain_peak(one, "cuda") - held.plain_peak(one, "cpu")
-    assert more == one.square * one.itemsize
+    more = problem.plain_peak(one, "cuda") - problem.plain_peak(one, "cpu")
+    assert more == one.square
 
 
 def test_flash_keeps_nothing_that_grows_with_the_square():
-    small, large = (held.kept("flash", AttentionProblem(n, 64, 8, "bfloat16")) for n in (512, 1024))
+    small, large = (kept("fused", AttentionProblem(n, 64, 8, "bfloat16")) for n in (512, 1024))
     assert sum(large.values()) == 2 * sum(small.values())
-    assert held.kept("inductor", AttentionProblem(64, 16, 1, "float32")) is None
+    assert course.counted_form("flash") == "fused" and course.counted_form("inductor") is None
 
 
 @pytest.mark.parametrize(("width", "batch", "dtype"), [(64, 8, "float32"), (16, 1, "bfloat16")])
 def test_the_longest_context_fits_and_the_next_does_not(width, batch, dtype):
     capacity = 10**9 + 7
-    fits = held.longest(capacity, width, batch, dtype, "cpu")
+    fits = problem.longest(capacity, width, batch, dtype, "cpu")
     total = [
-        held.plain_peak(p, "cpu") + held.operands(p)
+        problem.plain_peak(p, "cpu") + problem.operands_bytes(p)
         for p in (AttentionProblem(n, width, batch, dtype) for n in (fits, fits + 1))
     ]
     assert total[0] <= capacity < total[1]
 
 
 def test_where_the_kept_bytes_cross_they_are_equal():
-    crossing = held.crossing(64, 8, "float32")
+    crossing = problem.crossing(64, 8, "float32")
     below, above = (
-        [sum(held.kept(way, AttentionProblem(n, 64, 8, "float32")).values())
-         for way in ("plain", "flash")]
+        [sum(kept(form, AttentionProblem(n, 64, 8, "float32")).values())
+         for form in ("plain", "fused")]
         for n in (math.floor(crossing), math.ceil(crossing))
     )  # fmt: skip
     assert below[0] <= below[1] and above[0] >= above[1]
@@ -109,12 +112,12 @@ def test_plain_traffic_is_that_of_its_operations(shape):
     leaves = [t.detach() for t in operands.leaves().values()]
     with Traffic() as forward:
         plain_attention(*leaves)
-    assert forward.bytes == one.traffic("forward", fused=False)
+    assert forward.bytes == traffic(one, "forward", fused=False)
     y = work.forward()
     inputs = list(operands.leaves().values())
     with Traffic() as backward:
         torch.autograd.grad(y, inputs, operands.dout)
-    assert backward.bytes == one.traffic("backward", fused=False)
+    assert backward.bytes == traffic(one, "backward", fused=False)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -124,17 +127,17 @@ def test_flops_are_those_of_torchs_counter(shape):
         y = plain.forward()
     with FlopCounterMode(display=False) as backward:
         y.backward(operands.dout)
-    assert one.flops("forward", fused=False) == forward.get_total_flops()
-    assert one.flops("backward", fused=False) == backward.get_total_flops()
+    assert flops(one, "forward", fused=False) == forward.get_total_flops()
+    assert flops(one, "backward", fused=False) == backward.get_total_flops()
     # Of a fused kernel torch counts the whole square; below the diagonal are (T + 1) / 2T of it.
     shapes = [operands.query.shape] * 4
     whole = {
         "forward": flop_counter.sdpa_flop_count(*shapes[:3]),
         "backward": flop_counter.sdpa_backward_flop_count(*shapes),
     }
-    for direction, flops in whole.items():
-        below = flops * (one.context_length + 1) // (2 * one.context_length)
-        assert one.flops(direction, fused=True) == below
+    for direction, counted in whole.items():
+        below = counted * (one.context_length + 1) // (2 * one.context_length)
+        assert flops(one, direction, fused=True) == below
 
 
 @pytest.mark.parametrize(
@@ -210,10 +213,12 @@ def test_an_error_counts_relative_to_its_tokens_terms_where_they_are_large():
 def test_backends_are_right(name, dtype):
     one, operands, work = prepared(name, (128, 64, 4), dtype)
     true = truth.truth(operands)
-    errors = truth.errors(check.results_of(work, operands.dout), true)
-    found = truth.verdict(errors, truth.usual_errors(operands, true), one.torch_dtype)
-    assert "status" not in found, found
-    assert set(found) == {"y_error", "d_query_error", "d_key_error", "d_value_error"}
+    found, usual = check.results_of(work, operands.dout), truth.usual_errors(operands, true)
+    figures = check.require(truth.errors(found, true), usual, one.torch_dtype)
+    assert set(figures) == {"y_error", "d_query_error", "d_key_error", "d_value_error"}
+    del found["d_key"]
+    with pytest.raises(Wrong, match="no gradient arrived at key"):
+        check.require(truth.errors(found, true), usual, one.torch_dtype)
 
 
 def test_the_measure_is_plain_attention_by_sequence_and_whole(monkeypatch):
@@ -266,45 +271,137 @@ def test_a_wrong_measure_is_refused(monkeypatch):
 
 # --- cases ---------------------------------------------------------------------------------------
 
+SHAPE = {"batch_size": 2, "repetitions": 2, "device": "cpu"}
 
-def test_compiled_ways_come_at_their_width_and_dtype_alone():
-    found = cases.grid(
-        "course", [64], [16, 64], ["float32", "bfloat16"], ["plain"], batch_size=8, repetitions=1,
-        device="cpu", compiled=["inductor float32 64"],
+
+def test_what_compiles_comes_at_its_width_dtype_and_context_alone():
+    found = course.cases(
+        "course", [64, 32], [16, 8], ["float32", "bfloat16"], ["plain"], **SHAPE,
+        more=["inductor float32 16", "flex bfloat16 8 32"],
     )  # fmt: skip
-    assert [(c["provider"], c["head_dim"], c["dtype"]) for c in found if c["provider"] != "plain"] \
-        == [("inductor", 64, "float32")]  # fmt: skip
-    assert cases.problem_of(found[0]) == AttentionProblem(64, 16, 8, "float32")
-    found = cases.grid(
-        "course", [64, 32], [8], ["float32"], ["plain"], batch_size=8, repetitions=1,
-        device="cpu", compiled=["flex float32 8 32"],
-    )  # fmt: skip
-    assert [(c["provider"], c["context_length"]) for c in found] \
-        == [("plain", 64), ("plain", 32), ("flex", 32)]  # fmt: skip
+    added = {(c["provider"], c["dtype"], c["head_dim"], c["context_length"]) for c in found}
+    assert {each for each in added if each[0] != "plain"} == {
+        ("inductor", "float32", 16, 64), ("inductor", "float32", 16, 32),
+        ("flex", "bfloat16", 8, 32),
+    }  # fmt: skip
+    assert len({tuple(c.items()) for c in found}) == len(found) == 3 * len(added)
+    assert course.problem_of(found[0]) == AttentionProblem(64, 16, 2, "float32")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": "mine"}, "unknown grid 'mine'; known: course"),
-        ({"ways": ["fast"]}, "unknown way 'fast'"),
+        ({"grid": "mine"}, "unknown grid 'mine'; known: course"),
+        ({"asked": ["fast"]}, "unknown rival 'fast'"),
         ({"repetitions": 0}, "repetitions must be at least 1, got 0"),
         ({"contexts": [0]}, "context_length must be a whole number from 1, got 0"),
-        ({"compiled": ["inductor 64"]}, "got 'inductor 64'"),
+        ({"more": ["inductor 64"]}, "got 'inductor 64'"),
     ],
 )
 def test_bad_cases_are_refused(change, message):
-    good = {
-        "name": "course", "contexts": [8], "widths": [8], "dtypes": ["float32"], "ways": ["plain"],
-        "batch_size": 1, "repetitions": 1, "device": "cpu",
-    }  # fmt: skip
+    good = {"grid": "course", "contexts": [8], "widths": [8], "dtypes": ["float32"]}
     with pytest.raises(ValueError, match=message):
-        cases.grid(**good | change)
+        course.cases(**good | {"asked": ["plain"]} | SHAPE | change)
 
 
 def test_one_product_more_makes_two_and_a_half_times_the_forward_pass():
     one = AttentionProblem(1024, 64, 8, "bfloat16")
-    assert one.flops("forward", fused=False) == 4 * 8 * 1024**2 * 64
-    assert one.flops("backward", fused=False) == 2 * one.flops("forward", fused=False)
-    assert one.flops("backward", fused=True) == 2.5 * one.flops("forward", fused=True)
+    assert flops(one, "forward", fused=False) == 4 * 8 * 1024**2 * 64
+    assert flops(one, "backward", fused=False) == 2 * flops(one, "forward", fused=False)
+    assert flops(one, "backward", fused=True) == 2.5 * flops(one, "forward", fused=True)
+    assert flops(one, BOTH, fused=False) == 12 * 8 * 1024**2 * 64
     assert problem.SQUARE_PASSES == {"forward": 8, "backward": 11}
+
+
+# --- the race ------------------------------------------------------------------------------------
+
+
+def raced(tmp_path, *names, contexts=(24,)):
+    """Rows of a race at width 8 in fp32, and the recorder that wrote them."""
+    recorder = results.Recorder(
+        course.STUDY, "quick", course.study_code(), fresh=False, directory=tmp_path
+    )
+    race(recorder, course.EVENT, course.cases("course", contexts, [8], ["float32"], names, **SHAPE))
+    return recorder.rows().set_index(["context_length", "provider", "direction"]), recorder
+
+
+@pytest.fixture
+def added(monkeypatch):
+    """Registers a rival for one test; what was asked of former ones is forgotten."""
+    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+    course._refusal.cache_clear()
+    yield rivals.rival
+    course._refusal.cache_clear()
+
+
+def test_all_that_runs_is_timed_in_each_direction_and_the_rest_says_why_not(tmp_path):
+    rows, _ = raced(tmp_path, "all", "flex", contexts=(24, 40))
+    assert len(rows) == 2 * 3 * len([*rivals.chosen(course.TASK, ["all"]), "flex"])
+    good = rows[rows["status"] == "ok"]
+    assert set(good.index.get_level_values("provider")) == set(ON_CPU)
+    assert (good[["median_ms", "kept_mib", "peak_mib", "operands_mib"]] > 0).all(axis=None)
+    assert good["session"].groupby(["context_length", "direction"]).nunique().eq(1).all()
+    assert rows[rows["status"] == "unavailable"]["reason"].notna().all()
+    _, again = raced(tmp_path, "all", "flex", contexts=(24, 40))
+    assert again.measured == 0
+
+
+def test_a_device_that_is_not_there_is_unavailable(tmp_path, monkeypatch):
+    monkeypatch.setitem(SHAPE, "device", "xpu")
+    rows, _ = raced(tmp_path, "plain")
+    assert set(rows["status"]) == {"unavailable"}
+    assert set(rows["reason"]) == {"this machine has no XPU device"}
+
+
+def test_what_forgets_the_mask_is_wrong_and_gets_no_time(tmp_path, added):
+    @added(course.TASK, "unmasked")
+    def unmasked(operands):
+        """Attention to the future."""
+        leaves = operands.leaves()
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return Workload(lambda: attend(*leaves.values()), leaves)
+
+    rows, _ = raced(tmp_path, "all")
+    wrong = rows.xs("unmasked", level="provider")
+    assert set(wrong["status"]) == {"wrong"} and wrong["median_ms"].isna().all()
+    assert wrong["reason"].str.contains("y: norm error").all() and (wrong["y_error"] > 0.1).all()
+    assert set(rows.xs("plain", level="provider")["status"]) == {"ok"}
+
+
+def test_a_rival_whose_probe_fails_fails_in_its_own_case(tmp_path, added):
+    @added(course.TASK, "broken")
+    def broken(operands):
+        """Raises."""
+        raise RuntimeError("no such kernel image")
+
+    rows, _ = raced(tmp_path, "plain", "broken")
+    assert dict(rows.xs("forward", level="direction").loc[24, "status"]) == {
+        "plain": "ok", "broken": "failed"
+    }  # fmt: skip
+
+
+def test_what_is_counted_far_above_the_memory_is_not_tried(tmp_path, monkeypatch):
+    facts = course.machine.describe()
+    small = type(facts)(**facts.as_dict() | {"memory_gib": 1e-6})
+    monkeypatch.setattr(course.machine, "describe", lambda: small)
+    rows, _ = raced(tmp_path, *ON_CPU)
+    status = rows["status"].groupby("provider").unique().map(list)
+    assert dict(status) == {
+        "plain": ["oom (predicted)"], "math": ["oom (predicted)"], "flash": ["ok"]
+    }  # fmt: skip
+
+
+def test_a_refusal_keeps_the_reasons_of_the_backend_asked_for():
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        for text in (
+            "Flash attention kernel not used because: (Triggered internally at /a/b.cpp:1.)",
+            "Expected query, key and value to all be of dtype: {Half, BFloat16}. Got float "
+            "instead. (Triggered internally at /a/b.h:2.)",
+            "cuDNN attention has been runtime disabled. (Triggered internally at /a/c.cpp:3.)",
+        ):
+            warnings.warn(text, stacklevel=1)
+    error = RuntimeError("No available kernel. Aborting execution.")
+    reasons = course._reasons(error, given)
+    assert reasons.startswith("Expected query") and reasons.endswith("Got float instead.")
+    assert course._reasons(error, []) == "No available kernel. Aborting execution."

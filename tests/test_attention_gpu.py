@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from fusedlib.bench import check, results
-from fusedlib.bench.attention import cases, footprint, held, measure, truth, ways
-from fusedlib.bench.attention.problem import AttentionProblem, draw
+from fusedlib.bench import check, results, rivals
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.attention import course, footprint, truth
+from fusedlib.bench.attention.problem import AttentionProblem, draw, kept, plain_peak
+from fusedlib.bench.race import race
 from fusedlib.bench.roofline import precision_of
 
 pytestmark = pytest.mark.gpu
@@ -18,28 +20,27 @@ def prepared(name, dtype, context=1024):
     one = AttentionProblem(context, 64, 8, dtype)
     operands = draw(one, "cuda")
     try:
-        return one, operands, ways.get(name).build(operands)
-    except results.Unavailable as error:
+        return one, operands, rivals.get(course.TASK, name).build(operands)
+    except Unavailable as error:
         pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["plain", "inductor", "math", *NODES, "flex"])
+@pytest.mark.parametrize("name", rivals.names(course.TASK))
 def test_a_way_is_right_and_keeps_what_is_counted(name, dtype):
     torch.compiler.reset()
     one, operands, work = prepared(name, dtype)
     with precision_of("highest"):
         true = truth.truth(operands)
         found = truth.errors(check.results_of(work, operands.dout), true)
-        said = truth.verdict(found, truth.usual_errors(operands, true), one.torch_dtype)
-        assert "status" not in said, said["reason"]
+        check.require(found, truth.usual_errors(operands, true), one.torch_dtype)
         seen = footprint.measure(work, operands.dout)
     assert NODES.get(name, "") in seen["backward_node"]
-    if counted := held.kept(name, one):
+    if form := course.counted_form(name):
         # Flash and cuDNN keep a random state besides, FlexAttention its mask of blocks.
-        assert seen["kept_mib"] * MIB == pytest.approx(sum(counted.values()), abs=16 * 1024)
+        assert seen["kept_mib"] * MIB == pytest.approx(sum(kept(form, one).values()), abs=16 * 1024)
     if name == "plain":
-        assert seen["peak_mib"] * MIB == pytest.approx(held.plain_peak(one, "cuda"), rel=0.02)
+        assert seen["peak_mib"] * MIB == pytest.approx(plain_peak(one, "cuda"), rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["plain", "inductor", "math", "efficient"])
@@ -54,28 +55,29 @@ def test_a_look_at_what_is_kept_leaves_nothing_behind(name):
 
 
 def test_running_out_of_memory_leaves_the_next_shape_whole(tmp_path):
-    def recorder():
-        return results.Recorder(cases.STUDY, "quick", "code", fresh=True, directory=tmp_path)
-
-    def asked(*contexts):
-        return cases.grid(
+    def raced(*contexts):
+        recorder = results.Recorder(
+            course.STUDY, "quick", course.study_code(), fresh=True, directory=tmp_path
+        )
+        race(recorder, course.EVENT, course.cases(
             "course", contexts, [64], ["float32"], ["plain", "efficient"], batch_size=8,
             repetitions=2, device="cuda",
-        )  # fmt: skip
+        ))  # fmt: skip
+        rows = recorder.rows()
+        rows = rows[rows["recording"] == recorder.recording]
+        return rows.set_index(["direction", "context_length", "provider"]).loc["backward"]
 
-    measure.sweep(recorder(), asked(1024))
-    usual = results.load(cases.STUDY, directory=tmp_path).set_index("provider")["peak_mib"]
+    usual = raced(1024)["peak_mib"]
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(12 * 2**30 / total)
     try:
-        measure.sweep(recorder(), asked(16384, 1024))
+        rows = raced(16384, 1024)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    rows = results.load(cases.STUDY, directory=tmp_path).set_index(["context_length", "provider"])
     assert rows.loc[(16384, "plain"), "status"] == "oom"
     assert "Tried to allocate" in rows.loc[(16384, "plain"), "reason"]
     assert rows.loc[(16384, "efficient"), "status"] == "ok"
-    for name in ("plain", "efficient"):
-        assert rows.loc[(1024, name), "status"] == "ok"
-        assert rows.loc[(1024, name), "peak_mib"] == usual[name]
+    for at in ((1024, "plain"), (1024, "efficient")):
+        assert rows.loc[at, "status"] == "ok"
+        assert rows.loc[at, "peak_mib"] == usual[at]

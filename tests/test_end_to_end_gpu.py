@@ -1,77 +1,77 @@
-"""Study 06 on a GPU: real exhaustion, real providers, real compilation."""
+"""Study 06 on a GPU: real exhaustion, real rivals, real compilation."""
 
 import pytest
 import torch
 
-from fusedlib.bench import sweep
-from fusedlib.bench.end_to_end import cases, gate, measure, running
-from fusedlib.bench.end_to_end.watching import MIB
-from fusedlib.models import mlps
+from fusedlib.bench import race, results, rivals, sweep
+from fusedlib.bench.attempt import Unavailable, free_memory
+from fusedlib.bench.end_to_end import cases, course, measure
 
 pytestmark = pytest.mark.gpu
-SHORT = cases.Setting("cuda", warmup=1, seconds=0.0, least=2, most=2)
+SHORT = cases.setting("cuda", seconds=0.0, repetitions=2)
 
 
-@pytest.mark.parametrize("mode", ["eager", "compiled blocks"])
-def test_a_case_out_of_memory_leaves_the_process_able_to_measure_the_next(mode):
+def raced(folder, experiment, precision, context=128):
+    code = course.study_code()
+    own = results.Recorder(cases.STUDY, "quick", code, fresh=False, directory=folder)
+    todo = cases.races(SHORT, experiment, ["small"], [context], [precision])
+    race.race(own, course.EVENT, todo)
+    return {row["provider"]: row for row in results.read_rows(own.path)}
+
+
+def test_a_case_out_of_memory_leaves_the_process_able_to_measure_the_next():
     free, _ = torch.cuda.mem_get_info()
     # Attention matrices of a batch that fills the card, but not by so much that it is not tried.
-    pairs = 12 * 12 * 1024**2 * 4
-    fills = cases.Setting("cuda", batch_size=free // pairs, warmup=1, seconds=0, least=1, most=1)
-    run = measure.Measure()
-    [case] = cases.steps(fills, ["small"], [1024], ["fp32"], mode=mode)
-    _, status, reason = sweep.outcome(run, case)
+    fills = cases.setting("cuda", batch_size=free // (12 * 12 * 1024**2 * 4), seconds=0.0)
+    [case] = cases.steps(fills, ["small"], [1024], ["fp32"])
+    _, status, reason = sweep.outcome(measure.measure, case)
     assert status == "oom", reason
-    [following] = cases.steps(SHORT, ["small"], [128], ["fp32"], mode=mode)
-    figures, status, reason = sweep.outcome(run, following)
+    [following] = cases.steps(SHORT, ["small"], [128], ["fp32"])
+    figures, status, reason = sweep.outcome(measure.measure, following)
     assert status == "ok", reason
     assert figures["peak_mib"] < 8192, "what ran out was given back"
     assert torch.cuda.memory_allocated() < free / 4
 
 
-@pytest.mark.parametrize("precision", list(cases.PRECISIONS))
-@pytest.mark.parametrize("provider", [p for p in mlps.PROVIDERS if p != "eager"])
-def test_every_mlp_is_right_in_a_model(provider, precision):
+@pytest.mark.parametrize("precision", list(cases.WEIGHTS))
+@pytest.mark.parametrize("name", rivals.names("mlp"))
+def test_every_mlp_is_right_in_a_model(name, precision):
+    [case] = cases.races(SHORT, "mlp", ["small"], [128], [precision], [name])
     try:
-        mlps.check_available(provider, "cuda")
-    except mlps.ProviderUnavailableError as error:
-        pytest.skip(str(error))
-    [case] = cases.mlp_cases(SHORT, ["small"], [128], [precision], [provider])
-    found = gate.verdict(case)
-    assert "status" not in found, found["reason"]
+        course.EVENT.available(case)
+    except Unavailable as refusal:
+        pytest.skip(str(refusal))
+    with course.cold(case):
+        figures = course.checked(case, rivals.get("mlp", name))
+    small_fp32 = precision == "fp32"
+    assert figures["path"] == (None if name != "fused" else
+                               "plain PyTorch" if small_fp32 else "kernels")  # fmt: skip
 
 
-def test_compiled_blocks_share_a_graph_and_do_not_compile_again():
-    [case] = cases.steps(SHORT, ["small"], [128], ["bf16"], mode="compiled blocks")
-    row = measure.Measure()(case)
-    assert (row["graphs"], row["recompiled"]) == (1, 0)
+@pytest.mark.parametrize("experiment", ["block", "model"])
+def test_compiled_models_are_right_compile_once_and_are_freed(tmp_path, experiment):
+    row = raced(tmp_path, experiment, "fp32")["inductor"]
+    assert row["status"] == "ok", row["reason"]
+    assert (row["graphs"], row["recompiled"]) == (1, 0) and row["compile_s"] > 1
+    free_memory()
+    assert torch.cuda.memory_allocated() < 256 * 2**20
 
 
-@pytest.mark.parametrize("mode", ["compiled", "compiled blocks"])
-def test_a_compiled_model_is_freed_with_its_case(mode):
-    [case] = cases.steps(SHORT, ["small"], [128], ["fp32"], mode=mode)
-    row = measure.Measure()(case)
-    assert row["recompiled"] == 0 and row["compile_s"] > 0
-    running.clear("cuda")
-    assert torch.cuda.memory_allocated() / MIB < row["weights_mib"] / 2
-
-
-def test_mlps_take_turns_without_compiling_again_and_hold_no_more_than_eager():
-    todo = cases.mlp_cases(SHORT, ["small"], [256], ["bf16"], mlps.PROVIDERS)
-    run = measure.Measure()
-    found = {case["mlp"]: sweep.outcome(run, case) for case in todo}
-    rows = {name: row for name, (row, status, _) in found.items() if status == "ok"}
-    assert {status for _, status, _ in found.values()} <= {"ok", "unavailable"}, found
-    assert {"eager", "inductor", "fused"} <= set(rows)
-    for name, row in rows.items():
-        assert row["recompiled"] == 0 and row["both_speedup"] > 0, name
-    assert rows["fused"]["held_mib"] < rows["eager"]["held_mib"]
+def test_mlps_take_turns_without_compiling_again_and_hold_no_more_than_eager(tmp_path):
+    rows = raced(tmp_path, "mlp", "bf16", context=256)
+    assert {row["status"] for row in rows.values()} <= {"ok", "unavailable"}, rows
+    measured = {name: row for name, row in rows.items() if row["status"] == "ok"}
+    assert {"eager", "inductor", "fused"} <= set(measured)
+    assert all(row["recompiled"] == 0 for row in measured.values())
+    assert measured["fused"]["held_mib"] < measured["eager"]["held_mib"]
 
 
 def test_the_profile_sees_kernels_and_casts():
     plain, cast = (
-        measure.Measure()(case)
-        for case in cases.profile_cases(SHORT, ["small"], 128, ["fp32", "bf16 autocast"])
+        measure.measure(case)
+        for case in cases.steps(
+            SHORT, ["small"], [128], ["fp32", "bf16 autocast"], experiment="profile"
+        )
     )
-    assert plain["busy_ms"] > 0 and plain["kernels"] < cast["kernels"]
+    assert plain["kernels_ms"] > 0 and plain["kernels"] < cast["kernels"]
     assert plain["casts"] < cast["casts"] and plain["casts_ms"] < cast["casts_ms"]

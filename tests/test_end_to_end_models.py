@@ -76,10 +76,15 @@ def stepped(model, tokens):
 def variants(model):
     own = [block.mlp for block in model.blocks]
     return {
-        "packed": [mlps._packed(one) for one in own],
+        "packed": [mlps.packed(one) for one in own],
         "compiled": [mlps.CompiledMLP(one, "eager") for one in own],
         "own": own,
     }
+
+
+def place(model, modules):
+    for block, mlp in zip(model.blocks, modules, strict=True):
+        block.mlp = mlp
 
 
 def test_every_mlp_gives_the_same_step_and_names():
@@ -89,7 +94,7 @@ def test_every_mlp_gives_the_same_step_and_names():
     state = {name: value.clone() for name, value in model.state_dict().items()}
     logits, gradients = stepped(model, tokens)
     for name, modules in variants(model).items():
-        mlps.place(model, modules)
+        place(model, modules)
         assert list(model.state_dict()) == list(state), name
         assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
         found, theirs = stepped(model, tokens)
@@ -102,7 +107,7 @@ def test_every_mlp_gives_the_same_step_and_names():
 def test_packed_rows_and_the_models_own_weights_are_one_memory():
     model = Transformer(nano())
     own = model.blocks[0].mlp
-    packed = mlps._packed(own)
+    packed = mlps.packed(own)
     assert isinstance(packed, SwiGLUMLP)
     with torch.no_grad():
         packed.w_gate_up[0].fill_(7.0)
@@ -111,25 +116,13 @@ def test_packed_rows_and_the_models_own_weights_are_one_memory():
     assert packed.w_down is own.down_proj.weight
 
 
-def test_eager_leaves_the_model_and_others_say_what_they_lack():
-    model = Transformer(nano())
-    own = [block.mlp for block in model.blocks]
-    assert mlps.with_mlp(model, "eager") is model
-    assert [block.mlp for block in model.blocks] == own
-    with pytest.raises(mlps.ProviderUnavailableError, match="needs a CUDA GPU|is not installed"):
-        mlps.with_mlp(model, "fused")
-    with pytest.raises(ValueError, match="unknown MLP provider 'cuda'; known: eager, inductor"):
-        mlps.with_mlp(model, "cuda")
-
-
 def test_mlps_are_made_from_the_models_own():
-    model = Transformer(nano())
-    mlps.place(model, [mlps._packed(block.mlp) for block in model.blocks])
-    with pytest.raises(ValueError, match="the model's MLPs are SwiGLUMLP, not its own SwiGLU"):
-        mlps.with_mlp(model, "inductor")
+    own = Transformer(nano()).blocks[0].mlp
+    with pytest.raises(ValueError, match="from a model's own SwiGLU, not from SwiGLUMLP"):
+        mlps.packed(mlps.packed(own))
 
 
-def test_a_weight_without_gradient_is_told_by_name():
+def test_a_weight_without_gradient_has_its_name():
     model = Transformer(nano())
-    mlps.place(model, [mlps._packed(block.mlp) for block in model.blocks])
+    place(model, [mlps.packed(block.mlp) for block in model.blocks])
     assert mlps.gradients(model)["blocks.1.mlp.up_proj.weight"] is None

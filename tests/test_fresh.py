@@ -11,7 +11,7 @@ import pytest
 
 from fusedlib import paths
 from fusedlib.bench import fresh
-from fusedlib.bench.results import Unavailable
+from fusedlib.bench.attempt import Unavailable
 
 HERE = str(Path(__file__).parent)
 
@@ -36,7 +36,7 @@ def test_the_answer_comes_from_another_process_with_its_start():
 @pytest.mark.parametrize(
     ("function", "kind", "message"),
     [
-        ("fail", fresh.FreshProcessError, "RuntimeError: broken on purpose$"),
+        ("fail", fresh.FreshProcessError, r"RuntimeError: broken on purpose \(fresh_targets.py:\d+\)$"),
         ("out_of_memory", MemoryError, "out of memory"),
         ("killed", MemoryError, "the system killed the process"),
         ("unavailable", Unavailable, "no such card"),

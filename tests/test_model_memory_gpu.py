@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fusedlib.bench.model_memory import cases, measure
+from fusedlib.bench import model_memory
 from fusedlib.bench.sweep import outcome
 from fusedlib.models.activations import PRECISIONS
 
@@ -12,7 +12,7 @@ MIB = 2**20
 
 
 def case(mode, precision, attention="plain", model="small", context=128):
-    shared = cases.setting(model, context, attention=attention, precision=precision, device="cuda")
+    shared = model_memory.setting(model, context, attention=attention, precision=precision, device="cuda")
     return {"experiment": "pass", "mode": mode, **shared}
 
 
@@ -20,23 +20,23 @@ def case(mode, precision, attention="plain", model="small", context=128):
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
 def test_a_forward_keeps_what_the_formula_says(attention, precision):
     one = case("forward", precision, attention)
-    found, counted = measure.Measure()(one), cases.counted(one)
+    found, counted = model_memory.Measure()(one), model_memory.moments(one)["forward"]
     kept = sum(n for name, n in found.items() if name.startswith("saved_"))
     assert kept == pytest.approx(counted["activations"] + counted["casts"], rel=1e-5)
     assert found["forward_casts_mib"] * MIB == counted["casts"]
     assert found["forward_activations_mib"] * MIB == pytest.approx(counted["activations"], rel=1e-3)
 
 
-@pytest.mark.parametrize("mode", cases.MODES)
+@pytest.mark.parametrize("mode", model_memory.MODES)
 def test_the_history_s_peak_is_the_allocator_s(mode):
-    found = measure.Measure()(case(mode, "bf16 autocast"))
+    found = model_memory.Measure()(case(mode, "bf16 autocast"))
     assert found["events_peak_mib"] == pytest.approx(found["requested_peak_mib"], rel=1e-6)
     assert found["peak_mib"] >= found["requested_peak_mib"]
 
 
 def test_running_out_of_memory_leaves_the_next_case_whole():
     one, large = case("step", "fp32"), case("step", "fp32", model="medium", context=512)
-    both = measure.Measure()
+    both = model_memory.Measure()
     usual = both(one)["events_peak_mib"]
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(4 * 2**30 / total)
@@ -50,9 +50,9 @@ def test_running_out_of_memory_leaves_the_next_case_whole():
 
 def test_a_plan_that_needs_checkpoints_is_measured_without_its_rival():
     total = torch.cuda.get_device_properties(0).total_memory
-    shared = cases.setting("small", 512, attention="plain", precision="fp32", device="cuda")
-    none, plan = cases.checkpoints(shared, [1], [], [], 2)
-    both = measure.Measure()
+    shared = model_memory.setting("small", 512, attention="plain", precision="fp32", device="cuda")
+    none, plan = model_memory.checkpoints(shared, [1], [], [], 2)
+    both = model_memory.Measure()
     torch.cuda.set_per_process_memory_fraction(3 * 2**30 / total)
     try:
         assert outcome(both, none)[1] == "oom"

@@ -10,7 +10,7 @@ import torch
 
 import fusedlib
 from fusedlib import functional, paths
-from fusedlib.bench import providers
+from fusedlib.bench import rivals, swiglu  # noqa: F401 (registers)
 from fusedlib.bench.problems import SwiGLUProblem, draw
 from fusedlib.bench.results import Unavailable
 from fusedlib.functional import swiglu, swiglu_mlp
@@ -136,12 +136,13 @@ assert {"swiglu", "swiglu_mlp", "SwiGLUMLP"} <= set(dir(fusedlib))
         _ = fusedlib.geglu
 
 
-def test_the_fused_provider_wants_a_gpu():
+def test_the_fused_rival_wants_a_gpu():
     inputs = draw(SwiGLUProblem(4, 4, 4, "float32"), "cpu")
     with pytest.raises(Unavailable, match="needs a CUDA GPU|triton is not installed"):
-        providers.get("fused").set_up(inputs)
+        rivals.get("swiglu", "fused").check_available("cpu", "float32")
     pytest.importorskip("triton")
-    work = providers.get("fused").build(inputs)
+    work = rivals.get("swiglu", "fused").build(inputs)
     assert list(work.leaves) == ["x", "w_gate_up", "w_down"]
     assert all(leaf.is_leaf and leaf.requires_grad for leaf in work.leaves.values())
+    assert work.path == "plain PyTorch"
     assert work.forward().shape == (4, 4)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import grad
 
 from fusedlib import SwiGLUMLP
-from fusedlib.bench import check, providers
+from fusedlib.bench import check, rivals, swiglu  # noqa: F401 (registers)
 from fusedlib.bench.problems import SwiGLUProblem, draw
 from fusedlib.functional import SAVES, fused, swiglu, swiglu_mlp
 from fusedlib.kernels import launch, swiglu_calls
@@ -87,7 +87,7 @@ def test_large_swiglu_mlp_in_tf32_vs_float64(tf32, shape, save):
 def test_swiglu_mlp_in_tf32_errs_by_tf32_s_roundoff(tf32, shape):
     """At unaligned shapes cuBLAS may leave TF32, so that it is no measure there: four roundoffs."""
     inputs = draw(SwiGLUProblem(*SHAPES[shape], "float32"), "cuda")
-    work = providers.get("fused").set_up(inputs)
+    work = rivals.get("swiglu", "fused").build(inputs)
     found = check.errors(check.results_of(work, inputs.dy), check.truth(inputs))
     assert all(error.norm < 4 * 2**-10 for error in found.values()), found
 
@@ -97,7 +97,7 @@ def test_fp32_that_is_not_split_errs_as_plain_pytorch(shape):
     inputs = draw(SwiGLUProblem(*shape, "float32"), "cuda")
     true = check.truth(inputs)
     ours, eager = (
-        check.errors(check.results_of(providers.get(name).set_up(inputs), inputs.dy), true)["y"]
+        check.errors(check.results_of(rivals.get("swiglu", name).build(inputs), inputs.dy), true)["y"]
         for name in ("fused", "eager")
     )
     assert ours.norm <= 1.02 * eager.norm
@@ -236,6 +236,6 @@ def test_module_trains_under_autocast_as_the_plain_one():
 
 def test_the_fused_provider_is_right():
     inputs = draw(SwiGLUProblem(100, 96, 160), "cuda")
-    work = providers.get("fused").set_up(inputs)
+    work = rivals.get("swiglu", "fused").build(inputs)
     assert work.forward().is_cuda
     assert swiglu(inputs.x, work.leaves["w_gate_up"]).shape == (100, 160)

@@ -1,9 +1,4 @@
-"""Sums of n terms: how far a running sum in a given format lies from the exact one.
-
-experiment   question
-four_sums    0.01 added a thousand times, four ways, as published; each error split in two
-growth       error against the number of terms, by format, method and distribution
-stagnation   where a sum of equal terms stops growing
+"""Sums and dot products in a given format, one operation after another, against the exact ones.
 
 The error of a computed sum s' of terms x_i that were meant to be X_i has two exact parts:
 s' - sum X_i = (sum x_i - sum X_i) + (s' - sum x_i), *representation* and *accumulation*.
@@ -12,31 +7,33 @@ for random terms Higham and Mary, "A new approach to probabilistic rounding erro
 Sci. Comput. 41(5), 2019.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 
 from fusedlib.bench import formats
+from fusedlib.bench.attempt import Wrong
 
-Case = dict[str, str | int | float | bool | None]
-Figures = dict[str, object]
+Case = Mapping[str, Any]
+Figures = dict[str, Any]
 
-DISTRIBUTIONS = ("constant", "uniform", "normal")
-METHODS = ("sequential", "pairwise", "kahan")
 CONSTANT = Fraction(1, 100)
+DISTRIBUTIONS = ("constant", "uniform", "normal")
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+BLOCK = 4096
+
+
+# --- the four published sums ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class FourSum:
-    """One of the published sums: the running sum's format, the term's, and whether it is upcast by
-    hand first.
-    """
+    """Formats of the running sum and of the term, and whether the term is upcast by hand first."""
 
     total: str
     term: str
@@ -51,39 +48,6 @@ FOUR_SUMS: dict[str, FourSum] = {
 }
 
 
-def devices() -> list[str]:
-    """The torch devices to measure on here: the CPU, and a CUDA GPU when there is one."""
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-
-
-def grid(largest: int) -> list[int]:
-    """1 and 3 times each power of ten from 10 up to `largest`."""
-    if largest < 10:
-        raise ValueError(f"the largest number of terms must be at least 10, got {largest}")
-    numbers = (m * 10**e for e in range(1, len(str(largest)) + 1) for m in (1, 3))
-    return [n for n in numbers if n <= largest]
-
-
-# --- the four sums --------------------------------------------------------------------------------
-
-
-def four_sum_cases(n_terms: int = 1000) -> list[Case]:
-    """One case a published sum and device."""
-    return [
-        {
-            "experiment": "four_sums",
-            "provider": name,
-            "dtype": spec.total,
-            "direction": "forward",
-            "distribution": "constant",
-            "n_terms": n_terms,
-            "device": device,
-        }
-        for device in devices()
-        for name, spec in FOUR_SUMS.items()
-    ]
-
-
 def four_sum(name: str, n_terms: int, device: str = "cpu") -> torch.Tensor:
     """Add 0.01 `n_terms` times with torch, one after another, as the published script did."""
     spec = FOUR_SUMS[name]
@@ -95,18 +59,14 @@ def four_sum(name: str, n_terms: int, device: str = "cpu") -> torch.Tensor:
 
 
 def split_error(value: float, term: Fraction, n_terms: int) -> tuple[Fraction, Fraction]:
-    """Split value - n/100 exactly into n(term - 1/100), representation, and value - n*term,
-    accumulation.
-    """
+    """The exact parts of value - n/100: representation n(term - 1/100), accumulation value - n*term."""
     return n_terms * (term - CONSTANT), Fraction(value) - n_terms * term
 
 
 def measure_four_sum(case: Case) -> Figures:
-    """Measure one published sum; errors in absolute terms, signed, and exact before they are
-    stored.
-    """
-    name, n_terms = str(case["provider"]), int(case["n_terms"] or 0)
-    total = four_sum(name, n_terms, str(case["device"]))
+    """One published sum; absolute errors, signed, and exact before they are stored."""
+    name, n_terms = case["provider"], case["n_terms"]
+    total = four_sum(name, n_terms, case["device"])
     term = formats.nearest(CONSTANT, FOUR_SUMS[name].term)
     representation, accumulation = split_error(total.item(), term, n_terms)
     error = representation + accumulation
@@ -123,14 +83,12 @@ def measure_four_sum(case: Case) -> Figures:
     }
 
 
-# --- error against the number of terms ------------------------------------------------------------
+# --- sums of many terms ---------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
 def draw(distribution: str, n_terms: int, seeds: int) -> np.ndarray:
     """Draw fp32 terms [n_terms, seeds], read-only; a seed gives the same stream for any n."""
-    if distribution == "constant":
-        return np.full((n_terms, 1), float(CONSTANT), np.float32)
     terms = np.empty((n_terms, seeds), np.float32)
     for seed in range(seeds):
         generator = np.random.default_rng(seed)
@@ -139,7 +97,7 @@ def draw(distribution: str, n_terms: int, seeds: int) -> np.ndarray:
         elif distribution == "normal":
             terms[:, seed] = generator.standard_normal(n_terms, np.float32)
         else:
-            known = ", ".join(DISTRIBUTIONS)
+            known = ", ".join(DISTRIBUTIONS[1:])
             raise ValueError(f"unknown distribution {distribution!r}: choose one of {known}")
     terms.flags.writeable = False
     return terms
@@ -152,38 +110,38 @@ def rounded_terms(distribution: str, n_terms: int, seeds: int, dtype: str) -> np
     return formats.round_to(draw(distribution, n_terms, seeds), dtype)
 
 
-def sequential(terms: np.ndarray, dtype: str) -> np.ndarray:
-    """Sum fp32-held terms [n, columns] one after another, the running sum rounded to `dtype` each
-    time.
+def running(total: np.ndarray, terms: np.ndarray, dtype: str) -> np.ndarray:
+    """Every running sum [n, columns] of fp32-held terms added to `total` one after another, each
+    addition rounded to `dtype`.
     """
-    if dtype in ("fp32", "fp16"):
-        native = np.float32 if dtype == "fp32" else np.float16
-        total = np.zeros(terms.shape[1], native)
-        for start in range(0, len(terms), 1 << 16):
-            block = np.concatenate([total[None], terms[start : start + (1 << 16)].astype(native)])
-            with np.errstate(over="ignore"):
-                total = np.add.accumulate(block, axis=0, dtype=native)[-1]
-        return total.astype(np.float32)
-    total = np.zeros(terms.shape[1], np.float32)
+    if native := formats.get(dtype).native:
+        block = np.concatenate([total[None], terms]).astype(native)
+        with np.errstate(over="ignore"):
+            return np.add.accumulate(block, axis=0, dtype=native)[1:].astype(np.float32)
+    sums = np.empty_like(terms)
     round_in_place, add = formats.rounder(dtype, total.shape), np.add
-    low, high = terms.min(axis=0), terms.max(axis=0)
-    for start in range(0, len(terms), 4096):
+    for term, grown in zip(terms, sums, strict=True):
+        add(total, term, grown)
+        round_in_place(grown)
+        total = grown
+    return sums
+
+
+def sequential(terms: np.ndarray, dtype: str) -> np.ndarray:
+    """Sum fp32-held terms [n, columns] one after another, each addition rounded to `dtype`."""
+    total = np.zeros(terms.shape[1], np.float32)
+    edges = terms.min(axis=0), terms.max(axis=0)
+    for start in range(0, len(terms), BLOCK):
         # Rounding is monotone: when neither the smallest nor the largest term moves the sum, none
         # can.
-        if all(
-            np.array_equal(formats.round_to(total + edge, dtype), total) for edge in (low, high)
-        ):
+        if all(np.array_equal(formats.round_to(total + e, dtype), total) for e in edges):
             break
-        for row in terms[start : start + 4096]:
-            add(total, row, total)
-            round_in_place(total)
+        total = running(total, terms[start : start + BLOCK], dtype)[-1]
     return total
 
 
 def pairwise(terms: np.ndarray, dtype: str) -> np.ndarray:
-    """Sum fp32-held terms [n, columns] by adding neighbours, then neighbours of those, each sum
-    rounded.
-    """
+    """Sum fp32-held terms [n, columns]: neighbours, then neighbours of those, each sum rounded."""
     level = terms
     while len(level) > 1:
         if len(level) % 2:
@@ -214,37 +172,8 @@ def kahan(terms: np.ndarray, dtype: str) -> np.ndarray:
 SUMS = {"sequential": sequential, "pairwise": pairwise, "kahan": kahan}
 
 
-def growth_cases(
-    dtypes: list[str], distributions: list[str], max_terms: int, kahan_terms: int, seeds: int
-) -> list[Case]:
-    """Cases of the growth experiment; Kahan's sum, which is dear, goes to `kahan_terms` only."""
-    for dtype in dtypes:
-        formats.get(dtype)
-    return [
-        {
-            "experiment": "growth",
-            "provider": f"{method} {dtype}",
-            "method": method,
-            "dtype": dtype,
-            "direction": "forward",
-            "distribution": distribution,
-            "n_terms": n_terms,
-            "seed": 0,
-            "seeds": 1 if distribution == "constant" else seeds,
-            "device": "cpu",
-        }
-        for n_terms in grid(max_terms)
-        for distribution in distributions
-        for dtype in dtypes
-        for method in METHODS
-        if method != "kahan" or n_terms <= kahan_terms
-    ]
-
-
 def error_figures(value: np.ndarray, exact: np.ndarray, magnitude: np.ndarray) -> Figures:
-    """Summarise errors [samples] relative to the sum of magnitudes: median, range, signed mean,
-    every sample.
-    """
+    """Errors [samples] relative to the sum of magnitudes: median, range, signed mean, each one."""
     signed = (np.asarray(value, np.float64) - exact) / magnitude
     sizes = np.abs(signed)
     return {
@@ -259,13 +188,17 @@ def error_figures(value: np.ndarray, exact: np.ndarray, magnitude: np.ndarray) -
 
 
 def measure_growth(case: Case) -> Figures:
-    """Measure one sum over its seeds against the exact sum of the same rounded terms."""
-    dtype, distribution = str(case["dtype"]), str(case["distribution"])
-    terms = rounded_terms(distribution, int(case["n_terms"] or 0), int(case["seeds"] or 1), dtype)
+    """One sum over its seeds against the exact sum of the same rounded terms.
+
+    Raises:
+        Wrong: the sum leaves the format's range.
+    """
+    dtype = case["dtype"]
+    terms = rounded_terms(case["distribution"], case["n_terms"], case["seeds"], dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        value = SUMS[str(case["method"])](terms, dtype)
+        value = SUMS[case["method"]](terms, dtype)
     if not np.isfinite(value).all():
-        return {"status": "wrong", "reason": f"overflow: the sum leaves the range of {dtype}"}
+        raise Wrong(f"overflow: the sum leaves the range of {dtype}")
     exact, magnitude = np.empty(len(value)), np.empty(len(value))
     for seed, column in enumerate(terms.T):  # one column at a time: float64 takes twice the memory
         wide = column.astype(np.float64)
@@ -273,57 +206,54 @@ def measure_growth(case: Case) -> Figures:
     return error_figures(value, exact, magnitude)
 
 
-# --- where a sum stops growing --------------------------------------------------------------------
-
-
-def stagnation_cases(dtypes: list[str]) -> list[Case]:
-    """One case a format and term, 0.01 and 1."""
-    return [
-        {
-            "experiment": "stagnation",
-            "provider": f"sequential {dtype}",
-            "dtype": dtype,
-            "direction": "forward",
-            "distribution": "constant",
-            "term_text": text,
-            "device": "cpu",
-        }
-        for dtype in dtypes
-        for text in ("0.01", "1")
-    ]
-
-
 def measure_stagnation(case: Case) -> Figures:
     """Add one term until the sum no longer changes; the stop by formula stands beside it."""
-    dtype = str(case["dtype"])
-    term = formats.nearest(Fraction(str(case["term_text"])), dtype)
-    block = np.full(
-        (1 << 12 if formats.get(dtype).emulated else 1 << 20, 1), float(term), np.float32
-    )
-    total, additions = np.zeros(1, np.float32), 0
-    while formats.round_to(total + block[0], dtype)[0] != total[0]:
-        grown = sequential(np.concatenate([total[None], block]), dtype)
-        if formats.round_to(grown + block[0], dtype)[0] == grown[0]:
-            additions += _additions_to(grown, total, block, dtype)
-            total = grown
-            break
-        total, additions = grown, additions + len(block)
+    dtype, meant = case["dtype"], Fraction(case["term_text"])
+    term = formats.nearest(meant, dtype)
+    block = np.full((BLOCK, 1), float(term), np.float32)
+    total, additions, moved = np.zeros(1, np.float32), 0, BLOCK
+    while moved:
+        sums = running(total, block, dtype)
+        moved = int((np.diff(sums[:, 0], prepend=total) > 0).sum())
+        total, additions = sums[-1], additions + moved
     return {
         "value": float(total[0]),
         "predicted_value": formats.stagnation_value(term, dtype),
         "term": float(term),
         "additions": additions,
-        "exact": float(additions * Fraction(str(case["term_text"]))),
+        "exact": float(additions * meant),
     }
 
 
-def _additions_to(goal: np.ndarray, total: np.ndarray, block: np.ndarray, dtype: str) -> int:
-    """How many of the block's equal terms take `total` to `goal`, by bisection: the sum never
-    falls.
+# --- dot products ---------------------------------------------------------------------------------
+
+
+def operands(distribution: str, k: int, seeds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two fp32 arrays [k, seeds] of independent draws; a seed's first draws do not depend on k."""
+    both = draw(distribution, 2 * k, seeds)
+    return both[0::2], both[1::2]
+
+
+def dot(left: np.ndarray, right: np.ndarray, accumulator: str) -> np.ndarray:
+    """Sum the products of fp32-held [k, columns] one after another, products and sums rounded to
+    `accumulator`; no fused multiply-add.
     """
-    low, high = 0, len(block)
-    while low < high:
-        middle = (low + high) // 2
-        reached = sequential(np.concatenate([total[None], block[:middle]]), dtype)[0] >= goal[0]
-        low, high = (low, middle) if reached else (middle + 1, high)
-    return low
+    with np.errstate(over="ignore"):
+        products = formats.round_to(left * right, accumulator)
+    return sequential(products, accumulator)
+
+
+def measure_dot(case: Case) -> Figures:
+    """One dot product over its seeds: `relative_error` is what the arithmetic lost,
+    `representation_error` what rounding the inputs had lost before, both of sum |x_i y_i|.
+    """
+    raw = operands(case["distribution"], case["k"], case["seeds"])
+    left, right = (formats.round_to(values, case["dtype"]) for values in raw)
+    value = dot(left, right, case["accumulator"])
+    products = left.astype(np.float64) * right.astype(np.float64)  # at most 48 bits: exact
+    exact, magnitude = formats.exact_sum(products), np.abs(products).sum(axis=0)
+    meant = formats.exact_sum(raw[0].astype(np.float64) * raw[1].astype(np.float64))
+    return error_figures(value, exact, magnitude) | {
+        "representation_error": float(np.median(np.abs(exact - meant) / magnitude)),
+        "total_error": float(np.median(np.abs(value - meant) / magnitude)),
+    }

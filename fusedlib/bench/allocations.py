@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.ledger import CATEGORIES, MIB
-from fusedlib.bench.results import Unavailable
 
 _MARK = "fusedlib: the forward is done"
 

@@ -1,178 +1,205 @@
-"""Study 05's cases: a published comparison, taken apart step by step.
+"""Study 05: the published kernel and its repairs race Liger and our kernels, one heat a setting.
 
-`fusedlib.bench.dissection` measures them.
+The published kernel is wrong and may not be imported from here: `notebooks/flawed_swiglu.py`
+registers it and its repairs as rivals of the task `TASK`. It is the subject, so it is timed all the
+same; its rows have the status `wrong`, and their times go by names of their own,
+`published_protocol_...`: they say what its authors' protocol shows, and compare nothing.
 """
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from types import ModuleType
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from fusedlib.bench import kernel_sweep, results
-from fusedlib.bench.problems import SwiGLUProblem
+import torch
+from torch import Tensor
+
+from fusedlib import reference
+from fusedlib.bench import check, code, graphs, problems, race, results, rivals, roofline
+from fusedlib.bench import sweep as sweeps
+from fusedlib.bench import swiglu, timing
+from fusedlib.bench.attempt import Unavailable, free_memory
+from fusedlib.bench.problems import SwiGLUProblem, draw
+from fusedlib.bench.race import Case, Entry, Figures, Lap
 
 STUDY = "05_anatomy"
-PUBLISHED_BLOCK = 64
-TEST_BLOCK = 16  # of the published numerical test, whose problem is 16 by 16
-_Case = Mapping[str, Any]
+TASK = "published swiglu"
+BLOCK, TEST_BLOCK = 64, 16  # of the published kernel, and of its published test
+SETTINGS = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
+LAUNCHES = ("python", "graph")
+PREFIX = "published_protocol_"
+MIB = 2**20
 
 
-@dataclass(frozen=True)
-class Variant:
-    """The published kernel and its repairs.
+class Recorder(results.Recorder):
+    """Files a row whose figures say `wrong` under that status, its times under the prefix."""
 
-    Attributes:
-        whole_sum: whether the sum over K is there; without it the result is wrong.
-        weight_gradients: whether gate and up weights receive a gradient.
-        dot_precision: of the kernel's own products, "tf32" (Triton's default for fp32) or "ieee".
-        block: rows, columns and, without the whole sum, K of a tile.
-        emulated: plain PyTorch instead of Triton; errors only.
-    """
-
-    whole_sum: bool = False
-    weight_gradients: bool = False
-    dot_precision: str = "tf32"
-    block: int = PUBLISHED_BLOCK
-    emulated: bool = False
+    def append(
+        self, case: Mapping[str, Any], figures: Mapping[str, Any] | None = None,
+        *, status: str = "ok", reason: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """As any recorder's."""
+        told = dict(figures or {})
+        if why := told.pop("wrong", None):
+            told = {PREFIX + n if n.endswith("_ms") else n: v for n, v in told.items()}
+            status, reason = "wrong", why
+        return super().append(case, told, status=status, reason=reason)
 
 
-@dataclass(frozen=True)
-class Step:
-    """One change to the published comparison; each step keeps what the steps before it changed.
-
-    `variant` None stands for our own kernels, `precision` for torch's setting on both sides.
-    """
-
-    name: str
-    variant: Variant | None
-    launch: str = "python"
-    dtype: str = "float32"
-    precision: str = "highest"
-    directions: tuple[str, ...] = ("forward", "forward+backward")
+def study_code() -> code.Code:
+    """Fingerprints of study 05's rows."""
+    harness = (race, check, graphs, timing)
+    own = (problems, reference, swiglu.Course, Course, Recorder, errors, peak)
+    return code.Code(harness, own, lambda name: rival_of(name).fingerprint())
 
 
-_REPAIRED = Variant(whole_sum=True, weight_gradients=True)
-_IEEE = replace(_REPAIRED, dot_precision="ieee")
-STEPS = (
-    Step("redone", Variant()),
-    Step("reduction", replace(_REPAIRED, weight_gradients=False)),
-    Step("gradients", _REPAIRED, directions=("forward+backward",)),
-    Step("tf32", _REPAIRED, precision="high"),
-    Step("precision", _IEEE),
-    Step("launch", _IEEE, launch="graph"),
-    Step("kernels", None, launch="graph"),
-    Step("fusion", None, launch="graph", dtype="bfloat16"),
-)
-
-IMPLEMENTATIONS: dict[str, Variant | str] = {
-    "published, emulated": Variant(emulated=True),
-    "published with weight gradients, emulated": Variant(emulated=True, weight_gradients=True),
-    "published": Variant(),
-    "whole sum": _IEEE,
-    "eager": "eager",
-    "liger": "liger",
-    "fused": "fused",
-}
+def rival_of(name: str) -> rivals.Rival:
+    """The published kernel or a repair of that name, else a rival of study 03."""
+    return rivals.get(TASK if name in rivals.names(TASK) else swiglu.TASK, name)
 
 
-def code(*modules: ModuleType) -> str:
-    """Fingerprint of all that measures this study and of the kernels; `modules` are the others."""
-    import fusedlib.bench.anatomy as this
-
-    parts = kernel_sweep.code() + results.code_fingerprint(this, *modules)
-    return hashlib.sha256(parts.encode()).hexdigest()[:12]
-
-
-def step_cases(
-    tokens: Sequence[int], widths: Sequence[int], directions: Sequence[str], *, device: str,
-    repetitions: int,
+def cases(
+    sizes: Iterable[tuple[int, int]], directions: Sequence[str], asked: Sequence[str], *,
+    device: str, repetitions: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Every step at every square size in these directions.
+    """Every rival in every setting and launch that it takes, at square sizes (tokens, width)."""
+    return [
+        {"experiment": "time", "provider": name, **problem.fields(), "launch": launch,
+         "device": device, "repetitions": repetitions}
+        for tokens, width in sizes for dtype, precision in SETTINGS for direction in directions
+        for problem in [square(tokens, width, dtype, direction, precision)]
+        for launch in LAUNCHES for name in asked if dtype in rival_of(name).dtypes
+    ]  # fmt: skip
+
+
+def single_cases(
+    experiment: str, sizes: Iterable[tuple[int, int]], asked: Sequence[str], device: str
+) -> list[dict[str, Any]]:
+    """Every rival at every square size, of `errors` or `peak`; fp32, forward and backward."""
+    return [
+        {"experiment": experiment, "provider": name, **square(tokens, width).fields(),
+         "launch": "python", "device": device}
+        for tokens, width in sizes for name in asked
+    ]  # fmt: skip
+
+
+def square(
+    tokens: int, width: int, dtype: str = "float32", direction: str = "forward+backward",
+    precision: str = "highest",
+) -> SwiGLUProblem:  # fmt: skip
+    """A problem as published: hidden and intermediate size alike.
 
     Raises:
-        ValueError: a size that is not positive or an unknown direction, no repetition, or a width
-            that is no multiple of the published block.
+        ValueError: a width that is no multiple of the kernel's block.
     """
-    if repetitions < 1:
-        raise ValueError(f"repetitions must be at least 1, got {repetitions}")
-    _check_widths(widths, PUBLISHED_BLOCK)
-    found = []
-    for rows in tokens:
-        for width in widths:
-            for step in sorted(STEPS, key=lambda s: s.dtype != "float32"):
-                for direction in (d for d in directions if d in step.directions):
-                    problem = SwiGLUProblem(
-                        rows, width, width, step.dtype, direction, precision=step.precision
-                    )
-                    found.append(_step_case(step, problem, device, repetitions))
-    return found
+    if width < 1 or width % block_of(tokens):
+        raise ValueError(f"width {width} is no multiple of the kernel's block, {block_of(tokens)}")
+    return SwiGLUProblem(tokens, width, width, dtype, direction, precision=precision)
 
 
-def _step_case(step: Step, problem: SwiGLUProblem, device: str, repetitions: int) -> dict[str, Any]:
-    variant = step.variant or Variant(True, True, "own")
-    settings = {**problem.fields(), **asdict(variant)}  # of both, the kernel's gradients count
-    return {
-        "experiment": "step", "step": step.name, "rival": "flawed" if step.variant else "fused",
-        **settings, "launch": step.launch, "device": device, "repetitions": repetitions,
+def block_of(tokens: int) -> int:
+    """Rows, columns and K of the published kernel's tiles; its test's where tokens are few."""
+    return BLOCK if tokens >= BLOCK else TEST_BLOCK
+
+
+def available(case: Case) -> None:
+    """Raise `Unavailable` for what cannot run here, before anything is drawn."""
+    if case["launch"] != "python" and torch.device(case["device"]).type != "cuda":
+        raise Unavailable("CUDA graphs need a CUDA GPU")
+    rival_of(case["provider"]).check_available(case["device"], case["dtype"])
+
+
+class Course(swiglu.Course):
+    """Study 03's course, on which the published kernel and its repairs run too."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        with roofline.precision_of("high"):
+            plain = rivals.get(swiglu.TASK, swiglu.BASELINE).build(self.inputs)
+            rounded = check.errors(check.results_of(plain, self.inputs.dy), self.true)
+        # Triton cuts the low bits of a TF32 factor off where cuBLAS rounds: twice the error.
+        self.cut = {n: check.Errors(2 * e.norm, 2 * e.worst) for n, e in rounded.items()}
+
+    def enter(self, case: Case) -> Entry:
+        """Set a rival up and hold it to the truth; what is published or repaired may be wrong."""
+        one = rival_of(case["provider"])
+        entry = super().enter(case) if one.task == swiglu.TASK else self._published(one)
+        return replace(entry, lap=lambda heat: _alone(entry.lap(heat), heat["device"]))
+
+    def _published(self, one: rivals.Rival) -> Entry:
+        work, dy = one.build(self.inputs), self.inputs.dy
+        figures = one.facts() | self._verdict(one, check.results_of(work, dy))
+        return Entry(
+            figures,
+            lambda heat: race.workload_lap(work, dy, heat, lambda again: self._verdict(one, again)),
+        )
+
+    def _verdict(self, one: rivals.Rival, found: dict[str, Tensor]) -> Figures:
+        """Errors of what arrived, and what is wrong; a forward's replay gives y alone."""
+        tf32 = "tf32" in one.traits
+        usual, dtype = (self.cut, torch.float16) if tf32 else (self.usual, self.dtype)
+        distances = check.errors(found, self.true)
+        asked = ["y"] if set(found) == {"y"} else check.asked(self.inputs)
+        wrong = check.misses(distances, usual, dtype, asked)
+        figures = {f"{name}_error": e.norm for name, e in distances.items()}
+        return figures | ({"wrong": "; ".join(wrong)} if wrong else {})
+
+
+def _alone(lap: Lap, device: str) -> Lap:
+    """A lap that begins on an idle device: a host that ran ahead while a slow rival computed would
+    launch the next one for nothing.
+    """
+
+    def prepare(calls: int) -> None:
+        lap.prepare(calls)
+        timing.synchronize(device)
+
+    return replace(lap, prepare=prepare)
+
+
+EVENT = replace(swiglu.EVENT, course=Course, available=available)
+
+
+def errors(case: Case) -> Figures:
+    """Errors of a rival's output and gradients, and `wrong` where it is."""
+    available(case)
+    with EVENT.settings(case):
+        return Course(case).enter(case).figures
+
+
+def peak(case: Case) -> Figures:
+    """Peak of a step in MiB, weights and x counted, beside the weights and gradients in it."""
+    if torch.device(case["device"]).type != "cuda":
+        raise Unavailable("peaks are read from CUDA's allocator: no CUDA GPU here")
+    figures = errors(case)
+    free_memory()
+    inputs = draw(swiglu.problem_of(case), case["device"])
+    work = rival_of(case["provider"]).build(inputs)
+    for _ in range(2):  # libraries take their workspace in the first
+        work.reset()
+        torch.cuda.synchronize()
+        base = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with EVENT.settings(case):
+            work.forward().backward(inputs.dy)
+        torch.cuda.synchronize()
+        top = torch.cuda.max_memory_allocated() - base
+    weights = [leaf for name, leaf in work.leaves.items() if name != "x"]
+    held = sum(w.nbytes for w in weights)
+    gradients = sum(w.grad.nbytes for w in weights if w.grad is not None)
+    return figures | {
+        "peak_mib": (held + inputs.x.nbytes + top) / MIB,
+        "weights_mib": held / MIB, "gradients_mib": gradients / MIB,
     }  # fmt: skip
 
 
-def _check_widths(widths: Sequence[int], block: int) -> None:
-    if bad := [w for w in widths if w < block or w % block]:
-        raise ValueError(f"width {bad[0]} is no multiple of the kernel's block, {block}")
+def measure(recorder: results.Recorder, asked: Iterable[Case]) -> None:
+    """Race the cases of experiment `time`; measure the single ones of `errors` and `peak`."""
+    known = list(asked)
+    for name, single in (("errors", errors), ("peak", peak)):
+        sweeps.sweep(recorder, [c for c in known if c["experiment"] == name], single, label)
+    race.race(recorder, EVENT, [c for c in known if c["experiment"] == "time"])
 
 
-def correctness_cases(
-    widths: Sequence[int], *, device: str, gradients_width: int
-) -> list[dict[str, Any]]:
-    """Errors of the published kernel against width, and which gradients arrive for everybody.
-
-    One block of tokens each; the published test's own problem, all ones, comes first.
-
-    Raises:
-        ValueError: a width that is no multiple of the published block.
-    """
-    _check_widths([*widths, gradients_width], PUBLISHED_BLOCK)
-    ones = [(w, TEST_BLOCK, "ones") for w in (TEST_BLOCK, 2 * TEST_BLOCK)]
-    small = [w for w in (16, 32) if w < min(widths, default=0)]
-    drawn = [(w, TEST_BLOCK, "random") for w in (*small, *widths)]
-    drawn += [(w, PUBLISHED_BLOCK, "random") for w in widths]
-    asked = [
-        (name, *case) for case in ones + drawn for name in ("published, emulated", "published")
-    ]
-    asked += [
-        (name, gradients_width, PUBLISHED_BLOCK, "random") for name in IMPLEMENTATIONS
-        if (name, gradients_width, PUBLISHED_BLOCK, "random") not in asked
-    ]  # fmt: skip
-    return [
-        {
-            "experiment": "correctness", "implementation": name, "block": block, "inputs": inputs,
-            **SwiGLUProblem(block, width, width, "float32").fields(), "device": device,
-        }
-        for name, width, block, inputs in asked
-    ]  # fmt: skip
-
-
-def memory_cases(tokens: int, widths: Sequence[int], *, device: str) -> list[dict[str, Any]]:
-    """Peak of one forward and backward pass over the published sweep.
-
-    Raises:
-        ValueError: a width that is no multiple of the published block.
-    """
-    _check_widths(widths, PUBLISHED_BLOCK)
-    return [
-        {
-            "experiment": "memory", "implementation": name, "device": device,
-            **SwiGLUProblem(tokens, width, width, "float32").fields(),
-        }
-        for width in widths for name in ("liger", "published", "whole sum", "fused")
-    ]  # fmt: skip
-
-
-def label(case: _Case) -> str:
+def label(case: Case) -> str:
     """A case in a few words."""
-    size = f"{case['tokens']}·{case['hidden_size']}"
-    if case["experiment"] == "step":
-        return f"{case['step']} {size} {case['direction']}"
-    return f"{case['experiment']} {size} {case['implementation']}"
+    return f"{case['experiment']} {case['tokens']}·{case['hidden_size']} {case['provider']}"

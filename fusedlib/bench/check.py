@@ -1,18 +1,22 @@
 """The gate before the clock: output and every gradient against the reference in float64.
 
-One tolerance rule for tests and sweeps: at most twice the error that plain PyTorch makes in the
-same dtype on the same inputs, plus a floor of a few unit roundoffs, because where PyTorch happens
-to be exact, nobody else need be. It holds in norm and for the worst element.
+One tolerance rule for tests and races: at most twice the error that plain PyTorch makes in the same
+dtype on the same inputs, plus a floor of a few unit roundoffs, because where PyTorch happens to be
+exact, nobody else need be. It holds in norm and for the worst element. What is compared is what the
+problem asks for: a gradient that does not arrive is an error, whatever a rival says it wants.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedlib import reference
+from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.problems import Inputs
-from fusedlib.bench.providers import Workload
+from fusedlib.bench.rivals import Workload
 
 TIMES_EAGER = 2.0
 FLOOR_ROUNDOFFS = 4.0
@@ -35,12 +39,13 @@ def truth(inputs: Inputs) -> dict[str, Tensor]:
     return results_of(Workload(lambda: reference.swiglu_mlp(**leaves), leaves), inputs.dy.double())
 
 
-def results_of(workload: Workload, dy: Tensor) -> dict[str, Tensor]:
-    """y and the gradients that a workload gives.
+def asked(inputs: Inputs) -> list[str]:
+    """What a problem asks for: y, and the gradient of every operand that is not frozen."""
+    return ["y", *(f"d_{n}" for n, leaf in inputs.leaves().items() if leaf.requires_grad)]
 
-    Raises:
-        ValueError: an operand that wants a gradient received none.
-    """
+
+def results_of(workload: Workload, dy: Tensor) -> dict[str, Tensor]:
+    """y and the gradients that a workload gives."""
     workload.reset()
     y = workload.forward()
     y.backward(dy)
@@ -49,10 +54,14 @@ def results_of(workload: Workload, dy: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def errors(found: dict[str, Tensor], true: dict[str, Tensor]) -> dict[str, Errors]:
-    """Errors by name; the truth's gate and up are packed where the provider's are."""
-    if "d_w_gate_up" in found:
-        true = {**true, "d_w_gate_up": torch.cat([true["d_w_gate"], true["d_w_up"]])}
+def errors(found: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> dict[str, Errors]:
+    """Errors by name, of what arrived of what is true.
+
+    Raises:
+        ValueError: a tensor of another shape, or one that the truth does not know.
+    """
+    if unknown := set(found) - set(true):
+        raise ValueError(f"{sorted(unknown)} are no results of this problem: {sorted(true)}")
     return {name: _distance(tensor, true[name], name) for name, tensor in found.items()}
 
 
@@ -66,21 +75,42 @@ def _distance(tensor: Tensor, true: Tensor, name: str) -> Errors:
     return Errors(norm, worst)
 
 
-def misses(found: dict[str, Errors], eager: dict[str, Errors], dtype: torch.dtype) -> list[str]:
-    """What the rule rejects, one line a tensor; empty when all is right. NaN is never right."""
+def misses(
+    found: Mapping[str, Errors], usual: Mapping[str, Errors], dtype: torch.dtype,
+    asked: Iterable[str] | None = None,
+) -> list[str]:  # fmt: skip
+    """What the rule rejects, one line a tensor; empty when all is right. NaN is never right.
+
+    Args:
+        found: a rival's errors by name.
+        usual: plain PyTorch's.
+        dtype: whose roundoff the floor is made of.
+        asked: names that the problem asks for; by default all of `usual`.
+    """
     floor = FLOOR_ROUNDOFFS * torch.finfo(dtype).eps / 2
-    apart = {"d_w_gate", "d_w_up"} <= eager.keys()
-    packed = eager | ({"d_w_gate_up": _larger(eager, "d_w_gate", "d_w_up")} if apart else {})
     wrong = []
-    for name, error in found.items():
+    for name in usual if asked is None else asked:
+        if name not in found:
+            wrong.append(f"no gradient arrived at {name.removeprefix('d_')}")
+            continue
         for measure in ("norm", "worst"):
-            value, usual = getattr(error, measure), getattr(packed[name], measure)
-            allowed = TIMES_EAGER * usual + floor
+            value, own = getattr(found[name], measure), getattr(usual[name], measure)
+            allowed = TIMES_EAGER * own + floor
             if not value <= allowed:
                 wrong.append(f"{name}: {measure} error {value:.2e}, allowed {allowed:.2e}")
     return wrong
 
 
-def _larger(eager: dict[str, Errors], *names: str) -> Errors:
-    chosen = [eager[n] for n in names]
-    return Errors(max(e.norm for e in chosen), max(e.worst for e in chosen))
+def require(
+    found: Mapping[str, Errors], usual: Mapping[str, Errors], dtype: torch.dtype,
+    asked: Iterable[str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The errors as figures of a row.
+
+    Raises:
+        Wrong: the rule rejects one, with the figures all the same.
+    """
+    figures = {f"{name}_error": error.norm for name, error in found.items()}
+    if wrong := misses(found, usual, dtype, asked):
+        raise Wrong("; ".join(wrong), figures)
+    return figures

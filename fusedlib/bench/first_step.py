@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType
 
+from fusedlib.bench.attempt import Unavailable, is_out_of_memory
 from fusedlib.bench.steps import Trainer
-from fusedlib.bench.sweep import is_out_of_memory
 from fusedlib.bench.timing import synchronize
 
 # A corner of the batch: every kernel of the step runs, on next to no data.
@@ -27,12 +27,19 @@ CALLS = {
 }
 
 
-def _timed(device: str, work: Callable[[], object]) -> float:
+def _timed(device: torch.device | str, work: Callable[[], object]) -> float:
     """Wall time of `work` and the device's work it starts, in ms."""
     begin = time.perf_counter()
     work()
     synchronize(device)
     return (time.perf_counter() - begin) * 1e3
+
+
+def _whole(trainer: Trainer) -> dict[str, float]:
+    """The first steps, and `settled_ms`: the median of this very process's late ones."""
+    whole = [_timed(trainer.device, trainer.step) for _ in range(SETTLING + SETTLED)]
+    late = median(whole[SETTLING:])
+    return {"first_ms": whole[0], "second_ms": whole[1], "settled_ms": late}
 
 
 def stages(start: dict[str, float], **problem: Any) -> dict[str, Any]:
@@ -56,13 +63,7 @@ def stages(start: dict[str, float], **problem: Any) -> dict[str, Any]:
     figures["gemm_again_ms"] = _timed(device, lambda: square @ square)
     figures["corner_ms"] = _timed(device, lambda: trainer.step(part=CORNER))
     figures["corner_again_ms"] = _timed(device, lambda: trainer.step(part=CORNER))
-    whole = [_timed(device, trainer.step) for _ in range(SETTLING + SETTLED)]
-    return {
-        **figures,
-        "first_ms": whole[0],
-        "second_ms": whole[1],
-        "settled_ms": median(whole[SETTLING:]),
-    }
+    return {**figures, **_whole(trainer)}
 
 
 def compilation(start: dict[str, float], **problem: Any) -> dict[str, Any]:
@@ -70,24 +71,15 @@ def compilation(start: dict[str, float], **problem: Any) -> dict[str, Any]:
 
     The compile cache on disk is turned off, so that the first step really compiles.
     """
-    from fusedlib.bench.results import Unavailable
-
     torch.compiler.config.force_disable_caches = True
     trainer = Trainer(**problem)
-    device = problem["device"]
     try:
-        whole = [_timed(device, trainer.step) for _ in range(SETTLING + SETTLED)]
+        return {**start, **_whole(trainer)}
     except Exception as error:
         if is_out_of_memory(error):
             raise
         first = str(error).strip().splitlines()[0]
         raise Unavailable(f"torch.compile does not work here: {first}") from error
-    return {
-        **start,
-        "first_ms": whole[0],
-        "second_ms": whole[1],
-        "settled_ms": median(whole[SETTLING:]),
-    }
 
 
 def calls(start: dict[str, float], **problem: Any) -> dict[str, Any]:
@@ -97,10 +89,6 @@ def calls(start: dict[str, float], **problem: Any) -> dict[str, Any]:
     calls) and `<group>_first_count`, `<group>_settled_count`; `kernels_..._ms` is the device's own
     time in kernels, `step_..._ms` the whole step under the profiler.
     """
-    from fusedlib.bench.results import Unavailable
-
-    if torch.device(problem["device"]).type != "cuda":
-        raise Unavailable("needs a CUDA GPU: elsewhere there are no driver calls to count")
     trainer = Trainer(**problem)
     figures: dict[str, Any] = dict(start)
     figures.update(_profiled(trainer, "first"))

@@ -10,8 +10,6 @@ fp32 and rounding the result gives the same as one correctly rounded operation, 
 numpy's own conversion, subnormal numbers and overflow included.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,14 +20,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format: `precision` significand bits, smallest normal number
-    2^min_exponent.
+    """A binary format of `precision` significand bits and smallest normal number 2^min_exponent;
+    `native` is numpy's type of it, None where it is emulated.
     """
 
     name: str
     precision: int
     min_exponent: int
-    emulated: bool
+    native: type[np.floating] | None = None
 
     @property
     def unit_roundoff(self) -> float:
@@ -38,15 +36,15 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {
-    "fp32": Format("fp32", 24, -126, emulated=False),
-    "tf32": Format("tf32", 11, -126, emulated=True),
-    "fp16": Format("fp16", 11, -14, emulated=False),
-    "bf16": Format("bf16", 8, -126, emulated=True),
+    "fp32": Format("fp32", 24, -126, np.float32),
+    "tf32": Format("tf32", 11, -126),
+    "fp16": Format("fp16", 11, -14, np.float16),
+    "bf16": Format("bf16", 8, -126),
 }
 
 
 def get(name: str) -> Format:
-    """Return the format called `name`; ValueError with the known ones when there is none."""
+    """The format called `name`; ValueError with the known ones when there is none."""
     if name not in FORMATS:
         known = ", ".join(FORMATS)
         raise ValueError(f"unknown number format {name!r}: choose one of {known}")
@@ -54,8 +52,7 @@ def get(name: str) -> Format:
 
 
 def nearest(value: Fraction | float, name: str) -> Fraction:
-    """Round one number exactly to the nearest of a format, ties to even, without an upper range
-    limit.
+    """Round one number exactly to the nearest of a format, ties to even, without an upper limit.
 
     Slow and exact: the definition that the fast roundings are tested against, and how constants
     such as 0.01 are rounded once instead of twice.
@@ -72,13 +69,11 @@ def nearest(value: Fraction | float, name: str) -> Fraction:
 
 
 def rounder(name: str, shape: tuple[int, ...]) -> Callable[[np.ndarray], None]:
-    """Return a function that rounds a finite fp32 array of `shape` in place; scratch space is made
-    once.
-    """
+    """A function that rounds a finite fp32 array of `shape` in place; scratch space is made once."""
     fmt = get(name)
-    if fmt.name == "fp32":
+    if fmt.native is np.float32:
         return lambda values: None
-    if not fmt.emulated:
+    if fmt.native is np.float16:
         half = np.empty(shape, np.float16)
 
         def round_fp16(values: np.ndarray) -> None:
@@ -111,11 +106,10 @@ def rounder(name: str, shape: tuple[int, ...]) -> Callable[[np.ndarray], None]:
 
 
 def round_to(values: np.ndarray, name: str) -> np.ndarray:
-    """Round an fp32 array of any shape to a format, to nearest, ties to even; the result is a new
-    fp32 array.
+    """An fp32 array rounded to a format, to nearest, ties to even; what overflows is infinite.
 
-    Infinities and NaN stay as they are; what overflows the format becomes infinite. Raises
-    ValueError for another dtype, since rounding twice is not rounding once.
+    Raises:
+        ValueError: another dtype, since rounding twice is not rounding once.
     """
     if values.dtype != np.float32:
         raise ValueError(
@@ -128,9 +122,7 @@ def round_to(values: np.ndarray, name: str) -> np.ndarray:
 
 
 def truncate_to_fp32(values: np.ndarray) -> np.ndarray:
-    """Chop float64 values to fp32's 24 significand bits, toward zero; float64 in and out, normal
-    range.
-    """
+    """Chop float64 values of fp32's normal range to its 24 bits, toward zero; float64 again."""
     bits = values.view(np.uint64) & np.uint64(0xFFFFFFFFFFFFFFFF ^ ((1 << 29) - 1))
     return bits.view(np.float64)
 

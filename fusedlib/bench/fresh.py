@@ -88,15 +88,12 @@ def _talk(
 
 
 def _value(reply: dict[str, Any]) -> Any:
-    from fusedlib.bench.results import Unavailable
+    from fusedlib.bench.attempt import Unavailable
 
-    if "value" in reply:
+    kinds = {"oom": MemoryError, "unavailable": Unavailable}
+    if reply["status"] == "ok":
         return reply["value"]
-    if reply["kind"] == "oom":
-        raise MemoryError(reply["message"])
-    if reply["kind"] == "unavailable":
-        raise Unavailable(reply["message"])
-    raise FreshProcessError(reply["message"])
+    raise kinds.get(reply["status"], FreshProcessError)(reply["reason"])
 
 
 def _search_path() -> str:
@@ -116,34 +113,24 @@ def _serve() -> None:
     os.dup2(2, 1)
     call = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_follow_parent, args=(sys.stdin.buffer,), daemon=True).start()
-    reply: dict[str, Any]
-    try:
-        module, function = call["target"].split(":")
-        started_ms = (entered_ns - call["called_ns"]) / 1e6
-        begin = time.perf_counter()
-        import torch  # noqa: F401
+    started_ms = (entered_ns - call["called_ns"]) / 1e6
+    begin = time.perf_counter()
+    import torch  # noqa: F401
 
-        import_ms = (time.perf_counter() - begin) * 1e3
-        work = getattr(importlib.import_module(module), function)
-        start = {"interpreter_ms": started_ms, "import_torch_ms": import_ms}
-        reply = {"value": work(**call["arguments"], start=start)}
-    except BaseException as error:
-        reply = _failure(error)
+    start = {"interpreter_ms": started_ms, "import_torch_ms": (time.perf_counter() - begin) * 1e3}
+    from fusedlib.bench.attempt import Attempt
+
+    tried = Attempt.at(lambda: _target(call["target"])(**call["arguments"], start=start))
+    reply = {"status": tried.status, "reason": tried.reason, "value": tried.value}
     json.dump(reply, out)
     out.flush()
     # Skips teardown: some runtimes take seconds to unload, and nothing is left to save.
     os._exit(0)
 
 
-def _failure(error: BaseException) -> dict[str, str]:
-    from fusedlib.bench.results import Unavailable
-    from fusedlib.bench.sweep import is_out_of_memory
-
-    if isinstance(error, Unavailable):
-        return {"kind": "unavailable", "message": str(error)}
-    kind = "oom" if is_out_of_memory(error) else "failed"
-    first = (str(error).strip().splitlines() or ["no message"])[0]
-    return {"kind": kind, "message": f"{type(error).__name__}: {first}"}
+def _target(name: str) -> Any:
+    module, function = name.split(":")
+    return getattr(importlib.import_module(module), function)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fusedlib.bench.providers import Workload
+from fusedlib.bench.rivals import Workload
 
 WARMUP = 3
 

@@ -271,22 +271,23 @@ LEDGERS = {
     "eager": EAGER, "inductor": LIGER, "liger": LIGER, "quack": QUACK,
     "fused": FUSED, "fused (input)": FUSED_INPUT,
 }  # fmt: skip
-OTHER_PATHS = {
-    "plain": {"fused": PLAIN, "fused (input)": PLAIN_INPUT},
-    "split": {"fused": SPLIT, "fused (input)": SPLIT_INPUT},
-}
+_SPLIT = {"fused": SPLIT, "fused (input)": SPLIT_INPUT}
+_PLAIN = {"fused": PLAIN, "fused (input)": PLAIN_INPUT}
 
 
-def of(provider: str, path: str | None = "kernels") -> Ledger:
-    """The ledger of a provider; fused's `path` may be "plain" (PyTorch's lines) or "split".
+def of(provider: str, path: str | None = None, dtype: str = "bfloat16") -> Ledger | None:
+    """The ledger of a rival; None where nobody has counted it.
 
-    Raises:
-        ValueError: nobody has counted this provider; with the list of those counted.
+    Args:
+        provider: the rival's name.
+        path: what ours ran, as in its rows: "kernels" (by default) or plain PyTorch.
+        dtype: in fp32 our kernels split their factors.
     """
-    chosen = LEDGERS | OTHER_PATHS.get(path or "", {})
-    if provider not in chosen:
-        raise ValueError(f"no ledger for {provider!r}; counted: {', '.join(LEDGERS)}")
-    return chosen[provider]
+    if isinstance(path, str) and path.startswith("plain"):
+        return _PLAIN.get(provider, LEDGERS.get(provider))
+    if dtype == "float32":
+        return _SPLIT.get(provider, LEDGERS.get(provider))
+    return LEDGERS.get(provider)
 
 
 def stack_peak_mib(

@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -194,6 +195,28 @@ def before_and_after(before: dict[str, Any], after: dict[str, Any]) -> dict[str,
             quantity, unit = name.rsplit("_", 1)
             flat[f"{quantity}_{when}_{unit}"] = value
     return flat
+
+
+@dataclass
+class Energy:
+    """What the card used between two moments; `joules` is None where it does not count."""
+
+    joules: float | None = None
+    seconds: float = 0.0
+
+
+@contextmanager
+def energy() -> Iterator[Energy]:
+    """Measure the first card's energy over a block, by NVML's counter."""
+    used = Energy()
+    with _nvml() as (nvml, handle):
+        count = getattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", None)
+        begin, before = time.perf_counter(), count and _asked(count, handle)
+        yield used
+        after = count and _asked(count, handle)
+        used.seconds = time.perf_counter() - begin
+        if before is not None and after is not None:
+            used.joules = (after - before) / 1e3
 
 
 @contextmanager

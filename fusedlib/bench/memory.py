@@ -1,6 +1,10 @@
-"""Study 04's cases and how each is measured: what an MLP keeps, what a step holds, deep stacks."""
+"""Study 04: what a SwiGLU MLP keeps for backward, what one step holds, and what deep stacks hold.
 
-import gc
+Three ways to measure that share nothing: saved-tensor hooks, every allocation as the profiler sees
+it, and the peak that CUDA's allocator keeps itself. What is counted stands in `ledger`.
+"""
+
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -8,82 +12,61 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib import functional
-from fusedlib.bench import (
-    allocations,
-    check,
-    ledger,
-    machine,
-    providers,
-    results,
-    sources,
-    stacks,
-)
+from fusedlib import reference
+from fusedlib.bench import allocations, check, code, ledger, machine, problems, rivals, stacks
 from fusedlib.bench.allocations import Trace
+from fusedlib.bench.attempt import TooLarge, free_memory
 from fusedlib.bench.ledger import CATEGORIES, MIB
-from fusedlib.bench.problems import SwiGLUProblem, draw
-from fusedlib.bench.providers import Workload
+from fusedlib.bench.problems import Inputs, SwiGLUProblem, draw
+from fusedlib.bench.rivals import Rival, Workload
+from fusedlib.bench.stacks import STACK
+from fusedlib.bench.swiglu import BASELINE, TASK, sizes
 
 STUDY = "04_memory"
-# Up to this many tokens · hidden · intermediate a rival is checked at the very shape, else at GATE.
-SMALL = 2**26
-GATE = (192, 256, 704)
+Case = Mapping[str, Any]
+# The check in float64 takes many times a step's memory: at most so many tokens, and so wide.
+MOST_TOKENS, WIDEST = 8192, 16_384
 # An attempt costs a second; only what is counted at more than twice the memory is not tried.
 HOPELESS = 2.0
 # Share of the peak that the events may be off before they are not taken for its parts.
-TOLD = 0.005
-_FIELDS = ("tokens", "hidden_size", "intermediate_size", "dtype")
+COMPLETE = 0.005
+SHAPE = ("tokens", "hidden_size", "intermediate_size", "dtype")
 
 
-def code() -> str:
-    """Fingerprint of all that measures this study and of the kernels, whose buffers it measures."""
-    from fusedlib.bench import memory
+def study_code() -> code.Code:
+    """Fingerprints of study 04's rows."""
 
-    measuring = (memory, allocations, stacks, providers, functional)
-    return results.code_fingerprint(*measuring, *sources.kernel_modules())
+    def own(name: str) -> str:
+        tasks = [task for task in (TASK, STACK) if name in rivals.names(task)]
+        return ".".join(rivals.get(task, name).fingerprint() for task in tasks)
 
-
-def shape(text: str, dtype: str) -> SwiGLUProblem:
-    """A problem of "tokens·hidden·intermediate".
-
-    Raises:
-        ValueError: not three whole numbers from 1.
-    """
-    parts = text.split("·")
-    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-        raise ValueError(f"a shape is tokens·hidden·intermediate such as 64·128·128, got {text!r}")
-    tokens, hidden, inner = map(int, parts)
-    return SwiGLUProblem(tokens, hidden, inner, dtype)
+    measuring = (problems, reference, measure, _errors, stacks.one_layer)
+    return code.Code((check, allocations), measuring, own)
 
 
-def square(tokens: int, width: int) -> SwiGLUProblem:
-    """A problem as published: hidden and intermediate size alike, fp32."""
-    return SwiGLUProblem(tokens, width, width, "float32")
+def cases(
+    shapes: Iterable[str | tuple[int, int, int]], asked: Sequence[str], *, dtype: str, device: str,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """For each shape and rival what autograd keeps ("saved") and what one step holds ("step").
 
-
-def mlp_cases(
-    problems: Iterable[SwiGLUProblem], rivals: Sequence[str], device: str
-) -> list[dict[str, Any]]:
-    """For each problem and rival what autograd keeps ("saved") and what one step holds ("step").
+    Args:
+        shapes: "tokens·hidden·intermediate", or the three numbers.
+        asked: names of rivals; `all` for every one that is registered.
+        dtype: of inputs, weights and results.
+        device: where it runs.
 
     Raises:
-        ValueError: a rival whose memory nobody has counted.
+        ValueError: a text that is not three whole numbers from 1, or an unknown rival.
     """
-    for rival in rivals:
-        ledger.of(rival)
-    where = machine.device_type() if device == "auto" else device
-    unique = dict.fromkeys(tuple(getattr(p, f) for f in _FIELDS) for p in problems)
+    names = [n for n in rivals.chosen(TASK, asked) if "bound" not in rivals.get(TASK, n).traits]
     return [
-        {
-            "experiment": experiment, "provider": rival,
-            **dict(zip(_FIELDS, fields, strict=True)), "device": where,
-        }
-        for fields in unique for rival in rivals for experiment in ("saved", "step")
+        {"experiment": experiment, "provider": name, **_fields(shape, dtype), "device": device}
+        for shape in shapes for name in names for experiment in ("saved", "step")
     ]  # fmt: skip
 
 
 def stack_cases(
-    problem: SwiGLUProblem, layers: Sequence[int], rivals: Sequence[str], device: str
+    shape: str, layers: Sequence[int], asked: Sequence[str], *, dtype: str, device: str
 ) -> list[dict[str, Any]]:
     """Stacks of that many layers, without gradients from an earlier pass and with them held.
 
@@ -92,99 +75,107 @@ def stack_cases(
     """
     if least := [n for n in layers if n < 1]:
         raise ValueError(f"a stack has at least one layer, got {least[0]}")
-    stacks.check_names(rivals)
-    where = machine.device_type() if device == "auto" else device
-    shared = {name: getattr(problem, name) for name in _FIELDS} | {"device": where}
     return [
-        {"experiment": "stack", "provider": rival, "layers": n, "held": held, **shared}
-        for n in layers for rival in rivals for held in (False, True)
+        {"experiment": "stack", "provider": name, "layers": n, "held": held,
+         **_fields(shape, dtype), "device": device}
+        for n in layers for name in rivals.chosen(STACK, asked) for held in (False, True)
     ]  # fmt: skip
 
 
-def problem_of(case: Mapping[str, Any]) -> SwiGLUProblem:
+def _fields(shape: str | tuple[int, int, int], dtype: str) -> dict[str, Any]:
+    problem = SwiGLUProblem(*sizes(shape), dtype)
+    return {name: getattr(problem, name) for name in SHAPE}
+
+
+def problem_of(case: Case) -> SwiGLUProblem:
     """The problem that a case or a row speaks of."""
-    tokens, hidden, inner = (int(case[name]) for name in _FIELDS[:3])
+    tokens, hidden, inner = (int(case[name]) for name in SHAPE[:3])
     return SwiGLUProblem(tokens, hidden, inner, str(case["dtype"]))
 
 
-def label(case: Mapping[str, Any]) -> str:
+def label(case: Case) -> str:
     """A case in a few words."""
-    sizes = "·".join(str(case[name]) for name in _FIELDS if name != "dtype")
     layers = f" × {case['layers']}" if case["experiment"] == "stack" else ""
-    return f"{case['experiment']} {case['provider']} {sizes}{layers}"
+    return f"{case['experiment']} {case['provider']} {problem_of(case).shape}{layers}"
 
 
-def measure(case: Mapping[str, Any]) -> dict[str, Any]:
+def measure(case: Case) -> dict[str, Any]:
     """The row's figures, in MiB.
 
     Raises:
-        Unavailable: the rival or the figure does not exist on this device.
+        Refused: the rival is wrong, cannot run here, or is counted far above the memory there is.
     """
-    name, problem, device = case["provider"], problem_of(case), case["device"]
-    rival = providers.get(name)
+    rival = rivals.get(STACK if case["experiment"] == "stack" else TASK, case["provider"])
+    problem, device = problem_of(case), case["device"]
     rival.check_available(device, problem.dtype)
-    if reason := _hopeless(case):
-        return {"status": "oom", "reason": reason}
-    _clear(device)
-    if case["experiment"] == "stack":
-        return _stack(case)
-    small = problem.tokens * problem.hidden_size * problem.intermediate_size <= SMALL
-    gate = problem if small else SwiGLUProblem(*GATE, problem.dtype)
-    figures: dict[str, Any] = {"version": rival.version(), "path": _path(name, problem, device)}
-    if wrong := _misses(name, gate, device):
-        return figures | {"status": "wrong", "reason": wrong}
+    _require_hope(case)
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # its cache is bounded: eight shapes of one function
+    free_memory()  # also when the case before ended in an exception
+    checked = SwiGLUProblem(
+        min(problem.tokens, MOST_TOKENS), min(problem.hidden_size, WIDEST),
+        min(problem.intermediate_size, WIDEST), problem.dtype,
+    )  # fmt: skip
+    figures = rival.facts() | {"checked_at": checked.shape} | _errors(rival, checked, device)
+    if rival.task == STACK:
+        return figures | _stack(case)
     idle = _allocated(device)
     inputs = draw(problem, device)
-    work, dy = rival.set_up(inputs), inputs.dy
+    work = rival.build(inputs)
+    figures["path"] = work.path
     if case["experiment"] == "saved":
         return figures | _saved(work)
-    return figures | {"idle_mib": idle / MIB} | _step(work, dy, device)
+    return figures | {"idle_mib": idle / MIB} | _step(work, inputs.dy, device)
 
 
-def _path(name: str, problem: SwiGLUProblem, device: str) -> str:
-    """Whether fused runs its kernels here; everybody else is what the name says."""
-    probe = torch.empty(0, dtype=problem.torch_dtype, device=device)
-    return "plain" if name.startswith("fused") and not functional.fused(probe) else "kernels"
+def _require_hope(case: Case) -> None:
+    described = machine.describe()
+    there = described.device_memory_gib if case["device"] == "cuda" else None
+    there = there or described.memory_gib
+    need = counted_mib(case) / 1024
+    if there is not None and need > HOPELESS * there:
+        raise TooLarge(
+            f"not tried: {need:.0f} GiB counted, more than {HOPELESS:g} times the "
+            f"{there:.0f} GiB there are"
+        )
 
 
-def _hopeless(case: Mapping[str, Any]) -> str | None:
-    total_gib = machine.describe().device_memory_gib if case["device"] == "cuda" else None
-    total_gib = total_gib or machine.describe().memory_gib
-    if total_gib is None or not (need := counted_mib(case)):
-        return None
-    if need / 1024 <= HOPELESS * total_gib:
-        return None
-    return (
-        f"not tried: {need / 1024:.0f} GiB counted, more than {HOPELESS:g} times the "
-        f"{total_gib:.0f} GiB there are"
-    )
+def counted_mib(case: Case) -> float:
+    """All that a case needs at its peak by the ledger, weights, x and dy included, in MiB.
 
-
-def counted_mib(case: Mapping[str, Any]) -> float:
-    """All that a case needs at its peak by the ledger, weights, x and dy included, in MiB."""
+    Weights and inputs alone for a rival that nobody has counted.
+    """
     problem = problem_of(case)
-    book = ledger.of(case["provider"], case.get("path"))
-    weights, ends = (ledger.W * 3).mib(problem), (ledger.D * 2).mib(problem)
-    if case["experiment"] != "stack":
-        return weights + ends + ledger.total(book.peak(problem)[1]).mib(problem)
-    held = bool(case["held"])
-    layers = int(case["layers"])
-    over = ledger.stack_peak_mib(book, layers, problem, held=held)
-    return ends + (2 if held else 1) * layers * weights + sum(over.values())
+    book = ledger.of(case["provider"], case.get("path"), problem.dtype)
+    deep = case["experiment"] == "stack"
+    layers, held = (int(case["layers"]), bool(case["held"])) if deep else (1, False)
+    weights, ends = (ledger.W * 3 * layers).mib(problem), (ledger.D * 2).mib(problem)
+    over = ledger.stack_peak_mib(book, layers, problem, held=held) if book else {}
+    return ends + (2 if held else 1) * weights + sum(over.values())
 
 
 @cache
-def _misses(name: str, problem: SwiGLUProblem, device: str) -> str:
-    """What the float64 gate rejects: only what is right, with every gradient, is measured."""
+def _errors(rival: Rival, problem: SwiGLUProblem, device: str) -> dict[str, Any]:
+    """What the check in float64 says: only what is right, with every gradient, is measured.
+
+    Raises:
+        Wrong: it misses the reference.
+    """
     inputs = draw(problem, device)
     true = check.truth(inputs)
-    usual = check.errors(check.results_of(providers.get("eager").set_up(inputs), inputs.dy), true)
-    work = providers.get(name).set_up(inputs)
-    try:
-        found = check.errors(check.results_of(work, inputs.dy), true)
-    except ValueError as error:  # a gradient did not arrive
-        return str(error)
-    return "; ".join(check.misses(found, usual, problem.torch_dtype))
+
+    def found(work: Workload) -> dict[str, check.Errors]:
+        return check.errors(check.results_of(work, inputs.dy), true)
+
+    usual = found(rivals.get(TASK, BASELINE).build(inputs))
+    own = _one_layer(rival, problem, inputs)
+    return check.require(found(own), usual, problem.torch_dtype, check.asked(inputs))
+
+
+def _one_layer(rival: Rival, problem: SwiGLUProblem, inputs: Inputs) -> Workload:
+    if rival.task == STACK:
+        return stacks.one_layer(rival.name, problem, inputs)
+    return rival.build(inputs)
 
 
 def _saved(work: Workload) -> dict[str, Any]:
@@ -214,7 +205,7 @@ def _saved(work: Workload) -> dict[str, Any]:
 def _step(work: Workload, dy: Tensor, device: str) -> dict[str, Any]:
     """Forward and backward once, every allocation seen, after a pass that is not measured."""
     operands = sum(leaf.untyped_storage().nbytes() for leaf in work.leaves.values())
-    _pass(work.forward, dy)
+    work.forward().backward(dy)
     work.reset()
     base = _allocated(device)
     trace = _traced(work.forward, dy, device)
@@ -229,10 +220,6 @@ def _step(work: Workload, dy: Tensor, device: str) -> dict[str, Any]:
     }
 
 
-def _pass(forward: Callable[[], Tensor], dy: Tensor) -> None:
-    forward().backward(dy)
-
-
 def _traced(forward: Callable[[], Tensor], dy: Tensor, device: str) -> Trace:
     if device == "cuda":
         torch.cuda.synchronize()
@@ -244,8 +231,8 @@ def _moments(trace: Trace, device: str, base: int) -> dict[str, Any]:
     """MiB over base after the forward, at the peak with its parts, and in gradients at the end.
 
     On CUDA the allocator's own counts are the figures, and the events give the parts. Where their
-    peak is not the allocator's (`complete` False: releases inside torch's checkpoint are not told
-    to the profiler), there are no parts.
+    peak is not the allocator's (`complete` False: the profiler does not see what torch's checkpoint
+    releases), there are no parts.
     """
     live = trace.live_mib()
     held = [sum(parts) for parts in zip(*(live[name] for name in CATEGORIES), strict=True)]
@@ -256,7 +243,7 @@ def _moments(trace: Trace, device: str, base: int) -> dict[str, Any]:
         peak = (torch.cuda.max_memory_allocated() - base) / MIB
         after = (trace.forward_bytes - base) / MIB
     output = sum(b.nbytes for b, name in trace.blocks if name == "output") / MIB
-    complete = abs(held[at] - peak) <= TOLD * peak
+    complete = abs(held[at] - peak) <= COMPLETE * peak
     figures = {
         "after_forward_mib": after, "output_mib": output, "saved_mib": after - output,
         "peak_mib": peak, "events_peak_mib": held[at], "complete": complete,
@@ -267,16 +254,15 @@ def _moments(trace: Trace, device: str, base: int) -> dict[str, Any]:
     return figures
 
 
-def _stack(case: Mapping[str, Any]) -> dict[str, Any]:
+def _stack(case: Case) -> dict[str, Any]:
     problem, device = problem_of(case), case["device"]
-    name, layers, held = case["provider"], int(case["layers"]), bool(case["held"])
-    with torch.device(device):
-        modules = stacks.build(name, problem, layers)
+    held = bool(case["held"])
+    modules = stacks.build(case["provider"], problem, int(case["layers"]), device)
     x = torch.randn(problem.tokens, problem.hidden_size, device=device).to(problem.torch_dtype)
     x, dy = x.requires_grad_(), torch.ones_like(x)
-    _pass(partial(modules[0], x), dy)  # libraries, kernels and workspaces are there from now on
+    modules[0](x).backward(dy)  # libraries, kernels and workspaces are there from now on
     if held:
-        _pass(partial(modules, x), dy)
+        modules(x).backward(dy)
     else:
         modules.zero_grad(set_to_none=True)
     x.grad = None
@@ -285,15 +271,7 @@ def _stack(case: Mapping[str, Any]) -> dict[str, Any]:
     weights = sum(w.untyped_storage().nbytes() for w in modules.parameters()) / MIB
     ends = 2 * dy.untyped_storage().nbytes() / MIB
     figures["total_peak_mib"] = (2 if held else 1) * weights + ends + figures["peak_mib"]
-    return figures | {"path": _path(name, problem, device)}
-
-
-def _clear(device: str) -> None:
-    """Leave nothing of the case before, also when that one ended in an exception."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+    return figures | {"path": stacks.path(modules[0], x)}
 
 
 def _allocated(device: str) -> int:

@@ -2,8 +2,12 @@
 
 A row lies in `<results>/<machine>/<study>.jsonl`. Its case (the fields that say what was asked
 for), its profile and the fingerprint of the code that measured it decide whether a later run
-measures it again. The description of the machine lies beside the rows in `machine.jsonl`, once
-a change.
+measures it again. A row belongs to a recording: one run of the study on one machine. All recordings
+whose code is current count together. The description of the machine lies beside the rows in
+`machine.jsonl`, once a change.
+
+Where code changed in form only, an entry in `<results>/carried.toml` says which rows still count,
+and why they measure the same.
 """
 
 import ast
@@ -12,17 +16,21 @@ import inspect
 import json
 import math
 import os
+import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fusedlib import paths
 from fusedlib.bench import machine as machines
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.code import Code
 from fusedlib.bench.jsonl import ResultsError, TornLineWarning, append_object, read_objects
 
 if TYPE_CHECKING:
@@ -34,8 +42,9 @@ STATUSES = ("ok", "wrong", "unavailable", "oom", "oom (predicted)", "failed")
 TRIED_AGAIN = ("failed", "unavailable")
 HEAD = (
     "schema", "study", "profile", "machine", "environment", "device_type", "device_name",
-    "commit", "dirty", "code", "case", "measured_at", "status", "reason",
+    "commit", "dirty", "code", "recording", "case", "measured_at", "status", "reason",
 )  # fmt: skip
+RECORDING, CASES = "FUSEDLIB_RECORDING", "FUSEDLIB_CASES"
 # What tells one row from another; without these nothing can be looked up.
 IDENTITY = ("machine", "profile", "case", "code", "status")
 
@@ -43,10 +52,6 @@ __all__ = [
     "SCHEMA", "STATUSES", "Recorder", "ResultsError", "Unavailable",
     "check", "code_fingerprint", "import_rows", "load", "machines_seen", "read_rows",
 ]  # fmt: skip
-
-
-class Unavailable(Exception):  # noqa: N818 (a state of affairs, not an error)
-    """Raised by a measure function: this case cannot run here, for the reason given."""
 
 
 def code_fingerprint(*modules: ModuleType) -> str:
@@ -122,6 +127,55 @@ def check(studies: Iterable[str] | None = None, directory: Path | None = None) -
     return [str(warning.message) for warning in dropped]
 
 
+def recording_of(row: Mapping[str, Any]) -> str:
+    """The recording that a row belongs to; of one written before there were any, day and commit."""
+    day, commit = str(row.get("measured_at", ""))[:10], str(row.get("commit") or "")[:7]
+    return str(row.get("recording") or f"{day} {commit}".strip())
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Rows of former code that count as rows of today's: `<results>/carried.toml`.
+
+    An entry names a study, the fingerprint that its rows hold (`old`), the parts of the new one
+    (`harness`, `problem`, and `rivals` by name), which rows (`where`, fields and values) and `why`
+    they measure the same.
+    """
+
+    entries: tuple[Mapping[str, Any], ...] = ()
+
+    @classmethod
+    def load(cls, directory: Path | None = None) -> "Carried":
+        """The entries beside the rows; none without a file.
+
+        Raises:
+            ResultsError: the file is not TOML, or an entry lacks a field.
+        """
+        path = (directory or paths.RECORDED) / "carried.toml"
+        if not path.exists():
+            return cls()
+        try:
+            entries = tomllib.loads(path.read_text(encoding="utf-8")).get("carried", [])
+        except tomllib.TOMLDecodeError as error:
+            raise ResultsError(f"{path} is not valid TOML: {error}") from None
+        for number, entry in enumerate(entries, 1):
+            needed = {"study", "old", "harness", "problem", "why"}
+            if lacking := sorted(needed - set(entry)):
+                raise ResultsError(f"{path}: entry {number} lacks {', '.join(lacking)}")
+        return cls(tuple(entries))
+
+    def code_of(self, row: Mapping[str, Any]) -> str:
+        """The fingerprint that a row counts as having."""
+        code = str(row["code"])
+        for entry in self.entries:
+            if (entry["study"], entry["old"]) != (row.get("study"), code):
+                continue
+            if all(row.get(name) in values for name, values in entry.get("where", {}).items()):
+                own = entry.get("rivals", {}).get(row.get("provider"), "none")
+                return f"{entry['harness']}-{entry['problem']}-{own}"
+        return code
+
+
 @dataclass
 class Recorder:
     """Writes the rows of one study on this machine and knows which need not be measured again.
@@ -129,7 +183,7 @@ class Recorder:
     Args:
         study: name of the study, the file's name.
         profile: profile that the rows are filed under.
-        code: `code_fingerprint` of the modules that measure.
+        code: what measures, for the fingerprint of each row.
         fresh: measure everything anew; by default when `$FRESH` is set to anything but 0.
         directory: results folder; by default `paths.results_dir()`.
         machine: description of the machine; by default this one.
@@ -137,7 +191,7 @@ class Recorder:
 
     study: str
     profile: str
-    code: str
+    code: str | Code
     fresh: bool | None = None
     directory: Path | None = None
     machine: machines.Machine = field(default_factory=machines.describe)
@@ -151,16 +205,80 @@ class Recorder:
         self.path = folder / f"{self.study}.jsonl"
         self._machine_path = folder / "machine.jsonl"
         rows = read_rows(self.path) if self.path.exists() else []
+        self._carried = Carried.load(self.directory)
+        current = [r for r in rows if self._is_current(r) and r["profile"] == self.profile]
+        self._named = os.environ.get(RECORDING)
+        listed = os.environ.get(CASES)
+        self._only = set(Path(listed).read_text().split()) if listed else None
+        self.recording = self._named or self._next_recording(rows, current)
+        if self._named:
+            rows = [r for r in rows if recording_of(r) == self._named]
         self._newest = {(r["case"], r["profile"]): r for r in rows}
 
+    def _next_recording(
+        self, rows: list[dict[str, Any]], current: list[dict[str, Any]]
+    ) -> str:
+        """The one that a stopped or repeated run goes on with, or a new one named by the day."""
+        if current and not self.fresh:
+            return recording_of(current[-1])
+        today = datetime.now(UTC).date().isoformat()
+        taken = {recording_of(r) for r in rows}
+        names = (today if n == 1 else f"{today}.{n}" for n in count(1))
+        return next(name for name in names if name not in taken)
+
+    def code_of(self, case: Mapping[str, Any]) -> str:
+        """Fingerprint of the code that measures a case now."""
+        return self.code if isinstance(self.code, str) else self.code.of(case)
+
+    def _is_current(self, row: dict[str, Any]) -> bool:
+        return self._carried.code_of(row) == self.code_of(row)
+
+    def rows(self) -> "pd.DataFrame":
+        """Rows of every machine whose code is current, of all recordings, as one tidy frame.
+
+        Of machines that are recorded in this repository and of this one; of each the profile
+        `full` where it has rows of it. `own` tells this machine's rows, `machine` is a categorical
+        that names this machine even where it has none. Of a case that a recording measured twice,
+        the later row.
+        """
+        import pandas as pd
+
+        newest: dict[tuple[str, ...], dict[str, Any]] = {}
+        # The rows of the repository count wherever a visitor keeps his own.
+        folders = [self.directory] if self.directory else [paths.RECORDED, paths.results_dir()]
+        found = dict.fromkeys(p for d in folders for p in _files(d, self.study))
+        for path in found:
+            for row in read_rows(path):
+                if self._is_current(row):
+                    row = {**row, "recording": recording_of(row)}
+                    at = ("machine", "profile", "recording", "case")
+                    newest[tuple(row[name] for name in at)] = row
+        full = {r["machine"] for r in newest.values() if r["profile"] == "full"}
+        chosen = [
+            r for r in newest.values() if r["profile"] == "full" or r["machine"] not in full
+        ]
+        frame = pd.DataFrame(chosen) if chosen else pd.DataFrame(columns=list(HEAD))
+        names = sorted({*frame["machine"], machines.key()})
+        frame["machine"] = pd.Categorical(frame["machine"], categories=names)
+        frame = frame.assign(own=frame["machine"] == machines.key())
+        frame.attrs["study"] = self.study
+        return frame
+
     def missing(self, cases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The cases that have no row of this profile and code yet; the others count as skipped."""
+        """The cases that have no row of this profile and code yet; the others count as skipped.
+
+        Where `$FUSEDLIB_RECORDING` names a recording, no row of it; where `$FUSEDLIB_CASES` names a
+        file of case ids, those cases alone.
+        """
         todo = []
         for case in cases:
             _check_case(case)
-            row = self._newest.get((case_id(self.study, case), self.profile))
-            current = row is not None and row["code"] == self.code
-            if current and not self.fresh and row["status"] not in TRIED_AGAIN:  # type: ignore[index]
+            name = case_id(self.study, case)
+            if self._only is not None and name not in self._only:
+                continue
+            row = self._newest.get((name, self.profile))
+            kept = row is not None and self._is_current({**row, **case})
+            if kept and not self.fresh and row["status"] not in TRIED_AGAIN:  # type: ignore[index]
                 self.skipped += 1
             else:
                 todo.append(dict(case))
@@ -187,8 +305,8 @@ class Recorder:
             "schema": SCHEMA, "study": self.study, "profile": self.profile,
             "machine": facts.key, "environment": facts.environment,
             "device_type": facts.device_type, "device_name": facts.device_name,
-            "commit": facts.commit, "dirty": facts.dirty, "code": self.code,
-            "case": case_id(self.study, case),
+            "commit": facts.commit, "dirty": facts.dirty, "code": self.code_of(case),
+            "recording": self.recording, "case": case_id(self.study, case),
             "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "status": status, "reason": reason,
             **{k: plain(v) for k, v in case.items()}, **_finite(figures),

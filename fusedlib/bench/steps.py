@@ -1,18 +1,17 @@
-"""Training steps of a Transformer, each timed from the very first one of its process.
+"""A Transformer's training step, and series of steps from the very first one of a process.
 
-One run with every step kept answers for all warm-up settings at once: steps 1-10 are what "no
-warm-up" measures, steps 2-11 "one warm-up step", and so on.
+Such a series answers for all warm-up settings at once: steps 1 to 10 are what "no warm-up"
+measures, steps 2 to 11 "one warm-up step", and so on. `step_clock` times settled steps.
 """
 
-import gc
-import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from fusedlib.bench.sweep import is_out_of_memory
+from fusedlib.bench.attempt import free_memory, is_out_of_memory
 from fusedlib.bench.timing import Sections, synchronize
 from fusedlib.models.transformer import Transformer, config, loss
 
@@ -25,6 +24,15 @@ DIRECTIONS = {
 }
 TIMED = {"forward": "forward", "backward": "backward"}
 LEARNING_RATE = 1e-4
+
+
+def adamw(parameters: Iterable[Parameter], kind: str = "foreach") -> torch.optim.AdamW:
+    """AdamW as all studies of the Transformer have it: "foreach", torch's default on GPUs; or
+    "fused", or "single" for a loop over the parameters.
+    """
+    return torch.optim.AdamW(
+        parameters, lr=LEARNING_RATE, foreach=kind == "foreach", fused=kind == "fused"
+    )
 
 
 class Trainer:
@@ -67,23 +75,20 @@ class Trainer:
         self.targets = self._draw(shape.vocab_size, batch_size, context_length)
         # Only where it steps: making one imports torch._dynamo, which takes over a second.
         self.optimizer = (
-            torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
-            if "optimizer" in DIRECTIONS[direction]
-            else None
+            adamw(self.model.parameters()) if "optimizer" in DIRECTIONS[direction] else None
         )
 
     def _draw(self, vocab_size: int, *shape: int) -> Tensor:
         return torch.randint(vocab_size, shape, device=self.device)
 
-    def step(self, part: tuple[int, int] | None = None) -> dict[str, float]:
-        """One step; ms of each section and of all (`total`), by marks inside this very step.
+    def issue(self, part: tuple[int, int] | None = None) -> Sections:
+        """One step, not waited for, with marks at the borders of its sections.
 
         `part` takes a corner of the batch, (sequences, tokens), to run every kernel on little work.
         """
         rows, columns = part or self.tokens.shape
         tokens, targets = self.tokens[:rows, :columns], self.targets[:rows, :columns]
         self.model.zero_grad(set_to_none=True)
-        synchronize(self.device)
         sections = Sections(self.device)
         with sections.section("forward"):
             value = loss(self.call(tokens), targets)
@@ -93,41 +98,22 @@ class Trainer:
         if self.optimizer is not None:
             with sections.section("optimizer"):
                 self.optimizer.step()
-        return sections.elapsed_ms()
+        return sections
 
-    @property
-    def timed(self) -> str:
-        """The section that is this direction's time."""
-        return TIMED.get(self.direction, "total")
-
-
-def peak_memory_mib(device: torch.device) -> float | None:
-    """Peak of the memory that tensors held on a CUDA device since the process began, in MiB."""
-    if device.type != "cuda":
-        return None
-    return torch.cuda.max_memory_allocated(device) / 2**20
-
-
-def page_faults() -> int:
-    """Pages this process has touched for the first time so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    def step(self, part: tuple[int, int] | None = None) -> dict[str, float]:
+        """One step from an idle device; ms of each section and of all (`total`)."""
+        synchronize(self.device)
+        return self.issue(part).elapsed_ms()
 
 
 def record(trainer: Trainer, steps: int) -> dict[str, Any]:
-    """Run `steps` steps and keep each one's times in ms: the row's samples."""
-    times: list[dict[str, float]] = []
-    faults = []
-    for _ in range(steps):
-        before = page_faults()
-        times.append(trainer.step())
-        faults.append(page_faults() - before)
+    """Run `steps` steps, each from an idle device, and keep every one's times in ms."""
+    times = [trainer.step() for _ in range(steps)]
     sections = [*DIRECTIONS[trainer.direction], "total"]
     samples = {f"{name}_samples_ms": [round(t[name], 5) for t in times] for name in sections}
     return {
-        "samples_ms": samples[f"{trainer.timed}_samples_ms"],
+        "samples_ms": samples[f"{TIMED.get(trainer.direction, 'total')}_samples_ms"],
         **samples,
-        "page_faults_samples": faults,
-        "peak_memory_mib": peak_memory_mib(trainer.device),
         "num_parameters": sum(p.numel() for p in trainer.model.parameters()),
     }
 
@@ -135,24 +121,17 @@ def record(trainer: Trainer, steps: int) -> dict[str, Any]:
 def in_one_process(models: list[str], steps: int, start: dict[str, float], **problem: Any) -> Any:
     """Entry of a fresh process: steps of each size, one after the other.
 
-    Returns one dictionary a size: the samples and the position of the size in this process, or
-    `status` and `reason` of a size that did not fit, after which the next one is tried.
+    Returns one dictionary a size: the samples and the size's `position` in this process, or `oom`
+    with the reason, after which the next size is tried.
     """
     runs = []
     for position, model in enumerate(models, 1):
         try:
-            outcome = record(Trainer(model=model, **problem), steps)
+            figures = record(Trainer(model=model, **problem), steps)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            outcome = {"status": "oom", "reason": str(error).splitlines()[0]}
-        runs.append({**outcome, "position": position, **start})
-        _give_back_memory(problem["device"])
+            figures = {"oom": str(error).splitlines()[0]}
+        runs.append({**figures, "position": position, **start})
+        free_memory()
     return runs
-
-
-def _give_back_memory(device: str) -> None:
-    gc.collect()
-    if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()

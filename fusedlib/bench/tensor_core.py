@@ -1,4 +1,4 @@
-"""The tensor core's own accumulation error against K.
+"""The tensor core's own accumulation error against K, and a model that gives its very bits.
 
 The operands are numbers whose products are exact in fp32 (fp16, bf16, or TF32 values held in fp32),
 so that what differs from the float64 product is the accumulation alone. Four ways of keeping the
@@ -9,58 +9,35 @@ sum over K on a CUDA GPU:
 - "cuBLAS": what torch.mm calls, with an fp32 result;
 - "IEEE fp32": fp32 multiply-adds, no tensor core;
 
-and two models of an accumulator that takes the exact sum of `step` products at once, computed on
-the CPU: one that then chops to fp32 toward zero, one that rounds to nearest.
+and two models, computed on the CPU, of an accumulator that takes several products at once: one that
+rounds their exact sum to fp32, and `aligned`, which cuts every summand off. Models of that kind:
+Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Comput. Sci.
+7:e330, 2021.
 """
-
-from __future__ import annotations
 
 from functools import lru_cache
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fusedlib.bench import accumulation, formats
 from fusedlib.bench.accumulation import Case, Figures
-from fusedlib.bench.dots import lengths
-from fusedlib.bench.results import Unavailable
+from fusedlib.bench.attempt import Unavailable
 
 SIZE = 128  # C is [SIZE, SIZE]: 16384 samples of the error
 MODEL_SIZE = 32
-MODEL_STEP = 16  # products that one fp16 MMA instruction of sm_90 sums
+CORNER = 16  # rows and columns of a measured C that are held against the model
 NEEDS_GPU = "needs a CUDA GPU with tensor cores"
 MEASURED = ("in the tensor core", "promoted", "cuBLAS", "IEEE fp32")
-MODELS = {"model: chop to fp32": True, "model: round to fp32": False}
+MODELS = ("model: round to fp32", "model: align and chop")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32}
-
-
-def tensor_core_cases(max_k: int, dtypes: list[str], step: int = 4) -> list[Case]:
-    """One case a provider, operand format, distribution and K; models only for fp16 values."""
-    if unknown := [d for d in dtypes if d not in DTYPES]:
-        raise ValueError(f"no tensor core case for {unknown}: choose from {', '.join(DTYPES)}")
-    return [
-        {
-            "experiment": "tensor_core",
-            "provider": provider,
-            "dtype": dtype,
-            "direction": "forward",
-            "distribution": distribution,
-            "k": k,
-            "seed": 0,
-            "device": "cpu" if provider in MODELS else "cuda",
-        }
-        for distribution in ("uniform", "normal")
-        for dtype in dtypes
-        for k in lengths(max_k, step)
-        for provider in (*MEASURED, *MODELS)
-        if provider in MEASURED or dtype == "fp16"
-    ]
+TOGETHER = {"fp16": 16, "bf16": 16, "tf32": 8}  # products in one MMA instruction of sm_90
+EXTRA_BITS = 2  # bits below fp32's last one that an aligned summand keeps on sm_90
 
 
 @lru_cache(maxsize=1)
-def operands(
-    distribution: str, dtype: str, k: int, size: int, device: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def operands(distribution: str, dtype: str, k: int, size: int, device: str) -> tuple[Tensor, Tensor]:
     """A [size, k] and B [k, size] with values of the format, the same on every machine."""
     raw = accumulation.draw(distribution, 2 * size * k, 1)[:, 0].copy()
     values = torch.from_numpy(formats.round_to(raw, dtype)).to(DTYPES[dtype])
@@ -71,29 +48,56 @@ def operands(
 @lru_cache(maxsize=1)
 def reference(
     distribution: str, dtype: str, k: int, size: int, device: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """A B and |A| |B| in float64, both [size, size]."""
     left, right = (t.double() for t in operands(distribution, dtype, k, size, device))
     return left @ right, left.abs() @ right.abs()
 
 
-def modelled(
-    left: torch.Tensor, right: torch.Tensor, chop: bool, step: int = MODEL_STEP
-) -> torch.Tensor:
-    """A B where each `step` products are summed exactly with the accumulator, then brought to fp32.
+def rounded(left: Tensor, right: Tensor, together: int) -> Tensor:
+    """A B where the exact sum of so many products and the accumulator is rounded to fp32.
 
-    float64 holds the sum of 16 products of fp16 values and an fp32 number almost exactly, which is
-    exact enough for a model: what is left out is far below fp32's unit roundoff.
+    float64 holds that sum almost exactly: what is left out is far below fp32's unit roundoff.
     """
     a, b = left.double().numpy(), right.double().numpy()
     acc = np.zeros((a.shape[0], b.shape[1]))
-    for start in range(0, a.shape[1], step):
-        acc = acc + a[:, start : start + step] @ b[start : start + step]
-        acc = formats.truncate_to_fp32(acc) if chop else acc.astype(np.float32).astype(np.float64)
+    for start in range(0, a.shape[1], together):
+        part = slice(start, start + together)
+        acc = (acc + a[:, part] @ b[part]).astype(np.float32).astype(np.float64)
     return torch.from_numpy(acc)
 
 
-def product(provider: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def aligned(left: Tensor, right: Tensor, together: int, extra_bits: int = EXTRA_BITS) -> Tensor:
+    """A B as a tensor core adds: the accumulator and so many products are brought to the largest
+    exponent among them, each is cut off `extra_bits` below fp32's last bit, and their sum is cut
+    off to fp32. A product's exponent is the sum of its factors', also where it has carried.
+    """
+    a, b = left.double().numpy(), right.double().numpy()
+    above, beside = _exponents(a), _exponents(b)
+    acc = np.zeros((a.shape[0], b.shape[1]))
+    for start in range(0, a.shape[1], together):
+        part = slice(start, start + together)
+        products = a[:, part, None] * b[part]  # [m, together, n]
+        largest = (above[:, part, None] + beside[part]).max(axis=1)
+        last = np.ldexp(1.0, np.maximum(largest, _exponents(acc)) - 23 - extra_bits)
+        units = np.trunc(products / last[:, None]).sum(axis=1) + np.trunc(acc / last)
+        acc = formats.truncate_to_fp32(units * last)
+    return torch.from_numpy(acc)
+
+
+def _exponents(values: np.ndarray) -> np.ndarray:
+    """Binary exponents; of zero one below all others."""
+    return np.where(values == 0, -500, np.frexp(values)[1] - 1)
+
+
+@lru_cache(maxsize=1)
+def corner(distribution: str, dtype: str, k: int, device: str) -> Tensor:
+    """What the model `aligned` gives for the first rows and columns of a measured product."""
+    left, right = operands(distribution, dtype, k, SIZE, device)
+    return aligned(left[:CORNER].cpu(), right[:, :CORNER].cpu(), TOGETHER[dtype])
+
+
+def product(provider: str, left: Tensor, right: Tensor) -> Tensor:
     """The product by one provider on a CUDA device, fp32 [m, n]."""
     from fusedlib.kernels.accumulate import accumulate_fwd
 
@@ -111,9 +115,8 @@ def product(provider: str, left: torch.Tensor, right: torch.Tensor) -> torch.Ten
         torch.set_float32_matmul_precision(before)
 
 
-def errors(out: torch.Tensor, ref: torch.Tensor, magnitude: torch.Tensor) -> Figures:
-    """Error figures of a product [m, n]: against |ref| as a whole, and each element against its |A|
-    |B|.
+def errors(out: Tensor, ref: Tensor, magnitude: Tensor) -> Figures:
+    """Errors of a product [m, n]: of |ref| as a whole, and of each element's own |A| |B|.
 
     `toward_zero_error` is the mean of the elements' signed errors, positive when the result is too
     small in magnitude. `bias_share` is its size over the root mean square: 1 when every element
@@ -136,18 +139,25 @@ def errors(out: torch.Tensor, ref: torch.Tensor, magnitude: torch.Tensor) -> Fig
 
 
 def measure_tensor_core(case: Case) -> Figures:
-    """Measure one way of accumulating, or compute one model; `Unavailable` without a GPU."""
-    provider, device = str(case["provider"]), str(case["device"])
+    """One way of accumulating, with the share of elements that are the model's bit for bit; or one
+    model.
+
+    Raises:
+        Unavailable: there is no GPU with tensor cores.
+    """
+    provider, device = case["provider"], case["device"]
     if device == "cuda" and not has_tensor_cores():
         raise Unavailable(NEEDS_GPU)
+    distribution, dtype, k = case["distribution"], case["dtype"], case["k"]
     size = MODEL_SIZE if provider in MODELS else SIZE
-    key = str(case["distribution"]), str(case["dtype"]), int(case["k"] or 0), size, device
-    left, right = operands(*key)
+    left, right = operands(distribution, dtype, k, size, device)
+    true = reference(distribution, dtype, k, size, device)
     if provider in MODELS:
-        out = modelled(left, right, MODELS[provider])
-    else:
-        out = product(provider, left, right)
-    return errors(out, *reference(*key))
+        model = rounded if provider == MODELS[0] else aligned
+        return errors(model(left, right, TOGETHER[dtype]), *true)
+    out = product(provider, left, right)
+    same = out[:CORNER, :CORNER].double().cpu() == corner(distribution, dtype, k, device)
+    return errors(out, *true) | {"modelled_share": float(same.double().mean())}
 
 
 def has_tensor_cores() -> bool:

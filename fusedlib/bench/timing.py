@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -106,15 +106,25 @@ class Sections:
 
 @dataclass(frozen=True)
 class Timing:
-    """Samples of one provider, in the order they were taken."""
+    """Samples of one rival, in the order they were taken.
+
+    `parts` are those of a call that tells of its own parts: ms by name, a sample a call.
+    """
 
     samples_ms: tuple[float, ...]
     warmup: int
     flush_l2: bool
+    calls: int = 1
+    parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
-        """The row's figures."""
-        return {**summarize(self.samples_ms), "warmup": self.warmup, "flush_l2": self.flush_l2}
+        """The row's figures: of the whole, and `part_median_ms` and so on of each part."""
+        found = summarize(self.samples_ms)
+        for name, samples in self.parts.items():
+            found |= summarize(samples, name)
+        return {
+            **found, "warmup": self.warmup, "flush_l2": self.flush_l2, "calls": self.calls
+        }  # fmt: skip
 
     def ratio_to(self, other: "Timing") -> Interval:
         """How many times longer this took than `other`, from the interleaved pairs."""
@@ -124,41 +134,90 @@ class Timing:
 def interleaved(
     work: Mapping[str, Callable[[], object]], *, device: torch.device | str, warmup: int,
     repetitions: int, flush_l2: bool, prepare: Callable[[str], None] | None = None,
+    calls: int = 1, seconds: float = 0.0, most: int | None = None,
 ) -> dict[str, Timing]:  # fmt: skip
-    """Time several providers in turns (A B C A B C ...), so that drift hits all alike.
+    """Time several rivals in turns (A B C A B C ...), so that drift hits all alike.
 
     Args:
-        work: by name, a callable that does the work once; everything it needs exists already.
+        work: by name, a callable that does the work `calls` times; all that it needs exists. What
+            returns a mapping tells of its own parts, in ms, `total` among them: that is its time.
         device: where the work runs.
         warmup: rounds that are run and thrown away.
-        repetitions: rounds that are measured; every sample is kept.
+        repetitions: rounds that are measured at least; every sample is kept.
         flush_l2: overwrite a buffer larger than the card's L2 before each call, outside the clock.
         prepare: called with the name before each call, outside the clock (resets gradients, ...).
+        calls: how often a callable does the work; a sample is that share of its time.
+        seconds: further rounds until so much time has passed.
+        most: rounds that are measured at most; by default `repetitions`.
 
     Raises:
-        ValueError: no work, negative warm-up, or less than one repetition.
+        ValueError: no work, negative warm-up, or less than one repetition or call.
     """
-    if not work or warmup < 0 or repetitions < 1:
+    if not work or warmup < 0 or repetitions < 1 or calls < 1:
         raise ValueError(
-            f"nothing to time: {len(work)} providers, warmup={warmup}, repetitions={repetitions}; "
-            "need at least one provider, warmup >= 0, repetitions >= 1"
+            f"nothing to time: {len(work)} rivals, warmup={warmup}, repetitions={repetitions}, "
+            f"calls={calls}; need at least one rival, warmup >= 0, repetitions and calls >= 1"
         )
     clock = clock_for(device)
     on_cuda = torch.device(device).type == "cuda"
     buffer = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device=device) if on_cuda else None
     samples: dict[str, list[float]] = {name: [] for name in work}
-    for index in range(warmup + repetitions):
-        marks = {}
+    parts: dict[str, dict[str, list[float]]] = {name: {} for name in work}
+    begin = time.perf_counter()
+    for index in range(warmup + max(repetitions, most or 0)):
+        marks: dict[str, Any] = {}
         for name, call in work.items():
             if prepare is not None:
                 prepare(name)
             if flush_l2 and buffer is not None:
                 buffer.zero_()
             start = clock.mark()
-            call()
-            marks[name] = (start, clock.mark())
+            told = call()
+            marks[name] = (start, clock.mark(), told)
         synchronize(device)
-        if index >= warmup:
-            for name, (start, end) in marks.items():
-                samples[name].append(clock.elapsed_ms(start, end))
-    return {n: Timing(tuple(s), warmup, flush_l2 and on_cuda) for n, s in samples.items()}
+        if index < warmup:
+            begin = time.perf_counter()
+            continue
+        for name, (start, end, told) in marks.items():
+            own = dict(told) if isinstance(told, Mapping) else {}
+            whole = own.pop("total", None)
+            samples[name].append(
+                (clock.elapsed_ms(start, end) if whole is None else whole) / calls
+            )
+            for part, ms in own.items():
+                parts[name].setdefault(part, []).append(ms / calls)
+        enough = index + 1 - warmup >= repetitions
+        if enough and time.perf_counter() - begin >= seconds:
+            break
+    return {
+        name: Timing(
+            tuple(samples[name]), warmup, flush_l2 and on_cuda, calls,
+            {part: tuple(found) for part, found in parts[name].items()},
+        )
+        for name in work
+    }  # fmt: skip
+
+
+def sustained(
+    call: Callable[[], object], *, device: torch.device | str, calls: int, heat_s: float,
+    seconds: float,
+) -> Timing:  # fmt: skip
+    """Time one rival alone without a pause, after `heat_s` of the same work.
+
+    A sample is a burst of `calls`; the host stays a burst ahead, so that the device never waits.
+    A card at its power limit runs slower so than in turns on a rested card, and training runs so.
+    """
+    clock = clock_for(device)
+    samples: list[float] = []
+    for span, kept in ((heat_s, False), (seconds, True)):
+        marks = [clock.mark()]
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < span or len(marks) < 3:
+            for _ in range(calls):
+                call()
+            marks.append(clock.mark())
+            clock.elapsed_ms(marks[-3], marks[-2]) if len(marks) > 2 else None
+        if kept:
+            pairs = zip(marks, marks[1:], strict=False)
+            samples = [clock.elapsed_ms(a, b) / calls for a, b in pairs]
+    return Timing(tuple(samples), 0, False, calls)

@@ -14,7 +14,6 @@ Nested, each block of a segment that runs again is checkpointed in turn:
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import sqrt
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -138,11 +137,3 @@ def held_bytes(
             for number, s in enumerate(segments, 1)
         )
     return found
-
-
-def best_size(shape: TransformerConfig, precision: str, device: str, kind: Kind) -> float:
-    """The segment size at which the formula is least: sqrt(L C / A), nested sqrt(L)."""
-    if kind == "nested":
-        return sqrt(shape.num_layers)
-    block = activations.total(activations.of_block(shape, precision, device))
-    return sqrt(shape.num_layers * activations.tensor_bytes(shape, precision) / block)

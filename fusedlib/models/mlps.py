@@ -1,24 +1,16 @@
 """The same Transformer with its MLPs computed by others: same weights, same memory, same names.
 
-A provider changes how each block's MLP is computed and nothing else. All read one set of weights:
-for `fused`, whose gate and up rows lie in one parameter, the model's own gate and up weights become
-views of its rows. So several can take turns in one model, and what one step updates all have.
+An MLP made of a block's own changes how it is computed and nothing else. All read one set of
+weights: for `packed`, whose gate and up rows lie in one parameter, the model's own gate and up
+weights become views of its rows. So several can take turns in one model, and what one step updates
+all have.
 """
-
-import importlib.util
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from fusedlib.models.transformer import Block, SwiGLU, Transformer
+from fusedlib.models.transformer import SwiGLU, Transformer
 from fusedlib.modules import SwiGLUMLP
-
-PROVIDERS = ("eager", "inductor", "liger", "fused")
-
-
-class ProviderUnavailableError(RuntimeError):
-    """The provider cannot run here; the message says what is missing."""
 
 
 class LigerMLP(nn.Module):
@@ -45,52 +37,6 @@ class CompiledMLP(SwiGLU):
         self.compile(backend=backend, dynamic=False)
 
 
-def check_available(provider: str, device: torch.device | str) -> None:
-    """Whether a provider can run on a device.
-
-    Raises:
-        ValueError: unknown provider, with the list of known ones.
-        ProviderUnavailableError: a package or a CUDA GPU is missing.
-    """
-    if provider not in PROVIDERS:
-        raise ValueError(f"unknown MLP provider {provider!r}; known: {', '.join(PROVIDERS)}")
-    package = {"liger": "liger_kernel", "fused": "triton"}.get(provider)
-    if package and importlib.util.find_spec(package) is None:
-        raise ProviderUnavailableError(f"the package {package} is not installed")
-    if provider in ("liger", "fused") and torch.device(device).type != "cuda":
-        raise ProviderUnavailableError(f"{provider} needs a CUDA GPU, the model is on {device}")
-
-
-def make(model: Transformer, provider: str) -> list[nn.Module]:
-    """An MLP of `provider` for each block, on the model's own weights; nothing is placed yet.
-
-    Raises:
-        ValueError, ProviderUnavailableError: as `check_available`.
-    """
-    check_available(provider, model.embedding.weight.device)
-    return [_made(_own(block), provider) for block in model.blocks]
-
-
-def place(model: Transformer, mlps: Sequence[nn.Module]) -> Transformer:
-    """Put one MLP into each block, and give the model back."""
-    for block, mlp in zip(model.blocks, mlps, strict=True):
-        block.mlp = mlp
-    return model
-
-
-def with_mlp(model: Transformer, provider: str) -> Transformer:
-    """The model with every block's MLP computed by `provider`, changed in place.
-
-    "eager" leaves it as it is, "inductor" compiles the MLP's forward, "liger" has Liger's
-    element-wise kernel between plain products, "fused" is `fusedlib.SwiGLUMLP`. Its state dict
-    has the same names and values.
-
-    Raises:
-        ValueError, ProviderUnavailableError: as `check_available`.
-    """
-    return place(model, make(model, provider))
-
-
 def gradients(model: Transformer) -> dict[str, Tensor | None]:
     """Gradients by the state dict's names; packed gate and up rows apart, as views."""
     found: dict[str, Tensor | None] = {}
@@ -106,27 +52,15 @@ def gradients(model: Transformer) -> dict[str, Tensor | None]:
     return found
 
 
-def _own(block: nn.Module) -> SwiGLU:
-    assert isinstance(block, Block)
-    if type(block.mlp) is not SwiGLU:
-        raise ValueError(
-            f"the model's MLPs are {type(block.mlp).__name__}, not its own SwiGLU: make the MLPs "
-            "of all providers from the model as it was built"
-        )
-    return block.mlp
-
-
-def _made(own: SwiGLU, provider: str) -> nn.Module:
-    if provider == "inductor":
-        return CompiledMLP(own)
-    if provider == "liger":
-        return LigerMLP(own)
-    return _packed(own) if provider == "fused" else own
-
-
 @torch.no_grad()
-def _packed(own: SwiGLU) -> SwiGLUMLP:
-    """The module on packed rows, of which the model's own gate and up become views."""
+def packed(own: SwiGLU) -> SwiGLUMLP:
+    """`fusedlib.SwiGLUMLP` on packed rows, of which the own gate and up weights become views.
+
+    Raises:
+        ValueError: what is given is no `SwiGLU` of a model.
+    """
+    if type(own) is not SwiGLU:
+        raise ValueError(f"an MLP is made from a model's own SwiGLU, not from {type(own).__name__}")
     inner, width = own.gate_proj.weight.shape
     mlp = SwiGLUMLP(width, inner, device="meta")
     rows = torch.cat([own.gate_proj.weight, own.up_proj.weight])

@@ -147,6 +147,30 @@ def report(
 
 
 @_command()
+def record(
+    only: Only = None, config: StudyFile = None,
+    name: Annotated[str, typer.Option(help="name of the recording")] = "",
+) -> None:  # fmt: skip
+    """Measure what claims rest on once more, as a recording of its own."""
+    from datetime import UTC, datetime
+
+    from fusedlib.bench import results
+    from fusedlib.study import recording
+
+    loaded = configs.load(config)
+    chosen = [n.strip() for entry in only or [] for n in entry.split(",") if n.strip()]
+    cases: set[str] = set()
+    for study in loaded.select(chosen):
+        cases |= recording.cases_of(recording.claims_of(study.notebook))
+    listed = paths.build_dir() / "record" / "cases.txt"
+    write_text(listed, "\n".join(sorted(cases)))
+    os.environ[results.CASES] = str(listed.absolute())
+    os.environ.setdefault(results.RECORDING, name or f"{datetime.now(UTC):%Y-%m-%d.%H%M}")
+    print(f"recording {os.environ[results.RECORDING]}: {len(cases)} cases that claims rest on")
+    _exit_for(_run(loaded, "full", only, None, False, frame=False))
+
+
+@_command()
 def render(config: StudyFile = None) -> None:
     """Render the report again from the executed notebooks."""
     _render(configs.load(config))

@@ -7,25 +7,27 @@ are plain text.
 """
 
 import html
-import math
+import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from fusedlib.study import style
+from fusedlib.study.formats import MISSING, formatted, number
+from fusedlib.study.plots import Picture
 
+STATIC = "FUSEDLIB_STATIC"
+"""Set by the runner: no reader is there to move a widget."""
 TABLE_MIME = "application/vnd.fusedlib.table+json"
-KINDS = ("prose", "finding", "table", "figure")
-MISSING = "—"
+KINDS = ("prose", "finding", "claim", "table", "figure")
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NUMBER = re.compile(r"[−+±<>≤≥≈~]*\s*\d[\d,.  ]*(e[+-]?\d+)?(\s*([×±%–(/]|[^\W\d]).*)?")
 # A figure with its interval stays on one line.
 _UNBROKEN = {"left": "", "right": "; white-space: nowrap"}
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def prose(text: str) -> None:
@@ -52,10 +54,29 @@ def finding(sentences: str | Sequence[str]) -> None:
     _emit({"text/markdown": text, "text/plain": text}, {"kind": "finding", "items": items})
 
 
-def table(frame: pd.DataFrame, caption: str, name: str, note: str | None = None) -> None:
+def claim(
+    sentence: str, verdict: str, name: str, *, headline: bool, study: str,
+    verdicts: Sequence[dict[str, Any]],
+) -> None:  # fmt: skip
+    """Show a claim with its verdict; `fusedlib.study.claims` calls this."""
+    _check("claim", name=name, sentence=sentence)
+    text = f"**Claim.** {sentence}\n\n*{verdict}*"
+    meaning = {
+        "kind": "claim", "name": name, "sentence": sentence, "verdict": verdict,
+        "headline": headline, "study": study, "verdicts": list(verdicts),
+    }  # fmt: skip
+    _emit({"text/markdown": text, "text/plain": f"{sentence} {verdict}"}, meaning)
+
+
+def table(
+    frame: pd.DataFrame, caption: str, name: str, note: str | None = None,
+    formats: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
     """Show a table.
 
     Args:
+        formats: a spec such as "3 ms" by column name, of either header level, or by an index
+            level's name; "" for all other columns. See `fusedlib.study.formats`.
         frame: cells as strings, or numbers, which get four significant digits; None and NaN show
             as a dash. Columns may be a two-level MultiIndex (group, column). An index other than
             the plain 0..n-1 becomes the leading columns.
@@ -67,6 +88,9 @@ def table(frame: pd.DataFrame, caption: str, name: str, note: str | None = None)
         ValueError: no column, an empty caption, a bad name, more than two header levels.
     """
     _check("table", name=name, caption=caption)
+    if frame.empty:
+        frame = pd.DataFrame({"not measured yet": []})
+    frame = _formatted(frame, formats or {})
     content = table_json(frame) | {"caption": caption, "note": note, "name": name}
     _emit(
         {
@@ -78,30 +102,80 @@ def table(frame: pd.DataFrame, caption: str, name: str, note: str | None = None)
     )
 
 
-def figure(fig: Figure, caption: str, alt: str, name: str) -> None:
-    """Show a matplotlib figure as SVG and close it.
+def _formatted(frame: pd.DataFrame, formats: Mapping[str, str]) -> pd.DataFrame:
+    """Columns and index levels as text by their specs; the unit of a spec stands in each cell."""
+    if not formats:
+        return frame
+    shown = frame.copy().astype(object)
+    for at, label in enumerate(frame.columns):
+        names = label if isinstance(label, tuple) else (label,)
+        spec = next((formats[n] for n in reversed(names) if n in formats), formats.get(""))
+        if spec is not None:
+            column = frame.iloc[:, at]
+            shown.isetitem(at, [formatted(v, spec) for v in column])
+    names = list(frame.index.names)
+    if any(name in formats for name in names):
+        keys = [key if isinstance(key, tuple) else (key,) for key in frame.index]
+        text = [
+            [formatted(v, formats[n]) if n in formats else v for n, v in zip(names, key, strict=True)]
+            for key in keys
+        ]
+        one = len(names) == 1
+        shown.index = (
+            pd.Index([key[0] for key in text], name=names[0])
+            if one
+            else pd.MultiIndex.from_tuples([tuple(key) for key in text], names=names)
+        )
+    return shown
+
+
+def figure(
+    fig: "Figure | Picture", caption: str, alt: str | None = None, name: str = ""
+) -> None:
+    """Show a figure as SVG and close it.
 
     Args:
-        fig: from `style.new`, drawn by a function of a study's `figures`.
+        fig: from `fusedlib.study.plots`, whose data and alternative text come with it; or a
+            matplotlib figure from `style.new`.
         caption: Markdown; says what is drawn, of which machine, what bands and bars mean.
-        alt: what a reader who cannot see it should know: axes, trend, outliers, in plain text.
+        alt: what a reader who cannot see it should know, in plain text; of a `Picture` its own.
         name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.
 
     Raises:
         ValueError: not a Figure, an empty caption or alternative text, a bad name.
     """
+    data = None
+    if isinstance(fig, Picture):
+        fig, data, alt = fig.figure, fig.data.to_csv(index=False), alt or fig.alt
     if not isinstance(fig, Figure):
         raise ValueError(f"a figure must be a matplotlib Figure, got {type(fig).__name__}")
-    _check("figure", name=name, caption=caption, alt=alt)
+    _check("figure", name=name, caption=caption, alt=alt or "")
     style.say_empty(fig)
     drawn = style.svg(fig)
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close(fig)
     _emit(
         {"image/svg+xml": drawn, "text/plain": alt},
-        {"kind": "figure", "caption": caption, "alt": alt, "name": name},
+        {"kind": "figure", "caption": caption, "alt": alt, "name": name, "data": data},
         {"image/svg+xml": {"needs_background": "light"}},
     )
+
+
+def explore(show: Callable[..., None], **choices: Sequence[Any]) -> None:
+    """Let a reader choose: `show` is called with one of each of the choices, the first at once.
+
+    In JupyterLab the choices are widgets; where a notebook is executed for the report there is
+    nobody to choose, and the first view stands alone.
+    """
+    first = {name: options[0] for name, options in choices.items() if len(options)}
+    if len(first) < len(choices):
+        return
+    if os.environ.get(STATIC):
+        show(**first)
+        return
+    import ipywidgets
+
+    ipywidgets.interact(show, **{name: list(options) for name, options in choices.items()})
 
 
 def quantity(value: float | None, unit: str, digits: int = 3) -> str:
@@ -113,19 +187,6 @@ def quantity(value: float | None, unit: str, digits: int = 3) -> str:
         return MISSING
     text = number(float(value), digits)
     return f"{text}{unit}" if unit in ("", "×", "°") else f"{text} {unit}"
-
-
-def number(value: float, digits: int = 3) -> str:
-    """A number at so many significant digits, thousands grouped, `1.2 × 10⁻⁷` when very small."""
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
-    if value == 0:
-        return "0"
-    exponent = int(f"{value:.{digits - 1}e}".split("e")[1])
-    if not -4 <= exponent < 9:
-        mantissa = f"{value:.{digits - 1}e}".split("e")[0].replace("-", "−")
-        return f"{mantissa} × 10{str(exponent).translate(_SUPERSCRIPTS)}"
-    return f"{value:,.{max(digits - 1 - exponent, 0)}f}".replace("-", "−")
 
 
 def percent(share: float, digits: int = 2) -> str:

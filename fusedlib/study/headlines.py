@@ -1,58 +1,69 @@
-"""Each study in a sentence or two, of which the abstract and the README's list are made."""
+"""The claims that stand on page one and in the README: those that notebooks mark as headlines."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import nbformat
 import pandas as pd
 
-from fusedlib.bench import results
-from fusedlib.study.anatomy import findings as anatomy
-from fusedlib.study.attention import findings as attention
-from fusedlib.study.end_to_end import findings as end_to_end
-from fusedlib.study.kernels import findings as kernels
-from fusedlib.study.memory import findings as memory
-from fusedlib.study.model_memory import findings as model_memory
-from fusedlib.study.precision import findings as precision
-from fusedlib.study.profiles import findings as profiles
+from fusedlib.bench import machine as machines
+from fusedlib.study import recording
+from fusedlib.study.claims import Claim
 from fusedlib.study.running import config
-from fusedlib.study.training import findings as training
-from fusedlib.study.warmup import findings as warmup
+from fusedlib.study.running.products import copy_path
 
-Sentences = Callable[[pd.DataFrame], list[str]]
+RECORDED, OWN = "recorded", "this machine"
 
 
 @dataclass(frozen=True)
 class Headline:
-    """What a study says of itself.
+    """A claim as it is shown: its study, its sentence, and its verdict by machine."""
 
-    Attributes:
-        sentences: made of its rows, the most telling first.
-        count: how many of them the abstract takes.
-        short: what the README says instead, where its table has the first one already.
-    """
+    study: str
+    title: str
+    sentence: str
+    verdicts: Sequence[dict[str, Any]]
 
-    sentences: Sentences
-    count: int = 2
-    short: Sentences | None = None
-
-
-HEADLINES = {
-    "01_warmup": Headline(warmup.headline),
-    "02_precision": Headline(precision.headline),
-    "03_kernels": Headline(kernels.headline, 3, kernels.room),
-    "04_memory": Headline(memory.headline),
-    "05_anatomy": Headline(anatomy.headline, 3),
-    "06_end_to_end": Headline(end_to_end.headline),
-    "07_attention": Headline(attention.headline),
-    "08_profile": Headline(profiles.headline),
-    "09_model_memory": Headline(model_memory.headline),
-    "10_mnist": Headline(training.headline),
-}
+    def verdict(self, own: bool) -> str:
+        """"3 of 3" where it holds in every recording; a dash where it was not measured."""
+        told = [v for v in self.verdicts if v["own"] == own and v["measured"]]
+        counts = [f"{v['held']} of {v['measured']}" for v in told]
+        return ", ".join(counts) or "—"
 
 
-def abstract() -> Iterator[str]:
-    """A paragraph of Markdown a study, in the report's order, from all rows there are."""
+def executed() -> Iterator[Headline]:
+    """Headlines of the executed notebooks, in the report's order; of those not executed none."""
     for study in config.load().studies:
-        headline = HEADLINES[study.name]
-        said = headline.sentences(results.load(study.name))[: headline.count]
-        yield " ".join([f"**{study.title}.**", *said])
+        copy = copy_path(study.name)
+        if not copy.exists():
+            continue
+        cells = nbformat.read(copy, as_version=4).cells
+        for output in (o for cell in cells for o in cell.get("outputs", [])):
+            meaning = output.get("metadata", {}).get("fusedlib", {})
+            if meaning.get("kind") == "claim" and meaning["headline"]:
+                told = (study.name, study.title, meaning["sentence"], meaning["verdicts"])
+                yield Headline(*told)
+
+
+def recorded() -> Iterator[Headline]:
+    """The same from the rows of the repository alone, without running what measures."""
+    for study in config.load().studies:
+        for claim in recording.claims_of(study.notebook):
+            if claim.headline:
+                yield Headline(study.name, study.title, claim.sentence(), _verdicts(claim))
+
+
+def _verdicts(claim: Claim) -> list[dict[str, Any]]:
+    return [
+        {"own": v.machine == machines.key(), "held": v.held, "measured": v.measured}
+        for v in claim.verdicts
+    ]
+
+
+def table() -> pd.DataFrame:
+    """Claim, recordings in which it holds, and the same for this machine."""
+    lines = [
+        {"claim": h.sentence, RECORDED: h.verdict(False), OWN: h.verdict(True)} for h in executed()
+    ]  # fmt: skip
+    return pd.DataFrame(lines, columns=["claim", RECORDED, OWN])

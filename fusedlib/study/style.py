@@ -15,6 +15,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fusedlib.bench import rivals
+
 INK = "#010203"
 """Colour of text, axes and ticks; the HTML report replaces it by the colour of its text."""
 
@@ -62,9 +64,16 @@ register("own", "recorded", "published")
 
 
 def _place(name: str) -> int:
-    """Registered place, else one derived from the name, the same in every process."""
+    """Slot: a rival's own, a registered name's, else one derived from the name, always the same."""
+    if (own := next((r.place for r in rivals.RIVALS.values() if r.name == name), None)) is not None:
+        return own
     size = len(PALETTE) * len(DASHES)
     return _REGISTRY.get(name, zlib.crc32(name.encode()) % size)
+
+
+def label(name: str) -> str:
+    """What a rival is called in figures and tables; any other name stays as it is."""
+    return rivals.labels().get(name, name)
 
 
 def colour(name: str) -> str:

@@ -1,23 +1,22 @@
-"""What is right: attention and its gradients in float64, a block of rows at a time.
+"""The truth: attention and its gradients in float64, a block of rows at a time.
 
     P = softmax(Q Kᵀ / √E)      dV = Pᵀ dO      dS = P ∘ (dO Vᵀ − rowsum(dO ∘ O))
     O = P V                     dQ = dS K / √E      dK = dSᵀ Q / √E       (Dao et al. 2022)
 
-Written out, not left to autograd, so that no T × T matrix is ever whole and the longest context is
-checked at its very size.
+These are written out, not left to autograd, so that no T × T matrix is ever whole and the longest
+context is checked at its full size.
 """
 
 from dataclasses import dataclass
 from math import log
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedlib.bench import check
+from fusedlib.bench.attempt import is_out_of_memory
 from fusedlib.bench.attention.problem import Operands
-from fusedlib.bench.providers import Workload
-from fusedlib.bench.sweep import is_out_of_memory
+from fusedlib.bench.rivals import Workload
 from fusedlib.models.transformer import plain_attention
 
 # Elements of a block of rows: 512 MiB in float64, of which a handful are alive at once.
@@ -31,11 +30,11 @@ MOST_ROUNDOFFS = 4.0
 
 @dataclass(frozen=True)
 class Truth:
-    """What is right, by name, and the size of the terms that each token's values are sums of.
+    """True results by name, and the size of the terms that each token's values are sums of.
 
     `values` (B, 1, T, E) and `sizes` (B, 1, T, 1): y, d_query, d_key and d_value in float64. A
-    size is the root of the mean over E of the sum of the squared terms: what the values would be
-    like if nothing cancelled. The first query sees itself alone: its gradient is 0, its size not.
+    size is the root of the mean over E of the sum of the squared terms: the values' own size if
+    nothing cancelled. The first query sees itself alone, so its gradient is 0, its size is not.
     """
 
     values: dict[str, Tensor]
@@ -43,7 +42,7 @@ class Truth:
 
 
 def truth(operands: Operands) -> Truth:
-    """Truth on the device where it has float64; of operands on MPS, which has none, on the host."""
+    """The truth, on the operands' device; for MPS, which has no float64, on the host."""
     device = "cpu" if operands.query.device.type == "mps" else operands.query.device
     query, key, value = (t.detach().to(device, torch.float64) for t in operands.leaves().values())
     dout = operands.dout.to(device, torch.float64)
@@ -86,16 +85,16 @@ def _future(rows: slice, device: torch.device) -> Tensor:
 
 
 def usual_errors(operands: Operands, true: Truth, *, whole: bool = True) -> dict[str, check.Errors]:
-    """What the rule takes twice: the errors of plain attention in the operands' dtype.
+    """The errors of plain attention in the operands' dtype, the measure of everybody's errors.
 
-    The larger of its errors one sequence at a time and, where `whole` asks for it and it fits, all
-    at once: cuBLAS splits long sums of one product and not those of a batch, which then err up to
-    2.2 times more (fp32, T = 16384, H200). To those of the gradients is added what a logsumexp kept
-    in fp32 costs: P = exp(S − L) is off by the roundoff of L, relative to itself, and L is about
-    ln T.
+    They are the larger ones of two runs: one sequence at a time and, where `whole` asks for it and
+    the memory suffices, all at once. cuBLAS splits the long sums of one product and not those of a
+    batch, which then err up to 2.2 times more (fp32, T = 16384, H200). To the gradients' errors is
+    added what a logsumexp kept in fp32 costs: P = exp(S − L) is off by the roundoff of L, relative
+    to itself, and L is about ln T.
 
     Raises:
-        ValueError: an error of plain attention is no roundoff, so that it is no measure.
+        ValueError: plain attention errs by more than roundoff, so that it is no measure.
     """
     batch, _, length, head_dim = operands.dout.shape
     step = min(batch, max(1, BLOCK // length**2))
@@ -138,24 +137,16 @@ def _plain(operands: Operands, step: int) -> dict[str, Tensor]:
 
 
 def errors(found: dict[str, Tensor], true: Truth) -> dict[str, check.Errors]:
-    """`check.errors` on the truth's device, each token relative to its size where that is more.
+    """`check.errors` with each token relative to the size of its terms where that is larger.
 
-    Gradients of the first keys are sums over all queries, those of the first queries differences of
-    large terms: one rounding there would outweigh every error elsewhere.
+    Gradients of the first keys are sums over all queries, and those of the first queries are
+    differences of large terms: one rounding there would outweigh every error elsewhere.
     """
     scaled, target = {}, {}
-    for name, ref in true.values.items():
+    for name, result in found.items():
+        ref = true.values[name]
         whole = ref.square().mean().sqrt()
         weight = whole / torch.maximum(true.sizes[name], whole)
         target[name] = ref * weight
-        scaled[name] = found[name].to(ref.device, ref.dtype) * weight
+        scaled[name] = result.to(ref.device, ref.dtype) * weight
     return check.errors(scaled, target)
-
-
-def verdict(
-    found: dict[str, check.Errors], usual: dict[str, check.Errors], dtype: torch.dtype
-) -> dict[str, Any]:
-    """Errors as figures; status and reason where `check`'s rule rejects one."""
-    figures: dict[str, Any] = {f"{name}_error": error.norm for name, error in found.items()}
-    wrong = check.misses(found, usual, dtype)
-    return figures | ({"status": "wrong", "reason": "; ".join(wrong)} if wrong else {})

@@ -1,179 +1,183 @@
-"""Study 06's cases: steps, MLPs in turns, optimizers, and steps under the profiler."""
+"""Study 06's cases: steps alone and under the profiler, rivals' steps in turns, optimizers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusedlib import functional, modules
-from fusedlib.bench import check, machine, results, roofline, sources, timing
-from fusedlib.bench import steps as steps_of_study_01
-from fusedlib.models import flops, mlps, transformer
+import torch
+
+from fusedlib.bench import machine, rivals, roofline
+from fusedlib.bench.attempt import TooLarge, Unavailable
+from fusedlib.bench.steps import Trainer
+from fusedlib.models import transformer
+from fusedlib.models.transformer import TransformerConfig, config
 
 STUDY = "06_end_to_end"
-PRECISIONS = {
-    "fp32": "weights and products in fp32, torch's setting highest",
-    "bf16 autocast": "weights in fp32, products in bf16 by torch.autocast",
-    "bf16": "weights, products and the optimizer's state in bf16",
-}
-MODES = {
-    "eager": "plain PyTorch",
-    "compiled": "torch.compile of the whole model",
-    "compiled blocks": "one block compiled, its graph shared by all layers",
-}
+WEIGHTS = {"fp32": "float32", "bf16 autocast": "float32", "bf16": "bfloat16"}
+"""Dtype of the weights by precision; fp32 products are IEEE's, not TF32's."""
+RACES = {"mlp": "mlp", "model": "compile", "block": "compile"}
+"""The task of the rivals by experiment: whose MLP, or whether model or block are compiled."""
 OPTIMIZERS = ("for-loop", "foreach", "fused")
-Case = dict[str, Any]
+# Of the card's memory: what needs at least so much is not tried.
+HOPELESS = 1.5
+Case = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Setting:
+def setting(
+    device: str = "auto", *, batch_size: int = transformer.BATCH_SIZE, seconds: float = 0.3,
+    repetitions: int = 6,
+) -> dict[str, Any]:  # fmt: skip
     """What all cases of a run share.
 
-    Attributes:
+    Args:
         device: where it runs; "auto" takes the best there is.
         batch_size: sequences a step.
-        warmup: steps before the clock.
-        seconds: measuring ends after so long, but not before `least` steps.
-        least: fewest measured steps.
-        few: fewest where they take more than a second each (`running.LONG_S`), not in turns.
-        most: most measured steps.
+        seconds: steps alone are measured for so long at least.
+        repetitions: rounds of a race at least. The range of six pairs covers their median at 97 %.
 
     Raises:
         ValueError: a number out of its bounds.
     """
-
-    device: str = "auto"
-    batch_size: int = transformer.BATCH_SIZE
-    warmup: int = 2
-    seconds: float = 0.5
-    least: int = 5
-    few: int = 3
-    most: int = 20
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.warmup < 1 or self.few < 1:
-            raise ValueError(f"batch_size, warmup and few must be at least 1, got {self}")
-        if not 1 <= self.least <= self.most:
-            raise ValueError(f"measured steps must be 1 <= least <= most, got {self}")
-        if self.device == "auto":
-            object.__setattr__(self, "device", machine.device_type())
-
-    def fields(self) -> Case:
-        """As fields of a case."""
-        return asdict(self)
-
-
-def code() -> str:
-    """Fingerprint of all that measures this study and of the kernels behind the fused MLP."""
-    shared = (
-        check,
-        roofline,
-        steps_of_study_01,
-        timing,
-        flops,
-        mlps,
-        transformer,
-        functional,
-        modules,
-    )
-    own = sources.modules_of(__package__)
-    return results.code_fingerprint(*own, *shared, *sources.kernel_modules())
-
-
-def _check(models: Sequence[str], precisions: Sequence[str], contexts: Sequence[int]) -> None:
-    for model in models:
-        transformer.config(model)
-    if unknown := [p for p in precisions if p not in PRECISIONS]:
-        raise ValueError(f"unknown precision {unknown[0]!r}; known: {', '.join(PRECISIONS)}")
-    if low := [c for c in contexts if c < 1]:
-        raise ValueError(f"a context has at least one token, got {low[0]}")
+    if batch_size < 1 or repetitions < 1 or seconds < 0:
+        raise ValueError(
+            f"batch_size={batch_size}, repetitions={repetitions}, seconds={seconds}: need at "
+            "least 1, 1 and 0"
+        )
+    where = machine.device_type() if device == "auto" else device
+    return {
+        "device": where, "batch_size": batch_size, "seconds": seconds, "repetitions": repetitions
+    }  # fmt: skip
 
 
 def steps(
-    setting: Setting, models: Sequence[str], contexts: Sequence[int], precisions: Sequence[str],
-    *, mode: str = "eager", attention: str = "plain", inference: bool = False,
-) -> list[Case]:  # fmt: skip
-    """Full training steps with AdamW, a context after the other, sizes as given.
+    shared: Case, models: Sequence[str], contexts: Sequence[int], precisions: Sequence[str],
+    *, attention: str = "plain", inference: bool = False, experiment: str = "step",
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Eager training steps with AdamW, a context after the other, sizes as given.
 
-    `inference` times the model without gradients too.
-
-    Raises:
-        ValueError: an unknown size, precision or mode, or a context below 1.
-    """
-    _check(models, precisions, contexts)
-    if mode not in MODES:
-        raise ValueError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
-    return [
-        {
-            "experiment": "step", "model": model, "context_length": context,
-            "precision": precision, "mode": mode, "attention": attention,
-            "inference": inference, **setting.fields(),
-        }
-        for context in contexts for model in models for precision in precisions
-    ]  # fmt: skip
-
-
-def mlp_cases(
-    setting: Setting, models: Sequence[str], contexts: Sequence[int], precisions: Sequence[str],
-    providers: Sequence[str], *, attention: str = "plain",
-) -> list[Case]:  # fmt: skip
-    """The same step with each provider's MLP; those of one model take turns.
-
-    Raises:
-        ValueError: an unknown size, precision or provider, or a context below 1.
-    """
-    _check(models, precisions, contexts)
-    if unknown := [p for p in providers if p not in mlps.PROVIDERS]:
-        raise ValueError(f"unknown MLP {unknown[0]!r}; known: {', '.join(mlps.PROVIDERS)}")
-    return [
-        {
-            "experiment": "mlp", "mlp": provider, "model": model, "context_length": context,
-            "precision": precision, "attention": attention, "together": ",".join(providers),
-            **setting.fields(),
-        }
-        for context in contexts for model in models for precision in precisions
-        for provider in providers
-    ]  # fmt: skip
-
-
-def optimizer_cases(setting: Setting, models: Sequence[str]) -> list[Case]:
-    """AdamW's own step on fp32 weights, each way that torch has.
-
-    Raises:
-        ValueError: an unknown size.
-    """
-    _check(models, (), ())
-    return [
-        {"experiment": "optimizer", "optimizer": kind, "model": model, **setting.fields()}
-        for model in models for kind in OPTIMIZERS
-    ]  # fmt: skip
-
-
-def profile_cases(
-    setting: Setting, models: Sequence[str], context: int, precisions: Sequence[str]
-) -> list[Case]:
-    """One eager forward and backward under torch's profiler: kernels, their time, casts.
+    Args:
+        shared: from `setting`.
+        models: names of sizes.
+        contexts: tokens a sequence.
+        precisions: of `WEIGHTS`.
+        attention: "plain" or "sdpa".
+        inference: whether the model is timed without gradients too.
+        experiment: "step", or "profile" for one more step under the profiler.
 
     Raises:
         ValueError: an unknown size or precision, or a context below 1.
     """
-    _check(models, precisions, [context])
+    if unknown := [p for p in precisions if p not in WEIGHTS]:
+        raise ValueError(f"unknown precision {unknown[0]!r}; known: {', '.join(WEIGHTS)}")
+    found = [
+        {"experiment": experiment, "model": model, "context_length": context,
+         "precision": precision, "attention": attention, "inference": inference, **shared}
+        for context in contexts for model in models for precision in precisions
+    ]  # fmt: skip
+    for case in found:
+        shape(case)
+    return found
+
+
+def races(
+    shared: Case, experiment: str, models: Sequence[str], contexts: Sequence[int],
+    precisions: Sequence[str], asked: Sequence[str] = ("all",),
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The same steps by each rival in turns, plain attention.
+
+    Args:
+        shared: from `setting`.
+        experiment: of `RACES`: "mlp", whose MLP; "model" or "block", what is compiled.
+        models: names of sizes.
+        contexts: tokens a sequence.
+        precisions: of `WEIGHTS`.
+        asked: names of rivals; `all` for every one that is registered.
+
+    Raises:
+        ValueError: as `steps`, and an unknown experiment or rival.
+    """
+    if experiment not in RACES:
+        raise ValueError(f"unknown race {experiment!r}; known: {', '.join(RACES)}")
+    names = rivals.chosen(RACES[experiment], asked)
+    wanted = steps(shared, models, contexts, precisions, experiment=experiment)
+    return [{**case, "provider": name} for case in wanted for name in names]
+
+
+def optimizers(shared: Case, models: Sequence[str]) -> list[dict[str, Any]]:
+    """AdamW's own step on fp32 weights, each way that torch has."""
     return [
-        {
-            "experiment": "profile", "model": model, "context_length": context,
-            "precision": precision, "attention": "plain", **setting.fields(),
-        }
-        for model in models for precision in precisions
+        {"experiment": "optimizer", "optimizer": kind, "model": config(model).name, **shared}
+        for model in models for kind in OPTIMIZERS
     ]  # fmt: skip
 
 
-def label(case: Mapping[str, Any]) -> str:
+def shape(case: Case) -> TransformerConfig:
+    """The model of a case."""
+    return config(
+        case["model"], context_length=int(case["context_length"]), attention=case["attention"]
+    )
+
+
+def label(case: Case) -> str:
     """A case in a few words."""
     if case["experiment"] == "ceiling":
         return roofline.label(case)
     if case["experiment"] == "optimizer":
         return f"{case['model']} AdamW {case['optimizer']}"
-    who = {"step": case.get("mode"), "mlp": f"MLP {case.get('mlp')}"}
-    return (
-        f"{case['model']}·{case['context_length']} {case['precision']} "
-        f"{who.get(case['experiment'], case['experiment'])} on {case['device']}"
-    )
+    size = f"{case['model']}·{case['context_length']} {case['precision']}"
+    return f"{size} {case['experiment']} on {case['device']}"
+
+
+def require_possible(case: Case) -> None:
+    """Whether a case is worth a try.
+
+    Raises:
+        Unavailable: its device is not here.
+        TooLarge: weights, gradients, moments and attention matrices are far above the memory.
+    """
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not here.get(case["device"], True):
+        raise Unavailable(f"this machine has no {case['device']} device")
+    if "precision" not in case or "context_length" not in case:
+        return
+    facts = machine.describe()
+    on_card = facts.device_memory_gib if case["device"] == "cuda" else None
+    memory, least = on_card or facts.memory_gib, least_bytes(case) / 2**30
+    if memory is not None and least > HOPELESS * memory:
+        raise TooLarge(
+            f"not tried: at least {least:.0f} GiB, more than {HOPELESS:g} times the "
+            f"{memory:.0f} GiB there are"
+        )
+
+
+def least_bytes(case: Case) -> int:
+    """What a step cannot do without: weights, gradients, two moments, and what softmax gives.
+
+    The last in plain attention alone: L matrices of B·H·T² numbers, which the backward pass reads.
+    """
+    model, size = shape(case), getattr(torch, WEIGHTS[case["precision"]]).itemsize
+    pairs = case["batch_size"] * model.num_heads * model.context_length**2
+    matrices = model.num_layers * pairs if model.attention == "plain" else 0
+    return (4 * model.num_parameters + matrices) * size
+
+
+def trainer(case: Case) -> Trainer:
+    """The trainer of a case; under autocast its forward pass runs so, the backward pass follows."""
+    made = Trainer(
+        model=case["model"], direction="step", device=case["device"],
+        dtype=WEIGHTS[case["precision"]], batch_size=case["batch_size"],
+        context_length=case["context_length"], attention=case["attention"],
+    )  # fmt: skip
+    made.call = autocast(case, made.model)
+    return made
+
+
+def autocast(case: Case, call: Any) -> Any:
+    """The call as the case's precision has it."""
+    if case["precision"] != "bf16 autocast":
+        return call
+
+    def under_autocast(tokens: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(torch.device(case["device"]).type, torch.bfloat16):
+            return call(tokens)
+
+    return under_autocast

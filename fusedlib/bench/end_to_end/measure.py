@@ -1,117 +1,127 @@
-"""Measures study 06's cases, each by its experiment."""
+"""Study 06's single cases: a step's parts and peaks, one under the profiler, AdamW alone."""
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 
-from fusedlib.bench import roofline, sweep
-from fusedlib.bench.end_to_end import compiling, optimizers, profiled, running
-from fusedlib.bench.end_to_end.cases import Case
-from fusedlib.bench.end_to_end.turns import Turns
-from fusedlib.bench.end_to_end.watching import MIB, Watch
-from fusedlib.bench.results import Recorder
-from fusedlib.bench.steps import Trainer
-from fusedlib.bench.timing import Sections
+from fusedlib.bench import roofline, step_clock, timing
+from fusedlib.bench.allocations import quiet
+from fusedlib.bench.attempt import free_memory
+from fusedlib.bench.end_to_end.cases import Case, require_possible, shape, trainer
+from fusedlib.bench.statistics import summarize
+from fusedlib.bench.step_clock import MIB, Limits
+from fusedlib.bench.steps import Trainer, adamw
+from fusedlib.bench.torch_precision import matmul_settings
+from fusedlib.models import flops
+from fusedlib.models.transformer import Transformer, config
 
+CAST = "aten::_to_copy"
+BLOCKS, STEPS = 3, 2
 INFERENCES = 3
+# AdamW reads weight, gradient and both moments, writes weight and moments.
+PASSES = 7
 
 
-class Measure:
-    """Measures a case; MLPs that take turns are measured once together.
+def measure(case: Case) -> dict[str, Any]:
+    """The row's figures.
 
-    Args:
-        backend: of torch.compile; another than Inductor for tests.
+    Raises:
+        Refused: the device is not here, or the case is far above the memory there is.
     """
-
-    def __init__(self, backend: str = "inductor") -> None:
-        self._backend, self._turns = backend, Turns()
-        self._prepared: set[str] = set()
-
-    def __call__(self, case: Case) -> dict[str, Any]:
-        """The row's figures; `status` and `reason` where a case is not tried or wrong."""
-        running.check_device(case["device"])
-        running.clear(case["device"])
-        if case["experiment"] == "ceiling":
-            return roofline.measure(case)
-        if case["experiment"] != "optimizer" and (reason := running.hopeless(case)):
-            return {"status": "oom (predicted)", "reason": reason}
-        with running.settings():
-            return self._by_experiment(case)
-
-    def _by_experiment(self, case: Case) -> dict[str, Any]:
-        if case["experiment"] == "optimizer":
-            return optimizers.measure(case)
-        if case["experiment"] == "profile":
-            return profiled.measure(case)
-        if case["experiment"] == "mlp":
-            return self._turns.figures(case)
-        if case["mode"] == "eager":
-            return _eager(case)
-        if case["device"] not in self._prepared:
-            compiling.prepare(case["device"], self._backend)
-            self._prepared.add(case["device"])
-        with compiling.cold():
-            return _compiled(case, self._backend)
+    require_possible(case)
+    free_memory()  # also when the case before ended in an exception
+    if case["experiment"] == "ceiling":
+        return roofline.measure(case)
+    with matmul_settings("highest", True):
+        return optimizer(case) if case["experiment"] == "optimizer" else step(case)
 
 
-def _eager(case: Case) -> dict[str, Any]:
-    trainer = running.trainer(case)
-    trainer.call = running.autocast(case, trainer.model)
-    for _ in range(case["warmup"]):
-        trainer.step()
-    figures = _measured(case, trainer)
-    return figures | (_inference(case, trainer) if case["inference"] else {})
+def step(case: Case) -> dict[str, Any]:
+    """Times of the step's parts, then its memory, then what else is asked for."""
+    made = trainer(case)
+    row = step_clock.measure(made, Limits(case["seconds"], BLOCKS, STEPS))
+    row |= work(case) | step_clock.peaks(made)
+    if case["inference"]:
+        row |= _inference(made)
+    return row | (_profiled(made) if case["experiment"] == "profile" else {})
 
 
-def _compiled(case: Case, backend: str) -> dict[str, Any]:
-    trainer = running.trainer(case)
-    call = compiling.compiled(trainer.model, case["mode"], backend)
-    trainer.call = running.autocast(case, call)
-    found = compiling.settle(trainer.step, case["device"])
-    for _ in range(case["warmup"] - 1):  # the step that settled was one
-        trainer.step()
-    before = compiling.events()
-    figures = _measured(case, trainer)
-    return figures | found | {"recompiled": compiling.events() - before}
+def work(case: Case) -> dict[str, Any]:
+    """FLOPs of forward and backward by formula, and tokens of a step."""
+    count = flops.count(shape(case), case["batch_size"], case["context_length"])
+    return {"flops": count.model, "tokens": case["batch_size"] * case["context_length"]}
 
 
-def _measured(case: Case, trainer: Trainer) -> dict[str, Any]:
-    """Times, rates and memory of whole steps; what the peak is made of by count."""
-    assert trainer.optimizer is not None
-    watch, peaks = Watch(trainer), dict[str, float]()
-    found = running.collect(partial(watch.step, peaks), case)
-    parameters = list(trainer.model.parameters())
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    held = {
-        "weights_mib": running.nbytes(parameters), "gradients_mib": running.nbytes(gradients),
-        "state_mib": running.nbytes(running.state_of(trainer.optimizer)),
+def _inference(made: Trainer) -> dict[str, Any]:
+    """The model alone without gradients and loss."""
+    with torch.no_grad():
+        found = timing.interleaved(
+            {"inference": lambda: made.call(made.tokens)}, device=made.device, warmup=1,
+            repetitions=INFERENCES, flush_l2=False,
+        )  # fmt: skip
+    return summarize(found["inference"].samples_ms, "inference")
+
+
+def _profiled(made: Trainer) -> dict[str, Any]:
+    """Operators, kernels with their time, and casts of one step.
+
+    A cast is `aten::_to_copy`, by which a tensor changes its dtype; its time is that of the kernels
+    it launches, on a CPU that of the operator. On MPS the profiler sees the host alone.
+    """
+    on_cuda = made.device.type == "cuda"
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if on_cuda:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    profile = torch.profiler.profile(activities=activities)
+    with quiet():
+        profile.start()
+    try:
+        made.step()
+        timing.synchronize(made.device)
+    finally:
+        with quiet():
+            profile.stop()
+    row: dict[str, Any] = {"operators": 0, "casts": 0, "casts_ms": 0.0}
+    kernels, kernels_us = 0, 0.0
+    for event in profile.key_averages():
+        # A range's event on the device spans its kernels and is none itself.
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
+            kernels += event.count
+            kernels_us += event.self_device_time_total
+        elif event.key == CAST:
+            spent = event.device_time_total if on_cuda else event.cpu_time_total
+            row |= {"casts": event.count, "casts_ms": spent / 1e3}
+        if event.device_type == DeviceType.CPU and event.key.startswith("aten::"):
+            row["operators"] += event.count
+    return row | ({"kernels": kernels, "kernels_ms": kernels_us / 1e3} if on_cuda else {})
+
+
+def optimizer(case: Case) -> dict[str, Any]:
+    """AdamW's steps on random gradients, `least_bytes` that one must move, and its memory.
+
+    On CUDA also `transient_mib`, which a settled step allocates at its peak and gives back.
+    """
+    model = Transformer(config(case["model"]), device=case["device"])
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter) * 1e-3
+    adam = adamw(parameters, case["optimizer"])
+    adam.step()
+    row: dict[str, Any] = {}
+    if torch.device(case["device"]).type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        adam.step()
+        row["transient_mib"] = (torch.cuda.max_memory_allocated() - before) / MIB
+    found = timing.interleaved(
+        {"optimizer": adam.step}, device=case["device"], warmup=1, repetitions=5, most=20,
+        seconds=case["seconds"], flush_l2=False,
+    )  # fmt: skip
+    row |= summarize(found["optimizer"].samples_ms, "optimizer")
+    moments = [m for s in adam.state.values() for m in s.values() if isinstance(m, torch.Tensor)]
+    weights, state = (sum(t.nbytes for t in tensors) for tensors in (parameters, moments))
+    return row | {
+        "least_bytes": PASSES * weights, "tensors": len(parameters),
+        "weights_mib": weights / MIB, "state_mib": state / MIB,
     }  # fmt: skip
-    sizes = {name: size / MIB for name, size in held.items()}
-    return running.figures(case, found) | peaks | sizes
-
-
-def _inference(case: Case, trainer: Trainer) -> dict[str, Any]:
-    """The model alone without gradients, no loss: what the forward of a training step adds to."""
-
-    @torch.no_grad()
-    def infer() -> dict[str, float]:
-        sections = Sections(case["device"])
-        with sections.section("inference"):
-            trainer.call(trainer.tokens)
-        return {"inference": sections.elapsed_ms()["inference"]}
-
-    infer()
-    samples = [infer()["inference"] for _ in range(INFERENCES)]
-    return running.summarize(samples, "inference")
-
-
-def sweep_cases(
-    recorder: Recorder, cases: Iterable[Case], measure: Callable[[Mapping[str, Any]], Any],
-    label: Callable[[Mapping[str, Any]], str],
-) -> None:  # fmt: skip
-    """`sweep.sweep`, and the memory of the last case given back."""
-    sweep.sweep(recorder, cases, measure, label)
-    if torch.cuda.is_available():
-        running.clear("cuda")

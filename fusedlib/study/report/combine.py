@@ -116,12 +116,20 @@ def _split_title(blocks: list[Block], title: str) -> tuple[str, str, list[Block]
 
 
 def _cells(section: Section | None, numbering: Numbering) -> Iterator[tuple[Any, list[Block]]]:
-    """Cells that the report shows, each with its blocks; code is hidden, asides are left out."""
+    """Cells that the report shows, each with its blocks; code is hidden.
+
+    Where a notebook has cells tagged `paper`, those alone; else all but the asides.
+    """
     if section is None or section.notebook is None:
         return
     slug = slugify(section.name)
     cells = [c for c in load(section.notebook).cells if PAPERMILL_ERROR not in tags(c)]
+    chosen = any("paper" in tags(cell) for cell in cells)
     for cell in cells[: _end(cells, section.error)]:
+        if chosen and "paper" not in tags(cell):
+            if cell.cell_type == "code":
+                yield cell, list(output_blocks(cell, slug, numbering, only_errors=True))
+            continue
         if cell.cell_type == "code":
             aside = "aside" in tags(cell)
             yield cell, list(output_blocks(cell, slug, numbering, only_errors=aside))

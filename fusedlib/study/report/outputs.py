@@ -137,6 +137,8 @@ def _rich(output: Any, slug: str, numbering: Numbering) -> Iterator[Block]:
         yield _table(data[TABLE_MIME], slug, numbering)
     elif kind == "finding":
         yield Finding(tuple(meaning["items"]))
+    elif kind == "claim":
+        yield Finding((f"{meaning['sentence']} *{meaning['verdict']}*",))
     elif "image/svg+xml" in data or "image/png" in data:
         yield _figure(data, meaning, slug, numbering)
     elif "text/markdown" in data:

@@ -1,0 +1,197 @@
+"""The one registry: who is measured, by task. One decorated function is all that a rival needs.
+
+A rival takes a task's inputs, sets itself up outside the clock, and returns what runs. Its name,
+label, colour, requirements and settings stand in its decorator; checks, races, tables, figures and
+claims go through the registry and name nobody.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.code import fingerprint
+from fusedlib.bench.machine import version_of
+
+DTYPES = ("float32", "bfloat16", "float16")
+# Where the distribution is called otherwise than the package that is imported.
+DISTRIBUTIONS = {"liger_kernel": "liger-kernel", "quack": "quack-kernels"}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One rival, ready to run.
+
+    Attributes:
+        forward: gives the output.
+        leaves: its operands by the reference's names. Packed gate and up rows go by the name
+            `w_gate_up`: gate rows above up rows, or a gate row and an up row by turns where
+            `alternating`.
+        path: which code runs, where a rival chooses among several by shape or dtype.
+    """
+
+    forward: Callable[[], Tensor]
+    leaves: Mapping[str, Tensor]
+    alternating: bool = False
+    path: str | None = None
+
+    def reset(self) -> None:
+        """Drop all gradients."""
+        for leaf in self.leaves.values():
+            leaf.grad = None
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients that arrived, by `d_` and the reference's names; packed rows apart."""
+        found: dict[str, Tensor] = {}
+        for name, leaf in self.leaves.items():
+            if leaf.grad is None:
+                continue
+            rows = leaf.grad.detach()
+            if name == "w_gate_up":
+                gate, up = (rows[0::2], rows[1::2]) if self.alternating else rows.chunk(2)
+                found |= {"d_w_gate": gate, "d_w_up": up}
+            else:
+                found[f"d_{name}"] = rows
+        return found
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A registered rival.
+
+    Attributes:
+        task: what it computes, such as "swiglu".
+        name: in the rows.
+        label: in tables and figures.
+        place: its slot among the colours and markers of `fusedlib.study.style`.
+        build: from the task's inputs to what runs.
+        settings: how it was set, the first line of its docstring.
+        requires: packages it cannot do without.
+        needs_cuda: whether it runs on CUDA GPUs alone.
+        dtypes: what it takes.
+        capability: least compute capability.
+        traits: what else is known of it, such as "fused".
+        behind: modules of ours that its result depends on, for its fingerprint.
+    """
+
+    task: str
+    name: str
+    label: str
+    place: int
+    build: Callable[..., Any]
+    settings: str
+    requires: tuple[str, ...] = ()
+    needs_cuda: bool = False
+    dtypes: tuple[str, ...] = DTYPES
+    capability: tuple[int, int] = (0, 0)
+    traits: frozenset[str] = frozenset()
+    behind: Callable[[], Iterable[ModuleType]] = tuple
+
+    def check_available(self, device: torch.device | str, dtype: str) -> None:
+        """Whether it can run at all on this device in this dtype; costs no set-up.
+
+        Raises:
+            Unavailable: a package is missing, the device is no CUDA GPU or too old, or the dtype
+                is not taken.
+        """
+        for package in self.requires:
+            if importlib.util.find_spec(package) is None:
+                raise Unavailable(f"the package {package} is not installed")
+        kind = torch.device(device).type
+        if self.needs_cuda and kind != "cuda":
+            raise Unavailable(f"needs a CUDA GPU, the inputs are on {kind}")
+        if dtype not in self.dtypes:
+            raise Unavailable(f"takes {', '.join(self.dtypes)}, not {dtype}")
+        if self.needs_cuda and torch.cuda.get_device_capability(device) < self.capability:
+            least = "{}.{}".format(*self.capability)
+            raise Unavailable(f"needs compute capability {least} or later")
+
+    def version(self) -> str:
+        """Versions of the packages behind it; torch's for those that need nothing else."""
+        packages = [DISTRIBUTIONS.get(p, p) for p in self.requires or ("torch",)]
+        return ", ".join(f"{p} {version_of(p)}" for p in packages)
+
+    def facts(self) -> dict[str, str]:
+        """Version and settings, as figures of its rows."""
+        return {"version": self.version(), "settings": self.settings}
+
+    @cache  # noqa: B019 (rivals live as long as the process)
+    def fingerprint(self) -> str:
+        """Of its own function, what that leads to in its module, and the modules behind it."""
+        return fingerprint(self.build, *self.behind())
+
+
+RIVALS: dict[tuple[str, str], Rival] = {}
+
+
+def rival(
+    task: str, name: str, *, label: str | None = None, place: int | None = None, **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as a rival; its docstring's first line says in its rows how it is set.
+
+    Args:
+        task: what it computes.
+        name: in the rows; one rival may do several tasks under one name.
+        label: for people; by default the name.
+        place: colour slot; by default that of the same name in another task, else a free one.
+        options: further fields of `Rival`.
+
+    Raises:
+        ValueError: the task has a rival of this name.
+    """
+
+    def register(build: Callable[..., Any]) -> Callable[..., Any]:
+        if (task, name) in RIVALS:
+            raise ValueError(f"{task} has a rival named {name!r} already")
+        known = next((r for r in RIVALS.values() if r.name == name), None)
+        free = max((r.place for r in RIVALS.values()), default=-1) + 1
+        slot = place if place is not None else known.place if known else free
+        shown = label or (known.label if known else name)
+        told = (build.__doc__ or "").partition("\n")[0].rstrip(".")
+        RIVALS[task, name] = Rival(task, name, shown, slot, build, told, **options)
+        return build
+
+    return register
+
+
+def get(task: str, name: str) -> Rival:
+    """The rival of that name in a task.
+
+    Raises:
+        ValueError: unknown, with the list of known ones.
+    """
+    if (task, name) not in RIVALS:
+        raise ValueError(f"unknown rival {name!r} in {task}; known: {', '.join(names(task))}")
+    return RIVALS[task, name]
+
+
+def fingerprints(task: str) -> Callable[[str], str]:
+    """Fingerprint of a task's rival by its name; "gone" of one that is not registered any more."""
+    return lambda name: RIVALS[task, name].fingerprint() if (task, name) in RIVALS else "gone"
+
+
+def names(task: str, *traits: str) -> list[str]:
+    """Names of a task's rivals that have all these traits, in the order they were registered."""
+    return [n for (t, n), r in RIVALS.items() if t == task and r.traits.issuperset(traits)]
+
+
+def chosen(task: str, asked: Iterable[str]) -> list[str]:
+    """The names asked for; `all` stands for the task's rivals but those of the trait `asked for`.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    every = [n for n in names(task) if "asked for" not in get(task, n).traits]
+    found = [name for a in asked for name in (every if a == "all" else [a])]
+    return [get(task, name).name for name in dict.fromkeys(found)]
+
+
+def labels(task: str | None = None) -> dict[str, str]:
+    """Labels by name, of one task or of all."""
+    return {n: r.label for (t, n), r in RIVALS.items() if task in (None, t)}

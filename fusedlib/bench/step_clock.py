@@ -1,0 +1,212 @@
+"""The one clock of whole training steps: settled, back to back, the host's pace beside them.
+
+A step of many short kernels may wait for the host, whose pace differs from machine to machine and
+from minute to minute. So a row says how long the host takes to issue a step: where that is as long
+as the step, the time is the host's, not the card's.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+
+from fusedlib.bench import timing
+from fusedlib.bench.race import Lap
+from fusedlib.bench.statistics import summarize
+from fusedlib.bench.steps import Trainer
+
+AGREE = 0.02  # two blocks show the same pace when their medians differ by no more
+HOST_BOUND = 0.97  # of a step's time, spent in issuing it
+DISCARDED = 3
+SLOW_MS, SLOW_STEPS = 200.0, 3
+VERY_SLOW_MS = 1000.0  # alone in its block
+TURN = 3  # steps when it is a rival's turn
+MIB = 2**20
+# Issues one step, waits for nothing and gives the marks of its sections.
+Issue = Callable[[], timing.Sections]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long to measure.
+
+    Attributes:
+        seconds: at least, and
+        blocks: at least.
+        steps: of a block; fewer where they are slow.
+        settling: blocks at most until two in a row agree.
+    """
+
+    seconds: float = 1.5
+    blocks: int = 3
+    steps: int = 10
+    settling: int = 12
+
+
+@dataclass(frozen=True)
+class Clocked:
+    """Samples of settled steps.
+
+    Attributes:
+        samples_ms: by section; `step` from a step's begin to the next one's, `both` is forward and
+            backward.
+        issue_ms: the host's time to issue a step, from an idle device, without waiting.
+        host_bound: whether the step takes no longer than that. Never on a CPU, which is the host.
+        settled: whether two blocks agreed before the first of these.
+        blocks_ms: each block's median step.
+    """
+
+    samples_ms: dict[str, list[float]]
+    issue_ms: float
+    host_bound: bool
+    settled: bool
+    blocks_ms: list[float]
+
+    def figures(self) -> dict[str, Any]:
+        """A row's figures: `forward_median_ms`, `step_median_ms` and so on."""
+        row: dict[str, Any] = {}
+        for name, samples in self.samples_ms.items():
+            row |= summarize(samples, name)
+        return row | {
+            "issue_ms": self.issue_ms, "host_bound": self.host_bound, "settled": self.settled,
+            "blocks_ms": [round(ms, 6) for ms in self.blocks_ms],
+        }  # fmt: skip
+
+
+def measure(trainer: Trainer, limits: Limits) -> dict[str, Any]:
+    """Figures of the trainer's settled steps; memory is `peaks`, in steps of its own."""
+    return clock(trainer.issue, trainer.device, limits).figures()
+
+
+def clock(issue: Issue, device: torch.device | str, limits: Limits) -> Clocked:
+    """Times any step: first until it is settled, then for good."""
+    for done in range(1, DISCARDED + 1):
+        pace = _Block(issue, device, 1).step_ms
+        if done > 1 and pace > VERY_SLOW_MS:  # the first one loads and compiles
+            break
+    steps = _steps(pace, limits.steps)
+    medians = [_Block(issue, device, steps).step_ms]
+    while not (settled := _agree(medians)) and len(medians) < limits.settling:
+        medians.append(_Block(issue, device, steps).step_ms)
+    blocks: list[_Block] = []
+    begin = time.perf_counter()
+    while len(blocks) < limits.blocks or time.perf_counter() - begin < limits.seconds:
+        blocks.append(_Block(issue, device, steps))
+    samples = {
+        name: [ms for block in blocks for ms in block.samples_ms[name]]
+        for name in blocks[0].samples_ms
+    }
+    issue_ms = median(block.issue_ms for block in blocks)
+    bound = _host_bound(issue_ms, median(samples["step"]), device)
+    return Clocked(samples, issue_ms, bound, settled, [block.step_ms for block in blocks])
+
+
+def lap(
+    trainer: Trainer, enter: Callable[[], object] = lambda: None, steps: int = TURN
+) -> Lap:  # fmt: skip
+    """A rival's turns in a race (`Event(bursts=False)`): each a short block of the same clock.
+
+    A sample is a block's median. Beside the whole's `median_ms` the row has `step_median_ms` and
+    all else that `measure` gives but `settled` and `blocks_ms`.
+
+    Args:
+        trainer: may be shared by the rivals of a heat; its gradients are dropped between turns.
+        enter: called before each turn, outside the clock, to put the rival's parts into the model.
+        steps: of a turn; fewer where they are slow. The first turn, a warm-up, has one.
+    """
+    figures: dict[str, Any] = {}
+    issued: list[float] = []
+    paces: list[float] = []
+
+    def run() -> dict[str, float]:
+        count = _steps(paces[-1], steps) if paces else 1
+        block = _Block(trainer.issue, trainer.device, count)
+        paces.append(block.step_ms)
+        issued.append(block.issue_ms)
+        issue_ms = median(issued)
+        bound = _host_bound(issue_ms, median(paces), trainer.device)
+        figures.update({"issue_ms": issue_ms, "host_bound": bound})
+        medians = {name: median(samples) for name, samples in block.samples_ms.items()}
+        return medians | {"total": block.step_ms}
+
+    def drop() -> None:
+        trainer.model.zero_grad(set_to_none=True)
+
+    return Lap(run, lambda calls: enter(), drop, figures)
+
+
+def peaks(trainer: Trainer, steps: int = 2) -> dict[str, float]:
+    """The allocator's peaks in MiB over some steps; nothing is known elsewhere than on CUDA.
+
+    `peak_mib` is the whole step's, `both_peak_mib` that before the optimizer, whose temporaries can
+    be larger than all activations; `held_mib` is the latter over what there was before the step.
+    """
+    if trainer.device.type != "cuda":
+        return {}
+    before_optimizer: list[int] = []
+    hook = trainer.optimizer and trainer.optimizer.register_step_pre_hook(
+        lambda *_: before_optimizer.append(torch.cuda.max_memory_allocated())
+    )
+    found = {"both_peak_mib": 0.0, "peak_mib": 0.0, "held_mib": 0.0}
+    for _ in range(steps):
+        trainer.model.zero_grad(set_to_none=True)
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        trainer.issue()
+        peak = torch.cuda.max_memory_allocated()
+        both = before_optimizer[-1] if before_optimizer else peak
+        sizes = {"both_peak_mib": both, "peak_mib": peak, "held_mib": both - held}
+        found = {name: max(found[name], size / MIB) for name, size in sizes.items()}
+    if hook:
+        hook.remove()
+    return found
+
+
+class _Block:
+    """Some steps back to back after an idle device, waited for once.
+
+    The first one's launches lie bare, and later ones may wait in a full queue: so `issue_ms` is the
+    first one's, and the samples are the others' unless it is alone.
+    """
+
+    def __init__(self, issue: Issue, device: torch.device | str, steps: int) -> None:
+        on_device = timing.clock_for(device)
+        timing.synchronize(device)
+        begin = time.perf_counter()
+        marks, parts = [on_device.mark()], [issue()]
+        self.issue_ms = (time.perf_counter() - begin) * 1e3
+        marks.append(on_device.mark())
+        for _ in range(steps - 1):
+            parts.append(issue())
+            marks.append(on_device.mark())
+        timing.synchronize(device)
+        self.samples_ms: dict[str, list[float]] = {}
+        spans = list(zip(parts, pairwise(marks), strict=True))
+        for sections, (start, end) in spans[1:] or spans:
+            times = sections.elapsed_ms()
+            times.pop("total")
+            times["step"] = on_device.elapsed_ms(start, end)
+            if "backward" in times:
+                times["both"] = times["forward"] + times["backward"]
+            for name, ms in times.items():
+                self.samples_ms.setdefault(name, []).append(ms)
+        self.step_ms = median(self.samples_ms["step"])
+
+
+def _steps(pace_ms: float, most: int) -> int:
+    """Of a block at this pace: the samples, and the first step before them."""
+    if pace_ms > VERY_SLOW_MS:
+        return 1
+    return 1 + (min(most, SLOW_STEPS) if pace_ms > SLOW_MS else most)
+
+
+def _agree(medians: list[float]) -> bool:
+    return len(medians) > 1 and abs(medians[-1] / medians[-2] - 1) <= AGREE
+
+
+def _host_bound(issue_ms: float, step_ms: float, device: torch.device | str) -> bool:
+    return torch.device(device).type != "cpu" and issue_ms >= HOST_BOUND * step_ms

@@ -1,0 +1,94 @@
+"""The few selections that every study shares; everything else is pandas in the notebook's cells.
+
+Rows come from `Recorder.rows()`: one line a case and recording. A ratio is taken inside a session,
+where both sides ran in turns; a figure is a median over recordings with their range.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+
+def leading(rows: pd.DataFrame) -> str:
+    """The machine that figures and tables show: recorded in full, on a GPU, else this one."""
+    if rows.empty:
+        return ""
+    kinds = rows.groupby("machine", observed=True).agg(
+        full=("profile", lambda p: "full" in set(p)),
+        cuda=("device_type", lambda d: "cuda" in set(d)),
+        own=("own", "first"),
+    )
+    return str(kinds.sort_values(["full", "cuda", "own"]).index[-1])
+
+
+def here(rows: pd.DataFrame, status: str | None = "ok") -> pd.DataFrame:
+    """Rows of the leading machine with this status; with any for None."""
+    found = rows[rows["machine"] == leading(rows)] if len(rows) else rows
+    return found if status is None else found[found["status"] == status]
+
+
+def ratios(
+    rows: pd.DataFrame, baseline: str, by: Sequence[str] = ("session",),
+    value: str = "median_ms", column: str = "provider",
+) -> pd.DataFrame:  # fmt: skip
+    """How many times the baseline's value is each row's, as column `ratio`; above 1 is less.
+
+    Args:
+        rows: of one or more recordings; both sides of a ratio are from the same one.
+        baseline: whose value is divided, by its name in `column`.
+        by: what both sides share. Rows of one session were timed in turns.
+        value: column that is compared. Of times the samples are pairs where both sides ran in
+            turns, and the ratio is the median over the pairs.
+        column: what names the sides.
+
+    Returns:
+        The rows but the baseline's, those without a partner left out.
+    """
+    keys = ["machine", "recording", *by]
+    known = rows[rows[value].notna()] if value in rows else rows.iloc[:0]
+    other = known[known[column] == baseline].drop_duplicates(keys).set_index(keys)
+    mine = known[known[column] != baseline]
+    found = []
+    samples = value.replace("median_ms", "samples_ms")
+    for row in mine.to_dict("records"):
+        key = tuple(row[k] for k in keys)
+        if key in other.index:
+            partner = other.loc[key]
+            found.append({**row, "ratio": _ratio(partner, row, value, samples)})
+    return pd.DataFrame(found, columns=[*rows.columns, "ratio"])
+
+
+def _ratio(partner: pd.Series, row: dict, value: str, samples: str) -> float:
+    ours, theirs = row.get(samples), partner.get(samples)
+    lists = isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs)
+    if lists and row.get("in_turns") is not False:
+        return float(np.median(np.asarray(theirs) / np.asarray(ours)))
+    return float(partner[value] / row[value])
+
+
+def over_recordings(rows: pd.DataFrame, by: Sequence[str], value: str) -> pd.DataFrame:
+    """A line a group: `value` the median over recordings, `low` and `high` their range, `n`."""
+    each = rows.groupby([*by, "recording"], observed=True, sort=False, dropna=False)[value].median()
+    found = each.groupby(list(by), observed=True, sort=False, dropna=False)
+    table = found.agg(value="median", low="min", high="max", n="count").reset_index()
+    return table[table["value"].notna()]
+
+
+def lacking(rows: pd.DataFrame, column: str = "provider") -> pd.DataFrame:
+    """Why cases have no figure: status and reason with who and how many, the commonest first."""
+    rest = rows[rows["status"] != "ok"]
+    told = rest.assign(reason=rest["reason"].fillna("").map(_brief))
+    found = told.groupby(["status", "reason"], sort=False).agg(
+        who=(column, lambda names: ", ".join(dict.fromkeys(map(str, names)))),
+        cases=("case", "nunique"),
+    )
+    return found.sort_values("cases", ascending=False).reset_index()
+
+
+def _brief(reason: str) -> str:
+    """A reason's first sentences, without what torch says of its allocator's settings."""
+    text = " ".join(str(reason).split())
+    for end in (" GPU 0 has", " This is likely due", " If reserved"):
+        text = text.partition(end)[0]
+    return text.rstrip(".")

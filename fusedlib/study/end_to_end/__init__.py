@@ -1,1 +1,0 @@
-"""Study 06's tables, figures and sentences from its rows."""

@@ -1,0 +1,113 @@
+"""One format spec for claims, tables and axes: `3 ms`, `2%`, `3×`, `,d`, with the unit inside it."""
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+MISSING = "—"
+_SPEC = re.compile(r"(?P<whole>,d)|(?P<digits>\d*)(?P<unit>.*)", re.DOTALL)
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_CLOSE = ("", "×", "°")  # units that stand at the number without a space
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number at so many significant digits, thousands grouped, `1.2 × 10⁻⁷` when very small.
+
+    Digits before the point are never dropped: 12,346 stays so at three digits.
+    """
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    exponent = int(f"{value:.{digits - 1}e}".split("e")[1])
+    if not -4 <= exponent < 9:
+        mantissa = f"{value:.{digits - 1}e}".split("e")[0].replace("-", "−")
+        return f"{mantissa} × 10{str(exponent).translate(_SUPERSCRIPTS)}"
+    return f"{value:,.{max(digits - 1 - exponent, 0)}f}".replace("-", "−")
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value is None or NaN."""
+    if isinstance(value, tuple):
+        return any(map(is_missing, value))
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def formatted(value: Any, spec: str = "") -> str:
+    """A value by its spec: significant digits, then the unit; a pair as a range; text as it is.
+
+    >>> formatted(0.0123, "2 ms"), formatted(0.231, "2%"), formatted(17.68, "3×")
+    ('0.012 ms', '23 %', '17.7×')
+    >>> formatted(16384, ",d"), formatted(None, "3 ms")
+    ('16,384', '—')
+    >>> formatted((1.028, 1.083), "3×")
+    '1.03–1.08×'
+    """
+    return spread([value], spec)
+
+
+def spread(values: Sequence[Any], spec: str = "") -> str:
+    """The median of some values with their range in brackets where rounding shows one.
+
+    >>> spread([2.61, 2.65, 2.71], "3×"), spread([2.61, 2.611], "3×")
+    ('2.65× [2.61–2.71]', '2.61×')
+
+    A pair is a range over cases; its brackets reach from the least low to the greatest high end.
+
+    >>> spread([(1.02, 1.08), (1.01, 1.08), (1.03, 1.08)], "3×")
+    '1.02–1.08× [1.01–1.08]'
+    """
+    known = [v for v in values if not is_missing(v)]
+    if not known:
+        return MISSING
+    if isinstance(known[0], tuple):
+        lows, highs = (sorted(map(float, ends)) for ends in zip(*known, strict=True))
+        inner = _range(statistics.median(lows), statistics.median(highs), spec)
+        outer = _range(lows[0], highs[-1], spec)
+        return f"{inner}{_unit(spec)}" + (f" [{outer}]" if outer != inner else "")
+    if isinstance(known[0], str | bool):
+        return ", ".join(dict.fromkeys(map(str, known)))
+    numbers = [float(v) for v in known]
+    middle, low, high = (
+        _bare(v, spec) for v in (statistics.median(numbers), min(numbers), max(numbers))
+    )
+    text = f"{middle}{_unit(spec)}"
+    return text if low == high else f"{text} [{low}–{high}]"
+
+
+def tick(value: float, spec: str) -> str:
+    """A number at an axis, whose unit stands in the axis's title."""
+    return f"{100 * value if _parts(spec)[1] == '%' else value:,.6g}".replace("-", "−")
+
+
+def unit(spec: str) -> str:
+    """The unit of a spec, for an axis's title; `share` for percentages."""
+    return _parts(spec)[1]
+
+
+def _range(low: float, high: float, spec: str) -> str:
+    ends = list(dict.fromkeys(_bare(v, spec) for v in (low, high)))
+    return "–".join(ends)
+
+
+def _parts(spec: str) -> tuple[int | None, str]:
+    """Digits (None: a whole number) and unit."""
+    found = _SPEC.fullmatch(spec)
+    assert found is not None
+    if found["whole"]:
+        return None, ""
+    return int(found["digits"] or 4), found["unit"].strip()
+
+
+def _unit(spec: str) -> str:
+    text = _parts(spec)[1]
+    return text if text in _CLOSE else f" {text}"
+
+
+def _bare(value: float, spec: str) -> str:
+    digits, text = _parts(spec)
+    if digits is None:
+        return f"{round(value):,}".replace("-", "−")
+    return number(100 * value if text == "%" else value, digits)

@@ -1,0 +1,188 @@
+"""Every claim holds in every recording of the recorded machines, and a changed row makes it fail."""
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fusedlib import paths
+from fusedlib.bench import machine
+from fusedlib.study import claims as stating
+from fusedlib.study import recording
+from fusedlib.study.claims import Claim
+from fusedlib.study.running import config
+
+MOST = 5
+RECORDED = {p.parent.name for p in paths.RECORDED.glob("*/machine.jsonl")} & {"nvidia-h200"}
+STUDIES = {s.name: s.notebook for s in config.load(paths.NOTEBOOKS / "study.toml").studies}
+
+
+def states_claims(notebook) -> bool:
+    return "@claim(" in notebook.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module", params=[n for n, p in STUDIES.items() if states_claims(p)])
+def claims(request) -> list[Claim]:
+    return recording.claims_of(STUDIES[request.param])
+
+
+def test_a_study_states_one_to_five_claims_by_name(claims):
+    assert 1 <= len(claims) <= MOST
+    assert len({c.name for c in claims}) == len(claims)
+    assert any(c.headline for c in claims)
+
+
+def test_every_claim_holds_in_every_recording(claims):
+    for claim in claims:
+        told = {v.machine: v for v in claim.verdicts}
+        for name in RECORDED:
+            assert name in told, f"{claim.name} rests on no row of {name}"
+            wrong = [e for e in told[name].evaluations if e.holds is not True]
+            assert told[name].evaluations and not wrong, f"{claim.name}: {wrong}"
+        assert "—" not in claim.sentence(), f"{claim.name}: {claim.sentence()}"
+
+
+def test_some_change_of_the_rows_makes_each_claim_false(claims):
+    for claim in claims:
+        for name in RECORDED:
+            rows = claim.selection[claim.selection["machine"] == name]
+            for recorded in stating.complete(rows):
+                part = rows[rows["recording"] == recorded]
+                changed = (claim.evaluate(p, recorded).holds for p in perturbed(part))
+                assert any(holds is False for holds in changed), f"{claim.name} cannot fail"
+
+
+def perturbed(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """For each value of each varying key: times or memory tenfold up or down, or out of memory."""
+    figures = [c for c in rows if c.endswith(("_ms", "_mib", "_error", "_gib", "_s", "_bytes"))]
+    others = [
+        c for c in rows
+        if c not in figures and pd.api.types.is_numeric_dtype(rows[c]) and rows[c].notna().any()
+    ]  # fmt: skip
+    for name in keys_of(rows):
+        for value in rows[name].dropna().unique():
+            at = rows[name] == value
+            for factor in (10.0, 0.1):
+                yield scaled(rows, at, figures, factor)
+            yield rows.assign(
+                status=np.where(at, "oom", rows["status"]),
+                **{c: [None if hit else v for v, hit in zip(rows[c], at, strict=True)]
+                   for c in figures},
+            )  # fmt: skip
+    everywhere = pd.Series(True, index=rows.index)
+    for factor in (10.0, 0.1):
+        for column in (*figures, *others):
+            yield scaled(rows, everywhere, [column], factor)
+
+
+def keys_of(rows: pd.DataFrame) -> list[str]:
+    """Columns that tell the cases of a selection apart."""
+    return [
+        c for c in rows
+        if c not in ("case", "measured_at", "session", "code", "reason", "settings", "version")
+        and rows[c].map(lambda v: isinstance(v, str | int | bool | np.integer)).all()
+        and 2 <= rows[c].nunique() <= 40
+    ]  # fmt: skip
+
+
+def scaled(rows: pd.DataFrame, at: pd.Series, columns: list[str], factor: float) -> pd.DataFrame:
+    def times(value):
+        if isinstance(value, list):
+            return [v * factor if isinstance(v, float | int) else v for v in value]
+        return value * factor if isinstance(value, float | int) else value
+
+    return rows.assign(
+        **{c: [times(v) if hit else v for v, hit in zip(rows[c], at, strict=True)] for c in columns}
+    )
+
+
+# --- teeth: the evaluation itself ----------------------------------------------------------------
+
+
+def frame(**columns) -> pd.DataFrame:
+    size = len(next(iter(columns.values())))
+    base = {"machine": ["m"] * size, "recording": ["a"] * size, "status": ["ok"] * size,
+            "profile": ["full"] * size, "device_type": ["cuda"] * size, "own": [False] * size}  # fmt: skip
+    made = pd.DataFrame(base | columns)
+    made = made.assign(case=made.get("case", [str(i) for i in range(size)]))
+    made["machine"] = pd.Categorical(made["machine"], categories=["m", machine.key()])
+    made.attrs["study"] = "00_x"
+    return made
+
+
+def stated(rows, rule) -> Claim:
+    made = stating.claim("x", rows)(rule)
+    stating.CLAIMS.remove(made)
+    return made
+
+
+def test_a_headline_is_the_median_of_all_recordings_with_their_range():
+    """Issue 18: the newest of eight recordings stood as the headline."""
+    rows = frame(recording=["a", "b", "c"], case=["1"] * 3, median_ms=[1.011, 1.165, 1.053])
+
+    def rule(found):
+        """The step takes {ms:4 ms}."""
+        return {"ms": found["median_ms"].iloc[0]}, found["median_ms"].iloc[0] < 1.2
+
+    claim = stated(rows, rule)
+    assert claim.sentence() == "The step takes 1.053 ms [1.011–1.165]."
+    assert "m: holds in 3 of 3 recordings" in claim.verdict()
+    assert "this machine: not measured; `make study ONLY=00_x PROFILE=full` does" in claim.verdict()
+
+
+def test_a_recording_that_fails_is_counted_and_a_partial_one_does_not_vote():
+    rows = frame(
+        recording=["a", "a", "b", "b", "c"], case=["1", "2", "1", "2", "1"],
+        median_ms=[1.0, 2.0, 1.0, 9.0, 99.0],
+    )  # fmt: skip
+
+    def rule(found):
+        """The slowest takes {ms:2 ms}."""
+        return {"ms": found["median_ms"].max()}, found["median_ms"].max() < 5
+
+    verdict = stated(rows, rule).verdicts[0]
+    assert (verdict.held, verdict.measured) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda found: ({"x": found["absent"].max()}, True),
+        lambda found: ({"x": float("nan")}, True),
+        lambda found: ({"x": 1.0}, float("nan")),
+        lambda found: ({"x": found["median_ms"].iloc[7]}, True),
+    ],
+    ids=["missing column", "NaN", "NaN for an answer", "no row"],
+)
+def test_what_could_not_be_computed_is_not_measured(rule):
+    rule.__doc__ = "It is {x:3}."
+    claim = stated(frame(median_ms=[1.0]), rule)
+    assert claim.verdicts[0].measured == 0
+    assert claim.sentence() == "It is —."
+
+
+def test_a_claim_needs_its_sentence():
+    with pytest.raises(ValueError, match="needs its sentence"):
+        stating.claim("x", frame(median_ms=[1.0]))(lambda found: ({}, True))
+
+
+def test_cases_of_claims_are_those_of_their_selections():
+    rows = frame(case=["1", "2", "3"], median_ms=[1.0, 2.0, 3.0])
+
+    def rule(found):
+        """Something."""
+        return {}, len(found) > 0
+
+    assert recording.cases_of([stated(rows[rows["median_ms"] < 3], rule)]) == {"1", "2"}
+
+
+def test_the_analysis_of_a_notebook_runs_without_its_measuring(tmp_path):
+    def cell(text, *tags):
+        return {"cell_type": "code", "metadata": {"tags": list(tags)}, "source": text}
+
+    notebook = tmp_path / "n.ipynb"
+    cells = [cell("x = 1"), cell("raise SystemExit", "measure"), cell("print(x)")]
+    notebook.write_text(json.dumps({"cells": cells}))
+    assert recording.claims_of(notebook) == []

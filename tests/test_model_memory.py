@@ -1,0 +1,274 @@
+"""Study 09's formulas against what autograd and the allocator of a CPU really hold, to the byte."""
+
+import gc
+import json
+import weakref
+from collections import Counter
+
+import pytest
+import torch
+
+from fusedlib import paths
+from fusedlib.bench import model_memory
+from fusedlib.bench.model_memory import Measure, Program
+from fusedlib.bench.results import Recorder
+from fusedlib.bench.sweep import outcome, sweep
+from fusedlib.models import activations, checkpointed, transformer
+from fusedlib.models.activations import PRECISIONS
+from fusedlib.models.checkpointed import Plan
+
+MIB = 2**20
+LOSS = 4  # bytes of the scalar that a pass gives back
+SCALE = 8  # of the number that plain attention's scores are scaled by, in each block
+PLANS = [
+    Plan("none"), Plan("first", 3), Plan("segments", 1), Plan("segments", 3), Plan("nested", 2),
+    Plan("nested", 4),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tensors this small wait longer for a second thread than they take."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def program(precision, attention="plain", model="nano", context=24, batch=3, **options):
+    return Program(model, context, batch, attention, precision, "cpu", **options)
+
+
+def case(mode, precision, **options):
+    shared = model_memory.setting("nano", 24, attention="plain", precision=precision, device="cpu")
+    return {"experiment": "pass", "mode": mode, **shared, **options}
+
+
+def plans(*sizes, repetitions=1):
+    shared = model_memory.setting("nano", 8, attention="plain", precision="fp32", device="cpu")
+    return model_memory.checkpoints(shared, *sizes, repetitions)
+
+
+# --- counts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("attention", ["plain", "sdpa"])
+def test_what_is_kept_is_the_formula_part_by_part(attention, precision):
+    one = program(precision, attention)
+    counted: Counter[str] = Counter()
+    for kept in activations.of_block(one.shape, precision, "cpu", 3):
+        counted[kept.part] += one.shape.num_layers * kept.nbytes
+    for kept in activations.of_head(one.shape, precision, 3):
+        counted[kept.part] += kept.nbytes
+    counted["casts"] = activations.cast_weights(one.shape, precision)
+    assert model_memory.saved_bytes(one) == {part: n for part, n in counted.items() if n}
+    assert counted.total() - counted["casts"] == activations.saved_bytes(
+        one.shape, precision, "cpu", 3
+    )
+
+
+def test_a_block_by_hand():
+    shape = transformer.TransformerConfig("hand", 8, 32, 1, 2, 100, context_length=5)
+    tokens, wide = 2 * 5, 4
+    norm = 2 * (2 * tokens * 8 + tokens) * wide
+    mlp = (tokens * 8 + 4 * tokens * 32) * wide
+    plain = (5 * tokens * 8 + 2 * 2 * 5 * 5) * wide + 5 * 5
+    kept = activations.of_block(
+        transformer.replace(shape, attention="plain"), "fp32", "cuda", batch_size=2
+    )
+    assert activations.total(kept) == norm + mlp + plain
+    assert activations.tensor_bytes(shape, "bf16", 2) == 2 * 5 * 8 * 2
+
+
+def test_autocast_s_softmax_is_fp32_on_a_gpu_only():
+    shape = transformer.config("nano", attention="plain")
+    gpu, cpu = (activations.saved_bytes(shape, "bf16 autocast", d) for d in ("cuda", "cpu"))
+    weights = shape.num_layers * 4 * shape.num_heads * shape.context_length**2
+    assert gpu - cpu == 4 * weights
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("mode", model_memory.MODES)
+def test_a_watched_pass_peaks_where_the_formula_says(mode, precision):
+    one = case(mode, precision)
+    found, counted = Measure()(one), model_memory.moments(one)["forward"]
+    scales = 0 if mode == model_memory.MODES[0] else SCALE * model_memory.shape_of(one).num_layers
+    for name in ("weights", "activations", "casts", "optimizer"):
+        more = LOSS + scales if name == "activations" else 0
+        assert found[f"forward_{name}_mib"] * MIB == counted.get(name, 0) + more, name
+    more = found["peak_other_mib"] * MIB + LOSS + scales
+    over = (found["peak_mib"] - model_memory.counted_mib(one)) * MIB
+    assert over == pytest.approx(more, abs=4)
+    ends = [found[n] for n in found if n.startswith("peak_in_")]
+    assert max(ends) == found["peak_mib"] and len(ends) == (3 if mode == "step" else 1)
+    assert found["weights_bytes"] == counted["weights"]
+    assert found["state_bytes"] == counted.get("optimizer", 0)
+
+
+def test_what_cannot_fit_is_predicted_and_not_tried():
+    huge = case("step", "fp32", model="2.7b", context_length=10**6)
+    figures, status, reason = outcome(Measure(), huge)
+    assert (figures, status) == ({}, "oom (predicted)") and " GiB by formula, more than" in reason
+    model_memory.check_size(case("step", "fp32"))
+
+
+def test_a_device_without_a_history_is_unavailable():
+    figures, status, reason = outcome(Measure(), case("step", "fp32", device="mps"))
+    assert (figures, status) == ({}, "unavailable") and "mps" in reason
+
+
+def test_nothing_stays_of_a_model_whose_graph_was_looked_at():
+    one = program("bf16 autocast")
+    storage = weakref.ref(one.model.embedding.weight.untyped_storage())
+    model_memory.saved_bytes(one)
+    del one
+    gc.collect()
+    assert storage() is None
+
+
+# --- checkpoints ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16 autocast"])
+def test_checkpoints_leave_every_gradient_as_it_is(precision):
+    one = program(precision, model="micro", context=16)
+    true = []
+    for plan in PLANS:
+        one.model.zero_grad(set_to_none=True)
+        one.run(plan)
+        true = true or [g.clone() for g in one.gradients()]
+        found = one.gradients()
+        assert all(torch.equal(f, t) for f, t in zip(found, true, strict=True)), plan
+        assert model_memory.gradient_error(found, true) == 0.0
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_blocks_run_as_often_as_the_plan_says(plan):
+    one = program("fp32", model="micro", context=8)
+    calls = []
+    for block in one.model.blocks:
+        block.register_forward_pre_hook(lambda *_: calls.append(1))
+    one.run(plan)
+    assert len(calls) / one.shape.num_layers == plan.passes(one.shape.num_layers)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_what_a_plan_holds_is_the_formula(plan, precision):
+    # With fewer tokens than features the output layer's gradient would be the peak.
+    one = program(precision, model="micro", context=64)
+    held = checkpointed.held_bytes(one.shape, precision, "cpu", plan, 3)
+    one.run(plan)
+    found = model_memory._held(one, plan)
+    least = max(held.values()) + LOSS
+    assert least <= found["peak_mib"] * MIB <= least + one.shape.num_layers * SCALE
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "message"),
+    [
+        ("some", 1, "unknown kind of checkpointing 'some'; known: none, first"),
+        ("none", 1, "'none' cannot have size 1"),
+        ("segments", 0, "'segments' cannot have size 0"),
+        ("nested", -1, "cannot have size -1"),
+    ],
+)
+def test_a_bad_plan_is_refused(kind, size, message):
+    with pytest.raises(ValueError, match=message):
+        Plan(kind, size)
+
+
+def test_a_plan_is_timed_beside_no_plan(tmp_path):
+    asked = plans([1], [2], [1])
+    code = model_memory.study_code()
+    recorder = Recorder(model_memory.STUDY, profile="quick", code=code, directory=tmp_path)
+    sweep(recorder, asked[:1], Measure(), model_memory.label)
+    sweep(recorder, asked, Measure(), model_memory.label)
+    assert (recorder.measured, recorder.skipped) == (4, 1)  # a stopped run goes on
+    rows = recorder.rows()
+    assert set(rows["status"]) == {"ok"} and set(rows["gradient_error"]) == {0.0}
+    assert rows.set_index("plan")["ratio"].isna().to_dict() == {
+        "none": True, "segments": False, "nested": False, "first": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("factor", [1.001, 0.0, float("nan")])
+def test_a_plan_with_another_gradient_gets_no_time(monkeypatch, factor):
+    real = checkpointed._again
+
+    def broken(function, x):
+        y = real(function, x)
+        y.register_hook(lambda g: g * factor)
+        return y
+
+    measure, (none, segments) = Measure(), plans([2], [], [])
+    assert outcome(measure, none)[1] == "ok"
+    monkeypatch.setattr(checkpointed, "_again", broken)
+    figures, status, reason = outcome(measure, segments)
+    assert status == "wrong" and "gradients" in reason
+    assert "median_ms" not in figures and "peak_mib" in figures
+
+
+def test_a_missing_gradient_is_an_error():
+    one = torch.ones(2)
+    assert not model_memory.gradient_error([one], [one, one]) <= 1
+
+
+# --- cases and rows ------------------------------------------------------------------------------
+
+
+def test_the_largest_context_comes_first_and_each_case_once():
+    found = model_memory.passes(
+        "nano", [8, 16, 8], attentions=["plain", "sdpa"], precisions=["fp32"], device="cpu"
+    )
+    assert [c["context_length"] for c in found] == [16] * 5 + [8] * 3
+    kinds = [c["attention"] for c in found if c["mode"] == "step"]
+    assert kinds == ["plain", "sdpa", "plain"], "the second kind at the largest context alone"
+    assert [c["attention"] for c in found if c["mode"] == "forward, no_grad"] == ["plain"] * 2
+    names = {model_memory.snapshot_path(c).name for c in found}
+    assert len(names) == len(found) and all(" " not in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "huge"}, "unknown model size 'huge'"),
+        ({"attention": "flash"}, "unknown attention 'flash'"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'; known: fp32, bf16 autocast"),
+        ({"context_length": 0}, "context_length must be a positive whole number, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ],
+)
+def test_a_bad_setting_is_refused(change, message):
+    good = {
+        "model": "nano", "context_length": 8, "attention": "plain", "precision": "fp32",
+        "device": "cpu",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        model_memory.setting(**(good | change))
+
+
+def test_bad_plans_are_refused():
+    with pytest.raises(ValueError, match="segments of 3 blocks, but the model has 2"):
+        plans([3], [], [])
+    with pytest.raises(ValueError, match="repetitions must be at least 1, got 0"):
+        plans([1], [], [], repetitions=0)
+
+
+def test_a_step_s_peak_is_one_number_in_studies_06_and_09():
+    def peaks(study, **fields):
+        path = paths.ROOT / "report" / "results" / "nvidia-h200" / f"{study}.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        names = ("context_length", "precision", "attention", "batch_size")
+        return {
+            tuple(row[n] for n in names): row["peak_mib"] for row in rows
+            if row["status"] == "ok" and row.get("model") == "2.7b"
+            and fields.items() <= row.items()
+        }  # fmt: skip
+
+    ours = peaks("09_model_memory", experiment="pass", mode="step")
+    theirs = peaks("06_end_to_end", experiment="step", mode="eager")
+    both = set(ours) & set(theirs)
+    assert len(both) >= 9
+    assert all(ours[key] == pytest.approx(theirs[key], rel=1e-3) for key in both)

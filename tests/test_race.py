@@ -1,0 +1,362 @@
+"""No speed without correctness, like against like: the gate, the turns and the rows."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fusedlib import reference
+from fusedlib.bench import check, graphs, rivals, swiglu
+from fusedlib.bench.plain_products import PlainProducts
+from fusedlib.bench.problems import Inputs, SwiGLUProblem, draw
+from fusedlib.bench.rivals import Workload
+from fusedlib.bench.race import race
+from fusedlib.bench.results import Recorder
+
+RAGGED = SwiGLUProblem(37, 45, 83, "float32")
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch):
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+
+
+def rival(compute):
+    """Registers a computation of y as a rival of its own."""
+
+    @rivals.rival("swiglu", "rival")
+    def build(inputs: Inputs) -> Workload:
+        """As the test has it."""
+        leaves = inputs.leaves()
+        return Workload(lambda: compute(**leaves), leaves)
+
+    return "rival"
+
+
+def dropped_k_tile(x, w_gate, w_up, w_down) -> Tensor:
+    return reference.swiglu_mlp(x[:, :32], w_gate[:, :32], w_up[:, :32], w_down)
+
+
+def swapped(x, w_gate, w_up, w_down) -> Tensor:
+    return reference.swiglu_mlp(x, w_up, w_gate, w_down)
+
+
+def no_weight_gradient(x, w_gate, w_up, w_down) -> Tensor:
+    return reference.swiglu_mlp(x, w_gate.detach() + 0 * w_gate, w_up, w_down)
+
+
+def one_wrong_element(x, w_gate, w_up, w_down) -> Tensor:
+    y = reference.swiglu_mlp(x, w_gate, w_up, w_down)
+    mask = torch.zeros_like(y)
+    mask[-1, -1] = 1e-3
+    return y + mask
+
+
+def missing_gradient(x, w_gate, w_up, w_down) -> Tensor:
+    return reference.swiglu_mlp(x, w_gate.detach(), w_up, w_down)
+
+
+def not_a_number(x, w_gate, w_up, w_down) -> Tensor:
+    return reference.swiglu_mlp(x, w_gate, w_up, w_down) * float("nan")
+
+
+def right(x, w_gate, w_up, w_down) -> Tensor:
+    gate, up = nn.functional.linear(x, w_gate), nn.functional.linear(x, w_up)
+    return nn.functional.linear(gate * torch.sigmoid(gate) * up, w_down)
+
+
+WRONG = [dropped_k_tile, swapped, no_weight_gradient, one_wrong_element, not_a_number]
+
+
+def recorder_at(tmp_path):
+    return Recorder("03_x", profile="quick", code=swiglu.study_code(), directory=tmp_path)
+
+
+def run(tmp_path, names, shape=(37, 45, 83), directions=("forward+backward",), **options):
+    recorder = recorder_at(tmp_path)
+    options = {"dtype": "float32", "device": "cpu", "repetitions": 5} | options
+    race(recorder, swiglu.EVENT, swiglu.cases([shape], names, directions=directions, **options))
+    return recorder.rows(), recorder
+
+
+@pytest.mark.parametrize("compute", WRONG, ids=lambda f: f.__name__)
+def test_a_wrong_rival_gets_its_errors_and_no_time(tmp_path, compute):
+    frame, _ = run(tmp_path, ["eager", rival(compute)])
+    row = frame.set_index("provider").loc["rival"]
+    assert row["status"] == "wrong"
+    assert "error" in row["reason"]
+    assert row.get("median_ms") != row.get("median_ms"), "a wrong rival has no time"
+    assert frame.set_index("provider").loc["eager", "status"] == "ok"
+
+
+def test_a_right_rival_is_timed_in_turns_beside_the_baseline(tmp_path):
+    frame, _ = run(tmp_path, ["eager", rival(right)])
+    row = frame.set_index("provider").loc["rival"]
+    assert row["status"] == "ok"
+    assert row["n"] == 5
+    assert frame["session"].nunique() == 1, "rows of a heat are pairs, sample by sample"
+    for name in ("y", "d_x", "d_w_gate", "d_w_up", "d_w_down"):
+        assert 0 < row[f"{name}_error"] < 1e-5
+
+
+def test_a_gradient_that_never_arrives_is_wrong_by_name(tmp_path):
+    frame, _ = run(tmp_path, ["eager", rival(missing_gradient)])
+    row = frame.set_index("provider").loc["rival"]
+    assert row["status"] == "wrong"
+    assert row["reason"] == "no gradient arrived at w_gate"
+
+
+def test_a_rival_whose_packed_weights_want_no_gradient_is_wrong(tmp_path):
+    """Issue 18: it forgot `requires_grad_()`, got `ok`, and a speed-up of 1.29."""
+
+    @rivals.rival("swiglu", "forgetful")
+    def build(inputs):
+        """Packs its weights and forgets that they are leaves."""
+        packed = torch.cat([inputs.w_gate, inputs.w_up]).detach()
+
+        def forward():
+            gate, up = packed.chunk(2)
+            return reference.swiglu_mlp(inputs.x, gate, up, inputs.w_down)
+
+        return Workload(
+            forward, {"x": inputs.x, "w_gate_up": packed, "w_down": inputs.w_down}
+        )  # fmt: skip
+
+    frame, _ = run(tmp_path, ["eager", "forgetful"], directions=("forward", "forward+backward"))
+    rows = frame[frame["provider"] == "forgetful"]
+    assert rows["status"].tolist() == ["wrong"] * 2, "also where only the forward is timed"
+    assert set(rows["reason"]) == {"no gradient arrived at w_gate; no gradient arrived at w_up"}
+    assert "median_ms" not in rows or rows["median_ms"].isna().all()
+
+
+def test_frozen_weights_are_not_asked_for(tmp_path):
+    frame, _ = run(tmp_path, ["eager"], directions=("backward",), frozen=True, repetitions=2)
+    assert frame["status"].tolist() == ["ok"] * 2
+    frozen = frame[~frame["weight_gradients"].astype(bool)]
+    assert frozen["d_x_error"].notna().all()
+    assert frozen["d_w_gate_error"].isna().all()
+
+
+def test_a_new_rival_is_in_the_rows_and_invalidates_nobody_s(tmp_path):
+    _, first = run(tmp_path, ["all"])
+    before = first.measured
+    assert before >= 2
+    rival(right)
+    frame, second = run(tmp_path, ["all"])
+    assert "rival" in set(frame["provider"])
+    old = frame[frame["provider"] != "rival"]
+    assert set(old["code"].str.rsplit("-", n=1).str[0]) == set(
+        frame[frame["provider"] == "rival"]["code"].str.rsplit("-", n=1).str[0]
+    )
+    again = swiglu.cases(
+        [(37, 45, 83)], ["eager"], dtype="float32", device="cpu", repetitions=5,
+        directions=("forward+backward",),
+    )  # fmt: skip
+    assert recorder_at(tmp_path).missing(again) == [], "its rows are as current as before"
+
+
+def test_a_rival_s_fingerprint_follows_what_it_leads_to():
+    inductor, searched = (rivals.get("swiglu", n) for n in ("inductor", "inductor-max"))
+    eager = rivals.get("swiglu", "eager")
+    assert len({r.fingerprint() for r in (inductor, searched, eager)}) == 3
+    assert inductor.fingerprint() == rivals.get("swiglu", "inductor").fingerprint()
+
+
+def test_a_rival_that_is_not_installed_says_so(tmp_path):
+    @rivals.rival("swiglu", "absent", requires=("no_such_package",))
+    def build(inputs):
+        raise AssertionError
+
+    frame, first = run(tmp_path, ["eager", "absent"])
+    row = frame.set_index("provider").loc["absent"]
+    assert (row["status"], row["reason"]) == (
+        "unavailable", "the package no_such_package is not installed",
+    )  # fmt: skip
+    assert first.measured == 2
+    _, second = run(tmp_path, ["eager", "absent"])
+    assert second.measured == 0
+
+
+def test_a_problem_too_large_gives_all_its_rivals_that_row(tmp_path, monkeypatch):
+    def too_large(problem, device):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(swiglu, "draw", too_large)
+    frame, _ = run(tmp_path, ["eager", "inductor"])
+    assert frame["status"].tolist() == ["oom", "oom"]
+
+
+def test_who_runs_out_of_memory_in_the_heat_goes_and_the_others_are_timed(tmp_path):
+    calls = []
+
+    def hungry(x, w_gate, w_up, w_down):
+        calls.append(1)
+        if len(calls) > 1:  # the check passes
+            raise torch.OutOfMemoryError("out of memory")
+        return reference.swiglu_mlp(x, w_gate, w_up, w_down)
+
+    frame, _ = run(tmp_path, [rival(hungry), "eager"])
+    assert frame.set_index("provider")["status"].to_dict() == {"rival": "oom", "eager": "ok"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_direction_and_dtype_is_measured_on_ragged_shapes(tmp_path, dtype):
+    options = {"shape": (19, 24, 40), "dtype": dtype, "repetitions": 2}
+    options["directions"] = swiglu.DIRECTIONS
+    frame, _ = run(tmp_path, ["eager", "products"], **options)
+    assert frame["status"].tolist() == ["ok"] * 6
+    assert frame["session"].nunique() == 3
+    whole = frame.set_index("direction")["flops"]
+    assert whole["backward"].tolist() == [6 * 2 * 19 * 24 * 40] * 2
+    _, second = run(tmp_path, ["eager"], **options)
+    assert (second.measured, second.skipped) == (0, 3)
+
+
+def test_the_truth_is_made_once_a_problem_whatever_its_directions(tmp_path, monkeypatch):
+    made = []
+    truth = check.truth
+    monkeypatch.setattr(check, "truth", lambda inputs: made.append(1) or truth(inputs))
+    run(tmp_path, ["eager"], directions=swiglu.DIRECTIONS, frozen=True, repetitions=2)
+    assert made == [1]
+
+
+def test_a_graph_without_a_gpu_is_unavailable_and_a_backward_has_none(tmp_path):
+    both = ("forward", "backward")
+    frame, _ = run(tmp_path, ["eager"], directions=both, launches=("graph",))
+    assert frame[["status", "direction"]].values.tolist() == [["unavailable", "forward"]]
+
+
+def test_an_unknown_launch_is_told(tmp_path):
+    with pytest.raises(ValueError, match="unknown launch 'rocket'; known: python, graph"):
+        run(tmp_path, ["eager"], launches=("rocket",))
+
+
+def by_turns(inputs: Inputs, told: bool = True) -> Workload:
+    """Plain PyTorch over weights whose gate and up rows alternate, and whether it says so."""
+    pair = [inputs.w_gate.detach(), inputs.w_up.detach()]
+    packed = torch.stack(pair, dim=1).flatten(0, 1).requires_grad_()
+    leaves = {"x": inputs.x, "w_gate_up": packed, "w_down": inputs.w_down}
+
+    def forward():
+        return reference.swiglu_mlp(inputs.x, packed[0::2], packed[1::2], inputs.w_down)
+
+    return Workload(forward, leaves, alternating=told)
+
+
+def test_alternating_rows_are_checked_in_their_order(tmp_path):
+    rivals.rival("swiglu", "turns")(by_turns)
+    rivals.rival("swiglu", "mislabelled")(lambda inputs: by_turns(inputs, told=False))
+    frame, _ = run(tmp_path, ["eager", "turns", "mislabelled"])
+    assert frame.set_index("provider")["status"].to_dict() == {
+        "eager": "ok", "turns": "ok", "mislabelled": "wrong",
+    }  # fmt: skip
+
+
+def test_plain_products_are_those_of_the_reference():
+    inputs = draw(RAGGED, "cpu")
+    products = PlainProducts.of(inputs)
+    products.run("forward+backward", weight_gradients=True)
+    true = check.truth(inputs)
+    true["d_w_gate_up"] = torch.cat([true["d_w_gate"], true["d_w_up"]])
+    for name in ("y", "d_x", "d_w_gate_up", "d_w_down"):
+        torch.testing.assert_close(getattr(products, name), true[name].float())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("provider", ["eager", "inductor", "liger", "fused"])
+@pytest.mark.parametrize("direction", ["forward", "forward+backward"])
+def test_a_replay_gives_the_same_results_and_writes_gradients_anew(provider, direction):
+    inputs = draw(SwiGLUProblem(64, 128, 256, "bfloat16"), "cuda")
+    work = rivals.get("swiglu", provider).build(inputs)
+    graph = graphs.capture(work, inputs.dy, direction)
+    graph.replay()
+    torch.cuda.synchronize()
+    once = check.results_of(work, inputs.dy)
+    assert set(graph.results) == (set(once) if direction == "forward+backward" else {"y"})
+    for name, tensor in graph.results.items():
+        torch.testing.assert_close(tensor, once[name])
+
+
+@pytest.mark.gpu
+def test_a_replay_s_alternating_rows_are_read_after_it():
+    inputs = draw(SwiGLUProblem(64, 128, 256, "float32"), "cuda")
+    work = by_turns(inputs)
+    found = check.errors(
+        graphs.capture(work, inputs.dy, "forward+backward").results, check.truth(inputs)
+    )
+    assert max(found["d_w_gate"].norm, found["d_w_up"].norm) < 1e-5
+
+
+def test_a_backward_alone_is_not_captured():
+    work = rivals.get("swiglu", "eager").build(draw(RAGGED, "cpu"))
+    with pytest.raises(ValueError, match="not 'backward'"):
+        graphs.capture(work, draw(RAGGED, "cpu").dy, "backward")
+
+
+def test_an_unknown_rival_lists_the_known(tmp_path):
+    known = ", ".join(rivals.names("swiglu"))
+    with pytest.raises(ValueError, match=re.escape(f"unknown rival 'ligr' in swiglu; known: {known}")):
+        run(tmp_path, ["ligr"])
+
+
+def test_a_name_is_registered_once():
+    rival(right)
+    with pytest.raises(ValueError, match="swiglu has a rival named 'rival' already"):
+        rival(right)
+
+
+def test_packed_gradients_are_held_against_both_halves():
+    inputs = draw(RAGGED, "cpu")
+    true = check.truth(inputs)
+    packed = torch.cat([inputs.w_gate, inputs.w_up]).detach().requires_grad_()
+    leaves = {"x": inputs.x, "w_gate_up": packed, "w_down": inputs.w_down}
+
+    def forward():
+        gate, up = packed.chunk(2)
+        return reference.swiglu_mlp(inputs.x, gate, up, inputs.w_down)
+
+    found = check.errors(check.results_of(Workload(forward, leaves), inputs.dy), true)
+    usual = check.errors(check.results_of(rivals.get("swiglu", "eager").build(inputs), inputs.dy), true)
+    assert set(found) == {"y", "d_x", "d_w_gate", "d_w_up", "d_w_down"}
+    assert check.misses(found, usual, torch.float32) == []
+
+
+def test_work_and_traffic_agree_with_sums_by_hand():
+    # x 2·3, weights 3·(3·5): forward reads 6 + 45 and writes 6 numbers of two bytes.
+    problem = SwiGLUProblem(2, 3, 5, "bfloat16", "forward")
+    assert problem.flops == 3 * 2 * 2 * 3 * 5
+    assert problem.compulsory_bytes == 2 * (6 + 45 + 6)
+    frozen = SwiGLUProblem(2, 3, 5, "float32", "backward", weight_gradients=False)
+    assert frozen.flops == problem.flops
+    assert frozen.compulsory_bytes == 4 * (6 + 45 + 6 + 6)
+    backward = SwiGLUProblem(2, 3, 5, "float32", "backward")
+    assert backward.flops == 2 * problem.flops
+    assert backward.compulsory_bytes == 4 * (6 + 45 + 6 + 6 + 45)
+    both = SwiGLUProblem(2, 3, 5, "float32", "forward+backward")
+    assert both.compulsory_bytes == 4 * (6 + 45 + 6 + 6 + 6 + 45)
+
+
+def test_flops_agree_with_torch():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    inputs = draw(RAGGED, "cpu")
+    with FlopCounterMode(display=False) as counter:
+        check.results_of(rivals.get("swiglu", "eager").build(inputs), inputs.dy)
+    assert counter.get_total_flops() == RAGGED.flops
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": 0}, "tokens must be a whole number from 1, got 0"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'; known: float32"),
+        ({"direction": "up"}, "unknown direction 'up'; known: forward"),
+        ({"precision": "low"}, "unknown precision 'low'; known: highest, high"),
+    ],
+)
+def test_impossible_problems_are_told(change, message):
+    options = {"tokens": 1, "hidden_size": 1, "intermediate_size": 1} | change
+    with pytest.raises(ValueError, match=message):
+        SwiGLUProblem(**options)

@@ -1,0 +1,194 @@
+"""The clock of whole steps, on a device and a host whose paces the test sets."""
+
+import ast
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fusedlib import paths
+from fusedlib.bench import step_clock, steps, timing
+from fusedlib.bench.race import Lap
+from fusedlib.bench.step_clock import Limits
+
+LIMITS = Limits(seconds=0.5, blocks=3, steps=10, settling=6)
+PARTS = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
+
+
+class Simulated:
+    """A device that works off what a host issues, each at a pace in ms a step, and their clocks."""
+
+    def __init__(self, device_ms, host_ms=1.0):
+        self.device_ms, self.host_ms = device_ms, host_ms
+        self.device = torch.device("cuda")
+        self.now = self.idle_at = 0.0  # the host's time, and when the device is done; ms
+        self.issued = self.synchronised = 0
+
+    # what a trainer has
+    def issue(self):
+        pace = self.device_ms(self.issued) if callable(self.device_ms) else self.device_ms
+        self.issued += 1
+        sections = timing.Sections("cuda")
+        for name, share in PARTS.items():
+            with sections.section(name):
+                self.now += share * self.host_ms
+                self.idle_at = max(self.idle_at + share * pace, self.now)
+        return sections
+
+    # what a clock of the device has
+    def mark(self):
+        self.idle_at = max(self.idle_at, self.now)
+        return self.idle_at
+
+    def elapsed_ms(self, start, end):
+        return end - start
+
+    def synchronize(self, device):
+        self.synchronised += 1
+        self.now = max(self.now, self.idle_at)
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    def make(*paces):
+        made = Simulated(*paces)
+        monkeypatch.setattr(timing, "clock_for", lambda device: made)
+        monkeypatch.setattr(timing, "synchronize", made.synchronize)
+        seconds = SimpleNamespace(perf_counter=lambda: made.now / 1e3)
+        monkeypatch.setattr(step_clock, "time", seconds)
+        return made
+
+    return make
+
+
+def test_a_steady_step_after_a_slow_start_has_its_very_time(simulated):
+    row = step_clock.measure(simulated(lambda n: 300.0 if n < 2 else 30.0), LIMITS)
+    assert row["step_median_ms"] == pytest.approx(30.0)
+    assert row["both_median_ms"] == pytest.approx(27.0)
+    assert row["backward_median_ms"] == pytest.approx(18.0)
+    assert row["optimizer_median_ms"] == pytest.approx(3.0)
+    assert row["settled"]
+    assert not row["host_bound"]
+    assert row["issue_ms"] == pytest.approx(1.0)
+
+
+def test_it_measures_so_many_seconds_with_one_wait_a_block(simulated):
+    made = simulated(30.0)
+    begin, blocks = made.now, step_clock.measure(made, LIMITS)["blocks_ms"]
+    assert len(blocks) >= LIMITS.blocks
+    assert made.now - begin > 1e3 * LIMITS.seconds
+    # Before and after each block: discarded steps, two of settling, the measured ones.
+    assert made.synchronised == 2 * (step_clock.DISCARDED + 2 + len(blocks))
+
+
+def test_it_waits_until_a_jump_of_the_pace_is_over(simulated):
+    jump = step_clock.DISCARDED + 15  # within the second block of settling
+    row = step_clock.measure(simulated(lambda n: 30.0 if n < jump else 44.0), LIMITS)
+    assert row["settled"]
+    assert row["step_median_ms"] == pytest.approx(44.0)
+    assert min(row["step_samples_ms"]) == pytest.approx(44.0)
+
+
+def test_a_pace_that_never_rests_is_not_settled(simulated):
+    row = step_clock.measure(simulated(lambda n: 10.0 + n), LIMITS)
+    assert not row["settled"]
+    assert len(row["blocks_ms"]) >= LIMITS.blocks, "it is measured all the same"
+
+
+def test_a_jump_while_measuring_shows_in_the_blocks(simulated):
+    row = step_clock.measure(simulated(lambda n: 30.0 if n < 40 else 44.0), LIMITS)
+    assert row["blocks_ms"][0] == pytest.approx(30.0)
+    assert row["blocks_ms"][-1] == pytest.approx(44.0)
+
+
+@pytest.mark.parametrize(("host_ms", "bound"), [(44.0, True), (30.0, True), (26.6, False)])
+def test_a_step_that_waits_for_the_host_is_host_bound(simulated, host_ms, bound):
+    row = step_clock.measure(simulated(28.4, host_ms), LIMITS)
+    assert row["host_bound"] is bound
+    assert row["issue_ms"] == pytest.approx(host_ms)
+    assert row["step_median_ms"] == pytest.approx(max(host_ms, 28.4))
+
+
+@pytest.mark.parametrize(("step_ms", "steps_a_block"), [(100.0, 10), (500.0, 3), (1500.0, 1)])
+def test_slow_steps_make_short_blocks(simulated, step_ms, steps_a_block):
+    made = simulated(step_ms)
+    row = step_clock.measure(made, LIMITS)
+    assert row["step_n"] == steps_a_block * len(row["blocks_ms"])
+    if step_ms > 1000:
+        assert made.issued == 2 + 2 + 3, "two discarded, two that agree, three measured"
+
+
+def test_a_turn_is_the_same_step_as_a_measured_one(simulated):
+    made = simulated(30.0)
+    made.model = torch.nn.Linear(2, 2)
+    made.model.weight.grad = torch.ones(2, 2)
+    entered = []
+    lap = step_clock.lap(made, lambda: entered.append(made.issued))
+    assert isinstance(lap, Lap)
+    for _ in range(3):
+        lap.reset()
+        lap.prepare(1)
+        found = lap.run()
+    assert made.model.weight.grad is None
+    assert entered == [0, 1, 2 + step_clock.TURN], "one step, then turns of several and their first"
+    assert found["total"] == found["step"] == pytest.approx(30.0)
+    assert found["forward"] == pytest.approx(9.0)
+    assert lap.figures == {"issue_ms": pytest.approx(1.0), "host_bound": False}
+
+
+def test_on_a_cpu_it_times_real_steps_and_the_host_bounds_nothing():
+    trainer = steps.Trainer("nano", "step", "cpu", "float32", 2, 16, "plain")
+    row = step_clock.measure(trainer, Limits(seconds=0.0, blocks=1, steps=2, settling=2))
+    sections = [row[f"{name}_median_ms"] for name in PARTS]
+    assert min(sections) > 0
+    assert row["step_median_ms"] > 0.9 * sum(sections)
+    assert row["step_n"] == 2
+    assert not row["host_bound"]
+    assert step_clock.peaks(trainer) == {}, "no allocator to ask"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_peaks_before_the_optimizer_are_below_those_of_the_step():
+    trainer = steps.Trainer("nano", "step", "cuda", "float32", 2, 16, "plain")
+    trainer.step()
+    found = step_clock.peaks(trainer)
+    assert 0 < found["held_mib"] < found["both_peak_mib"] <= found["peak_mib"]
+    assert not trainer.optimizer._optimizer_step_pre_hooks
+
+
+# --- the only one --------------------------------------------------------------------------------
+
+# Study 01 is about the first steps of a process, which no settled clock sees; the trainer of
+# MNIST is another one.
+ALLOWED = {"step_clock.py", "steps.py", "first_step.py"}
+CLOCKS = {"clock_for", "elapsed_ms"}
+
+
+def attributes(tree, name):
+    """What the module takes an attribute of this name of: `trainer` in `made.trainer.step()`."""
+    owners = [n.value for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == name]
+    return {getattr(o, "id", getattr(o, "attr", "")).strip("_") for o in owners}
+
+
+def has_trainer(tree):
+    """Whether a module imports the trainer of whole steps."""
+    return any(
+        isinstance(n, ast.ImportFrom) and n.module in ("fusedlib.bench.steps", "fusedlib.bench")
+        and {a.name for a in n.names} & {"Trainer", "steps"}
+        for n in ast.walk(tree)
+    )  # fmt: skip
+
+
+def modules():
+    bench = paths.ROOT / "fusedlib" / "bench"
+    found = sorted(p for p in bench.rglob("*.py") if p.parent.name != "training")
+    return [path for path in found if path.name not in ALLOWED]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(paths.ROOT)))
+def test_no_other_module_times_a_trainer_or_makes_its_optimizer(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert "trainer" not in attributes(tree, "step"), "issue() warms up, step_clock times"
+    clocks = {name for name in CLOCKS if attributes(tree, name)}
+    assert not (has_trainer(tree) and clocks), "whole steps are timed by step_clock alone"
+    assert not attributes(tree, "AdamW"), "steps.adamw makes it"
