@@ -8,13 +8,22 @@ kernel with TF32 products, as published; elsewhere its arithmetic in plain PyTor
 
 from __future__ import annotations
 
-from flawed_swiglu import INTERPRETED, Variant, _Emulated, _Kernels
+from flawed_swiglu import INTERPRETED, Variant, _Emulated, _Kernels, _sources
 from torch import Tensor
 
 from fusedlib.bench.anatomy import BLOCK
+from fusedlib.bench.rivals import rival
+from fusedlib.bench.training.network import TASK, WRONG, Layer
 
 KERNEL = Variant()
 EMULATED = Variant(emulated=True)
+
+
+@rival(TASK, "flawed", label="published kernel (wrong)", place=18, dtypes=("float32",),
+       traits=frozenset({WRONG}), behind=lambda: (*_sources(), _Emulated))  # fmt: skip
+def flawed(hidden: int, width: int, device: str) -> Layer:
+    """WRONG: one block of K, W's first rows, TF32, no gradient of gate and up weights."""
+    return Layer(hidden, width, device, swiglu, packed=True)
 
 
 def swiglu(x: Tensor, w_gate_up: Tensor) -> Tensor:

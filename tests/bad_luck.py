@@ -27,7 +27,7 @@ samples: int = 1  # figures of the last case [1..1000000]
 """.strip()
 SWEEP = """
 import time
-from fusedlib.bench import results, tensor_core
+from fusedlib.bench import precision, results, tensor_core
 from fusedlib.bench.sweep import sweep
 
 def measure(case):
@@ -35,7 +35,7 @@ def measure(case):
     if case["needs"] == "triton":
         import fusedlib.kernels.accumulate
     if case["needs"] == "gpu":
-        [first, *_] = tensor_core.tensor_core_cases(16, ["fp16"])
+        [first, *_] = precision.tensor_cores(16)
         return tensor_core.measure_tensor_core(first)
     time.sleep(seconds)
     return {"median_ms": 1.0, "samples_ms": [1.0] * (samples if case["case_no"] == 4 else 1)}

@@ -1,4 +1,4 @@
-"""Formats, rounding and sums, each against a slow exact implementation or a plain loop."""
+"""Formats, rounding, sums and dot products, each against exact fractions or a plain loop."""
 
 import math
 from fractions import Fraction
@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusedlib.bench import accumulation, formats
+from fusedlib.bench import accumulation, formats, precision
+from fusedlib.bench.attempt import Wrong
 
 PUBLISHED = {
     "fp32": "10.0001",
@@ -185,9 +186,9 @@ def test_published_sum_is_reproduced_to_every_digit(name: str):
     assert PUBLISHED[name] in str(total)
 
 
-@pytest.mark.parametrize("case", accumulation.four_sum_cases()[:4], ids=lambda c: c["provider"])
+@pytest.mark.parametrize("case", precision.four_sums()[:4], ids=lambda c: c["provider"])
 def test_representation_and_accumulation_make_up_the_error(case: accumulation.Case):
-    name = str(case["provider"])
+    name = case["provider"]
     value = accumulation.four_sum(name, 1000).item()
     term = formats.nearest(Fraction(1, 100), accumulation.FOUR_SUMS[name].term)
     representation, accumulated = accumulation.split_error(value, term, 1000)
@@ -198,7 +199,7 @@ def test_representation_and_accumulation_make_up_the_error(case: accumulation.Ca
 
 
 def test_fp16_sum_errs_by_accumulation_against_representation():
-    figures = accumulation.measure_four_sum(accumulation.four_sum_cases()[1])
+    figures = accumulation.measure_four_sum(precision.four_sums()[1])
     assert figures["accumulation_error"] < 0 < figures["representation_error"]
     assert abs(figures["accumulation_error"]) > 10 * figures["representation_error"]
 
@@ -224,7 +225,7 @@ def test_stagnation_formula(term: float, dtype: str, stop: float):
 
 
 def test_growth_measures_what_its_case_says():
-    case = accumulation.growth_cases(["bf16"], ["uniform"], 1000, 1000, 3)[-3]
+    case = precision.growth(1000, 1000, 3, ["bf16"], ["uniform"])[-3]
     assert (case["method"], case["n_terms"]) == ("sequential", 1000)
     figures = accumulation.measure_growth(case)
     low, mid, high = (figures[f"relative_error{e}"] for e in ("_low", "", "_high"))
@@ -236,21 +237,69 @@ def test_growth_measures_what_its_case_says():
 @pytest.mark.parametrize("method", ["pairwise", "kahan"])
 def test_a_sum_beyond_fp16_is_an_overflow_not_an_error_figure(method: str):
     case = {"dtype": "fp16", "distribution": "uniform", "n_terms": 150_000, "seeds": 1}
-    figures = accumulation.measure_growth(case | {"method": method})
-    assert figures["status"] == "wrong"
-    assert "overflow" in figures["reason"]
+    with pytest.raises(Wrong, match="overflow"):
+        accumulation.measure_growth(case | {"method": method})
 
 
 def test_cases_know_their_limits():
-    cases = accumulation.growth_cases(["fp32"], ["constant", "normal"], 1000, 100, 5)
+    cases = precision.growth(1000, 100, 5, ["fp32"], ["constant", "normal"])
     assert max(c["n_terms"] for c in cases if c["method"] == "kahan") == 100
     assert {c["seeds"] for c in cases if c["distribution"] == "constant"} == {1}
-    with pytest.raises(ValueError, match="at least 10"):
-        accumulation.grid(9)
-    with pytest.raises(ValueError, match="constant, uniform, normal"):
+    for too_small in (lambda: precision.grid(9), lambda: precision.lengths(8)):
+        with pytest.raises(ValueError, match="at least"):
+            too_small()
+    with pytest.raises(ValueError, match="uniform, normal"):
         accumulation.draw("cauchy", 10, 1)
 
 
 def test_draws_extend_one_another():
     short, long = (accumulation.draw("normal", n, 2).copy() for n in (100, 1000))
     assert np.array_equal(short, long[:100])
+
+
+# --- dot products --------------------------------------------------------------------------------
+
+
+def loop_dot(left: np.ndarray, right: np.ndarray, accumulator: str) -> float:
+    """Products and sums rounded exactly to the accumulator's format, one after another."""
+    total = Fraction(0)
+    for x, y in zip(left, right, strict=True):
+        product = formats.nearest(Fraction(float(x)) * Fraction(float(y)), accumulator)
+        total = formats.nearest(total + product, accumulator)
+    return float(total)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("wide", [True, False])
+def test_dot_vs_exact_loop(dtype: str, wide: bool):
+    accumulator = "fp32" if wide else dtype
+    left, right = (formats.round_to(v, dtype) for v in accumulation.operands("normal", 300, 2))
+    got = accumulation.dot(left, right, accumulator)
+    wanted = [loop_dot(a, b, accumulator) for a, b in zip(left.T, right.T, strict=True)]
+    assert [float(v) for v in got] == wanted
+
+
+def test_products_of_short_numbers_are_exact_in_fp32():
+    for dtype in ("fp16", "bf16", "tf32"):
+        left, right = (formats.round_to(v, dtype) for v in accumulation.operands("normal", 500, 1))
+        assert np.array_equal((left * right).astype(float), left.astype(float) * right)
+
+
+def test_wide_accumulator_wins_and_errors_are_told_apart():
+    figures = {
+        c["accumulator"]: accumulation.measure_dot(c)
+        for c in precision.dots(1024, 5, ["bf16"])
+        if (c["k"], c["distribution"]) == (1024, "uniform")
+    }
+    wide, same = figures["fp32"], figures["bf16"]
+    assert wide["relative_error"] < 1e-5 < same["relative_error"]
+    assert wide["representation_error"] == same["representation_error"] > wide["relative_error"]
+    assert wide["total_error"] < same["total_error"]
+
+
+def test_dots_cover_every_pair_once():
+    cases = precision.dots(256, 3, ["fp32", "fp16"])
+    keys = [tuple(sorted(c.items())) for c in cases]
+    assert len(keys) == len(set(keys))
+    assert {c["provider"] for c in cases} == {"fp32 into fp32", "fp16 into fp32", "fp16 into fp16"}
+    assert sorted({c["k"] for c in cases}) == [16, 64, 256]

@@ -1,21 +1,19 @@
 """Study 05's measuring: its cases, its verdicts, and the cage that the flawed kernel lives in."""
 
 import ast
-import math
 import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from fusedlib import paths
-from fusedlib.bench import anatomy, dissection, providers, results, timing
-from fusedlib.bench.anatomy import Variant
-from fusedlib.bench.sweep import outcome
+from fusedlib.bench import anatomy, race, results, rivals, swiglu
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.problems import SwiGLUProblem, draw
+from fusedlib.bench.sweep import sweep
 
 TESTS = Path(__file__).parent
 HELPERS = ("flawed_swiglu", "flawed_kernels", "flawed_layer")
@@ -41,13 +39,14 @@ def test_the_flawed_kernel_cannot_be_imported_from_fusedlib(name, tmp_path):
         assert done.returncode and "ImportError" in done.stderr.replace("ModuleNotFound", "Import")
 
 
-def test_nothing_in_fusedlib_imports_or_registers_it():
+def test_nothing_in_fusedlib_imports_or_registers_it(flawed):
     for path in (paths.ROOT / "fusedlib").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [a.name for a in getattr(node, "names", []) if isinstance(a, ast.alias)]
             names.append(getattr(node, "module", None) or "")
             assert not any(h in n for h in HELPERS for n in names), path
-    assert not [name for name in providers.PROVIDERS if "flawed" in name or "published" in name]
+    own = set(rivals.names(anatomy.TASK))
+    assert own and not own & set(rivals.names(swiglu.TASK)), "its task is its own"
     assert {p.stem for p in paths.ROOT.rglob("flawed_*.py")} == set(HELPERS)
 
 
@@ -57,7 +56,7 @@ def test_it_says_that_it_is_wrong_before_anything_else(name):
     assert text.startswith('"""WRONG ON PURPOSE: ')
 
 
-# --- errors -------------------------------------------------------------------------------------
+# --- verdicts ------------------------------------------------------------------------------------
 
 
 def test_in_the_interpreter():
@@ -70,7 +69,7 @@ def test_in_the_interpreter():
     done = python(code, paths.NOTEBOOKS, cwd=paths.ROOT, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     [passed] = re.findall(r"(\d+) passed", done.stdout)
-    assert int(passed) >= 5
+    assert int(passed) >= 7
 
 
 @pytest.fixture
@@ -82,123 +81,138 @@ def flawed(monkeypatch):
 
 
 @pytest.fixture
-def measured(flawed, tmp_path):
-    """Rows of a small run on the CPU."""
-    recorder = results.Recorder(
-        anatomy.STUDY, profile="quick", code="test", directory=tmp_path, fresh=False
+def timed_on_the_cpu(flawed, monkeypatch):
+    """The emulated kernel, raced as the Triton one is on a GPU."""
+    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+    traits = {"dtypes": ("float32",), "traits": frozenset({"timed"})}
+    rivals.rival(anatomy.TASK, "caged", **traits)(flawed.emulated)
+    return ["eager", "caged"]
+
+
+def recorder_at(folder):
+    return results.Recorder(
+        anatomy.STUDY, profile="quick", code=anatomy.study_code(), directory=folder
     )
-    cases = anatomy.correctness_cases([64, 128], device="cpu", gradients_width=128)
-    cases += anatomy.step_cases([64], [64], ["forward"], device="cpu", repetitions=1)
-    cases += anatomy.memory_cases(64, [64], device="cpu")
-    measure = dissection.Measure(flawed.build)
-    for case in cases:
-        figures, status, reason = outcome(measure, case)
-        recorder.append(case, figures, status=status, reason=reason)
-    return results.load(anatomy.STUDY, directory=tmp_path)
 
 
-def test_it_is_right_in_one_block_and_unrelated_beyond(measured):
-    rows = measured[measured["implementation"] == "published, emulated"]
-    one = rows[rows["hidden_size"] == rows["block"]]
-    beyond = rows[(rows["hidden_size"] > rows["block"]) & (rows["inputs"] == "random")]
-    assert len(one) == 3 and one["y_error"].max() < 1e-6
-    assert len(beyond) and beyond["y_error"].between(0.9, 1.1).all()
-    assert set(rows["status"]) == {"wrong"}, "even in one block a gradient is missing"
-    assert all(m == ["w_gate_up"] for m in rows["missing_gradients"])
+def run(folder, cases):
+    recorder = recorder_at(folder)
+    for name, single in (("errors", anatomy.errors), ("peak", anatomy.peak)):
+        sweep(recorder, [c for c in cases if c["experiment"] == name], single, anatomy.label)
+    race.race(recorder, anatomy.EVENT, [c for c in cases if c["experiment"] == "time"])
+    return recorder.rows()
 
 
-def test_the_second_published_version_gives_a_wrong_gradient(measured):
-    row = measured[measured["implementation"].str.contains("weight gradients", na=False)].iloc[0]
-    assert row["status"] == "wrong" and row["missing_gradients"] == []
-    assert row["d_w_gate_up_error"] > 0.9
+def test_a_wrong_kernel_is_timed_beside_the_others_and_has_no_ordinary_time(
+    timed_on_the_cpu, tmp_path
+):
+    cases = anatomy.cases(
+        [(64, 128)], ["forward", "forward+backward"], timed_on_the_cpu, device="cpu", repetitions=3
+    )
+    rows = run(tmp_path, [c for c in cases if c["launch"] == "python"])
+    caged = rows[rows["provider"] == "caged"]
+    assert set(caged["status"]) == {"wrong"} and len(caged) == 4, "fp32 at both settings, both ways"
+    assert not [n for n in caged.dropna(axis=1, how="all") if re.fullmatch(r"[a-z0-9]+_ms", n)]
+    assert (caged["published_protocol_median_ms"] > 0).all()
+    assert caged["y_error"].between(0.9, 1.1).all()
+    assert caged["reason"].str.contains("no gradient arrived at w_gate").all()
+    eager = rows[rows["provider"] == "eager"]
+    assert set(eager["status"]) == {"ok"} and (eager["median_ms"] > 0).all()
+    assert eager["session"].nunique() == len(eager) == 6
+    assert set(caged["session"]) < set(eager["session"]), "in turns with the others"
 
 
-def test_without_a_gpu_no_time_is_taken_and_the_row_says_why(measured):
-    rows = measured[measured["experiment"].isin(["step", "memory"])]
+def test_errors_are_none_in_one_block_and_everything_beyond(flawed, tmp_path):
+    names = rivals.names(anatomy.TASK, "emulated")
+    sizes = [(16, 16), (16, 32), (64, 64), (64, 128)]
+    rows = run(tmp_path, anatomy.single_cases("errors", sizes, names, "cpu"))
+    one = rows["hidden_size"] == rows["tokens"]
+    assert rows[one]["y_error"].max() < 1e-6 and rows[~one]["y_error"].between(0.9, 1.1).all()
+    assert set(rows["status"]) == {"wrong"}, "even in one block the gradients are wrong"
+    first = rows["provider"] == "published kernel, emulated"
+    assert rows[first]["d_w_up_error"].isna().all() and (rows[~first]["d_w_up_error"] > 0.9).all()
+
+
+def test_a_rival_that_should_be_right_and_is_not_gets_no_time_at_all(flawed, monkeypatch, tmp_path):
+    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+
+    @rivals.rival(swiglu.TASK, "broken")
+    def broken(inputs):
+        """Leaves a block of K out."""
+        return flawed.emulated(inputs)
+
+    cases = anatomy.cases([(64, 128)], ["forward"], ["broken"], device="cpu", repetitions=1)
+    rows = run(tmp_path, [c for c in cases if c["launch"] == "python" and c["dtype"] == "float32"])
+    assert set(rows["status"]) == {"wrong"} and len(rows) == 2
+    assert not [name for name in rows.dropna(axis=1, how="all") if name.endswith("_ms")]
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_the_wider_bounds_of_tf32_let_no_dropped_block_through(flawed, tf32, monkeypatch):
+    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+    traits = frozenset({"tf32"}) if tf32 else frozenset()
+    rivals.rival(anatomy.TASK, "one block", traits=traits)(flawed.second_version)
+    [case] = anatomy.single_cases("errors", [(16, 32)], ["one block"], "cpu")
+    assert "y: norm error" in anatomy.errors(case)["wrong"]
+
+
+def test_without_a_gpu_no_time_is_taken_and_the_row_says_why(flawed, tmp_path):
+    names = rivals.names(anatomy.TASK, "timed")
+    cases = anatomy.cases([(64, 64)], ["forward"], names, device="cpu", repetitions=1)
+    rows = run(tmp_path, cases + anatomy.single_cases("peak", [(64, 64)], names, "cpu"))
     assert len(rows) and set(rows["status"]) == {"unavailable"}
     assert rows["reason"].str.contains("CUDA").all()
-    times = [c for c in measured if c.endswith("_ms") or c in ("ratio", "ms")]
-    assert times == []
-
-
-def test_a_wrong_result_has_no_time_under_an_ordinary_name():
-    times = {
-        name: timing.Timing((1.0 * k, 2.0 * k), 0, False)
-        for name, k in (("rival", 1), ("liger", 3))
-    }
-    right = dissection._times(times, wrong=False)
-    wrong = dissection._times(times, wrong=True)
-    assert right["ratio"] == pytest.approx(3) and right["liger_ms"] == pytest.approx(4.5)
-    assert all(name.startswith("published_protocol_") for name in wrong)
-    assert list(wrong.values()) == list(right.values())
-
-
-def test_verdict_names_missing_gradients_and_rejects_a_dropped_block(flawed):
-    problem = anatomy.SwiGLUProblem(16, 32, 32, "float32")
-    scene = dissection._draw_scene(problem, "cpu", "random")
-    eager = providers.get("eager").set_up(scene.inputs)
-    assert "status" not in scene.verdict(eager, forward_only=False, products="ieee")
-    frozen = providers.get("eager").set_up(scene.inputs.frozen())
-    found = scene.verdict(frozen, forward_only=False, products="ieee")
-    assert found["missing_gradients"] == ["w_gate", "w_up", "w_down"]
-    assert found["status"] == "wrong" and "no gradient arrived at w_gate" in found["reason"]
-    one_block = flawed.build(scene.inputs, Variant(block=16, emulated=True))
-    # Nor do the wider bounds of TF32 let it through.
-    for products in ("ieee", "tf32", "cut"):
-        found = scene.verdict(one_block, forward_only=True, products=products)
-        assert "y: norm error" in found["reason"]
+    assert not [name for name in rows if name.endswith(("_ms", "_mib"))]
 
 
 # --- cases ----------------------------------------------------------------------------------------
 
 
-def test_steps_change_one_thing_at_a_time():
-    cases = anatomy.step_cases(
-        [64], [128], ["forward", "forward+backward"], device="cuda", repetitions=3
-    )
-    for direction, count in (("forward", 7), ("forward+backward", 8)):
-        chosen = {c["step"]: c for c in cases if c["direction"] == direction}
-        assert len(chosen) == count
-        changed = {"redone": ("reduction", {"whole_sum"}), "precision": ("launch", {"launch"})}
-        if direction != "forward":
-            changed |= {
-                "reduction": ("gradients", {"weight_gradients"}),
-                "gradients": ("precision", {"dot_precision"}),
-            }
-        for before, (after, fields) in changed.items():
-            first, second = chosen[before], chosen[after]
-            assert {k for k in first if first[k] != second[k]} == {"step", *fields}
+def test_every_setting_and_launch_is_measured_of_everybody_that_takes_it(flawed):
+    asked = ["liger", "published kernel"]
+    cases = anatomy.cases([(64, 128)], ["forward"], asked, device="cuda", repetitions=3)
+    ways = {(c["provider"], c["dtype"], c["precision"], c["launch"]) for c in cases}
+    of_liger = {way[1:] for way in ways if way[0] == "liger"}
+    assert len(ways) == len(cases) == 10 and len(of_liger) == 6
+    assert of_liger - {w[1:] for w in ways if w[0] != "liger"} == {
+        ("bfloat16", None, launch) for launch in anatomy.LAUNCHES
+    }
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: anatomy.step_cases([64], [100], [], device="cpu", repetitions=1), "width 100"),
-        (lambda: anatomy.step_cases([64], [64], [], device="cpu", repetitions=0), "got 0"),
-        (lambda: anatomy.memory_cases(64, [32], device="cpu"), "multiple of the kernel's block"),
-    ],
-)
-def test_bad_cases_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_a_width_that_the_blocks_do_not_divide_is_refused():
+    with pytest.raises(ValueError, match="width 100"):
+        anatomy.square(64, 100)
+    with pytest.raises(ValueError, match="block, 64"):
+        anatomy.single_cases("peak", [(64, 32)], ["eager"], "cpu")
+    assert anatomy.square(16, 32).hidden_size == 32, "the published test's blocks are smaller"
 
 
 def test_the_published_kernel_refuses_what_it_never_took(flawed):
-    inputs = dissection.draw(anatomy.SwiGLUProblem(64, 64, 128, "float32"), "cpu")
+    inputs = draw(SwiGLUProblem(64, 64, 128, "float32"), "cpu")
     with pytest.raises(ValueError, match=r"square weights.*got \(128, 64\)"):
-        flawed.build(inputs, Variant(emulated=True))
-    square = dissection.draw(anatomy.SwiGLUProblem(64, 64, 64, "float32"), "cpu")
-    with pytest.raises(results.Unavailable, match="need a CUDA GPU"):
-        flawed.build(square, replace(Variant(), whole_sum=True))
+        flawed.emulated(inputs)
+    with pytest.raises(Unavailable, match="CUDA|triton"):
+        flawed.whole_sum(draw(SwiGLUProblem(64, 64, 64, "float32"), "cpu"))
+
+
+def test_a_fingerprint_follows_the_flawed_kernel_also_without_triton(flawed, monkeypatch):
+    code = anatomy.study_code()
+    before = code.of({"provider": "published kernel"})
+    assert before != code.of({"provider": "published kernel, emulated"})
+    monkeypatch.setattr(flawed, "kernels", None)
+    assert anatomy.study_code().of({"provider": "published kernel"}) == before
 
 
 @pytest.mark.gpu
-def test_a_step_on_the_gpu(flawed):
+def test_a_step_on_the_gpu(flawed, tmp_path):
     pytest.importorskip("liger_kernel")
-    cases = anatomy.step_cases([64], [256], ["forward+backward"], device="cuda", repetitions=2)
-    measure = dissection.Measure(flawed.build)
-    found = {c["step"]: outcome(measure, c) for c in cases}
-    assert {n for n, f in found.items() if f[1] == "wrong"} == {"redone", "reduction"}, found
-    assert {f[1] for f in found.values()} == {"ok", "wrong"}, found
-    assert math.isclose(found["redone"][0]["y_error"], 1.0, abs_tol=0.1)
-    assert isinstance(pd.DataFrame([f[0] for f in found.values()])["ratio"].max(), float)
+    asked = ["liger", "fused", *rivals.names(anatomy.TASK, "timed")]
+    cases = anatomy.cases([(64, 256)], ["forward+backward"], asked, device="cuda", repetitions=2)
+    peaks = anatomy.single_cases("peak", [(64, 256)], asked, "cuda")
+    rows = run(tmp_path, cases + peaks)
+    wrong = {"published kernel", "whole sum"}
+    for name, status in rows.groupby("provider")["status"]:
+        assert set(status) == {"wrong" if name in wrong else "ok"}, (name, rows["reason"].tolist())
+    held = rows[rows["experiment"] == "peak"].set_index("provider")
+    parts = (held["weights_mib"] + held["gradients_mib"]) / (4 * 256**2 / 2**20)
+    assert parts["liger"] == 6 and parts["published kernel"] == 4

@@ -1,4 +1,4 @@
-"""Every claim holds in every recording of the recorded machines, and a changed row makes it fail."""
+"""Every claim holds in every recording of the recorded machines; a changed row makes it fail."""
 
 import json
 from collections.abc import Iterator
@@ -103,9 +103,12 @@ def scaled(rows: pd.DataFrame, at: pd.Series, columns: list[str], factor: float)
 
 def frame(**columns) -> pd.DataFrame:
     size = len(next(iter(columns.values())))
-    base = {"machine": ["m"] * size, "recording": ["a"] * size, "status": ["ok"] * size,
-            "profile": ["full"] * size, "device_type": ["cuda"] * size, "own": [False] * size}  # fmt: skip
-    made = pd.DataFrame(base | columns)
+    base = {"machine": "m", "recording": "a", "status": "ok", "profile": "full"}
+    made = pd.DataFrame(
+        {name: [value] * size for name, value in base.items()}
+        | {"device_type": ["cuda"] * size, "own": [False] * size}
+        | columns
+    )
     made = made.assign(case=made.get("case", [str(i) for i in range(size)]))
     made["machine"] = pd.Categorical(made["machine"], categories=["m", machine.key()])
     made.attrs["study"] = "00_x"

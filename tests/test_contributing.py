@@ -59,7 +59,8 @@ def test_no_document_names_a_host(name):
 
 # --- teeth ---------------------------------------------------------------------------------------
 
-EXCERPT = '```python\n# fusedlib/bench/providers.py\n@provider("eager")\n{}\n```\n'
+RIVAL = '@rival(TASK, "eager", label="PyTorch", place=1)'
+EXCERPT = f"```python\n# fusedlib/bench/swiglu.py\n{RIVAL}\n{{}}\n```\n"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ EXCERPT = '```python\n# fusedlib/bench/providers.py\n@provider("eager")\n{}\n```
         ("`report/build/paper.pdf`", "there is no report/build/paper.pdf"),
         ("`report/build/notebooks/03_x.html`", "there is no report/build/notebooks/03_x.html"),
         ("`fusedlib.bench.clock`", "there is no fusedlib.bench.clock"),
-        ("`fusedlib.bench.providers.RIVALS`", "there is no fusedlib.bench.providers.RIVALS"),
+        ("`fusedlib.bench.rivals.NOBODY`", "there is no fusedlib.bench.rivals.NOBODY"),
         ("`FUSEDLIB_RES`", "no source reads FUSEDLIB_RES"),
         ("`FUSEDLIB_ROWS=/tmp`", "no source reads FUSEDLIB_ROWS"),
         ("`make reprot`", "make knows no target reprot"),
@@ -82,8 +83,8 @@ EXCERPT = '```python\n# fusedlib/bench/providers.py\n@provider("eager")\n{}\n```
         ("[x](docs/x.md)", "the link to docs/x.md leads nowhere"),
         ("```python\nx = 1\n```\n", "a python block does not name the file it is quoted from"),
         ("```toml\n# notebooks/studies.toml\na\n```\n", "there is no notebooks/studies.toml"),
-        (EXCERPT.format("  def eager("), "does not hold what is quoted from it: @provider"),
-        (EXCERPT.format("def eagre("), "does not hold what is quoted from it: @provider"),
+        (EXCERPT.format("  def eager("), "does not hold what is quoted from it: @rival"),
+        (EXCERPT.format("def eagre("), "does not hold what is quoted from it: @rival"),
         (EXCERPT.format("...\ndef no_such("), "does not hold what is quoted from it: def no_such("),
         (EXCERPT.format("...\nclass Workload:"), "does not hold what is quoted from it: class"),
     ],
@@ -98,13 +99,13 @@ def test_what_does_not_exist_is_found(text, problem):
         "`Makefile`, `.gitignore`, `fusedlib/bench`, `tests/prose.py`",
         "`report/results/<machine>/<study>.jsonl` and `!/report/results/my-gpu/`",
         "`report/build/report.html`, `report/build/notebooks/02_precision.html`",
-        "`fusedlib.bench.providers.PROVIDERS`, `fusedlib.study.display`",
+        "`fusedlib.bench.rivals.RIVALS`, `fusedlib.study.display`",
         "`FRESH=1`, `FUSEDLIB_RESULTS`, `PIP_EXTRA_INDEX_URL`",
         "`make`, `make study PROFILE=full ONLY=01_warmup`, `make report VENV= PYTHON=python3`",
         "```sh\nmake report  # makes it all\n```\n",
         EXCERPT.format("def eager(inputs: Inputs) -> Workload:"),
-        EXCERPT.format('...\n@provider("inductor")'),
-        "```python\n# fusedlib/bench/providers.py\nleaves = inputs.leaves()\n```\n",
+        EXCERPT.format('...\n@rival(TASK, "inductor", label="torch.compile", place=2)'),
+        "```python\n# fusedlib/bench/swiglu.py\nleaves = inputs.leaves()\n```\n",
         "`name: type = default  # help`, `1 / 2`, `wrong`",
         "[a link](https://host.example/none.md)",
     ],

@@ -36,7 +36,7 @@ def test_the_answer_comes_from_another_process_with_its_start():
 @pytest.mark.parametrize(
     ("function", "kind", "message"),
     [
-        ("fail", fresh.FreshProcessError, r"RuntimeError: broken on purpose \(fresh_targets.py:\d+\)$"),
+        ("fail", fresh.FreshProcessError, r"broken on purpose \(fresh_targets.py:\d+\)$"),
         ("out_of_memory", MemoryError, "out of memory"),
         ("killed", MemoryError, "the system killed the process"),
         ("unavailable", Unavailable, "no such card"),

@@ -4,37 +4,49 @@ import pytest
 import torch
 
 from fusedlib.bench import ledger, memory
-from fusedlib.bench.sweep import outcome
+from fusedlib.bench.attempt import Attempt
 
 pytestmark = pytest.mark.gpu
 # Every tensor a multiple of 2 MiB: other sizes CUDA's allocator rounds up to whole blocks.
 SHAPE = "2048·1024·3072"
+BF16_CUDA = {"dtype": "bfloat16", "device": "cuda"}
 
 
 @pytest.mark.parametrize("name", ["eager", "liger", "fused", "fused (input)"])
-def test_a_step_holds_what_is_counted(name):
-    problem = memory.shape(SHAPE, "bfloat16")
-    saved, step = memory.mlp_cases([problem], [name], "cuda")
-    figures, status, reason = outcome(memory.measure, saved)
-    if status == "unavailable":
-        pytest.skip(reason)
-    book = ledger.of(name)
-    assert status == "ok", reason
-    assert figures["saved_mib"] == book.kept().mib(problem)
+def test_a_step_and_a_stack_hold_what_is_counted(name):
+    saved, step = memory.cases([SHAPE], [name], **BF16_CUDA)
+    tried = Attempt.at(memory.measure, saved)
+    if tried.status == "unavailable":
+        pytest.skip(tried.reason)
+    book, problem = ledger.of(name), memory.problem_of(saved)
+    assert tried.ok, tried.reason
+    assert tried.value["saved_mib"] == book.kept().mib(problem)
     found = memory.measure(step)
     assert found["complete"]
     assert found["peak_mib"] == ledger.total(book.peak(problem)[1]).mib(problem)
+    for case in memory.stack_cases(SHAPE, [3], [name], **BF16_CUDA):
+        assert memory.measure(case)["total_peak_mib"] == memory.counted_mib(case)
+
+
+@pytest.mark.parametrize(("tokens", "path"), [(64, "plain PyTorch"), (2048, "kernels")])
+def test_rows_say_which_path_fp32_took(tokens, path):
+    shape, at = f"{tokens}·2048·2048", {"dtype": "float32", "device": "cuda"}
+    (case, _), stack = (
+        memory.cases([shape], ["fused"], **at),
+        memory.stack_cases(shape, [1], ["fused"], **at),
+    )
+    assert memory.measure(case)["path"] == memory.measure(stack[0])["path"] == path
 
 
 def test_running_out_of_memory_leaves_the_next_case_whole():
-    case = memory.mlp_cases([memory.shape(SHAPE, "bfloat16")], ["eager"], "cuda")[1]
+    case = memory.cases([SHAPE], ["eager"], **BF16_CUDA)[1]
     usual = memory.measure(case)["peak_mib"]
     total = torch.cuda.get_device_properties(0).total_memory
-    deep = memory.stack_cases(memory.shape(SHAPE, "bfloat16"), [64], ["eager"], "cuda")[0]
+    deep = memory.stack_cases(SHAPE, [64], ["eager"], **BF16_CUDA)[0]
     torch.cuda.set_per_process_memory_fraction(2**30 / total)
     try:
-        figures, status, reason = outcome(memory.measure, deep)
-        assert (figures, status) == ({}, "oom") and "out of memory" in reason
+        tried = Attempt.at(memory.measure, deep)
+        assert tried.status == "oom" and "out of memory" in tried.reason
         assert memory.measure(case)["peak_mib"] == usual
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -1,15 +1,18 @@
 """What is counted for study 04: by hand, and against every allocation of the CPU's allocator."""
 
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
 import torch
 
 from fusedlib import functional
-from fusedlib.bench import allocations, ledger, memory
+from fusedlib.bench import allocations, ledger, memory, rivals, stacks
+from fusedlib.bench.attempt import Attempt
 from fusedlib.bench.ledger import CATEGORIES, LEDGERS, D, F, W
 from fusedlib.bench.problems import SwiGLUProblem, draw
+from fusedlib.bench.rivals import Workload, rival
+from fusedlib.bench.stacks import STACK
+from fusedlib.bench.swiglu import PLAIN_PATH, TASK
 
 LLM = SwiGLUProblem(8192, 4096, 14336)
 # MiB at 8192·4096·14336 in bf16: F is 224, D is 64, W is 112; sums worked by hand.
@@ -22,6 +25,7 @@ BY_HAND = {
     "fused (input)": (0, 64 + 2 * 224 + 112 + 64 + 2 * 112),
 }
 TOKENS_DECIDE, WEIGHTS_DECIDE = "512·128·512", "64·128·128"
+FP32_CPU = {"dtype": "float32", "device": "cpu"}
 
 
 @pytest.mark.parametrize("name", LEDGERS)
@@ -38,12 +42,20 @@ def test_units_in_bytes_and_words():
     assert str(F * 2 + D) == "2 F + D" and str(F * 0) == "0"
 
 
-@pytest.mark.parametrize("path", ["kernels", "plain", "split"])
+@pytest.mark.parametrize(
+    ("path", "dtype"), [("kernels", "bfloat16"), ("kernels", "float32"), (PLAIN_PATH, "float32")]
+)
 @pytest.mark.parametrize("name", LEDGERS)
-def test_every_ledger_ends_with_y_and_all_gradients(name, path):
-    *_, (what, held) = ledger.of(name, path).moments()
+def test_every_ledger_ends_with_y_and_all_gradients(name, path, dtype):
+    *_, (what, held) = ledger.of(name, path, dtype).moments()
     assert what == "end"
     assert ledger.total(held) == D * 2 + W * 3
+
+
+def test_the_ledger_is_that_of_the_path_that_ran():
+    assert ledger.of("fused", PLAIN_PATH, "float32") is ledger.PLAIN
+    assert ledger.of("fused", "kernels", "float32") is ledger.SPLIT
+    assert ledger.of("fused", "kernels", "bfloat16") is ledger.of("fused") is ledger.FUSED
 
 
 def test_an_unbalanced_ledger_is_refused():
@@ -55,44 +67,28 @@ def test_an_unbalanced_ledger_is_refused():
         list(twice.moments())
 
 
-def test_limits_are_ratios_of_counts():
-    width = Fraction(14336, 4096)
-    assert ledger.LIGER.limit(width) == 4 * width + 1
-    assert ledger.FUSED.limit(width) == 3 * width + 1
-    # Both hold three weights and three gradients: 1, not the published 6/4.
-    assert ledger.LIGER.limit(base=True) == ledger.FUSED.limit(base=True) == 6
-
-
 @pytest.mark.parametrize("shape", [TOKENS_DECIDE, WEIGHTS_DECIDE])
-@pytest.mark.parametrize("experiment", ["saved", "step"])
-def test_eager_on_the_cpu_holds_what_is_counted(experiment, shape):
-    problem = memory.shape(shape, "float32")
-    saved, step = memory.mlp_cases([problem], ["eager"], "cpu")
-    assert (saved["experiment"], step["experiment"]) == ("saved", "step")
-    kept = ledger.EAGER.kept().mib(problem)
-    if experiment == "saved":
-        found = memory.measure(saved)
-        assert found["saved_mib"] == kept
-        assert len(found["kept"]) == 4
-        return
-    found, counted = memory.measure(step), ledger.EAGER.peak(problem)[1]
-    assert found["saved_mib"] == kept
-    assert found["peak_mib"] == ledger.total(counted).mib(problem)
+def test_eager_on_the_cpu_holds_what_is_counted(shape):
+    saved, step = (memory.measure(c) for c in memory.cases([shape], ["eager"], **FP32_CPU))
+    problem = memory.problem_of(memory.cases([shape], ["eager"], **FP32_CPU)[0])
+    kept, counted = ledger.EAGER.kept().mib(problem), ledger.EAGER.peak(problem)[1]
+    assert saved["saved_mib"] == step["saved_mib"] == max(step["live_saved_mib"]) == kept
+    assert len(saved["kept"]) == 4
+    assert step["peak_mib"] == ledger.total(counted).mib(problem)
     for name in CATEGORIES:
-        assert found[f"peak_{name}_mib"] == counted[name].mib(problem), name
-    assert max(found["live_saved_mib"]) == kept
-    assert found["gradients_mib"] == (W * 3 + D).mib(problem)
+        assert step[f"peak_{name}_mib"] == counted[name].mib(problem), name
+    assert step["gradients_mib"] == (W * 3 + D).mib(problem)
 
 
 @pytest.mark.parametrize("save", ["gate_up", "input"])
 def test_fused_without_kernels_holds_what_is_counted(save):
-    problem = memory.shape(TOKENS_DECIDE, "float32")
+    problem = SwiGLUProblem(512, 128, 512, "float32")
     inputs = draw(problem, "cpu")
     w_gate_up = torch.cat([inputs.w_gate, inputs.w_up]).detach().requires_grad_()
     found = allocations.trace(
         lambda: functional.swiglu_mlp(inputs.x, w_gate_up, inputs.w_down, save=save), inputs.dy
     ).live_mib()
-    book = ledger.of({"gate_up": "fused", "input": "fused (input)"}[save], "plain")
+    book = ledger.of({"gate_up": "fused", "input": "fused (input)"}[save], PLAIN_PATH)
     peak = max(sum(parts) for parts in zip(*found.values(), strict=True))
     # torch's checkpoint keeps the state of the generator, 5 KiB, beside.
     assert peak == pytest.approx(ledger.total(book.peak(problem)[1]).mib(problem), rel=2e-3)
@@ -100,9 +96,8 @@ def test_fused_without_kernels_holds_what_is_counted(save):
 
 @pytest.mark.parametrize("shape", [TOKENS_DECIDE, WEIGHTS_DECIDE])
 def test_a_stack_holds_what_is_counted_with_and_without_gradients(shape):
-    problem = memory.shape(shape, "float32")
-    for case in memory.stack_cases(problem, [1, 3], ["eager"], "cpu"):
-        found = memory.measure(case)
+    for case in memory.stack_cases(shape, [1, 3], ["eager"], **FP32_CPU):
+        found, problem = memory.measure(case), memory.problem_of(case)
         counted = ledger.stack_peak_mib(ledger.EAGER, case["layers"], problem, held=case["held"])
         assert found["peak_mib"] == sum(counted.values())
         for name in CATEGORIES:
@@ -110,44 +105,89 @@ def test_a_stack_holds_what_is_counted_with_and_without_gradients(shape):
         assert found["total_peak_mib"] == pytest.approx(memory.counted_mib(case))
 
 
-def test_a_rival_without_a_gradient_is_wrong_and_has_no_figures(monkeypatch):
-    from fusedlib.bench import providers
+# --- who is measured -----------------------------------------------------------------------------
 
+
+def test_a_rival_that_nobody_has_counted_is_measured(monkeypatch):
+    """Registered in one place, it is among `all`; it has figures and no counts."""
+    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+
+    @rival(TASK, "newcomer")
+    def newcomer(inputs):
+        """Plain."""
+        return rivals.get(TASK, "eager").build(inputs)
+
+    cases = memory.cases([WEIGHTS_DECIDE], ["all"], **FP32_CPU)
+    assert "products" not in {case["provider"] for case in cases}
+    (case,) = [c for c in cases if (c["provider"], c["experiment"]) == ("newcomer", "saved")]
+    assert ledger.of("newcomer") is None
+    assert memory.measure(case)["saved_mib"] == ledger.EAGER.kept().mib(memory.problem_of(case))
+    assert memory.counted_mib(case) > 0
+
+
+def test_a_rival_without_a_gradient_is_wrong_and_has_no_figures(monkeypatch):
     def forgetful(inputs):
-        return providers.Workload(
+        return Workload(
             lambda: inputs.x @ inputs.w_down.detach().mT, {"x": inputs.x, "w_down": inputs.w_down}
         )
 
-    forged = replace(providers.get("eager"), build=forgetful)
-    problem = SwiGLUProblem(8, 16, 16, "float32")
-    monkeypatch.setitem(providers.PROVIDERS, "liger", forged)
-    memory._misses.cache_clear()
-    found = memory.measure(memory.mlp_cases([problem], ["liger"], "cpu")[0])
-    memory._misses.cache_clear()
-    assert found["status"] == "wrong" and "no gradient arrived at w_down" in found["reason"]
-    assert "saved_mib" not in found
+    forged = replace(rivals.get(TASK, "eager"), name="liger", build=forgetful)
+    monkeypatch.setitem(rivals.RIVALS, (TASK, "liger"), forged)
+    found = Attempt.at(memory.measure, memory.cases(["8·16·16"], ["liger"], **FP32_CPU)[0])
+    assert found.status == "wrong" and "no gradient arrived at w_down" in found.reason
+    assert "saved_mib" not in found.figures
+
+
+def test_a_stack_of_layers_that_compute_something_else_is_wrong(monkeypatch):
+    class Forgetful(stacks.PlainMLP):
+        def forward(self, x):
+            return super().forward(x) + x
+
+    forged = replace(rivals.get(STACK, "eager"), build=Forgetful)
+    monkeypatch.setitem(rivals.RIVALS, (STACK, "eager"), forged)
+    case = memory.stack_cases(WEIGHTS_DECIDE, [2], ["eager"], **FP32_CPU)[0]
+    assert Attempt.at(memory.measure, case).status == "wrong"
+
+
+@pytest.mark.parametrize("name", ["fused", "fused (input)"])
+def test_a_packed_layer_of_a_stack_gets_the_weights_it_is_checked_with(name):
+    problem = SwiGLUProblem(8, 16, 24, "float32")
+    inputs = draw(problem, "cpu")
+    work = stacks.one_layer(name, problem, inputs)
+    torch.testing.assert_close(
+        work.forward(), rivals.get(TASK, "eager").build(inputs).forward(), rtol=1e-5, atol=1e-5
+    )
+    assert work.path == PLAIN_PATH
 
 
 def test_what_cannot_fit_is_not_tried_and_says_so():
-    case = memory.stack_cases(memory.shape("16384·8192·28672", "float32"), [4096], ["eager"], "cpu")
-    found = memory.measure(case[0])
-    assert found["status"] == "oom" and found["reason"].startswith("not tried: ")
+    case = memory.stack_cases("16384·8192·28672", [4096], ["eager"], **FP32_CPU)[0]
+    found = Attempt.at(memory.measure, case)
+    assert found.status == "oom (predicted)" and "not tried" in found.reason
 
 
-@pytest.mark.parametrize("text", ["64·128", "64x128x128", "64·0·128", "a·b·c"])
+def test_a_rival_s_code_changes_nobody_else_s_rows(monkeypatch):
+    before = {n: memory.study_code().of({"provider": n}) for n in ("eager", "liger", "quack")}
+    monkeypatch.setitem(
+        rivals.RIVALS, (STACK, "liger"), replace(rivals.get(STACK, "liger"), build=stacks.PlainMLP)
+    )
+    after = {n: memory.study_code().of({"provider": n}) for n in before}
+    assert [n for n in before if before[n] != after[n]] == ["liger"]
+
+
+@pytest.mark.parametrize("text", ["64·128", "64·0·128", "a·b·c"])
 def test_a_bad_shape_is_refused(text):
     with pytest.raises(ValueError, match=r"tokens·hidden·intermediate|whole number from 1"):
-        memory.shape(text, "bfloat16")
+        memory.cases([text], ["eager"], **FP32_CPU)
 
 
 def test_bad_lists_are_refused():
-    problem = memory.square(4, 8)
     with pytest.raises(ValueError, match="at least one layer, got 0"):
-        memory.stack_cases(problem, [0], ["eager"], "cpu")
-    with pytest.raises(ValueError, match="no module of 'quack'"):
-        memory.stack_cases(problem, [1], ["quack"], "cpu")
-    with pytest.raises(ValueError, match="no ledger for 'thunder'; counted: eager"):
-        memory.mlp_cases([problem], ["thunder"], "cpu")
+        memory.stack_cases("4·8·8", [0], ["eager"], **FP32_CPU)
+    with pytest.raises(ValueError, match="unknown rival 'quack'"):
+        memory.stack_cases("4·8·8", [1], ["quack"], **FP32_CPU)
+    with pytest.raises(ValueError, match="unknown rival 'nobody'"):
+        memory.cases(["4·8·8"], ["nobody"], **FP32_CPU)
 
 
 def test_a_block_whose_release_was_not_told_ends_where_its_address_comes_again():

@@ -12,7 +12,9 @@ MIB = 2**20
 
 
 def case(mode, precision, attention="plain", model="small", context=128):
-    shared = model_memory.setting(model, context, attention=attention, precision=precision, device="cuda")
+    shared = model_memory.setting(
+        model, context, attention=attention, precision=precision, device="cuda"
+    )
     return {"experiment": "pass", "mode": mode, **shared}
 
 

@@ -10,9 +10,9 @@ from fusedlib import reference
 from fusedlib.bench import check, graphs, rivals, swiglu
 from fusedlib.bench.plain_products import PlainProducts
 from fusedlib.bench.problems import Inputs, SwiGLUProblem, draw
-from fusedlib.bench.rivals import Workload
 from fusedlib.bench.race import race
 from fusedlib.bench.results import Recorder
+from fusedlib.bench.rivals import Workload
 
 RAGGED = SwiGLUProblem(37, 45, 83, "float32")
 
@@ -144,7 +144,7 @@ def test_a_new_rival_is_in_the_rows_and_invalidates_nobody_s(tmp_path):
     before = first.measured
     assert before >= 2
     rival(right)
-    frame, second = run(tmp_path, ["all"])
+    frame, _ = run(tmp_path, ["all"])
     assert "rival" in set(frame["provider"])
     old = frame[frame["provider"] != "rival"]
     assert set(old["code"].str.rsplit("-", n=1).str[0]) == set(
@@ -199,6 +199,17 @@ def test_who_runs_out_of_memory_in_the_heat_goes_and_the_others_are_timed(tmp_pa
 
     frame, _ = run(tmp_path, [rival(hungry), "eager"])
     assert frame.set_index("provider")["status"].to_dict() == {"rival": "oom", "eager": "ok"}
+
+
+def test_a_sample_begins_on_an_idle_device(monkeypatch):
+    """A host that ran ahead while a slow rival computed would launch the next one for nothing."""
+    from fusedlib.bench import race as racing
+
+    seen = []
+    monkeypatch.setattr(racing.timing, "synchronize", seen.append)
+    laps = {"a": racing.Lap(lambda: None, prepare=seen.append)}
+    racing._Clock(swiglu.EVENT, laps, {"device": "cpu"})._prepare(3, "a")
+    assert seen == [3, "cpu"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -297,7 +308,9 @@ def test_a_backward_alone_is_not_captured():
 
 def test_an_unknown_rival_lists_the_known(tmp_path):
     known = ", ".join(rivals.names("swiglu"))
-    with pytest.raises(ValueError, match=re.escape(f"unknown rival 'ligr' in swiglu; known: {known}")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"unknown rival 'ligr' in swiglu; known: {known}")
+    ):
         run(tmp_path, ["ligr"])
 
 
@@ -318,7 +331,9 @@ def test_packed_gradients_are_held_against_both_halves():
         return reference.swiglu_mlp(inputs.x, gate, up, inputs.w_down)
 
     found = check.errors(check.results_of(Workload(forward, leaves), inputs.dy), true)
-    usual = check.errors(check.results_of(rivals.get("swiglu", "eager").build(inputs), inputs.dy), true)
+    usual = check.errors(
+        check.results_of(rivals.get("swiglu", "eager").build(inputs), inputs.dy), true
+    )
     assert set(found) == {"y", "d_x", "d_w_gate", "d_w_up", "d_w_down"}
     assert check.misses(found, usual, torch.float32) == []
 

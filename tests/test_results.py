@@ -275,3 +275,91 @@ def test_fingerprint_follows_code_but_not_comments(tmp_path):
     base = print_of("def f(x):\n    'doc'\n    return x + 1\n")
     assert print_of("# why\ndef f(x):\n    'better'\n\n    return (x + 1)\n") == base
     assert print_of("def f(x):\n    return x + 2\n") != base
+
+
+# --- recordings ----------------------------------------------------------------------------------
+
+
+def coded(tmp_path, **options):
+    """A recorder whose fingerprints follow the provider."""
+    from fusedlib.bench.code import Code
+
+    made = Code((results,), (machine,), lambda name: f"fp-{name}")
+    options = {"profile": "full", "directory": tmp_path} | options
+    return Recorder("01_x", code=made, **options)
+
+
+def test_a_run_goes_on_with_its_recording_and_a_fresh_one_begins_another(tmp_path):
+    first = coded(tmp_path)
+    first.append({"provider": "a"}, {"median_ms": 1.0})
+    assert coded(tmp_path).recording == first.recording
+    fresh = coded(tmp_path, fresh=True)
+    assert fresh.recording == f"{first.recording}.2"
+    fresh.append({"provider": "a"}, {"median_ms": 3.0})
+    rows = coded(tmp_path).rows()
+    assert rows["median_ms"].tolist() == [1.0, 3.0], "both recordings count"
+    assert rows["recording"].tolist() == [first.recording, fresh.recording]
+
+
+def test_a_named_recording_measures_what_it_lacks_and_listed_cases_alone(tmp_path, monkeypatch):
+    cases = [{"provider": "a"}, {"provider": "b"}]
+    coded(tmp_path).append(cases[0], {"median_ms": 1.0})
+    assert coded(tmp_path).missing(cases) == cases[1:]
+    monkeypatch.setenv(results.RECORDING, "second day")
+    assert coded(tmp_path).missing(cases) == cases
+    listed = tmp_path / "cases.txt"
+    listed.write_text(results.case_id("01_x", cases[0]))
+    monkeypatch.setenv(results.CASES, str(listed))
+    again = coded(tmp_path)
+    assert again.missing(cases) == cases[:1]
+    assert again.append(cases[0], {"median_ms": 2.0})["recording"] == "second day"
+
+
+def test_rows_of_changed_code_do_not_count_until_they_are_carried(tmp_path):
+    old = Recorder("01_x", profile="full", code="former", directory=tmp_path)
+    old.append({"provider": "a", "dtype": "bf16"}, {"median_ms": 1.0})
+    old.append({"provider": "a", "dtype": "fp32"}, {"median_ms": 2.0})
+    assert coded(tmp_path).rows().empty
+    harness, problem, own = coded(tmp_path).code_of({"provider": "a"}).split("-", 2)
+    (tmp_path / "carried.toml").write_text(
+        f"""[[carried]]
+study = "01_x"
+old = "former"
+harness = "{harness}"
+problem = "{problem}"
+rivals = {{ a = "{own}" }}
+where = {{ dtype = ["bf16"] }}
+why = "the same lines in another file"
+"""
+    )
+    rows = coded(tmp_path).rows()
+    assert rows["median_ms"].tolist() == [1.0]
+    assert rows["recording"].str.startswith("20").all(), "day and commit of what had no recording"
+    assert coded(tmp_path).missing([{"provider": "a", "dtype": "bf16"}]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[[carried]]\nstudy = 'x'\n", "entry 1 lacks harness, old, problem, why"), ("[[", "TOML")],
+)
+def test_a_damaged_list_of_carried_rows_is_told(tmp_path, text, message):
+    (tmp_path / "carried.toml").write_text(text)
+    with pytest.raises(ResultsError, match=message):
+        coded(tmp_path)
+
+
+def test_a_new_rival_s_rows_leave_the_others_current(tmp_path):
+    coded(tmp_path).append({"provider": "a"}, {"median_ms": 1.0})
+    coded(tmp_path).append({"provider": "new"}, {"median_ms": 2.0})
+    assert coded(tmp_path).missing([{"provider": "a"}, {"provider": "new"}]) == []
+    assert set(coded(tmp_path).rows()["provider"]) == {"a", "new"}
+
+
+def test_the_full_profile_hides_toy_rows_and_this_machine_is_always_a_category(tmp_path):
+    coded(tmp_path, profile="quick").append({"provider": "a"}, {"median_ms": 9.0})
+    assert coded(tmp_path).rows()["median_ms"].tolist() == [9.0]
+    coded(tmp_path).append({"provider": "a"}, {"median_ms": 1.0})
+    rows = coded(tmp_path).rows()
+    assert rows["median_ms"].tolist() == [1.0]
+    assert machine.key() in rows["machine"].cat.categories
+    assert coded(tmp_path / "none").rows()["machine"].cat.categories.tolist() == [machine.key()]

@@ -147,7 +147,19 @@ def test_on_a_cpu_it_times_real_steps_and_the_host_bounds_nothing():
     assert step_clock.peaks(trainer) == {}, "no allocator to ask"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+@needs_cuda
+def test_a_tiny_model_on_a_card_waits_for_its_host():
+    trainer = steps.Trainer("nano", "step", "cuda", "float32", 1, 16, "plain")
+    row = step_clock.measure(trainer, LIMITS)
+    assert row["host_bound"]
+    sections = sum(row[f"{name}_median_ms"] for name in PARTS)
+    assert 0.5 * row["step_median_ms"] < sections <= 1.05 * row["step_median_ms"]
+
+
+@needs_cuda
 def test_peaks_before_the_optimizer_are_below_those_of_the_step():
     trainer = steps.Trainer("nano", "step", "cuda", "float32", 2, 16, "plain")
     trainer.step()

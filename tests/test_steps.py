@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fusedlib.bench import first_step, steps, warmup
-from fusedlib.bench.results import Unavailable
+from fusedlib.bench.attempt import Attempt, Unavailable
 
 PROBLEM = {
     "device": "cpu", "dtype": "float32", "batch_size": 2, "context_length": 16,
@@ -76,9 +76,9 @@ def test_sizes_in_one_process_go_on_after_one_that_does_not_fit(monkeypatch):
     runs = steps.in_one_process(
         ["nano", "micro", "nano"], steps=2, start=START, direction="forward", **PROBLEM
     )
-    assert [r.get("status", "ok") for r in runs] == ["ok", "oom", "ok"]
+    assert ["oom" in r for r in runs] == [False, True, False]
     assert [r["position"] for r in runs] == [1, 2, 3]
-    assert runs[1]["reason"] == "CUDA out of memory."
+    assert runs[1]["oom"] == "CUDA out of memory."
     assert all(r["import_torch_ms"] == 2.0 for r in runs)
 
 
@@ -87,11 +87,6 @@ def test_stages_cover_the_way_to_a_settled_step():
     wanted = {"device_ms", "build_ms", "gemm_ms", "corner_ms", "first_ms", "settled_ms"}
     assert wanted <= set(found)
     assert all(found[name] > 0 for name in wanted)
-
-
-def test_driver_calls_need_a_gpu():
-    with pytest.raises(Unavailable, match="needs a CUDA GPU"):
-        first_step.calls(START, model="nano", direction="step", **PROBLEM)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +129,7 @@ def test_cases_are_every_size_direction_and_process():
         ({"models": ["nanoo"]}, "unknown model size 'nanoo'"),
         ({"directions": ["up"]}, "unknown direction 'up'; known: forward"),
         ({"count": 24}, "24 steps are too few.*need 25"),
-        ({"warmups": [-1]}, "may be negative"),
+        ({"warmups": [-1]}, "no warm-up below 0"),
     ],
 )
 def test_impossible_cases_are_told(change, message):
@@ -167,6 +162,19 @@ def test_each_fresh_case_has_a_process_of_its_own():
     measure = warmup.Measure()
     starts = {measure(c)["import_torch_ms"] for c in cases}
     assert len(starts) == 2
+
+
+@pytest.mark.parametrize("isolation", ["fresh", "shared"])
+def test_a_size_that_does_not_fit_is_a_row_out_of_memory(monkeypatch, isolation):
+    runs = {"nano": {"samples_ms": [1.0]}, "micro": {"oom": "CUDA out of memory."}}
+    monkeypatch.setattr(
+        warmup.fresh, "run", lambda target, call, timeout_s: [runs[m] for m in call["models"]]
+    )
+    measure = warmup.Measure()
+    cases = warmup.step_cases(SHARED, isolation, 1, **OPTIONS | {"models": list(runs)})
+    found = {c["model"]: Attempt.at(measure, c) for c in cases}
+    assert {name: a.status for name, a in found.items()} == {"nano": "ok", "micro": "oom"}
+    assert found["micro"].reason == "CUDA out of memory."
 
 
 def test_calls_without_a_gpu_start_no_process(monkeypatch):

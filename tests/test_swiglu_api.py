@@ -9,8 +9,9 @@ import swiglu_checks as checks
 import torch
 
 import fusedlib
+import fusedlib.bench.swiglu
 from fusedlib import functional, paths
-from fusedlib.bench import rivals, swiglu  # noqa: F401 (registers)
+from fusedlib.bench import rivals
 from fusedlib.bench.problems import SwiGLUProblem, draw
 from fusedlib.bench.results import Unavailable
 from fusedlib.functional import swiglu, swiglu_mlp

@@ -59,7 +59,7 @@ def four_sum(name: str, n_terms: int, device: str = "cpu") -> torch.Tensor:
 
 
 def split_error(value: float, term: Fraction, n_terms: int) -> tuple[Fraction, Fraction]:
-    """The exact parts of value - n/100: representation n(term - 1/100), accumulation value - n*term."""
+    """Exact parts of value - n/100: representation n(term - 1/100), accumulation value - n*term."""
     return n_terms * (term - CONSTANT), Fraction(value) - n_terms * term
 
 

@@ -182,11 +182,11 @@ def _read_profile(profile: torch.profiler.profile) -> History:
                 change = Change(fields.ptr, max(fields.alloc_size, 0))
                 events.append((event.start_time_ns, change))
     history = History()
-    for _, event in sorted(events, key=lambda timed: timed[0]):
-        if isinstance(event, str):
-            history.moments[event] = len(history.changes)
+    for _, entry in sorted(events, key=lambda event: event[0]):
+        if isinstance(entry, str):
+            history.moments[entry] = len(history.changes)
         else:
-            history.changes.append(event)
+            history.changes.append(entry)
     if not history.changes:
         raise Unavailable("the allocator of cpu tells the profiler nothing")
     return history

@@ -2,11 +2,10 @@
 
 The published kernel is wrong and may not be imported from here: `notebooks/flawed_swiglu.py`
 registers it and its repairs as rivals of the task `TASK`. It is the subject, so it is timed all the
-same; its rows have the status `wrong`, and their times go by names of their own,
-`published_protocol_...`: they say what its authors' protocol shows, and compare nothing.
+same, as `fusedlib.bench.results.Recorder.append` has it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,41 +13,33 @@ import torch
 from torch import Tensor
 
 from fusedlib import reference
-from fusedlib.bench import check, code, graphs, problems, race, results, rivals, roofline
-from fusedlib.bench import sweep as sweeps
-from fusedlib.bench import swiglu, timing
+from fusedlib.bench import (
+    check,
+    code,
+    graphs,
+    problems,
+    race,
+    rivals,
+    roofline,
+    swiglu,
+    timing,
+)
 from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.problems import SwiGLUProblem, draw
-from fusedlib.bench.race import Case, Entry, Figures, Lap
+from fusedlib.bench.race import Case, Entry, Figures
 
 STUDY = "05_anatomy"
 TASK = "published swiglu"
 BLOCK, TEST_BLOCK = 64, 16  # of the published kernel, and of its published test
 SETTINGS = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
 LAUNCHES = ("python", "graph")
-PREFIX = "published_protocol_"
 MIB = 2**20
-
-
-class Recorder(results.Recorder):
-    """Files a row whose figures say `wrong` under that status, its times under the prefix."""
-
-    def append(
-        self, case: Mapping[str, Any], figures: Mapping[str, Any] | None = None,
-        *, status: str = "ok", reason: str | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        """As any recorder's."""
-        told = dict(figures or {})
-        if why := told.pop("wrong", None):
-            told = {PREFIX + n if n.endswith("_ms") else n: v for n, v in told.items()}
-            status, reason = "wrong", why
-        return super().append(case, told, status=status, reason=reason)
 
 
 def study_code() -> code.Code:
     """Fingerprints of study 05's rows."""
     harness = (race, check, graphs, timing)
-    own = (problems, reference, swiglu.Course, Course, Recorder, errors, peak)
+    own = (problems, reference, swiglu.Course, Course, errors, peak)
     return code.Code(harness, own, lambda name: rival_of(name).fingerprint())
 
 
@@ -122,8 +113,7 @@ class Course(swiglu.Course):
     def enter(self, case: Case) -> Entry:
         """Set a rival up and hold it to the truth; what is published or repaired may be wrong."""
         one = rival_of(case["provider"])
-        entry = super().enter(case) if one.task == swiglu.TASK else self._published(one)
-        return replace(entry, lap=lambda heat: _alone(entry.lap(heat), heat["device"]))
+        return super().enter(case) if one.task == swiglu.TASK else self._published(one)
 
     def _published(self, one: rivals.Rival) -> Entry:
         work, dy = one.build(self.inputs), self.inputs.dy
@@ -142,18 +132,6 @@ class Course(swiglu.Course):
         wrong = check.misses(distances, usual, dtype, asked)
         figures = {f"{name}_error": e.norm for name, e in distances.items()}
         return figures | ({"wrong": "; ".join(wrong)} if wrong else {})
-
-
-def _alone(lap: Lap, device: str) -> Lap:
-    """A lap that begins on an idle device: a host that ran ahead while a slow rival computed would
-    launch the next one for nothing.
-    """
-
-    def prepare(calls: int) -> None:
-        lap.prepare(calls)
-        timing.synchronize(device)
-
-    return replace(lap, prepare=prepare)
 
 
 EVENT = replace(swiglu.EVENT, course=Course, available=available)
@@ -190,14 +168,6 @@ def peak(case: Case) -> Figures:
         "peak_mib": (held + inputs.x.nbytes + top) / MIB,
         "weights_mib": held / MIB, "gradients_mib": gradients / MIB,
     }  # fmt: skip
-
-
-def measure(recorder: results.Recorder, asked: Iterable[Case]) -> None:
-    """Race the cases of experiment `time`; measure the single ones of `errors` and `peak`."""
-    known = list(asked)
-    for name, single in (("errors", errors), ("peak", peak)):
-        sweeps.sweep(recorder, [c for c in known if c["experiment"] == name], single, label)
-    race.race(recorder, EVENT, [c for c in known if c["experiment"] == "time"])
 
 
 def label(case: Case) -> str:

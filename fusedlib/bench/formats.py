@@ -69,7 +69,7 @@ def nearest(value: Fraction | float, name: str) -> Fraction:
 
 
 def rounder(name: str, shape: tuple[int, ...]) -> Callable[[np.ndarray], None]:
-    """A function that rounds a finite fp32 array of `shape` in place; scratch space is made once."""
+    """A function that rounds finite fp32 arrays of `shape` in place; scratch space is made once."""
     fmt = get(name)
     if fmt.native is np.float32:
         return lambda values: None

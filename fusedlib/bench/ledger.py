@@ -10,7 +10,6 @@ gradient with it; the order below is the engine's, latest operation first.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 
 from fusedlib.bench.problems import DTYPES, SwiGLUProblem
 
@@ -50,8 +49,6 @@ class Size:
 
 
 F, D, W, NOTHING = Size(inner=1), Size(hidden=1), Size(weight=1), Size()
-BASE = W * 3 + D * 2
-"""Three weights, x and dy."""
 
 
 @dataclass(frozen=True)
@@ -128,20 +125,6 @@ class Ledger:
         """The moment at which most is held at this shape."""
         moments = self.at(problem).moments()
         return max(moments, key=lambda moment: total(moment[1]).mib(problem))
-
-    def limit(self, width: Fraction | None = None, *, base: bool = False) -> Fraction:
-        """What the peak tends to as one thing grows and the rest stays.
-
-        Args:
-            width: intermediate over hidden size, as the tokens grow: the limit in units of D; None
-                as the square width hidden = intermediate grows: the limit in units of W.
-            base: count weights, x and dy too.
-        """
-        start = BASE if base else NOTHING
-        sizes = [total(held) + start for _, held in self.moments()]
-        if width is None:
-            return Fraction(max(size.weight for size in sizes))
-        return max(size.inner * width + size.hidden for size in sizes)
 
 
 def total(held: Mapping[str, Size]) -> Size:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fusedlib import paths
-from fusedlib.bench import allocator_history, machine, timing
+from fusedlib.bench import allocator_history, machine, steps, timing
 from fusedlib.bench.allocator_history import CATEGORIES, History, Known, Watch, watching
 from fusedlib.bench.attempt import TooLarge, Unavailable, Wrong, is_out_of_memory
 from fusedlib.bench.check import FLOOR_ROUNDOFFS, TIMES_EAGER
@@ -35,7 +35,6 @@ MODES = ("forward, no_grad", "forward", "step")
 STEPS = 2  # the second has AdamW's moments from its beginning
 WHOLE = Plan("none")
 POINTS, LARGEST = 400, 8
-LEARNING_RATE = 1e-4
 # A case is tried unless it is counted at this many times the memory there is.
 HOPELESS = 1.5
 MIB, GIB = 2**20, 2**30
@@ -230,9 +229,8 @@ class Program:
         drawn = (self.shape.vocab_size, (batch_size, context_length))
         self.tokens = torch.randint(*drawn, device=self.device)
         self.targets = torch.randint(*drawn, device=self.device)
-        self.optimizer = (
-            torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE) if optimizer else None
-        )
+        kind = "foreach" if self.device.type == "cuda" else "single"
+        self.optimizer = steps.adamw(self.model.parameters(), kind) if optimizer else None
 
     def precise(self) -> AbstractContextManager[object]:
         """Autocast where the precision asks for it."""

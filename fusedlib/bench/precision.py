@@ -138,10 +138,10 @@ def torch_products(size: int, k: int) -> list[Case]:
         for device in devices() for precision in torch_precision.PRECISIONS
     ]  # fmt: skip
     half = [
-        {**shared, "provider": f"reduced-precision reduction {'allowed' if reduced else 'forbidden'}",
-         "dtype": dtype, "precision": "highest", "reduced_reduction": reduced, "m": 64, "n": 64,
+        {**shared, "provider": f"reduced-precision reduction {setting}", "dtype": dtype,
+         "precision": "highest", "reduced_reduction": setting == "allowed", "m": 64, "n": 64,
          "k": k, "device": "cuda"}
-        for dtype in HALVES for reduced in (True, False)
+        for dtype in HALVES for setting in ("allowed", "forbidden")
     ]  # fmt: skip
     return [*fp32, *half]
 

@@ -125,12 +125,12 @@ def race(recorder: Recorder, event: Event, cases: Iterable[Case]) -> None:
     courses: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Case]]] = {}
     for case in able:
         heat = tuple((k, v) for k, v in case.items() if k != "provider")
-        heats = courses.setdefault(tuple(case[name] for name in event.fields), {})
-        if case not in heats.setdefault(heat, []):
-            heats[heat].append(case)
+        there = courses.setdefault(tuple(case[name] for name in event.fields), {})
+        if case not in there.setdefault(heat, []):
+            there[heat].append(case)
     todo = [
-        wanted for heats in courses.values()
-        if (wanted := [heat for heat in heats.values() if recorder.missing(heat)])
+        wanted for there in courses.values()
+        if (wanted := [cases for cases in there.values() if recorder.missing(cases)])
     ]  # fmt: skip
     with progress(recorder.study, len(todo)) as shown:
         for heats in todo:
@@ -258,7 +258,6 @@ class _Clock:
         taken = 0.0
         for _ in range(2):
             self._prepare(1, name)
-            timing.synchronize(self.case["device"])
             begin = time.perf_counter()
             self.laps[name].run()
             timing.synchronize(self.case["device"])
@@ -268,11 +267,15 @@ class _Clock:
         return taken
 
     def _prepare(self, calls: int, name: str) -> None:
-        """Drop what everybody holds; for a backward alone, its forwards are run."""
+        """Drop what everybody holds, run what the lap needs, and wait.
+
+        A host that ran ahead while a slow rival computed would launch the next one for nothing.
+        """
         self.last = name
         for lap in self.laps.values():
             lap.reset()
         self.laps[name].prepare(calls)
+        timing.synchronize(self.case["device"])
 
     def _burst(self, name: str, calls: int) -> object:
         lap = self.laps[name]

@@ -105,15 +105,24 @@ def liger(inputs: Inputs) -> Workload:
 @rival(TASK, "quack", label="QuACK", place=4, requires=("quack",), needs_cuda=True, dtypes=HALVES,
        capability=(9, 0))  # fmt: skip
 def quack(inputs: Inputs) -> Workload:
-    """quack.mlp.mlp_func, swiglu, gate and up rows by turns, tuned from 1024 tokens on."""
+    """quack.mlp.mlp_func, swiglu, gate and up rows by turns, its tiles as they come."""
+    return _quack(inputs, tuned=False)
+
+
+@rival(TASK, "quack-searched", label="QuACK, searched", place=11, requires=("quack",),
+       needs_cuda=True, dtypes=HALVES, capability=(9, 0),
+       traits=frozenset({"asked for"}))  # fmt: skip
+def quack_searched(inputs: Inputs) -> Workload:
+    """The same with its search for the fastest tiles, one to three minutes a shape."""
+    return _quack(inputs, tuned=True)
+
+
+def _quack(inputs: Inputs, tuned: bool) -> Workload:
     from quack.mlp import mlp_func  # type: ignore[import-not-found]
 
     rows = torch.stack([inputs.w_gate.detach(), inputs.w_up.detach()], dim=1).flatten(0, 1)
     w_gate_up = rows.requires_grad_(inputs.w_gate.requires_grad)
     leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
-
-    # Its search takes seconds a shape; with few tokens the launches decide, not the tiles.
-    tuned = inputs.x.shape[0] >= 1024
 
     def forward() -> Tensor:
         return mlp_func(inputs.x, w_gate_up, inputs.w_down, activation="swiglu", tuned=tuned)
@@ -192,7 +201,7 @@ def sizes(shape: str | tuple[int, int, int]) -> tuple[int, int, int]:
 def problem_of(case: Case) -> SwiGLUProblem:
     """The problem that a case or a row speaks of."""
     return SwiGLUProblem(
-        *(int(case[name]) for name in ("tokens", "hidden_size", "intermediate_size")),
+        int(case["tokens"]), int(case["hidden_size"]), int(case["intermediate_size"]),
         case["dtype"], case["direction"], bool(case["weight_gradients"]),
         case["precision"] or "highest",
     )  # fmt: skip

@@ -37,7 +37,9 @@ EXTRA_BITS = 2  # bits below fp32's last one that an aligned summand keeps on sm
 
 
 @lru_cache(maxsize=1)
-def operands(distribution: str, dtype: str, k: int, size: int, device: str) -> tuple[Tensor, Tensor]:
+def operands(
+    distribution: str, dtype: str, k: int, size: int, device: str
+) -> tuple[Tensor, Tensor]:
     """A [size, k] and B [k, size] with values of the format, the same on every machine."""
     raw = accumulation.draw(distribution, 2 * size * k, 1)[:, 0].copy()
     values = torch.from_numpy(formats.round_to(raw, dtype)).to(DTYPES[dtype])

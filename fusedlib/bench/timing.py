@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -181,9 +182,7 @@ def interleaved(
         for name, (start, end, told) in marks.items():
             own = dict(told) if isinstance(told, Mapping) else {}
             whole = own.pop("total", None)
-            samples[name].append(
-                (clock.elapsed_ms(start, end) if whole is None else whole) / calls
-            )
+            samples[name].append((clock.elapsed_ms(start, end) if whole is None else whole) / calls)
             for part, ms in own.items():
                 parts[name].setdefault(part, []).append(ms / calls)
         enough = index + 1 - warmup >= repetitions
@@ -218,6 +217,5 @@ def sustained(
             marks.append(clock.mark())
             clock.elapsed_ms(marks[-3], marks[-2]) if len(marks) > 2 else None
         if kept:
-            pairs = zip(marks, marks[1:], strict=False)
-            samples = [clock.elapsed_ms(a, b) / calls for a, b in pairs]
+            samples = [clock.elapsed_ms(a, b) / calls for a, b in pairwise(marks)]
     return Timing(tuple(samples), 0, False, calls)

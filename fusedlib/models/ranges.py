@@ -30,35 +30,26 @@ _NAMED = "fusedlib.range"  # under this key of a node's metadata stands its rang
 
 
 class Range:
-    """One range, opened and closed by hand; open and close it in the same thread."""
+    """A range around what is done inside; opened and closed by hand in one thread, also a hook."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._nvtx = torch.cuda.is_available()
 
-    def open(self) -> None:
+    def open(self, *_: Any) -> None:
         """Begin the range."""
         self._record = torch.profiler.record_function(self.name)
         self._record.__enter__()
         if self._nvtx:
             torch.cuda.nvtx.range_push(self.name)
 
-    def close(self) -> None:
+    def close(self, *_: Any) -> None:
         """End it."""
         if self._nvtx:
             torch.cuda.nvtx.range_pop()
         self._record.__exit__(None, None, None)
 
-
-@contextmanager
-def span(name: str) -> Iterator[None]:
-    """A range around what is done inside, for the sections of a step."""
-    opened = Range(name)
-    opened.open()
-    try:
-        yield
-    finally:
-        opened.close()
+    __enter__, __exit__ = open, close
 
 
 @contextmanager
@@ -88,7 +79,7 @@ def _local(name: str) -> str:
 
 
 class Tracer(TorchFunctionMode):
-    """Knows in which range the forward pass is, and tells each new autograd node."""
+    """Knows in which range the forward pass is, and names each new autograd node after it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +103,7 @@ class Tracer(TorchFunctionMode):
         """A range below the one that is open, for the forward pass and what it makes."""
         self._path.append(local)
         try:
-            with span("/".join(self._path)):
+            with Range("/".join(self._path)):
                 yield
         finally:
             self._path.pop()
@@ -154,15 +145,7 @@ def _name_nodes(node: Any, name: str) -> None:
         if at is None or hasattr(at, "variable") or _NAMED in at.metadata:
             continue
         at.metadata[_NAMED] = name
-        opened = Range(name)
-        at.register_prehook(functools.partial(_open, opened))
-        at.register_hook(functools.partial(_close, opened))
+        around = Range(name)
+        at.register_prehook(around.open)
+        at.register_hook(around.close)
         waiting += [following for following, _ in at.next_functions]
-
-
-def _open(opened: Range, _gradients: Any) -> None:
-    opened.open()
-
-
-def _close(opened: Range, _inputs: Any, _outputs: Any) -> None:
-    opened.close()

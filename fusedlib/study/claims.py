@@ -102,17 +102,30 @@ class Claim:
             found = [self.evaluate(part[part["recording"] == r], r) for r in complete(part)]
             self.verdicts.append(Verdict(str(name), name == machines.key(), tuple(found)))
 
-    def sentence(self) -> str:
-        """The sentence with its numbers; a dash for each where nothing was measured."""
+    def parts(self) -> list[tuple[str, str, str]]:
+        """The sentence in parts: text, then the name and formatted value of a number, or blanks.
+
+        A dash stands for each number where nothing was measured.
+        """
         shown = leading(self.selection)
         told = next((v for v in self.verdicts if v.machine == shown), None)
         answers = [e.values for e in told.evaluations if e.holds is not None] if told else []
-        parts = []
-        for text, name, spec, _ in string.Formatter().parse(self.template):
-            parts.append(text)
-            if name is not None:
-                parts.append(spread([a[name] for a in answers if name in a], spec or ""))
-        return "".join(parts)
+        return [
+            (
+                text,
+                name or "",
+                spread([a[name] for a in answers if name in a], spec or "") if name else "",
+            )
+            for text, name, spec, _ in string.Formatter().parse(self.template)
+        ]
+
+    def sentence(self) -> str:
+        """The sentence with its numbers."""
+        return "".join(text + value for text, _, value in self.parts())
+
+    def numbers(self) -> dict[str, str]:
+        """The numbers of the sentence as they stand in it, by name."""
+        return {name: value for _, name, value in self.parts() if name}
 
     def verdict(self) -> str:
         """Every machine's verdict in one line."""
@@ -132,9 +145,7 @@ CLAIMS: list[Claim] = []
 """Every claim that was stated in this process, in order."""
 
 
-def claim(
-    name: str, selection: pd.DataFrame, *, headline: bool = False
-) -> Callable[[Rule], Claim]:
+def claim(name: str, selection: pd.DataFrame, *, headline: bool = False) -> Callable[[Rule], Claim]:
     """State a claim over a plain selection of raw rows, evaluate it, and show it.
 
     Args:
@@ -147,7 +158,7 @@ def claim(
     """
 
     def state(rule: Rule) -> Claim:
-        text = " ".join(inspect.getdoc(rule).split()) if inspect.getdoc(rule) else ""
+        text = " ".join((inspect.getdoc(rule) or "").split())
         if not text:
             raise ValueError(f'the claim "{name}" needs its sentence as the function\'s docstring')
         made = Claim(name, selection, rule, text, headline)
@@ -155,7 +166,7 @@ def claim(
         CLAIMS.append(made)
         display.claim(
             made.sentence(), made.verdict(), name, headline=headline, study=made.study,
-            verdicts=[
+            numbers=made.numbers(), verdicts=[
                 {"machine": v.machine, "own": v.own, "held": v.held, "measured": v.measured,
                  "text": v.text(made.study)}
                 for v in made.verdicts

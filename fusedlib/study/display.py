@@ -6,11 +6,12 @@ Captions, notes, prose and findings are Markdown (maths in `$...$`); cells and a
 are plain text.
 """
 
+import contextlib
 import html
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -56,14 +57,15 @@ def finding(sentences: str | Sequence[str]) -> None:
 
 def claim(
     sentence: str, verdict: str, name: str, *, headline: bool, study: str,
-    verdicts: Sequence[dict[str, Any]],
+    numbers: Mapping[str, str], verdicts: Sequence[dict[str, Any]],
 ) -> None:  # fmt: skip
     """Show a claim with its verdict; `fusedlib.study.claims` calls this."""
     _check("claim", name=name, sentence=sentence)
     text = f"**Claim.** {sentence}\n\n*{verdict}*"
     meaning = {
         "kind": "claim", "name": name, "sentence": sentence, "verdict": verdict,
-        "headline": headline, "study": study, "verdicts": list(verdicts),
+        "headline": headline, "study": study, "numbers": dict(numbers),
+        "verdicts": list(verdicts),
     }  # fmt: skip
     _emit({"text/markdown": text, "text/plain": f"{sentence} {verdict}"}, meaning)
 
@@ -117,7 +119,10 @@ def _formatted(frame: pd.DataFrame, formats: Mapping[str, str]) -> pd.DataFrame:
     if any(name in formats for name in names):
         keys = [key if isinstance(key, tuple) else (key,) for key in frame.index]
         text = [
-            [formatted(v, formats[n]) if n in formats else v for n, v in zip(names, key, strict=True)]
+            [
+                formatted(v, formats[n]) if n in formats else v
+                for n, v in zip(names, key, strict=True)
+            ]
             for key in keys
         ]
         one = len(names) == 1
@@ -129,9 +134,7 @@ def _formatted(frame: pd.DataFrame, formats: Mapping[str, str]) -> pd.DataFrame:
     return shown
 
 
-def figure(
-    fig: "Figure | Picture", caption: str, alt: str | None = None, name: str = ""
-) -> None:
+def figure(fig: "Figure | Picture", caption: str, alt: str | None = None, name: str = "") -> None:
     """Show a figure as SVG and close it.
 
     Args:
@@ -146,7 +149,7 @@ def figure(
     """
     data = None
     if isinstance(fig, Picture):
-        fig, data, alt = fig.figure, fig.data.to_csv(index=False), alt or fig.alt
+        data, alt, fig = fig.data.to_csv(index=False), alt or fig.alt, fig.figure
     if not isinstance(fig, Figure):
         raise ValueError(f"a figure must be a matplotlib Figure, got {type(fig).__name__}")
     _check("figure", name=name, caption=caption, alt=alt or "")
@@ -342,6 +345,20 @@ def _check(kind: str, *, name: str, **texts: str) -> None:
             raise ValueError(f'the {kind} "{name}" needs a text as {what}, got {text!r}')
 
 
+_CAPTURES: list[list[dict[str, Any]]] = []
+
+
+@contextlib.contextmanager
+def captured() -> Iterator[list[dict[str, Any]]]:
+    """Collect outputs, as a notebook file holds them, instead of publishing them."""
+    outputs: list[dict[str, Any]] = []
+    _CAPTURES.append(outputs)
+    try:
+        yield outputs
+    finally:
+        _CAPTURES.remove(outputs)
+
+
 def _emit(
     data: dict[str, Any], meaning: dict[str, Any], metadata: dict[str, Any] | None = None
 ) -> None:
@@ -349,7 +366,10 @@ def _emit(
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.display import display as publish
 
-    if InteractiveShell.initialized():
-        publish(data, raw=True, metadata={"fusedlib": meaning, **(metadata or {})})
+    known = {"fusedlib": meaning, **(metadata or {})}
+    if _CAPTURES:
+        _CAPTURES[-1].append({"output_type": "display_data", "data": data, "metadata": known})
+    elif InteractiveShell.initialized():
+        publish(data, raw=True, metadata=known)
     else:
         print(data["text/plain"])

@@ -1,4 +1,4 @@
-"""One format spec for claims, tables and axes: `3 ms`, `2%`, `3×`, `,d`, with the unit inside it."""
+"""One format spec for claims, tables and axes: `3 ms`, `2%`, `3×`, `,d`; the unit sits inside."""
 
 import math
 import re

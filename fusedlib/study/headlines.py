@@ -1,4 +1,4 @@
-"""The claims that stand on page one and in the README: those that notebooks mark as headlines."""
+"""What executed notebooks claim: the headlines of page one and of the README, and single numbers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,63 +7,70 @@ from typing import Any
 import nbformat
 import pandas as pd
 
-from fusedlib.bench import machine as machines
-from fusedlib.study import recording
-from fusedlib.study.claims import Claim
+from fusedlib.study.formats import MISSING
+from fusedlib.study.report.html import plain_text
 from fusedlib.study.running import config
 from fusedlib.study.running.products import copy_path
 
-RECORDED, OWN = "recorded", "this machine"
-
 
 @dataclass(frozen=True)
-class Headline:
-    """A claim as it is shown: its study, its sentence, and its verdict by machine."""
+class Stated:
+    """A claim as an executed notebook shows it.
+
+    Attributes:
+        study: name of the notebook.
+        title: its title in the report.
+        name: of the claim, unique in its study.
+        sentence: with the numbers of the leading machine.
+        headline: whether it stands on page one.
+        numbers: the sentence's numbers as they are written in it.
+        verdicts: a dictionary a machine: machine, own, held, measured.
+    """
 
     study: str
     title: str
+    name: str
     sentence: str
+    headline: bool
+    numbers: dict[str, str]
     verdicts: Sequence[dict[str, Any]]
 
     def verdict(self, own: bool) -> str:
-        """"3 of 3" where it holds in every recording; a dash where it was not measured."""
-        told = [v for v in self.verdicts if v["own"] == own and v["measured"]]
-        counts = [f"{v['held']} of {v['measured']}" for v in told]
-        return ", ".join(counts) or "—"
+        """In how many recordings it holds, such as "3 of 3"; a dash where none measured it."""
+        counts = [
+            f"{v['held']} of {v['measured']}"
+            for v in self.verdicts
+            if v["own"] == own and v["measured"]
+        ]
+        return ", ".join(counts) or MISSING
 
 
-def executed() -> Iterator[Headline]:
-    """Headlines of the executed notebooks, in the report's order; of those not executed none."""
+def stated() -> Iterator[Stated]:
+    """Every claim of the executed notebooks in the report's order."""
     for study in config.load().studies:
         copy = copy_path(study.name)
-        if not copy.exists():
-            continue
-        cells = nbformat.read(copy, as_version=4).cells
+        cells = nbformat.read(copy, as_version=4).cells if copy.exists() else []
         for output in (o for cell in cells for o in cell.get("outputs", [])):
-            meaning = output.get("metadata", {}).get("fusedlib", {})
-            if meaning.get("kind") == "claim" and meaning["headline"]:
-                told = (study.name, study.title, meaning["sentence"], meaning["verdicts"])
-                yield Headline(*told)
-
-
-def recorded() -> Iterator[Headline]:
-    """The same from the rows of the repository alone, without running what measures."""
-    for study in config.load().studies:
-        for claim in recording.claims_of(study.notebook):
-            if claim.headline:
-                yield Headline(study.name, study.title, claim.sentence(), _verdicts(claim))
-
-
-def _verdicts(claim: Claim) -> list[dict[str, Any]]:
-    return [
-        {"own": v.machine == machines.key(), "held": v.held, "measured": v.measured}
-        for v in claim.verdicts
-    ]
+            shown = output.get("metadata", {}).get("fusedlib", {})
+            if shown.get("kind") == "claim":
+                known = (shown["name"], shown["sentence"], shown["headline"], shown["numbers"])
+                yield Stated(study.name, study.title, *known, shown["verdicts"])
 
 
 def table() -> pd.DataFrame:
-    """Claim, recordings in which it holds, and the same for this machine."""
+    """Headline claims by study, the recordings in which each holds, and the same for this machine."""
     lines = [
-        {"claim": h.sentence, RECORDED: h.verdict(False), OWN: h.verdict(True)} for h in executed()
+        {"study": c.title, "claim": plain_text(c.sentence), "recorded": c.verdict(False),
+         "here": c.verdict(True)}
+        for c in stated() if c.headline
     ]  # fmt: skip
-    return pd.DataFrame(lines, columns=["claim", RECORDED, OWN])
+    return pd.DataFrame(lines, columns=["study", "claim", "recorded", "here"])
+
+
+def number(study: str, claim: str, name: str) -> str:
+    """One number of a claim as its sentence writes it; a dash where the claim is not there.
+
+    A claim's name may change while nobody runs its notebook, so that a dash is the honest answer.
+    """
+    found = (c.numbers.get(name) for c in stated() if (c.study, c.name) == (study, claim))
+    return next(filter(None, found), MISSING)

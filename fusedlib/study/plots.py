@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from fusedlib.study import style
 from fusedlib.study.formats import formatted, tick, unit
@@ -64,15 +64,16 @@ def lines(
     """
     data = _data(frame, [x, y, by, panel, low, high])
     fig, axes = _panels(data, panel, height, columns, share)
+    labelled: list[tuple[Axes, list[tuple[float, float, str]]]] = []
     for ax, part in _each(axes, data, panel):
         grid = sorted(data[x].unique()) if share else sorted(part[x].unique())
         ends: list[tuple[float, float, str]] = []
         for name, line in part.groupby(by, sort=False, observed=True):
             full = line.drop_duplicates(x).set_index(x).reindex(grid)
-            edges = {
-                "low": full[low] if low else None, "high": full[high] if high else None
-            }  # fmt: skip
-            style.line(ax, grid, full[y], str(name), **edges, label=style.label(str(name)))
+            style.line(
+                ax, grid, full[y], str(name), full[low] if low else None,
+                full[high] if high else None, label=style.label(str(name)),
+            )  # fmt: skip
             last = line.sort_values(x).iloc[-1]
             ends.append((float(last[x]), float(last[y]), str(name)))
         _scales(ax, logx, logy, grid, xspec, spec)
@@ -80,6 +81,8 @@ def lines(
             ax.set_ylim(bottom=0)
         _reference(ax, reference)
         ax.set_xlabel(xlabel or x)
+        labelled.append((ax, ends))
+    for ax, ends in labelled:  # when every panel has widened the axis that they share
         _end_labels(ax, ends)
     axes[0].set_ylabel(_title(ylabel or y, spec))
     return Picture(fig, data, _alt("Lines", data, x, y, by, panel, spec, xspec, ylabel))
@@ -119,6 +122,7 @@ def points(
         ax.set_ylim(-0.6, len(order) - 0.4)
         if logx:
             ax.set_xscale("log")
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             ax.xaxis.set_minor_formatter(NullFormatter())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
         if reference is not None:
@@ -162,9 +166,10 @@ def bars(
             if stacked:
                 start = start + np.nan_to_num(length)
             elif values:
-                _at_ends(ax, rows, length, spec)
+                _at_ends(ax, rows, length, spec, own[high] if high else length)
         if stacked and values:
-            _at_ends(ax, np.arange(len(order)), np.where(start > 0, start, np.nan), spec)
+            sums = np.where(start > 0, start, np.nan)
+            _at_ends(ax, np.arange(len(order)), sums, spec, sums)
         ax.set_yticks(range(len(order)), [style.label(str(v)) for v in order])
         if logx:
             ax.set_xscale("log")
@@ -209,7 +214,7 @@ def _panels(
 def _each(
     axes: list[Axes], data: pd.DataFrame, panel: str | None
 ) -> Iterator[tuple[Axes, pd.DataFrame]]:
-    if panel is None:
+    if panel is None or data.empty:
         yield axes[0], data
         return
     for ax, (title, part) in zip(axes, data.groupby(panel, sort=False, observed=True), strict=True):
@@ -228,7 +233,7 @@ def _scales(ax: Axes, logx: bool, logy: bool, grid: list, xspec: str, spec: str)
         ax.set_xticks(grid, [formatted(v, xspec or ",d") for v in grid])
         ax.xaxis.set_minor_locator(NullLocator())
         if len(grid) > 5:
-            ax.tick_params(axis="x", labelsize=6.5, labelrotation=30)
+            ax.tick_params(axis="x", labelsize=8, labelrotation=30)
 
 
 def _reference(ax: Axes, at: float | None) -> None:
@@ -256,17 +261,18 @@ def _end_labels(ax: Axes, ends: list[tuple[float, float, str]]) -> None:
         name = ends[at][2]
         ax.annotate(
             style.label(name), xy=(1.0, height), xycoords="axes fraction", xytext=(4, 0),
-            textcoords="offset points", va="center", fontsize=7.5, color=style.colour(name),
+            textcoords="offset points", va="center", fontsize=9, color=style.colour(name),
             annotation_clip=False,
         )  # fmt: skip
 
 
-def _at_ends(ax: Axes, rows: np.ndarray, ends: np.ndarray, spec: str) -> None:
-    for row, end in zip(rows, ends, strict=True):
-        if np.isfinite(end):
+def _at_ends(ax: Axes, rows: np.ndarray, lengths: np.ndarray, spec: str, ends: Any) -> None:
+    for row, length, end in zip(rows, lengths, ends, strict=True):
+        if np.isfinite(length):
+            at = max(length, end if np.isfinite(end) else length)
             ax.annotate(
-                formatted(float(end), spec), xy=(end, row), xytext=(3, 0), va="center",
-                textcoords="offset points", fontsize=7, color=style.INK,
+                formatted(float(length), spec), xy=(at, row), xytext=(3, 0), va="center",
+                textcoords="offset points", fontsize=8, color=style.INK,
             )  # fmt: skip
 
 

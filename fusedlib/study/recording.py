@@ -1,46 +1,104 @@
-"""What claims rest on: the analysis of a notebook without its measuring, and the cases to record.
+"""The analysis of a notebook run in this process, without its measuring: what it shows and claims.
 
-`make record` measures exactly these cases as one more recording of this machine.
+`make record` measures exactly the cases that its claims rest on, as one more recording; `make
+figures`, the README and the tests take what it shows from the recorded rows alone.
 """
 
 import contextlib
 import io
-import json
 import os
+import re
+import site
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fusedlib.study import claims
+import nbformat
+
+from fusedlib import paths
+from fusedlib.study import claims, display
 from fusedlib.study.claims import Claim
-from fusedlib.study.display import STATIC
 
 MEASURE = "measure"
+NOBODY = "nobody"
+"""Name of a machine that has no rows."""
 
 
-def claims_of(notebook: Path) -> list[Claim]:
-    """The claims that a notebook states over the rows there are; its measuring cells are left out.
+@dataclass(frozen=True)
+class Analysis:
+    """A notebook with the outputs of its cells, and the claims it states."""
+
+    notebook: Any
+    claims: list[Claim]
+
+    def save(self, path: Path) -> None:
+        """Write the notebook where an executed copy would lie."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(self.notebook, path)
+
+
+def analysis_of(notebook: Path) -> Analysis:
+    """Run the cells of a notebook over the rows there are; its measuring cells are left out.
 
     Raises:
         Exception: whatever a cell raises.
     """
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    read = nbformat.read(notebook, as_version=4)
     before = len(claims.CLAIMS)
     namespace: dict[str, object] = {"__name__": "__main__"}
-    static = os.environ.get(STATIC)
-    os.environ[STATIC] = "1"
+    site.addsitedir(str(notebook.parent))  # its helpers, as a kernel started there finds them
     try:
-        for at, cell in enumerate(cells):
-            tags = cell["metadata"].get("tags", [])
-            if cell["cell_type"] != "code" or MEASURE in tags:
-                continue
-            code = compile("".join(cell["source"]), f"{notebook.name}[{at}]", "exec")
-            with contextlib.redirect_stdout(io.StringIO()):
-                exec(code, namespace)
-        return claims.CLAIMS[before:]
+        with _environment({display.STATIC: "1"}):
+            for at, cell in enumerate(read.cells):
+                if cell.cell_type == "code" and MEASURE not in cell.metadata.get("tags", []):
+                    code = compile(cell.source, f"{notebook.name}[{at}]", "exec")
+                    with display.captured() as shown, contextlib.redirect_stdout(io.StringIO()):
+                        exec(code, namespace)
+                    cell.outputs = [nbformat.from_dict(output) for output in shown]
+        return Analysis(read, claims.CLAIMS[before:])
     finally:
         del claims.CLAIMS[before:]
-        os.environ.pop(STATIC) if static is None else os.environ.update({STATIC: static})
+
+
+def claims_of(notebook: Path) -> list[Claim]:
+    """The claims that a notebook states over the rows there are."""
+    return analysis_of(notebook).claims
 
 
 def cases_of(stated: list[Claim]) -> set[str]:
     """Ids of the cases that claims rest on."""
     return {str(case) for claim in stated for case in claim.selection["case"].unique()}
+
+
+def recorded_machines() -> list[str]:
+    """The machines whose rows are part of the repository: those that git is told not to ignore."""
+    lines = (paths.ROOT / ".gitignore").read_text(encoding="utf-8")
+    return re.findall(r"^!/report/results/([\w.-]+)/$", lines, re.MULTILINE)
+
+
+@contextlib.contextmanager
+def recorded_rows() -> Iterator[None]:
+    """The rows of the repository alone, seen from a machine that has none: the same everywhere."""
+    before = paths.RECORDED
+    with tempfile.TemporaryDirectory(prefix="fusedlib-rows-") as name:
+        for entry in [*recorded_machines(), "carried.toml"]:
+            (Path(name) / entry).symlink_to(before / entry)
+        paths.RECORDED = Path(name)
+        try:
+            with _environment({"FUSEDLIB_RESULTS": name, "FUSEDLIB_MACHINE": NOBODY}):
+                yield
+        finally:
+            paths.RECORDED = before
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

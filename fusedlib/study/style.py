@@ -12,10 +12,14 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fusedlib import paths
 from fusedlib.bench import rivals
+
+font_manager.fontManager.addfont(paths.TEMPLATES / "fonts" / "libertinus-serif-regular.ttf")
 
 INK = "#010203"
 """Colour of text, axes and ticks; the HTML report replaces it by the colour of its text."""
@@ -92,14 +96,15 @@ def dash(name: str) -> Any:
 
 
 _RC: Any = {
-    "font.family": ["DejaVu Sans"],
-    "mathtext.fontset": "dejavusans",
-    "font.size": 9.0,
-    "axes.titlesize": 9.5,
+    # The text's own typeface; signs that it lacks come from the second.
+    "font.family": ["Libertinus Serif", "DejaVu Sans"],
+    "mathtext.fontset": "stix",
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
     "axes.titlelocation": "left",
-    "axes.labelsize": 9.0,
-    "xtick.labelsize": 8.0,
-    "ytick.labelsize": 8.0,
+    "axes.labelsize": 9.5,
+    "xtick.labelsize": 9.0,
+    "ytick.labelsize": 9.0,
     "axes.linewidth": 0.7,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -270,13 +275,13 @@ def reference_line(
 
 def text(ax: Axes, x: float, y: float, content: str, **options: Any) -> None:
     """A small note inside the axes, in ink; `x` and `y` in data units."""
-    drawn: dict[str, Any] = {"color": INK, "fontsize": 8.0}
+    drawn: dict[str, Any] = {"color": INK, "fontsize": 9.0}
     ax.text(x, y, content, **(drawn | options))
 
 
 def title(ax: Axes, content: str, **options: Any) -> None:
     """A panel's title, above its left edge."""
-    drawn: dict[str, Any] = {"loc": "left", "fontsize": 9.5, "color": INK}
+    drawn: dict[str, Any] = {"loc": "left", "fontsize": 10.5, "color": INK}
     ax.set_title(content, **(drawn | options))
 
 
@@ -299,7 +304,7 @@ def legend(target: Axes | Figure, **options: Any) -> None:
             entries.setdefault(name, handle)
     if not entries:
         return
-    drawn: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": 8.0}
+    drawn: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": 9.0}
     if isinstance(target, Figure):
         drawn |= {"loc": "outside lower center", "ncols": min(len(entries), 5)}
     target.legend(entries.values(), entries.keys(), **(drawn | options))

@@ -8,43 +8,51 @@ import flawed_swiglu
 import pytest
 import torch
 
-from fusedlib.bench import check
-from fusedlib.bench.anatomy import Variant
-from fusedlib.bench.problems import SwiGLUProblem, draw
+from fusedlib.bench import anatomy, check, rivals
 
 assert os.environ["TRITON_INTERPRET"] == "1"
-BLOCK = 16
 
 
-def results(variant: Variant, tokens: int, width: int):
-    """y and the gradients that arrive, with their errors."""
-    inputs = draw(SwiGLUProblem(tokens, width, width, "float32"), "cpu")
-    work = flawed_swiglu.build(inputs, variant)
-    y = work.forward()
-    y.backward(inputs.dy)
-    found = {f"d_{n}": t.grad.clone() for n, t in work.leaves.items() if t.grad is not None}
-    work.reset()
-    return {"y": y.detach(), **found}, check.truth(inputs)
+def results(name: str, tokens: int, width: int):
+    """y and the gradients that arrive, beside the truth."""
+    [case] = anatomy.single_cases("errors", [(tokens, width)], [name], "cpu")
+    course = anatomy.Course(case)
+    work = rivals.get(anatomy.TASK, name).build(course.inputs)
+    return check.results_of(work, course.inputs.dy), course
 
 
 @pytest.mark.parametrize("width", [16, 48])
 def test_the_emulation_does_what_the_published_kernel_does(width):
-    kernel, _ = results(Variant(block=BLOCK), BLOCK, width)
-    emulated, _ = results(Variant(block=BLOCK, emulated=True), BLOCK, width)
+    kernel, _ = results("published kernel", 16, width)
+    emulated, _ = results("published kernel, emulated", 16, width)
     assert set(kernel) == set(emulated) == {"y", "d_x", "d_w_down"}
     for name, tensor in kernel.items():
         torch.testing.assert_close(tensor, emulated[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["tf32", "ieee"])
-def test_the_whole_sum_is_right_in_every_gradient(precision):
-    variant = Variant(True, True, dot_precision=precision, block=BLOCK)
-    found, true = results(variant, 24, 48)
-    assert set(found) == {"y", "d_x", "d_w_gate_up", "d_w_down"}
-    assert max(e.worst for e in check.errors(found, true).values()) < 1e-5
+@pytest.mark.parametrize("name", ["all gradients", "IEEE products"])
+def test_the_whole_sum_is_right_in_every_gradient(name):
+    found, course = results(name, 24, 48)
+    assert max(e.worst for e in check.errors(found, course.true).values()) < 1e-5
+    assert "wrong" not in course.enter({"provider": name}).figures
+
+
+def test_the_whole_sum_alone_is_right_in_y_and_lacks_gradients():
+    found, course = results("whole sum", 24, 48)
+    assert set(found) == {"y", "d_x", "d_w_down"}
+    assert check.errors(found, course.true)["y"].worst < 1e-5
+    wrong = course.enter({"provider": "whole sum"}).figures["wrong"]
+    assert wrong == "no gradient arrived at w_gate; no gradient arrived at w_up"
 
 
 def test_without_the_whole_sum_it_is_wrong_beyond_one_block():
     for width, least, most in ((16, 0.0, 1e-5), (48, 0.5, 2.0)):
-        found, true = results(Variant(block=BLOCK), BLOCK, width)
-        assert least <= check.errors(found, true)["y"].norm < most
+        found, course = results("published kernel", 16, width)
+        assert least <= check.errors(found, course.true)["y"].norm < most
+
+
+def test_every_registered_repair_was_tried_here():
+    assert flawed_swiglu.INTERPRETED
+    assert set(rivals.names(anatomy.TASK, "timed")) == {
+        "published kernel", "whole sum", "all gradients", "IEEE products"
+    }  # fmt: skip

@@ -122,7 +122,7 @@ class Course:
 
     def __init__(self, case: Case) -> None:
         self.trainer = trainer(case)
-        self.own = [block.mlp for block in self.trainer.model.blocks]
+        self.own = [b.get_submodule("mlp") for b in self.trainer.model.blocks]
 
     def enter(self, case: Case) -> Entry:
         """Put a rival into the model, step until nothing compiles any more, weigh and check it."""
@@ -194,12 +194,12 @@ def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
     exact = copy.deepcopy(model).double()
     true = _results(exact, exact, batch)
     usual = check.errors(_results(model, autocast(case, model), batch), true)
-    place = placing(case, one, model, [block.mlp for block in model.blocks])
+    place = placing(case, one, model, [b.get_submodule("mlp") for b in model.blocks])
     errors = check.errors(_results(model, autocast(case, place()), batch), true)
     gradients = [error.norm for name, error in errors.items() if name != "logits"]
     figures = {
         "logits_error": errors["logits"].norm, "gradients_error": max(gradients, default=None),
-        "path": _path(model.blocks[0].mlp, case),
+        "path": _path(model.blocks[0].get_submodule("mlp"), case),
     }  # fmt: skip
     rounded = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
     if wrong := check.misses(errors, usual, rounded, true):

@@ -30,7 +30,10 @@ _KERNELS: tuple[tuple[str, str], ...] = (
     (COPY, rf"^triton_(poi|red|per)_fused(_({_MOVES}))+_\d+$"),
     (REDUCTION, r"^triton_(red|per)_"),
     (ELEMENTWISE, r"^triton_(?!poi_fused_(embedding|index|nll_loss)\w*_\d+$)"),
-    (INDEXING, r"embedding|index|gather|scatter|radixsort|\bcub::|nll_loss|krn_partial"),
+    (
+        INDEXING,
+        r"embedding|index|gather|scatter|radixsort|\bcub::|nll_loss|krn_partial|segments|grad_weight",
+    ),
     (COPY, r"memcpy|memset|copy|fillfunctor|transpose"),
     (REDUCTION, r"reduce|norm"),
     (ELEMENTWISE, r"elementwise|triu_tril|arange|pointwise"),

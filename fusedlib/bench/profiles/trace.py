@@ -5,23 +5,21 @@ piece is a kernel, copy or fill; its launch on the host, found by the correlatio
 says in which range it was issued. On a CPU a piece is an operator without the operators in it.
 """
 
+import gzip
 import json
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
+
+from fusedlib.bench import timing
+from fusedlib.bench.allocations import quiet
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCH = ("cuda_runtime", "cuda_driver")
-
-
-class Event(NamedTuple):
-    """An event of one thread; times in µs."""
-
-    name: str
-    start: float
-    end: float
-    thread: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +43,16 @@ class Piece:
     thread: Any
 
 
+class Event(NamedTuple):
+    """What a thread of the host was in from start to end, in µs; or a piece that it issued."""
+
+    name: str
+    start: float
+    end: float
+    thread: Any
+    piece: Piece | None = None
+
+
 @dataclass(frozen=True)
 class Trace:
     """What ran: pieces by the time they were issued, and the host's ranges.
@@ -61,31 +69,43 @@ class Trace:
         """The last range of this name."""
         return max((r for r in self.ranges if r.name == name), key=lambda r: r.start, default=None)
 
-    def during(self, range_: Event) -> list[Piece]:
-        """The pieces issued in a range, by whatever thread: backward has one of its own."""
-        return [p for p in self.pieces if range_.start <= p.issued < range_.end]
+    def during(self, name: str) -> list[Piece]:
+        """The pieces issued in the last range of this name, by whatever thread: the backward pass
+        has its own."""
+        around = self.last(name)
+        if around is None:
+            return []
+        return [p for p in self.pieces if around.start <= p.issued < around.end]
 
 
-def events_of(document: bytes) -> list[dict[str, Any]]:
-    """The events of a trace, a JSON document.
-
-    Raises:
-        ValueError: it is no trace.
-    """
-    content = json.loads(document)
-    if not isinstance(content, dict) or "traceEvents" not in content:
-        raise ValueError("this is no Chrome trace: it has no list `traceEvents`")
-    events: list[dict[str, Any]] = content["traceEvents"]
-    return events
-
-
-def read(document: bytes) -> Trace:
-    """Read a trace, a JSON document.
+def record(
+    device: torch.device | str, work: Callable[[], object], keep: Path | None = None
+) -> Trace:
+    """The trace of what `work` starts; `keep` is where to leave it for a viewer, compressed.
 
     Raises:
-        ValueError: it is no trace.
+        OSError: the trace cannot be written.
     """
-    return parse(events_of(document))
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if torch.device(device).type == "cuda":
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    profile = torch.profiler.profile(activities=kinds)
+    with quiet():
+        profile.start()
+    try:
+        work()
+        timing.synchronize(device)
+    finally:
+        with quiet():
+            profile.stop()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        document = path.read_bytes()
+    if keep is not None:
+        keep.parent.mkdir(parents=True, exist_ok=True)
+        keep.write_bytes(gzip.compress(document, 5))
+    return parse(json.loads(document)["traceEvents"])
 
 
 def parse(events: Sequence[dict[str, Any]]) -> Trace:
@@ -96,10 +116,12 @@ def parse(events: Sequence[dict[str, Any]]) -> Trace:
     ]
     device = [e for e in whole if e.get("cat") in DEVICE]
     if not device:
-        operators = [_event(e) for e in whole if e.get("cat") == "cpu_op"]
-        return Trace(sorted(_own(operators), key=lambda p: p.issued), ranges, on_device=False)
-    launches = {e["args"]["correlation"]: e for e in whole if e.get("cat") in LAUNCH
-                and "correlation" in e.get("args", {})}  # fmt: skip
+        operators = _own(_event(e) for e in whole if e.get("cat") == "cpu_op")
+        return Trace(sorted(operators, key=lambda p: p.issued), ranges, on_device=False)
+    launches = {
+        e["args"]["correlation"]: e
+        for e in whole if e.get("cat") in LAUNCH and "correlation" in e.get("args", {})
+    }  # fmt: skip
     pieces = []
     unlinked = 0
     for e in device:
@@ -117,55 +139,48 @@ def _event(e: dict[str, Any]) -> Event:
 
 def _own(operators: Iterable[Event]) -> list[Piece]:
     """Each operator's time less that of the operators it called."""
-    inner: dict[int, float] = {}
+    inner: dict[int, float] = {}  # by identity: two events may look alike
     found = []
-    open_: list[tuple[int, Event]] = []
-    for at, event in enumerate(sorted(operators, key=lambda e: (str(e.thread), e.start, -e.end))):
-        while open_ and (open_[-1][1].end <= event.start or open_[-1][1].thread != event.thread):
-            open_.pop()
-        if open_:
-            parent, around = open_[-1]
-            inner[parent] = inner.get(parent, 0.0) + min(event.end, around.end) - event.start
-        open_.append((at, event))
-        found.append((at, event))
+    for event, around in nested(operators):
+        found.append(event)
+        if around is not None:
+            within = min(event.end, around.end) - event.start
+            inner[id(around)] = inner.get(id(around), 0.0) + within
+    own = [max(e.end - e.start - inner.get(id(e), 0.0), 0.0) for e in found]
     return [
-        Piece(e.name, max(e.end - e.start - inner.get(at, 0.0), 0.0), e.start, e.end, e.start,
-              e.thread)
-        for at, e in found
-    ]  # fmt: skip
+        Piece(e.name, us, e.start, e.end, e.start, e.thread)
+        for e, us in zip(found, own, strict=True)
+    ]
 
 
-def innermost(pieces: Iterable[Piece], ranges: Iterable[Event]) -> list[tuple[Piece, str | None]]:
+def nested(events: Iterable[Event]) -> Iterator[tuple[Event, Event | None]]:
+    """Each event with the innermost one around it in its thread, by thread and start."""
+    around: list[Event] = []
+    for event in sorted(events, key=lambda e: (str(e.thread), e.start, -e.end)):
+        while around and (around[-1].end <= event.start or around[-1].thread != event.thread):
+            around.pop()
+        yield event, around[-1] if around else None
+        around.append(event)
+
+
+def innermost(
+    pieces: Iterable[Piece], ranges: Iterable[Event]
+) -> Iterator[tuple[Piece, str | None]]:
     """Each piece with the innermost range that its thread had open when it was issued."""
-    by_thread: dict[Any, list[Event]] = {}
-    for event in sorted(ranges, key=lambda e: (e.start, -e.end)):
-        by_thread.setdefault(event.thread, []).append(event)
-    steps = {thread: _changes(events) for thread, events in by_thread.items()}
+    issued = [Event(p.name, p.issued, p.issued, p.thread, p) for p in pieces]
+    for event, around in nested([*ranges, *issued]):
+        if event.piece is not None:
+            yield event.piece, around.name if around else None
+
+
+def gaps(pieces: Sequence[Piece], since: float | None = None) -> list[tuple[float, bool]]:
+    """Each time in µs without any piece, between them and since then; and whether the next piece
+    was launched only after it had begun, so that the device waited for the host."""
+    ordered = sorted(pieces, key=lambda p: p.start)
+    end = min(p.start for p in ordered) if since is None else since
     found = []
-    for piece in pieces:
-        times, names = steps.get(piece.thread, ([], []))
-        at = bisect_right(times, piece.issued) - 1
-        found.append((piece, names[at] if at >= 0 else None))
+    for piece in ordered:
+        if piece.start > end:
+            found.append((piece.start - end, piece.issued > end))
+        end = max(end, piece.end)
     return found
-
-
-def _changes(events: Sequence[Event]) -> tuple[list[float], list[str | None]]:
-    """When the innermost range of a thread changes, and to which; `events` outer before inner."""
-    times: list[float] = []
-    names: list[str | None] = []
-
-    def change(time: float) -> None:
-        times.append(time)
-        names.append(open_[-1].name if open_ else None)
-
-    open_: list[Event] = []
-    for event in events:
-        while open_ and open_[-1].end <= event.start:
-            ended = open_.pop().end
-            change(ended)
-        open_.append(event)
-        change(event.start)
-    while open_:
-        ended = open_.pop().end
-        change(ended)
-    return times, names

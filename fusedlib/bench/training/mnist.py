@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusedlib import paths
-from fusedlib.bench.results import Unavailable
+from fusedlib.bench.attempt import Unavailable
 
 Arrays = dict[str, NDArray[np.uint8]]
 

@@ -10,13 +10,11 @@ from torch import Tensor
 from torch.nn.functional import nll_loss
 
 from fusedlib.bench import timing
-from fusedlib.bench.training.arms import Arm, autocast
 from fusedlib.bench.training.batches import Batch, Split
-from fusedlib.bench.training.network import CLASSES, Network
+from fusedlib.bench.training.network import CLASSES, Network, autocast
 
 LEARNING_RATE, DECAY = 1.0, 0.7
 TEST_BATCH = 1000
-PARTS = ("data", "forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Answers:
     """What the test images say: mean loss, how many are right, and [true digit, answer] counts."""
 
     loss: float
@@ -42,25 +40,23 @@ class Verdict:
 
 
 class Trainer:
-    """A network with everything one training step needs; call it within `arms.settings`.
+    """A network with everything one training step needs; call it within `network.settings`.
 
     Args:
         arm: who computes the layer.
-        precision: one of `arms.PRECISIONS`.
-        network: one of `network.NETWORKS`.
+        precision: one of `network.PRECISIONS`.
+        kind: one of `network.NETWORKS`.
         width: of the layer.
         seed: of weights and dropout.
         device: where it runs.
     """
 
     def __init__(
-        self, arm: Arm, precision: str, network: str, width: int, seed: int, device: str
+        self, arm: str, precision: str, kind: str, width: int, seed: int, device: str
     ) -> None:
         torch.manual_seed(seed)
         self.device, self.precision = device, precision
-        self.model = Network(
-            network, width, lambda hidden: arm.layer(hidden, width, device), device=device
-        )
+        self.model = Network(kind, arm, width, device)
         trained = [p for p in self.model.parameters() if p.requires_grad]
         # `capturable` costs one small kernel, and lets the same optimizer run in a CUDA graph.
         self.optimizer = torch.optim.Adadelta(
@@ -69,7 +65,9 @@ class Trainer:
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, DECAY)
         self.first = {name: w.clone() for name, w in self.model.layer.weights().items()}
 
-    def step(self, images: Tensor, labels: Tensor, sections: timing.Sections | None = None) -> Any:
+    def step(
+        self, images: Tensor, labels: Tensor, sections: timing.Sections | None = None
+    ) -> Tensor:
         """One step; the loss as a tensor on the device, of which nobody has waited yet."""
         part: Callable[[str], Any] = sections.section if sections else lambda _: nullcontext()
         with part("forward"):
@@ -82,18 +80,15 @@ class Trainer:
             self.optimizer.step()
         return loss.detach()
 
-    def train(
-        self, batches: Iterable[Batch], window: int,
-        tell: Callable[[Tensor], None] | None = None, *, graph: bool = False,
-    ) -> Epoch:  # fmt: skip
-        """All batches once; `tell` gets the loss of each window's last step.
+    def train(self, batches: Iterable[Batch], window: int, *, graph: bool = False) -> Epoch:
+        """All batches once.
 
         With `graph` the batches of the first one's size are steps of a CUDA graph, captured anew
         each epoch, for it holds the learning rate.
         """
         self.model.train()
         losses: list[Tensor] = []
-        norms: dict[str, list[Tensor]] = {"gate": [], "up": []}
+        norms: dict[str, list[Tensor]] = {}
         captured: GraphStep | None = None
         for at, (images, labels) in enumerate(batches, 1):
             if graph and captured is None:
@@ -103,12 +98,9 @@ class Trainer:
             losses.append(step(images, labels))
             if at % window == 0:
                 for name, gradient in self.model.layer.gradients().items():
-                    if gradient is not None:
-                        norms[name].append(torch.linalg.vector_norm(gradient))
-                if tell is not None:
-                    tell(losses[-1])
+                    norms.setdefault(name, []).append(torch.linalg.vector_norm(gradient))
         self.schedule.step()
-        seen = {name: torch.stack(found).cpu() for name, found in norms.items() if found}
+        seen = {name: torch.stack(found).cpu() for name, found in norms.items()}
         return Epoch(torch.stack(losses).cpu(), seen)
 
     def change(self) -> dict[str, float]:
@@ -119,7 +111,7 @@ class Trainer:
         }
 
     @torch.no_grad()
-    def test(self, split: Split) -> Verdict:
+    def test(self, split: Split) -> Answers:
         """Loss and answers on all images of a split, without dropout."""
         self.model.eval()
         total = torch.zeros((), device=self.device, dtype=torch.float64)
@@ -133,7 +125,7 @@ class Trainer:
             pairs = CLASSES * labels + answers.argmax(1)
             counts += torch.bincount(pairs, minlength=CLASSES**2)
         confusion = counts.reshape(CLASSES, CLASSES).cpu()
-        return Verdict(float(total) / len(split), int(confusion.trace()), confusion)
+        return Answers(float(total) / len(split), int(confusion.trace()), confusion)
 
 
 class GraphStep:
@@ -149,7 +141,7 @@ class GraphStep:
     def __init__(self, trainer: Trainer, images: Tensor, labels: Tensor) -> None:
         trainer.model.train()
         self._images, self._labels = images.clone(), labels.clone()
-        undo = _Undo(trainer)
+        undo = _undo(trainer)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -174,25 +166,24 @@ class GraphStep:
         return self._loss.clone()
 
 
-class _Undo:
-    """A trainer's state on a CUDA device as it is now; called, puts it back in place."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._weights = [p.detach().clone() for p in trainer.model.parameters()]
-        self._state = {
-            p: {name: tensor.clone() for name, tensor in state.items()}
-            for p, state in trainer.optimizer.state.items()
-        }
-        self._generator = torch.cuda.get_rng_state(trainer.device)
+def _undo(trainer: Trainer) -> Callable[[], None]:
+    """What puts a trainer on a CUDA device back in place, as it is now."""
+    weights = [p.detach().clone() for p in trainer.model.parameters()]
+    states = {
+        p: {name: tensor.clone() for name, tensor in state.items()}
+        for p, state in trainer.optimizer.state.items()
+    }
+    generator = torch.cuda.get_rng_state(trainer.device)
 
     @torch.no_grad()
-    def __call__(self) -> None:
-        for p, weight in zip(self._trainer.model.parameters(), self._weights, strict=True):
+    def put_back() -> None:
+        for p, weight in zip(trainer.model.parameters(), weights, strict=True):
             p.copy_(weight)
-        for held, state in self._trainer.optimizer.state.items():
-            before = self._state.get(held)
+        for held, state in trainer.optimizer.state.items():
+            before = states.get(held)
             for name, tensor in state.items():
                 # What the warm-up made began as zeros.
                 tensor.copy_(before[name]) if before else tensor.zero_()
-        torch.cuda.set_rng_state(self._generator, self._trainer.device)
+        torch.cuda.set_rng_state(generator, trainer.device)
+
+    return put_back

@@ -1,7 +1,7 @@
 """Study notebooks spliced into the report's frame: one document, numbered, with unique anchors."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,16 @@ import nbformat
 from fusedlib.study.report.model import (
     Abstract,
     Block,
+    Claim,
     Document,
     Failure,
     Figure,
-    Finding,
     Heading,
     Origin,
     Prose,
-    Reproduce,
     Section,
     Table,
-    Text,
-)  # fmt: skip
+)
 from fusedlib.study.report.outputs import (
     Numbering,
     last_lines,
@@ -31,11 +29,16 @@ from fusedlib.study.report.outputs import (
     slugify,
     tags,
     was_executed,
-)  # fmt: skip
+)
 
 FRAME = "report"
+PAPER, APPENDIX = "paper", "appendix"
 PAPERMILL_ERROR = "papermill-error-cell-tag"
-_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(#([^)\s]+)\)")
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?:#([^)\s]+)|([\w/.-]*?)([\w-]+)\.ipynb(?:#[^)\s]*)?)\)")
+_KINDS = ("", "Figure", "Table", "Section")
+
+Placed = tuple[str, Block]
+"""A block and the notebook that it comes from."""
 
 
 class ReportError(RuntimeError):
@@ -65,141 +68,113 @@ def combine(sections: Sequence[Section], title: str = "Report") -> Document:
     """All sections as one document.
 
     Args:
-        sections: in the order of the report; the one named "report" is the frame, whose cell tagged
-            `studies` gives way to the others. Without a frame they stand alone.
+        sections: in the order of the report; the one named "report" is the frame. Its cells tagged
+            `studies`, `details` and `floats` give way to the studies' cells tagged `paper`, to
+            those tagged `appendix`, and to the list of tables and figures. Without a frame the
+            studies stand alone.
         title: of a report without a frame.
 
     Raises:
         ReportError: an executed notebook cannot be read.
     """
     numbering = Numbering()
+    title, lead, placed = _split_title(list(_placed(sections, numbering)), title)
+    return Document(title, lead, tuple(resolved(list(_numbered(placed)), _addresses(sections))))
+
+
+def _placed(sections: Sequence[Section], numbering: Numbering) -> Iterator[Placed]:
     frame = next((s for s in sections if s.name == FRAME), None)
     studies = [s for s in sections if s.name != FRAME]
-    blocks: list[Block] = []
-    placed = False
-    for cell, shown in _cells(frame, numbering):
-        if "studies" in tags(cell):
-            placed = True
-            blocks += _studies(studies, numbering)
-        else:
-            blocks += _framed(shown, tags(cell))
-    if not placed:
-        blocks += _studies(studies, numbering)
-    title, lead, blocks = _split_title(_merge_abstracts(blocks), title)
-    if frame and frame.error:
-        blocks.insert(0, _failure(frame))
-    numbered = list(_numbered(blocks))
-    index = _index(numbered, studies)
-    filled = [index if isinstance(block, Reproduce) else block for block in numbered]
-    return Document(title, lead, tuple(resolved(filled)))
-
-
-def _framed(blocks: list[Block], found: list[str]) -> list[Block]:
-    """Blocks of a cell of the frame as its tags ask: abstract, appendix, list of tables."""
-    if "reproduce" in found:
-        return [Reproduce()]
-    if "abstract" in found:
-        return [_abstract(blocks)]
-    if "appendix" in found:
-        return [replace(b, appendix=True) if isinstance(b, Heading) else b for b in blocks]
-    return blocks
-
-
-def _split_title(blocks: list[Block], title: str) -> tuple[str, str, list[Block]]:
-    """Title, the paragraph under it, and the rest."""
-    lead = ""
-    if blocks and isinstance(blocks[0], Heading) and blocks[0].level == 1:
-        title, blocks = blocks[0].text, blocks[1:]
-        if blocks and isinstance(blocks[0], Prose):
-            lead, blocks = blocks[0].text, blocks[1:]
-    return title, lead, blocks
-
-
-def _cells(section: Section | None, numbering: Numbering) -> Iterator[tuple[Any, list[Block]]]:
-    """Cells that the report shows, each with its blocks; code is hidden.
-
-    Where a notebook has cells tagged `paper`, those alone; else all but the asides.
-    """
-    if section is None or section.notebook is None:
+    if frame is None or frame.notebook is None:
+        yield from (block for study in studies for block in _study(study, numbering))
         return
-    slug = slugify(section.name)
-    cells = [c for c in load(section.notebook).cells if PAPERMILL_ERROR not in tags(c)]
-    chosen = any("paper" in tags(cell) for cell in cells)
-    for cell in cells[: _end(cells, section.error)]:
-        if chosen and "paper" not in tags(cell):
-            if cell.cell_type == "code":
-                yield cell, list(output_blocks(cell, slug, numbering, only_errors=True))
-            continue
-        if cell.cell_type == "code":
-            aside = "aside" in tags(cell)
-            yield cell, list(output_blocks(cell, slug, numbering, only_errors=aside))
-        elif cell.cell_type == "markdown" and "aside" not in tags(cell):
-            yield cell, list(markdown_blocks(cell.source, slug, numbering))
-        elif tags(cell):
-            yield cell, []
+    if frame.error:
+        yield FRAME, _failure(frame)
+    so_far: list[Placed] = []
+    for cell in _ran(frame):
+        found = tags(cell)
+        shown: Iterable[Placed]
+        if "studies" in found:
+            shown = (block for study in studies for block in _study(study, numbering))
+        elif "details" in found:
+            shown = (block for study in studies for block in _details(study, numbering))
+        elif "floats" in found:
+            shown = [(FRAME, _index(so_far, studies))]
+        else:
+            shown = [(FRAME, _framed(block, found)) for block in _blocks(cell, FRAME, numbering)]
+        for item in shown:
+            so_far.append(item)
+            yield item
 
 
-def _end(cells: list[Any], error: str | None) -> int:
-    """How many cells to show: a failed notebook ends with the last cell that ran."""
-    failed = error or any(o.output_type == "error" for c in cells for o in c.get("outputs", []))
-    if not failed:
-        return len(cells)
-    ran = [at for at, cell in enumerate(cells) if was_executed(cell)]
-    if ran:
-        return ran[-1] + 1
-    return next((at for at, c in enumerate(cells) if c.cell_type == "code"), len(cells))
+def _framed(block: Block, found: list[str]) -> Block:
+    """A block of the frame as its cell's tags ask: the abstract, a section of the appendix."""
+    if "abstract" in found and isinstance(block, Prose):
+        return Abstract(block.text)
+    if APPENDIX in found and isinstance(block, Heading):
+        return replace(block, appendix=True)
+    return block
 
 
-def _abstract(blocks: Iterable[Block]) -> Abstract | Failure:
-    """The text of an abstract's cell, headings dropped; or its failure."""
-    texts: list[str] = []
-    for block in blocks:
-        if isinstance(block, Failure):
-            return block
-        if isinstance(block, Prose | Text):
-            texts.append(block.text)
-        elif isinstance(block, Finding):
-            texts.append(" ".join(block.items))
-    return Abstract(tuple(texts))
+def _split_title(placed: list[Placed], title: str) -> tuple[str, str, list[Placed]]:
+    """Title, the paragraphs under it, and the rest."""
+    if not placed or not isinstance(placed[0][1], Heading) or placed[0][1].level != 1:
+        return title, "", placed
+    title, rest, lead = placed[0][1].text, placed[1:], []
+    while rest and isinstance(rest[0][1], Prose):
+        lead.append(rest.pop(0)[1].text)  # type: ignore[union-attr]
+    return title, "\n\n".join(lead), rest
 
 
-def _merge_abstracts(blocks: Iterable[Block]) -> list[Block]:
-    """Neighbouring abstract cells as one abstract; an empty one is left out."""
-    merged: list[Block] = []
-    for block in blocks:
-        before = merged[-1] if merged else None
-        if isinstance(block, Abstract) and isinstance(before, Abstract):
-            merged[-1] = Abstract(before.texts + block.texts)
-        elif not isinstance(block, Abstract) or block.texts:
-            merged.append(block)
-    return merged
-
-
-def _studies(sections: Sequence[Section], numbering: Numbering) -> list[Block]:
-    return [block for section in sections for block in _study(section, numbering)]
-
-
-def _study(section: Section, numbering: Numbering) -> Iterator[Block]:
-    """A study under its heading: where it comes from, what failed, what it showed."""
-    yield Heading(2, section.title, numbering.anchor(section.name))
-    yield Origin(
-        name=section.name,
-        notebook=f"notebooks/{section.name}.ipynb",
-        page=f"notebooks/{section.name}.html" if section.notebook else None,
-        profile=section.profile,
-        rows=f"report/results/<machine>/{section.name}.jsonl",
-    )
+def _study(section: Section, numbering: Numbering) -> Iterator[Placed]:
+    """A study under its heading: what it asks, what failed, its cells tagged `paper`."""
+    name = section.name
+    yield name, Heading(2, section.title, numbering.anchor(name))
+    page = f"notebooks/{name}.html" if section.notebook else None
+    yield name, Origin(name, section.question, page)
     if section.error or section.notebook is None:
-        yield _failure(section)
-    first = True
-    for _, blocks in _cells(section, numbering):
-        for block in blocks:
-            if not isinstance(block, Heading):
-                yield block
-            elif first and block.level == 1:
-                first = False  # the section's heading stands for the notebook's title
-            else:
-                yield replace(block, level=max(block.level, 2) + 1)
+        yield name, _failure(section)
+    for cell in _ran(section):
+        errors_only = PAPER not in tags(cell)
+        for block in _blocks(cell, name, numbering, only_errors=errors_only):
+            yield name, _below(block, 3)
+
+
+def _details(section: Section, numbering: Numbering) -> Iterator[Placed]:
+    """A study's cells tagged `appendix` under its title."""
+    cells = [cell for cell in _ran(section) if APPENDIX in tags(cell)]
+    if cells:
+        yield section.name, Heading(3, section.title, numbering.anchor(section.name, "details"))
+    for cell in cells:
+        for block in _blocks(cell, section.name, numbering):
+            yield section.name, _below(block, 4)
+
+
+def _below(block: Block, level: int) -> Block:
+    """A heading no higher than a level; other blocks as they are."""
+    return replace(block, level=max(block.level, level)) if isinstance(block, Heading) else block
+
+
+def _ran(section: Section) -> list[Any]:
+    """The cells of an executed notebook; a failed one ends with the last cell that ran."""
+    if section.notebook is None:
+        return []
+    cells = [c for c in load(section.notebook).cells if PAPERMILL_ERROR not in tags(c)]
+    outputs = [o for cell in cells for o in cell.get("outputs", [])]
+    if not section.error and not any(o.output_type == "error" for o in outputs):
+        return cells
+    ran = [at for at, cell in enumerate(cells) if was_executed(cell)]
+    return cells[: ran[-1] + 1] if ran else []
+
+
+def _blocks(
+    cell: Any, name: str, numbering: Numbering, *, only_errors: bool = False
+) -> Iterator[Block]:
+    """What a cell shows; code is hidden."""
+    if cell.cell_type == "code":
+        yield from output_blocks(cell, slugify(name), numbering, only_errors=only_errors)
+    elif cell.cell_type == "markdown" and not only_errors:
+        yield from markdown_blocks(cell.source, slugify(name), numbering)
 
 
 def _failure(section: Section) -> Failure:
@@ -210,14 +185,14 @@ def _failure(section: Section) -> Failure:
     return Failure(title, last_lines(section.error or "not executed yet"))
 
 
-def _numbered(blocks: Iterable[Block]) -> Iterator[Block]:
+def _numbered(placed: Iterable[Placed]) -> Iterator[Placed]:
     """Headings one level up (the title is no section), numbered 1, 1.1, ... or A, A.1, ..."""
     counts = [0] * 6
     letters = 0
     first = ""
-    for block in blocks:
+    for name, block in placed:
         if not isinstance(block, Heading):
-            yield block
+            yield name, block
             continue
         level = max(block.level - 1, 1)
         counts[level:] = [0] * (len(counts) - level)
@@ -226,75 +201,73 @@ def _numbered(blocks: Iterable[Block]) -> Iterator[Block]:
             first = chr(ord("A") + letters - 1)
         else:
             counts[level - 1] += 1
-            first = str(counts[0]) if level == 1 else first
+            first = str(counts[0]) if level == 1 and not block.appendix else first
         number = ".".join([first, *(str(count) for count in counts[1:level])])
-        yield replace(block, level=level, number=number if level <= 2 else "")
+        yield name, replace(block, level=level, number=number if level <= 2 else "")
 
 
-def _index(blocks: Iterable[Block], studies: Sequence[Section]) -> Prose:
-    """One row a table or figure: its name, notebook, command and rows."""
-    study = None
+def _index(placed: Iterable[Placed], studies: Sequence[Section]) -> Prose:
+    """One row a table or figure of a study: its notebook and the command that measures it."""
     pages = {s.name: s.notebook is not None for s in studies}
-    lines = ["| | Name | Notebook | Command | Rows |", "|:--|:--|:--|:--|:--|"]
-    for block in blocks:
-        if isinstance(block, Origin):
-            study = block
-        elif isinstance(block, Heading) and block.level == 1:
-            study = None
-        elif isinstance(block, Table | Figure) and study:
-            name = study.name
+    lines = ["| | Notebook | Command |", "|:--|:--|:--|"]
+    for name, block in placed:
+        if isinstance(block, Table | Figure) and name != FRAME:
             link = f"[{name}](notebooks/{name}.html)" if pages[name] else name
-            lines.append(
-                f"| [](#{block.anchor}) | {block.name} | {link} | "
-                f"`make study ONLY={name}` | `{name}.jsonl` |"
-            )
+            lines.append(f"| [](#{block.anchor}) | {link} | `make study ONLY={name}` |")
     if len(lines) == 2:
         return Prose("No table or figure could be made; the failures are shown above.")
     return Prose("\n".join(lines))
 
 
-def resolved(blocks: Sequence[Block]) -> Iterator[Block]:
-    """Links to `#anchor` reach their target in the same notebook or by name; others lose the link.
+def _addresses(sections: Sequence[Section]) -> dict[str, str]:
+    """Where a link to a notebook leads in the report: to its section."""
+    return {s.name: f"#{slugify(s.name)}" for s in sections if s.name != FRAME}
 
-    An empty link text becomes "Table 3", "Figure 2" or "Section 4".
+
+def resolved(placed: Sequence[Placed], notebooks: Mapping[str, str]) -> Iterator[Block]:
+    """Links to `#name` reach their target in the same notebook or by name; others lose the link.
+
+    A text that is empty, or only says "Figure", becomes "Table 3", "Figure 2" or "Section 4".
+    Links to notebooks take the address given.
     """
     titles: dict[str, str] = {}
     names: dict[str, str] = {}
-    for block in blocks:
+    for _, block in placed:
         if isinstance(block, Table | Figure):
             titles[block.anchor] = f"{type(block).__name__} {block.number}"
+            names.setdefault(block.name, block.anchor)
+        elif isinstance(block, Claim):
+            titles[block.anchor] = "the claim"
             names.setdefault(block.name, block.anchor)
         elif isinstance(block, Heading):
             titles[block.anchor] = f"Section {block.number}" if block.number else block.text
             names.setdefault(slugify(block.text), block.anchor)
-    slug = FRAME
 
-    def mend(found: re.Match[str]) -> str:
-        target = slugify(found[2])
-        local = f"{slug}-{target}"
-        anchor = local if local in titles else target if target in titles else names.get(target)
-        if anchor is None:
-            return found[1] or found[2]
-        return f"[{found[1] or titles[anchor]}](#{anchor})"
+    def mend(found: re.Match[str], origin: str) -> str:
+        text, anchor, _, notebook = found.groups()
+        if notebook:
+            address = notebooks.get(notebook)
+            return f"[{text}]({address})" if address else text
+        target = slugify(anchor)
+        local = f"{slugify(origin)}-{target}"
+        place = local if local in titles else target if target in titles else names.get(target)
+        if place is None:
+            return text or anchor
+        return f"[{titles[place] if text in _KINDS else text}](#{place})"
 
-    for block in blocks:
-        if isinstance(block, Heading) and block.level == 1:
-            slug = FRAME
-        if isinstance(block, Origin):
-            slug = slugify(block.name)
-        yield _with_links(block, lambda text: _LINK.sub(mend, text))
+    for origin, block in placed:
+        yield _with_links(block, lambda text: LINK.sub(lambda m: mend(m, origin), text))
 
 
 def _with_links(block: Block, mend: Callable[[str], str]) -> Block:
-    if isinstance(block, Prose):
-        return Prose(mend(block.text))
-    if isinstance(block, Finding):
-        return Finding(tuple(mend(item) for item in block.items))
-    if isinstance(block, Abstract):
-        return Abstract(tuple(mend(text) for text in block.texts))
+    if isinstance(block, Prose | Abstract):
+        return replace(block, text=mend(block.text))
+    if isinstance(block, Claim):
+        return replace(block, sentence=mend(block.sentence))
     if isinstance(block, Table):
-        note = mend(block.note) if block.note else None
-        return replace(block, caption=mend(block.caption), note=note)
+        return replace(
+            block, caption=mend(block.caption), note=mend(block.note) if block.note else None
+        )
     if isinstance(block, Figure):
         return replace(block, caption=mend(block.caption))
     return block

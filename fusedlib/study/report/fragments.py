@@ -7,10 +7,11 @@ from fusedlib.study.report import pandoc
 from fusedlib.study.report.model import (
     Abstract,
     Block,
+    Claim,
     Document,
     Figure,
-    Finding,
     Heading,
+    Origin,
     Prose,
     Table,
 )
@@ -26,7 +27,8 @@ class Fragments:
     @classmethod
     def of(cls, document: Document, target: str) -> "Fragments":
         """All Markdown of a document as `target`, "html" or "typst"."""
-        blocks = dict.fromkeys([document.lead, *_texts(document.blocks)])
+        texts = [b.text for b in document.blocks if isinstance(b, Prose | Abstract)]
+        blocks = dict.fromkeys([document.lead, *texts])
         lines = dict.fromkeys([document.title, *_lines(document.blocks)])
         return cls(
             dict(zip(blocks, pandoc.convert(list(blocks), target), strict=True)),
@@ -34,20 +36,14 @@ class Fragments:
         )
 
 
-def _texts(blocks: Iterable[Block]) -> Iterator[str]:
-    for block in blocks:
-        if isinstance(block, Prose):
-            yield block.text
-        elif isinstance(block, Abstract):
-            yield from block.texts
-
-
 def _lines(blocks: Iterable[Block]) -> Iterator[str]:
     for block in blocks:
         if isinstance(block, Heading):
             yield block.text
-        elif isinstance(block, Finding):
-            yield from block.items
+        elif isinstance(block, Origin):
+            yield block.question
+        elif isinstance(block, Claim):
+            yield block.sentence
         elif isinstance(block, Table | Figure):
             yield block.caption
             if isinstance(block, Table) and block.note:

@@ -14,7 +14,12 @@ from fusedlib.study.report import model, svg
 from fusedlib.study.report.code import highlighted
 from fusedlib.study.report.fragments import Fragments
 
-_FONT = "fonts/stix-two-math-subset.woff2"
+_FACES = (
+    ("STIX Two Math Subset", "stix-two-math-subset.woff2", "woff2", ""),
+    ("Libertinus Serif", "libertinus-serif-regular.ttf", "truetype", ""),
+    ("Libertinus Serif", "libertinus-serif-italic.woff", "woff", "font-style: italic; "),
+    ("Libertinus Serif", "libertinus-serif-bold.woff", "woff", "font-weight: 600 800; "),
+)
 _LONG = 44  # characters from which a cell may wrap
 
 
@@ -33,7 +38,6 @@ def page(document: model.Document, *, home: str | None = None) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    font = base64.b64encode((paths.TEMPLATES / _FONT).read_bytes()).decode()
     title = fragments.lines[document.title]
     return environment.get_template("page.html.j2").render(
         title=title,
@@ -42,10 +46,18 @@ def page(document: model.Document, *, home: str | None = None) -> str:
         contents=_contents(document.blocks, fragments),
         body="\n".join(_block(block, fragments) for block in document.blocks),
         style=(paths.TEMPLATES / "page.css").read_text(encoding="utf-8"),
-        font=font,
+        script=(paths.TEMPLATES / "page.js").read_text(encoding="utf-8"),
+        fonts="\n".join(map(_font_face, _FACES)),
         home=home,
         wide=any(isinstance(block, model.Code) for block in document.blocks),
     )
+
+
+def _font_face(face: tuple[str, str, str, str]) -> str:
+    family, file, kind, style = face
+    data = base64.b64encode((paths.TEMPLATES / "fonts" / file).read_bytes()).decode()
+    source = f'src: url("data:font/{kind};base64,{data}") format("{kind}")'
+    return f'@font-face {{ font-family: "{family}"; {style}{source}; }}'
 
 
 def plain_text(markdown: str) -> str:
@@ -81,19 +93,21 @@ def _heading(block: model.Heading, fragments: Fragments) -> str:
 
 
 def _abstract(block: model.Abstract, fragments: Fragments) -> str:
-    texts = "\n".join(fragments.blocks[text] for text in block.texts)
     return (
         f'<section class="abstract" aria-labelledby="abstract"><h2 id="abstract">Abstract</h2>\n'
-        f"{texts}\n</section>"
+        f"{fragments.blocks[block.text]}\n</section>"
     )
 
 
-def _finding(block: model.Finding, fragments: Fragments) -> str:
-    items = [fragments.lines[item] for item in block.items]
-    if len(items) == 1:
-        return f'<div class="finding"><p><strong>Finding.</strong> {items[0]}</p></div>'
-    listed = "".join(f"<li>{item}</li>" for item in items)
-    return f'<div class="finding"><p><strong>Findings.</strong></p><ul>{listed}</ul></div>'
+def _claim(block: model.Claim, fragments: Fragments) -> str:
+    verdicts = " · ".join(
+        f"<strong>{html.escape(text)}</strong>" if fails else html.escape(text)
+        for text, fails in block.verdicts
+    )
+    return (
+        f'<div class="claim" id="{block.anchor}"><p>{fragments.lines[block.sentence]}</p>\n'
+        f'<p class="verdict">{verdicts}</p></div>'
+    )
 
 
 def _table(block: model.Table, fragments: Fragments) -> str:
@@ -108,14 +122,16 @@ def _table(block: model.Table, fragments: Fragments) -> str:
         for at, row in enumerate(block.rows)
     )
     caption = f"{block.anchor}-caption"
-    named = " named" if block.stub == 1 else ""  # the row's name stays in view when scrolled
+    # The row's name stays in view when scrolled; beside long text all text may wrap.
+    named = " named" if block.stub == 1 else ""
+    worded = " worded" if any(len(cell) > _LONG for row in block.rows for cell in row) else ""
     note = f'<p class="note">{fragments.lines[block.note]}</p>' if block.note else ""
     return (
         f'<figure class="table" id="{block.anchor}">\n'
         f'<figcaption id="{caption}"><span class="label">Table {block.number}.</span> '
         f"{fragments.lines[block.caption]}</figcaption>\n"
         f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{caption}">'
-        f'<table class="data{named}" aria-labelledby="{caption}">\n<thead>{head}</thead>\n'
+        f'<table class="data{named}{worded}" aria-labelledby="{caption}">\n<thead>{head}</thead>\n'
         f"<tbody>\n{body}\n</tbody>\n</table></div>\n{note}</figure>"
     )
 
@@ -167,20 +183,18 @@ def _failure(block: model.Failure, _: Fragments) -> str:
     )
 
 
-def _origin(block: model.Origin, _: Fragments) -> str:
-    path = f"<code>{html.escape(block.notebook)}</code>"
-    if block.page:
-        path = f'<a href="{html.escape(block.page)}">{path}</a>'
-    profile = f" · profile <code>{html.escape(block.profile)}</code>" if block.profile else ""
-    rows = f"<code>{html.escape(block.rows)}</code>"
-    return f'<p class="origin">Notebook {path}{profile} · rows {rows}</p>'
+def _origin(block: model.Origin, fragments: Fragments) -> str:
+    question = f"<em>{fragments.lines[block.question]}</em> " if block.question else ""
+    name = html.escape(block.name)
+    link = f'<a href="{html.escape(block.page)}">{name}</a>' if block.page else name
+    return f'<p class="origin">{question}<span>Notebook: {link}</span></p>'
 
 
 _WRITERS: dict[type, Callable[..., str]] = {
     model.Heading: _heading,
     model.Prose: lambda block, fragments: fragments.blocks[block.text],
     model.Abstract: _abstract,
-    model.Finding: _finding,
+    model.Claim: _claim,
     model.Table: _table,
     model.Figure: _figure,
     model.Text: _text,

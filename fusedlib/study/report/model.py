@@ -17,6 +17,7 @@ class Section:
     notebook: Path | None
     error: str | None
     profile: str
+    question: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,23 @@ class Prose:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Sentences in Markdown that the reader should take away."""
+class Claim:
+    """A sentence of an author with computed numbers, in Markdown, and where it holds.
 
-    items: tuple[str, ...]
+    `verdicts` are parts of one line, each with whether it says that the claim does not hold.
+    """
+
+    anchor: str
+    name: str
+    sentence: str
+    verdicts: tuple[tuple[str, bool], ...]
 
 
 @dataclass(frozen=True)
 class Abstract:
-    """The frame's abstract: Markdown paragraphs and findings."""
+    """The frame's abstract: Markdown."""
 
-    texts: tuple[str, ...]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -104,33 +111,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Origin:
-    """The line at a section's head: which notebook it is and how it ran."""
+    """The lines at a study's head: what it asks, and the page of its notebook, if it has one."""
 
     name: str
-    notebook: str
+    question: str
     page: str | None
-    profile: str
-    rows: str
 
 
-@dataclass(frozen=True)
-class Reproduce:
-    """Place of the list of tables and figures, filled when their numbers are known."""
-
-
-Block = (
-    Heading
-    | Prose
-    | Finding
-    | Abstract
-    | Table
-    | Figure
-    | Text
-    | Code
-    | Failure
-    | Origin
-    | Reproduce
-)
+Block = Heading | Prose | Claim | Abstract | Table | Figure | Text | Code | Failure | Origin
 
 
 @dataclass(frozen=True)

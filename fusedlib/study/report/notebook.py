@@ -16,8 +16,10 @@ from fusedlib.study.report.outputs import (
 
 
 def document(section: Section, notebook: Path) -> Document:
-    """All cells in order, with code, asides and errors; headings keep their level."""
-    blocks = list(resolved(list(_blocks(notebook))))
+    """All cells in order, with code and errors; headings keep their level."""
+    others = {path.stem: f"{path.stem}.html" for path in notebook.parent.glob("*.ipynb")}
+    placed = [("", block) for block in _blocks(notebook)]
+    blocks = list(resolved(placed, others))
     title = section.title
     if blocks and isinstance(blocks[0], Heading) and blocks[0].level == 1:
         title = blocks[0].text

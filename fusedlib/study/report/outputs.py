@@ -9,10 +9,10 @@ from typing import Any
 from fusedlib.study.display import TABLE_MIME
 from fusedlib.study.report.model import (
     Block,
+    Claim,
     Code,
     Failure,
     Figure,
-    Finding,
     Heading,
     Prose,
     Table,
@@ -135,16 +135,24 @@ def _rich(output: Any, slug: str, numbering: Numbering) -> Iterator[Block]:
     kind = meaning.get("kind")
     if kind == "table" and TABLE_MIME in data:
         yield _table(data[TABLE_MIME], slug, numbering)
-    elif kind == "finding":
-        yield Finding(tuple(meaning["items"]))
     elif kind == "claim":
-        yield Finding((f"{meaning['sentence']} *{meaning['verdict']}*",))
+        yield _claim(meaning, slug, numbering)
     elif "image/svg+xml" in data or "image/png" in data:
         yield _figure(data, meaning, slug, numbering)
     elif "text/markdown" in data:
         yield from markdown_blocks(data["text/markdown"], slug, numbering)
     elif text := plain(data.get("text/plain", "")):
         yield Text(text)
+
+
+def _claim(meaning: dict[str, Any], slug: str, numbering: Numbering) -> Claim:
+    verdicts = []
+    for found in sorted(meaning["verdicts"], key=lambda v: v["own"]):
+        where = "on this machine" if found["own"] else f"on {found['machine']}"
+        said = found["text"] if found["measured"] else "not measured"
+        verdicts.append((f"{said} {where}", found["measured"] > 0 and found["held"] == 0))
+    name = meaning["name"]
+    return Claim(numbering.anchor(slug, name), name, meaning["sentence"], tuple(verdicts))
 
 
 def _table(content: dict[str, Any], slug: str, numbering: Numbering) -> Table:

@@ -19,7 +19,7 @@ from fusedlib.study.style import INK
 _TEMPLATE = "report.typ"
 _PREAMBLE = f'#import "{_TEMPLATE}": *\n'
 _UNBROKEN = re.compile(r"\S{25,}")
-_LONG = 34  # characters from which a column of a table holds text that wraps
+_LONG, _SHORT = 34, 14  # characters from which a column of a table holds text that wraps
 
 
 def compiled(document: model.Document) -> bytes:
@@ -47,15 +47,18 @@ def compiled(document: model.Document) -> bytes:
 def source(document: model.Document, fragments: Fragments) -> str:
     """The document in Typst's language."""
     title = fragments.lines[document.title]
-    before = [b for b in document.blocks if isinstance(b, model.Abstract)]
-    body = [b for b in document.blocks if not isinstance(b, model.Abstract)]
+    first = next(
+        (at for at, b in enumerate(document.blocks) if isinstance(b, model.Heading)),
+        len(document.blocks),
+    )
+    written = [_block(block, fragments) for block in document.blocks]
     parts = [
         _PREAMBLE,
         f"#show: report.with(title: [{title}], plain-title: {quoted(plain_text(document.title))}, "
         f"lead: [{fragments.blocks[document.lead]}])",
-        *(_block(block, fragments) for block in before),
+        *written[:first],
         "#contents()",
-        *(_block(block, fragments) for block in body),
+        *written[first:],
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -82,7 +85,7 @@ def _mended(fragments: Fragments, document: model.Document, folder: Path) -> Fra
     anchors = "\n".join(
         f"#figure([x]) #label({quoted(block.anchor)})"
         for block in document.blocks
-        if isinstance(block, model.Heading | model.Table | model.Figure)
+        if isinstance(block, model.Heading | model.Claim | model.Table | model.Figure)
     )
 
     def tried(source_text: str, fragment: str) -> str:
@@ -126,24 +129,28 @@ def _heading(block: model.Heading, fragments: Fragments) -> str:
 
 
 def _abstract(block: model.Abstract, fragments: Fragments) -> str:
-    texts = "\n\n".join(fragments.blocks[text] for text in block.texts)
-    return f"#abstract[\n{texts}\n]"
+    return f"#abstract[\n{fragments.blocks[block.text]}\n]"
 
 
-def _finding(block: model.Finding, fragments: Fragments) -> str:
-    return "#finding" + "".join(f"[{fragments.lines[item]}]" for item in block.items)
+def _claim(block: model.Claim, fragments: Fragments) -> str:
+    verdicts = [f"({quoted(text)}, {str(fails).lower()})" for text, fails in block.verdicts]
+    sentence = fragments.lines[block.sentence]
+    return f"#claim([{sentence}], {_array(verdicts)}) {_label(block.anchor)}"
 
 
 def _table(block: model.Table, fragments: Fragments) -> str:
-    long = [
-        any(len(row[at]) > _LONG for row in block.rows) or _word(block.columns[at][-1])
+    lengths = [
+        max(len(cell) for cell in (block.columns[at][-1], *(row[at] for row in block.rows)))
         for at in range(len(block.columns))
     ]
+    # Beside long text, the shorter text of other columns wraps too.
+    least = _SHORT if max(lengths) > 2 * _LONG else _LONG
+    long = [length / _LONG if length > least else 0 for length in lengths]
     data = {
         "columns": _array([_array([quoted(_soft(c)) for c in names]) for names in block.columns]),
         "align": _array([quoted(side) for side in block.align]),
         "stub": str(block.stub),
-        "long": _array([str(value).lower() for value in long]),
+        "long": _array([f"{min(share, 8) ** 0.75:.3g}" for share in long]),
         "rows": _array([_array([quoted(_soft(c)) for c in row]) for row in block.rows]),
     }
     given = ", ".join(f"{name}: {value}" for name, value in data.items())
@@ -153,10 +160,6 @@ def _table(block: model.Table, fragments: Fragments) -> str:
         f"#[#metadata(none) {_label(block.anchor)}]\n"
         f"#datatable({quoted(str(block.number))}, [{caption}], {note}, ({given}))"
     )
-
-
-def _word(header: str) -> bool:
-    return len(header) > _LONG
 
 
 def _soft(text: str) -> str:
@@ -188,15 +191,17 @@ def _failure(block: model.Failure, _: Fragments) -> str:
     return f"#failure({quoted(_soft(block.title))}, {quoted(_soft(block.lines))})"
 
 
-def _origin(block: model.Origin, _: Fragments) -> str:
-    return f"#origin({quoted(block.notebook)}, {quoted(block.profile)}, {quoted(block.rows)})"
+def _origin(block: model.Origin, fragments: Fragments) -> str:
+    name = f"raw({quoted(block.name)})"
+    link = f"link({quoted(block.page)}, {name})" if block.page else name
+    return f"#origin([{fragments.lines[block.question]}], {link})"
 
 
 _WRITERS: dict[type, Callable[..., str]] = {
     model.Heading: _heading,
     model.Prose: lambda block, fragments: fragments.blocks[block.text],
     model.Abstract: _abstract,
-    model.Finding: _finding,
+    model.Claim: _claim,
     model.Table: _table,
     model.Figure: _figure,
     model.Text: _text,

@@ -23,8 +23,8 @@ _IMPORT_NAMES = {
     "pytest_xdist": "xdist",
     "pyyaml": "yaml",
 }
-# What each purpose can do without: JupyterLab is for `make lab`, NVML adds facts about the card.
-_STUDY_WITHOUT = {"jupyterlab", "nvidia_ml_py"}
+# What each purpose can do without: JupyterLab and widgets are for `make lab`, NVML adds facts.
+_STUDY_WITHOUT = {"ipywidgets", "jupyterlab", "nvidia_ml_py"}
 _TEST_TOOLS = {"pytest", "pytest_timeout", "pytest_xdist", "hypothesis", "pyyaml"}
 _LINT_TOOLS = {"ruff", "mypy"}
 # What only turns executed notebooks into pages; a machine that measures may lack it.
@@ -41,7 +41,7 @@ def needed(purpose: str, pyproject: Path | None = None) -> dict[str, str]:
     tools = dict(_named(extras["dev"]))
     if purpose == "lint":
         return {name: line for name, line in tools.items() if name in _LINT_TOOLS}
-    without = _STUDY_WITHOUT - ({"jupyterlab"} if purpose == "lab" else set())
+    without = _STUDY_WITHOUT - ({"ipywidgets", "jupyterlab"} if purpose == "lab" else set())
     if purpose in ("study", "test-gpu"):
         without = without | _RENDER_TOOLS
     out = {name: line for name, line in base.items() if name not in without}

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fusedlib import paths
+from fusedlib.study.running.config import FRAME
+from fusedlib.study.running.products import copy_path
 
 Fingerprint = dict[str, str]
 
@@ -28,14 +30,20 @@ def before_run(notebook: Path, parameters: Mapping[str, Any]) -> Fingerprint:
 
 
 def rows(studies: Iterable[str] | None) -> Fingerprint:
-    """The recorded rows of these studies on all machines; of everything for None.
+    """The recorded rows of these studies on all machines; for None, the report's frame, of all.
 
-    It is taken after a run, whose own rows belong to what its notebook shows.
+    It is taken after a run, whose own rows belong to what its notebook shows. The frame shows what
+    the executed notebooks claim, so that these count too.
     """
     names = ["*"] if studies is None else sorted(studies)
     folder = paths.results_dir()
     found = [path for name in names for path in folder.glob(f"*/{name}.jsonl")]
-    return {"rows": _files(found, folder)}
+    known = {"rows": _files(found, folder)}
+    if studies is None:
+        copies = copy_path(FRAME).parent
+        others = [path for path in copies.glob("*.ipynb") if path != copy_path(FRAME)]
+        known["executed"] = _files(others, copies)
+    return known
 
 
 def changed(old: Any, new: Fingerprint) -> list[str]:
