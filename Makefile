@@ -13,7 +13,7 @@ ARGS    ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report study record render list machine import-rows lab test test-fast test-long test-gpu lint lock clean
+.PHONY: help setup report study record render figures list machine import-rows lab test test-fast test-long test-gpu lint lock clean
 
 export FUSEDLIB_MACHINE := $(or $(MACHINE),$(FUSEDLIB_MACHINE))
 ifeq ($(FUSEDLIB_MACHINE),)
@@ -68,6 +68,10 @@ record: ## measure what claims rest on once more: make record ONLY=03_kernels
 render: ## render the report again from the executed notebooks
 	$(call READY,report)
 	@$(STUDY) render
+
+figures: ## draw figures/*.svg with their data from the recorded rows
+	$(call READY,study)
+	@$(STUDY) figures $(foreach name,$(subst $(comma), ,$(ONLY)),--only "$(name)")
 
 list: ## the notebooks and their parameters
 	$(call READY,study)

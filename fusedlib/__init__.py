@@ -1,8 +1,14 @@
 """Triton kernels around the SwiGLU MLP, and the study that measures them.
 
+    fusedlib.apply_to(model)                              all of it in a whole Llama
     fusedlib.swiglu_mlp(x, w_gate_up, w_down)             the whole MLP
     fusedlib.swiglu(x, w_gate_up)                         without the down projection
     fusedlib.SwiGLUMLP(hidden_size, intermediate_size)    the module
+    fusedlib.rms_norm(x, weight, residual=stream)         RMSNorm, the residual added in one pass
+    fusedlib.RMSNorm(hidden_size)                         the module
+    fusedlib.rope(q, k, cos, sin)                         rotary embedding of q and k
+    fusedlib.linear_cross_entropy(hidden, weight, target) a model's loss without its logits
+    fusedlib.LinearCrossEntropyLoss()                     the module
 
 Importing this package imports neither torch nor a notebook tool nor a plotting library; the study
 lives in `fusedlib.study`, the measuring side in `fusedlib.bench`.
@@ -14,11 +20,27 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "apply_to": "fusedlib.apply",
+    "rms_norm": "fusedlib.norms",
+    "rope": "fusedlib.rotary",
+    "RMSNorm": "fusedlib.modules",
+    "linear_cross_entropy": "fusedlib.loss",
+    "LinearCrossEntropyLoss": "fusedlib.modules",
     "swiglu": "fusedlib.functional",
     "swiglu_mlp": "fusedlib.functional",
     "SwiGLUMLP": "fusedlib.modules",
 }
-__all__ = ["SwiGLUMLP", "swiglu", "swiglu_mlp"]
+__all__ = [
+    "LinearCrossEntropyLoss",
+    "RMSNorm",
+    "SwiGLUMLP",
+    "apply_to",
+    "linear_cross_entropy",
+    "rms_norm",
+    "rope",
+    "swiglu",
+    "swiglu_mlp",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The SwiGLU MLP as a module, in place of transformers' `LlamaMLP` and `LigerSwiGLUMLP`."""
+"""Modules in place of transformers' `LlamaMLP` and `LlamaRMSNorm` and of Liger's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib.functional import SAVES, swiglu_mlp
+from fusedlib.kernels.operands import CASTS
+from fusedlib.loss import _check_numbers, linear_cross_entropy
+from fusedlib.norms import rms_norm
 
 
 class SwiGLUMLP(nn.Module):
@@ -112,3 +115,86 @@ class SwiGLUMLP(nn.Module):
             gate, up = halves["gate_proj.weight"], halves["up_proj.weight"]
             packed["w_gate_up"] = torch.cat([gate.to(up.device), up])
         return packed
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """`fusedlib.linear_cross_entropy` with its settings, in place of `torch.nn.CrossEntropyLoss`.
+
+    It has no parameters: the weight, a model's output embedding, comes with the call.
+
+    Args:
+        ignore_index: the target of tokens that have no loss and no gradient.
+        label_smoothing: ε from 0 to 1.
+        z_loss: weight of the squared logsumexp.
+        reduction: "mean", "sum" or "none".
+
+    Raises:
+        ValueError: an unknown reduction or a number out of range.
+    """
+
+    def __init__(
+        self, *, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
+        reduction: str = "mean",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        _check_numbers(ignore_index, label_smoothing, z_loss, reduction)
+        self.settings: dict[str, Any] = {
+            "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
+            "reduction": reduction,
+        }  # fmt: skip
+
+    def forward(
+        self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None,
+        token_weights: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The loss of hidden (..., hidden) and weight (vocabulary, hidden) at target (...)."""
+        return linear_cross_entropy(
+            hidden, weight, target, bias=bias, token_weights=token_weights, **self.settings
+        )
+
+    def extra_repr(self) -> str:
+        """The settings, for print."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+
+
+class RMSNorm(nn.Module):
+    """y = weight ⊙ s / √(mean(s²) + eps), s = x or x + residual, over the last dimension.
+
+    Its checkpoints have `weight`, as those of the modules it replaces.
+
+    Args:
+        hidden_size: width of x and y.
+        eps: added to the mean of squares.
+        cast: "hf" or "litgpt"; see `fusedlib.rms_norm`.
+        device: where the weight lies.
+        dtype: the weight's dtype.
+
+    Raises:
+        ValueError: a size below 1 or an unknown `cast`.
+    """
+
+    def __init__(
+        self, hidden_size: int, eps: float = 1e-6, *, cast: str = "hf",
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if hidden_size < 1:
+            raise ValueError(f"hidden_size must be at least 1, got {hidden_size}")
+        if cast not in CASTS:
+            raise ValueError(f"cast must be one of {', '.join(CASTS)}, got {cast!r}")
+        self.eps, self.cast = eps, cast
+        self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        """Fill the weight with ones."""
+        nn.init.ones_(self.weight)
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+        """y of x (..., hidden_size); with a residual also the stream x + residual."""
+        return rms_norm(x, self.weight, self.eps, residual=residual, cast=self.cast)
+
+    def extra_repr(self) -> str:
+        """The size, eps and order of casts, for print."""
+        return f"{self.weight.shape[0]}, eps={self.eps}, cast={self.cast!r}"

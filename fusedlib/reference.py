@@ -3,6 +3,7 @@
 Called with float64 tensors this is what everything is compared with.
 """
 
+import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -15,3 +16,47 @@ def swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
 def swiglu_mlp(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     """swiglu(x) Wdᵀ: w_down (hidden, intermediate), result (..., hidden)."""
     return swiglu(x, w_gate, w_up) @ w_down.mT
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, cast: str = "hf") -> Tensor:
+    """weight ⊙ x / √(mean(x²) + eps), x (..., width): fp32 inside unless x is float64.
+
+    "hf" as transformers' `LlamaRMSNorm`, "litgpt" as litgpt's `RMSNorm` place their casts.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if cast == "hf":
+        return weight * normed.to(x.dtype)
+    return (normed * weight.to(wide.dtype)).to(x.dtype)
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (batch, heads, tokens, head_dim) turned by cos and sin (1 or batch, tokens, rotary_dim)."""
+    cos, sin, width = cos[:, None], sin[:, None], cos.shape[-1]
+    left, right = x[..., : width // 2], x[..., width // 2 : width]
+    turned = x[..., :width] * cos + torch.cat([-right, left], dim=-1) * sin
+    return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, target: Tensor, *,
+    bias: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0,
+    z_loss: float = 0.0, reduction: str = "mean", token_weights: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """w ((1 − ε)(lse − logits_y) + ε (lse − mean_c logits_c) + ζ lse²), summed over the tokens that
+    are not ignored, or divided by their Σ w: hidden (tokens, hidden), weight (vocabulary, hidden).
+
+    The logits have the inputs' dtype, the rest is fp32 at least.
+    """
+    logits = hidden @ weight.mT if bias is None else hidden @ weight.mT + bias
+    logits = logits if logits.dtype.itemsize > 4 else logits.float()
+    valid = target != ignore_index
+    y = target.where(valid, 0)[:, None]
+    lse = logits.logsumexp(-1)
+    log_p = logits - lse[:, None]
+    losses = -(1 - label_smoothing) * log_p.gather(-1, y)[:, 0] - label_smoothing * log_p.mean(-1)
+    weights = valid.to(logits.dtype) if token_weights is None else token_weights * valid
+    losses = (losses + z_loss * lse.square()).where(valid, 0) * weights
+    if reduction == "none":
+        return losses
+    return losses.sum() / (weights.sum() if reduction == "mean" else 1)

@@ -10,7 +10,10 @@ import nbformat
 from prose import measured_numbers
 
 Notebook = dict[str, Any]
-MAX_LINES = 15
+MOST_LINES, MOST_MEASURING = 30, 60
+STUDY_TAGS = {"parameters", "measure", "paper", "appendix"}
+FRAME_TAGS = {"parameters", "abstract", "paper", "studies", "details", "appendix", "floats"}
+NEIGHBOUR = re.compile(r"\]\(\d\d_\w+\.ipynb\)")
 PARAMETER = re.compile(r"[a-z]\w*: [^=]+ = .+  # \S.*")
 
 
@@ -24,8 +27,8 @@ def tags(cell: dict[str, Any]) -> list[str]:
     return cell.get("metadata", {}).get("tags", [])
 
 
-def problems(notebook: Notebook) -> list[str]:
-    """Everything that is wrong with a notebook; an empty list for a good one."""
+def problems(notebook: Notebook, *, frame: bool = False) -> list[str]:
+    """Everything that is wrong with a notebook of a study, or the report's frame; empty if good."""
     found = list(_format(notebook))
     if found:
         return found
@@ -36,6 +39,8 @@ def problems(notebook: Notebook) -> list[str]:
     for i, cell in enumerate(cells):
         if cell["cell_type"] == "markdown":
             found += [f"cell {i} states {text!r}" for text in measured_numbers(source(cell))]
+        if strange := set(tags(cell)) - (FRAME_TAGS if frame else STUDY_TAGS):
+            found.append(f"cell {i} has unknown tags: {', '.join(sorted(strange))}")
     for i, cell in code:
         found += [f"cell {i} {problem}" for problem in _code_cell(cell)]
     marked = [i for i, cell in enumerate(cells) if "parameters" in tags(cell)]
@@ -43,9 +48,26 @@ def problems(notebook: Notebook) -> list[str]:
         found.append(f"{len(marked)} cells are tagged parameters, not exactly one")
     found += [f"cell {i} {problem}" for i in marked for problem in _parameters(source(cells[i]))]
     if not any("is no plain Python" in problem for problem in found):
-        names = Counter(name for _, cell in code for name in _assigned(source(cell)))
-        found += [f"{name} is assigned {n} times" for name, n in names.items() if n > 1]
-    return found
+        # A cell may build a name up; another cell that changes it makes the order of runs matter.
+        names = Counter(name for _, cell in code for name in set(_assigned(source(cell))))
+        found += [f"{name} is assigned in {n} cells" for name, n in names.items() if n > 1]
+    return found if frame else found + list(_for_readers(cells))
+
+
+def _for_readers(cells: list[dict[str, Any]]) -> Iterator[str]:
+    """What a study's notebook owes to someone who learns from it."""
+    prose = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "markdown")
+    code = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "code")
+    if "Predict" not in prose:
+        yield "asks for no prediction"
+    if "Try this" not in prose and "display.explore(" not in code:
+        yield "has nothing to try or to explore"
+    if not NEIGHBOUR.search(prose):
+        yield "links to no other notebook"
+    if not any("measure" in tags(cell) for cell in cells):
+        yield "no cell is tagged measure"
+    if not any("paper" in tags(cell) for cell in cells):
+        yield "no cell is tagged paper"
 
 
 def _format(notebook: Notebook) -> Iterator[str]:
@@ -70,17 +92,14 @@ def _code_cell(cell: dict[str, Any]) -> Iterator[str]:
     leftover = set(cell["metadata"]) & {"papermill", "execution", "ExecuteTime"}
     if leftover:
         yield f"has metadata of a run: {', '.join(sorted(leftover))}"
-    if len(text.splitlines()) > MAX_LINES:
-        yield f"has {len(text.splitlines())} lines, more than {MAX_LINES}"
+    most = MOST_MEASURING if "measure" in tags(cell) else MOST_LINES
+    lines = sum(bool(line.strip()) for line in text.splitlines())
+    if lines > most:
+        yield f"has {lines} lines, more than {most}"
     try:
-        tree = ast.parse(text)
+        ast.parse(text)
     except SyntaxError as error:
         yield f"is no plain Python: {error.msg}"
-        return
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    for node in ast.walk(tree):
-        if isinstance(node, kinds):
-            yield f"defines {node.name}"
 
 
 def _parameters(text: str) -> Iterator[str]:
@@ -100,14 +119,24 @@ def _parameters(text: str) -> Iterator[str]:
 
 
 def _assigned(text: str) -> Iterator[str]:
-    """Names that a cell binds in the notebook's namespace; a comprehension's are its own."""
+    """Names that a cell binds in the notebook's namespace; those inside of functions are their own.
+
+    Claims are functions named `_`, as often as there are claims.
+    """
     waiting: list[ast.AST] = [ast.parse(text)]
     while waiting:
         node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if node.name != "_":
+                yield node.name
+            waiting += node.decorator_list
+            continue
+        if isinstance(node, ast.Lambda):
+            continue
         if isinstance(node, ast.comprehension):
             waiting += [node.iter, *node.ifs]
             continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id != "_":
             yield node.id
         if isinstance(node, ast.alias):
             yield (node.asname or node.name).split(".")[0]

@@ -2,7 +2,7 @@
 
 import re
 
-GENERATED = re.compile(r"<!-- figures:begin -->.*?<!-- figures:end -->", re.DOTALL)
+GENERATED = re.compile(r"<!-- claims:begin -->.*?<!-- claims:end -->", re.DOTALL)
 # A README line that ends with this states what a machine must have, not what was measured on it.
 REQUIREMENT = "<!-- requirement -->"
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import nbformat
 import pandas as pd
@@ -14,19 +13,10 @@ from fusedlib.study import display, style
 
 def outputs_of(*shows: Callable[[], None]) -> list[Any]:
     """The outputs that these calls of `display` leave in a notebook."""
-    found: list[Any] = []
-
-    def emit(data: Any, meaning: Any, metadata: Any = None) -> None:
-        found.append(
-            nbformat.v4.new_output(
-                "display_data", data=data, metadata={"fusedlib": meaning, **(metadata or {})}
-            )
-        )
-
-    with mock.patch.object(display, "_emit", emit):
+    with display.captured() as shown:
         for show in shows:
             show()
-    return found
+    return [nbformat.from_dict(output) for output in shown]
 
 
 def text(source: str, *tags: str) -> Any:
@@ -66,6 +56,16 @@ def write(path: Path, *cells: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(nbformat.v4.new_notebook(cells=list(cells)), path)
     return path
+
+
+def stated(sentence: str, name: str = "speed", **verdict: Any) -> Callable[[], None]:
+    """What states a claim that was measured three times on a recorded machine, not on this one."""
+    known = {"machine": "a-card", "own": False, "held": 3, "measured": 3, "text": "holds in 3 of 3"}
+    here = {"machine": "me", "own": True, "held": 0, "measured": 0, "text": "not measured; `make`"}
+    verdicts = [here, known | verdict]
+    return lambda: display.claim(
+        sentence, "", name, headline=True, study="01_good", numbers={}, verdicts=verdicts
+    )
 
 
 def narrow() -> pd.DataFrame:

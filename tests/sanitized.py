@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd import grad
 
+from fusedlib import rms_norm, rope
 from fusedlib.functional import swiglu, swiglu_mlp
 from fusedlib.kernels import hopper, split, split_product, swiglu_calls
+from fusedlib.kernels import linear_cross_entropy as linear_cross_entropy_kernels
 from fusedlib.kernels.accumulate import accumulate_fwd
+from fusedlib.loss import linear_cross_entropy
 
 RUNS: dict[str, Callable[[], None]] = {}
 BF16 = torch.bfloat16
@@ -147,11 +150,54 @@ def split_thirds() -> None:
     split_case(1.0, 2.0**-34)
 
 
+@run("linear-cross-entropy")
+@patch.object(linear_cross_entropy_kernels, "LOGITS_BYTES", 2**16)
+def loss() -> None:
+    """Several chunks, ragged rows of several blocks, every variant of the kernel."""
+    hidden, weight = normal(70, 48).requires_grad_(), normal(301, 48, scale=0.1).requires_grad_()
+    target = torch.randint(301, (70,), device="cuda")
+    target[::7] = -100
+    wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    for settings in ({}, {"label_smoothing": 0.1, "z_loss": 1e-2}):
+        for reduction in ("mean", "none"):
+            losses = linear_cross_entropy(hidden, weight, target, reduction=reduction, **settings)
+            true = linear_cross_entropy(*wide, target, reduction=reduction, **settings)
+            near(losses, true)
+            found = grad(losses.sum(), (hidden, weight))
+            for one, other in zip(found, grad(true.sum(), wide), strict=True):
+                near(one, other)
+
+
 @run("accumulate")
 def accumulate() -> None:
     a, b = normal(128, 192), normal(192, 128)
     for promote in (False, True):
         near(accumulate_fwd(a, b, promote=promote), a.double() @ b.double())
+
+
+@run("rms-norm")
+def rms_norm_all() -> None:
+    """Several rows a program, and rows wider than one holds; the last tiles are ragged."""
+    for rows, width in ((601, 80), (300, 8200)):
+        x, residual, dy = (normal(rows, width) for _ in range(3))
+        weight = normal(width).requires_grad_()
+        y, s = rms_norm(x.requires_grad_(), weight, residual=residual)
+        n = s.double() * (s.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        d_x, d_weight = grad(y, (x, weight), dy)
+        near(y, n * weight.double())
+        near(d_weight, (dy.double() * n).sum(0))
+        near((d_x * s).sum(-1) + dy.norm(dim=-1), dy.norm(dim=-1))  # d_x is orthogonal to s
+
+
+@run("rope")
+def rope_both() -> None:
+    q, k = (normal(2, 70, heads, 40).transpose(1, 2) for heads in (6, 2))
+    angles = torch.rand(100, 12, device="cuda").repeat(1, 2)
+    at = torch.randint(100, (2, 70), device="cuda")
+    q = q.requires_grad_()
+    turned = rope(q, k, angles.cos(), angles.sin(), positions=at)
+    near(grad(turned[0], q, turned[0])[0], q)
+    near(turned[1].norm(dim=-1), k.norm(dim=-1))
 
 
 def main(names: list[str]) -> None:

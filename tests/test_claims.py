@@ -37,6 +37,10 @@ def test_a_study_states_one_to_five_claims_by_name(claims):
 def test_every_claim_holds_in_every_recording(claims):
     for claim in claims:
         told = {v.machine: v for v in claim.verdicts}
+        if claim.awaiting:
+            measured = [n for n in RECORDED & set(told) if told[n].measured]
+            assert not measured, f"{claim.name} is recorded now: take `awaiting` away"
+            continue
         for name in RECORDED:
             assert name in told, f"{claim.name} rests on no row of {name}"
             wrong = [e for e in told[name].evaluations if e.holds is not True]

@@ -2,11 +2,7 @@
 
 import ast
 import textwrap
-from pathlib import Path
 
-import pytest
-
-from fusedlib import paths
 from fusedlib.bench import check, code, rivals, sources, swiglu, timing
 
 
@@ -48,14 +44,24 @@ def test_a_tree_s_text_leaves_out_what_one_version_of_python_has_and_another_lac
     assert "decorator_list" not in code._dump(bare)
 
 
-def test_every_kernel_file_is_behind_our_rival_and_no_other():
-    folder = paths.ROOT / "fusedlib" / "kernels"
-    files = {*folder.glob("*.py"), *folder.glob("*/__init__.py")} - {folder / "__init__.py"}
-    named = {Path(str(module.__file__)) for module in sources.kernel_modules()}
-    assert named == files and folder / "swiglu.py" in named
-    behind = {Path(str(m.__file__)) for m in rivals.get("swiglu", "fused").behind()}
-    assert files < behind
+def test_our_rival_stands_on_the_files_that_it_imports_and_no_other():
+    behind = {m.__name__.removeprefix("fusedlib.") for m in sources.behind("fusedlib.functional")}
+    assert {"functional", "kernels.swiglu", "kernels.split_product", "kernels.launch"} <= behind
+    assert {"kernels.autotune"} == {name for name in behind if "autotune" in name}
+    assert not {"kernels.accumulate", "kernels.rope", "modules", "paths"} & behind
+    assert list(rivals.get("swiglu", "fused").behind())
     assert not list(rivals.get("swiglu", "liger").behind())
+
+
+def test_a_changed_kernel_changes_our_rows_alone(monkeypatch):
+    own = swiglu.study_code()
+    before = {name: own.of({"provider": name}) for name in ("fused", "eager")}
+    some = list(sources.behind("fusedlib.functional"))
+    monkeypatch.setattr(sources, "behind", lambda *names: some[1:])
+    rivals.Rival.fingerprint.cache_clear()
+    after = {name: own.of({"provider": name}) for name in before}
+    rivals.Rival.fingerprint.cache_clear()
+    assert after["fused"] != before["fused"] and after["eager"] == before["eager"]
 
 
 def test_a_row_s_code_names_harness_problem_and_rival():
@@ -68,6 +74,11 @@ def test_a_row_s_code_names_harness_problem_and_rival():
     assert other.of({"provider": "fused"}).split("-")[2] == fused[2]
 
 
-def test_a_package_that_is_not_there_is_told():
-    with pytest.raises(ModuleNotFoundError, match=r"no package 'fusedlib\.nowhere'"):
-        list(sources.modules_of("fusedlib.nowhere"))
+def test_names_in_comprehensions_count_in_every_version_of_python():
+    assert [f.__name__ for f in code._reached(in_a_comprehension)] == [
+        "first", "helper", "in_a_comprehension",
+    ]  # fmt: skip
+
+
+def in_a_comprehension(values):
+    return [first(v) for v in values]

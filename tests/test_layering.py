@@ -10,7 +10,7 @@ import pytest
 from fusedlib import paths
 
 # From the ground up; a room may use those below it and itself.
-ROOMS = ("kernels", "functional", "modules", "models", "bench", "study")
+ROOMS = ("kernels", "functional", "norms", "rotary", "loss", "modules", "packed", "apply", "models", "bench", "study")
 # Imported by whoever needs a folder's place or the version.
 OPEN = ("paths", "__init__")
 STUDY_TOOLS = (

@@ -13,7 +13,7 @@ import torch
 from digits import drawn
 
 from fusedlib import paths
-from fusedlib.bench.results import Unavailable
+from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.training import batches, mnist
 
 TRAIN_IDX_SHA256 = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"

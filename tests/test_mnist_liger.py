@@ -3,10 +3,9 @@
 import pytest
 from interpreter import passed_in_the_interpreter
 
-import fusedlib.bench.swiglu  # noqa: F401 (registers the rivals)
 from fusedlib.bench import rivals
-from fusedlib.bench.results import Unavailable
-from fusedlib.bench.training import arms
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.training.network import TASK
 
 pytest.importorskip("liger_kernel")
 
@@ -16,8 +15,7 @@ def test_in_the_interpreter():
     assert passed_in_the_interpreter("interpreted/liger.py") >= 8
 
 
-def test_an_installed_liger_says_that_it_lacks_a_gpu():
-    with pytest.raises(Unavailable, match="^needs a CUDA GPU, this is cpu$"):
-        arms.ARMS["liger"].check_available("cpu", "fp32")
+@pytest.mark.parametrize("task", [TASK, "swiglu"])
+def test_an_installed_liger_says_that_it_lacks_a_gpu(task):
     with pytest.raises(Unavailable, match="^needs a CUDA GPU, the inputs are on cpu$"):
-        rivals.get("swiglu", "liger").check_available("cpu", "float32")
+        rivals.get(task, "liger").check_available("cpu", "float32")

@@ -3,36 +3,56 @@
 Liger's, which needs Triton's interpreter for it, in `test_mnist_liger.py`.
 """
 
-import io
-import subprocess
-import sys
+import importlib
 
 import pytest
 import torch
 from training_checks import DATA, SETTING, WIDTH, check_layer, check_learning, trained
 
 from fusedlib import paths, reference
-from fusedlib.bench import results
-from fusedlib.bench.results import Unavailable
-from fusedlib.bench.training import arms, batches, cases, layer_check, measure, mnist, pace, trainer
-from fusedlib.bench.training.arms import Arm
-from fusedlib.bench.training.network import Network
+from fusedlib.bench import results, rivals
+from fusedlib.bench.attempt import Attempt, Unavailable, Wrong
+from fusedlib.bench.race import race
+from fusedlib.bench.sweep import sweep
+from fusedlib.bench.training import batches, mnist, network, study
+from fusedlib.bench.training.network import TASK, Layer
 
 slow = pytest.mark.slow
 OURS = ["eager", "fused", "frozen", pytest.param("inductor", marks=slow)]
+RUN = {"network": "swiglu only", "seed": 0, "epochs": 1, "source": "device", "launch": "python"}
+PACE = {"source": "device", "launch": "python", "rounds": 2, "steps": 1}
 
 
 @pytest.fixture
 def flawed(monkeypatch):
     monkeypatch.syspath_prepend(str(paths.NOTEBOOKS))
-    import flawed_layer
-
-    return arms.published(flawed_layer.swiglu)
+    return importlib.import_module("flawed_layer")
 
 
 @pytest.fixture
-def recorder(tmp_path):
-    return results.Recorder("study", "quick", "code", directory=tmp_path, fresh=False)
+def with_data(monkeypatch):
+    """MNIST is drawn, and nothing is kept from or for another test."""
+    monkeypatch.setattr(mnist, "load", lambda: DATA)
+    study.prepared.cache_clear(), study.checked.cache_clear()
+    yield
+    study.prepared.cache_clear(), study.checked.cache_clear()
+
+
+@pytest.fixture
+def recorder(tmp_path, with_data):
+    return study.Recorder(study.STUDY, "quick", study.study_code(), False, tmp_path)
+
+
+def by(function):
+    """A function of (x, w_gate, w_up) as what builds an arm's layer."""
+    return lambda hidden, width, device: Layer(hidden, width, device, function)
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Registers an arm for one test."""
+    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+    return lambda name, build, **options: rivals.rival(TASK, name, **options)(build)
 
 
 def rows_of(recorder):
@@ -45,76 +65,102 @@ def rows_of(recorder):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("arm", OURS)
 def test_h_and_every_gradient_agree_with_float64(arm, precision):
-    check_layer(arms.ARMS[arm], precision)
+    check_layer(arm, precision)
 
 
-@pytest.mark.parametrize(
-    ("broken", "said"),
-    [
-        (lambda x, g, u: reference.swiglu(x, u, g), "h: norm error"),
-        (lambda x, g, u: reference.swiglu(x[:, :-1], g[:, :-1], u[:, :-1]), "h: norm error"),
-        (lambda x, g, u: reference.swiglu(x, g.detach(), u), "no gradient arrived at w_gate"),
-        (lambda x, g, u: reference.swiglu(x, g, u + 0 * g.square()).mul(1 + 1e-4), "h: norm"),
-    ],
-    ids=["swapped", "short", "no gate gradient", "off by 1e-4"],
-)
-def test_a_broken_arm_is_found_and_not_trained(broken, said):
-    arm = Arm("broken", broken)
-    [case] = cases.runs(SETTING, ["eager fp32"], network="swiglu only", seeds=1, epochs=1)
-    figures = measure.Measure([arm], DATA)({**case, "arm": "broken"})
-    assert figures["status"] == "wrong" and said in figures["reason"]
-    assert "losses" not in figures
+BROKEN = {
+    "swapped": (lambda x, g, u: reference.swiglu(x, u, g), "h: norm error"),
+    "short": (lambda x, g, u: reference.swiglu(x[:, :-1], g[:, :-1], u[:, :-1]), "h: norm error"),
+    "no gate gradient": (
+        lambda x, g, u: reference.swiglu(x, g.detach(), u), "no gradient arrived at w_gate"
+    ),
+    "no dx": (lambda x, g, u: reference.swiglu(x.detach(), g, u), "no gradient arrived at x"),
+    "off by 1e-4": (lambda x, g, u: reference.swiglu(x, g, u).mul(1 + 1e-4), "h: norm"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_arm_is_rejected_and_neither_trained_nor_timed(name, recorder, register):
+    function, reason = BROKEN[name]
+    register("broken", by(function))
+    sweep(recorder, study.cases("run", ["broken fp32"], SETTING, **RUN), study.measure)
+    paces = study.cases("pace", ["broken fp32"], SETTING, **PACE | {"network": "swiglu only"})
+    race(recorder, study.EVENT, paces)
+    rows = rows_of(recorder)
+    assert [row["status"] for row in rows] == ["wrong", "wrong"]
+    for row in rows:
+        assert reason in row["reason"] and row["layer_backward"]
+        assert not [n for n in row if n == "losses" or n.endswith(("_s", "_ms"))]
+
+
+def test_an_arm_cannot_excuse_itself_by_freezing_one_weight(register):
+    def frozen_gate(hidden, width, device):
+        layer = Layer(hidden, width, device, reference.swiglu)
+        layer.gate.requires_grad_(False)
+        return layer
+
+    register("half", frozen_gate)
+    with pytest.raises(Wrong, match="no gradient arrived at w_gate"):
+        check_layer("half", "fp32")
 
 
 def test_the_published_kernel_is_wrong_in_output_and_gradients(flawed):
-    with arms.settings("fp32"):
-        found = layer_check.verdict(flawed, "fp32", 784, WIDTH, 64, "cpu")
-    assert found["status"] == "wrong" and found["h_error"] > 0.5
-    assert found["missing_gradients"] == [
-        "no gradient arrived at w_gate", "no gradient arrived at w_up",
-    ]  # fmt: skip
+    study.checked.cache_clear()
+    with network.settings("fp32"):
+        found = study.checked("flawed", "fp32", 784, WIDTH, 64, "cpu")
+    assert found["h_error"] > 0.5 and "d_w_gate_error" not in found
+    for weight in ("w_gate", "w_up"):
+        assert f"no gradient arrived at {weight}" in found["wrong"]
     with pytest.raises(ValueError, match="blocks of 64"):
-        flawed.layer(784, 100)(torch.zeros(2, 784))
+        rivals.get(TASK, "flawed").build(784, 100, "cpu")(torch.zeros(2, 784))
 
 
 def test_the_published_kernel_reads_the_first_columns_alone(flawed):
-    layer = flawed.layer(784, WIDTH)
+    layer = rivals.get(TASK, "flawed").build(784, WIDTH, "cpu")
     x = torch.randn(3, 784)
     before = layer(x)
     assert torch.equal(before, layer(torch.cat([x[:, :WIDTH], torch.randn(3, 656)], dim=1)))
     assert not torch.equal(before, layer(torch.cat([-x[:, :WIDTH], x[:, WIDTH:]], dim=1)))
 
 
+@pytest.mark.parametrize("arm", ["eager", "fused"])
+def test_the_same_seed_draws_the_same_weights(arm):
+    torch.manual_seed(5)
+    layer = rivals.get(TASK, arm).build(20, 8, "cpu")
+    torch.manual_seed(5)
+    gate, up = (torch.nn.Linear(20, 8, bias=False).weight for _ in range(2))
+    assert torch.equal(layer.weights()["gate"], gate) and torch.equal(layer.weights()["up"], up)
+
+
 # --- training -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("network", ["swiglu only", pytest.param("convolutions", marks=slow)])
+@pytest.mark.parametrize("kind", ["swiglu only", pytest.param("convolutions", marks=slow)])
 @pytest.mark.parametrize("arm", OURS)
-def test_the_loss_of_each_arm_falls(arm, network):
-    passes = 8 if arm == "frozen" else 4  # what is frozen learns slowly
-    check_learning(arms.ARMS[arm], network, passes=passes)
+def test_the_loss_of_each_arm_falls(arm, kind):
+    check_learning(arm, kind, passes=8 if arm == "frozen" else 4)  # what is frozen learns slowly
 
 
 def test_the_published_kernel_trains_the_rest_and_not_its_own_weights(flawed):
-    with arms.settings("fp32"):
-        one, epoch = trained(flawed, passes=40)
+    with network.settings("fp32"):
+        one, epoch = trained("flawed", passes=40)
     assert epoch.losses[-3:].mean() < epoch.losses[:3].mean() - 0.02, "its last layer learns"
     assert one.change() == {"gate": 0.0, "up": 0.0}
     assert not epoch.gradient_norms and one.model.head.weight.grad is not None
 
 
 def test_a_run_is_that_of_its_seed():
-    losses = [trained(arms.ARMS["eager"], seed=seed, passes=1)[1].losses for seed in (0, 0, 1)]
+    losses = [trained("eager", seed=seed, passes=1)[1].losses for seed in (0, 0, 1)]
     assert torch.equal(losses[0], losses[1]) and not torch.equal(losses[0], losses[2])
 
 
 def test_the_learning_rate_decays_by_the_epoch():
-    one, _ = trained(arms.ARMS["eager"])
+    one, _ = trained("eager")
     assert one.optimizer.param_groups[0]["lr"] == pytest.approx(0.7)
 
 
 def test_the_test_counts_every_image_once():
-    one, _ = trained(arms.ARMS["eager"])
+    one, _ = trained("eager")
     split = batches.prepare(DATA, 320, 50, "cpu").train
     found = one.test(split)
     assert found.confusion.sum() == 320 and found.confusion.trace() == found.correct
@@ -126,83 +172,45 @@ def test_the_test_counts_every_image_once():
     assert found.correct == int((answers.argmax(1) == split.labels).sum()) > 100
 
 
-# --- checkpoints ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("source", ["eager", "fused", "frozen"])
-@pytest.mark.parametrize("target", ["eager", "fused", "frozen"])
-def test_what_one_arm_saved_another_one_loads(source, target):
-    one, _ = trained(arms.ARMS[source])
-    file = io.BytesIO()
-    torch.save(one.model.state_dict(), file)
-    other = trainer.Trainer(arms.ARMS[target], "fp32", "swiglu only", WIDTH, 7, "cpu")
-    file.seek(0)
-    other.model.load_state_dict(torch.load(file, weights_only=True))
-    assert list(one.model.state_dict()) == list(other.model.state_dict())
-    one.model.eval(), other.model.eval()
-    images = torch.randn(5, 1, 28, 28)
-    assert torch.allclose(one.model(images), other.model(images), atol=1e-5)
-
-
-def test_every_arm_s_state_loads_into_every_other(flawed):
-    """Liger's too, without its package: what a layer holds does not hang on who computes."""
-    every = [
-        trainer.Trainer(arm, "fp32", "swiglu only", WIDTH, seed, "cpu").model
-        for seed, arm in enumerate([*arms.ARMS.values(), flawed])
-    ]
-    saved = [{name: t.clone() for name, t in one.state_dict().items()} for one in every]
-    for state in saved:
-        for target in every:
-            target.load_state_dict(state)
-            assert all(torch.equal(target.state_dict()[name], t) for name, t in state.items())
-
-
-@pytest.mark.parametrize("arm", ["eager", "fused"])
-def test_the_same_seed_draws_the_same_weights(arm):
-    torch.manual_seed(5)
-    layer = arms.ARMS[arm].layer(20, 8)
-    torch.manual_seed(5)
-    gate, up = (torch.nn.Linear(20, 8, bias=False).weight for _ in range(2))
-    assert torch.equal(layer.weights()["gate"], gate) and torch.equal(layer.weights()["up"], up)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda state: state.pop("layer.up_proj.weight"), "Missing.*layer.up_proj.weight"),
-        (lambda state: state.update({"layer.w": torch.zeros(1)}), "Unexpected.*layer.w"),
-        (
-            lambda state: state.update({"layer.gate_proj.weight": torch.zeros(3, 3)}),
-            "size mismatch for layer.gate_proj.weight",
-        ),
-    ],
-)
-@pytest.mark.parametrize("arm", ["eager", "fused"])
-def test_a_checkpoint_that_does_not_fit_is_refused_by_name(arm, change, said):
-    model = Network("swiglu only", 8, lambda hidden: arms.ARMS[arm].layer(hidden, 8))
-    state = model.state_dict()
-    change(state)
-    with pytest.raises(RuntimeError, match="(?s)" + said):
-        model.load_state_dict(state)
-
-
 # --- rows -----------------------------------------------------------------------------------------
 
 
 def test_runs_are_recorded_once_with_all_that_was_seen(recorder, flawed):
     names = ["eager fp32", "frozen fp32", "flawed fp32", "liger fp32", "eager tf32"]
-    asked = cases.runs(SETTING, names, network="swiglu only", seeds=2, epochs=2)
-    measure.sweep(recorder, asked, measure.Measure([flawed], DATA))
+    asked = [
+        case
+        for seed in range(2)
+        for case in study.cases("run", names, SETTING, **RUN | {"seed": seed, "epochs": 2})
+    ]
+    sweep(recorder, asked, study.measure)
     rows = rows_of(recorder)
     assert [r["status"] for r in rows] == 2 * ["ok", "ok", "wrong", "unavailable", "unavailable"]
     eager, frozen, wrong = rows[:3]
-    assert len(eager["losses"]) == 10 and sum(eager["confusion"]) == 50
+    assert eager["arm"] == "eager" and len(eager["losses"]) == 10 and sum(eager["confusion"]) == 50
     assert eager["epoch_gate_change"][1] > eager["epoch_gate_change"][0] > 0
     assert frozen["epoch_gate_gradient_norm"] == [None, None]
     assert len(wrong["losses"]) == 10 and "epoch_train_s" not in wrong
     assert len(wrong["published_protocol_epoch_train_s"]) == 2
-    measure.sweep(recorder, asked, measure.Measure([flawed], DATA))
+    sweep(recorder, asked, study.measure)
     assert len(rows_of(recorder)) == len(rows)
+    frame = recorder.rows()
+    assert set(frame["provider"]) == {"eager", "frozen", "flawed", "liger"} and "arm" not in frame
+
+
+def test_a_row_of_carried_code_counts_by_its_arm(tmp_path, with_data):
+    """Rows from before the race say `arm`; what carries them over speaks of rivals."""
+    code = study.study_code()
+    [case] = study.cases("run", ["eager fp32"], SETTING, **RUN)
+    harness, problem, own = code.of(case).split("-")
+    old = study.Recorder(study.STUDY, "quick", "former", False, tmp_path)
+    old.append(case, {"losses": [1.0]})
+    (tmp_path / "carried.toml").write_text(
+        f'[[carried]]\nstudy = "{study.STUDY}"\nold = "former"\nharness = "{harness}"\n'
+        f'problem = "{problem}"\nrivals = {{ eager = "{own}" }}\nwhy = "the same"\n'
+    )
+    recorder = study.Recorder(study.STUDY, "quick", code, False, tmp_path)
+    assert recorder.missing([case]) == [] and list(recorder.rows()["provider"]) == ["eager"]
+    assert recorder.missing([{**case, "provider": "frozen"}]) == [{**case, "provider": "frozen"}]
 
 
 def test_without_mnist_every_row_says_so(recorder, monkeypatch):
@@ -210,80 +218,72 @@ def test_without_mnist_every_row_says_so(recorder, monkeypatch):
         raise Unavailable("MNIST is nowhere")
 
     monkeypatch.setattr(mnist, "load", none)
-    asked = cases.runs(SETTING, ["eager fp32"], network="swiglu only", seeds=1, epochs=1)
-    asked += cases.data_cases(SETTING, batches=2)
-    measure.sweep(recorder, asked, measure.Measure())
-    pace.sweep(recorder, _paces(["eager fp32"]), measure.Measure())
+    asked = study.cases("run", ["eager fp32"], SETTING, **RUN) + study.data_cases(SETTING, 2)
+    sweep(recorder, asked, study.measure)
+    race(recorder, study.EVENT, study.cases("pace", ["eager fp32"], SETTING, **PACE))
     assert {(r["status"], r["reason"]) for r in rows_of(recorder)} == {
         ("unavailable", "MNIST is nowhere")
     }
 
 
-def _paces(names, launch="python"):
-    return cases.paces(SETTING, names, source="device", launch=launch, rounds=2, steps=1)
-
-
-@slow
-def test_a_steps_parts_make_up_the_step(recorder, flawed):
-    sweeper = measure.Measure([flawed], DATA)
-    pace.sweep(recorder, _paces(["eager fp32", "fused fp32", "flawed fp32"]), sweeper)
+@pytest.mark.parametrize("source", ["device", pytest.param("loader", marks=slow)])
+def test_a_steps_parts_make_up_the_step(source, recorder, flawed):
+    fields = PACE | {"network": "swiglu only", "source": source}
+    names = ["eager fp32", "fused fp32", "flawed fp32"]
+    race(recorder, study.EVENT, study.cases("pace", names, SETTING, **fields))
     eager, fused, wrong = rows_of(recorder)
     for row in (eager, fused):
-        parts = [row[f"{part}_samples_ms"] for part in trainer.PARTS]
+        parts = [row[f"{part}_samples_ms"] for part in study.PARTS]
         for whole, *times in zip(row["samples_ms"], *parts, strict=True):
             assert 0.5 * whole < sum(times) <= 1.001 * whole
-    assert eager["session"] == fused["session"] and eager["speedup"] == 1.0
-    assert "median_ms" not in wrong and wrong["published_protocol_median_ms"] > 0
+    assert eager["session"] == fused["session"] == wrong["session"] and eager["n"] == 2
+    assert fused["layer_backward"] == "MulBackward0", "plain PyTorch ran, and the row says so"
+    assert wrong["status"] == "wrong" and wrong["published_protocol_optimizer_median_ms"] > 0
+    assert not [n for n in wrong if n.endswith("_ms") and not n.startswith(results.PROTOCOL)]
 
 
 def test_graphs_need_a_gpu_and_say_so(recorder):
-    pace.sweep(recorder, _paces(["eager fp32"], "graph"), measure.Measure(data=DATA))
+    asked = study.cases("pace", ["eager fp32"], SETTING, **PACE | {"launch": "graph"})
+    race(recorder, study.EVENT, asked)
     assert [r["reason"] for r in rows_of(recorder)] == ["CUDA graphs need a CUDA GPU"]
 
 
-def test_a_repeated_run_gives_the_same_losses_and_another_order_does_not(monkeypatch):
-    [case] = cases.repeats(SETTING, ["eager fp32"], steps=2)
-    sweeper = measure.Measure(data=DATA)
-    case = {**case, "network": "swiglu only"}
-    assert sweeper(case)["repeat_difference"] == 0.0
+def test_a_repeated_run_gives_the_same_losses_and_another_order_does_not(monkeypatch, with_data):
+    [case] = study.cases("repeat", ["eager fp32"], SETTING, steps=2, network="swiglu only")
+    assert study.measure(case)["repeat_difference"] == 0.0
     seeds = iter([0, 1])
     monkeypatch.setattr(batches, "order", lambda n, *_: torch.randperm(n, generator=(
         torch.Generator().manual_seed(next(seeds)))))  # fmt: skip
-    assert sweeper(case)["repeat_difference"] > 0.0
+    assert study.measure(case)["repeat_difference"] > 0.0
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "reason"),
     [
-        (lambda: cases.named(["eagre fp32"]), "unknown arm 'eagre fp32'"),
-        (lambda: cases.named(["eager"]), "such as 'fused bf16'"),
-        (lambda: cases.runs(SETTING, [], network="deep", seeds=1, epochs=1), "unknown network"),
-        (lambda: cases.runs(SETTING, [], network="swiglu only", seeds=0, epochs=1), "at least 1"),
-        (lambda: cases.epochs(SETTING, [], source="disk"), "unknown source 'disk'"),
-        (lambda: arms.get("thunder", {}), "unknown arm 'thunder'"),
-        (lambda: Network("deep", 8, lambda _: None), "unknown network 'deep'"),
+        (lambda: study.named(["eagre fp32"]), "unknown rival 'eagre'"),
+        (lambda: study.named(["eager"]), "give an arm and one of fp32"),
+        (lambda: study.cases("run", [], SETTING, network="deep"), "unknown network 'deep'"),
+        (lambda: study.cases("run", [], SETTING, epochs=0), "at least 1"),
+        (lambda: study.cases("epoch", [], SETTING, source="disk"), "unknown source 'disk'"),
+        (lambda: network.Network("deep", "eager", 8, "cpu"), "unknown network 'deep'"),
+        (lambda: network.settings("fp8").__enter__(), "unknown precision 'fp8'"),
     ],
 )
-def test_what_is_unknown_is_named(make, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_is_unknown_is_named(make, reason):
+    with pytest.raises(ValueError, match=reason):
         make()
 
 
 def test_settings_are_as_before_afterwards():
     before = torch.backends.cudnn.conv.fp32_precision, torch.get_float32_matmul_precision()
-    with arms.settings("tf32"):
+    with network.settings("tf32"):
         assert torch.get_float32_matmul_precision() == "high"
     assert before == (
         torch.backends.cudnn.conv.fp32_precision, torch.get_float32_matmul_precision()
     )  # fmt: skip
-    with pytest.raises(ValueError, match="unknown precision 'fp8'"), arms.settings("fp8"):
-        pass
 
 
-def test_the_fingerprint_needs_no_triton():
-    code = "import sys; sys.modules['triton'] = None\nfrom fusedlib.bench.training import cases\n"
-    done = subprocess.run(
-        [sys.executable, "-c", code + "print(cases.code())"], capture_output=True, text=True,
-        cwd=paths.ROOT, check=True, env={"PYTHONPATH": str(paths.ROOT), "PATH": ""},
-    )  # fmt: skip
-    assert len(done.stdout.strip()) == 12
+def test_a_missing_package_is_no_failure(recorder, register):
+    register("absent", by(reference.swiglu), requires=("no_such_package",))
+    [case] = study.cases("run", ["absent fp32"], SETTING, **RUN)
+    assert Attempt.at(study.measure, case).status == "unavailable"

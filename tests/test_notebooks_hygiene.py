@@ -8,35 +8,27 @@ from notebook_rules import Notebook, problems
 from prose import measured_numbers, readme_prose
 
 from fusedlib import paths
-from fusedlib.study import readme
+from fusedlib.study.running import config
 
 NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("*.ipynb")) + sorted(paths.REPORT.glob("*.ipynb"))
-EXPECTED = {
-    "01_warmup.ipynb", "02_precision.ipynb", "03_kernels.ipynb", "04_memory.ipynb",
-    "05_anatomy.ipynb", "report.ipynb",
-}  # fmt: skip
 
 # --- what is committed ---------------------------------------------------------------------------
 
 
-def test_the_notebooks_are_there():
-    assert {path.name for path in NOTEBOOKS} >= EXPECTED
+def test_every_notebook_belongs_to_the_study():
+    known = config.load()
+    assert set(NOTEBOOKS) == {known.frame, *(study.notebook for study in known.studies)}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_notebook_keeps_the_rules(path):
-    assert problems(json.loads(path.read_text(encoding="utf-8"))) == []
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert problems(notebook, frame=path.parent == paths.REPORT) == []
 
 
 def test_readme_states_no_measured_number_outside_its_generated_block():
     text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
     assert measured_numbers(readme_prose(text)) == []
-
-
-def test_readme_block_equals_what_the_recorded_rows_say():
-    text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.updated(text) == text, "run `python -m fusedlib.study.readme --write`"
-    assert "\n- " in readme.block()
 
 
 # --- teeth: the detector of measured numbers -----------------------------------------------------
@@ -119,7 +111,7 @@ def test_detector_accepts(text):
 def test_readme_prose_leaves_out_the_block_and_marked_requirements_only():
     text = (
         "A GPU with 80 GB. <!-- requirement -->\nIt takes 3 ms.\n"
-        "<!-- figures:begin -->\n5 ms\n<!-- figures:end -->\nand 7 ms"
+        "<!-- claims:begin -->\n5 ms\n<!-- claims:end -->\nand 7 ms"
     )
     assert measured_numbers(readme_prose(text)) == ["3 ms", "7 ms"]
 
@@ -128,20 +120,21 @@ def test_readme_prose_leaves_out_the_block_and_marked_requirements_only():
 
 
 def good_notebook() -> Notebook:
-    def cell(kind: str, number: int, text: str, **metadata: object) -> dict:
-        made = {"cell_type": kind, "id": f"cell-{number}", "metadata": metadata, "source": text}
+    def cell(kind: str, text: str, *tags: str) -> dict:
+        made = {"cell_type": kind, "metadata": {"tags": list(tags)}, "source": text}
         return made | ({"outputs": [], "execution_count": None} if kind == "code" else {})
 
-    return {
-        "nbformat": 4,
-        "nbformat_minor": 5,
-        "metadata": {},
-        "cells": [
-            cell("markdown", 0, "# Title\n\nWhat is asked?"),
-            cell("code", 1, 'profile: str = "quick"  # which rows', tags=["parameters"]),
-            cell("code", 2, "from a import b\nsizes = [n for n in b]\nmore = [n for n in b]"),
-        ],
-    }
+    claims = "@claim('a', rows)\ndef _(rows):\n    x = 1\n\n\n@claim('b', rows)\ndef _(rows): x = 2"
+    cells = [
+        cell("markdown", "# Title\n\nWhat is asked?"),
+        cell("code", 'profile: str = "quick"  # which rows', "parameters"),
+        cell("code", "from a import b\nsizes = [n for n in b]\nsizes += [n for n in b]", "measure"),
+        cell("markdown", "**Predict:** how many?\n\nNext: [Two](02_two.ipynb)."),
+        cell("code", claims, "paper"),
+        cell("markdown", "**Try this:** change it."),
+    ]
+    cells = [made | {"id": f"cell-{number}"} for number, made in enumerate(cells)]
+    return {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells}
 
 
 def test_a_good_notebook_has_no_problem():
@@ -161,13 +154,19 @@ def set_source(index: int, text: str):
         (set_source(1, "profile: str = 'quick'"), "not `name: type = default  # help`"),
         (set_source(1, "profile: str = name()  # help"), "not a literal"),
         (set_source(1, ""), "holds no parameter"),
-        (set_source(2, "x = 1\n" * 8 + "y = 1\n" * 8), "has 16 lines"),
-        (set_source(2, "def f(): pass"), "defines f"),
-        (set_source(2, "if True:\n    class C: pass"), "defines C"),
-        (set_source(2, "profile = 1"), "profile is assigned 2 times"),
-        (set_source(2, "import a.b\na = 1"), "a is assigned 2 times"),
-        (set_source(2, "x = 1\nfor x in y: pass"), "x is assigned 2 times"),
-        (set_source(2, "x = 1\nx += 1"), "x is assigned 2 times"),
+        (set_source(2, "f(\n" + "\n" * 9 + "1,\n" * 60 + ")"), "has 62 lines, more than 60"),
+        (set_source(4, "f(\n" + "\n" * 9 + "1,\n" * 29 + ")"), "has 31 lines, more than 30"),
+        (set_source(4, "profile = 1"), "profile is assigned in 2 cells"),
+        (set_source(4, "import b.c"), "b is assigned in 2 cells"),
+        (set_source(4, "for sizes in y: pass"), "sizes is assigned in 2 cells"),
+        (set_source(4, "def sizes(): pass"), "sizes is assigned in 2 cells"),
+        (set_source(4, "sizes += 1"), "sizes is assigned in 2 cells"),
+        (set_source(3, "Next: [Two](02_two.ipynb)."), "asks for no prediction"),
+        (set_source(3, "**Predict:** how many?"), "links to no other notebook"),
+        (set_source(5, "The end."), "nothing to try or to explore"),
+        (lambda n: n["cells"][2]["metadata"].clear(), "no cell is tagged measure"),
+        (lambda n: n["cells"][4]["metadata"].clear(), "no cell is tagged paper"),
+        (lambda n: n["cells"][4]["metadata"].update(tags=["aside"]), "unknown tags: aside"),
         (set_source(2, "%matplotlib inline"), "no plain Python"),
         (lambda n: n["cells"][2].update(execution_count=1), "execution count"),
         (

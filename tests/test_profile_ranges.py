@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from fusedlib.bench.profiles import trace, work
+from fusedlib.bench.profiles import trace
 from fusedlib.models import ranges, transformer
 
 MODULES = ("attention_norm", "attention", "mlp_norm", "mlp")
@@ -31,7 +31,7 @@ def gradients(model, tokens, targets, tracer=None):
     else:
         with tracer.within("loss"):
             value = transformer.loss(logits, targets)
-    with ranges.span("backward"):
+    with ranges.Range("backward"):
         value.backward()
     return [logits.detach(), *(p.grad for p in model.parameters())]
 
@@ -39,10 +39,7 @@ def gradients(model, tokens, targets, tracer=None):
 def recorded(attention):
     model, tokens, targets = setup(attention)
     with ranges.named_ranges(model) as tracer:
-        document = work.record(
-            torch.device("cpu"), lambda: gradients(model, tokens, targets, tracer)
-        )
-    return trace.read(document)
+        return trace.record("cpu", lambda: gradients(model, tokens, targets, tracer))
 
 
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
@@ -86,24 +83,19 @@ def test_forward_ranges_nest_as_calls_do():
 
 
 def test_no_two_ranges_of_a_thread_overlap_without_nesting():
-    events = sorted(recorded("plain").ranges, key=lambda e: (e.start, -e.end))
-    open_ = []
-    for event in events:
-        while open_ and open_[-1].end <= event.start:
-            open_.pop()
-        assert not open_ or event.end <= open_[-1].end, f"{event} outlives {open_[-1]}"
-        open_.append(event)
+    for event, around in trace.nested(recorded("plain").ranges):
+        assert around is None or event.end <= around.end, f"{event} outlives {around}"
 
 
 def test_every_product_of_the_backward_pass_is_somebodys():
     found = recorded("plain")
     backward = found.last("backward")
-    products = [p for p in found.during(backward) if p.name in ("aten::mm", "aten::bmm")]
+    products = [p for p in found.during("backward") if p.name in ("aten::mm", "aten::bmm")]
     owners = Counter(
         name.rpartition("/")[2]
         for _, name in trace.innermost(products, [r for r in found.ranges if r is not backward])
     )
-    weights = [p for p in found.during(backward) if p.name == "torch::autograd::AccumulateGrad"]
+    weights = [p for p in found.during("backward") if p.name == "torch::autograd::AccumulateGrad"]
     assert {n for _, n in trace.innermost(weights, found.ranges)} == {"backward"}, (
         "a weight's own node outlives the graph, and so would its range"
     )

@@ -1,19 +1,93 @@
-"""Study 08's reading of traces: classes, own times, launches, idle time, sums."""
+"""Study 08: how a trace is read, and what its rows hold."""
 
 import gzip
 import json
-from itertools import pairwise
 
 import numpy as np
-import profile_traces as made
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fusedlib import paths
-from fusedlib.bench import results
-from fusedlib.bench.profiles import __main__ as command
-from fusedlib.bench.profiles import cases, classes, idle, keep, measure, nsys, trace, work
+from fusedlib.bench import step_clock
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.profiles import classes, measure, trace
+from fusedlib.bench.profiles.trace import Piece
+
+# --- a trace made by hand: two steps on a GPU, as Kineto writes them ------------------------------
+
+SECTION_US = {
+    "forward": (1000.0, 1300.0),
+    "backward": (1300.0, 1800.0),
+    "optimizer": (1800.0, 1900.0),
+}
+GEMM = "nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_TNT"
+SOFTMAX = (
+    "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false, false>(int)"
+)
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
+ADAM = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::Foo>(int)"
+MAIN, ENGINE = 1, 2
+
+
+def event(name, start, us, cat, thread=MAIN, **args):
+    return {
+        "ph": "X", "cat": cat, "name": name, "ts": start, "dur": us, "pid": 1, "tid": thread,
+        "args": args,
+    }  # fmt: skip
+
+
+def kernel(number, name, launched, start, us, thread=MAIN, cat="kernel"):
+    """A kernel, and the call that launched it."""
+    call = "cudaMemcpyAsync" if cat == "gpu_memcpy" else "cudaLaunchKernel"
+    return [
+        event(call, launched, 5.0, "cuda_runtime", thread, correlation=number),
+        event(name, start, us, cat, 7, correlation=number, stream=7),
+    ]
+
+
+def gpu():
+    """An inference and two steps; in the last the device waits twice for the host and twice not.
+
+    Kernels of the last step, in µs: 1050-1150 GEMM, 1160-1180 softmax, 1400-1600 GEMM and in
+    it a copy on another stream, 1850-1880 Adam. The step before ended at 1030.
+    """
+    ranges = [
+        event("inference", 0, 400, "user_annotation"),
+        event("step", 450, 500, "user_annotation"),
+        event("step", 990, 920, "user_annotation"),
+        *(event(n, a, b - a, "user_annotation") for n, (a, b) in SECTION_US.items()),
+        event("block 1", 1005, 200, "user_annotation"),
+        event("block 1/attention/softmax", 1100, 50, "user_annotation"),
+        event("block 1", 1350, 60, "user_annotation", ENGINE),
+        event("Optimizer.step#AdamW.step", 1805, 90, "user_annotation"),
+        event("forward", 1040, 900, "gpu_user_annotation", 7),
+    ]
+    kernels = [
+        *kernel(1, GEMM, 100, 120, 80),
+        *kernel(2, GEMM, 900, 950, 80),
+        *kernel(3, GEMM, 1010, 1050, 100),
+        *kernel(4, SOFTMAX, 1110, 1160, 20),
+        *kernel(5, GEMM, 1360, 1400, 200, ENGINE),
+        *kernel(6, "Memcpy DtoD (Device -> Device)", 1420, 1450, 100, ENGINE, "gpu_memcpy"),
+        *kernel(7, ADAM, 1820, 1850, 30),
+    ]
+    noise = [{"ph": "M", "name": "process_name", "pid": 1}, {"ph": "s", "cat": "ac2g", "id": 3}]
+    return noise + kernels[::-1] + ranges
+
+
+def cpu():
+    """A forward section of 100 µs in which `aten::linear` (60) calls `aten::mm` (40)."""
+    return [
+        event("step", 0, 120, "user_annotation"),
+        event("forward", 5, 100, "user_annotation"),
+        event("aten::linear", 10, 60, "cpu_op"),
+        event("aten::mm", 20, 40, "cpu_op"),
+        event("aten::mul", 75, 10, "cpu_op"),
+    ]
+
+
+# --- names ----------------------------------------------------------------------------------------
 
 # Names as Kineto gives them on an H200 with torch 2.11.
 KERNELS = {
@@ -110,41 +184,45 @@ def test_a_short_name_keeps_what_tells_kernels_apart():
     assert classes.short_name(inner) == "f<copy>"
 
 
-intervals = st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda p: (p[0], p[0] + p[1]))
+# --- gaps, launches, parts ------------------------------------------------------------------------
+
+spans = st.tuples(st.integers(0, 60), st.integers(0, 20), st.integers(0, 9))
 
 
-@given(st.lists(intervals, max_size=12))
-def test_the_union_of_intervals_covers_what_they_cover(found):
-    merged = idle.union(found)
+@given(st.lists(spans, min_size=1, max_size=12))
+def test_gaps_are_the_time_that_no_piece_covers(drawn):
+    pieces = [Piece("k", us, at, at + us, at - lead, MAIN) for at, us, lead in drawn]
     covered = np.zeros(100, dtype=bool)
-    for start, end in found:
-        covered[start:end] = True
-    assert sum(b - a for a, b in merged) == covered.sum()
-    assert all(a[1] < b[0] for a, b in pairwise(merged))
+    for piece in pieces:
+        covered[piece.start : piece.end] = True
+    end = max(p.end for p in pieces)
+    gaps = trace.gaps(pieces, since=0)
+    assert sum(us for us, _ in gaps) == (~covered[:end]).sum()
+    assert all(us > 0 for us, _ in gaps)
 
 
 def test_launches_give_kernels_their_sections_whatever_thread_issued_them():
-    found = trace.parse(made.gpu())
+    found = trace.parse(gpu())
     assert found.on_device and found.unlinked == 0 and len(found.pieces) == 7
-    names = {s: len(found.during(found.last(s))) for s in ("inference", "forward", "backward")}
-    assert names == {"inference": 1, "forward": 2, "backward": 2}
+    names = {s: len(found.during(s)) for s in ("inference", "forward", "backward", "nothing")}
+    assert names == {"inference": 1, "forward": 2, "backward": 2, "nothing": 0}
     assert not [r for r in found.ranges if "#" in r.name], "torch's own annotations are not ours"
 
 
-def test_a_kernel_without_a_launch_is_counted():
-    events = [e for e in made.gpu() if not (e.get("cat") == "cuda_runtime"
-                                            and e["args"]["correlation"] == 3)]  # fmt: skip
+def test_a_kernel_without_a_launch_is_counted_where_it_began():
+    events = [e for e in gpu() if not (e.get("cat") == "cuda_runtime"
+                                       and e["args"]["correlation"] == 3)]  # fmt: skip
     found = trace.parse(events)
     assert found.unlinked == 1 and len(found.pieces) == 7
-    assert len(found.during(found.last("forward"))) == 2, "it counts where it began"
+    assert len(found.during("forward")) == 2
 
 
 def test_sections_add_up_to_the_step():
-    apart = measure.taken_apart(trace.parse(made.gpu()))
+    apart = measure.taken_apart(trace.parse(gpu()))
     sections = {s[0]: s[1:] for s in apart["sections"]}
-    assert sections["forward"] == [2, 0.12, 0.12, 0.3]
-    assert sections["backward"] == [2, 0.3, 0.2, 0.5], "two kernels at once: busy is their union"
+    assert sections["forward"] == [2, 0.12] and sections["backward"] == [2, 0.3]
     assert apart["kernels_ms"] == 0.45 and apart["outside_sections_ms"] == 0
+    assert apart["profiled_kernels"] == 5
     by_class = {(s, k): ms for s, k, _, ms in apart["classes"]}
     assert by_class["forward", "GEMM"] == 0.1 and by_class["forward", "softmax"] == 0.02
     assert by_class["backward", "copy and cast"] == 0.1
@@ -152,16 +230,16 @@ def test_sections_add_up_to_the_step():
 
 
 def test_idle_time_is_between_kernels_and_since_the_step_before():
-    seen = measure.idleness(trace.parse(made.gpu()))
+    seen = measure.idleness(trace.parse(gpu()))
     # 1030-1050 and 1150-1160 were launched in time; 1180-1400 and 1600-1850 waited for the host.
-    assert seen["busy_ms"] == pytest.approx(0.35) and seen["idle_ms"] == pytest.approx(0.5)
+    assert seen["idle_ms"] == pytest.approx(0.5) and seen["profiled_ms"] == pytest.approx(0.85)
     assert (seen["gaps"], seen["late_gaps"]) == (4, 2)
     assert seen["late_ms"] == pytest.approx(0.22 + 0.25)
-    assert seen["gap_percentiles_us"][-1] == 250 and seen["lead_us"] == 40
+    assert seen["gap_percentiles_us"][-1] == 250
 
 
-def test_parts_are_told_by_the_innermost_range_of_the_launching_thread():
-    found = {(s, p): (n, ms) for s, p, n, ms in measure.parts(trace.parse(made.gpu()))}
+def test_parts_are_those_of_the_innermost_range_of_the_launching_thread():
+    found = {(s, p): (n, ms) for s, p, n, ms in measure.parts(trace.parse(gpu()))}
     assert found["forward", "block"] == (1, 0.1)
     assert found["forward", "block/attention/softmax"] == (1, 0.02)
     assert found["backward", "block"] == (1, 0.2)
@@ -169,58 +247,38 @@ def test_parts_are_told_by_the_innermost_range_of_the_launching_thread():
 
 
 def test_an_operators_own_time_is_without_those_it_calls():
-    found = trace.parse(made.cpu())
+    found = trace.parse(cpu())
     assert {p.name: p.us for p in found.pieces} == {
         "aten::linear": 20, "aten::mm": 40, "aten::mul": 10
     }  # fmt: skip
     assert measure.taken_apart(found)["kernels_ms"] == 0.07
-    assert measure.idleness(found) == {}
+    assert measure.idleness(found) == {"profiled_ms": 0.12}
 
 
 def test_the_same_operator_in_two_threads_is_not_nested():
-    both = [made.event("aten::mm", 0, 10, "cpu_op", thread) for thread in (1, 2)]
+    both = [event("aten::mm", 0, 10, "cpu_op", thread) for thread in (1, 2)]
     assert [p.us for p in trace.parse(both).pieces] == [10, 10]
 
 
-def test_the_rest_is_added_up_and_nothing_is_dropped():
-    events = [made.event("step", 0, 4000, "user_annotation"),
-              made.event("forward", 0, 4000, "user_annotation")]  # fmt: skip
+def test_a_kernel_dear_in_one_section_has_its_line_in_every_other_and_the_rest_is_added_up():
+    events = [event("step", 0, 8000, "user_annotation"),
+              event("forward", 0, 4000, "user_annotation"),
+              event("backward", 4000, 4000, "user_annotation")]  # fmt: skip
     for n in range(40):
-        events += [made.event(f"aten::op{n}", 50 * n, n + 1, "cpu_op")]
-    kernels = measure.taken_apart(trace.parse(events))["kernels"]
-    assert len(kernels) == measure.TOP + 1 and kernels[-1][2] == measure.REST
-    assert sum(k[3] for k in kernels) == 40
-    assert sum(k[4] for k in kernels) == pytest.approx(sum(range(41)) / 1e3)
-
-
-def test_a_kernel_dear_in_one_section_has_its_line_in_every_other():
-    events = [made.event("step", 0, 8000, "user_annotation"),
-              made.event("forward", 0, 4000, "user_annotation"),
-              made.event("backward", 4000, 4000, "user_annotation")]  # fmt: skip
-    for n in range(40):
-        events += [made.event(f"aten::op{n}", 50 * n, n + 1, "cpu_op")]
-        events += [made.event(f"aten::op{n}", 4000 + 50 * n, 40 - n, "cpu_op")]
+        events += [event(f"aten::op{n}", 50 * n, n + 1, "cpu_op")]
+        events += [event(f"aten::op{n}", 4000 + 50 * n, 40 - n, "cpu_op")]
     kernels = measure.taken_apart(trace.parse(events))["kernels"]
     times = {(section, name): ms for section, _, name, _, ms in kernels}
     assert times["forward", "aten::op39"] == 0.04 and times["backward", "aten::op39"] == 0.001
     assert times["forward", "aten::op0"] == 0.001 and times["backward", "aten::op0"] == 0.04
     for section in ("forward", "backward"):
-        listed = sum(ms for (s, _), ms in times.items() if s == section)
-        assert listed == pytest.approx(sum(range(41)) / 1e3)
+        assert (section, measure.REST) in times
+        listed = [(n, ms) for s, _, _, n, ms in kernels if s == section]
+        assert sum(n for n, _ in listed) == 40
+        assert sum(ms for _, ms in listed) == pytest.approx(sum(range(41)) / 1e3)
 
 
-@pytest.mark.parametrize(
-    ("step_ms", "asked", "timed"), [(50.0, 5, 5), (600.0, 5, 4), (2500.0, 5, 3), (9e4, 2, 2)]
-)
-def test_long_steps_are_timed_less_often(step_ms, asked, timed):
-    assert work.affordable(asked, step_ms) == timed
-
-
-def test_what_is_no_trace_is_refused():
-    with pytest.raises(ValueError, match="no Chrome trace"):
-        trace.read(b"[]")
-    with pytest.raises(ValueError, match="at least one kernel"):
-        idle.idle([])
+# --- a real step ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -228,12 +286,12 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("build")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUSEDLIB_BUILD", str(folder))
-        [case] = cases.cases(["nano"], [32], ["fp32"], device="cpu", repetitions=2)
-        return case, measure.measure(case), paths.traces_dir()
+        [case] = measure.cases("profile", ["nano"], [32], ["fp32"], device="cpu")
+        return measure.measure(case), paths.traces_dir()
 
 
 def test_a_real_step_is_taken_apart_completely(measured):
-    _, figures, _ = measured
+    figures, _ = measured
     whole = sum(s[2] for s in figures["sections"] if s[0] != "inference")
     assert abs(figures["outside_sections_ms"]) < 0.01 * figures["kernels_ms"]
     assert figures["kernels_ms"] == pytest.approx(whole, rel=0.01)
@@ -245,66 +303,58 @@ def test_a_real_step_is_taken_apart_completely(measured):
     products = {s: n for s, kind, n, _ in figures["classes"] if kind == "GEMM"}
     assert products == {"inference": 19, "forward": 19, "backward": 38}
     assert len(json.dumps(figures)) < 20_000, "a row stays small"
+    assert not {name for name in figures if name.startswith("step_")}, "a trace gives no step time"
 
 
-def test_a_kept_trace_is_json_that_names_the_parts(measured):
-    _, figures, folder = measured
-    events = json.loads(gzip.decompress((folder / figures["trace_file"]).read_bytes()))
-    names = {e["name"] for e in events["traceEvents"]}
+def test_a_trace_is_left_for_viewers_with_the_parts_by_name(measured):
+    figures, folder = measured
+    assert figures["trace_file"].endswith(".pt.trace.json.gz"), "TensorBoard looks for this name"
+    found = trace.parse(
+        json.loads(gzip.decompress((folder / figures["trace_file"]).read_bytes()))["traceEvents"]
+    )
+    names = {r.name for r in found.ranges}
     assert {"step", "forward", "block 1/attention/softmax", "loss"} <= names
-    assert figures["trace_whole"]
 
 
-def test_a_trace_too_large_is_kept_without_operators_or_not_at_all(tmp_path, monkeypatch):
-    monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path))
-    [case] = cases.cases(["nano"], [32], ["fp32"], device="cuda", repetitions=1)
-    noise = [made.event(f"aten::op{n}", n, 1, "cpu_op", note=f"{n**9}") for n in range(2000)]
-    document = json.dumps({"traceEvents": [*made.gpu(), *noise]}).encode()
-    found = keep.kept(case, document, most_bytes=5000)
-    assert not found["trace_whole"] and found["trace_mib"] == len(document) / 2**20
-    kept = trace.read(gzip.decompress(keep.path_of(case).read_bytes()))
-    whole = trace.read(document)
-    assert (kept.pieces, kept.ranges) == (whole.pieces, whole.ranges)
-    assert keep.kept(case, document, most_bytes=10) == {"trace_mib": len(document) / 2**20}
+def test_a_step_is_clocked_by_the_one_clock():
+    [case] = measure.cases("step", ["nano"], [16], ["bf16 autocast"], device="cpu")
+    figures = measure.measure(case, step_clock.Limits(0.0, 1, 1, 1))
+    assert figures["step_median_ms"] > 0 and figures["host_bound"] is False
+    assert "kernels_ms" not in figures
 
 
-def test_mps_says_why_it_cannot():
-    [case] = cases.cases(["nano"], [32], ["fp32"], device="mps", repetitions=1)
-    with pytest.raises(results.Unavailable, match="MPS"):
+def test_reading_traces_otherwise_leaves_the_rows_of_steps_as_they_are():
+    code = measure.study_code()
+    harness, problem = zip(
+        *(code.of({"experiment": name}).split("-")[:2] for name in ("step", "profile")),
+        strict=True,
+    )
+    assert len(set(harness)) == len(set(problem)) == 2
+    assert classes not in measure.CLOCK.problem and classes in measure.PROFILE.problem
+
+
+def test_what_the_profiler_does_not_see_is_unavailable():
+    [case] = measure.cases("profile", ["nano"], [32], ["fp32"], device="mps")
+    with pytest.raises(Unavailable):
         measure.measure(case)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        ((["huge"], [32], ["fp32"]), "unknown model size"),
-        ((["nano"], [32], ["fp8"]), "unknown precision 'fp8'; known: fp32"),
-        ((["nano"], [0], ["fp32"]), "must be at least 1"),
+        {"models": ["huge"]}, {"precisions": ["fp8"]}, {"contexts": [0]}, {"batch_size": 0},
+        {"attention": "linear"},
     ],
-)
-def test_cases_refuse_what_there_is_not(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        cases.cases(*arguments, device="cpu", repetitions=1)
+    ids=str,
+)  # fmt: skip
+def test_cases_refuse_what_there_is_not(arguments):
+    good = {"models": ["nano"], "contexts": [32], "precisions": ["fp32"], "device": "cpu"}
+    with pytest.raises(ValueError):
+        measure.cases("profile", **(good | arguments))
 
 
-def test_one_case_leaves_a_trace_on_request(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path))
-    given = ["--model", "nano", "--context-length", "16", "--device", "cpu", "--trace"]
-    assert command.main(given) == 0
-    [kept] = tmp_path.rglob("*.json.gz")
-    assert str(kept) in capsys.readouterr().out
-    assert trace.read(gzip.decompress(kept.read_bytes())).last("block 0/mlp")
-    assert command.main([*given[:2], "--context-length", "0"]) == 1
-    assert "must be at least 1" in capsys.readouterr().err
-
-
-def test_the_nsys_command_runs_the_case_it_names(capsys, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    assert command.main(["--model", "nano", "--context-length", "64", "--show-nsys"]) == 0
-    shown = capsys.readouterr().out.split()
-    assert shown[:2] == ["nsys", "profile"] and "--capture-range=cudaProfilerApi" in shown
-    target = shown[shown.index("fusedlib.bench.profiles") + 1 :]
-    assert command._options(target).model == "nano"
-    assert command.main(["--model", "nano", "--nsys"]) == 1
-    assert "nsys is not installed" in capsys.readouterr().err
-    assert "unavailable" in nsys.status()
+def test_one_step_runs_for_a_profiler_from_outside(monkeypatch):
+    ran = []
+    monkeypatch.setattr(measure, "named_step", lambda made: ran.append(made.model.config.name))
+    measure.main(["nano", "16", "fp32"])
+    assert ran == ["nano"]

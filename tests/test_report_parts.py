@@ -149,7 +149,7 @@ def test_the_frame_is_a_valid_notebook_with_its_marks() -> None:
     frame = nbformat.read(paths.REPORT / "report.ipynb", as_version=4)
     nbformat.validate(frame)
     found = [tag for cell in frame.cells for tag in cell.metadata.get("tags", [])]
-    for tag in ("parameters", "studies", "reproduce"):
+    for tag in ("parameters", "abstract", "studies", "details", "floats"):
         assert found.count(tag) == 1
     assert all(not cell.outputs for cell in frame.cells if cell.cell_type == "code")
 

@@ -11,7 +11,18 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import typst
-from report_sample import code, curves, failure, narrow, outputs_of, stream, text, wide, write
+from report_sample import (
+    code,
+    curves,
+    failure,
+    narrow,
+    outputs_of,
+    stated,
+    stream,
+    text,
+    wide,
+    write,
+)
 
 from fusedlib.study import display
 from fusedlib.study.report import render as renderer
@@ -50,7 +61,7 @@ class Page(HTMLParser):
             for name in ("src", "href", "xlink:href", "srcset", "data", "action", "poster"):
                 if given.get(name) and not str(given[name]).startswith("#"):
                     self.loads.append(f"{tag} {given[name]}")
-        assert tag not in ("script", "iframe", "object", "embed", "base")
+        assert tag not in ("iframe", "object", "embed", "base")
 
     def handle_data(self, data: str) -> None:
         self.words.append(data)
@@ -60,7 +71,7 @@ class Page(HTMLParser):
 def sections(tmp_path_factory: pytest.TempPathFactory) -> list[Section]:
     folder = tmp_path_factory.mktemp("executed")
     return [
-        Section("01_good", "Good & true", _good(folder / "a.ipynb"), None, "quick"),
+        Section("01_good", "Good & true", _good(folder / "01_good.ipynb"), None, "quick", "Is it?"),
         Section("02_bad", "Bad", _bad(folder / "b.ipynb"), "ValueError: last line <x>", "full"),
         Section("03_gone", "Gone", None, "DeadKernelError: it died\nof #$*", ""),
         Section("report", "Report", _frame(folder / "report.ipynb"), None, "quick"),
@@ -71,19 +82,23 @@ def _good(path: Path) -> Path:
     odd = pd.DataFrame({ODD: [ODD, "12.5 ms"], "Äöü 漢字": [LONG, "√n ≤ 10⁻⁷"]})
     return write(
         path,
-        text(
-            "# Question\n\nInline $a_b^2$, cost is 5$ and $x$-axis. See [](#curve) and [no](#no)."
-        ),
+        text("# Question\n\nOnly on the notebook's page."),
         code('profile = "quick"', tags=("parameters",)),
+        text(
+            "Inline $a_b^2$, cost is 5$ and $x$-axis. See [](#curve), [Figure](#curve-again), "
+            "[no](#no), [itself](01_good.ipynb) and [nobody](99_x.ipynb#part).",
+            "paper",
+        ),
         text(
             "## Method\n\n$$\\hat s = \\sum_{i=1}^n x_i$$\n\n"
             "\\begin{align}\na &= b \\\\\nc &\\le d\n"
             "\\end{align}\n\n![outside](https://example.org/x.png)\n\n<script>alert(1)</script>\n\n"
             "```python\n# not a heading $5\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n"
-            "Under\n-----\n\ntext"
+            "Under\n-----\n\ntext",
+            "paper",
         ),
-        code("run()", stream("\rA 1/2\rA 2/2", "stderr"), stream("secret"), tags=("aside",)),
-        code("print()", stream("\x1b[31mshown\x1b[0m\n")),
+        code("run()", stream("\rA 1/2\rA 2/2", "stderr"), stream("secret")),
+        code("print()", stream("\x1b[31mshown\x1b[0m\n"), tags=("paper",)),
         code(
             "show()",
             *outputs_of(
@@ -91,9 +106,17 @@ def _good(path: Path) -> Path:
                 lambda: display.table(odd, caption="Odd", name="odd"),
                 lambda: display.figure(curves(), caption="C $x$", alt=ODD, name="curve"),
                 lambda: display.figure(curves(), caption="C2", alt="again", name="curve-again"),
-                lambda: display.finding(["It took 1.23 ms.", "- not a list"]),
+                stated("It took 1.23 ms, see [](#curve).", "time"),
+                stated("# It is slow.", "slow", held=0, text="does not hold"),
                 lambda: display.prose("## Shown\n\n**bold**"),
             ),
+            tags=("paper",),
+        ),
+        text("## More of it", "appendix"),
+        code(
+            "more()",
+            *outputs_of(lambda: display.table(narrow(), caption="Late", name="late")),
+            tags=("appendix",),
         ),
     )
 
@@ -101,11 +124,15 @@ def _good(path: Path) -> Path:
 def _bad(path: Path) -> Path:
     return write(
         path,
-        text("# Q\n\n## Method"),
-        code("show()", *outputs_of(lambda: display.table(narrow(), caption="N", name="wide"))),
-        code("boom()", failure(f"broken {ODD}"), tags=("aside",)),
-        text("## Never shown"),
-        code("later()", ran=False),
+        text("# Q\n\n## Method", "paper"),
+        code(
+            "show()",
+            *outputs_of(lambda: display.table(narrow(), caption="N", name="wide")),
+            tags=("paper",),
+        ),
+        code("boom()", failure(f"broken {ODD}")),
+        text("## Never shown", "paper"),
+        code("later()", ran=False, tags=("paper",)),
     )
 
 
@@ -113,14 +140,16 @@ def _frame(path: Path) -> Path:
     return write(
         path,
         text("# The title with $n$\n\nThe lead."),
+        code("p()", *outputs_of(lambda: display.prose("Rows of today."))),
         text("In short.", "abstract"),
-        code("p()", *outputs_of(lambda: display.prose("Short too.")), tags=("abstract",)),
         text("## Introduction\n\nSee [the end](#machines)."),
         text("placeholder", "studies"),
         text("## Limits\n\nSome."),
+        text("## Further", "appendix"),
+        text("placeholder", "details"),
         text("## Machines", "appendix"),
-        text("## Reproduce", "appendix"),
-        text("placeholder", "reproduce"),
+        text("## Floats", "appendix"),
+        text("placeholder", "floats"),
     )
 
 
@@ -192,12 +221,14 @@ def test_every_number_arrives_in_pdf(printed: str) -> None:
 @pytest.mark.parametrize(
     "expected",
     [
-        "The lead.", "Short too.", "1 Introduction", "2 Good & true", "2.1 Method", "3 Bad",
-        "4 Gone", "5 Limits", "A Machines", "B Reproduce", "shown", "See Figure 1 and no.",
-        "- not a list", "Execution stopped here: ValueError: broken a <b> &",
+        "The lead.", "Rows of today.", "In short.", "1 Introduction", "2 Good & true", "Is it?",
+        "2.1 Method", "3 Bad", "4 Gone", "5 Limits", "A Further", "A.1 Good & true", "B Machines",
+        "C Floats", "shown", "See Figure 1, Figure 2, no, itself and nobody.", "see Figure 1.",
+        "holds in 3 of 3 · not measured here", "# It is slow.", "Late",
+        "does not hold · not", "Execution stopped here: ValueError: broken a <b> &",
         "notebooks/02_bad.ipynb failed", "ValueError: last line <x>", "DeadKernelError: it died",
         "of #$*", "<script>alert(1)</script>", "# not a heading $5", "√n ≤ 10⁻⁷", "2.2 Under",
-        "make study ONLY=01_good", "outside",
+        "More of it", "make study ONLY=01_good", "outside",
     ],
 )  # fmt: skip
 def test_text_arrives_in_both(page: Page, printed: str, expected: str) -> None:
@@ -212,7 +243,9 @@ def test_odd_characters_arrive_in_both(page: Page, printed: str) -> None:
     assert printed.replace("\N{ZERO WIDTH SPACE}", "").replace(" ", "").count("x" * 24) >= 1
 
 
-@pytest.mark.parametrize("hidden", ["secret", "A 2/2", "placeholder", "Never shown", "boom()"])
+@pytest.mark.parametrize(
+    "hidden", ["secret", "A 2/2", "placeholder", "Never shown", "boom()", "Only on"]
+)
 def test_what_is_left_out(page: Page, hidden: str) -> None:
     assert hidden not in page.text
 
@@ -229,7 +262,26 @@ def test_maths_is_mathml(page: Page) -> None:
     assert "<mtable>" in page.source and "5$ and" in page.text
 
 
-def test_a_notebooks_page_shows_code_and_asides(rendered: renderer.Rendered) -> None:
+def test_links_to_notebooks_lead_to_their_sections_and_to_each_other(
+    page: Page, rendered: renderer.Rendered
+) -> None:
+    assert page.source.count('<a href="#01-good">itself</a>') == 1
+    own = Page(rendered.notebooks["01_good"])
+    assert "01_good.html" in own.links and "99_x.html" not in own.links
+    assert b"(notebooks/01_good.html)" in rendered.pdf.read_bytes(), "the PDF leads there too"
+
+
+def test_a_study_goes_into_the_paper_by_its_tags(page: Page) -> None:
+    wanted = ["01-good-method", "01-good-wide", "01-good-time", "report-limits", "01-good-late"]
+    assert [anchor for anchor in page.ids if anchor in wanted] == wanted
+
+
+def test_a_claim_says_quietly_where_it_holds_and_loudly_where_not(page: Page) -> None:
+    assert 'class="claim" id="01-good-time"' in page.source
+    assert page.source.count("<strong>does not hold</strong>") == 1
+
+
+def test_a_notebooks_page_shows_all_cells_and_code(rendered: renderer.Rendered) -> None:
     assert set(rendered.notebooks) == {"01_good", "02_bad", "report"}
     good, bad = Page(rendered.notebooks["01_good"]), Page(rendered.notebooks["02_bad"])
     assert "run()" in good.text and "secret" in good.text and "A 2/2" in good.text
@@ -266,7 +318,7 @@ def test_a_formula_typst_refuses_is_shown_as_its_source(
         return convert(source, target).replace("BROKEN", "#nosuchname")
 
     monkeypatch.setattr(pandoc, "_pandoc", broken)
-    notebook = write(tmp_path / "n.ipynb", text("# T\n\nGood one."), text("A BROKEN one."))
+    notebook = write(tmp_path / "n.ipynb", text("# T"), text("A BROKEN one.", "paper"))
     path = render([Section("n", "N", notebook, None, "quick")], tmp_path / "out").pdf
     assert path.read_bytes().startswith(b"%PDF-")
     with pytest.raises(RuntimeError):
@@ -276,7 +328,7 @@ def test_a_formula_typst_refuses_is_shown_as_its_source(
 def test_a_drawing_typst_refuses_is_an_error(tmp_path: Path) -> None:
     picture = outputs_of(lambda: display.figure(curves(), caption="c", alt="a", name="f"))[0]
     picture.data["image/svg+xml"] = "<svg><unclosed></svg>"
-    notebook = write(tmp_path / "n.ipynb", text("# T"), code("f()", picture))
+    notebook = write(tmp_path / "n.ipynb", text("# T"), code("f()", picture, tags=("paper",)))
     with pytest.raises(ReportError, match="Typst cannot set"):
         render([Section("n", "N", notebook, None, "quick")], tmp_path / "out")
     assert (tmp_path / "out" / "report.html").exists()

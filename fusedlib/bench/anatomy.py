@@ -39,7 +39,7 @@ MIB = 2**20
 def study_code() -> code.Code:
     """Fingerprints of study 05's rows."""
     harness = (race, check, graphs, timing)
-    own = (problems, reference, swiglu.Course, Course, errors, peak)
+    own = (problems, reference.swiglu_mlp, swiglu.Course, Course, errors, peak)
     return code.Code(harness, own, lambda name: rival_of(name).fingerprint())
 
 

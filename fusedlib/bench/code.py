@@ -8,7 +8,7 @@ import ast
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import FunctionType, ModuleType
@@ -57,7 +57,10 @@ def _dump(node: Any) -> str:
 
 
 def _reached(source: Callable[..., Any]) -> Iterator[FunctionType]:
-    """A function and, in the order of their names, those of its module that it leads to."""
+    """A function and, in the order of their names, those of its module that it leads to.
+
+    By the names in its text: what a code object lists differs between versions of Python.
+    """
     first = inspect.unwrap(getattr(source, "func", source))
     assert isinstance(first, FunctionType)
     found: dict[str, FunctionType] = {}
@@ -67,7 +70,8 @@ def _reached(source: Callable[..., Any]) -> Iterator[FunctionType]:
         if function.__qualname__ in found:
             continue
         found[function.__qualname__] = function
-        for name in function.__code__.co_names:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        for name in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}:
             named = function.__globals__.get(name)
             if isinstance(named, FunctionType) and named.__module__ == first.__module__:
                 waiting.append(named)
@@ -98,10 +102,3 @@ class Code:
 @cache
 def _digest(parts: tuple[Source, ...]) -> str:
     return fingerprint(*parts)
-
-
-def packages(*names: str) -> Iterable[ModuleType]:
-    """All modules of some packages, not run: their text counts."""
-    from fusedlib.bench import sources
-
-    return (module for name in names for module in sources.modules_of(name))

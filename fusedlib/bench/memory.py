@@ -40,7 +40,7 @@ def study_code() -> code.Code:
         tasks = [task for task in (TASK, STACK) if name in rivals.names(task)]
         return ".".join(rivals.get(task, name).fingerprint() for task in tasks)
 
-    measuring = (problems, reference, measure, _errors, stacks.one_layer)
+    measuring = (problems, reference.swiglu_mlp, measure, _errors, stacks.one_layer)
     return code.Code((check, allocations), measuring, own)
 
 

@@ -42,8 +42,8 @@ def measure(case: Case) -> Figures:
 
 def study_code() -> code.Code:
     """Fingerprints of study 02's rows."""
-    kernel = next(m for m in sources.kernel_modules() if m.__name__.endswith(".accumulate"))
-    return code.Code((), (formats, accumulation, torch_precision, tensor_core, kernel))
+    kernel = sources.behind("fusedlib.kernels.accumulate")
+    return code.Code((), (formats, accumulation, torch_precision, tensor_core, *kernel))
 
 
 def devices() -> list[str]:

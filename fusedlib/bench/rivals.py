@@ -9,14 +9,13 @@ import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.code import fingerprint
+from fusedlib.bench.code import Source, fingerprint
 from fusedlib.bench.machine import version_of
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -77,7 +76,7 @@ class Rival:
         dtypes: what it takes.
         capability: least compute capability.
         traits: what else is known of it, such as "fused".
-        behind: modules of ours that its result depends on, for its fingerprint.
+        behind: what of ours its result depends on, for its fingerprint.
     """
 
     task: str
@@ -91,7 +90,7 @@ class Rival:
     dtypes: tuple[str, ...] = DTYPES
     capability: tuple[int, int] = (0, 0)
     traits: frozenset[str] = frozenset()
-    behind: Callable[[], Iterable[ModuleType]] = tuple
+    behind: Callable[[], Iterable[Source]] = tuple
 
     def check_available(self, device: torch.device | str, dtype: str) -> None:
         """Whether it can run at all on this device in this dtype; costs no set-up.
@@ -123,7 +122,7 @@ class Rival:
 
     @cache  # noqa: B019 (rivals live as long as the process)
     def fingerprint(self) -> str:
-        """Of its own function, what that leads to in its module, and the modules behind it."""
+        """Of its own function, what that leads to in its module, and what lies behind it."""
         return fingerprint(self.build, *self.behind())
 
 

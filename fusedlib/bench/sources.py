@@ -1,35 +1,41 @@
-"""Source files of a package, for the fingerprints of the studies: of a study's own room, and of
-the kernels where it measures what they compute.
-"""
+"""Source files behind what is measured, for fingerprints: found by their imports, not run."""
 
+import ast
 import importlib.util
-import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
-from fusedlib import kernels
 
+def behind(*names: str) -> Iterator[ModuleType]:
+    """Modules of ours that these import, themselves first, at whatever depth; none is run.
 
-def modules_of(package: str) -> Iterator[ModuleType]:
-    """Modules of a package by its name, not run: their text counts. Of packages in it `__init__`.
-
-    Raises:
-        ModuleNotFoundError: there is no such package.
+    Of the package `kernels.autotune` its `__init__` alone: what else it holds chooses among tiles
+    where a card is not in `swiglu_configs.MEASURED`, and all recorded rows are of such that are.
     """
-    home = importlib.util.find_spec(package)
-    if home is None or home.submodule_search_locations is None:
-        raise ModuleNotFoundError(f"there is no package {package!r}", name=package)
-    for found in pkgutil.iter_modules(home.submodule_search_locations, f"{package}."):
-        spec = importlib.util.find_spec(found.name)
-        assert spec is not None
-        yield importlib.util.module_from_spec(spec)
+    seen: dict[str, ModuleType] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop(0)
+        spec = importlib.util.find_spec(name)
+        if spec is None or name in seen or spec.origin is None or name == "fusedlib":
+            continue
+        seen[name] = importlib.util.module_from_spec(spec)
+        if name.endswith(".autotune"):
+            continue
+        for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
+            waiting += sorted(_imported(node))
+    yield from (seen[name] for name in sorted(seen))
 
 
-def kernel_modules() -> Iterator[ModuleType]:
-    """Modules of `fusedlib.kernels`; triton may be missing.
-
-    Of a package its `__init__` alone. What else `kernels.autotune` holds chooses among tiles where
-    a card is not in `swiglu_configs.MEASURED`, which its `__init__` decides; on those that are, and
-    all recorded rows are of such, none of it runs.
-    """
-    return modules_of(kernels.__name__)
+def _imported(node: ast.AST) -> Iterator[str]:
+    """Modules of ours that an import names."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name.startswith("fusedlib."))
+    elif isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "fusedlib":
+        for name in (f"{node.module}.{alias.name}" for alias in node.names):
+            try:
+                is_module = importlib.util.find_spec(name) is not None
+            except ModuleNotFoundError:
+                is_module = False
+            yield name if is_module else str(node.module)

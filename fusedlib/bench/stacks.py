@@ -46,14 +46,14 @@ def liger(hidden_size: int, intermediate_size: int) -> nn.Module:
 
 
 @rival(STACK, "fused", requires=("triton",), needs_cuda=True,
-       behind=lambda: (modules, functional, *sources.kernel_modules()))  # fmt: skip
+       behind=lambda: (modules.SwiGLUMLP, *sources.behind("fusedlib.functional")))  # fmt: skip
 def fused(hidden_size: int, intermediate_size: int) -> nn.Module:
     """`fusedlib.SwiGLUMLP`."""
     return modules.SwiGLUMLP(hidden_size, intermediate_size)
 
 
 @rival(STACK, "fused (input)", requires=("triton",), needs_cuda=True,
-       behind=lambda: (modules, functional, *sources.kernel_modules()))  # fmt: skip
+       behind=lambda: (modules.SwiGLUMLP, *sources.behind("fusedlib.functional")))  # fmt: skip
 def fused_input(hidden_size: int, intermediate_size: int) -> nn.Module:
     """`fusedlib.SwiGLUMLP` with save="input"."""
     return modules.SwiGLUMLP(hidden_size, intermediate_size, save="input")

@@ -36,14 +36,14 @@ HALVES = ("bfloat16", "float16")
 
 
 @rival(TASK, "fused", label="fusedlib", place=0, requires=("triton",), needs_cuda=True,
-       behind=lambda: (functional, *sources.kernel_modules()))  # fmt: skip
+       behind=lambda: sources.behind("fusedlib.functional"))  # fmt: skip
 def fused(inputs: Inputs) -> Workload:
     """Our kernels; in fp32 large products split or, in TF32, cuBLAS's; small ones plain PyTorch."""
     return _fused(inputs, "gate_up")
 
 
 @rival(TASK, "fused (input)", label="fusedlib, keeping x alone", place=7, requires=("triton",),
-       needs_cuda=True, behind=lambda: (functional, *sources.kernel_modules()),
+       needs_cuda=True, behind=lambda: sources.behind("fusedlib.functional"),
        traits=frozenset({"asked for"}))  # fmt: skip
 def fused_input(inputs: Inputs) -> Workload:
     """Our kernels, keeping x alone for backward and computing gate and up again."""
@@ -142,7 +142,7 @@ def products(inputs: Inputs) -> PlainProducts:
 def study_code() -> code.Code:
     """Fingerprints of study 03's rows."""
     harness = (race, check, graphs, timing)
-    own = (problems, plain_products, reference, roofline, Course, _products_lap)
+    own = (problems, plain_products, reference.swiglu_mlp, roofline, Course, _products_lap)
     return code.Code(harness, own, rivals.fingerprints(TASK))
 
 

@@ -150,7 +150,7 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
         raise RuntimeError(
-            "the fused SwiGLU has no second derivative; differentiate plain PyTorch or float64"
+            "the fused kernels have no second derivative; differentiate plain PyTorch or float64"
         )
 
 

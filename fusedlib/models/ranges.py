@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-# Steps of the attention by the function that is called; "matmul" is told by what came before.
+# Steps of the attention by the function that is called; "matmul" by what came before.
 STEPS = {
     "mul": "scale", "ones": "mask", "triu": "mask", "masked_fill": "mask", "softmax": "softmax",
     "to": "softmax", "scaled_dot_product_attention": "sdpa",

@@ -74,6 +74,7 @@ class Claim:
     rule: Rule
     template: str
     headline: bool = False
+    awaiting: bool = False
     verdicts: list[Verdict] = field(default_factory=list)
 
     @property
@@ -145,13 +146,17 @@ CLAIMS: list[Claim] = []
 """Every claim that was stated in this process, in order."""
 
 
-def claim(name: str, selection: pd.DataFrame, *, headline: bool = False) -> Callable[[Rule], Claim]:
+def claim(
+    name: str, selection: pd.DataFrame, *, headline: bool = False, awaiting: bool = False
+) -> Callable[[Rule], Claim]:
     """State a claim over a plain selection of raw rows, evaluate it, and show it.
 
     Args:
         name: anchor, of lower-case letters, digits and dashes; unique in a study.
         selection: rows that it rests on, all statuses among them: also what `make record` measures.
         headline: whether it stands in the table on page one and in the README.
+        awaiting: it rests on rows that nobody has recorded yet. Until they are, it is shown on the
+            notebook's page only; a test fails once they are and this is still said.
 
     Raises:
         ValueError: the rule has no sentence as docstring.
@@ -161,9 +166,12 @@ def claim(name: str, selection: pd.DataFrame, *, headline: bool = False) -> Call
         text = " ".join((inspect.getdoc(rule) or "").split())
         if not text:
             raise ValueError(f'the claim "{name}" needs its sentence as the function\'s docstring')
-        made = Claim(name, selection, rule, text, headline)
+        made = Claim(name, selection, rule, text, headline, awaiting)
         made.judge()
         CLAIMS.append(made)
+        if awaiting:
+            display.prose(f"*Not recorded yet:* {made.template} *{made.verdict()}*")
+            return made
         display.claim(
             made.sentence(), made.verdict(), name, headline=headline, study=made.study,
             numbers=made.numbers(), verdicts=[

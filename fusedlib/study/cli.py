@@ -158,9 +158,8 @@ def record(
     from fusedlib.study import recording
 
     loaded = configs.load(config)
-    chosen = [n.strip() for entry in only or [] for n in entry.split(",") if n.strip()]
     cases: set[str] = set()
-    for study in loaded.select(chosen):
+    for study in loaded.select(_names(only)):
         cases |= recording.cases_of(recording.claims_of(study.notebook))
     listed = paths.build_dir() / "record" / "cases.txt"
     write_text(listed, "\n".join(sorted(cases)))
@@ -174,6 +173,23 @@ def record(
 def render(config: StudyFile = None) -> None:
     """Render the report again from the executed notebooks."""
     _render(configs.load(config))
+
+
+@_command()
+def figures(only: Only = None, config: StudyFile = None) -> None:
+    """Draw the paper's figures, with their data, into `figures/` from the recorded rows."""
+    import tempfile
+
+    from fusedlib.study import figures as drawing
+    from fusedlib.study import recording
+
+    with tempfile.TemporaryDirectory(prefix="fusedlib-figures-") as name:
+        recording.executed(configs.load(config), Path(name), _names(only))
+        written = drawing.write(drawing.drawn(Path(name)))
+    if not only:
+        for gone in {*drawing.FOLDER.iterdir()} - {*written}:
+            gone.unlink()
+    print("\n".join(str(path.relative_to(paths.ROOT)) for path in written))
 
 
 @_command()
@@ -231,8 +247,7 @@ def _run(
     from fusedlib.study.running import runner
     from fusedlib.study.running.monitor import Monitor
 
-    names = [name.strip() for entry in only or [] for name in entry.split(",") if name.strip()]
-    studies = config.select(names)
+    studies = config.select(_names(only))
     chosen, why = configs.choose_profile(profile)
     jobs = runner.plan(studies, settings or [], chosen)
     if frame:
@@ -254,6 +269,10 @@ def _run(
     return any(outcome.status == "failed" for outcome in outcomes)
 
 
+def _names(only: list[str] | None) -> list[str]:
+    return [name.strip() for entry in only or [] for name in entry.split(",") if name.strip()]
+
+
 def _fresh_in_environment() -> bool:
     return os.environ.get("FRESH", "0") not in ("", "0")
 
@@ -264,8 +283,8 @@ def _render(config: Config) -> None:
     began = time.monotonic()
     build = paths.build_dir()
     check_writable(build)
-    parts = [(study.name, study.title) for study in config.studies] + [(FRAME, "Report")]
-    sections = [Section(*_section(name, title)) for name, title in parts]
+    parts = [(s.name, s.title, s.question) for s in config.studies] + [(FRAME, "Report", "")]
+    sections = [Section(*_section(name, title), question) for name, title, question in parts]
     if sections[-1].notebook is None:
         raise ConfigError("the report's frame has not been executed yet; run `make report`")
     try:

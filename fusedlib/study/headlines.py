@@ -1,16 +1,17 @@
-"""What executed notebooks claim: the headlines of page one and of the README, and single numbers."""
+"""What executed notebooks claim: the headlines of page one and the README, and single numbers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import nbformat
 import pandas as pd
 
+from fusedlib import paths
 from fusedlib.study.formats import MISSING
 from fusedlib.study.report.html import plain_text
 from fusedlib.study.running import config
-from fusedlib.study.running.products import copy_path
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,14 @@ class Stated:
         return ", ".join(counts) or MISSING
 
 
-def stated() -> Iterator[Stated]:
-    """Every claim of the executed notebooks in the report's order."""
+def stated(folder: Path | None = None) -> Iterator[Stated]:
+    """Every claim of the executed notebooks in the report's order.
+
+    Args:
+        folder: of products; by default the one that the runner writes to.
+    """
     for study in config.load().studies:
-        copy = copy_path(study.name)
+        copy = (folder or paths.build_dir()) / "notebooks" / f"{study.name}.ipynb"
         cells = nbformat.read(copy, as_version=4).cells if copy.exists() else []
         for output in (o for cell in cells for o in cell.get("outputs", [])):
             shown = output.get("metadata", {}).get("fusedlib", {})
@@ -58,7 +63,7 @@ def stated() -> Iterator[Stated]:
 
 
 def table() -> pd.DataFrame:
-    """Headline claims by study, the recordings in which each holds, and the same for this machine."""
+    """Headline claims by study, in how many recordings each holds, and the same of this machine."""
     lines = [
         {"study": c.title, "claim": plain_text(c.sentence), "recorded": c.verdict(False),
          "here": c.verdict(True)}

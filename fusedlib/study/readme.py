@@ -6,24 +6,31 @@ python -m fusedlib.study.readme --write    puts it into README.md
 
 import argparse
 import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
 
 from fusedlib import paths
-from fusedlib.study import headlines
+from fusedlib.study import headlines, recording
+from fusedlib.study.headlines import Stated
+from fusedlib.study.running import config
 
 BEGIN, END = "<!-- claims:begin -->", "<!-- claims:end -->"
 
 
-def block() -> str:
-    """The block, markers included: a line a headline claim, with its recordings."""
-    lines = ["| Claim | Holds in recordings |", "| --- | --: |"]
-    for claim in headlines.recorded():
-        link = f"[{claim.title}](notebooks/{claim.study}.ipynb)"
-        lines.append(f"| {link}: {claim.sentence} | {claim.verdict(False)} |")
+def block(stated: Iterable[Stated]) -> str:
+    """The block, markers included: a line a headline claim, and in how many recordings it holds."""
+    lines = ["| | Claim | Holds in |", "| --- | --- | --- |"]
+    before = None
+    for claim in (c for c in stated if c.headline):
+        link = f"[{claim.title}](notebooks/{claim.study}.ipynb)" if claim.study != before else ""
+        lines.append(f"| {link} | {claim.sentence} | {claim.verdict(own=False)} |")
+        before = claim.study
     return "\n".join([BEGIN, *lines, END])
 
 
-def updated(text: str) -> str:
-    """The README `text` with its block made anew.
+def updated(text: str, new: str) -> str:
+    """The README `text` with a new block in the place of its own.
 
     Raises:
         ValueError: it has not exactly one block.
@@ -31,7 +38,6 @@ def updated(text: str) -> str:
     pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
     if len(pattern.findall(text)) != 1:
         raise ValueError(f"README.md needs exactly one block from {BEGIN} to {END}")
-    new = block()
     return pattern.sub(lambda _: new, text)
 
 
@@ -39,11 +45,15 @@ def main(arguments: list[str] | None = None) -> None:
     """Print the block, or write it into README.md."""
     parser = argparse.ArgumentParser(prog="python -m fusedlib.study.readme", description=__doc__)
     parser.add_argument("--write", action="store_true", help="put the block into README.md")
-    if not parser.parse_args(arguments).write:
-        print(block())
-        return
+    write = parser.parse_args(arguments).write
+    with tempfile.TemporaryDirectory(prefix="fusedlib-readme-") as name:
+        recording.executed(config.load(), Path(name))
+        new = block(headlines.stated(Path(name)))
     path = paths.ROOT / "README.md"
-    path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")
+    if write:
+        path.write_text(updated(path.read_text(encoding="utf-8"), new), encoding="utf-8")
+    else:
+        print(new)
 
 
 if __name__ == "__main__":

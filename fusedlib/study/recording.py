@@ -10,7 +10,7 @@ import os
 import re
 import site
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ import nbformat
 from fusedlib import paths
 from fusedlib.study import claims, display
 from fusedlib.study.claims import Claim
+from fusedlib.study.running.config import FRAME, Config
+from fusedlib.study.running.products import copy_path
 
 MEASURE = "measure"
 NOBODY = "nobody"
@@ -60,6 +62,21 @@ def analysis_of(notebook: Path) -> Analysis:
         return Analysis(read, claims.CLAIMS[before:])
     finally:
         del claims.CLAIMS[before:]
+
+
+def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> None:
+    """Notebooks as they execute on the rows of the repository alone, into a folder of products.
+
+    Args:
+        config: the studies, and the frame, which is executed where all of them are.
+        folder: gets `notebooks/<name>.ipynb`, as the runner leaves executed copies.
+        only: names of studies; all for none.
+    """
+    with recorded_rows(), _environment({"FUSEDLIB_BUILD": str(folder)}):
+        for study in config.select(only):
+            analysis_of(study.notebook).save(copy_path(study.name))
+        if not only:
+            analysis_of(config.frame).save(copy_path(FRAME))
 
 
 def claims_of(notebook: Path) -> list[Claim]:

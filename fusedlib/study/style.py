@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from fusedlib import paths
 from fusedlib.bench import rivals
@@ -312,6 +313,8 @@ def legend(target: Axes | Figure, **options: Any) -> None:
 
 def svg(fig: Figure) -> str:
     """The figure as an SVG document: the same bytes for the same figure."""
+    for part in fig.findobj(Text):  # what was written outside of `new` has matplotlib's typeface
+        part.set_fontfamily(_RC["font.family"])
     buffer = StringIO()
     with matplotlib.rc_context(_RC):
         fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

@@ -13,15 +13,24 @@ import pytest
 from liger_kernel.ops import swiglu as kernels
 from training_checks import check_layer, check_learning
 
-from fusedlib.bench.training import arms
+from fusedlib.bench import rivals
+from fusedlib.bench.attempt import Wrong
+from fusedlib.bench.training.network import TASK, Layer, get
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 bf16.apply()
 float_arguments.apply()
 
+
+def swapped(hidden, width, device):
+    """Liger's arm with gate and up exchanged."""
+    function = RIGHT.build(hidden, width, device).function
+    return Layer(hidden, width, device, lambda x, gate, up: function(x, up, gate))
+
+
 # The study trains it on NVIDIA cards only; here its kernels run without one.
-LIGER = replace(arms.ARMS["liger"], needs_cuda=False)
-SWAPPED = replace(LIGER, function=lambda x, gate, up: LIGER.function(x, up, gate))
+RIGHT = rivals.RIVALS[TASK, "liger"] = replace(get(TASK, "liger"), needs_cuda=False)
+rivals.rival(TASK, "swapped")(swapped)
 
 # Liger has a program a row: 1.5 ms each way in the interpreter, whatever the row's length.
 TEN_STEPS = {"passes": 1, "images": 160, "batch_size": 16}
@@ -36,29 +45,29 @@ def exchanged_gradients(monkeypatch):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_h_and_every_gradient_agree_with_float64(precision):
-    LIGER.check_available("cpu", precision)
-    assert check_layer(LIGER, precision)["layer_backward"] == "LigerSiLUMulFunctionBackward"
+    RIGHT.check_available("cpu", {"fp32": "float32", "bf16": "bfloat16"}[precision])
+    assert check_layer("liger", precision)["layer_backward"] == "LigerSiLUMulFunctionBackward"
 
 
 @pytest.mark.parametrize("network", ["swiglu only", "convolutions"])
 def test_its_loss_falls_as_eager_s(network):
-    check_learning(LIGER, network, **TEN_STEPS)
+    check_learning("liger", network, **TEN_STEPS)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_swapped_gate_and_up_are_rejected(precision):
-    with pytest.raises(AssertionError, match="h: norm error"):
-        check_layer(SWAPPED, precision)
+    with pytest.raises(Wrong, match="h: norm error"):
+        check_layer("swapped", precision)
 
 
 def test_swapped_gate_and_up_have_other_losses():
     with pytest.raises(AssertionError, match="first losses"):
-        check_learning(SWAPPED, "swiglu only", **TEN_STEPS)
+        check_learning("swapped", "swiglu only", **TEN_STEPS)
 
 
 @pytest.mark.usefixtures("exchanged_gradients")
 def test_exchanged_gradients_are_rejected():
-    with pytest.raises(AssertionError, match="d_w_gate: norm error"):
-        check_layer(LIGER, "fp32")
+    with pytest.raises(Wrong, match="d_w_gate: norm error"):
+        check_layer("liger", "fp32")
     with pytest.raises(AssertionError, match="first losses"):
-        check_learning(LIGER, "swiglu only", **TEN_STEPS)
+        check_learning("liger", "swiglu only", **TEN_STEPS)

@@ -71,7 +71,7 @@ def liger_mlp(own: SwiGLU) -> nn.Module:
 
 
 @rival("mlp", "fused", requires=("triton",), needs_cuda=True,
-       behind=lambda: (functional, modules, *sources.kernel_modules()))  # fmt: skip
+       behind=lambda: (modules.SwiGLUMLP, *sources.behind("fusedlib.functional")))  # fmt: skip
 def fused_mlp(own: SwiGLU) -> nn.Module:
     """fusedlib.SwiGLUMLP, which runs plain PyTorch where fp32 products are small."""
     return mlps.packed(own)

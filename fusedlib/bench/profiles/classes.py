@@ -1,9 +1,9 @@
-"""What a kernel does, told from its name, and a name short enough for a table.
+"""What a kernel does, by its name, and a name short enough for a table.
 
 Kernels of cuBLAS, CUTLASS, cuDNN, PyTorch and Inductor name their work; so do the operators that
 a CPU's profile consists of. What no rule knows is "other" and is shown as such. Inductor names a
 kernel after all operations that it fused: one that only moves or casts is a copy, one with a
-softmax among them a softmax, any other is told by its kind of loop.
+softmax among them a softmax, and any other goes by its kind of loop.
 """
 
 import re

@@ -239,11 +239,12 @@ def taken_apart(found: Trace) -> Figures:
             by_name[section] = _totals(
                 ((kind, classes.short_name(p.name)), 1, p.us) for kind, p in kinds
             )
-    whole = _ms(p.us for p in found.during(STEP))
+    step = found.during(STEP)
+    whole = _ms(p.us for p in step)
     inside = sum(ms for section, _, ms in sections if section != INFERENCE)
     return {
         "sections": sections, "classes": by_class, "kernels": _kernels(by_name),
-        "unlinked": found.unlinked, "kernels_ms": whole,
+        "unlinked": found.unlinked, "profiled_kernels": len(step), "kernels_ms": whole,
         "outside_sections_ms": round(whole - inside, 6),
     }  # fmt: skip
 
@@ -308,7 +309,6 @@ def idleness(found: Trace) -> Figures:
     return figures | {
         "gaps": len(seen), "idle_ms": _ms(us for us, _ in seen), "late_gaps": len(late),
         "late_ms": _ms(late), "gap_percentiles_us": [round(float(us), 3) for us in lengths],
-        "profiled_kernels": len(pieces),
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@
 
 Without the convolutions the flattened image [n, 784] is what the layer sees. Arms are rivals of the
 task `TASK`: from hidden size, width and device to a `Layer`. The same seed draws the same weights
-for all. The published kernel is wrong and may not be imported from here: `notebooks/flawed_layer.py`
+for all. The published kernel is wrong and may not be imported here: `notebooks/flawed_layer.py`
 registers it.
 """
 
@@ -136,7 +136,7 @@ def liger(hidden: int, width: int, device: str) -> Layer:
     return Layer(hidden, width, device, function)
 
 
-@rival(TASK, "fused", behind=lambda: (functional, *sources.kernel_modules()))
+@rival(TASK, "fused", behind=lambda: sources.behind("fusedlib.functional"))
 def fused(hidden: int, width: int, device: str) -> Layer:
     """fusedlib.swiglu: our kernels, or plain PyTorch where `layer_backward` is PyTorch's own."""
     return Layer(hidden, width, device, functional.swiglu, packed=True)

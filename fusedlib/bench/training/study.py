@@ -7,7 +7,7 @@ published kernel is wrong and the subject of the study, so it is trained all the
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import count
 from typing import Any
 
@@ -40,7 +40,7 @@ def study_code() -> code.Code:
     """Fingerprints of study 10's rows."""
     harness = (race, check, timing, Course, checked, measure)
     own = (
-        reference, batches, trainer, network.Layer, network.Network, network.settings,
+        reference.swiglu, batches, trainer, network.Layer, network.Network, network.settings,
         network.autocast, run, repeat, wait, lap,
     )  # fmt: skip
     return code.Code(harness, own, rivals.fingerprints(TASK))
@@ -170,7 +170,7 @@ def _data(case: Case) -> Data:
     return prepared(case["train_images"], case["test_images"], case["device"])
 
 
-@lru_cache(maxsize=None)
+@cache
 def checked(
     arm: str, precision: str, hidden: int, width: int, batch_size: int, device: str
 ) -> Figures:
@@ -369,7 +369,7 @@ def _parameters(one: Trainer) -> dict[str, int]:
 
 
 class Course:
-    """The arms of one precision: each is checked once, and has a trainer of its own in each heat."""
+    """The arms of one precision: each is checked once and has a trainer of its own in each heat."""
 
     def __init__(self, case: Case) -> None:
         self.images = _data(case)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,15 +208,17 @@ def _numbered(placed: Iterable[Placed]) -> Iterator[Placed]:
 
 
 def _index(placed: Iterable[Placed], studies: Sequence[Section]) -> Prose:
-    """One row a table or figure of a study: its notebook and the command that measures it."""
-    pages = {s.name: s.notebook is not None for s in studies}
-    lines = ["| | Notebook | Command |", "|:--|:--|:--|"]
+    """A line a study: its notebook, the command that repeats it, its tables and figures."""
+    floats: dict[str, list[str]] = {}
     for name, block in placed:
-        if isinstance(block, Table | Figure) and name != FRAME:
-            link = f"[{name}](notebooks/{name}.html)" if pages[name] else name
-            lines.append(f"| [](#{block.anchor}) | {link} | `make study ONLY={name}` |")
-    if len(lines) == 2:
-        return Prose("No table or figure could be made; the failures are shown above.")
+        if isinstance(block, Table | Figure):
+            floats.setdefault(name, []).append(f"[](#{block.anchor})")
+    lines = ["| Notebook | Command | Shows |", "|:--|:--|:--|"]
+    for study in studies:
+        page = f"notebooks/{study.name}.html"
+        link = f"[{study.name}]({page})" if study.notebook else study.name
+        shown = ", ".join(floats.get(study.name, ["nothing"]))
+        lines.append(f"| {link} | `make study ONLY={study.name}` | {shown} |")
     return Prose("\n".join(lines))
 
 
@@ -243,7 +246,10 @@ def resolved(placed: Sequence[Placed], notebooks: Mapping[str, str]) -> Iterator
             titles[block.anchor] = f"Section {block.number}" if block.number else block.text
             names.setdefault(slugify(block.text), block.anchor)
 
-    def mend(found: re.Match[str], origin: str) -> str:
+    def mended(origin: str, text: str) -> str:
+        return LINK.sub(lambda found: link(origin, found), text)
+
+    def link(origin: str, found: re.Match[str]) -> str:
         text, anchor, _, notebook = found.groups()
         if notebook:
             address = notebooks.get(notebook)
@@ -256,7 +262,7 @@ def resolved(placed: Sequence[Placed], notebooks: Mapping[str, str]) -> Iterator
         return f"[{titles[place] if text in _KINDS else text}](#{place})"
 
     for origin, block in placed:
-        yield _with_links(block, lambda text: LINK.sub(lambda m: mend(m, origin), text))
+        yield _with_links(block, partial(mended, origin))
 
 
 def _with_links(block: Block, mend: Callable[[str], str]) -> Block:

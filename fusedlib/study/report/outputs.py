@@ -147,10 +147,14 @@ def _rich(output: Any, slug: str, numbering: Numbering) -> Iterator[Block]:
 
 def _claim(meaning: dict[str, Any], slug: str, numbering: Numbering) -> Claim:
     verdicts = []
-    for found in sorted(meaning["verdicts"], key=lambda v: v["own"]):
-        where = "on this machine" if found["own"] else f"on {found['machine']}"
-        said = found["text"] if found["measured"] else "not measured"
-        verdicts.append((f"{said} {where}", found["measured"] > 0 and found["held"] == 0))
+    found = sorted(meaning["verdicts"], key=lambda verdict: verdict["own"])
+    others = sum(not verdict["own"] for verdict in found)
+    for verdict in found:
+        # Where one machine is recorded, its name would stand below every claim.
+        where = " here" if verdict["own"] else f" on {verdict['machine']}" if others > 1 else ""
+        said = verdict["text"] if verdict["measured"] else "not measured"
+        fails = verdict["measured"] > 0 and verdict["held"] == 0
+        verdicts.append((f"{said}{where}", fails))
     name = meaning["name"]
     return Claim(numbering.anchor(slug, name), name, meaning["sentence"], tuple(verdicts))
 

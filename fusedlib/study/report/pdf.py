@@ -3,6 +3,7 @@
 import re
 import shutil
 import tempfile
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ _TEMPLATE = "report.typ"
 _PREAMBLE = f'#import "{_TEMPLATE}": *\n'
 _UNBROKEN = re.compile(r"\S{25,}")
 _LONG, _SHORT = 34, 14  # characters from which a column of a table holds text that wraps
+_HEADER = 9
 
 
 def compiled(document: model.Document) -> bytes:
@@ -125,7 +127,8 @@ def _label(anchor: str) -> str:
 
 def _heading(block: model.Heading, fragments: Fragments) -> str:
     body = f"numbered({quoted(block.number)}, [{fragments.lines[block.text]}])"
-    return f"#heading(level: {block.level}, {body}) {_label(block.anchor)}"
+    heading = f"#heading(level: {block.level}, {body}) {_label(block.anchor)}"
+    return f"#show: appendix\n\n{heading}" if block.number == "A" else heading
 
 
 def _abstract(block: model.Abstract, fragments: Fragments) -> str:
@@ -140,14 +143,18 @@ def _claim(block: model.Claim, fragments: Fragments) -> str:
 
 def _table(block: model.Table, fragments: Fragments) -> str:
     lengths = [
-        max(len(cell) for cell in (block.columns[at][-1], *(row[at] for row in block.rows)))
+        max((len(row[at]) for row in block.rows), default=0)
         for at in range(len(block.columns))
     ]
     # Beside long text, the shorter text of other columns wraps too.
     least = _SHORT if max(lengths) > 2 * _LONG else _LONG
     long = [length / _LONG if length > least else 0 for length in lengths]
+    heads = [
+        [*names[:-1], _wrapped(names[-1], [row[at] for row in block.rows])]
+        for at, names in enumerate(block.columns)
+    ]
     data = {
-        "columns": _array([_array([quoted(_soft(c)) for c in names]) for names in block.columns]),
+        "columns": _array([_array([quoted(_soft(c)) for c in names]) for names in heads]),
         "align": _array([quoted(side) for side in block.align]),
         "stub": str(block.stub),
         "long": _array([f"{min(share, 8) ** 0.75:.3g}" for share in long]),
@@ -160,6 +167,12 @@ def _table(block: model.Table, fragments: Fragments) -> str:
         f"#[#metadata(none) {_label(block.anchor)}]\n"
         f"#datatable({quoted(str(block.number))}, [{caption}], {note}, ({given}))"
     )
+
+
+def _wrapped(header: str, cells: list[str]) -> str:
+    """A header in lines hardly longer than its column's cells."""
+    width = max(_HEADER, *map(len, cells), *map(len, header.split()))
+    return "\n".join(textwrap.wrap(header, width, break_long_words=False)) or header
 
 
 def _soft(text: str) -> str:

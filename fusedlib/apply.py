@@ -1,0 +1,564 @@
+"""`apply_to`: the library's operations in a whole model, put into each module of it by itself.
+
+No class is patched: a module that is replaced stays the object that it was, with the parameters,
+hooks and attributes that it had, and gets a class of its own whose `forward` is fused
+(`fusedlib.packed.Fused`). Where a call asks for what is not fused, its old `forward` runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial as bind
+from inspect import signature
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from fusedlib.functional import swiglu_mlp
+from fusedlib.loss import linear_cross_entropy
+from fusedlib.norms import rms_norm
+from fusedlib.packed import Fused, Packed, fuse, pack, packable
+from fusedlib.rotary import rope
+
+# --- what modules become -------------------------------------------------------------------------
+
+
+class FusedRMSNorm(Fused):
+    """Also adds the residual stream: `norm(x, residual)` gives what is normalised as well."""
+
+    _eps, _cast = "variance_epsilon", "hf"
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        """weight ⊙ s / √(mean(s²) + eps) of s = x, or of s = x + residual and s."""
+        eps = getattr(self, self._eps)
+        weight: Any = self.weight
+        return rms_norm(x, weight, eps, residual=residual, cast=self._cast)
+
+
+class FusedLitGPTNorm(FusedRMSNorm):
+    """litgpt multiplies by the weight in fp32."""
+
+    _eps, _cast = "eps", "litgpt"
+
+
+class FusedMLP(Packed):
+    """gate and up as one product, and the whole MLP as one operation."""
+
+    w_gate_up: Tensor
+    w_down: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ."""
+        if not self.is_packed():
+            y: Tensor = super().forward(x)
+            return y
+        return swiglu_mlp(x, self.w_gate_up, self.w_down)
+
+
+class FusedAttention(Packed):
+    """Hugging Face's attention with q, k and v as one product, and q and k turned in one launch."""
+
+    _parts: frozenset[str]
+
+    def forward(
+        self, hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None, past_key_values: Any = None, **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Attention's output (batch, tokens, hidden), and its weights where they are computed."""
+        module: Any = self
+        source = sys.modules[self._base.__module__]
+        heads = *hidden_states.shape[:-1], -1, module.head_dim
+        q, k, v = (x.view(heads) for x in self._projected(hidden_states))
+        if hasattr(self, "q_norm"):
+            q, k = module.q_norm(q), module.k_norm(k)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        turn = rope if "rope" in self._parts else source.apply_rotary_pos_emb
+        assert position_embeddings is not None
+        q, k = turn(q, k, *position_embeddings)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, module.layer_idx)
+        attend = source.ALL_ATTENTION_FUNCTIONS.get_interface(
+            module.config._attn_implementation, source.eager_attention_forward
+        )
+        attended, weights = attend(
+            self, q, k, v, attention_mask,
+            dropout=module.attention_dropout if self.training else 0.0,
+            scaling=module.scaling, sliding_window=self._window(), **kwargs,
+        )  # fmt: skip
+        attended = attended.reshape(*hidden_states.shape[:-1], -1).contiguous()
+        return module.o_proj(attended), weights
+
+    def _window(self) -> int | None:
+        """Qwen's; Llama has none."""
+        return getattr(self, "sliding_window", None)
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        module: Any = self
+        children = module.q_proj, module.k_proj, module.v_proj
+        if not self.is_packed():
+            return tuple(child(x) for child in children)
+        packed = linear(x, module.w_qkv, getattr(self, "bias_qkv", None))
+        return packed.split([child.out_features for child in children], dim=-1)
+
+
+class FusedMistralAttention(FusedAttention):
+    """Its window stands in the configuration."""
+
+    def _window(self) -> int | None:
+        return getattr(self.config, "sliding_window", None)
+
+
+class FusedLitGPTAttention(Fused):
+    """litgpt's attention, whose q, k and v are one product already."""
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None,
+        input_pos: Tensor | None = None, input_pos_maxp1: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Attention's output (batch, tokens, hidden)."""
+        module: Any = self
+        config, (batch, tokens, _) = module.config, x.shape
+        heads, groups = config.n_head, config.n_query_groups
+        packed = module.qkv(x).view(batch, tokens, -1, config.head_size).transpose(1, 2)
+        q, k, v = packed.split([heads, groups, groups], dim=1)
+        if module.norm_q is not None:
+            q, k = module.norm_q(q), module.norm_k(k)
+        q, k = rope(q, k, cos, sin)
+        if input_pos is not None:
+            if module.kv_cache is None:
+                raise TypeError("You need to call `gpt.set_kv_cache()`")
+            k, v = module.kv_cache(input_pos, k, v)
+            k, v = k[..., :input_pos_maxp1, :], v[..., :input_pos_maxp1, :]
+        if groups != heads and (input_pos is None or groups != 1):
+            k, v = (t.repeat_interleave(heads // groups, dim=1) for t in (k, v))
+        attended = module.scaled_dot_product_attention(q, k, v, mask)
+        y: Tensor = module.proj(attended.reshape(batch, tokens, -1))
+        return y
+
+
+class FusedLayer(Fused):
+    """Hugging Face's layer, where attention's output is added inside the norm that follows."""
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None, past_key_values: Any = None,
+        use_cache: bool | None = False,
+        position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any,
+    ) -> Tensor:  # fmt: skip
+        """The residual stream behind this layer."""
+        module: Any = self
+        attended, _ = module.self_attn(
+            hidden_states=module.input_layernorm(hidden_states), attention_mask=attention_mask,
+            position_ids=position_ids, past_key_values=past_key_values, use_cache=use_cache,
+            position_embeddings=position_embeddings, **kwargs,
+        )  # fmt: skip
+        normed, residual = module.post_attention_layernorm(attended, hidden_states)
+        stream: Tensor = residual + module.mlp(normed)
+        return stream
+
+
+class FusedLitGPTLayer(Fused):
+    """litgpt's block likewise."""
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None,
+        input_pos: Tensor | None = None, input_pos_maxp1: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The residual stream behind this block."""
+        module: Any = self
+        attended = module.attn(module.norm_1(x), cos, sin, mask, input_pos, input_pos_maxp1)
+        normed, residual = module.norm_2(module.post_attention_norm(attended), x)
+        stream: Tensor = module.post_mlp_norm(module.mlp(normed)) + residual
+        return stream
+
+
+class FusedHead(Fused):
+    """A linear layer that gives its cross entropy, where it gets targets, instead of logits.
+
+    As a call of the module, for FSDP, ZeRO-3 and offloading bring its weight by hooks.
+    """
+
+    def forward(self, hidden: Tensor, target: Tensor | None = None, **settings: Any) -> Tensor:
+        """Logits; or the loss with the settings of `fusedlib.linear_cross_entropy`."""
+        module: Any = self
+        if target is None:
+            return linear(hidden, module.weight, module.bias)
+        return linear_cross_entropy(hidden, module.weight, target, bias=module.bias, **settings)
+
+
+class FusedCausalLM(Fused):
+    """In training with labels the loss without logits; else, as in evaluation, both as ever."""
+
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None, past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None, labels: Tensor | None = None,
+        use_cache: bool | None = None, logits_to_keep: int | Tensor = 0, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """transformers' output; where the loss is fused its logits are None."""
+        module: Any = self
+        given = {
+            "input_ids": input_ids, "attention_mask": attention_mask,
+            "position_ids": position_ids, "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds, "use_cache": use_cache,
+        }  # fmt: skip
+        all_logits = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        fused = labels is not None and self.training and all_logits
+        # Others put a head or loss of theirs here: PEFT, resized embeddings, `loss_function = `.
+        fused = fused and isinstance(module.lm_head, FusedHead)
+        if not fused or module.loss_function.__name__ != "ForCausalLMLoss":
+            return super().forward(**given, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        return_dict = kwargs.pop("return_dict", None)
+        outputs = module.model(**given, **kwargs)
+        output = CausalLMOutputWithPast(
+            loss=_causal_loss(module.lm_head, outputs.last_hidden_state, labels, **kwargs),
+            past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )  # fmt: skip
+        as_dict = module.config.return_dict if return_dict is None else return_dict
+        return output if as_dict else output.to_tuple()
+
+
+def _causal_loss(
+    head: nn.Module, hidden: Tensor, labels: Tensor | None,
+    num_items_in_batch: Tensor | int | None = None, ignore_index: int = -100,
+    shift_labels: Tensor | None = None, **_: Any,
+) -> Tensor:  # fmt: skip
+    """As transformers' ForCausalLMLoss: token i is to predict label i + 1."""
+    if shift_labels is None:
+        assert labels is not None
+        shift_labels = pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    target = shift_labels.reshape(-1).to(hidden.device)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss: Tensor = head(
+        hidden.reshape(-1, hidden.shape[-1]), target, ignore_index=ignore_index,
+        reduction=reduction,
+    )  # fmt: skip
+    if num_items_in_batch is None:
+        return loss
+    if isinstance(num_items_in_batch, Tensor):
+        num_items_in_batch = num_items_in_batch.to(loss.device)
+    return loss / num_items_in_batch
+
+
+# Their forward does not call the old one, and relies on what that one takes.
+REWRITTEN = FusedAttention, FusedLitGPTAttention, FusedLayer, FusedLitGPTLayer, FusedCausalLM
+
+# --- where they lie ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a switch replaces.
+
+    Attributes:
+        switch: the argument of `apply_to`.
+        owner: name of the class that is looked for.
+        fused: what it becomes.
+        refuse: why this one cannot become that; None where it can.
+        prepare: what is done besides.
+    """
+
+    switch: str
+    owner: str
+    fused: type[Fused]
+    refuse: Callable[[Any], str | None] = lambda module: None
+    prepare: Callable[[Any], None] = lambda module: None
+
+
+@dataclass(frozen=True)
+class Family:
+    """The models of one architecture: a row of the table below.
+
+    Attributes:
+        package: where its classes come from.
+        model: name of a class that all of them descend from.
+        parts: by the last name of a module's path; "" is the model itself.
+        layer: class of a layer, what it becomes, and its norm that follows attention.
+    """
+
+    package: str
+    model: str
+    parts: dict[str, tuple[Part, ...]]
+    layer: tuple[str, type[Fused], str]
+
+
+def _mlp(owner: str, gate: str, up: str, down: str) -> tuple[Part, ...]:
+    def refuse(mlp: Any) -> str | None:
+        activation = type(getattr(mlp, "act_fn", nn.SiLU())).__name__
+        if activation not in ("SiLU", "SiLUActivation"):
+            return f"its activation is {activation}, not SiLU"
+        why = packable(mlp, (gate, up)) or packable(mlp, (down,))
+        biased = any(getattr(mlp, child).bias is not None for child in (gate, up, down) if not why)
+        return why or ("its projections have biases" if biased else None)
+
+    def prepare(mlp: Packed) -> None:
+        pack(mlp, "gate_up", (gate, up))
+        pack(mlp, "down", (down,))
+
+    return (Part("mlp", owner, FusedMLP, refuse, prepare),)
+
+
+def _hugging_face(name: str) -> Family:
+    norm = (Part("rms_norm", f"{name}RMSNorm", FusedRMSNorm),)
+    projections = "q_proj", "k_proj", "v_proj"
+    fused = FusedMistralAttention if name == "Mistral" else FusedAttention
+    attend = bind(Part, owner=f"{name}Attention", fused=fused)
+    attention = (
+        attend(
+            "attention",
+            refuse=lambda module: packable(module, projections),
+            prepare=lambda module: pack(module, "qkv", projections),
+        ),
+        attend("rope"),
+    )
+    norms = "input_layernorm", "post_attention_layernorm", "norm", "q_norm", "k_norm"
+    parts = dict.fromkeys(norms, norm) | {
+        "self_attn": attention,
+        "mlp": _mlp(f"{name}MLP", "gate_proj", "up_proj", "down_proj"),
+        "": (
+            Part(
+                "loss",
+                f"{name}ForCausalLM",
+                FusedCausalLM,
+                refuse=lambda model: packable(model, ("lm_head",)),
+                prepare=lambda model: fuse(model.lm_head, FusedHead),
+            ),
+        ),
+    }
+    layer = f"{name}DecoderLayer", FusedLayer, "post_attention_layernorm"
+    return Family("transformers", f"{name}PreTrainedModel", parts, layer)
+
+
+def _litgpt() -> Family:
+    def unlike(attention: Any) -> str | None:
+        config = attention.config
+        odd = {
+            "rope_interleave": config.rope_interleave,
+            "norm_qk_type": config.norm_qk and config.norm_qk_type != "default",
+            "sliding_window_size": attention.apply_sliding_window_attention,
+        }
+        names = [name for name, value in odd.items() if value]
+        return f"its {names[0]} is not Llama's" if names else None
+
+    norm = (
+        Part(
+            "rms_norm", "RMSNorm", FusedLitGPTNorm,
+            lambda m: "it adds 1 to its weight" if m.add_unit_offset else None,
+        ),
+    )  # fmt: skip
+    norms = "norm_1", "norm_2", "ln_f", "norm_q", "norm_k"
+    packed, outside = (
+        lambda module: "litgpt holds q, k and v as one product already",
+        lambda module: "litgpt computes it outside: use fusedlib.linear_cross_entropy there",
+    )
+    attention = "CausalSelfAttention", FusedLitGPTAttention
+    parts = dict.fromkeys(norms, norm) | {
+        "attn": (Part("rope", *attention, unlike), Part("attention", *attention, packed)),
+        "mlp": _mlp("LLaMAMLP", "fc_1", "fc_2", "proj"),
+        "": (Part("loss", "GPT", Fused, outside),),
+    }
+    return Family("litgpt", "GPT", parts, ("Block", FusedLitGPTLayer, "norm_2"))
+
+
+FAMILIES = (*map(_hugging_face, ("Llama", "Mistral", "Qwen2", "Qwen3")), _litgpt())
+SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss")
+OFF = "switched off"
+
+
+# --- the function and its report -----------------------------------------------------------------
+
+
+@dataclass
+class Report:
+    """What `apply_to` did to a model; `print` shows it as a table.
+
+    Attributes:
+        model: name of the model's class.
+        replaced: paths of modules by switch.
+        already: those that an earlier call had replaced.
+        left: by switch, pairs of a path and the reason why it is as it was.
+    """
+
+    model: str
+    replaced: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SWITCHES})
+    already: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SWITCHES})
+    left: dict[str, list[tuple[str, str]]] = field(
+        default_factory=lambda: {s: [] for s in SWITCHES}
+    )
+
+    def __str__(self) -> str:
+        lines = [f"fusedlib in {self.model}"]
+        for switch in SWITCHES:
+            said = [
+                f"{len(done[switch])} {word}"
+                for word, done in (("replaced", self.replaced), ("replaced before", self.already))
+                if done[switch]
+            ]
+            reasons: dict[str, list[str]] = {}
+            for path, why in self.left[switch]:
+                reasons.setdefault(why, []).append(path or "the model")
+            for why, paths in reasons.items():
+                more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+                said.append(f"not {paths[0]}{more}: {why}" if why != OFF else why)
+            first, *others = said or ["nothing found"]
+            lines += [f"  {switch:<10}{first}", *(f"  {'':<10}{line}" for line in others)]
+        if self.replaced["mlp"] or self.replaced["attention"]:
+            lines += [
+                "  Packed weights are new parameters (w_gate_up, w_down, w_qkv, bias_qkv): make",
+                "  optimizers, DDP and FSDP after this. state_dict has the names that it had.",
+            ]
+        return "\n".join(lines)
+
+
+def apply_to(
+    model: nn.Module, *, mlp: bool = True, rms_norm: bool = True, rope: bool = True,
+    attention: bool = True, loss: bool = True,
+) -> Report:  # fmt: skip
+    """Put the library's operations into a model, in place; a second call finds nothing to do.
+
+    Takes transformers' Llama, Mistral, Qwen2 (2.5 too) and Qwen3, with or without a head, and
+    litgpt's GPT of the Llama kind, before an optimizer, DDP, FSDP or torch.compile see it. What it
+    computes, `state_dict` and all attributes stay. Three things change: `parameters()` has packed
+    weights under new names; hooks on packed projections are not called; a `...ForCausalLM` in
+    training mode with labels gives `logits=None`. PEFT's LoRA works on packed projections: where
+    one of them is wrapped, its MLP or its attention's q, k, v run unfused.
+
+    Args:
+        model: changed in place.
+        mlp: gate and up as one product, and the MLP as one operation.
+        rms_norm: every RMSNorm, and the residual stream added inside the one behind attention.
+        rope: q and k turned in one launch.
+        attention: q, k and v as one product.
+        loss: the cross entropy computed from hidden states, its logits never stored as a whole.
+
+    Returns:
+        What was replaced, and what was not and why.
+
+    Raises:
+        ValueError: a model of another kind, one that is wrapped already, or one whose weights to be
+            packed have several dtypes or devices. Nothing is changed then.
+    """
+    family = _family(model)
+    wanted = dict(zip(SWITCHES, (mlp, rms_norm, rope, attention, loss), strict=True))
+    report = Report(type(model).__name__)
+    shared = _shared(model)
+    todo: list[tuple[str, nn.Module, Part]] = []
+    for path, module in model.named_modules():
+        name = path.rpartition(".")[2]
+        for part in family.parts.get(name, ()):
+            switch = part.switch
+            if not wanted[switch]:
+                report.left[switch].append((path, OFF))
+            elif switch in vars(module).get("_parts", ()):
+                report.already[switch].append(path)
+            elif why := _refusal(module, part, family) or _sharing(module, part, shared):
+                report.left[switch].append((path, why))
+            else:
+                todo.append((path, module, part))
+    for path, module, part in todo:
+        fuse(module, part.fused)
+        part.prepare(module)
+        module.__dict__["_parts"] = vars(module).get("_parts", frozenset()) | {part.switch}
+        report.replaced[part.switch].append(path)
+    owner, fused, norm = family.layer
+    for module in model.modules():
+        adds = isinstance(getattr(module, norm, None), FusedRMSNorm)
+        if adds and _is(module, owner, family) and not _changed(module, fused):
+            fuse(module, fused)
+    return report
+
+
+def _family(model: nn.Module) -> Family:
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    for family in FAMILIES:
+        if not _descends(type(model), family):
+            continue
+        config: Any = model.config
+        if family.package == "litgpt" and not _of_llama_kind(config):
+            raise ValueError(
+                f"{kind} named {config.name!r} is not of the Llama kind: looked for are RMSNorm, "
+                f"LLaMAMLP and no parallel_residual, found {config.norm_class_name}, "
+                f"{config.mlp_class_name} and parallel_residual={config.parallel_residual}"
+            )
+        if any(type(p) not in (nn.Parameter, Tensor) for p in model.parameters()):
+            other = next(p for p in model.parameters() if type(p) not in (nn.Parameter, Tensor))
+            raise ValueError(
+                f"a parameter of {kind} is a {type(other).__name__}: apply_to comes before FSDP, "
+                "tensor parallelism and quantisation"
+            )
+        return family
+    message = (
+        f"{kind} is no model that apply_to knows; looked for are transformers' Llama, Mistral, "
+        "Qwen2 and Qwen3 and litgpt's GPT"
+    )
+    for path, module in model.named_modules():
+        if any(_descends(type(module), family) for family in FAMILIES):
+            name = type(module).__qualname__
+            message += f". It holds a {name} as .{path}: give that one, before others wrap it"
+            break
+    raise ValueError(message)
+
+
+def _descends(kind: type, family: Family) -> bool:
+    names = {(c.__module__.partition(".")[0], c.__name__) for c in kind.__mro__}
+    return (family.package, family.model) in names
+
+
+def _of_llama_kind(config: Any) -> bool:
+    known = config.norm_class_name, config.mlp_class_name, config.parallel_residual
+    return known == ("RMSNorm", "LLaMAMLP", False)
+
+
+def _is(module: nn.Module, owner: str, family: Family) -> bool:
+    base = _base(module)
+    return (base.__module__.partition(".")[0], base.__name__) == (family.package, owner)
+
+
+def _refusal(module: nn.Module, part: Part, family: Family) -> str | None:
+    if not _is(module, part.owner, family):
+        kind = type(module)
+        return f"a {kind.__module__}.{kind.__qualname__}, not {family.package}'s {part.owner}"
+    if why := _changed(module, part.fused):
+        return why
+    return part.refuse(module)
+
+
+def _changed(module: nn.Module, fused: type[Fused]) -> str | None:
+    """Whether its forward is another than the one that our class takes the place of."""
+    if "forward" in vars(module):
+        return "its forward was replaced by someone else's"
+    if not issubclass(fused, REWRITTEN):
+        return None
+    theirs, ours = ([*signature(c.forward).parameters] for c in (_base(module), fused))
+    return None if theirs == ours else f"its forward takes {theirs}; known is one with {ours}"
+
+
+def _base(module: nn.Module) -> type[nn.Module]:
+    base: type[nn.Module] = getattr(type(module), "_base", type(module))
+    return base
+
+
+def _shared(model: nn.Module) -> set[int]:
+    """Parameters that several modules hold."""
+    seen: set[int] = set()
+    return {
+        id(p)
+        for module in model.modules()
+        for p in module._parameters.values()
+        if p is not None and (id(p) in seen or seen.add(id(p)))  # type: ignore[func-returns-value]
+    }
+
+
+def _sharing(module: nn.Module, part: Part, shared: set[int]) -> str | None:
+    """Tied weights that packing would untie."""
+    if part.switch not in ("mlp", "attention"):
+        return None
+    tied = [name for name, p in module.named_parameters() if id(p) in shared]
+    return f"{tied[0]} is tied to another module's" if tied else None

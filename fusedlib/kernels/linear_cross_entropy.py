@@ -1,0 +1,276 @@
+# ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
+"""A linear layer and its cross entropy as one operation; the logits never exist as a whole.
+
+    logits = hidden Wᵀ + b                  lse = log Σ_c exp(logits_c)
+    loss   = w ((1 − ε)(lse − logits_y) + ε (lse − mean_c logits_c) + ζ lse²), 0 where y is ignored
+    d_logits_c = w s (p_c (1 + 2 ζ lse) − (1 − ε) [c = y] − ε / vocabulary),  p = softmax(logits)
+    d_hidden = d_logits W        d_W = d_logitsᵀ hidden        d_b = Σ_tokens d_logits
+
+with ε the label smoothing, ζ the weight of z-loss, w a token's weight and s = 1 / Σ w for a mean.
+
+| tensor                    | shape                | strides, dtype                                   |
+|---------------------------|----------------------|--------------------------------------------------|
+| hidden, d_hidden          | (tokens, hidden)     | any, contiguous                                  |
+| weight, d_weight          | (vocabulary, hidden) | any, contiguous; fp32 where several chunks add up|
+| logits of a chunk         | (rows, vocabulary)   | rows begin at multiples of 128 bytes             |
+| target, token_weights     | (tokens,)            | contiguous; int64, fp32                          |
+| losses                    | (tokens,)            | contiguous, fp32                                 |
+
+The products are torch.mm's, over chunks of tokens. One kernel reads a chunk's logits twice, the
+second time mostly from the L2 cache, writes d_logits over them and the losses. Gradients are
+computed in forward, where the logits are, when one is wanted; backward multiplies them by the
+upstream scalar, in no time where that is 1. Losses by token have an upstream number each: their
+backward computes the logits again. Nothing is read back to the host.
+
+Memory, with V the vocabulary and b the bytes of a number: beside the gradients a chunk's logits,
+rows·V·b ≤ LOGITS_BYTES, or one row's; where several chunks add up in half precision, or in fp16,
+also d_W in fp32, 4·V·hidden bytes from forward to the end of backward.
+
+Error bound: logits are rounded to the inputs' dtype once, the rest of the loss is fp32, of
+absolute error (8 + log₂ V) 2⁻²⁴ (1 + max|logits|) at most. d_logits are rounded once, d_W and d_b
+summed over all tokens in fp32 and rounded once, or twice where the upstream scalar is not a power
+of two. In fp16 d_logits carry no 1/Σw, which would leave them below its smallest number.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fusedlib.kernels.launch import current_device
+from fusedlib.kernels.swiglu_configs import architecture
+
+LOGITS_BYTES = 2**29
+ROW_BYTES = 128
+ROWS = 128  # a chunk's rows are a multiple of a product's tile, if there are as many
+# What a program has of a row at a time, and a warp of that: each of an H200's 132 multiprocessors
+# has one row, whose 250 KiB at 128256 are in the L2 cache when they are read again. A B200 has twice
+# the cache, and spills 4 to 28 registers of 32 warps.
+BLOCK_BYTES, OTHER_BLOCK_BYTES, WARP_BYTES = 2**15, {100: 2**14}, 2**10
+SCALED, SCALED_WARPS = 4096, 8
+if triton.knobs.runtime.interpret:
+    BLOCK_BYTES, SCALED = 256, 64  # small enough that a test's row has several
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@triton.jit
+def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
+    logits, target, token_weights, scale, losses, vocabulary, row_stride, ignore_index,
+    label_smoothing, z_loss,
+    GRADIENT: tl.constexpr, WEIGHTED: tl.constexpr, SMOOTHED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row: its loss, and where GRADIENT d_logits over its logits."""
+    row = tl.program_id(0)
+    label = tl.load(target + row)
+    logits += row.to(tl.int64) * row_stride
+    lanes = tl.arange(0, BLOCK)
+    if label == ignore_index:
+        tl.store(losses + row, 0.0)
+        if GRADIENT:
+            zeros = tl.zeros((BLOCK,), dtype=logits.dtype.element_ty)
+            for start in range(0, row_stride, BLOCK):
+                tl.store(logits + start + lanes, zeros, mask=start + lanes < row_stride)
+    else:
+        # Each lane has its own maximum and sum, so that blocks need no exchange between threads.
+        largest = tl.full((BLOCK,), -3.0e38, tl.float32)
+        total = tl.zeros((BLOCK,), dtype=tl.float32)
+        plain = tl.zeros((BLOCK // 4,), dtype=tl.float32)  # 4 side by side are one thread's
+        for start in range(0, row_stride, BLOCK):
+            columns = start + lanes
+            # Up to the row's stride, which is a round number: loads stay 16 bytes wide.
+            inside = columns < row_stride
+            x = tl.load(logits + columns, mask=inside, other=0.0, eviction_policy="evict_last")
+            x = tl.where(columns < vocabulary, x.to(tl.float32), float("-inf"))
+            step = x - largest
+            decay = tl.exp(-tl.abs(step))
+            total = tl.where(step > 0, total * decay + 1, total + decay)
+            largest = tl.maximum(largest, x)
+            if SMOOTHED:
+                fours = tl.where(columns < vocabulary, x, 0.0).reshape(BLOCK // 4, 4)
+                plain += tl.sum(fours, axis=1)
+        m = tl.max(largest)
+        total = tl.sum(total * tl.exp(largest - m))
+        known = (label >= 0) & (label < vocabulary)
+        correct = tl.load(logits + label, mask=known, other=float("nan")).to(tl.float32)
+        log_total = tl.log(total)
+        lse = m + log_total
+        loss = (1 - label_smoothing) * (m - correct + log_total) + z_loss * lse * lse
+        if SMOOTHED:
+            loss += label_smoothing * (m - tl.sum(plain) / vocabulary + log_total)
+        factor = tl.load(scale)
+        if WEIGHTED:
+            weight = tl.load(token_weights + row)
+            loss *= weight
+            factor *= weight
+        tl.store(losses + row, loss)
+        if GRADIENT:
+            tl.debug_barrier()  # no logit is overwritten that another thread has yet to read
+            everywhere = label_smoothing / vocabulary
+            squared = 2 * z_loss * lse
+            inverse = 1 / total
+            for start in range(0, row_stride, BLOCK):
+                columns = start + lanes
+                inside = columns < row_stride
+                x = tl.load(logits + columns, mask=inside, eviction_policy="evict_first")
+                p = tl.exp(x.to(tl.float32) - m) * inverse
+                d = p - tl.where(columns == label, 1.0, 0.0)
+                if SMOOTHED:
+                    d += tl.where(columns == label, label_smoothing - everywhere, -everywhere)
+                d = factor * (d + squared * p)
+                tl.store(logits + columns, d.to(logits.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _scaled_kernel(  # type: ignore[no-untyped-def]
+    source, result, factor, count, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """result = factor · source; nothing to do where they are one tensor and the factor is 1."""
+    times = tl.load(factor)
+    if (times != 1.0) | (not IN_PLACE):
+        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(source + i, mask=i < count).to(tl.float32)
+        tl.store(result + i, (x * times).to(result.dtype.element_ty), mask=i < count)
+
+
+def row_stride(vocabulary: int, itemsize: int) -> int:
+    """Elements from one row of a chunk's logits to the next."""
+    round_to = ROW_BYTES // itemsize
+    return (vocabulary + round_to - 1) // round_to * round_to
+
+
+def block_and_warps(stride: int, itemsize: int, arch: int) -> tuple[int, int]:
+    """How a row of that stride is cut on an architecture: elements at a time, and warps."""
+    most = OTHER_BLOCK_BYTES.get(arch, BLOCK_BYTES) // itemsize
+    block = min(most, triton.next_power_of_2(stride))
+    return block, max(block * itemsize // WARP_BYTES, 4)
+
+
+def chunk_rows(tokens: int, vocabulary: int, itemsize: int) -> int:
+    """Tokens of a chunk: their logits take LOGITS_BYTES at most, or are one token's."""
+    most = max(LOGITS_BYTES // (row_stride(vocabulary, itemsize) * itemsize), 1)
+    if tokens <= most:
+        return tokens
+    unit = ROWS if most >= ROWS else 1
+    most = most // unit * unit
+    chunks = (tokens + most - 1) // most
+    return ((tokens + chunks - 1) // chunks + unit - 1) // unit * unit
+
+
+def sum_dtype(tokens: int, vocabulary: int, dtype: torch.dtype) -> torch.dtype:
+    """What d_W is summed in: fp16 has too small a range for sums over tokens, see the docstring."""
+    several = chunk_rows(tokens, vocabulary, dtype.itemsize) < tokens
+    return torch.float32 if several or dtype == torch.float16 else dtype
+
+
+def cross_entropy_rows(
+    logits: Tensor, target: Tensor, token_weights: Tensor | None, scale: Tensor, losses: Tensor,
+    ignore_index: int, label_smoothing: float, z_loss: float, *, gradient: bool,
+) -> None:  # fmt: skip
+    """Fill the rows' losses, and where `gradient` is set write d_logits over the logits.
+
+    Args:
+        logits: (rows, vocabulary), rows contiguous and `row_stride` apart.
+        target: (rows,), int64. One outside the vocabulary makes its row's loss NaN.
+        token_weights: (rows,), fp32, or None for ones.
+        scale: a scalar tensor, fp32: what d_logits are multiplied by.
+        losses: (rows,), fp32.
+        ignore_index: the target whose row has no loss and no gradient.
+        label_smoothing: ε, from 0 to 1.
+        z_loss: ζ.
+        gradient: whether d_logits are wanted.
+
+    Raises:
+        ValueError: a shape, stride or dtype that does not fit.
+    """
+    rows, vocabulary = logits.shape
+    stride = row_stride(vocabulary, logits.itemsize)
+    if logits.dtype not in DTYPES or logits.stride() != (stride, 1):
+        raise ValueError(
+            f"logits {tuple(logits.shape)} must be of stride ({stride}, 1) and one of "
+            f"{', '.join(map(str, DTYPES))}; got {logits.stride()}, {logits.dtype}"
+        )
+    vectors = {"target": (target, torch.int64), "losses": (losses, torch.float32)}
+    if token_weights is not None:
+        vectors["token_weights"] = token_weights, torch.float32
+    for name, (vector, dtype) in vectors.items():
+        if vector.shape != (rows,) or vector.dtype != dtype or not vector.is_contiguous():
+            raise ValueError(
+                f"{name} must be ({rows},), {dtype}, contiguous; got {tuple(vector.shape)}, "
+                f"{vector.dtype}, stride {vector.stride()}"
+            )
+    if rows == 0:
+        return
+    arch = architecture(logits.device) if logits.is_cuda else 0
+    block, warps = block_and_warps(stride, logits.itemsize, arch)
+    with current_device(logits):
+        _cross_entropy_kernel[(rows,)](
+            logits, target, losses if token_weights is None else token_weights, scale, losses,
+            vocabulary, stride, ignore_index, float(label_smoothing), float(z_loss),
+            GRADIENT=gradient, WEIGHTED=token_weights is not None, SMOOTHED=label_smoothing != 0,
+            BLOCK=block, num_warps=warps,
+        )  # fmt: skip
+
+
+def fill_scaled(source: Tensor, result: Tensor, factor: Tensor) -> Tensor:
+    """Compute factor · source into `result`, contiguous both, which may be the source itself."""
+    count = source.numel()
+    if count:
+        with current_device(source):
+            _scaled_kernel[(triton.cdiv(count, SCALED),)](
+                source, result, factor, count, IN_PLACE=result is source, BLOCK=SCALED,
+                num_warps=SCALED_WARPS,
+            )  # fmt: skip
+    return result
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """total + A B in `dtype`, in place; A B where there is no total."""
+    wide = {"out_dtype": dtype} if a.is_cuda and a.dtype != dtype else {}
+    if not wide:
+        a, b = a.to(dtype), b.to(dtype)
+    if total is None:
+        total = a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
+        return torch.mm(a, b, **wide, out=total)
+    return torch.addmm(total, a, b, **wide, out=total)
+
+
+def compute(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    token_weights: Tensor | None, scale: Tensor,
+    ignore_index: int, label_smoothing: float, z_loss: float, wants: tuple[bool, ...],
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Losses (tokens,), and the wanted ones of d_hidden, d_W and d_b, times `scale`."""
+    (tokens, _), vocabulary, dtype = hidden.shape, weight.shape[0], hidden.dtype
+    wants_hidden, wants_weight, wants_bias = wants
+    sums = sum_dtype(tokens, vocabulary, dtype)
+    rows = chunk_rows(tokens, vocabulary, dtype.itemsize)
+    buffer = hidden.new_empty(rows, row_stride(vocabulary, dtype.itemsize))
+    losses = hidden.new_empty(tokens, dtype=torch.float32)
+    d_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    d_hidden = d_hidden if wants_hidden else None
+    d_weight = d_bias = None
+    if tokens == 0:
+        d_weight = weight.new_zeros(weight.shape, dtype=sums) if wants_weight else None
+    if wants_bias:
+        d_bias = hidden.new_zeros(vocabulary, dtype=torch.float32)
+    for start in range(0, tokens, max(rows, 1)):
+        part = slice(start, start + rows)
+        h, weights = hidden[part], None if token_weights is None else token_weights[part]
+        logits = buffer[: h.shape[0], :vocabulary]
+        if bias is None:
+            torch.mm(h, weight.t(), out=logits)
+        else:
+            torch.addmm(bias, h, weight.t(), out=logits)
+        cross_entropy_rows(
+            logits, target[part], weights, scale, losses[part], ignore_index, label_smoothing,
+            z_loss, gradient=any(wants),
+        )  # fmt: skip
+        if d_hidden is not None:
+            torch.mm(logits, weight, out=d_hidden[part])
+        if wants_weight:
+            d_weight = _add_product(d_weight, logits.t(), h, sums)
+        if d_bias is not None:
+            d_bias += logits.sum(0, dtype=torch.float32)
+    return losses, d_hidden, d_weight, d_bias

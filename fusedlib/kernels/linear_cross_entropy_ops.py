@@ -1,0 +1,168 @@
+"""The loss of `fusedlib.kernels.linear_cross_entropy` as torch operators, with their gradients.
+
+| operator                                          | kept for backward                            |
+|---------------------------------------------------|----------------------------------------------|
+| `fusedlib::linear_cross_entropy`, a scalar        | the gradients themselves, as forward left them|
+| `fusedlib::linear_cross_entropy_by_token`         | hidden, weight, bias, target                 |
+
+Backward writes over the gradients that were kept where nobody else can see them: the graph is not
+retained, and no saved-tensor hooks were set in the forward. A second derivative raises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedlib.kernels.linear_cross_entropy import compute, fill_scaled, sum_dtype
+
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+def _check_targets(target: Tensor, valid: Tensor, vocabulary: int) -> None:
+    """As torch's own loss: an error of the device, without waiting for it."""
+    torch._assert_async(
+        (((target >= 0) & (target < vocabulary)) | ~valid).all(),
+        f"a target is neither in [0, {vocabulary}) nor ignore_index",
+    )
+
+
+@torch.library.custom_op("fusedlib::linear_cross_entropy", mutates_args=())
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    token_weights: Tensor | None, mean: bool, ignore_index: int, label_smoothing: float,
+    z_loss: float, wants: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The sum of the losses, or their mean, the gradients that go with it, and their factor.
+
+    Returns:
+        loss, fp32; a scalar, d_hidden, d_W and d_b, whose product with it is the gradient. What is
+        not in `wants` (of hidden, weight, bias) is empty.
+    """
+    valid = target != ignore_index
+    _check_targets(target, valid, weight.shape[0])
+    total = factor = scale = torch.ones((), dtype=torch.float32, device=hidden.device)
+    if mean:
+        total = valid if token_weights is None else token_weights.where(valid, 0.0)
+        total = total.sum(dtype=torch.float32)
+        scale = total.reciprocal()
+        if hidden.dtype == torch.float16:
+            # Over no tokens 1/0 stays where ignored rows do not see it.
+            none = total == 0
+            scale, factor = scale.where(none, 1.0), scale.where(~none, 1.0)
+    losses, *gradients = compute(
+        hidden, weight, bias, target, token_weights, scale, ignore_index, label_smoothing, z_loss,
+        tuple(wants),
+    )  # fmt: skip
+    d_hidden, d_weight, d_bias = (hidden.new_empty(0) if d is None else d for d in gradients)
+    return losses.sum() / total, factor.clone(), d_hidden, d_weight, d_bias
+
+
+@torch.library.custom_op("fusedlib::linear_cross_entropy_by_token", mutates_args=())
+def linear_cross_entropy_by_token(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int,
+    label_smoothing: float, z_loss: float,
+) -> Tensor:  # fmt: skip
+    """Losses (tokens,), fp32."""
+    _check_targets(target, target != ignore_index, weight.shape[0])
+    one = torch.ones((), dtype=torch.float32, device=hidden.device)
+    nothing = False, False, False
+    return compute(
+        hidden, weight, bias, target, None, one, ignore_index, label_smoothing, z_loss, nothing
+    )[0]
+
+
+@torch.library.custom_op("fusedlib::scaled", mutates_args=())
+def scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The source, contiguous, times a scalar of fp32, rounded to `dtype`. It has no gradient."""
+    return fill_scaled(source, source.new_empty(source.shape, dtype=dtype), factor)
+
+
+@linear_cross_entropy.register_fake
+def _(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    token_weights: Tensor | None, mean: bool, ignore_index: int, label_smoothing: float,
+    z_loss: float, wants: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    sums = sum_dtype(hidden.shape[0], weight.shape[0], hidden.dtype)
+    shapes = (hidden.shape, hidden.dtype), (weight.shape, sums), (weight.shape[:1], torch.float32)
+    d_hidden, d_weight, d_bias = (
+        hidden.new_empty(shape, dtype=dtype) if want else hidden.new_empty(0)
+        for (shape, dtype), want in zip(shapes, wants, strict=True)
+    )
+    one = hidden.new_empty((), dtype=torch.float32)
+    return one, torch.empty_like(one), d_hidden, d_weight, d_bias
+
+
+@linear_cross_entropy_by_token.register_fake
+def _(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int,
+    label_smoothing: float, z_loss: float,
+) -> Tensor:  # fmt: skip
+    return hidden.new_empty(hidden.shape[0], dtype=torch.float32)
+
+
+@scaled.register_fake
+def _(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    return source.new_empty(source.shape, dtype=dtype)
+
+
+def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.dtype = inputs[0].dtype
+    ctx.own = _default_hooks(False) is None
+    ctx.save_for_backward(*output[1:])
+
+
+def _gradients(ctx: Any, upstream: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
+    """Those of hidden, weight and bias."""
+    if any(other is not None for other in others):
+        raise RuntimeError(
+            "the fused linear_cross_entropy has no second derivative; differentiate float64"
+        )
+    if upstream is None:
+        return (None,) * 10
+    factor, *kept = ctx.saved_tensors
+    factor = factor * upstream
+    found = [
+        _finished(ctx, d, factor) if want else None
+        for d, want in zip(kept, ctx.needs_input_grad[:3], strict=True)
+    ]
+    return *found, *(None,) * 7
+
+
+def _finished(ctx: Any, kept: Tensor, factor: Tensor) -> Tensor:
+    """factor · kept in the inputs' dtype, over what was kept if it may be."""
+    watched = type(kept) is not Tensor or torch._C._len_torch_dispatch_stack()
+    if watched or not ctx.own or kept.dtype != ctx.dtype or _keeps_graph():
+        return scaled(kept, factor, ctx.dtype)
+    kept = kept.detach()
+    return fill_scaled(kept, kept, factor)
+
+
+def _set_up_by_token(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.settings = inputs[4:]
+
+
+def _gradients_by_token(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
+    hidden, weight, bias, target = ctx.saved_tensors
+    wants = list(ctx.needs_input_grad[:3])
+    _, factor, *found = linear_cross_entropy(
+        hidden, weight, bias, target, upstream.contiguous(), False, *ctx.settings, wants
+    )
+    dtype = hidden.dtype  # the factor is 1: d_W and d_b may have to be rounded yet
+    finished = [
+        (d if d.dtype == dtype else scaled(d, factor, dtype)) if want else None
+        for d, want in zip(found, wants, strict=True)
+    ]
+    return *finished, *(None,) * 4
+
+
+linear_cross_entropy.register_autograd(_gradients, setup_context=_set_up)
+linear_cross_entropy_by_token.register_autograd(
+    _gradients_by_token, setup_context=_set_up_by_token
+)

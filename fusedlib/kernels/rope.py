@@ -1,0 +1,243 @@
+# ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
+"""Rotary position embedding of q and k in one launch (Su et al. 2021), halves rotated.
+
+With a, b the halves of a head's first rotary_dim elements, c, d those of cos and e, f those of sin:
+
+    forward     a' = a ⊙ c − b ⊙ e        b' = b ⊙ d + a ⊙ f        the rest of the head is copied
+    backward    da = da' ⊙ c + db' ⊙ f    db = db' ⊙ d − da' ⊙ e    by the same kernel
+
+| tensor    | shape                                 | strides                                     |
+|-----------|---------------------------------------|---------------------------------------------|
+| q, dq     | (batch, heads, tokens, head_dim)      | any; copied unless heads are contiguous     |
+| k, dk     | (batch, key_heads, tokens, head_dim)  | likewise                                    |
+| results   | as q and k                            | dense, in the order of q's and k's strides  |
+| cos, sin  | (1 or batch, tokens, rotary_dim)      | alike, rows contiguous; or copied           |
+| … by positions | (length, rotary_dim)             | likewise                                    |
+| positions | (1 or batch, tokens), int32 or int64  | contiguous; or copied                       |
+
+Saved: cos, sin and positions. A row of cos and sin is read once for up to eight heads. A position
+outside the table reads nothing and gives NaN: nobody waits for the device to find out.
+
+Error bound, u = 2⁻²⁴ and v the results' roundoff: every element a' errs by at most
+3 u·(|a c| + |b e|) + v·|a'|, and so do the others: fp32 inside, rounded once.
+"""
+
+from __future__ import annotations
+
+from functools import partial as bind
+from math import gcd
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fusedlib.kernels.launch import Launch, kept_launch
+from fusedlib.kernels.operands import check_rope
+from fusedlib.kernels.rows import Warps, first_order
+
+HALVES = 1024  # rotated pairs a program, 8 a thread: two loads of 16 bytes in flight in 16 bits
+MOST_HEADS = 8  # that share the rows of cos and sin they read
+
+
+@triton.jit
+def _rotate(  # type: ignore[no-untyped-def]
+    x, y, cos, sin, batch, head, token, tokens, table, known,
+    x_batch, x_head, x_token, y_batch, y_head, y_token,
+    INVERSE: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    REST: tl.constexpr, REST_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rows (head, token) of x into y; `table` is where a known one's row of cos begins."""
+    x += (batch * x_batch + head * x_head + token * x_token)[:, None]
+    y += (batch * y_batch + head * y_head + token * y_token)[:, None]
+    present = (token < tokens)[:, None]
+    j = tl.arange(0, HALF_BLOCK)[None, :]
+    inside = present & (j < HALF)
+    known = inside & known[:, None]
+    nan = float("nan")
+    cos += table[:, None] + j
+    sin += table[:, None] + j
+    a = tl.load(x + j, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(x + HALF + j, mask=inside, other=0.0).to(tl.float32)
+    c = tl.load(cos, mask=known, other=nan).to(tl.float32)
+    d = tl.load(cos + HALF, mask=known, other=nan).to(tl.float32)
+    e = tl.load(sin, mask=known, other=nan).to(tl.float32)
+    f = tl.load(sin + HALF, mask=known, other=nan).to(tl.float32)
+    if INVERSE:
+        e, f = -f, -e
+    tl.store(y + j, (a * c - b * e).to(y.dtype.element_ty), mask=inside)
+    tl.store(y + HALF + j, (b * d + a * f).to(y.dtype.element_ty), mask=inside)
+    if REST:
+        j = tl.arange(0, REST_BLOCK)[None, :]
+        inside = present & (j < REST)
+        tl.store(y + 2 * HALF + j, tl.load(x + 2 * HALF + j, mask=inside), mask=inside)
+
+
+@triton.jit
+def _rope_kernel(  # type: ignore[no-untyped-def]
+    q, k, q_out, k_out, cos, sin, positions, heads, key_heads, tokens, length,
+    q_batch, q_head, q_token, k_batch, k_head, k_token,
+    qo_batch, qo_head, qo_token, ko_batch, ko_head, ko_token,
+    table_batch, table_row, positions_batch,
+    POSITIONS: tl.constexpr, INVERSE: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    REST: tl.constexpr, REST_BLOCK: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    # [TOKENS · HEADS] rows, heads next to each other: contiguous where a projection wrote them.
+    groups = (heads + key_heads) // HEADS
+    batch = tl.program_id(1).to(tl.int64)
+    i = tl.arange(0, TOKENS * HEADS)
+    token = (tl.program_id(0) // groups).to(tl.int64) * TOKENS + i // HEADS
+    head = tl.program_id(0) % groups * HEADS + i % HEADS
+    if POSITIONS:
+        at = tl.load(positions + batch * positions_batch + token, mask=token < tokens, other=0)
+        at = at.to(tl.int64)
+        known = (at >= 0) & (at < length)
+        table = tl.where(known, at, 0) * table_row
+    else:
+        known = token < tokens
+        table = batch * table_batch + token * table_row
+    if tl.program_id(0) % groups * HEADS < heads:
+        _rotate(q, q_out, cos, sin, batch, head, token, tokens, table, known,
+                q_batch, q_head, q_token, qo_batch, qo_head, qo_token,
+                INVERSE, HALF, HALF_BLOCK, REST, REST_BLOCK)  # fmt: skip
+    else:
+        _rotate(k, k_out, cos, sin, batch, head - heads, token, tokens, table, known,
+                k_batch, k_head, k_token, ko_batch, ko_head, ko_token,
+                INVERSE, HALF, HALF_BLOCK, REST, REST_BLOCK)  # fmt: skip
+
+
+def rope_call(
+    q: Tensor | None, k: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None,
+    inverse: bool,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """q and k turned, or turned back; None of them gives None."""
+    given = [_heads_contiguous(x) for x in (q, k) if x is not None]
+    results = [torch.empty_like(x) for x in given]
+    if given[0].numel() + given[-1].numel():
+        _start(given, results, *_tables(cos, sin, positions), inverse)
+    found = iter(results)
+    return None if q is None else next(found), None if k is None else next(found)
+
+
+def _start(
+    given: list[Tensor], results: list[Tensor], cos: Tensor, sin: Tensor, positions: Tensor | None,
+    inverse: bool,
+) -> None:  # fmt: skip
+    """Launch for one or two tensors of heads."""
+    first, last = given[0], given[-1]
+    batch, heads, tokens, head_dim = first.shape
+    key_heads = last.shape[1] if len(given) > 1 else 0
+    half, rest = cos.shape[-1] // 2, head_dim - cos.shape[-1]
+    constants = {"POSITIONS": positions is not None, "INVERSE": inverse, "HALF": half, "REST": rest}
+
+    def make() -> Launch:
+        block = triton.next_power_of_2(half)
+        shared = gcd(heads, key_heads, MOST_HEADS)
+        rows = max(1, HALVES // block)
+        cut = {"HALF_BLOCK": block, "REST_BLOCK": triton.next_power_of_2(max(rest, 1))}
+        cut |= {"TOKENS": max(1, rows // shared), "HEADS": shared}
+        groups = (heads + key_heads) // shared
+        programs = triton.cdiv(tokens, cut["TOKENS"]) * groups, batch, 1
+        return Launch(_rope_kernel, Warps(4), programs, (), scalars, constants | cut)
+
+    strides = [x.stride()[:3] for x in (first, last, results[0], results[-1])]
+    table = 0 if cos.shape[0] == 1 or cos.ndim == 2 else cos.stride(0), cos.stride(-2)
+    of_positions = 0 if positions is None or positions.shape[0] == 1 else tokens
+    sizes = heads, key_heads, tokens, cos.shape[-2]
+    scalars = (*sizes, *(n for each in strides for n in each), *table, of_positions)
+    index = cos if positions is None else positions
+    matrices = first, last, results[0], results[-1], cos, sin, index
+    key = (
+        "rope",
+        batch,
+        *scalars,
+        *constants.values(),
+        first.dtype,
+        cos.dtype,
+        index.dtype,
+        first.device,
+    )
+    kept_launch(make, key, *matrices)(*matrices)
+
+
+def _heads_contiguous(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _tables(
+    cos: Tensor, sin: Tensor, positions: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """cos and sin alike in dtype and strides, rows contiguous; positions (1 or batch, tokens)."""
+    if cos.stride() != sin.stride() or cos.dtype != sin.dtype or cos.stride(-1) != 1:
+        cos, sin = cos.contiguous(), sin.to(cos.dtype).contiguous()
+    if positions is not None:
+        positions = positions.reshape(-1, positions.shape[-1]).contiguous()
+    return cos, sin, positions
+
+
+@torch.library.custom_op("fusedlib::rope", mutates_args=())
+def rope_operator(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """q and k turned, for whoever watches operators."""
+    check_rope(q, k, cos, sin, positions)
+    turned_q, turned_k = rope_call(q, k, cos, sin, positions, False)
+    assert turned_q is not None and turned_k is not None
+    return turned_q, turned_k
+
+
+@torch.library.custom_op("fusedlib::rope_backward", mutates_args=())
+def _backward_operator(
+    dq: Tensor | None, dk: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    found = rope_call(dq, dk, cos, sin, positions, True)
+    d_q, d_k = (cos.new_empty(0) if f is None else f for f in found)
+    return d_q, d_k
+
+
+@rope_operator.register_fake
+def _(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(_heads_contiguous(q)), torch.empty_like(_heads_contiguous(k))
+
+
+@_backward_operator.register_fake
+def _(
+    dq: Tensor | None, dk: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    made = [cos.new_empty(0) if d is None else torch.empty_like(_heads_contiguous(d))
+            for d in (dq, dk)]  # fmt: skip
+    return made[0], made[1]
+
+
+def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.wants = ctx.needs_input_grad[:2]
+    ctx.mark_non_differentiable(*(y for y, want in zip(output, ctx.wants, strict=True) if not want))
+    ctx.save_for_backward(*inputs[2:5])
+
+
+def _gradients(backward: Any, ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Of q and k, each if wanted and reached; cos, sin and positions have none."""
+    dq, dk = (d if want else None for d, want in zip(upstream, ctx.wants, strict=True))
+    found: tuple[Tensor | None, ...] = (None, None)
+    if dq is not None or dk is not None:
+        found = backward(dq, dk, *ctx.saved_tensors)
+    return None if dq is None else found[0], None if dk is None else found[1], None, None, None
+
+
+def _direct_gradients(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+    return *_gradients(bind(rope_call, inverse=True), ctx, *upstream), None
+
+
+rope_operator.register_autograd(bind(_gradients, _backward_operator), setup_context=_set_up)
+
+
+class RopeFunction(torch.autograd.Function):
+    """As `rope_call`, launched without the dispatcher."""
+
+    forward = staticmethod(rope_call)
+    setup_context = staticmethod(_set_up)
+    backward = staticmethod(first_order(_direct_gradients))

@@ -1,0 +1,156 @@
+"""The loss of a language model as a function of its last hidden states: fused, else PyTorch.
+
+The kernels run for bf16, fp16 and fp32 on NVIDIA GPUs from compute capability 8.0 on. Elsewhere,
+in float64, and under transforms of `torch.func` and forward-mode differentiation, the same lines
+run in plain PyTorch, where the logits exist as a whole.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, linear
+
+from fusedlib.functional import _autocast, _autocasts, _has_kernels, _shape, _transformed
+
+REDUCTIONS = ("mean", "sum", "none")
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, target: Tensor, *,
+    bias: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0,
+    z_loss: float = 0.0, reduction: str = "mean", token_weights: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """cross_entropy(linear(hidden, weight, bias), target), the logits never stored as a whole.
+
+    A token's loss is its cross entropy as torch's, plus z_loss · logsumexp(logits)². All but the
+    logits, which have the inputs' dtype, is fp32. What memory it takes and what errors are promised
+    stand in `fusedlib.kernels.linear_cross_entropy`. The gradients of a mean or a sum are computed
+    with it; they have no second derivative.
+
+    Args:
+        hidden: (..., hidden).
+        weight: (vocabulary, hidden).
+        target: (...), int64, each in [0, vocabulary) or ignore_index. Others are an error: on a GPU
+            one of the device, as torch's own, which comes with a later call.
+        bias: (vocabulary,).
+        ignore_index: the target of tokens that have no loss and no gradient.
+        label_smoothing: ε from 0 to 1, as torch's.
+        z_loss: weight of the squared logsumexp.
+        reduction: "none" gives a loss a token, and computes the logits again in backward; "sum"
+            their sum; "mean" divides it by the number of tokens not ignored, or by the sum of their
+            `token_weights`. Over no tokens it is NaN, as torch's.
+        token_weights: (...), what each token's loss is multiplied by. Where it wants a gradient the
+            logits are computed again in backward.
+
+    Returns:
+        A scalar, or (...) with reduction "none"; fp32, or float64 of such inputs.
+
+    Raises:
+        ValueError: shapes, dtypes, devices or numbers that do not go together.
+    """
+    _check(hidden, weight, target, bias, token_weights)
+    _check_numbers(ignore_index, label_smoothing, z_loss, reduction)
+    operands = (hidden, weight) if bias is None else (hidden, weight, bias)
+    hidden, weight, *biases = _autocast(*operands)
+    bias = biases[0] if biases else None
+    matrix, labels = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1).contiguous()
+    weights = None
+    if token_weights is not None:
+        accurate = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        weights = token_weights.reshape(-1).to(accurate).contiguous()
+    settings = ignore_index, float(label_smoothing), float(z_loss)
+    if not _runs_kernels(hidden):
+        losses = _plain(matrix, weight, bias, labels, *settings)
+    else:
+        from fusedlib.kernels import linear_cross_entropy_ops as ops
+
+        enabled = torch.is_grad_enabled()
+        if reduction != "none" and not (enabled and weights is not None and weights.requires_grad):
+            wants = [enabled and t is not None and t.requires_grad for t in (matrix, weight, bias)]
+            mean = reduction == "mean"
+            return ops.linear_cross_entropy(
+                matrix, weight, bias, labels, weights, mean, *settings, wants
+            )[0]
+        losses = ops.linear_cross_entropy_by_token(matrix, weight, bias, labels, *settings)
+    if weights is not None:
+        losses = losses * weights
+    if reduction == "none":
+        return losses.reshape(target.shape)
+    if reduction == "sum":
+        return losses.sum()
+    valid = labels != ignore_index
+    return losses.sum() / (valid.sum() if weights is None else (weights * valid).sum())
+
+
+def _runs_kernels(hidden: Tensor) -> bool:
+    known = hidden.dtype in KERNEL_DTYPES and _has_kernels(hidden.device)
+    return known and not _transformed()
+
+
+def _plain(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    ignore_index: int, label_smoothing: float, z_loss: float,
+) -> Tensor:  # fmt: skip
+    """Losses (tokens,)."""
+    logits = linear(hidden, weight, bias)
+    if logits.dtype.itemsize == 2:
+        logits = logits.float()
+    losses = cross_entropy(
+        logits, target, ignore_index=ignore_index, reduction="none",
+        label_smoothing=label_smoothing,
+    )  # fmt: skip
+    if z_loss:
+        squares = torch.logsumexp(logits, dim=-1).square()
+        losses = losses + z_loss * squares.masked_fill(target == ignore_index, 0)
+    return losses
+
+
+def _check(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None,
+    token_weights: Tensor | None,
+) -> None:  # fmt: skip
+    if hidden.ndim == 0:
+        raise ValueError("hidden must be (..., hidden), got a scalar")
+    width, tokens = hidden.shape[-1], tuple(hidden.shape[:-1])
+    if weight.ndim != 2 or weight.shape[1] != width or weight.shape[0] == 0:
+        raise ValueError(
+            f"weight must be (vocabulary, {width}) for hidden {_shape(hidden)}; got {_shape(weight)}"
+        )
+    wanted = {"target": (target, tokens)}
+    if bias is not None:
+        wanted["bias"] = bias, (weight.shape[0],)
+    if token_weights is not None:
+        wanted["token_weights"] = token_weights, tokens
+    for name, (tensor, shape) in wanted.items():
+        if _shape(tensor) != shape:
+            raise ValueError(f"{name} must be {shape}, got {_shape(tensor)}")
+    if target.dtype != torch.int64:
+        raise ValueError(f"target must be torch.int64, class numbers; got {target.dtype}")
+    named = {"hidden": hidden, "weight": weight} | {n: t for n, (t, _) in wanted.items()}
+    for name, tensor in named.items():
+        if tensor.device != hidden.device:
+            raise ValueError(f"{name} is on {tensor.device}, hidden on {hidden.device}")
+        if name == "target":
+            continue
+        same = tensor.dtype == hidden.dtype or name == "token_weights"
+        same = same or _autocasts(hidden.device.type)
+        if not same or not tensor.is_floating_point():
+            raise ValueError(
+                f"{name} is {tensor.dtype}, hidden is {hidden.dtype}: they must have one "
+                "floating-point dtype, or run under autocast"
+            )
+
+
+def _check_numbers(
+    ignore_index: int, label_smoothing: float, z_loss: float, reduction: str
+) -> None:
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    if not isinstance(ignore_index, int):
+        raise ValueError(f"ignore_index must be a whole number, got {ignore_index!r}")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing!r}")
+    if not 0 <= z_loss < float("inf"):
+        raise ValueError(f"z_loss must be finite and not negative, got {z_loss!r}")

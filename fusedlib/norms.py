@@ -1,0 +1,63 @@
+"""RMSNorm as a function: fused on NVIDIA GPUs from compute capability 8.0 on, else PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusedlib.functional import _autocasts, _has_kernels, _plain_eager, _transformed
+from fusedlib.kernels.operands import KERNEL_DTYPES, check_rms_norm
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float = 1e-6, *, residual: Tensor | None = None,
+    cast: str = "hf",
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """weight ⊙ s / √(mean(s²) + eps) over the last dimension, s = x + residual or x itself.
+
+    Statistics and normalisation are in fp32. In the kernels each element errs by at most 42 fp32
+    roundoffs beside the casts; `fusedlib.kernels.rms_norm` has the bounds of the gradients.
+
+    Args:
+        x: (..., width).
+        weight: (width,), in any floating-point dtype.
+        eps: added to the mean of squares.
+        residual: the residual stream, of x's shape and dtype (under autocast of any), added first
+            and rounded to that dtype.
+        cast: "hf" rounds what is normalised to x's dtype and multiplies then, as Hugging Face's
+            Llama, Mistral and Qwen do, in the wider of x's and weight's dtypes; "litgpt" multiplies
+            in fp32 and rounds to x's dtype once, as litgpt and `torch.nn.RMSNorm` do.
+
+    Returns:
+        (..., width), and s where a residual is given.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not go together, or an unknown `cast`.
+    """
+    if residual is not None and x.dtype != residual.dtype and _autocasts(x.device.type):
+        dtype = torch.promote_types(x.dtype, residual.dtype)
+        x, residual = x.to(dtype), residual.to(dtype)
+    check_rms_norm(x, weight, residual, cast)
+    dtypes = x.dtype in KERNEL_DTYPES and weight.dtype in KERNEL_DTYPES
+    if not dtypes or not _has_kernels(x.device) or _transformed():
+        return _plain(x, weight, eps, residual, cast)
+    from fusedlib.kernels import rms_norm as kernels
+
+    operands = (x, weight) if residual is None else (x, weight, residual)
+    direct = _plain_eager(*operands)
+    call = kernels.RMSNormFunction.apply if direct else kernels.rms_norm_operator
+    y, s, _ = call(x, weight, residual, float(eps), cast == "hf")
+    return y if residual is None else (y, s)
+
+
+def _plain(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, cast: str
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    s = x if residual is None else x + residual
+    wide = s if s.dtype == torch.float64 else s.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if cast == "hf":
+        y = weight * normed.to(s.dtype)
+    else:
+        y = (normed * weight.to(wide.dtype)).to(s.dtype)
+    return y if residual is None else (y, s)

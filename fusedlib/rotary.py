@@ -1,0 +1,66 @@
+"""Rotary position embedding as a function: one launch for q and k on NVIDIA GPUs, else PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from fusedlib.functional import _has_kernels, _plain_eager, _transformed
+from fusedlib.kernels.operands import KERNEL_DTYPES, check_rope
+
+
+def rope(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, positions: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """q and k with the halves of each head turned: x ⊙ cos + rotate_half(x) ⊙ sin.
+
+    Hugging Face and litgpt mean the same by it, and hand the same shapes over. What lies in a head
+    behind rotary_dim is copied. Nothing is written in place. The kernel computes in fp32 and rounds
+    once, so that elements err by at most three fp32 roundoffs of the two products beside that.
+
+    Args:
+        q: (batch, heads, tokens, head_dim), any strides, those of a transposed projection too.
+        k: (batch, key_heads, tokens, head_dim), in q's dtype.
+        cos: (1 or batch, tokens, rotary_dim), of any floating-point dtype, rotary_dim even and at
+            most head_dim; with `positions` a table (length, rotary_dim).
+        sin: as cos.
+        positions: rows of the table, (tokens,) or (1 or batch, tokens), int32 or int64. One outside
+            the table gives NaN in the kernel, where nobody waits for the device, and raises in
+            plain PyTorch.
+
+    Returns:
+        q and k turned, in their dtype. They are differentiable in q and k; where cos or sin wants a
+        gradient plain PyTorch runs.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not go together.
+    """
+    check_rope(q, k, cos, sin, positions)
+    fixed = not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
+    dtypes = q.dtype in KERNEL_DTYPES and cos.dtype in KERNEL_DTYPES
+    if not fixed or not dtypes or not _has_kernels(q.device) or _transformed():
+        return _plain(q, k, cos, sin, positions)
+    from fusedlib.kernels import rope as kernels
+
+    if _plain_eager(q, k, cos, sin):
+        turned: tuple[Tensor, Tensor] = kernels.RopeFunction.apply(q, k, cos, sin, positions, False)
+        return turned
+    return kernels.rope_operator(q, k, cos, sin, positions)
+
+
+def _plain(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    if positions is not None:
+        positions = positions.reshape(-1, positions.shape[-1])
+        cos, sin = embedding(positions, cos), embedding(positions, sin)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return _turned(q, cos, sin), _turned(k, cos, sin)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    turning, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
+    a, b = turning.chunk(2, dim=-1)
+    turned = turning * cos + torch.cat([-b, a], dim=-1) * sin
+    return torch.cat([turned.to(x.dtype), rest], dim=-1)

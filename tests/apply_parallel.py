@@ -1,0 +1,106 @@
+"""One of two processes whose patched model trains in parallel: `tests/test_apply.py` starts them.
+
+Usage: apply_parallel.py torch|deepspeed
+"""
+
+import copy
+import os
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from llama_models import make, tokens
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import fusedlib
+
+RATE, STEPS = 0.5, 2
+
+
+def batch(share: slice | None = None) -> torch.Tensor:
+    ids, _ = tokens(shape=(2, 16))
+    return ids if share is None else ids[share]
+
+
+def own_share() -> slice:
+    return slice(dist.get_rank(), dist.get_rank() + 1)
+
+
+def train(model: nn.Module, ids: torch.Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+
+
+def check_torch(plain: nn.Module) -> None:
+    replicated, sharded = copy.deepcopy(plain), copy.deepcopy(plain)
+    start = copy.deepcopy(plain.state_dict())
+    train(plain, batch())
+    wanted = plain.state_dict()
+    assert not torch.equal(start["lm_head.weight"], wanted["lm_head.weight"])
+    for model in (replicated, sharded):
+        fusedlib.apply_to(model)
+    train(DistributedDataParallel(replicated), batch(own_share()))
+    torch.testing.assert_close(dict(replicated.state_dict()), dict(wanted))
+    print("DDP trains as the plain model")
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in sharded.model.layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+    fully_shard(sharded, mesh=mesh, reshard_after_forward=False)
+    train(sharded, batch(own_share()))
+    whole = StateDictOptions(full_state_dict=True)
+    state = get_model_state_dict(sharded, options=whole)
+    assert list(state) == list(wanted)
+    torch.testing.assert_close(dict(state), dict(wanted))
+    set_model_state_dict(sharded, dict(start), options=whole)
+    torch.testing.assert_close(dict(get_model_state_dict(sharded, options=whole)), dict(start))
+    with pytest.raises(ValueError, match="before FSDP"):
+        fusedlib.apply_to(sharded)
+    print("FSDP2 trains as the plain model")
+
+
+def check_deepspeed(plain: nn.Module) -> None:
+    """ZeRO-3 of both models, every parameter in parts until it is used."""
+    import deepspeed
+
+    stage = {"stage": 3, "stage3_param_persistence_threshold": 0}
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": stage}
+    config["zero_allow_untested_optimizer"] = True
+    patched = copy.deepcopy(plain)
+    fusedlib.apply_to(patched)
+    states = []
+    for model in (plain, patched):
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=dict(config))
+        ids = batch(own_share())
+        for _ in range(STEPS):
+            engine.backward(engine(ids, labels=ids).loss)
+            engine.step()
+        with deepspeed.zero.GatheredParameters(list(model.parameters())):
+            states.append({name: t.clone() for name, t in model.state_dict().items()})
+    torch.testing.assert_close(*states)
+    print("ZeRO-3 trains as the plain model")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    plain = make("Qwen2", tie_word_embeddings=True)
+    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": os.environ["RANK"]}
+    dist.init_process_group("gloo")
+    {"torch": check_torch, "deepspeed": check_deepspeed}[sys.argv[1]](plain)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

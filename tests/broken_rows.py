@@ -1,0 +1,82 @@
+"""The kernels of `rms_norm` and `rope` with one fault each, which every check must reject."""
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from rewritten import rewritten
+
+from fusedlib.kernels import launch
+from fusedlib.kernels.launch import Launch
+
+# What stands in the kernels' files, and what shall.
+BROKEN_NORM = {
+    "mean over the block instead of the row": (
+        "axis=1) * (1.0 / WIDTH) + eps", "axis=1) * (1.0 / BLOCK) + eps"),
+    "mean of squares off by a thousandth": ("(1.0 / WIDTH) + eps", "(1.0 / WIDTH) * 1.001 + eps"),
+    "last row of a tile left out": ("(row < rows) & (j < WIDTH)", "(row < rows - 1) & (j < WIDTH)"),
+    "last column left out": ("stream = tl.load(x + row * x_row + j, mask=inside",
+                             "stream = tl.load(x + row * x_row + j, mask=inside & (j < WIDTH - 1)"),
+    "residual left out of the stream": ("stream.to(tl.float32) + added.to(tl.float32)",
+                                        "stream.to(tl.float32)"),
+    "mean term left out of d_s": ("(d - n * mean[:, None]) * scale", "d * scale"),
+    "residual's gradient left out": ("gradient += _wide(ds, row * ds_row + j, inside)", "pass"),
+    "weight left out of d_s": ("gradient = (d - n", "gradient = (upstream - n"),
+    "first rows alone in d_weight": ("total += upstream * n", "total = upstream * n"),
+    "wide rows: first rows alone in d_weight": ("(j < WIDTH) & (first > start)", "(j < 0)"),
+    "wide rows: mean of the first block": (
+        "mean += tl.sum(d * n, axis=1)", "mean += tl.sum(d * n, axis=1) * (left == 0)"),
+    "last partial row left out": ("(i < parts)", "(i < parts - 1)"),
+}  # fmt: skip
+BROKEN_ROPE = {
+    "backward turns on": ("        e, f = -f, -e\n", "        e, f = e, f\n"),
+    "backward with the other half's sine": ("e, f = -f, -e", "e, f = -e, -f"),
+    "other half's cosine": ("b * d + a * f", "b * c + a * f"),
+    "turned the other way": ("a * c - b * e", "a * c + b * e"),
+    "rest of the head left out": ("    if REST:", "    if False:"),
+    "last token left out": ("(token < tokens)[:, None]", "(token < tokens - 1)[:, None]"),
+    "first token's angles for all": ("batch * table_batch + token * table_row",
+                                     "batch * table_batch + token * 0"),
+    "first sequence's angles for all": ("batch * table_batch + token", "token"),
+    "k's first head for all": ("batch, head - heads, token", "batch, head * 0, token"),
+}  # fmt: skip
+
+
+def put(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, module: ModuleType, fault: tuple[str, str]
+) -> None:
+    """Have the library launch the module's kernels with that fault.
+
+    New tensors are NaN, so that what nobody writes is not right by chance.
+    """
+    # Operators are registered once; the copy is for plain eager mode.
+    monkeypatch.setattr(torch.library, "custom_op", lambda *_, **__: _Unregistered)
+    broken = rewritten(monkeypatch, folder, module, *fault, times=None)
+    monkeypatch.setattr(launch, "_LAUNCHES", {})
+    for name in [n for n in vars(module) if n.endswith("_kernel")]:
+        monkeypatch.setattr(module, name, getattr(broken, name))
+    empty, like = torch.Tensor.new_empty, torch.empty_like
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: like(*a, **k).fill_(torch.nan))
+
+
+class _Unregistered:
+    """What `custom_op` gives for a copy."""
+
+    def __init__(self, _: object) -> None:
+        self.register_fake = lambda function: function
+        self.register_autograd = lambda *_, **__: None
+
+
+def note_launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels launched from now on."""
+    started: list[str] = []
+    original = Launch.__call__
+
+    def noted(self: Launch, *matrices: torch.Tensor) -> None:
+        started.append(self.kernel.__name__)
+        original(self, *matrices)
+
+    monkeypatch.setattr(Launch, "__call__", noted)
+    return started

@@ -1,0 +1,199 @@
+"""`linear_cross_entropy` in Triton's interpreter: `tests/test_linear_cross_entropy.py` runs this file
+in a process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
+"""
+
+import os
+
+import bf16
+import linear_cross_entropy_checks as checks
+import pytest
+import torch
+from rewritten import rewritten
+
+from fusedlib import linear_cross_entropy
+from fusedlib.kernels import linear_cross_entropy as kernels
+from fusedlib.kernels import linear_cross_entropy_ops as ops
+
+assert os.environ["TRITON_INTERPRET"] == "1"
+bf16.apply()
+# Rows that are not of this vocabulary may hold anything.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@pytest.fixture
+def chunks_of_five(monkeypatch):
+    stride = kernels.row_stride(checks.VOCABULARY, 4)
+    monkeypatch.setattr(kernels, "LOGITS_BYTES", 5 * stride * 4)
+    assert kernels.chunk_rows(checks.TOKENS, checks.VOCABULARY, 4) == 5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("settings", checks.SETTINGS)
+def test_loss_and_gradients_vs_float64(dtype, settings):
+    assert checks.misses("cpu", dtype, **checks.SETTINGS[settings]) == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("settings", ["all, mean", "all, by token"])
+def test_in_chunks_vs_float64(chunks_of_five, dtype, settings):
+    assert checks.misses("cpu", dtype, **checks.SETTINGS[settings]) == []
+
+
+@pytest.mark.parametrize("check", checks.CHECKS, ids=lambda f: f.__name__[6:])
+def test_holds(check):
+    check("cpu")
+
+
+def test_compiled_in_one_graph(chunks_of_five):
+    checks.check_compiled("cpu")
+
+
+def test_operators_are_registered_as_torch_wants_them():
+    for dtype in ("float32", "float16"):
+        leaves, target, _ = checks.drawn("cpu", dtype, bias=True)
+        settings = -100, 0.1, 1e-2
+        operands = *leaves.values(), target
+        torch.library.opcheck(
+            ops.linear_cross_entropy, (*operands, None, True, *settings, [True, True, True]),
+            test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+        )  # fmt: skip
+        torch.library.opcheck(
+            ops.linear_cross_entropy_by_token, (*operands, *settings),
+            test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+        )  # fmt: skip
+
+
+def test_what_is_frozen_costs_no_product(monkeypatch):
+    products = []
+    torch_mm = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *a, **k: products.append(1) or torch_mm(*a, **k))
+    for reduction in ("mean", "none"):
+        for wants, count in (((False, False), 1), ((True, False), 2), ((False, True), 2),
+                             ((True, True), 3)):  # fmt: skip
+            leaves, target, settings = checks.drawn("cpu", "float32", reduction=reduction)
+            own = {n: t.detach().requires_grad_(w) for (n, t), w in zip(leaves.items(), wants)}  # noqa: B905
+            products.clear()
+            loss = linear_cross_entropy(**own, target=target, **settings).sum()
+            if any(wants):
+                loss.backward()
+            again = reduction == "none" and any(wants)
+            assert len(products) == count + again
+
+
+def test_the_gradient_is_what_forward_left():
+    """No copy: memory is bounded by the formula."""
+    leaves, target, _ = checks.drawn("cpu", "bfloat16")
+    loss = linear_cross_entropy(**leaves, target=target)
+    kept = [t.data_ptr() for t in loss.grad_fn.saved_tensors[1:3]]
+    loss.backward()
+    assert [t.grad.data_ptr() for t in leaves.values()] == kept
+
+
+def test_logits_are_one_chunk_s(monkeypatch, chunks_of_five):
+    seen = set()
+    whole = kernels.cross_entropy_rows
+    monkeypatch.setattr(
+        kernels, "cross_entropy_rows",
+        lambda logits, *a, **k: seen.add((*logits.shape, logits.data_ptr())) or whole(logits, *a, **k),
+    )  # fmt: skip
+    leaves, target, _ = checks.drawn("cpu", "float32")
+    checks.step(leaves, target)
+    assert {rows for rows, _, _ in seen} == {5, 3} and len({where for _, _, where in seen}) == 1
+
+
+def test_sums_over_many_chunks_are_fp32(monkeypatch):
+    """60 chunks of a token each: added up in bf16, d_W would err tens of times more."""
+    shape = 60, 4, 40
+    leaves, target, _ = checks.drawn("cpu", "bfloat16", shape)
+    wanted = checks.step(leaves, target, reduction="sum")
+    monkeypatch.setattr(kernels, "LOGITS_BYTES", 1)
+    found = checks.step(leaves, target, reduction="sum")
+    off = (found[2].double() - wanted[2].double()).norm() / wanted[2].double().norm()
+    assert off < torch.finfo(torch.bfloat16).eps / 2
+    assert checks.misses("cpu", "bfloat16", shape) == []
+
+
+def test_fp16_gradients_of_a_mean_do_not_vanish():
+    """1/Σw comes last: 2⁻²⁰ of a softmax is below fp16's smallest number, times 2¹⁶ it is not."""
+    leaves, target, _ = checks.drawn("cpu", "float16", (8, 4, 4000), spread=0.1)
+    scale = 2.0**12
+    loss = linear_cross_entropy(**leaves, target=target) * scale
+    found = torch.autograd.grad(loss, leaves["weight"])[0].double() / scale
+    true = checks.results(
+        checks.reference.linear_cross_entropy, checks.wide(leaves), target, {}, None
+    )["d_weight"]
+    rare = torch.ones(4000, dtype=torch.bool).index_fill_(0, target[target >= 0], False)
+    assert (found - true)[rare].norm() <= 2e-2 * true[rare].norm()
+
+
+def test_a_target_out_of_range_raises():
+    leaves, target, _ = checks.drawn("cpu", "float32")
+    for wrong in (checks.VOCABULARY, -1):
+        labels = target.index_fill(0, torch.tensor([3]), wrong)
+        for reduction in ("mean", "none"):
+            with pytest.raises(RuntimeError, match=r"neither in \[0, 201\) nor ignore_index"):
+                linear_cross_entropy(**leaves, target=labels, reduction=reduction)
+
+
+def test_a_second_derivative_raises():
+    for reduction in ("mean", "none"):
+        leaves, target, settings = checks.drawn("cpu", "float32", reduction=reduction)
+        loss = linear_cross_entropy(**leaves, target=target, **settings).sum()
+        d_hidden, d_weight = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
+        for d in (d_hidden, d_weight):
+            with pytest.raises(RuntimeError):
+                (loss + d.square().sum()).backward(retain_graph=True)
+
+
+def test_the_launcher_refuses_what_does_not_fit():
+    logits = torch.zeros(4, kernels.row_stride(5, 4))
+    target, one, losses = torch.zeros(4, dtype=torch.int64), torch.ones(()), torch.zeros(4)
+
+    def call(logits=logits[:, :5], target=target, weights=None, losses=losses):
+        kernels.cross_entropy_rows(
+            logits, target, weights, one, losses, -100, 0.0, 0.0, gradient=False
+        )
+
+    call()
+    for changed, words in (
+        ({"logits": torch.zeros(4, 5)}, r"of stride \(32, 1\) .* got \(5, 1\)"),
+        ({"logits": logits.double()[:, :5]}, "torch.float64"),
+        ({"target": target[:3]}, r"target must be \(4,\), torch.int64, contiguous; got \(3,\)"),
+        ({"target": target.int()}, "torch.int32"),
+        ({"weights": losses.double()}, "token_weights .* torch.float64"),
+        ({"losses": torch.zeros(8)[::2]}, r"stride \(2,\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call(**changed)
+
+
+# What stands in the kernels' file, what the fault has there.
+BROKEN = {
+    "the last class left out": ("columns < vocabulary, x.to", "columns < vocabulary - 1, x.to"),
+    "lanes' maxima ignored": ("total * tl.exp(largest - m)", "total"),
+    "the wrong class": ("columns == label, 1.0", "columns == label + 1, 1.0"),
+    "a block not written": ("tl.store(logits + columns, d", "tl.store(logits + lanes, d"),
+    "smoothing not in the gradient": ("d += tl.where(", "d += 0 * tl.where("),
+    "smoothing not in the loss": ("loss += label_smoothing", "loss += 0 * label_smoothing"),
+    "half of z-loss's gradient": ("2 * z_loss", "1 * z_loss"),
+    "z-loss not in the loss": ("+ z_loss * lse * lse", ""),
+    "weights not in the gradient": ("factor *= weight", "factor *= 1.0"),
+    "weights not in the loss": ("loss *= weight", "loss *= 1.0"),
+    "ignored rows keep their logits": ("zeros, mask=start + lanes <", "zeros, mask=start + lanes >"),
+    "scale left out": ("factor = tl.load(scale)", "factor = 1.0"),
+    "upstream left out": ("(x * times)", "x"),
+    "the last chunk's d_W alone": ("addmm(total, a,", "mm(a,"),
+    "d_hidden of the first chunk": ("out=d_hidden[part]", "out=d_hidden[: h.shape[0]]"),
+    "the last chunk's d_b alone": ("d_bias += ", "d_bias[:] = "),
+    "a chunk with another's targets": ("target[part], weights", "target[: h.shape[0]], weights"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, chunks_of_five, fault):
+    broken = rewritten(monkeypatch, tmp_path, kernels, *BROKEN[fault])
+    broken.LOGITS_BYTES = kernels.LOGITS_BYTES
+    for name in ("compute", "fill_scaled"):
+        monkeypatch.setattr(ops, name, getattr(broken, name))
+    assert checks.misses("cpu", "float32", **checks.ALL) != []

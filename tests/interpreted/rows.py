@@ -1,0 +1,192 @@
+"""`rms_norm` and `rope` in Triton's interpreter: `tests/test_rows.py` runs this file in a process
+of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
+"""
+
+import os
+
+import bf16
+import broken_rows
+import pytest
+import rows_checks as checks
+import torch
+from torch.autograd import grad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusedlib import functional, rms_norm, rope
+from fusedlib.kernels import rms_norm as norm_kernels
+from fusedlib.kernels import rope as rope_kernels
+
+assert os.environ["TRITON_INTERPRET"] == "1"
+bf16.apply()
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch):
+    """Small tiles and blocks, and the names of the kernels that ran."""
+    monkeypatch.setattr(norm_kernels, "TILE", 128)
+    monkeypatch.setattr(norm_kernels, "WIDEST", 128)
+    monkeypatch.setattr(rope_kernels, "HALVES", 64)
+    return broken_rows.note_launches(monkeypatch)
+
+
+@pytest.mark.parametrize("cast", ["hf", "litgpt"])
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_and_gradients_vs_float64(started, dtype, residual, cast):
+    assert checks.misses_norm("cpu", dtype, 37, 43, residual, cast) == []
+    assert started == ["_rms_norm_fwd_kernel", "_rms_norm_bwd_kernel", "_sum_parts_kernel"]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (41, 3), (20, 128), (29, 200), (7, 515)], ids=str)
+def test_rms_norm_at_other_shapes_vs_float64(shape):
+    """Several rows a program; rows wider than a program holds."""
+    assert checks.misses_norm("cpu", "bfloat16", *shape) == []
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e4])
+def test_rms_norm_at_other_scales_vs_float64(scale):
+    assert checks.misses_norm("cpu", "float32", 21, 80, scale=scale) == []
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 2, 19, 10), (1, 3, 3, 33, 66), (1, 8, 4, 5, 32)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rope_and_gradients_vs_float64(started, dtype, shape):
+    assert checks.misses_rope("cpu", dtype, shape) == []
+    assert started == ["_rope_kernel"] * 2
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_rope_of_a_part_of_each_head_vs_float64(transposed):
+    for rotary, batches in ((6, 1), (2, 2)):
+        assert (
+            checks.misses_rope("cpu", "bfloat16", checks.SMALL, rotary, transposed, batches) == []
+        )
+
+
+@pytest.mark.parametrize("check", checks.ALL, ids=lambda f: f.__name__[6:])
+def test_holds(check):
+    check("cpu")
+
+
+def test_compiled_in_one_graph():
+    checks.check_compiled("cpu")
+
+
+@pytest.mark.parametrize("fault", broken_rows.BROKEN_NORM)
+def test_a_broken_rms_norm_is_rejected(monkeypatch, tmp_path, fault):
+    broken_rows.put(monkeypatch, tmp_path, norm_kernels, broken_rows.BROKEN_NORM[fault])
+    width = 200 if "wide" in fault else 43
+    assert checks.misses_norm("cpu", "float32", 37, width)
+
+
+@pytest.mark.parametrize("fault", broken_rows.BROKEN_ROPE)
+def test_a_broken_rope_is_rejected(monkeypatch, tmp_path, fault):
+    broken_rows.put(monkeypatch, tmp_path, rope_kernels, broken_rows.BROKEN_ROPE[fault])
+    assert checks.misses_rope("cpu", "float32", checks.SMALL, 6, batches=2)
+
+
+def test_a_position_outside_the_table_gives_nan_there_alone():
+    checks.check_positions_outside_the_table("cpu")
+
+
+# --- what it costs -------------------------------------------------------------------------------
+
+
+class Called(TorchDispatchMode):
+    """Names of the operators that ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.__name__.split(".")[0])
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("wanted", range(8))
+def test_frozen_operands_cost_nothing(started, wanted):
+    leaves, upstream = checks.norm_case("cpu", "float32", 21, 48, True)
+    chosen = [bool(wanted >> i & 1) for i in range(3)]
+    x, residual, weight = (
+        leaves[n].requires_grad_(c)
+        for n, c in zip(("x", "residual", "weight"), chosen, strict=True)
+    )
+    y, _ = rms_norm(x, weight, residual=residual)
+    if wanted:
+        y.backward(upstream["y"])
+    names = ["_rms_norm_fwd_kernel"] + ["_rms_norm_bwd_kernel"] * bool(wanted)
+    assert started == names + ["_sum_parts_kernel"] * chosen[2]
+
+
+def test_what_is_kept_for_backward():
+    """The stream that is there anyway, the weight, a number a row; of rope the tables alone."""
+    leaves, _ = checks.norm_case("cpu", "float32", 21, 48, True)
+    x, residual, weight = (leaves[n].requires_grad_() for n in ("x", "residual", "weight"))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        _, s = rms_norm(x, weight, residual=residual)
+        rms_norm(x, weight)
+    assert [tuple(t.shape) for t in kept] == [(21, 48), (48,), (21,)] * 2
+    assert kept[0].data_ptr() == s.data_ptr() and kept[3].data_ptr() == x.data_ptr()
+    leaves, _, cos, sin = checks.small_rope("cpu")
+    kept.clear()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        rope(*(t.requires_grad_() for t in leaves.values()), cos, sin)
+    assert [t.data_ptr() for t in kept] == [cos.data_ptr(), sin.data_ptr()]
+
+
+def test_watched_calls_go_by_the_registered_operators():
+    leaves, upstream = checks.norm_case("cpu", "float32", 21, 48, True)
+    own = [leaves[n].requires_grad_() for n in ("x", "residual", "weight")]
+    direct = rms_norm(own[0], own[2], residual=own[1])
+    with Called() as called:
+        watched = rms_norm(own[0], own[2], residual=own[1])
+        found = grad(watched, own, tuple(upstream.values()))
+    assert called.names[0] == "rms_norm" and called.names.count("rms_norm_backward") == 1
+    assert checks.same(found, grad(direct, own, tuple(upstream.values())))
+    heads, _, cos, sin = checks.small_rope("cpu")
+    with Called() as called:
+        turned = rope(*(t.requires_grad_() for t in heads.values()), cos, sin)
+        turned[1].sum().backward()
+    assert called.names.count("rope") == called.names.count("rope_backward") == 1
+
+
+def test_a_second_derivative_raises():
+    x, weight = torch.randn(3, 8, requires_grad=True), torch.ones(8)
+    [d_x] = grad(rms_norm(x, weight).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        (d_x * x).sum().backward()
+    heads, _, cos, sin = checks.small_rope("cpu")
+    q = heads["q"].requires_grad_()
+    [d_q] = grad(rope(q, heads["k"], cos, sin)[0].sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        (d_q * q).sum().backward()
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_opcheck_rms_norm(residual):
+    leaves, upstream = checks.norm_case("cpu", "float32", 21, 48, residual)
+    x, added, weight = (leaves.get(n) for n in ("x", "residual", "weight"))
+    operands = [t if t is None else t.requires_grad_() for t in (x, weight, added)]
+    torch.library.opcheck(norm_kernels.rms_norm_operator, (*operands, 1e-6, True))
+    saved = upstream["y"], upstream.get("s"), x.detach(), weight.detach(), torch.rand(21)
+    torch.library.opcheck(norm_kernels._backward_operator, (*saved, True, residual))
+
+
+def test_opcheck_rope():
+    leaves, upstream, cos, sin = checks.small_rope("cpu", 6)
+    operands = [t.requires_grad_() for t in leaves.values()]
+    torch.library.opcheck(rope_kernels.rope_operator, (*operands, cos, sin, None))
+    at = torch.arange(19)
+    torch.library.opcheck(rope_kernels.rope_operator, (*operands, cos[0], sin[0], at))
+    dq, dk = upstream.values()
+    for given in ((dq, dk), (None, dk), (dq, None)):
+        torch.library.opcheck(rope_kernels._backward_operator, (*given, cos, sin, None))
+
+
+def test_float64_runs_plain_pytorch(started):
+    x = torch.randn(3, 8, dtype=torch.float64)
+    assert rms_norm(x, x[0]).dtype == torch.float64 and started == []
+    assert functional._has_kernels(x.device)

@@ -1,0 +1,285 @@
+"""What must hold of `linear_cross_entropy` wherever it runs: plain PyTorch, the interpreter, a GPU."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from itertools import combinations
+
+import pytest
+import torch
+from swiglu_checks import close, same
+from torch import Tensor
+from torch.autograd import forward_ad, grad
+from torch.nn.functional import cross_entropy, linear
+from torch.utils.checkpoint import checkpoint
+
+from fusedlib import linear_cross_entropy, reference
+from fusedlib.bench import check
+
+SHAPE = TOKENS, WIDTH, VOCABULARY = 13, 8, 201  # a row is several of the interpreter's blocks
+ALL = {"bias": True, "label_smoothing": 0.1, "z_loss": 1e-2, "token_weights": True}
+SETTINGS = {
+    "plain": {},
+    "bias": {"bias": True},
+    "sum": {"reduction": "sum"},
+    "smoothed": {"label_smoothing": 0.3},
+    "only smoothing": {"label_smoothing": 1.0},
+    "z-loss": {"z_loss": 1e-2},
+    "weighted": {"token_weights": True},
+    "a class ignored": {"ignore_index": 7},
+    "all, mean": ALL,
+    "all, sum": {**ALL, "reduction": "sum"},
+    "all, by token": {**ALL, "reduction": "none"},
+}
+
+
+def drawn(
+    device: str, dtype: str, shape: tuple[int, int, int] = SHAPE, spread: float = 1.0, seed: int = 0,
+    bias: bool = False, token_weights: bool = False, **settings,
+):  # fmt: skip
+    """Leaves by name, target (an ignored one in seven), and the settings; logits are O(spread)."""
+    tokens, width, vocabulary = shape
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        values = torch.randn(shape, generator=generator, device=device) * scale
+        return values.to(getattr(torch, dtype)).requires_grad_()
+
+    leaves = {"hidden": normal(tokens, width),
+              "weight": normal(vocabulary, width, scale=spread * width**-0.5)}  # fmt: skip
+    leaves |= {"bias": normal(vocabulary)} if bias else {}
+    target = torch.randint(vocabulary, (tokens,), generator=generator, device=device)
+    target[::7] = settings.get("ignore_index", -100)
+    target[-1] = vocabulary - 1
+    if token_weights:
+        settings["token_weights"] = torch.rand(tokens, generator=generator, device=device)
+    return leaves, target, settings
+
+
+def results(compute: Callable[..., Tensor], leaves, target: Tensor, settings, up: Tensor | None):
+    """The loss and the gradients by name; `up` is what comes from above, in any dtype."""
+    loss = compute(**leaves, target=target, **settings)
+    gradients = grad(loss, list(leaves.values()), None if up is None else up.to(loss))
+    found = {f"d_{n}": g for n, g in zip(leaves, gradients, strict=True)}
+    return {"loss": loss.detach(), **found}
+
+
+def wide(leaves):
+    return {n: t.detach().double().requires_grad_() for n, t in leaves.items()}
+
+
+def misses(
+    device: str, dtype: str, shape: tuple[int, int, int] = SHAPE, spread: float = 1.0,
+    compute: Callable[..., Tensor] = linear_cross_entropy, seed: int = 0, **settings,
+) -> list[str]:  # fmt: skip
+    """What the one tolerance rule rejects in the loss and the gradients.
+
+    Losses by token have the floor of fp32, which they are computed in.
+    """
+    leaves, target, settings = drawn(device, dtype, shape, spread, seed, **settings)
+    by_token = settings.get("reduction") == "none"
+    up = torch.randn(shape[0] if by_token else (), device=device).abs() + 0.5
+    up = up.to(leaves["hidden"].dtype)
+    true = results(reference.linear_cross_entropy, wide(leaves), target, settings, up)
+    usual = results(reference.linear_cross_entropy, leaves, target, settings, up)
+    found = results(compute, leaves, target, settings, up)
+    assert {n: (t.dtype, t.shape) for n, t in found.items()} == {
+        n: (t.dtype, t.shape) for n, t in usual.items()
+    }
+    usual, found = check.errors(usual, true), check.errors(found, true)
+    missed = []
+    for name in usual:
+        floor = torch.float32 if by_token and name == "loss" else getattr(torch, dtype)
+        missed += check.misses(found, usual, floor, [name])
+    return missed
+
+
+def step(leaves, target: Tensor, compute=linear_cross_entropy, **settings):
+    loss = compute(**leaves, target=target, **settings)
+    return [loss.detach(), *grad(loss.sum(), list(leaves.values()))]
+
+
+def check_leading_dimensions(device: str) -> None:
+    leaves, target, _ = drawn(device, "float32", bias=True)
+    hidden = leaves["hidden"]
+    wanted = step(leaves, target)
+    deep = {**leaves, "hidden": torch.stack([hidden[:12].reshape(2, 2, 3, WIDTH)] * 1)[0]}
+    losses = linear_cross_entropy(**deep, target=target[:12].reshape(2, 2, 3), reduction="none")
+    flat = linear_cross_entropy(**leaves, target=target, reduction="none")
+    assert losses.shape == (2, 2, 3) and close([losses.flatten()], [flat[:12]])
+    one = linear_cross_entropy(hidden[12], leaves["weight"], target[12], bias=leaves["bias"])
+    assert one.shape == () and close([one], [flat[12]])
+    assert close([flat[target >= 0].mean()], wanted[:1])
+
+
+def check_any_strides(device: str) -> None:
+    leaves, target, settings = drawn(device, "float32", token_weights=True)
+    wanted = step(leaves, target, **settings)
+    for strided in (
+        lambda t: t.mT.contiguous().mT,
+        lambda t: torch.stack([t, -t], dim=-1).flatten(-2)[:, ::2],
+        lambda t: torch.cat([t, -t], dim=-1)[:, : t.shape[-1]],
+    ):
+        own = {n: strided(t.detach()).requires_grad_() for n, t in leaves.items()}
+        weights = torch.stack([settings["token_weights"]] * 2, dim=-1)[:, 0]
+        apart = torch.stack([target, target], dim=-1)[:, 1]
+        assert close(step(own, apart, token_weights=weights), wanted)
+
+
+def check_frozen_subsets(device: str) -> None:
+    for reduction in ("mean", "none"):
+        leaves, target, settings = drawn(device, "float32", bias=True, reduction=reduction)
+        wanted = dict(zip(leaves, step(leaves, target, **settings)[1:], strict=True))
+        for chosen in (c for n in (0, 1, 2) for c in combinations(leaves, n)):
+            own = {n: t.detach().requires_grad_(n in chosen) for n, t in leaves.items()}
+            loss = linear_cross_entropy(**own, target=target, **settings).sum()
+            assert loss.requires_grad == bool(chosen)
+            if chosen:
+                loss.backward()
+            assert all((t.grad is not None) == (n in chosen) for n, t in own.items())
+            assert all(close([own[n].grad], [wanted[n]]) for n in chosen), (reduction, chosen)
+
+
+def check_backward_twice_and_accumulated(device: str) -> None:
+    for dtype, reduction in (("float32", "mean"), ("float32", "none"), ("bfloat16", "mean")):
+        leaves, target, settings = drawn(device, dtype, bias=True, reduction=reduction)
+        loss = 3 * linear_cross_entropy(**leaves, target=target, **settings).sum()
+        own = list(leaves.values())
+        first = [t.clone() for t in grad(loss, own, retain_graph=True)]
+        assert same(grad(loss, own, retain_graph=True), first)
+        loss.backward()
+        assert close([t.grad for t in own], first)
+        assert not any(t.grad.requires_grad for t in own)
+        linear_cross_entropy(**leaves, target=target, **settings).sum().backward()
+        assert close([t.grad for t in own], [t * (4 / 3) for t in first])
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+
+
+def check_gradient_of_token_weights(device: str) -> None:
+    leaves, target, settings = drawn(device, "float32", token_weights=True, z_loss=1e-2)
+    leaves["token_weights"] = settings.pop("token_weights").requires_grad_()
+    for reduction in ("mean", "sum", "none"):
+        found = step(leaves, target, **settings, reduction=reduction)
+        true = step(
+            wide(leaves), target, reference.linear_cross_entropy, **settings, reduction=reduction
+        )
+        assert all((f - t).norm() <= 1e-5 * t.norm() for f, t in zip(found, true, strict=True))
+
+
+def check_nothing_to_learn(device: str) -> None:
+    """All ignored, no tokens, weights of zero: losses and gradients as torch's."""
+    for dtype in ("float32", "float16"):
+        leaves, target, _ = drawn(device, dtype)
+        ignored = torch.full_like(target, -100)
+        empty = {**leaves, "hidden": leaves["hidden"].detach()[:0].requires_grad_()}
+        for own, labels in ((leaves, ignored), (empty, target[:0])):
+            for settings in ({}, {"reduction": "sum"}, {"label_smoothing": 0.1},
+                             {"reduction": "none"}):  # fmt: skip
+
+                def torch_s(hidden, weight, target, **settings):
+                    return cross_entropy(linear(hidden, weight).float(), target, **settings)
+
+                found, wanted = step(own, labels, **settings), step(own, labels, torch_s, **settings)
+                for f, w in zip(found, wanted, strict=True):
+                    torch.testing.assert_close(f, w, rtol=0, atol=0, equal_nan=True)
+                assert not any(t.any() for t in found[1:])
+        zeros = torch.zeros_like(target, dtype=torch.float32)
+        summed = step(leaves, target, token_weights=zeros, reduction="sum")
+        assert not any(t.any() for t in summed)
+        loss, d_hidden, d_weight = step(leaves, target, token_weights=zeros)
+        assert loss.isnan() and d_weight.isnan().all()
+        assert d_hidden[target != -100].isnan().all() and not d_hidden[target == -100].any()
+
+
+def check_one_class_and_few(device: str) -> None:
+    for dtype in ("float32", "bfloat16", "float16"):
+        for vocabulary in (1, 64, 65):
+            shape = TOKENS, WIDTH, vocabulary
+            assert misses(device, dtype, shape, **ALL) == [], (dtype, vocabulary)
+        leaves, target, _ = drawn(device, dtype, (TOKENS, WIDTH, 1))
+        assert not any(t.any() for t in step(leaves, target))
+
+
+def check_huge_logits(device: str) -> None:
+    """±10⁴, where a softmax that subtracts no maximum, or a rounded one, is far off."""
+    for dtype in ("float32", "bfloat16", "float16"):
+        for settings in ({}, ALL):
+            assert misses(device, dtype, spread=3e3, **settings) == [], (dtype, settings)
+    leaves, target, _ = drawn(device, "float32")
+    for extreme in (float("inf"), float("nan")):
+        with torch.no_grad():
+            leaves["weight"][5, 0] = extreme
+        assert linear_cross_entropy(**leaves, target=target).isnan()
+
+
+def check_autocast(device: str) -> None:
+    leaves, target, _ = drawn(device, "float32", bias=True)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast(device, dtype=dtype):
+            loss = linear_cross_entropy(**leaves, target=target)
+        assert loss.dtype == torch.float32
+        found = grad(loss, list(leaves.values()))
+        half = {n: t.detach().to(dtype).requires_grad_() for n, t in leaves.items()}
+        by_hand = step(half, target)
+        assert all(t.dtype == torch.float32 for t in found)
+        assert same([loss, *(t.to(dtype) for t in found)], by_hand)
+
+
+def check_activation_checkpointing_and_hooks(device: str) -> None:
+    leaves, target, _ = drawn(device, "bfloat16")
+    wanted = step(leaves, target)[1:]
+
+    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+        return linear_cross_entropy(hidden, weight, target)
+
+    for context, function in (
+        (nullcontext(), partial(checkpoint, loss, use_reentrant=False)),
+        (nullcontext(), partial(checkpoint, loss, use_reentrant=True)),
+        (torch.autograd.graph.save_on_cpu(), loss),
+    ):
+        own = [t.detach().requires_grad_() for t in leaves.values()]
+        with context:
+            y = function(*own)
+        y.backward()
+        assert same([t.grad for t in own], wanted)
+
+
+def check_no_grad_and_inference(device: str) -> None:
+    leaves, target, _ = drawn(device, "float32")
+    loss = linear_cross_entropy(**leaves, target=target).detach()
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            assert close([linear_cross_entropy(**leaves, target=target)], [loss])
+
+
+def check_functional_transforms(device: str) -> None:
+    """torch.func and forward mode: plain PyTorch runs."""
+    leaves, target, _ = drawn(device, "float32")
+    own = tuple(t.detach() for t in leaves.values())
+
+    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+        return linear_cross_entropy(hidden, weight, target)
+
+    wanted = step(leaves, target)[1:]
+    assert close(torch.func.grad(loss, argnums=(0, 1))(*own), wanted)
+    direction = torch.randn_like(own[0])
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(own[0], direction)
+        tangent = forward_ad.unpack_dual(loss(dual, own[1])).tangent
+    torch.testing.assert_close(tangent, (direction * wanted[0]).sum(), rtol=1e-3, atol=1e-4)
+
+
+CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
+
+
+def check_compiled(device: str, dtype: str = "float32") -> None:
+    """In one graph, with shapes of its own and with any."""
+    torch._dynamo.reset()
+    compiled = torch.compile(linear_cross_entropy, fullgraph=True)
+    assert misses(device, dtype, compute=compiled, **ALL) == []
+    torch._dynamo.reset()
+    dynamic = torch.compile(linear_cross_entropy, fullgraph=True, dynamic=True)
+    for tokens in (TOKENS, 9):
+        shape = tokens, WIDTH, VOCABULARY
+        assert misses(device, dtype, shape, compute=dynamic, **SETTINGS["all, by token"]) == []

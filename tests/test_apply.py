@@ -1,0 +1,553 @@
+"""apply_to: a patched model computes, saves, generates and trains as the one it was made of."""
+
+import copy
+import io
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("transformers")
+
+from llama_models import NAMES, TOKENS, VOCABULARY, make, misses_of, parameter, tokens
+
+import fusedlib
+from fusedlib import apply
+from fusedlib.packed import PackedLinear
+
+TESTS = Path(__file__).parent
+SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss")
+GATE = "model.layers.0.mlp.gate_proj.weight"
+KEY = "model.layers.1.self_attn.k_proj.weight"
+
+
+def pair(name="Llama", *, switches=None, **settings):
+    plain = make(name, **settings)
+    patched = copy.deepcopy(plain)
+    fusedlib.apply_to(patched, **(switches or {}))
+    return plain, patched
+
+
+def same_state(one, other):
+    states = one.state_dict(), other.state_dict()
+    return list(states[0]) == list(states[1]) and all(map(torch.equal, *map(dict.values, states)))
+
+
+# --- the same numbers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loss_and_all_gradients_vs_the_plain_model(name):
+    assert misses_of(*pair(name), *tokens()) == []
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_each_part_alone_and_all_but_it(switch):
+    for on in (True, False):
+        switches = {s: (s == switch) == on for s in SWITCHES}
+        plain, patched = pair("Qwen3", switches=switches)
+        assert misses_of(plain, patched, *tokens()) == []
+        again = fusedlib.apply_to(patched, **switches)
+        assert {s: bool(paths) for s, paths in again.already.items()} == switches
+        assert not any(again.replaced.values()) and same_state(plain, patched)
+
+
+def test_a_gradient_of_another_slice_is_rejected(monkeypatch):
+    def mixed_up(self, x):
+        q, k, v = whole(self, x)
+        return q, v, k
+
+    whole = apply.FusedAttention._projected
+    monkeypatch.setattr(apply.FusedAttention, "_projected", mixed_up)
+    assert any("k_proj" in line for line in misses_of(*pair(), *tokens()))
+
+
+@pytest.mark.parametrize("name", ["open_llama_3b", "Llama-3.2-1B", "Qwen3-0.6B"])
+def test_litgpt_forward_gradients_and_cache(name):
+    litgpt = pytest.importorskip("litgpt.model")
+    sizes = {"n_layer": 2, "n_embd": 128, "n_head": 4, "head_size": 32, "intermediate_size": 344}
+    groups = {} if name == "open_llama_3b" else {"n_query_groups": 2}
+    config = litgpt.Config.from_name(
+        name, padded_vocab_size=VOCABULARY, block_size=64, **sizes, **groups
+    )
+    torch.manual_seed(0)
+    plain = litgpt.GPT(config)
+    patched = copy.deepcopy(plain)
+    report = fusedlib.apply_to(patched)
+    assert len(report.replaced["mlp"]) == len(report.replaced["rope"]) == 2
+    assert report.left["loss"] and len(report.left["attention"]) == 2
+    ids, _ = tokens()
+    wanted, found = plain(ids), patched(ids)
+    torch.testing.assert_close(found, wanted)
+    upstream = torch.randn_like(wanted)
+    wanted.backward(upstream)
+    found.backward(upstream)
+    for path, weight in plain.named_parameters():
+        torch.testing.assert_close(parameter(patched, path).grad, weight.grad)
+    assert same_state(plain, patched)
+    for positions in (torch.arange(8), torch.arange(8, 9)):
+        logits = []
+        for model in (plain, patched):
+            if positions[0] == 0:
+                model.set_kv_cache(2)
+            logits.append(model(ids[:, positions], positions))
+        torch.testing.assert_close(*logits)
+
+
+# --- the loss ------------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of a result while it is on."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_training_never_builds_the_logits(monkeypatch):
+    """Plain PyTorch, which runs here, builds them inside linear_cross_entropy: a sum stands in."""
+
+    def stand_in(hidden, weight, target, *, bias, **settings):
+        assert settings == {"ignore_index": -100, "reduction": "mean"} and bias is None
+        return hidden.sum() + weight.sum()
+
+    plain, patched = pair(vocab_size=4096)
+    monkeypatch.setattr(apply, "linear_cross_entropy", stand_in)
+    ids, labels = tokens()
+    wide = ids.numel() * 4096
+    with Largest() as largest:
+        plain(ids, labels=labels).loss.backward()
+    assert largest.elements >= wide
+    with Largest() as largest:
+        output = patched(ids, labels=labels)
+        output.loss.backward()
+    assert output.logits is None and largest.elements <= max(4096 * 64, wide - 1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_items_in_batch": 17},
+        {"num_items_in_batch": torch.tensor(17)},
+        {"ignore_index": 5},
+        {"shift_labels": True},
+        {"num_items_in_batch": 9, "return_dict": False},
+    ],
+)
+def test_the_loss_is_shifted_counted_and_ignored_as_theirs(settings):
+    plain, patched = pair()
+    ids, labels = tokens()
+    if "ignore_index" in settings:
+        labels = torch.where(labels == -100, 5, labels)
+    if "shift_labels" in settings:
+        settings = {"shift_labels": labels.roll(-3, dims=1)}
+    wanted, found = (m(ids, labels=labels, **settings)[0] for m in (plain, patched))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_logits_where_they_are_asked_for():
+    plain, patched = pair()
+    ids, labels = tokens()
+    torch.testing.assert_close(patched(ids).logits, plain(ids).logits)
+    kept = patched(ids, labels=labels[:, -2:], logits_to_keep=2)
+    assert kept.logits.shape == (2, 2, VOCABULARY)
+    evaluated = patched.eval()(ids, labels=labels)
+    assert evaluated.logits.shape == (2, TOKENS, VOCABULARY)
+    torch.testing.assert_close(evaluated.loss, plain.eval()(ids, labels=labels).loss)
+
+
+def test_a_loss_or_head_of_others_is_respected():
+    _, patched = pair()
+    ids, labels = tokens()
+    patched.loss_function = lambda logits, labels, vocab_size, **_: logits.sum() * 0 + 7
+    assert patched(ids, labels=labels).loss == 7
+    del patched._loss_function
+    patched.resize_token_embeddings(VOCABULARY + 5)
+    assert patched(ids, labels=labels).logits.shape[-1] == VOCABULARY + 5
+
+
+# --- checkpoints, copies, weights by their old names ---------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", ["Llama", "Qwen2"])
+def test_checkpoints_go_both_ways(name, tied, tmp_path):
+    plain, patched = pair(name, tie_word_embeddings=tied)
+    assert same_state(plain, patched)
+    assert (patched.lm_head.weight is patched.model.embed_tokens.weight) == tied
+    patched.save_pretrained(tmp_path)
+    assert same_state(type(plain).from_pretrained(tmp_path), plain)
+    other = make(name, tie_word_embeddings=tied)
+    for weight in other.parameters():
+        weight.data.mul_(2)
+    fusedlib.apply_to(other)
+    assert not same_state(other, plain)
+    assert str(other.load_state_dict(plain.state_dict())) == "<All keys matched successfully>"
+    assert same_state(other, plain)
+
+
+def test_strict_loading_speaks_the_old_names():
+    _, patched = pair()
+    state = patched.state_dict()
+    state.pop(KEY)
+    state[GATE] = state[GATE][:-1]
+    with pytest.raises(RuntimeError) as raised:
+        patched.load_state_dict(state)
+    for words in (f'Missing key(s) in state_dict: "{KEY}". ', f"size mismatch for {GATE}"):
+        assert words in str(raised.value)
+
+
+def test_packed_names_are_loaded_too():
+    plain, patched = pair("Qwen2")
+    state = {name: weight.detach().clone() for name, weight in patched.named_parameters()}
+    with torch.no_grad():
+        for weight in patched.parameters():
+            weight.zero_()
+    patched.load_state_dict(state | {"lm_head.weight": plain.lm_head.weight})
+    assert same_state(plain, patched)
+
+
+def test_assigned_loading_from_meta():
+    plain, _ = pair()
+    with torch.device("meta"):
+        empty = make()
+    fusedlib.apply_to(empty)
+    empty.load_state_dict(plain.half().state_dict(), assign=True)
+    assert same_state(empty, plain) and empty.model.layers[0].mlp.w_gate_up.dtype == torch.half
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "file"])
+def test_copies_are_independent_and_whole(way):
+    plain, patched = pair()
+    if way == "deepcopy":
+        copied = copy.deepcopy(patched)
+    else:
+        file = io.BytesIO()
+        torch.save(patched, file)
+        file.seek(0)
+        copied = torch.load(file, weights_only=False)
+    parameter(copied, KEY).data.zero_()
+    assert parameter(copied, KEY).abs().sum() == 0 and same_state(plain, patched)
+    assert not any(fusedlib.apply_to(copied).replaced.values())
+    assert isinstance(copied, type(plain)) and type(copied).__name__ == type(plain).__name__
+
+
+def test_packed_weights_are_read_and_written_by_their_old_names():
+    plain, patched = pair()
+    ids, labels = tokens()
+    for model in (plain, patched):
+        parameter(model, GATE).data = torch.full_like(parameter(model, GATE), 0.01)
+        parameter(model, KEY).data.mul_(2)
+        with torch.no_grad():
+            parameter(model, KEY).add_(0.1)
+            nn.init.ones_(model.model.layers[1].mlp.up_proj.weight)
+        model.model.layers[1].mlp.down_proj.weight = nn.Parameter(
+            0.1 * torch.ones_like(model.model.layers[1].mlp.down_proj.weight)
+        )
+        assert parameter(model, GATE).grad is None
+        parameter(model, GATE).grad = torch.ones_like(parameter(model, GATE))
+        model(ids, labels=labels).loss.backward()
+    assert same_state(plain, patched)
+    for path, weight in plain.named_parameters():
+        torch.testing.assert_close(parameter(patched, path).grad, weight.grad)
+        assert parameter(patched, path).requires_grad
+    parameter(patched, GATE).grad = None
+    grad = patched.model.layers[0].mlp.w_gate_up.grad
+    assert not grad[:176].any() and grad[176:].any()
+    assert isinstance(patched.model.layers[0].mlp.gate_proj, nn.Linear)
+
+
+def test_what_packed_weights_cannot_do_is_said():
+    _, patched = pair()
+    weight = parameter(patched, GATE)
+    with pytest.raises(ValueError, match="cannot be frozen alone"):
+        weight.requires_grad = False
+    with pytest.raises(ValueError, match="cannot be frozen alone"):
+        patched.model.layers[0].self_attn.v_proj.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"rows of w_gate_up: torch.float32 \(176, 64\)"):
+        weight.data = torch.ones(1)
+    with pytest.raises(ValueError, match=r"torch.float16"):
+        weight.data = weight.detach().half()
+    with pytest.raises(ValueError, match="gradient"):
+        weight.grad = torch.ones(1, 64)
+    patched.model.layers[0].mlp.w_gate_up.requires_grad_(False)
+    assert not parameter(patched, GATE).requires_grad
+
+
+def test_gradients_there_before_come_along():
+    plain = make()
+    ids, labels = tokens()
+    plain(ids, labels=labels).loss.backward()
+    patched = copy.deepcopy(plain)
+    for (_, a), b in zip(patched.named_parameters(), plain.parameters(), strict=True):
+        a.grad = b.grad.clone()
+    fusedlib.apply_to(patched)
+    assert all(torch.equal(parameter(patched, n).grad, p.grad) for n, p in plain.named_parameters())
+
+
+# --- with what else there is ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_generate_gives_the_same_tokens(name):
+    plain, patched = pair(name)
+    ids, _ = tokens(shape=(2, 7))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    settings = {"max_new_tokens": 9, "do_sample": False, "attention_mask": mask}
+    wanted, found = (m.eval().generate(ids, **settings) for m in (plain, patched))
+    assert wanted.shape == (2, 16) and torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(reentrant):
+    plain, patched = pair()
+    patched.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    calls = []
+    patched.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    assert misses_of(plain, patched, *tokens()) == []
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
+def test_autocast(name):
+    plain, patched = pair(name)
+    ids, labels = tokens()
+
+    def run(model):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(ids, labels=labels).loss
+
+    assert misses_of(plain, patched, ids, labels, run) == []
+
+
+def test_torch_compile_in_one_graph():
+    plain, patched = pair()
+    compiled = torch.compile(patched, backend="aot_eager", fullgraph=True)
+    ids, labels = tokens()
+    run = lambda m: (compiled if m is patched else m)(ids, labels=labels).loss  # noqa: E731
+    assert misses_of(plain, patched, ids, labels, run) == []
+
+
+def test_hidden_states_and_attentions_are_recorded():
+    plain, patched = pair(attn_implementation="eager")
+    ids, labels = tokens()
+    asked = {"labels": labels, "output_hidden_states": True, "output_attentions": True}
+    wanted, found = plain(ids, **asked), patched(ids, **asked)
+    for key in ("hidden_states", "attentions"):
+        torch.testing.assert_close(found[key], wanted[key])
+    patched.set_attn_implementation("sdpa")
+    torch.testing.assert_close(patched(ids).logits, plain(ids).logits)
+
+
+def test_lora_on_packed_projections():
+    peft = pytest.importorskip("peft")
+    targets = ["q_proj", "v_proj", "gate_proj", "lm_head"]
+    models = []
+    for model in pair():
+        torch.manual_seed(3)
+        wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, r=2))
+        for path, weight in wrapped.named_parameters():
+            if "lora_B" in path:
+                nn.init.normal_(weight, std=0.1)
+        models.append(wrapped)
+    ids, labels = tokens()
+    losses = [m(input_ids=ids, labels=labels).loss for m in models]
+    torch.testing.assert_close(*losses)
+    sum(losses).backward()
+    grads = [
+        {n: p.grad for n, p in m.named_parameters() if p.requires_grad} for m in models
+    ]  # fmt: skip
+    assert list(grads[0]) == list(grads[1]) and all("lora" in name for name in grads[0])
+    torch.testing.assert_close(grads[1], grads[0])
+    assert list(models[0].state_dict()) == list(models[1].state_dict())
+    plain, patched = (m.merge_and_unload() for m in models)
+    torch.testing.assert_close(dict(patched.state_dict()), dict(plain.state_dict()))
+    assert isinstance(patched.model.layers[0].self_attn.q_proj, PackedLinear)
+    torch.testing.assert_close(patched(ids).logits, plain(ids).logits)
+
+
+def test_a_model_under_lora_says_what_to_do():
+    peft = pytest.importorskip("peft")
+    wrapped = peft.get_peft_model(make(), peft.LoraConfig(target_modules=["q_proj"], r=2))
+    with pytest.raises(ValueError, match=r"It holds a LlamaForCausalLM as \.base_model\.model"):
+        fusedlib.apply_to(wrapped)
+    report = fusedlib.apply_to(wrapped.base_model.model)
+    assert len(report.left["attention"]) == 2 and "q_proj is a peft" in str(report)
+    assert len(report.replaced["rope"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("library", "trained"), [("torch", ("DDP", "FSDP2")), ("deepspeed", ("ZeRO-3",))]
+)
+def test_two_processes_train_as_with_the_plain_model(library, trained):
+    pytest.importorskip(library)
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), *sys.path])}
+    environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    command = [sys.executable, str(TESTS / "apply_parallel.py"), library]
+    ranks = [
+        subprocess.Popen(
+            command, env=environment | {"RANK": rank}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    try:
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=250)
+            assert rank.returncode == 0, output[-4000:]
+            assert all(f"{name} trains" in output for name in trained)
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+# --- the report, and bad input -------------------------------------------------------------------
+
+
+def test_the_report_counts_and_prints():
+    report = fusedlib.apply_to(make("Qwen3"), loss=False)
+    counts = {switch: len(paths) for switch, paths in report.replaced.items()}
+    assert counts == {"mlp": 2, "rms_norm": 9, "rope": 2, "attention": 2, "loss": 0}
+    assert report.left["loss"] == [("", "switched off")]
+    lines = str(report).splitlines()
+    assert lines[0] == "fusedlib in Qwen3ForCausalLM" and max(map(len, lines)) < 100
+    assert "  rms_norm  9 replaced" in lines and "  loss      switched off" in lines
+
+
+@pytest.mark.parametrize(
+    ("settings", "switch", "why"),
+    [
+        ({"mlp_bias": True}, "mlp", "biases"),
+        ({"hidden_act": "gelu"}, "mlp", "GELU"),
+    ],
+)
+def test_what_does_not_fit_is_left_and_said(settings, switch, why):
+    plain, patched = pair(**settings)
+    report = fusedlib.apply_to(copy.deepcopy(plain))
+    assert len(report.left[switch]) == 2 and why in report.left[switch][0][1]
+    assert misses_of(plain, patched, *tokens()) == []
+
+
+def test_parts_that_someone_changed_are_left_and_said(monkeypatch):
+    class OwnNorm(nn.LayerNorm):
+        pass
+
+    model = make()
+    first, second = model.model.layers
+    first.self_attn.q_proj.weight.requires_grad_(False)
+    second.self_attn.v_proj.weight = first.self_attn.v_proj.weight
+    first.mlp.forward = first.mlp.forward
+    model.model.norm = OwnNorm(64)
+    left = fusedlib.apply_to(model).left
+    assert [why for _, why in left["attention"]] == [
+        "q_proj is frozen and k_proj is trained", "v_proj.weight is tied to another module's",
+    ]  # fmt: skip
+    assert [path for path, _ in left["mlp"]] == ["model.layers.0.mlp"]
+    assert "OwnNorm" in left["rms_norm"][0][1]
+
+
+def test_another_transformers_is_left_and_said(monkeypatch):
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    def forward(self, hidden_states, past_key_value=None):
+        raise NotImplementedError
+
+    monkeypatch.setattr(LlamaAttention, "forward", forward)
+    report = fusedlib.apply_to(make())
+    assert "past_key_value" in report.left["rope"][0][1] and not report.replaced["attention"]
+
+
+def test_bad_models_and_switches_raise_and_change_nothing():
+    with pytest.raises(ValueError, match=r"torch\.nn\S+Linear is no model .* Llama, Mistral"):
+        fusedlib.apply_to(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="swiglu"):
+        fusedlib.apply_to(make(), swiglu=True)
+    with pytest.raises(ValueError, match=r"It holds a LlamaForCausalLM as \.module: .* before"):
+        fusedlib.apply_to(nn.DataParallel(make()))
+    for change, words in (
+        (lambda m: m.model.layers[1].self_attn.k_proj.half(), "float16"),
+        (lambda m: m.model.layers[1].mlp.up_proj.to("meta"), "meta"),
+    ):
+        model = make()
+        change(model)
+        with pytest.raises(ValueError, match=words):
+            fusedlib.apply_to(model)
+        assert not any("w_" in name for name, _ in model.named_parameters())
+
+
+def test_litgpt_of_another_kind_is_refused():
+    litgpt = pytest.importorskip("litgpt.model")
+    with pytest.raises(ValueError, match=r"'pythia-14m' is not of the Llama kind.*GptNeoxMLP"):
+        fusedlib.apply_to(litgpt.GPT.from_name("pythia-14m", n_layer=1))
+
+
+# --- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_vs_the_plain_model(name, dtype):
+    sizes = {"hidden_size": 256, "intermediate_size": 688, "head_dim": 64}
+    plain = make(name, **sizes).to("cuda", dtype)
+    patched = copy.deepcopy(plain)
+    fusedlib.apply_to(patched)
+    assert misses_of(plain, patched, *tokens("cuda", (3, 61))) == []
+
+
+@pytest.mark.gpu
+def test_logits_take_no_memory_in_training():
+    sizes = {"hidden_size": 128, "vocab_size": 128256, "tie_word_embeddings": True}
+    model = make(**sizes, max_position_embeddings=8192).to("cuda", torch.bfloat16)
+    fusedlib.apply_to(model)
+    ids = torch.randint(0, 128256, (1, 8192), device="cuda")
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    model(ids, labels=ids).loss.backward()
+    # Whole logits are 2.1 GB in bf16 and 4.2 GB in fp32; a chunk is half a GiB.
+    assert torch.cuda.max_memory_allocated() - before < 1.2e9
+
+
+@pytest.mark.gpu
+def test_a_step_captured_in_a_cuda_graph():
+    plain, patched = pair(hidden_size=256, intermediate_size=688)
+    plain, patched = (m.to("cuda", torch.bfloat16) for m in (plain, patched))
+    ids, labels = tokens("cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            patched(ids, labels=labels).loss.backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    patched.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = patched(ids, labels=labels).loss
+        loss.backward()
+    graph.replay()
+    torch.cuda.synchronize()
+    captured = {n: p.grad.clone() for n, p in patched.named_parameters()}
+    patched.zero_grad(set_to_none=True)
+    again = patched(ids, labels=labels).loss
+    again.backward()
+    torch.testing.assert_close(loss, again)
+    torch.testing.assert_close(captured, {n: p.grad for n, p in patched.named_parameters()})

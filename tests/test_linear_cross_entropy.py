@@ -1,0 +1,128 @@
+"""`linear_cross_entropy` on the CPU: plain PyTorch, bad input, the interpreter, compiled ahead."""
+
+import linear_cross_entropy_checks as checks
+import pytest
+import torch
+from ahead import compiled_ahead, misfits
+from interpreter import passed_in_the_interpreter
+from torch.autograd import gradcheck, gradgradcheck
+
+from fusedlib import LinearCrossEntropyLoss, linear_cross_entropy
+
+
+def test_in_the_interpreter():
+    """What fails there is shown here."""
+    assert passed_in_the_interpreter("interpreted/linear_cross_entropy.py") > 70
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("settings", checks.SETTINGS)
+def test_plain_pytorch_vs_float64(dtype, settings):
+    assert checks.misses("cpu", dtype, **checks.SETTINGS[settings]) == []
+
+
+@pytest.mark.parametrize("check", checks.CHECKS, ids=lambda f: f.__name__[6:])
+def test_holds_in_plain_pytorch(check):
+    check("cpu")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_derivatives_of_both_orders_in_float64(reduction):
+    leaves, target, settings = checks.drawn(
+        "cpu", "float64", (5, 3, 7), **checks.ALL | {"reduction": reduction}
+    )
+
+    def loss(*operands):
+        named = dict(zip(leaves, operands, strict=True))
+        return linear_cross_entropy(**named, target=target, **settings)
+
+    assert loss(*leaves.values()).dtype == torch.float64
+    assert gradcheck(loss, tuple(leaves.values())) and gradgradcheck(loss, tuple(leaves.values()))
+
+
+def test_counting_ignored_tokens_is_rejected():
+    def over_all(**operands):
+        valid = (operands["target"] >= 0).float().mean()
+        return linear_cross_entropy(**operands) * valid
+
+    assert checks.misses("cpu", "float32", compute=over_all) != []
+
+
+def test_module_is_the_function():
+    leaves, target, settings = checks.drawn("cpu", "float32", bias=True, token_weights=True)
+    module = LinearCrossEntropyLoss(label_smoothing=0.1, z_loss=1e-3, reduction="sum")
+    assert list(module.parameters()) == []
+    found = module(*list(leaves.values())[:2], target, leaves["bias"], settings["token_weights"])
+    wanted = linear_cross_entropy(
+        **leaves, target=target, **settings, label_smoothing=0.1, z_loss=1e-3, reduction="sum"
+    )
+    assert torch.equal(found, wanted)
+    assert "label_smoothing=0.1" in str(module)
+    with pytest.raises(ValueError, match="got 'avg'"):
+        LinearCrossEntropyLoss(reduction="avg")
+
+
+HIDDEN, WEIGHT, TARGET = torch.zeros(3, 4), torch.zeros(9, 4), torch.zeros(3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"hidden": torch.tensor(1.0)}, "got a scalar"),
+        ({"weight": torch.zeros(9, 5)}, r"\(vocabulary, 4\) for hidden \(3, 4\); got \(9, 5\)"),
+        ({"weight": torch.zeros(0, 4)}, r"got \(0, 4\)"),
+        ({"target": TARGET[:2]}, r"target must be \(3,\), got \(2,\)"),
+        ({"target": TARGET.float()}, "target must be torch.int64.*torch.float32"),
+        ({"bias": torch.zeros(8)}, r"bias must be \(9,\), got \(8,\)"),
+        ({"bias": torch.zeros(9).half()}, "bias is torch.float16, hidden is torch.float32"),
+        ({"weight": WEIGHT.bfloat16()}, "weight is torch.bfloat16"),
+        ({"weight": WEIGHT.to("meta")}, "weight is on meta, hidden on cpu"),
+        ({"hidden": HIDDEN.int(), "weight": WEIGHT.int()}, "one floating-point dtype"),
+        ({"token_weights": torch.zeros(4)}, r"token_weights must be \(3,\), got \(4,\)"),
+        ({"token_weights": TARGET}, "token_weights is torch.int64"),
+        ({"reduction": "avg"}, "reduction must be one of mean, sum, none, got 'avg'"),
+        ({"label_smoothing": 1.5}, "label_smoothing must be from 0 to 1, got 1.5"),
+        ({"label_smoothing": float("nan")}, "got nan"),
+        ({"z_loss": -1.0}, "z_loss must be finite and not negative, got -1.0"),
+        ({"ignore_index": 1.5}, "ignore_index must be a whole number, got 1.5"),
+    ],
+)
+def test_errors_name_what_was_given(changed, words):
+    operands = {"hidden": HIDDEN, "weight": WEIGHT, "target": TARGET} | changed
+    with pytest.raises(ValueError, match=words):
+        linear_cross_entropy(**operands)
+
+
+def test_a_target_out_of_range_raises():
+    for wrong in (9, -1):
+        with pytest.raises(IndexError, match=f"Target {wrong} is out of bounds"):
+            linear_cross_entropy(HIDDEN, WEIGHT, torch.full_like(TARGET, wrong))
+
+
+def test_meta_and_fake_tensors_have_shapes():
+    meta = [t.to("meta") for t in (HIDDEN, WEIGHT, TARGET)]
+    assert linear_cross_entropy(*meta, reduction="none").shape == (3,)
+
+
+def test_chunks_fit_their_budget():
+    kernels = pytest.importorskip("fusedlib.kernels.linear_cross_entropy")
+    for tokens in (0, 1, 127, 2048, 2049, 8192, 100_000):
+        for vocabulary in (1, 33, 32000, 50257, 128256, 10**6):
+            for itemsize in (2, 4):
+                stride = kernels.row_stride(vocabulary, itemsize)
+                rows = kernels.chunk_rows(tokens, vocabulary, itemsize)
+                assert vocabulary <= stride and stride * itemsize % kernels.ROW_BYTES == 0
+                assert rows * stride * itemsize <= max(kernels.LOGITS_BYTES, stride * itemsize)
+                assert rows == tokens or rows % 128 == 0
+    assert kernels.chunk_rows(8192, 128256, 2) == 2048
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("architecture", [80, 89, 90, 100])
+def test_compiled_kernels_fit_and_spill_nothing(architecture):
+    rows = compiled_ahead("linear_cross_entropy_ahead.py", architecture)
+    assert len(rows) == len({row["name"] for row in rows}) == 8
+    assert [fault for row in rows for fault in misfits(row)] == []
+    for row in rows:  # 16 bytes at a time
+        assert row.get("LDG") and (row.get("STG") or "alone" in row["name"]) or "64" in row["name"]

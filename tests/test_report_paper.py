@@ -1,0 +1,169 @@
+"""The paper as it stands, made from the recorded rows: cited, complete, drawn anew alike."""
+
+import io
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from report_sample import code, narrow, outputs_of, text, write
+
+from fusedlib import paths
+from fusedlib.study import display, figures, headlines, readme, recording
+from fusedlib.study.report.combine import combine
+from fusedlib.study.report.model import (
+    Abstract,
+    Block,
+    Claim,
+    Document,
+    Figure,
+    Heading,
+    Prose,
+    Section,
+    Table,
+)
+from fusedlib.study.running import config
+from fusedlib.study.running.config import FRAME
+
+LINK = re.compile(r"\]\(#([^)\s]+)\)")
+
+
+@pytest.fixture(scope="module")
+def products(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The notebooks as they execute on the repository's rows alone."""
+    folder = tmp_path_factory.mktemp("paper")
+    recording.executed(config.load(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def paper(products: Path) -> Document:
+    def section(name: str, title: str) -> Section:
+        return Section(name, title, products / "notebooks" / f"{name}.ipynb", None, "full")
+
+    studies = [section(s.name, s.title) for s in config.load().studies]
+    return combine([*studies, section(FRAME, "Report")])
+
+
+def uncited(document: Document) -> list[str]:
+    """Tables and figures to which no sentence of their own section links.
+
+    A study's part of the appendix has the study's title, and counts with its section.
+    """
+    titles = {b.text for b in document.blocks if isinstance(b, Heading) and b.level == 1}
+    sections: dict[str, list[Block]] = {}
+    title = ""
+    for block in document.blocks:
+        if isinstance(block, Heading) and (block.level == 1 or block.text in titles):
+            title = block.text
+        sections.setdefault(title, []).append(block)
+    missing = []
+    for blocks in sections.values():
+        cited = {
+            anchor for b in blocks for sentence in words(b) for anchor in LINK.findall(sentence)
+        }
+        missing += [
+            b.name for b in blocks if isinstance(b, Table | Figure) and b.anchor not in cited
+        ]
+    return missing
+
+
+def words(block: Block) -> list[str]:
+    """The sentences of a block; a caption does not cite its own picture."""
+    if isinstance(block, Prose | Abstract):
+        return [block.text]
+    return [block.sentence] if isinstance(block, Claim) else []
+
+
+def test_every_table_and_figure_is_cited_where_it_is_discussed(paper: Document) -> None:
+    assert uncited(paper) == []
+
+
+def test_nothing_failed_and_every_study_states_a_claim(paper: Document) -> None:
+    stated = {block.anchor for block in paper.blocks if isinstance(block, Claim)}
+    for study in config.load().studies:
+        slug = study.name.replace("_", "-")
+        assert any(anchor.startswith(f"{slug}-") for anchor in stated), study.name
+
+
+def test_page_one_and_the_advice_have_their_numbers(paper: Document) -> None:
+    tables = {block.name: block for block in paper.blocks if isinstance(block, Table)}
+    assert len(tables["headlines"].rows) >= len(config.load().studies)
+    for name in ("headlines", "advice"):
+        holes = [row for row in tables[name].rows if "\N{EM DASH}" in " ".join(row[:3])]
+        assert holes == [], name
+
+
+def test_the_committed_figures_show_what_the_rows_say(products: Path) -> None:
+    fresh = {figure.name: figure for figure in figures.drawn(products)}
+    committed = {path.stem for path in figures.FOLDER.glob("*.csv")}
+    assert committed == {path.stem for path in figures.FOLDER.glob("*.svg")} == set(fresh), (
+        "run `make figures`"
+    )
+    for name, figure in fresh.items():
+        old = pd.read_csv(figures.FOLDER / f"{name}.csv")
+        new = pd.read_csv(io.StringIO(figure.csv))
+        pd.testing.assert_frame_equal(old, new, rtol=1e-6, obj=f"{name}: run `make figures`;")
+
+
+def test_the_readme_block_is_what_the_rows_say(products: Path) -> None:
+    text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
+    new = readme.updated(text, readme.block(headlines.stated(products)))
+    assert text == new, "run `python -m fusedlib.study.readme --write`"
+
+
+# --- teeth ---------------------------------------------------------------------------------------
+
+
+def document(folder: Path, *sentences: str, after: str = "") -> Document:
+    """A study with a table in the paper and one in its appendix, and a frame."""
+    study = write(
+        folder / "01_x.ipynb",
+        *(text(sentence, "paper") for sentence in sentences),
+        code("t()", *outputs_of(lambda: display.table(narrow(), "T", "here")), tags=("paper",)),
+        code("u()", *outputs_of(lambda: display.table(narrow(), "U", "late")), tags=("appendix",)),
+    )
+    frame = write(
+        folder / "report.ipynb", text("# R"), text("s", "studies"), text(f"## After\n\n{after}"),
+        text("## Further", "appendix"), text("d", "details"), text("## All", "appendix"),
+        text("f", "floats"),
+    )  # fmt: skip
+    parts = [("01_x", "X", study), (FRAME, "Report", frame)]
+    return combine([Section(name, title, path, None, "") for name, title, path in parts])
+
+
+def test_what_nobody_cites_or_only_another_section_or_the_list_of_floats_is_found(tmp_path):
+    assert uncited(document(tmp_path)) == ["here", "late"]
+    assert uncited(document(tmp_path, "[](#here)", after="See [](#late).")) == ["late"]
+    assert uncited(document(tmp_path, "See [](#here) and [the rest](#late).")) == []
+
+
+def test_a_figure_of_the_paper_without_data_or_with_a_name_of_another_is_refused(tmp_path):
+    from report_sample import curves
+
+    def shown(**data):
+        show = lambda: display.figure(curves(), caption="c", alt="a", name="f")  # noqa: E731
+        (output,) = outputs_of(show)
+        output.metadata["fusedlib"].update(data)
+        return code("f()", output, tags=("paper",))
+
+    write(tmp_path / "notebooks" / "1.ipynb", shown())
+    with pytest.raises(ValueError, match="f has no data"):
+        list(figures.drawn(tmp_path))
+    write(tmp_path / "notebooks" / "1.ipynb", shown(data="x\n1\n"))
+    (drawn,) = figures.drawn(tmp_path)
+    assert (drawn.name, drawn.csv) == ("f", "x\n1\n") and "#010203" not in drawn.svg
+    write(tmp_path / "notebooks" / "2.ipynb", shown(data="x\n1\n"))
+    with pytest.raises(ValueError, match="another notebook has a figure f"):
+        list(figures.drawn(tmp_path))
+
+
+def test_recorded_rows_are_those_of_the_repository_seen_from_nowhere(monkeypatch, tmp_path):
+    (tmp_path / "card").mkdir()
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setattr(paths, "RECORDED", tmp_path)
+    monkeypatch.setattr(recording, "recorded_machines", lambda: ["card"])
+    with recording.recorded_rows():
+        assert [p.name for p in paths.results_dir().iterdir() if p.exists()] == ["card"]
+        assert paths.RECORDED == paths.results_dir() != tmp_path
+    assert tmp_path == paths.RECORDED
