@@ -487,12 +487,13 @@ def _family(model: nn.Module) -> Family:
                 f"LLaMAMLP and no parallel_residual, found {config.norm_class_name}, "
                 f"{config.mlp_class_name} and parallel_residual={config.parallel_residual}"
             )
-        if any(type(p) not in (nn.Parameter, Tensor) for p in model.parameters()):
-            other = next(p for p in model.parameters() if type(p) not in (nn.Parameter, Tensor))
-            raise ValueError(
-                f"a parameter of {kind} is a {type(other).__name__}: apply_to comes before FSDP, "
-                "tensor parallelism and quantisation"
-            )
+        for name, parameter in model.named_parameters():
+            for mark, splitter in (("device_mesh", "FSDP"), ("ds_id", "DeepSpeed")):
+                if hasattr(parameter, mark):
+                    raise ValueError(
+                        f"{name} is split by {splitter} already: call apply_to on the whole model, "
+                        f"before {splitter}"
+                    )
         return family
     message = (
         f"{kind} is no model that apply_to knows; looked for are transformers' Llama, Mistral, "
@@ -524,7 +525,7 @@ def _is(module: nn.Module, owner: str, family: Family) -> bool:
 def _refusal(module: nn.Module, part: Part, family: Family) -> str | None:
     if not _is(module, part.owner, family):
         kind = type(module)
-        return f"a {kind.__module__}.{kind.__qualname__}, not {family.package}'s {part.owner}"
+        return f"a {kind.__module__}.{kind.__qualname__}, no {part.owner} of {family.package}"
     if why := _changed(module, part.fused):
         return why
     return part.refuse(module)

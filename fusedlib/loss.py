@@ -81,7 +81,7 @@ def linear_cross_entropy(
     if reduction == "sum":
         return losses.sum()
     valid = labels != ignore_index
-    return losses.sum() / (valid.sum() if weights is None else (weights * valid).sum())
+    return losses.sum() / (valid if weights is None else weights.masked_fill(~valid, 0)).sum()
 
 
 def _runs_kernels(hidden: Tensor) -> bool:
@@ -116,9 +116,10 @@ def _check(
     width, tokens = hidden.shape[-1], tuple(hidden.shape[:-1])
     if weight.ndim != 2 or weight.shape[1] != width or weight.shape[0] == 0:
         raise ValueError(
-            f"weight must be (vocabulary, {width}) for hidden {_shape(hidden)}; got {_shape(weight)}"
+            f"weight must be (vocabulary, {width}) for hidden {_shape(hidden)}; "
+            f"got {_shape(weight)}"
         )
-    wanted = {"target": (target, tokens)}
+    wanted: dict[str, tuple[Tensor, tuple[int, ...]]] = {"target": (target, tokens)}
     if bias is not None:
         wanted["bias"] = bias, (weight.shape[0],)
     if token_weights is not None:

@@ -314,6 +314,8 @@ def packable(module: nn.Module, children: tuple[str, ...]) -> str | None:
             return f"{name} is a {kind.__module__}.{kind.__qualname__}, not a torch.nn.Linear"
         if "forward" in vars(child):
             return f"{name} has a forward of its own"
+        if type(child.weight) is not nn.Parameter:
+            return f"the weight of {name} is a {type(child.weight).__qualname__}"
     first, *others = children
     for name in others:
         one, other = linears[first], linears[name]

@@ -65,7 +65,7 @@ def check_torch(plain: nn.Module) -> None:
     torch.testing.assert_close(dict(state), dict(wanted))
     set_model_state_dict(sharded, dict(start), options=whole)
     torch.testing.assert_close(dict(get_model_state_dict(sharded, options=whole)), dict(start))
-    with pytest.raises(ValueError, match="before FSDP"):
+    with pytest.raises(ValueError, match="split by FSDP already"):
         fusedlib.apply_to(sharded)
     print("FSDP2 trains as the plain model")
 
@@ -90,6 +90,8 @@ def check_deepspeed(plain: nn.Module) -> None:
         with deepspeed.zero.GatheredParameters(list(model.parameters())):
             states.append({name: t.clone() for name, t in model.state_dict().items()})
     torch.testing.assert_close(*states)
+    with pytest.raises(ValueError, match="split by DeepSpeed already"):
+        fusedlib.apply_to(plain)
     print("ZeRO-3 trains as the plain model")
 
 

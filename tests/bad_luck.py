@@ -46,7 +46,7 @@ sweep(results.Recorder("tiny", profile=profile, code="c"), cases, measure)
 SHOW = """
 from fusedlib.study import display
 
-rows = results.load("tiny")
+rows = recorder.rows()
 display.table(rows[["case_no", "status"]].astype(str), caption="Tiny", name="tiny-rows")
 display.finding(f"own {rows['own'].all()}")
 """.strip()

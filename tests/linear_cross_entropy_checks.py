@@ -1,4 +1,4 @@
-"""What must hold of `linear_cross_entropy` wherever it runs: plain PyTorch, the interpreter, a GPU."""
+"""What must hold of `linear_cross_entropy` in plain PyTorch, Triton's interpreter and on a GPU."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -34,8 +34,8 @@ SETTINGS = {
 
 
 def drawn(
-    device: str, dtype: str, shape: tuple[int, int, int] = SHAPE, spread: float = 1.0, seed: int = 0,
-    bias: bool = False, token_weights: bool = False, **settings,
+    device: str, dtype: str, shape: tuple[int, int, int] = SHAPE, spread: float = 1.0,
+    seed: int = 0, bias: bool = False, token_weights: bool = False, **settings,
 ):  # fmt: skip
     """Leaves by name, target (an ignored one in seven), and the settings; logits are O(spread)."""
     tokens, width, vocabulary = shape
@@ -180,7 +180,8 @@ def check_nothing_to_learn(device: str) -> None:
                 def torch_s(hidden, weight, target, **settings):
                     return cross_entropy(linear(hidden, weight).float(), target, **settings)
 
-                found, wanted = step(own, labels, **settings), step(own, labels, torch_s, **settings)
+                found = step(own, labels, **settings)
+                wanted = step(own, labels, torch_s, **settings)
                 for f, w in zip(found, wanted, strict=True):
                     torch.testing.assert_close(f, w, rtol=0, atol=0, equal_nan=True)
                 assert not any(t.any() for t in found[1:])
@@ -271,6 +272,34 @@ def check_functional_transforms(device: str) -> None:
 
 
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
+
+
+def check_bound(device: str, magnitude: float, vocabulary: int = VOCABULARY) -> None:
+    """What the kernel's docstring promises of a row, in fp32."""
+    from fusedlib.kernels import linear_cross_entropy as kernels
+
+    rows, smoothing, z_loss = 8, 0.1, 1e-2
+    stride = kernels.row_stride(vocabulary, 4)
+    logits = (torch.randn(rows, stride, device=device) * magnitude)[:, :vocabulary]
+    target = torch.randint(vocabulary, (rows,), device=device)
+    losses, one = torch.empty(rows, device=device), torch.ones((), device=device)
+    true = logits.double()
+    lse = true.logsumexp(-1)
+    largest = torch.maximum(true.abs().amax(-1), lse.abs())
+    one_hot = torch.nn.functional.one_hot(target, vocabulary)
+    share = (1 - smoothing) * one_hot + smoothing / vocabulary
+    true_losses = lse - (share * true).sum(-1) + z_loss * lse.square()
+    p = true.softmax(-1)
+    kernels.cross_entropy_rows(
+        logits, target, None, one, losses, -100, smoothing, z_loss, gradient=True
+    )
+    steps = 8 + torch.tensor(vocabulary).log2()
+    bound = steps * (1 + largest) * (1 + 2 * z_loss * largest) * 2**-24
+    assert ((losses - true_losses).abs() <= bound).all()
+    times = (1 + 2 * z_loss * lse)[:, None]
+    of_p = (steps + largest)[:, None] * p * times.abs() * 2**-23
+    off = (logits.double() - (p * times - share)).abs()
+    assert (off <= of_p + 4 * (p * times.abs() + share) * 2**-24).all()
 
 
 def check_compiled(device: str, dtype: str = "float32") -> None:

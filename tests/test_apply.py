@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -394,7 +395,8 @@ def test_a_model_under_lora_says_what_to_do():
     ("library", "trained"), [("torch", ("DDP", "FSDP2")), ("deepspeed", ("ZeRO-3",))]
 )
 def test_two_processes_train_as_with_the_plain_model(library, trained):
-    pytest.importorskip(library)
+    if find_spec(library) is None:
+        pytest.skip(f"no {library}")
     if not torch.distributed.is_available():
         pytest.skip("this torch has no torch.distributed")
     with socket.socket() as free:
@@ -492,6 +494,22 @@ def test_bad_models_and_switches_raise_and_change_nothing():
         with pytest.raises(ValueError, match=words):
             fusedlib.apply_to(model)
         assert not any("w_" in name for name, _ in model.named_parameters())
+
+
+def test_no_class_is_changed():
+    forwards = {type(m): type(m).forward for m in make().modules()}
+    _, patched = pair()
+    assert all(kind.forward is forward for kind, forward in forwards.items())
+    assert {type(m) for m in make().modules()} == forwards.keys()
+    assert [type(m).__name__ for m in patched.model.layers[0].modules()][:2] == [
+        "LlamaDecoderLayer", "LlamaAttention",
+    ]  # fmt: skip
+
+
+def test_a_model_without_a_head():
+    bare = make("Mistral").model
+    report = fusedlib.apply_to(bare)
+    assert len(report.replaced["mlp"]) == 2 and "MistralForCausalLM" in report.left["loss"][0][1]
 
 
 def test_litgpt_of_another_kind_is_refused():

@@ -49,7 +49,7 @@ def test_every_claim_holds_in_every_recording(claims):
 
 
 def test_some_change_of_the_rows_makes_each_claim_false(claims):
-    for claim in claims:
+    for claim in (c for c in claims if not c.awaiting):
         for name in RECORDED:
             rows = claim.selection[claim.selection["machine"] == name]
             for recorded in stating.complete(rows):

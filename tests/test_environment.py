@@ -35,11 +35,11 @@ def conda() -> dict:
     return yaml.safe_load((paths.ROOT / "environment.yml").read_text())
 
 
-def test_conda_installs_the_project_with_all_its_extras(conda):
+def test_conda_installs_the_project_with_its_extras_but_deepspeed(conda):
     [pip] = [entry["pip"] for entry in conda["dependencies"] if isinstance(entry, dict)]
     [editable] = [line for line in pip if line.startswith("-e")]
     extras = re.fullmatch(r"-e \.\[([\w,]+)\]", editable)[1].split(",")
-    assert sorted(extras) == sorted(PROJECT["optional-dependencies"])
+    assert sorted(extras) == sorted(set(PROJECT["optional-dependencies"]) - {"llama"})
     assert "-c constraints.txt" in pip
 
 

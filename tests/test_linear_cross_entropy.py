@@ -114,7 +114,13 @@ def test_chunks_fit_their_budget():
                 assert vocabulary <= stride and stride * itemsize % kernels.ROW_BYTES == 0
                 assert rows * stride * itemsize <= max(kernels.LOGITS_BYTES, stride * itemsize)
                 assert rows == tokens or rows % 128 == 0
-    assert kernels.chunk_rows(8192, 128256, 2) == 2048
+    for width, rows in ((1024, 2048), (2048, 2048), (4096, 4096)):
+        weight = torch.empty(128256, width, dtype=torch.bfloat16, device="meta")
+        assert kernels.rows_and_sums(8192, weight) == (rows, torch.float32)
+        assert kernels.rows_and_sums(8192, weight, False)[0] == 2048
+        assert kernels.rows_and_sums(1000, weight) == (1000, torch.bfloat16)
+        assert kernels.rows_and_sums(1000, weight.half()) == (1000, torch.float32)
+        assert kernels.rows_and_sums(8192, weight.float()) == (1024, torch.float32)
 
 
 @pytest.mark.slow
@@ -125,4 +131,5 @@ def test_compiled_kernels_fit_and_spill_nothing(architecture):
     assert len(rows) == len({row["name"] for row in rows}) == 8
     assert [fault for row in rows for fault in misfits(row)] == []
     for row in rows:  # 16 bytes at a time
-        assert row.get("LDG") and (row.get("STG") or "alone" in row["name"]) or "64" in row["name"]
+        stores = row.get("STG") or "alone" in row["name"]
+        assert (row.get("LDG") and stores) or "gradient, 64 " in row["name"]

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 import pytest
@@ -76,20 +75,17 @@ def test_same_unavailability_is_recorded_once(tmp_path):
     assert reasons == ["no GPU", "no Triton"]
 
 
-def test_load_gives_the_newest_of_each_case(tmp_path):
+def test_of_a_case_that_a_recording_measured_twice_the_later_row_counts(tmp_path):
     for value in (1.0, 2.0):
         recorder(tmp_path).append(CASE, {"median_ms": value})
+    assert recorder(tmp_path).rows()["median_ms"].tolist() == [2.0]
     recorder(tmp_path, profile="full").append(CASE, {"median_ms": 3.0})
-    frame = results.load("01_x", directory=tmp_path)
-    assert dict(zip(frame["profile"], frame["median_ms"], strict=True)) == {
-        "quick": 2.0,
-        "full": 3.0,
-    }
-    assert frame["own"].all()
+    assert recorder(tmp_path).rows()["median_ms"].tolist() == [3.0], "the profile full counts"
+    assert recorder(tmp_path).rows()["own"].all()
 
 
-def test_load_of_nothing_is_an_empty_frame_with_columns(tmp_path):
-    frame = results.load("01_x", directory=tmp_path)
+def test_no_rows_are_an_empty_frame_with_columns(tmp_path):
+    frame = recorder(tmp_path).rows()
     assert frame.empty
     assert {"own", "status", "machine"} <= set(frame.columns)
 
@@ -254,27 +250,6 @@ def test_machines_seen_once_a_change(tmp_path):
     seen = results.machines_seen(tmp_path)
     assert len(seen) == 1
     assert seen["machine"].tolist() == [machine.key()]
-
-
-def _module(tmp_path: Path, source: str) -> types.ModuleType:
-    path = tmp_path / "measured.py"
-    path.write_text(source)
-    module = types.ModuleType("measured")
-    module.__file__ = str(path)
-    exec(compile(source, path, "exec"), module.__dict__)
-    import linecache
-
-    linecache.checkcache(str(path))
-    return module
-
-
-def test_fingerprint_follows_code_but_not_comments(tmp_path):
-    def print_of(source):
-        return results.code_fingerprint(_module(tmp_path, source))
-
-    base = print_of("def f(x):\n    'doc'\n    return x + 1\n")
-    assert print_of("# why\ndef f(x):\n    'better'\n\n    return (x + 1)\n") == base
-    assert print_of("def f(x):\n    return x + 2\n") != base
 
 
 # --- recordings ----------------------------------------------------------------------------------

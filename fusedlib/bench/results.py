@@ -10,9 +10,7 @@ Where code changed in form only, an entry in `<results>/carried.toml` says which
 and why they measure the same.
 """
 
-import ast
 import hashlib
-import inspect
 import json
 import math
 import os
@@ -24,7 +22,6 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fusedlib import paths
@@ -51,30 +48,8 @@ IDENTITY = ("machine", "profile", "case", "code", "status")
 
 __all__ = [
     "SCHEMA", "STATUSES", "Recorder", "ResultsError", "Unavailable",
-    "check", "code_fingerprint", "import_rows", "load", "machines_seen", "read_rows",
+    "check", "import_rows", "machines_seen", "read_rows",
 ]  # fmt: skip
-
-
-def code_fingerprint(*modules: ModuleType) -> str:
-    """Fingerprint of what measures: the modules' code and the versions of torch and triton.
-
-    Comments, docstrings and layout do not count, so that a better explanation costs no new run.
-    """
-    digest = hashlib.sha256()
-    for module in modules:
-        tree = ast.parse(inspect.getsource(module))
-        for node in ast.walk(tree):
-            if _has_docstring(node):
-                node.body = node.body[1:]  # type: ignore[attr-defined]
-        digest.update(f"{module.__name__}\n{ast.dump(tree)}\n".encode())
-    for package in ("torch", "triton"):
-        digest.update(f"{package}={machines.version_of(package)}\n".encode())
-    return digest.hexdigest()[:12]
-
-
-def _has_docstring(node: ast.AST) -> bool:
-    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return isinstance(node, holders) and ast.get_docstring(node, clean=False) is not None
 
 
 def case_id(study: str, case: Mapping[str, Any]) -> str:
@@ -375,31 +350,6 @@ def _check_case(case: Mapping[str, Any]) -> None:
 
 def _files(directory: Path | None, name: str) -> list[Path]:
     return sorted((directory or paths.results_dir()).glob(f"*/{name}.jsonl"))
-
-
-def load(
-    study: str, *, directory: Path | None = None, profile: str | None = None,
-    status: str | None = None,
-) -> "pd.DataFrame":  # fmt: skip
-    """Rows of a study from all machines as one tidy frame, the newest of each case and profile.
-
-    Column `own` tells the rows of the machine this runs on. Without rows the frame is empty, with
-    the columns that every row has.
-    """
-    import pandas as pd
-
-    newest: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for path in _files(directory, study):
-        for row in read_rows(path):
-            newest[(row["machine"], row["profile"], row["case"])] = row
-    rows = [
-        row for row in newest.values()
-        if (profile is None or row["profile"] == profile)
-        and (status is None or row["status"] == status)
-    ]  # fmt: skip
-    frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(HEAD))
-    frame.insert(4, "own", frame["machine"] == machines.key())
-    return frame
 
 
 def machines_seen(directory: Path | None = None) -> "pd.DataFrame":

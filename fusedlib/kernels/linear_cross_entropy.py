@@ -8,13 +8,13 @@
 
 with ε the label smoothing, ζ the weight of z-loss, w a token's weight and s = 1 / Σ w for a mean.
 
-| tensor                    | shape                | strides, dtype                                   |
-|---------------------------|----------------------|--------------------------------------------------|
-| hidden, d_hidden          | (tokens, hidden)     | any, contiguous                                  |
-| weight, d_weight          | (vocabulary, hidden) | any, contiguous; fp32 where several chunks add up|
-| logits of a chunk         | (rows, vocabulary)   | rows begin at multiples of 128 bytes             |
-| target, token_weights     | (tokens,)            | contiguous; int64, fp32                          |
-| losses                    | (tokens,)            | contiguous, fp32                                 |
+| tensor                | shape                | strides, dtype                              |
+|-----------------------|----------------------|---------------------------------------------|
+| hidden, d_hidden      | (tokens, hidden)     | any, contiguous                             |
+| weight, d_weight      | (vocabulary, hidden) | any, contiguous; d_weight fp32, see below   |
+| logits of a chunk     | (rows, vocabulary)   | rows begin at multiples of 128 bytes        |
+| target, token_weights | (tokens,)            | contiguous; int64, fp32                     |
+| losses                | (tokens,)            | contiguous, fp32                            |
 
 The products are torch.mm's, over chunks of tokens. One kernel reads a chunk's logits twice, the
 second time mostly from the L2 cache, writes d_logits over them and the losses. Gradients are
@@ -22,17 +22,22 @@ computed in forward, where the logits are, when one is wanted; backward multipli
 upstream scalar, in no time where that is 1. Losses by token have an upstream number each: their
 backward computes the logits again. Nothing is read back to the host.
 
-Memory, with V the vocabulary and b the bytes of a number: beside the gradients a chunk's logits,
-rows·V·b ≤ LOGITS_BYTES, or one row's; where several chunks add up in half precision, or in fp16,
-also d_W in fp32, 4·V·hidden bytes from forward to the end of backward.
+Memory beside the gradients, with V the vocabulary, H the width of hidden and b the bytes of a
+number: a chunk's logits, rows·V·b, at most LOGITS_BYTES, one row's, or in half precision d_W's own
+V·H·b where that is more. Where several chunks add up in half precision, or in fp16, d_W is summed
+in 4·V·H bytes, rounded at the end of backward: max(rows·V·b + 2·V·H, 4·V·H) altogether, which is
+why a chunk as large as d_W costs nothing more.
 
-Error bound: logits are rounded to the inputs' dtype once, the rest of the loss is fp32, of
-absolute error (8 + log₂ V) 2⁻²⁴ (1 + max|logits|) at most. d_logits are rounded once, d_W and d_b
+Error bound: logits are rounded to the inputs' dtype once. Of those, with M the largest of a row's
+|logits| and |lse|, a loss errs by (8 + log₂ V) (1 + M) (1 + 2 ζ M) 2⁻²⁴ at most, and each p_c by
+(8 + log₂ V + M) 2⁻²³ of itself. d_logits are rounded to the inputs' dtype once, d_W and d_b are
 summed over all tokens in fp32 and rounded once, or twice where the upstream scalar is not a power
 of two. In fp16 d_logits carry no 1/Σw, which would leave them below its smallest number.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -46,8 +51,8 @@ LOGITS_BYTES = 2**29
 ROW_BYTES = 128
 ROWS = 128  # a chunk's rows are a multiple of a product's tile, if there are as many
 # What a program has of a row at a time, and a warp of that: each of an H200's 132 multiprocessors
-# has one row, whose 250 KiB at 128256 are in the L2 cache when they are read again. A B200 has twice
-# the cache, and spills 4 to 28 registers of 32 warps.
+# has one row, whose 250 KiB at 128256 are in the L2 cache when they are read again. With as many
+# warps the code for sm_100 spills 4 to 28 registers.
 BLOCK_BYTES, OTHER_BLOCK_BYTES, WARP_BYTES = 2**15, {100: 2**14}, 2**10
 SCALED, SCALED_WARPS = 4096, 8
 if triton.knobs.runtime.interpret:
@@ -147,9 +152,10 @@ def block_and_warps(stride: int, itemsize: int, arch: int) -> tuple[int, int]:
     return block, max(block * itemsize // WARP_BYTES, 4)
 
 
-def chunk_rows(tokens: int, vocabulary: int, itemsize: int) -> int:
-    """Tokens of a chunk: their logits take LOGITS_BYTES at most, or are one token's."""
-    most = max(LOGITS_BYTES // (row_stride(vocabulary, itemsize) * itemsize), 1)
+def chunk_rows(tokens: int, vocabulary: int, itemsize: int, least: int = 0) -> int:
+    """Tokens of a chunk: their logits take LOGITS_BYTES or `least` at most, or are one token's."""
+    budget = max(LOGITS_BYTES, least)
+    most = max(budget // (row_stride(vocabulary, itemsize) * itemsize), 1)
     if tokens <= most:
         return tokens
     unit = ROWS if most >= ROWS else 1
@@ -158,10 +164,14 @@ def chunk_rows(tokens: int, vocabulary: int, itemsize: int) -> int:
     return ((tokens + chunks - 1) // chunks + unit - 1) // unit * unit
 
 
-def sum_dtype(tokens: int, vocabulary: int, dtype: torch.dtype) -> torch.dtype:
-    """What d_W is summed in: fp16 has too small a range for sums over tokens, see the docstring."""
-    several = chunk_rows(tokens, vocabulary, dtype.itemsize) < tokens
-    return torch.float32 if several or dtype == torch.float16 else dtype
+def rows_and_sums(
+    tokens: int, weight: Tensor, wants_weight: bool = True
+) -> tuple[int, torch.dtype]:
+    """Tokens of a chunk, and what d_W is summed in: fp16 has too small a range for such sums."""
+    vocabulary, dtype = weight.shape[0], weight.dtype
+    least = weight.numel() * dtype.itemsize if wants_weight and dtype.itemsize == 2 else 0
+    rows = chunk_rows(tokens, vocabulary, dtype.itemsize, least)
+    return rows, torch.float32 if rows < tokens or dtype == torch.float16 else dtype
 
 
 def cross_entropy_rows(
@@ -227,7 +237,7 @@ def fill_scaled(source: Tensor, result: Tensor, factor: Tensor) -> Tensor:
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """total + A B in `dtype`, in place; A B where there is no total."""
-    wide = {"out_dtype": dtype} if a.is_cuda and a.dtype != dtype else {}
+    wide: dict[str, Any] = {"out_dtype": dtype} if a.is_cuda and a.dtype != dtype else {}
     if not wide:
         a, b = a.to(dtype), b.to(dtype)
     if total is None:
@@ -244,17 +254,13 @@ def compute(
     """Losses (tokens,), and the wanted ones of d_hidden, d_W and d_b, times `scale`."""
     (tokens, _), vocabulary, dtype = hidden.shape, weight.shape[0], hidden.dtype
     wants_hidden, wants_weight, wants_bias = wants
-    sums = sum_dtype(tokens, vocabulary, dtype)
-    rows = chunk_rows(tokens, vocabulary, dtype.itemsize)
+    rows, sums = rows_and_sums(tokens, weight, wants_weight)
     buffer = hidden.new_empty(rows, row_stride(vocabulary, dtype.itemsize))
     losses = hidden.new_empty(tokens, dtype=torch.float32)
-    d_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
-    d_hidden = d_hidden if wants_hidden else None
-    d_weight = d_bias = None
-    if tokens == 0:
-        d_weight = weight.new_zeros(weight.shape, dtype=sums) if wants_weight else None
-    if wants_bias:
-        d_bias = hidden.new_zeros(vocabulary, dtype=torch.float32)
+    d_hidden = hidden.new_empty(hidden.shape) if wants_hidden else None
+    no_sum = weight.new_zeros(weight.shape, dtype=sums) if wants_weight and not tokens else None
+    d_weight: Tensor | None = no_sum
+    d_bias = hidden.new_zeros(vocabulary, dtype=torch.float32) if wants_bias else None
     for start in range(0, tokens, max(rows, 1)):
         part = slice(start, start + rows)
         h, weights = hidden[part], None if token_weights is None else token_weights[part]

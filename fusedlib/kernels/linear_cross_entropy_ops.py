@@ -1,9 +1,9 @@
 """The loss of `fusedlib.kernels.linear_cross_entropy` as torch operators, with their gradients.
 
-| operator                                          | kept for backward                            |
-|---------------------------------------------------|----------------------------------------------|
-| `fusedlib::linear_cross_entropy`, a scalar        | the gradients themselves, as forward left them|
-| `fusedlib::linear_cross_entropy_by_token`         | hidden, weight, bias, target                 |
+| operator                                  | kept for backward                              |
+|-------------------------------------------|------------------------------------------------|
+| `fusedlib::linear_cross_entropy`          | the gradients themselves, as forward left them |
+| `fusedlib::linear_cross_entropy_by_token` | hidden, weight, bias, target                   |
 
 Backward writes over the gradients that were kept where nobody else can see them: the graph is not
 retained, and no saved-tensor hooks were set in the forward. A second derivative raises.
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.kernels.linear_cross_entropy import compute, fill_scaled, sum_dtype
+from fusedlib.kernels.linear_cross_entropy import compute, fill_scaled, rows_and_sums
 
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -46,13 +46,13 @@ def linear_cross_entropy(
     _check_targets(target, valid, weight.shape[0])
     total = factor = scale = torch.ones((), dtype=torch.float32, device=hidden.device)
     if mean:
-        total = valid if token_weights is None else token_weights.where(valid, 0.0)
+        total = valid if token_weights is None else token_weights.masked_fill(~valid, 0)
         total = total.sum(dtype=torch.float32)
         scale = total.reciprocal()
         if hidden.dtype == torch.float16:
             # Over no tokens 1/0 stays where ignored rows do not see it.
             none = total == 0
-            scale, factor = scale.where(none, 1.0), scale.where(~none, 1.0)
+            scale, factor = scale.masked_fill(~none, 1), scale.masked_fill(none, 1)
     losses, *gradients = compute(
         hidden, weight, bias, target, token_weights, scale, ignore_index, label_smoothing, z_loss,
         tuple(wants),
@@ -87,7 +87,7 @@ def _(
     token_weights: Tensor | None, mean: bool, ignore_index: int, label_smoothing: float,
     z_loss: float, wants: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    sums = sum_dtype(hidden.shape[0], weight.shape[0], hidden.dtype)
+    _, sums = rows_and_sums(hidden.shape[0], weight)
     shapes = (hidden.shape, hidden.dtype), (weight.shape, sums), (weight.shape[:1], torch.float32)
     d_hidden, d_weight, d_bias = (
         hidden.new_empty(shape, dtype=dtype) if want else hidden.new_empty(0)
@@ -163,6 +163,4 @@ def _gradients_by_token(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
 
 
 linear_cross_entropy.register_autograd(_gradients, setup_context=_set_up)
-linear_cross_entropy_by_token.register_autograd(
-    _gradients_by_token, setup_context=_set_up_by_token
-)
+linear_cross_entropy_by_token.register_autograd(_gradients_by_token, setup_context=_set_up_by_token)

@@ -26,7 +26,7 @@ def started(monkeypatch):
     """Small tiles and blocks, and the names of the kernels that ran."""
     monkeypatch.setattr(norm_kernels, "TILE", 128)
     monkeypatch.setattr(norm_kernels, "WIDEST", 128)
-    monkeypatch.setattr(rope_kernels, "HALVES", 64)
+    monkeypatch.setattr(rope_kernels, "HALVES", 256)
     return broken_rows.note_launches(monkeypatch)
 
 
@@ -50,7 +50,7 @@ def test_rms_norm_at_other_scales_vs_float64(scale):
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 2, 19, 10), (1, 3, 3, 33, 66), (1, 8, 4, 5, 32)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rope_and_gradients_vs_float64(started, dtype, shape):
     assert checks.misses_rope("cpu", dtype, shape) == []
     assert started == ["_rope_kernel"] * 2

@@ -155,7 +155,7 @@ def _cells(block: model.Table, row: tuple[str, ...]) -> Iterable[str]:
 
 def _figure(block: model.Figure, fragments: Fragments) -> str:
     if block.svg:
-        picture = svg.inline(block.svg, f"{block.anchor}-svg", block.alt)
+        picture = svg.inline(block.svg, f"f{block.number}", block.alt)
     else:
         data = base64.b64encode(block.png or b"").decode()
         picture = f'<img src="data:image/png;base64,{data}" alt="{html.escape(block.alt)}">'

@@ -170,9 +170,11 @@ def _table(block: model.Table, fragments: Fragments) -> str:
 
 
 def _wrapped(header: str, cells: list[str]) -> str:
-    """A header in lines hardly longer than its column's cells."""
-    width = max(_HEADER, *map(len, cells), *map(len, header.split()))
-    return "\n".join(textwrap.wrap(header, width, break_long_words=False)) or header
+    """A header in lines hardly longer than its column's cells, broken at blanks and after a plus."""
+    spaced = re.sub(r"(?<=\w)\+(?=\w)", "+ \N{WORD JOINER}", header)
+    width = max(_HEADER, *map(len, cells), *map(len, spaced.split()))
+    lines = textwrap.wrap(spaced, width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace(" \N{WORD JOINER}", "").replace("\N{WORD JOINER}", "")
 
 
 def _soft(text: str) -> str:
