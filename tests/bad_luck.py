@@ -41,14 +41,15 @@ def measure(case):
     return {"median_ms": 1.0, "samples_ms": [1.0] * (samples if case["case_no"] == 4 else 1)}
 
 cases = [{"case_no": i, "needs": n} for i, n in enumerate(["", "", "triton", "gpu", ""])]
-sweep(results.Recorder("tiny", profile=profile, code="c"), cases, measure)
+recorder = results.Recorder("tiny", profile=profile, code="c")
+sweep(recorder, cases, measure)
 """.strip()
 SHOW = """
 from fusedlib.study import display
 
 rows = recorder.rows()
 display.table(rows[["case_no", "status"]].astype(str), caption="Tiny", name="tiny-rows")
-display.finding(f"own {rows['own'].all()}")
+display.prose(f"own {rows['own'].all()}")
 """.strip()
 
 # Python as on a machine where triton was never installed: neither module nor metadata is found.

@@ -85,7 +85,15 @@ def wide(columns: int = 4, rows: int = 5) -> pd.DataFrame:
     data = {
         (group, what): [f"{(at + 1) * 37.13 + number * 11.7:.2f}" for at in range(rows)]
         for number, group in enumerate(
-            ["Forward, ms", "Backward, ms", "Forward and backward, ms", "Full step, ms"][:columns]
+            [
+                "Forward, ms",
+                "Backward, ms",
+                "Forward and backward, ms",
+                "Full step, ms",
+                "Compiled, ms",
+                "In a graph, ms",
+                "On the host, ms",
+            ][:columns]
         )
         for what in ["published", "H200", "own"]
     }

@@ -19,10 +19,7 @@ from fusedlib.bench import results, warmup
 from fusedlib.bench.jsonl import read_objects
 from fusedlib.bench.results import Recorder, ResultsError
 from fusedlib.bench.sweep import outcome, sweep
-from fusedlib.study import cli, style
-from fusedlib.study.warmup import figures as plots
-from fusedlib.study.warmup import findings as study_01
-from fusedlib.study.warmup import tables
+from fusedlib.study import claims, cli, recording
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="uses what only Linux has")
 
@@ -208,28 +205,51 @@ def test_a_wrong_value_for_a_study_stops_before_anything_runs(
 
 
 @pytest.mark.parametrize("empty", ["models", "directions"])
-def test_a_sweep_of_nothing_is_refused(empty):
+def test_a_sweep_of_nothing_measures_nothing(tmp_path, empty):
     options = {"models": ["nano"], "directions": ["step"], "count": 30, "warmups": [0], empty: []}
-    with pytest.raises(ValueError, match="models and directions need an entry each"):
-        warmup.step_cases(warmup.problem(64, device="cpu"), "fresh", 1, **options)
+    cases = warmup.step_cases(warmup.problem(64, device="cpu"), "fresh", 1, **options)
+    recorder = Recorder(warmup.STUDY, profile="quick", code="c", directory=tmp_path)
+    sweep(recorder, cases, warmup.Measure(), warmup.label)
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["no-rows", "all-failed"])
-def test_a_study_of_which_nothing_came_can_still_be_shown(tmp_path, recorded):
+@pytest.mark.parametrize("failed", [False, True], ids=["no-rows", "all-failed"])
+def test_a_study_of_which_nothing_came_here_still_shows_the_recorded_rows(
+    tmp_path, monkeypatch, failed
+):
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
+    monkeypatch.setenv("FUSEDLIB_MACHINE", "here")
     shared = warmup.problem(64, device="cpu")
     options = {"models": ["nano"], "directions": ["step"], "count": 30, "warmups": [0]}
     cases = warmup.step_cases(shared, "fresh", 1, **options)
     cases += warmup.first_step_cases(shared, models=["nano"], compiled=["nano"])
-    recorder = Recorder(warmup.STUDY, profile="quick", code="c", directory=tmp_path)
-    for case in cases if recorded else []:
+    recorder = Recorder(warmup.STUDY, profile="quick", code=warmup.study_code())
+    for case in cases if failed else []:
         recorder.append(case, status="failed", reason="bad luck")
-    frame = results.load(warmup.STUDY, directory=tmp_path)
-    assert len(frame) == (len(cases) if recorded else 0)
-    for draw in (plots.bias_by_warmup, plots.each_step, plots.fresh_and_shared, plots.stages):
-        assert "<svg" in style.svg(draw(frame))
-    for table in (tables.isolation_table, tables.stages_table, tables.calls_table):
-        table(frame)
-    assert study_01.findings(frame) == study_01.headline(frame) == [study_01.MISSING]
+    assert recorder.rows()["own"].sum() == (len(cases) if failed else 0)
+    shown = recording.analysis_of(paths.ROOT / "notebooks" / f"{warmup.STUDY}.ipynb")
+    assert len(shown.claims) >= 3
+    for stated in shown.claims:
+        assert stated.verdict().count("holds in") >= 1, "the recorded machine's"
+        assert "this machine: not measured; `make study ONLY=01_warmup" in stated.verdict()
+        assert "—" not in stated.sentence()
+
+
+@pytest.mark.parametrize("status", ["failed", "oom", "unavailable"])
+def test_a_claim_of_which_nothing_came_anywhere_says_so(tmp_path, monkeypatch, status):
+    monkeypatch.setattr(claims, "CLAIMS", [])
+    recorder = Recorder("01_x", profile="quick", code="c", directory=tmp_path)
+    recorder.append({"case_no": 1}, status=status, reason="bad luck")
+
+    @claims.claim("speed", recorder.rows())
+    def stated(rows):
+        """It takes {ms:3 ms}."""
+        return {"ms": rows["median_ms"].min()}, rows["median_ms"].min() > 0
+
+    assert stated.sentence() == "It takes —."
+    assert (
+        stated.verdict() == "this machine: not measured; `make study ONLY=01_x PROFILE=full` does."
+    )
 
 
 # --- full disks and unwritable folders -----------------------------------------------------------
@@ -263,7 +283,7 @@ def test_progress_that_cannot_be_written_ends_no_sweep(tmp_path, monkeypatch, pl
     monkeypatch.setenv("FUSEDLIB_PROGRESS", place)
     recorder = Recorder("01_x", profile="quick", code="c", directory=tmp_path)
     sweep(recorder, [{"case_no": 1}, {"case_no": 2}], lambda case: {"median_ms": 1.0})
-    assert len(results.load("01_x", directory=tmp_path)) == 2
+    assert len(recorder.rows()) == 2
 
 
 @pytest.mark.slow

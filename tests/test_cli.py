@@ -131,6 +131,7 @@ def rendered(monkeypatch, tmp_path):
         notebook: Path | None
         error: str | None
         profile: str
+        question: str
 
     class ReportError(RuntimeError):
         pass
@@ -158,6 +159,7 @@ def test_report_renders_what_failed_too_and_says_where(rendered, tmp_path):
     assert "ValueError: it broke here" in by_name["run_fails"].error
     assert by_name["run_fails"].notebook == products.copy_path("run_fails")
     assert by_name["run_fails"].profile == "quick"
+    assert by_name["run_fails"].question == "Does it?"
     assert by_name["run_ok"].notebook is None
     assert "not executed yet; `make report ONLY=run_ok` does it" in by_name["run_ok"].error
     assert by_name["report"].error is None

@@ -10,7 +10,19 @@ import pytest
 from fusedlib import paths
 
 # From the ground up; a room may use those below it and itself.
-ROOMS = ("kernels", "functional", "norms", "rotary", "loss", "modules", "packed", "apply", "models", "bench", "study")
+ROOMS = (
+    "kernels",
+    "functional",
+    "norms",
+    "rotary",
+    "loss",
+    "modules",
+    "packed",
+    "apply",
+    "models",
+    "bench",
+    "study",
+)
 # Imported by whoever needs a folder's place or the version.
 OPEN = ("paths", "__init__")
 STUDY_TOOLS = (
@@ -172,4 +184,3 @@ def test_arrows_accept(path, text):
 )
 def test_edits_of_sys_path_are_found(text, edits):
     assert len(edits_of_sys_path(text)) == edits
-

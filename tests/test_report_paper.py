@@ -89,6 +89,7 @@ def test_nothing_failed_and_every_study_states_a_claim(paper: Document) -> None:
 def test_page_one_and_the_advice_have_their_numbers(paper: Document) -> None:
     tables = {block.name: block for block in paper.blocks if isinstance(block, Table)}
     assert len(tables["headlines"].rows) >= len(config.load().studies)
+    assert len(tables["advice"].rows) >= 6
     for name in ("headlines", "advice"):
         holes = [row for row in tables[name].rows if "\N{EM DASH}" in " ".join(row[:3])]
         assert holes == [], name

@@ -102,7 +102,7 @@ def _good(path: Path) -> Path:
         code(
             "show()",
             *outputs_of(
-                lambda: display.table(wide(4, 5), caption=f"Wide {ODD}", name="wide", note="$n=3$"),
+                lambda: display.table(wide(7, 5), caption=f"Wide {ODD}", name="wide", note="$n=3$"),
                 lambda: display.table(odd, caption="Odd", name="odd"),
                 lambda: display.figure(curves(), caption="C $x$", alt=ODD, name="curve"),
                 lambda: display.figure(curves(), caption="C2", alt="again", name="curve-again"),
@@ -207,13 +207,13 @@ def test_drawings_take_the_colour_of_the_text(page: Page) -> None:
 
 
 def test_every_number_arrives_in_html(page: Page) -> None:
-    for cell in wide(4, 5).to_numpy().ravel():
+    for cell in wide(7, 5).to_numpy().ravel():
         assert cell in page.text
     assert "9.953" in page.text and "1.23\N{NO-BREAK SPACE}ms" in page.source
 
 
 def test_every_number_arrives_in_pdf(printed: str) -> None:
-    for cell in wide(4, 5).to_numpy().ravel():
+    for cell in wide(7, 5).to_numpy().ravel():
         assert cell in printed
     assert "9.953" in printed and "Table 1, continued" in printed
 

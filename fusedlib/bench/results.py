@@ -218,10 +218,7 @@ class Recorder:
         import pandas as pd
 
         newest: dict[tuple[str, ...], dict[str, Any]] = {}
-        # The rows of the repository count wherever a visitor keeps his own.
-        folders = [self.directory] if self.directory else [paths.RECORDED, paths.results_dir()]
-        found = dict.fromkeys(p for d in folders for p in _files(d, self.study))
-        for path in found:
+        for path in _files(self.directory, self.study):
             for row in read_rows(path):
                 if self._is_current(row):
                     row = {**row, "recording": recording_of(row)}
@@ -349,14 +346,17 @@ def _check_case(case: Mapping[str, Any]) -> None:
 
 
 def _files(directory: Path | None, name: str) -> list[Path]:
-    return sorted((directory or paths.results_dir()).glob(f"*/{name}.jsonl"))
+    """Files of a name below a folder; by default the repository's and the visitor's own."""
+    folders = [directory] if directory else [paths.RECORDED, paths.results_dir()]
+    return list(dict.fromkeys(p for d in folders for p in sorted(d.glob(f"*/{name}.jsonl"))))
 
 
 def machines_seen(directory: Path | None = None) -> "pd.DataFrame":
     """Descriptions of all machines that have rows, one line each time something changed there."""
     import pandas as pd
 
-    found = [d for path in _files(directory, "machine") for d in read_objects(path)]
+    read = (d for path in _files(directory, "machine") for d in read_objects(path))
+    found = list({json.dumps(d, sort_keys=True): d for d in read}.values())
     names = machines.Machine.names()
     frame = pd.DataFrame(found, columns=["schema", "key", *(n for n in names if n != "key")])
     return frame.rename(columns={"key": "machine"}).assign(

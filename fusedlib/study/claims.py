@@ -170,7 +170,7 @@ def claim(
         made.judge()
         CLAIMS.append(made)
         if awaiting:
-            display.prose(f"*Not recorded yet:* {made.template} *{made.verdict()}*")
+            display.awaiting(made.template, made.verdict())
             return made
         display.claim(
             made.sentence(), made.verdict(), name, headline=headline, study=made.study,

@@ -1,8 +1,8 @@
-"""What a notebook shows: prose, findings, tables, figures, each as one output with its meaning.
+"""What a notebook shows: prose, claims, tables, figures, each as one output with its meaning.
 
 JupyterLab reads the usual mime types; the report reads the metadata `fusedlib` of the same output
 (kind, caption, alternative text, name) and, for tables, the cells themselves as JSON.
-Captions, notes, prose and findings are Markdown (maths in `$...$`); cells and alternative texts
+Captions, notes, prose and claims are Markdown (maths in `$...$`); cells and alternative texts
 are plain text.
 """
 
@@ -24,7 +24,7 @@ from fusedlib.study.plots import Picture
 STATIC = "FUSEDLIB_STATIC"
 """Set by the runner: no reader is there to move a widget."""
 TABLE_MIME = "application/vnd.fusedlib.table+json"
-KINDS = ("prose", "finding", "claim", "table", "figure")
+KINDS = ("prose", "claim", "awaiting", "table", "figure")
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NUMBER = re.compile(r"[−+±<>≤≥≈~]*\s*\d[\d,.  ]*(e[+-]?\d+)?(\s*([×±%–(/]|[^\W\d]).*)?")
 # A figure with its interval stays on one line.
@@ -34,25 +34,6 @@ _UNBROKEN = {"left": "", "right": "; white-space: nowrap"}
 def prose(text: str) -> None:
     """Show a Markdown paragraph whose numbers were interpolated from rows."""
     _emit({"text/markdown": text, "text/plain": text}, {"kind": "prose"})
-
-
-def finding(sentences: str | Sequence[str]) -> None:
-    """Show one finding or a list of them, computed from rows.
-
-    Raises:
-        ValueError: there is no sentence, or an empty one.
-    """
-    items = [sentences] if isinstance(sentences, str) else list(sentences)
-    if not items or not all(isinstance(item, str) and item.strip() for item in items):
-        raise ValueError(
-            f"a finding is a sentence or a list of sentences, got {sentences!r}: when the rows "
-            "needed for it are missing, say in a sentence which ones and how to measure them"
-        )
-    if len(items) == 1:
-        text = f"**Finding.** {items[0]}"
-    else:
-        text = "**Findings.**\n\n" + "\n".join(f"- {item}" for item in items)
-    _emit({"text/markdown": text, "text/plain": text}, {"kind": "finding", "items": items})
 
 
 def claim(
@@ -68,6 +49,12 @@ def claim(
         "verdicts": list(verdicts),
     }  # fmt: skip
     _emit({"text/markdown": text, "text/plain": f"{sentence} {verdict}"}, meaning)
+
+
+def awaiting(template: str, verdict: str) -> None:
+    """Show a claim without numbers, whose rows nobody has recorded; the paper leaves it out."""
+    text = f"**Not recorded yet.** {template}\n\n*{verdict}*"
+    _emit({"text/markdown": text, "text/plain": text}, {"kind": "awaiting"})
 
 
 def table(

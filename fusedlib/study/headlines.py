@@ -1,5 +1,6 @@
 """What executed notebooks claim: the headlines of page one and the README, and single numbers."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,10 @@ import pandas as pd
 from fusedlib import paths
 from fusedlib.study.formats import MISSING
 from fusedlib.study.report.html import plain_text
+from fusedlib.study.report.pandoc import with_units
 from fusedlib.study.running import config
+
+_NUMBER = re.compile(r"\{([^}]+)\}")
 
 
 @dataclass(frozen=True)
@@ -65,17 +69,21 @@ def stated(folder: Path | None = None) -> Iterator[Stated]:
 def table() -> pd.DataFrame:
     """Headline claims by study, in how many recordings each holds, and the same of this machine."""
     lines = [
-        {"study": c.title, "claim": plain_text(c.sentence), "recorded": c.verdict(False),
-         "here": c.verdict(True)}
+        {"study": c.title, "claim": with_units(plain_text(c.sentence)),
+         "recorded": c.verdict(False), "here": c.verdict(True)}
         for c in stated() if c.headline
     ]  # fmt: skip
     return pd.DataFrame(lines, columns=["study", "claim", "recorded", "here"])
 
 
-def number(study: str, claim: str, name: str) -> str:
-    """One number of a claim as its sentence writes it; a dash where the claim is not there.
+def filled(words: str) -> str:
+    """A text with `{study/claim/number}` replaced by that number as the claim's sentence writes it.
 
-    A claim's name may change while nobody runs its notebook, so that a dash is the honest answer.
+    A dash stands for one that is not there: a claim's notebook may not have been executed.
     """
-    found = (c.numbers.get(name) for c in stated() if (c.study, c.name) == (study, claim))
-    return next(filter(None, found), MISSING)
+    numbers = {
+        f"{claim.study}/{claim.name}/{key}": text
+        for claim in stated()
+        for key, text in claim.numbers.items()
+    }
+    return _NUMBER.sub(lambda found: numbers.get(found[1], MISSING), words)

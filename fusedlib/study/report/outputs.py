@@ -126,7 +126,7 @@ def output_blocks(
             text = plain(output.text)
             if text and (stderr or output.name == "stdout"):
                 yield Text(text)
-        else:
+        elif stderr or output.metadata.get("fusedlib", {}).get("kind") != "awaiting":
             yield from _rich(output, slug, numbering)
 
 

@@ -83,7 +83,11 @@ def _part(found: re.Match[str]) -> str:
 def _text(text: str) -> str:
     text = _TAG.sub(r"\\<", _COMMENT.sub("", text))
     text = _ENVIRONMENT.sub(lambda found: _environment(*found.groups()), text)
-    text = _PICTURE.sub(_picture, text)
+    return with_units(_PICTURE.sub(_picture, text))
+
+
+def with_units(text: str) -> str:
+    """A text whose numbers stay on one line with their units."""
     text = _POWER.sub("\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}", text)
     return _UNIT.sub("\N{NO-BREAK SPACE}", text)
 

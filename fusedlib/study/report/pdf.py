@@ -143,8 +143,7 @@ def _claim(block: model.Claim, fragments: Fragments) -> str:
 
 def _table(block: model.Table, fragments: Fragments) -> str:
     lengths = [
-        max((len(row[at]) for row in block.rows), default=0)
-        for at in range(len(block.columns))
+        max((len(row[at]) for row in block.rows), default=0) for at in range(len(block.columns))
     ]
     # Beside long text, the shorter text of other columns wraps too.
     least = _SHORT if max(lengths) > 2 * _LONG else _LONG
@@ -170,8 +169,8 @@ def _table(block: model.Table, fragments: Fragments) -> str:
 
 
 def _wrapped(header: str, cells: list[str]) -> str:
-    """A header in lines hardly longer than its column's cells, broken at blanks and after a plus."""
-    spaced = re.sub(r"(?<=\w)\+(?=\w)", "+ \N{WORD JOINER}", header)
+    """A header in lines hardly longer than the cells below, broken at blanks and after + and _."""
+    spaced = re.sub(r"(?<=\w)([+_])(?=\w)", "\\1 \N{WORD JOINER}", header)
     width = max(_HEADER, *map(len, cells), *map(len, spaced.split()))
     lines = textwrap.wrap(spaced, width, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines).replace(" \N{WORD JOINER}", "").replace("\N{WORD JOINER}", "")
