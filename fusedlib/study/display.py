@@ -102,21 +102,20 @@ def _formatted(frame: pd.DataFrame, formats: Mapping[str, str]) -> pd.DataFrame:
         if spec is not None:
             column = frame.iloc[:, at]
             shown.isetitem(at, [formatted(v, spec) for v in column])
-    names = list(frame.index.names)
-    if any(name in formats for name in names):
+    levels = list(frame.index.names)
+    if any(name in formats for name in levels):
         keys = [key if isinstance(key, tuple) else (key,) for key in frame.index]
         text = [
-            [
+            tuple(
                 formatted(v, formats[n]) if n in formats else v
-                for n, v in zip(names, key, strict=True)
-            ]
+                for n, v in zip(levels, key, strict=True)
+            )
             for key in keys
         ]
-        one = len(names) == 1
         shown.index = (
-            pd.Index([key[0] for key in text], name=names[0])
-            if one
-            else pd.MultiIndex.from_tuples([tuple(key) for key in text], names=names)
+            pd.Index([key[0] for key in text], name=levels[0])
+            if len(levels) == 1
+            else pd.MultiIndex.from_tuples(text, names=levels)
         )
     return shown
 

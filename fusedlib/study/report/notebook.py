@@ -39,7 +39,7 @@ def _blocks(notebook: Path) -> Iterator[Block]:
         if cell.cell_type == "code":
             if cell.source.strip():
                 yield code_block(cell)
-            yield from output_blocks(cell, "cell", numbering, stderr=True)
+            yield from output_blocks(cell, "cell", numbering, whole=True)
         elif cell.cell_type == "markdown":
             for block in markdown_blocks(cell.source, "", numbering):
                 yield _raised(block)

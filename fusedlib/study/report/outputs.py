@@ -111,9 +111,12 @@ def code_block(cell: Any) -> Code:
 
 
 def output_blocks(
-    cell: Any, slug: str, numbering: Numbering, *, only_errors: bool = False, stderr: bool = False
+    cell: Any, slug: str, numbering: Numbering, *, only_errors: bool = False, whole: bool = False
 ) -> Iterator[Block]:
-    """Blocks of a code cell's outputs; an error is always among them."""
+    """Blocks of a code cell's outputs; an error is always among them.
+
+    As a `whole`, as on a notebook's page, with warnings and the claims that await rows.
+    """
     for output in cell.outputs:
         kind = output.output_type
         if kind == "error":
@@ -124,9 +127,9 @@ def output_blocks(
             continue
         elif kind == "stream":
             text = plain(output.text)
-            if text and (stderr or output.name == "stdout"):
+            if text and (whole or output.name == "stdout"):
                 yield Text(text)
-        elif stderr or output.metadata.get("fusedlib", {}).get("kind") != "awaiting":
+        elif whole or output.metadata.get("fusedlib", {}).get("kind") != "awaiting":
             yield from _rich(output, slug, numbering)
 
 
