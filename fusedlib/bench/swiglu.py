@@ -109,7 +109,7 @@ def quack(inputs: Inputs) -> Workload:
     return _quack(inputs, tuned=False)
 
 
-@rival(TASK, "quack-searched", label="QuACK, searched", place=11, requires=("quack",),
+@rival(TASK, "quack-searched", label="QuACK, searched", place=5, requires=("quack",),
        needs_cuda=True, dtypes=HALVES, capability=(9, 0),
        traits=frozenset({"asked for"}))  # fmt: skip
 def quack_searched(inputs: Inputs) -> Workload:
