@@ -47,8 +47,13 @@ def step_cases(
     `isolation` is "fresh" (a process for each size) or "shared" (one runs all sizes in order).
 
     Raises:
-        ValueError: an unknown size or direction, no process, or too few steps for the warm-ups.
+        ValueError: no size or direction, an unknown one, no process, or too few steps for
+            the warm-ups.
     """
+    if not models or not directions:
+        raise ValueError(
+            f"models and directions need an entry each, got {list(models)} and {list(directions)}"
+        )
     for model in models:
         transformer.config(model)
     if unknown := [d for d in directions if d not in steps.DIRECTIONS]:
