@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fusedlib.bench import machine
-from fusedlib.bench.results import Recorder, ResultsError, Unavailable, load
+from fusedlib.bench.results import Recorder, ResultsError, Unavailable
 from fusedlib.bench.sweep import sweep
 
 CASES = [{"case_no": i} for i in range(6)]
@@ -26,15 +26,19 @@ def measure(case):
             return {"median_ms": 1.0}
 
 
+def recorder_at(tmp_path, **options):
+    return Recorder("01_x", profile="quick", code="c", directory=tmp_path, **options)
+
+
 def run(tmp_path, cases=CASES, how=measure, **options):
-    recorder = Recorder("01_x", profile="quick", code="c", directory=tmp_path, **options)
+    recorder = recorder_at(tmp_path, **options)
     sweep(recorder, cases, how)
     return recorder
 
 
 def test_every_outcome_is_a_row_with_its_reason(tmp_path, capsys):
     run(tmp_path)
-    rows = load("01_x", directory=tmp_path).set_index("case_no")
+    rows = recorder_at(tmp_path).rows().set_index("case_no")
     statuses = rows["status"].to_dict()
     assert statuses == {0: "ok", 1: "unavailable", 2: "oom", 3: "failed", 4: "wrong", 5: "ok"}
     assert rows["reason"][1] == "no such package"
@@ -69,14 +73,14 @@ def test_ctrl_c_and_a_full_disk_end_the_sweep_and_keep_the_rows(tmp_path, kind):
 
     with pytest.raises(kind):
         run(tmp_path, how=stops)
-    assert load("01_x", directory=tmp_path)["case_no"].tolist() == [0, 1]
+    assert recorder_at(tmp_path).rows()["case_no"].tolist() == [0, 1]
 
 
 def test_rows_on_nvidia_carry_the_state_before_and_after(tmp_path, monkeypatch):
     states = iter([{"sm_clock_mhz": 345}, {"sm_clock_mhz": 1980}])
     monkeypatch.setattr(machine, "conditions", lambda: next(states))
     run(tmp_path, CASES[:1])
-    row = load("01_x", directory=tmp_path).iloc[0]
+    row = recorder_at(tmp_path).rows().iloc[0]
     assert (row["sm_clock_before_mhz"], row["sm_clock_after_mhz"]) == (345, 1980)
 
 
