@@ -215,7 +215,12 @@ def test_a_sweep_of_nothing_is_refused(empty):
 def test_a_study_of_which_nothing_came_here_still_shows_the_recorded_rows(
     tmp_path, monkeypatch, failed
 ):
-    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
+    alone = tmp_path / "recorded"  # without the rows that this very clone may have measured
+    alone.mkdir()
+    for entry in [*recording.recorded_machines(), "carried.toml"]:
+        (alone / entry).symlink_to(paths.RECORDED / entry)
+    monkeypatch.setattr(paths, "RECORDED", alone)
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path / "own"))
     monkeypatch.setenv("FUSEDLIB_MACHINE", "here")
     shared = warmup.problem(64, device="cpu")
     options = {"models": ["nano"], "directions": ["step"], "count": 30, "warmups": [0]}
