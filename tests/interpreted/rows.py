@@ -9,8 +9,8 @@ import broken_rows
 import pytest
 import rows_checks as checks
 import torch
+from called import Called
 from torch.autograd import grad
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedlib import functional, rms_norm, rope
 from fusedlib.kernels import rms_norm as norm_kernels
@@ -91,18 +91,6 @@ def test_a_position_outside_the_table_gives_nan_there_alone():
 
 
 # --- what it costs -------------------------------------------------------------------------------
-
-
-class Called(TorchDispatchMode):
-    """Names of the operators that ran."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.__name__.split(".")[0])
-        return function(*args, **kwargs or {})
 
 
 @pytest.mark.parametrize("wanted", range(8))

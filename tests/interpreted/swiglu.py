@@ -12,6 +12,7 @@ import broken_kernels
 import pytest
 import swiglu_checks as checks
 import torch
+from called import Called
 from torch.autograd import grad
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -102,18 +103,6 @@ def test_compiled_in_one_graph():
 
 
 # --- what it costs -------------------------------------------------------------------------------
-
-
-class Called(TorchDispatchMode):
-    """Names of the operators that ran."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.__name__.split(".")[0])
-        return function(*args, **kwargs or {})
 
 
 @pytest.mark.parametrize("save", SAVES)
