@@ -3,7 +3,7 @@
 import gc
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fusedlib.bench.jsonl import ResultsError
@@ -74,10 +74,6 @@ class Attempt(Generic[T]):
     def ok(self) -> bool:
         """Whether there is a value."""
         return self.status == "ok"
-
-    def having(self, figures: Mapping[str, Any]) -> "Attempt[T]":
-        """The same with more figures."""
-        return replace(self, figures={**figures, **self.figures})
 
 
 def is_out_of_memory(error: BaseException) -> bool:
