@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from swiglu_checks import close, same
+from swiglu_checks import close, same, worse
 from torch import Tensor
 from torch.autograd import forward_ad, grad
 from torch.nn.functional import cross_entropy, linear
@@ -74,19 +74,27 @@ def misses(
 ) -> list[str]:  # fmt: skip
     """What the one tolerance rule rejects in the loss and the gradients.
 
-    Losses by token have the floor of fp32, which they are computed in.
+    Losses by token have the floor of fp32, which they are computed in. PyTorch's draw of few
+    numbers may be lucky: its error is the worse of two, a per cent apart. What comes from above is
+    a power of two, as of `backward()` and loss scales: it rounds nothing. A loss by token has any.
     """
     leaves, target, settings = drawn(device, dtype, shape, spread, seed, **settings)
     by_token = settings.get("reduction") == "none"
-    up = torch.randn(shape[0] if by_token else (), device=device).abs() + 0.5
-    up = up.to(leaves["hidden"].dtype)
-    true = results(reference.linear_cross_entropy, wide(leaves), target, settings, up)
-    usual = results(reference.linear_cross_entropy, leaves, target, settings, up)
-    found = results(compute, leaves, target, settings, up)
-    assert {n: (t.dtype, t.shape) for n, t in found.items()} == {
-        n: (t.dtype, t.shape) for n, t in usual.items()
-    }
-    usual, found = check.errors(usual, true), check.errors(found, true)
+    up = torch.tensor(4.0, device=device)
+    if by_token:
+        up = (torch.randn(shape[0], device=device).abs() + 0.5).to(leaves["hidden"].dtype)
+
+    def errors(function: Callable[..., Tensor], scale: float):
+        own = {n: (t.detach() * scale).to(t.dtype).requires_grad_() for n, t in leaves.items()}
+        found = results(function, own, target, settings, up)
+        true = results(reference.linear_cross_entropy, wide(own), target, settings, up)
+        kinds = {n: (t.dtype, t.shape) for n, t in found.items()}
+        return check.errors(found, true), kinds
+
+    (usual, kinds), (other, _) = (errors(reference.linear_cross_entropy, s) for s in (1.0, 1.01))
+    found, own_kinds = errors(compute, 1.0)
+    assert own_kinds == kinds
+    usual = worse(usual, other)
     missed = []
     for name in usual:
         floor = torch.float32 if by_token and name == "loss" else getattr(torch, dtype)
@@ -205,8 +213,8 @@ def check_one_class_and_few(device: str) -> None:
 def check_huge_logits(device: str) -> None:
     """±10⁴, where a softmax that subtracts no maximum, or a rounded one, is far off."""
     for dtype in ("float32", "bfloat16", "float16"):
-        for settings in ({}, ALL):
-            assert misses(device, dtype, spread=3e3, **settings) == [], (dtype, settings)
+        for settings in ({}, {**ALL, "z_loss": 1e-4}):  # 1e-2 takes fp16 past its largest number
+            assert misses(device, dtype, spread=3e3, **settings) == []
     leaves, target, _ = drawn(device, "float32")
     for extreme in (float("inf"), float("nan")):
         with torch.no_grad():

@@ -32,7 +32,8 @@ Error bound: logits are rounded to the inputs' dtype once. Of those, with M the 
 |logits| and |lse|, a loss errs by (8 + log₂ V) (1 + M) (1 + 2 ζ M) 2⁻²⁴ at most, and each p_c by
 (8 + log₂ V + M) 2⁻²³ of itself. d_logits are rounded to the inputs' dtype once, d_W and d_b are
 summed over all tokens in fp32 and rounded once, or twice where the upstream scalar is not a power
-of two. In fp16 d_logits carry no 1/Σw, which would leave them below its smallest number.
+of two. In fp16 d_logits carry no 1/Σw, which would leave them below its smallest
+number; d_hidden · Σw must not pass its largest.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
         if GRADIENT:
             tl.debug_barrier()  # no logit is overwritten that another thread has yet to read
             everywhere = label_smoothing / vocabulary
+            at_label = 1 - label_smoothing + everywhere
             squared = 2 * z_loss * lse
             inverse = 1 / total
             for start in range(0, row_stride, BLOCK):
@@ -120,9 +122,7 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
                 inside = columns < row_stride
                 x = tl.load(logits + columns, mask=inside, eviction_policy="evict_first")
                 p = tl.exp(x.to(tl.float32) - m) * inverse
-                d = p - tl.where(columns == label, 1.0, 0.0)
-                if SMOOTHED:
-                    d += tl.where(columns == label, label_smoothing - everywhere, -everywhere)
+                d = p - tl.where(columns == label, at_label, everywhere)
                 d = factor * (d + squared * p)
                 tl.store(logits + columns, d.to(logits.dtype.element_ty), mask=inside)
 

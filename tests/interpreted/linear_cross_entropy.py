@@ -180,9 +180,9 @@ def test_a_row_keeps_its_bound(magnitude):
 BROKEN = {
     "the last class left out": ("columns < vocabulary, x.to", "columns < vocabulary - 1, x.to"),
     "lanes' maxima ignored": ("total * tl.exp(largest - m)", "total"),
-    "the wrong class": ("columns == label, 1.0", "columns == label + 1, 1.0"),
+    "the wrong class": ("columns == label,", "columns == label + 1,"),
     "a block not written": ("tl.store(logits + columns, d", "tl.store(logits + lanes, d"),
-    "smoothing not in the gradient": ("d += tl.where(", "d += 0 * tl.where("),
+    "smoothing not in the gradient": (" at_label, everywhere)", " 1.0, 0.0)"),
     "smoothing not in the loss": ("loss += label_smoothing", "loss += 0 * label_smoothing"),
     "half of z-loss's gradient": ("2 * z_loss", "1 * z_loss"),
     "z-loss not in the loss": ("+ z_loss * lse * lse", ""),
