@@ -14,6 +14,7 @@ from functools import partial as bind
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
@@ -21,6 +22,7 @@ from fusedlib.functional import swiglu_mlp
 from fusedlib.loss import linear_cross_entropy
 from fusedlib.norms import rms_norm
 from fusedlib.packed import Fused, Packed, fuse, pack, packable
+from fusedlib.recomputed import compute_again, forget
 from fusedlib.rotary import rope
 
 # --- what modules become -------------------------------------------------------------------------
@@ -35,7 +37,10 @@ class FusedRMSNorm(Fused):
         """weight ⊙ s / √(mean(s²) + eps) of s = x, or of s = x + residual and s."""
         eps = getattr(self, self._eps)
         weight: Any = self.weight
-        return rms_norm(x, weight, eps, residual=residual, cast=self._cast)
+        found = rms_norm(x, weight, eps, residual=residual, cast=self._cast)
+        y, s = (found, x) if isinstance(found, Tensor) else found
+        compute_again(y, bind(rms_norm, s.detach(), weight.detach(), eps, cast=self._cast))
+        return found
 
 
 class FusedLitGPTNorm(FusedRMSNorm):
@@ -55,7 +60,11 @@ class FusedMLP(Packed):
         if not self.is_packed():
             y: Tensor = super().forward(x)
             return y
-        return swiglu_mlp(x, self.w_gate_up, self.w_down)
+        return forget(x, swiglu_mlp(x, self.w_gate_up, self.w_down))
+
+
+# A mask of this shape, which hides nothing, says that attention is causal and no more.
+CAUSAL = (0, 0, 0, 0)
 
 
 class FusedAttention(Packed):
@@ -79,6 +88,8 @@ class FusedAttention(Packed):
         turn = rope if "rope" in self._parts else source.apply_rotary_pos_emb
         assert position_embeddings is not None
         q, k = turn(q, k, *position_embeddings)
+        if attention_mask is not None and attention_mask.shape == CAUSAL:
+            attention_mask = None
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, module.layer_idx)
         attend = source.ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -101,8 +112,10 @@ class FusedAttention(Packed):
         children = module.q_proj, module.k_proj, module.v_proj
         if not self.is_packed():
             return tuple(child(x) for child in children)
-        packed = linear(x, module.w_qkv, getattr(self, "bias_qkv", None))
-        return packed.split([child.out_features for child in children], dim=-1)
+        packed = forget(x, linear(x, module.w_qkv, getattr(self, "bias_qkv", None)))
+        q, k, v = packed.split([child.out_features for child in children], dim=-1)
+        # q and k are turned into tensors of their own; v alone would keep all three in memory.
+        return q, k, v.clone() if v.requires_grad else v
 
 
 class FusedMistralAttention(FusedAttention):
@@ -215,6 +228,8 @@ class FusedCausalLM(Fused):
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         return_dict = kwargs.pop("return_dict", None)
+        if self._needs_no_mask(given):
+            given["attention_mask"] = module.lm_head.weight.new_empty(CAUSAL)
         outputs = module.model(**given, **kwargs)
         output = CausalLMOutputWithPast(
             loss=_causal_loss(module.lm_head, outputs.last_hidden_state, labels, **kwargs),
@@ -223,6 +238,22 @@ class FusedCausalLM(Fused):
         )  # fmt: skip
         as_dict = module.config.return_dict if return_dict is None else return_dict
         return output if as_dict else output.to_tuple()
+
+    def _needs_no_mask(self, given: dict[str, Any]) -> bool:
+        """Whether a CUDA graph is captured of a call whose attention is causal and no more.
+
+        transformers then makes a mask all the same, with which attention takes three times as long.
+        """
+        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            return False
+        module: Any = self
+        masked = "attention_mask", "position_ids", "past_key_values"
+        attentions = [layer.self_attn for layer in module.model.layers]
+        return (
+            all(given[name] is None for name in masked)
+            and module.config._attn_implementation == "sdpa"
+            and all(isinstance(a, FusedAttention) and a._window() is None for a in attentions)
+        )
 
 
 def _causal_loss(

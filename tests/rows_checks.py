@@ -5,16 +5,21 @@ over interpreted kernels, `tests/test_rows_gpu.py` on a GPU.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from itertools import product
 
 import torch
 from swiglu_checks import close, same, worse
 from torch import Tensor
 from torch.autograd import grad
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from fusedlib import reference, rms_norm, rope
+from fusedlib import functional, reference, rms_norm, rope
 from fusedlib.bench import check
+from fusedlib.recomputed import compute_again, forget
 
 Named = dict[str, Tensor]
 ROOT = 2.0**-24
@@ -167,6 +172,28 @@ def check_norm_zeros_infinities_and_empty(device: str) -> None:
         y, s = rms_norm(x, weight, residual=x.detach())
         d_x, d_weight = grad(y.sum() + s.sum(), (x, weight))
         assert y.shape == s.shape == d_x.shape == shape and not d_weight.any()
+
+
+def check_norm_output_computed_again(device: str) -> None:
+    """Gradients are those of an output that is kept, bit by bit; two products, and nobody else."""
+    leaves, _ = norm_case(device, "float32", 30, 48, True)
+    leaves["w"] = drawn(device, torch.float32, 20, 48, seed=9)
+    own = {n: t.view(2, 15, 48) if t.shape[0] == 30 else t for n, t in leaves.items()}
+    own = {n: t.requires_grad_() for n, t in own.items()}
+    calls = []
+
+    def step(noted: bool, hooked: bool = False) -> list[Tensor]:
+        y, s = rms_norm(own["x"], own["weight"], residual=own["residual"])
+        if noted:
+            again = partial(rms_norm, s.detach(), own["weight"].detach())
+            compute_again(y, lambda: calls.append(1) or again())
+        with saved_tensors_hooks(lambda t: t, lambda t: t) if hooked else nullcontext():
+            z = forget(y, linear(y, own["w"])) + forget(y, linear(y, own["w"][:1])) + s.sum()
+        return [z.detach(), *grad(z.square().sum(), list(own.values()))]
+
+    wanted, kernels = step(noted=False), functional.fused(own["x"])
+    assert same(step(noted=True), wanted) and len(calls) == 2 * kernels
+    assert same(step(noted=True, hooked=True), wanted) and len(calls) == 2 * kernels
 
 
 def check_norm_strides_and_leading_dimensions(device: str) -> None:

@@ -1,0 +1,70 @@
+"""Outputs that are cheap to compute again are not kept for backward.
+
+A norm's output is kept by the product that reads it, for that one's weight gradient, while what it
+was computed from is kept for the norm's own. Two such outputs a layer are a ninth of what a Llama
+keeps, and computing them again costs half a per cent of its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+DEPTH = 3  # a linear layer's result is a view of its product's, behind one more for its bias
+
+
+def compute_again(y: Tensor, how: Callable[[], Any]) -> None:
+    """Note on y, the output of a norm's kernel, how it is computed again, for `forget`.
+
+    In plain PyTorch it stays: what is computed again has no graph for second derivatives, which the
+    kernels do not have either.
+    """
+    if torch.compiler.is_compiling() or y.grad_fn is None:
+        return
+    if y.grad_fn.name() == "RMSNormFunctionBackward":
+        y._computed_by = how  # type: ignore[attr-defined]
+
+
+def forget(x: Tensor, result: Tensor) -> Tensor:
+    """Have `result`'s backward compute x again instead of keeping it, where x says how.
+
+    Nothing changes where others watch what is kept, as activation checkpointing does.
+
+    Args:
+        x: of any shape.
+        result: computed from x.
+
+    Returns:
+        The result.
+    """
+    how = getattr(x, "_computed_by", None)
+    if how is None or result.grad_fn is None or _default_hooks(False) is not None:
+        return result
+    for tensor, saved in _saved(result.grad_fn):
+        if tensor.data_ptr() == x.data_ptr() and tensor.numel() == x.numel():
+            shape = tensor.shape
+            saved.register_hooks(lambda _, s=shape: s, lambda s: _again(how).view(s))
+    return result
+
+
+@torch.no_grad()
+def _again(how: Callable[[], Tensor]) -> Tensor:
+    return how()
+
+
+def _saved(node: Any) -> Iterator[tuple[Tensor, Any]]:
+    """Tensors kept by a node and by the first ones behind it, each with its `SavedTensor`."""
+    for _ in range(DEPTH):
+        if node is None:
+            return
+        if hasattr(node, "_raw_saved_tensors"):
+            pairs = list(zip(node.saved_tensors, node._raw_saved_tensors, strict=True))
+        else:
+            names = [name for name in dir(node) if name.startswith("_raw_saved_")]
+            pairs = [(getattr(node, n.replace("_raw", "")), getattr(node, n)) for n in names]
+        yield from ((t, saved) for t, saved in pairs if isinstance(t, Tensor))
+        node = node.next_functions[0][0] if node.next_functions else None
