@@ -473,6 +473,7 @@ def apply_to(
         What was replaced, and what was not and why.
 
     Raises:
+        TypeError: what is given is no `torch.nn.Module`.
         ValueError: a model of another kind, one that is wrapped already, or one whose weights to be
             packed have several dtypes or devices. Nothing is changed then.
     """
@@ -507,6 +508,8 @@ def apply_to(
 
 
 def _family(model: nn.Module) -> Family:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"apply_to changes a torch.nn.Module, got {type(model).__name__}")
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     for family in FAMILIES:
         if not _descends(type(model), family):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
+from fusedlib.arguments import require_tensors
 from fusedlib.functional import _autocast, _autocasts, _has_kernels, _shape, _transformed
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -48,8 +49,12 @@ def linear_cross_entropy(
         A scalar, or (...) with reduction "none"; fp32, or float64 of such inputs.
 
     Raises:
+        TypeError: an operand that is no tensor.
         ValueError: shapes, dtypes, devices or numbers that do not go together.
     """
+    require_tensors(
+        hidden=hidden, weight=weight, target=target, bias=bias, token_weights=token_weights
+    )
     _check(hidden, weight, target, bias, token_weights)
     _check_numbers(ignore_index, label_smoothing, z_loss, reduction)
     operands = (hidden, weight) if bias is None else (hidden, weight, bias)

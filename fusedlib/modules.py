@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusedlib.arguments import require_size, require_tensors
 from fusedlib.functional import SAVES, swiglu_mlp
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
@@ -28,7 +29,7 @@ class SwiGLUMLP(nn.Module):
         dtype: the weights' dtype.
 
     Raises:
-        ValueError: a size below 1 or an unknown `save`.
+        ValueError: a size that is no whole number of at least 1, or an unknown `save`.
     """
 
     def __init__(
@@ -36,9 +37,8 @@ class SwiGLUMLP(nn.Module):
         device: torch.device | str | None = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        for name, size in (("hidden_size", hidden_size), ("intermediate_size", intermediate_size)):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
+        require_size("hidden_size", hidden_size)
+        require_size("intermediate_size", intermediate_size)
         if save not in SAVES:
             raise ValueError(f"save must be one of {', '.join(SAVES)}, got {save!r}")
         self.hidden_size, self.intermediate_size, self.save = hidden_size, intermediate_size, save
@@ -55,6 +55,7 @@ class SwiGLUMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """y (..., hidden_size) of x (..., hidden_size)."""
+        require_tensors(x=x)
         return swiglu_mlp(x, self.w_gate_up, self.w_down, save=self.save)
 
     def extra_repr(self) -> str:
@@ -170,7 +171,7 @@ class RMSNorm(nn.Module):
         dtype: the weight's dtype.
 
     Raises:
-        ValueError: a size below 1 or an unknown `cast`.
+        ValueError: a size that is no whole number of at least 1, or an unknown `cast`.
     """
 
     def __init__(
@@ -178,8 +179,7 @@ class RMSNorm(nn.Module):
         device: torch.device | str | None = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        if hidden_size < 1:
-            raise ValueError(f"hidden_size must be at least 1, got {hidden_size}")
+        require_size("hidden_size", hidden_size)
         if cast not in CASTS:
             raise ValueError(f"cast must be one of {', '.join(CASTS)}, got {cast!r}")
         self.eps, self.cast = eps, cast

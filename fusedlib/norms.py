@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fusedlib.arguments import require_tensors
 from fusedlib.functional import _autocasts, _has_kernels, _plain_eager, _transformed
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rms_norm
 
@@ -32,8 +33,10 @@ def rms_norm(
         (..., width), and s where a residual is given.
 
     Raises:
+        TypeError: an operand that is no tensor.
         ValueError: shapes, dtypes or devices that do not go together, or an unknown `cast`.
     """
+    require_tensors(x=x, weight=weight, residual=residual)
     if residual is not None and x.dtype != residual.dtype and _autocasts(x.device.type):
         dtype = torch.promote_types(x.dtype, residual.dtype)
         x, residual = x.to(dtype), residual.to(dtype)

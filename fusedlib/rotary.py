@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from fusedlib.arguments import require_tensors
 from fusedlib.functional import _has_kernels, _plain_eager, _transformed
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rope
 
@@ -34,8 +35,10 @@ def rope(
         gradient plain PyTorch runs.
 
     Raises:
+        TypeError: an operand that is no tensor.
         ValueError: shapes, dtypes or devices that do not go together.
     """
+    require_tensors(q=q, k=k, cos=cos, sin=sin, positions=positions)
     check_rope(q, k, cos, sin, positions)
     fixed = not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
     dtypes = q.dtype in KERNEL_DTYPES and cos.dtype in KERNEL_DTYPES

@@ -12,6 +12,7 @@ from fusedlib import paths
 
 # From the ground up; a room may use those below it and itself.
 ROOMS = (
+    "arguments",
     "kernels",
     "functional",
     "norms",

@@ -2,12 +2,14 @@
 
 import copy
 import io
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import silu
 
+import fusedlib
 from fusedlib import SwiGLUMLP
 
 HIDDEN, INNER = 12, 20
@@ -19,6 +21,7 @@ class Plain(nn.Module):
 
     def __init__(self, hidden_size=HIDDEN, intermediate_size=INNER):
         super().__init__()
+        self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
@@ -60,6 +63,29 @@ def test_checkpoints_go_both_ways_also_through_a_file():
     assert torch.equal(again.mlp.w_gate_up, ours.mlp.w_gate_up)
     assert torch.equal(again.mlp.w_down, ours.mlp.w_down)
     assert torch.equal(plain.mlp.up_proj.weight, ours.mlp.w_gate_up[INNER:])
+
+
+def fuse(model):
+    import fusedlib
+
+    for layer in model.model.layers:
+        mlp = fusedlib.SwiGLUMLP(layer.mlp.hidden_size, layer.mlp.intermediate_size)
+        mlp.to(device=model.device, dtype=model.dtype).load_state_dict(layer.mlp.state_dict())
+        layer.mlp = mlp
+
+
+def test_the_readme_s_example_changes_neither_results_nor_the_checkpoint():
+    layers = nn.ModuleList(Block(Plain()) for _ in range(2)).double()
+    model = SimpleNamespace(
+        model=SimpleNamespace(layers=layers), dtype=torch.float64, device=torch.device("cpu")
+    )
+    x = torch.randn(5, HIDDEN, dtype=torch.float64)
+    before, names = [layer.mlp(x) for layer in layers], list(layers.state_dict())
+    fuse(model)
+    assert all(isinstance(layer.mlp, SwiGLUMLP) for layer in layers)
+    for layer, y in zip(layers, before, strict=True):
+        torch.testing.assert_close(layer.mlp(x), y, rtol=1e-12, atol=1e-12)
+    assert list(layers.state_dict()) == names
 
 
 def test_a_state_dict_holds_the_weights_themselves():
@@ -148,11 +174,37 @@ def test_it_is_an_ordinary_module():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"hidden_size": 0}, "hidden_size must be at least 1, got 0"),
-        ({"intermediate_size": -2}, "intermediate_size must be at least 1, got -2"),
+        ({"hidden_size": 0}, "hidden_size must be a whole number of at least 1, got 0"),
+        (
+            {"intermediate_size": -2},
+            "intermediate_size must be a whole number of at least 1, got -2",
+        ),
+        ({"hidden_size": "4"}, "a whole number of at least 1, got '4'"),
+        ({"hidden_size": 4.5}, "a whole number of at least 1, got 4.5"),
         ({"save": "x"}, "gate_up, input, got 'x'"),
     ],
 )
 def test_errors_name_what_was_given(arguments, words):
     with pytest.raises(ValueError, match=words):
         SwiGLUMLP(**{"hidden_size": 4, "intermediate_size": 4, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda t: SwiGLUMLP(1, 4)([1.0]), "x"),
+        (lambda t: fusedlib.RMSNorm(1)([1.0]), "x"),
+        (lambda t: fusedlib.rms_norm(t, [1.0]), "weight"),
+        (lambda t: fusedlib.rope(t, t, [1.0], t), "cos"),
+        (lambda t: fusedlib.linear_cross_entropy(t, t, [1.0]), "target"),
+    ],
+    ids=["SwiGLUMLP", "RMSNorm", "rms_norm", "rope", "linear_cross_entropy"],
+)
+def test_a_list_is_no_tensor(call, name):
+    with pytest.raises(TypeError, match=rf"^{name} must be a torch.Tensor, got the list \[1.0\]$"):
+        call(torch.ones(1, 1))
+
+
+def test_apply_to_takes_a_module():
+    with pytest.raises(TypeError, match="changes a torch.nn.Module, got int"):
+        fusedlib.apply_to(3)
