@@ -13,7 +13,7 @@ ARGS    ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report study record render figures list machine import-rows lab test test-fast test-long test-gpu lint lock clean
+.PHONY: help setup report study record render figures slides tensorboard list machine import-rows lab test test-fast test-long test-gpu lint lock clean
 
 export FUSEDLIB_MACHINE := $(or $(MACHINE),$(FUSEDLIB_MACHINE))
 ifeq ($(FUSEDLIB_MACHINE),)
@@ -72,6 +72,14 @@ render: ## render the report again from the executed notebooks
 figures: ## draw figures/*.svg with their data from the recorded rows
 	$(call READY,study)
 	@$(STUDY) figures $(foreach name,$(subst $(comma), ,$(ONLY)),--only "$(name)")
+
+slides: ## a deck from the recorded rows: slides.html and slides.pdf
+	$(call READY,report)
+	@$(STUDY) slides
+
+tensorboard: ## a profile of a Llama step by each arm, for TensorBoard
+	$(call READY,study)
+	@$(RUN) -m fusedlib.bench.llama
 
 list: ## the notebooks and their parameters
 	$(call READY,study)

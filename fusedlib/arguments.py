@@ -15,5 +15,5 @@ def require_tensors(**given: object) -> None:
 
 def require_size(name: str, value: object) -> None:
     """Raise a ValueError where a width is no whole number of at least 1."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, Integral) or int(value) < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")

@@ -40,6 +40,19 @@ def card_folder(monkeypatch, tmp_path):
     return tmp_path / "cache"
 
 
+@pytest.fixture
+def limit_memory():
+    """Leaves this process so many GiB of the GPU's memory, until the test ends."""
+    import torch
+
+    def limit(gib: float) -> None:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(gib * 2**30 / total)
+
+    yield limit
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def pytest_report_header():
     return f"the report's tests are left out: no {', '.join(MISSING)}" if MISSING else None
 

@@ -1,8 +1,4 @@
-"""What the kernels with fixed roles must give, and ways to break it, on any device.
-
-`tests/test_hopper_gpu.py` runs the kernels; `tests/test_hopper.py` lets plain PyTorch play them, to
-see the same assertion reject what is broken.
-"""
+"""What the kernels with fixed roles must give, and ways to break it: `tests/test_hopper_gpu.py`."""
 
 import torch
 from torch import Tensor

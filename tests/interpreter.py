@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fusedlib import paths
+
 TESTS = Path(__file__).parent
 
 
@@ -22,8 +24,8 @@ def passed_in_the_interpreter(name: str, timeout: int = 280, **environment: str)
         environment: further variables.
     """
     pytest.importorskip("triton")
-    folders = [str(TESTS.parent), str(TESTS), str(TESTS / "interpreted"), *sys.path]
-    path = os.pathsep.join(folders)
+    folders = (TESTS.parent, TESTS, TESTS / "interpreted", paths.NOTEBOOKS, *sys.path)
+    path = os.pathsep.join(map(str, folders))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly",
          "-p", "quicker_interpreter", "--durations=5", str(TESTS / name)],

@@ -1,4 +1,7 @@
-"""The rules of a committed notebook, each reported as a sentence."""
+"""The rules of a committed notebook, each reported as a sentence.
+
+Those of its parameters are `fusedlib.study.running.parameters`' own.
+"""
 
 import ast
 import re
@@ -14,7 +17,6 @@ MOST_LINES, MOST_MEASURING = 30, 60
 STUDY_TAGS = {"parameters", "measure", "paper", "appendix"}
 FRAME_TAGS = {"parameters", "abstract", "paper", "studies", "details", "appendix", "floats"}
 NEIGHBOUR = re.compile(r"\]\(\d\d_\w+\.ipynb\)")
-PARAMETER = re.compile(r"[a-z]\w*: [^=]+ = .+  # \S.*")
 
 
 def source(cell: dict[str, Any]) -> str:
@@ -43,10 +45,6 @@ def problems(notebook: Notebook, *, frame: bool = False) -> list[str]:
             found.append(f"cell {i} has unknown tags: {', '.join(sorted(strange))}")
     for i, cell in code:
         found += [f"cell {i} {problem}" for problem in _code_cell(cell)]
-    marked = [i for i, cell in enumerate(cells) if "parameters" in tags(cell)]
-    if len(marked) != 1:
-        found.append(f"{len(marked)} cells are tagged parameters, not exactly one")
-    found += [f"cell {i} {problem}" for i in marked for problem in _parameters(source(cells[i]))]
     if not any("is no plain Python" in problem for problem in found):
         # A cell may build a name up; another cell that changes it makes the order of runs matter.
         names = Counter(name for _, cell in code for name in set(_assigned(source(cell))))
@@ -100,22 +98,6 @@ def _code_cell(cell: dict[str, Any]) -> Iterator[str]:
         ast.parse(text)
     except SyntaxError as error:
         yield f"is no plain Python: {error.msg}"
-
-
-def _parameters(text: str) -> Iterator[str]:
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines:
-        yield "holds no parameter"
-    for line in lines:
-        if not PARAMETER.fullmatch(line):
-            yield f"has a line that is not `name: type = default  # help`: {line!r}"
-            continue
-        try:
-            statement = ast.parse(line).body[0]
-            assert isinstance(statement, ast.AnnAssign) and statement.value is not None
-            ast.literal_eval(statement.value)
-        except (SyntaxError, ValueError, AssertionError):
-            yield f"has a default that is not a literal: {line!r}"
 
 
 def _assigned(text: str) -> Iterator[str]:

@@ -22,7 +22,7 @@ from fusedlib.kernels.swiglu_configs import Config
 
 TOOL = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
 TYPES = {"half": "bf16", "tf32": "fp32", "ieee": "fp32"}
-INSTRUCTIONS = ("HGMMA", "UTMALDG", "HMMA", "UTC.?MMA", "STL", "LDL")
+INSTRUCTIONS = ("HGMMA", "UTMALDG", "HMMA", "UTC.?MMA", "FFMA2?", "STL", "LDL")
 FORWARD = {"kernel": "_swiglu_fwd_kernel", "a": "x", "b": "w_gate_up", "variant": {"SAVE": True}}
 BACKWARD = {
     "kernel": "_swiglu_bwd_kernel", "a": "dy", "b": "w_down",

@@ -5,7 +5,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,12 +92,6 @@ def test_nearest_vs_exact_fractions(value: float, dtype: str):
     assert formats.nearest(value, dtype) == exact_rounding(value, formats.get(dtype).precision)
 
 
-def test_bf16_rounding_is_torchs():
-    values = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
-    wanted = torch.from_numpy(values).bfloat16().float().numpy()
-    assert np.array_equal(formats.round_to(values, "bf16"), wanted)
-
-
 def test_truncation_cuts_rounding_does_not():
     assert formats.round_to(np.float32([1 + 3 * 2**-12]), "tf32")[0] == 1 + 2**-10
     chopped = formats.truncate_to_fp32(np.array([1 + 2**-23 + 2**-24 + 2**-30, -1 - 2**-24]))
@@ -135,14 +128,6 @@ def test_sequential_sum_vs_exact_loop(dtype: str, distribution: str):
     assert [float(v) for v in got] == [loop_sum(column, dtype) for column in terms.T]
 
 
-def test_sequential_sum_rejects_impostors():
-    terms = accumulation.rounded_terms("uniform", 3000, 1, "fp16")
-    honest = loop_sum(terms[:, 0], "fp16")
-    assert accumulation.pairwise(terms, "fp16")[0] != honest
-    in_fp32 = formats.round_to(accumulation.sequential(terms, "fp32"), "fp16")[0]
-    assert in_fp32 != honest
-
-
 @pytest.mark.parametrize("n_terms", [(1 << 16) - 1, (1 << 16) + 3])
 def test_sequential_sum_across_blocks_vs_loop(n_terms: int):
     terms = accumulation.rounded_terms("uniform", n_terms, 1, "fp32")
@@ -173,12 +158,6 @@ def test_pairwise_and_kahan_beat_sequential(dtype: str):
     assert errors["sequential"] > 2.5 * u * exact.max()
 
 
-def test_pairwise_takes_any_number_of_terms():
-    for n_terms in (1, 2, 3, 5, 17):
-        terms = np.ones((n_terms, 1), np.float32)
-        assert accumulation.pairwise(terms, "fp32")[0] == n_terms
-
-
 @pytest.mark.parametrize("name", list(PUBLISHED))
 def test_published_sum_is_reproduced_to_every_digit(name: str):
     total = accumulation.four_sum(name, 1000)
@@ -196,12 +175,6 @@ def test_representation_and_accumulation_make_up_the_error(case: accumulation.Ca
     figures = accumulation.measure_four_sum(case)
     assert figures["representation_error"] == float(representation)
     assert figures["accumulation_error"] == float(accumulated)
-
-
-def test_fp16_sum_errs_by_accumulation_against_representation():
-    figures = accumulation.measure_four_sum(precision.four_sums()[1])
-    assert figures["accumulation_error"] < 0 < figures["representation_error"]
-    assert abs(figures["accumulation_error"]) > 10 * figures["representation_error"]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "tf32"])
@@ -277,12 +250,6 @@ def test_dot_vs_exact_loop(dtype: str, wide: bool):
     got = accumulation.dot(left, right, accumulator)
     wanted = [loop_dot(a, b, accumulator) for a, b in zip(left.T, right.T, strict=True)]
     assert [float(v) for v in got] == wanted
-
-
-def test_products_of_short_numbers_are_exact_in_fp32():
-    for dtype in ("fp16", "bf16", "tf32"):
-        left, right = (formats.round_to(v, dtype) for v in accumulation.operands("normal", 500, 1))
-        assert np.array_equal((left * right).astype(float), left.astype(float) * right)
 
 
 def test_wide_accumulator_wins_and_errors_are_told_apart():

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fusedlib.bench import check, results, rivals
 from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.attention import course, footprint, problem, truth
-from fusedlib.bench.attention.problem import BOTH, AttentionProblem, draw, flops, kept, traffic
+from fusedlib.bench.attention.problem import AttentionProblem, draw, flops, kept, traffic
 from fusedlib.bench.race import race
 from fusedlib.bench.rivals import Workload
 from fusedlib.models.transformer import plain_attention
@@ -61,33 +61,6 @@ def test_on_cuda_the_softmax_backward_writes_a_square_more():
     one = AttentionProblem(4096, 64, 8, "bfloat16")
     more = problem.plain_peak(one, "cuda") - problem.plain_peak(one, "cpu")
     assert more == one.square
-
-
-def test_flash_keeps_nothing_that_grows_with_the_square():
-    small, large = (kept("fused", AttentionProblem(n, 64, 8, "bfloat16")) for n in (512, 1024))
-    assert sum(large.values()) == 2 * sum(small.values())
-    assert course.counted_form("flash") == "fused" and course.counted_form("inductor") is None
-
-
-@pytest.mark.parametrize(("width", "batch", "dtype"), [(64, 8, "float32"), (16, 1, "bfloat16")])
-def test_the_longest_context_fits_and_the_next_does_not(width, batch, dtype):
-    capacity = 10**9 + 7
-    fits = problem.longest(capacity, width, batch, dtype, "cpu")
-    total = [
-        problem.plain_peak(p, "cpu") + problem.operands_bytes(p)
-        for p in (AttentionProblem(n, width, batch, dtype) for n in (fits, fits + 1))
-    ]
-    assert total[0] <= capacity < total[1]
-
-
-def test_where_the_kept_bytes_cross_they_are_equal():
-    crossing = problem.crossing(64, 8, "float32")
-    below, above = (
-        [sum(kept(form, AttentionProblem(n, 64, 8, "float32")).values())
-         for form in ("plain", "fused")]
-        for n in (math.floor(crossing), math.ceil(crossing))
-    )  # fmt: skip
-    assert below[0] <= below[1] and above[0] >= above[1]
 
 
 class Traffic(TorchDispatchMode):
@@ -302,15 +275,6 @@ def test_bad_cases_are_refused(change, message):
     good = {"grid": "course", "contexts": [8], "widths": [8], "dtypes": ["float32"]}
     with pytest.raises(ValueError, match=message):
         course.cases(**good | {"asked": ["plain"]} | SHAPE | change)
-
-
-def test_one_product_more_makes_two_and_a_half_times_the_forward_pass():
-    one = AttentionProblem(1024, 64, 8, "bfloat16")
-    assert flops(one, "forward", fused=False) == 4 * 8 * 1024**2 * 64
-    assert flops(one, "backward", fused=False) == 2 * flops(one, "forward", fused=False)
-    assert flops(one, "backward", fused=True) == 2.5 * flops(one, "forward", fused=True)
-    assert flops(one, BOTH, fused=False) == 12 * 8 * 1024**2 * 64
-    assert problem.SQUARE_PASSES == {"forward": 8, "backward": 11}
 
 
 # --- the race ------------------------------------------------------------------------------------

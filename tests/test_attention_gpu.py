@@ -54,7 +54,7 @@ def test_a_look_at_what_is_kept_leaves_nothing_behind(name):
     assert torch.cuda.memory_allocated() == before
 
 
-def test_running_out_of_memory_leaves_the_next_shape_whole(tmp_path):
+def test_running_out_of_memory_leaves_the_next_shape_whole(tmp_path, limit_memory):
     def raced(*contexts):
         recorder = results.Recorder(
             course.STUDY, "quick", course.study_code(), fresh=True, directory=tmp_path
@@ -68,13 +68,9 @@ def test_running_out_of_memory_leaves_the_next_shape_whole(tmp_path):
         return rows.set_index(["direction", "context_length", "provider"]).loc["backward"]
 
     usual = raced(1024)["peak_mib"]
-    total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(12 * 2**30 / total)
-    try:
-        rows = raced(16384, 1024)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    limit_memory(12)
+    rows = raced(16384, 1024)
     assert rows.loc[(16384, "plain"), "status"] == "oom"
     assert "Tried to allocate" in rows.loc[(16384, "plain"), "reason"]
     assert rows.loc[(16384, "efficient"), "status"] == "ok"

@@ -34,6 +34,12 @@ def test_a_study_states_one_to_five_claims_by_name(claims):
     assert any(c.headline for c in claims)
 
 
+def machines_of(claim: Claim) -> set[str]:
+    """The recorded machines; what is said of published figures rests on no machine's rows."""
+    known = set(claim.selection["machine"].cat.categories)
+    return known if known == {"published"} else RECORDED
+
+
 def test_every_claim_holds_in_every_recording(claims):
     for claim in claims:
         told = {v.machine: v for v in claim.verdicts}
@@ -41,7 +47,7 @@ def test_every_claim_holds_in_every_recording(claims):
             measured = [n for n in RECORDED & set(told) if told[n].measured]
             assert not measured, f"{claim.name} is recorded now: take `awaiting` away"
             continue
-        for name in RECORDED:
+        for name in machines_of(claim):
             assert name in told, f"{claim.name} rests on no row of {name}"
             wrong = [e for e in told[name].evaluations if e.holds is not True]
             assert told[name].evaluations and not wrong, f"{claim.name}: {wrong}"
@@ -50,7 +56,7 @@ def test_every_claim_holds_in_every_recording(claims):
 
 def test_some_change_of_the_rows_makes_each_claim_false(claims):
     for claim in (c for c in claims if not c.awaiting):
-        for name in RECORDED:
+        for name in machines_of(claim):
             rows = claim.selection[claim.selection["machine"] == name]
             for recorded in stating.complete(rows):
                 part = rows[rows["recording"] == recorded]
@@ -86,7 +92,7 @@ def keys_of(rows: pd.DataFrame) -> list[str]:
     return [
         c for c in rows
         if c not in ("case", "measured_at", "session", "code", "reason", "settings", "version")
-        and rows[c].map(lambda v: isinstance(v, str | int | bool | np.integer)).all()
+        and all(isinstance(v, str | int | bool | np.integer) for v in rows[c])
         and 2 <= rows[c].nunique() <= 40
     ]  # fmt: skip
 

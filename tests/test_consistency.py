@@ -58,3 +58,14 @@ def test_a_step_s_time_is_one_number_wherever_the_card_sets_it():
     assert any(key[0] == "2.7b" for key in ours), "a large model is never set by its host"
     clocked = [r for r in rows("08_profile", experiment="step") if not r["host_bound"]]
     assert apart(values(clocked, STEP, "step_median_ms"), ours, CARD_BOUND) == []
+
+
+def test_a_large_model_s_peak_is_one_number_in_studies_06_and_09():
+    names = ("context_length", "precision", "attention", "batch_size")
+    ours, theirs = (
+        values(rows(study, model="2.7b", **fields), names, "peak_mib")
+        for study, fields in (("09_model_memory", {"experiment": "pass", "mode": "step"}),
+                              ("06_end_to_end", {"experiment": "step"}))
+    )  # fmt: skip
+    assert len(ours.keys() & theirs.keys()) >= 9
+    assert apart(ours, theirs, 1e-3) == []

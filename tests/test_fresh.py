@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from processes import alive, wait_for
 
 from fusedlib import paths
 from fusedlib.bench import fresh
@@ -49,25 +49,10 @@ def test_failures_are_told_apart(function, kind, message):
         call(function)
 
 
-def _wait(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-
-
-def _gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return True
-    return state == "Z"
-
-
 def test_a_late_process_is_ended(tmp_path):
     with pytest.raises(fresh.FreshProcessError, match=r"did not end within 6 s"):
         call("sleep", timeout_s=6, path=str(tmp_path / "pid"))
-    assert _gone(int((tmp_path / "pid").read_text()))
+    assert not alive(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
@@ -82,9 +67,9 @@ def test_no_orphan_is_left_when_the_parent_goes(tmp_path, how):
         # A shell starts what it puts in the background with ctrl-C ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    _wait(lambda: note.exists() and note.read_text())
+    wait_for(lambda: note.exists() and note.read_text())
     child = int(note.read_text())
-    assert not _gone(child)
+    assert alive(child)
     parent.send_signal(how)
     assert parent.wait(30) != 0
-    _wait(lambda: _gone(child))
+    wait_for(lambda: not alive(child))

@@ -1,10 +1,7 @@
 """Licence, citation, changelog and commit hooks say the same as the project's metadata."""
 
-import json
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 
 import pytest
@@ -61,26 +58,3 @@ def test_hooks_need_no_network_and_use_declared_tools():
         assert hook["language"] == "system"
         assert shlex.split(hook["entry"])[0] in declared
     assert {"nbstripout", "ruff-check", "ruff-format"} <= set(hooks())
-
-
-def test_strip_hook_leaves_no_trace_of_a_run_and_keeps_ids(tmp_path):
-    pytest.importorskip("nbstripout")
-    entry = shlex.split(hooks()["nbstripout"]["entry"])
-    entry[:1] = [sys.executable, "-m", "nbstripout"]  # this environment's, activated or not
-    cell = {
-        "cell_type": "code",
-        "id": "kept-id",
-        "metadata": {"papermill": {"status": "completed"}, "tags": ["aside"]},
-        "source": "1",
-        "outputs": [{"output_type": "stream", "name": "stdout", "text": "1"}],
-        "execution_count": 3,
-    }
-    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"papermill": {}}, "cells": [cell]}
-    path = tmp_path / "a.ipynb"
-    path.write_text(json.dumps(notebook), encoding="utf-8")
-    subprocess.run([*entry, str(path)], check=True)
-    stripped = json.loads(path.read_text(encoding="utf-8"))
-    (left,) = stripped["cells"]
-    assert (left["id"], left["outputs"], left["execution_count"]) == ("kept-id", [], None)
-    assert left["metadata"] == {"tags": ["aside"]}
-    assert "papermill" not in stripped["metadata"]

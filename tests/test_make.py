@@ -138,21 +138,19 @@ def test_an_install_that_broke_off_does_not_count(clone):
     assert not (clone.folder / ".venv" / "leftover").exists()
 
 
-def test_pip_without_an_index_says_what_to_do(clone):
-    clone.pip_does('echo "ERROR: No matching distribution found for torch"; exit 1')
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        ("No matching distribution found for torch", "is a package index reachable from here?"),
+        ("No matching distribution found for torch", "make VENV= PYTHON="),
+        ("it does not compile", ".venv/install.log"),
+    ],
+)
+def test_a_failure_of_pip_is_shown_with_what_to_do(clone, error, advice):
+    clone.pip_does(f'echo "ERROR: {error}"; exit 1')
     failed = clone.make("setup")
     assert failed.returncode == 2
-    assert "No matching distribution found for torch" in failed.stderr
-    assert "is a package index reachable from here?" in failed.stderr
-    assert "make VENV= PYTHON=" in failed.stderr
-
-
-def test_pip_failing_otherwise_names_its_log(clone):
-    clone.pip_does('echo "ERROR: it does not compile"; exit 1')
-    failed = clone.make("setup")
-    assert failed.returncode == 2
-    assert "it does not compile" in failed.stderr
-    assert ".venv/install.log" in failed.stderr
+    assert error in failed.stderr and advice in failed.stderr
 
 
 def test_a_folder_that_make_did_not_make_is_left_alone(clone):

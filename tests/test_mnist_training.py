@@ -11,7 +11,7 @@ from training_checks import DATA, SETTING, WIDTH, check_layer, check_learning, t
 
 from fusedlib import paths, reference
 from fusedlib.bench import results, rivals
-from fusedlib.bench.attempt import Attempt, Unavailable, Wrong
+from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.race import race
 from fusedlib.bench.sweep import sweep
 from fusedlib.bench.training import batches, mnist, network, study
@@ -281,9 +281,3 @@ def test_settings_are_as_before_afterwards():
     assert before == (
         torch.backends.cudnn.conv.fp32_precision, torch.get_float32_matmul_precision()
     )  # fmt: skip
-
-
-def test_a_missing_package_is_no_failure(recorder, register):
-    register("absent", by(reference.swiglu), requires=("no_such_package",))
-    [case] = study.cases("run", ["absent fp32"], SETTING, **RUN)
-    assert Attempt.at(study.measure, case).status == "unavailable"

@@ -1,14 +1,12 @@
 """Study 09's formulas against what autograd and the allocator of a CPU really hold, to the byte."""
 
 import gc
-import json
 import weakref
 from collections import Counter
 
 import pytest
 import torch
 
-from fusedlib import paths
 from fusedlib.bench import model_memory
 from fusedlib.bench.model_memory import Measure, Program
 from fusedlib.bench.results import Recorder
@@ -254,21 +252,3 @@ def test_bad_plans_are_refused():
         plans([3], [], [])
     with pytest.raises(ValueError, match="repetitions must be at least 1, got 0"):
         plans([1], [], [], repetitions=0)
-
-
-def test_a_step_s_peak_is_one_number_in_studies_06_and_09():
-    def peaks(study, **fields):
-        path = paths.ROOT / "report" / "results" / "nvidia-h200" / f"{study}.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        names = ("context_length", "precision", "attention", "batch_size")
-        return {
-            tuple(row[n] for n in names): row["peak_mib"] for row in rows
-            if row["status"] == "ok" and row.get("model") == "2.7b"
-            and fields.items() <= row.items()
-        }  # fmt: skip
-
-    ours = peaks("09_model_memory", experiment="pass", mode="step")
-    theirs = peaks("06_end_to_end", experiment="step")
-    both = set(ours) & set(theirs)
-    assert len(both) >= 9
-    assert all(ours[key] == pytest.approx(theirs[key], rel=1e-3) for key in both)

@@ -1,7 +1,6 @@
 """Study 09 on a GPU: the history meets CUDA's counters, one OOM leaves the next case whole."""
 
 import pytest
-import torch
 
 from fusedlib.bench import model_memory
 from fusedlib.bench.sweep import outcome
@@ -36,30 +35,22 @@ def test_the_history_s_peak_is_the_allocator_s(mode):
     assert found["peak_mib"] >= found["requested_peak_mib"]
 
 
-def test_running_out_of_memory_leaves_the_next_case_whole():
+def test_running_out_of_memory_leaves_the_next_case_whole(limit_memory):
     one, large = case("step", "fp32"), case("step", "fp32", model="medium", context=512)
     both = model_memory.Measure()
     usual = both(one)["events_peak_mib"]
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(4 * 2**30 / total)
-    try:
-        figures, status, reason = outcome(both, large)
-        assert (figures, status) == ({}, "oom") and "out of memory" in reason
-        assert both(one)["events_peak_mib"] == usual
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    limit_memory(4)
+    figures, status, reason = outcome(both, large)
+    assert (figures, status) == ({}, "oom") and "out of memory" in reason
+    assert both(one)["events_peak_mib"] == usual
 
 
-def test_a_plan_that_needs_checkpoints_is_measured_without_its_rival():
-    total = torch.cuda.get_device_properties(0).total_memory
+def test_a_plan_that_needs_checkpoints_is_measured_without_its_rival(limit_memory):
     shared = model_memory.setting("small", 512, attention="plain", precision="fp32", device="cuda")
     none, plan = model_memory.checkpoints(shared, [1], [], [], 2)
     both = model_memory.Measure()
-    torch.cuda.set_per_process_memory_fraction(3 * 2**30 / total)
-    try:
-        assert outcome(both, none)[1] == "oom"
-        figures, status, reason = outcome(both, plan)
-        assert status == "ok", reason
-        assert "ratio" not in figures and figures["median_ms"] > 0
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    limit_memory(3)
+    assert outcome(both, none)[1] == "oom"
+    figures, status, reason = outcome(both, plan)
+    assert status == "ok", reason
+    assert "ratio" not in figures and figures["median_ms"] > 0

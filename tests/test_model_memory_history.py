@@ -1,7 +1,5 @@
 """An allocator's history: a trace read, categories that add up, a thinning that keeps the peak."""
 
-import random
-
 import numpy as np
 import pytest
 import torch
@@ -55,23 +53,6 @@ def test_categories_add_up_to_what_is_held_at_every_moment():
         there[change.address] = change.nbytes
         assert sum(int(h[at]) for h in held.values()) == sum(there.values()), at
     assert held["optimizer"].tolist() == [0] * 8 + [200] * 4
-
-
-def test_categories_add_up_in_a_random_history():
-    draw = random.Random(0)
-    told, alive = History(), {}
-    for _ in range(2000):
-        if alive and draw.random() < 0.48:
-            address = draw.choice(list(alive))
-            del alive[address]
-            told.changes.append(Change(address, 0))
-        else:
-            address = draw.randrange(50)
-            alive[address] = draw.randrange(1, 1000)
-            told.changes.append(Change(address, alive[address]))
-    held = allocator_history.live(allocator_history.classify(told, Known()), len(told.changes))
-    assert sum(int(h[-1]) for h in held.values()) == sum(alive.values())
-    assert all((h >= 0).all() for h in held.values())
 
 
 def test_thinning_keeps_the_peak_the_moments_and_both_ends():

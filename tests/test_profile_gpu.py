@@ -80,15 +80,11 @@ def test_ranges_change_no_result_on_the_device():
         assert torch.equal(a, b) or name == "embedding.weight", name
 
 
-def test_running_out_of_memory_leaves_the_next_case_whole():
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(3 * 2**30 / total)
-    try:
-        figures, status, reason = outcome(measure.measure, case_of("small", 1024))
-        assert (figures, status) == ({}, "oom") and "out of memory" in reason
-        assert measure.measure(case_of())["kernels_ms"] > 0
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+def test_running_out_of_memory_leaves_the_next_case_whole(limit_memory):
+    limit_memory(3)
+    figures, status, reason = outcome(measure.measure, case_of("small", 1024))
+    assert (figures, status) == ({}, "oom") and "out of memory" in reason
+    assert measure.measure(case_of())["kernels_ms"] > 0
 
 
 def test_a_compiled_model_is_measured_without_a_compilation_and_forgotten():

@@ -139,31 +139,6 @@ def test_frozen_weights_are_not_asked_for(tmp_path):
     assert frozen["d_w_gate_error"].isna().all()
 
 
-def test_a_new_rival_is_in_the_rows_and_invalidates_nobody_s(tmp_path):
-    _, first = run(tmp_path, ["all"])
-    before = first.measured
-    assert before >= 2
-    rival(right)
-    frame, _ = run(tmp_path, ["all"])
-    assert "rival" in set(frame["provider"])
-    old = frame[frame["provider"] != "rival"]
-    assert set(old["code"].str.rsplit("-", n=1).str[0]) == set(
-        frame[frame["provider"] == "rival"]["code"].str.rsplit("-", n=1).str[0]
-    )
-    again = swiglu.cases(
-        [(37, 45, 83)], ["eager"], dtype="float32", device="cpu", repetitions=5,
-        directions=("forward+backward",),
-    )  # fmt: skip
-    assert recorder_at(tmp_path).missing(again) == [], "its rows are as current as before"
-
-
-def test_a_rival_s_fingerprint_follows_what_it_leads_to():
-    inductor, searched = (rivals.get("swiglu", n) for n in ("inductor", "inductor-max"))
-    eager = rivals.get("swiglu", "eager")
-    assert len({r.fingerprint() for r in (inductor, searched, eager)}) == 3
-    assert inductor.fingerprint() == rivals.get("swiglu", "inductor").fingerprint()
-
-
 def test_a_rival_that_is_not_installed_says_so(tmp_path):
     @rivals.rival("swiglu", "absent", requires=("no_such_package",))
     def build(inputs):
@@ -318,24 +293,6 @@ def test_a_name_is_registered_once():
     rival(right)
     with pytest.raises(ValueError, match="swiglu has a rival named 'rival' already"):
         rival(right)
-
-
-def test_packed_gradients_are_held_against_both_halves():
-    inputs = draw(RAGGED, "cpu")
-    true = check.truth(inputs)
-    packed = torch.cat([inputs.w_gate, inputs.w_up]).detach().requires_grad_()
-    leaves = {"x": inputs.x, "w_gate_up": packed, "w_down": inputs.w_down}
-
-    def forward():
-        gate, up = packed.chunk(2)
-        return reference.swiglu_mlp(inputs.x, gate, up, inputs.w_down)
-
-    found = check.errors(check.results_of(Workload(forward, leaves), inputs.dy), true)
-    usual = check.errors(
-        check.results_of(rivals.get("swiglu", "eager").build(inputs), inputs.dy), true
-    )
-    assert set(found) == {"y", "d_x", "d_w_gate", "d_w_up", "d_w_down"}
-    assert check.misses(found, usual, torch.float32) == []
 
 
 def test_work_and_traffic_agree_with_sums_by_hand():

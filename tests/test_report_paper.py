@@ -4,13 +4,17 @@ import io
 import re
 from pathlib import Path
 
+import nbformat
 import pandas as pd
 import pytest
 from report_sample import code, narrow, outputs_of, text, write
+from slides_checks import PHONE, SCREEN, loads, overflowing, pages
+from slides_checks import words as text_of
 
 from fusedlib import paths
-from fusedlib.study import display, figures, headlines, readme, recording
+from fusedlib.study import display, figures, headlines, readme, recording, slides
 from fusedlib.study.report.combine import combine
+from fusedlib.study.report.html import plain_text
 from fusedlib.study.report.model import (
     Abstract,
     Block,
@@ -43,6 +47,12 @@ def paper(products: Path) -> Document:
 
     studies = [section(s.name, s.title) for s in config.load().studies]
     return combine([*studies, section(FRAME, "Report")])
+
+
+@pytest.fixture(scope="module")
+def deck(products: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
+    html, pdf = slides.write(products, tmp_path_factory.mktemp("slides"))
+    return html.read_text(encoding="utf-8"), pdf.read_bytes()
 
 
 def uncited(document: Document) -> list[str]:
@@ -168,3 +178,31 @@ def test_recorded_rows_are_those_of_the_repository_seen_from_nowhere(monkeypatch
         assert [p.name for p in paths.results_dir().iterdir() if p.exists()] == ["card"]
         assert paths.RECORDED == paths.results_dir() != tmp_path
     assert tmp_path == paths.RECORDED
+
+
+def test_slides_show_every_study_with_its_headlines_and_nothing_that_awaits_rows(products, deck):
+    html, pdf = deck
+    assert 12 <= pages(pdf) == html.count("<section") <= slides.MOST and not loads(html)
+    studies = config.load().studies
+    alone = 2 * (slides.MOST - 4) - len(studies)
+    stated = list(headlines.stated(products))
+    shown = text_of(html)
+    for at, study in enumerate(studies):
+        assert study.question in shown
+        claims = [c for c in stated if c.study == study.name and c.headline]
+        for claim in claims if at < alone else claims[:1]:
+            told = " ".join(plain_text(claim.sentence).split())
+            assert f"{told} holds in {claim.verdict(own=False)} recording" in shown
+    waiting = [
+        output.data["text/plain"].partition("** ")[2].partition("{")[0]
+        for path in (products / "notebooks").glob("*.ipynb")
+        for cell in nbformat.read(path, as_version=4).cells
+        for output in cell.get("outputs", [])
+        if output.metadata.get("fusedlib", {}).get("kind") == "awaiting"
+    ]
+    assert not any(opening in shown for opening in waiting)
+
+
+@pytest.mark.parametrize("size", [SCREEN, PHONE])
+def test_slides_fit_the_window(deck, tmp_path, size):
+    assert overflowing(deck[0], tmp_path, size) == []

@@ -43,17 +43,18 @@ def run(study, *names, fresh=False, settings=()):
     return {outcome.name: outcome for outcome in outcomes}, stream.getvalue()
 
 
+def outputs_of(copy: Path) -> list:
+    cells = nbformat.read(copy, as_version=4).cells
+    return [output for cell in cells for output in cell.get("outputs", [])]
+
+
 def printed(copy: Path) -> str:
     """All that the cells of an executed copy printed."""
-    cells = nbformat.read(copy, as_version=4).cells
-    outputs = [output for cell in cells for output in cell.get("outputs", [])]
-    return "".join(output.get("text", "") for output in outputs)
+    return "".join(output.get("text", "") for output in outputs_of(copy))
 
 
 def errors(copy: Path) -> list[str]:
-    cells = nbformat.read(copy, as_version=4).cells
-    outputs = [output for cell in cells for output in cell.get("outputs", [])]
-    return [output.ename for output in outputs if output.output_type == "error"]
+    return [output.ename for output in outputs_of(copy) if output.output_type == "error"]
 
 
 def test_a_notebook_runs_with_its_parameters_in_this_python(study):
@@ -69,14 +70,6 @@ def test_a_notebook_runs_with_its_parameters_in_this_python(study):
     assert "[1/1] run_ok: started, 4 cells\n[1/1] run_ok: ok after " in said
 
 
-def test_the_copy_validates_and_holds_nothing_of_papermill(study):
-    outcomes, _ = run(study, "run_fails")
-    notebook = nbformat.read(outcomes["run_fails"].copy, as_version=4)
-    nbformat.validate(notebook)
-    assert "papermill" not in json.dumps(notebook)
-    assert "injected-parameters" in [cell.id for cell in notebook.cells]
-
-
 def test_a_failing_notebook_keeps_its_part_and_the_others_go_on(study):
     outcomes, said = run(study, "run_fails", "run_dies", "run_ok")
     assert {name: outcome.status for name, outcome in outcomes.items()} == {
@@ -84,20 +77,17 @@ def test_a_failing_notebook_keeps_its_part_and_the_others_go_on(study):
         "run_ok": "ok",
         "run_dies": "failed",
     }
+    dead = outcomes["run_dies"]
+    assert "the kernel died" in dead.error and errors(dead.copy) == ["DeadKernelError"]
+    assert products.read_metadata(dead.copy)["status"] == "failed"
     failed = outcomes["run_fails"]
+    notebook = nbformat.read(failed.copy, as_version=4)
+    nbformat.validate(notebook)
+    assert "papermill" not in json.dumps(notebook)
     assert "ValueError: it broke here" in failed.error
     assert printed(failed.copy) == "this much was done\n"
     assert errors(failed.copy) == ["ValueError"]
     assert "run_fails: failed after" in said
-
-
-def test_a_dead_kernel_is_a_failure_that_its_cell_shows(study):
-    outcomes, _ = run(study, "run_dies")
-    dead = outcomes["run_dies"]
-    assert dead.status == "failed"
-    assert "the kernel died" in dead.error
-    assert errors(dead.copy) == ["DeadKernelError"]
-    assert products.read_metadata(dead.copy)["status"] == "failed"
 
 
 def test_an_unchanged_notebook_is_kept_and_a_failed_one_runs_again(study):

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import alive, wait_for
 
 from fusedlib import paths
 from fusedlib.study.running import products
@@ -21,22 +22,6 @@ question = "Does it end?"
 quick = {}
 full = {}
 """
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and waits to be collected does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
-def wait_for(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -72,13 +57,21 @@ def running(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "term"]
+    ("send", "number", "status"),
+    [
+        (os.killpg, signal.SIGINT, 130),
+        (os.kill, signal.SIGINT, 130),
+        (os.kill, signal.SIGTERM, 143),
+    ],
+    ids=["ctrl-c, as a terminal tells the group", "ctrl-c of the runner alone", "term"],
 )
-def test_a_stopped_run_keeps_what_it_has_and_leaves_no_process(running, tmp_path, number, status):
+def test_a_stopped_run_keeps_what_it_has_and_leaves_no_process(
+    running, tmp_path, send, number, status
+):
     process, pids = running
     assert len(pids) == 3
     assert all(alive(pid) for pid in pids)
-    process.send_signal(number)
+    send(process.pid, number)
     _, said = process.communicate(timeout=30)
     assert process.returncode == status
     assert not [pid for pid in pids if alive(pid)]

@@ -1,104 +1,31 @@
 """The accumulation probe: right numbers in the interpreter, right instructions when compiled."""
 
 import math
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from ahead import compiled_ahead, faults
+from interpreter import passed_in_the_interpreter
 
 from fusedlib.bench import formats, precision, tensor_core
 from fusedlib.bench.attempt import Unavailable
 
-INTERPRETED = """
-import os
-os.environ["TRITON_INTERPRET"] = "1"
-import torch
-from fusedlib.kernels.accumulate import accumulate_fwd
-torch.manual_seed(0)
-a, b = torch.randn(128, 192).half(), torch.randn(192, 64).half()
-for promote in (False, True):
-    out = accumulate_fwd(a, b, promote=promote)
-    error = (out.double() - a.double() @ b.double()).norm() / out.double().norm()
-    assert out.dtype == torch.float32 and error < 1e-6, (promote, error)
-    short = accumulate_fwd(a[:, :16].contiguous(), b[:16], promote=promote)
-    assert torch.allclose(short, a[:, :16].float() @ b[:16].float(), rtol=1e-5, atol=1e-5)
-    dropped = a[:, :128].double() @ b[:128].double()
-    assert (out.double() - dropped).norm() / out.double().norm() > 0.1
-print("right")
-"""
-
-COMPILED = """
-import itertools
-import sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from fusedlib.kernels import accumulate
-target, folder = GPUTarget("cuda", int(sys.argv[1]), 32), sys.argv[2]
-for kind, promote in itertools.product(("fp16", "bf16", "fp32"), (False, True)):
-    constants = dict(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, PROMOTE=promote, PRECISION="tf32")
-    types = dict(a_ptr="*" + kind, b_ptr="*" + kind, c_ptr="*fp32", n="i32", k="i32", one="fp32")
-    source = ASTSource(
-        accumulate._accumulate_kernel, {**types, **dict.fromkeys(constants, "constexpr")},
-        constants, {(i,): [["tt.divisibility", 16]] for i in range(5)},
-    )
-    options = dict(num_warps=accumulate.NUM_WARPS, num_stages=accumulate.NUM_STAGES)
-    kernel = triton.compile(source, target=target, options=options)
-    open(f"{folder}/{kind}-{promote}.cubin", "wb").write(kernel.asm["cubin"])
-"""
-
-
-def python(code: str, *arguments: str) -> str:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True, text=True, env=environment, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
-def disassembled(cubin: Path) -> tuple[str, str]:
-    """Resource usage and instructions of the cubin."""
-    import triton.backends.nvidia as nvidia
-
-    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-    if not tool.exists():
-        pytest.skip("this triton wheel has no cuobjdump")
-    return tuple(  # type: ignore[return-value]
-        subprocess.run([tool, flag, cubin], capture_output=True, text=True, check=True).stdout
-        for flag in ("-res-usage", "-sass")
-    )
-
 
 def test_probe_vs_float64_in_the_interpreter():
-    pytest.importorskip("triton")
-    assert python(INTERPRETED).strip() == "right"
+    assert passed_in_the_interpreter("interpreted/accumulate.py") == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 89, 90, 100])
-def test_probe_compiles_without_spills(capability: int, tmp_path: Path):
-    pytest.importorskip("triton")
-    python(COMPILED, str(capability), str(tmp_path))
-    cubins = sorted(tmp_path.glob("*.cubin"))
-    assert len(cubins) == 6
-    for cubin in cubins:
-        usage, sass = disassembled(cubin)
-        assert re.search(r"STACK:0\b", usage), (cubin.stem, usage)
-        assert not re.search(r"\b(STL|LDL)\b", sass), cubin.stem
-        assert ("HGMMA" if capability == 90 else "MMA") in sass, cubin.stem
-        # Promotion is a fused multiply-add for each element, which the other kernel lacks: were it
-        # folded into the matrix instruction again, the two would be the same kernel.
-        assert ("FFMA" in sass) == cubin.stem.endswith("True"), cubin.stem
+def test_probe_compiles_without_spills(capability: int):
+    rows = compiled_ahead("accumulate_ahead.py", capability)
+    assert len(rows) == 6 and [fault for row in rows for fault in faults(row, True)] == []
+    # Promotion is a fused multiply-add for each element, which the other kernel lacks: were it
+    # folded into the matrix instruction again, the two would be the same kernel.
+    assert all(bool(row.get("FFMA2?")) == row["name"].endswith("True") for row in rows), rows
 
 
 # --- the models ----------------------------------------------------------------------------------

@@ -100,6 +100,7 @@ def test_transformer_forward_vs_naive(attention):
     logits = model(tokens)
     assert logits.shape == (2, TINY.context_length, TINY.vocab_size)
     assert_same_as_naive(model, tokens)
+    assert_same_as_naive(model, tokens[:, :4])  # fewer tokens than the context has room for
 
 
 # --- broken variants that the comparison above must reject ------------------------------------
@@ -144,15 +145,9 @@ def forget_norm_weight(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     "broken",
-    [
-        see_the_future,
-        swap_gate_and_up,
-        forget_scale,
-        forget_rope,
-        forget_residual,
-        forget_norm_weight,
-    ],
-)
+    [see_the_future, swap_gate_and_up, forget_scale, forget_rope, forget_residual,
+     forget_norm_weight],
+)  # fmt: skip
 def test_comparison_rejects_a_broken_model(broken, monkeypatch):
     model, tokens = make("plain")
     expected = naive_logits(model, tokens)
@@ -165,49 +160,6 @@ def test_comparison_rejects_a_broken_model(broken, monkeypatch):
 # --- properties --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("position", [1, 3, 6])
-def test_later_tokens_change_no_earlier_logits(attention, position):
-    model, tokens = make(attention)
-    changed = tokens.clone()
-    changed[:, position] = (changed[:, position] + 1) % TINY.vocab_size
-    with torch.no_grad():
-        before, after = model(tokens), model(changed)
-    assert torch.equal(before[:, :position], after[:, :position])
-    assert (before[:, position:] - after[:, position:]).abs().amax(-1).min() > 1e-6
-
-
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_shorter_context_gives_the_same_logits(attention):
-    model, tokens = make(attention)
-    with torch.no_grad():
-        torch.testing.assert_close(model(tokens[:, :4]), model(tokens)[:, :4])
-
-
-def rope_dot_products(head_dim: int = 8, context_length: int = 64) -> Tensor:
-    """Dot products (T, T) of one query turned to every position with one key likewise."""
-    torch.manual_seed(0)
-    rope = transformer.RotaryEmbedding(head_dim, context_length, dtype=torch.float64)
-    query, key = torch.randn(2, 1, head_dim, dtype=torch.float64)
-    return rope(query.expand(context_length, -1)) @ rope(key.expand(context_length, -1)).T
-
-
-def test_rope_dot_product_depends_on_the_distance_only():
-    products = rope_dot_products()
-    for distance in range(-63, 64):
-        diagonal = products.diagonal(distance)
-        assert (diagonal - diagonal[0]).abs().max() < 1e-12
-    assert (products[0] - products[0, 0]).abs().max() > 0.1, "the distance must matter"
-
-
-def test_rope_preserves_norms_and_leaves_position_zero():
-    torch.manual_seed(0)
-    x = torch.randn(5, 32, 16, dtype=torch.float64)
-    turned = transformer.RotaryEmbedding(16, 32, dtype=torch.float64)(x)
-    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-12, atol=0)
-    assert torch.equal(turned[:, 0], x[:, 0])
-
-
 @pytest.mark.parametrize("move", ["bfloat16", "to_empty"])
 def test_rope_tables_survive_casts_and_meta(move):
     expected = Transformer(TINY).rope
@@ -218,17 +170,6 @@ def test_rope_tables_survive_casts_and_meta(move):
     assert rope.cos.dtype == torch.float32
     assert torch.equal(rope.cos, expected.cos) and torch.equal(rope.sin, expected.sin)
     assert not [name for name in Transformer(TINY).state_dict() if "rope" in name]
-
-
-def test_plain_attention_equals_sdpa_forward_and_backward():
-    figures = []
-    for attention in ATTENTIONS:
-        model, tokens = make(attention)
-        value = loss(model(tokens), tokens.roll(-1, dims=1))
-        value.backward()
-        figures.append([value.detach(), *(p.grad for p in model.parameters())])
-    for sdpa, plain in zip(*figures, strict=True):
-        torch.testing.assert_close(plain, sdpa, rtol=1e-9, atol=1e-12)
 
 
 def test_rms_norm_is_computed_in_fp32():
@@ -266,16 +207,6 @@ def test_parameter_count_formula_vs_built_model(name):
 
 
 # --- gradients, precision, initialisation ---------------------------------------------------------
-
-
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_every_parameter_gets_a_finite_gradient(attention):
-    model, tokens = make(attention, torch.float32)
-    loss(model(tokens), tokens.roll(-1, dims=1)).backward()
-    for name, weight in model.named_parameters():
-        assert weight.grad is not None, name
-        assert torch.isfinite(weight.grad).all(), name
-        assert weight.grad.abs().max() > 0, name
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -334,29 +265,6 @@ def test_loss_vs_log_softmax_by_hand():
     total = sum(math.exp(v) for v in (0, 1, 2))
     expected = -(math.log(math.exp(1) / total) + math.log(1 / (math.exp(3) + 2))) / 2
     assert loss(logits, torch.tensor([[1, 2]])).item() == pytest.approx(expected, rel=1e-6)
-
-
-def test_same_seed_same_weights():
-    def weights(seed: int) -> Tensor:
-        torch.manual_seed(seed)
-        return torch.cat([p.detach().flatten() for p in Transformer(TINY).parameters()])
-
-    assert torch.equal(weights(1), weights(1))
-    assert not torch.equal(weights(1), weights(2))
-
-
-def test_a_few_steps_reduce_the_loss():
-    model, tokens = make(dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    targets = tokens.roll(-1, dims=1)
-    values = []
-    for _ in range(20):
-        optimizer.zero_grad()
-        value = loss(model(tokens), targets)
-        value.backward()
-        optimizer.step()
-        values.append(value.item())
-    assert values[-1] < values[0] / 4
 
 
 # --- bad input ------------------------------------------------------------------------------------

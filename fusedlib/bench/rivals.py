@@ -20,7 +20,9 @@ from fusedlib.bench.machine import version_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 # Where the distribution is called otherwise than the package that is imported.
-DISTRIBUTIONS = {"liger_kernel": "liger-kernel", "quack": "quack-kernels"}
+DISTRIBUTIONS = {
+    "liger_kernel": "liger-kernel", "quack": "quack-kernels", "thunder": "lightning-thunder",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

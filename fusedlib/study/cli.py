@@ -192,6 +192,27 @@ def figures(only: Only = None, config: StudyFile = None) -> None:
     print("\n".join(str(path.relative_to(paths.ROOT)) for path in written))
 
 
+@_command("slides")
+def slides_() -> None:
+    """Make the slides, `slides.html` and `slides.pdf`, from the recorded rows."""
+    import tempfile
+
+    # Before torch is there: what a notebook trains is tiny, and two threads wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from fusedlib.study import recording, slides
+    from fusedlib.study.report.combine import ReportError
+
+    build = paths.build_dir()
+    check_writable(build)
+    with tempfile.TemporaryDirectory(prefix="fusedlib-slides-") as name:
+        recording.executed(configs.load(), Path(name))
+        try:
+            written = slides.write(Path(name), build)
+        except ReportError as error:
+            raise WriteError(str(error)) from None
+    print("\n".join(f"{path.absolute()}\n{path.absolute().as_uri()}" for path in written))
+
+
 @_command()
 def machine() -> None:
     """What a row says about this machine, as JSON."""

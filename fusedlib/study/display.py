@@ -24,7 +24,6 @@ from fusedlib.study.plots import Picture
 STATIC = "FUSEDLIB_STATIC"
 """Set by the runner: no reader is there to move a widget."""
 TABLE_MIME = "application/vnd.fusedlib.table+json"
-KINDS = ("prose", "claim", "awaiting", "table", "figure")
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NUMBER = re.compile(r"[−+±<>≤≥≈~]*\s*\d[\d,.  ]*(e[+-]?\d+)?(\s*([×±%–(/]|[^\W\d]).*)?")
 # A figure with its interval stays on one line.
@@ -165,22 +164,6 @@ def explore(show: Callable[..., None], **choices: Sequence[Any]) -> None:
     import ipywidgets
 
     ipywidgets.interact(show, **{name: list(options) for name, options in choices.items()})
-
-
-def quantity(value: float | None, unit: str, digits: int = 3) -> str:
-    """A value with its unit at so many significant digits: `1.23 ms`, `1.9×`; a dash for none.
-
-    Digits before the point are never dropped: 12,346 ms stays so at three digits.
-    """
-    if value is None or pd.isna(value):
-        return MISSING
-    text = number(float(value), digits)
-    return f"{text}{unit}" if unit in ("", "×", "°") else f"{text} {unit}"
-
-
-def percent(share: float, digits: int = 2) -> str:
-    """A share of 1 in per cent at so many significant digits: `8.5 %`."""
-    return f"{number(100 * share, digits)} %"
 
 
 def table_json(frame: pd.DataFrame) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def bars(
             shift = 0.0 if stacked else -(at - (each - 1) / 2) * size
             rows = np.arange(len(order)) + shift
             style.bars(
-                ax, rows.tolist(), np.nan_to_num(length).tolist(), str(name), horizontal=True,
+                ax, rows.tolist(), np.nan_to_num(length).tolist(), str(name),
                 start=start.tolist() if stacked else 0.0, size=size * 0.94,
                 label=style.label(str(name)),
                 low=own[low].fillna(0).tolist() if low else None,

@@ -1,13 +1,10 @@
 """The published figures that stand beside ours: data of the repository, never typed into prose.
 
 Tables are `report/published/*.csv`, tidy, a row a figure or pair of figures, units in the column
-names, each row naming its source; `sources.toml` says what the sources are.
+names, each row naming its source; `sources.toml` beside them says what the sources are.
 """
 
-import tomllib
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import pandas as pd
 
@@ -56,16 +53,3 @@ def load(table: str) -> pd.DataFrame:
     frame = pd.read_csv(paths.PUBLISHED / f"{file}.csv", dtype=_TEXT)
     frame = frame.astype({name: kind for name, kind in _NULLABLE.items() if name in frame})
     return frame if select is None else select(frame).reset_index(drop=True)
-
-
-@cache
-def sources() -> dict[str, dict[str, Any]]:
-    """All sources by id: title, what, device, file, sha256, notes, quotes."""
-    return tomllib.loads((paths.PUBLISHED / "sources.toml").read_text(encoding="utf-8"))
-
-
-def source(source_id: str) -> dict[str, Any]:
-    """What is known of one source. Raises ValueError for an unknown id, listing the known ones."""
-    if source_id not in sources():
-        raise ValueError(f"unknown source {source_id!r}; known: {', '.join(sources())}")
-    return sources()[source_id]

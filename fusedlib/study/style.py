@@ -181,33 +181,10 @@ def line(
         ax.fill_between(x, low, high, color=colour(name), alpha=0.22, linewidth=0)
 
 
-def points(
-    ax: Axes,
-    x: Sequence[float],
-    y: Sequence[float],
-    name: str,
-    low: Sequence[float] | None = None,
-    high: Sequence[float] | None = None,
-    *,
-    label: str | None = None,
-    **options: Any,
-) -> None:
-    """Markers in the colour of `name`, with error bars reaching from `low` to `high` if given."""
-    centre = np.asarray(y, dtype=float)
-    errors = None
-    if low is not None and high is not None:
-        below = centre - np.asarray(low, dtype=float)
-        above = np.asarray(high, dtype=float) - centre
-        errors = np.clip(np.stack([below, above]), 0, None)
-    drawn: dict[str, Any] = {
-        "color": colour(name),
-        "fmt": marker(name),
-        "markersize": 4.5,
-        "markeredgewidth": 0.0,
-        "elinewidth": 1.1,
-        "capsize": 2.5,
-    }
-    ax.errorbar(x, centre, yerr=errors, label=label or name, **(drawn | options))
+def points(ax: Axes, x: Sequence[float], y: Sequence[float], name: str, **options: Any) -> None:
+    """Markers in the colour of `name`, without a line."""
+    drawn: dict[str, Any] = {"linestyle": "", "markersize": 4.5}
+    line(ax, x, y, name, **(drawn | options))
 
 
 def bars(
@@ -219,12 +196,11 @@ def bars(
     high: Sequence[float] | None = None,
     *,
     label: str | None = None,
-    horizontal: bool = False,
     start: Sequence[float] | float = 0.0,
     size: float = 0.8,
     **options: Any,
 ) -> None:
-    """Bars in the colour of `name`; `start` stacks them, `low` and `high` draw error bars.
+    """Lying bars in the colour of `name`; `start` stacks them, `low` and `high` draw error bars.
 
     Args:
         ax: axes to draw on.
@@ -234,10 +210,9 @@ def bars(
         low: lower end of the error bars.
         high: upper end of the error bars.
         label: in the legend instead of `name`.
-        horizontal: bars lie instead of stand.
         start: where the bars begin.
         size: thickness in units of the category axis.
-        options: go to matplotlib's `bar` or `barh`.
+        options: go to matplotlib's `barh`.
     """
     length = np.asarray(values, dtype=float)
     drawn: dict[str, Any] = {"color": colour(name), "linewidth": 0.0, "label": label or name}
@@ -245,12 +220,9 @@ def bars(
         end = length + np.asarray(start, dtype=float)
         below = end - np.asarray(low, dtype=float)
         above = np.asarray(high, dtype=float) - end
-        drawn["xerr" if horizontal else "yerr"] = np.clip(np.stack([below, above]), 0, None)
+        drawn |= {"xerr": np.clip(np.stack([below, above]), 0, None)}
         drawn |= {"ecolor": INK, "capsize": 2.5}
-    if horizontal:
-        ax.barh(positions, length, height=size, left=start, **(drawn | options))
-    else:
-        ax.bar(positions, length, width=size, bottom=start, **(drawn | options))
+    ax.barh(positions, length, height=size, left=start, **(drawn | options))
 
 
 def reference_line(

@@ -13,9 +13,7 @@ masked scores and P. In the backward pass these are P, dP and dS, and on CUDA P 
 softmax backward writes before it sums its rows. What is fused keeps out and a logsumexp a row.
 """
 
-from bisect import bisect_right
 from dataclasses import dataclass
-from math import isqrt
 
 import torch
 from torch import Tensor
@@ -191,20 +189,3 @@ def plain_peak(problem: AttentionProblem, device: str) -> int:
 def operands_bytes(problem: AttentionProblem) -> int:
     """Bytes of Q, K, V and dout."""
     return 4 * problem.linear
-
-
-def longest(capacity: float, head_dim: int, batch_size: int, dtype: str, device: str) -> int:
-    """The longest context at which plain attention and its operands are within so many bytes."""
-
-    def needed(context: int) -> int:
-        problem = AttentionProblem(context, head_dim, batch_size, dtype)
-        return plain_peak(problem, device) + operands_bytes(problem)
-
-    upper = isqrt(int(capacity)) + 2  # the mask alone is more than that
-    return bisect_right(range(1, upper), capacity, key=needed)
-
-
-def crossing(head_dim: int, batch_size: int, dtype: str) -> float:
-    """The context from which plain attention keeps more bytes than a fused one, about E."""
-    one = AttentionProblem(1, head_dim, batch_size, dtype)
-    return sum(kept("fused", one).values()) / sum(kept("plain", one).values())

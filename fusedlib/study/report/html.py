@@ -47,10 +47,15 @@ def page(document: model.Document, *, home: str | None = None) -> str:
         body="\n".join(_block(block, fragments) for block in document.blocks),
         style=(paths.TEMPLATES / "page.css").read_text(encoding="utf-8"),
         script=(paths.TEMPLATES / "page.js").read_text(encoding="utf-8"),
-        fonts="\n".join(map(_font_face, _FACES)),
+        fonts=font_faces(),
         home=home,
         wide=any(isinstance(block, model.Code) for block in document.blocks),
     )
+
+
+def font_faces() -> str:
+    """The style sheet's rules for the fonts, with the fonts in them."""
+    return "\n".join(map(_font_face, _FACES))
 
 
 def _font_face(face: tuple[str, str, str, str]) -> str:

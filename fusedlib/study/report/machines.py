@@ -7,7 +7,7 @@ import pandas as pd
 from fusedlib import paths
 from fusedlib.bench import machine as machines
 from fusedlib.bench import results
-from fusedlib.study.display import quantity
+from fusedlib.study.formats import formatted
 
 
 def seen() -> pd.DataFrame:
@@ -23,11 +23,11 @@ def hardware() -> pd.DataFrame:
         {
             "machine": found["machine"].where(~found["own"], found["machine"] + " (this one)"),
             "device": found["device_name"],
-            "memory": found["device_memory_gib"].map(lambda v: quantity(v, "GiB")),
-            "power limit": found["power_limit_w"].map(lambda v: quantity(v, "W")),
+            "memory": found["device_memory_gib"].map(lambda v: formatted(v, "3 GiB")),
+            "power limit": found["power_limit_w"].map(lambda v: formatted(v, "3 W")),
             "CPU": found["cpu"],
             "cores": found["cpu_cores"].map(_whole),
-            "RAM": found["memory_gib"].map(lambda v: quantity(v, "GiB")),
+            "RAM": found["memory_gib"].map(lambda v: formatted(v, "3 GiB")),
         }
     )
     return rows.drop_duplicates().reset_index(drop=True)

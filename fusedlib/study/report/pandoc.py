@@ -28,7 +28,7 @@ _TAG = re.compile(r"(?<!\\)<(?=[a-zA-Z/!?])(?!(?:https?:|mailto:)[^\s<>]*>)")
 _TYPST_MATH = re.compile(r"(?<!\\)\$(?:\\.|[^$\\])*\$", re.DOTALL)
 _UNITS = "ms|µs|ns|s|min|GB|GiB|MB|MiB|KiB|B|GB/s|TB/s|TFLOP/s|GFLOP/s|MHz|GHz|W|°C|%|steps?|GPUs?"
 _POWER = re.compile(r"(?<=\d) × (?=10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹])")
-_UNIT = re.compile(rf"(?<=\d) (?=(?:{_UNITS})(?![\w/]))")
+_UNIT = re.compile(rf"(?:(?<=\d)|(?<=\d\*\*)) (?=(?:{_UNITS})(?![\w/]))")
 
 
 def convert(fragments: Sequence[str], target: str) -> list[str]:

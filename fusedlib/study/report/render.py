@@ -9,7 +9,7 @@ from fusedlib.study.report import html, notebook, pdf
 from fusedlib.study.report.combine import FRAME, ReportError, combine
 from fusedlib.study.report.model import Document, Section
 
-__all__ = ["FRAME", "Rendered", "ReportError", "Section", "render"]
+__all__ = ["FRAME", "Rendered", "ReportError", "Section", "render", "write_file"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ def render(sections: Sequence[Section], out_dir: Path) -> Rendered:
         raise ReportError("there is nothing to report: study.toml names no notebook")
     document = combine(sections)
     rendered = Rendered(
-        html=_write(out_dir / "report.html", html.page(document).encode()),
-        pdf=_write(out_dir / "report.pdf", _compiled(document)),
+        html=write_file(out_dir / "report.html", html.page(document).encode()),
+        pdf=write_file(out_dir / "report.pdf", _compiled(document)),
         notebooks={},
     )
     for section in sections:
@@ -44,7 +44,7 @@ def render(sections: Sequence[Section], out_dir: Path) -> Rendered:
             continue
         content = html.page(notebook.document(section, section.notebook), home="../report.html")
         path = out_dir / "notebooks" / f"{section.name}.html"
-        rendered.notebooks[section.name] = _write(path, content.encode())
+        rendered.notebooks[section.name] = write_file(path, content.encode())
     return rendered
 
 
@@ -58,8 +58,12 @@ def _compiled(document: Document) -> bytes:
         ) from error
 
 
-def _write(path: Path, content: bytes) -> Path:
-    """Replace the file as a whole, so that a reader or a full disk never leaves half of it."""
+def write_file(path: Path, content: bytes) -> Path:
+    """Replace a file as a whole, so that a reader or a full disk never leaves half of it.
+
+    Raises:
+        ReportError: it cannot be written.
+    """
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,204 @@
+"""Study 12's arms: both samplers draw from one distribution, what is wrong or late gets no time."""
+
+import signal
+import time
+
+import pytest
+import torch
+
+from fusedlib.bench import compilers, results, rivals
+from fusedlib.bench.attempt import Attempt, Unavailable
+from fusedlib.bench.compilers import SAMPLERS, Arm
+from fusedlib.bench.race import race
+
+pytest.importorskip("transformers")
+SMALL = {
+    "model": "two small layers", "context_length": 24, "repetitions": 1, "limit_s": 0,
+    "device": "cpu",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small operators on several threads wait for one another where others use the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def cases(experiment, arms, **more):
+    kinds = {"inference": {"sampler": "race"}, "training": {"optimizer": "sgd"}}
+    variant = {"experiment": experiment, **kinds.get(experiment, {})}
+    return compilers.cases([variant], arms, **{"batch_size": 1, **SMALL, **more})
+
+
+# --- samplers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_what_a_sampler_draws_fits_its_probabilities(name):
+    torch.manual_seed(0)
+    misfit = compilers.misfit(SAMPLERS[name], 64, torch.float32, "cpu")
+    assert misfit < 24.3  # chi-square of 7 degrees: one in a thousand
+
+
+def drawn_by_product(logits):
+    p = torch.softmax(logits / compilers.TEMPERATURE, -1)
+    return torch.argmax(p * torch.empty_like(p).exponential_(1.0), -1, keepdim=True)
+
+
+def drawn_too_hot(logits):
+    return torch.multinomial(torch.softmax(logits / 3, -1), 1)
+
+
+def drawn_outside(logits):
+    return torch.full((1, 1), 1)
+
+
+@pytest.mark.parametrize("sample", [drawn_by_product, drawn_too_hot, drawn_outside])
+def test_a_sampler_of_another_distribution_is_seen(sample):
+    torch.manual_seed(0)
+    misfit = compilers.misfit(sample, 64, torch.float32, "cpu")
+    assert not misfit < compilers.MOST_MISFIT
+
+
+def test_the_two_samplers_draw_alike():
+    """Chi-square of two samples, on logits of a whole vocabulary."""
+    torch.manual_seed(0)
+    logits = torch.randn(1, 12).repeat(20_000, 1)
+    counts = torch.stack([torch.bincount(f(logits)[:, 0], minlength=12) for f in SAMPLERS.values()])
+    expected = counts.double().mean(0, keepdim=True)
+    assert ((counts - expected) ** 2 / expected).sum() < 31.3  # 11 degrees: one in a thousand
+
+
+# --- arms ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    return results.Recorder("12_compilers", "quick", compilers.study_code(), directory=tmp_path)
+
+
+@pytest.fixture
+def arm():
+    """Registers an arm for the length of a test."""
+    names = []
+
+    def register(compile_, *, fused=False, traits=()):
+        def build():
+            """Of a test."""
+            return Arm(fused, compile_)
+
+        names.append("test arm")
+        rivals.rival(compilers.TASK, "test arm", traits=frozenset(traits))(build)
+
+    yield register
+    for name in names:
+        del rivals.RIVALS[compilers.TASK, name]
+
+
+@pytest.mark.parametrize("experiment", ["forward", "inference", "training"])
+def test_an_arm_whose_results_miss_is_wrong_and_gets_no_time(recorder, arm, experiment):
+    def compile_(call):
+        def off(*args, **kwargs):
+            found = call(*args, **kwargs)
+            found.logits, found.loss = 1.05 * found.logits, found.loss and 1.05 * found.loss
+            return found
+
+        return off
+
+    arm(compile_)
+    race(recorder, compilers.EVENT, cases(experiment, ["test arm"]))
+    plain, wrong = sorted(results.read_rows(recorder.path), key=lambda row: row["provider"])
+    assert (plain["status"], wrong["status"]) == ("ok", "wrong")
+    assert "median_ms" not in wrong and wrong["error"] > 0.04
+
+
+def test_an_arm_takes_turns_with_the_baseline(recorder):
+    wanted = cases("inference", ["fused"])
+    assert [c["provider"] for c in wanted] == [compilers.BASELINE, "fused"]
+    race(recorder, compilers.EVENT, wanted)
+    found = results.read_rows(recorder.path)
+    assert [row["status"] for row in found] == ["ok", "ok"]
+    assert len({row["session"] for row in found}) == 1
+    assert all(row["weights_bytes"] and row["misfit"] < compilers.MOST_MISFIT for row in found)
+    folder = recorder.path.parents[1]
+    again = results.Recorder("12_compilers", "quick", recorder.code, directory=folder)
+    race(again, compilers.EVENT, wanted)
+    assert again.measured == 0
+
+
+def test_what_may_not_compile_says_so_and_has_no_partner():
+    found = cases("forward", ["all"])
+    told = {c["provider"]: Attempt.at(compilers.require_possible, c) for c in found}
+    for name in ("inductor", "fused-inductor", "inductor-graphs"):
+        assert told[name].status == "unavailable" and told[name].reason
+        assert not [c for c in found if c["provider"] != name and c["against"] == name]
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="unknown sampler 'dice'; known: multinomial, race"):
+        compilers.cases([{"experiment": "inference", "sampler": "dice"}], ["all"],
+                        **{"batch_size": 1, **SMALL})  # fmt: skip
+
+
+# --- time that is over ---------------------------------------------------------------------------
+
+
+def test_an_arm_that_is_not_ready_in_time_is_stopped(recorder, arm):
+    def compile_(call):
+        def slow(*args, **kwargs):
+            time.sleep(60)
+
+        return slow
+
+    arm(compile_, traits=["compiles"])
+    begin, handler = time.perf_counter(), signal.getsignal(signal.SIGALRM)
+    race(recorder, compilers.EVENT, cases("forward", ["test arm"], limit_s=0.3))
+    row = next(r for r in results.read_rows(recorder.path) if r["provider"] == "test arm")
+    assert row["status"] == "unavailable" and "not ready after 0.3 s" in row["reason"]
+    assert time.perf_counter() - begin < 55
+    assert signal.getsignal(signal.SIGALRM) is handler
+
+
+def test_a_dynamic_training_is_stopped_and_its_row_says_when(arm):
+    def compile_(call):
+        def slow(*args, **kwargs):
+            time.sleep(0.2)
+            return call(*args, **kwargs)
+
+        return slow
+
+    arm(compile_)
+    (case,) = cases("dynamic", ["test arm"], repetitions=40, limit_s=0.7)
+    found = compilers.dynamic({**case, "optimizer": "sgd"})
+    assert found["n"] < 40 and found["total_s"] is None
+    assert f"after {found['n']} of 40" in found["stopped"]
+    assert found["lengths"] == compilers.lengths(case)[: found["n"]]
+
+
+def test_lengths_are_the_same_for_all_arms_and_lie_within_bounds():
+    first, second = cases("dynamic", ["huggingface", "fused"], repetitions=50)
+    drawn = compilers.lengths(first)
+    assert drawn == compilers.lengths(second)
+    assert min(drawn) >= compilers.SHORTEST and max(drawn) <= 24 and len(set(drawn)) > 4
+
+
+def test_a_model_is_itself_again_after_fp32():
+    model = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
+    before = model.weight.detach().clone()
+    with compilers.in_fp32(model):
+        assert model.weight.dtype == torch.float32
+    assert model.weight.dtype == torch.bfloat16 and torch.equal(model.weight, before)
+    with pytest.raises(Unavailable, match="still compiles"):
+        compilers.settled(_compiling_for_ever(), "cpu")
+
+
+def _compiling_for_ever():
+    from torch._dynamo.utils import counters
+
+    def call():
+        counters["stats"]["unique_graphs"] += 1
+
+    return call

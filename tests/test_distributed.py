@@ -1,0 +1,203 @@
+"""Jobs of several processes: what their rows say, and that none outlives its study."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from fusedlib import paths
+from fusedlib.bench import distributed, distributed_worker, sweep
+from fusedlib.bench.attempt import Refused, Unavailable
+from fusedlib.bench.profiles.trace import Piece
+
+SMALL = {
+    "model": "two layers", "batch_sizes": [1], "context_length": 16, "dtype": "float32",
+    "warmup": 1, "steps": 3, "device": "cpu",
+}  # fmt: skip
+
+
+def a_case(strategy="fsdp2-2", provider="fused", processes=2, **more):
+    (case,) = distributed.cases([strategy], [provider], processes=[processes], **SMALL | more)
+    return case
+
+
+def reply(status="ok", at=0.0, **more):
+    return {"status": status, "reason": None, "figures": {}, "value": None, "at": at} | more
+
+
+# --- cases and rows ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"strategy": "fsdp2-4"}, r"unknown strategy 'fsdp2-4'; known: fsdp2-2, "),
+        ({"optimizer": "lion"}, r"unknown optimizer 'lion'; known: sgd, adamw"),
+        ({"model": "gpt"}, r"unknown model 'gpt'; known: "),
+        ({"provider": "nobody"}, r"unknown rival 'nobody'"),
+        ({"processes": 0}, r"processes=\[0\]"),
+        ({"warmup": -1}, r"warmup=-1 at least 0"),
+        ({"strategy": "offload"}, r"give optimizer='adamw', not 'sgd'"),
+    ],
+)
+def test_a_wrong_case_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        a_case(**wrong)
+
+
+def test_the_first_process_that_fails_gives_the_reason():
+    late = reply("failed", at=2.0, reason="Connection closed by peer")
+    first = reply("oom", at=1.0, reason="CUDA out of memory", figures={"losses": [1.0]})
+    row = distributed.result(a_case(), [late, first], 1, "")
+    assert row == {"status": "oom", "reason": "CUDA out of memory", "losses": [1.0]}
+    with pytest.raises(MemoryError, match="the system killed"):
+        distributed.result(a_case(), [late], 1, "  exitcode  : -9 (pid: 7)")
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "kind", "message"),
+    [
+        (1, "a\n\nTypeError: b\n", Refused, r"ended with status 1: a \| TypeError: b$"),
+        (1, "", Refused, "status 1: no message"),
+        (None, "step 3", Refused, r"stopped after 540 s, .*: step 3$"),
+        (1, "  exitcode  : -9 (pid: 7)", MemoryError, "out of memory"),
+        (247, "exits with return code = -9", MemoryError, "out of memory"),
+    ],
+)
+def test_a_job_without_an_answer_says_why(status, log, kind, message):
+    with pytest.raises(kind, match=message):
+        distributed.result(a_case(), [reply()], status, log)
+
+
+@pytest.mark.parametrize("name", ["loss", "gradient norm"])
+def test_what_differs_from_one_process_is_wrong(name):
+    true = {"reference_losses": [8.0, 7.9], "reference_gradient_norm": 2.0}
+    case = a_case(dtype="bfloat16")
+    good = distributed_worker.compared(case, true, [8.001, 7.9, 1.0], 2.01)
+    assert "why" not in good
+    losses = [8.0, 7.8] if name == "loss" else [8.0, 7.9]
+    bad = distributed_worker.compared(case, true, losses, 2.0 if name == "loss" else 2.2)
+    assert f"the {name} differs" in bad["why"]
+    late = distributed_worker.compared(case, true, [8.0, 7.9, 7.8, float("nan")], 2.0)
+    assert "by nan" in late["why"]
+
+
+def test_what_is_not_there_is_unavailable(monkeypatch):
+    with pytest.raises(Unavailable, match="needs 99 GPUs, one a process"):
+        distributed.measure(a_case(processes=99) | {"device": "cuda"})
+    with pytest.raises(Unavailable, match="needs a CUDA GPU"):
+        distributed.measure(a_case(provider="liger"))
+    with pytest.raises(Unavailable, match="CUDA graph"):
+        distributed.measure(a_case(provider="fused graph"))
+    monkeypatch.setattr(distributed, "find_spec", lambda name: None)
+    with pytest.raises(Unavailable, match=r"pip install '.\[llama\]'"):
+        distributed.measure(a_case("zero-2"))
+
+
+# --- communication, and more processes -----------------------------------------------------------
+
+
+def piece(name, start, end):
+    return Piece(name, end - start, start, end, start, 1)
+
+
+def test_hidden_communication_is_what_runs_beside_computing():
+    pieces = [
+        piece("ncclDevKernel_AllGather", 0, 4000), piece("ncclDevKernel_Reduce", 3000, 6000),
+        piece("gemm", 1000, 2000), piece("gemm", 1500, 3500), piece("silu", 7000, 8000),
+    ]  # fmt: skip
+    assert distributed_worker.overlap(pieces) == {
+        "communication_ms": 6.0, "compute_ms": 3.5, "hidden_ms": 2.5, "hidden_share": 2.5 / 6,
+    }  # fmt: skip
+    assert distributed_worker.overlap([piece("gemm", 0, 5)])["hidden_share"] is None
+
+
+def test_the_model_of_more_processes_by_hand():
+    bandwidths = {"all_gather_gb_s": 2.0, "reduce_scatter_gb_s": 1.0}
+    weights_mib = 8e9 / 2**20
+    # Of 8 GB a process of two sends 4: twice at 2 GB/s and once at 1 GB/s.
+    sent = distributed.communication_ms("fsdp2-3", weights_mib, 2, **bandwidths)
+    assert sent == pytest.approx(8000)
+    assert distributed.communication_ms("zero-2", weights_mib, 8, **bandwidths) == pytest.approx(
+        7000 / 2 + 7000
+    )
+    assert distributed.communication_ms("fsdp2-3", weights_mib, 1, **bandwidths) == 0
+    assert distributed.step_time_ms(1000, sent, hidden_share=0.75) == pytest.approx(3000)
+    assert distributed.memory_mib(1000, 300, 100, 1) == 1000
+    assert distributed.memory_mib(1000, 300, 100, 4) == pytest.approx(700)
+    with pytest.raises(ValueError, match="'offload'"):
+        distributed.communication_ms("offload", 1, 2, **bandwidths)
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        distributed.memory_mib(1000, 300, 100, 0)
+
+
+# --- real jobs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "optimizer"),
+    [("fsdp2-2", "sgd"), ("fsdp2-3", "adamw"), ("zero-2", "sgd"), ("offload", "adamw")],
+)
+def test_two_processes_train_as_one_does(strategy, optimizer):
+    case = a_case(strategy, optimizer=optimizer, checkpointing=optimizer == "adamw")
+    if distributed_worker.is_deepspeed(case) and find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed: pip install '.[llama]'")
+    figures, status, reason = sweep.outcome(distributed.measure, case)
+    assert (status, reason) == ("ok", None)
+    assert figures["losses"][-1] < figures["losses"][0] - 1e-3
+    assert len(figures["losses"]) == 4
+    assert figures["n"] == len(figures["samples_ms"]) == 3
+    assert figures["tokens_per_s"] == pytest.approx(2 * 16 / figures["median_ms"] * 1e3)
+    assert figures["all_gather_gb_s"] > 0
+    assert figures["path"] == "plain PyTorch"
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_leaves_its_reason():
+    case = a_case() | {"learning_rate": "much"}
+    figures, status, reason = sweep.outcome(distributed.measure, case)
+    assert status == "failed"
+    assert "TypeError" in reason
+    assert "median_ms" not in figures
+
+
+def test_a_job_that_takes_too_long_is_stopped(monkeypatch):
+    monkeypatch.setattr(distributed, "TIMEOUT_S", 0.5)
+    figures, status, reason = sweep.outcome(distributed.measure, a_case())
+    assert (figures, status) == ({}, "failed")
+    assert "stopped after 0.5 s" in reason
+
+
+@pytest.mark.slow
+def test_no_process_outlives_its_study(tmp_path):
+    case = a_case(steps=10**6)
+    study = subprocess.Popen(
+        [sys.executable, "-c", f"from fusedlib.bench import distributed as d; d.measure({case})"],
+        cwd=paths.ROOT, env=os.environ | {"TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+
+    def processes():
+        found = 0
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):  # it may end meanwhile
+                found += str(tmp_path).encode() in path.read_bytes()
+        return found
+
+    wait(lambda: processes() == 3)  # the launcher and two more
+    study.send_signal(signal.SIGKILL)
+    study.wait()
+    wait(lambda: processes() == 0)
+
+
+def wait(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)

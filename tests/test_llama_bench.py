@@ -1,0 +1,186 @@
+"""Study 11's measuring: arms stay apart and are right; where memory goes and how far it lasts."""
+
+import pytest
+import torch
+
+from fusedlib.bench import llama, race, results, rivals, sweep
+from fusedlib.bench.attempt import Unavailable
+
+transformers = pytest.importorskip("transformers")
+TINY = {"model": "two layers", "dtype": "float32", "batch_size": 2, "context_length": 32,
+        "device": "cpu"}  # fmt: skip
+TURNS = {"optimizer": False, "group": "arms", "repetitions": 2}
+
+
+def recorder(folder):
+    return results.Recorder(
+        llama.STUDY, profile="quick", code=llama.study_code(), fresh=True, directory=folder
+    )
+
+
+def raced(folder, arms, **settings):
+    own = recorder(folder)
+    race.race(own, llama.EVENT, llama.cases("step", arms, **TINY | TURNS | settings))
+    return {row["provider"]: row for row in results.read_rows(own.path)}
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """An arm whose loss is right and whose gradients are a hundredth too large."""
+
+    class Louder(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids, labels):
+            found = self.model(ids, labels=labels)
+            found.loss = 1.01 * found.loss - 0.01 * found.loss.detach()
+            return found
+
+    made = rivals.Rival(llama.TASK, "broken", "broken", 20, Louder, "for a test")
+    monkeypatch.setitem(rivals.RIVALS, (llama.TASK, "broken"), made)
+    monkeypatch.setitem(
+        llama.CODES, "step", type(llama.CODES["step"])((race,), (llama.build,), lambda name: "x")
+    )
+
+
+@pytest.mark.slow
+def test_every_part_of_ours_takes_turns_and_is_right(tmp_path):
+    ours = [name for name in rivals.names(llama.TASK) if name.startswith("fused")]
+    eager = [name for name in ours if name not in ("fused inductor", "fused graph")]
+    assert len(eager) == 1 + len(llama.PARTS)
+    rows = raced(tmp_path, [llama.BASELINE, *eager])
+    assert {row["status"] for row in rows.values()} == {"ok"}
+    assert len({row["session"] for row in rows.values()}) == 1
+    for row in rows.values():
+        assert row["gradients_error"] < 1e-5 and row["median_ms"] > 0
+        assert row["loss"] == pytest.approx(rows[llama.BASELINE]["loss"], rel=1e-6)
+        assert row["tokens"] == 64
+
+
+def test_a_wrong_gradient_gets_no_time(tmp_path, broken):
+    row = raced(tmp_path, [llama.BASELINE, "broken"])["broken"]
+    assert row["status"] == "wrong" and "median_ms" not in row
+    assert row["gradients_error"] == pytest.approx(0.01, rel=0.01)
+
+
+def test_a_whole_step_has_its_optimizer_and_trains_nobody_elses_weights(tmp_path):
+    rows = raced(tmp_path, [llama.BASELINE, "fused"], optimizer=True, group="whole")
+    for row in rows.values():
+        assert row["optimizer_median_ms"] > 0
+        assert row["loss"] == pytest.approx(rows[llama.BASELINE]["loss"], rel=1e-6)
+
+
+def test_liger_changes_one_model_and_no_class():
+    pytest.importorskip("liger_kernel")
+    from transformers.models.llama import modeling_llama
+
+    def state():
+        classes = [c for c in vars(modeling_llama).values() if isinstance(c, type)]
+        return dict(vars(modeling_llama)), [dict(vars(c)) for c in classes]
+
+    before = state()
+    other = llama.build("two layers", "float32", "cpu")
+    model = llama.copy_of(other)
+    llama.with_liger(model, llama.SWITCHES)
+    assert state() == before
+    changed = [n for n, m in model.named_modules() if "forward" in vars(m)]
+    layer = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
+    assert set(changed) == {"", "model.norm"} | {
+        f"model.layers.{at}.{name}" for at in range(2) for name in layer
+    }
+    assert not [n for n, m in other.named_modules() if "forward" in vars(m)]
+    assert model.lm_head.weight is other.lm_head.weight
+    with pytest.raises(ValueError, match="unknown switch 'swish'; Liger has rope, swiglu"):
+        llama.with_liger(model, ["swish"])
+
+
+def test_memory_is_split_to_the_byte():
+    [case] = llama.cases("memory", [llama.BASELINE], **TINY | {"context_length": 128})
+    row = llama.measure(case)
+    model = llama.build("two layers", "float32", "cpu")
+    weights = sum(p.nbytes for p in model.parameters()) / 2**20
+    assert row["peak_weights_mib"] == pytest.approx(weights)
+    assert row["peak_optimizer_mib"] == pytest.approx(2 * weights)
+    # The logarithm of the softmax, its gradient and that of the logits.
+    assert row["peak_logits_mib"] == pytest.approx(12 * 256 * 4112 / 2**20)
+    assert row["peak_in"] == "backward"
+    parts = [row[name] for name in row if name.startswith("peak_") and name.endswith("_mib")]
+    assert sum(parts) == pytest.approx(2 * row["peak_mib"])  # itself among them
+
+
+@pytest.mark.parametrize("base", [0, 500])
+@pytest.mark.parametrize("each", [3.0, 7.0])
+def test_the_furthest_is_found_between_what_fits_and_what_does_not(base, each):
+    def peak(count):
+        held = base + each * count + 0.0005 * count**2
+        return held if held <= 1000 else None
+
+    low, high, tried, slope = llama.furthest(peak, 4, 1000.0)
+    assert peak(low) is not None and high is not None and peak(high) is None
+    assert high - low <= 3 and len(tried) <= llama.TRIES
+    assert slope == pytest.approx(each, rel=0.01)
+    with pytest.raises(MemoryError, match="at 400 or 800 already"):
+        llama.furthest(peak, 400, 1000.0)
+
+
+def test_a_cpu_has_no_limit_to_find():
+    [case] = llama.cases("limit", [llama.BASELINE], grows="batch", **TINY)
+    with pytest.raises(Unavailable, match="only a CUDA card"):
+        llama.measure(case)
+
+
+def test_arms_train_alike():
+    arms = llama.cases(
+        "train", [llama.BASELINE, "fused"], steps=6, learning_rate=1e-2, seed=0, **TINY
+    )
+    plain, ours = (llama.measure(case)["losses"] for case in arms)
+    assert ours == pytest.approx(plain, rel=1e-3)
+    assert len(plain) == 6 and plain[-1] < plain[0] - 0.2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"experiment": "sleep"}, "unknown experiment 'sleep'; known: step, memory, limit, train"),
+        ({"model": "gpt"}, "unknown model 'gpt'; known: Llama-3.2-1B"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'; known: bfloat16"),
+        ({"arms": ["nobody"]}, "unknown rival 'nobody' in llama; known: huggingface"),
+        ({"batch_size": 0}, "batch_size=0, context_length=32: need at least 1 and 2"),
+        ({"grows": "wider"}, "unknown grows 'wider'; known: batch, context"),
+    ],
+)
+def test_unknown_settings_list_the_known(settings, message):
+    given = {"experiment": "step", "arms": [llama.BASELINE], **TINY} | settings
+    with pytest.raises(ValueError, match=message):
+        llama.cases(given.pop("experiment"), given.pop("arms"), **given)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_arm_on_a_gpu(tmp_path, dtype):
+    rows = raced(tmp_path, ["all"], dtype=dtype, device="cuda", context_length=128)
+    reasons = {n: (r["status"], r["reason"]) for n, r in rows.items() if r["status"] != "ok"}
+    assert set(reasons) <= {n for n in rows if n.startswith("liger")}, reasons
+    assert all(status == "unavailable" for status, _ in reasons.values()), reasons
+    for name, row in rows.items():
+        if row["status"] == "ok" and "graph" not in name:
+            assert row["activations_mib"] > 0 and row["peak_mib"] > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_experiments_alone_on_a_gpu(tmp_path):
+    own = recorder(tmp_path)
+    settings = TINY | {"dtype": "bfloat16", "device": "cuda"}
+    arms = [llama.BASELINE, "fused"]
+    asked = [
+        *llama.cases("memory", arms, **settings),
+        *llama.cases("train", arms, steps=5, learning_rate=1e-3, seed=0, **settings),
+    ]
+    sweep.sweep(own, asked, llama.measure, llama.label)
+    rows = results.read_rows(own.path)
+    assert [row["status"] for row in rows] == ["ok"] * 4
+    assert all(row["peak_logits_mib"] > 0 for row in rows if row["experiment"] == "memory")
