@@ -335,6 +335,13 @@ def test_autocast(name):
     assert misses_of(plain, patched, ids, labels, run) == []
 
 
+def test_the_lines_of_the_readme(capsys):
+    model = make()
+    report = fusedlib.apply_to(model)  # before the optimizer, DDP or torch.compile see it
+    print(report)  # what was replaced, what was not and why
+    assert "attention 2 replaced" in capsys.readouterr().out
+
+
 def test_torch_compile_in_one_graph():
     plain, patched = pair()
     compiled = torch.compile(patched, backend="aot_eager", fullgraph=True)

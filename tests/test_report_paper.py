@@ -30,6 +30,7 @@ from fusedlib.study.running import config
 from fusedlib.study.running.config import FRAME
 
 LINK = re.compile(r"\]\(#([^)\s]+)\)")
+BARE = re.compile(r"\b(Table|Figure)\b(?! \d)")
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,17 @@ def words(block: Block) -> list[str]:
 
 def test_every_table_and_figure_is_cited_where_it_is_discussed(paper: Document) -> None:
     assert uncited(paper) == []
+
+
+def dead(document: Document) -> list[str]:
+    """Sentences that name a table or figure which is not in the paper: its number is missing."""
+    captions = [[b.caption] for b in document.blocks if isinstance(b, Table | Figure)]
+    said = [*map(words, document.blocks), *captions]
+    return [text for texts in said for text in texts if BARE.search(text)]
+
+
+def test_every_reference_has_its_number(paper: Document) -> None:
+    assert dead(paper) == []
 
 
 def test_nothing_failed_and_every_study_states_a_claim(paper: Document) -> None:
@@ -147,6 +159,8 @@ def test_what_nobody_cites_or_only_another_section_or_the_list_of_floats_is_foun
     assert uncited(document(tmp_path)) == ["here", "late"]
     assert uncited(document(tmp_path, "[](#here)", after="See [](#late).")) == ["late"]
     assert uncited(document(tmp_path, "See [](#here) and [the rest](#late).")) == []
+    assert dead(document(tmp_path, "See [Table](#here).")) == []
+    assert dead(document(tmp_path, "See [Table](#gone).")) == ["See Table."]
 
 
 def test_a_figure_of_the_paper_without_data_or_with_a_name_of_another_is_refused(tmp_path):

@@ -122,7 +122,11 @@ def points(
         ax.set_ylim(-0.6, len(order) - 0.4)
         if logx:
             ax.set_xscale("log")
-            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            low_end, high_end = ax.get_xlim()
+            narrow = high_end < 10 * low_end
+            ax.xaxis.set_major_locator(
+                LogLocator(subs=(1, 1.5, 2, 3, 4, 6) if narrow else (1, 2, 5))
+            )
             ax.xaxis.set_minor_formatter(NullFormatter())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
         if reference is not None:

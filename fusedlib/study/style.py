@@ -282,9 +282,15 @@ def legend(target: Axes | Figure, **options: Any) -> None:
     if not entries:
         return
     drawn: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": 9.0}
-    if isinstance(target, Figure):
-        drawn |= {"loc": "outside lower center", "ncols": min(len(entries), 5)}
-    target.legend(entries.values(), entries.keys(), **(drawn | options))
+    if not isinstance(target, Figure):
+        target.legend(entries.values(), entries.keys(), **(drawn | options))
+        return
+    drawn |= {"loc": "outside lower center"} | options
+    for ncols in range(drawn.pop("ncols", min(len(entries), 5)), 0, -1):
+        shown = target.legend(entries.values(), entries.keys(), ncols=ncols, **drawn)
+        if ncols == 1 or shown.get_window_extent().width <= target.bbox.width:
+            return
+        shown.remove()
 
 
 def svg(fig: Figure) -> str:
