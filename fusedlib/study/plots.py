@@ -104,10 +104,14 @@ def points(
     tall = height or 0.9 + 0.42 * len(order)
     fig, axes = _panels(data, panel, tall, columns, True, sharey=True)
     for ax, part in _each(axes, data, panel):
-        for at, name in enumerate(names):
+        beside = {v: [n for n in names if n in set(found[by])] for v, found in part.groupby(y)}
+        apart = min(0.7 / max(map(len, beside.values()), default=1), 0.18)
+        for name in names:
             own = part[part[by] == name]
-            shift = (at - (len(names) - 1) / 2) * min(0.7 / max(len(names), 1), 0.18)
-            rows = [order.index(value) - shift for value in own[y]]
+            rows = [
+                order.index(v) - (beside[v].index(name) - (len(beside[v]) - 1) / 2) * apart
+                for v in own[y]
+            ]
             centre = own[x].to_numpy(dtype=float)
             error = None
             if low and high:
