@@ -66,3 +66,14 @@ def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture
+def one_thread():
+    """Tensors of tiny models wait longer for a second thread than they take."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -18,13 +18,7 @@ SMALL = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small operators on several threads wait for one another where others use the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def cases(experiment, arms, **more):

@@ -14,13 +14,9 @@ TINY = cases.setting("cpu", batch_size=2, seconds=0.0, repetitions=3)
 
 
 @pytest.fixture(autouse=True)
-def small_models(monkeypatch):
+def small_models(monkeypatch, one_thread):
     tiny = transformer.config("nano", d_model=16, d_ff=32, num_heads=2, vocab_size=32)
     monkeypatch.setitem(transformer.SIZES, "nano", tiny)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

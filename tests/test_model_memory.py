@@ -24,13 +24,7 @@ PLANS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tensors this small wait longer for a second thread than they take."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def program(precision, attention="plain", model="nano", context=24, batch=3, **options):
