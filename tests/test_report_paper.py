@@ -115,6 +115,8 @@ def test_page_one_and_the_advice_have_their_numbers(paper: Document) -> None:
     for name in ("headlines", "advice"):
         holes = [row for row in tables[name].rows if "\N{EM DASH}" in " ".join(row[:3])]
         assert holes == [], name
+    (abstract,) = [block.text for block in paper.blocks if isinstance(block, Abstract)]
+    assert "\N{EM DASH}" not in abstract
 
 
 def test_the_committed_figures_show_what_the_rows_say(products: Path) -> None:
