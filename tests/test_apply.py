@@ -350,6 +350,22 @@ def test_torch_compile_in_one_graph():
     assert misses_of(plain, patched, ids, labels, run) == []
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_compiled_attention_is_causal_without_a_mask(training):
+    plain, patched = (model.train(training) for model in pair())
+    masks = []
+
+    def backend(graph, inputs):
+        attended = [n for n in graph.graph.nodes if "scaled_dot_product" in str(n.target)]
+        masks.extend(node.kwargs.get("attn_mask") for node in attended)
+        return graph.forward
+
+    ids, _ = tokens()
+    compiled = torch.compile(patched, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(ids, labels=ids).loss, plain(ids, labels=ids).loss)
+    assert masks == [None, None]
+
+
 def test_hidden_states_and_attentions_are_recorded():
     plain, patched = pair(attn_implementation="eager")
     ids, labels = tokens()
