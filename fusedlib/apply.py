@@ -244,8 +244,10 @@ class FusedCausalLM(Fused):
 
         transformers then makes a mask all the same, with which attention takes three times as long.
         """
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if not (torch.compiler.is_compiling() or capturing):
+        compiling = torch.compiler.is_compiling()  # which cannot trace the question about graphs
+        if not compiling and not (
+            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        ):
             return False
         module: Any = self
         masked = "attention_mask", "position_ids", "past_key_values"

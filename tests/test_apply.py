@@ -342,10 +342,11 @@ def test_the_lines_of_the_readme(capsys):
     assert "attention 2 replaced" in capsys.readouterr().out
 
 
-def test_torch_compile_in_one_graph():
-    plain, patched = pair()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_torch_compile_in_one_graph(device):
+    plain, patched = (model.to(device) for model in pair())
     compiled = torch.compile(patched, backend="aot_eager", fullgraph=True)
-    ids, labels = tokens()
+    ids, labels = tokens(device)
     run = lambda m: (compiled if m is patched else m)(ids, labels=labels).loss  # noqa: E731
     assert misses_of(plain, patched, ids, labels, run) == []
 
