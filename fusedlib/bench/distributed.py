@@ -1,8 +1,8 @@
 """Training runs on launchers of their own: FSDP2 on any number of processes, and DeepSpeed.
 
 A launcher (`torch.distributed.run`, or DeepSpeed's own) starts the processes of a job, which run
-`fusedlib.bench.distributed_worker`: one case after the other, as long as they give all memory back.
-Starting them takes half a minute. Studies use it so:
+`fusedlib.bench.distributed_worker`: one case after the other, as long as they give all memory back,
+which DeepSpeed's do not. Starting them takes half a minute. Studies use it so:
 
     cases = distributed.cases(
         ["fsdp2-2", "fsdp2-3", "zero-2", "zero-3"], ["huggingface", "fused"],
