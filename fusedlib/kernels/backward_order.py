@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fusedlib.kernels.swiglu_calls import product
+from fusedlib.kernels.swiglu_calls import _splits, product
+from fusedlib.kernels.swiglu_configs import precision_of
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Wants = tuple[bool, bool, bool]
@@ -54,7 +55,8 @@ def products(
     d_gate_up, h = held.pop(), held.pop()
     d_x = d_w_gate_up = d_w_down = None
     tokens, hidden = upstream.shape
-    if h is not None and not down_last(tokens, hidden, h.shape[1], wants):
+    splits = _splits(upstream) and precision_of(upstream) == "ieee"
+    if h is not None and not down_last(tokens, hidden, h.shape[1], wants, splits=splits):
         d_w_down = multiply.d_w_down(upstream, h)
         h = None  # before the next products allocate
     if wants[0]:
@@ -69,25 +71,17 @@ def products(
     return d_x, d_w_gate_up, d_w_down
 
 
-def down_last(tokens: int, hidden: int, inner: int, wants: Wants) -> bool:
-    """Whether less is held with d_w_down last; `wants` are d_x, d_w_gate_up, d_w_down."""
-    f, d, w = tokens * inner, tokens * hidden, hidden * inner
-    results = wants[0] * d + wants[1] * 2 * w
-    return _less(w, f, 2 * f, f + w, 2 * f + results, results)
+def down_last(
+    tokens: int, hidden: int, inner: int, wants: Wants, *, splits: bool = False
+) -> bool:  # fmt: skip
+    """Whether less is held with d_w_down last; `wants` are d_x, d_w_gate_up, d_w_down.
 
-
-def split_down_last(tokens: int, hidden: int, inner: int, wants: Wants) -> bool:
-    """The same where each product splits its factors in parts, as large as they are.
-
-    dy's parts are kept from dh to d_w_down, d(gate|up)'s from d_x to d_w_gate_up.
+    If a product `splits` its factors, parts as large as both are held meanwhile.
     """
     f, d, w = tokens * inner, tokens * hidden, hidden * inner
     results = wants[0] * d + wants[1] * 2 * w
-    of_x, of_w = wants[0] * (2 * w + d), wants[1] * (results + d)
-    return _less(w, f + d, 2 * f, 2 * f + d + w, 4 * f + max(of_x, of_w), results)
-
-
-def _less(d_w_down: int, waiting: int, d_gate_up: int, down: int, others: int, kept: int) -> bool:
-    """Elements: what waits for d_w_down; d_w_down's step with it, the others' with d(gate|up)."""
-    before = max(d_gate_up + down, d_w_down + others)
-    return max(waiting + others, kept + down) < before
+    down, others = f + w, 2 * f + results
+    if splits:
+        down += f + d
+        others = 2 * f + max(wants[0] * (2 * f + 2 * w + d), wants[1] * (2 * f + d + results))
+    return max(f + others, results + down) < max(2 * f + down, w + others)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fusedlib.kernels import swiglu_calls
 from fusedlib.kernels.cublas_plan import CublasPlan
 from fusedlib.kernels.few_tokens_plan import Plan
-from fusedlib.kernels.split_plan import SplitPlan, some_split
+from fusedlib.kernels.split.plan import SplitPlan, some_split
 from fusedlib.kernels.swiglu_calls import BACKWARD_N
 from fusedlib.kernels.swiglu_configs import ALIGNMENT, FEW_TOKENS, precision_of
 

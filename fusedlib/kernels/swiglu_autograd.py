@@ -22,7 +22,6 @@ from torch import Tensor
 
 from fusedlib.kernels.backward_order import Gradients, products
 from fusedlib.kernels.few_tokens_plan import Plan
-from fusedlib.kernels.split_mlp import split_bwd_pays, split_mlp_bwd
 from fusedlib.kernels.swiglu_calls import product, unchecked_bwd, unchecked_fwd
 
 Saved = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -84,11 +83,6 @@ def gradients(
         assert x is not None and w_gate_up is not None
         h, gate_up = calls.forward(x, w_gate_up, gradient)
         h, in_place = (h if wants_w_down else None), True
-    direct = calls is DIRECT and w_down is not None
-    if direct and gate_up is not None and split_bwd_pays(upstream, gate_up):
-        own = [gate_up]
-        del gate_up, h
-        return split_mlp_bwd(upstream, x, w_gate_up, w_down, own.pop(), wants, in_place=in_place)
     output = wants_w_down and h is None
     if gradient or output:
         assert gate_up is not None

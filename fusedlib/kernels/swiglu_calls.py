@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fusedlib.kernels.launch import check_matrix, multiprocessors, rows_contiguous
-from fusedlib.kernels.split_product import split_mm, split_mm_operator, split_pays
+from fusedlib.kernels.split import split_mm, split_mm_operator, split_pays
 from fusedlib.kernels.swiglu import fill_bwd, fill_fwd
 from fusedlib.kernels.swiglu_configs import FEW_TOKENS, architecture, precision_of
 

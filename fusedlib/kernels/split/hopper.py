@@ -1,18 +1,14 @@
 # ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
-"""The split product for Hopper: warps with fixed roles, in Gluon. Equations: `split_product`.
+"""The split product for Hopper: warps with fixed roles, in Gluon. Equations: `product`.
 
 One producer warp fetches a K block of the four parts by TMA into a ring of `STAGES` buffers, 64 KiB
 each. Two consumer warpgroups, not tied to each other, each multiply 64 rows of a 128·128 tile by
-wgmma: both products of a block are issued at once, and while they join the accumulator the other
-group has the tensor cores. The accumulator and both products take 192 registers a thread, so that
-the sum of several spans lies in C.
-
-wgmma truncates: H200, sums of 64 normal terms lose 0.9e-7 of what they come to, of positive ones
-2e-7, of integers that fp32 holds nothing. So where both tiles have low parts their factor is the
-next number above it, 1 + 2⁻²³ times as large.
+wgmma; while the products of a block join their span's sum the other group has the tensor cores.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import triton
 from torch import Tensor
@@ -28,21 +24,35 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from fusedlib.kernels.hopper_launch import HopperLaunch
 from fusedlib.kernels.hopper_tiles import place
 from fusedlib.kernels.launch import multiprocessors
-from fusedlib.kernels.split import TILE
-from fusedlib.kernels.split_configs import Warps, span
-from fusedlib.kernels.split_words import words
+from fusedlib.kernels.split.parts import TILE
 from fusedlib.kernels.swiglu_configs import architecture
 
 # The name of one operation in Triton 3.6 and in later ones.
 _fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
-BLOCK_K = 64
-CONFIG = Warps(
-    4,
-    (("K", BLOCK_K), ("STAGES", 3), ("GROUP_M", 8), ("CONSUMER", 240), ("PRODUCER", 24)),
-    descriptors=True,
-)
-_words = gluon.jit(words)
+
+@dataclass(frozen=True)
+class Roles:
+    """How the kernel is cut, and the registers of its roles."""
+
+    block_k: int = 64
+    span: int = 16
+    stages: int = 3
+    group_m: int = 8
+    consumer_registers: int = 240
+    producer_registers: int = 24
+    descriptors: bool = True
+
+    def launch(self) -> dict[str, int]:
+        """The keyword arguments of a kernel's launch."""
+        return {
+            "K": self.block_k, "SPAN": self.span, "STAGES": self.stages, "GROUP_M": self.group_m,
+            "CONSUMER": self.consumer_registers, "PRODUCER": self.producer_registers,
+            "num_warps": 4,
+        }  # fmt: skip
+
+
+CONFIG = Roles()
 
 
 @gluon.jit
@@ -81,7 +91,7 @@ def _produce(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _rows(ring, stage, ROW: gl.constexpr, ROWS: gl.constexpr, TURNED: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Of a block, ROWS from ROW on; it is stored transposed if TURNED."""
+    """Of a block of A, ROWS from ROW on; it is stored transposed if TURNED."""
     if TURNED:
         block = ring.index(stage).slice(ROW, ROWS, 1).permute((1, 0))
     else:
@@ -99,75 +109,70 @@ def _columns(ring, stage, TURNED: gl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _join(c, acc, begin, row, column, m, n, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Add a span of the sum to a block of C; the first, which begins at 0, is stored.
-
-    WIDTH columns at a time: what is there needs registers, and so do its addresses.
-    """
+def _store(c, acc, a_words, b_words, row, column, m, n, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Scale a block of C and store it, WIDTH columns at a time: scales and addresses take registers."""
     if acc.shape[1] > WIDTH:
         half: gl.constexpr = acc.shape[1] // 2
         left, right = acc.reshape([acc.shape[0], 2, half]).permute((0, 2, 1)).split()
-        _join(c, left, begin, row, column, m, n, WIDTH)
-        _join(c, right, begin, row, column + half, m, n, WIDTH)
+        _store(c, left, a_words, b_words, row, column, m, n, WIDTH)
+        _store(c, right, a_words, b_words, row, column + half, m, n, WIDTH)
     else:
         layout: gl.constexpr = acc.type.layout
         i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, layout))
         j = column + gl.arange(0, acc.shape[1], gl.SliceLayout(0, layout))
+        of_a, of_b = gl.load(a_words + i)[:, None], gl.load(b_words + j)[None, :]
+        e = (of_a >> 1) + (of_b >> 1)
+        first = e >> 1
+        second = ((e - first + 127) << 23) | (of_a & of_b & 1)
+        acc = acc * ((first + 127) << 23).to(gl.float32, bitcast=True)
+        acc = acc * second.to(gl.float32, bitcast=True)
         inside = (i < m)[:, None] & (j < n)[None, :]
-        c += i.to(gl.int64)[:, None] * n + j[None, :]
-        before = gl.load(c, mask=inside & (begin > 0), other=0.0)
-        gl.store(c, before + acc, mask=inside)
+        gl.store(c + (i.to(gl.int64)[:, None] * n + j[None, :]), acc, mask=inside)
 
 
 @gluon.jit
 def _consume(  # type: ignore[no-untyped-def]
-    ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_tiles, b_tiles, c, m, n, k, span,
-    A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, GROUP: gl.constexpr,
-    TILE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_words, b_words, c, m, n, k,
+    A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, GROUP: gl.constexpr, TILE: gl.constexpr,
+    K: gl.constexpr, SPAN: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     rows: gl.constexpr = TILE // 2
     first: gl.constexpr = GROUP * rows
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     zeros = gl.zeros([rows, TILE], gl.float32, layout)
-    row_tiles, column_tiles, k_tiles = gl.cdiv(m, TILE), gl.cdiv(n, TILE), gl.cdiv(k, TILE)
+    row_tiles, column_tiles = gl.cdiv(m, TILE), gl.cdiv(n, TILE)
     stage, phase = 0, 0
-    spans, programs = gl.cdiv(k, span), gl.num_programs(0)
-    own = gl.cdiv(row_tiles * column_tiles - gl.program_id(0), programs)
-    # One loop, so that nothing of C's addresses is kept through the inner one.
-    for nth in range(0, own * spans):
-        tile, begin = gl.program_id(0) + nth // spans * programs, nth % spans * span
+    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
+        total = gl.zeros([rows, TILE], gl.float32, layout)
+        for begin in range(0, k, SPAN * K):
+            acc = gl.zeros([rows, TILE], gl.float32, layout)
+            for _ in range(begin, gl.minimum(begin + SPAN * K, k), K):
+                mbarrier.wait(full.index(stage), phase)
+                ah = _rows(ah_ring, stage, first, rows, A_TURNED)
+                al = _rows(al_ring, stage, first, rows, A_TURNED)
+                bh = _columns(bh_ring, stage, B_TURNED)
+                bl = _columns(bl_ring, stage, B_TURNED)
+                block = warpgroup_mma(ah, bl, zeros, use_acc=False, is_async=True)
+                block = warpgroup_mma(al, bh, block, is_async=True)
+                block = warpgroup_mma(ah, bh, block, is_async=True)
+                block = warpgroup_mma_wait(0, deps=[block])
+                mbarrier.arrive(empty.index(stage))
+                acc += block
+                stage += 1
+                if stage == STAGES:
+                    stage, phase = 0, phase ^ 1
+            total += acc
         row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
-        a_words, a_step = _words(a_tiles, row_tile, row_tiles, k_tiles, 1 if A_TURNED else 0)
-        b_words, b_step = _words(b_tiles, column_tile, column_tiles, k_tiles, 0 if B_TURNED else 1)
-        acc = gl.zeros([rows, TILE], gl.float32, layout)
-        for start in range(begin, gl.minimum(begin + span, k), K):
-            of_a = gl.load(a_words + start // TILE * a_step)
-            of_b = gl.load(b_words + start // TILE * b_step)
-            power = (of_a & 0x7F) + (of_b & 0x7F) + 1
-            factor = ((power << 23) | (of_a & of_b) >> 22 & 1).to(gl.float32, bitcast=True)
-            mbarrier.wait(full.index(stage), phase)
-            ah = _rows(ah_ring, stage, first, rows, A_TURNED)
-            al = _rows(al_ring, stage, first, rows, A_TURNED)
-            bh = _columns(bh_ring, stage, B_TURNED)
-            bl = _columns(bl_ring, stage, B_TURNED)
-            cross = warpgroup_mma(ah, bl, zeros, use_acc=False, is_async=True)
-            cross = warpgroup_mma(al, bh, cross, is_async=True)
-            main = warpgroup_mma(ah, bh, zeros, use_acc=False, is_async=True)
-            cross, main = warpgroup_mma_wait(0, deps=[cross, main])
-            mbarrier.arrive(empty.index(stage))
-            block = gl.fma(cross, gl.full_like(cross, 0.00048828125), main)  # 2⁻¹¹
-            acc = gl.fma(block, gl.full_like(block, factor), acc)
-            stage += 1
-            if stage == STAGES:
-                stage, phase = 0, phase ^ 1
-        _join(c, acc, begin, row_tile * TILE + first, column_tile * TILE, m, n, TILE // 2)
+        row, column = row_tile * TILE + first, column_tile * TILE
+        _store(c, total, a_words, b_words, row, column, m, n, TILE // 4)
 
 
-@gluon.jit(do_not_specialize=("m", "k", "span"))  # a binary for every number of tokens
+@gluon.jit(do_not_specialize=("m", "k"))  # a binary for every number of tokens
 def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
-    a, b, a_tiles, b_tiles, c, m, n, k, span,
+    a, b, a_words, b_words, c, m, n, k,
     A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, TILE: gl.constexpr, K: gl.constexpr,
-    STAGES: gl.constexpr, GROUP_M: gl.constexpr, CONSUMER: gl.constexpr, PRODUCER: gl.constexpr,
+    SPAN: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    CONSUMER: gl.constexpr, PRODUCER: gl.constexpr,
 ):  # fmt: skip
     a_shape: gl.constexpr = [STAGES, K, TILE] if A_TURNED else [STAGES, TILE, K]
     b_shape: gl.constexpr = [STAGES, TILE, K] if B_TURNED else [STAGES, K, TILE]
@@ -182,10 +187,10 @@ def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
         mbarrier.init(empty.index(stage), count=2)
     gl.warp_specialize(
         [
-            (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_tiles, b_tiles, c,
-                        m, n, k, span, A_TURNED, B_TURNED, 0, TILE, K, STAGES, GROUP_M)),
-            (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_tiles, b_tiles, c,
-                        m, n, k, span, A_TURNED, B_TURNED, 1, TILE, K, STAGES, GROUP_M)),
+            (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_words, b_words, c,
+                        m, n, k, A_TURNED, B_TURNED, 0, TILE, K, SPAN, STAGES, GROUP_M)),
+            (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_words, b_words, c,
+                        m, n, k, A_TURNED, B_TURNED, 1, TILE, K, SPAN, STAGES, GROUP_M)),
             (_produce, (a, b, ah_ring, al_ring, bh_ring, bl_ring, full, empty,
                         m, n, k, A_TURNED, B_TURNED, TILE, K, STAGES, GROUP_M)),
         ],
@@ -194,17 +199,16 @@ def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-def takes(c: Tensor) -> bool:
-    """Whether this kernel runs for such a result."""
-    return c.is_cuda and architecture(c.device) == 90
+def takes(like: Tensor) -> bool:
+    """Whether this kernel runs on that tensor's device."""
+    return like.is_cuda and architecture(like.device) == 90
 
 
-def launch(c: Tensor, sizes: tuple[int, int, int], turned: tuple[bool, bool]) -> HopperLaunch:
+def launch(like: Tensor, sizes: tuple[int, int, int], turned: tuple[bool, bool]) -> HopperLaunch:
     """For products of these sizes (m, n, k), with which factors stored transposed."""
-    programs = min(triton.cdiv(sizes[0], TILE) * triton.cdiv(sizes[1], TILE),
-                   multiprocessors(c.device))  # fmt: skip
-    k = dict(CONFIG.constants)["K"]
+    tiles = triton.cdiv(sizes[0], TILE) * triton.cdiv(sizes[1], TILE)
+    k = CONFIG.block_k
     blocks = [[k, TILE] if turned[0] else [TILE, k], [TILE, k] if turned[1] else [k, TILE]]
     constants = {"A_TURNED": turned[0], "B_TURNED": turned[1], "TILE": TILE}
-    scalars = *sizes, span(c, sizes[2], k)
-    return HopperLaunch(_hopper_split_product_kernel, CONFIG, programs, blocks, scalars, constants)
+    programs = min(tiles, multiprocessors(like.device))
+    return HopperLaunch(_hopper_split_product_kernel, CONFIG, programs, blocks, sizes, constants)
