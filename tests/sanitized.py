@@ -15,9 +15,10 @@ from torch.autograd import grad
 
 from fusedlib import rms_norm, rope
 from fusedlib.functional import swiglu, swiglu_mlp
-from fusedlib.kernels import hopper, split, split_product, swiglu_calls
+from fusedlib.kernels import hopper, swiglu_calls
 from fusedlib.kernels import linear_cross_entropy as linear_cross_entropy_kernels
 from fusedlib.kernels.accumulate import accumulate_fwd
+from fusedlib.kernels.split.product import split_product
 from fusedlib.loss import linear_cross_entropy
 
 RUNS: dict[str, Callable[[], None]] = {}
@@ -123,31 +124,12 @@ def hopper_both() -> None:
         near(found, true)
 
 
-def split_case(density: float, scale: float = 1.0) -> None:
-    a = normal(140, 300, dtype=torch.float32)
-    a[::2] *= scale
-    b = normal(300, 134, dtype=torch.float32) * (torch.rand(300, 134, device="cuda") < density)
-    (left, right), (turned,) = split.split(a, b), split.split(b.T.contiguous())
-    near(split_product.split_product(left, right), a.double() @ b.double(), 1e-6)
-    c = split_product.split_product(left, turned, transpose_b=True)
-    near(c, a.double() @ b.double(), 1e-6)
-
-
 @run("split")
-def split_certified() -> None:
-    split_case(1.0)
-
-
-@run("split-exact")
-def split_exact() -> None:
-    """Sums of so few terms that the exact kernel computes them."""
-    split_case(0.05)
-
-
-@run("split-thirds")
-def split_thirds() -> None:
-    """Rows so far below others that two fp16 parts cannot hold them."""
-    split_case(1.0, 2.0**-34)
+def split() -> None:
+    """Lines that are rows, and that are columns."""
+    a, b = (normal(*shape, dtype=torch.float32) for shape in ((140, 300), (300, 134)))
+    for left, right in ((a, b), (a.T.contiguous().T, b.T.contiguous().T)):
+        near(split_product(left, right), a.double() @ b.double(), 1e-6)
 
 
 @run("linear-cross-entropy")

@@ -46,7 +46,13 @@ def test_a_tree_s_text_leaves_out_what_one_version_of_python_has_and_another_lac
 
 def test_our_rival_stands_on_the_files_that_it_imports_and_no_other():
     behind = {m.__name__.removeprefix("fusedlib.") for m in sources.behind("fusedlib.functional")}
-    assert {"functional", "kernels.swiglu", "kernels.split_product", "kernels.launch"} <= behind
+    assert {
+        "functional",
+        "kernels.swiglu",
+        "kernels.split.product",
+        "kernels.split.hopper",
+        "kernels.launch",
+    } <= behind
     assert {"kernels.autotune"} == {name for name in behind if "autotune" in name}
     assert not {"kernels.accumulate", "kernels.rope", "modules", "paths"} & behind
     assert list(rivals.get("swiglu", "fused").behind())

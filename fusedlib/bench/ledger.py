@@ -218,7 +218,9 @@ PLAIN_INPUT = Ledger({}, (Stage("forward again", _PACKED_SAVED), *_PACKED), pass
 
 # fp32 in two fp16 parts a factor, as large as the factor, which live as long as their product.
 def _split(what: str, gives: dict[str, Size], *factors: Size, frees: tuple[str, ...] = ()) -> Stage:
-    parts = {f"parts of {name}": size for name, size in zip(what.split(" by "), factors, strict=True)}
+    parts = {
+        f"parts of {name}": size for name, size in zip(what.split(" by "), factors, strict=True)
+    }
     return Stage(what, parts | gives, (*parts, *frees))
 
 

@@ -27,7 +27,9 @@ SEVERAL = (130, 48, 80)  # more than one 128-tile of tokens and of 2·inner, the
 ROWS, MULTIPLY = ["_split_rows_kernel"], ["_split_product_kernel"]
 COLUMNS = ["_look_at_columns_kernel", "_split_columns_kernel"]
 BOTH_ROWS, ROWS_COLUMNS, BOTH_COLUMNS = (
-    ROWS * 2 + MULTIPLY, ROWS + COLUMNS + MULTIPLY, COLUMNS * 2 + MULTIPLY
+    ROWS * 2 + MULTIPLY,
+    ROWS + COLUMNS + MULTIPLY,
+    COLUMNS * 2 + MULTIPLY,
 )
 POINTWISE = ["_swiglu_bwd_kernel"]
 

@@ -110,7 +110,7 @@ def _columns(ring, stage, TURNED: gl.constexpr):  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _store(c, acc, a_words, b_words, row, column, m, n, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Scale a block of C and store it, WIDTH columns at a time: scales and addresses take registers."""
+    """Scale a block of C and store it, WIDTH columns at a time: addresses take registers."""
     if acc.shape[1] > WIDTH:
         half: gl.constexpr = acc.shape[1] // 2
         left, right = acc.reshape([acc.shape[0], 2, half]).permute((0, 2, 1)).split()

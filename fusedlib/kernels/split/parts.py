@@ -6,8 +6,8 @@ brings a line's largest magnitude into [2¹⁴, 2¹⁵) when it is multiplied by
 
     v = a 2⁻ᵉ        high = fp16(v)        low = fp16(v − high)        a ≈ 2ᵉ (high + low)
 
-**Error.** At most 2⁻²³ of the element, or 2⁻³⁹ of its line's largest where that is more: of elements
-below 2⁻¹⁶ of the largest. A line whose largest is below 2⁻¹¹² has e = −126 and loses nothing, as
+**Error.** At most 2⁻²³ of the element, or 2⁻³⁹ of its line's largest where that is more: where the
+element is below 2⁻¹⁶ of it. A line whose largest is below 2⁻¹¹² has e = −126 and loses nothing, as
 fp32 itself is no finer there.
 
 **inf and nan.** A nonzero element has a nonzero high part, of 2⁻²⁴ at least; one that is not finite

@@ -60,20 +60,6 @@ TORCH: dict[str, Multiplication] = {
 }  # fmt: skip
 
 
-class PlannedProduct:
-    """C = A B of split factors, contiguous at 16-byte aligned addresses, as they are stored."""
-
-    def __init__(self, shape: Shape) -> None:
-        self.turned = shape.turned
-        self._product: split.Product | None = None
-
-    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        """C (m, n), fp32. The device must be the current one."""
-        if self._product is None:
-            self._product = split.Product(a, b, self.turned)
-        return self._product(a, b)
-
-
 class SplitPlan(CublasPlan):
     """The MLP at the sizes of these operands, fp32 at torch's "highest"."""
 
@@ -81,7 +67,7 @@ class SplitPlan(CublasPlan):
         super().__init__(x, w_gate_up, w_down)
         self._fused_forward = False
         made: dict[str, Multiplication] = {
-            name: PlannedProduct(shape) if shape.pays else TORCH[name]
+            name: split.Product(shape.turned) if shape.pays else TORCH[name]
             for name, shape in shapes_of(*self.sizes[1:]).items()
         }
         self._to_gate_up, self._to_y, self._to_dh = made["gate_up"], made["y"], made["dh"]

@@ -107,27 +107,42 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
 
 
 class Product:
-    """C = A B of matrices like two: their sizes, strides and device.
+    """C = A B at the sizes, strides and device of the first call.
 
     Args:
-        a: (m, k) as it is stored, or (k, m) if turned; elements of a row side by side.
-        b: (k, n), or (n, k) if turned.
         turned: whether A, whether B is stored transposed.
     """
 
-    def __init__(self, a: Tensor, b: Tensor, turned: tuple[bool, bool]) -> None:
-        (m, k), n = a.shape[:: -1 if turned[0] else 1], b.shape[0 if turned[1] else 1]
-        self._split_a, self._split_b = Splitting(a, turned[0]), Splitting(b, not turned[1])
-        self._new, self._c = _allocator(a.device), _laid_out((m, n), torch.float32)
-        self._multiply = _launch(a, (m, n, k), turned)
+    def __init__(self, turned: tuple[bool, bool]) -> None:
+        self.turned = turned
+        self._multiply: Launch | None = None
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        """C (m, n), fp32. The device must be the current one."""
+        """C (m, n), fp32. The device must be the current one.
+
+        Args:
+            a: (m, k) as it is stored, (k, m) if turned; elements of a row side by side.
+            b: (k, n), or (n, k) if turned.
+        """
+        if self._multiply is None:
+            self._prepare(a, b)
+        assert self._multiply is not None
         a_parts, a_words = self._split_a(a)
         b_parts, b_words = self._split_b(b)
         c = self._new(*self._c)
         self._multiply(a_parts, b_parts, a_words, b_words, c)
         return c
+
+    def _prepare(self, a: Tensor, b: Tensor) -> None:
+        (m, k), n = a.shape, b.shape[1]
+        if self.turned[0]:
+            m, k = k, m
+        if self.turned[1]:
+            n = b.shape[0]
+        self._split_a = Splitting(a, by_columns=self.turned[0])
+        self._split_b = Splitting(b, by_columns=not self.turned[1])
+        self._new, self._c = _allocator(a.device), _laid_out((m, n), torch.float32)
+        self._multiply = _launch(a, (m, n, k), self.turned)
 
 
 def _launch(like: Tensor, sizes: tuple[int, int, int], turned: tuple[bool, bool]) -> Launch:
@@ -149,7 +164,7 @@ def split_product(a: Tensor, b: Tensor) -> Tensor:
     A factor stored transposed is taken as it lies; other strides are copied.
     """
     turned = _turned(a), _turned(b)
-    a, b = (rows_contiguous(t.mT if t_turned else t) for t, t_turned in zip((a, b), turned))
+    a, b = rows_contiguous(a.mT if turned[0] else a), rows_contiguous(b.mT if turned[1] else b)
     if a.is_cuda and current_index() != a.get_device():
         with current_device(a):
             return _product(a, b, turned)(a, b)
@@ -163,11 +178,11 @@ def _turned(factor: Tensor) -> bool:
 def _product(a: Tensor, b: Tensor, turned: tuple[bool, bool]) -> Product:
     """Kept where its binaries serve again: on a GPU, for addresses of 16 bytes."""
     if not a.is_cuda or (a.data_ptr() | b.data_ptr()) % 16:
-        return Product(a, b, turned)
+        return Product(turned)
     key = a.shape, b.shape, a.stride(0), b.stride(0), turned, a.device
     made = _PRODUCTS.get(key)
     if made is None:
         if len(_PRODUCTS) >= MOST_PRODUCTS:
             _PRODUCTS.clear()
-        made = _PRODUCTS[key] = Product(a, b, turned)
+        made = _PRODUCTS[key] = Product(turned)
     return made
