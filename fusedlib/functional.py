@@ -2,8 +2,12 @@
 
 The fused path takes bf16 and fp16, and fp32 where products are large. In fp32 they are not fused
 with what follows, which is one kernel of ours: at torch's "highest" they run on the tensor cores
-from two fp16 parts a factor, at least as accurate as IEEE fp32 but for the rare inputs that
-`kernels/NOTES.md`, step 15, tells of; at "high" they are torch's, in TF32. Other sizes, dtypes and
+from two fp16 parts a factor, where an element of a product A B over k terms errs by at most
+
+    (18 + k/4096) 2⁻²² Σ|a||b| + 2⁻³⁹ (max|a| Σ|b| + max|b| Σ|a|)
+
+(`fusedlib.kernels.split`; IEEE fp32's own bound is k/4 2⁻²² Σ|a||b|; FUSEDLIB_SPLIT=0 in the
+environment asks for IEEE arithmetic). At "high" they are torch's, in TF32. Other sizes, dtypes and
 devices run the same lines in plain PyTorch, whose own autograd then decides what is kept for
 backward. So do transforms of `torch.func` and forward-mode derivatives.
 

@@ -25,7 +25,7 @@ POINTERS = {
     "source": "*fp32", "c": "*fp32", "parts": "*fp16", "a_high": "*fp16", "b_high": "*fp16",
     "words": "*i32", "a_words": "*i32", "b_words": "*i32", "seen": "*i32",
 }  # fmt: skip
-VARYING = ("rows", "chunk", "chunks", "m", "k")  # never known to have divisors
+VARYING = ("rows", "chunk", "chunks", "m", "k", "share")  # never known to have divisors
 
 
 def compiled(

@@ -54,6 +54,22 @@ def test_small_blocks(monkeypatch):
         checks.check_family("normal", "cpu", turned=turned)
 
 
+@pytest.mark.parametrize("shares", [2, 3])
+def test_shares_of_a_sum(monkeypatch, shares):
+    monkeypatch.setattr(products, "LEAST_SHARE", 64)
+    monkeypatch.setattr(products, "shares_of", lambda *_: shares)
+    for turned in checks.TURNS:
+        checks.check_family("terms that differ by 2^30", "cpu", turned=turned)
+    checks.check_not_finite("cpu")
+    checks.check_family("normal", "cpu", (3, 70, 5))
+
+
+def test_few_results_are_shared():
+    """On 132 multiprocessors: into rounds that all of them compute, where writing pays."""
+    shapes = (1024, 2560, 10240), (1024, 1024, 4096), (4096, 4096, 4096), (20480, 2560, 1024)
+    assert [products.shares_of(*shape, 132) for shape in shapes] == [4, 2, 1, 1]
+
+
 @given(
     m=st.integers(1, 40), k=st.integers(1, 300), n=st.integers(1, 40),
     scales=st.tuples(st.integers(-149, 120), st.integers(-149, 120)), spread=st.integers(0, 60),
@@ -126,6 +142,9 @@ def test_small_products_are_torchs_and_others_are_split(monkeypatch):
     for least in ("LEAST_SIZE", "LEAST_RESULTS", "LEAST_WORK"):
         monkeypatch.setattr(split, least, 1)
     assert torch.equal(split.split_mm(a, b), checks.product(a, b))
+    monkeypatch.setattr(split, "SPLITS", False)  # FUSEDLIB_SPLIT=0
+    assert torch.equal(split.split_mm(a, b), a @ b)
+    monkeypatch.setattr(split, "SPLITS", True)
     for m, k, n in ((0, 300, 5), (5, 300, 0), (5, 0, 7)):
         c = split.split_mm(torch.ones(m, k), torch.ones(k, n))
         assert c.shape == (m, n) and not c.any()
@@ -141,11 +160,11 @@ def test_what_does_not_fit_is_refused():
 # --- teeth ---------------------------------------------------------------------------------------
 
 LAST = "((i == m - 1)[:, None] & (j == n - 1)[None, :])"
-BLOCKS = "range(0, k, BLOCK_K):\n        ah"
+BLOCKS = "tl.minimum(begin + share, k), BLOCK_K)"
 DOTS = "tl.dot(al, bh, tl.dot(ah, bl))"
 BROKEN = {
-    "dropped K block": (BLOCKS, BLOCKS.replace("(0,", "(BLOCK_K,")),
-    "dropped ragged K block": (BLOCKS, BLOCKS.replace("k,", "k // 64 * 64,")),
+    "dropped K block": ("range(begin, tl", "range(begin + BLOCK_K, tl"),
+    "dropped ragged K block": ("share, k)", "share, k // 64 * 64)"),
     "first span lost": ("total += acc", "total = tl.zeros_like(acc)"),
     "span added twice": ("            acc = tl.zeros_like(acc)\n", ""),
     "low part of A left out": (DOTS, "tl.dot(ah, bl)"),

@@ -57,6 +57,14 @@ def test_the_kernel_of_tl_vs_the_contract(monkeypatch, turned):
         checks.check_family(name, "cuda", SHAPES[1], turned)
 
 
+@pytest.mark.parametrize("turned", checks.TURNS)
+def test_shares_of_a_sum_vs_the_contract(turned):
+    shape = (1024, 10300, 2560)
+    assert products.shares_of(1024, 2560, 10300, 132) == 4
+    for name in ("normal", "positive", "terms that differ by 2^30"):
+        checks.check_family(name, "cuda", shape, turned)
+
+
 # Numbers as training has them, and sums of one sign, in which what is cut off adds up.
 USUAL = {
     "normal": lambda t: t,

@@ -10,6 +10,8 @@ own bound is 2⁻²² k/4 Σ|a||b|. Sums that fp32 holds come out exact if the f
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor
 
@@ -22,11 +24,14 @@ __all__ = ["Product", "split_mm", "split_mm_operator", "split_pays"]
 LEAST_SIZE = 256
 LEAST_RESULTS = 2**20
 LEAST_WORK = 2**32
+# IEEE fp32, please: FUSEDLIB_SPLIT=0 leaves every product to torch.
+SPLITS = os.environ.get("FUSEDLIB_SPLIT") != "0"
 
 
 def split_pays(m: int, n: int, k: int) -> bool:
-    """Whether (m, k) by (k, n) is faster split than by cuBLAS."""
-    return min(m, n, k) >= LEAST_SIZE and m * n >= LEAST_RESULTS and m * n * k >= LEAST_WORK
+    """Whether (m, k) by (k, n) is faster split than by cuBLAS, and may be."""
+    large = min(m, n, k) >= LEAST_SIZE and m * n >= LEAST_RESULTS and m * n * k >= LEAST_WORK
+    return SPLITS and large
 
 
 def split_mm(a: Tensor, b: Tensor) -> Tensor:

@@ -67,18 +67,20 @@ def _fetch_both(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _produce(  # type: ignore[no-untyped-def]
-    a, b, ah_ring, al_ring, bh_ring, bl_ring, full, empty, m, n, k,
+    a, b, ah_ring, al_ring, bh_ring, bl_ring, full, empty, m, n, k, share,
     A_TURNED: gl.constexpr, B_TURNED: gl.constexpr,
     TILE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     row_tiles, column_tiles = gl.cdiv(m, TILE), gl.cdiv(n, TILE)
+    tiles = row_tiles * column_tiles
     a_low = gl.cdiv(k if A_TURNED else m, TILE) * TILE
     b_low = gl.cdiv(n if B_TURNED else k, TILE) * TILE
     stage, phase = 0, 1
-    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
+    for unit in range(gl.program_id(0), tiles * gl.cdiv(k, share), gl.num_programs(0)):
+        row_tile, column_tile = place(unit % tiles, row_tiles, column_tiles, GROUP_M)
         row, column = row_tile * TILE, column_tile * TILE
-        for start in range(0, k, K):
+        begin = unit // tiles * share
+        for start in range(begin, gl.minimum(begin + share, k), K):
             arrived = full.index(stage)
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(arrived, 4 * TILE * K * 2)
@@ -91,20 +93,11 @@ def _produce(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _rows(ring, stage, ROW: gl.constexpr, ROWS: gl.constexpr, TURNED: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Of a block of A, ROWS from ROW on; it is stored transposed if TURNED."""
+    """Of a block, ROWS from ROW on; it is stored transposed if TURNED."""
     if TURNED:
         block = ring.index(stage).slice(ROW, ROWS, 1).permute((1, 0))
     else:
         block = ring.index(stage).slice(ROW, ROWS)
-    return block
-
-
-@gluon.jit
-def _columns(ring, stage, TURNED: gl.constexpr):  # type: ignore[no-untyped-def]
-    """A block of B, K first."""
-    block = ring.index(stage)
-    if TURNED:
-        block = block.permute((1, 0))
     return block
 
 
@@ -132,7 +125,7 @@ def _store(c, acc, a_words, b_words, row, column, m, n, WIDTH: gl.constexpr):  #
 
 @gluon.jit
 def _consume(  # type: ignore[no-untyped-def]
-    ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_words, b_words, c, m, n, k,
+    ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_words, b_words, c, m, n, k, share,
     A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, GROUP: gl.constexpr, TILE: gl.constexpr,
     K: gl.constexpr, SPAN: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
@@ -141,17 +134,20 @@ def _consume(  # type: ignore[no-untyped-def]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     zeros = gl.zeros([rows, TILE], gl.float32, layout)
     row_tiles, column_tiles = gl.cdiv(m, TILE), gl.cdiv(n, TILE)
+    tiles = row_tiles * column_tiles
     stage, phase = 0, 0
-    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
+    for unit in range(gl.program_id(0), tiles * gl.cdiv(k, share), gl.num_programs(0)):
+        first_term = unit // tiles * share
+        end = gl.minimum(first_term + share, k)
         total = gl.zeros([rows, TILE], gl.float32, layout)
-        for begin in range(0, k, SPAN * K):
+        for begin in range(first_term, end, SPAN * K):
             acc = gl.zeros([rows, TILE], gl.float32, layout)
-            for _ in range(begin, gl.minimum(begin + SPAN * K, k), K):
+            for _ in range(begin, gl.minimum(begin + SPAN * K, end), K):
                 mbarrier.wait(full.index(stage), phase)
                 ah = _rows(ah_ring, stage, first, rows, A_TURNED)
                 al = _rows(al_ring, stage, first, rows, A_TURNED)
-                bh = _columns(bh_ring, stage, B_TURNED)
-                bl = _columns(bl_ring, stage, B_TURNED)
+                bh = _rows(bh_ring, stage, 0, K, B_TURNED)
+                bl = _rows(bl_ring, stage, 0, K, B_TURNED)
                 block = warpgroup_mma(ah, bl, zeros, use_acc=False, is_async=True)
                 block = warpgroup_mma(al, bh, block, is_async=True)
                 block = warpgroup_mma(ah, bh, block, is_async=True)
@@ -162,14 +158,15 @@ def _consume(  # type: ignore[no-untyped-def]
                 if stage == STAGES:
                     stage, phase = 0, phase ^ 1
             total += acc
-        row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
+        row_tile, column_tile = place(unit % tiles, row_tiles, column_tiles, GROUP_M)
         row, column = row_tile * TILE + first, column_tile * TILE
-        _store(c, total, a_words, b_words, row, column, m, n, TILE // 4)
+        result = c + (unit // tiles).to(gl.int64) * m * n
+        _store(result, total, a_words, b_words, row, column, m, n, TILE // 4)
 
 
-@gluon.jit(do_not_specialize=("m", "k"))  # a binary for every number of tokens
+@gluon.jit(do_not_specialize=("m", "k", "share"))  # a binary for every number of tokens
 def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
-    a, b, a_words, b_words, c, m, n, k,
+    a, b, a_words, b_words, c, m, n, k, share,
     A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, TILE: gl.constexpr, K: gl.constexpr,
     SPAN: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
     CONSUMER: gl.constexpr, PRODUCER: gl.constexpr,
@@ -188,11 +185,11 @@ def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
     gl.warp_specialize(
         [
             (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_words, b_words, c,
-                        m, n, k, A_TURNED, B_TURNED, 0, TILE, K, SPAN, STAGES, GROUP_M)),
+                        m, n, k, share, A_TURNED, B_TURNED, 0, TILE, K, SPAN, STAGES, GROUP_M)),
             (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_words, b_words, c,
-                        m, n, k, A_TURNED, B_TURNED, 1, TILE, K, SPAN, STAGES, GROUP_M)),
+                        m, n, k, share, A_TURNED, B_TURNED, 1, TILE, K, SPAN, STAGES, GROUP_M)),
             (_produce, (a, b, ah_ring, al_ring, bh_ring, bl_ring, full, empty,
-                        m, n, k, A_TURNED, B_TURNED, TILE, K, STAGES, GROUP_M)),
+                        m, n, k, share, A_TURNED, B_TURNED, TILE, K, STAGES, GROUP_M)),
         ],
         [4, 1],
         [CONSUMER, PRODUCER],
@@ -204,9 +201,12 @@ def takes(like: Tensor) -> bool:
     return like.is_cuda and architecture(like.device) == 90
 
 
-def launch(like: Tensor, sizes: tuple[int, int, int], turned: tuple[bool, bool]) -> HopperLaunch:
-    """For products of these sizes (m, n, k), with which factors stored transposed."""
+def launch(
+    like: Tensor, sizes: tuple[int, int, int, int], turned: tuple[bool, bool]
+) -> HopperLaunch:  # fmt: skip
+    """For products of these sizes (m, n, k and a share of k), with which factors turned."""
     tiles = triton.cdiv(sizes[0], TILE) * triton.cdiv(sizes[1], TILE)
+    tiles *= triton.cdiv(sizes[2], sizes[3])
     k = CONFIG.block_k
     blocks = [[k, TILE] if turned[0] else [TILE, k], [TILE, k] if turned[1] else [k, TILE]]
     constants = {"A_TURNED": turned[0], "B_TURNED": turned[1], "TILE": TILE}

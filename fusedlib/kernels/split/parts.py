@@ -66,7 +66,10 @@ def _seen(largest, bits):  # type: ignore[no-untyped-def]
 def _word(seen):  # type: ignore[no-untyped-def]
     """A line's word, and 2⁻ᵉ."""
     e = tl.maximum((seen >> 1) - 141, -126)
-    return (e << 1) | (seen & 1), ((127 - e) << 23).to(tl.float32, bitcast=True)
+    scale = ((127 - e) << 23).to(tl.float32, bitcast=True)
+    # Beside inf and nan no share of a sum may overflow, whatever it is.
+    e = tl.where(seen >> 1 == 255, -60, e)
+    return (e << 1) | (seen & 1), scale
 
 
 @triton.jit
