@@ -185,7 +185,7 @@ def _shared(  # type: ignore[no-untyped-def]
     return a_ring, b_ring, handed, full, empty, done, free, fetched, arrived, taken
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=("tokens",))
 def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
     a, b, gates, gate_up, h, tokens, hidden, inner,
     FORWARD: gl.constexpr, STORE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,

@@ -48,7 +48,7 @@ LOADED = 2  # of the backward's tiles on their way at once
 PER_PROCESSOR = 2  # programs of the backward
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def _rms_norm_fwd_kernel(  # type: ignore[no-untyped-def]
     x, residual, weight, y, s, rstd, rows, x_row, residual_row, eps,
     RESIDUAL: tl.constexpr, HF: tl.constexpr,
@@ -78,7 +78,7 @@ def _wide(source, offsets, inside):  # type: ignore[no-untyped-def]
     return tl.load(source + offsets, mask=inside, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def _rms_norm_bwd_kernel(  # type: ignore[no-untyped-def]
     dy, ds, s, weight, rstd, d_s, partial, rows, dy_row, ds_row,
     RESIDUAL: tl.constexpr, WANTS_S: tl.constexpr, WANTS_WEIGHT: tl.constexpr,
@@ -128,7 +128,7 @@ def _rms_norm_bwd_kernel(  # type: ignore[no-untyped-def]
         tl.store(own + j, tl.sum(total, axis=0), mask=j < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("parts",))
 def _sum_parts_kernel(  # type: ignore[no-untyped-def]
     partial, d_weight, parts, width, PARTS: tl.constexpr, COLUMNS: tl.constexpr
 ):
