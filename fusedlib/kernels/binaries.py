@@ -52,13 +52,11 @@ def kept(key: Hashable, compiled: Callable[[], Any]) -> Binary:
     return found.result()
 
 
-def ahead(key: Hashable, compiled: Callable[[], Any]) -> Future[Any] | None:
-    """Compile in another thread, for `kept` to load; None where that was done before."""
+def ahead(key: Hashable, compiled: Callable[[], Any]) -> None:
+    """Compile in another thread, for `kept` to load, unless that was done before."""
     with _LOCK:
-        if key in _FOUND or key in _AHEAD:
-            return None
-        future = _AHEAD[key] = _pool().submit(_with_launcher, compiled)
-    return future
+        if key not in _FOUND and key not in _AHEAD:
+            _AHEAD[key] = _pool().submit(_with_launcher, compiled)
 
 
 def known() -> Sequence[Hashable]:

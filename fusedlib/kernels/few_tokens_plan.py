@@ -34,6 +34,17 @@ class Plan:
         self._index, self._new = x.get_device(), _allocator(x.device)
         self._w_gate_up, self._w_down = (_laid_out(shape, x.dtype) for shape in self.weights)
         self._launches: dict[Hashable, Launch] = {}
+        self.cold = self._index >= 0
+
+    def build_for_training(self, save: str) -> None:
+        """Have other threads compile what a step needs, while the first of it is compiled here."""
+        from fusedlib.kernels.ahead import needed
+
+        self.cold = False
+        device, tokens, hidden, inner = self.sizes
+        for each in needed(tokens, hidden, inner, self._dtype, device):
+            if save in each.trains:
+                each.launch.build_ahead(*each.matrices)
 
     def forward(
         self, x: Tensor, w_gate_up: Tensor, w_down: Tensor, save: bool

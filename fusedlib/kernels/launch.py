@@ -9,7 +9,6 @@ in the releases 3.6 and 3.7. The binary is shared by all launches that differ in
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from functools import partial as bind
@@ -115,19 +114,21 @@ class Launch:
             with current_device(matrices[0]):
                 self.kernel[self.programs](*self.operands(*matrices), **self.constants)
             return
-        key = self.binary_key(*matrices)
-        self._take(binaries.kept(key, bind(self.compiled, *matrices)))
+        self._take(self.build(*matrices))
         self(*matrices)
 
     def _take(self, binary: binaries.Binary) -> None:
         self._run, self._head = binary
 
-    def build_ahead(self, *matrices: Tensor) -> Future[Any] | None:
-        """Have another thread compile for such matrices, of which only the looks count.
+    def build(self, *matrices: Tensor) -> binaries.Binary:
+        """The binary for such matrices, of which only the looks count, compiled and loaded."""
+        with current_device(matrices[0]):
+            key = self.binary_key(*matrices)
+            return binaries.kept(key, bind(self.compiled, *matrices))
 
-        None where that was done before.
-        """
-        return binaries.ahead(self.binary_key(*matrices), bind(self.compiled, *matrices))
+    def build_ahead(self, *matrices: Tensor) -> None:
+        """Have another thread compile it, unless that was done before."""
+        binaries.ahead(self.binary_key(*matrices), bind(self.compiled, *matrices))
 
     def compiled(self, *matrices: Tensor) -> Any:
         """Triton's compiled kernel, neither loaded nor started."""

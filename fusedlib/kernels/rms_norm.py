@@ -188,7 +188,7 @@ def rms_norm_bwd(
     if not rows:
         return d_s, weight.new_zeros(width) if wants_weight else None
     # No more than there are tiles of rows; d_weight has one partial row for each.
-    parts = min(triton.cdiv(rows, constants["ROWS"]), PER_PROCESSOR * multiprocessors(s.device))
+    parts = min(triton.cdiv(rows, constants["ROWS"]), most_parts(s.device))
     partial = s.new_empty((parts, width) if wants_weight else 0, dtype=torch.float32)
     flags: dict[str, int] = {"RESIDUAL": ds is not None}
     flags |= {"WANTS_S": wants_s, "WANTS_WEIGHT": wants_weight}
@@ -203,11 +203,16 @@ def rms_norm_bwd(
     return d_s, _sum_parts(partial, weight) if wants_weight else None
 
 
+def most_parts(device: torch.device) -> int:
+    """Programs of the backward."""
+    return PER_PROCESSOR * multiprocessors(device)
+
+
 def _sum_parts(partial: Tensor, weight: Tensor) -> Tensor:
     """The sum of the partial rows in weight's dtype: 16 columns a program, all parts at once."""
     parts, width = partial.shape
     d_weight = torch.empty_like(weight)
-    constants = {"PARTS": triton.next_power_of_2(parts), "COLUMNS": 16}
+    constants = {"PARTS": triton.next_power_of_2(most_parts(weight.device)), "COLUMNS": 16}
     programs = triton.cdiv(width, 16), 1, 1
     make = bind(Launch, _sum_parts_kernel, Warps(8), programs, (), (parts, width), constants)
     key = "sum_parts", parts, width, weight.dtype, weight.device
