@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusedlib.apply import FusedMLP
 from fusedlib.functional import FUSED_DTYPES, _has_kernels
+from fusedlib.modules import SwiGLUMLP
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,6 @@ def warm_up(
 
 
 def _mlps(module: nn.Module) -> Iterator[Any]:
-    from fusedlib.apply import FusedMLP
-    from fusedlib.modules import SwiGLUMLP
-
     for each in module.modules():
         if isinstance(each, SwiGLUMLP) or (isinstance(each, FusedMLP) and each.is_packed()):
             yield each

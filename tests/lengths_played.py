@@ -1,10 +1,12 @@
 """Calls of the MLP at many lengths on a card that is played, and what Triton would compile then.
 
 Run in a process of its own, without Triton's interpreter:
-    python lengths_played.py ARCHITECTURE PROCESSORS HIDDEN INNER DTYPE LENGTH ...
+    python lengths_played.py calls ARCHITECTURE PROCESSORS HIDDEN INNER DTYPE LENGTH ...
+    python lengths_played.py broken ...     a kernel is specialised on lengths, and nobody knows
+    python lengths_played.py warm ...       compiles in earnest, by `warm_up`, then makes the calls
 prints one JSON object. Operands are of torch's meta device and say that they are on a GPU, so that
-shapes and routes are the real ones, and nothing is computed. No kernel is compiled: Triton is asked
-for the key under which it would be, at every launch.
+shapes and routes are the real ones, and nothing is computed. Calls compile nothing: at every launch
+Triton is asked for the key under which it would.
 """
 
 import contextlib
@@ -38,8 +40,8 @@ class Paper(torch.Tensor):
     def data_ptr(self):
         return 256
 
-    def new_empty(self, shape):
-        return paper(shape, self.dtype)
+    def new_empty(self, *shape, **_):
+        return paper(shape[0] if isinstance(shape[0], tuple) else shape, self.dtype)
 
     def view(self, *shape):
         return paper((self.numel() // shape[-1], shape[-1]), self.dtype)
@@ -54,8 +56,29 @@ def paper(shape, dtype, strides=None):
     return made.as_subclass(Paper)
 
 
+class Launcher:
+    """Starts nothing."""
+
+    global_scratch_size = profile_scratch_size = 0
+    launch_cooperative_grid = launch_pdl = False
+
+    def __init__(self, source, metadata):
+        pass
+
+    def launch(self, *arguments):
+        pass
+
+    __call__ = launch
+
+
 class Driver:
-    """As much of a driver as Triton asks before it compiles."""
+    """As much of a driver as Triton asks before a kernel runs."""
+
+    launcher_cls = Launcher
+    utils = SimpleNamespace(
+        load_binary=lambda *_: ("module", "function", 100, 0, 1024),
+        get_device_properties=lambda device: {"max_shared_mem": 232_448},
+    )
 
     def __init__(self, arch):
         self.target = GPUTarget("cuda", arch, 32)
@@ -81,24 +104,24 @@ def play(arch: int, processors: int) -> None:
         multi_processor_count=processors
     )
     functional._PLAIN = frozenset((Paper, torch.Tensor, Parameter))
-    from fusedlib.kernels import binaries, cublas_plan, few_tokens_plan
+    from fusedlib.kernels import cublas_plan, few_tokens_plan
 
     torch.mm = lambda a, b: paper((a.shape[0], b.shape[1]), a.dtype)
     cublas_plan.linear = lambda a, b: paper((a.shape[0], b.shape[0]), a.dtype)
     few_tokens_plan._allocator = lambda device: (
         lambda shape, strides, dtype: paper(shape, dtype, strides)
     )
-    binaries.ahead = lambda key, compiled: None
-    binaries._loaded = lambda made: binaries.Binary(lambda *_: None, ())
 
 
 class Noted:
     """Every launch by its own key, and by the key that Triton has for it."""
 
     def __init__(self):
-        from fusedlib.kernels import launch
+        from fusedlib.kernels import binaries, launch
 
-        self.keys, self.lengths, self._seen = {}, 0, []
+        binaries.ahead = lambda key, compiled: None
+        binaries._loaded = lambda made: binaries.Binary(lambda *_: None, ())
+        self.keys, self._seen = {}, []
         triton.knobs.runtime.jit_cache_hook = self.hook
         original = launch.Launch._start
         noted = self
@@ -120,26 +143,28 @@ class Noted:
         self.keys.setdefault(launch.binary_key(*matrices), set()).add(asked)
 
 
-def main() -> None:
-    arch, processors, hidden, inner = map(int, sys.argv[1:5])
-    dtype = getattr(torch, sys.argv[5])
-    play(arch, processors)
-    noted = Noted()
+def call(weights, tokens):
+    """Training by both modes, graphs retained or not, of all gradients or some; inference."""
+    (_, hidden), dtype = weights[0].shape, weights[0].dtype
+    for save, in_place in (("gate_up", True), ("gate_up", False), ("input", True)):
+        x = paper((tokens, hidden), dtype).requires_grad_()
+        y = functional.swiglu_mlp(x, *weights, save=save)
+        for wants in ((x, *weights), (x,), (weights[1],))[: 1 if in_place else 3]:
+            torch.autograd.grad(y, wants, paper(y.shape, dtype), retain_graph=not in_place)
+    with torch.no_grad():
+        functional.swiglu_mlp(x, *weights)
+
+
+def calls(weights, lengths) -> dict:
+    """What they meet, held against what is listed."""
     from fusedlib.kernels import ahead
 
-    weights = [
-        paper(shape, dtype).requires_grad_() for shape in ((2 * inner, hidden), (hidden, inner))
-    ]
-    for tokens in map(int, sys.argv[6:]):
-        for save, in_place in (("gate_up", True), ("gate_up", False), ("input", True)):
-            x = paper((tokens, hidden), dtype).requires_grad_()
-            y = functional.swiglu_mlp(x, *weights, save=save)
-            for wants in ((x, *weights), (x,), (weights[1],))[: 1 if in_place else 3]:
-                torch.autograd.grad(y, wants, paper(y.shape, dtype), retain_graph=not in_place)
-        with torch.no_grad():
-            functional.swiglu_mlp(x, *weights)
-    listed = ahead.binaries_of(hidden, inner, dtype, CARD)
-    answer = {
+    noted = Noted()
+    for tokens in lengths:
+        call(weights, tokens)
+    wide, hidden = weights[0].shape
+    listed = ahead.binaries_of(hidden, wide // 2, weights[0].dtype, CARD)
+    return {
         "listed": [each.name for each in listed.values()],
         "not listed": [str(key) for key in noted.keys.keys() - listed.keys()],
         "met": [listed[key].name for key in noted.keys if key in listed],
@@ -147,7 +172,51 @@ def main() -> None:
         "shared wrongly": [str(key) for key, asked in noted.keys.items() if len(asked) != 1],
         "plans": len(functional._PLANS),
     }
-    print(json.dumps(answer))
+
+
+def specialise() -> None:
+    """Forget one `do_not_specialize`, and that binaries depend on numbers."""
+    from fusedlib.kernels import launch, swiglu
+
+    for parameter in swiglu._swiglu_bwd_kernel.params:
+        parameter.do_not_specialize = False
+    launch._kind = lambda number, parameter: None
+
+
+def warm(weights, lengths) -> dict:
+    """What `warm_up` compiles, what it says, and what is compiled after it."""
+    import fusedlib
+    from fusedlib import warm
+
+    compiled = []
+    hook = lambda *, fn, **_: compiled.append(fn.name) or False  # noqa: E731
+    triton.knobs.runtime.jit_post_compile_hook = hook
+    warm._has_kernels = lambda device: True
+    module = fusedlib.SwiGLUMLP(weights[1].shape[0], weights[1].shape[1], device="meta")
+    module._parameters.clear()
+    module.w_gate_up, module.w_down = weights
+    few = fusedlib.warm_up(module, tokens=range(1, 9), progress=False)
+    some = len(compiled)
+    first = fusedlib.warm_up(torch.nn.Sequential(module, module), weights[0].dtype)
+    by_then = len(compiled)
+    second = fusedlib.warm_up(module, progress=False)
+    for tokens in lengths:
+        call(weights, tokens)
+    return {
+        "few": [len(few.names), some], "names": first.names, "compiled": by_then,
+        "again": [len(second.names), len(compiled) - by_then],
+    }  # fmt: skip
+
+
+def main() -> None:
+    task, (arch, processors, hidden, inner) = sys.argv[1], map(int, sys.argv[2:6])
+    dtype, lengths = getattr(torch, sys.argv[6]), [int(n) for n in sys.argv[7:]]
+    play(arch, processors)
+    if task == "broken":
+        specialise()
+    shapes = (2 * inner, hidden), (hidden, inner)
+    weights = [paper(shape, dtype).requires_grad_() for shape in shapes]
+    print(json.dumps((warm if task == "warm" else calls)(weights, lengths)))
 
 
 if __name__ == "__main__":
