@@ -67,7 +67,7 @@ def _apart(like: Tensor, tokens: int, inner: int, block_n: int) -> bool:
     | gate, up, h  | 32 / 63  | 17 / 35  | 106 / 126| 53 / 64  | 32 / 37   |
     | d(gate|up)   | 23 / 37  | 14 / 23  | 62 / 68  | 35 / 39  | 25 / 26   |
     """
-    if tokens <= FEW_TOKENS or like.dtype == torch.float32:
+    if not like.is_cuda or tokens <= FEW_TOKENS or like.dtype == torch.float32:
         return False
     return tokens <= most_apart(like.device, inner, block_n)
 
