@@ -128,6 +128,7 @@ class Launch:
 
     def build_ahead(self, *matrices: Tensor) -> None:
         """Have another thread compile it, unless that was done before."""
+        _ = triton.runtime.driver.active  # made in one thread alone
         binaries.ahead(self.binary_key(*matrices), bind(self.compiled, *matrices))
 
     def compiled(self, *matrices: Tensor) -> Any:
