@@ -9,6 +9,7 @@
     fusedlib.rope(q, k, cos, sin)                         rotary embedding of q and k
     fusedlib.linear_cross_entropy(hidden, weight, target) a model's loss without its logits
     fusedlib.LinearCrossEntropyLoss()                     the module
+    fusedlib.warm_up(model)                               all kernels compiled before the first step
 
 Importing this package imports neither torch nor a notebook tool nor a plotting library; the study
 lives in `fusedlib.study`, the measuring side in `fusedlib.bench`.
@@ -28,6 +29,7 @@ _PUBLIC = {
     "LinearCrossEntropyLoss": "fusedlib.modules",
     "swiglu": "fusedlib.functional",
     "swiglu_mlp": "fusedlib.functional",
+    "warm_up": "fusedlib.warm",
     "SwiGLUMLP": "fusedlib.modules",
 }
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "rope",
     "swiglu",
     "swiglu_mlp",
+    "warm_up",
 ]
 
 

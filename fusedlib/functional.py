@@ -149,8 +149,8 @@ def _plain_eager(*operands: Tensor) -> bool:
     )
 
 
-# The plans of calls that came by `_direct`, by everything that led them there. At few tokens the
-# checks on the way cost as much as a launch.
+# The plans of calls that came by `_direct`, by everything that led them there but the length, of
+# which only the class counts. At few tokens the checks on the way cost as much as a launch.
 _PLANS: dict[Hashable, Any] = {}
 
 
@@ -159,8 +159,10 @@ def _planned(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor 
     if not _plain_eager(x, w_gate_up, w_down) or not _PLANS:
         return None
     # Small fp32, where looking costs 7 % of PyTorch's own forward of 64·512.
-    wide = w_gate_up.shape[0] if w_gate_up.ndim else 0
+    wide, hidden = w_gate_up.shape if w_gate_up.ndim == 2 else (0, 0)
     if x.dtype not in _TAKEN and x.numel() * wide < LEAST_WORK:
+        return None
+    if not hidden or not x.ndim or x.shape[-1] != hidden:
         return None
     plan = _PLANS.get(_key(save, x, w_gate_up, w_down))
     if plan is None or _transformed() or _autocasts(x.device.type):
@@ -173,9 +175,12 @@ def _planned(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor 
 
 
 def _key(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Hashable:
-    shapes = x.shape, w_gate_up.shape, w_down.shape
+    """Of x (..., hidden), hidden as the weights have it."""
+    wide, hidden = w_gate_up.shape
+    tokens = _eager_kernels()[2].class_of(x, hidden, wide // 2)
+    sizes = tokens, wide, hidden, w_down.shape
     dtypes = x.dtype, w_gate_up.dtype, w_down.dtype
-    return save, shapes, dtypes, x.device, w_gate_up.device, w_down.device
+    return save, sizes, dtypes, x.device, w_gate_up.device, w_down.device
 
 
 def _direct(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from rewritten import rewritten
 
 from fusedlib import functional
-from fusedlib.kernels import few_tokens, few_tokens_plan, launch, swiglu, swiglu_calls
+from fusedlib.kernels import binaries, few_tokens, few_tokens_plan, launch, swiglu, swiglu_calls
 from fusedlib.kernels.launch import Launch
 
 H = "    h = gate * tl.sigmoid(gate) * up"
@@ -53,9 +53,9 @@ BROKEN_FEW = {
     "last tile of a span left out": ("first + SPAN * SIDE,", "first + SPAN * SIDE - SIDE,"),
     "last token left out": ("(b, 0, column, tokens,", "(b, 0, column, tokens - 1,"),
     "wrong factor of a weight's gradient": ("d_gate_up, x, d_w", "d_gate_up, dy, d_w"),
-    "d_x left out": ("if WANTS_X:", "if False:"),
-    "a weight's gradient left out": ("if WANTS_W_DOWN:", "if False:"),
-    "the other weight's gradient left out": ("if WANTS_W_GATE_UP:", "if False:"),
+    "d_x left out": ("of_x = wants[0] *", "of_x = 0 *"),
+    "a weight's gradient left out": ("of_down = wants[2] *", "of_down = 0 *"),
+    "the other weight's gradient left out": ("of_gate_up = wants[1] *", "of_gate_up = 0 *"),
 }
 FEW_NAMES = ("_few_down_kernel", "_few_gradients_kernel")
 
@@ -87,6 +87,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setenv("FUSEDLIB_AUTOTUNE", "0")
     monkeypatch.setattr(launch, "_LAUNCHES", {})
+    monkeypatch.setattr(binaries, "_FOUND", {})
     monkeypatch.setattr(functional, "_PLANS", {})
     monkeypatch.setattr(
         few_tokens_plan, "_allocator", lambda device: (

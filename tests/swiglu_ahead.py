@@ -91,10 +91,9 @@ def few_cases(arch: int):
         yield f"few down {config.block_n} wide", few_tokens._few_down_kernel, config, {}
     side = few_tokens.SIDE.get(arch, few_tokens.OTHER_SIDE)
     spans = {"SIDE": side, "SPAN": 4, "TOKENS": swiglu_configs.FEW_TOKENS}
-    wants = {"WANTS_X": True, "WANTS_W_GATE_UP": True, "WANTS_W_DOWN": True}
     for config in few_tokens.D_X.get(arch, few_tokens.OTHERWISE):
         name = f"few gradients {config.block_n} wide"
-        yield name, few_tokens._few_gradients_kernel, config, spans | wants
+        yield name, few_tokens._few_gradients_kernel, config, spans
 
 
 def compiled_few(arch: int, function, config: Config, constants: dict):
@@ -103,9 +102,9 @@ def compiled_few(arch: int, function, config: Config, constants: dict):
     constants = constants | blocks
     signature, attributes = {}, {}
     for index, name in enumerate(function.arg_names):
-        size = name in ("tokens", "hidden", "inner")
+        size = name in ("tokens", "hidden", "inner", "of_x", "of_gate_up")
         signature[name] = "constexpr" if name in constants else "i32" if size else "*bf16"
-        if name not in constants and name != "tokens":
+        if name not in (*constants, "tokens", "of_x", "of_gate_up"):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(function, signature, constants, attributes)
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}

@@ -26,7 +26,7 @@ def _no_plans(monkeypatch):
 def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
     assert checks.misses_mlp("cuda", dtype, shape, save) == []
     [plan] = functional._PLANS.values()
-    assert plan.shapes == ((shape[0], shape[1]), (2 * shape[2], shape[1]), (shape[1], shape[2]))
+    assert plan.weights == ((2 * shape[2], shape[1]), (shape[1], shape[2]))
 
 
 @pytest.mark.parametrize(

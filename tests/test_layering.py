@@ -22,6 +22,7 @@ ROOMS = (
     "packed",
     "recomputed",
     "apply",
+    "warm",
     "models",
     "bench",
     "study",

@@ -12,8 +12,9 @@ So few tokens for their width want it last: at 4096·8192·28672 in bf16 1856 an
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fusedlib.kernels.swiglu_calls import _splits, product
@@ -76,8 +77,11 @@ def down_last(
 ) -> bool:  # fmt: skip
     """Whether less is held with d_w_down last; `wants` are d_x, d_w_gate_up, d_w_down.
 
-    If a product `splits` its factors, parts as large as both are held meanwhile.
+    If a product `splits` its factors, parts as large as both are held meanwhile. Of symbolic sizes
+    those decide that torch.compile has seen: a graph compiled again for another order would cost
+    more than the order saves.
     """
+    tokens, hidden, inner = map(_seen, (tokens, hidden, inner))
     f, d, w = tokens * inner, tokens * hidden, hidden * inner
     results = wants[0] * d + wants[1] * 2 * w
     down, others = f + w, 2 * f + results
@@ -85,3 +89,9 @@ def down_last(
         down += f + d
         others = 2 * f + max(wants[0] * (2 * f + 2 * w + d), wants[1] * (2 * f + d + results))
     return max(f + others, results + down) < max(2 * f + down, w + others)
+
+
+def _seen(size: Any) -> int:
+    """The number itself, or the one that a symbol stood for where it was traced."""
+    found = size.node.hint if isinstance(size, torch.SymInt) else size
+    return 1 << 20 if found is None else int(found)

@@ -18,6 +18,7 @@ Equations and tensors as in `fusedlib.kernels.swiglu`.
 from __future__ import annotations
 
 from functools import cache
+from functools import partial as bind
 
 import torch
 from torch import Tensor
@@ -185,7 +186,7 @@ def _shared(  # type: ignore[no-untyped-def]
     return a_ring, b_ring, handed, full, empty, done, free, fetched, arrived, taken
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=("tokens",))
 def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
     a, b, gates, gate_up, h, tokens, hidden, inner,
     FORWARD: gl.constexpr, STORE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
@@ -248,12 +249,17 @@ def forward(
         x.device, store, config,
     )  # fmt: skip
 
-    def made() -> HopperLaunch:
-        chosen = config or FORWARD_CONFIG
-        return _launch(chosen, chosen.forward_blocks(), x, h.shape[1], FORWARD=True, STORE=store)
-
     matrices = x, w_gate_up, h, h if gate_up is None else gate_up, h
+    made = bind(forward_launch, x, h.shape[1], store, config)
     kept_launch(made, key, *matrices)(*matrices)
+
+
+def forward_launch(
+    x: Tensor, inner: int, store: bool, config: HopperConfig | None = None
+) -> HopperLaunch:
+    """What `forward` starts; `store` says whether gate_up is given."""
+    config = config or FORWARD_CONFIG
+    return _launch(config, config.forward_blocks(), x, inner, FORWARD=True, STORE=store)
 
 
 def backward(
@@ -276,12 +282,17 @@ def backward(
         store, config,
     )  # fmt: skip
 
-    def made() -> HopperLaunch:
-        chosen, inner = config or backward_config(dy.shape[1]), w_down.shape[1]
-        return _launch(chosen, chosen.backward_blocks(), dy, inner, FORWARD=False, STORE=store)
-
     matrices = dy, w_down, gate_up, d_gate_up, d_gate_up if h is None else h
+    made = bind(backward_launch, dy, w_down.shape[1], store, config)
     kept_launch(made, key, *matrices)(*matrices)
+
+
+def backward_launch(
+    dy: Tensor, inner: int, store: bool, config: HopperConfig | None = None
+) -> HopperLaunch:
+    """What `backward` starts; `store` says whether h is given."""
+    config = config or backward_config(dy.shape[1])
+    return _launch(config, config.backward_blocks(), dy, inner, FORWARD=False, STORE=store)
 
 
 def _launch(

@@ -1,8 +1,9 @@
 """What every launcher does: check its matrices, and start programs on their device.
 
 Triton's own `kernel[grid](...)` looks at every argument to find the binary: 20 to 40 µs for a score
-of them. `Launch` keeps the binary of one kernel at one set of sizes and starts it directly, by
-`CompiledKernel.run`, which takes the same arguments in the releases 3.6 and 3.7.
+of them. `Launch` starts a binary directly, by `CompiledKernel.run`, which takes the same arguments
+in the releases 3.6 and 3.7. The binary is shared by all launches that differ in nothing but lengths
+(`fusedlib.kernels.binaries`), so that a new length costs a `Launch` and no more.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from functools import partial as bind
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +19,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fusedlib.kernels import binaries
 from fusedlib.kernels.swiglu_configs import DTYPES, Config
 
 # What Triton's own launcher asks of torch; absent from a torch without CUDA, where nobody asks.
@@ -102,16 +105,46 @@ class Launch:
             count = len(self.blocks)
             addresses[:count] = self._described(*matrices[:count])
         stream = _stream(self._index)
-        return run(*self.programs, stream, *self._binary, *addresses, *self._tail)
+        return run(*self.programs, stream, *self._head, *addresses, *self._tail)
 
     def _start(self, *matrices: Tensor) -> None:
-        """As Triton does it, and keep the binary."""
-        a = matrices[0]
-        with current_device(a):
-            made = self.kernel[self.programs](*self.operands(*matrices), **self.constants)
-        if hasattr(made, "packed_metadata"):  # a binary, not the interpreter
-            self._made, self._index = made, a.get_device()
-            self._run, self._binary = _entry(made)
+        """By the binary of its class; as Triton does it where that is not kept."""
+        self._index = matrices[0].get_device()
+        if self._index < 0 or self._index != current_index() or _watched() or _unaligned(matrices):
+            with current_device(matrices[0]):
+                self.kernel[self.programs](*self.operands(*matrices), **self.constants)
+            return
+        self._take(self.build(*matrices))
+        self(*matrices)
+
+    def _take(self, binary: binaries.Binary) -> None:
+        self._run, self._head = binary
+
+    def build(self, *matrices: Tensor) -> binaries.Binary:
+        """The binary for such matrices, of which only the looks count, compiled and loaded."""
+        with current_device(matrices[0]):
+            key = self.binary_key(*matrices)
+            return binaries.kept(key, bind(self.compiled, *matrices))
+
+    def build_ahead(self, *matrices: Tensor) -> None:
+        """Have another thread compile it, unless that was done before."""
+        _ = triton.runtime.driver.active  # made in one thread alone
+        binaries.ahead(self.binary_key(*matrices), bind(self.compiled, *matrices))
+
+    def compiled(self, *matrices: Tensor) -> Any:
+        """Triton's compiled kernel, neither loaded nor started."""
+        with current_device(matrices[0]):
+            operands = self.operands(*matrices)
+            return self.kernel.warmup(*operands, grid=self.programs, **self.constants)
+
+    def binary_key(self, *matrices: Tensor) -> Hashable:
+        """All that the binary is compiled for; matrices lie at multiples of 16 bytes."""
+        parameters = self.kernel.params[len(matrices) :]
+        numbers = tuple(map(_kind, self.scalars, parameters))
+        return (
+            self.kernel, matrices[0].get_device(), tuple(m.dtype for m in matrices),
+            tuple(map(tuple, self.blocks)), numbers, tuple(self.constants.items()),
+        )  # fmt: skip
 
     def operands(self, *matrices: Tensor) -> tuple[Any, ...]:
         """All but the compile-time arguments, as Triton takes them."""
@@ -124,18 +157,19 @@ class Launch:
         return [TensorDescriptor.from_tensor(matrix, block) for matrix, block in pairs]
 
 
-def _entry(made: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """What starts a binary, and what it takes between the stream and the kernel's arguments.
+def _kind(number: Any, parameter: Any) -> Hashable:
+    """What Triton compiles for, of a number."""
+    if isinstance(number, float):
+        return float
+    wide = not -(2**31) <= number < 2**31
+    return wide if parameter.do_not_specialize else (wide, number == 1, number % 16 == 0)
 
-    No metadata and no hooks: `_watched` sees to those who want them. `run` looks for scratch memory
-    at every call, 2 µs; these kernels have none, and 3.6 lets us past it.
-    """
-    run, packed = made.run, made.packed_metadata
-    scratch = getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1)
-    if scratch or not triton.__version__.startswith("3.6."):
-        return run, (made.function, packed, None, None, None)
-    options = run.launch_cooperative_grid, run.launch_pdl
-    return run.launch, (made.function, *options, None, None, packed, None, None, None)
+
+def _unaligned(matrices: Sequence[Tensor]) -> int:
+    bits = 0
+    for matrix in matrices:
+        bits |= matrix.data_ptr()
+    return bits % 16
 
 
 def _watched() -> bool:
@@ -152,14 +186,11 @@ def kept_launch(make: Callable[..., Launch], key: Hashable, *matrices: Tensor) -
     """`make()`, tuned, or what was found before for the same key.
 
     `make(config)` is the same launch cut otherwise, where `autotune.candidates` has other cuts.
-    The binary is the one for the key's exact sizes and 16-byte aligned addresses, so the key must
-    hold shapes, strides, dtype, device and variant. Unaligned addresses keep nothing, nor does the
-    interpreter, whose configuration tests change.
+    Its grid and numbers are for the key's exact sizes and 16-byte aligned addresses, so the key
+    must hold shapes, strides, dtype, device and variant. Unaligned addresses keep nothing, nor does
+    the interpreter, whose configuration tests change.
     """
-    bits = 0
-    for matrix in matrices:
-        bits |= matrix.data_ptr()
-    if bits % 16 or not matrices[0].is_cuda:
+    if _unaligned(matrices) or not matrices[0].is_cuda:
         return make()
     found = _LAUNCHES.get(key)
     if found is None:

@@ -1,11 +1,17 @@
 """Which plan a call of the MLP gets: for few tokens, on cuBLAS's products, of split fp32, or none.
 
 A plan takes sizes that are multiples of 16, contiguous operands at 16-byte aligned addresses; fp32
-only where some product is split. Anything else, and sizes at which the device hides what the host
-does, go by `fusedlib.kernels.swiglu_calls`.
+only where some product is split. Anything else goes by `fusedlib.kernels.swiglu_calls`.
+
+In half precision a plan serves a class of lengths, all that go one way: at most 64 tokens; on
+Hopper up to where the forward's tiles fill the card, then up to where the backward's do; the rest.
 """
 
 from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,11 +20,25 @@ from fusedlib.kernels import swiglu_calls
 from fusedlib.kernels.cublas_plan import CublasPlan
 from fusedlib.kernels.few_tokens_plan import Plan
 from fusedlib.kernels.split.plan import SplitPlan, some_split
-from fusedlib.kernels.swiglu_calls import BACKWARD_N
+from fusedlib.kernels.swiglu_calls import BACKWARD_N, FORWARD_N
 from fusedlib.kernels.swiglu_configs import ALIGNMENT, FEW_TOKENS, precision_of
 
-MOST_PLANS = 1024  # kept; varying sequence lengths make one each
+MOST_PLANS = 1024  # kept; in fp32 varying sequence lengths make one each
 DTYPES = (torch.bfloat16, torch.float16)
+
+
+def class_of(x: Tensor, hidden: int, inner: int) -> Hashable:
+    """What x's number of tokens is to a plan: calls of one class share one."""
+    if x.dtype not in DTYPES:
+        return x.shape
+    return bisect_left(most_tokens(x.device, inner), x.numel() // hidden)
+
+
+@cache
+def most_tokens(device: torch.device, inner: int) -> tuple[int, ...]:
+    """Of each class of lengths in half precision but the last; the first has none."""
+    apart = (swiglu_calls.most_apart(device, inner, n) for n in (FORWARD_N, BACKWARD_N))
+    return 0, *sorted({FEW_TOKENS, *apart})
 
 
 def plan_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Plan | None:
@@ -36,8 +56,6 @@ def plan_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Plan | None:
         return None
     elif tokens <= FEW_TOKENS:
         plan = Plan(x, w_gate_up, w_down)
-    elif swiglu_calls._apart(x, tokens, inner, BACKWARD_N):
-        plan = CublasPlan(x, w_gate_up, w_down)
     else:
-        return None
+        plan = CublasPlan(x, w_gate_up, w_down)
     return plan if plan.fits(x, w_gate_up, w_down) else None

@@ -48,7 +48,7 @@ LOADED = 2  # of the backward's tiles on their way at once
 PER_PROCESSOR = 2  # programs of the backward
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def _rms_norm_fwd_kernel(  # type: ignore[no-untyped-def]
     x, residual, weight, y, s, rstd, rows, x_row, residual_row, eps,
     RESIDUAL: tl.constexpr, HF: tl.constexpr,
@@ -78,7 +78,7 @@ def _wide(source, offsets, inside):  # type: ignore[no-untyped-def]
     return tl.load(source + offsets, mask=inside, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def _rms_norm_bwd_kernel(  # type: ignore[no-untyped-def]
     dy, ds, s, weight, rstd, d_s, partial, rows, dy_row, ds_row,
     RESIDUAL: tl.constexpr, WANTS_S: tl.constexpr, WANTS_WEIGHT: tl.constexpr,
@@ -128,7 +128,7 @@ def _rms_norm_bwd_kernel(  # type: ignore[no-untyped-def]
         tl.store(own + j, tl.sum(total, axis=0), mask=j < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("parts",))
 def _sum_parts_kernel(  # type: ignore[no-untyped-def]
     partial, d_weight, parts, width, PARTS: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -188,7 +188,7 @@ def rms_norm_bwd(
     if not rows:
         return d_s, weight.new_zeros(width) if wants_weight else None
     # No more than there are tiles of rows; d_weight has one partial row for each.
-    parts = min(triton.cdiv(rows, constants["ROWS"]), PER_PROCESSOR * multiprocessors(s.device))
+    parts = min(triton.cdiv(rows, constants["ROWS"]), most_parts(s.device))
     partial = s.new_empty((parts, width) if wants_weight else 0, dtype=torch.float32)
     flags: dict[str, int] = {"RESIDUAL": ds is not None}
     flags |= {"WANTS_S": wants_s, "WANTS_WEIGHT": wants_weight}
@@ -203,11 +203,16 @@ def rms_norm_bwd(
     return d_s, _sum_parts(partial, weight) if wants_weight else None
 
 
+def most_parts(device: torch.device) -> int:
+    """Programs of the backward."""
+    return PER_PROCESSOR * multiprocessors(device)
+
+
 def _sum_parts(partial: Tensor, weight: Tensor) -> Tensor:
     """The sum of the partial rows in weight's dtype: 16 columns a program, all parts at once."""
     parts, width = partial.shape
     d_weight = torch.empty_like(weight)
-    constants = {"PARTS": triton.next_power_of_2(parts), "COLUMNS": 16}
+    constants = {"PARTS": triton.next_power_of_2(most_parts(weight.device)), "COLUMNS": 16}
     programs = triton.cdiv(width, 16), 1, 1
     make = bind(Launch, _sum_parts_kernel, Warps(8), programs, (), (parts, width), constants)
     key = "sum_parts", parts, width, weight.dtype, weight.device

@@ -74,7 +74,8 @@ def _rotate(  # type: ignore[no-untyped-def]
         tl.store(y + 2 * HALF + j, tl.load(x + 2 * HALF + j, mask=inside), mask=inside)
 
 
-@triton.jit
+# Strides are multiples of a head, whatever the length.
+@triton.jit(do_not_specialize=("tokens", "length", "positions_batch"))
 def _rope_kernel(  # type: ignore[no-untyped-def]
     q, k, q_out, k_out, cos, sin, positions, heads, key_heads, tokens, length,
     q_batch, q_head, q_token, k_batch, k_head, k_token,

@@ -123,7 +123,7 @@ def _fwd_epilogue(  # type: ignore[no-untyped-def]
         _store(gate_up_ptr + inner, up, row, column, tokens, inner, wide, HEIGHT, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("tokens",))
 def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
     x, w_gate_up, h_ptr, gate_up_ptr, tokens, hidden, inner, x_row, w_row, one,
     SAVE: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
@@ -213,7 +213,7 @@ def _bwd_epilogue(  # type: ignore[no-untyped-def]
         _store(d_gate_up_ptr + inner, dh * silu, row, column, tokens, inner, wide, HEIGHT, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("tokens",))
 def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
     dy, w_down, dh_ptr, gate_up_ptr, d_gate_up_ptr, h_ptr, tokens, hidden, inner, dy_row, w_row,
     one,
@@ -284,14 +284,16 @@ def bwd_launch(
     """What `fill_bwd` starts where `hopper` does not: `variant` says whether dy Wd is computed,
     d(gate|up), h, and whether d(gate|up) is written over gate|up.
     """
-    product, _, _, in_place = variant
+    product, gradient, output, in_place = variant
     tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
     config = config or (backward_config(a, b, gate_up) if product else POINTWISE)
     m, n, k = config.block_m, config.block_n, config.block_k
     scalars = (tokens, a.shape[1], inner, a.stride(0), b.stride(0), 1.0)
-    names = "PRODUCT", "GRADIENT", "OUTPUT", "IN_PLACE"
-    # A barrier in a flattened loop would keep its loads from being pipelined.
-    constants = dict(zip(names, variant, strict=True)) | {
+    # In a flattened loop a barrier would keep loads from being pipelined; elsewhere it costs
+    # nothing, and one binary serves both.
+    in_place = in_place or (gradient and not config.persistent)
+    constants = {
+        "PRODUCT": product, "GRADIENT": gradient, "OUTPUT": output, "IN_PLACE": in_place,
         "PRECISION": precision_of(gate_up), "FLATTEN": config.persistent and not in_place,
     }  # fmt: skip
     programs = grid(config, gate_up, tokens, inner)

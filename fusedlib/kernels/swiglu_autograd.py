@@ -110,6 +110,8 @@ class SwiGLUFunction(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         """Compute, and keep what the wanted gradients need."""
         ctx.plan = plan
+        if plan is not None and plan.cold:
+            plan.build_for_training("gate_up" if save else "input")
         y, gate_up = compute(x, w_gate_up, w_down, save, plan)
         ctx.wants = wants = ctx.needs_input_grad[:3]
         saved = kept(wants, save, x, w_gate_up, w_down, gate_up)

@@ -69,8 +69,14 @@ def _apart(like: Tensor, tokens: int, inner: int, block_n: int) -> bool:
     """
     if not like.is_cuda or tokens <= FEW_TOKENS or like.dtype == torch.float32:
         return False
-    tiles = -(-tokens // BLOCK_M) * -(-inner // block_n)
-    return tiles <= multiprocessors(like.device) and architecture(like.device) == 90
+    return tokens <= most_apart(like.device, inner, block_n)
+
+
+def most_apart(device: torch.device, inner: int, block_n: int) -> int:
+    """The most tokens in half precision for which `_apart` holds, at least FEW_TOKENS."""
+    if device.type != "cuda" or architecture(device) != 90:
+        return FEW_TOKENS
+    return max(multiprocessors(device) // -(-inner // block_n) * BLOCK_M, FEW_TOKENS)
 
 
 def swiglu_fwd(x: Tensor, w_gate_up: Tensor, *, save: bool) -> tuple[Tensor, Tensor | None]:

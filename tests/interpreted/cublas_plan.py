@@ -28,20 +28,43 @@ def started(monkeypatch):
     return plan_checks.note_launches(monkeypatch)
 
 
+FUSED = ["nothing", "forward", "both"]
+
+
+def fuse(monkeypatch, fused):
+    apart = {"nothing": (128, 256), "forward": (256,), "both": ()}[fused]
+    monkeypatch.setattr(swiglu_calls, "_apart", lambda *a: a[-1] in apart)
+
+
 def small(shape=SHAPE, dtype="float16"):
     return checks.small("cpu", dtype, shape)
 
 
+def test_one_plan_serves_every_length_of_its_class(started, monkeypatch):
+    """A new length launches the same kernels, and gives what it gives without plans."""
+    for tokens in (65, 96, 130, 72):
+        leaves, dy = small((tokens, *SHAPE[1:]))
+        found = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
+        [plan] = functional._PLANS.values()
+        with monkeypatch.context() as unplanned:
+            unplanned.setattr(functional, "_PLANS", {})
+            unplanned.setattr(plans, "plan_of", lambda *_: None)
+            wanted = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
+        assert checks.same(found, wanted)
+    assert {tokens for _, tokens in plan._launches} == {65, 96, 130, 72}
+    swiglu_mlp(*small((64, *SHAPE[1:]))[0])
+    assert len(functional._PLANS) == 2
+
+
 @pytest.mark.parametrize("save", SAVES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("forward", ["apart", "fused"])
-def test_swiglu_mlp_and_gradients_vs_float64(started, monkeypatch, forward, dtype, save):
-    if forward == "fused":
-        monkeypatch.setattr(swiglu_calls, "_apart", lambda *a: a[-1] == swiglu_calls.BACKWARD_N)
+@pytest.mark.parametrize("fused", FUSED)
+def test_swiglu_mlp_and_gradients_vs_float64(started, monkeypatch, fused, dtype, save):
+    fuse(monkeypatch, fused)
     assert checks.misses_mlp("cpu", dtype, SHAPE, save) == []
     [plan] = functional._PLANS.values()
     assert isinstance(plan, cublas_plan.CublasPlan)
-    assert set(started) == {POINTWISE, *["_swiglu_fwd_kernel"] * (forward == "fused")}
+    assert set(started) == {POINTWISE, *["_swiglu_fwd_kernel"] * (fused != "nothing")}
 
 
 @pytest.mark.parametrize("check", plan_checks.HOLDS, ids=plan_checks.name_of)
@@ -50,18 +73,17 @@ def test_holds(monkeypatch, check):
     assert cublas_plan.CublasPlan in map(type, functional._PLANS.values())
 
 
-@pytest.mark.parametrize("forward", ["apart", "fused"])
+@pytest.mark.parametrize("fused", FUSED)
 @pytest.mark.parametrize("save", SAVES)
-def test_leading_dimensions_are_a_plan_s_too(monkeypatch, save, forward):
-    if forward == "fused":
-        monkeypatch.setattr(swiglu_calls, "_apart", lambda *a: a[-1] == swiglu_calls.BACKWARD_N)
+def test_leading_dimensions_are_a_plan_s_too(monkeypatch, save, fused):
+    fuse(monkeypatch, fused)
     (x, *weights), dy = small((72, *SHAPE[1:]))
     y = swiglu_mlp(x, *weights, save=save)
     wanted = [y, *grad(y, (x, *weights), dy)]
     deep = x.detach().view(2, 3, 12, -1).requires_grad_()
     y = swiglu_mlp(deep, *weights, save=save)
     found = [y, *grad(y, (deep, *weights), dy.view_as(y))]
-    assert y.shape == found[1].shape == deep.shape and len(functional._PLANS) == 2
+    assert y.shape == found[1].shape == deep.shape and len(functional._PLANS) == 1
     assert checks.same([t.view_as(w) for t, w in zip(found, wanted, strict=True)], wanted)
 
 
@@ -74,13 +96,10 @@ def test_a_second_call_looks_nothing_up(monkeypatch):
     plan_checks.check_second_call(monkeypatch, *small())
 
 
-def test_where_no_direction_is_apart_there_is_no_plan(monkeypatch):
-    leaves, _ = small()
-    assert type(plans.plan_of(*leaves)) is cublas_plan.CublasPlan
+def test_other_sizes_and_dtypes_have_no_plan():
+    assert type(plans.plan_of(*small()[0])) is cublas_plan.CublasPlan
     assert plans.plan_of(*small((65, 40, 32))[0]) is None
     assert plans.plan_of(*small(dtype="float32")[0]) is None
-    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: False)
-    assert plans.plan_of(*leaves) is None
 
 
 @pytest.mark.parametrize("retained", [False, True])

@@ -56,7 +56,7 @@ def test_products_apart_from_their_epilogues_vs_float64(monkeypatch, save):
 def test_products_are_apart_where_hopper_s_tiles_do_not_fill_it(monkeypatch):
     monkeypatch.setattr(swiglu_calls, "multiprocessors", lambda _: 132)
     monkeypatch.setattr(swiglu_calls, "architecture", lambda _: 90)
-    like = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device="cuda")
+    like = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=torch.device("cuda"))
     for tokens, inner, forward, backward in (
         (64, 8192, False, False),  # few tokens have kernels of their own
         (256, 8192, True, True),
