@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from fusedlib.arguments import require_tensors
-from fusedlib.functional import _has_kernels, _plain_eager, _transformed
+from fusedlib.functional import _plain_eager
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rope
+from fusedlib.kernels.route import has_kernels, transformed
 
 
 def rope(
@@ -42,7 +43,7 @@ def rope(
     check_rope(q, k, cos, sin, positions)
     fixed = not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
     dtypes = q.dtype in KERNEL_DTYPES and cos.dtype in KERNEL_DTYPES
-    if not fixed or not dtypes or not _has_kernels(q.device) or _transformed():
+    if not fixed or not dtypes or not has_kernels(q.device) or transformed():
         return _plain(q, k, cos, sin, positions)
     from fusedlib.kernels import rope as kernels
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fusedlib.apply import FusedMLP
-from fusedlib.functional import FUSED_DTYPES, _has_kernels
+from fusedlib.kernels.route import FUSED_DTYPES, has_kernels
 from fusedlib.modules import SwiGLUMLP
 
 
@@ -71,7 +71,7 @@ def warm_up(
         (*mlp.w_gate_up.shape, dtype, mlp.w_gate_up.device)
         for mlp in _mlps(module)
         for dtype in wanted or (mlp.w_gate_up.dtype,)
-        if _has_kernels(mlp.w_gate_up.device) and mlp.w_gate_up.is_cuda
+        if has_kernels(mlp.w_gate_up.device) and mlp.w_gate_up.is_cuda
     )
     if not layers:
         return Warmed((), time.perf_counter() - began)

@@ -170,7 +170,7 @@ def calls(weights, lengths) -> dict:
         "met": [listed[key].name for key in noted.keys if key in listed],
         "of Triton": len(set.union(*noted.keys.values())),
         "shared wrongly": [str(key) for key, asked in noted.keys.items() if len(asked) != 1],
-        "plans": len(functional._PLANS),
+        "plans": len(route._PLANS),
     }
 
 

@@ -10,7 +10,7 @@ from torch.autograd import grad
 
 from fusedlib import functional
 from fusedlib.functional import swiglu_mlp
-from fusedlib.kernels import launch
+from fusedlib.kernels import launch, route
 
 HOLDS = (
     checks.check_leading_dimensions,
@@ -34,9 +34,24 @@ def run_at(monkeypatch, check, device: str, dtype: str, shape: tuple[int, int, i
     check(device)
 
 
+def put_apart(monkeypatch, forward: bool = True, backward: bool = True) -> None:
+    """Route calls of more than few tokens there, or to one fused kernel; plans are made anew."""
+    most = {route.FORWARD_N: forward, route.BACKWARD_N: backward}
+    monkeypatch.setattr(
+        route, "most_apart", lambda device, inner, n: 1 << 40 if most[n] else route.FEW_TOKENS
+    )
+    monkeypatch.setattr(route, "_PLANS", {})
+
+
+def only_tiles(monkeypatch) -> None:
+    """Route calls as a card that is no Hopper does."""
+    put_apart(monkeypatch, False, False)
+    monkeypatch.setattr(route, "_has_roles", lambda device: False)
+
+
 def note_launches(monkeypatch) -> list[str]:
     """Names of the kernels that are started from now on; plans are made anew."""
-    monkeypatch.setattr(functional, "_PLANS", {})
+    monkeypatch.setattr(route, "_PLANS", {})
     names = []
     original = launch.Launch.__call__
 

@@ -12,7 +12,7 @@ import swiglu_checks as checks
 import torch
 
 pytest.importorskip("triton")
-from fusedlib import functional, paths, swiglu_mlp
+from fusedlib import paths, swiglu_mlp
 from fusedlib.kernels import autotune, launch, swiglu, swiglu_calls
 from fusedlib.kernels.autotune import __main__ as command
 from fusedlib.kernels.autotune import store, trials
@@ -35,7 +35,7 @@ def unknown(monkeypatch, tmp_path):
 
 def forget_launches(monkeypatch) -> None:
     monkeypatch.setattr(launch, "_LAUNCHES", {})
-    monkeypatch.setattr(functional, "_PLANS", {})  # where few tokens keep theirs
+    monkeypatch.setattr(route, "_PLANS", {})  # where few tokens keep theirs
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [(FEW, "bfloat16"), (MIDDLE, "float16")])
@@ -43,7 +43,7 @@ def test_tuned_results_vs_float64(monkeypatch, shape, dtype):
     """By a plan at few tokens; at more as on all cards but Hopper's."""
     monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: False)
     assert checks.misses_mlp("cuda", dtype, shape) == []
-    assert len(functional._PLANS) == (shape == FEW)
+    assert len(route._PLANS) == (shape == FEW)
     kernels = {key.split(" | ")[4].split()[0] for key in autotune.chosen()}
     assert kernels == {"_swiglu_fwd_kernel", "_swiglu_bwd_kernel"}
 
@@ -52,7 +52,7 @@ def test_cublas_s_products_tune_nothing(monkeypatch):
     """Where they are faster than a fused kernel, as on Hopper at this size."""
     monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)
     assert checks.misses_mlp("cuda", "float16", MIDDLE) == []
-    assert not autotune.chosen() and functional._PLANS
+    assert not autotune.chosen() and route._PLANS
 
 
 @pytest.mark.parametrize("tokens", [64, 128])

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from fusedlib.kernels.backward_order import down_last
+from fusedlib.kernels.cublas_plan import CublasPlan
+from fusedlib.kernels.split.plan import SplitPlan
+
 from fusedlib import functional
 from fusedlib.bench import allocations, ledger
 from fusedlib.bench.ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
 from fusedlib.bench.problems import SwiGLUProblem, draw
 from fusedlib.kernels import backward_order, ops, plans, split, swiglu_calls
-from fusedlib.kernels.backward_order import down_last
-from fusedlib.kernels.cublas_plan import CublasPlan
 from fusedlib.kernels.launch import Launch
-from fusedlib.kernels.split.plan import SplitPlan
 
 ALL = True, True, True
 SIZES = (64, 256, 1024, 4096, 28672)
@@ -63,7 +64,7 @@ def kernels(monkeypatch):
     """Kernels that are taken for fp32 on the CPU and start nothing."""
     monkeypatch.setattr(functional, "_has_kernels", lambda _: True)
     monkeypatch.setattr(functional, "_TAKEN", (torch.float32,))
-    monkeypatch.setattr(functional, "_PLANS", {})
+    monkeypatch.setattr(route, "_PLANS", {})
     for name in ("fill_fwd", "fill_bwd"):
         monkeypatch.setattr(swiglu_calls, name, lambda *_: None)
 
@@ -117,7 +118,7 @@ def test_a_pass_by_a_plan_holds_what_is_counted(kernels, monkeypatch, shape, sav
     # dh is no allocation of the fused kernels; it is gone before d(gate|up)'s products.
     with_dh = (ledger.F * 4 + ledger.D).mib(SwiGLUProblem(*shape, "float32"))
     assert found == max(counted(book, shape), with_dh)
-    assert [type(plan) for plan in functional._PLANS.values()] == [CublasPlan]
+    assert [type(plan) for plan in route._PLANS.values()] == [CublasPlan]
 
 
 @pytest.mark.parametrize("save", functional.SAVES)
@@ -132,4 +133,4 @@ def test_split_products_hold_what_is_counted(kernels, monkeypatch, shape, save):
     found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape)
     # Beside the parts there are their words and what is seen of columns.
     assert counted(book, shape) <= found < counted(book, shape) + 0.02
-    assert [type(plan) for plan in functional._PLANS.values()] == [SplitPlan]
+    assert [type(plan) for plan in route._PLANS.values()] == [SplitPlan]

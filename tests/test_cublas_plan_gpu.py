@@ -4,12 +4,12 @@ import plan_checks
 import pytest
 import swiglu_checks as checks
 import torch
+from fusedlib.kernels.cublas_plan import CublasPlan
 from torch.autograd import grad
 
 from fusedlib import functional
 from fusedlib.functional import SAVES, swiglu_mlp
 from fusedlib.kernels import backward_order, swiglu_calls
-from fusedlib.kernels.cublas_plan import CublasPlan
 
 pytestmark = pytest.mark.gpu
 
@@ -19,7 +19,7 @@ SHAPES = [(65, 64, 80), (130, 208, 272), (517, 384, 1072), (1024, 256, 4096)]
 
 @pytest.fixture(autouse=True)
 def _only_plans_made_here(monkeypatch):
-    monkeypatch.setattr(functional, "_PLANS", {})
+    monkeypatch.setattr(route, "_PLANS", {})
     like = torch.empty(0, device="cuda", dtype=torch.bfloat16)
     if not swiglu_calls._apart(like, 130, 272, swiglu_calls.BACKWARD_N):
         monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)  # a card that is no Hopper
@@ -30,7 +30,7 @@ def _only_plans_made_here(monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
     assert checks.misses_mlp("cuda", dtype, shape, save) == []
-    [plan] = functional._PLANS.values()
+    [plan] = route._PLANS.values()
     assert isinstance(plan, CublasPlan)
 
 
@@ -39,7 +39,7 @@ def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
 )
 def test_holds(monkeypatch, check):
     plan_checks.run_at(monkeypatch, check, "cuda", "bfloat16", (72, 64, 80))
-    assert CublasPlan in map(type, functional._PLANS.values())
+    assert CublasPlan in map(type, route._PLANS.values())
 
 
 def test_a_plan_gives_what_the_calls_without_one_give(monkeypatch):
@@ -47,11 +47,11 @@ def test_a_plan_gives_what_the_calls_without_one_give(monkeypatch):
     leaves, dy = checks.small("cuda", "bfloat16", (256, 512, 1024))
     y = swiglu_mlp(*leaves)
     planned = [y, *grad(y, leaves, dy)]
-    assert functional._PLANS
-    monkeypatch.setattr(functional, "_PLANS", {})
+    assert route._PLANS
+    monkeypatch.setattr(route, "_PLANS", {})
     monkeypatch.setattr(functional._eager_kernels()[2], "plan_of", lambda *_: None)
     y = swiglu_mlp(*leaves)
-    assert checks.same([y, *grad(y, leaves, dy)], planned) and not functional._PLANS
+    assert checks.same([y, *grad(y, leaves, dy)], planned) and not route._PLANS
 
 
 @pytest.mark.parametrize("order", ["chosen", "d_w_down first"])

@@ -4,11 +4,11 @@ import plan_checks
 import pytest
 import swiglu_checks as checks
 import torch
+from fusedlib.kernels.split.plan import SplitPlan
 from torch.autograd import grad
 
 from fusedlib import functional
 from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.kernels.split.plan import SplitPlan
 
 pytestmark = pytest.mark.gpu
 
@@ -18,7 +18,7 @@ MODEL, FEW, ALL = (1024, 1024, 4096), (256, 2048, 8192), (2048, 2048, 2048)
 
 @pytest.fixture(autouse=True)
 def _only_plans_made_here(monkeypatch):
-    monkeypatch.setattr(functional, "_PLANS", {})
+    monkeypatch.setattr(route, "_PLANS", {})
 
 
 def results(leaves, dy, save="gate_up"):
@@ -34,15 +34,15 @@ def test_gives_what_the_calls_without_a_plan_give(monkeypatch, shape, save, scal
     (x, w_gate_up, w_down), dy = checks.small("cuda", "float32", shape)
     leaves = x, w_gate_up, (w_down.detach() * scale).requires_grad_()
     planned = [results(leaves, dy, save) for _ in range(3)]
-    [plan] = functional._PLANS.values()
+    [plan] = route._PLANS.values()
     assert isinstance(plan, SplitPlan)
     leaves[1].data.mul_(2.0)
     changed = results(leaves, dy, save)
     leaves[1].data.mul_(0.5)
-    monkeypatch.setattr(functional, "_PLANS", {})
+    monkeypatch.setattr(route, "_PLANS", {})
     monkeypatch.setattr(functional._eager_kernels()[2], "plan_of", lambda *_: None)
     wanted = results(leaves, dy, save)
-    assert all(same(each, wanted) for each in planned) and not functional._PLANS
+    assert all(same(each, wanted) for each in planned) and not route._PLANS
     leaves[1].data.mul_(2.0)
     assert same(changed, results(leaves, dy, save))
 
@@ -64,7 +64,7 @@ HOLDS = (
 @pytest.mark.parametrize("check", HOLDS, ids=plan_checks.name_of)
 def test_holds(monkeypatch, check):
     plan_checks.run_at(monkeypatch, check, "cuda", "float32", (1032, 1024, 4096))
-    assert SplitPlan in map(type, functional._PLANS.values())
+    assert SplitPlan in map(type, route._PLANS.values())
 
 
 def test_captured_in_a_graph():
@@ -105,5 +105,5 @@ def test_holds_no_more_memory_than_calls_without_a_plan(monkeypatch, planned):
     f, d, w = (4 * n for n in (1024 * 4096, 1024 * 1024, 1024 * 4096))
     # y, d_x, d_w_down and d_w_gate_up, d(gate|up), and the parts of d(gate|up) and x.
     last = 2 * d + w + 2 * w + 2 * f + (2 * f + d)
-    assert len(found) == 4 and bool(functional._PLANS) == planned
+    assert len(found) == 4 and bool(route._PLANS) == planned
     assert abs(peak - last) <= 2**21

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import grad
 
 import fusedlib.bench.swiglu  # noqa: F401 (registers the rivals)
-from fusedlib import SwiGLUMLP, functional
+from fusedlib import SwiGLUMLP
 from fusedlib.bench import check, rivals
 from fusedlib.bench.problems import SwiGLUProblem, draw
 from fusedlib.functional import SAVES, fused, swiglu_mlp
@@ -58,7 +58,7 @@ def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
 @pytest.mark.parametrize("shape", [name for name, (tokens, *_) in SHAPES.items() if tokens > 64])
 def test_fused_where_hopper_s_products_are_cublas_s_vs_float64(monkeypatch, shape, dtype, save):
     """The kernels that other cards run at these sizes."""
-    monkeypatch.setattr(functional, "_PLANS", {})
+    monkeypatch.setattr(route, "_PLANS", {})
     monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: False)
     assert checks.misses_mlp("cuda", dtype, SHAPES[shape], save) == []
 

@@ -9,11 +9,10 @@ import broken_kernels
 import pytest
 import swiglu_checks as checks
 import torch
+from fusedlib.kernels.swiglu_calls import BACKWARD_N, FORWARD_N
 
-from fusedlib import functional
 from fusedlib.functional import _large_fp32
 from fusedlib.kernels import hopper, swiglu_calls
-from fusedlib.kernels.swiglu_calls import BACKWARD_N, FORWARD_N
 from fusedlib.kernels.swiglu_configs import architecture
 
 pytestmark = pytest.mark.gpu
@@ -42,7 +41,7 @@ def test_a_broken_kernel_of_tl_is_rejected(monkeypatch, tmp_path, fault, path):
     started = broken_kernels.put(monkeypatch, tmp_path, fault, off=2.0)
     assert checks.misses_mlp("cuda", "bfloat16", TL[path]) != []
     assert broken_kernels.names(started) == set(broken_kernels.NAMES)
-    assert bool(functional._PLANS) == (path == "few tokens")
+    assert bool(route._PLANS) == (path == "few tokens")
     if architecture(torch.device("cuda", 0)) == HOPPER:
         assert all(launched.config.descriptors == (path == "tma") for launched in started)
 

@@ -1,7 +1,7 @@
 """Every kernel that an MLP's layer can need, at whatever length: listed, and built before it is.
 
 A layer's kernels depend on its two sizes, the dtype, the card and the class of lengths
-(`plans.most_tokens`); of a length they know nothing. `binaries_of` goes through the classes as a
+(`route.most_tokens`); of a length they know nothing. `binaries_of` goes through the classes as a
 call would, with operands that have a shape and no memory (`Looks`).
 """
 
@@ -15,11 +15,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fusedlib.kernels import few_tokens, plans, swiglu
+from fusedlib.kernels import route, swiglu
 from fusedlib.kernels.autotune import tuned
+from fusedlib.kernels.few_tokens import kernels as few_tokens
 from fusedlib.kernels.launch import Launch
-from fusedlib.kernels.swiglu_calls import BACKWARD_N, FORWARD_N, _apart, _splits
-from fusedlib.kernels.swiglu_configs import ALIGNMENT, FEW_TOKENS
+from fusedlib.kernels.plan import Plan
+from fusedlib.kernels.route import APART, ROLES, Kind
 
 hopper: Any = swiglu.hopper
 
@@ -79,7 +80,7 @@ def binaries_of(
     fp32 it is what runs beside the products.
     """
     wanted = tokens or range(1, 1 << 62)
-    bounds = plans.most_tokens(device, inner)
+    bounds = route.most_tokens(device, inner)
     classes = zip(bounds, (*bounds[1:], wanted.stop - 1), strict=True)
     lengths = [most for least, most in classes if least < wanted.stop - 1 and most >= wanted.start]
     found: dict[Hashable, Needed] = {}
@@ -87,6 +88,15 @@ def binaries_of(
         for each in needed(min(length, 1 << 30), hidden, inner, dtype, device):
             found.setdefault(each.key, each)
     return found
+
+
+def build_for_training(plan: Plan, save: str) -> None:
+    """Have other threads compile what a step needs, while the first of it is compiled here."""
+    plan.cold = False
+    device, dtype, _, tokens, hidden, inner = plan.kind
+    for each in needed(tokens, hidden, inner, dtype, device):
+        if save in each.trains:
+            each.launch.build_ahead(*each.matrices)
 
 
 BOTH = "gate_up", "input"
@@ -104,18 +114,13 @@ def needed(
     x, w_gate_up, w_down = of(tokens, hidden), of(2 * inner, hidden), of(hidden, inner)
     h, gate_up = of(tokens, inner), of(tokens, 2 * inner)
     matrices: tuple[Tensor, ...]
-    splits = _splits(x)
-    forward_apart, backward_apart = (
-        splits or _apart(x, tokens, inner, n) for n in (FORWARD_N, BACKWARD_N)
-    )
-    even = not (hidden % ALIGNMENT or inner % ALIGNMENT)
-    few = "few tokens, " * (even and tokens <= FEW_TOKENS)
-    roles = swiglu._for_hopper(inner, x, w_gate_up, h)
-    yield _pointwise(gate_up, h, False, True, BOTH if forward_apart else ())
-    for save in () if forward_apart else (True, False):
+    way = route.ways(Kind(device, dtype, "ieee", tokens, hidden, inner))
+    few = "few tokens, " * way.few
+    yield _pointwise(gate_up, h, False, True, BOTH if way.forward == APART else ())
+    for save in () if way.forward == APART else (True, False):
         matrices = x, w_gate_up, h, gate_up if save else h
         name, trains = f"{few}forward{', gate|up kept' * save}", BOTH if save else AGAIN
-        if roles:
+        if way.forward == ROLES:
             launch = hopper.forward_launch(x, inner, save)
             yield Needed(name, launch, (*matrices, h), trains)
         else:
@@ -124,9 +129,9 @@ def needed(
     for output in (True, False):
         matrices = x, w_down, gate_up, gate_up, gate_up, h
         name, trains = f"{few}backward{', h again' * output}", KEPT if output else AGAIN
-        if backward_apart:
+        if way.backward == APART:
             yield _pointwise(gate_up, h, True, output, trains)
-        elif roles:
+        elif way.backward == ROLES:
             launch = hopper.backward_launch(x, inner, output)
             yield Needed(name, launch, matrices[:5], trains)
         else:
@@ -134,7 +139,7 @@ def needed(
                 variant = True, True, output, in_place
                 made = bind(swiglu.bwd_launch, x, w_down, gate_up, variant)
                 yield _tiled(name + ", in place" * in_place, made, matrices, trains * in_place)
-    if few and not splits:
+    if way.few:
         sizes = device, tokens, hidden, inner
         yield Needed("few tokens, y", few_tokens.down_launch(*sizes), (h, w_down, x), BOTH)
         launch = few_tokens.gradients_launch((True, True, True), *sizes)

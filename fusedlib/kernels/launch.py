@@ -12,7 +12,8 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from functools import partial as bind
-from typing import Any, Protocol
+from math import prod
+from typing import Any, Protocol, cast
 
 import torch
 import triton
@@ -182,10 +183,9 @@ def _watched() -> bool:
 _LAUNCHES: dict[Hashable, Launch] = {}
 
 
-def kept_launch(make: Callable[..., Launch], key: Hashable, *matrices: Tensor) -> Launch:
-    """`make()`, tuned, or what was found before for the same key.
+def kept_launch(make: Callable[[], Launch], key: Hashable, *matrices: Tensor) -> Launch:
+    """`make()`, or what it gave before for the same key.
 
-    `make(config)` is the same launch cut otherwise, where `autotune.candidates` has other cuts.
     Its grid and numbers are for the key's exact sizes and 16-byte aligned addresses, so the key
     must hold shapes, strides, dtype, device and variant. Unaligned addresses keep nothing, nor does
     the interpreter, whose configuration tests change.
@@ -196,10 +196,26 @@ def kept_launch(make: Callable[..., Launch], key: Hashable, *matrices: Tensor) -
     if found is None:
         if len(_LAUNCHES) >= MOST_LAUNCHES:
             _LAUNCHES.clear()
-        from fusedlib.kernels.autotune import tuned  # it needs this module
-
-        found = _LAUNCHES[key] = tuned(make, matrices)
+        found = _LAUNCHES[key] = make()
     return found
+
+
+def laid_out(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """Shape, strides and dtype of a contiguous tensor."""
+    strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    return tuple(shape), tuple(strides), dtype
+
+
+def allocator(device: torch.device) -> Callable[..., Tensor]:
+    """Gives an empty tensor on the current device of that type from what `laid_out` gives.
+
+    Inductor's own where torch has it: on one host 1.0 µs where `new_empty` took 2.5, and 5.5 where
+    it took 13.4 in a call after other work.
+    """
+    quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    if quick is not None:
+        return cast(Callable[..., Tensor], quick)
+    return lambda shape, strides, dtype: torch.empty(shape, dtype=dtype, device=device)
 
 
 def check_matrix(

@@ -33,9 +33,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedlib.kernels.first_order import first_order
 from fusedlib.kernels.launch import Launch, kept_launch
 from fusedlib.kernels.operands import check_rope
-from fusedlib.kernels.rows import Warps, first_order
+from fusedlib.kernels.rows import Warps
 
 HALVES = 1024  # rotated pairs a program, 8 a thread: two loads of 16 bytes in flight in 16 bits
 MOST_HEADS = 8  # that share the rows of cos and sin they read

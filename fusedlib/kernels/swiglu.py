@@ -23,18 +23,14 @@ Sums over K and the activation are fp32. Blocks come through pointers, or throug
 
 from __future__ import annotations
 
-from functools import partial
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels.launch import Launch, grid, kept_launch
+from fusedlib.kernels.launch import Launch, grid
 from fusedlib.kernels.swiglu_configs import (
-    FEW_TOKENS,
     POINTWISE,
     Config,
-    aligned,
     backward_config,
     forward_config,
     precision_of,
@@ -158,25 +154,10 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-def fill_fwd(x: Tensor, w_gate_up: Tensor, h: Tensor, gate_up: Tensor | None) -> None:
-    """Compute into h (tokens, inner) and, where it is given, gate_up (tokens, 2·inner).
-
-    x and w_gate_up have contiguous rows, h and gate_up are contiguous, nothing is empty.
-    """
-    save = gate_up is not None
-    if _for_hopper(h.shape[1], x, w_gate_up, h):
-        return hopper.forward(x, w_gate_up, h, gate_up)
-    matrices = x, w_gate_up, h, h if gate_up is None else gate_up
-    sizes = x.shape, w_gate_up.shape, x.stride(0), w_gate_up.stride(0)
-    key = "fwd", *sizes, x.dtype, x.device, save, precision_of(x)
-    kept_launch(partial(fwd_launch, x, w_gate_up, h, save), key, *matrices)(*matrices)
-    return None
-
-
 def fwd_launch(
     x: Tensor, w_gate_up: Tensor, h: Tensor, save: bool, config: Config | None = None
 ) -> Launch:
-    """What `fill_fwd` starts for such operands where `hopper` does not take them."""
+    """For operands like these: it takes x, w_gate_up, h and gate_up, or h again."""
     (tokens, hidden), inner = x.shape, h.shape[1]
     config = config or forward_config(x, w_gate_up, h)
     m, n, k = config.block_m, config.block_n, config.block_k
@@ -184,11 +165,6 @@ def fwd_launch(
     constants = {"SAVE": save, "PRECISION": precision_of(x), "FLATTEN": config.persistent}
     programs = grid(config, x, tokens, inner)
     return Launch(_swiglu_fwd_kernel, config, programs, ([m, k], [n, k]), scalars, constants)
-
-
-def _for_hopper(inner: int, tokens_first: Tensor, *others: Tensor) -> bool:
-    many = hopper is not None and tokens_first.shape[0] > FEW_TOKENS
-    return many and hopper.takes(tokens_first, inner) and aligned(tokens_first, *others)
 
 
 @triton.jit
@@ -247,42 +223,15 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-def fill_bwd(
-    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor,
-    d_gate_up: Tensor | None, h: Tensor | None,
-) -> None:  # fmt: skip
-    """Compute into d_gate_up, which may be gate_up itself, and h, each where it is given.
-
-    Rows are contiguous, dh, gate_up and the results wholly so; nothing is empty.
-    """
-    if (
-        upstream is not None
-        and w_down is not None
-        and d_gate_up is not None
-        and _for_hopper(w_down.shape[1], upstream, w_down, gate_up)
-    ):
-        return hopper.backward(upstream, w_down, gate_up, d_gate_up, h)
-    product = upstream is not None and w_down is not None
-    # What a variant does not read or write, it is given gate_up for.
-    a = upstream if product else gate_up
-    b = w_down if product else gate_up
-    dh = gate_up if product or upstream is None else upstream
-    assert a is not None and b is not None
-    results = gate_up if d_gate_up is None else d_gate_up, gate_up if h is None else h
-    variant = product, d_gate_up is not None, h is not None, d_gate_up is gate_up
-    sizes = a.shape, gate_up.shape, a.stride(0), b.stride(0)
-    key = "bwd", *sizes, a.dtype, a.device, variant, precision_of(gate_up)
-    matrices = a, b, dh, gate_up, *results
-    kept_launch(partial(bwd_launch, a, b, gate_up, variant), key, *matrices)(*matrices)
-    return None
-
-
 def bwd_launch(
     a: Tensor, b: Tensor, gate_up: Tensor, variant: tuple[bool, bool, bool, bool],
     config: Config | None = None,
 ) -> Launch:  # fmt: skip
-    """What `fill_bwd` starts where `hopper` does not: `variant` says whether dy Wd is computed,
-    d(gate|up), h, and whether d(gate|up) is written over gate|up.
+    """For a = dy and b = w_down, or gate_up for what is not read.
+
+    `variant` says whether dy Wd is computed, d(gate|up), h, and whether d(gate|up) is written over
+    gate|up. It takes dy, w_down, dh, gate_up, d_gate_up and h, gate_up in place of each that it
+    neither reads nor writes.
     """
     product, gradient, output, in_place = variant
     tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2

@@ -21,8 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fusedlib.kernels.hopper_launch import HopperLaunch
-from fusedlib.kernels.hopper_tiles import place
+from fusedlib.kernels.hopper.launch import HopperLaunch
+from fusedlib.kernels.hopper.tiles import place
 from fusedlib.kernels.launch import multiprocessors
 from fusedlib.kernels.split.parts import TILE
 from fusedlib.kernels.swiglu_configs import architecture

@@ -26,8 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels.few_tokens_plan import _allocator, _laid_out
-from fusedlib.kernels.launch import Launch
+from fusedlib.kernels.launch import Launch, allocator, laid_out
 
 # The parts are filled up with zeros to multiples of it, so that no product masks its loads.
 TILE = 128
@@ -177,9 +176,9 @@ class Splitting:
         rows, columns = like.shape
         tall, wide = -(-rows // TILE), -(-columns // TILE)
         sizes, constants = (rows, columns, like.stride(0)), {"TILE": TILE}
-        self._new = _allocator(like.device)
-        self._parts = _laid_out((2 * tall * TILE, wide * TILE), torch.float16)
-        self._words = _laid_out(((wide if by_columns else tall) * TILE,), torch.int32)
+        self._new = allocator(like.device)
+        self._parts = laid_out((2 * tall * TILE, wide * TILE), torch.float16)
+        self._words = laid_out(((wide if by_columns else tall) * TILE,), torch.int32)
         of_rows, of_columns = ROWS, COLUMNS
         if not like.is_cuda:
             of_rows, of_columns = INTERPRETED_ROWS, INTERPRETED_COLUMNS
@@ -191,7 +190,7 @@ class Splitting:
             return
         chunk = -(-tall * wide // LOOKING) * TILE
         chunks = -(-rows // chunk)
-        self._seen = _laid_out((chunks, wide * TILE), torch.int32)
+        self._seen = laid_out((chunks, wide * TILE), torch.int32)
         self._look = Launch(
             _look_at_columns_kernel, config, (chunks, wide, 1), (), (*sizes, chunk), constants
         )

@@ -26,11 +26,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels.few_tokens_plan import _allocator, _laid_out
 from fusedlib.kernels.launch import (
     Launch,
+    allocator,
     current_device,
     current_index,
+    laid_out,
     multiprocessors,
     rows_contiguous,
 )
@@ -157,8 +158,8 @@ class Product:
         shares = shares_of(m, n, k, multiprocessors(a.device))
         share = triton.cdiv(k, shares * LEAST_SHARE) * LEAST_SHARE
         shares = triton.cdiv(k, share)
-        self._c = _laid_out((m, n) if shares == 1 else (shares, m, n), torch.float32)
-        self._new = _allocator(a.device)
+        self._c = laid_out((m, n) if shares == 1 else (shares, m, n), torch.float32)
+        self._new = allocator(a.device)
         self._multiply = _launch(a, (m, n, k, share), self.turned)
 
 

@@ -1,4 +1,4 @@
-"""How `fusedlib.kernels.hopper` is cut; how kernels in Gluon start: tensor maps kept by address.
+"""How the kernel for Hopper is cut; how kernels in Gluon start: tensor maps kept by address.
 
 A tensor map is the 128 bytes from which TMA takes a matrix's address, shape, strides and block. It
 holds nothing of the tensor itself, so that one made for the same values before serves again: that

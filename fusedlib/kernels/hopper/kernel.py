@@ -17,10 +17,6 @@ Equations and tensors as in `fusedlib.kernels.swiglu`.
 
 from __future__ import annotations
 
-from functools import cache
-from functools import partial as bind
-
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -30,17 +26,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fusedlib.kernels.hopper_epilogue import barrier, epilogue, fetch, fetch_gates
-from fusedlib.kernels.hopper_launch import (
-    BLOCK_M,
-    BLOCK_N,
+from fusedlib.kernels.hopper.epilogue import barrier, epilogue, fetch, fetch_gates
+from fusedlib.kernels.hopper.launch import (
     FORWARD_CONFIG,
     HopperConfig,
     HopperLaunch,
     backward_config,
 )
-from fusedlib.kernels.hopper_tiles import corner, units
-from fusedlib.kernels.launch import kept_launch, multiprocessors
+from fusedlib.kernels.hopper.tiles import corner, units
+from fusedlib.kernels.launch import multiprocessors
 
 
 @gluon.jit
@@ -215,82 +209,24 @@ def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-def takes(like: Tensor, inner: int) -> bool:
-    """Whether these kernels run for aligned operands like these (tokens, ...): bf16 or fp16 on
-    Hopper, at least a tile for every multiprocessor.
-    """
-    if not like.is_cuda or like.dtype not in (torch.bfloat16, torch.float16):
-        return False
-    tiles = -(-like.shape[0] // BLOCK_M) * -(-inner // (BLOCK_N // 2))
-    return _is_hopper(like.device) and tiles >= multiprocessors(like.device)
-
-
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
-
-
-def forward(
-    x: Tensor, w_gate_up: Tensor, h: Tensor, gate_up: Tensor | None,
-    config: HopperConfig | None = None,
-) -> None:  # fmt: skip
-    """Fill h (tokens, inner) and, where it is given, gate_up (tokens, 2·inner).
-
-    Args:
-        x: (tokens, hidden), bf16 or fp16, rows aligned to 16 elements, as all the others.
-        w_gate_up: (2·inner, hidden), gate rows above up rows.
-        h: written.
-        gate_up: written, or None.
-        config: for measuring, another than the one that `hopper_launch` chooses.
-    """
-    store = gate_up is not None
-    key = (
-        "hopper fwd", x.shape, w_gate_up.shape, x.stride(0), w_gate_up.stride(0), x.dtype,
-        x.device, store, config,
-    )  # fmt: skip
-
-    matrices = x, w_gate_up, h, h if gate_up is None else gate_up, h
-    made = bind(forward_launch, x, h.shape[1], store, config)
-    kept_launch(made, key, *matrices)(*matrices)
-
-
 def forward_launch(
     x: Tensor, inner: int, store: bool, config: HopperConfig | None = None
 ) -> HopperLaunch:
-    """What `forward` starts; `store` says whether gate_up is given."""
+    """For x (tokens, hidden) of 16-bit numbers, rows aligned to 16 elements, as all the others.
+
+    It takes x, w_gate_up, h, gate_up, h; gate_up is written if stored. `config` is for measuring.
+    """
     config = config or FORWARD_CONFIG
     return _launch(config, config.forward_blocks(), x, inner, FORWARD=True, STORE=store)
-
-
-def backward(
-    dy: Tensor, w_down: Tensor, gate_up: Tensor, d_gate_up: Tensor, h: Tensor | None,
-    config: HopperConfig | None = None,
-) -> None:  # fmt: skip
-    """Fill d_gate_up (tokens, 2·inner), which may be gate_up itself, and, where it is given, h.
-
-    Args:
-        dy: (tokens, hidden), bf16 or fp16, rows aligned to 16 elements, as all the others.
-        w_down: (hidden, inner).
-        gate_up: (tokens, 2·inner), what the forward saved.
-        d_gate_up: written.
-        h: (tokens, inner), written, or None.
-        config: for measuring, another than the one that `hopper_launch` chooses.
-    """
-    store = h is not None
-    key = (
-        "hopper bwd", dy.shape, w_down.shape, dy.stride(0), w_down.stride(0), dy.dtype, dy.device,
-        store, config,
-    )  # fmt: skip
-
-    matrices = dy, w_down, gate_up, d_gate_up, d_gate_up if h is None else h
-    made = bind(backward_launch, dy, w_down.shape[1], store, config)
-    kept_launch(made, key, *matrices)(*matrices)
 
 
 def backward_launch(
     dy: Tensor, inner: int, store: bool, config: HopperConfig | None = None
 ) -> HopperLaunch:
-    """What `backward` starts; `store` says whether h is given."""
+    """For dy (tokens, hidden), likewise.
+
+    It takes dy, w_down, gate_up, d_gate_up, h; d_gate_up may be gate_up, h is written if stored.
+    """
     config = config or backward_config(dy.shape[1])
     return _launch(config, config.backward_blocks(), dy, inner, FORWARD=False, STORE=store)
 
