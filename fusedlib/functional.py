@@ -55,15 +55,7 @@ def swiglu(x: Tensor, w_gate_up: Tensor, *, save: str = "gate_up") -> Tensor:
     """
     _check(x, w_gate_up, None, save)
     x, w_gate_up = _autocast(x, w_gate_up)
-    if not runs_kernels(x, w_gate_up):
-        return _again(save, _plain_swiglu, x, w_gate_up)
-    if _plain_eager(x, w_gate_up):
-        return _direct(save, x, w_gate_up, None)
-    from fusedlib.kernels import ops
-
-    matrix = x.reshape(-1, x.shape[-1])
-    h, _ = ops.swiglu(matrix, w_gate_up, _keeps(save, x, w_gate_up))
-    return h.reshape(*x.shape[:-1], h.shape[-1])
+    return _run(save, x, w_gate_up, None)
 
 
 def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gate_up") -> Tensor:
@@ -86,21 +78,14 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gat
         return _launched(save, x, w_gate_up, w_down, plan)
     _check(x, w_gate_up, w_down, save)
     x, w_gate_up, w_down = _autocast(x, w_gate_up, w_down)
-    if not runs_kernels(x, w_gate_up):
-        return _again(save, _plain_swiglu_mlp, x, w_gate_up, w_down)
-    if _plain_eager(x, w_gate_up, w_down):
-        return _direct(save, x, w_gate_up, w_down)
-    from fusedlib.kernels import ops
-
-    matrix = x.reshape(-1, x.shape[-1])
-    y, _ = ops.swiglu_mlp(matrix, w_gate_up, w_down, _keeps(save, x, w_gate_up, w_down))
-    return y.reshape(*x.shape[:-1], y.shape[-1])
+    return _run(save, x, w_gate_up, w_down)
 
 
 def path_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None = None) -> str:
     """What runs for a call on these operands, in the words of `fusedlib.kernels.route`'s table."""
-    plan = route.route(x, w_gate_up, w_down)
-    return route.PLAIN if plan is None else plan.path
+    if not runs_kernels(x, w_gate_up):
+        return route.PLAIN
+    return route.ways(route.kind_of(x, w_gate_up)).path
 
 
 _PLAIN = frozenset((Tensor, Parameter))
@@ -125,11 +110,30 @@ def _known(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Any:
     return None if plan is None or _autocasts(x.device.type) else plan
 
 
-def _direct(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Tensor:
-    """The kernels without the dispatcher."""
-    x, w_gate_up = unwrap_if_dead(x), unwrap_if_dead(w_gate_up)  # left over from torch.func
-    w_down = None if w_down is None else unwrap_if_dead(w_down)
-    return _launched(save, x, w_gate_up, w_down, route.plan_of(x, w_gate_up, w_down))
+def _run(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Tensor:
+    """By the kernels, directly or as operators, or in plain PyTorch."""
+    operands = (x, w_gate_up) if w_down is None else (x, w_gate_up, w_down)
+    if _plain_eager(*operands):
+        own = [unwrap_if_dead(t) for t in operands]  # left over from torch.func
+        plan = route.route(*own)
+        if plan is not None:
+            return _launched(save, own[0], own[1], own[2] if len(own) > 2 else None, plan)
+    elif runs_kernels(x, w_gate_up):
+        return _operators(save, x, w_gate_up, w_down)
+    plain = _plain_swiglu if w_down is None else _plain_swiglu_mlp
+    return _again(save, plain, *operands)
+
+
+def _operators(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Tensor:
+    from fusedlib.kernels import ops
+
+    matrix = x.reshape(-1, x.shape[-1])
+    if w_down is None:
+        found, _ = ops.swiglu(matrix, w_gate_up, _keeps(save, x, w_gate_up))
+    else:
+        keeps = _keeps(save, x, w_gate_up, w_down)
+        found, _ = ops.swiglu_mlp(matrix, w_gate_up, w_down, keeps)
+    return found.reshape(*x.shape[:-1], found.shape[-1])
 
 
 @cache

@@ -104,13 +104,17 @@ def play(arch: int, processors: int) -> None:
         multi_processor_count=processors
     )
     functional._PLAIN = frozenset((Paper, torch.Tensor, Parameter))
-    from fusedlib.kernels import cublas_plan, few_tokens_plan
+    from fusedlib.kernels import plan, products
+    from fusedlib.kernels.few_tokens import products as few_products
 
-    torch.mm = lambda a, b: paper((a.shape[0], b.shape[1]), a.dtype)
-    cublas_plan.linear = lambda a, b: paper((a.shape[0], b.shape[0]), a.dtype)
-    few_tokens_plan._allocator = lambda device: (
-        lambda shape, strides, dtype: paper(shape, dtype, strides)
+    plain = products.Products(
+        *[lambda a, b: paper((a.shape[0], b.shape[0]), a.dtype)] * 2,
+        *[lambda a, b: paper((a.shape[0], b.shape[1]), a.dtype)] * 2,
+        *[lambda a, b: paper((a.shape[1], b.shape[1]), a.dtype)] * 2,
     )
+    products.TORCH = products.FP32 = plain
+    for module in (plan, few_products):
+        module.allocator = lambda device: lambda shape, strides, dtype: paper(shape, dtype, strides)
 
 
 class Noted:
@@ -170,7 +174,7 @@ def calls(weights, lengths) -> dict:
         "met": [listed[key].name for key in noted.keys if key in listed],
         "of Triton": len(set.union(*noted.keys.values())),
         "shared wrongly": [str(key) for key, asked in noted.keys.items() if len(asked) != 1],
-        "plans": len(route._PLANS),
+        "plans": len(functional.route._PLANS),
     }
 
 
@@ -191,7 +195,7 @@ def warm(weights, lengths) -> dict:
     compiled = []
     hook = lambda *, fn, **_: compiled.append(fn.name) or False  # noqa: E731
     triton.knobs.runtime.jit_post_compile_hook = hook
-    warm._has_kernels = lambda device: True
+    warm.has_kernels = lambda device: True
     module = fusedlib.SwiGLUMLP(weights[1].shape[0], weights[1].shape[1], device="meta")
     module._parameters.clear()
     module.w_gate_up, module.w_down = weights

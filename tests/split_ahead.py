@@ -11,12 +11,12 @@ import sys
 
 import torch
 import triton
-from fusedlib.kernels.hopper_launch import block_layout
 from swiglu_ahead import figures
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from fusedlib.kernels.hopper.launch import block_layout
 from fusedlib.kernels.split import hopper, parts, product
 from fusedlib.kernels.split.parts import TILE
 

@@ -17,7 +17,8 @@ import triton.backends.nvidia as nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fusedlib.kernels import few_tokens, swiglu, swiglu_configs
+from fusedlib.kernels import swiglu, swiglu_configs
+from fusedlib.kernels.few_tokens import kernels as few_tokens
 from fusedlib.kernels.swiglu_configs import Config
 
 TOOL = Path(nvidia.__file__).parent / "bin" / "cuobjdump"

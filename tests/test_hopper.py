@@ -10,8 +10,8 @@ from ahead import compiled_ahead, faults
 class TestTensorMaps:
     @pytest.fixture
     def launch(self):
-        hopper = pytest.importorskip("fusedlib.kernels.hopper")
-        from fusedlib.kernels.hopper_launch import HopperLaunch, backward_config
+        hopper = pytest.importorskip("fusedlib.kernels.hopper.kernel")
+        from fusedlib.kernels.hopper.launch import HopperLaunch, backward_config
 
         config = backward_config(4096)
         variant = {"FORWARD": False, "STORE": True}
@@ -35,7 +35,7 @@ class TestTensorMaps:
         assert watched() is None
 
     def test_are_not_without_number(self, launch, monkeypatch):
-        monkeypatch.setattr("fusedlib.kernels.hopper_launch.MOST_MAPS", 2)
+        monkeypatch.setattr("fusedlib.kernels.hopper.launch.MOST_MAPS", 2)
         matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(3)]
         for x in [torch.zeros_like(matrices[0]) for _ in range(5)]:
             launch._described(x, *matrices[1:])
@@ -43,7 +43,7 @@ class TestTensorMaps:
 
     def test_are_encoded_once_and_passed_as_triton_passes_them(self, launch, monkeypatch):
         driver = pytest.importorskip("triton.backends.nvidia.driver")
-        from fusedlib.kernels import hopper_launch
+        from fusedlib.kernels.hopper import launch as hopper_launch
 
         encoded, started = [], []
 
@@ -68,7 +68,7 @@ class TestTensorMaps:
         assert started == [wanted, wanted]
 
     def test_go_by_triton_itself_where_its_wrapper_is_unknown(self):
-        from fusedlib.kernels.hopper_launch import unwrapped
+        from fusedlib.kernels.hopper.launch import unwrapped
 
         def wrapper(*arguments):
             return launcher, tensordesc_meta

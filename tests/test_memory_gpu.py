@@ -27,7 +27,7 @@ def test_a_step_and_a_stack_hold_what_is_counted(name):
         assert memory.measure(case)["total_peak_mib"] == memory.counted_mib(case)
 
 
-@pytest.mark.parametrize(("tokens", "path"), [(64, "plain PyTorch"), (2048, "kernels")])
+@pytest.mark.parametrize(("tokens", "path"), [(64, "plain PyTorch"), (2048, "split fp32")])
 def test_rows_say_which_path_fp32_took(tokens, path):
     shape, at = f"{tokens}·2048·2048", {"dtype": "float32", "device": "cuda"}
     (case, _), stack = (

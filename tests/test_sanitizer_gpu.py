@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("triton")
 import sanitized
 
-from fusedlib.kernels import hopper
+from fusedlib.kernels.hopper import kernel as hopper
 from fusedlib.kernels.split import hopper as split_hopper
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]

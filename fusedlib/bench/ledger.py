@@ -265,7 +265,7 @@ def of(provider: str, path: str | None = None, dtype: str = "bfloat16") -> Ledge
 
     Args:
         provider: the rival's name.
-        path: what ours ran, as in its rows: "kernels" (by default) or plain PyTorch.
+        path: what ours ran, as in its rows: kernels by default, or "plain PyTorch".
         dtype: in fp32 our kernels split their factors.
     """
     if isinstance(path, str) and path.startswith("plain"):

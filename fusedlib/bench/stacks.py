@@ -9,7 +9,6 @@ from fusedlib import functional, modules, reference
 from fusedlib.bench import rivals, sources
 from fusedlib.bench.problems import Inputs, SwiGLUProblem
 from fusedlib.bench.rivals import Workload, rival
-from fusedlib.bench.swiglu import PLAIN_PATH
 
 STACK = "swiglu stack"
 # How modules name what the reference calls otherwise.
@@ -78,7 +77,7 @@ def path(layer: nn.Module, x: Tensor) -> str | None:
     """Which code of ours a layer runs on x; None for other rivals' layers."""
     if not isinstance(layer, modules.SwiGLUMLP):
         return None
-    return "kernels" if functional.runs_kernels(x, layer.w_gate_up) else PLAIN_PATH
+    return functional.path_of(x, layer.w_gate_up, layer.w_down)
 
 
 def one_layer(name: str, problem: SwiGLUProblem, inputs: Inputs) -> Workload:

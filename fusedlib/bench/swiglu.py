@@ -54,10 +54,9 @@ def _fused(inputs: Inputs, save: str) -> Workload:
     rows = torch.cat([inputs.w_gate, inputs.w_up]).detach()
     w_gate_up = rows.requires_grad_(inputs.w_gate.requires_grad)
     leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
-    kernels = functional.runs_kernels(inputs.x, w_gate_up)
     return Workload(
         lambda: functional.swiglu_mlp(inputs.x, w_gate_up, inputs.w_down, save=save), leaves,
-        path="kernels" if kernels else PLAIN_PATH,
+        path=functional.path_of(inputs.x, w_gate_up, inputs.w_down),
     )  # fmt: skip
 
 

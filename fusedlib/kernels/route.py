@@ -124,12 +124,16 @@ def plan_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None = None) -> Plan:
     key = _key(x, w_gate_up, w_down)
     plan = _PLANS.get(key)
     if plan is None:
-        wide, hidden = w_gate_up.shape
-        kind = Kind(x.device, x.dtype, precision_of(x), _tokens(x, hidden), hidden, wide // 2)
         if len(_PLANS) >= MOST_PLANS:
             _PLANS.clear()
-        plan = _PLANS[key] = _made(kind)
+        plan = _PLANS[key] = _made(kind_of(x, w_gate_up))
     return plan
+
+
+def kind_of(x: Tensor, w_gate_up: Tensor) -> Kind:
+    """What a plan for such operands depends on."""
+    wide, hidden = w_gate_up.shape
+    return Kind(x.device, x.dtype, precision_of(x), _tokens(x, hidden), hidden, wide // 2)
 
 
 def current(plan: Plan, like: Tensor) -> Plan:
