@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rewritten import rewritten
 
-from fusedlib.kernels import split
-from fusedlib.kernels.split import parts
+from fusedlib.kernels.split import mm, parts
 from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config
 
@@ -138,15 +137,15 @@ def test_low_bits_are_seen():
 
 def test_small_products_are_torchs_and_others_are_split(monkeypatch):
     a, b = checks.drawn(checks.SHAPE)
-    assert torch.equal(split.split_mm(a, b), a @ b)
+    assert torch.equal(mm.split_mm(a, b), a @ b)
     for least in ("LEAST_SIZE", "LEAST_RESULTS", "LEAST_WORK"):
-        monkeypatch.setattr(split, least, 1)
-    assert torch.equal(split.split_mm(a, b), checks.product(a, b))
-    monkeypatch.setattr(split, "SPLITS", False)  # FUSEDLIB_SPLIT=0
-    assert torch.equal(split.split_mm(a, b), a @ b)
-    monkeypatch.setattr(split, "SPLITS", True)
+        monkeypatch.setattr(mm, least, 1)
+    assert torch.equal(mm.split_mm(a, b), checks.product(a, b))
+    monkeypatch.setattr(mm, "SPLITS", False)  # FUSEDLIB_SPLIT=0
+    assert torch.equal(mm.split_mm(a, b), a @ b)
+    monkeypatch.setattr(mm, "SPLITS", True)
     for m, k, n in ((0, 300, 5), (5, 300, 0), (5, 0, 7)):
-        c = split.split_mm(torch.ones(m, k), torch.ones(k, n))
+        c = mm.split_mm(torch.ones(m, k), torch.ones(k, n))
         assert c.shape == (m, n) and not c.any()
 
 
@@ -154,7 +153,7 @@ def test_what_does_not_fit_is_refused():
     for a, b in ((torch.zeros(3), torch.zeros(3, 4)), (torch.zeros(3, 4), torch.zeros(3, 4)),
                  (torch.zeros(3, 4), torch.zeros(4, 5, dtype=torch.float64))):  # fmt: skip
         with pytest.raises(ValueError, match=r"A must be \(m, k\) and B \(k, n\), float32"):
-            split.split_mm(a, b)
+            mm.split_mm(a, b)
 
 
 # --- teeth ---------------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ def test_swiglu_mlp_at_other_shapes_vs_float64(shape):
 def test_persistent_programs_vs_float64(monkeypatch, dtype, descriptors):
     config = replace(swiglu_configs.INTERPRETER, persistent=True, descriptors=descriptors)
     monkeypatch.setattr(swiglu_configs, "INTERPRETER", config)
+    monkeypatch.setattr(route, "_PLANS", {})
     made = []
     original = launch.Launch.operands
     monkeypatch.setattr(
