@@ -103,7 +103,7 @@ def check_second_call(monkeypatch, leaves, dy) -> None:
     for other in (
         [leaves[0][:, :-1], *leaves[1:]],
         [leaves[0].bfloat16(), *leaves[1:]],
-        [*leaves[:2], leaves[2].detach().mT.contiguous().mT],
+        [*leaves[:2], leaves[2].detach().mT],
     ):
         with pytest.raises(TypeError, match="NoneType"):
             swiglu_mlp(*other)

@@ -132,7 +132,9 @@ class SwiGLUFunction(torch.autograd.Function):
                 raise RuntimeError("backward ran a second time; the first wants retain_graph=True")
             if in_place:
                 ctx.own = None
-        plan = current(ctx.plan, upstream)
+        plan = ctx.plan
+        if upstream.dtype == torch.float32:
+            plan = current(plan, upstream)
         # dy may have any strides, and the memory of a saved tensor can have been exchanged
         # (`tensor.data = ...`), which torch does not notice.
         dy, *others = settled(upstream, x, w_gate_up, w_down, gate_up)

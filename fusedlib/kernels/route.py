@@ -101,27 +101,28 @@ def route(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None = None) -> Plan | 
 
 
 def known(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Plan | None:
-    """What `route` gave operands like these before, if these lie in memory as it wants them.
+    """What `route` gave operands like these before.
 
-    Nothing else is checked, for it was then: at few tokens the checks cost as much as a launch.
+    Nothing is checked, for it was then: at few tokens the checks cost as much as a launch.
     """
-    wide, hidden = w_gate_up.shape if w_gate_up.ndim == 2 else (0, 0)
+    if w_gate_up.ndim != 2:
+        return None
+    wide, hidden = w_gate_up.shape
     # Small fp32, where looking costs 7 % of PyTorch's own forward of 64·512.
     if x.dtype not in TAKEN and x.numel() * wide < LEAST_WORK:
         return None
     if not hidden or not x.ndim or x.shape[-1] != hidden:
         return None
-    plan = _PLANS.get(_key(x, w_gate_up, w_down))
+    plan = _PLANS.get(_key(x, w_gate_up, w_down, wide, hidden))
     if plan is None or transformed():
         return None
-    if any(map(is_functorch_wrapped_tensor, (x, w_gate_up, w_down))):  # a dead one has no address
-        return None
-    return plan if plan.fits(x, w_gate_up, w_down) else None
+    dead = is_functorch_wrapped_tensor  # left over from a transform: it has no address
+    return None if dead(x) or dead(w_gate_up) or dead(w_down) else plan
 
 
 def plan_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None = None) -> Plan:
     """The plan for operands that the kernels run for."""
-    key = _key(x, w_gate_up, w_down)
+    key = _key(x, w_gate_up, w_down, *w_gate_up.shape)
     plan = _PLANS.get(key)
     if plan is None:
         if len(_PLANS) >= MOST_PLANS:
@@ -206,25 +207,30 @@ def _has_roles(device: torch.device) -> bool:
 # --- classes of lengths --------------------------------------------------------------------------
 
 
-def _key(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Hashable:
-    wide, hidden = w_gate_up.shape
-    tokens = _class_of(x, hidden, wide // 2)
+def _key(
+    x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, wide: int, hidden: int
+) -> Hashable:  # fmt: skip
+    dtype, device = x.dtype, x.device
+    tokens: Hashable
+    if dtype in FUSED_DTYPES:
+        tokens = bisect_left(most_tokens(device, wide // 2), _tokens(x, hidden))
+    else:
+        tokens = _class_of_fp32(x, hidden, wide // 2)
     if w_down is None:
-        return tokens, wide, hidden, x.dtype, x.device
-    dtypes = x.dtype, w_gate_up.dtype, w_down.dtype
-    devices = x.device, w_gate_up.device, w_down.device
-    return tokens, wide, hidden, w_down.shape, dtypes, devices
+        return tokens, wide, hidden, dtype, device
+    dtypes, devices = (w_gate_up.dtype, w_down.dtype), (w_gate_up.device, w_down.device)
+    return tokens, wide, hidden, w_down.shape, dtype, device, dtypes, devices
 
 
 def _tokens(x: Tensor, hidden: int) -> int:
     return x.numel() // hidden if hidden else x.shape[:-1].numel()
 
 
-def _class_of(x: Tensor, hidden: int, inner: int) -> Hashable:
-    tokens = _tokens(x, hidden)
-    if not _full(x.dtype, x.device):
-        return bisect_left(most_tokens(x.device, inner), tokens)
-    return precision_of(x), bisect_left(most_tokens_fp32(hidden, inner), tokens)
+def _class_of_fp32(x: Tensor, hidden: int, inner: int) -> Hashable:
+    bounds = most_tokens(x.device, inner)
+    if _full(x.dtype, x.device):
+        bounds = most_tokens_fp32(hidden, inner)
+    return precision_of(x), bisect_left(bounds, _tokens(x, hidden))
 
 
 @cache
