@@ -79,7 +79,7 @@ def test_a_measured_card_keeps_to_the_table(monkeypatch, card_folder, name):
 
 def test_off_a_gpu_and_for_other_dtypes_and_tiles_nothing_is_tuned(monkeypatch, card_folder):
     clock = Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
-    unaligned = swiglu_configs.UNALIGNED["half"]
+    unaligned = swiglu_configs.UNALIGNED
     assert choose(kernel, default=unaligned) == unaligned
     assert choose(kernel, matrices(dtype=torch.float32)) == DEFAULT
     monkeypatch.setattr(autotune, "card", lambda device: None)

@@ -124,7 +124,7 @@ def needed(
             launch = hopper.forward_launch(x, inner, save)
             yield Needed(name, launch, (*matrices, h), trains)
         else:
-            made = bind(swiglu.fwd_launch, x, w_gate_up, h, save)
+            made = bind(swiglu.fwd_launch, x, inner, save)
             yield _tiled(name, made, matrices, trains)
     for output in (True, False):
         matrices = x, w_down, gate_up, gate_up, gate_up, h
@@ -137,7 +137,7 @@ def needed(
         else:
             for in_place in (True, False):
                 variant = True, True, output, in_place
-                made = bind(swiglu.bwd_launch, x, w_down, gate_up, variant)
+                made = bind(swiglu.bwd_launch, x, inner, variant)
                 yield _tiled(name + ", in place" * in_place, made, matrices, trains * in_place)
     if way.few:
         sizes = device, tokens, hidden, inner
@@ -151,7 +151,7 @@ def needed(
 def _pointwise(
     gate_up: Tensor, h: Tensor, gradient: bool, output: bool, trains: tuple[str, ...]
 ) -> Needed:
-    launch = swiglu.bwd_launch(gate_up, gate_up, gate_up, (False, gradient, output, gradient))
+    launch = swiglu.bwd_launch(gate_up, h.shape[1], (False, gradient, output, gradient))
     name = f"pointwise{', d(gate|up)' * gradient}{', h' * output}"
     return Needed(name, launch, (*[gate_up] * 5, h), trains)
 

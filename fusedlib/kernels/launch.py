@@ -47,9 +47,9 @@ def rows_contiguous(matrix: Tensor) -> Tensor:
     return matrix if matrix.stride(1) == 1 else matrix.contiguous()
 
 
-def grid(config: Config, like: Tensor, tokens: int, inner: int) -> tuple[int, int, int]:
+def grid(config: Config, like: Tensor, inner: int) -> tuple[int, int, int]:
     """One program a tile; persistent ones no more than the device has multiprocessors."""
-    tiles = triton.cdiv(tokens, config.block_m) * triton.cdiv(inner, config.block_n)
+    tiles = triton.cdiv(like.shape[0], config.block_m) * triton.cdiv(inner, config.block_n)
     if not config.persistent:
         return (tiles, 1, 1)
     return (min(tiles, multiprocessors(like.device)), 1, 1)

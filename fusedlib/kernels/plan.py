@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fusedlib.kernels import swiglu
 from fusedlib.kernels.autotune import tuned
+from fusedlib.kernels.kinds import APART, ROLES, Kind, Ways
 from fusedlib.kernels.launch import (
     MOST_LAUNCHES,
     Launch,
@@ -26,7 +27,6 @@ from fusedlib.kernels.launch import (
     current_index,
 )
 from fusedlib.kernels.products import Gradients, Wants, matrix
-from fusedlib.kernels.route import APART, ROLES, Kind, Ways
 
 
 class Products(Protocol):
@@ -115,7 +115,7 @@ class Plan:
         else:
             if launch is None:
                 rows = matrix(x)
-                make = partial(swiglu.fwd_launch, rows, w_gate_up, h, save)
+                make = partial(swiglu.fwd_launch, rows, self._inner, save)
                 launch = self._keep(name, tuned(make, (rows, w_gate_up, h, stored)))
             launch(x, w_gate_up, h, stored)
         return h, gate_up
@@ -172,7 +172,7 @@ class Plan:
                 launch = swiglu.hopper.backward_launch(first, self._inner, output)
             else:
                 make: Callable[..., Launch] = partial(
-                    swiglu.bwd_launch, first, others[0], others[-3], variant
+                    swiglu.bwd_launch, first, self._inner, variant
                 )
                 launch = tuned(make, (first, *others)) if product else make()
             self._keep(name, launch)

@@ -34,13 +34,14 @@ import os
 from bisect import bisect_left
 from collections.abc import Hashable
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
+from fusedlib.kernels.kinds import APART, ROLES, TILES, Kind, Ways
 from fusedlib.kernels.swiglu_configs import ALIGNMENT, FEW_TOKENS, architecture, precision_of
 
 if TYPE_CHECKING:
@@ -61,30 +62,6 @@ MOST_PLANS = 1024  # kept
 # Triton's interpreter runs the kernels on the CPU: for tests. Triton itself reads this once too.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TAKEN = (*FUSED_DTYPES, torch.float32) if INTERPRETED else FUSED_DTYPES
-
-APART, TILES, ROLES = "apart", "tiles", "roles"
-
-
-class Kind(NamedTuple):
-    """All that a plan depends on; of the tokens their class alone."""
-
-    device: torch.device
-    dtype: torch.dtype
-    precision: str
-    tokens: int
-    hidden: int
-    inner: int
-
-
-class Ways(NamedTuple):
-    """A row of the table; `few` and `split` say whose the products are."""
-
-    path: str
-    forward: str
-    backward: str
-    few: bool = False
-    split: bool = False
-
 
 _PLANS: dict[Hashable, Plan] = {}
 

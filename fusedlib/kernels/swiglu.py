@@ -1,5 +1,5 @@
 # ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
-"""The two fused kernels of the SwiGLU MLP; every plain product is torch.mm's.
+"""The two fused kernels of the SwiGLU MLP, by tiles.
 
     gate = x Wgᵀ    up = x Wuᵀ    h = silu(gate) ⊙ up    y = h Wdᵀ              (Shazeer 2020)
 
@@ -9,16 +9,16 @@ backward    dh = dy Wd, and in its epilogue, with s = sigmoid(gate),
                 d_gate = dh ⊙ up ⊙ s ⊙ (1 + gate ⊙ (1 − s))
                 h      = gate ⊙ s ⊙ up, recomputed for d_Wd = dyᵀ h
 
-| tensor                       | shape                | strides                               |
-|------------------------------|----------------------|---------------------------------------|
-| x, dy                        | (tokens, hidden)     | any; copied unless rows are contiguous|
-| w_gate_up: gate rows over up | (2·inner, hidden)    | any; likewise                         |
-| w_down                       | (hidden, inner)      | any; likewise                         |
-| gate_up, d_gate_up           | (tokens, 2·inner)    | contiguous: gate columns, up columns  |
-| h, dh                        | (tokens, inner)      | contiguous                            |
+| tensor                            | shape             |
+|-----------------------------------|-------------------|
+| x, dy                             | (tokens, hidden)  |
+| w_gate_up: gate rows over up rows | (2·inner, hidden) |
+| w_down                            | (hidden, inner)   |
+| gate_up, d_gate_up: columns       | (tokens, 2·inner) |
+| h, dh                             | (tokens, inner)   |
 
-Sums over K and the activation are fp32. Blocks come through pointers, or through tensor descriptors
-(TMA) where the configuration asks for them.
+All are contiguous, at 16 bytes. Sums over K and the activation are fp32. Blocks come through
+pointers, or through tensor descriptors (TMA) where the configuration asks for them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from fusedlib.kernels.swiglu_configs import (
     Config,
     backward_config,
     forward_config,
-    precision_of,
 )
 
 try:
@@ -83,20 +82,6 @@ def _place(tile, row_tiles, column_tiles, GROUP_M: tl.constexpr):  # type: ignor
 
 
 @triton.jit
-def _dot(a, b, acc, one, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """acc + a b. IEEE fp32 sums each K block by itself and adds it to acc: √(K/BLOCK_K) as much
-    error as one long sum, for one addition an element and block.
-    """
-    if PRECISION == "ieee" and a.dtype == tl.float32:
-        # Multiplying by `one`, which the compiler cannot know to be 1, keeps it from folding the
-        # addition into the product's accumulator.
-        acc = tl.fma(tl.dot(a, b, input_precision=PRECISION), one, acc)
-    else:
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    return acc
-
-
-@triton.jit
 def _halves(block, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """Left and right half of a [HEIGHT, WIDTH] block.
 
@@ -121,8 +106,8 @@ def _fwd_epilogue(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=("tokens",))
 def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
-    x, w_gate_up, h_ptr, gate_up_ptr, tokens, hidden, inner, x_row, w_row, one,
-    SAVE: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
+    x, w_gate_up, h_ptr, gate_up_ptr, tokens, hidden, inner,
+    SAVE: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     row_tiles, column_tiles = tl.cdiv(tokens, BLOCK_M), tl.cdiv(inner, BLOCK_N)
@@ -133,17 +118,17 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
         gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(0, hidden, BLOCK_K):
-            a = _block(x, row, k, tokens, hidden, x_row, BLOCK_M, BLOCK_K, DESCRIPTORS)
+            a = _block(x, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K, DESCRIPTORS)
             # Gate rows past inner are up rows: in bounds, and their columns are never stored.
             b = _block(
-                w_gate_up, column, k, 2 * inner, hidden, w_row, BLOCK_N, BLOCK_K, DESCRIPTORS
+                w_gate_up, column, k, 2 * inner, hidden, hidden, BLOCK_N, BLOCK_K, DESCRIPTORS
             )
             c = _block(
-                w_gate_up, inner + column, k, 2 * inner, hidden, w_row,
+                w_gate_up, inner + column, k, 2 * inner, hidden, hidden,
                 BLOCK_N, BLOCK_K, DESCRIPTORS,
             )  # fmt: skip
-            gate = _dot(a, b.T, gate, one, PRECISION)
-            up = _dot(a, c.T, up, one, PRECISION)
+            gate = tl.dot(a, b.T, gate)
+            up = tl.dot(a, c.T, up)
         gate, gate_right = _halves(gate, BLOCK_M, BLOCK_N)
         up, up_right = _halves(up, BLOCK_M, BLOCK_N)
         half: tl.constexpr = BLOCK_N // 2
@@ -155,15 +140,14 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
 
 
 def fwd_launch(
-    x: Tensor, w_gate_up: Tensor, h: Tensor, save: bool, config: Config | None = None
-) -> Launch:
-    """For operands like these: it takes x, w_gate_up, h and gate_up, or h again."""
-    (tokens, hidden), inner = x.shape, h.shape[1]
-    config = config or forward_config(x, w_gate_up, h)
+    x: Tensor, inner: int, save: bool, config: Config | None = None
+) -> Launch:  # fmt: skip
+    """For x (tokens, hidden): it takes x, w_gate_up, h and gate_up, or h again."""
+    config = config or forward_config(x, inner)
     m, n, k = config.block_m, config.block_n, config.block_k
-    scalars = (tokens, hidden, inner, x.stride(0), w_gate_up.stride(0), 1.0)
-    constants = {"SAVE": save, "PRECISION": precision_of(x), "FLATTEN": config.persistent}
-    programs = grid(config, x, tokens, inner)
+    scalars = *x.shape, inner
+    constants = {"SAVE": save, "FLATTEN": config.persistent}
+    programs = grid(config, x, inner)
     return Launch(_swiglu_fwd_kernel, config, programs, ([m, k], [n, k]), scalars, constants)
 
 
@@ -191,10 +175,9 @@ def _bwd_epilogue(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=("tokens",))
 def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
-    dy, w_down, dh_ptr, gate_up_ptr, d_gate_up_ptr, h_ptr, tokens, hidden, inner, dy_row, w_row,
-    one,
+    dy, w_down, dh_ptr, gate_up_ptr, d_gate_up_ptr, h_ptr, tokens, hidden, inner,
     PRODUCT: tl.constexpr, GRADIENT: tl.constexpr, OUTPUT: tl.constexpr, IN_PLACE: tl.constexpr,
-    PRECISION: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     row_tiles, column_tiles = tl.cdiv(tokens, BLOCK_M), tl.cdiv(inner, BLOCK_N)
@@ -205,9 +188,9 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
         dh = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         if PRODUCT:
             for k in range(0, hidden, BLOCK_K):
-                a = _block(dy, row, k, tokens, hidden, dy_row, BLOCK_M, BLOCK_K, DESCRIPTORS)
-                b = _block(w_down, k, column, hidden, inner, w_row, BLOCK_K, BLOCK_N, DESCRIPTORS)
-                dh = _dot(a, b, dh, one, PRECISION)
+                a = _block(dy, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K, DESCRIPTORS)
+                b = _block(w_down, k, column, hidden, inner, inner, BLOCK_K, BLOCK_N, DESCRIPTORS)
+                dh = tl.dot(a, b, dh)
         elif GRADIENT:
             dh = _block(dh_ptr, row, column, tokens, inner, inner, BLOCK_M, BLOCK_N, False)
             dh = dh.to(tl.float32)
@@ -224,26 +207,24 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
 
 
 def bwd_launch(
-    a: Tensor, b: Tensor, gate_up: Tensor, variant: tuple[bool, bool, bool, bool],
-    config: Config | None = None,
-) -> Launch:  # fmt: skip
-    """For a = dy and b = w_down, or gate_up for what is not read.
+    a: Tensor, inner: int, variant: tuple[bool, bool, bool, bool], config: Config | None = None
+) -> Launch:
+    """For a = dy (tokens, hidden), or gate_up where dy is not read.
 
     `variant` says whether dy Wd is computed, d(gate|up), h, and whether d(gate|up) is written over
     gate|up. It takes dy, w_down, dh, gate_up, d_gate_up and h, gate_up in place of each that it
     neither reads nor writes.
     """
     product, gradient, output, in_place = variant
-    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
-    config = config or (backward_config(a, b, gate_up) if product else POINTWISE)
+    config = config or (backward_config(a, inner) if product else POINTWISE)
     m, n, k = config.block_m, config.block_n, config.block_k
-    scalars = (tokens, a.shape[1], inner, a.stride(0), b.stride(0), 1.0)
+    scalars = *a.shape, inner
     # In a flattened loop a barrier would keep loads from being pipelined; elsewhere it costs
     # nothing, and one binary serves both.
     in_place = in_place or (gradient and not config.persistent)
     constants = {
         "PRODUCT": product, "GRADIENT": gradient, "OUTPUT": output, "IN_PLACE": in_place,
-        "PRECISION": precision_of(gate_up), "FLATTEN": config.persistent and not in_place,
+        "FLATTEN": config.persistent and not in_place,
     }  # fmt: skip
-    programs = grid(config, gate_up, tokens, inner)
+    programs = grid(config, a, inner)
     return Launch(_swiglu_bwd_kernel, config, programs, ([m, k], [k, n]), scalars, constants)

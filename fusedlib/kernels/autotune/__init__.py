@@ -42,7 +42,7 @@ SWITCH = "FUSEDLIB_AUTOTUNE"
 # fp32 comes to the tuned kernels from no public function.
 DTYPES = (torch.bfloat16, torch.float16)
 # Not products, and products whose tile is bounded by registers on every card.
-UNTUNED = (POINTWISE, *UNALIGNED.values())
+UNTUNED = (POINTWISE, UNALIGNED)
 FEWEST = 16  # tokens of the smallest class: the shortest tile
 
 _CHOSEN: dict[str, Config] = {}
