@@ -85,7 +85,7 @@ def path_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None = None) -> str:
     """What runs for a call on these operands, in the words of `fusedlib.kernels.route`'s table."""
     if not runs_kernels(x, w_gate_up):
         return route.PLAIN
-    return route.ways(route.kind_of(x, w_gate_up)).path
+    return route.ways(route.kind_of(x, w_gate_up, w_down is not None)).path
 
 
 _PLAIN = frozenset((Tensor, Parameter))

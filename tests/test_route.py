@@ -59,6 +59,12 @@ def test_on_hopper(card, shape, path, forward, backward):
     assert found[:3] == (path, forward, backward) and found.few == (path == "few tokens")
 
 
+def test_few_tokens_without_a_down_projection(card):
+    card(90)
+    kind = Kind(CARD, torch.bfloat16, "ieee", 64, 512, 512, down=False)
+    assert route.ways(kind) == ("fused by tiles", TILES, TILES, False, False)
+
+
 @pytest.mark.parametrize("architecture", [80, 89, 100])
 def test_on_other_cards(card, architecture):
     card(architecture)

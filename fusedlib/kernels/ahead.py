@@ -93,8 +93,7 @@ def binaries_of(
 def build_for_training(plan: Plan, save: str) -> None:
     """Have other threads compile what a step needs, while the first of it is compiled here."""
     plan.cold = False
-    device, dtype, _, tokens, hidden, inner = plan.kind
-    for each in needed(tokens, hidden, inner, dtype, device):
+    for each in needed(*plan.kind.sizes, plan.kind.dtype, plan.kind.device):
         if save in each.trains:
             each.launch.build_ahead(*each.matrices)
 

@@ -155,7 +155,7 @@ def compute(
 
     Whatever their strides and addresses, on whichever device.
     """
-    if w_down is not None and plan.fits(x, w_gate_up, w_down):
+    if plan.fits(x, w_gate_up, w_down):
         return plan.forward(x, w_gate_up, w_down, save)
     here: tuple[Any, ...] = settled(x, w_gate_up, w_down)
     with current_device(x):

@@ -10,7 +10,10 @@ APART, TILES, ROLES = "apart", "tiles", "roles"
 
 
 class Kind(NamedTuple):
-    """All that a plan depends on; of the tokens their class alone."""
+    """All that a plan depends on; of the tokens their class alone.
+
+    `down`: there is a down projection.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -18,6 +21,12 @@ class Kind(NamedTuple):
     tokens: int
     hidden: int
     inner: int
+    down: bool = True
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Tokens, hidden and inner."""
+        return self.tokens, self.hidden, self.inner
 
 
 class Ways(NamedTuple):

@@ -70,15 +70,17 @@ class Plan:
         self._dtype, self._new = kind.dtype, allocator(kind.device)
         self._index = -1 if kind.device.type == "cpu" else kind.device.index or 0
         self._launches: dict[Hashable, Launch] = {}
-        self.cold = self._index >= 0 and 0 not in kind[3:]
+        self.cold = self._index >= 0 and 0 not in kind.sizes
 
-    def fits(self, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> bool:
+    def fits(self, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> bool:
         """Whether operands of its kind lie in memory as it wants them.
 
         The device must be the current one too, where the allocator takes its memory from.
         """
         if self._index >= 0 and self._index != current_index():
             return False
+        if w_down is None:
+            w_down = x
         whole = x.is_contiguous() and w_gate_up.is_contiguous() and w_down.is_contiguous()
         return whole and not (x.data_ptr() | w_gate_up.data_ptr() | w_down.data_ptr()) % 16
 

@@ -19,9 +19,10 @@ A call can be followed in five files, in this order:
 | split fp32     | fp32 at "highest", if some pays | apart          | apart         | split, torch |
 | fp32           | fp32, the rest; empty operands  | apart          | apart         | torch        |
 
-Half is bf16 and fp16. Even sizes, hidden and inner, are multiples of 16. *Tiles* are the kernels of
-`swiglu`, *roles* those of `hopper`; *apart* is a plain product and a pointwise kernel. fp32 comes
-here from LEAST_WORK on. Operands that are not contiguous, or do not begin at 16 bytes, are copied.
+Half is bf16 and fp16. Few tokens have a down projection; without one they go by tiles. Even sizes,
+hidden and inner, are multiples of 16. *Tiles* are the kernels of `swiglu`, *roles* those of
+`hopper`; *apart* is a plain product and a pointwise kernel. fp32 comes here from LEAST_WORK on.
+Operands that are not contiguous, or do not begin at 16 bytes, are copied.
 
 A plan belongs to a class of lengths, all that go one way with the same products. Importing this
 module imports no Triton.
@@ -104,14 +105,15 @@ def plan_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None = None) -> Plan:
     if plan is None:
         if len(_PLANS) >= MOST_PLANS:
             _PLANS.clear()
-        plan = _PLANS[key] = _made(kind_of(x, w_gate_up))
+        plan = _PLANS[key] = _made(kind_of(x, w_gate_up, w_down is not None))
     return plan
 
 
-def kind_of(x: Tensor, w_gate_up: Tensor) -> Kind:
+def kind_of(x: Tensor, w_gate_up: Tensor, down: bool = True) -> Kind:
     """What a plan for such operands depends on."""
     wide, hidden = w_gate_up.shape
-    return Kind(x.device, x.dtype, precision_of(x), _tokens(x, hidden), hidden, wide // 2)
+    tokens = _tokens(x, hidden)
+    return Kind(x.device, x.dtype, precision_of(x), tokens, hidden, wide // 2, down)
 
 
 def current(plan: Plan, like: Tensor) -> Plan:
@@ -125,7 +127,7 @@ def _made(kind: Kind) -> Plan:
     from fusedlib.kernels import few_tokens, products, split
     from fusedlib.kernels.plan import Plan
 
-    way, sizes = ways(kind), (kind.tokens, kind.hidden, kind.inner)
+    way, sizes = ways(kind), kind.sizes
     if way.few:
         return Plan(kind, way, few_tokens.Products(kind.device, kind.dtype, *sizes[1:]))
     if way.split:
@@ -135,13 +137,13 @@ def _made(kind: Kind) -> Plan:
 
 def ways(kind: Kind) -> Ways:
     """The row of the table."""
-    device, dtype, precision, tokens, hidden, inner = kind
-    if _full(dtype, device) or 0 in kind[3:]:
+    device, dtype, precision, tokens, hidden, inner, down = kind
+    if _full(dtype, device) or 0 in kind.sizes:
         highest = _full(dtype, device) and precision == "ieee"
         pays = highest and _some_split(tokens, hidden, inner)
         return Ways("split fp32" if pays else "fp32", APART, APART, split=pays)
     even = not (hidden % ALIGNMENT or inner % ALIGNMENT)
-    if even and tokens <= FEW_TOKENS and dtype in FUSED_DTYPES:
+    if down and even and tokens <= FEW_TOKENS and dtype in FUSED_DTYPES:
         return Ways("few tokens", TILES, TILES, few=True)
     many = tokens > FEW_TOKENS
     fused = ROLES if even and many and _has_roles(device) else TILES

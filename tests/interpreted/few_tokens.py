@@ -44,6 +44,13 @@ def test_swiglu_mlp_and_gradients_vs_float64(started, shape, dtype, save):
     assert started == [*FORWARD, *again, *BACKWARD]
 
 
+@pytest.mark.parametrize("save", SAVES)
+def test_without_a_down_projection_no_product_is_for_few_tokens(started, save):
+    assert checks.misses_half("cpu", "float16", SHAPE, save) == []
+    assert set(started) == {FORWARD[0], BACKWARD[0]}
+    assert {plan.path for plan in route._PLANS.values()} == {"fused by tiles"}
+
+
 @pytest.mark.parametrize("check", plan_checks.HOLDS, ids=plan_checks.name_of)
 def test_holds(monkeypatch, started, check):
     plan_checks.run_at(monkeypatch, check, "cpu", "float16", SHAPE)
