@@ -9,6 +9,7 @@ from fusedlib import functional, modules, reference
 from fusedlib.bench import rivals, sources
 from fusedlib.bench.problems import Inputs, SwiGLUProblem
 from fusedlib.bench.rivals import Workload, rival
+from fusedlib.bench.swiglu import PLAIN_PATH
 
 STACK = "swiglu stack"
 # How modules name what the reference calls otherwise.
@@ -77,7 +78,7 @@ def path(layer: nn.Module, x: Tensor) -> str | None:
     """Which code of ours a layer runs on x; None for other rivals' layers."""
     if not isinstance(layer, modules.SwiGLUMLP):
         return None
-    return functional.path_of(x, layer.w_gate_up, layer.w_down)
+    return "kernels" if functional.runs_kernels(x, layer.w_gate_up) else PLAIN_PATH
 
 
 def one_layer(name: str, problem: SwiGLUProblem, inputs: Inputs) -> Workload:

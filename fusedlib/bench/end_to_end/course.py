@@ -35,6 +35,7 @@ from fusedlib.bench.end_to_end.cases import (
 )
 from fusedlib.bench.race import Entry, Event, Lap
 from fusedlib.bench.rivals import Rival, rival
+from fusedlib.bench.swiglu import PLAIN_PATH
 from fusedlib.bench.torch_precision import matmul_settings
 from fusedlib.models import mlps, transformer
 from fusedlib.models.transformer import Block, SwiGLU, Transformer, loss
@@ -222,7 +223,7 @@ def _path(mlp: nn.Module, case: Case) -> str | None:
     dtype = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
     tokens = case["batch_size"] * case["context_length"]
     x = torch.empty(tokens, mlp.hidden_size, device=case["device"], dtype=dtype)
-    return functional.path_of(x, mlp.w_gate_up, mlp.w_down)
+    return "kernels" if functional.runs_kernels(x, mlp.w_gate_up) else PLAIN_PATH
 
 
 # --- compilation ----------------------------------------------------------------------------------
