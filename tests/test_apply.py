@@ -24,7 +24,7 @@ from fusedlib import apply
 from fusedlib.packed import PackedLinear
 
 TESTS = Path(__file__).parent
-SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss")
+SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss", "linear")
 GATE = "model.layers.0.mlp.gate_proj.weight"
 KEY = "model.layers.1.self_attn.k_proj.weight"
 
@@ -436,7 +436,9 @@ def test_two_processes_train_as_with_the_plain_model(library, trained):
 def test_the_report_counts_and_prints():
     report = fusedlib.apply_to(make("Qwen3"), loss=False)
     counts = {switch: len(paths) for switch, paths in report.replaced.items()}
-    assert counts == {"mlp": 2, "rms_norm": 9, "rope": 2, "attention": 2, "loss": 0}
+    assert counts == {
+        "mlp": 2, "rms_norm": 9, "rope": 2, "attention": 2, "loss": 0, "linear": 9
+    }  # fmt: skip
     assert report.left["loss"] == [("", "switched off")]
     lines = str(report).splitlines()
     assert lines[0] == "fusedlib in Qwen3ForCausalLM" and max(map(len, lines)) < 100
