@@ -6,7 +6,6 @@ Each check takes the device and sizes. `tests/test_linear.py` runs them on the C
 
 import sys
 from collections.abc import Callable
-
 from itertools import product
 
 import pytest
@@ -52,6 +51,21 @@ def note_launches(monkeypatch) -> list[str]:
 
     monkeypatch.setattr(launch.Launch, "__call__", noted)
     return names
+
+
+def note_products(monkeypatch) -> list[tuple[torch.Size, torch.Size]]:
+    """Sizes of the factors that are split from now on, product by product."""
+    from fusedlib.kernels.split.product import Product
+
+    sizes = []
+    original = Product.__call__
+
+    def noted(self, a, b):
+        sizes.append((a.shape, b.shape))
+        return original(self, a, b)
+
+    monkeypatch.setattr(Product, "__call__", noted)
+    return sizes
 
 
 def operands(device: str, shape: Shape, dtype: str = "float32", bias: bool = True):
@@ -198,9 +212,7 @@ def check_second_derivatives(device: str, shape: Shape = SMALL) -> None:
         leaves, dy = operands(device, shape)
         own = {n: t.detach().to(dtype).requires_grad_() for n, t in leaves.items()}
         dy = dy.to(dtype).requires_grad_()
-        d_x, d_weight = grad(
-            compute(**own).sin(), (own["x"], own["weight"]), dy, create_graph=True
-        )
+        d_x, d_weight = grad(compute(**own).sin(), (own["x"], own["weight"]), dy, create_graph=True)
         wanted = *own.values(), dy
         return grad(d_x.square().sum() + d_weight.square().mean(), wanted)
 
@@ -334,7 +346,7 @@ def check_watched(device: str, shape: Shape = SMALL) -> None:
     assert called.names.count("linear") == 1 and called.names.count("linear_product") == 2
 
 
-def check_precision(started: list[str], device: str, shape: Shape = SMALL) -> None:
+def check_precision(started: list, device: str, shape: Shape = SMALL) -> None:
     """At TF32 torch's runs, also when it is set between forward and backward."""
     leaves, dy = operands(device, shape)
     y = linear(**leaves)
@@ -392,5 +404,3 @@ def broken(monkeypatch, fault: str) -> None:
     made.__spec__ = importlib.util.spec_from_loader("broken_linear", None)
     exec(compile(text, "broken_linear", "exec"), made.__dict__)
     monkeypatch.setattr(kernels, "LinearFunction", made.LinearFunction)
-
-

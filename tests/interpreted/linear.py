@@ -19,6 +19,7 @@ from fusedlib.kernels import split
 from fusedlib.kernels.split import parts
 from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config
+from fusedlib.recomputed import compute_again, forget
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 bf16.apply()
@@ -45,7 +46,8 @@ def test_linear_and_gradients_vs_float64(started, bias):
 
 
 @pytest.mark.parametrize(
-    "family", ["rows that differ by 2^30", "terms that differ by 2^30", "positive", "learned tokens"]
+    "family",
+    ["rows that differ by 2^30", "terms that differ by 2^30", "positive", "learned tokens"],
 )
 def test_linear_and_gradients_vs_the_contract(family):
     assert checks.contract_misses_of("cpu", (140, 300, 134), family) == []
@@ -104,6 +106,23 @@ def test_a_tensor_left_over_from_a_transform(started):
     torch.func.grad(lambda x: kept.append(x) or x.sum())(leaves["x"].detach())
     assert torch.equal(linear(kept[0], leaves["weight"]), linear(leaves["x"], leaves["weight"]))
     assert started.count(MULTIPLY) == 2
+
+
+def test_a_norm_s_output_is_computed_again_for_it():
+    """`fusedlib.recomputed`: what the layer keeps is the norm's output, which need not be kept."""
+    leaves, dy = checks.operands("cpu", checks.SMALL)
+    own, calls = list(leaves.values()), []
+    scale = torch.rand(checks.SMALL[1])
+
+    def step(noted: bool) -> list[torch.Tensor]:
+        y = fusedlib.rms_norm(own[0], scale)
+        if noted:
+            again = fusedlib.rms_norm
+            compute_again(y, lambda: calls.append(1) or again(own[0].detach(), scale))
+        z = forget(y, linear(y, *own[1:]))
+        return [z.detach(), *grad(z, own, dy)]
+
+    assert checks.same(step(True), step(False)) and len(calls) == 1
 
 
 # --- the loss ------------------------------------------------------------------------------------
