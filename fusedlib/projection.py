@@ -10,7 +10,6 @@ from torch.nn import Parameter, functional
 from fusedlib.arguments import require_tensors
 from fusedlib.functional import _autocasts, _has_kernels, _plain_eager, _shape, _transformed
 
-# For torch.compile sizes may be symbols. The operator looks at the true one.
 MANY_TOKENS = 1 << 20
 
 
@@ -23,8 +22,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
         (18 + k/4096) 2⁻²² Σ|a||b| + 2⁻³⁹ (max|a| Σ|b| + max|b| Σ|a|)
 
-    and a bias adds half a unit in y's last place; `fusedlib.kernels.split` derives it. IEEE fp32's
-    own bound is k/4 2⁻²² Σ|a||b|; FUSEDLIB_SPLIT=0 in the environment asks for IEEE arithmetic.
+    (before Hopper 30 for 18), and a bias adds half a unit in y's last place; derived in
+    `fusedlib.kernels.split`. IEEE fp32's own bound is k/4 2⁻²² Σ|a||b|; FUSEDLIB_SPLIT=0 in the
+    environment asks for IEEE arithmetic.
     Any other dtype, precision, size or device is `torch.nn.functional.linear`; so is a call under
     autocast, in a transform of torch.func or in forward-mode differentiation, on a subclass of
     Tensor, and every derivative of a derivative.
@@ -44,8 +44,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         TypeError: an operand that is no tensor.
         ValueError: shapes, dtypes or devices that do not go together.
     """
-    require_tensors(x=x, weight=weight, bias=bias)
-    _check(x, weight, bias)
+    if not _fit(x, weight, bias):
+        _check(x, weight, bias)
     if not _splits(x, weight, bias):
         return functional.linear(x, weight, bias)
     from fusedlib.kernels import linear as kernels
@@ -63,10 +63,15 @@ def _splits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return False
     from fusedlib.kernels.linear import some_product_pays
 
-    known = torch.compiler.is_compiling()
-    tokens = MANY_TOKENS if known else x.shape[:-1].numel()
+    outputs, inputs = weight.shape
+    tokens = x.numel() // max(inputs, 1)
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        # A symbol may stand for any number, and the operator looks at the true one.
+        tokens = tokens if statically_known_true(tokens < MANY_TOKENS) else MANY_TOKENS
     return (
-        some_product_pays(tokens, weight.shape[0], weight.shape[1])
+        some_product_pays(tokens, outputs, inputs)
         and _is_plain(x)
         and _is_plain(weight)
         and (bias is None or _is_plain(bias))
@@ -87,7 +92,24 @@ def _highest() -> bool:
     return torch.backends.cuda.matmul.fp32_precision != "tf32"
 
 
+def _fit(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the operands go together without a look at autocast; quick, for most do."""
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.ndim != 2:
+        return False
+    outputs, inputs = weight.shape
+    dtype, device = x.dtype, x.device
+    if not x.ndim or x.shape[-1] != inputs or weight.dtype != dtype or weight.device != device:
+        return False
+    if bias is None:
+        return True
+    if not isinstance(bias, Tensor) or bias.ndim != 1 or bias.shape[0] != outputs:
+        return False
+    return bias.dtype == dtype and bias.device == device
+
+
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise where the operands do not go together."""
+    require_tensors(x=x, weight=weight, bias=bias)
     if x.ndim == 0:
         raise ValueError("x must be (..., in_features), got a scalar")
     if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:

@@ -35,8 +35,12 @@ from fusedlib.kernels.swiglu_configs import precision_of
 
 def some_product_pays(tokens: int, outputs: int, inputs: int) -> bool:
     """Whether one of the three is better split than torch's."""
-    sizes = (tokens, outputs, inputs), (tokens, inputs, outputs), (outputs, inputs, tokens)
-    return any(split.split_pays(*each) for each in sizes)
+    pays = split.split_pays
+    return (
+        pays(tokens, outputs, inputs)
+        or pays(tokens, inputs, outputs)
+        or pays(outputs, inputs, tokens)
+    )
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
