@@ -160,10 +160,10 @@ def test_the_loss_at_another_precision_is_torch_s(started):
 # --- whole models --------------------------------------------------------------------------------
 
 
-def patched_model(name="Llama", **switches):
+def patched_model(name="Llama", width=64, **switches):
     from llama_models import make
 
-    plain = make(name, num_hidden_layers=1, hidden_size=256)  # long sums: see linear_checks.LONG
+    plain = make(name, num_hidden_layers=1, hidden_size=width)
     patched = copy.deepcopy(plain)
     return plain, patched, fusedlib.apply_to(patched, **switches)
 
@@ -171,7 +171,7 @@ def patched_model(name="Llama", **switches):
 def test_a_model_s_projections_and_loss(started):
     from llama_models import misses_of, tokens
 
-    plain, patched, report = patched_model("Qwen2")
+    plain, patched, report = patched_model("Qwen2", 256)  # long sums: see linear_checks.LONG
     assert len(report.replaced["linear"]) == 5
     assert misses_of(plain, patched, *tokens()) == []
     assert started.count(MULTIPLY) == 3 * 3  # q, k and v as one, o, and the loss
@@ -181,30 +181,38 @@ def test_a_model_s_projections_and_loss(started):
 
 
 def test_a_model_s_projections_one_by_one(started):
-    from llama_models import misses_of, tokens
+    from llama_models import tokens
 
+    ids, labels = tokens()
     off = {"mlp": False, "attention": False, "loss": False}
     plain, patched, report = patched_model(**off)
     assert len(report.replaced["linear"]) == 8
-    assert misses_of(plain, patched, *tokens()) == []
+    loss, wanted = (m(ids, labels=labels).loss for m in (patched, plain))
+    loss.backward()
+    wanted.backward()
     assert started.count(MULTIPLY) == 3 * 8
+    for ours, theirs in zip(patched.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
     _, patched, _ = patched_model(linear=False, loss=False)
     started.clear()
-    ids, labels = tokens()
     patched(ids, labels=labels).loss.backward()
     assert MULTIPLY not in started
 
 
 def test_a_graph_of_a_whole_model():
-    """One, and the compiled model's numbers."""
-    from llama_models import misses_of, tokens
+    """One, and the model's own numbers."""
+    from llama_models import tokens
 
-    plain, patched, _ = patched_model()
+    _, patched, _ = patched_model()
     torch._dynamo.reset()
     compiled = torch.compile(patched, backend="aot_eager", fullgraph=True)
     ids, labels = tokens()
-    run = lambda m: (compiled if m is patched else m)(ids, labels=labels).loss  # noqa: E731
-    assert misses_of(plain, patched, ids, labels, run) == []
+    weights = list(patched.parameters())
+    found, wanted = (
+        grad(m(ids, labels=labels).loss, weights) for m in (compiled, patched)
+    )  # fmt: skip
+    for f, w in zip(found, wanted, strict=True):
+        torch.testing.assert_close(f, w)
 
 
 # --- teeth ---------------------------------------------------------------------------------------
