@@ -80,6 +80,15 @@ def inductor_max(inputs: Inputs) -> Workload:
     return _compiled(inputs, mode="max-autotune-no-cudagraphs")
 
 
+@rival(TASK, "inductor-dynamic", label="torch.compile, any length", place=16,
+       traits=frozenset({"asked for"}))  # fmt: skip
+def inductor_dynamic(inputs: Inputs) -> Workload:
+    """torch.compile, default mode, fullgraph=True, dynamic=True."""
+    leaves = inputs.leaves()
+    compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=True)
+    return Workload(lambda: compiled(**leaves), leaves)
+
+
 def _compiled(inputs: Inputs, mode: str) -> Workload:
     leaves = inputs.leaves()
     compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=False, mode=mode)
@@ -138,11 +147,11 @@ def products(inputs: Inputs) -> PlainProducts:
 # --- what is measured ----------------------------------------------------------------------------
 
 
-def study_code() -> code.Code:
-    """Fingerprints of study 03's rows."""
+def study_code(**others: code.Code) -> code.Code:
+    """Fingerprints of study 03's rows; further experiments bring theirs by name."""
     harness = (race, check, graphs, timing)
     own = (problems, plain_products, reference.swiglu_mlp, roofline, Course, _products_lap)
-    return code.Code(harness, own, rivals.fingerprints(TASK))
+    return code.ByExperiment(harness, own, rivals.fingerprints(TASK), others)
 
 
 def cases(
