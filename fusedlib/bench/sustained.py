@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from fusedlib.bench import code, machine, rivals, swiglu, timing
+from fusedlib.bench import code, machine, race, rivals, swiglu, timing
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.race import Case, Entry, Lap
+from fusedlib.bench.race import Case, Entry, Event, Lap
 from fusedlib.bench.statistics import summarize
 
 EXPERIMENT = "sustained"
@@ -59,23 +59,16 @@ def cases(
     return found
 
 
-def available(case: Case) -> None:
-    """Raise `Unavailable` for what cannot run here, before anything is drawn."""
-    swiglu.available(case)
-    if torch.device(case["device"]).type != "cuda":
-        raise Unavailable("sustained runs need a CUDA GPU")
+class Course:
+    """Another course, whose laps last for a case's `seconds`."""
 
-
-class Course(swiglu.Course):
-    """Study 03's course, whose laps last for a case's `seconds`."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__(case)
+    def __init__(self, course: race.Course, device: str) -> None:
+        self.course, self.device = course, device
         self.busy_until = float("-inf")
 
     def enter(self, case: Case) -> Entry:
         """As in turns: held against the truth first."""
-        entry = super().enter(case)
+        entry = self.course.enter(case)
         return Entry(entry.figures, lambda heat: self._lasting(entry.lap(heat), heat["seconds"]))
 
     def _lasting(self, lap: Lap, seconds: float) -> Lap:
@@ -89,6 +82,20 @@ class Course(swiglu.Course):
             return {"total": figures["burst_median_ms"]}
 
         return Lap(run, lap.prepare, lap.reset, figures)
+
+
+def event(turns: Event) -> Event:
+    """How a study that races in turns races under load; its cases tell their `seconds`."""
+
+    def available(case: Case) -> None:
+        turns.available(case)
+        if torch.device(case["device"]).type != "cuda":
+            raise Unavailable("sustained runs need a CUDA GPU")
+
+    return replace(
+        turns, course=lambda case: Course(turns.course(case), case["device"]), available=available,
+        warmup=0, rounds=lambda case: 1, seconds=0.0, most=None, bursts=False,
+    )  # fmt: skip
 
 
 def under_load(lap: Lap, device: str, heat_s: float, seconds: float) -> dict[str, Any]:
@@ -137,6 +144,4 @@ def study_code() -> code.Code:
     return code.Code(harness, (*turns.problem, Course), turns.rival)
 
 
-EVENT = replace(
-    swiglu.EVENT, course=Course, available=available, warmup=0, rounds=lambda case: 1, bursts=False
-)
+EVENT = event(swiglu.EVENT)
