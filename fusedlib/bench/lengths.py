@@ -48,7 +48,7 @@ def cases(
         intermediate_size: width of gate and up.
         dtype: of inputs, weights and results.
         device: where it runs.
-        warmed: rivals that are measured once more, after `fusedlib.warm_up`.
+        warmed: those of them that are measured once more, after `fusedlib.warm_up`.
 
     Raises:
         ValueError: an unknown rival.
@@ -58,8 +58,8 @@ def cases(
         "hidden_size": hidden_size, "intermediate_size": intermediate_size, "dtype": dtype,
         "device": device,
     }  # fmt: skip
-    runs = [(name, False) for name in rivals.chosen(swiglu.TASK, asked)]
-    runs += [(name, True) for name in warmed]
+    names = rivals.chosen(swiglu.TASK, asked)
+    runs = [(name, False) for name in names] + [(name, True) for name in warmed if name in names]
     return [shared | {"provider": name, "warmed": ahead} for name, ahead in runs]
 
 
