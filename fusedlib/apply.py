@@ -39,7 +39,7 @@ class FusedRMSNorm(Fused):
         weight: Any = self.weight
         found = rms_norm(x, weight, eps, residual=residual, cast=self._cast)
         y, s = (found, x) if isinstance(found, Tensor) else found
-        compute_again(y, bind(rms_norm, s.detach(), weight.detach(), eps, cast=self._cast))
+        compute_again(y, bind(rms_norm, eps=eps, cast=self._cast), s, weight)
         return found
 
 
@@ -219,6 +219,8 @@ class FusedCausalLM(Fused):
             "position_ids": position_ids, "past_key_values": past_key_values,
             "inputs_embeds": inputs_embeds, "use_cache": use_cache,
         }  # fmt: skip
+        if self._needs_no_mask(given):
+            given["attention_mask"] = module.lm_head.weight.new_empty(CAUSAL)
         all_logits = isinstance(logits_to_keep, int) and logits_to_keep == 0
         fused = labels is not None and self.training and all_logits
         # Others put a head or loss of theirs here: PEFT, resized embeddings, `loss_function = `.
@@ -228,8 +230,6 @@ class FusedCausalLM(Fused):
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         return_dict = kwargs.pop("return_dict", None)
-        if self._needs_no_mask(given):
-            given["attention_mask"] = module.lm_head.weight.new_empty(CAUSAL)
         outputs = module.model(**given, **kwargs)
         output = CausalLMOutputWithPast(
             loss=_causal_loss(module.lm_head, outputs.last_hidden_state, labels, **kwargs),
@@ -240,11 +240,14 @@ class FusedCausalLM(Fused):
         return output if as_dict else output.to_tuple()
 
     def _needs_no_mask(self, given: dict[str, Any]) -> bool:
-        """Whether a CUDA graph is captured of a call whose attention is causal and no more.
+        """Whether a call whose attention is causal and no more is compiled or captured in a graph.
 
         transformers then makes a mask all the same, with which attention takes three times as long.
         """
-        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        compiling = torch.compiler.is_compiling()  # which cannot trace the question about graphs
+        if not compiling and not (
+            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        ):
             return False
         module: Any = self
         masked = "attention_mask", "position_ids", "past_key_values"

@@ -8,6 +8,7 @@ keeps, and computing them again costs half a per cent of its step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 DEPTH = 3  # a linear layer's result is a view of its product's, behind one more for its bias
 
 
-def compute_again(y: Tensor, how: Callable[[], Any]) -> None:
-    """Note on y, the output of a norm's kernel, how it is computed again, for `forget`.
+def compute_again(y: Tensor, how: Callable[..., Any], *operands: Tensor) -> None:
+    """Note on y, the output of a norm's kernel, that `how(*operands)` is y again, for `forget`.
 
     In plain PyTorch it stays: what is computed again has no graph for second derivatives, which the
     kernels do not have either.
@@ -26,7 +27,7 @@ def compute_again(y: Tensor, how: Callable[[], Any]) -> None:
     if torch.compiler.is_compiling() or y.grad_fn is None:
         return
     if y.grad_fn.name() == "RMSNormFunctionBackward":
-        y._computed_by = how  # type: ignore[attr-defined]
+        y._computed_by = partial(how, *(t.detach() for t in operands))  # type: ignore[attr-defined]
 
 
 def forget(x: Tensor, result: Tensor) -> Tensor:

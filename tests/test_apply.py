@@ -342,12 +342,29 @@ def test_the_lines_of_the_readme(capsys):
     assert "attention 2 replaced" in capsys.readouterr().out
 
 
-def test_torch_compile_in_one_graph():
-    plain, patched = pair()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_torch_compile_in_one_graph(device):
+    plain, patched = (model.to(device) for model in pair())
     compiled = torch.compile(patched, backend="aot_eager", fullgraph=True)
-    ids, labels = tokens()
+    ids, labels = tokens(device)
     run = lambda m: (compiled if m is patched else m)(ids, labels=labels).loss  # noqa: E731
     assert misses_of(plain, patched, ids, labels, run) == []
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_compiled_attention_is_causal_without_a_mask(training):
+    plain, patched = (model.train(training) for model in pair())
+    masks = []
+
+    def backend(graph, inputs):
+        attended = [n for n in graph.graph.nodes if "scaled_dot_product" in str(n.target)]
+        masks.extend(node.kwargs.get("attn_mask") for node in attended)
+        return graph.forward
+
+    ids, _ = tokens()
+    compiled = torch.compile(patched, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(ids, labels=ids).loss, plain(ids, labels=ids).loss)
+    assert masks == [None, None]
 
 
 def test_hidden_states_and_attentions_are_recorded():
