@@ -4,6 +4,8 @@
     fusedlib.swiglu_mlp(x, w_gate_up, w_down)             the whole MLP
     fusedlib.swiglu(x, w_gate_up)                         without the down projection
     fusedlib.SwiGLUMLP(hidden_size, intermediate_size)    the module
+    fusedlib.linear(x, weight, bias)                      fp32 products on tensor cores
+    fusedlib.Linear(in_features, out_features)            the module
     fusedlib.rms_norm(x, weight, residual=stream)         RMSNorm, the residual added in one pass
     fusedlib.RMSNorm(hidden_size)                         the module
     fusedlib.rope(q, k, cos, sin)                         rotary embedding of q and k
@@ -22,6 +24,8 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "apply_to": "fusedlib.apply",
+    "linear": "fusedlib.projection",
+    "Linear": "fusedlib.modules",
     "rms_norm": "fusedlib.norms",
     "rope": "fusedlib.rotary",
     "RMSNorm": "fusedlib.modules",
@@ -33,10 +37,12 @@ _PUBLIC = {
     "SwiGLUMLP": "fusedlib.modules",
 }
 __all__ = [
+    "Linear",
     "LinearCrossEntropyLoss",
     "RMSNorm",
     "SwiGLUMLP",
     "apply_to",
+    "linear",
     "linear_cross_entropy",
     "rms_norm",
     "rope",

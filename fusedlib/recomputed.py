@@ -8,6 +8,7 @@ keeps, and computing them again costs half a per cent of its step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 DEPTH = 3  # a linear layer's result is a view of its product's, behind one more for its bias
 
 
-def compute_again(y: Tensor, how: Callable[[], Any]) -> None:
-    """Note on y, the output of a norm's kernel, how it is computed again, for `forget`.
+def compute_again(y: Tensor, how: Callable[..., Any], *operands: Tensor) -> None:
+    """Note on y, the output of a norm's kernel, that `how(*operands)` is y again, for `forget`.
 
     In plain PyTorch it stays: what is computed again has no graph for second derivatives, which the
     kernels do not have either.
@@ -26,7 +27,7 @@ def compute_again(y: Tensor, how: Callable[[], Any]) -> None:
     if torch.compiler.is_compiling() or y.grad_fn is None:
         return
     if y.grad_fn.name() == "RMSNormFunctionBackward":
-        y._computed_by = how  # type: ignore[attr-defined]
+        y._computed_by = partial(how, *(t.detach() for t in operands))  # type: ignore[attr-defined]
 
 
 def forget(x: Tensor, result: Tensor) -> Tensor:
@@ -61,10 +62,17 @@ def _saved(node: Any) -> Iterator[tuple[Tensor, Any]]:
     for _ in range(DEPTH):
         if node is None:
             return
-        if hasattr(node, "_raw_saved_tensors"):
-            pairs = list(zip(node.saved_tensors, node._raw_saved_tensors, strict=True))
-        else:
-            names = [name for name in dir(node) if name.startswith("_raw_saved_")]
-            pairs = [(getattr(node, n.replace("_raw", "")), getattr(node, n)) for n in names]
-        yield from ((t, saved) for t, saved in pairs if isinstance(t, Tensor))
+        kind: Any = type(node)
+        for name, raw_name in _names(kind):
+            kept, raw = getattr(node, name), getattr(node, raw_name)
+            pairs = zip(kept, raw, strict=True) if isinstance(kept, tuple) else [(kept, raw)]
+            yield from ((tensor, saved) for tensor, saved in pairs if isinstance(tensor, Tensor))
         node = node.next_functions[0][0] if node.next_functions else None
+
+
+@cache
+def _names(kind: Any) -> list[tuple[str, str]]:
+    """Attributes of nodes of this kind that are kept, each with that of its `SavedTensor`."""
+    raw = [name for name in dir(kind) if name.startswith("_raw_saved_")]
+    own = {"_raw_saved_tensors": "saved_tensors"}  # of torch.autograd.Function
+    return [(own.get(name, name.removeprefix("_raw")), name) for name in raw]

@@ -49,6 +49,19 @@ def captured(step: Callable[[], Sequence[Tensor]]) -> tuple[torch.cuda.CUDAGraph
     return graph, written
 
 
+def peak_over(step: Callable[[], Sequence[Tensor]]) -> int:
+    """Bytes that a step on the GPU takes at most over what is there, once it has run twice.
+
+    Results live until the end: autograd's thread lets go of the last ones when it next gets
+    Python's lock, which can be after the bytes that are there were read.
+    """
+    results = [step() for _ in range(2)]
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    results.append(step())
+    return torch.cuda.max_memory_allocated() - before
+
+
 def misses_mlp(
     device: str, dtype: str, shape: tuple[int, int, int], save: str = "gate_up",
     compute: Callable[..., Tensor] = swiglu_mlp, seed: int = 0,

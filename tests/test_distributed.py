@@ -27,6 +27,11 @@ def a_case(strategy="fsdp2-2", provider="fused", processes=2, **more):
     return case
 
 
+def outcome(case):
+    with distributed.Jobs() as jobs:
+        return sweep.outcome(jobs.measure, case)
+
+
 def reply(status="ok", at=0.0, **more):
     return {"status": status, "reason": None, "figures": {}, "value": None, "at": at} | more
 
@@ -89,15 +94,16 @@ def test_what_differs_from_one_process_is_wrong(name):
 
 
 def test_what_is_not_there_is_unavailable(monkeypatch):
+    measure = distributed.Jobs().measure
     with pytest.raises(Unavailable, match="needs 99 GPUs, one a process"):
-        distributed.measure(a_case(processes=99) | {"device": "cuda"})
+        measure(a_case(processes=99) | {"device": "cuda"})
     with pytest.raises(Unavailable, match="needs a CUDA GPU"):
-        distributed.measure(a_case(provider="liger"))
+        measure(a_case(provider="liger"))
     with pytest.raises(Unavailable, match="CUDA graph"):
-        distributed.measure(a_case(provider="fused graph"))
+        measure(a_case(provider="fused graph"))
     monkeypatch.setattr(distributed, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"pip install '.\[llama\]'"):
-        distributed.measure(a_case("zero-2"))
+        measure(a_case("zero-2"))
 
 
 # --- communication, and more processes -----------------------------------------------------------
@@ -149,7 +155,7 @@ def test_two_processes_train_as_one_does(strategy, optimizer):
     case = a_case(strategy, optimizer=optimizer, checkpointing=optimizer == "adamw")
     if distributed_worker.is_deepspeed(case) and find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed: pip install '.[llama]'")
-    figures, status, reason = sweep.outcome(distributed.measure, case)
+    figures, status, reason = outcome(case)
     assert (status, reason) == ("ok", None)
     assert figures["losses"][-1] < figures["losses"][0] - 1e-3
     assert len(figures["losses"]) == 4
@@ -162,15 +168,27 @@ def test_two_processes_train_as_one_does(strategy, optimizer):
 @pytest.mark.slow
 def test_a_process_that_fails_leaves_its_reason():
     case = a_case() | {"learning_rate": "much"}
-    figures, status, reason = sweep.outcome(distributed.measure, case)
+    figures, status, reason = outcome(case)
     assert status == "failed"
     assert "TypeError" in reason
     assert "median_ms" not in figures
 
 
+@pytest.mark.slow
+def test_processes_go_on_to_the_next_case_until_one_fails():
+    with distributed.Jobs() as jobs:
+        started = []
+        for case in (a_case(), a_case("fsdp2-3"), a_case() | {"learning_rate": "much"}, a_case()):
+            found = sweep.outcome(jobs.measure, case)
+            started.append((found[1], jobs.job and jobs.job.launcher.pid))
+        first, second, third, last = started
+        assert first == second == ("ok", second[1]) and third == ("failed", None)
+        assert last[0] == "ok" and last[1] not in (None, first[1])
+
+
 def test_a_job_that_takes_too_long_is_stopped(monkeypatch):
     monkeypatch.setattr(distributed, "TIMEOUT_S", 0.5)
-    figures, status, reason = sweep.outcome(distributed.measure, a_case())
+    figures, status, reason = outcome(a_case())
     assert (figures, status) == ({}, "failed")
     assert "stopped after 0.5 s" in reason
 
@@ -178,8 +196,9 @@ def test_a_job_that_takes_too_long_is_stopped(monkeypatch):
 @pytest.mark.slow
 def test_no_process_outlives_its_study(tmp_path):
     case = a_case(steps=10**6)
+    run = f"from fusedlib.bench import distributed as d; d.Jobs().measure({case})"
     study = subprocess.Popen(
-        [sys.executable, "-c", f"from fusedlib.bench import distributed as d; d.measure({case})"],
+        [sys.executable, "-c", run],
         cwd=paths.ROOT, env=os.environ | {"TMPDIR": str(tmp_path)},
     )  # fmt: skip
 

@@ -107,7 +107,7 @@ def test_results_repeat_where_memory_is_the_bound():
 
 
 def test_the_gate_holds_a_whole_mlp():
-    inputs = draw(SwiGLUProblem(2048, 1024, 2048, dtype="bfloat16"), "cuda")
+    inputs = draw(SwiGLUProblem(2048, 1024, 4096, dtype="bfloat16"), "cuda")
     true = check.truth(inputs)
     eager, fused = (
         check.errors(check.results_of(rivals.get("swiglu", name).build(inputs), inputs.dy), true)

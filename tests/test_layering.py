@@ -18,6 +18,7 @@ ROOMS = (
     "norms",
     "rotary",
     "loss",
+    "projection",
     "modules",
     "packed",
     "recomputed",

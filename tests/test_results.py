@@ -267,6 +267,14 @@ why = "the same lines in another file"
     assert coded(tmp_path).missing([{"provider": "a", "dtype": "bf16"}]) == []
 
 
+def test_rivals_that_a_carry_does_not_name_keep_their_part():
+    entry = {"study": "x", "old": "1-2", "harness": "1", "problem": "3", "rivals": {"b": "6"}}
+    carried = results.Carried((entry | {"why": "moved"},))
+    code_of = lambda who, code: carried.code_of({"study": "x", "provider": who, "code": code})  # noqa: E731
+    assert code_of("a", "1-2-4") == "1-3-4" and code_of("b", "1-2-5") == "1-3-6"
+    assert code_of("a", "1-7-4") == "1-7-4"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("[[carried]]\nstudy = 'x'\n", "entry 1 lacks harness, old, problem, why"), ("[[", "TOML")],

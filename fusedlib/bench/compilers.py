@@ -230,8 +230,6 @@ def require_possible(case: Case) -> None:
     Raises:
         Unavailable: device or package are missing, or nothing is to be compiled.
     """
-    if case["device"] == "cuda" and not torch.cuda.is_available():
-        raise Unavailable("this machine has no CUDA device")
     one = rivals.get(TASK, case["provider"])
     one.check_available(case["device"], case["dtype"])
     if "graphs" in one.traits and case["device"] != "cuda":
@@ -553,17 +551,7 @@ class Training(Course):
         model.zero_grad(set_to_none=True)
         loss = call(self.ids, labels=self.ids).loss
         loss.backward()
-        return {"loss": loss.detach()} | self.gradients(model)
-
-    def gradients(self, model: nn.Module) -> dict[str, Tensor]:
-        """Those that arrived."""
-        found = {}
-        for name in self.names:
-            path, _, leaf = name.rpartition(".")
-            gradient = getattr(model.get_submodule(path), leaf).grad
-            if gradient is not None:
-                found[name] = gradient.detach()
-        return found
+        return {"loss": loss.detach()} | llama.gradients(model, self.names)
 
     def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Lap]]:
         """`STEPS` steps a turn with the heat's optimizer, after one that is not counted."""
@@ -574,7 +562,7 @@ class Training(Course):
         program: Any = llama.Program(model, arm.compile(model), self.ids)
         self.programs.append(program)
         figures = settled(program.issue, self.case["device"])
-        figures |= self.judged({"loss": program.loss} | self.gradients(model))
+        figures |= self.judged({"loss": program.loss} | llama.gradients(model, self.names))
         model.zero_grad(set_to_none=True)
         weights = sum(p.nbytes for p in model.parameters()) / MIB
 
@@ -660,7 +648,8 @@ def dynamic(case: Case) -> dict[str, Any]:
             times.append((time.perf_counter() - begin) * 1e3)
             graphs.append(graphs_compiled() - start)
             if len(times) == 1:
-                checked = course.judged({"loss": program.loss} | course.gradients(model))
+                gradients = llama.gradients(model, course.names)
+                checked = course.judged({"loss": program.loss} | gradients)
                 program.optimizer = OPTIMIZERS[case["optimizer"]](model.parameters())
     if not times:
         raise Unavailable(f"not one iteration was done in {limit:g} s")

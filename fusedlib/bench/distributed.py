@@ -1,14 +1,16 @@
 """Training runs on launchers of their own: FSDP2 on any number of processes, and DeepSpeed.
 
-A case is one job: its launcher (`torch.distributed.run`, or DeepSpeed's own) starts the processes,
-which run `fusedlib.bench.distributed_worker`. Studies use it so:
+A launcher (`torch.distributed.run`, or DeepSpeed's own) starts the processes of a job, which run
+`fusedlib.bench.distributed_worker`: one case after the other, as long as they give all memory back,
+which DeepSpeed's do not. Starting them takes half a minute. Studies use it so:
 
     cases = distributed.cases(
         ["fsdp2-2", "fsdp2-3", "zero-2", "zero-3"], ["huggingface", "fused"],
         model="open_llama_3b", processes=[1, 2], batch_sizes=[2], context_length=2048,
         dtype="bfloat16", optimizer="sgd", warmup=5, steps=45,
     )
-    sweep(recorder, cases, distributed.measure, distributed.label)
+    with distributed.Jobs() as jobs:
+        sweep(recorder, cases, jobs.measure, distributed.label)
 
 Their rows are of the experiment "distributed", and `CODE` has their fingerprints. `provider` names
 an arm, and `model` a configuration, of `fusedlib.bench.llama`.
@@ -44,10 +46,13 @@ None are device memory without a GPU, hidden communication without two, and band
 process. Every job first trains the plain Hugging Face model in one process, on the sequences of all
 processes one by one; losses or the first gradient's norm outside the band are `wrong`. Other rows
 without a time: `unavailable` (package or GPUs missing), `oom`, and `failed` with the last lines of
-the job, or the rule that stopped it (`TIMEOUT_S`). DeepSpeed compiles CPU Adam in its first job.
+the job, or the rule that stopped it (`TIMEOUT_S` for a case). DeepSpeed compiles CPU Adam in its
+first job.
 
 `step_time_ms` and `memory_mib` are a model of more processes, from the rows of one and two.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -57,6 +62,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -141,37 +147,88 @@ def label(case: Case) -> str:
     return f"{case['strategy']} {case['provider']} {size} on {case['processes']}"
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """The row's figures of one job, with `status` and `reason` where it is not ok.
+class Jobs:
+    """Runs cases, in processes that go on from one to the next where both are of one kind."""
 
-    Raises:
-        Unavailable: DeepSpeed is not installed, or there are fewer GPUs than processes.
-    """
-    _check_available(case)
-    environment = {**os.environ, "NCCL_NVLS_ENABLE": "0"}
-    if case["device"] == "cpu":
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        folder = Path(place)
-        (folder / "job.json").write_text(json.dumps({"case": dict(case), "study": os.getpid()}))
-        with (folder / "log").open("wb") as log:
-            launcher = subprocess.Popen(
-                [sys.executable, "-m", *_launcher(case), place], stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, cwd=paths.ROOT, env=environment,
+    def __init__(self) -> None:
+        self.job: Job | None = None
+
+    def __enter__(self) -> Jobs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the processes that wait for another case."""
+        if self.job is not None:
+            self.job.end()
+        self.job = None
+
+    def measure(self, case: Case) -> dict[str, Any]:
+        """The row's figures of one case, with `status` and `reason` where it is not ok.
+
+        Raises:
+            Unavailable: DeepSpeed is not installed, or there are fewer GPUs than processes.
+        """
+        _check_available(case)
+        if self.job is None or self.job.kind != _kind(case):
+            self.end()
+            self.job = Job(case)
+        job, goes_on = self.job, False
+        try:
+            replies, status = job.run(case)
+            goes_on = len(replies) == case["processes"] and all(r["goes_on"] for r in replies)
+        finally:
+            if not goes_on:
+                self.end()
+        return result(case, replies, status, job.log)
+
+
+class Job:
+    """Processes of one kind, which take cases from a folder and leave their answers there."""
+
+    def __init__(self, case: Case) -> None:
+        self.kind, self.cases, self.log = _kind(case), 0, ""
+        environment = {**os.environ, "NCCL_NVLS_ENABLE": "0"}
+        if case["device"] == "cpu":
+            environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        self.place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.folder = Path(self.place.name)
+        first = {"case": dict(case), "study": os.getpid()}
+        (self.folder / "job.json").write_text(json.dumps(first))
+        with (self.folder / "log").open("wb") as log:
+            self.launcher = subprocess.Popen(
+                [sys.executable, "-m", *_launcher(case), self.place.name],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=paths.ROOT, env=environment,
                 start_new_session=True,
             )  # fmt: skip
-            status: int | None = None
-            try:
-                with suppress(subprocess.TimeoutExpired):
-                    status = launcher.wait(TIMEOUT_S)
-            finally:
-                # The processes see that their launcher is gone, and go too.
-                with suppress(ProcessLookupError):
-                    os.killpg(launcher.pid, signal.SIGKILL)
-                launcher.wait()
-        replies = [json.loads(path.read_text()) for path in sorted(folder.glob("reply-*.json"))]
-        log_text = (folder / "log").read_text(errors="replace")
-    return result(case, replies, status, log_text)
+
+    def run(self, case: Case) -> tuple[list[dict[str, Any]], int | None]:
+        """What the processes answered, process 0 first, and the launcher's status, None while it
+        runs.
+        """
+        self.cases += 1
+        answers = f"reply-{self.cases}-*.json"
+        distributed_worker.put(self.folder / f"case-{self.cases}.json", dict(case))
+        deadline = time.monotonic() + TIMEOUT_S
+        while (status := self.launcher.poll()) is None and time.monotonic() < deadline:
+            if len([*self.folder.glob(answers)]) == case["processes"]:
+                break
+            time.sleep(0.05)
+        self.log = (self.folder / "log").read_text(errors="replace")
+        return [json.loads(p.read_text()) for p in sorted(self.folder.glob(answers))], status
+
+    def end(self) -> None:
+        """End the processes, which see that their launcher is gone."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.launcher.pid, signal.SIGKILL)
+        self.launcher.wait()
+        self.place.cleanup()
+
+
+def _kind(case: Case) -> tuple[Any, ...]:
+    return is_deepspeed(case), case["processes"], case["device"]
 
 
 def result(
@@ -209,13 +266,13 @@ def _check_available(case: Case) -> None:
     arm = rivals.get(llama.TASK, case["provider"])
     if "graph" in arm.traits:
         raise Unavailable("a step that waits for other processes is not captured in a CUDA graph")
-    arm.check_available(case["device"], case["dtype"])
     facts = machine.describe()
     there = facts.device_count if facts.device_type == "cuda" else 0
     if case["device"] == "cuda" and case["processes"] > there:
         raise Unavailable(
             f"needs {case['processes']} GPUs, one a process; this machine has {there}"
         )
+    arm.check_available(case["device"], case["dtype"])
 
 
 def _launcher(case: Case) -> list[str]:
@@ -281,6 +338,6 @@ def memory_mib(peak_mib: float, state_mib: float, weights_mib: float, processes:
 
 
 CODE = code.Code(
-    (timing, trace, measure), (distributed_worker, llama.build), rivals.fingerprints(llama.TASK)
+    (timing, trace, Jobs, Job), (distributed_worker, llama.build), rivals.fingerprints(llama.TASK)
 )
 """Fingerprints of these rows."""

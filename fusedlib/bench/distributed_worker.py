@@ -1,7 +1,8 @@
 """What each process of a job of `fusedlib.bench.distributed` runs; the job's launcher starts it.
 
 Usage: python -m fusedlib.bench.distributed_worker FOLDER, with RANK, WORLD_SIZE and so on set. The
-folder holds the case, in `job.json`; the process leaves its answer there, in `reply-<rank>.json`.
+folder holds the first case, in `job.json`, and each case when its turn has come, in
+`case-<number>.json`; the process leaves its answers there, in `reply-<number>-<rank>.json`.
 """
 
 import json
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,7 @@ CHECKED_STEPS = 3
 LOSS_BAND = {"float32": 1e-5, "float16": 5e-4, "bfloat16": 1e-3}
 GRADIENT_BAND = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 3e-2}
 TRANSFERS, TRANSFER_MIB = 10, 64
+KEPT_MIB = 2048  # that a process may keep of a case; loaded code takes half, DeepSpeed keeps all
 SECTIONS = ("forward", "backward", "optimizer", "total")
 STEP = "fusedlib: step"
 Case = Mapping[str, Any]
@@ -71,13 +74,12 @@ def is_deepspeed(case: Case) -> bool:
     return not case["strategy"].startswith("fsdp2")
 
 
-def train(case: Case) -> dict[str, Any]:
-    """A job's figures, from one of its processes.
+def train(case: Case, device: torch.device) -> dict[str, Any]:
+    """A case's figures, from one of the processes.
 
     Raises:
         Wrong: losses or the gradient's norm are not the plain model's; on process 0.
     """
-    device = _join(case)
     rank, processes = dist.get_rank(), dist.get_world_size()
     true = reference(case, device) if rank == 0 else {}
     free_memory()
@@ -332,9 +334,8 @@ def compared(
 
 def _memory(engine: Engine, device: torch.device) -> dict[str, Any]:
     """MiB: of the device in the fullest process, of the host in all together."""
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     figures: dict[str, Any] = {"weights_mib": engine.weights_mib}
-    figures["host_mib"] = _total(resident, device)
+    figures["host_mib"] = _total(_resident(), device)
     if device.type != "cuda":
         return figures | dict.fromkeys(("peak_mib", "state_mib", "pinned_mib"))
     pinned = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
@@ -345,6 +346,11 @@ def _memory(engine: Engine, device: torch.device) -> dict[str, Any]:
     return figures | {
         "peak_mib": peak, "state_mib": state, "pinned_mib": _total(pinned, device),
     }  # fmt: skip
+
+
+def _resident() -> int:
+    """Bytes of the host's memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _total(nbytes: int, device: torch.device) -> float:
@@ -445,21 +451,47 @@ def _follow(study: int, launcher: int) -> None:
     os._exit(1)
 
 
+def put(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file that is either there as a whole or not at all."""
+    path.with_suffix(".new").write_text(json.dumps(content))
+    path.with_suffix(".new").rename(path)
+
+
 def main(folder: Path) -> None:
-    """Run the case of `folder` and leave the answer there."""
+    """Run the folder's cases in their order and leave the answers there.
+
+    A process goes on to the next case if this one is done and gave back what it had taken;
+    DeepSpeed's engines do not.
+    """
     job = json.loads((folder / "job.json").read_text())
     watch = (job["study"], os.getppid())
     threading.Thread(target=_follow, args=watch, daemon=True).start()
-    tried = Attempt.at(train, job["case"])
-    reply = {
-        "status": tried.status, "reason": tried.reason, "figures": tried.figures,
-        "value": tried.value, "at": time.time(),
-    }  # fmt: skip
-    path = folder / f"reply-{os.environ['RANK']}.json"
-    path.with_suffix(".new").write_text(json.dumps(reply))
-    path.with_suffix(".new").rename(path)
-    # Skips teardown: other processes may be gone, and nothing is left to save.
-    os._exit(0 if tried.ok else 1)
+    joined = Attempt.at(_join, job["case"])
+    started = _give_back()
+    for number in count(1):
+        while not (folder / f"case-{number}.json").exists():
+            time.sleep(0.05)
+        case = json.loads((folder / f"case-{number}.json").read_text())
+        tried = Attempt.at(train, case, joined.value) if joined.value is not None else joined
+        goes_on = tried.ok and _give_back() < started + KEPT_MIB * MIB
+        reply = {
+            "status": tried.status, "reason": tried.reason, "figures": tried.figures,
+            "value": tried.value, "at": time.time(), "goes_on": goes_on,
+        }  # fmt: skip
+        put(folder / f"reply-{number}-{os.environ['RANK']}.json", reply)
+        if not goes_on:
+            # Skips teardown: other processes may be gone, and nothing is left to save.
+            os._exit(0 if tried.ok else 1)
+
+
+def _give_back() -> int:
+    """Free what a case took; bytes that this process still has, of the host and the device."""
+    torch.compiler.reset()
+    free_memory()
+    if not torch.cuda.is_available():
+        return _resident()
+    torch._C._host_emptyCache()
+    return _resident() + torch.cuda.memory_allocated()
 
 
 if __name__ == "__main__":

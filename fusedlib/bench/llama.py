@@ -317,8 +317,6 @@ def label(case: Case) -> str:
 
 def require_possible(case: Case) -> None:
     """Raise `Unavailable` where the device or a package is missing."""
-    if case["device"] == "cuda" and not torch.cuda.is_available():
-        raise Unavailable("this machine has no CUDA device")
     rivals.get(TASK, case["provider"]).check_available(case["device"], case["dtype"])
 
 
@@ -442,18 +440,23 @@ class Judge:
         return self._results(model, program.loss)
 
     def _results(self, model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
-        """The loss and the gradients that arrived, by the names of checkpoints."""
         if loss.requires_grad:
             model.zero_grad(set_to_none=True)
             loss.backward()
-        found = {"loss": loss.detach()}
-        for name in self.names:
-            path, _, leaf = name.rpartition(".")
-            gradient = getattr(model.get_submodule(path), leaf).grad
-            if gradient is not None:
-                found[name] = gradient.detach().clone()
+        found = {name: g.clone() for name, g in gradients(model, self.names).items()}
         model.zero_grad(set_to_none=True)
-        return found
+        return {"loss": loss.detach()} | found
+
+
+def gradients(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
+    """Those that arrived, by the parameters' names in checkpoints, packed ones too."""
+    found = {}
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        gradient = getattr(model.get_submodule(path), leaf).grad
+        if gradient is not None:
+            found[name] = gradient.detach()
+    return found
 
 
 def _exact_loss(model: nn.Module, ids: Tensor) -> Tensor:

@@ -98,13 +98,15 @@ class Rival:
         """Whether it can run at all on this device in this dtype; costs no set-up.
 
         Raises:
-            Unavailable: a package is missing, the device is no CUDA GPU or too old, or the dtype
-                is not taken.
+            Unavailable: a package or the device is missing, the device is no CUDA GPU or too old,
+                or the dtype is not taken.
         """
         for package in self.requires:
             if importlib.util.find_spec(package) is None:
                 raise Unavailable(f"the package {package} is not installed")
         kind = torch.device(device).type
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise Unavailable("this machine has no CUDA device")
         if self.needs_cuda and kind != "cuda":
             raise Unavailable(f"needs a CUDA GPU, the inputs are on {kind}")
         if dtype not in self.dtypes:

@@ -89,6 +89,6 @@ def lacking(rows: pd.DataFrame, column: str = "provider") -> pd.DataFrame:
 def _brief(reason: str) -> str:
     """A reason's first sentences, without what torch says of its allocator's settings."""
     text = " ".join(str(reason).split())
-    for end in (" GPU 0 has", " This is likely due", " If reserved"):
+    for end in (" Tried to allocate", " GPU 0 has", " This is likely due", " If reserved"):
         text = text.partition(end)[0]
     return text.rstrip(".")

@@ -34,26 +34,47 @@ def hardware() -> pd.DataFrame:
 
 
 def software() -> pd.DataFrame:
-    """One row a machine and set of versions."""
+    """One row a machine and set of versions, with the studies that have rows of it, by number."""
     names = {
         "machine": "machine", "python": "Python", "torch": "torch", "triton": "triton",
         "numpy": "numpy", "cuda": "CUDA", "driver": "driver", "os": "system",
     }  # fmt: skip
-    return seen()[list(names)].rename(columns=names).drop_duplicates().reset_index(drop=True)
+    found = seen().merge(_rows(), on=["machine", "environment"], how="left")
+    groups = found.groupby(list(names), sort=False, dropna=False)["study"]
+    told = groups.agg(lambda studies: ", ".join(sorted({s[:2] for s in studies.dropna()})))
+    return told.rename("studies").reset_index().rename(columns=names)
+
+
+def packages() -> pd.DataFrame:
+    """One row a study and machine: versions of the packages whose code its rows measured."""
+    rows = _rows().dropna(subset=["version"])
+    rows = rows.assign(version=rows["version"].str.split(", ")).explode("version")
+    split = rows["version"].str.rsplit(" ", n=1)
+    rows = rows.assign(package=split.str[0], version=split.str[1])
+    told = rows.groupby(["study", "machine", "package"])["version"].agg(
+        lambda versions: ", ".join(sorted(set(versions)))
+    )
+    return told.unstack("package").reset_index().rename_axis(columns=None)
 
 
 def dates() -> pd.DataFrame:
     """A line a machine: how many rows it has, the first and the newest day they were measured."""
-    days = [
-        (path.parent.name, row["measured_at"][:10])
+    days = _rows().groupby("machine")["measured_at"]
+    rows = days.agg(rows="count", first=lambda d: d.min()[:10], newest=lambda d: d.max()[:10])
+    return rows.reset_index().assign(own=lambda f: f["machine"] == machines.key())
+
+
+def _rows() -> pd.DataFrame:
+    """Every row's study, machine, environment, versions and time."""
+    fields = ["study", "environment", "version", "measured_at"]
+    rows = [
+        {"machine": path.parent.name, **{name: row.get(name) for name in fields}}
         for folder in _folders()
         for path in sorted(folder.glob("*/*.jsonl"))
         if path.name != "machine.jsonl"
         for row in results.read_rows(path)
     ]
-    frame = pd.DataFrame(days, columns=["machine", "day"])
-    rows = frame.groupby("machine")["day"].agg(rows="count", first="min", newest="max")
-    return rows.reset_index().assign(own=lambda f: f["machine"] == machines.key())
+    return pd.DataFrame(rows, columns=["machine", *fields])
 
 
 def _folders() -> list[Path]:

@@ -1,0 +1,151 @@
+"""Study 11's operations alone: who is wrong gets no time, and what bounds them is counted right."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fusedlib.bench import graphs, llama, operations, race, results, rivals
+
+SMALL = {"widths": [64], "vocabulary": 200, "batch_size": 2, "context_length": 16,
+         "dtype": "float32", "device": "cpu", "repetitions": 2}  # fmt: skip
+LARGE = {**SMALL, "widths": [2048], "vocabulary": 128256, "batch_size": 4,
+         "context_length": 2048, "dtype": "bfloat16"}  # fmt: skip
+BROKEN = {"loud": "d_x: norm error 1.00e-02", "frozen": "no gradient arrived at weight",
+          "greedy": "wrote over x", "hasty": "wrote over upstream y"}  # fmt: skip
+
+
+def raced(folder, cases):
+    code = llama.study_code(**operations.CODES)
+    own = results.Recorder(llama.STUDY, profile="quick", code=code, directory=folder)
+    race.race(own, replace(operations.EVENT, seconds=0.0, most=2), cases)
+    return results.read_rows(own.path)
+
+
+@pytest.fixture
+def graphed(monkeypatch):
+    """On the host: what is captured runs again at each replay, in cases that say "graph"."""
+
+    def capture(call):
+        call()
+        return graphs.Captured(call, {})
+
+    monkeypatch.setattr(graphs, "capture_call", capture)
+    return lambda *given: [c | {"launch": "graph"} for c in operations.cases(*given, **SMALL)]
+
+
+def register(monkeypatch, name, *traits):
+    made = rivals.Rival("norm", name, name, 20, broken(name), "a test", traits=frozenset(traits))
+    monkeypatch.setitem(rivals.RIVALS, ("norm", name), made)
+
+
+class Spoilt(torch.autograd.Function):
+    """The norm's output as it is; backward writes over the gradient that comes in."""
+
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        found = dy.clone()
+        dy.zero_()
+        return found
+
+
+def broken(name):
+    def forward(x, residual, weight):
+        if name == "loud":
+            x = 1.01 * x - 0.01 * x.detach()
+        y, s = operations.plain_norm(x, residual, weight.detach() if name == "frozen" else weight)
+        if name == "greedy":
+            x.data.mul_(0.5)
+        return Spoilt.apply(y) if name == "hasty" else y, s
+
+    return forward
+
+
+def test_the_quick_cases_have_a_row_each(tmp_path):
+    cases = [c for task in operations.TASKS for c in operations.cases(task, ["all"], **SMALL)]
+    rows = raced(tmp_path, cases)
+    assert len(rows) == len(cases) == 23
+    for row in rows:
+        if row["provider"].startswith(("liger", "cut")):
+            assert row["status"] == "unavailable"
+            assert "CUDA" in row["reason"] or "not installed" in row["reason"]
+        elif row["provider"] != llama.BASELINE or row["status"] == "ok":
+            assert row["status"] == "ok" and row["median_ms"] > 0 and row["tokens"] == 32
+    ours = {row["experiment"]: row for row in rows if row["provider"] == "fused"}
+    errors = {task: {n for n in row if n.endswith("_error")} for task, row in ours.items()}
+    assert errors == {
+        "loss": {"loss_error", "d_hidden_error", "d_weight_error"},
+        "norm": {"y_error", "s_error", "d_x_error", "d_residual_error", "d_weight_error"},
+        "rope": {"q_out_error", "k_out_error", "d_q_error", "d_k_error"},
+    }
+    assert all(row[n] < 1e-6 for task, row in ours.items() for n in errors[task])
+    assert len({row["session"] for row in rows if row["status"] == "ok"}) == 5
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_wrong_gradient_gets_no_time_and_harms_nobody(name, tmp_path, monkeypatch, graphed):
+    register(monkeypatch, name)
+    rows = raced(tmp_path, graphed("norm", [name, "fused", "copy"]))
+    assert [row["status"] for row in rows if row["provider"] != name] == ["ok"] * 4
+    for row in (row for row in rows if row["provider"] == name):
+        assert row["status"] == "wrong" and "median_ms" not in row
+        assert BROKEN[name] in row["reason"]
+
+
+def test_what_says_that_it_writes_in_place_has_operands_of_its_own(tmp_path, monkeypatch, graphed):
+    register(monkeypatch, "greedy", "in place")
+    seeds, draw = [], operations.draw
+    monkeypatch.setattr(operations, "draw", lambda *of: seeds.append(of[1]) or draw(*of))
+    rows = raced(tmp_path, graphed("norm", ["greedy", "fused"]))
+    assert {row["status"] for row in rows} == {"ok"}
+    assert all(row["d_x_error"] < 1e-6 for row in rows)
+    assert seeds == [0, *range(operations.SETS), *range(operations.SETS)]
+
+
+def test_a_graph_is_of_all_sets_and_its_time_that_of_one_call(monkeypatch, graphed):
+    case = graphed("rope", ["fused"])[0]
+    called = []
+    calls = [lambda at=at: called.append(at) for at in range(operations.SETS)]
+    monkeypatch.setattr(operations.timing.HostClock, "elapsed_ms", lambda *_: 24.0)
+    lap = operations.Course(case)._lap(case, calls)
+    called.clear()
+    assert lap.run() == {"total": 24.0 / operations.SETS}
+    assert called == 2 * list(range(operations.SETS))  # the first time to keep the device busy
+
+
+def test_the_peak_is_told_beside_the_gradients(monkeypatch):
+    for name in ("synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2**20)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5 * 2**20)
+    found = {"y": torch.ones(2**19), "d_x": torch.ones(2**18)}
+    assert operations._peaks(lambda: found) == {"peak_mib": 4.0, "gradients_mib": 1.0}
+
+
+def test_work_by_hand():
+    def work(task):
+        return [operations.work(case) for case in operations.cases(task, ["fused"], **LARGE)]
+
+    assert work("loss") == [{"tokens": 8192, "flops": 12_910_671_691_776}]
+    tensor, row = 8192 * 2048 * 2, 2048 * 2  # bytes
+    norm = [found["compulsory_bytes"] for found in work("norm")]
+    assert norm == [4 * tensor + row, 8 * tensor + 3 * row]
+    once = 2 * 8192 * (32 + 8) * 64 * 2 + 2 * 2048 * 64 * 2
+    assert [found["compulsory_bytes"] for found in work("rope")] == [once, 2 * once]
+
+
+def test_bad_cases_are_named_and_other_experiments_keep_their_rows():
+    for message, task, change in (
+        ("unknown experiment 'mlp'; known: loss, norm, rope", "mlp", {}),
+        ("unknown dtype 'int8'", "norm", {"dtype": "int8"}),
+        ("from 1 on", "loss", {"widths": [64, 0]}),
+        ("width 96 is no multiple of 64", "rope", {"widths": [96]}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            operations.cases(task, ["fused"], **SMALL | change)
+    step = {"experiment": "step", "provider": "fused"}
+    assert llama.study_code(**operations.CODES).of(step) == llama.study_code().of(step)
