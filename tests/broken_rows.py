@@ -52,7 +52,7 @@ def put(
     """
     # Operators are registered once; the copy is for plain eager mode.
     with monkeypatch.context() as copied:
-        copied.setattr(operator, "operator", lambda name: lambda function: function)
+        copied.setattr(operator, "operator", lambda name, **_: lambda function: function)
         copied.setattr(torch.library, "register_fake", lambda of: lambda function: function)
         copied.setattr(torch.library, "register_autograd", lambda *_, **__: None)
         broken = rewritten(monkeypatch, folder, module, *fault, times=None)

@@ -67,7 +67,7 @@ def linear_operator(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return linear_call(x, weight, bias)
 
 
-@operator("linear_product")
+@operator("linear_product", last=True)
 def _multiply_operator(a: Tensor, b: Tensor) -> Tensor:
     return multiply(a, b)
 

@@ -76,7 +76,7 @@ def linear_cross_entropy_by_token(
     )[0]
 
 
-@operator("scaled")
+@operator("scaled", last=True)
 def scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """The source, contiguous, times a scalar of fp32, rounded to `dtype`. It has no gradient."""
     return fill_scaled(source, source.new_empty(source.shape, dtype=dtype), factor)

@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
+from fusedlib.kernels.first_order import NO_SECOND
 
-def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
+
+def operator(name: str, *, last: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Register a function of new tensors as `torch.ops.fusedlib.<name>`, and give that.
+
+    `last`: it has no gradient, and who differentiates its results is told so. All others get one by
+    `torch.library.register_autograd`.
 
     `torch.library.custom_op` does the same; its look for results that share memory with operands,
     and two functions in between, cost 7 µs a call on a host that starts a kernel in 5.
@@ -21,9 +26,16 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
         schema = torch.library.infer_schema(function, mutates_args=())
         torch.library.define(f"fusedlib::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
         torch.library.impl(f"fusedlib::{name}", ("cpu", "cuda"), function)
-        return getattr(torch.ops.fusedlib, name).default
+        overload = getattr(torch.ops.fusedlib, name).default
+        if last:
+            torch.library.register_autograd(overload, _no_gradient)
+        return overload
 
     return register
+
+
+def _no_gradient(*_: Any) -> None:
+    raise RuntimeError(NO_SECOND)
 
 
 class Direct(torch.autograd.Function):

@@ -52,7 +52,7 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, save: bool) -> tupl
     return _forward(x, w_gate_up, w_down, save)
 
 
-@operator("swiglu_backward")
+@operator("swiglu_backward", last=True)
 def swiglu_backward(
     upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool
 ) -> tuple[Tensor, Tensor]:

@@ -237,7 +237,7 @@ def rms_norm_operator(
     return y, x.new_empty(0) if s is None else s, rstd
 
 
-@operator("rms_norm_backward")
+@operator("rms_norm_backward", last=True)
 def _backward_operator(
     dy: Tensor, ds: Tensor | None, s: Tensor, weight: Tensor, rstd: Tensor,
     wants_s: bool, wants_weight: bool,

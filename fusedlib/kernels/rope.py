@@ -190,7 +190,7 @@ def rope_operator(
     return turned_q, turned_k
 
 
-@operator("rope_backward")
+@operator("rope_backward", last=True)
 def _backward_operator(
     dq: Tensor | None, dk: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None
 ) -> tuple[Tensor, Tensor]:

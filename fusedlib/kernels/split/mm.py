@@ -44,7 +44,7 @@ def split_mm(a: Tensor, b: Tensor) -> Tensor:
     return split_product(a, b)
 
 
-@operator("split_mm")
+@operator("split_mm", last=True)
 def split_mm_operator(a: Tensor, b: Tensor) -> Tensor:
     """`split_mm` as an operator, for torch.compile and whatever else watches operators."""
     return split_mm(a, b)
