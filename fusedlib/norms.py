@@ -49,7 +49,7 @@ def rms_norm(
 
     operands = (x, weight) if residual is None else (x, weight, residual)
     direct = _plain_eager(*operands)
-    call = kernels.RMSNormFunction.apply if direct else kernels.rms_norm_operator
+    call = kernels.RMSNormFunction.direct if direct else kernels.rms_norm_operator
     y, s, _ = call(x, weight, residual, float(eps), cast == "hf")
     return y if residual is None else (y, s)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._C._functorch import unwrap_if_dead
 from torch.nn import Parameter, functional
 
 from fusedlib.arguments import require_tensors
@@ -53,8 +52,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     if not _plain_eager(x, weight):
         return kernels.linear_operator(x, weight, bias)
-    operands = (None if t is None else unwrap_if_dead(t) for t in (x, weight, bias))
-    y: Tensor = kernels.LinearFunction.apply(*operands)
+    y: Tensor = kernels.LinearFunction.direct(x, weight, bias)
     return y
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
@@ -48,9 +50,10 @@ def rope(
     from fusedlib.kernels import rope as kernels
 
     if _plain_eager(q, k, cos, sin):
-        turned: tuple[Tensor, Tensor] = kernels.RopeFunction.apply(q, k, cos, sin, positions, False)
-        return turned
-    return kernels.rope_operator(q, k, cos, sin, positions)
+        turned = kernels.RopeFunction.direct(q, k, cos, sin, positions, False)
+    else:
+        turned = kernels.rope_operator(q, k, cos, sin, positions)
+    return cast(tuple[Tensor, Tensor], turned)
 
 
 def _plain(

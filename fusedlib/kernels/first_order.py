@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+NO_SECOND = "the fused kernels have no second derivative; differentiate plain PyTorch or float64"
+
 
 class _Once(torch.autograd.Function):
     """A gradient with create_graph=True: differentiating it again raises, wherever it went."""
@@ -19,9 +21,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
-        raise RuntimeError(
-            "the fused kernels have no second derivative; differentiate plain PyTorch or float64"
-        )
+        raise RuntimeError(NO_SECOND)
 
 
 def first_order(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:

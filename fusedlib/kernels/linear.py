@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fusedlib.kernels import split
+from fusedlib.kernels.operator import Direct, operator
 from fusedlib.kernels.swiglu_configs import precision_of
 
 
@@ -60,23 +61,23 @@ def linear_call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y.view(*x.shape[:-1], outputs)
 
 
-@torch.library.custom_op("fusedlib::linear", mutates_args=())
+@operator("linear")
 def linear_operator(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The same for whoever watches operators."""
     return linear_call(x, weight, bias)
 
 
-@torch.library.custom_op("fusedlib::linear_product", mutates_args=())
+@operator("linear_product", last=True)
 def _multiply_operator(a: Tensor, b: Tensor) -> Tensor:
     return multiply(a, b)
 
 
-@linear_operator.register_fake
+@torch.library.register_fake(linear_operator)
 def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-@_multiply_operator.register_fake
+@torch.library.register_fake(_multiply_operator)
 def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty((a.shape[0], b.shape[1]))
 
@@ -109,10 +110,12 @@ def _gradients(
     return d_x, d_weight, rows.sum(0) if wants_bias else None
 
 
-linear_operator.register_autograd(bind(_gradients, _multiply_operator), setup_context=_set_up)
+torch.library.register_autograd(
+    linear_operator, bind(_gradients, _multiply_operator), setup_context=_set_up
+)
 
 
-class LinearFunction(torch.autograd.Function):
+class LinearFunction(Direct):
     """As `linear_call`, without the dispatcher."""
 
     forward = staticmethod(linear_call)

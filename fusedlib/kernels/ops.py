@@ -15,6 +15,7 @@ from torch import Tensor
 from fusedlib.kernels import split
 from fusedlib.kernels.autograd import compute, gradients, kept
 from fusedlib.kernels.launch import check_matrix, current_device
+from fusedlib.kernels.operator import operator
 from fusedlib.kernels.plan import Products, settled
 from fusedlib.kernels.products import TORCH
 from fusedlib.kernels.route import plan_of, splits
@@ -31,7 +32,7 @@ def _forward(
     return found, x.new_empty(0, 0) if gate_up is None else gate_up
 
 
-@torch.library.custom_op("fusedlib::swiglu", mutates_args=())
+@operator("swiglu")
 def swiglu(x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     """h (tokens, inner), and gate|up (tokens, 2·inner) or, not saved, an empty tensor.
 
@@ -41,7 +42,7 @@ def swiglu(x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     return _forward(x, w_gate_up, None, save)
 
 
-@torch.library.custom_op("fusedlib::swiglu_mlp", mutates_args=())
+@operator("swiglu_mlp")
 def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     """y (tokens, hidden), and gate|up (tokens, 2·inner) or, not saved, an empty tensor.
 
@@ -51,7 +52,7 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, save: bool) -> tupl
     return _forward(x, w_gate_up, w_down, save)
 
 
-@torch.library.custom_op("fusedlib::swiglu_backward", mutates_args=())
+@operator("swiglu_backward", last=True)
 def swiglu_backward(
     upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool
 ) -> tuple[Tensor, Tensor]:
@@ -88,18 +89,18 @@ def swiglu_backward(
     return d_gate_up, h
 
 
-@swiglu.register_fake
+@torch.library.register_fake(swiglu)
 def _(x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     wide = w_gate_up.shape[0]
     return x.new_empty(x.shape[0], wide // 2), _fake_gate_up(x, wide, save)
 
 
-@swiglu_mlp.register_fake
+@torch.library.register_fake(swiglu_mlp)
 def _(x: Tensor, w_gate_up: Tensor, w_down: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[0], w_down.shape[0]), _fake_gate_up(x, w_gate_up.shape[0], save)
 
 
-@swiglu_backward.register_fake
+@torch.library.register_fake(swiglu_backward)
 def _(
     upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool
 ) -> tuple[Tensor, Tensor]:
@@ -151,5 +152,5 @@ def _gradients(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Any
     return *found[: given - 1], None
 
 
-swiglu.register_autograd(_gradients, setup_context=_set_up)
-swiglu_mlp.register_autograd(_gradients, setup_context=_set_up)
+torch.library.register_autograd(swiglu, _gradients, setup_context=_set_up)
+torch.library.register_autograd(swiglu_mlp, _gradients, setup_context=_set_up)

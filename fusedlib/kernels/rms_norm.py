@@ -41,6 +41,7 @@ from torch import Tensor
 from fusedlib.kernels.first_order import first_order
 from fusedlib.kernels.launch import Launch, kept_launch, multiprocessors, rows_contiguous
 from fusedlib.kernels.operands import check_rms_norm
+from fusedlib.kernels.operator import Direct, operator
 from fusedlib.kernels.rows import Warps
 
 WIDEST = 8192  # numbers of a row that the backward holds in registers: four arrays of 16 a thread
@@ -226,7 +227,7 @@ def _rows(x: Tensor) -> Tensor:
     return rows_contiguous(x.reshape(-1, x.shape[-1]))
 
 
-@torch.library.custom_op("fusedlib::rms_norm", mutates_args=())
+@operator("rms_norm")
 def rms_norm_operator(
     x: Tensor, weight: Tensor, residual: Tensor | None, eps: float, hf: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -236,7 +237,7 @@ def rms_norm_operator(
     return y, x.new_empty(0) if s is None else s, rstd
 
 
-@torch.library.custom_op("fusedlib::rms_norm_backward", mutates_args=())
+@operator("rms_norm_backward", last=True)
 def _backward_operator(
     dy: Tensor, ds: Tensor | None, s: Tensor, weight: Tensor, rstd: Tensor,
     wants_s: bool, wants_weight: bool,
@@ -246,7 +247,7 @@ def _backward_operator(
     return d_s, d_weight
 
 
-@rms_norm_operator.register_fake
+@torch.library.register_fake(rms_norm_operator)
 def _(
     x: Tensor, weight: Tensor, residual: Tensor | None, eps: float, hf: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -256,7 +257,7 @@ def _(
     return x.new_empty(x.shape, dtype=dtype), s, x.new_empty(rows, dtype=torch.float32)
 
 
-@_backward_operator.register_fake
+@torch.library.register_fake(_backward_operator)
 def _(
     dy: Tensor, ds: Tensor | None, s: Tensor, weight: Tensor, rstd: Tensor,
     wants_s: bool, wants_weight: bool,
@@ -290,10 +291,12 @@ def _gradients(backward: Any, ctx: Any, dy: Tensor | None, ds: Tensor | None, _:
     )  # fmt: skip
 
 
-rms_norm_operator.register_autograd(bind(_gradients, _backward_operator), setup_context=_set_up)
+torch.library.register_autograd(
+    rms_norm_operator, bind(_gradients, _backward_operator), setup_context=_set_up
+)
 
 
-class RMSNormFunction(torch.autograd.Function):
+class RMSNormFunction(Direct):
     """y, s and rstd of x, weight, residual, eps and hf, launched without the dispatcher."""
 
     forward = staticmethod(rms_norm_fwd)

@@ -36,6 +36,7 @@ from torch import Tensor
 from fusedlib.kernels.first_order import first_order
 from fusedlib.kernels.launch import Launch, kept_launch
 from fusedlib.kernels.operands import check_rope
+from fusedlib.kernels.operator import Direct, operator
 from fusedlib.kernels.rows import Warps
 
 HALVES = 1024  # rotated pairs a program, 8 a thread: two loads of 16 bytes in flight in 16 bits
@@ -178,7 +179,7 @@ def _tables(
     return cos, sin, positions
 
 
-@torch.library.custom_op("fusedlib::rope", mutates_args=())
+@operator("rope")
 def rope_operator(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -189,7 +190,7 @@ def rope_operator(
     return turned_q, turned_k
 
 
-@torch.library.custom_op("fusedlib::rope_backward", mutates_args=())
+@operator("rope_backward", last=True)
 def _backward_operator(
     dq: Tensor | None, dk: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -198,14 +199,14 @@ def _backward_operator(
     return d_q, d_k
 
 
-@rope_operator.register_fake
+@torch.library.register_fake(rope_operator)
 def _(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(_heads_contiguous(q)), torch.empty_like(_heads_contiguous(k))
 
 
-@_backward_operator.register_fake
+@torch.library.register_fake(_backward_operator)
 def _(
     dq: Tensor | None, dk: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -234,10 +235,12 @@ def _direct_gradients(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None
     return *_gradients(bind(rope_call, inverse=True), ctx, *upstream), None
 
 
-rope_operator.register_autograd(bind(_gradients, _backward_operator), setup_context=_set_up)
+torch.library.register_autograd(
+    rope_operator, bind(_gradients, _backward_operator), setup_context=_set_up
+)
 
 
-class RopeFunction(torch.autograd.Function):
+class RopeFunction(Direct):
     """As `rope_call`, launched without the dispatcher."""
 
     forward = staticmethod(rope_call)

@@ -7,6 +7,7 @@ import os
 import torch
 from torch import Tensor
 
+from fusedlib.kernels.operator import operator
 from fusedlib.kernels.split.product import split_product
 
 # Below these splitting costs what the tensor cores save. The launches take the host 30 to 60 µs,
@@ -43,12 +44,12 @@ def split_mm(a: Tensor, b: Tensor) -> Tensor:
     return split_product(a, b)
 
 
-@torch.library.custom_op("fusedlib::split_mm", mutates_args=())
+@operator("split_mm", last=True)
 def split_mm_operator(a: Tensor, b: Tensor) -> Tensor:
     """`split_mm` as an operator, for torch.compile and whatever else watches operators."""
     return split_mm(a, b)
 
 
-@split_mm_operator.register_fake
+@torch.library.register_fake(split_mm_operator)
 def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty((a.shape[0], b.shape[1]))
