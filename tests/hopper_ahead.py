@@ -13,8 +13,9 @@ from swiglu_ahead import figures
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from fusedlib.kernels import hopper, hopper_launch
-from fusedlib.kernels.hopper_launch import HopperConfig, block_layout
+from fusedlib.kernels.hopper import kernel as hopper
+from fusedlib.kernels.hopper import launch as hopper_launch
+from fusedlib.kernels.hopper.launch import HopperConfig, block_layout
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -43,9 +43,8 @@ def test_every_mlp_is_right_in_a_model(name, precision):
         pytest.skip(str(refusal))
     with course.cold(case):
         figures = course.checked(case, rivals.get("mlp", name))
-    small_fp32 = precision == "fp32"
-    assert figures["path"] == (None if name != "fused" else
-                               "plain PyTorch" if small_fp32 else "kernels")  # fmt: skip
+    assert (figures["path"] is None) == (name != "fused")
+    assert (figures["path"] == "plain PyTorch") == (name == "fused" and precision == "fp32")
 
 
 @pytest.mark.parametrize("experiment", ["block", "model"])

@@ -10,8 +10,8 @@ from ahead import compiled_ahead, faults
 class TestTensorMaps:
     @pytest.fixture
     def launch(self):
-        hopper = pytest.importorskip("fusedlib.kernels.hopper")
-        from fusedlib.kernels.hopper_launch import HopperLaunch, backward_config
+        hopper = pytest.importorskip("fusedlib.kernels.hopper.kernel")
+        from fusedlib.kernels.hopper.launch import HopperLaunch, backward_config
 
         config = backward_config(4096)
         variant = {"FORWARD": False, "STORE": True}
@@ -35,15 +35,15 @@ class TestTensorMaps:
         assert watched() is None
 
     def test_are_not_without_number(self, launch, monkeypatch):
-        monkeypatch.setattr("fusedlib.kernels.hopper_launch.MOST_MAPS", 2)
+        monkeypatch.setattr("fusedlib.kernels.hopper.launch.MOST_MAPS", 2)
         matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(3)]
         for x in [torch.zeros_like(matrices[0]) for _ in range(5)]:
             launch._described(x, *matrices[1:])
-        assert len(launch._kept[0]) <= 2
+        assert len(launch._encoded[0]) <= 2
 
     def test_are_encoded_once_and_passed_as_triton_passes_them(self, launch, monkeypatch):
         driver = pytest.importorskip("triton.backends.nvidia.driver")
-        from fusedlib.kernels import hopper_launch
+        from fusedlib.kernels.hopper import launch as hopper_launch
 
         encoded, started = [], []
 
@@ -56,7 +56,7 @@ class TestTensorMaps:
         signature = dict(enumerate(["tensordesc<bf16[128,64]>"] * 3 + ["*bf16"] * 2))
         known = ["of dy", "of w_down", "of gate|up"]
         wrapper = driver.wrap_handle_tensordesc(lambda *a: started.append(a), signature, known)
-        launch._run, launch._index, launch._binary = wrapper, -1, tuple("function etc")
+        launch._run, launch._index, launch._head = wrapper, -1, tuple("function etc")
         launch._inner = hopper_launch.unwrapped(wrapper)
         matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(5)]
         for _ in range(2):
@@ -64,11 +64,11 @@ class TestTensorMaps:
         addresses = [t.data_ptr() for t in matrices]
         assert encoded == list(zip(addresses[:3], known, strict=True))
         maps = [v for found in encoded for v in (found, 64, 64, 64, 1)]
-        wanted = (*launch.programs, 0, *launch._binary, *maps, *addresses[3:], *launch._tail)
+        wanted = (*launch.programs, 0, *launch._head, *maps, *addresses[3:], *launch._tail)
         assert started == [wanted, wanted]
 
     def test_go_by_triton_itself_where_its_wrapper_is_unknown(self):
-        from fusedlib.kernels.hopper_launch import unwrapped
+        from fusedlib.kernels.hopper.launch import unwrapped
 
         def wrapper(*arguments):
             return launcher, tensordesc_meta

@@ -15,7 +15,6 @@ import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -769,20 +768,9 @@ CODES = {
 }
 
 
-@dataclass(frozen=True)
-class ByExperiment(code.Code):
-    """What measures a row depends on its experiment."""
-
-    codes: Mapping[str, code.Code] = field(default_factory=dict)
-
-    def of(self, case: Case) -> str:
-        """The fingerprint of a case's row."""
-        return self.codes[case["experiment"]].of(case)
-
-
 def study_code(**others: code.Code) -> code.Code:
     """Fingerprints of study 11's rows; further experiments bring theirs by name."""
-    return ByExperiment((), (), codes=CODES | others)
+    return code.ByExperiment((), (), codes=CODES | others)
 
 
 MEASURES: dict[str, Callable[[Case], dict[str, Any]]] = {

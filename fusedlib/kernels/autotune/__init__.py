@@ -42,20 +42,21 @@ SWITCH = "FUSEDLIB_AUTOTUNE"
 # fp32 comes to the tuned kernels from no public function.
 DTYPES = (torch.bfloat16, torch.float16)
 # Not products, and products whose tile is bounded by registers on every card.
-UNTUNED = (POINTWISE, *UNALIGNED.values())
+UNTUNED = (POINTWISE, UNALIGNED)
 FEWEST = 16  # tokens of the smallest class: the shortest tile
 
 _CHOSEN: dict[str, Config] = {}
 _LOCK = threading.RLock()
 
 
-def tuned(make: Callable[..., Launch], matrices: Sequence[Tensor]) -> Launch:
+def tuned(make: Callable[..., Launch], matrices: Sequence[Tensor], *, time: bool = True) -> Launch:
     """The launch with the best configuration known, which is found out here if it may be.
 
     Args:
         make: `make()` is the launch with the table's configuration, `make(config)` with another.
         matrices: what it will be called with: two factors, then what else is read or written. They
             are not touched.
+        time: False takes what is known by now.
 
     Raises:
         ValueError: `FUSEDLIB_AUTOTUNE` is neither 0 nor 1.
@@ -73,7 +74,7 @@ def tuned(make: Callable[..., Launch], matrices: Sequence[Tensor]) -> Launch:
     with _LOCK:  # two threads do not time at once
         config = _CHOSEN.get(key)
         if config is None:
-            config = _stored_or_tuned(key, make, default, options, matrices)
+            config = _stored_or_tuned(key, make, default, options, matrices, time)
     return launch if config == launch.config else make(config)
 
 
@@ -128,12 +129,12 @@ def key_of(launch: Launch, options: Sequence[Config], matrices: Sequence[Tensor]
 
 def _stored_or_tuned(
     key: str, make: Callable[..., Launch], default: Config, options: tuple[Config, ...],
-    matrices: Sequence[Tensor],
+    matrices: Sequence[Tensor], timed: bool,
 ) -> Config:  # fmt: skip
     entry = store.read(key)
     config = _config_of(entry, (default, *options))
     if config is None:
-        if not may_time():
+        if not timed or not may_time():
             return default
         began = time.perf_counter()
         try:

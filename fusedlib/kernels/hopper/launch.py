@@ -1,7 +1,8 @@
-"""How `fusedlib.kernels.hopper` is cut; how kernels in Gluon start: tensor maps kept by address.
+"""How the kernel for Hopper is cut; how kernels in Gluon start: tensor maps kept by address.
 
 A tensor map is the 128 bytes from which TMA takes a matrix's address, shape, strides and block. It
-holds nothing of the tensor itself, so that one made for the same values before serves again.
+holds nothing of the tensor itself, so that one made for the same values before serves again: that
+of a weight at every length.
 
 Triton 3.6 starts kernels by a C function, but encodes every tensor map anew at every launch, in
 Python. So its C function is called without that wrapper, with maps that were encoded before.
@@ -9,8 +10,9 @@ Python. So its C function is called without that wrapper, with maps that were en
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,13 +20,14 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from fusedlib.kernels.binaries import Binary
 from fusedlib.kernels.launch import Launch, Options, _stream, _watched, current_index
 from fusedlib.kernels.swiglu_configs import Config
 
 BLOCK_M, BLOCK_N = 128, 256
-# Kept for a matrix of a launch: the allocator gives few addresses, over and over; in a model, a few
-# for every layer.
-MOST_MAPS = 1024
+# Kept by looks, and by address for a matrix of a launch: the allocator gives few addresses, over
+# and over; in a model, a few for every layer.
+MOST_MAPS = 4096
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,6 @@ class HopperLaunch(Launch):
         scalars: tuple[int, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
         super().__init__(kernel, config, (programs, 1, 1), blocks, scalars, constants)
-        self._kept: list[dict[int, TensorDescriptor]] = [{} for _ in blocks]
         self._encoded: list[dict[int, list[Any]]] = [{} for _ in blocks]
         self._inner: tuple[Callable[..., None], list[Any]] | None = None
 
@@ -109,10 +111,10 @@ class HopperLaunch(Launch):
             operands += kept.get(matrix.data_ptr()) or self._encode(place, matrix)
         operands += [m.data_ptr() for m in matrices[len(self._encoded) :]]
         stream = _stream(self._index)
-        return self._inner[0](*self.programs, stream, *self._binary, *operands, *self._tail)
+        return self._inner[0](*self.programs, stream, *self._head, *operands, *self._tail)
 
-    def _start(self, *matrices: Tensor) -> None:
-        super()._start(*matrices)
+    def _take(self, binary: Binary) -> None:
+        super()._take(binary)
         self._inner = unwrapped(self._run)
 
     def _encode(self, place: int, matrix: Tensor) -> list[Any]:
@@ -120,33 +122,44 @@ class HopperLaunch(Launch):
         from triton.backends.nvidia.driver import make_tensordesc_arg
 
         assert self._inner is not None
-        kept = self._encoded[place]
-        if len(kept) >= MOST_MAPS:
-            kept.clear()
-        descriptor = self._mapped(self._kept[place], matrix, self.blocks[place])
-        made: list[Any] = make_tensordesc_arg(descriptor, self._inner[1][place])
-        kept[matrix.data_ptr()] = made
+        block, known = self.blocks[place], self._inner[1][place]
+        key = _looks(matrix, block)
+        made = _ENCODED.get(key)
+        if made is None:
+            made = make_tensordesc_arg(_descriptor(matrix, block), known)
+            _keep(_ENCODED, key, made)
+        _keep(self._encoded[place], matrix.data_ptr(), made)
         return made
 
     def _described(self, *matrices: Tensor) -> tuple[Any, ...]:
-        return tuple(
-            kept.get(matrix.data_ptr()) or self._mapped(kept, matrix, block)
-            for kept, matrix, block in zip(self._kept, matrices, self.blocks, strict=True)
-        )
+        return tuple(map(_descriptor, matrices, self.blocks))
 
-    @staticmethod
-    def _mapped(
-        kept: dict[int, TensorDescriptor], matrix: Tensor, block: list[int]
-    ) -> TensorDescriptor:
-        if len(kept) >= MOST_MAPS:
-            kept.clear()
-        address = matrix.data_ptr()
-        made = TensorDescriptor(
-            _Base(address, matrix.dtype), list(matrix.shape), list(matrix.stride()), block,
-            block_layout(block, matrix.dtype),
-        )  # fmt: skip
-        kept[address] = made
-        return made
+
+# By looks, for all launches.
+_ENCODED: dict[Hashable, list[Any]] = {}
+_DESCRIPTORS: dict[Hashable, TensorDescriptor] = {}
+
+
+def _looks(matrix: Tensor, block: list[int]) -> Hashable:
+    """All that a map holds."""
+    return matrix.data_ptr(), matrix.dtype, matrix.shape, matrix.stride(), *block
+
+
+def _descriptor(matrix: Tensor, block: list[int]) -> TensorDescriptor:
+    key = _looks(matrix, block)
+    found = _DESCRIPTORS.get(key)
+    if found is None:
+        base = _Base(matrix.data_ptr(), matrix.dtype)
+        layout = block_layout(block, matrix.dtype)
+        found = TensorDescriptor(base, list(matrix.shape), list(matrix.stride()), block, layout)
+        _keep(_DESCRIPTORS, key, found)
+    return found
+
+
+def _keep(kept: dict[Any, Any], key: Hashable, made: Any) -> None:
+    if len(kept) >= MOST_MAPS:
+        kept.clear()
+    kept[key] = made
 
 
 def unwrapped(run: Any) -> tuple[Callable[..., None], list[Any]] | None:
@@ -162,7 +175,11 @@ def unwrapped(run: Any) -> tuple[Callable[..., None], list[Any]] | None:
     return (launcher, known) if launcher and known and None not in known else None
 
 
-def block_layout(block: list[int], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+def block_layout(block: Sequence[int], dtype: torch.dtype) -> gl.NVMMASharedLayout:
     """How a block of bf16 or fp16 lies in shared memory."""
-    element = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
-    return gl.NVMMASharedLayout.get_default_for(block, element)
+    return _layout(tuple(block), gl.bfloat16 if dtype == torch.bfloat16 else gl.float16)
+
+
+@cache
+def _layout(block: tuple[int, ...], element: gl.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for(list(block), element)
