@@ -1,9 +1,12 @@
 """Study 11's measuring: arms stay apart and are right; where memory goes and how far it lasts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib.bench import llama, race, results, rivals, sweep
+from fusedlib.bench import llama, race, results, rivals, sustained, sweep
 from fusedlib.bench.attempt import Unavailable
 
 transformers = pytest.importorskip("transformers")
@@ -70,6 +73,104 @@ def test_a_whole_step_has_its_optimizer_and_trains_nobody_elses_weights(tmp_path
     for row in rows.values():
         assert row["optimizer_median_ms"] > 0
         assert row["loss"] == pytest.approx(rows[llama.BASELINE]["loss"], rel=1e-6)
+
+
+def loaded(folder, monkeypatch, arms):
+    """Rows of arms under load, on the CPU."""
+    for name, value in {"HEAT_S": 0.01, "SETTLE_S": 0.0, "BURST_MS": 1.0}.items():
+        monkeypatch.setattr(sustained, name, value)
+    own = recorder(folder)
+    event = replace(llama.LOADED, available=lambda case: None)
+    turns = llama.cases("step", arms, **TINY | TURNS)
+    race.race(own, event, sustained.lasting(turns, seconds=0.05))
+    return results.read_rows(own.path)
+
+
+def test_under_load_an_arm_s_step_is_forward_and_backward_and_nothing_waits(tmp_path, monkeypatch):
+    issued = []
+    real = llama.Program.issue
+
+    def issue(program):
+        issued.append(program.optimizer)
+        sections = real(program)
+        monkeypatch.setattr(sections, "elapsed_ms", None)  # what waits for the card calls it
+        return sections
+
+    monkeypatch.setattr(llama.Program, "issue", issue)
+    rows = loaded(tmp_path, monkeypatch, [llama.BASELINE, "fused"])
+    assert [(r["round"], r["provider"], r["status"]) for r in rows] == [
+        (1, "huggingface", "ok"), (1, "fused", "ok"), (2, "fused", "ok"), (2, "huggingface", "ok"),
+    ]  # fmt: skip
+    assert len(issued) >= 2 * 2 * 5 and not any(issued)
+    assert {(r["experiment"], r["race"], r["tokens"]) for r in rows} == {("sustained", "step", 64)}
+    assert all(r["gradients_error"] < 1e-5 and r["median_ms"] > 0 for r in rows)
+    code = llama.study_code()
+    turns = llama.cases("step", ["fused"], **TINY | TURNS)[0]
+    assert rows[1]["code"] == code.of(rows[1]) != code.of(turns)
+
+
+def test_under_load_a_wrong_arm_gets_no_time(tmp_path, monkeypatch, broken):
+    rows = loaded(tmp_path, monkeypatch, [llama.BASELINE, "broken"])
+    assert {r["status"] for r in rows if r["provider"] == "broken"} == {"wrong"}
+    assert not any("median_ms" in r for r in rows if r["provider"] == "broken")
+
+
+@pytest.mark.parametrize("model", ["two layers", "two small layers"])
+def test_flops_are_those_of_the_products_and_of_half_the_attention(model):
+    [case] = llama.cases("step", [llama.BASELINE], **TINY | TURNS | {"model": model})
+    made = llama.build(model, "float32", "cpu")
+    ids = llama.tokens(model, 2, 32, "cpu")
+    with FlopCounterMode(display=False) as counted:
+        made(ids, labels=ids).loss.backward()
+    by_operator = {str(op): n for op, n in counted.get_flop_counts()["Global"].items()}
+    products = by_operator["aten.mm"]  # the rotation's angles are a bmm
+    attention = 3 * 2 * 2 * 64 * 32 * 128 * 2 // 2  # two layers, two products, half of it masked
+    assert llama.flops(case) == products + attention
+
+
+def test_in_fp32_a_race_has_torch_s_setting_and_hugging_face_s_error_at_it(tmp_path, monkeypatch):
+    seen = []
+    real = llama.Judge.__init__
+
+    def judge(self, case):
+        seen.append((case["precision"], torch.get_float32_matmul_precision()))
+        real(self, case)
+
+    monkeypatch.setattr(llama.Judge, "__init__", judge)
+    asked = [
+        case for precision in ("highest", "high")
+        for case in llama.cases(
+            "fp32", [llama.BASELINE, "fused"], precision=precision, **TINY | TURNS
+        )
+    ]  # fmt: skip
+    own = recorder(tmp_path)
+    race.race(own, llama.FP32, asked)
+    assert seen == [("highest", "highest"), ("high", "high")]
+    assert torch.get_float32_matmul_precision() == "highest"
+    rows = results.read_rows(own.path)
+    assert [r["status"] for r in rows] == ["ok"] * 4
+    assert len({r["session"] for r in rows}) == 2 and {r["code"] for r in rows} == {
+        llama.study_code().of(case) for case in asked
+    }
+
+
+def test_losses_in_float64_are_the_same_training_without_rounding(monkeypatch):
+    def losses(arm, precision="highest"):
+        [case] = llama.cases(
+            "fp32-train", [arm], steps=6, learning_rate=1e-2, seed=0, precision=precision, **TINY
+        )
+        return llama.measure(case)["losses"]
+
+    exact, plain = losses("float64"), losses(llama.BASELINE)
+    assert exact == pytest.approx(plain, abs=1e-4) and exact[-1] < exact[0] - 0.2
+    dtypes = []
+    real = llama._exact_norm
+    monkeypatch.setattr(
+        llama, "_exact_norm", lambda norm, x: dtypes.append(x.dtype) or real(norm, x)
+    )
+    losses("float64", "high")
+    assert set(dtypes) == {torch.float64} and torch.get_float32_matmul_precision() == "highest"
+    assert "float64" not in rivals.chosen(llama.TASK, ["all"])
 
 
 def test_liger_changes_one_model_and_no_class():
@@ -143,7 +244,7 @@ def test_arms_train_alike():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"experiment": "sleep"}, "unknown experiment 'sleep'; known: step, memory, limit, train"),
+        ({"experiment": "sleep"}, "unknown experiment 'sleep'; known: step, fp32, memory, limit"),
         ({"model": "gpt"}, "unknown model 'gpt'; known: Llama-3.2-1B"),
         ({"dtype": "int8"}, "unknown dtype 'int8'; known: bfloat16"),
         ({"arms": ["nobody"]}, "unknown rival 'nobody' in llama; known: huggingface"),
