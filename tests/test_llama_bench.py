@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fusedlib.bench import llama, race, results, rivals, sustained, sweep
 from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.torch_precision import matmul_settings
 
 transformers = pytest.importorskip("transformers")
 TINY = {"model": "two layers", "dtype": "float32", "batch_size": 2, "context_length": 32,
@@ -32,13 +33,15 @@ def broken(monkeypatch):
     """An arm whose loss is right and whose gradients are a hundredth too large."""
 
     class Louder(torch.nn.Module):
+        by = 0.01
+
         def __init__(self, model):
             super().__init__()
             self.model = model
 
         def forward(self, ids, labels):
             found = self.model(ids, labels=labels)
-            found.loss = 1.01 * found.loss - 0.01 * found.loss.detach()
+            found.loss = (1 + self.by) * found.loss - self.by * found.loss.detach()
             return found
 
     made = rivals.Rival(llama.TASK, "broken", "broken", 20, Louder, "for a test")
@@ -46,6 +49,7 @@ def broken(monkeypatch):
     monkeypatch.setitem(
         llama.CODES, "step", type(llama.CODES["step"])((race,), (llama.build,), lambda name: "x")
     )
+    return Louder
 
 
 @pytest.mark.slow
@@ -152,6 +156,28 @@ def test_in_fp32_a_race_has_torch_s_setting_and_hugging_face_s_error_at_it(tmp_p
     assert len({r["session"] for r in rows}) == 2 and {r["code"] for r in rows} == {
         llama.study_code().of(case) for case in asked
     }
+
+
+@pytest.mark.parametrize(("louder", "status"), [(1e-5, ["wrong", "ok"]), (0.01, ["wrong"] * 2)])
+def test_the_floor_of_a_race_in_fp32_is_that_of_its_products(tmp_path, broken, louder, status):
+    broken.by = louder
+    own = recorder(tmp_path)
+    for precision in ("highest", "high"):
+        settings = TINY | TURNS | {"precision": precision}
+        race.race(own, llama.FP32, llama.cases("fp32", ["broken"], **settings))
+    rows = results.read_rows(own.path)
+    assert [row["status"] for row in rows] == status
+    assert all(row["gradients_error"] == pytest.approx(louder, rel=0.05) for row in rows)
+    assert {row["path"] for row in rows if row["status"] == "ok"} <= {None}
+
+
+def test_a_loss_at_full_size_may_be_off_by_what_its_products_and_sums_are():
+    assert llama._loss_roundoff("bfloat16", 8192) == 2.0**-8 and llama.check.FLOOR_ROUNDOFFS == 4
+    assert llama._loss_roundoff("float32", 4) == 2 * 2.0**-24
+    assert llama._loss_roundoff("float32", 4096) == 64 * 2.0**-24
+    with matmul_settings("high", True):
+        assert llama._loss_roundoff("float32", 4096) == 2.0**-11
+        assert llama._loss_roundoff("bfloat16", 4096) == 2.0**-8
 
 
 def test_losses_in_float64_are_the_same_training_without_rounding(monkeypatch):
