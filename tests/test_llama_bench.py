@@ -311,3 +311,28 @@ def test_experiments_alone_on_a_gpu(tmp_path):
     rows = results.read_rows(own.path)
     assert [row["status"] for row in rows] == ["ok"] * 4
     assert all(row["peak_logits_mib"] > 0 for row in rows if row["experiment"] == "memory")
+
+
+@pytest.mark.gpu
+def test_energy_fp32_and_float64_on_a_gpu(tmp_path):
+    own = recorder(tmp_path)
+    small = TINY | {"device": "cuda", "context_length": 128}
+    arms = [llama.BASELINE, "liger", "fused", "fused graph", "fused inductor"]
+    turns = llama.cases("step", arms, **small | TURNS | {"dtype": "bfloat16"})
+    race.race(own, llama.LOADED, sustained.lasting(turns, seconds=0.3))
+    for precision in ("highest", "high"):
+        settings = small | TURNS | {"precision": precision}
+        race.race(own, llama.FP32, llama.cases("fp32", arms[:3], **settings))
+    training = {"steps": 5, "learning_rate": 1e-3, "seed": 0, "precision": "highest"}
+    exact = llama.cases("fp32-train", ["float64", llama.BASELINE, "fused"], **small, **training)
+    products = sustained.products("cuda", ["bfloat16"], size=4096, seconds=0.3)
+    sweep.sweep(own, exact, llama.measure, llama.label)
+    sweep.sweep(own, products, sustained.product, sustained.label)
+    rows = results.read_rows(own.path)
+    failed = {(r.get("provider"), r["reason"]) for r in rows if r["status"] != "ok"}
+    assert {name for name, _ in failed} <= {"liger"}, failed
+    under = [r for r in rows if r["experiment"] in ("sustained", "product") and r["status"] == "ok"]
+    assert len(under) >= 2 * 4 + 1
+    assert all(r["joules"] > 0 and 50 < r["power_w"] < 1500 and r["sm_mhz"] > 200 for r in under)
+    losses = [r["losses"] for r in rows if r["experiment"] == "fp32-train"]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) == pytest.approx(losses[2], rel=1e-5)

@@ -77,6 +77,21 @@ def test_a_call_takes_as_long_as_it_does_without_a_pause():
     assert next(calls) == int(slept.item())
 
 
+def test_a_long_call_that_heated_the_card_is_not_heated_for_again(monkeypatch):
+    asked = []
+    real = sustained.timing.sustained
+    monkeypatch.setattr(
+        sustained.timing, "sustained",
+        lambda *a, heat_s, seconds, **k: (
+            asked.append((round(heat_s, 3), seconds)) or real(*a, heat_s=0.0, seconds=0.0, **k)
+        ),
+    )  # fmt: skip
+    monkeypatch.setattr(sustained, "_second_ms", lambda once, device: 400.0)
+    sustained.under_load(Lap(lambda: None), "cpu", 0.25, 1.0)
+    sustained.under_load(Lap(lambda: None), "cpu", 1.0, 1.0)
+    assert asked == [(0.0, 1.0), (0.6, 0.0), (0.0, 1.0)]
+
+
 def test_a_product_under_load_is_of_its_size_and_precision(monkeypatch):
     made = sustained.products("cpu", ["bfloat16", "float32"], size=48, seconds=0.02)
     assert [(c["experiment"], c["dtype"], c["precision"]) for c in made] == [

@@ -116,9 +116,11 @@ def under_load(lap: Lap, device: str, heat_s: float, seconds: float) -> dict[str
         lap.reset()
         lap.run()
 
-    calls = max(1, round(BURST_MS / max(_second_ms(once, device), 1e-3)))
+    once_ms = _second_ms(once, device)
+    calls = max(1, round(BURST_MS / max(once_ms, 1e-3)))
     load = partial(timing.sustained, once, device=device, calls=calls)
-    load(heat_s=heat_s, seconds=0.0)
+    if heat_s > once_ms / 1e3:  # that call has heated too
+        load(heat_s=heat_s - once_ms / 1e3, seconds=0.0)
     with machine.energy() as used:
         taken = load(heat_s=0.0, seconds=seconds)
         timing.synchronize(device)
