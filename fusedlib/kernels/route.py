@@ -172,7 +172,8 @@ def most_apart(device: torch.device, inner: int, block_n: int) -> int:
     if device.type != "cuda" or architecture(device) != 90:
         return FEW_TOKENS
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(processors // -(-inner // block_n) * BLOCK_M, FEW_TOKENS)
+    columns = -(-inner // block_n)
+    return max(processors // max(columns, 1) * BLOCK_M, FEW_TOKENS)
 
 
 @cache
