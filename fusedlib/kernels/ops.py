@@ -146,7 +146,7 @@ def _gradients(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Any
     given = len(ctx.needs_input_grad)
     if upstream is None:
         return (None,) * given
-    steps = _Registered(split.OPERATORS if splits(upstream) else TORCH)
+    steps = _Registered(split.PRODUCTS if splits(upstream) else TORCH)
     # Saved tensors are read once: activation checkpointing allows no more.
     found = gradients(steps, _wants(ctx), list(ctx.saved_tensors), upstream, False)
     return *found[: given - 1], None

@@ -16,19 +16,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
+from fusedlib.kernels.hopper.epilogue import fetch
 from fusedlib.kernels.hopper.launch import HopperLaunch
 from fusedlib.kernels.hopper.tiles import place
 from fusedlib.kernels.launch import multiprocessors
 from fusedlib.kernels.split.parts import TILE
 from fusedlib.kernels.swiglu_configs import architecture
-
-# The name of one operation in Triton 3.6 and in later ones.
-_fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,8 @@ def _fetch_both(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Fetch a block of the high rows of the parts, and the same of the low ones."""
     row, column = (inner, outer) if TURNED else (outer, inner)
-    _fetch(parts, [row, column], arrived, high_ring.index(stage))
-    _fetch(parts, [low + row, column], arrived, low_ring.index(stage))
+    fetch(parts, [row, column], arrived, high_ring.index(stage))
+    fetch(parts, [low + row, column], arrived, low_ring.index(stage))
 
 
 @gluon.jit
