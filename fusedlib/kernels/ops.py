@@ -16,8 +16,8 @@ from fusedlib.kernels import split
 from fusedlib.kernels.autograd import compute, gradients, kept
 from fusedlib.kernels.launch import check_matrix, current_device
 from fusedlib.kernels.operator import operator
-from fusedlib.kernels.plan import Products, settled
-from fusedlib.kernels.products import TORCH
+from fusedlib.kernels.plan import settled
+from fusedlib.kernels.products import TORCH, Products
 from fusedlib.kernels.route import plan_of, splits
 
 
