@@ -123,12 +123,13 @@ class HopperLaunch(Launch):
 
         assert self._inner is not None
         block, known = self.blocks[place], self._inner[1][place]
-        key = _looks(matrix, block)
+        address = matrix.data_ptr()
+        key = address, matrix.dtype, matrix.shape, matrix.stride(), *block  # all that a map holds
         made = _ENCODED.get(key)
         if made is None:
             made = make_tensordesc_arg(_descriptor(matrix, block), known)
             _keep(_ENCODED, key, made)
-        _keep(self._encoded[place], matrix.data_ptr(), made)
+        _keep(self._encoded[place], address, made)
         return made
 
     def _described(self, *matrices: Tensor) -> tuple[Any, ...]:
@@ -137,23 +138,11 @@ class HopperLaunch(Launch):
 
 # By looks, for all launches.
 _ENCODED: dict[Hashable, list[Any]] = {}
-_DESCRIPTORS: dict[Hashable, TensorDescriptor] = {}
-
-
-def _looks(matrix: Tensor, block: list[int]) -> Hashable:
-    """All that a map holds."""
-    return matrix.data_ptr(), matrix.dtype, matrix.shape, matrix.stride(), *block
 
 
 def _descriptor(matrix: Tensor, block: list[int]) -> TensorDescriptor:
-    key = _looks(matrix, block)
-    found = _DESCRIPTORS.get(key)
-    if found is None:
-        base = _Base(matrix.data_ptr(), matrix.dtype)
-        layout = block_layout(block, matrix.dtype)
-        found = TensorDescriptor(base, list(matrix.shape), list(matrix.stride()), block, layout)
-        _keep(_DESCRIPTORS, key, found)
-    return found
+    base, layout = _Base(matrix.data_ptr(), matrix.dtype), block_layout(block, matrix.dtype)
+    return TensorDescriptor(base, list(matrix.shape), list(matrix.stride()), block, layout)
 
 
 def _keep(kept: dict[Any, Any], key: Hashable, made: Any) -> None:
