@@ -13,12 +13,7 @@ class TestTensorMaps:
     @pytest.fixture
     def launch(self):
         hopper = pytest.importorskip("fusedlib.kernels.hopper.kernel")
-        from fusedlib.kernels.hopper.launch import HopperLaunch, backward_config
-
-        config = backward_config(4096)
-        variant = {"FORWARD": False, "STORE": True}
-        kernel = hopper._hopper_swiglu_kernel
-        return HopperLaunch(kernel, config, 132, config.backward_blocks(), (9, 9, 9), variant)
+        return hopper.backward_launch(torch.zeros(9, 9), 9, True)
 
     @pytest.fixture
     def card(self, launch, monkeypatch):
