@@ -60,7 +60,7 @@ def _splits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether some product of this call or of its backward may be of split factors."""
     if x.dtype != torch.float32 or not has_kernels(x.device):
         return False
-    from fusedlib.kernels.linear import some_product_pays
+    from fusedlib.kernels.split import some_pay
 
     outputs, inputs = weight.shape
     tokens = x.numel() // max(inputs, 1)
@@ -70,7 +70,7 @@ def _splits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         # A symbol may stand for any number, and the operator looks at the true one.
         tokens = tokens if statically_known_true(tokens < MANY_TOKENS) else MANY_TOKENS
     return (
-        some_product_pays(tokens, outputs, inputs)
+        some_pay(tokens, outputs, inputs)
         and _is_plain(x)
         and _is_plain(weight)
         and (bias is None or _is_plain(bias))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rewritten import rewritten
 
-from fusedlib.kernels import launch, operator
+from fusedlib.kernels import operator, rows
 from fusedlib.kernels.launch import Launch
 
 # What stands in the kernels' files, and what shall.
@@ -56,7 +56,7 @@ def put(
         copied.setattr(torch.library, "register_fake", lambda of: lambda function: function)
         copied.setattr(torch.library, "register_autograd", lambda *_, **__: None)
         broken = rewritten(monkeypatch, folder, module, *fault, times=None)
-    monkeypatch.setattr(launch, "_LAUNCHES", {})
+    monkeypatch.setattr(rows, "_LAUNCHES", {})
     for name in [n for n in vars(module) if n.endswith("_kernel")]:
         monkeypatch.setattr(module, name, getattr(broken, name))
     empty, like = torch.Tensor.new_empty, torch.empty_like

@@ -331,7 +331,6 @@ def check_operator(device: str, shape: Shape = SMALL) -> None:
     torch.library.opcheck(kernels.linear_operator, tuple(leaves.values()))
     deep = leaves["x"].detach().reshape(2, shape[0] // 2, -1)
     torch.library.opcheck(kernels.linear_operator, (deep, leaves["weight"], None))
-    torch.library.opcheck(kernels._multiply_operator, (leaves["x"].detach(), deep[0].t()))
 
 
 def check_watched(device: str, shape: Shape = SMALL) -> None:
@@ -343,7 +342,7 @@ def check_watched(device: str, shape: Shape = SMALL) -> None:
     with Called() as called:
         found = step(leaves, dy)
     assert same(found, wanted)
-    assert called.names.count("linear") == 1 and called.names.count("linear_product") == 2
+    assert called.names.count("linear") == 1 and called.names.count("split_mm") == 2
 
 
 def check_precision(started: list, device: str, shape: Shape = SMALL) -> None:

@@ -56,7 +56,8 @@ def note_launches(monkeypatch) -> list[str]:
     original = launch.Launch.__call__
 
     def noted(self, *matrices):
-        names.append(self.kernel.__name__)
+        if not hasattr(matrices[0], "listed"):  # for a training step to come
+            names.append(self.kernel.__name__)
         return original(self, *matrices)
 
     monkeypatch.setattr(launch.Launch, "__call__", noted)

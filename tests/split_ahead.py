@@ -65,7 +65,9 @@ def products(arch: int):
             k = hopper.CONFIG.block_k
             blocks = {"a": [k, TILE] if a else [TILE, k], "b": [TILE, k] if b else [k, TILE]}
             kernel = hopper._hopper_split_product_kernel
-            yield f"gluon {a:d}{b:d}", compiled(arch, kernel, hopper.CONFIG, turned, blocks=blocks)
+            constants = turned | {"SPAN": hopper.SPAN}
+            made = compiled(arch, kernel, hopper.CONFIG, constants, blocks=blocks)
+            yield f"gluon {a:d}{b:d}", made
 
 
 def main() -> None:

@@ -122,7 +122,7 @@ def test_a_pass_with_products_apart_holds_what_is_counted(kernels, monkeypatch, 
 @pytest.mark.parametrize("shape", [SHAPES[0], (384, 256, 256)], ids=str)
 def test_split_products_hold_what_is_counted(kernels, monkeypatch, shape, save):
     monkeypatch.setattr(route, "_full", lambda dtype, device: dtype == torch.float32)
-    route.most_tokens_fp32.cache_clear()
+    route._some_split.cache_clear()
     for least in ("LEAST_SIZE", "LEAST_RESULTS", "LEAST_WORK"):
         monkeypatch.setattr(mm, least, 1)
     book = {"gate_up": SPLIT, "input": SPLIT_INPUT}[save]

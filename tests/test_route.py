@@ -50,6 +50,7 @@ def way(tokens, hidden, inner, dtype=torch.bfloat16, precision="ieee"):
         ((65, 64, 20000), "dh apart", ROLES, APART),  # more columns than programs
         ((0, 64, 64), "fp32", APART, APART),
         ((65, 0, 64), "fp32", APART, APART),
+        ((65, 64, 0), "fp32", APART, APART),
     ],
     ids=str,
 )
@@ -93,6 +94,7 @@ def test_lengths_of_one_class_go_one_way(card):
     groups = [range(*pair) for pair in ((1, 65), (65, 385), (385, 769), (769, 5000))]
     paths = [{way(tokens, 2048, 5632) for tokens in group} for group in groups]
     assert [len(found) for found in paths] == [1] * 4 and len(set.union(*paths)) == 4
+    assert route.most_tokens(CARD, 0)[:2] == (0, 64)  # no columns at all
 
 
 def test_without_kernels_it_is_plain_pytorch():

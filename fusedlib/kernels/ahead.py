@@ -2,37 +2,43 @@
 
 A layer's kernels depend on its two sizes, the dtype, the card and the class of lengths
 (`route.most_tokens`); of a length they know nothing. `binaries_of` goes through the classes as a
-call would, with operands that have a shape and no memory (`Looks`).
+call would, with operands that have a shape and no memory, so that launches are only listed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from functools import partial as bind
+from itertools import product
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from fusedlib.kernels import route, swiglu
-from fusedlib.kernels.autotune import tuned
-from fusedlib.kernels.few_tokens import kernels as few_tokens
+from fusedlib.kernels import few_tokens, route
+from fusedlib.kernels.kinds import Kind
 from fusedlib.kernels.launch import Launch
 from fusedlib.kernels.plan import Plan
-from fusedlib.kernels.route import APART, ROLES, Kind
-
-hopper: Any = swiglu.hopper
+from fusedlib.kernels.products import Products
 
 
 @dataclass(frozen=True)
 class Looks:
-    """What a launch asks of a contiguous matrix on a GPU, but its memory."""
+    """What a plan and its launches ask of a contiguous matrix on a GPU, but its memory.
+
+    A launch whose first matrix it is appends itself and all its matrices to `listed`.
+    """
 
     shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
+    listed: list[Any]
+    ndim = 2
     is_cuda = True
+
+    def numel(self) -> int:
+        """How many elements there are."""
+        return self.shape[0] * self.shape[1]
 
     def stride(self, dimension: int | None = None) -> Any:
         """Elements from one row to the next, from one column to the next."""
@@ -53,7 +59,7 @@ class Needed:
     """A binary that a layer can need.
 
     Attributes:
-        name: kernel and variant, to read.
+        name: way and step, to read.
         launch: one of those that start it.
         matrices: what that takes, without memory.
         trains: for which `save` eager training needs it, with gradients of x and of all weights.
@@ -105,57 +111,33 @@ KEPT, AGAIN = BOTH[:1], BOTH[1:]
 def needed(
     tokens: int, hidden: int, inner: int, dtype: torch.dtype, device: torch.device
 ) -> Iterator[Needed]:
-    """What calls at one number of tokens can need."""
+    """What calls at one number of tokens can need, listed by the plan that would run them."""
+    listed: list[tuple[Launch, tuple[Tensor, ...]]] = []
 
-    def of(rows: int, columns: int) -> Tensor:
-        return cast(Tensor, Looks((rows, columns), dtype, device))
+    def new(shape: tuple[int, int], *_: Any) -> Tensor:
+        return cast(Tensor, Looks(shape, dtype, device, listed))
 
-    x, w_gate_up, w_down = of(tokens, hidden), of(2 * inner, hidden), of(hidden, inner)
-    h, gate_up = of(tokens, inner), of(tokens, 2 * inner)
-    matrices: tuple[Tensor, ...]
-    way = route.ways(Kind(device, dtype, "ieee", tokens, hidden, inner))
-    few = "few tokens, " * way.few
-    yield _pointwise(gate_up, h, False, True, BOTH if way.forward == APART else ())
-    for save in () if way.forward == APART else (True, False):
-        matrices = x, w_gate_up, h, gate_up if save else h
-        name, trains = f"{few}forward{', gate|up kept' * save}", BOTH if save else AGAIN
-        if way.forward == ROLES:
-            launch = hopper.forward_launch(x, inner, save)
-            yield Needed(name, launch, (*matrices, h), trains)
-        else:
-            made = bind(swiglu.fwd_launch, x, inner, save)
-            yield _tiled(name, made, matrices, trains)
-    for output in (True, False):
-        matrices = x, w_down, gate_up, gate_up, gate_up, h
-        name, trains = f"{few}backward{', h again' * output}", KEPT if output else AGAIN
-        if way.backward == APART:
-            yield _pointwise(gate_up, h, True, output, trains)
-        elif way.backward == ROLES:
-            launch = hopper.backward_launch(x, inner, output)
-            yield Needed(name, launch, matrices[:5], trains)
-        else:
-            for in_place in (True, False):
-                variant = True, True, output, in_place
-                made = bind(swiglu.bwd_launch, x, inner, variant)
-                yield _tiled(name + ", in place" * in_place, made, matrices, trains * in_place)
+    def step(name: str, trains: tuple[str, ...], call: Callable[..., Any], *given: Any) -> Needed:
+        call(*given)
+        launch, matrices = listed.pop()
+        return Needed(f"{way.path}, {name}", launch, matrices, trains)
+
+    x, w_gate_up, w_down = map(new, ((tokens, hidden), (2 * inner, hidden), (hidden, inner)))
+    h, gate_up = new((tokens, inner)), new((tokens, 2 * inner))
+    kind = Kind(device, dtype, "ieee", tokens, hidden, inner)
+    way = route.ways(kind)
+    few = few_tokens.Products(device, dtype, hidden, inner, new)
+    plain = Products(gate_up=lambda *_: gate_up, dh=lambda *_: h)
+    plan = Plan(kind, way, few if way.few else plain, new)
+    yield step("h", (), plan.differentiate, None, None, gate_up, True, False)
+    for save in (True, False):
+        name = f"forward{', gate|up kept' * save}"
+        yield step(name, BOTH if save else AGAIN, plan.activate, x, w_gate_up, save)
+    for output, in_place in product((True, False), (False, True)):
+        name = f"backward{', h again' * output}{', in place' * in_place}"
+        trains = (KEPT if output else AGAIN) * in_place
+        yield step(name, trains, plan.differentiate, x, w_down, gate_up, output, in_place)
     if way.few:
-        sizes = device, tokens, hidden, inner
-        yield Needed("few tokens, y", few_tokens.down_launch(*sizes), (h, w_down, x), BOTH)
-        launch = few_tokens.gradients_launch((True, True, True), *sizes)
-        results = x, w_gate_up, w_down
-        matrices = x, x, h, gate_up, w_gate_up, *results
-        yield Needed("few tokens, gradients", launch, matrices, BOTH)
-
-
-def _pointwise(
-    gate_up: Tensor, h: Tensor, gradient: bool, output: bool, trains: tuple[str, ...]
-) -> Needed:
-    launch = swiglu.bwd_launch(gate_up, h.shape[1], (False, gradient, output, gradient))
-    name = f"pointwise{', d(gate|up)' * gradient}{', h' * output}"
-    return Needed(name, launch, (*[gate_up] * 5, h), trains)
-
-
-def _tiled(
-    name: str, make: Callable[..., Launch], matrices: tuple[Tensor, ...], trains: tuple[str, ...]
-) -> Needed:
-    return Needed(name, tuned(make, matrices, time=False), matrices, trains)
+        yield step("y", BOTH, few.output, h, w_down, x)
+        given = (True, True, True), [h, gate_up], x, x, w_gate_up
+        yield step("gradients", BOTH, few.gradients, *given)

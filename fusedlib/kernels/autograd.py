@@ -23,8 +23,8 @@ from torch import Tensor
 from fusedlib.kernels.ahead import build_for_training
 from fusedlib.kernels.first_order import first_order
 from fusedlib.kernels.launch import current_device
-from fusedlib.kernels.plan import Plan, Products, settled
-from fusedlib.kernels.products import Gradients, Wants
+from fusedlib.kernels.plan import Plan, settled
+from fusedlib.kernels.products import Gradients, Products, Wants
 from fusedlib.kernels.route import current
 
 Saved = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]

@@ -9,7 +9,7 @@ before it is needed, several at a time: the compiler and the assembler let other
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from threading import Lock
@@ -57,11 +57,6 @@ def ahead(key: Hashable, compiled: Callable[[], Any]) -> None:
     with _LOCK:
         if key not in _FOUND and key not in _AHEAD:
             _AHEAD[key] = _pool().submit(_with_launcher, compiled)
-
-
-def known() -> Sequence[Hashable]:
-    """The keys of what was built in this process."""
-    return tuple(_FOUND)
 
 
 @cache

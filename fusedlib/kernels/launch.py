@@ -1,4 +1,4 @@
-"""What every launcher does: check its matrices, and start programs on their device.
+"""What every launcher does: start programs on their matrices' device.
 
 Triton's own `kernel[grid](...)` looks at every argument to find the binary: 20 to 40 µs for a score
 of them. `Launch` starts a binary directly, by `CompiledKernel.run`, which takes the same arguments
@@ -21,7 +21,6 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusedlib.kernels import binaries
-from fusedlib.kernels.swiglu_configs import DTYPES, Config
 
 # What Triton's own launcher asks of torch; absent from a torch without CUDA, where nobody asks.
 current_index: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
@@ -45,14 +44,6 @@ class Options(Protocol):
 def rows_contiguous(matrix: Tensor) -> Tensor:
     """The matrix with the elements of a row side by side; copied if they are not."""
     return matrix if matrix.stride(1) == 1 else matrix.contiguous()
-
-
-def grid(config: Config, like: Tensor, inner: int) -> tuple[int, int, int]:
-    """One program a tile; persistent ones no more than the device has multiprocessors."""
-    tiles = triton.cdiv(like.shape[0], config.block_m) * triton.cdiv(inner, config.block_n)
-    if not config.persistent:
-        return (tiles, 1, 1)
-    return (min(tiles, multiprocessors(like.device)), 1, 1)
 
 
 @cache
@@ -110,8 +101,11 @@ class Launch:
 
     def _start(self, *matrices: Tensor) -> None:
         """By the binary of its class; as Triton does it where that is not kept."""
+        listed = getattr(matrices[0], "listed", None)
+        if listed is not None:  # `ahead.Looks`
+            return listed.append((self, matrices))
         self._index = matrices[0].get_device()
-        if self._index < 0 or self._index != current_index() or _watched() or _unaligned(matrices):
+        if self._index < 0 or self._index != current_index() or _watched() or unaligned(matrices):
             with current_device(matrices[0]):
                 self.kernel[self.programs](*self.operands(*matrices), **self.constants)
             return
@@ -166,7 +160,8 @@ def _kind(number: Any, parameter: Any) -> Hashable:
     return wide if parameter.do_not_specialize else (wide, number == 1, number % 16 == 0)
 
 
-def _unaligned(matrices: Sequence[Tensor]) -> int:
+def unaligned(matrices: Sequence[Tensor]) -> int:
+    """Not 0 where a matrix does not begin at 16 bytes."""
     bits = 0
     for matrix in matrices:
         bits |= matrix.data_ptr()
@@ -178,26 +173,6 @@ def _watched() -> bool:
     runtime = triton.knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))
-
-
-_LAUNCHES: dict[Hashable, Launch] = {}
-
-
-def kept_launch(make: Callable[[], Launch], key: Hashable, *matrices: Tensor) -> Launch:
-    """`make()`, or what it gave before for the same key.
-
-    Its grid and numbers are for the key's exact sizes and 16-byte aligned addresses, so the key
-    must hold shapes, strides, dtype, device and variant. Unaligned addresses keep nothing, nor does
-    the interpreter, whose configuration tests change.
-    """
-    if _unaligned(matrices) or not matrices[0].is_cuda:
-        return make()
-    found = _LAUNCHES.get(key)
-    if found is None:
-        if len(_LAUNCHES) >= MOST_LAUNCHES:
-            _LAUNCHES.clear()
-        found = _LAUNCHES[key] = make()
-    return found
 
 
 def laid_out(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -216,21 +191,3 @@ def allocator(device: torch.device) -> Callable[..., Tensor]:
     if quick is not None:
         return cast(Callable[..., Tensor], quick)
     return lambda shape, strides, dtype: torch.empty(shape, dtype=dtype, device=device)
-
-
-def check_matrix(
-    name: str, matrix: Tensor, shape: tuple[int | str, int | str], like: Tensor
-) -> None:
-    """A matrix of that shape (a word stands for any size), of like's dtype and device."""
-    wanted = f"({shape[0]}, {shape[1]})"
-    fits = matrix.ndim == 2 and all(
-        isinstance(want, str) or want == size
-        for want, size in zip(shape, matrix.shape, strict=True)
-    )
-    if not fits or (str(shape[0]).startswith("2·") and matrix.shape[0] % 2):
-        raise ValueError(f"{name} must be {wanted}, got {tuple(matrix.shape)}")
-    if matrix.dtype != like.dtype or matrix.dtype not in DTYPES:
-        known = ", ".join(map(str, DTYPES))
-        raise ValueError(f"{name} must be {like.dtype}, one of {known}; got {matrix.dtype}")
-    if matrix.device != like.device:
-        raise ValueError(f"{name} must be on {like.device}, got {matrix.device}")

@@ -21,8 +21,6 @@ all are torch's, which have derivatives of every order. Error bound: that of
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial as bind
 from typing import Any
 
 import torch
@@ -32,21 +30,6 @@ from torch.nn import functional
 from fusedlib.kernels import split
 from fusedlib.kernels.operator import Direct, operator
 from fusedlib.kernels.swiglu_configs import precision_of
-
-
-def some_product_pays(tokens: int, outputs: int, inputs: int) -> bool:
-    """Whether one of the three is better split than torch's."""
-    pays = split.split_pays
-    return (
-        pays(tokens, outputs, inputs)
-        or pays(tokens, inputs, outputs)
-        or pays(outputs, inputs, tokens)
-    )
-
-
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """A B (m, n) of A (m, k) and B (k, n), fp32: split where it pays and torch is at "highest"."""
-    return split.split_mm(a, b) if precision_of(a) == "ieee" else torch.mm(a, b)
 
 
 def linear_call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -67,19 +50,9 @@ def linear_operator(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return linear_call(x, weight, bias)
 
 
-@operator("linear_product", last=True)
-def _multiply_operator(a: Tensor, b: Tensor) -> Tensor:
-    return multiply(a, b)
-
-
 @torch.library.register_fake(linear_operator)
 def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-@torch.library.register_fake(_multiply_operator)
-def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[1]))
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -89,14 +62,12 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(x if wants_weight else None, weight if wants_x else None)
 
 
-def _gradients(
-    product: Callable[[Tensor, Tensor], Tensor], ctx: Any, dy: Tensor | None
-) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
     """Of x, weight and bias, those that are wanted."""
     if dy is None:
         return None, None, None
-    if torch.is_grad_enabled():
-        product = torch.mm
+    splits = precision_of(dy) == "ieee" and not torch.is_grad_enabled()
+    product = split.multiply if splits else torch.mm
     wants_x, wants_weight, wants_bias = ctx.wants
     x, weight = ctx.saved_tensors
     rows = dy.reshape(-1, dy.shape[-1])
@@ -110,9 +81,7 @@ def _gradients(
     return d_x, d_weight, rows.sum(0) if wants_bias else None
 
 
-torch.library.register_autograd(
-    linear_operator, bind(_gradients, _multiply_operator), setup_context=_set_up
-)
+torch.library.register_autograd(linear_operator, _gradients, setup_context=_set_up)
 
 
 class LinearFunction(Direct):
@@ -120,4 +89,4 @@ class LinearFunction(Direct):
 
     forward = staticmethod(linear_call)
     setup_context = staticmethod(_set_up)
-    backward = staticmethod(bind(_gradients, multiply))
+    backward = staticmethod(_gradients)

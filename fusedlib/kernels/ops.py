@@ -14,20 +14,38 @@ from torch import Tensor
 
 from fusedlib.kernels import split
 from fusedlib.kernels.autograd import compute, gradients, kept
-from fusedlib.kernels.launch import check_matrix, current_device
+from fusedlib.kernels.launch import current_device
 from fusedlib.kernels.operator import operator
-from fusedlib.kernels.plan import Products, settled
-from fusedlib.kernels.products import TORCH
+from fusedlib.kernels.plan import settled
+from fusedlib.kernels.products import TORCH, Products
 from fusedlib.kernels.route import plan_of, splits
+
+DTYPES = torch.bfloat16, torch.float16, torch.float32
+
+
+def _check(name: str, matrix: Tensor, shape: tuple[int | str, int | str], like: Tensor) -> None:
+    """A matrix of that shape (a word stands for any size), of like's dtype and device."""
+    wanted = f"({shape[0]}, {shape[1]})"
+    fits = matrix.ndim == 2 and all(
+        isinstance(want, str) or want == size
+        for want, size in zip(shape, matrix.shape, strict=True)
+    )
+    if not fits or (str(shape[0]).startswith("2·") and matrix.shape[0] % 2):
+        raise ValueError(f"{name} must be {wanted}, got {tuple(matrix.shape)}")
+    if matrix.dtype != like.dtype or matrix.dtype not in DTYPES:
+        known = ", ".join(map(str, DTYPES))
+        raise ValueError(f"{name} must be {like.dtype}, one of {known}; got {matrix.dtype}")
+    if matrix.device != like.device:
+        raise ValueError(f"{name} must be on {like.device}, got {matrix.device}")
 
 
 def _forward(
     x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: bool
 ) -> tuple[Tensor, Tensor]:
-    check_matrix("x", x, ("tokens", "hidden"), x)
-    check_matrix("w_gate_up", w_gate_up, ("2·inner", x.shape[1]), x)
+    _check("x", x, ("tokens", "hidden"), x)
+    _check("w_gate_up", w_gate_up, ("2·inner", x.shape[1]), x)
     if w_down is not None:
-        check_matrix("w_down", w_down, (x.shape[1], w_gate_up.shape[0] // 2), x)
+        _check("w_down", w_down, (x.shape[1], w_gate_up.shape[0] // 2), x)
     found, gate_up = compute(x, w_gate_up, w_down, save, plan_of(x, w_gate_up, w_down))
     return found, x.new_empty(0, 0) if gate_up is None else gate_up
 
@@ -70,13 +88,13 @@ def swiglu_backward(
     Raises:
         ValueError: a shape, dtype or device that does not fit.
     """
-    check_matrix("gate_up", gate_up, ("tokens", "2·inner"), gate_up)
+    _check("gate_up", gate_up, ("tokens", "2·inner"), gate_up)
     tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
     hidden = inner if w_down is None else w_down.shape[0]
     if w_down is not None:
-        check_matrix("w_down", w_down, (hidden, inner), gate_up)
+        _check("w_down", w_down, (hidden, inner), gate_up)
     if upstream is not None:
-        check_matrix("dh" if w_down is None else "dy", upstream, (tokens, hidden), gate_up)
+        _check("dh" if w_down is None else "dy", upstream, (tokens, hidden), gate_up)
     # Operands of a forward that had these sizes.
     x, w_gate_up = (
         gate_up.new_empty(()).expand(s) for s in ((tokens, hidden), (2 * inner, hidden))
@@ -146,7 +164,7 @@ def _gradients(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Any
     given = len(ctx.needs_input_grad)
     if upstream is None:
         return (None,) * given
-    steps = _Registered(split.OPERATORS if splits(upstream) else TORCH)
+    steps = _Registered(split.PRODUCTS if splits(upstream) else TORCH)
     # Saved tensors are read once: activation checkpointing allows no more.
     found = gradients(steps, _wants(ctx), list(ctx.saved_tensors), upstream, False)
     return *found[: given - 1], None

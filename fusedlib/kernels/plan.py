@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Protocol
 
 from torch import Tensor
 
@@ -26,29 +25,7 @@ from fusedlib.kernels.launch import (
     allocator,
     current_index,
 )
-from fusedlib.kernels.products import Gradients, Wants, matrix
-
-
-class Products(Protocol):
-    """The plain products of both passes; factors as they are stored, contiguous."""
-
-    def gate_up(self, x: Tensor, w_gate_up: Tensor, /) -> Tensor:
-        """x Wguᵀ of a matrix x."""
-
-    def output(self, h: Tensor, w_down: Tensor, like: Tensor, /) -> Tensor:
-        """y = h Wdᵀ, of like's shape."""
-
-    def dh(self, dy: Tensor, w_down: Tensor, /) -> Tensor:
-        """dy Wd of a matrix dy."""
-
-    def gradients(
-        self, wants: Wants, held: list[Tensor | None], upstream: Tensor, x: Tensor | None,
-        w_gate_up: Tensor | None, /,
-    ) -> Gradients:  # fmt: skip
-        """Those of d_x, of upstream's shape, d_Wgu and d_Wd that are wanted.
-
-        `held` is h and d(gate|up), taken out of the list and released when they are used.
-        """
+from fusedlib.kernels.products import Products, matrix
 
 
 class Plan:
@@ -59,15 +36,19 @@ class Plan:
         path: what runs, in the words of `route`'s table.
         products: whose the plain products are.
         cold: nobody has yet looked for what its first training step must compile.
+
+    `new` allocates; None is the device's allocator.
     """
 
-    def __init__(self, kind: Kind, ways: Ways, products: Products) -> None:
+    def __init__(
+        self, kind: Kind, ways: Ways, products: Products, new: Callable[..., Tensor] | None = None
+    ) -> None:
         self.kind, self.path, self.products = kind, ways.path, products
         self._forward, self._backward = ways.forward, ways.backward
         self._hidden, self._inner, self._wide = kind.hidden, kind.inner, 2 * kind.inner
         # What starts by tensor maps, or is a plain product, wants matrices.
         self._matrices = not ways.few
-        self._dtype, self._new = kind.dtype, allocator(kind.device)
+        self._dtype, self._new = kind.dtype, new or allocator(kind.device)
         self._index = -1 if kind.device.type == "cpu" else kind.device.index or 0
         self._launches: dict[Hashable, Launch] = {}
         self.cold = self._index >= 0 and 0 not in kind.sizes

@@ -51,7 +51,7 @@ def halves(x: Tensor, w_gate_up: Tensor) -> Tensor:
     return both
 
 
-@dataclass(frozen=True)
+@dataclass
 class Products:
     """All six, each of two matrices as they are stored: tokens come first, then outputs.
 

@@ -39,10 +39,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedlib.kernels.first_order import first_order
-from fusedlib.kernels.launch import Launch, kept_launch, multiprocessors, rows_contiguous
+from fusedlib.kernels.launch import Launch, multiprocessors, rows_contiguous
 from fusedlib.kernels.operands import check_rms_norm
 from fusedlib.kernels.operator import Direct, operator
-from fusedlib.kernels.rows import Warps
+from fusedlib.kernels.rows import Warps, kept_launch
 
 WIDEST = 8192  # numbers of a row that the backward holds in registers: four arrays of 16 a thread
 TILE = 4096  # numbers that a program takes at a time, of several rows where they are narrow

@@ -34,7 +34,7 @@ import importlib.util
 import os
 from bisect import bisect_left
 from collections.abc import Hashable
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -131,7 +131,7 @@ def _made(kind: Kind) -> Plan:
     if way.few:
         return Plan(kind, way, few_tokens.Products(kind.device, kind.dtype, *sizes[1:]))
     if way.split:
-        return Plan(kind, way, split.products(*sizes))
+        return Plan(kind, way, split.PRODUCTS)
     return Plan(kind, way, products.FP32 if kind.dtype == torch.float32 else products.TORCH)
 
 
@@ -172,7 +172,8 @@ def most_apart(device: torch.device, inner: int, block_n: int) -> int:
     if device.type != "cuda" or architecture(device) != 90:
         return FEW_TOKENS
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(processors // -(-inner // block_n) * BLOCK_M, FEW_TOKENS)
+    columns = -(-inner // block_n)
+    return max(processors // max(columns, 1) * BLOCK_M, FEW_TOKENS)
 
 
 @cache
@@ -206,10 +207,10 @@ def _tokens(x: Tensor, hidden: int) -> int:
 
 
 def _class_of_fp32(x: Tensor, hidden: int, inner: int) -> Hashable:
-    bounds = most_tokens(x.device, inner)
+    precision, tokens = precision_of(x), _tokens(x, hidden)
     if _full(x.dtype, x.device):
-        bounds = most_tokens_fp32(hidden, inner)
-    return precision_of(x), bisect_left(bounds, _tokens(x, hidden))
+        return precision, _some_split(tokens, hidden, inner)
+    return precision, bisect_left(most_tokens(x.device, inner), tokens)
 
 
 @cache
@@ -219,18 +220,12 @@ def most_tokens(device: torch.device, inner: int) -> tuple[int, ...]:
     return 0, *sorted({FEW_TOKENS, *apart})
 
 
-@cache
-def most_tokens_fp32(hidden: int, inner: int) -> tuple[int, ...]:
-    """The same in fp32, where a product more is split from one class to the next."""
-    from fusedlib.kernels import split
-
-    return 0, *(least - 1 for least in split.least_tokens(hidden, inner))
-
-
+@lru_cache(MOST_PLANS)
 def _some_split(tokens: int, hidden: int, inner: int) -> bool:
+    """Whether a product of such an MLP is of split factors: the classes in fp32."""
     from fusedlib.kernels import split
 
-    return any(shape.pays for shape in split.shapes_of(tokens, hidden, inner).values())
+    return split.some_pay(tokens, 2 * inner, hidden)
 
 
 def _full(dtype: torch.dtype, device: torch.device) -> bool:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fusedlib.kernels.launch import MOST_LAUNCHES, Launch, unaligned
 
 
 @dataclass(frozen=True)
@@ -16,3 +21,23 @@ class Warps:
     def launch(self) -> dict[str, Any]:
         """The keyword arguments of a kernel's launch."""
         return {"num_warps": self.num_warps}
+
+
+_LAUNCHES: dict[Hashable, Launch] = {}
+
+
+def kept_launch(make: Callable[[], Launch], key: Hashable, *matrices: Tensor) -> Launch:
+    """`make()`, or what it gave before for the same key.
+
+    Its grid and numbers are for the key's exact sizes and 16-byte aligned addresses, so the key
+    must hold shapes, strides, dtype, device and variant. Unaligned addresses keep nothing, nor does
+    the interpreter, whose configuration tests change.
+    """
+    if unaligned(matrices) or not matrices[0].is_cuda:
+        return make()
+    found = _LAUNCHES.get(key)
+    if found is None:
+        if len(_LAUNCHES) >= MOST_LAUNCHES:
+            _LAUNCHES.clear()
+        found = _LAUNCHES[key] = make()
+    return found

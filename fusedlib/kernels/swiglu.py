@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels.launch import Launch, grid
+from fusedlib.kernels.launch import Launch, multiprocessors
 from fusedlib.kernels.swiglu_configs import (
     POINTWISE,
     Config,
@@ -39,6 +39,14 @@ try:
     from fusedlib.kernels import hopper
 except (ImportError, AttributeError):  # Gluon is experimental: other releases may name it otherwise
     hopper = None  # type: ignore[assignment]
+
+
+def _grid(config: Config, like: Tensor, inner: int) -> tuple[int, int, int]:
+    """One program a tile; persistent ones no more than the device has multiprocessors."""
+    tiles = triton.cdiv(like.shape[0], config.block_m) * triton.cdiv(inner, config.block_n)
+    if not config.persistent:
+        return (tiles, 1, 1)
+    return (min(tiles, multiprocessors(like.device)), 1, 1)
 
 
 @triton.jit
@@ -147,7 +155,7 @@ def fwd_launch(
     m, n, k = config.block_m, config.block_n, config.block_k
     scalars = *x.shape, inner
     constants = {"SAVE": save, "FLATTEN": config.persistent}
-    programs = grid(config, x, inner)
+    programs = _grid(config, x, inner)
     return Launch(_swiglu_fwd_kernel, config, programs, ([m, k], [n, k]), scalars, constants)
 
 
@@ -226,5 +234,5 @@ def bwd_launch(
         "PRODUCT": product, "GRADIENT": gradient, "OUTPUT": output, "IN_PLACE": in_place,
         "FLATTEN": config.persistent and not in_place,
     }  # fmt: skip
-    programs = grid(config, a, inner)
+    programs = _grid(config, a, inner)
     return Launch(_swiglu_bwd_kernel, config, programs, ([m, k], [k, n]), scalars, constants)

@@ -13,8 +13,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
 # Bytes of shared memory that one program may have, by architecture. 8.6, 8.9 and 12.x have the
 # least, so that unknown cards are treated as 8.9.
 SHARED_MEMORY = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}

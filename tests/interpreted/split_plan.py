@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fusedlib.bench.torch_precision import matmul_settings
 from fusedlib.functional import SAVES, swiglu_mlp
 from fusedlib.kernels import route
-from fusedlib.kernels.split import least_tokens, mm, parts
+from fusedlib.kernels.split import mm, parts
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
@@ -54,7 +54,7 @@ def started(monkeypatch):
 def least(monkeypatch, shape, some=True):
     """`some`: tokens·hidden results are too few to be split, so that y and d_x are torch's."""
     monkeypatch.setattr(mm, "LEAST_RESULTS", some * shape[0] * shape[1] + 1)
-    route.most_tokens_fp32.cache_clear()
+    route._some_split.cache_clear()
 
 
 def small(shape=SHAPE, dtype="float32"):
@@ -157,22 +157,23 @@ def test_a_mode_that_watches_the_backward_sees_its_products():
     assert noted.names.count("aten.mm.default") == 1
 
 
-def test_lengths_of_a_class_share_a_plan(monkeypatch):
-    """From one class to the next a product more is split."""
+def test_lengths_share_two_plans(started, monkeypatch):
+    """One where no product is split; in the other each is split from its own length on."""
     hidden, inner = SHAPE[1:]
-    monkeypatch.setattr(mm, "LEAST_RESULTS", 32 * hidden + 1)
-    route.most_tokens_fp32.cache_clear()
-    assert least_tokens(hidden, inner) == (1, 11, 22, 33)
-    paths = {}
-    for tokens in (1, 10, 11, 21, 22, 30, 32, 33, 40):
+    monkeypatch.setattr(mm, "LEAST_SIZE", 6)
+    monkeypatch.setattr(mm, "LEAST_RESULTS", 8 * 2 * inner)
+    route._some_split.cache_clear()
+    plans, split = {}, {}
+    for tokens in (1, 5, 6, 8, 15, 16, 40):
         leaves, dy = small((tokens, hidden, inner))
+        started.clear()
         results(leaves, dy)
-        plan = route.route(*leaves)
-        assert plan is route.known(*leaves)
-        paths[tokens] = id(plan)
-    groups = [(1, 10), (11, 21), (22, 30, 32), (33, 40)]
-    assert [len({paths[t] for t in group}) for group in groups] == [1] * 4
-    assert len(set(paths.values())) == 4
+        plans[tokens], split[tokens] = route.route(*leaves), started.count(MULTIPLY[0])
+        assert plans[tokens] is route.known(*leaves)
+    assert [plans[t].path for t in (5, 6)] == ["fp32", SPLIT]
+    assert plans[1] is plans[5] and len({plans[t] for t in (6, 8, 15, 16, 40)}) == 1
+    # The gradients of both weights; gate|up from 8 tokens on, dh from 16, y and d_x from 24.
+    assert split == {1: 0, 5: 0, 6: 2, 8: 3, 15: 3, 16: 4, 40: 6}
 
 
 def test_where_nothing_is_split_products_are_torch_s(monkeypatch):
@@ -181,6 +182,7 @@ def test_where_nothing_is_split_products_are_torch_s(monkeypatch):
     assert route.route(*small((24, 40, 56))[0]).path == SPLIT  # whatever the sizes
     monkeypatch.setattr(mm, "split_pays", lambda *_: False)
     monkeypatch.setattr(route, "_PLANS", {})
+    route._some_split.cache_clear()
     assert route.route(*leaves).path == "fp32"
 
 

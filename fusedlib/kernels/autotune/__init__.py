@@ -49,14 +49,13 @@ _CHOSEN: dict[str, Config] = {}
 _LOCK = threading.RLock()
 
 
-def tuned(make: Callable[..., Launch], matrices: Sequence[Tensor], *, time: bool = True) -> Launch:
+def tuned(make: Callable[..., Launch], matrices: Sequence[Tensor]) -> Launch:
     """The launch with the best configuration known, which is found out here if it may be.
 
     Args:
         make: `make()` is the launch with the table's configuration, `make(config)` with another.
         matrices: what it will be called with: two factors, then what else is read or written. They
-            are not touched.
-        time: False takes what is known by now.
+            are not touched. With `ahead.Looks` it takes what is known by now.
 
     Raises:
         ValueError: `FUSEDLIB_AUTOTUNE` is neither 0 nor 1.
@@ -74,7 +73,7 @@ def tuned(make: Callable[..., Launch], matrices: Sequence[Tensor], *, time: bool
     with _LOCK:  # two threads do not time at once
         config = _CHOSEN.get(key)
         if config is None:
-            config = _stored_or_tuned(key, make, default, options, matrices, time)
+            config = _stored_or_tuned(key, make, default, options, matrices)
     return launch if config == launch.config else make(config)
 
 
@@ -129,12 +128,12 @@ def key_of(launch: Launch, options: Sequence[Config], matrices: Sequence[Tensor]
 
 def _stored_or_tuned(
     key: str, make: Callable[..., Launch], default: Config, options: tuple[Config, ...],
-    matrices: Sequence[Tensor], timed: bool,
+    matrices: Sequence[Tensor],
 ) -> Config:  # fmt: skip
     entry = store.read(key)
     config = _config_of(entry, (default, *options))
     if config is None:
-        if not timed or not may_time():
+        if hasattr(matrices[0], "listed") or not may_time():
             return default
         began = time.perf_counter()
         try:

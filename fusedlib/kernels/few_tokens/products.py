@@ -7,25 +7,26 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
+from fusedlib.kernels import products as plain
 from fusedlib.kernels.few_tokens import kernels
 from fusedlib.kernels.launch import Launch, allocator, laid_out
 from fusedlib.kernels.products import Gradients, Wants
 
 
-class Products:
-    """Of one MLP, even sizes; as `fusedlib.kernels.plan.Products` has them.
+class Products(plain.Products):
+    """Of one MLP, even sizes: y by one launch, the gradients by another.
 
     At most FEW_TOKENS tokens, so that there are few launches to keep.
     """
 
-    gate_up = staticmethod(linear)
-    dh = staticmethod(torch.mm)
-
-    def __init__(self, device: torch.device, dtype: torch.dtype, hidden: int, inner: int) -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, hidden: int, inner: int,
+        new: Callable[..., Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
         self._device, self._hidden, self._inner, self._dtype = device, hidden, inner, dtype
-        self._new = allocator(device)
+        self._new = new or allocator(device)
         self._w_gate_up, self._w_down = (
             laid_out(shape, dtype) for shape in ((2 * inner, hidden), (hidden, inner))
         )

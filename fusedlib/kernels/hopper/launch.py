@@ -1,4 +1,4 @@
-"""How the kernel for Hopper is cut; how kernels in Gluon start: tensor maps kept by address.
+"""How kernels in Gluon are cut and start: tensor maps kept by address.
 
 A tensor map is the 128 bytes from which TMA takes a matrix's address, shape, strides and block. It
 holds nothing of the tensor itself, so that one made for the same values before serves again: that
@@ -11,9 +11,9 @@ Python. So its C function is called without that wrapper, with maps that were en
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,62 +21,34 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fusedlib.kernels.binaries import Binary
-from fusedlib.kernels.launch import Launch, Options, _stream, _watched, current_index
-from fusedlib.kernels.swiglu_configs import Config
+from fusedlib.kernels.launch import Launch, _stream, _watched, current_index
 
-BLOCK_M, BLOCK_N = 128, 256
 # Kept by looks, and by address for a matrix of a launch: the allocator gives few addresses, over
 # and over; in a model, a few for every layer.
 MOST_MAPS = 4096
 
 
 @dataclass(frozen=True)
-class HopperConfig(Config):
-    """How the kernel is cut: a ring of `num_stages` blocks; `group_m` row tiles share weight blocks
-    in the L2 cache; the backward's epilogue takes gate and up out of shared memory a part `ahead`.
+class Roles:
+    """How a kernel is cut whose warps have roles, and the registers of those.
 
-    Three warpgroups share 504 registers a thread: consumers need 154; the epilogue with 168 spilled
-    48 bytes.
+    A ring of `stages` blocks, `block_k` of the sum each; `group_m` row tiles share their blocks of
+    the other factor in the L2 cache.
     """
 
-    block_m: int = BLOCK_M
-    block_n: int = BLOCK_N
+    consumer_registers: int
+    other_registers: int
+    group_m: int = 8
     block_k: int = 64
-    num_warps: int = 4
-    num_stages: int = 3
-    persistent: bool = True
-    descriptors: bool = True
-    ahead: bool = False
-    consumer_registers: int = 160
-    other_registers: int = 184
+    stages: int = 3
+    descriptors: ClassVar[bool] = True
 
     def launch(self) -> dict[str, Any]:
         """The keyword arguments of a kernel's launch."""
         return {
-            "K": self.block_k, "STAGES": self.num_stages, "GROUP_M": self.group_m,
-            "AHEAD": self.ahead, "CONSUMER": self.consumer_registers,
-            "OTHERS": self.other_registers, "num_warps": self.num_warps,
+            "K": self.block_k, "STAGES": self.stages, "GROUP_M": self.group_m,
+            "CONSUMER": self.consumer_registers, "OTHERS": self.other_registers, "num_warps": 4,
         }  # fmt: skip
-
-    def forward_blocks(self) -> list[list[int]]:
-        """What is fetched at once of x and of w_gate_up."""
-        return [[BLOCK_M, self.block_k], [64, self.block_k]]
-
-    def backward_blocks(self) -> list[list[int]]:
-        """What is fetched at once of dy, of w_down, and of gate or up."""
-        return [[BLOCK_M, self.block_k], [self.block_k, 128], [32, 64]]
-
-
-# Groups of 16 instead of 8 are up to 1.4 % of the forward; in the backward they are no gain (H200).
-FORWARD_CONFIG = HopperConfig(group_m=16)
-_BACKWARD = HopperConfig()
-# A part ahead gains 2.5 % of the backward at a hidden size of 2048, loses up to 1 % from 4096 on.
-SHORT_SUM = 2048
-
-
-def backward_config(hidden: int) -> HopperConfig:
-    """The backward's configuration for a sum over hidden."""
-    return replace(_BACKWARD, ahead=hidden <= SHORT_SUM)
 
 
 @dataclass(frozen=True)
@@ -94,7 +66,7 @@ class HopperLaunch(Launch):
     """A `Launch` whose first matrices, as many as there are blocks, come by TMA."""
 
     def __init__(
-        self, kernel: Any, config: Options, programs: int, blocks: list[list[int]],
+        self, kernel: Any, config: Roles, programs: int, blocks: list[list[int]],
         scalars: tuple[int, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
         super().__init__(kernel, config, (programs, 1, 1), blocks, scalars, constants)
@@ -123,12 +95,13 @@ class HopperLaunch(Launch):
 
         assert self._inner is not None
         block, known = self.blocks[place], self._inner[1][place]
-        key = _looks(matrix, block)
+        address = matrix.data_ptr()
+        key = address, matrix.dtype, matrix.shape, matrix.stride(), *block  # all that a map holds
         made = _ENCODED.get(key)
         if made is None:
             made = make_tensordesc_arg(_descriptor(matrix, block), known)
             _keep(_ENCODED, key, made)
-        _keep(self._encoded[place], matrix.data_ptr(), made)
+        _keep(self._encoded[place], address, made)
         return made
 
     def _described(self, *matrices: Tensor) -> tuple[Any, ...]:
@@ -137,23 +110,11 @@ class HopperLaunch(Launch):
 
 # By looks, for all launches.
 _ENCODED: dict[Hashable, list[Any]] = {}
-_DESCRIPTORS: dict[Hashable, TensorDescriptor] = {}
-
-
-def _looks(matrix: Tensor, block: list[int]) -> Hashable:
-    """All that a map holds."""
-    return matrix.data_ptr(), matrix.dtype, matrix.shape, matrix.stride(), *block
 
 
 def _descriptor(matrix: Tensor, block: list[int]) -> TensorDescriptor:
-    key = _looks(matrix, block)
-    found = _DESCRIPTORS.get(key)
-    if found is None:
-        base = _Base(matrix.data_ptr(), matrix.dtype)
-        layout = block_layout(block, matrix.dtype)
-        found = TensorDescriptor(base, list(matrix.shape), list(matrix.stride()), block, layout)
-        _keep(_DESCRIPTORS, key, found)
-    return found
+    base, layout = _Base(matrix.data_ptr(), matrix.dtype), block_layout(block, matrix.dtype)
+    return TensorDescriptor(base, list(matrix.shape), list(matrix.stride()), block, layout)
 
 
 def _keep(kept: dict[Any, Any], key: Hashable, made: Any) -> None:

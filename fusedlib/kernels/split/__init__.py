@@ -8,10 +8,7 @@ and inf and nan are where IEEE arithmetic has them: derived in `parts` and `prod
 own bound is 2⁻²² k/4 Σ|a||b|. Sums that fp32 holds come out exact if the factors fit in fp16.
 """
 
-from fusedlib.kernels.split.mlp import OPERATORS, least_tokens, products, shapes_of
-from fusedlib.kernels.split.mm import split_mm, split_mm_operator, split_pays
+from fusedlib.kernels.split.mlp import PRODUCTS
+from fusedlib.kernels.split.mm import multiply, some_pay, split_mm, split_pays
 
-__all__ = [
-    "OPERATORS", "least_tokens", "products", "shapes_of", "split_mm", "split_mm_operator",
-    "split_pays",
-]  # fmt: skip
+__all__ = ["PRODUCTS", "multiply", "some_pay", "split_mm", "split_pays"]

@@ -8,51 +8,25 @@ wgmma; while the products of a block join their span's sum the other group has t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from fusedlib.kernels.hopper.launch import HopperLaunch
+from fusedlib.kernels.hopper.epilogue import fetch
+from fusedlib.kernels.hopper.launch import HopperLaunch, Roles
 from fusedlib.kernels.hopper.tiles import place
 from fusedlib.kernels.launch import multiprocessors
 from fusedlib.kernels.split.parts import TILE
 from fusedlib.kernels.swiglu_configs import architecture
 
-# The name of one operation in Triton 3.6 and in later ones.
-_fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-
-
-@dataclass(frozen=True)
-class Roles:
-    """How the kernel is cut, and the registers of its roles."""
-
-    block_k: int = 64
-    span: int = 16
-    stages: int = 3
-    group_m: int = 8
-    consumer_registers: int = 240
-    producer_registers: int = 24
-    descriptors: bool = True
-
-    def launch(self) -> dict[str, int]:
-        """The keyword arguments of a kernel's launch."""
-        return {
-            "K": self.block_k, "SPAN": self.span, "STAGES": self.stages, "GROUP_M": self.group_m,
-            "CONSUMER": self.consumer_registers, "PRODUCER": self.producer_registers,
-            "num_warps": 4,
-        }  # fmt: skip
-
-
-CONFIG = Roles()
+CONFIG = Roles(240, 24)
+SPAN = 16  # blocks
 
 
 @gluon.jit
@@ -61,8 +35,8 @@ def _fetch_both(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Fetch a block of the high rows of the parts, and the same of the low ones."""
     row, column = (inner, outer) if TURNED else (outer, inner)
-    _fetch(parts, [row, column], arrived, high_ring.index(stage))
-    _fetch(parts, [low + row, column], arrived, low_ring.index(stage))
+    fetch(parts, [row, column], arrived, high_ring.index(stage))
+    fetch(parts, [low + row, column], arrived, low_ring.index(stage))
 
 
 @gluon.jit
@@ -169,7 +143,7 @@ def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
     a, b, a_words, b_words, c, m, n, k, share,
     A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, TILE: gl.constexpr, K: gl.constexpr,
     SPAN: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    CONSUMER: gl.constexpr, PRODUCER: gl.constexpr,
+    CONSUMER: gl.constexpr, OTHERS: gl.constexpr,
 ):  # fmt: skip
     a_shape: gl.constexpr = [STAGES, K, TILE] if A_TURNED else [STAGES, TILE, K]
     b_shape: gl.constexpr = [STAGES, TILE, K] if B_TURNED else [STAGES, K, TILE]
@@ -192,7 +166,7 @@ def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
                         m, n, k, share, A_TURNED, B_TURNED, TILE, K, STAGES, GROUP_M)),
         ],
         [4, 1],
-        [CONSUMER, PRODUCER],
+        [CONSUMER, OTHERS],
     )  # fmt: skip
 
 
@@ -209,6 +183,6 @@ def launch(
     tiles *= triton.cdiv(sizes[2], sizes[3])
     k = CONFIG.block_k
     blocks = [[k, TILE] if turned[0] else [TILE, k], [TILE, k] if turned[1] else [k, TILE]]
-    constants = {"A_TURNED": turned[0], "B_TURNED": turned[1], "TILE": TILE}
+    constants = {"A_TURNED": turned[0], "B_TURNED": turned[1], "TILE": TILE, "SPAN": SPAN}
     programs = min(tiles, multiprocessors(like.device))
     return HopperLaunch(_hopper_split_product_kernel, CONFIG, programs, blocks, sizes, constants)

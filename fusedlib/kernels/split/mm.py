@@ -6,6 +6,7 @@ import os
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from fusedlib.kernels.operator import operator
 from fusedlib.kernels.split.product import split_product
@@ -23,6 +24,18 @@ def split_pays(m: int, n: int, k: int) -> bool:
     """Whether (m, k) by (k, n) is faster split than by cuBLAS, and may be."""
     large = min(m, n, k) >= LEAST_SIZE and m * n >= LEAST_RESULTS and m * n * k >= LEAST_WORK
     return SPLITS and large
+
+
+def some_pay(tokens: int, outputs: int, inputs: int) -> bool:
+    """Whether of y = x Wᵀ and its two gradients one is better split; of an MLP, of (x, w_gate_up).
+
+    The products with w_down are half as large, so that none is split where none of these is.
+    """
+    return (
+        split_pays(tokens, outputs, inputs)
+        or split_pays(tokens, inputs, outputs)
+        or split_pays(outputs, inputs, tokens)
+    )
 
 
 def split_mm(a: Tensor, b: Tensor) -> Tensor:
@@ -53,3 +66,15 @@ def split_mm_operator(a: Tensor, b: Tensor) -> Tensor:
 @torch.library.register_fake(split_mm_operator)
 def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty((a.shape[0], b.shape[1]))
+
+
+def watched(a: Tensor, b: Tensor) -> bool:
+    """Whether a dispatch mode or a subclass would see products as operators."""
+    if torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling():
+        return True
+    return any(type(t) is not Tensor and type(t) is not Parameter for t in (a, b))
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """`split_mm`, as an operator where one is seen."""
+    return split_mm_operator(a, b) if watched(a, b) else split_mm(a, b)
