@@ -113,10 +113,10 @@ def recording_of(row: Mapping[str, Any]) -> str:
 class Carried:
     """Rows of former code that count as rows of today's: `<results>/carried.toml`.
 
-    An entry names a study, the fingerprint that its rows hold (`old`, whole or without the rival's
-    part), the parts of the new one (`harness`, `problem`, and `rivals` by name; rivals that it does
-    not name keep their part of a fingerprint given without it), which rows (`where`, fields and
-    values) and `why` they measure the same.
+    An entry names a study, the fingerprints that its rows hold (`old`, one or a list, whole or
+    without the rival's part), the parts of the new one (`harness`, `problem`, and `rivals` by name;
+    rivals that it does not name keep their part of a fingerprint given without it), which rows
+    (`where`, fields and values) and `why` they measure the same.
     """
 
     entries: tuple[Mapping[str, Any], ...] = ()
@@ -146,10 +146,11 @@ class Carried:
         code = str(row["code"])
         shared, _, last = code.rpartition("-")
         for entry in self.entries:
-            if entry["study"] != row.get("study") or entry["old"] not in (code, shared):
+            olds = [entry["old"]] if isinstance(entry["old"], str) else entry["old"]
+            if entry["study"] != row.get("study") or not {code, shared} & set(olds):
                 continue
             if all(row.get(name) in values for name, values in entry.get("where", {}).items()):
-                kept = last if entry["old"] == shared else "none"
+                kept = last if shared in olds else "none"
                 own = entry.get("rivals", {}).get(row.get("provider"), kept)
                 return f"{entry['harness']}-{entry['problem']}-{own}"
         return code
