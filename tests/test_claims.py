@@ -10,7 +10,7 @@ import pytest
 from fusedlib import paths
 from fusedlib.bench import machine
 from fusedlib.study import claims as stating
-from fusedlib.study import recording
+from fusedlib.study import published, recording
 from fusedlib.study.claims import Claim
 from fusedlib.study.running import config
 
@@ -37,7 +37,7 @@ def test_a_study_states_one_to_five_claims_by_name(claims):
 def machines_of(claim: Claim) -> set[str]:
     """The recorded machines; what is said of published figures rests on no machine's rows."""
     known = set(claim.selection["machine"].cat.categories)
-    return known if known == {"published"} else RECORDED
+    return known if known == {published.MACHINE} else RECORDED
 
 
 def test_every_claim_holds_in_every_recording(claims):
@@ -160,6 +160,17 @@ def test_a_recording_that_fails_is_counted_and_a_partial_one_does_not_vote():
 
     verdict = stated(rows, rule).verdicts[0]
     assert (verdict.held, verdict.measured) == (1, 2)
+
+
+@pytest.mark.parametrize(("least", "told"), [(0, "holds"), (1e9, "does not hold")])
+def test_a_claim_of_published_figures_names_no_recording(least, told):
+    rows = published.as_rows("compilers_history", "00_x")
+
+    def rule(found):
+        """The tables have {n:,d} rows."""
+        return {"n": len(found)}, len(found) > least
+
+    assert stated(rows, rule).verdict() == f"{told} in the published tables."
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from fusedlib.bench import machine as machines
-from fusedlib.study import display
+from fusedlib.study import display, published
 from fusedlib.study.analysis import leading
 from fusedlib.study.formats import is_missing, spread
 
@@ -57,6 +57,8 @@ class Verdict:
 
     def text(self, study: str) -> str:
         """For people."""
+        if self.machine == published.MACHINE and self.measured:
+            return f"{'holds' if self.held else 'does not hold'} in the published tables"
         if not self.measured:
             return f"not measured; `make study ONLY={study} PROFILE=full` does"
         if self.held == 0:
@@ -130,10 +132,9 @@ class Claim:
 
     def verdict(self) -> str:
         """Every machine's verdict in one line."""
-        told = [
-            f"{THIS if v.own else v.machine}: {v.text(self.study)}" for v in self.verdicts
-        ]  # fmt: skip
-        return "; ".join(told) + "."
+        who = {v.machine: f"{THIS if v.own else v.machine}: " for v in self.verdicts}
+        who[published.MACHINE] = ""  # the verdict says where
+        return "; ".join(who[v.machine] + v.text(self.study) for v in self.verdicts) + "."
 
 
 def complete(rows: pd.DataFrame) -> list[str]:
