@@ -6,14 +6,15 @@
         gain = ratios(rows, "plain").ratio.max()
         return {"gain": gain}, gain > 3
 
-It is evaluated for every machine and every complete recording. Numbers are medians over the
-recordings of the leading machine, their range in brackets where rounding shows one.
+It is evaluated for every machine and every recording. One that measured a part of the cases anew
+is completed by the last full one: what it measured votes too. Numbers are medians over what the
+recordings of the leading machine measured, their range in brackets where rounding shows one.
 """
 
 import inspect
 import math
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,7 @@ class Evaluation:
     recording: str
     values: dict[str, Any]
     holds: bool | None
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,12 @@ class Verdict:
         """Recordings in which it holds."""
         return sum(bool(e.holds) for e in self.evaluations)
 
+    @property
+    def count(self) -> str:
+        """Such as "3 of 3", or "3 of 3 (2 in part)"."""
+        partial = sum(e.partial for e in self.evaluations if e.holds is not None)
+        return f"{self.held} of {self.measured}" + f" ({partial} in part)" * bool(partial)
+
     def text(self, study: str) -> str:
         """For people."""
         if self.machine == published.MACHINE and self.measured:
@@ -63,8 +71,7 @@ class Verdict:
             return f"not measured; `make study ONLY={study} PROFILE=full` does"
         if self.held == 0:
             return "does not hold"
-        many = "recording" if self.measured == 1 else "recordings"
-        return f"holds in {self.held} of {self.measured} {many}"
+        return f"holds in {self.count} recording{'s' * (self.measured > 1)}"
 
 
 @dataclass
@@ -84,25 +91,26 @@ class Claim:
         """The study whose rows it rests on."""
         return str(self.selection.attrs.get("study", ""))
 
-    def evaluate(self, rows: pd.DataFrame, recording: str) -> Evaluation:
+    def evaluate(self, rows: pd.DataFrame, recording: str, partial: bool = False) -> Evaluation:
         """The rule over the rows of one recording. A missing column, no rows or a NaN is no answer;
         an error of another kind is the author's.
         """
         try:
             values, holds = self.rule(rows)
         except (KeyError, IndexError, ValueError, AttributeError, TypeError, ZeroDivisionError):
-            return Evaluation(recording, {}, None)
+            return Evaluation(recording, {}, None, partial)
         if any(is_missing(_plain(v)) for v in values.values()) or is_missing(_plain(holds)):
-            return Evaluation(recording, {}, None)
-        return Evaluation(recording, {k: _plain(v) for k, v in values.items()}, bool(holds))
+            return Evaluation(recording, {}, None, partial)
+        plain = {k: _plain(v) for k, v in values.items()}
+        return Evaluation(recording, plain, bool(holds), partial)
 
     def judge(self) -> None:
-        """Evaluate every machine's complete recordings."""
+        """Evaluate every machine's recordings."""
         self.verdicts = []
         rows = self.selection
         for name in rows["machine"].cat.categories:
             part = rows[rows["machine"] == name]
-            found = [self.evaluate(part[part["recording"] == r], r) for r in complete(part)]
+            found = [self.evaluate(*said) for said in voices(part)]
             self.verdicts.append(Verdict(str(name), name == machines.key(), tuple(found)))
 
     def parts(self) -> list[tuple[str, str, str]]:
@@ -112,13 +120,9 @@ class Claim:
         """
         shown = leading(self.selection)
         told = next((v for v in self.verdicts if v.machine == shown), None)
-        answers = [e.values for e in told.evaluations if e.holds is not None] if told else []
+        answers = [e for e in told.evaluations if e.holds is not None] if told else []
         return [
-            (
-                text,
-                name or "",
-                spread([a[name] for a in answers if name in a], spec or "") if name else "",
-            )
+            (text, name or "", spread(_measured(answers, name), spec or "") if name else "")
             for text, name, spec, _ in string.Formatter().parse(self.template)
         ]
 
@@ -141,6 +145,34 @@ def complete(rows: pd.DataFrame) -> list[str]:
     """The recordings of one machine that hold as many of the cases as the fullest."""
     counts = rows.groupby("recording", sort=True)["case"].nunique()
     return [str(name) for name, n in counts.items() if n == counts.max()]
+
+
+def voices(rows: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, str, bool]]:
+    """What each recording of one machine says: rows of every case, its name, whether in part.
+
+    A partial one is completed by the last complete one, whose rows of one session go together: they
+    were timed in turns. A recording without a whole session has nothing to say.
+    """
+    full = complete(rows)
+    base = rows[rows["recording"] == full[-1]] if full else rows
+    turns = base["session"].fillna(base["case"]) if "session" in base else base["case"]
+    for name, part in rows.groupby("recording", sort=True):
+        if name in full:
+            yield part, str(name), False
+            continue
+        anew = base["case"].isin(part["case"]).groupby(turns).transform("all")
+        if anew.any():
+            mine = part[part["case"].isin(base.loc[anew, "case"])]
+            yield pd.concat([base[~anew], mine]), str(name), True
+
+
+def _measured(answers: list[Evaluation], name: str) -> list[Any]:
+    """The values of a number, but for those that a partial recording has from the complete one."""
+    full = [a.values[name] for a in answers if name in a.values and not a.partial]
+    return full + [
+        a.values[name] for a in answers
+        if name in a.values and a.partial and a.values[name] not in full
+    ]  # fmt: skip
 
 
 CLAIMS: list[Claim] = []
@@ -177,7 +209,7 @@ def claim(
             made.sentence(), made.verdict(), name, headline=headline, study=made.study,
             numbers=made.numbers(), verdicts=[
                 {"machine": v.machine, "own": v.own, "held": v.held, "measured": v.measured,
-                 "text": v.text(made.study)}
+                 "count": v.count, "text": v.text(made.study)}
                 for v in made.verdicts
             ],
         )  # fmt: skip
