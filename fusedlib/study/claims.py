@@ -60,8 +60,12 @@ class Verdict:
     @property
     def count(self) -> str:
         """Such as "3 of 3", or "3 of 3 (2 in part)"."""
+        return f"{self.held} of {self.measured}" + self._in_part
+
+    @property
+    def _in_part(self) -> str:
         partial = sum(e.partial for e in self.evaluations if e.holds is not None)
-        return f"{self.held} of {self.measured}" + f" ({partial} in part)" * bool(partial)
+        return f" ({partial} in part)" if partial else ""
 
     def text(self, study: str) -> str:
         """For people."""
@@ -71,7 +75,8 @@ class Verdict:
             return f"not measured; `make study ONLY={study} PROFILE=full` does"
         if self.held == 0:
             return "does not hold"
-        return f"holds in {self.count} recording{'s' * (self.measured > 1)}"
+        many = "recording" if self.measured == 1 else "recordings"
+        return f"holds in {self.held} of {self.measured} {many}{self._in_part}"
 
 
 @dataclass
