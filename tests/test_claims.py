@@ -145,7 +145,12 @@ def test_a_headline_is_the_median_of_all_recordings_with_their_range():
     claim = stated(rows, rule)
     assert claim.sentence() == "The step takes 1.053 ms [1.011–1.165]."
     assert "m: holds in 3 of 3 recordings" in claim.verdict()
-    assert "this machine: not measured; `make study ONLY=00_x PROFILE=full` does" in claim.verdict()
+    assert "this machine: not measured; on a large GPU `make study ONLY=00_x" in claim.verdict()
+    mine = rows.assign(machine=machine.key(), own=True, median_ms=[9.0, 7.0, 8.0])
+    both = pd.concat([rows, mine]).astype({"machine": rows["machine"].dtype})
+    claim = stated(both, rule)
+    assert claim.sentence() == "The step takes 1.053 ms [1.011–1.165]."
+    assert "this machine: does not hold. Measured here: The step takes 8." in claim.verdict()
 
 
 def test_a_recording_that_fails_is_counted():

@@ -170,6 +170,8 @@ def test_lab_uses_this_python_and_goes_before_the_homes_kernels(monkeypatch, tmp
     assert program == sys.executable
     assert command[:3] == [sys.executable, "-m", "jupyterlab"]
     assert command[-1] == "--no-browser"
+    assert any(part.endswith("=/lab/tree/notebooks/05_anatomy.ipynb") for part in command)
+    assert "FUSEDLIB_STATIC" not in env, "widgets are for whoever sits before them"
     ours, theirs = env["JUPYTER_PATH"].split(os.pathsep)
     assert theirs == "/home/kernels"
     spec = json.loads((Path(ours) / "kernels" / "python3" / "kernel.json").read_text())

@@ -215,9 +215,10 @@ class Recorder:
         """Rows of every machine whose code is current, of all recordings, as one tidy frame.
 
         Of machines that are recorded in this repository and of this one; of each the profile
-        `full` where it has rows of it. `own` tells this machine's rows, `machine` is a categorical
-        that names this machine even where it has none. Of a case that a recording measured twice,
-        the later row.
+        `full` where it has rows of it. `own` tells this machine's rows. `machine` is a categorical
+        that names this machine even where it has none; its first category is the one that figures
+        and tables show: recorded in full, on a GPU, else this one. Of a case that a recording
+        measured twice, the later row.
         """
         import pandas as pd
 
@@ -231,7 +232,11 @@ class Recorder:
         full = {r["machine"] for r in newest.values() if r["profile"] == "full"}
         chosen = [r for r in newest.values() if r["profile"] == "full" or r["machine"] not in full]
         frame = pd.DataFrame(chosen) if chosen else pd.DataFrame(columns=list(HEAD))
-        names = sorted({*frame["machine"], machines.key()})
+        on_gpu = set(frame.loc[frame["device_type"] == "cuda", "machine"])
+        names = sorted(
+            {*frame["machine"], machines.key()}, reverse=True,
+            key=lambda name: (name in full, name in on_gpu, name == machines.key(), name),
+        )  # fmt: skip
         frame["machine"] = pd.Categorical(frame["machine"], categories=names)
         frame = frame.assign(own=frame["machine"] == machines.key())
         frame.attrs["study"] = self.study

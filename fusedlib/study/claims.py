@@ -72,7 +72,7 @@ class Verdict:
         if self.machine == published.MACHINE and self.measured:
             return f"{'holds' if self.held else 'does not hold'} in the published tables"
         if not self.measured:
-            return f"not measured; `make study ONLY={study} PROFILE=full` does"
+            return f"not measured; on a large GPU `make study ONLY={study} PROFILE=full` does"
         if self.held == 0:
             return "does not hold"
         many = "recording" if self.measured == 1 else "recordings"
@@ -118,12 +118,13 @@ class Claim:
             found = [self.evaluate(*said) for said in voices(part)]
             self.verdicts.append(Verdict(str(name), name == machines.key(), tuple(found)))
 
-    def parts(self) -> list[tuple[str, str, str]]:
+    def parts(self, machine: str | None = None) -> list[tuple[str, str, str]]:
         """The sentence in parts: text, then the name and formatted value of a number, or blanks.
 
-        A dash stands for each number where nothing was measured.
+        Numbers are of the machine, by default of the leading one; a dash stands for each where it
+        measured nothing.
         """
-        shown = leading(self.selection)
+        shown = machine or leading(self.selection)
         told = next((v for v in self.verdicts if v.machine == shown), None)
         answers = [e for e in told.evaluations if e.holds is not None] if told else []
         return [
@@ -131,19 +132,22 @@ class Claim:
             for text, name, spec, _ in string.Formatter().parse(self.template)
         ]
 
-    def sentence(self) -> str:
-        """The sentence with its numbers."""
-        return "".join(text + value for text, _, value in self.parts())
+    def sentence(self, machine: str | None = None) -> str:
+        """The sentence with its numbers, or with those of another machine than the leading one."""
+        return "".join(text + value for text, _, value in self.parts(machine))
 
     def numbers(self) -> dict[str, str]:
         """The numbers of the sentence as they stand in it, by name."""
         return {name: value for _, name, value in self.parts() if name}
 
     def verdict(self) -> str:
-        """Every machine's verdict in one line."""
+        """Every machine's verdict in one line, and what this one measured where it leads not."""
         who = {v.machine: f"{THIS if v.own else v.machine}: " for v in self.verdicts}
         who[published.MACHINE] = ""  # the verdict says where
-        return "; ".join(who[v.machine] + v.text(self.study) for v in self.verdicts) + "."
+        told = "; ".join(who[v.machine] + v.text(self.study) for v in self.verdicts) + "."
+        mine = machines.key()
+        known = mine != leading(self.selection) and any(v.own and v.measured for v in self.verdicts)
+        return f"{told} Measured here: {self.sentence(mine)}" if known else told
 
 
 def complete(rows: pd.DataFrame) -> list[str]:
@@ -208,7 +212,7 @@ def claim(
         made.judge()
         CLAIMS.append(made)
         if awaiting:
-            display.awaiting(made.template, made.verdict())
+            display.awaiting(made.sentence(), made.verdict())
             return made
         display.claim(
             made.sentence(), made.verdict(), name, headline=headline, study=made.study,
