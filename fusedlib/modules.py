@@ -12,6 +12,7 @@ from fusedlib.functional import SAVES, swiglu_mlp
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
 from fusedlib.norms import rms_norm
+from fusedlib.packed import own_storage
 
 
 class SwiGLUMLP(nn.Module):
@@ -74,7 +75,7 @@ class SwiGLUMLP(nn.Module):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         for name, weight in self._projections().items():
-            destination[prefix + name] = weight if keep_vars else weight.detach()
+            destination[prefix + name] = weight if keep_vars else own_storage(weight)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any],
