@@ -20,7 +20,9 @@ class SwiGLUMLP(nn.Module):
 
     Holds the gate rows above the up rows in one parameter, `w_gate_up`, so that both products and
     both weight gradients are one, and `w_down`. Checkpoints speak the names that the modules it
-    replaces have: `gate_proj.weight`, `up_proj.weight` and `down_proj.weight`.
+    replaces have: `gate_proj.weight`, `up_proj.weight` and `down_proj.weight`. `load_state_dict`
+    reads them; `from_pretrained` of a transformers model of one's own does not, for it looks for
+    modules of these names: let `apply_to` patch the plain model there.
 
     Args:
         hidden_size: width of x and y.

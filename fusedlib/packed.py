@@ -182,6 +182,10 @@ class PackedLinear(Hookable, nn.Linear):
             )
         self._fill(name, value)
 
+    def extra_repr(self) -> str:
+        """The sizes and whose rows the weight is, for print."""
+        return f"{super().extra_repr()}, rows of {self._held['weight']}"
+
     def requires_grad_(self, requires_grad: bool = True) -> PackedLinear:
         """Refuse what would freeze its neighbours, or nothing."""
         for name in self._held:
