@@ -484,11 +484,11 @@ def apply_to(
     """Put the library's operations into a model, in place; a second call finds nothing to do.
 
     Takes transformers' Llama, Mistral, Qwen2 (2.5 too) and Qwen3, with or without a head, and
-    litgpt's GPT of the Llama kind, before an optimizer, DDP, FSDP, torch.compile or accelerate's
-    offloading see it. What it computes, `state_dict` and all attributes stay. Two things change:
-    `parameters()` has packed weights under new names, and a `...ForCausalLM` in training mode with
-    labels gives `logits=None`. PEFT's LoRA works on packed projections: where one of them is
-    wrapped, its MLP or its attention's q, k, v run unfused.
+    litgpt's GPT of the Llama kind, before an optimizer, DDP, FSDP or torch.compile see it. What it
+    computes, `state_dict` and all attributes stay. Two things change: `parameters()` has packed
+    weights under new names, and a `...ForCausalLM` in training mode with labels gives
+    `logits=None`. PEFT's LoRA works on packed projections: where one of them is wrapped, its MLP or
+    its attention's q, k, v run unfused.
 
     Hooks go on working, and what they watch runs unfused: one on a packed projection, on the norm
     behind attention or on `lm_head` has its MLP, its projections, the addition or the loss computed
@@ -506,6 +506,8 @@ def apply_to(
       `target_parameters`, pruning and parametrizations raise; `quantize_dynamic` passes it by.
     - `torch.func.functional_call` takes the names of `named_parameters()`, not of `state_dict()`.
     - an optimizer's state saved with the plain model cannot be loaded.
+    - accelerate's `cpu_offload` and `disk_offload` come first, and leave most modules as they are;
+      afterwards they raise KeyError.
 
     Args:
         model: changed in place.
