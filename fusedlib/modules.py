@@ -12,6 +12,7 @@ from fusedlib.functional import SAVES, swiglu_mlp
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
 from fusedlib.norms import rms_norm
+from fusedlib.packed import own_storage
 
 
 class SwiGLUMLP(nn.Module):
@@ -19,7 +20,9 @@ class SwiGLUMLP(nn.Module):
 
     Holds the gate rows above the up rows in one parameter, `w_gate_up`, so that both products and
     both weight gradients are one, and `w_down`. Checkpoints speak the names that the modules it
-    replaces have: `gate_proj.weight`, `up_proj.weight` and `down_proj.weight`.
+    replaces have: `gate_proj.weight`, `up_proj.weight` and `down_proj.weight`. `load_state_dict`
+    reads them; `from_pretrained` of a transformers model of one's own does not, for it looks for
+    modules of these names: let `apply_to` patch the plain model there.
 
     Args:
         hidden_size: width of x and y.
@@ -74,7 +77,7 @@ class SwiGLUMLP(nn.Module):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         for name, weight in self._projections().items():
-            destination[prefix + name] = weight if keep_vars else weight.detach()
+            destination[prefix + name] = weight if keep_vars else own_storage(weight)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any],

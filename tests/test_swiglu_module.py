@@ -93,6 +93,7 @@ def test_a_state_dict_holds_the_weights_themselves():
     state = ours.state_dict()
     assert list(state) == KEYS and not any(t.requires_grad for t in state.values())
     assert all(t.is_contiguous() for t in state.values())
+    assert len({t.untyped_storage().data_ptr() for t in state.values()}) == 3
     state["up_proj.weight"].fill_(3)
     assert (ours.w_gate_up[INNER:] == 3).all() and not (ours.w_gate_up[:INNER] == 3).any()
     assert ours.state_dict(keep_vars=True)["down_proj.weight"] is ours.w_down
