@@ -220,6 +220,20 @@ def check_autocast(device: str) -> None:
             assert swiglu_mlp(*wide).dtype == torch.float64
 
 
+def check_changed_in_place(device: str) -> None:
+    """Results may be written to, as a residual connection does; the gradients stay what they are."""
+    (x, w_gate_up, w_down), _ = small(device)
+    deep = x.detach()[None].requires_grad_()
+    for compute, weights in ((swiglu_mlp, (w_gate_up, w_down)), (swiglu, (w_gate_up,))):
+        y = compute(deep, *weights)
+        residual = torch.randn_like(y)
+        wanted = grad(y, (deep, *weights), residual)
+        changed = compute(deep, *weights)
+        changed += residual
+        assert same([changed], [y + residual])
+        assert same(grad(changed, (deep, *weights), residual), wanted)
+
+
 def check_activation_checkpointing(device: str) -> None:
     leaves, dy = small(device)
     wanted = grad(swiglu_mlp(*leaves), leaves, dy)
