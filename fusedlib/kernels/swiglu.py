@@ -23,11 +23,13 @@ Sums over K and the activation are fp32. Blocks come through pointers, or throug
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.errors import TritonError
 
 from fusedlib.kernels.launch import Launch, grid, kept_launch
 from fusedlib.kernels.swiglu_configs import (
@@ -165,7 +167,10 @@ def fill_fwd(x: Tensor, w_gate_up: Tensor, h: Tensor, gate_up: Tensor | None) ->
     """
     save = gate_up is not None
     if _for_hopper(h.shape[1], x, w_gate_up, h):
-        return hopper.forward(x, w_gate_up, h, gate_up)
+        try:
+            return hopper.forward(x, w_gate_up, h, gate_up)
+        except TritonError as error:
+            _do_without_hopper(error)
     matrices = x, w_gate_up, h, h if gate_up is None else gate_up
     sizes = x.shape, w_gate_up.shape, x.stride(0), w_gate_up.stride(0)
     key = "fwd", *sizes, x.dtype, x.device, save, precision_of(x)
@@ -189,6 +194,18 @@ def fwd_launch(
 def _for_hopper(inner: int, tokens_first: Tensor, *others: Tensor) -> bool:
     many = hopper is not None and tokens_first.shape[0] > FEW_TOKENS
     return many and hopper.takes(tokens_first, inner) and aligned(tokens_first, *others)
+
+
+def _do_without_hopper(error: TritonError) -> None:
+    """From now on; what did not compile has written nothing."""
+    global hopper
+    hopper = None  # type: ignore[assignment]
+    warnings.warn(
+        f"fusedlib's MLP for Hopper does not compile with Triton {triton.__version__}; a slower "
+        f"kernel runs instead. {type(error).__name__}: {error}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 @triton.jit
@@ -261,7 +278,10 @@ def fill_bwd(
         and d_gate_up is not None
         and _for_hopper(w_down.shape[1], upstream, w_down, gate_up)
     ):
-        return hopper.backward(upstream, w_down, gate_up, d_gate_up, h)
+        try:
+            return hopper.backward(upstream, w_down, gate_up, d_gate_up, h)
+        except TritonError as error:
+            _do_without_hopper(error)
     product = upstream is not None and w_down is not None
     # What a variant does not read or write, it is given gate_up for.
     a = upstream if product else gate_up

@@ -15,9 +15,11 @@ import torch
 from called import Called
 from torch.autograd import grad
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.errors import PTXASError
 
 from fusedlib.functional import fused, swiglu, swiglu_mlp
 from fusedlib.kernels import launch, ops, swiglu_autograd, swiglu_calls, swiglu_configs
+from fusedlib.kernels import swiglu as kernels
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 bf16.apply()
@@ -91,6 +93,26 @@ def test_persistent_programs_vs_float64(monkeypatch, dtype, descriptors):
     assert checks.misses_mlp("cpu", dtype, (40, 72, 80)) == []
     assert len(made) == 2
     assert all((not torch.is_tensor(factor)) == descriptors for pair in made for factor in pair)
+
+
+@pytest.mark.parametrize("failing", ["forward", "backward"])
+def test_where_hopper_s_kernel_does_not_compile_another_runs_and_a_warning_says_so(
+    monkeypatch, failing
+):
+    def fails(*_):
+        raise PTXASError("no such instruction")
+
+    def runs(*operands):
+        with monkeypatch.context() as other:
+            other.setattr(kernels, "hopper", None)
+            kernels.fill_fwd(*operands)
+
+    both = {"forward": runs, "backward": fails} | {failing: fails}
+    monkeypatch.setattr(kernels, "hopper", SimpleNamespace(**both))
+    monkeypatch.setattr(kernels, "_for_hopper", lambda *_: kernels.hopper is not None)
+    with pytest.warns(RuntimeWarning, match="slower kernel runs.*no such instruction") as warned:
+        assert checks.misses_mlp("cpu", "float16", checks.SHAPE) == []
+    assert len(warned) == 1 and kernels.hopper is None
 
 
 @pytest.mark.parametrize("check", checks.ALL, ids=lambda f: f.__name__[6:])
