@@ -221,7 +221,7 @@ def check_autocast(device: str) -> None:
 
 
 def check_changed_in_place(device: str) -> None:
-    """Results may be written to, as a residual connection does; the gradients stay what they are."""
+    """Results may be written to, as a residual connection does; gradients stay what they are."""
     (x, w_gate_up, w_down), _ = small(device)
     deep = x.detach()[None].requires_grad_()
     for compute, weights in ((swiglu_mlp, (w_gate_up, w_down)), (swiglu, (w_gate_up,))):
