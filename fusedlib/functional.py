@@ -81,7 +81,8 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gat
             keeps x alone and computes them again. Either way h is computed again, never kept.
 
     Returns:
-        (..., hidden), in x's dtype, or autocast's.
+        (..., hidden), in x's dtype, or autocast's. `fusedlib.kernels.swiglu` says by how much an
+        element of it, and of each gradient, can err in the kernels.
 
     Raises:
         ValueError: shapes, dtypes or devices that do not go together, or an unknown `save`.

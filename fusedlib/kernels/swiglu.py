@@ -19,6 +19,26 @@ backward    dh = dy Wd, and in its epilogue, with s = sigmoid(gate),
 
 Sums over K and the activation are fp32. Blocks come through pointers, or through tensor descriptors
 (TMA) where the configuration asks for them.
+
+Error bound, element by element and to first order, where nothing overflows or underflows. v is the
+dtype's unit roundoff: 2⁻⁸ bf16, 2⁻¹¹ fp16, 2⁻²⁴ fp32 at torch's "highest". A sum of n terms errs by
+n 2⁻²² of their magnitudes' at most, in any order, by truncating tensor cores and of split factors
+too. silu and its derivative err by t = (8 + |gate|) 2⁻²², silu relatively; |silu'| < 1.1 and
+|silu''| ≤ 1/2. So with [d] = [d_gate|d_up]
+
+    Δgate, Δup   hidden 2⁻²² |x||W|ᵀ + v |gate|, v |up|
+    Δh           1.1 |up| Δgate + |silu| (Δup + t |up|) + v |h|
+    Δy           (Δh + inner 2⁻²² |h|) |Wd|ᵀ + v |y|
+    Δdh          hidden 2⁻²² |dy||Wd| + v |dh|
+    Δd_up        |silu| Δdh + |dh| (1.1 Δgate + t |silu|) + v |d_up|
+    Δd_gate      |up silu'| Δdh + |dh| (|silu'| Δup + |up| (Δgate / 2 + t)) + v |d_gate|
+    Δd_x         (Δd + 2·inner 2⁻²² |d|) |Wgu| + v |d_x|
+    Δd_Wgu       (Δd + tokens 2⁻²² |d|)ᵀ |x| + v |d_Wgu|
+    Δd_Wd        |dy|ᵀ (Δh + tokens 2⁻²² |h|) + v |d_Wd|
+
+It counts gate, up and dh as rounded before the activation, as some kernels and unfused code do, and
+torch.mm's sums as fp32: cuBLAS may add parts of one in half precision, which torch allows unless
+`torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` (or fp16's) is off.
 """
 
 from __future__ import annotations

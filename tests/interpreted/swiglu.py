@@ -74,6 +74,13 @@ def test_products_are_apart_where_hopper_s_tiles_do_not_fill_it(monkeypatch):
     assert not swiglu_calls._apart(like, 256, 8192, 128)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_errors_stay_within_the_bound_of_the_docstring(monkeypatch, dtype, apart):
+    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: apart)
+    assert checks.beyond_bound("cpu", dtype) == []
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 1), (7, 31, 130), (130, 65, 3), (5, 200, 32)])
 def test_swiglu_mlp_at_other_shapes_vs_float64(shape):
     assert checks.misses_mlp("cpu", "float32", shape) == []
@@ -299,4 +306,5 @@ def test_launchers_say_what_is_wrong():
 def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
     started = broken_kernels.put(monkeypatch, tmp_path, fault, off=1e-3)
     assert checks.misses_mlp("cpu", "float32", checks.SHAPE) != []
+    assert checks.beyond_bound("cpu", "float32") != []
     assert broken_kernels.names(started) == set(broken_kernels.NAMES)
