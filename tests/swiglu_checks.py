@@ -292,9 +292,7 @@ def check_compiled(device: str, dtype: str = "float32") -> None:
         assert misses_mlp(device, dtype, shape, "gate_up", dynamic) == []
 
 
-def beyond_bound(
-    device: str, dtype: str, shape: tuple[int, int, int] = SHAPE
-) -> list[str]:
+def beyond_bound(device: str, dtype: str, shape: tuple[int, int, int] = SHAPE) -> list[str]:
     """Results of which an element errs by more than the docstring of `kernels.swiglu` allows.
 
     Tokens have sizes of their own, the last the smallest, so that PyTorch's error is no measure.
