@@ -60,7 +60,7 @@ def swiglu(x: Tensor, w_gate_up: Tensor, *, save: str = "gate_up") -> Tensor:
         TypeError: an operand that is no tensor.
         ValueError: shapes, dtypes or devices that do not go together, or an unknown `save`.
     """
-    _check(x, w_gate_up, None, save)
+    _check(save, x, w_gate_up)
     x, w_gate_up = _autocast(x, w_gate_up)
     if not runs_kernels(x, w_gate_up):
         return _again(save, _plain_swiglu, x, w_gate_up)
@@ -93,9 +93,7 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gat
     """
     if (y := _planned(save, x, w_gate_up, w_down)) is not None:
         return y
-    if w_down is None:
-        require_tensors(w_down=w_down)
-    _check(x, w_gate_up, w_down, save)
+    _check(save, x, w_gate_up, w_down)
     x, w_gate_up, w_down = _autocast(x, w_gate_up, w_down)
     if not runs_kernels(x, w_gate_up):
         return _again(save, _plain_swiglu_mlp, x, w_gate_up, w_down)
@@ -268,7 +266,7 @@ def _again(save: str, function: Callable[..., Tensor], *operands: Tensor) -> Ten
     return function(*operands)
 
 
-def _check(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: str) -> None:
+def _check(save: str, x: Tensor, w_gate_up: Tensor, *w_down: Tensor) -> None:
     """Raise where the operands do not go together; the words cost only then."""
     try:
         wide, hidden = w_gate_up.shape if w_gate_up.ndim == 2 else (-1, -1)
@@ -283,17 +281,18 @@ def _check(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: str) -> No
             and dtype.is_floating_point
             and dtype.itemsize > 1
         )
-        if fits and w_down is not None:
-            fits = w_down.shape == (hidden, wide // 2)
-            fits = fits and w_down.dtype == dtype and w_down.device == device
+        for down in w_down:
+            fits = fits and down.shape == (hidden, wide // 2)
+            fits = fits and down.dtype == dtype and down.device == device
     except AttributeError:  # no tensor
         fits = False
     if not fits:
-        _check_shapes(x, w_gate_up, w_down, save)
+        _check_shapes(save, x, w_gate_up, *w_down)
 
 
-def _check_shapes(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: str) -> None:
-    named = {"x": x, "w_gate_up": w_gate_up} | ({} if w_down is None else {"w_down": w_down})
+def _check_shapes(save: str, x: Tensor, w_gate_up: Tensor, *w_down: Tensor) -> None:
+    names = "x", "w_gate_up", "w_down"
+    named = dict(zip(names, (x, w_gate_up, *w_down), strict=False))
     require_tensors(**named)
     if save not in SAVES:
         raise ValueError(f"save must be one of {', '.join(SAVES)}, got {save!r}")
@@ -305,10 +304,10 @@ def _check_shapes(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: str
             f"w_gate_up must be (2·intermediate, {hidden}) for x {_shape(x)}, gate rows above "
             f"up rows; got {_shape(w_gate_up)}"
         )
-    if w_down is not None:
-        wanted = hidden, w_gate_up.shape[0] // 2
-        if w_down.shape != wanted:
-            raise ValueError(f"w_down must be {wanted}, got {_shape(w_down)}")
+    wanted = hidden, w_gate_up.shape[0] // 2
+    for down in w_down:
+        if down.shape != wanted:
+            raise ValueError(f"w_down must be {wanted}, got {_shape(down)}")
     cast = _autocasts(x.device.type)
     for name, operand in named.items():
         if operand.device != x.device:
