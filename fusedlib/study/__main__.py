@@ -23,7 +23,7 @@ def main() -> None:
         raise SystemExit(doctor.main(sys.argv[2:]))
     if importlib.util.find_spec("typer") is None:
         _refuse(
-            f'{sys.executable} lacks the packages of the study; in the checkout {paths.ROOT} '
+            f"{sys.executable} lacks the packages of the study; in the checkout {paths.ROOT} "
             'run `pip install -e ".[study]"`, or `make report`'
         )
     from fusedlib.study import cli
