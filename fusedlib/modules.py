@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib.arguments import require_size, require_tensors
+from fusedlib.arguments import require_number, require_size, require_tensors
 from fusedlib.functional import SAVES, swiglu_mlp
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
@@ -174,7 +174,8 @@ class RMSNorm(nn.Module):
         dtype: the weight's dtype.
 
     Raises:
-        ValueError: a size that is no whole number of at least 1, or an unknown `cast`.
+        ValueError: a size that is no whole number of at least 1, an eps that is no number, or an
+            unknown `cast`.
     """
 
     def __init__(
@@ -183,6 +184,7 @@ class RMSNorm(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         require_size("hidden_size", hidden_size)
+        require_number("eps", eps)
         if cast not in CASTS:
             raise ValueError(f"cast must be one of {', '.join(CASTS)}, got {cast!r}")
         self.eps, self.cast = eps, cast

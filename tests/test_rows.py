@@ -72,6 +72,8 @@ X, W = torch.zeros(3, 8), torch.zeros(8)
         (lambda: rms_norm(X.int(), W), "x must be of a floating-point dtype, got torch.int32"),
         (lambda: rms_norm(X, W, cast="gpt"), "cast must be one of hf, litgpt, got 'gpt'"),
         (lambda: RMSNorm(0), "hidden_size must be a whole number of at least 1, got 0"),
+        (lambda: rms_norm(X, W, "1"), "eps must be a number, got '1'"),
+        (lambda: RMSNorm(8, eps="a"), "eps must be a number, got 'a'"),
         (lambda: RMSNorm(8, cast="no"), "cast must be one of hf, litgpt, got 'no'"),
     ],
 )

@@ -11,6 +11,7 @@ limit       the largest batch or the longest context whose step fits
 train       losses of a short training
 """
 
+import argparse
 import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -845,4 +846,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m fusedlib.bench.llama", description=main.__doc__
+    ).parse_args()
     main()

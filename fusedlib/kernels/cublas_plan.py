@@ -40,7 +40,8 @@ class CublasPlan(Plan):
         """y, of x's shape, and gate|up (tokens, 2·inner) if saved."""
         h, gate_up = self._activated(x, w_gate_up, save)
         y = self._to_y(h, w_down)
-        return (y.view(x.shape) if self._deep else y), gate_up
+        # In place: autograd lets nobody write to a view that a Function returns.
+        return (y.resize_(x.shape) if self._deep else y), gate_up
 
     def _activated(self, x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
         if self._deep:

@@ -11,7 +11,7 @@ retained, and no saved-tensor hooks were set in the forward. A second derivative
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -110,6 +110,12 @@ def _(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     return source.new_empty(source.shape, dtype=dtype)
 
 
+def _refuse_a_second_derivative(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "the fused linear_cross_entropy has no second derivative; differentiate float64"
+    )
+
+
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.dtype = inputs[0].dtype
@@ -120,9 +126,7 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> No
 def _gradients(ctx: Any, upstream: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
     """Those of hidden, weight and bias."""
     if any(other is not None for other in others):
-        raise RuntimeError(
-            "the fused linear_cross_entropy has no second derivative; differentiate float64"
-        )
+        _refuse_a_second_derivative()
     if upstream is None:
         return (None,) * 10
     factor, *kept = ctx.saved_tensors
@@ -137,6 +141,7 @@ def _gradients(ctx: Any, upstream: Tensor | None, *others: Tensor | None) -> tup
 def _finished(ctx: Any, kept: Tensor, factor: Tensor) -> Tensor:
     """factor · kept in the inputs' dtype, over what was kept if it may be."""
     watched = type(kept) is not Tensor or torch._C._len_torch_dispatch_stack()
+    watched = watched or torch.is_grad_enabled()  # somebody may differentiate the result again
     if watched or not ctx.own or kept.dtype != ctx.dtype or _keeps_graph():
         return scaled(kept, factor, ctx.dtype)
     kept = kept.detach()
@@ -162,5 +167,6 @@ def _gradients_by_token(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
     return *finished, *(None,) * 4
 
 
+scaled.register_autograd(_refuse_a_second_derivative)
 linear_cross_entropy.register_autograd(_gradients, setup_context=_set_up)
 linear_cross_entropy_by_token.register_autograd(_gradients_by_token, setup_context=_set_up_by_token)

@@ -19,15 +19,37 @@ backward    dh = dy Wd, and in its epilogue, with s = sigmoid(gate),
 
 Sums over K and the activation are fp32. Blocks come through pointers, or through tensor descriptors
 (TMA) where the configuration asks for them.
+
+Error bound, element by element and to first order, where nothing overflows or underflows. v is the
+dtype's unit roundoff: 2⁻⁸ bf16, 2⁻¹¹ fp16, 2⁻²⁴ fp32 at torch's "highest". A sum of n terms errs by
+n 2⁻²² of their magnitudes' at most, in any order, by truncating tensor cores and of split factors
+too. silu and its derivative err by t = (8 + |gate|) 2⁻²², silu relatively; |silu'| < 1.1 and
+|silu''| ≤ 1/2. So with [d] = [d_gate|d_up]
+
+    Δgate, Δup   hidden 2⁻²² |x||W|ᵀ + v |gate|, v |up|
+    Δh           1.1 |up| Δgate + |silu| (Δup + t |up|) + v |h|
+    Δy           (Δh + inner 2⁻²² |h|) |Wd|ᵀ + v |y|
+    Δdh          hidden 2⁻²² |dy||Wd| + v |dh|
+    Δd_up        |silu| Δdh + |dh| (1.1 Δgate + t |silu|) + v |d_up|
+    Δd_gate      |up silu'| Δdh + |dh| (|silu'| Δup + |up| (Δgate / 2 + t)) + v |d_gate|
+    Δd_x         (Δd + 2·inner 2⁻²² |d|) |Wgu| + v |d_x|
+    Δd_Wgu       (Δd + tokens 2⁻²² |d|)ᵀ |x| + v |d_Wgu|
+    Δd_Wd        |dy|ᵀ (Δh + tokens 2⁻²² |h|) + v |d_Wd|
+
+It counts gate, up and dh as rounded before the activation, as some kernels and unfused code do, and
+torch.mm's sums as fp32: cuBLAS may add parts of one in half precision, which torch allows unless
+`torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` (or fp16's) is off.
 """
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.errors import TritonError
 
 from fusedlib.kernels.launch import Launch, grid, kept_launch
 from fusedlib.kernels.swiglu_configs import (
@@ -165,7 +187,10 @@ def fill_fwd(x: Tensor, w_gate_up: Tensor, h: Tensor, gate_up: Tensor | None) ->
     """
     save = gate_up is not None
     if _for_hopper(h.shape[1], x, w_gate_up, h):
-        return hopper.forward(x, w_gate_up, h, gate_up)
+        try:
+            return hopper.forward(x, w_gate_up, h, gate_up)
+        except TritonError as error:
+            _do_without_hopper(error)
     matrices = x, w_gate_up, h, h if gate_up is None else gate_up
     sizes = x.shape, w_gate_up.shape, x.stride(0), w_gate_up.stride(0)
     key = "fwd", *sizes, x.dtype, x.device, save, precision_of(x)
@@ -189,6 +214,18 @@ def fwd_launch(
 def _for_hopper(inner: int, tokens_first: Tensor, *others: Tensor) -> bool:
     many = hopper is not None and tokens_first.shape[0] > FEW_TOKENS
     return many and hopper.takes(tokens_first, inner) and aligned(tokens_first, *others)
+
+
+def _do_without_hopper(error: TritonError) -> None:
+    """From now on; what did not compile has written nothing."""
+    global hopper
+    hopper = None  # type: ignore[assignment]
+    warnings.warn(
+        f"fusedlib's MLP for Hopper does not compile with Triton {triton.__version__}; a slower "
+        f"kernel runs instead. {type(error).__name__}: {error}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 @triton.jit
@@ -261,7 +298,10 @@ def fill_bwd(
         and d_gate_up is not None
         and _for_hopper(w_down.shape[1], upstream, w_down, gate_up)
     ):
-        return hopper.backward(upstream, w_down, gate_up, d_gate_up, h)
+        try:
+            return hopper.backward(upstream, w_down, gate_up, d_gate_up, h)
+        except TritonError as error:
+            _do_without_hopper(error)
     product = upstream is not None and w_down is not None
     # What a variant does not read or write, it is given gate_up for.
     a = upstream if product else gate_up

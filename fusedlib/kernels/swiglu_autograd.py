@@ -187,4 +187,5 @@ def compute(
         return plan.forward(x, w_gate_up, w_down, save)
     h, gate_up = unchecked_fwd(_rows(x), w_gate_up, save)
     y = h if w_down is None else product(h, w_down.t())
-    return y if x.ndim == 2 else y.view(*x.shape[:-1], y.shape[1]), gate_up
+    # In place: autograd lets nobody write to a view that a Function returns.
+    return y if x.ndim == 2 else y.resize_(*x.shape[:-1], y.shape[1]), gate_up

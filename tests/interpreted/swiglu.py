@@ -15,9 +15,11 @@ import torch
 from called import Called
 from torch.autograd import grad
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.errors import PTXASError
 
 from fusedlib.functional import fused, swiglu, swiglu_mlp
 from fusedlib.kernels import launch, ops, swiglu_autograd, swiglu_calls, swiglu_configs
+from fusedlib.kernels import swiglu as kernels
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 bf16.apply()
@@ -72,6 +74,13 @@ def test_products_are_apart_where_hopper_s_tiles_do_not_fill_it(monkeypatch):
     assert not swiglu_calls._apart(like, 256, 8192, 128)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_errors_stay_within_the_bound_of_the_docstring(monkeypatch, dtype, apart):
+    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: apart)
+    assert checks.beyond_bound("cpu", dtype) == []
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 1), (7, 31, 130), (130, 65, 3), (5, 200, 32)])
 def test_swiglu_mlp_at_other_shapes_vs_float64(shape):
     assert checks.misses_mlp("cpu", "float32", shape) == []
@@ -91,6 +100,26 @@ def test_persistent_programs_vs_float64(monkeypatch, dtype, descriptors):
     assert checks.misses_mlp("cpu", dtype, (40, 72, 80)) == []
     assert len(made) == 2
     assert all((not torch.is_tensor(factor)) == descriptors for pair in made for factor in pair)
+
+
+@pytest.mark.parametrize("failing", ["forward", "backward"])
+def test_where_hopper_s_kernel_does_not_compile_another_runs_and_a_warning_says_so(
+    monkeypatch, failing
+):
+    def fails(*_):
+        raise PTXASError("no such instruction")
+
+    def runs(*operands):
+        with monkeypatch.context() as other:
+            other.setattr(kernels, "hopper", None)
+            kernels.fill_fwd(*operands)
+
+    both = {"forward": runs, "backward": fails} | {failing: fails}
+    monkeypatch.setattr(kernels, "hopper", SimpleNamespace(**both))
+    monkeypatch.setattr(kernels, "_for_hopper", lambda *_: kernels.hopper is not None)
+    with pytest.warns(RuntimeWarning, match="slower kernel runs.*no such instruction") as warned:
+        assert checks.misses_mlp("cpu", "float16", checks.SHAPE) == []
+    assert len(warned) == 1 and kernels.hopper is None
 
 
 @pytest.mark.parametrize("check", checks.ALL, ids=lambda f: f.__name__[6:])
@@ -277,4 +306,5 @@ def test_launchers_say_what_is_wrong():
 def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
     started = broken_kernels.put(monkeypatch, tmp_path, fault, off=1e-3)
     assert checks.misses_mlp("cpu", "float32", checks.SHAPE) != []
+    assert checks.beyond_bound("cpu", "float32") != []
     assert broken_kernels.names(started) == set(broken_kernels.NAMES)
