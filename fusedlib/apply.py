@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial as bind
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
@@ -20,16 +21,28 @@ from torch.nn.functional import pad
 
 from fusedlib import projection
 from fusedlib.functional import swiglu_mlp
+from fusedlib.kernels.route import LEAST_CAPABILITY, has_kernels
 from fusedlib.loss import linear_cross_entropy
 from fusedlib.norms import rms_norm
-from fusedlib.packed import Fused, Packed, PackedLinear, base_of, fuse, loosen, pack, packable
+from fusedlib.packed import (
+    Fused,
+    Hookable,
+    Packed,
+    PackedLinear,
+    base_of,
+    fuse,
+    hooked,
+    loosen,
+    pack,
+    packable,
+)
 from fusedlib.recomputed import compute_again, forget
 from fusedlib.rotary import rope
 
 # --- what modules become -------------------------------------------------------------------------
 
 
-class FusedRMSNorm(Fused):
+class FusedRMSNorm(Hookable, Fused):
     """Also adds the residual stream: `norm(x, residual)` gives what is normalised as well."""
 
     _eps, _cast = "variance_epsilon", "hf"
@@ -154,6 +167,15 @@ class FusedLitGPTAttention(Fused):
         return y
 
 
+def _apart(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """As the norm's own call, but what hooks see is the sum that goes in and what is normalised."""
+    if not hooked(norm):
+        both: tuple[Tensor, Tensor] = norm(x, residual)
+        return both
+    stream = residual + x
+    return norm(stream), stream
+
+
 class FusedLayer(Fused):
     """Hugging Face's layer, where attention's output is added inside the norm that follows."""
 
@@ -170,7 +192,9 @@ class FusedLayer(Fused):
             position_ids=position_ids, past_key_values=past_key_values, use_cache=use_cache,
             position_embeddings=position_embeddings, **kwargs,
         )  # fmt: skip
-        normed, residual = module.post_attention_layernorm(attended, hidden_states)
+        norm = module.post_attention_layernorm
+        call = bind(_apart, norm) if norm._noted else norm
+        normed, residual = call(attended, hidden_states)
         stream: Tensor = residual + module.mlp(normed)
         return stream
 
@@ -185,7 +209,9 @@ class FusedLitGPTLayer(Fused):
         """The residual stream behind this block."""
         module: Any = self
         attended = module.attn(module.norm_1(x), cos, sin, mask, input_pos, input_pos_maxp1)
-        normed, residual = module.norm_2(module.post_attention_norm(attended), x)
+        norm = module.norm_2
+        call = bind(_apart, norm) if norm._noted else norm
+        normed, residual = call(module.post_attention_norm(attended), x)
         stream: Tensor = module.post_mlp_norm(module.mlp(normed)) + residual
         return stream
 
@@ -199,7 +225,7 @@ class FusedLinear(Fused):
         return projection.linear(x, module.weight, module.bias)
 
 
-class FusedHead(Fused):
+class FusedHead(Hookable, Fused):
     """A linear layer that gives its cross entropy, where it gets targets, instead of logits.
 
     As a call of the module, for FSDP, ZeRO-3 and offloading bring its weight by hooks.
@@ -233,9 +259,11 @@ class FusedCausalLM(Fused):
             given["attention_mask"] = module.lm_head.weight.new_empty(CAUSAL)
         all_logits = isinstance(logits_to_keep, int) and logits_to_keep == 0
         fused = labels is not None and self.training and all_logits
-        # Others put a head or loss of theirs here: PEFT, resized embeddings, `loss_function = `.
-        fused = fused and isinstance(module.lm_head, FusedHead)
-        if not fused or module.loss_function.__name__ != "ForCausalLMLoss":
+        # Others put a head, hooks or a loss here: PEFT, resized embeddings, `loss_function = `.
+        head = module.lm_head
+        fused = fused and isinstance(head, FusedHead) and not (head._noted and hooked(head))
+        theirs = sys.modules["transformers.loss.loss_utils"].ForCausalLMLoss
+        if not fused or module.loss_function is not theirs:
             return super().forward(**given, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -338,6 +366,8 @@ def _mlp(owner: str, gate: str, up: str, down: str) -> tuple[Part, ...]:
         activation = type(getattr(mlp, "act_fn", nn.SiLU())).__name__
         if activation not in ("SiLU", "SiLUActivation"):
             return f"its activation is {activation}, not SiLU"
+        if hasattr(mlp, "act_fn") and hooked(mlp.act_fn):
+            return "act_fn has hooks, which the fused MLP would not call"
         why = packable(mlp, (gate, up)) or packable(mlp, (down,))
         biased = any(getattr(mlp, child).bias is not None for child in (gate, up, down) if not why)
         return why or ("its projections have biases" if biased else None)
@@ -366,7 +396,7 @@ def _hugging_face(name: str) -> Family:
             refuse=lambda module: packable(module, projections),
             prepare=lambda module: pack(module, "qkv", projections),
         ),
-        attend("rope"),
+        attend("rope", refuse=lambda module: _other_rotation(module, "apply_rotary_pos_emb")),
     )
     norms = "input_layernorm", "post_attention_layernorm", "norm", "q_norm", "k_norm"
     parts = dict.fromkeys(norms, norm) | {
@@ -395,7 +425,8 @@ def _litgpt() -> Family:
             "sliding_window_size": attention.apply_sliding_window_attention,
         }
         names = [name for name, value in odd.items() if value]
-        return f"its {names[0]} is not Llama's" if names else None
+        why = f"its {names[0]} is not Llama's" if names else None
+        return why or _other_rotation(attention, "apply_rope")
 
     norm = (
         Part(
@@ -434,6 +465,8 @@ class Report:
         replaced: paths of modules by switch.
         already: those that an earlier call had replaced.
         left: by switch, pairs of a path and the reason why it is as it was.
+        plain: why what was replaced runs plain PyTorch where the model lies now; None where it runs
+            kernels.
     """
 
     model: str
@@ -442,6 +475,7 @@ class Report:
     left: dict[str, list[tuple[str, str]]] = field(
         default_factory=lambda: {s: [] for s in SWITCHES}
     )
+    plain: str | None = None
 
     def __str__(self) -> str:
         lines = [f"fusedlib in {self.model}"]
@@ -463,7 +497,11 @@ class Report:
             lines += [
                 "  Packed weights are new parameters (w_gate_up, w_down, w_qkv, bias_qkv): make",
                 "  optimizers, DDP and FSDP after this. state_dict has the names that it had.",
+                "  Muon, Adafactor and others that treat a matrix as a whole train another model",
+                "  with them: use attention=False, mlp=False there.",
             ]
+        if self.plain and any(self.replaced.values()):
+            lines.append(f"  All that was replaced runs plain PyTorch: {self.plain}.")
         return "\n".join(lines)
 
 
@@ -475,10 +513,29 @@ def apply_to(
 
     Takes transformers' Llama, Mistral, Qwen2 (2.5 too) and Qwen3, with or without a head, and
     litgpt's GPT of the Llama kind, before an optimizer, DDP, FSDP or torch.compile see it. What it
-    computes, `state_dict` and all attributes stay. Three things change: `parameters()` has packed
-    weights under new names; hooks on packed projections are not called; a `...ForCausalLM` in
-    training mode with labels gives `logits=None`. PEFT's LoRA works on packed projections: where
-    one of them is wrapped, its MLP or its attention's q, k, v run unfused.
+    computes, `state_dict` and all attributes stay. Two things change: `parameters()` has packed
+    weights under new names, and a `...ForCausalLM` in training mode with labels gives
+    `logits=None`. PEFT's LoRA works on packed projections: where one of them is wrapped, its MLP or
+    its attention's q, k, v run unfused.
+
+    Hooks go on working, and what they watch runs unfused: one on a packed projection, on the norm
+    behind attention or on `lm_head` has its MLP, its projections, the addition or the loss computed
+    as before. One set on `act_fn` afterwards is not called. What someone put in the place of a
+    `forward` or a function of the model's library is left and reported; what is put there
+    afterwards is not seen.
+
+    Packed weights w_gate_up, w_down, w_qkv and bias_qkv stand in `parameters()` for gate, up, down,
+    q, k and v. So with them (`attention=False, mlp=False` packs nothing)
+
+    - Muon, Adafactor and others that treat a matrix as a whole train another model; AdamW and SGD
+      do not.
+    - choosing by name, as `"q_proj" in name` over `named_parameters()`, finds nothing.
+    - `q_proj.weight` is a view: `torch.autograd.grad` for it, `get_parameter`, PEFT's
+      `target_parameters`, pruning and parametrizations raise; `quantize_dynamic` passes it by.
+    - `torch.func.functional_call` takes the names of `named_parameters()`, not of `state_dict()`.
+    - an optimizer's state saved with the plain model cannot be loaded.
+    - accelerate's `cpu_offload` and `disk_offload` come first, and leave most modules as they are;
+      afterwards they raise KeyError.
 
     Args:
         model: changed in place.
@@ -501,7 +558,7 @@ def apply_to(
     """
     family = _family(model)
     wanted = dict(zip(SWITCHES, (mlp, rms_norm, rope, attention, loss, linear), strict=True))
-    report = Report(type(model).__name__)
+    report = Report(type(model).__name__, plain=_plain(model))
     shared = _shared(model)
     todo: list[tuple[str, nn.Module, Part]] = []
     for path, module in model.named_modules():
@@ -524,10 +581,32 @@ def apply_to(
     _fuse_projections(model, wanted["linear"], report)
     owner, fused, norm = family.layer
     for module in model.modules():
-        adds = isinstance(getattr(module, norm, None), FusedRMSNorm)
+        after = getattr(module, norm, None)
+        adds = isinstance(after, FusedRMSNorm) and not hooked(after)
         if adds and _is(module, owner, family) and not _changed(module, fused):
             fuse(module, fused)
     return report
+
+
+def _plain(model: nn.Module) -> str | None:
+    """Why no kernel runs for a model as it lies now."""
+    weights = [p for p in model.parameters() if p.is_floating_point() and not p.is_meta]
+    if not weights:
+        return None
+    if all(p.dtype == torch.float64 for p in weights):
+        return "it is in float64"
+    devices = {p.device for p in weights}
+    if any(map(has_kernels, devices)):
+        return None
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    kinds = ", ".join(sorted({d.type for d in devices}))
+    if kinds != "cuda":
+        return f"it lies on {kinds}, the kernels are for NVIDIA GPUs"
+    if torch.version.cuda is None:
+        return "the kernels are for NVIDIA GPUs"
+    least = ".".join(map(str, LEAST_CAPABILITY))
+    return f"the kernels are for GPUs of compute capability {least} and higher"
 
 
 def _fuse_projections(model: nn.Module, wanted: bool, report: Report) -> None:
@@ -627,10 +706,24 @@ def _changed(module: nn.Module, fused: type[Fused]) -> str | None:
     """Whether its forward is another than the one that our class takes the place of."""
     if "forward" in vars(module):
         return "its forward was replaced by someone else's"
-    if not issubclass(fused, REWRITTEN):
-        return None
-    theirs, ours = ([*signature(c.forward).parameters] for c in (base_of(module), fused))
-    return None if theirs == ours else f"its forward takes {theirs}; known is one with {ours}"
+    base = base_of(module)
+    if issubclass(fused, REWRITTEN):
+        theirs, ours = ([*signature(c.forward).parameters] for c in (base, fused))
+        if theirs != ours:
+            return f"its forward takes {theirs}; known is one with {ours}"
+    return _patched(base.forward, base.__module__)
+
+
+def _other_rotation(attention: nn.Module, name: str) -> str | None:
+    source = base_of(attention).__module__
+    return _patched(getattr(sys.modules[source], name), source)
+
+
+def _patched(function: Any, module: str) -> str | None:
+    """Whether someone put a function of theirs in the place of this module's."""
+    found = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", repr(function))
+    return None if found == module else f"{found}.{name} stands in the place of {module}'s own"
 
 
 def _shared(model: nn.Module) -> set[int]:

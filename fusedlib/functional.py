@@ -30,6 +30,7 @@ from torch.nn import Parameter
 from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 
+from fusedlib.arguments import require_tensors
 from fusedlib.kernels import route
 from fusedlib.kernels.route import FUSED_DTYPES, fused, runs_kernels
 
@@ -51,9 +52,10 @@ def swiglu(x: Tensor, w_gate_up: Tensor, *, save: str = "gate_up") -> Tensor:
         (..., intermediate), in x's dtype, or autocast's.
 
     Raises:
+        TypeError: an operand that is no tensor.
         ValueError: shapes, dtypes or devices that do not go together, or an unknown `save`.
     """
-    _check(x, w_gate_up, None, save)
+    _check(save, x, w_gate_up)
     x, w_gate_up = _autocast(x, w_gate_up)
     return _run(save, x, w_gate_up, None)
 
@@ -69,14 +71,16 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gat
             keeps x alone and computes them again. Either way h is computed again, never kept.
 
     Returns:
-        (..., hidden), in x's dtype, or autocast's.
+        (..., hidden), in x's dtype, or autocast's. `fusedlib.kernels.swiglu` says by how much an
+        element of it, and of each gradient, can err in the kernels.
 
     Raises:
+        TypeError: an operand that is no tensor.
         ValueError: shapes, dtypes or devices that do not go together, or an unknown `save`.
     """
     if (plan := _known(save, x, w_gate_up, w_down)) is not None:
         return _launched(save, x, w_gate_up, w_down, plan)
-    _check(x, w_gate_up, w_down, save)
+    _check(save, x, w_gate_up, w_down)
     x, w_gate_up, w_down = _autocast(x, w_gate_up, w_down)
     return _run(save, x, w_gate_up, w_down)
 
@@ -191,27 +195,34 @@ def _again(save: str, function: Callable[..., Tensor], *operands: Tensor) -> Ten
     return function(*operands)
 
 
-def _check(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: str) -> None:
+def _check(save: str, x: Tensor, w_gate_up: Tensor, *w_down: Tensor) -> None:
     """Raise where the operands do not go together; the words cost only then."""
-    wide, hidden = w_gate_up.shape if w_gate_up.ndim == 2 else (-1, -1)
-    dtype, device = x.dtype, x.device
-    fits = (
-        save in SAVES
-        and x.ndim > 0
-        and x.shape[-1] == hidden
-        and wide % 2 == 0
-        and w_gate_up.dtype == dtype
-        and w_gate_up.device == device
-        and dtype.is_floating_point
-    )
-    if fits and w_down is not None:
-        fits = w_down.shape == (hidden, wide // 2)
-        fits = fits and w_down.dtype == dtype and w_down.device == device
+    try:
+        wide, hidden = w_gate_up.shape if w_gate_up.ndim == 2 else (-1, -1)
+        dtype, device = x.dtype, x.device
+        fits = (
+            save in SAVES
+            and x.ndim > 0
+            and x.shape[-1] == hidden
+            and wide % 2 == 0
+            and w_gate_up.dtype == dtype
+            and w_gate_up.device == device
+            and dtype.is_floating_point
+            and dtype.itemsize > 1
+        )
+        for down in w_down:
+            fits = fits and down.shape == (hidden, wide // 2)
+            fits = fits and down.dtype == dtype and down.device == device
+    except AttributeError:  # no tensor
+        fits = False
     if not fits:
-        _check_shapes(x, w_gate_up, w_down, save)
+        _check_shapes(save, x, w_gate_up, *w_down)
 
 
-def _check_shapes(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: str) -> None:
+def _check_shapes(save: str, x: Tensor, w_gate_up: Tensor, *w_down: Tensor) -> None:
+    names = "x", "w_gate_up", "w_down"
+    named = dict(zip(names, (x, w_gate_up, *w_down), strict=False))
+    require_tensors(**named)
     if save not in SAVES:
         raise ValueError(f"save must be one of {', '.join(SAVES)}, got {save!r}")
     if x.ndim == 0:
@@ -222,17 +233,17 @@ def _check_shapes(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: str
             f"w_gate_up must be (2·intermediate, {hidden}) for x {_shape(x)}, gate rows above "
             f"up rows; got {_shape(w_gate_up)}"
         )
-    named = {"x": x, "w_gate_up": w_gate_up}
-    if w_down is not None:
-        named["w_down"] = w_down
-        wanted = hidden, w_gate_up.shape[0] // 2
-        if w_down.shape != wanted:
-            raise ValueError(f"w_down must be {wanted}, got {_shape(w_down)}")
+    wanted = hidden, w_gate_up.shape[0] // 2
+    for down in w_down:
+        if down.shape != wanted:
+            raise ValueError(f"w_down must be {wanted}, got {_shape(down)}")
+    cast = _autocasts(x.device.type)
     for name, operand in named.items():
         if operand.device != x.device:
             raise ValueError(f"{name} is on {operand.device}, x on {x.device}")
-        same = operand.dtype == x.dtype or _autocasts(x.device.type)
-        if not same or not operand.is_floating_point():
+        if not operand.is_floating_point() or (operand.dtype.itemsize == 1 and not cast):
+            raise ValueError(f"{name} must be fp16, bf16, fp32 or float64, got {operand.dtype}")
+        if operand.dtype != x.dtype and not cast:
             raise ValueError(
                 f"{name} is {operand.dtype}, x is {x.dtype}: they must have one floating-point "
                 "dtype, or run under autocast"

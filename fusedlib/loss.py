@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from fusedlib.arguments import require_tensors
+from fusedlib.arguments import require_number, require_tensors
 from fusedlib.functional import _autocast, _autocasts, _shape
 from fusedlib.kernels.route import has_kernels, transformed
 
@@ -54,8 +54,9 @@ def linear_cross_entropy(
         ValueError: shapes, dtypes, devices or numbers that do not go together.
     """
     require_tensors(
-        hidden=hidden, weight=weight, target=target, bias=bias, token_weights=token_weights
-    )
+        "bias", "token_weights",
+        hidden=hidden, weight=weight, target=target, bias=bias, token_weights=token_weights,
+    )  # fmt: skip
     _check(hidden, weight, target, bias, token_weights)
     _check_numbers(ignore_index, label_smoothing, z_loss, reduction)
     operands = (hidden, weight) if bias is None else (hidden, weight, bias)
@@ -141,9 +142,10 @@ def _check(
             raise ValueError(f"{name} is on {tensor.device}, hidden on {hidden.device}")
         if name == "target":
             continue
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be of a floating-point dtype, got {tensor.dtype}")
         same = tensor.dtype == hidden.dtype or name == "token_weights"
-        same = same or _autocasts(hidden.device.type)
-        if not same or not tensor.is_floating_point():
+        if not same and not _autocasts(hidden.device.type):
             raise ValueError(
                 f"{name} is {tensor.dtype}, hidden is {hidden.dtype}: they must have one "
                 "floating-point dtype, or run under autocast"
@@ -155,9 +157,15 @@ def _check_numbers(
 ) -> None:
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
-    if not isinstance(ignore_index, int):
+    if not isinstance(ignore_index, int) or ignore_index is True or ignore_index is False:
         raise ValueError(f"ignore_index must be a whole number, got {ignore_index!r}")
-    if not 0 <= label_smoothing <= 1:
+    try:
+        smooth, squared = 0 <= label_smoothing <= 1, 0 <= z_loss < float("inf")
+    except TypeError:
+        require_number("label_smoothing", label_smoothing)
+        require_number("z_loss", z_loss)
+        raise
+    if not smooth:
         raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing!r}")
-    if not 0 <= z_loss < float("inf"):
+    if not squared:
         raise ValueError(f"z_loss must be finite and not negative, got {z_loss!r}")

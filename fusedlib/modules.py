@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib.arguments import require_size, require_tensors
+from fusedlib.arguments import require_number, require_size, require_tensors
 from fusedlib.functional import SAVES, swiglu_mlp
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
 from fusedlib.norms import rms_norm
+from fusedlib.packed import own_storage
 from fusedlib.projection import linear
 
 
@@ -20,7 +21,9 @@ class SwiGLUMLP(nn.Module):
 
     Holds the gate rows above the up rows in one parameter, `w_gate_up`, so that both products and
     both weight gradients are one, and `w_down`. Checkpoints speak the names that the modules it
-    replaces have: `gate_proj.weight`, `up_proj.weight` and `down_proj.weight`.
+    replaces have: `gate_proj.weight`, `up_proj.weight` and `down_proj.weight`. `load_state_dict`
+    reads them; `from_pretrained` of a transformers model of one's own does not, for it looks for
+    modules of these names: let `apply_to` patch the plain model there.
 
     Args:
         hidden_size: width of x and y.
@@ -75,7 +78,7 @@ class SwiGLUMLP(nn.Module):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         for name, weight in self._projections().items():
-            destination[prefix + name] = weight if keep_vars else weight.detach()
+            destination[prefix + name] = weight if keep_vars else own_storage(weight)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any],
@@ -219,7 +222,8 @@ class RMSNorm(nn.Module):
         dtype: the weight's dtype.
 
     Raises:
-        ValueError: a size that is no whole number of at least 1, or an unknown `cast`.
+        ValueError: a size that is no whole number of at least 1, an eps that is no number, or an
+            unknown `cast`.
     """
 
     def __init__(
@@ -228,6 +232,7 @@ class RMSNorm(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         require_size("hidden_size", hidden_size)
+        require_number("eps", eps)
         if cast not in CASTS:
             raise ValueError(f"cast must be one of {', '.join(CASTS)}, got {cast!r}")
         self.eps, self.cast = eps, cast

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedlib.arguments import require_tensors
+from fusedlib.arguments import require_number, require_tensors
 from fusedlib.functional import _autocasts, _plain_eager
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rms_norm
 from fusedlib.kernels.route import has_kernels, transformed
@@ -17,8 +17,8 @@ def rms_norm(
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """weight ⊙ s / √(mean(s²) + eps) over the last dimension, s = x + residual or x itself.
 
-    Statistics and normalisation are in fp32. In the kernels each element errs by at most 42 fp32
-    roundoffs beside the casts; `fusedlib.kernels.rms_norm` has the bounds of the gradients.
+    Statistics and normalisation are in fp32. In the kernels each element errs by at most 42·2⁻²⁴
+    of itself beside the casts; `fusedlib.kernels.rms_norm` has the bounds of the gradients.
 
     Args:
         x: (..., width).
@@ -35,9 +35,12 @@ def rms_norm(
 
     Raises:
         TypeError: an operand that is no tensor.
-        ValueError: shapes, dtypes or devices that do not go together, or an unknown `cast`.
+        ValueError: shapes, dtypes or devices that do not go together, an eps that is no number, or
+            an unknown `cast`.
     """
-    require_tensors(x=x, weight=weight, residual=residual)
+    require_tensors("residual", x=x, weight=weight, residual=residual)
+    if type(eps) is not float:
+        require_number("eps", eps)
     if residual is not None and x.dtype != residual.dtype and _autocasts(x.device.type):
         dtype = torch.promote_types(x.dtype, residual.dtype)
         x, residual = x.to(dtype), residual.to(dtype)

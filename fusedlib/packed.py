@@ -7,13 +7,17 @@ as `PackedLinear`, and checkpoints keep their names: `q_proj.weight` is a block 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Set
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+# Where torch.func.functional_call puts other tensors in a parameter's place, and back.
+SWAPS = "torch.nn.utils._named_member_accessor"
 
 
 class Fused(nn.Module):
@@ -66,6 +70,42 @@ def _blank(fused: type[Fused], base: type[nn.Module]) -> nn.Module:
     return union.__new__(union)
 
 
+class Hookable(nn.Module):
+    """Notes that it was hooked: whoever calls it another way, or not at all, then calls it as ever.
+
+    Hooks of torch and DeepSpeed do not count: they bring weights, and change no values.
+    """
+
+    _noted = False
+
+
+def _noting(name: str) -> Callable[..., Any]:
+    plain = getattr(nn.Module, name)
+
+    @wraps(plain)
+    def register(self: Hookable, hook: Any, *args: Any, **settings: Any) -> Any:
+        library = str(getattr(hook, "__module__", None)).partition(".")[0]
+        self.__dict__["_noted"] = self._noted or library not in ("torch", "deepspeed")
+        return plain(self, hook, *args, **settings)
+
+    return register
+
+
+for _name in (
+    "register_forward_hook", "register_forward_pre_hook", "register_backward_hook",
+    "register_full_backward_hook", "register_full_backward_pre_hook",
+):  # fmt: skip
+    setattr(Hookable, _name, _noting(_name))
+
+
+def hooked(module: Any) -> bool:
+    """Whether a call of the module runs hooks."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks
+        or module._backward_hooks or module._backward_pre_hooks
+    )  # fmt: skip
+
+
 class Packed(Fused):
     """A module whose linear children are packed: its `state_dict` has their names alone."""
 
@@ -74,9 +114,12 @@ class Packed(Fused):
     _loaded: Set[str] = frozenset()  # packed parameters that the last state dict had as such
 
     def is_packed(self) -> bool:
-        """Whether all children are still ours: PEFT wraps them, and then they are called."""
-        children = self._children
-        return bool(children) and all(type(self._modules[c]) is PackedLinear for c in children)
+        """Whether all children are still ours alone; one that others wrap or hook is called."""
+        for name in self._children:
+            child: Any = self._modules[name]
+            if type(child) is not PackedLinear or (child._noted and hooked(child)):
+                return False
+        return bool(self._children)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -100,11 +143,12 @@ class Packed(Fused):
         missing_keys.extend(k for k in missing if k.removeprefix(prefix) not in self._packs)
 
 
-class PackedLinear(nn.Linear):
+class PackedLinear(Hookable, nn.Linear):
     """A `torch.nn.Linear` whose weight, and bias, are rows of parameters of the module above it.
 
     Both read and written as ever: `.weight`, `.weight.grad`, `.weight.data = …`,
-    `.weight = nn.Parameter(…)`, the last two in place. They cannot be frozen one without the other.
+    `.weight = nn.Parameter(…)`, the last two in place: what was read before is overwritten.
+    They cannot be frozen one without the other, nor swapped by `torch.func.functional_call`.
     """
 
     _owner: tuple[Packed]  # in a tuple, for it is no child
@@ -146,7 +190,16 @@ class PackedLinear(nn.Linear):
         held = self._part(name)
         if held is None or not isinstance(value, Tensor) or value.shape != held.shape:
             raise ValueError(f"{name} is {_kind(held)} here, got {_kind(value)}")
+        if sys._getframe(1).f_globals.get("__name__") == SWAPS:
+            raise ValueError(
+                f"functional_call cannot swap {name}, rows of {self._held[name]}, which it would "
+                f"overwrite: give it {self._held[name]}, by the names of named_parameters()"
+            )
         self._fill(name, value)
+
+    def extra_repr(self) -> str:
+        """The sizes and whose rows the weight is, for print."""
+        return f"{super().extra_repr()}, rows of {self._held['weight']}"
 
     def requires_grad_(self, requires_grad: bool = True) -> PackedLinear:
         """Refuse what would freeze its neighbours, or nothing."""
@@ -166,9 +219,8 @@ class PackedLinear(nn.Linear):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         for name in self._held:
-            part = self._parameter(name)
-            assert part is not None
-            destination[prefix + name] = part if keep_vars else self._part(name).detach()  # type: ignore[union-attr]
+            part = self._parameter(name) if keep_vars else own_storage(self._part(name))  # type: ignore[arg-type]
+            destination[prefix + name] = part
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(
@@ -283,6 +335,17 @@ class Rows(Tensor):
         return self.detach().as_subclass(Tensor).__reduce_ex__(protocol)
 
 
+def own_storage(part: Tensor) -> Tensor:
+    """The same memory without gradients, in a storage that ends where the part ends.
+
+    accelerate and safetensors drop or refuse tensors that share a storage. Subclasses, as FSDP's
+    shards, and tensors of other devices than CPU and CUDA are only detached.
+    """
+    part = part.detach()
+    plain = type(part) is Tensor and part.device.type in ("cpu", "cuda")
+    return torch.from_dlpack(part) if plain else part
+
+
 def _kind(value: Any) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
@@ -330,6 +393,8 @@ def packable(module: nn.Module, children: tuple[str, ...]) -> str | None:
             return f"{name} is a {kind.__module__}.{kind.__qualname__}, not a torch.nn.Linear"
         if "forward" in vars(child):
             return f"{name} has a forward of its own"
+        if hooked(child):
+            return f"{name} has hooks, which the fused product would not call"
         if type(child.weight) is not nn.Parameter:
             return f"the weight of {name} is a {type(child.weight).__qualname__}"
     first, *others = children

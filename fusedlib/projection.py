@@ -108,7 +108,7 @@ def _fit(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Raise where the operands do not go together."""
-    require_tensors(x=x, weight=weight, bias=bias)
+    require_tensors("bias", x=x, weight=weight, bias=bias)
     if x.ndim == 0:
         raise ValueError("x must be (..., in_features), got a scalar")
     if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:

@@ -22,18 +22,22 @@ def compute_again(y: Tensor, how: Callable[..., Any], *operands: Tensor) -> None
     """Note on y, the output of a norm's kernel, that `how(*operands)` is y again, for `forget`.
 
     In plain PyTorch it stays: what is computed again has no graph for second derivatives, which the
-    kernels do not have either.
+    kernels do not have either. A change in place by `.data`, which autograd does not see, is not
+    seen here either.
     """
     if torch.compiler.is_compiling() or y.grad_fn is None:
         return
     if y.grad_fn.name() == "RMSNormFunctionBackward":
-        y._computed_by = partial(how, *(t.detach() for t in operands))  # type: ignore[attr-defined]
+        versions = [t._version for t in operands]
+        again = partial(_again, how, versions, *(t.detach() for t in operands))
+        y._computed_by = y._version, again  # type: ignore[attr-defined]
 
 
 def forget(x: Tensor, result: Tensor) -> Tensor:
     """Have `result`'s backward compute x again instead of keeping it, where x says how.
 
-    Nothing changes where others watch what is kept, as activation checkpointing does.
+    Nothing changes where others watch what is kept, as activation checkpointing does, and where x
+    was changed in place since.
 
     Args:
         x: of any shape.
@@ -42,19 +46,26 @@ def forget(x: Tensor, result: Tensor) -> Tensor:
     Returns:
         The result.
     """
-    how = getattr(x, "_computed_by", None)
+    version, how = getattr(x, "_computed_by", (0, None))
     if how is None or result.grad_fn is None or _default_hooks(False) is not None:
+        return result
+    if x._version != version:
         return result
     for tensor, saved in _saved(result.grad_fn):
         if tensor.data_ptr() == x.data_ptr() and tensor.numel() == x.numel():
             shape = tensor.shape
-            saved.register_hooks(lambda _, s=shape: s, lambda s: _again(how).view(s))
+            saved.register_hooks(lambda _, s=shape: s, lambda s: how().view(s))
     return result
 
 
 @torch.no_grad()
-def _again(how: Callable[[], Tensor]) -> Tensor:
-    return how()
+def _again(how: Callable[..., Tensor], versions: list[int], *operands: Tensor) -> Tensor:
+    if [t._version for t in operands] != versions:
+        raise RuntimeError(
+            "a norm's output is computed again for backward, but its input or weight has been "
+            "modified in place since: do that after backward, or apply_to with rms_norm=False"
+        )
+    return how(*operands)
 
 
 def _saved(node: Any) -> Iterator[tuple[Tensor, Any]]:

@@ -21,7 +21,7 @@ def rope(
 
     Hugging Face and litgpt mean the same by it, and hand the same shapes over. What lies in a head
     behind rotary_dim is copied. Nothing is written in place. The kernel computes in fp32 and rounds
-    once, so that elements err by at most three fp32 roundoffs of the two products beside that.
+    once; beside that an element errs by at most 3·2⁻²⁴ of its two products' magnitudes.
 
     Args:
         q: (batch, heads, tokens, head_dim), any strides, those of a transposed projection too.
@@ -41,7 +41,7 @@ def rope(
         TypeError: an operand that is no tensor.
         ValueError: shapes, dtypes or devices that do not go together.
     """
-    require_tensors(q=q, k=k, cos=cos, sin=sin, positions=positions)
+    require_tensors("positions", q=q, k=k, cos=cos, sin=sin, positions=positions)
     check_rope(q, k, cos, sin, positions)
     fixed = not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
     dtypes = q.dtype in KERNEL_DTYPES and cos.dtype in KERNEL_DTYPES

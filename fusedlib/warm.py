@@ -75,6 +75,9 @@ def warm_up(
     )
     if not layers:
         return Warmed((), time.perf_counter() - began)
+    from triton.errors import TritonError
+
+    from fusedlib.kernels import swiglu
     from fusedlib.kernels.ahead import Needed, binaries_of
 
     found: dict[Hashable, tuple[str, Needed]] = {}
@@ -83,13 +86,23 @@ def warm_up(
         listed = binaries_of(hidden, wide // 2, dtype, where, lengths)
         sizes = f"{hidden}·{wide // 2}, {str(dtype).removeprefix('torch.')}"
         found |= {key: (f"{each.name} ({sizes})", each) for key, each in listed.items()}
-    with _bar(len(found), progress) as step:
-        for each in [each for _, each in found.values()]:
+    try:
+        _build([each for _, each in found.values()], progress)
+    except TritonError as error:
+        if swiglu.hopper is None:
+            raise
+        swiglu.do_without_roles(error)
+        return warm_up(module, wanted or None, tokens=tokens, progress=progress)
+    return Warmed(tuple(name for name, _ in found.values()), time.perf_counter() - began)
+
+
+def _build(all_needed: list[Any], progress: bool) -> None:
+    with _bar(len(all_needed), progress) as step:
+        for each in all_needed:
             each.launch.build_ahead(*each.matrices)
-        for _, each in found.values():
+        for each in all_needed:
             each.launch.build(*each.matrices)
             step()
-    return Warmed(tuple(name for name, _ in found.values()), time.perf_counter() - began)
 
 
 def _mlps(module: nn.Module) -> Iterator[Any]:

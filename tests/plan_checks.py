@@ -16,6 +16,7 @@ HOLDS = (
     checks.check_leading_dimensions,
     checks.check_any_strides,
     checks.check_backward_twice,
+    checks.check_changed_in_place,
     checks.check_activation_checkpointing,
     checks.check_no_grad_and_inference,
 )

@@ -58,10 +58,13 @@ def write(path: Path, *cells: Any) -> Path:
     return path
 
 
-def stated(sentence: str, name: str = "speed", **verdict: Any) -> Callable[[], None]:
-    """What states a claim that was measured three times on a recorded machine, not on this one."""
+def stated(
+    sentence: str, name: str = "speed", measured: int = 0, **verdict: Any
+) -> Callable[[], None]:
+    """What states a claim that was measured three times on a recorded machine, seldom on this."""
     known = {"machine": "a-card", "own": False, "held": 3, "measured": 3, "text": "holds in 3 of 3"}
-    here = {"machine": "me", "own": True, "held": 0, "measured": 0, "text": "not measured; `make`"}
+    text = f"holds in {measured} of {measured}" if measured else "not measured; `make`"
+    here = {"machine": "me", "own": True, "held": measured, "measured": measured, "text": text}
     verdicts = [here, known | verdict]
     return lambda: display.claim(
         sentence, "", name, headline=True, study="01_good", numbers={}, verdicts=verdicts

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import product
 
+import pytest
 import torch
 from swiglu_checks import close, same, worse
 from torch import Tensor
@@ -182,10 +183,12 @@ def check_norm_output_computed_again(device: str) -> None:
     own = {n: t.requires_grad_() for n, t in own.items()}
     calls = []
 
-    def step(noted: bool, hooked: bool = False) -> list[Tensor]:
+    def step(noted: bool, hooked: bool = False, doubled: bool = False) -> list[Tensor]:
         y, s = rms_norm(own["x"], own["weight"], residual=own["residual"])
         if noted:
             compute_again(y, lambda *a: calls.append(1) or rms_norm(*a), s, own["weight"])
+        if doubled:  # as a hook might
+            y.mul_(2)
         with saved_tensors_hooks(lambda t: t, lambda t: t) if hooked else nullcontext():
             z = forget(y, linear(y, own["w"])) + forget(y, linear(y, own["w"][:1])) + s.sum()
         return [z.detach(), *grad(z.square().sum(), list(own.values()))]
@@ -195,6 +198,18 @@ def check_norm_output_computed_again(device: str) -> None:
         for found, of in zip(step(noted=True, hooked=hooked), wanted, strict=True):
             torch.testing.assert_close(found, of, rtol=0, atol=0)
         assert len(calls) == 2 * kernels
+    both = (step(noted, doubled=True) for noted in (True, False))
+    for found, of in zip(*both, strict=True):
+        torch.testing.assert_close(found, of, rtol=0, atol=0)
+    assert len(calls) == 2 * kernels
+    y = rms_norm(own["x"], own["weight"])
+    compute_again(y, rms_norm, own["x"], own["weight"])
+    loss = forget(y, linear(y, own["w"])).sum()
+    with torch.no_grad():
+        own["weight"].mul_(2)
+    if kernels:
+        with pytest.raises(RuntimeError, match="computed again for backward.*modified in place"):
+            grad(loss, own["w"])
 
 
 def check_norm_strides_and_leading_dimensions(device: str) -> None:

@@ -233,6 +233,20 @@ def check_autocast(device: str) -> None:
             assert swiglu_mlp(*wide).dtype == torch.float64
 
 
+def check_changed_in_place(device: str) -> None:
+    """Results may be written to, as a residual connection does; gradients stay what they are."""
+    (x, w_gate_up, w_down), _ = small(device)
+    deep = x.detach()[None].requires_grad_()
+    for compute, weights in ((swiglu_mlp, (w_gate_up, w_down)), (swiglu, (w_gate_up,))):
+        y = compute(deep, *weights)
+        residual = torch.randn_like(y)
+        wanted = grad(y, (deep, *weights), residual)
+        changed = compute(deep, *weights)
+        changed += residual
+        assert same([changed], [y + residual])
+        assert same(grad(changed, (deep, *weights), residual), wanted)
+
+
 def check_activation_checkpointing(device: str) -> None:
     leaves, dy = small(device)
     wanted = grad(swiglu_mlp(*leaves), leaves, dy)
@@ -291,3 +305,55 @@ def check_compiled(device: str, dtype: str = "float32") -> None:
     for tokens in (SHAPE[0], 33, 2, 130):  # one way and the other of `down_last`
         assert misses_mlp(device, dtype, (tokens, HIDDEN, INNER), "gate_up", dynamic) == []
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def beyond_bound(device: str, dtype: str, shape: tuple[int, int, int] = SHAPE) -> list[str]:
+    """Results of which an element errs by more than the docstring of `kernels.swiglu` allows.
+
+    Tokens have sizes of their own, the last the smallest, so that PyTorch's error is no measure.
+    """
+    (x, *weights), dy = small(device, dtype, shape)
+    x = (x.detach() * torch.logspace(1, -1, len(x), device=device)[:, None]).to(x.dtype)
+    leaves = x.requires_grad_(), *weights
+    y = swiglu_mlp(*leaves)
+    found = y.detach(), *grad(y, leaves, dy)
+    v, tiny = torch.finfo(x.dtype).eps / 2, torch.finfo(x.dtype).tiny
+    small_in_line = 2**-39 * (x.dtype == torch.float32)  # in split factors
+
+    def rounded(t: Tensor) -> Tensor:
+        return v * t.abs().clamp_min(tiny)
+
+    def product(a: Tensor, b: Tensor, of_a: Tensor | float = 0.0, of_b: Tensor | float = 0.0):
+        """A B and its error, of errors of A and of B."""
+        a_size, b_size = a.abs(), b.abs()
+        summed = a.shape[1] * 2**-22 * a_size @ b_size
+        summed += small_in_line * (a_size.amax(1, True) * b_size.sum(0))
+        summed += small_in_line * (a_size.sum(1, True) * b_size.amax(0))
+        passed = (of_a + 0 * a_size) @ b_size + a_size @ (of_b + 0 * b_size)
+        return a @ b, summed + passed + rounded(a @ b)
+
+    x, w_gate_up, w_down, dy = (t.detach().double() for t in (*leaves, dy))
+    gate_up, of_gate_up = product(x, w_gate_up.mT)
+    (gate, up), (of_gate, of_up) = gate_up.chunk(2, 1), of_gate_up.chunk(2, 1)
+    s, t = gate.sigmoid(), (8 + gate.abs()) * 2**-22
+    act, slope = gate * s, s + gate * s * (1 - s)
+    h, size = act * up, act.abs()
+    of_h = 1.1 * up.abs() * of_gate + size * (of_up + t * up.abs()) + rounded(h)
+    dh, of_dh = product(dy, w_down)
+    d_up, d_gate = dh * act, dh * up * slope
+    of_d_up = size * of_dh + dh.abs() * (1.1 * of_gate + t * size) + rounded(d_up)
+    of_d_gate = (up * slope).abs() * of_dh + rounded(d_gate)
+    of_d_gate += dh.abs() * (slope.abs() * of_up + up.abs() * (of_gate / 2 + t))
+    d, of_d = torch.cat([d_gate, d_up], 1), torch.cat([of_d_gate, of_d_up], 1)
+    true = {
+        "y": product(h, w_down.mT, of_h),
+        "d_x": product(d, w_gate_up, of_d),
+        "d_w_gate_up": product(d.mT, x, of_d.mT),
+        "d_w_down": product(dy.mT, h, 0.0, of_h),
+    }
+    return [
+        name
+        for (name, (value, error)), result in zip(true.items(), found, strict=True)
+        # Errors of errors, at most four in a row.
+        if not ((result.double() - value).abs() <= (1 + 8 * v) * error).all()
+    ]

@@ -1,6 +1,8 @@
 """apply_to: a patched model computes, saves, generates and trains as the one it was made of."""
 
 import copy
+import functools
+import inspect
 import io
 import os
 import socket
@@ -17,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers")
 
-from llama_models import NAMES, TOKENS, VOCABULARY, make, misses_of, parameter, tokens
+from llama_models import NAMES, TOKENS, VOCABULARY, make, misses_of, parameter, results, tokens
 
 import fusedlib
 from fusedlib import apply
@@ -173,8 +175,13 @@ def test_logits_where_they_are_asked_for():
 def test_a_loss_or_head_of_others_is_respected():
     _, patched = pair()
     ids, labels = tokens()
-    patched.loss_function = lambda logits, labels, vocab_size, **_: logits.sum() * 0 + 7
-    assert patched(ids, labels=labels).loss == 7
+
+    def ForCausalLMLoss(logits, labels, vocab_size, **_):  # noqa: N802
+        return logits.sum() * 0 + 7
+
+    for theirs in (ForCausalLMLoss, functools.partial(ForCausalLMLoss)):
+        patched.loss_function = theirs
+        assert patched(ids, labels=labels).loss == 7
     del patched._loss_function
     patched.resize_token_embeddings(VOCABULARY + 5)
     assert patched(ids, labels=labels).logits.shape[-1] == VOCABULARY + 5
@@ -228,6 +235,47 @@ def test_assigned_loading_from_meta():
     fusedlib.apply_to(empty)
     empty.load_state_dict(plain.half().state_dict(), assign=True)
     assert same_state(empty, plain) and empty.model.layers[0].mlp.w_gate_up.dtype == torch.half
+
+
+@pytest.mark.parametrize("library", ["safetensors", "accelerate"])
+def test_libraries_that_drop_shared_storages_keep_every_weight(library, tmp_path):
+    files = pytest.importorskip("safetensors.torch")
+    plain, patched = pair("Qwen2")
+    other = make("Qwen2")
+    for weight in other.parameters():
+        weight.data.zero_()
+    if library == "accelerate":
+        pytest.importorskip("accelerate").Accelerator(cpu=True).save_model(patched, tmp_path)
+    else:
+        files.save_model(patched, tmp_path / "model.safetensors")
+        fusedlib.apply_to(other)
+    files.load_model(other, tmp_path / "model.safetensors")
+    assert same_state(other, plain)
+
+
+def test_a_state_dict_lies_where_the_weights_lie():
+    _, patched = pair()
+    state = patched.state_dict()
+    assert len({t.untyped_storage().data_ptr() for t in state.values()}) == len(state)
+    assert not any(t.requires_grad for t in state.values())
+    state[KEY].fill_(3)
+    assert (parameter(patched, KEY) == 3).all()
+    assert all(t.is_meta for t in patched.to("meta").state_dict().values())
+
+
+@pytest.mark.parametrize("given", ["state_dict", "named_parameters"])
+def test_functional_call_by_the_checkpoints_names_raises_and_changes_nothing(given):
+    plain, patched = pair()
+    ids, _ = tokens()
+    state = {n: nn.Parameter(torch.zeros_like(t)) for n, t in plain.state_dict().items()}
+    if given == "state_dict":
+        state = {name: weight.detach() for name, weight in state.items()}
+    with pytest.raises(ValueError, match=r"swap weight, rows of w_qkv.*named_parameters"):
+        torch.func.functional_call(patched, state, (ids,))
+    assert same_state(plain, patched)
+    zeros = {name: torch.zeros_like(weight) for name, weight in patched.named_parameters()}
+    assert not torch.func.functional_call(patched, zeros, (ids,)).logits.any()
+    assert same_state(plain, patched)
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "file"])
@@ -284,6 +332,8 @@ def test_what_packed_weights_cannot_do_is_said():
         weight.data = weight.detach().half()
     with pytest.raises(ValueError, match="gradient"):
         weight.grad = torch.ones(1, 64)
+    with pytest.raises(ValueError, match="rows of w_gate_up.* does not have a parameter"):
+        nn.utils.parametrizations.weight_norm(patched.model.layers[0].mlp.gate_proj)
     patched.model.layers[0].mlp.w_gate_up.requires_grad_(False)
     assert not parameter(patched, GATE).requires_grad
 
@@ -460,6 +510,19 @@ def test_the_report_counts_and_prints():
     lines = str(report).splitlines()
     assert lines[0] == "fusedlib in Qwen3ForCausalLM" and max(map(len, lines)) < 100
     assert "  rms_norm  9 replaced" in lines and "  loss      switched off" in lines
+    assert "Muon, Adafactor" in str(report)
+
+
+def test_the_report_says_where_all_is_plain_pytorch(monkeypatch):
+    report = fusedlib.apply_to(make())
+    assert "plain PyTorch: it lies on cpu, the kernels are for NVIDIA GPUs." in str(report)
+    assert fusedlib.apply_to(make().double()).plain == "it is in float64"
+    monkeypatch.setattr(apply, "has_kernels", lambda device: True)
+    report = fusedlib.apply_to(make())
+    assert report.plain is None and "plain PyTorch" not in str(report)
+    monkeypatch.setattr(apply, "has_kernels", lambda device: False)
+    monkeypatch.setattr(apply, "find_spec", lambda name: None)
+    assert fusedlib.apply_to(make()).plain == "triton is not installed"
 
 
 @pytest.mark.parametrize(
@@ -503,6 +566,91 @@ def test_another_transformers_is_left_and_said(monkeypatch):
     monkeypatch.setattr(LlamaAttention, "forward", forward)
     report = fusedlib.apply_to(make())
     assert "past_key_value" in report.left["rope"][0][1] and not report.replaced["attention"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "switch"),
+    [
+        ("LlamaMLP", "forward", "mlp"),
+        ("LlamaRMSNorm", "forward", "rms_norm"),
+        ("LlamaAttention", "forward", "attention"),
+        ("LlamaForCausalLM", "forward", "loss"),
+        (None, "apply_rotary_pos_emb", "rope"),
+    ],
+)
+def test_patches_of_others_are_left_and_said(monkeypatch, owner, name, switch):
+    from transformers.models.llama import modeling_llama
+
+    patched = getattr(modeling_llama, owner) if owner else modeling_llama
+    before = getattr(patched, name)
+    marks = []
+
+    def theirs(*args, **kwargs):
+        marks.append(1)
+        return before(*args, **kwargs)
+
+    theirs.__signature__ = inspect.signature(before)
+    monkeypatch.setattr(patched, name, theirs)
+    model = make()
+    report = fusedlib.apply_to(model)
+    assert not report.replaced[switch]
+    assert "theirs stands in the place of transformers." in report.left[switch][0][1]
+    ids, labels = tokens()
+    model(ids, labels=labels)
+    assert marks
+
+
+HOOKED = [
+    "lm_head", "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.gate_proj",
+    "model.layers.0.mlp.down_proj", "model.layers.0.mlp.act_fn",
+    "model.layers.0.post_attention_layernorm", "model.layers.0.input_layernorm",
+]  # fmt: skip
+REGISTERS = {
+    "register_forward_hook": lambda module, given, found: found * 2,
+    "register_forward_pre_hook": lambda module, given: (given[0] * 2, *given[1:]),
+    "register_full_backward_hook": lambda module, into, out: (into[0] * 2, *into[1:]),
+    "register_full_backward_pre_hook": lambda module, out: (out[0] * 2, *out[1:]),
+}
+
+
+@pytest.mark.parametrize("register", REGISTERS)
+@pytest.mark.parametrize("path", HOOKED)
+def test_hooks_go_on_working(path, register):
+    """Set before or afterwards; but for act_fn, which nobody calls then."""
+    plain, patched = pair()
+    ids, labels = tokens()
+    before = copy.deepcopy(plain)
+    handles = [
+        getattr(model.get_submodule(path), register)(REGISTERS[register])
+        for model in (plain, patched, before)
+    ]
+    fusedlib.apply_to(before)
+    names = [name for name, _ in plain.named_parameters()]
+    wanted = results(plain, names, plain(ids, labels=labels).loss)
+    for model in (patched, before) if "act_fn" not in path else (before,):
+        found = results(model, names, model(ids, labels=labels).loss)
+        torch.testing.assert_close(found, wanted)
+    handles[1].remove()
+    layer = patched.model.layers[0]
+    assert layer.mlp.is_packed() and layer.self_attn.is_packed()
+    assert patched(ids, labels=labels).logits is None
+
+
+def test_hooks_that_bring_weights_leave_all_fused():
+    def bring(module, *_):
+        brought.append(module)
+
+    bring.__module__ = "deepspeed.runtime.zero.parameter_offload"
+    brought = []
+    _, patched = pair()
+    ids, labels = tokens()
+    for path in HOOKED:
+        patched.get_submodule(path).register_forward_hook(bring)
+    assert patched(ids, labels=labels).logits is None
+    layer = patched.model.layers[0]
+    assert set(brought) == {
+        patched.lm_head, layer.post_attention_layernorm, layer.input_layernorm
+    }  # fmt: skip
 
 
 def test_bad_models_and_switches_raise_and_change_nothing():

@@ -203,6 +203,7 @@ def test_the_command_needs_a_gpu_and_a_size(capsys):
     sizes = ["--tokens", "64", "--hidden", "64", "--inner", "64", "--device", "cpu"]
     assert command.main(sizes) == 2
     assert "needs an NVIDIA GPU, got --device cpu" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        command.main([*sizes, "--tokens", "64,0"])
-    assert "0 is not a size" in capsys.readouterr().err
+    for tokens, wrong in (("64,0", "'0'"), ("64,x", "'x'"), ("64,", "''")):
+        with pytest.raises(SystemExit):
+            command.main([*sizes, "--tokens", tokens])
+        assert f"{wrong} is not a size; it must be 1 or more" in capsys.readouterr().err

@@ -213,7 +213,7 @@ def test_a_study_of_which_nothing_came_here_still_shows_the_recorded_rows(failed
     assert len(shown.claims) >= 3
     for stated in shown.claims:
         assert stated.verdict().count("holds in") >= 1, "the recorded machine's"
-        assert "this machine: not measured; `make study ONLY=01_warmup" in stated.verdict()
+        assert "this machine: not measured; on a large GPU `make study" in stated.verdict()
         assert "—" not in stated.sentence()
 
 

@@ -10,7 +10,7 @@ import pytest
 from fusedlib import paths
 from fusedlib.bench import machine
 from fusedlib.study import claims as stating
-from fusedlib.study import recording
+from fusedlib.study import published, recording
 from fusedlib.study.claims import Claim
 from fusedlib.study.running import config
 
@@ -37,7 +37,7 @@ def test_a_study_states_one_to_five_claims_by_name(claims):
 def machines_of(claim: Claim) -> set[str]:
     """The recorded machines; what is said of published figures rests on no machine's rows."""
     known = set(claim.selection["machine"].cat.categories)
-    return known if known == {"published"} else RECORDED
+    return known if known == {published.MACHINE} else RECORDED
 
 
 def test_every_claim_holds_in_every_recording(claims):
@@ -145,21 +145,60 @@ def test_a_headline_is_the_median_of_all_recordings_with_their_range():
     claim = stated(rows, rule)
     assert claim.sentence() == "The step takes 1.053 ms [1.011–1.165]."
     assert "m: holds in 3 of 3 recordings" in claim.verdict()
-    assert "this machine: not measured; `make study ONLY=00_x PROFILE=full` does" in claim.verdict()
+    assert "this machine: not measured; on a large GPU `make study ONLY=00_x" in claim.verdict()
+    mine = rows.assign(machine=machine.key(), own=True, median_ms=[9.0, 7.0, 8.0])
+    both = pd.concat([rows, mine]).astype({"machine": rows["machine"].dtype})
+    claim = stated(both, rule)
+    assert claim.sentence() == "The step takes 1.053 ms [1.011–1.165]."
+    assert "this machine: does not hold. Measured here: The step takes 8." in claim.verdict()
 
 
-def test_a_recording_that_fails_is_counted_and_a_partial_one_does_not_vote():
+def test_a_recording_that_fails_is_counted():
     rows = frame(
-        recording=["a", "a", "b", "b", "c"], case=["1", "2", "1", "2", "1"],
-        median_ms=[1.0, 2.0, 1.0, 9.0, 99.0],
-    )  # fmt: skip
+        recording=["a", "a", "b", "b"], case=["1", "2", "1", "2"], median_ms=[1.0, 2.0, 1.0, 9.0]
+    )
 
     def rule(found):
         """The slowest takes {ms:2 ms}."""
         return {"ms": found["median_ms"].max()}, found["median_ms"].max() < 5
 
     verdict = stated(rows, rule).verdicts[0]
-    assert (verdict.held, verdict.measured) == (1, 2)
+    assert (verdict.held, verdict.measured, verdict.count) == (1, 2, "1 of 2")
+
+
+def test_a_partial_recording_votes_with_what_it_measured_in_turns():
+    """Of nine recordings of a claim eight lacked some case, and the ninth was among the best."""
+    cases, sessions = ["eager", "fused", "large"], ["s", "s", "t"]
+    rows = frame(
+        recording=["a"] * 3 + ["b"] * 3 + ["c"] * 2 + ["d"] * 2 + ["e"],
+        case=cases * 2 + ["eager", "fused", "fused", "large", "fused"],
+        session=sessions * 2 + ["u", "u", "v", "w", "x"],
+        median_ms=[2.0, 1.0, 9.0, 2.2, 1.0, 9.9, 3.0, 4.0, 0.1, 30.0, 0.1],
+    )  # fmt: skip
+
+    def rule(found):
+        """It is {gain:2×} as fast, the large one takes {ms:2 ms}."""
+        ms = found.set_index("case")["median_ms"]
+        return {"gain": ms["eager"] / ms["fused"], "ms": ms["large"]}, ms["eager"] > ms["fused"]
+
+    claim = stated(rows, rule)
+    told = {e.recording: e for e in claim.verdicts[0].evaluations}
+    assert claim.verdicts[0].count == "3 of 4 (2 in part)"
+    assert told["c"].values == {"gain": 0.75, "ms": 9.9} and not told["c"].holds
+    assert told["d"].values == {"gain": 2.2, "ms": 30.0}, "its fused has no eager of the same turns"
+    assert "e" not in told, "no whole session"
+    assert claim.sentence().startswith("It is 2.0× [0.75–2.2]")
+
+
+@pytest.mark.parametrize(("least", "told"), [(0, "holds"), (1e9, "does not hold")])
+def test_a_claim_of_published_figures_names_no_recording(least, told):
+    rows = published.as_rows("compilers_history", "00_x")
+
+    def rule(found):
+        """The tables have {n:,d} rows."""
+        return {"n": len(found)}, len(found) > least
+
+    assert stated(rows, rule).verdict() == f"{told} in the published tables."
 
 
 @pytest.mark.parametrize(

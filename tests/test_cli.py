@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -170,6 +171,8 @@ def test_lab_uses_this_python_and_goes_before_the_homes_kernels(monkeypatch, tmp
     assert program == sys.executable
     assert command[:3] == [sys.executable, "-m", "jupyterlab"]
     assert command[-1] == "--no-browser"
+    assert any(part.endswith("=/lab/tree/notebooks/05_anatomy.ipynb") for part in command)
+    assert "FUSEDLIB_STATIC" not in env, "widgets are for whoever sits before them"
     ours, theirs = env["JUPYTER_PATH"].split(os.pathsep)
     assert theirs == "/home/kernels"
     spec = json.loads((Path(ours) / "kernels" / "python3" / "kernel.json").read_text())
@@ -188,6 +191,31 @@ def test_doctor_needs_no_package_and_names_what_is_missing():
         assert f"  {name}" in done.stderr
     assert "jupyterlab" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_without_the_study_s_packages_it_says_how_to_get_them():
+    env = {"PYTHONPATH": str(paths.ROOT), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "fusedlib.study", "list"],
+        env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert 'pip install -e ".[study]"' in done.stderr and str(paths.ROOT) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["list"], ["doctor"], []], ids=["list", "doctor", "nothing"])
+def test_outside_a_checkout_it_says_that_it_wants_one(tmp_path, words):
+    copied = tmp_path / "site" / "fusedlib"
+    shutil.copytree(paths.ROOT / "fusedlib", copied, ignore=shutil.ignore_patterns("kernels"))
+    done = subprocess.run(
+        [sys.executable, "-m", "fusedlib.study", *words],
+        env=os.environ | {"PYTHONPATH": str(copied.parent)}, cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "notebooks does not exist: the study runs in a checkout" in done.stderr
+    assert str(copied.parent) in done.stderr and "Traceback" not in done.stderr
 
 
 def test_doctor_finds_what_is_missing_too_old_or_broken(monkeypatch, tmp_path):

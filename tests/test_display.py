@@ -151,3 +151,38 @@ def test_jupyterlab_s_table_centres_groups_and_keeps_a_figure_on_one_line():
     text = display.table_html(content)
     assert '<th scope="colgroup" colspan="2" style="text-align: center"' in text
     assert '<td style="text-align: right; white-space: nowrap">1.02 (1.01–1.03)</td>' in text
+
+
+def test_a_figure_s_caption_shows_in_jupyterlab_too():
+    fig, ax = style.new()
+    ax.plot([1, 2])
+    with display.captured() as outputs:
+        display.figure(fig, "Time, *late* steps.", "a line", "late-steps")
+    page = outputs[0]["data"]["text/html"]
+    assert "<figure id='late-steps'" in page and "<svg" in page
+    assert "<figcaption>Time, <em>late</em> steps.</figcaption>" in page
+
+
+def test_where_nobody_chooses_the_default_is_shown(monkeypatch):
+    monkeypatch.setenv(display.STATIC, "1")
+    shown = []
+
+    def show(dtype, size=4, launch="graph"):
+        shown.append((dtype, size, launch))
+
+    display.explore(show, dtype=["fp32", "bf16"], size=np.array([2, 4]), launch=["python"])
+    display.explore(show, dtype=["fp32"], size=[], launch=["python"])
+    assert shown == [("fp32", 4, "python")]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"), [(["a-card", "me"], "of a-card, recorded"), (["me"], "of this machine.")]
+)
+def test_a_notebook_says_whose_figures_it_shows(monkeypatch, names, said):
+    monkeypatch.setattr(display.machines, "key", lambda: "me")
+    rows = pd.DataFrame({"machine": pd.Categorical([], categories=names)})
+    with display.captured() as outputs:
+        display.whose(rows)
+        display.table(rows.iloc[:, :0], "Cases without a time.", "lacking", empty="none")
+    assert said in outputs[0]["data"]["text/markdown"]
+    assert outputs[1]["data"]["text/html"].count("none") == 1

@@ -57,10 +57,11 @@ def test_conda_python_is_in_the_range_of_pyproject(conda):
 @pytest.mark.parametrize("line", requirement_lines())
 def test_every_requirement_is_pinned_within_its_range(line):
     requirement = line.partition(";")[0].strip()
-    name, least = re.fullmatch(r"([\w.-]+)>=([\d.]+)", requirement).groups()
+    name, least, end = re.fullmatch(r"([\w.-]+)>=([\d.]+)(?:,<([\d.]+))?", requirement).groups()
     pins = {normal(pin.partition("==")[0]): pin.partition("==")[2] for pin in PINS}
     assert normal(name) in pins, f"{name} is in pyproject.toml, not in constraints.txt: make lock"
     assert numbers(pins[normal(name)]) >= numbers(least)
+    assert end is None or numbers(pins[normal(name)]) < numbers(end)
 
 
 @pytest.mark.parametrize("pin", PINS)

@@ -11,8 +11,8 @@ README = f"# Title\n\nbefore\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
 
 
 def stated(study: str, sentence: str, headline: bool = True, held: int = 3) -> Stated:
-    card = {"machine": "card", "own": False, "held": held, "measured": 3}
-    mine = {"machine": "me", "own": True, "held": 1, "measured": 1}
+    card = {"machine": "card", "own": False, "measured": 3, "count": f"{held} of 3"}
+    mine = {"machine": "me", "own": True, "measured": 1, "count": "1 of 1"}
     return Stated(study, study.title(), "name", sentence, headline, {}, [card, mine])
 
 

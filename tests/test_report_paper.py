@@ -208,9 +208,10 @@ def test_slides_show_every_study_with_its_headlines_and_nothing_that_awaits_rows
         claims = [c for c in stated if c.study == study.name and c.headline]
         for claim in claims if at < alone else claims[:1]:
             told = " ".join(plain_text(claim.sentence).split())
-            assert f"{told} holds in {claim.verdict(own=False)} recording" in shown
+            (verdict,) = [v["text"] for v in claim.verdicts if v["measured"] and not v["own"]]
+            assert f"{told} {verdict}" in shown
     waiting = [
-        output.data["text/plain"].partition("** ")[2].partition("{")[0]
+        output.data["text/plain"].partition("** ")[2].partition("—")[0]
         for path in (products / "notebooks").glob("*.ipynb")
         for cell in nbformat.read(path, as_version=4).cells
         for output in cell.get("outputs", [])

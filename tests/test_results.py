@@ -267,8 +267,9 @@ why = "the same lines in another file"
     assert coded(tmp_path).missing([{"provider": "a", "dtype": "bf16"}]) == []
 
 
-def test_rivals_that_a_carry_does_not_name_keep_their_part():
-    entry = {"study": "x", "old": "1-2", "harness": "1", "problem": "3", "rivals": {"b": "6"}}
+@pytest.mark.parametrize("old", ["1-2", ["0-2", "1-2"]])
+def test_rivals_that_a_carry_does_not_name_keep_their_part(old):
+    entry = {"study": "x", "old": old, "harness": "1", "problem": "3", "rivals": {"b": "6"}}
     carried = results.Carried((entry | {"why": "moved"},))
     code_of = lambda who, code: carried.code_of({"study": "x", "provider": who, "code": code})  # noqa: E731
     assert code_of("a", "1-2-4") == "1-3-4" and code_of("b", "1-2-5") == "1-3-6"

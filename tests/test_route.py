@@ -22,7 +22,7 @@ def card(monkeypatch):
         monkeypatch.setattr(route, "architecture", lambda _: architecture)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 
-    functions = route.most_apart, route.most_tokens, route._has_roles
+    functions = route.most_apart, route.most_tokens
     for each in functions:
         each.cache_clear()
     yield play

@@ -73,6 +73,8 @@ X, W = torch.zeros(3, 8), torch.zeros(8)
         (lambda: rms_norm(X.int(), W), "x must be of a floating-point dtype, got torch.int32"),
         (lambda: rms_norm(X, W, cast="gpt"), "cast must be one of hf, litgpt, got 'gpt'"),
         (lambda: RMSNorm(0), "hidden_size must be a whole number of at least 1, got 0"),
+        (lambda: rms_norm(X, W, "1"), "eps must be a number, got '1'"),
+        (lambda: RMSNorm(8, eps="a"), "eps must be a number, got 'a'"),
         (lambda: RMSNorm(8, cast="no"), "cast must be one of hf, litgpt, got 'no'"),
     ],
 )
@@ -139,6 +141,6 @@ class Scaled(torch.autograd.Function):
 def test_a_node_computes_again_what_it_would_have_kept(multiply):
     w, x = torch.randn(7, requires_grad=True), torch.randn(7, requires_grad=True)
     y, calls = x + 0, []
-    y._computed_by = lambda: calls.append(1) or y.detach()
+    y._computed_by = y._version, lambda: calls.append(1) or y.detach()
     forget(y, multiply(y, w)).sum().backward()
     assert torch.equal(w.grad, x) and torch.equal(x.grad, w) and calls == [1]

@@ -71,6 +71,7 @@ def test_meta_and_fake_tensors_have_shapes():
 
 def test_errors_name_what_was_given():
     x, w_gate_up, w_down = torch.zeros(3, 5), torch.zeros(8, 5), torch.zeros(5, 4)
+    eighths = tuple(t.to(torch.float8_e4m3fn) for t in (x, w_gate_up, w_down))
     for arguments, save, words in [
         ((x, w_gate_up, w_down), "gate", "save must be one of gate_up, input, got 'gate'"),
         ((torch.tensor(1.0), w_gate_up, w_down), "input", "got a scalar"),
@@ -79,7 +80,9 @@ def test_errors_name_what_was_given():
         ((x, w_gate_up[0], w_down), "input", r"got \(5,\)"),
         ((x, w_gate_up, w_down.mT), "input", r"w_down must be \(5, 4\), got \(4, 5\)"),
         ((x, w_gate_up.half(), w_down), "input", "w_gate_up is torch.float16, x is torch.float32"),
-        ((x.int(), w_gate_up.int(), w_down.int()), "input", "one floating-point dtype"),
+        ((x, w_gate_up, w_down.half()), "input", "they must have one floating-point dtype"),
+        ((x.int(), w_gate_up.int(), w_down.int()), "input", "x must be fp16, .* got torch.int32"),
+        (eighths, "input", "x must be fp16, bf16, fp32 or float64, got torch.float8_e4m3fn"),
         ((x, w_gate_up, w_down.to("meta")), "input", "w_down is on meta, x on cpu"),
     ]:
         with pytest.raises(ValueError, match=words):

@@ -110,6 +110,15 @@ def test_swiglu_mlp_at_a_model_s_shape_vs_float64(dtype):
     assert checks.misses_mlp("cuda", dtype, (1024, 2048, 5632)) == []
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES.values(), (1024, 2048, 5632)])
+def test_errors_stay_within_the_bound_of_the_docstring(monkeypatch, shape, dtype):
+    for name in ("bf16", "fp16"):
+        allowed = f"allow_{name}_reduced_precision_reduction"
+        monkeypatch.setattr(torch.backends.cuda.matmul, allowed, False)
+    assert checks.beyond_bound("cuda", dtype, shape) == []
+
+
 @pytest.mark.parametrize("holds", checks.ALL, ids=lambda f: f.__name__[6:])
 def test_holds(holds):
     holds("cuda")

@@ -4,6 +4,7 @@ import copy
 import io
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -93,6 +94,7 @@ def test_a_state_dict_holds_the_weights_themselves():
     state = ours.state_dict()
     assert list(state) == KEYS and not any(t.requires_grad for t in state.values())
     assert all(t.is_contiguous() for t in state.values())
+    assert len({t.untyped_storage().data_ptr() for t in state.values()}) == 3
     state["up_proj.weight"].fill_(3)
     assert (ours.w_gate_up[INNER:] == 3).all() and not (ours.w_gate_up[:INNER] == 3).any()
     assert ours.state_dict(keep_vars=True)["down_proj.weight"] is ours.w_down
@@ -190,19 +192,31 @@ def test_errors_name_what_was_given(arguments, words):
 
 
 @pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([1.0], r"the list \[1.0\]"),
+        (np.ones(2), r"the ndarray array\(\[1., 1.\]\)"),
+        (None, "None"),
+    ],
+    ids=["list", "array", "None"],
+)
+@pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda t: SwiGLUMLP(1, 4)([1.0]), "x"),
-        (lambda t: fusedlib.RMSNorm(1)([1.0]), "x"),
-        (lambda t: fusedlib.rms_norm(t, [1.0]), "weight"),
-        (lambda t: fusedlib.rope(t, t, [1.0], t), "cos"),
-        (lambda t: fusedlib.linear_cross_entropy(t, t, [1.0]), "target"),
+        (lambda t, other: SwiGLUMLP(1, 4)(other), "x"),
+        (lambda t, other: fusedlib.RMSNorm(1)(other), "x"),
+        (lambda t, other: fusedlib.swiglu_mlp(other, t, t), "x"),
+        (lambda t, other: fusedlib.swiglu(t, other), "w_gate_up"),
+        (lambda t, other: fusedlib.swiglu_mlp(t, torch.ones(2, 1), other), "w_down"),
+        (lambda t, other: fusedlib.rms_norm(t, other), "weight"),
+        (lambda t, other: fusedlib.rope(t, t, other, t), "cos"),
+        (lambda t, other: fusedlib.linear_cross_entropy(t, t, other), "target"),
     ],
-    ids=["SwiGLUMLP", "RMSNorm", "rms_norm", "rope", "linear_cross_entropy"],
+    ids=["SwiGLUMLP", "RMSNorm", "mlp", "swiglu", "w_down", "rms_norm", "rope", "loss"],
 )
-def test_a_list_is_no_tensor(call, name):
-    with pytest.raises(TypeError, match=rf"^{name} must be a torch.Tensor, got the list \[1.0\]$"):
-        call(torch.ones(1, 1))
+def test_what_is_no_tensor_is_said(call, name, given, words):
+    with pytest.raises(TypeError, match=f"^{name} must be a torch.Tensor, got {words}$"):
+        call(torch.ones(1, 1), given)
 
 
 def test_apply_to_takes_a_module():

@@ -120,9 +120,9 @@ def _inductor_arm(name: str, label: str | None, place: int, mode: str, *traits: 
 
 _inductor_arm("inductor", None, 2, "default")
 _inductor_arm("inductor-graphs", "CUDA graphs", 3, "reduce-overhead", "graphs")
-_inductor_arm("inductor-search", "searched", 6, "max-autotune", "graphs", "asked for")
+_inductor_arm("inductor-search", "searched", 8, "max-autotune", "graphs", "asked for")
 _inductor_arm("fused-inductor", "fusedlib, Inductor", 4, "default")
-_inductor_arm("fused-graphs", "fusedlib, graphs", 8, "reduce-overhead", "graphs")
+_inductor_arm("fused-graphs", "fusedlib, graphs", 6, "reduce-overhead", "graphs")
 
 
 # --- samplers ------------------------------------------------------------------------------------

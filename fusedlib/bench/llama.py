@@ -14,6 +14,7 @@ train       losses of a short training
 fp32-train  the same at a setting of torch's fp32 products, and in float64
 """
 
+import argparse
 import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -918,4 +919,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m fusedlib.bench.llama", description=main.__doc__
+    ).parse_args()
     main()

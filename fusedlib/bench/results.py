@@ -113,10 +113,10 @@ def recording_of(row: Mapping[str, Any]) -> str:
 class Carried:
     """Rows of former code that count as rows of today's: `<results>/carried.toml`.
 
-    An entry names a study, the fingerprint that its rows hold (`old`, whole or without the rival's
-    part), the parts of the new one (`harness`, `problem`, and `rivals` by name; rivals that it does
-    not name keep their part of a fingerprint given without it), which rows (`where`, fields and
-    values) and `why` they measure the same.
+    An entry names a study, the fingerprints that its rows hold (`old`, one or a list, whole or
+    without the rival's part), the parts of the new one (`harness`, `problem`, and `rivals` by name;
+    rivals that it does not name keep their part of a fingerprint given without it), which rows
+    (`where`, fields and values) and `why` they measure the same.
     """
 
     entries: tuple[Mapping[str, Any], ...] = ()
@@ -146,10 +146,11 @@ class Carried:
         code = str(row["code"])
         shared, _, last = code.rpartition("-")
         for entry in self.entries:
-            if entry["study"] != row.get("study") or entry["old"] not in (code, shared):
+            olds = [entry["old"]] if isinstance(entry["old"], str) else entry["old"]
+            if entry["study"] != row.get("study") or not {code, shared} & set(olds):
                 continue
             if all(row.get(name) in values for name, values in entry.get("where", {}).items()):
-                kept = last if entry["old"] == shared else "none"
+                kept = last if shared in olds else "none"
                 own = entry.get("rivals", {}).get(row.get("provider"), kept)
                 return f"{entry['harness']}-{entry['problem']}-{own}"
         return code
@@ -214,9 +215,10 @@ class Recorder:
         """Rows of every machine whose code is current, of all recordings, as one tidy frame.
 
         Of machines that are recorded in this repository and of this one; of each the profile
-        `full` where it has rows of it. `own` tells this machine's rows, `machine` is a categorical
-        that names this machine even where it has none. Of a case that a recording measured twice,
-        the later row.
+        `full` where it has rows of it. `own` tells this machine's rows. `machine` is a categorical
+        that names this machine even where it has none; its first category is the one that figures
+        and tables show: recorded in full, on a GPU, else this one. Of a case that a recording
+        measured twice, the later row.
         """
         import pandas as pd
 
@@ -230,7 +232,11 @@ class Recorder:
         full = {r["machine"] for r in newest.values() if r["profile"] == "full"}
         chosen = [r for r in newest.values() if r["profile"] == "full" or r["machine"] not in full]
         frame = pd.DataFrame(chosen) if chosen else pd.DataFrame(columns=list(HEAD))
-        names = sorted({*frame["machine"], machines.key()})
+        on_gpu = set(frame.loc[frame["device_type"] == "cuda", "machine"])
+        names = sorted(
+            {*frame["machine"], machines.key()}, reverse=True,
+            key=lambda name: (name in full, name in on_gpu, name == machines.key(), name),
+        )  # fmt: skip
         frame["machine"] = pd.Categorical(frame["machine"], categories=names)
         frame = frame.assign(own=frame["machine"] == machines.key())
         frame.attrs["study"] = self.study

@@ -36,12 +36,15 @@ def linear_call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """y (..., outputs) of x (..., inputs), fp32."""
     outputs, inputs = weight.shape
     tokens = x.shape[:-1].numel()
+    rows = x.reshape(tokens, inputs)
     if precision_of(x) != "ieee" or not split.split_pays(tokens, outputs, inputs):
-        return functional.linear(x, weight, bias)
-    y = split.split_mm(x.reshape(tokens, inputs), weight.t())
-    if bias is not None:
-        y += bias
-    return y.view(*x.shape[:-1], outputs)
+        y = functional.linear(rows, weight, bias)
+    else:
+        y = split.split_mm(rows, weight.t())
+        if bias is not None:
+            y += bias
+    # In place: autograd lets nobody write to a view that a Function returns.
+    return y.resize_(*x.shape[:-1], outputs)
 
 
 @operator("linear")

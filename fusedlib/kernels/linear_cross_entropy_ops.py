@@ -138,6 +138,7 @@ def _gradients(ctx: Any, upstream: Tensor | None, *others: Tensor | None) -> tup
 def _finished(ctx: Any, kept: Tensor, factor: Tensor) -> Tensor:
     """factor · kept in the inputs' dtype, over what was kept if it may be."""
     watched = type(kept) is not Tensor or torch._C._len_torch_dispatch_stack()
+    watched = watched or torch.is_grad_enabled()  # somebody may differentiate the result again
     if watched or not ctx.own or kept.dtype != ctx.dtype or _keeps_graph():
         return scaled(kept, factor, ctx.dtype)
     kept = kept.detach()

@@ -15,10 +15,11 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from torch import Tensor
+from triton.errors import TritonError
 
 from fusedlib.kernels import swiglu
 from fusedlib.kernels.autotune import tuned
-from fusedlib.kernels.kinds import APART, ROLES, Kind, Ways
+from fusedlib.kernels.kinds import APART, ROLES, TILES, Kind, Ways
 from fusedlib.kernels.launch import (
     MOST_LAUNCHES,
     Launch,
@@ -45,6 +46,7 @@ class Plan:
     ) -> None:
         self.kind, self.path, self.products = kind, ways.path, products
         self._forward, self._backward = ways.forward, ways.backward
+        self._roles = swiglu.hopper
         self._hidden, self._inner, self._wide = kind.hidden, kind.inner, 2 * kind.inner
         # What starts by tensor maps, or is a plain product, wants matrices.
         self._matrices = not ways.few
@@ -71,7 +73,8 @@ class Plan:
         """y, of x's shape, or h where w_down is None, and gate|up (tokens, 2·inner) if saved."""
         h, gate_up = self.activate(x, w_gate_up, save)
         if w_down is None:
-            return (h if x.ndim == 2 else h.view(*x.shape[:-1], self._inner)), gate_up
+            # In place: autograd lets nobody write to a view that a Function returns.
+            return (h if x.ndim == 2 else h.resize_(*x.shape[:-1], self._inner)), gate_up
         return self.products.output(h, w_down, x), gate_up
 
     def activate(
@@ -92,9 +95,13 @@ class Plan:
         name = save, tokens
         launch = self._launches.get(name)
         if self._forward == ROLES:
-            if launch is None:
-                launch = self._keep(name, swiglu.hopper.forward_launch(x, self._inner, save))
-            launch(x, w_gate_up, h, stored, h)
+            try:
+                if launch is None:
+                    launch = self._keep(name, self._roles.forward_launch(x, self._inner, save))
+                launch(x, w_gate_up, h, stored, h)
+            except TritonError as error:
+                self._take_tiles(error)
+                return self.activate(x, w_gate_up, save)
         else:
             if launch is None:
                 rows = matrix(x)
@@ -140,7 +147,14 @@ class Plan:
             dh = gate_up if upstream is None else upstream
             matrices = gate_up, gate_up, dh, gate_up, target, stored
         if gate_up.numel():
-            self._start((product, gradient, output, gradient and in_place), tokens, matrices)
+            variant = product, gradient, output, gradient and in_place
+            try:
+                self._start(variant, tokens, matrices)
+            except TritonError as error:
+                if not product or self._backward != ROLES:
+                    raise
+                self._take_tiles(error)
+                return self.differentiate(upstream, w_down, gate_up, output, in_place)
         return d_gate_up, h
 
     def _start(
@@ -152,7 +166,7 @@ class Plan:
             product, _, output, _ = variant
             first, others = matrix(matrices[0]), matrices[1:]
             if product and self._backward == ROLES:
-                launch = swiglu.hopper.backward_launch(first, self._inner, output)
+                launch = self._roles.backward_launch(first, self._inner, output)
             else:
                 make: Callable[..., Launch] = partial(
                     swiglu.bwd_launch, first, self._inner, variant
@@ -160,6 +174,14 @@ class Plan:
                 launch = tuned(make, (first, *others)) if product else make()
             self._keep(name, launch)
         launch(*matrices)
+
+    def _take_tiles(self, error: TritonError) -> None:
+        """For good, where the kernels with roles do not compile."""
+        swiglu.do_without_roles(error)
+        ways = self._forward, self._backward
+        self._forward, self._backward = (TILES if way == ROLES else way for way in ways)
+        self.path = self.path.replace(ROLES, TILES)
+        self._launches.clear()
 
     def _rows(self, tokens: int, width: int) -> Tensor:
         return self._new((tokens, width), (width, 1), self._dtype)

@@ -69,7 +69,8 @@ class Products:
     def output(self, h: Tensor, w_down: Tensor, like: Tensor) -> Tensor:
         """y = h Wdᵀ, of like's shape."""
         y = self.y(h, w_down)
-        return y if like.ndim == 2 else y.view(like.shape)
+        # In place: autograd lets nobody write to a view that a Function returns.
+        return y if like.ndim == 2 else y.resize_(like.shape)
 
     def gradients(
         self, wants: Wants, held: list[Tensor | None], upstream: Tensor, x: Tensor | None,

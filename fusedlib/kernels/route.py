@@ -176,7 +176,6 @@ def most_apart(device: torch.device, inner: int, block_n: int) -> int:
     return max(processors // max(columns, 1) * BLOCK_M, FEW_TOKENS)
 
 
-@cache
 def _has_roles(device: torch.device) -> bool:
     """Whether the kernels in Gluon, which is experimental, run there."""
     from fusedlib.kernels import swiglu

@@ -19,13 +19,37 @@ backward    dh = dy Wd, and in its epilogue, with s = sigmoid(gate),
 
 All are contiguous, at 16 bytes. Sums over K and the activation are fp32. Blocks come through
 pointers, or through tensor descriptors (TMA) where the configuration asks for them.
+
+Error bound, element by element and to first order, where nothing overflows or underflows. v is the
+dtype's unit roundoff: 2⁻⁸ bf16, 2⁻¹¹ fp16, 2⁻²⁴ fp32 at torch's "highest". A sum of n terms errs by
+n 2⁻²² of their magnitudes' at most, in any order, by truncating tensor cores too; one of split fp32
+factors has a bound of its own (`fusedlib.kernels.split`): (18 + n/4096) 2⁻²² of them, before Hopper
+30 for 18, and 2⁻³⁹ (max|a| Σ|b| + max|b| Σ|a|) more. silu and its derivative err by
+t = (8 + |gate|) 2⁻²², silu relatively; |silu'| < 1.1 and |silu''| ≤ 1/2. With [d] = [d_gate|d_up]
+
+    Δgate, Δup   hidden 2⁻²² |x||W|ᵀ + v |gate|, v |up|
+    Δh           1.1 |up| Δgate + |silu| (Δup + t |up|) + v |h|
+    Δy           (Δh + inner 2⁻²² |h|) |Wd|ᵀ + v |y|
+    Δdh          hidden 2⁻²² |dy||Wd| + v |dh|
+    Δd_up        |silu| Δdh + |dh| (1.1 Δgate + t |silu|) + v |d_up|
+    Δd_gate      |up silu'| Δdh + |dh| (|silu'| Δup + |up| (Δgate / 2 + t)) + v |d_gate|
+    Δd_x         (Δd + 2·inner 2⁻²² |d|) |Wgu| + v |d_x|
+    Δd_Wgu       (Δd + tokens 2⁻²² |d|)ᵀ |x| + v |d_Wgu|
+    Δd_Wd        |dy|ᵀ (Δh + tokens 2⁻²² |h|) + v |d_Wd|
+
+It counts gate, up and dh as rounded before the activation, as some kernels and unfused code do, and
+torch.mm's sums as fp32: cuBLAS may add parts of one in half precision, which torch allows unless
+`torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` (or fp16's) is off.
 """
 
 from __future__ import annotations
 
+import warnings
+
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.errors import TritonError
 
 from fusedlib.kernels.launch import Launch, multiprocessors
 from fusedlib.kernels.swiglu_configs import (
@@ -157,6 +181,19 @@ def fwd_launch(
     constants = {"SAVE": save, "FLATTEN": config.persistent}
     programs = _grid(config, x, inner)
     return Launch(_swiglu_fwd_kernel, config, programs, ([m, k], [n, k]), scalars, constants)
+
+
+def do_without_roles(error: TritonError) -> None:
+    """From now on; what did not compile has written nothing."""
+    global hopper
+    if hopper is not None:
+        warnings.warn(
+            f"fusedlib's MLP for Hopper does not compile with Triton {triton.__version__}; a "
+            f"slower kernel runs instead. {type(error).__name__}: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    hopper = None  # type: ignore[assignment]
 
 
 @triton.jit

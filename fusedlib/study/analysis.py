@@ -11,20 +11,13 @@ import pandas as pd
 
 
 def leading(rows: pd.DataFrame) -> str:
-    """The machine that figures and tables show: recorded in full, on a GPU, else this one."""
-    if rows.empty:
-        return ""
-    kinds = rows.groupby("machine", observed=True).agg(
-        full=("profile", lambda p: "full" in set(p)),
-        cuda=("device_type", lambda d: "cuda" in set(d)),
-        own=("own", "first"),
-    )
-    return str(kinds.sort_values(["full", "cuda", "own"]).index[-1])
+    """The machine that figures and tables of a study show, whichever of its rows are selected."""
+    return str(rows["machine"].cat.categories[0])
 
 
 def here(rows: pd.DataFrame, status: str | None = "ok") -> pd.DataFrame:
     """Rows of the leading machine with this status; with any for None."""
-    found = rows[rows["machine"] == leading(rows)] if len(rows) else rows
+    found = rows[rows["machine"] == leading(rows)]
     return found if status is None else found[found["status"] == status]
 
 

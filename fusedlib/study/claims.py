@@ -6,21 +6,22 @@
         gain = ratios(rows, "plain").ratio.max()
         return {"gain": gain}, gain > 3
 
-It is evaluated for every machine and every complete recording. Numbers are medians over the
-recordings of the leading machine, their range in brackets where rounding shows one.
+It is evaluated for every machine and every recording. One that measured a part of the cases anew
+is completed by the last full one: what it measured votes too. Numbers are medians over what the
+recordings of the leading machine measured, their range in brackets where rounding shows one.
 """
 
 import inspect
 import math
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
 from fusedlib.bench import machine as machines
-from fusedlib.study import display
+from fusedlib.study import display, published
 from fusedlib.study.analysis import leading
 from fusedlib.study.formats import is_missing, spread
 
@@ -35,6 +36,7 @@ class Evaluation:
     recording: str
     values: dict[str, Any]
     holds: bool | None
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,26 @@ class Verdict:
         """Recordings in which it holds."""
         return sum(bool(e.holds) for e in self.evaluations)
 
+    @property
+    def count(self) -> str:
+        """Such as "3 of 3", or "3 of 3 (2 in part)"."""
+        return f"{self.held} of {self.measured}" + self._in_part
+
+    @property
+    def _in_part(self) -> str:
+        partial = sum(e.partial for e in self.evaluations if e.holds is not None)
+        return f" ({partial} in part)" if partial else ""
+
     def text(self, study: str) -> str:
         """For people."""
+        if self.machine == published.MACHINE and self.measured:
+            return f"{'holds' if self.held else 'does not hold'} in the published tables"
         if not self.measured:
-            return f"not measured; `make study ONLY={study} PROFILE=full` does"
+            return f"not measured; on a large GPU `make study ONLY={study} PROFILE=full` does"
         if self.held == 0:
             return "does not hold"
         many = "recording" if self.measured == 1 else "recordings"
-        return f"holds in {self.held} of {self.measured} {many}"
+        return f"holds in {self.held} of {self.measured} {many}{self._in_part}"
 
 
 @dataclass
@@ -82,64 +96,92 @@ class Claim:
         """The study whose rows it rests on."""
         return str(self.selection.attrs.get("study", ""))
 
-    def evaluate(self, rows: pd.DataFrame, recording: str) -> Evaluation:
+    def evaluate(self, rows: pd.DataFrame, recording: str, partial: bool = False) -> Evaluation:
         """The rule over the rows of one recording. A missing column, no rows or a NaN is no answer;
         an error of another kind is the author's.
         """
         try:
             values, holds = self.rule(rows)
         except (KeyError, IndexError, ValueError, AttributeError, TypeError, ZeroDivisionError):
-            return Evaluation(recording, {}, None)
+            return Evaluation(recording, {}, None, partial)
         if any(is_missing(_plain(v)) for v in values.values()) or is_missing(_plain(holds)):
-            return Evaluation(recording, {}, None)
-        return Evaluation(recording, {k: _plain(v) for k, v in values.items()}, bool(holds))
+            return Evaluation(recording, {}, None, partial)
+        plain = {k: _plain(v) for k, v in values.items()}
+        return Evaluation(recording, plain, bool(holds), partial)
 
     def judge(self) -> None:
-        """Evaluate every machine's complete recordings."""
+        """Evaluate every machine's recordings."""
         self.verdicts = []
         rows = self.selection
         for name in rows["machine"].cat.categories:
             part = rows[rows["machine"] == name]
-            found = [self.evaluate(part[part["recording"] == r], r) for r in complete(part)]
+            found = [self.evaluate(*said) for said in voices(part)]
             self.verdicts.append(Verdict(str(name), name == machines.key(), tuple(found)))
 
-    def parts(self) -> list[tuple[str, str, str]]:
+    def parts(self, machine: str | None = None) -> list[tuple[str, str, str]]:
         """The sentence in parts: text, then the name and formatted value of a number, or blanks.
 
-        A dash stands for each number where nothing was measured.
+        Numbers are of the machine, by default of the leading one; a dash stands for each where it
+        measured nothing.
         """
-        shown = leading(self.selection)
+        shown = machine or leading(self.selection)
         told = next((v for v in self.verdicts if v.machine == shown), None)
-        answers = [e.values for e in told.evaluations if e.holds is not None] if told else []
+        answers = [e for e in told.evaluations if e.holds is not None] if told else []
         return [
-            (
-                text,
-                name or "",
-                spread([a[name] for a in answers if name in a], spec or "") if name else "",
-            )
+            (text, name or "", spread(_measured(answers, name), spec or "") if name else "")
             for text, name, spec, _ in string.Formatter().parse(self.template)
         ]
 
-    def sentence(self) -> str:
-        """The sentence with its numbers."""
-        return "".join(text + value for text, _, value in self.parts())
+    def sentence(self, machine: str | None = None) -> str:
+        """The sentence with its numbers, or with those of another machine than the leading one."""
+        return "".join(text + value for text, _, value in self.parts(machine))
 
     def numbers(self) -> dict[str, str]:
         """The numbers of the sentence as they stand in it, by name."""
         return {name: value for _, name, value in self.parts() if name}
 
     def verdict(self) -> str:
-        """Every machine's verdict in one line."""
-        told = [
-            f"{THIS if v.own else v.machine}: {v.text(self.study)}" for v in self.verdicts
-        ]  # fmt: skip
-        return "; ".join(told) + "."
+        """Every machine's verdict in one line, and what this one measured where it leads not."""
+        who = {v.machine: f"{THIS if v.own else v.machine}: " for v in self.verdicts}
+        who[published.MACHINE] = ""  # the verdict says where
+        told = "; ".join(who[v.machine] + v.text(self.study) for v in self.verdicts) + "."
+        mine = machines.key()
+        known = mine != leading(self.selection) and any(v.own and v.measured for v in self.verdicts)
+        return f"{told} Measured here: {self.sentence(mine)}" if known else told
 
 
 def complete(rows: pd.DataFrame) -> list[str]:
     """The recordings of one machine that hold as many of the cases as the fullest."""
     counts = rows.groupby("recording", sort=True)["case"].nunique()
     return [str(name) for name, n in counts.items() if n == counts.max()]
+
+
+def voices(rows: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, str, bool]]:
+    """What each recording of one machine says: rows of every case, its name, whether in part.
+
+    A partial one is completed by the last complete one, whose rows of one session go together: they
+    were timed in turns. A recording without a whole session has nothing to say.
+    """
+    full = complete(rows)
+    base = rows[rows["recording"] == full[-1]] if full else rows
+    turns = base["session"].fillna(base["case"]) if "session" in base else base["case"]
+    for name, part in rows.groupby("recording", sort=True):
+        if name in full:
+            yield part, str(name), False
+            continue
+        anew = base["case"].isin(part["case"]).groupby(turns).transform("all")
+        if anew.any():
+            mine = part[part["case"].isin(base.loc[anew, "case"])]
+            yield pd.concat([base[~anew], mine]), str(name), True
+
+
+def _measured(answers: list[Evaluation], name: str) -> list[Any]:
+    """The values of a number, but for those that a partial recording has from the complete one."""
+    full = [a.values[name] for a in answers if name in a.values and not a.partial]
+    return full + [
+        a.values[name] for a in answers
+        if name in a.values and a.partial and a.values[name] not in full
+    ]  # fmt: skip
 
 
 CLAIMS: list[Claim] = []
@@ -170,13 +212,13 @@ def claim(
         made.judge()
         CLAIMS.append(made)
         if awaiting:
-            display.awaiting(made.template, made.verdict())
+            display.awaiting(made.sentence(), made.verdict())
             return made
         display.claim(
             made.sentence(), made.verdict(), name, headline=headline, study=made.study,
             numbers=made.numbers(), verdicts=[
                 {"machine": v.machine, "own": v.own, "held": v.held, "measured": v.measured,
-                 "text": v.text(made.study)}
+                 "count": v.count, "text": v.text(made.study)}
                 for v in made.verdicts
             ],
         )  # fmt: skip

@@ -246,7 +246,7 @@ def doctor() -> None:
 
 @_command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def lab(context: typer.Context) -> None:
-    """Open JupyterLab on the notebooks, with this Python as their kernel."""
+    """Open JupyterLab on the first notebook, with this Python as the kernel of all."""
     from fusedlib.study.running import kernel, trust
 
     trust.trust(paths.build_dir() / "notebooks")
@@ -256,8 +256,10 @@ def lab(context: typer.Context) -> None:
     write_text(spec, json.dumps(kernel.kernel_spec(), indent=2))
     search = os.pathsep.join(filter(None, [str(folder.absolute()), os.environ.get("JUPYTER_PATH")]))
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={paths.ROOT}"]
-    command += ["--LabApp.default_url=/lab/tree/notebooks", *context.args]
-    os.execve(sys.executable, command, kernel.environment({"JUPYTER_PATH": search}))
+    first = configs.load().studies[0].notebook.relative_to(paths.ROOT)
+    command += [f"--LabApp.default_url=/lab/tree/{first}", *context.args]
+    env = kernel.environment({"JUPYTER_PATH": search, "FUSEDLIB_STATIC": None})
+    os.execve(sys.executable, command, env)
 
 
 def _run(

@@ -8,6 +8,7 @@ are plain text.
 
 import contextlib
 import html
+import inspect
 import os
 import re
 import sys
@@ -17,7 +18,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from fusedlib.bench import machine as machines
 from fusedlib.study import style
+from fusedlib.study.analysis import leading
 from fusedlib.study.formats import MISSING, formatted, number
 from fusedlib.study.plots import Picture
 
@@ -50,15 +53,27 @@ def claim(
     _emit({"text/markdown": text, "text/plain": f"{sentence} {verdict}"}, meaning)
 
 
-def awaiting(template: str, verdict: str) -> None:
-    """Show a claim without numbers, whose rows nobody has recorded; the paper leaves it out."""
-    text = f"**Not recorded yet.** {template}\n\n*{verdict}*"
+def whose(rows: pd.DataFrame) -> None:
+    """Say to whoever reads the notebook which machine its figures and numbers are of."""
+    machine = leading(rows)
+    if machine == machines.key():
+        prose("*Figures, tables and the numbers in claims are of this machine.*")
+        return
+    prose(
+        f"*Figures, tables and the numbers in claims are of {machine}, recorded earlier. What this "
+        "machine measured stands under “This machine”, and each claim says whether it holds here.*"
+    )
+
+
+def awaiting(sentence: str, verdict: str) -> None:
+    """Show a claim whose rows nobody has recorded; the paper leaves it out."""
+    text = f"**Not recorded yet.** {sentence}\n\n*{verdict}*"
     _emit({"text/markdown": text, "text/plain": text}, {"kind": "awaiting"})
 
 
 def table(
     frame: pd.DataFrame, caption: str, name: str, note: str | None = None,
-    formats: Mapping[str, str] | None = None,
+    formats: Mapping[str, str] | None = None, empty: str = "not measured yet",
 ) -> None:  # fmt: skip
     """Show a table.
 
@@ -71,13 +86,14 @@ def table(
         caption: Markdown; says what is shown, of which machine, in which unit.
         name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.
         note: Markdown below the table.
+        empty: what is said in place of a frame without rows.
 
     Raises:
         ValueError: no column, an empty caption, a bad name, more than two header levels.
     """
     _check("table", name=name, caption=caption)
     if frame.empty:
-        frame = pd.DataFrame({"not measured yet": []})
+        frame = pd.DataFrame({empty: []})
     frame = _formatted(frame, formats or {})
     content = table_json(frame) | {"caption": caption, "note": note, "name": name}
     _emit(
@@ -142,28 +158,40 @@ def figure(fig: "Figure | Picture", caption: str, alt: str | None = None, name: 
     drawn = style.svg(fig)
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close(fig)
+    page = (
+        f"<figure id='{name}' style='margin: 0'><div style='background: white'>{drawn}</div>"
+        f"<figcaption>{_inline(caption)}</figcaption></figure>"
+    )
     _emit(
-        {"image/svg+xml": drawn, "text/plain": alt},
+        {"image/svg+xml": drawn, "text/html": page, "text/plain": alt},
         {"kind": "figure", "caption": caption, "alt": alt, "name": name, "data": data},
-        {"image/svg+xml": {"needs_background": "light"}},
     )
 
 
 def explore(show: Callable[..., None], **choices: Sequence[Any]) -> None:
-    """Let a reader choose: `show` is called with one of each of the choices, the first at once.
+    """Let a reader choose: `show` is called with one of each of the choices, at once with its own
+    defaults where they are among them, else with the first.
 
     In JupyterLab the choices are widgets; where a notebook is executed for the report there is
     nobody to choose, and the first view stands alone.
     """
-    first = {name: options[0] for name, options in choices.items() if len(options)}
-    if len(first) < len(choices):
+    if not all(map(len, choices.values())):
         return
+    asked = {name: p.default for name, p in inspect.signature(show).parameters.items()}
+    first = {
+        name: asked[name] if asked.get(name) in list(options) else options[0]
+        for name, options in choices.items()
+    }
     if os.environ.get(STATIC):
         show(**first)
         return
     import ipywidgets
 
-    ipywidgets.interact(show, **{name: list(options) for name, options in choices.items()})
+    chosen = {
+        name: ipywidgets.Dropdown(options=list(options), value=first[name])
+        for name, options in choices.items()
+    }
+    ipywidgets.interact(show, **chosen)
 
 
 def table_json(frame: pd.DataFrame) -> dict[str, Any]:
@@ -203,8 +231,8 @@ def table_html(content: dict[str, Any]) -> str:
     ]
     note = content.get("note")
     return (
-        f"<table class='fusedlib'><caption style='text-align: left'>"
-        f"{_inline(content['caption'])}</caption>"
+        f"<table class='fusedlib' id='{html.escape(content['name'])}'>"
+        f"<caption style='text-align: left'>{_inline(content['caption'])}</caption>"
         f"<thead>{''.join(header_rows(content))}</thead><tbody>{''.join(rows)}</tbody></table>"
         + (f"<p class='fusedlib-note'>{_inline(note)}</p>" if note else "")
     )

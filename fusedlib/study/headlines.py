@@ -30,7 +30,7 @@ class Stated:
         sentence: with the numbers of the leading machine.
         headline: whether it stands on page one.
         numbers: the sentence's numbers as they are written in it.
-        verdicts: a dictionary a machine: machine, own, held, measured.
+        verdicts: a dictionary a machine: machine, own, held, measured, count.
     """
 
     study: str
@@ -43,11 +43,7 @@ class Stated:
 
     def verdict(self, own: bool) -> str:
         """In how many recordings it holds, such as "3 of 3"; a dash where none measured it."""
-        counts = [
-            f"{v['held']} of {v['measured']}"
-            for v in self.verdicts
-            if v["own"] == own and v["measured"]
-        ]
+        counts = [v["count"] for v in self.verdicts if v["own"] == own and v["measured"]]
         return ", ".join(counts) or MISSING
 
 

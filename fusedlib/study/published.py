@@ -12,6 +12,8 @@ from fusedlib import paths
 
 # Columns that hold no figure. Everything that is not a number is read as nullable text.
 _TEXT = {"source": "string"}
+MACHINE = "published"
+"""The machine of `as_rows`: a claim over them says that it speaks of published tables."""
 _NULLABLE = {
     "compile": "boolean",
     "weight_gradient": "boolean",
@@ -53,3 +55,15 @@ def load(table: str) -> pd.DataFrame:
     frame = pd.read_csv(paths.PUBLISHED / f"{file}.csv", dtype=_TEXT)
     frame = frame.astype({name: kind for name, kind in _NULLABLE.items() if name in frame})
     return frame if select is None else select(frame).reset_index(drop=True)
+
+
+def as_rows(table: str, study: str) -> pd.DataFrame:
+    """A published table in the form of rows, each a case of its own, for a claim of this study."""
+    frame = load(table)
+    frame = frame.astype({"source": object}).assign(
+        machine=pd.Categorical([MACHINE] * len(frame)), recording="as published", own=False,
+        profile=MACHINE, device_type="cuda", status="ok",
+        case=[f"{MACHINE} {n}" for n in range(len(frame))],
+    )  # fmt: skip
+    frame.attrs["study"] = study
+    return frame

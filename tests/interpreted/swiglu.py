@@ -5,6 +5,7 @@ process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 import os
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import bf16
 import broken_kernels
@@ -15,9 +16,11 @@ import torch
 from called import Called
 from torch.autograd import grad
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.errors import PTXASError
 
 from fusedlib.functional import fused, swiglu, swiglu_mlp
 from fusedlib.kernels import launch, ops, route, swiglu_configs
+from fusedlib.kernels import swiglu as kernels
 from fusedlib.kernels.plan import Plan
 
 assert os.environ["TRITON_INTERPRET"] == "1"
@@ -55,6 +58,13 @@ def test_products_apart_from_their_epilogues_vs_float64(monkeypatch, save):
     assert {plan.path for plan in route._PLANS.values()} == {"apart"}
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_errors_stay_within_the_bound_of_the_docstring(monkeypatch, dtype, apart):
+    plan_checks.put_apart(monkeypatch, apart, apart)
+    assert checks.beyond_bound("cpu", dtype) == []
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 1), (7, 31, 130), (130, 65, 3), (5, 200, 32)])
 def test_swiglu_mlp_at_other_shapes_vs_float64(shape):
     assert checks.misses_mlp("cpu", "float32", shape) == []
@@ -75,6 +85,29 @@ def test_persistent_programs_vs_float64(monkeypatch, dtype, descriptors):
     assert checks.misses_mlp("cpu", dtype, (40, 72, 80)) == []
     assert len(made) == 2
     assert all((not torch.is_tensor(factor)) == descriptors for pair in made for factor in pair)
+
+
+@pytest.mark.parametrize("failing", ["forward", "backward"])
+def test_where_hopper_s_kernel_does_not_compile_another_runs_and_a_warning_says_so(
+    monkeypatch, failing
+):
+    def fails(*_):
+        raise PTXASError("no such instruction")
+
+    def runs(x, inner, save):
+        by_tiles = kernels.fwd_launch(x, inner, save)
+        return lambda *matrices: by_tiles(*matrices[:4])
+
+    both = {"forward": runs, "backward": lambda *_: fails} | {failing: lambda *_: fails}
+    roles = SimpleNamespace(**{f"{name}_launch": made for name, made in both.items()})
+    monkeypatch.setattr(kernels, "hopper", roles)
+    monkeypatch.setattr(route, "_has_roles", lambda _: kernels.hopper is not None)
+    plan_checks.put_apart(monkeypatch, False, False)
+    with pytest.warns(RuntimeWarning, match="slower kernel runs.*no such instruction") as warned:
+        for tokens in (70, 66):
+            assert checks.misses_mlp("cpu", "float16", (tokens, 48, 80)) == []
+    assert len(warned) == 1 and kernels.hopper is None
+    assert {plan.path for plan in route._PLANS.values()} == {"fused by tiles"}
 
 
 @pytest.mark.parametrize("check", checks.ALL, ids=lambda f: f.__name__[6:])
@@ -253,4 +286,5 @@ def test_operators_say_what_is_wrong():
 def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
     started = broken_kernels.put(monkeypatch, tmp_path, fault, off=1e-3)
     assert checks.misses_mlp("cpu", "float32", checks.SHAPE) != []
+    assert checks.beyond_bound("cpu", "float32") != []
     assert broken_kernels.names(started) == set(broken_kernels.NAMES)

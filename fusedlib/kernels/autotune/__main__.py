@@ -81,10 +81,9 @@ def _numbers(text: str) -> list[int]:
 
 
 def _number(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not a size; it must be 1 or more")
-    return value
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; it must be 1 or more")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ from fusedlib.kernels.hopper.tiles import corner, units
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 # Triton 3.8 renamed it.
 fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+# Triton 3.9 renamed it.
+_shared = gl.shared_memory_descriptor
+reinterpret = _shared.reinterpret if hasattr(_shared, "reinterpret") else _shared._reinterpret
 
 # Of a part in registers: two warps, 16 bytes a thread, 128 a row.
 LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0]))
@@ -188,7 +191,7 @@ def epilogue(  # type: ignore[no-untyped-def]
     FORWARD: gl.constexpr, STORE: gl.constexpr, GROUP_M: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """All tiles of this program, for the forward or the backward."""
-    parts = handed._reinterpret(handed.dtype, [16, 32, 64], handed.layout)
+    parts = reinterpret(handed, handed.dtype, [16, 32, 64], handed.layout)
     turn = 0
     for pieces in gl.static_range(1, 3):
         end = units(tokens, inner, FORWARD, pieces)

@@ -110,8 +110,8 @@ def _claim(block: model.Claim, fragments: Fragments) -> str:
         for text, fails in block.verdicts
     )
     return (
-        f'<div class="claim" id="{block.anchor}"><p>{fragments.lines[block.sentence]}</p>\n'
-        f'<p class="verdict">{verdicts}</p></div>'
+        f'<div class="claim" id="{block.anchor}"><p>{fragments.lines[block.sentence]}\n'
+        f'<span class="verdict">{verdicts}</span></p></div>'
     )
 
 

@@ -150,9 +150,10 @@ def _rich(output: Any, slug: str, numbering: Numbering) -> Iterator[Block]:
 
 def _claim(meaning: dict[str, Any], slug: str, numbering: Numbering) -> Claim:
     verdicts = []
-    found = sorted(meaning["verdicts"], key=lambda verdict: verdict["own"])
+    # What this machine has not measured goes without saying where another one did.
+    found = [v for v in meaning["verdicts"] if v["measured"] or not v["own"]] or meaning["verdicts"]
     others = sum(not verdict["own"] for verdict in found)
-    for verdict in found:
+    for verdict in sorted(found, key=lambda verdict: verdict["own"]):
         # Where one machine is recorded, its name would stand below every claim.
         where = " here" if verdict["own"] else f" on {verdict['machine']}" if others > 1 else ""
         said = verdict["text"] if verdict["measured"] else "not measured"
