@@ -6,7 +6,7 @@ import pytest
 
 from fusedlib import paths
 from fusedlib.bench import rivals, swiglu
-from fusedlib.bench.results import case_id
+from fusedlib.bench.results import Carried, case_id
 from fusedlib.study import display, recording, style
 
 STUDY = "03_kernels"
@@ -28,13 +28,13 @@ def swift(monkeypatch, tmp_path):
         """Faster than light."""
 
     assert set(rivals.labels()) - before == {"swift"}
-    code = swiglu.study_code()
+    code, carried = swiglu.study_code(), Carried.load()
     lines = []
     for line in RECORDED.open(encoding="utf-8"):
         row = json.loads(line)
         if row["experiment"] != swiglu.TASK or row["provider"] != "fused":
             continue
-        if row["code"] == code.of(row):
+        if carried.code_of(row) == code.of(row):
             row |= {"provider": "swift", "path": None}
             for name in [n for n in row if n.endswith("median_ms")]:
                 row[name] *= 0.8
@@ -56,7 +56,7 @@ def test_a_new_rival_is_everywhere(swift, monkeypatch):
     claims = {c.name: c for c in recording.claims_of(paths.NOTEBOOKS / f"{STUDY}.ipynb")}
     tables = " ".join(d["text/html"] for d, m in shown if m["kind"] == "table")
     figures = [m for _, m in shown if m["kind"] == "figure"]
-    assert "swift" in tables
+    assert swift in tables
     assert any(swift in m["alt"] for m in figures), "the figures' text names it by its label"
     assert any("swift" in m["data"] for m in figures), "and so do their data"
     told = claims["few-tokens"].verdicts
