@@ -258,8 +258,7 @@ def lab(context: typer.Context) -> None:
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={paths.ROOT}"]
     first = configs.load().studies[0].notebook.relative_to(paths.ROOT)
     command += [f"--LabApp.default_url=/lab/tree/{first}", *context.args]
-    env = kernel.environment({"JUPYTER_PATH": search, "FUSEDLIB_STATIC": None})
-    os.execve(sys.executable, command, env)
+    os.execve(sys.executable, command, kernel.environment({"JUPYTER_PATH": search}))
 
 
 def _run(

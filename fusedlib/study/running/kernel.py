@@ -54,7 +54,6 @@ def environment(extra: Mapping[str, str | None]) -> dict[str, str]:
     env["FUSEDLIB_RESULTS"] = str(paths.results_dir().absolute())
     env["FUSEDLIB_BUILD"] = str(paths.build_dir().absolute())
     env["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
-    env["FUSEDLIB_STATIC"] = "1"  # nobody moves a widget while a notebook is executed
     for name, value in extra.items():
         env.pop(name, None)
         if value is not None:
