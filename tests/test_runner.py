@@ -64,6 +64,7 @@ def test_a_notebook_runs_with_its_parameters_in_this_python(study):
     text = printed(outcome.copy)
     assert "profile='quick' count=3 scale=1.0 sizes=['a', 'b'] kind='plain' note=None" in text
     assert f"python {sys.executable}\n" in text
+    assert "static 1\n" in text, "nobody moves a widget of what is executed"
     noted = products.read_metadata(outcome.copy)
     assert noted["profile"] == "quick"
     assert noted["parameters"]["sizes"] == ["a", "b"]
