@@ -4,11 +4,14 @@
     fusedlib.swiglu_mlp(x, w_gate_up, w_down)             the whole MLP
     fusedlib.swiglu(x, w_gate_up)                         without the down projection
     fusedlib.SwiGLUMLP(hidden_size, intermediate_size)    the module
+    fusedlib.linear(x, weight, bias)                      fp32 products on tensor cores
+    fusedlib.Linear(in_features, out_features)            the module
     fusedlib.rms_norm(x, weight, residual=stream)         RMSNorm, the residual added in one pass
     fusedlib.RMSNorm(hidden_size)                         the module
     fusedlib.rope(q, k, cos, sin)                         rotary embedding of q and k
     fusedlib.linear_cross_entropy(hidden, weight, target) a model's loss without its logits
     fusedlib.LinearCrossEntropyLoss()                     the module
+    fusedlib.warm_up(model)                               all kernels compiled before the first step
 
 Importing this package imports neither torch nor a notebook tool nor a plotting library; the study
 lives in `fusedlib.study`, the measuring side in `fusedlib.bench`.
@@ -21,6 +24,8 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "apply_to": "fusedlib.apply",
+    "linear": "fusedlib.projection",
+    "Linear": "fusedlib.modules",
     "rms_norm": "fusedlib.norms",
     "rope": "fusedlib.rotary",
     "RMSNorm": "fusedlib.modules",
@@ -28,18 +33,22 @@ _PUBLIC = {
     "LinearCrossEntropyLoss": "fusedlib.modules",
     "swiglu": "fusedlib.functional",
     "swiglu_mlp": "fusedlib.functional",
+    "warm_up": "fusedlib.warm",
     "SwiGLUMLP": "fusedlib.modules",
 }
 __all__ = [
+    "Linear",
     "LinearCrossEntropyLoss",
     "RMSNorm",
     "SwiGLUMLP",
     "apply_to",
+    "linear",
     "linear_cross_entropy",
     "rms_norm",
     "rope",
     "swiglu",
     "swiglu_mlp",
+    "warm_up",
 ]
 
 

@@ -17,12 +17,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
-from fusedlib.functional import LEAST_CAPABILITY, _has_kernels, swiglu_mlp
+from fusedlib import projection
+from fusedlib.functional import swiglu_mlp
+from fusedlib.kernels.route import LEAST_CAPABILITY, has_kernels
 from fusedlib.loss import linear_cross_entropy
 from fusedlib.norms import rms_norm
-from fusedlib.packed import Fused, Hookable, Packed, fuse, hooked, pack, packable
+from fusedlib.packed import (
+    Fused,
+    Hookable,
+    Packed,
+    PackedLinear,
+    base_of,
+    fuse,
+    hooked,
+    loosen,
+    pack,
+    packable,
+)
 from fusedlib.recomputed import compute_again, forget
 from fusedlib.rotary import rope
 
@@ -113,7 +126,7 @@ class FusedAttention(Packed):
         children = module.q_proj, module.k_proj, module.v_proj
         if not self.is_packed():
             return tuple(child(x) for child in children)
-        packed = forget(x, linear(x, module.w_qkv, getattr(self, "bias_qkv", None)))
+        packed = forget(x, self._linear(x, module.w_qkv, getattr(self, "bias_qkv", None)))
         q, k, v = packed.split([child.out_features for child in children], dim=-1)
         # q and k are turned into tensors of their own; v alone would keep all three in memory.
         return q, k, v.clone() if v.requires_grad else v
@@ -203,6 +216,15 @@ class FusedLitGPTLayer(Fused):
         return stream
 
 
+class FusedLinear(Fused):
+    """A `torch.nn.Linear` by `fusedlib.linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x Wᵀ + b."""
+        module: Any = self
+        return projection.linear(x, module.weight, module.bias)
+
+
 class FusedHead(Hookable, Fused):
     """A linear layer that gives its cross entropy, where it gets targets, instead of logits.
 
@@ -213,7 +235,7 @@ class FusedHead(Hookable, Fused):
         """Logits; or the loss with the settings of `fusedlib.linear_cross_entropy`."""
         module: Any = self
         if target is None:
-            return linear(hidden, module.weight, module.bias)
+            return self._linear(hidden, module.weight, module.bias)
         return linear_cross_entropy(hidden, module.weight, target, bias=module.bias, **settings)
 
 
@@ -357,6 +379,12 @@ def _mlp(owner: str, gate: str, up: str, down: str) -> tuple[Part, ...]:
     return (Part("mlp", owner, FusedMLP, refuse, prepare),)
 
 
+def _prepare_head(model: Any) -> None:
+    if isinstance(model.lm_head, FusedLinear):  # of an earlier call
+        loosen(model.lm_head)
+    fuse(model.lm_head, FusedHead)
+
+
 def _hugging_face(name: str) -> Family:
     norm = (Part("rms_norm", f"{name}RMSNorm", FusedRMSNorm),)
     projections = "q_proj", "k_proj", "v_proj"
@@ -380,7 +408,7 @@ def _hugging_face(name: str) -> Family:
                 f"{name}ForCausalLM",
                 FusedCausalLM,
                 refuse=lambda model: packable(model, ("lm_head",)),
-                prepare=lambda model: fuse(model.lm_head, FusedHead),
+                prepare=_prepare_head,
             ),
         ),
     }
@@ -421,7 +449,7 @@ def _litgpt() -> Family:
 
 
 FAMILIES = (*map(_hugging_face, ("Llama", "Mistral", "Qwen2", "Qwen3")), _litgpt())
-SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss")
+SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss", "linear")
 OFF = "switched off"
 
 
@@ -479,7 +507,7 @@ class Report:
 
 def apply_to(
     model: nn.Module, *, mlp: bool = True, rms_norm: bool = True, rope: bool = True,
-    attention: bool = True, loss: bool = True,
+    attention: bool = True, loss: bool = True, linear: bool = True,
 ) -> Report:  # fmt: skip
     """Put the library's operations into a model, in place; a second call finds nothing to do.
 
@@ -516,6 +544,9 @@ def apply_to(
         rope: q and k turned in one launch.
         attention: q, k and v as one product.
         loss: the cross entropy computed from hidden states, its logits never stored as a whole.
+        linear: every other projection of fp32 weights by `fusedlib.linear`: on tensor cores where
+            torch's matmul precision is "highest", and as ever at others. Weights of other dtypes
+            are left alone.
 
     Returns:
         What was replaced, and what was not and why.
@@ -526,7 +557,7 @@ def apply_to(
             packed have several dtypes or devices. Nothing is changed then.
     """
     family = _family(model)
-    wanted = dict(zip(SWITCHES, (mlp, rms_norm, rope, attention, loss), strict=True))
+    wanted = dict(zip(SWITCHES, (mlp, rms_norm, rope, attention, loss, linear), strict=True))
     report = Report(type(model).__name__, plain=_plain(model))
     shared = _shared(model)
     todo: list[tuple[str, nn.Module, Part]] = []
@@ -547,6 +578,7 @@ def apply_to(
         part.prepare(module)
         module.__dict__["_parts"] = vars(module).get("_parts", frozenset()) | {part.switch}
         report.replaced[part.switch].append(path)
+    _fuse_projections(model, wanted["linear"], report)
     owner, fused, norm = family.layer
     for module in model.modules():
         after = getattr(module, norm, None)
@@ -564,7 +596,7 @@ def _plain(model: nn.Module) -> str | None:
     if all(p.dtype == torch.float64 for p in weights):
         return "it is in float64"
     devices = {p.device for p in weights}
-    if any(map(_has_kernels, devices)):
+    if any(map(has_kernels, devices)):
         return None
     if find_spec("triton") is None:
         return "triton is not installed"
@@ -575,6 +607,41 @@ def _plain(model: nn.Module) -> str | None:
         return "the kernels are for NVIDIA GPUs"
     least = ".".join(map(str, LEAST_CAPABILITY))
     return f"the kernels are for GPUs of compute capability {least} and higher"
+
+
+def _fuse_projections(model: nn.Module, wanted: bool, report: Report) -> None:
+    """Have `fusedlib.linear` compute the linear layers, and what others pack them into."""
+    for path, module in list(model.named_modules()):
+        if not isinstance(module, nn.Linear):
+            continue
+        owner = module._owner[0] if isinstance(module, PackedLinear) else module
+        why = _no_projection(module) if wanted else OFF
+        if why is None:
+            if not isinstance(owner, Fused):
+                fuse(owner, FusedLinear)
+            owner.__dict__["_linear"] = projection.linear
+        if isinstance(owner, FusedMLP) and owner.is_packed():
+            continue  # one operation with others
+        parts = vars(module).get("_parts", frozenset())
+        if why is not None:
+            report.left["linear"].append((path, why))
+        elif "linear" in parts:
+            report.already["linear"].append(path)
+        else:
+            module.__dict__["_parts"] = parts | {"linear"}
+            report.replaced["linear"].append(path)
+
+
+def _no_projection(module: nn.Linear) -> str | None:
+    """Why a linear layer stays as it is."""
+    kind = type(module)
+    own = nn.Linear.forward, PackedLinear.forward, FusedLinear.forward, FusedHead.forward
+    if kind.forward not in own or "forward" in vars(module):
+        return f"a {kind.__module__}.{kind.__qualname__} with a forward of its own"
+    weight = module._whole("weight") if isinstance(module, PackedLinear) else module.weight
+    if type(weight) is not nn.Parameter:
+        return f"its weight is a {type(weight).__qualname__}"
+    return None if weight.dtype == torch.float32 else f"{weight.dtype}; only fp32 is split"
 
 
 def _family(model: nn.Module) -> Family:
@@ -622,7 +689,7 @@ def _of_llama_kind(config: Any) -> bool:
 
 
 def _is(module: nn.Module, owner: str, family: Family) -> bool:
-    base = _base(module)
+    base = base_of(module)
     return (base.__module__.partition(".")[0], base.__name__) == (family.package, owner)
 
 
@@ -639,7 +706,7 @@ def _changed(module: nn.Module, fused: type[Fused]) -> str | None:
     """Whether its forward is another than the one that our class takes the place of."""
     if "forward" in vars(module):
         return "its forward was replaced by someone else's"
-    base = _base(module)
+    base = base_of(module)
     if issubclass(fused, REWRITTEN):
         theirs, ours = ([*signature(c.forward).parameters] for c in (base, fused))
         if theirs != ours:
@@ -648,7 +715,7 @@ def _changed(module: nn.Module, fused: type[Fused]) -> str | None:
 
 
 def _other_rotation(attention: nn.Module, name: str) -> str | None:
-    source = _base(attention).__module__
+    source = base_of(attention).__module__
     return _patched(getattr(sys.modules[source], name), source)
 
 
@@ -657,11 +724,6 @@ def _patched(function: Any, module: str) -> str | None:
     found = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", repr(function))
     return None if found == module else f"{found}.{name} stands in the place of {module}'s own"
-
-
-def _base(module: nn.Module) -> type[nn.Module]:
-    base: type[nn.Module] = getattr(type(module), "_base", type(module))
-    return base
 
 
 def _shared(model: nn.Module) -> set[int]:

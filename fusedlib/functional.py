@@ -2,46 +2,41 @@
 
 The fused path takes bf16 and fp16, and fp32 where products are large. In fp32 they are not fused
 with what follows, which is one kernel of ours: at torch's "highest" they run on the tensor cores
-from two fp16 parts a factor, at least as accurate as IEEE fp32 but for the rare inputs that
-`kernels/NOTES.md`, step 15, tells of; at "high" they are torch's, in TF32. Other sizes, dtypes and
+from two fp16 parts a factor, where an element of a product A B over k terms errs by at most
+
+    (18 + k/4096) 2⁻²² Σ|a||b| + 2⁻³⁹ (max|a| Σ|b| + max|b| Σ|a|)
+
+(`fusedlib.kernels.split`; IEEE fp32's own bound is k/4 2⁻²² Σ|a||b|; FUSEDLIB_SPLIT=0 in the
+environment asks for IEEE arithmetic). At "high" they are torch's, in TF32. Other sizes, dtypes and
 devices run the same lines in plain PyTorch, whose own autograd then decides what is kept for
 backward. So do transforms of `torch.func` and forward-mode derivatives.
 
-In plain eager mode the kernels are launched by `fusedlib.kernels.swiglu_autograd`; where something
-watches operators (torch.compile, a dispatch mode, a tensor subclass) by the registered ones of
-`fusedlib.kernels.ops`, which do the same; a forward through them costs the host 25 µs more.
+Which code runs is decided by `fusedlib.kernels.route.route`. In plain eager mode its plan is run by
+`fusedlib.kernels.autograd`; where something watches operators (torch.compile, a dispatch mode, a
+tensor subclass) by the registered ones of `fusedlib.kernels.ops`, which do the same; a forward
+through them costs the host 25 µs more.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor, unwrap_if_dead
-from torch.autograd import forward_ad
+from torch._C._functorch import unwrap_if_dead
 from torch.nn import Parameter
 from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 
 from fusedlib.arguments import require_tensors
+from fusedlib.kernels import route
+from fusedlib.kernels.route import FUSED_DTYPES, fused, runs_kernels
+
+__all__ = ["FUSED_DTYPES", "SAVES", "fused", "path_of", "runs_kernels", "swiglu", "swiglu_mlp"]
 
 SAVES = ("gate_up", "input")
-# fp32 is for the kernels from the sizes below on, where splitting pays. TF32 products stay torch's:
-# our blocks cut the low bits of their factors off, an error of 1.6e-3 where cuBLAS has 5.1e-4
-# (H200, torch 2.11, triton 3.6).
-LEAST_TOKENS = 256
-LEAST_WORK = 2**33
-FUSED_DTYPES = (torch.bfloat16, torch.float16)
-LEAST_CAPABILITY = (8, 0)
-
-# Triton's interpreter runs the kernels on the CPU: for tests. Triton itself reads this once too.
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_TAKEN = (*FUSED_DTYPES, torch.float32) if INTERPRETED else FUSED_DTYPES
 
 
 def swiglu(x: Tensor, w_gate_up: Tensor, *, save: str = "gate_up") -> Tensor:
@@ -62,15 +57,7 @@ def swiglu(x: Tensor, w_gate_up: Tensor, *, save: str = "gate_up") -> Tensor:
     """
     _check(save, x, w_gate_up)
     x, w_gate_up = _autocast(x, w_gate_up)
-    if not runs_kernels(x, w_gate_up):
-        return _again(save, _plain_swiglu, x, w_gate_up)
-    if _plain_eager(x, w_gate_up):
-        return _direct(save, x, w_gate_up, None)
-    from fusedlib.kernels import ops
-
-    matrix = x.reshape(-1, x.shape[-1])
-    h, _ = ops.swiglu(matrix, w_gate_up, _keeps(save, x, w_gate_up))
-    return h.reshape(*x.shape[:-1], h.shape[-1])
+    return _run(save, x, w_gate_up, None)
 
 
 def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gate_up") -> Tensor:
@@ -91,49 +78,18 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gat
         TypeError: an operand that is no tensor.
         ValueError: shapes, dtypes or devices that do not go together, or an unknown `save`.
     """
-    if (y := _planned(save, x, w_gate_up, w_down)) is not None:
-        return y
+    if (plan := _known(save, x, w_gate_up, w_down)) is not None:
+        return _launched(save, x, w_gate_up, w_down, plan)
     _check(save, x, w_gate_up, w_down)
     x, w_gate_up, w_down = _autocast(x, w_gate_up, w_down)
+    return _run(save, x, w_gate_up, w_down)
+
+
+def path_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None = None) -> str:
+    """What runs for a call on these operands, in the words of `fusedlib.kernels.route`'s table."""
     if not runs_kernels(x, w_gate_up):
-        return _again(save, _plain_swiglu_mlp, x, w_gate_up, w_down)
-    if _plain_eager(x, w_gate_up, w_down):
-        return _direct(save, x, w_gate_up, w_down)
-    from fusedlib.kernels import ops
-
-    matrix = x.reshape(-1, x.shape[-1])
-    y, _ = ops.swiglu_mlp(matrix, w_gate_up, w_down, _keeps(save, x, w_gate_up, w_down))
-    return y.reshape(*x.shape[:-1], y.shape[-1])
-
-
-def fused(x: Tensor) -> bool:
-    """Whether the kernels run for this dtype, device and kind of differentiation."""
-    return x.dtype in _TAKEN and _has_kernels(x.device) and not _transformed()
-
-
-def runs_kernels(x: Tensor, w_gate_up: Tensor) -> bool:
-    """Whether a call on these operands runs our kernels; otherwise it runs plain PyTorch."""
-    return fused(x) or _large_fp32(x, w_gate_up)
-
-
-def _large_fp32(x: Tensor, w_gate_up: Tensor) -> bool:
-    """Whether fp32 takes the kernels: split products are faster than IEEE's from this size on."""
-    if x.dtype != torch.float32 or not x.is_cuda or not _has_kernels(x.device):
-        return False
-    wide, hidden = w_gate_up.shape
-    tokens = x.numel() // max(hidden, 1)
-    enough = tokens >= LEAST_TOKENS and min(hidden, wide // 2) >= LEAST_TOKENS
-    return enough and tokens * hidden * wide >= LEAST_WORK and not _transformed()
-
-
-def _transformed() -> bool:
-    """Whether a transform of torch.func or forward-mode differentiation is under way.
-
-    Both need every step as an ordinary operation; the kernels would drop tangents silently.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+        return route.PLAIN
+    return route.ways(route.kind_of(x, w_gate_up, w_down is not None)).path
 
 
 _PLAIN = frozenset((Tensor, Parameter))
@@ -150,82 +106,55 @@ def _plain_eager(*operands: Tensor) -> bool:
     )
 
 
-# The plans of calls that came by `_direct`, by everything that led them there. At few tokens the
-# checks on the way cost as much as a launch.
-_PLANS: dict[Hashable, Any] = {}
-
-
-def _planned(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor | None:
-    """What such operands gave before, computed for these; None where they have no plan."""
-    if not _plain_eager(x, w_gate_up, w_down) or not _PLANS:
+def _known(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Any:
+    """The plan of such operands, where nothing has to be looked at anew."""
+    if not _plain_eager(x, w_gate_up, w_down) or save not in SAVES:
         return None
-    # Small fp32, where looking costs 7 % of PyTorch's own forward of 64·512.
-    wide = w_gate_up.shape[0] if w_gate_up.ndim else 0
-    if x.dtype not in _TAKEN and x.numel() * wide < LEAST_WORK:
-        return None
-    plan = _PLANS.get(_key(save, x, w_gate_up, w_down))
-    if plan is None or _transformed() or _autocasts(x.device.type):
-        return None
-    if any(map(is_functorch_wrapped_tensor, (x, w_gate_up, w_down))):
-        return None
-    if not plan.fits(x, w_gate_up, w_down):
-        return None
-    return _launched(save, x, w_gate_up, w_down, plan)
+    plan = route.known(x, w_gate_up, w_down)
+    return None if plan is None or _autocasts(x.device.type) else plan
 
 
-def _key(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Hashable:
-    shapes = x.shape, w_gate_up.shape, w_down.shape
-    dtypes = x.dtype, w_gate_up.dtype, w_down.dtype
-    return save, shapes, dtypes, x.device, w_gate_up.device, w_down.device
-
-
-def _direct(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Tensor:
-    """The kernels without the dispatcher."""
-    x, w_gate_up = unwrap_if_dead(x), unwrap_if_dead(w_gate_up)  # left over from torch.func
-    plan = None
-    if w_down is not None:
-        w_down = unwrap_if_dead(w_down)
-        plans = _eager_kernels()[2]
-        plan = plans.plan_of(x, w_gate_up, w_down)
+def _run(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Tensor:
+    """By the kernels, directly or as operators, or in plain PyTorch."""
+    operands = (x, w_gate_up) if w_down is None else (x, w_gate_up, w_down)
+    if _plain_eager(*operands):
+        own = [unwrap_if_dead(t) for t in operands]  # left over from torch.func
+        plan = route.route(*own)
         if plan is not None:
-            if len(_PLANS) >= plans.MOST_PLANS:
-                _PLANS.clear()
-            plan = _PLANS.setdefault(_key(save, x, w_gate_up, w_down), plan)
-    return _launched(save, x, w_gate_up, w_down, plan)
+            return _launched(save, own[0], own[1], own[2] if len(own) > 2 else None, plan)
+    elif runs_kernels(x, w_gate_up):
+        return _operators(save, x, w_gate_up, w_down)
+    plain = _plain_swiglu if w_down is None else _plain_swiglu_mlp
+    return _again(save, plain, *operands)
+
+
+def _operators(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Tensor:
+    from fusedlib.kernels import ops
+
+    matrix = x.reshape(-1, x.shape[-1])
+    if w_down is None:
+        found, _ = ops.swiglu(matrix, w_gate_up, _keeps(save, x, w_gate_up))
+    else:
+        keeps = _keeps(save, x, w_gate_up, w_down)
+        found, _ = ops.swiglu_mlp(matrix, w_gate_up, w_down, keeps)
+    return found.reshape(*x.shape[:-1], found.shape[-1])
 
 
 @cache
 def _eager_kernels() -> tuple[Any, ...]:
     """Imported late, for Triton need not be there; once, for an import statement costs µs."""
-    from fusedlib.kernels import plans
-    from fusedlib.kernels.swiglu_autograd import apply, compute
+    from fusedlib.kernels.autograd import apply, compute
 
-    return apply, compute, plans
+    return apply, compute
 
 
 def _launched(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, plan: Any) -> Tensor:
-    apply, compute, _ = _eager_kernels()
+    apply, compute = _eager_kernels()
     wanted = x.requires_grad or w_gate_up.requires_grad
     wanted = wanted or (w_down is not None and w_down.requires_grad)
     if wanted and torch.is_grad_enabled():
         return apply(x, w_gate_up, w_down, save == "gate_up", plan)
     return compute(x, w_gate_up, w_down, False, plan)[0]
-
-
-@torch.compiler.assume_constant_result
-def _has_kernels(device: torch.device) -> bool:
-    return _look_for_kernels(device)
-
-
-@cache
-def _look_for_kernels(device: torch.device) -> bool:
-    if importlib.util.find_spec("triton") is None:
-        return False
-    if device.type == "cpu":
-        return INTERPRETED
-    if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
-        return False
-    return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
 
 
 def _keeps(save: str, *operands: Tensor) -> bool:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from fusedlib.arguments import require_number, require_tensors
-from fusedlib.functional import _autocast, _autocasts, _has_kernels, _shape, _transformed
+from fusedlib.functional import _autocast, _autocasts, _shape
+from fusedlib.kernels.route import has_kernels, transformed
 
 REDUCTIONS = ("mean", "sum", "none")
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -91,8 +92,8 @@ def linear_cross_entropy(
 
 
 def _runs_kernels(hidden: Tensor) -> bool:
-    known = hidden.dtype in KERNEL_DTYPES and _has_kernels(hidden.device)
-    return known and not _transformed()
+    known = hidden.dtype in KERNEL_DTYPES and has_kernels(hidden.device)
+    return known and not transformed()
 
 
 def _plain(

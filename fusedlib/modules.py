@@ -1,4 +1,4 @@
-"""Modules in place of transformers' `LlamaMLP` and `LlamaRMSNorm` and of Liger's."""
+"""Modules in place of torch's `Linear`, transformers' `LlamaMLP` and `LlamaRMSNorm`, Liger's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
 from fusedlib.norms import rms_norm
 from fusedlib.packed import own_storage
+from fusedlib.projection import linear
 
 
 class SwiGLUMLP(nn.Module):
@@ -119,6 +120,53 @@ class SwiGLUMLP(nn.Module):
             gate, up = halves["gate_proj.weight"], halves["up_proj.weight"]
             packed["w_gate_up"] = torch.cat([gate.to(up.device), up])
         return packed
+
+
+class Linear(nn.Linear):
+    """y = x Wᵀ + b by `fusedlib.linear`; all else is `torch.nn.Linear`'s: weights, checkpoints.
+
+    Args:
+        in_features: width of x.
+        out_features: width of y.
+        bias: whether there is a b.
+        device: where the weights lie.
+        dtype: the weights' dtype.
+
+    Raises:
+        ValueError: a width that is no whole number of at least 1.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        require_size("in_features", in_features)
+        require_size("out_features", out_features)
+        super().__init__(in_features, out_features, bias, device, dtype)
+
+    @classmethod
+    def from_torch(cls, module: nn.Linear) -> Linear:
+        """A layer with the very parameters of a `torch.nn.Linear`, in its mode.
+
+        Raises:
+            TypeError: a module of another kind, one that computes something else, or one whose
+                weight is no plain parameter.
+        """
+        kind, known = type(module), (nn.Linear.forward, cls.forward)
+        if not isinstance(module, nn.Linear) or kind.forward not in known:
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            raise TypeError(f"from_torch takes a torch.nn.Linear with its own forward, got {name}")
+        if type(module.weight) is not nn.Parameter:
+            raise TypeError(
+                f"the weight is a {type(module.weight).__qualname__}, not a torch.nn.Parameter"
+            )
+        made = cls(module.in_features, module.out_features, module.bias is not None, "meta")
+        made.weight, made.bias = module.weight, module.bias
+        return made.train(module.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y (..., out_features) of x (..., in_features)."""
+        return linear(x, self.weight, self.bias)
 
 
 class LinearCrossEntropyLoss(nn.Module):

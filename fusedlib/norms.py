@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from fusedlib.arguments import require_number, require_tensors
-from fusedlib.functional import _autocasts, _has_kernels, _plain_eager, _transformed
+from fusedlib.functional import _autocasts, _plain_eager
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rms_norm
+from fusedlib.kernels.route import has_kernels, transformed
 
 
 def rms_norm(
@@ -45,13 +46,13 @@ def rms_norm(
         x, residual = x.to(dtype), residual.to(dtype)
     check_rms_norm(x, weight, residual, cast)
     dtypes = x.dtype in KERNEL_DTYPES and weight.dtype in KERNEL_DTYPES
-    if not dtypes or not _has_kernels(x.device) or _transformed():
+    if not dtypes or not has_kernels(x.device) or transformed():
         return _plain(x, weight, eps, residual, cast)
     from fusedlib.kernels import rms_norm as kernels
 
     operands = (x, weight) if residual is None else (x, weight, residual)
     direct = _plain_eager(*operands)
-    call = kernels.RMSNormFunction.apply if direct else kernels.rms_norm_operator
+    call = kernels.RMSNormFunction.direct if direct else kernels.rms_norm_operator
     y, s, _ = call(x, weight, residual, float(eps), cast == "hf")
     return y if residual is None else (y, s)
 

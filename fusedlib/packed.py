@@ -29,6 +29,8 @@ class Fused(nn.Module):
 
     _fused: type[Fused]
     _base: type[nn.Module]
+    # What its own projections are computed by; `apply_to(linear=True)` puts `fusedlib.linear` here.
+    _linear: Callable[..., Tensor] = staticmethod(linear)
 
     def _get_name(self) -> str:
         return f"Fused{self._base.__name__}"
@@ -42,6 +44,19 @@ def fuse(module: nn.Module, fused: type[Fused]) -> None:
     """Give this one module the class's methods; a second time changes nothing."""
     if not isinstance(module, fused):
         module.__class__ = _union(fused, type(module))  # type: ignore[arg-type]
+
+
+def loosen(module: nn.Module) -> None:
+    """Give a module that was fused its own class back."""
+    module.__class__ = base_of(module)
+    module.__dict__.pop("_parts", None)
+    module.__dict__.pop("_linear", None)
+
+
+def base_of(module: nn.Module) -> type[nn.Module]:
+    """A module's own class, behind what fused it."""
+    base: type[nn.Module] = getattr(type(module), "_base", type(module))
+    return base
 
 
 @cache
@@ -198,7 +213,7 @@ class PackedLinear(Hookable, nn.Linear):
         """x Wᵀ + b with its own rows alone."""
         weight = self._part("weight")
         assert weight is not None
-        return linear(x, weight, self._part("bias"))
+        return self._owner[0]._linear(x, weight, self._part("bias"))
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -358,6 +373,7 @@ def pack(module: Packed, suffix: str, children: tuple[str, ...]) -> None:
     module._children += children
     start = 0
     for child in linears:
+        loosen(child)
         rows = slice(start, start + child.out_features)  # type: ignore[operator]
         start = int(rows.stop)
         child.__class__ = PackedLinear
@@ -372,7 +388,7 @@ def packable(module: nn.Module, children: tuple[str, ...]) -> str | None:
     """
     linears = {child: getattr(module, child, None) for child in children}
     for name, child in linears.items():
-        if type(child) is not nn.Linear:
+        if child is None or base_of(child) is not nn.Linear:
             kind = type(child)
             return f"{name} is a {kind.__module__}.{kind.__qualname__}, not a torch.nn.Linear"
         if "forward" in vars(child):

@@ -8,7 +8,7 @@ keeps, and computing them again costs half a per cent of its step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -73,10 +73,17 @@ def _saved(node: Any) -> Iterator[tuple[Tensor, Any]]:
     for _ in range(DEPTH):
         if node is None:
             return
-        if hasattr(node, "_raw_saved_tensors"):
-            pairs = list(zip(node.saved_tensors, node._raw_saved_tensors, strict=True))
-        else:
-            names = [name for name in dir(node) if name.startswith("_raw_saved_")]
-            pairs = [(getattr(node, n.replace("_raw", "")), getattr(node, n)) for n in names]
-        yield from ((t, saved) for t, saved in pairs if isinstance(t, Tensor))
+        kind: Any = type(node)
+        for name, raw_name in _names(kind):
+            kept, raw = getattr(node, name), getattr(node, raw_name)
+            pairs = zip(kept, raw, strict=True) if isinstance(kept, tuple) else [(kept, raw)]
+            yield from ((tensor, saved) for tensor, saved in pairs if isinstance(tensor, Tensor))
         node = node.next_functions[0][0] if node.next_functions else None
+
+
+@cache
+def _names(kind: Any) -> list[tuple[str, str]]:
+    """Attributes of nodes of this kind that are kept, each with that of its `SavedTensor`."""
+    raw = [name for name in dir(kind) if name.startswith("_raw_saved_")]
+    own = {"_raw_saved_tensors": "saved_tensors"}  # of torch.autograd.Function
+    return [(own.get(name, name.removeprefix("_raw")), name) for name in raw]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from fusedlib.arguments import require_tensors
-from fusedlib.functional import _has_kernels, _plain_eager, _transformed
+from fusedlib.functional import _plain_eager
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rope
+from fusedlib.kernels.route import has_kernels, transformed
 
 
 def rope(
@@ -42,14 +45,15 @@ def rope(
     check_rope(q, k, cos, sin, positions)
     fixed = not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
     dtypes = q.dtype in KERNEL_DTYPES and cos.dtype in KERNEL_DTYPES
-    if not fixed or not dtypes or not _has_kernels(q.device) or _transformed():
+    if not fixed or not dtypes or not has_kernels(q.device) or transformed():
         return _plain(q, k, cos, sin, positions)
     from fusedlib.kernels import rope as kernels
 
     if _plain_eager(q, k, cos, sin):
-        turned: tuple[Tensor, Tensor] = kernels.RopeFunction.apply(q, k, cos, sin, positions, False)
-        return turned
-    return kernels.rope_operator(q, k, cos, sin, positions)
+        turned = kernels.RopeFunction.direct(q, k, cos, sin, positions, False)
+    else:
+        turned = kernels.rope_operator(q, k, cos, sin, positions)
+    return cast(tuple[Tensor, Tensor], turned)
 
 
 def _plain(

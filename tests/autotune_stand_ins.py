@@ -12,7 +12,7 @@ from fusedlib.kernels.launch import Launch
 from fusedlib.kernels.swiglu_configs import Config
 
 CARD = ("NVIDIA L4", (8, 9))
-DEFAULT = swiglu_configs.FORWARD["half", 89]
+DEFAULT = swiglu_configs.FORWARD[89]
 FIRST, SECOND, *_ = candidates.FORWARD[80]
 TOKENS, HIDDEN, INNER = 100, 32, 48
 CUT = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps")

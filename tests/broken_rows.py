@@ -7,7 +7,7 @@ import pytest
 import torch
 from rewritten import rewritten
 
-from fusedlib.kernels import launch
+from fusedlib.kernels import operator, rows
 from fusedlib.kernels.launch import Launch
 
 # What stands in the kernels' files, and what shall.
@@ -51,22 +51,17 @@ def put(
     New tensors are NaN, so that what nobody writes is not right by chance.
     """
     # Operators are registered once; the copy is for plain eager mode.
-    monkeypatch.setattr(torch.library, "custom_op", lambda *_, **__: _Unregistered)
-    broken = rewritten(monkeypatch, folder, module, *fault, times=None)
-    monkeypatch.setattr(launch, "_LAUNCHES", {})
+    with monkeypatch.context() as copied:
+        copied.setattr(operator, "operator", lambda name, **_: lambda function: function)
+        copied.setattr(torch.library, "register_fake", lambda of: lambda function: function)
+        copied.setattr(torch.library, "register_autograd", lambda *_, **__: None)
+        broken = rewritten(monkeypatch, folder, module, *fault, times=None)
+    monkeypatch.setattr(rows, "_LAUNCHES", {})
     for name in [n for n in vars(module) if n.endswith("_kernel")]:
         monkeypatch.setattr(module, name, getattr(broken, name))
     empty, like = torch.Tensor.new_empty, torch.empty_like
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: like(*a, **k).fill_(torch.nan))
-
-
-class _Unregistered:
-    """What `custom_op` gives for a copy."""
-
-    def __init__(self, _: object) -> None:
-        self.register_fake = lambda function: function
-        self.register_autograd = lambda *_, **__: None
 
 
 def note_launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:

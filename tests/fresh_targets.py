@@ -38,3 +38,17 @@ def crash(start):
 def sleep(path, start):
     Path(path).write_text(str(os.getpid()))
     time.sleep(600)
+
+
+def lengths_of_a_wrong_rival(**arguments):
+    from dataclasses import replace
+
+    from fusedlib.bench import lengths, rivals
+
+    @rivals.rival("swiglu", "deaf")
+    def deaf(inputs):
+        """Twice y."""
+        work = rivals.get("swiglu", "eager").build(inputs)
+        return replace(work, forward=lambda: 2 * work.forward())
+
+    return lengths.in_one_process(**arguments)

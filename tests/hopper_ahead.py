@@ -13,44 +13,40 @@ from swiglu_ahead import figures
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from fusedlib.kernels import hopper, hopper_launch
-from fusedlib.kernels.hopper_launch import HopperConfig, block_layout
+from fusedlib.kernels.hopper import kernel as hopper
+from fusedlib.kernels.hopper.launch import block_layout
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HIDDEN = {"fwd": 4096, "bwd": hopper.SHORT_SUM + 1, "bwd ahead": hopper.SHORT_SUM}
 
 
-def cases():
-    """(name, whether forward, configuration) of everything that may be launched."""
-    yield "fwd", True, hopper_launch.FORWARD_CONFIG
-    yield "bwd", False, hopper_launch.backward_config(hopper_launch.SHORT_SUM + 1)
-    yield "bwd ahead", False, hopper_launch.backward_config(hopper_launch.SHORT_SUM)
-
-
-def compiled(forward: bool, store: bool, config: HopperConfig, dtype: str):
+def compiled(name: str, store: bool, dtype: str):
     """The kernel as its launchers start it, with tokens of no known divisor."""
-    made = config.forward_blocks() if forward else config.backward_blocks()
-    blocks = dict(zip(("a", "b", "gates"), made, strict=False))
-    constants = {**config.launch(), "FORWARD": forward, "STORE": store}
+    start = hopper.forward_launch if name == "fwd" else hopper.backward_launch
+    launch = start(torch.empty(1, HIDDEN[name]), 16, store)
+    blocks = dict(zip(("a", "b", "gates"), launch.blocks, strict=False))
+    constants = launch.constants.copy()
     options = {"num_warps": constants.pop("num_warps")}
-    function = hopper._hopper_swiglu_kernel
     signature, attributes = {}, {}
-    for index, name in enumerate(function.arg_names):
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name in blocks:
-            layout, shape = block_layout(blocks[name], TYPES[dtype]), map(str, blocks[name])
-            signature[name] = f"tensordesc<{dtype}[{','.join(shape)}],{layout!r}>"
+    for index, operand in enumerate(launch.kernel.arg_names):
+        if operand in constants:
+            signature[operand] = "constexpr"
+        elif operand in blocks:
+            block = blocks[operand]
+            layout, shape = block_layout(block, TYPES[dtype]), map(str, block)
+            signature[operand] = f"tensordesc<{dtype}[{','.join(shape)}],{layout!r}>"
         else:
-            signature[name] = "i32" if name in ("tokens", "hidden", "inner") else "*" + dtype
-            if name != "tokens":
+            size = operand in ("tokens", "hidden", "inner")
+            signature[operand] = "i32" if size else "*" + dtype
+            if operand != "tokens":
                 attributes[(index,)] = [["tt.divisibility", 16]]
-    source = GluonASTSource(function, signature, constants, attributes)
+    source = GluonASTSource(launch.kernel, signature, constants, attributes)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
 def main() -> None:
-    for (name, forward, config), store, dtype in itertools.product(cases(), (True, False), TYPES):
-        row = figures(compiled(forward, store, config, dtype))
+    for name, store, dtype in itertools.product(HIDDEN, (True, False), TYPES):
+        row = figures(compiled(name, store, dtype))
         label = f"{name} {dtype} {'storing' if store else ''}".strip()
         print(json.dumps({"name": label, "arch": 90, **row}), flush=True)
 

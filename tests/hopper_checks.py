@@ -1,5 +1,8 @@
 """What the kernels with fixed roles must give, and ways to break it: `tests/test_hopper_gpu.py`."""
 
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 from torch.autograd import grad
@@ -9,6 +12,8 @@ from fusedlib import reference
 from fusedlib.bench import check
 from fusedlib.bench.problems import SwiGLUProblem, draw
 
+hopper = pytest.importorskip("fusedlib.kernels.hopper")
+
 # Ragged in every direction; more K blocks than the ring has stages; more tiles than programs, with
 # a last round of halves; fewer tiles than programs; a long sum.
 SHAPES = [
@@ -16,6 +21,25 @@ SHAPES = [
     (2064, 2320, 2016),
 ]  # fmt: skip
 K_BLOCK = 64
+_KEPT: dict[Any, Any] = {}
+
+
+def forward(x: Tensor, w_gate_up: Tensor, h: Tensor, gate_up: Tensor | None) -> None:
+    """Fill h and, where it is given, gate_up, by a launch that serves all calls like this."""
+    store = gate_up is not None
+    key = "forward", x.shape, h.shape, x.dtype, store
+    made = _KEPT.get(key) or _KEPT.setdefault(key, hopper.forward_launch(x, h.shape[1], store))
+    made(x, w_gate_up, h, h if gate_up is None else gate_up, h)
+
+
+def backward(
+    dy: Tensor, w_down: Tensor, gate_up: Tensor, d_gate_up: Tensor, h: Tensor | None
+) -> None:
+    """The same of d_gate_up, which may be gate_up, and, where it is given, h."""
+    store, inner = h is not None, w_down.shape[1]
+    key = "backward", dy.shape, inner, dy.dtype, store
+    made = _KEPT.get(key) or _KEPT.setdefault(key, hopper.backward_launch(dy, inner, store))
+    made(dy, w_down, gate_up, d_gate_up, d_gate_up if h is None else h)
 
 
 def drawn(shape: tuple[int, int, int], dtype: str, device: str) -> dict[str, Tensor]:

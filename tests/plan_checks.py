@@ -10,7 +10,7 @@ from torch.autograd import grad
 
 from fusedlib import functional
 from fusedlib.functional import swiglu_mlp
-from fusedlib.kernels import launch
+from fusedlib.kernels import launch, route
 
 HOLDS = (
     checks.check_leading_dimensions,
@@ -35,14 +35,30 @@ def run_at(monkeypatch, check, device: str, dtype: str, shape: tuple[int, int, i
     check(device)
 
 
+def put_apart(monkeypatch, forward: bool = True, backward: bool = True) -> None:
+    """Route calls of more than few tokens there, or to one fused kernel; plans are made anew."""
+    most = {route.FORWARD_N: forward, route.BACKWARD_N: backward}
+    monkeypatch.setattr(
+        route, "most_apart", lambda device, inner, n: 1 << 40 if most[n] else route.FEW_TOKENS
+    )
+    monkeypatch.setattr(route, "_PLANS", {})
+
+
+def only_tiles(monkeypatch) -> None:
+    """Route calls as a card that is no Hopper does."""
+    put_apart(monkeypatch, False, False)
+    monkeypatch.setattr(route, "_has_roles", lambda device: False)
+
+
 def note_launches(monkeypatch) -> list[str]:
     """Names of the kernels that are started from now on; plans are made anew."""
-    monkeypatch.setattr(functional, "_PLANS", {})
+    monkeypatch.setattr(route, "_PLANS", {})
     names = []
     original = launch.Launch.__call__
 
     def noted(self, *matrices):
-        names.append(self.kernel.__name__)
+        if not hasattr(matrices[0], "listed"):  # for a training step to come
+            names.append(self.kernel.__name__)
         return original(self, *matrices)
 
     monkeypatch.setattr(launch.Launch, "__call__", noted)
@@ -87,9 +103,9 @@ def check_second_call(monkeypatch, leaves, dy) -> None:
     with torch.no_grad():
         assert checks.same([swiglu_mlp(*leaves)], [wanted])
     for other in (
-        [leaves[0][:-1], *leaves[1:]],
+        [leaves[0][:, :-1], *leaves[1:]],
         [leaves[0].bfloat16(), *leaves[1:]],
-        [*leaves[:2], leaves[2].detach().mT.contiguous().mT],
+        [*leaves[:2], leaves[2].detach().mT],
     ):
         with pytest.raises(TypeError, match="NoneType"):
             swiglu_mlp(*other)

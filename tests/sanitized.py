@@ -9,15 +9,17 @@ import sys
 from collections.abc import Callable
 from unittest.mock import patch
 
+import hopper_checks
 import torch
 from torch import Tensor
 from torch.autograd import grad
 
 from fusedlib import rms_norm, rope
 from fusedlib.functional import swiglu, swiglu_mlp
-from fusedlib.kernels import hopper, split, split_product, swiglu_calls
 from fusedlib.kernels import linear_cross_entropy as linear_cross_entropy_kernels
+from fusedlib.kernels import route
 from fusedlib.kernels.accumulate import accumulate_fwd
+from fusedlib.kernels.split.product import split_product
 from fusedlib.loss import linear_cross_entropy
 
 RUNS: dict[str, Callable[[], None]] = {}
@@ -70,21 +72,21 @@ def mlp(tokens: int, hidden: int, inner: int) -> None:
 
 
 @run("swiglu-tma")
-@patch.object(swiglu_calls, "_apart", return_value=False)
-def swiglu_tma(_: object) -> None:
+@patch.object(route, "most_apart", return_value=route.FEW_TOKENS)
+@patch.object(route, "_has_roles", return_value=False)
+def swiglu_tma(*_: object) -> None:
     """The fused kernels, where Hopper takes cuBLAS's product and a pointwise kernel."""
-    assert not hopper.takes(normal(130, 64), 96)
     mlp(130, 64, 96)
 
 
 @run("swiglu-pointers")
-@patch.object(swiglu_calls, "_apart", return_value=False)
+@patch.object(route, "most_apart", return_value=route.FEW_TOKENS)
 def swiglu_pointers(_: object) -> None:
     mlp(70, 49, 83)
 
 
 @run("swiglu-apart")
-@patch.object(swiglu_calls, "_apart", return_value=True)
+@patch.object(route, "most_apart", return_value=1 << 40)
 def swiglu_apart(_: object) -> None:
     mlp(70, 48, 83)
 
@@ -112,42 +114,23 @@ def hopper_both() -> None:
     w_down = normal(hidden, inner, scale=inner**-0.5)
     h, again, alone = (x.new_empty(tokens, inner) for _ in range(3))
     gate_up, apart, lone = (x.new_empty(tokens, 2 * inner) for _ in range(3))
-    hopper.forward(x, w_gate_up, h, gate_up)
-    hopper.forward(x, w_gate_up, alone, None)
-    hopper.backward(dy, w_down, gate_up, apart, again)
-    hopper.backward(dy, w_down, gate_up, lone, None)
+    hopper_checks.forward(x, w_gate_up, h, gate_up)
+    hopper_checks.forward(x, w_gate_up, alone, None)
+    hopper_checks.backward(dy, w_down, gate_up, apart, again)
+    hopper_checks.backward(dy, w_down, gate_up, lone, None)
     true_h, true_d = both(gate_up, dy.double() @ w_down.double())
-    hopper.backward(dy, w_down, gate_up, gate_up.view_as(gate_up), again)
+    hopper_checks.backward(dy, w_down, gate_up, gate_up.view_as(gate_up), again)
     for found, true in ((h, true_h), (alone, true_h), (again, true_h), (apart, true_d),
                         (lone, true_d), (gate_up, true_d)):  # fmt: skip
         near(found, true)
 
 
-def split_case(density: float, scale: float = 1.0) -> None:
-    a = normal(140, 300, dtype=torch.float32)
-    a[::2] *= scale
-    b = normal(300, 134, dtype=torch.float32) * (torch.rand(300, 134, device="cuda") < density)
-    (left, right), (turned,) = split.split(a, b), split.split(b.T.contiguous())
-    near(split_product.split_product(left, right), a.double() @ b.double(), 1e-6)
-    c = split_product.split_product(left, turned, transpose_b=True)
-    near(c, a.double() @ b.double(), 1e-6)
-
-
 @run("split")
-def split_certified() -> None:
-    split_case(1.0)
-
-
-@run("split-exact")
-def split_exact() -> None:
-    """Sums of so few terms that the exact kernel computes them."""
-    split_case(0.05)
-
-
-@run("split-thirds")
-def split_thirds() -> None:
-    """Rows so far below others that two fp16 parts cannot hold them."""
-    split_case(1.0, 2.0**-34)
+def split() -> None:
+    """Lines that are rows, and that are columns."""
+    a, b = (normal(*shape, dtype=torch.float32) for shape in ((140, 300), (300, 134)))
+    for left, right in ((a, b), (a.T.contiguous().T, b.T.contiguous().T)):
+        near(split_product(left, right), a.double() @ b.double(), 1e-6)
 
 
 @run("linear-cross-entropy")

@@ -16,29 +16,22 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from fusedlib.kernels import (
-    split,
-    split_configs,
-    split_exact,
-    split_hopper,
-    split_product,
-    split_thirds,
-)  # fmt: skip
-from fusedlib.kernels.hopper_launch import block_layout
-from fusedlib.kernels.split import TILE
+from fusedlib.kernels.hopper.launch import block_layout
+from fusedlib.kernels.split import hopper, parts, product
+from fusedlib.kernels.split.parts import TILE
 
 ALIGNED = [["tt.divisibility", 16]]
 POINTERS = {
-    "a": "*fp32", "b": "*fp32", "c": "*fp32", "a_high": "*fp16", "b_high": "*fp16",
-    "a_parts": "*fp16", "b_parts": "*fp16", "a_tiles": "*i32", "b_tiles": "*i32",
-    "flags": "*i32",
+    "source": "*fp32", "c": "*fp32", "parts": "*fp16", "a_high": "*fp16", "b_high": "*fp16",
+    "words": "*i32", "a_words": "*i32", "b_words": "*i32", "seen": "*i32",
 }  # fmt: skip
+VARYING = ("rows", "chunk", "chunks", "m", "k", "share")  # never known to have divisors
 
 
 def compiled(
-    arch: int, function, config, constants: dict, even: bool = False, blocks: dict | None = None
+    arch: int, function, config, constants: dict, even: bool = True, blocks: dict | None = None
 ):
-    """The kernel as Triton would compile it at a launch, whose sizes have divisors if `even`.
+    """The kernel as Triton would compile it at a launch, whose widths have divisors if `even`.
 
     In Gluon if `blocks` are given, those that TMA fetches of operands by name.
     """
@@ -53,8 +46,8 @@ def compiled(
             layout = block_layout(block, torch.float16)
             signature[name] = f"tensordesc<fp16[{block[0]},{block[1]}],{layout!r}>"
         else:
-            signature[name] = POINTERS.get(name, "fp32" if name == "one" else "i32")
-            if name in POINTERS or even:
+            signature[name] = POINTERS.get(name, "i32")
+            if name in POINTERS or (even and name not in VARYING):
                 attributes[(index,)] = ALIGNED
     made = ASTSource if blocks is None else GluonASTSource
     options = {n: v for n, v in launched.items() if n in ("num_warps", "num_stages")}
@@ -63,41 +56,33 @@ def compiled(
 
 
 def products(arch: int):
-    """(name, kernel) of the fast products, with the factors stored as they are and transposed."""
+    """(name, kernel) of the products, with the factors stored as they are and transposed."""
     for a, b in itertools.product((False, True), repeat=2):
         turned = {"A_TURNED": a, "B_TURNED": b, "TILE": TILE}
-        kernel, config = split_product._split_product_kernel, split_configs.FAST[arch]
-        spans = {"SPAN": split_configs.SPAN}
-        yield f"fast {a:d}{b:d}", compiled(arch, kernel, config, turned | spans)
+        kernel, config = product._split_product_kernel, product.CONFIGS[arch]
+        yield f"tl {a:d}{b:d}", compiled(arch, kernel, config, turned | {"SPAN": product.SPAN})
         if arch == 90:
-            config = split_hopper.CONFIG
-            k = split_hopper.BLOCK_K
+            k = hopper.CONFIG.block_k
             blocks = {"a": [k, TILE] if a else [TILE, k], "b": [TILE, k] if b else [k, TILE]}
-            kernel = split_hopper._hopper_split_product_kernel
-            yield f"gluon {a:d}{b:d}", compiled(arch, kernel, config, turned, blocks=blocks)
-            for even, span in itertools.product((True, False), split_thirds.SPANS.values()):
-                kernel, config = split_thirds._thirds_kernel, split_thirds.CONFIG
-                constants = turned | {"EVEN": even, "SPAN": span}
-                made = compiled(arch, kernel, config, constants, even, {})
-                yield f"thirds {span}{'' if even else ' ragged'} {a:d}{b:d}", made
+            kernel = hopper._hopper_split_product_kernel
+            constants = turned | {"SPAN": hopper.SPAN}
+            made = compiled(arch, kernel, hopper.CONFIG, constants, blocks=blocks)
+            yield f"gluon {a:d}{b:d}", made
 
 
 def main() -> None:
     arch = int(sys.argv[1])
-    for name, kernel in products(arch) if len(sys.argv) < 3 else ():
+    for name, kernel in products(arch):
         show(name, arch, kernel)
-    for name, even in (("split", True), ("split ragged", False)):
-        constants = {"EVEN": even, "TILE": TILE}
-        show(name, arch, compiled(arch, split._split_kernel, split_configs.SPLIT, constants, even))
-    looked, tiles = split_configs.LOOK[arch]
-    constants = {
-        "A_ALONG": 0, "B_ALONG": 0, "TILE": TILE, "LOOKED": looked, "TILES": tiles,
-        "TERMS": split_exact.LEAST_TERMS, "HEARD": split_exact.LEAST_HEARD,
-        "OF_ROW": split_exact.LEAST_OF_ROW,
-        "THIRDS": arch == 90, "DOUBLE": arch in split_configs.DOUBLE,
-    }  # fmt: skip
-    kernel = split_exact._exact_product_kernel
-    show("exact", arch, compiled(arch, kernel, split_configs.EXACT, constants))
+    for even in (True, False):
+        for name, kernel, config in (
+            ("split rows", parts._split_rows_kernel, parts.ROWS),
+            ("look at columns", parts._look_at_columns_kernel, parts.COLUMNS),
+            ("split columns", parts._split_columns_kernel, parts.COLUMNS),
+        ):
+            constants = {"TILE": TILE} if "TILE" in kernel.arg_names else {}
+            made = compiled(arch, kernel, config, constants, even)
+            show(name if even else f"{name}, ragged", arch, made)
 
 
 def show(name: str, arch: int, kernel) -> None:

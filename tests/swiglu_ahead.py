@@ -17,11 +17,12 @@ import triton.backends.nvidia as nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fusedlib.kernels import few_tokens, swiglu, swiglu_configs
+from fusedlib.kernels import swiglu, swiglu_configs
+from fusedlib.kernels.few_tokens import kernels as few_tokens
 from fusedlib.kernels.swiglu_configs import Config
 
 TOOL = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-TYPES = {"half": "bf16", "tf32": "fp32", "ieee": "fp32"}
+TYPES = {"half": "bf16", "ieee": "fp32"}
 INSTRUCTIONS = ("HGMMA", "UTMALDG", "HMMA", "UTC.?MMA", "FFMA2?", "STL", "LDL")
 FORWARD = {"kernel": "_swiglu_fwd_kernel", "a": "x", "b": "w_gate_up", "variant": {"SAVE": True}}
 BACKWARD = {
@@ -34,19 +35,13 @@ IN_PLACE = {**BACKWARD, "variant": {**BACKWARD["variant"], "IN_PLACE": True}}
 def cases(arch: int):
     """(name, kernel, kind, configuration, aligned) of everything that may be launched there."""
     for table, spec in ((swiglu_configs.FORWARD, FORWARD), (swiglu_configs.BACKWARD, BACKWARD)):
-        for (kind, where), config in table.items():
-            if where == arch:
-                yield "", spec, kind, config, True
-                if spec is BACKWARD and kind == "half":  # fp32 runs there in plain PyTorch
-                    yield "in place", IN_PLACE, kind, config, True
-                direction = "forward" if spec is FORWARD else "backward"
-                for small in swiglu_configs.few_tokens(direction, kind, where):
-                    yield f"few tokens {small.block_n} wide", spec, kind, small, True
-                    if spec is BACKWARD and kind == "half":
-                        name = f"in place few tokens {small.block_n} wide"
-                        yield name, IN_PLACE, kind, small, True
-        for kind, config in swiglu_configs.UNALIGNED.items():
-            yield "unaligned", spec, kind, config, False
+        direction = "forward" if spec is FORWARD else "backward"
+        variants = {"": spec} if spec is FORWARD else {"": spec, "in place ": IN_PLACE}
+        for name, variant in variants.items():
+            yield name.strip(), variant, "half", table[arch], True
+            for small in swiglu_configs.few_tokens(direction, arch):
+                yield f"{name}few tokens {small.block_n} wide", variant, "half", small, True
+        yield "unaligned", spec, "half", swiglu_configs.UNALIGNED, False
     pointwise = {**IN_PLACE, "variant": {**IN_PLACE["variant"], "PRODUCT": False}}
     for kind in ("half", "ieee"):
         yield "pointwise", pointwise, kind, swiglu_configs.POINTWISE, True
@@ -58,8 +53,7 @@ def compiled(arch: int, spec: dict, kind: str, config: Config, aligned: bool):
     forward, dtype = spec is FORWARD, TYPES[kind]
     m, n, k = config.block_m, config.block_n, config.block_k
     constants = {
-        **spec["variant"], "PRECISION": "tf32" if kind == "tf32" else "ieee",
-        "DESCRIPTORS": config.descriptors,
+        **spec["variant"], "DESCRIPTORS": config.descriptors,
         "FLATTEN": config.persistent and not spec["variant"].get("IN_PLACE"),
         "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": config.group_m,
     }  # fmt: skip
@@ -71,12 +65,10 @@ def compiled(arch: int, spec: dict, kind: str, config: Config, aligned: bool):
         elif name in (spec["a"], spec["b"]) and config.descriptors:
             block = [m, k] if name == spec["a"] else [n, k] if forward else [k, n]
             signature[name] = f"tensordesc<{dtype}{block}>".replace(" ", "")
-        elif name in ("tokens", "hidden", "inner") or name.endswith("_row"):
+        elif name in ("tokens", "hidden", "inner"):
             signature[name] = "i32"
             if aligned and name != "tokens":
                 attributes[(index,)] = [["tt.divisibility", 16]]
-        elif name == "one":
-            signature[name] = "fp32"
         else:
             signature[name] = "*" + dtype
             attributes[(index,)] = [["tt.divisibility", 16]]
@@ -91,10 +83,9 @@ def few_cases(arch: int):
         yield f"few down {config.block_n} wide", few_tokens._few_down_kernel, config, {}
     side = few_tokens.SIDE.get(arch, few_tokens.OTHER_SIDE)
     spans = {"SIDE": side, "SPAN": 4, "TOKENS": swiglu_configs.FEW_TOKENS}
-    wants = {"WANTS_X": True, "WANTS_W_GATE_UP": True, "WANTS_W_DOWN": True}
     for config in few_tokens.D_X.get(arch, few_tokens.OTHERWISE):
         name = f"few gradients {config.block_n} wide"
-        yield name, few_tokens._few_gradients_kernel, config, spans | wants
+        yield name, few_tokens._few_gradients_kernel, config, spans
 
 
 def compiled_few(arch: int, function, config: Config, constants: dict):
@@ -103,9 +94,9 @@ def compiled_few(arch: int, function, config: Config, constants: dict):
     constants = constants | blocks
     signature, attributes = {}, {}
     for index, name in enumerate(function.arg_names):
-        size = name in ("tokens", "hidden", "inner")
+        size = name in ("tokens", "hidden", "inner", "of_x", "of_gate_up")
         signature[name] = "constexpr" if name in constants else "i32" if size else "*bf16"
-        if name not in constants and name != "tokens":
+        if name not in (*constants, "tokens", "of_x", "of_gate_up"):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(function, signature, constants, attributes)
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}

@@ -26,7 +26,7 @@ from fusedlib import apply
 from fusedlib.packed import PackedLinear
 
 TESTS = Path(__file__).parent
-SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss")
+SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss", "linear")
 GATE = "model.layers.0.mlp.gate_proj.weight"
 KEY = "model.layers.1.self_attn.k_proj.weight"
 
@@ -503,7 +503,9 @@ def test_two_processes_train_as_with_the_plain_model(library, trained):
 def test_the_report_counts_and_prints():
     report = fusedlib.apply_to(make("Qwen3"), loss=False)
     counts = {switch: len(paths) for switch, paths in report.replaced.items()}
-    assert counts == {"mlp": 2, "rms_norm": 9, "rope": 2, "attention": 2, "loss": 0}
+    assert counts == {
+        "mlp": 2, "rms_norm": 9, "rope": 2, "attention": 2, "loss": 0, "linear": 9
+    }  # fmt: skip
     assert report.left["loss"] == [("", "switched off")]
     lines = str(report).splitlines()
     assert lines[0] == "fusedlib in Qwen3ForCausalLM" and max(map(len, lines)) < 100
@@ -515,10 +517,10 @@ def test_the_report_says_where_all_is_plain_pytorch(monkeypatch):
     report = fusedlib.apply_to(make())
     assert "plain PyTorch: it lies on cpu, the kernels are for NVIDIA GPUs." in str(report)
     assert fusedlib.apply_to(make().double()).plain == "it is in float64"
-    monkeypatch.setattr(apply, "_has_kernels", lambda device: True)
+    monkeypatch.setattr(apply, "has_kernels", lambda device: True)
     report = fusedlib.apply_to(make())
     assert report.plain is None and "plain PyTorch" not in str(report)
-    monkeypatch.setattr(apply, "_has_kernels", lambda device: False)
+    monkeypatch.setattr(apply, "has_kernels", lambda device: False)
     monkeypatch.setattr(apply, "find_spec", lambda name: None)
     assert fusedlib.apply_to(make()).plain == "triton is not installed"
 
@@ -689,6 +691,99 @@ def test_litgpt_of_another_kind_is_refused():
     litgpt = pytest.importorskip("litgpt.model")
     with pytest.raises(ValueError, match=r"'pythia-14m' is not of the Llama kind.*GptNeoxMLP"):
         fusedlib.apply_to(litgpt.GPT.from_name("pythia-14m", n_layer=1))
+
+
+# --- projections ---------------------------------------------------------------------------------
+
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+def test_fp32_projections_are_ours_and_counted():
+    plain = make()
+    patched = copy.deepcopy(plain)
+    report = fusedlib.apply_to(patched)
+    paths = [f"model.layers.{i}.self_attn.{name}" for i in range(2) for name in PROJECTIONS]
+    assert report.replaced["linear"] == [*paths, "lm_head"]
+    assert "  linear    9 replaced" in str(report).splitlines()
+    layer = patched.model.layers[0]
+    assert isinstance(layer.self_attn.o_proj, apply.FusedLinear)
+    assert type(layer.self_attn.o_proj).__name__ == "Linear"
+    for module in (layer.self_attn, layer.mlp, patched.lm_head):  # the packed products too
+        assert module._linear is fusedlib.linear
+    assert same_state(plain, patched)
+    again = fusedlib.apply_to(copy.deepcopy(patched))
+    assert again.already["linear"] == report.replaced["linear"] and not again.replaced["linear"]
+
+
+def test_every_call_of_a_projection_goes_by_ours(monkeypatch):
+    """Packed, in the head without labels, and one by one where an adapter wraps a neighbour."""
+    calls = []
+    ours = apply.projection.linear
+
+    def noted(x, weight, bias=None):
+        calls.append(tuple(weight.shape))
+        return ours(x, weight, bias)
+
+    monkeypatch.setattr(apply.projection, "linear", noted)
+    ids, _ = tokens()
+    _, patched = pair(num_hidden_layers=1)
+    patched(ids)
+    assert calls == [(128, 64), (64, 64), (VOCABULARY, 64)]
+    calls.clear()
+    layer = patched.model.layers[0]
+    layer.self_attn.k_proj = nn.Sequential(layer.self_attn.k_proj)
+    layer.mlp.up_proj = nn.Sequential(layer.mlp.up_proj)
+    layer.self_attn.k_proj.out_features = 32
+    patched(ids)
+    assert len(calls) == 3 + 1 + 3 + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes_keep_their_linear_layers(dtype):
+    model = make().to(dtype)
+    report = fusedlib.apply_to(model)
+    assert not report.replaced["linear"] and len(report.left["linear"]) == 9
+    assert f"{dtype}; only fp32 is split" in str(report)
+    assert max(map(len, str(report).splitlines())) < 100
+    assert type(model.model.layers[0].self_attn.o_proj) is nn.Linear
+    plain = torch.nn.functional.linear
+    assert all(m._linear is plain for m in model.modules() if isinstance(m, apply.Fused))
+
+
+def test_the_switch_leaves_linear_layers_alone():
+    _, patched = pair(switches={"linear": False})
+    assert not any(isinstance(m, apply.FusedLinear) for m in patched.modules())
+    assert not any("_linear" in vars(m) for m in patched.modules())
+
+
+def test_projections_first_and_packing_later():
+    plain, patched = pair(switches=dict.fromkeys(SWITCHES[:5], False))
+    assert sum(isinstance(m, apply.FusedLinear) for m in patched.modules()) == 15
+    report = fusedlib.apply_to(patched)
+    assert len(report.replaced["attention"]) == len(report.replaced["mlp"]) == 2
+    assert report.replaced["loss"] and not report.left["linear"]
+    assert len(report.replaced["linear"]) + len(report.already["linear"]) == 9
+    assert isinstance(patched.model.layers[0].self_attn.q_proj, PackedLinear)
+    assert misses_of(plain, patched, *tokens()) == [] and same_state(plain, patched)
+
+
+def test_linear_layers_of_others_are_left_and_said():
+    class Doubling(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    class Odd(nn.Parameter):
+        pass
+
+    model = make()
+    first, second = (layer.self_attn for layer in model.model.layers)
+    first.o_proj = Doubling(64, 64, bias=False)
+    second.o_proj.weight = Odd(second.o_proj.weight.detach())
+    model.lm_head.forward = model.lm_head.forward
+    why = dict(fusedlib.apply_to(model).left["linear"])
+    assert "Doubling with a forward of its own" in why["model.layers.0.self_attn.o_proj"]
+    assert "its weight is a " in why["model.layers.1.self_attn.o_proj"]
+    assert "torch.nn.modules.linear.Linear with a forward of its own" in why["lm_head"]
 
 
 # --- on a GPU ------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from autotune_stand_ins import (
     tiles,
 )
 
-from fusedlib.kernels import autotune, swiglu, swiglu_configs
+from fusedlib.kernels import autotune, plan, products, route, swiglu_configs
 from fusedlib.kernels.autotune import __main__ as command
 from fusedlib.kernels.autotune import candidates, trials
 from fusedlib.kernels.launch import Launch
@@ -79,7 +79,7 @@ def test_a_measured_card_keeps_to_the_table(monkeypatch, card_folder, name):
 
 def test_off_a_gpu_and_for_other_dtypes_and_tiles_nothing_is_tuned(monkeypatch, card_folder):
     clock = Clock(monkeypatch, kernel := Kernel(), {FIRST: 0.1})
-    unaligned = swiglu_configs.UNALIGNED["half"]
+    unaligned = swiglu_configs.UNALIGNED
     assert choose(kernel, default=unaligned) == unaligned
     assert choose(kernel, matrices(dtype=torch.float32)) == DEFAULT
     monkeypatch.setattr(autotune, "card", lambda device: None)
@@ -175,20 +175,23 @@ def test_tokens_up_to_a_power_of_two_are_one_class(monkeypatch, card_folder):
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_both_launchers_cut_their_kernel_as_asked(monkeypatch, direction):
+def test_a_plan_s_launches_are_cut_as_asked(monkeypatch, direction):
     made = []
 
-    def kept(make, *_):
+    def tuned(make, matrices):
         made.append(make)
         return lambda *matrices: None
 
-    monkeypatch.setattr(swiglu, "kept_launch", kept)
-    x, w_gate_up, h, gate_up = matrices()
+    monkeypatch.setattr(plan, "tuned", tuned)
+    x, w_gate_up, _, gate_up = matrices()
+    way = route.Ways("", route.TILES, route.TILES)
+    kind = route.Kind(x.device, x.dtype, "ieee", TOKENS, HIDDEN, INNER)
+    own = plan.Plan(kind, way, products.TORCH)
     if direction == "forward":
-        swiglu.fill_fwd(x, w_gate_up, h, gate_up)
+        own.activate(x, w_gate_up, True)
     else:
         w_down = torch.randn(HIDDEN, INNER).to(x.dtype)
-        swiglu.fill_bwd(x, w_down, gate_up, gate_up, h)
+        own.differentiate(x, w_down, gate_up, True, True)
     (make,) = made
     assert make().config == swiglu_configs.INTERPRETER
     other = make(FIRST)

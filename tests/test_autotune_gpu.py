@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 from statistics import median
 
+import plan_checks
 import pytest
 import swiglu_checks as checks
 import torch
 
 pytest.importorskip("triton")
-from fusedlib import functional, paths, swiglu_mlp
-from fusedlib.kernels import autotune, launch, swiglu, swiglu_calls
+from fusedlib import paths, swiglu_mlp
+from fusedlib.kernels import autotune, plan, route
 from fusedlib.kernels.autotune import __main__ as command
 from fusedlib.kernels.autotune import store, trials
 
@@ -34,37 +35,36 @@ def unknown(monkeypatch, tmp_path):
 
 
 def forget_launches(monkeypatch) -> None:
-    monkeypatch.setattr(launch, "_LAUNCHES", {})
-    monkeypatch.setattr(functional, "_PLANS", {})  # where few tokens keep theirs
+    monkeypatch.setattr(route, "_PLANS", {})
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [(FEW, "bfloat16"), (MIDDLE, "float16")])
 def test_tuned_results_vs_float64(monkeypatch, shape, dtype):
-    """By a plan at few tokens; at more as on all cards but Hopper's."""
-    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: False)
+    """At more than few tokens as on all cards but Hopper's."""
+    plan_checks.only_tiles(monkeypatch)
     assert checks.misses_mlp("cuda", dtype, shape) == []
-    assert len(functional._PLANS) == (shape == FEW)
     kernels = {key.split(" | ")[4].split()[0] for key in autotune.chosen()}
     assert kernels == {"_swiglu_fwd_kernel", "_swiglu_bwd_kernel"}
 
 
 def test_cublas_s_products_tune_nothing(monkeypatch):
     """Where they are faster than a fused kernel, as on Hopper at this size."""
-    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)
+    plan_checks.put_apart(monkeypatch)
     assert checks.misses_mlp("cuda", "float16", MIDDLE) == []
-    assert not autotune.chosen() and functional._PLANS
+    assert not autotune.chosen() and route._PLANS
 
 
 @pytest.mark.parametrize("tokens", [64, 128])
 def test_tuned_tiles_are_no_slower_than_the_default(monkeypatch, tokens):
+    """At more than few tokens as on all cards but Hopper's, where 128 of them go apart."""
+    plan_checks.only_tiles(monkeypatch)
     makes = []
-    kept = launch.kept_launch
 
-    def recording(make, key, *matrices):
+    def recording(make, matrices):
         makes.append((make, matrices))
-        return kept(make, key, *matrices)
+        return autotune.tuned(make, matrices)
 
-    monkeypatch.setattr(swiglu, "kept_launch", recording)
+    monkeypatch.setattr(plan, "tuned", recording)
     command.run_variants(tokens, 2048, 2048, torch.bfloat16, torch.device("cuda", 0))
     assert makes
     for make, matrices in makes:

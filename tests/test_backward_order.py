@@ -5,19 +5,20 @@ kernels start nothing (what they allocate, and how long it lives, is the same).
 from dataclasses import replace
 from itertools import product
 
+import plan_checks
 import pytest
 import torch
 
 pytest.importorskip("triton")
+
 from fusedlib import functional
 from fusedlib.bench import allocations, ledger
 from fusedlib.bench.ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
 from fusedlib.bench.problems import SwiGLUProblem, draw
-from fusedlib.kernels import backward_order, ops, plans, split_mlp, swiglu_calls
-from fusedlib.kernels.backward_order import down_last, split_down_last
-from fusedlib.kernels.cublas_plan import CublasPlan
+from fusedlib.kernels import ops, products, route
 from fusedlib.kernels.launch import Launch
-from fusedlib.kernels.split import Split
+from fusedlib.kernels.products import down_last
+from fusedlib.kernels.split import mm
 
 ALL = True, True, True
 SIZES = (64, 256, 1024, 4096, 28672)
@@ -32,14 +33,14 @@ def test_llama_3_70b_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("rule", "books"),
-    [(down_last, (FUSED, FUSED_INPUT)), (split_down_last, (SPLIT, SPLIT_INPUT))],
+    ("splits", "books"),
+    [(False, (FUSED, FUSED_INPUT)), (True, (SPLIT, SPLIT_INPUT))],
     ids=["half", "split"],
 )
-def test_the_rule_takes_the_order_of_the_lower_peak(rule, books):
+def test_the_rule_takes_the_order_of_the_lower_peak(splits, books):
     chosen = set()
     for shape in product(SIZES, repeat=3):
-        problem, last = SwiGLUProblem(*shape, "float32"), rule(*shape, ALL)
+        problem, last = SwiGLUProblem(*shape, "float32"), down_last(*shape, ALL, splits=splits)
         chosen.add(last)
         for book in books:
             order = book.otherwise if last else book.backward
@@ -61,11 +62,10 @@ def test_gradients_that_are_not_wanted_are_not_counted():
 @pytest.fixture
 def kernels(monkeypatch):
     """Kernels that are taken for fp32 on the CPU and start nothing."""
-    monkeypatch.setattr(functional, "_has_kernels", lambda _: True)
-    monkeypatch.setattr(functional, "_TAKEN", (torch.float32,))
-    monkeypatch.setattr(functional, "_PLANS", {})
-    for name in ("fill_fwd", "fill_bwd"):
-        monkeypatch.setattr(swiglu_calls, name, lambda *_: None)
+    monkeypatch.setattr(route, "has_kernels", lambda _: True)
+    monkeypatch.setattr(route, "TAKEN", (torch.float32,))
+    monkeypatch.setattr(route, "_PLANS", {})
+    monkeypatch.setattr(Launch, "__call__", lambda *_: None)
 
 
 def peak_mib(function, shape):
@@ -96,7 +96,7 @@ def test_a_pass_holds_what_is_counted(kernels, shape, save):
 
 
 def test_the_other_order_is_seen_to_hold_more(kernels, monkeypatch):
-    monkeypatch.setattr(backward_order, "down_last", lambda *_: False)
+    monkeypatch.setattr(products, "down_last", lambda *_, **_named: False)
     assert peak_mib(functional.swiglu_mlp, SHAPES[0]) > 1.05 * counted(FUSED, SHAPES[0])
 
 
@@ -108,45 +108,25 @@ def test_registered_operators_hold_a_second_gate_up_and_no_more(kernels):
 
 @pytest.mark.parametrize("save", functional.SAVES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_pass_by_a_plan_holds_what_is_counted(kernels, monkeypatch, shape, save):
-    monkeypatch.setattr(plans, "DTYPES", (torch.float32,))
-    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)
-    monkeypatch.setattr(Launch, "__call__", lambda *_: None)
+def test_a_pass_with_products_apart_holds_what_is_counted(kernels, monkeypatch, shape, save):
+    plan_checks.put_apart(monkeypatch)
     book = ledger.of({"gate_up": "fused", "input": "fused (input)"}[save])
     found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape)
     # dh is no allocation of the fused kernels; it is gone before d(gate|up)'s products.
     with_dh = (ledger.F * 4 + ledger.D).mib(SwiGLUProblem(*shape, "float32"))
     assert found == max(counted(book, shape), with_dh)
-    assert [type(plan) for plan in functional._PLANS.values()] == [CublasPlan]
+    assert [plan.path for plan in route._PLANS.values()] == ["apart"]
 
 
-class SplitMLP(torch.autograd.Function):
-    """The backward pass of split products, after a plain forward."""
-
-    @staticmethod
-    def forward(ctx, x, w_gate_up, w_down):
-        gate_up = x @ w_gate_up.mT
-        _, h = swiglu_calls.unchecked_bwd(None, None, gate_up, True, False)
-        ctx.save_for_backward(x, w_gate_up, w_down)
-        ctx.own = [gate_up]
-        return h @ w_down.mT
-
-    @staticmethod
-    def backward(ctx, dy):
-        x, w_gate_up, w_down = ctx.saved_tensors
-        return split_mlp.split_mlp_bwd(dy, x, w_gate_up, w_down, ctx.own.pop(), in_place=True)
-
-
+@pytest.mark.parametrize("save", functional.SAVES)
 @pytest.mark.parametrize("shape", [SHAPES[0], (384, 256, 256)], ids=str)
-def test_split_products_hold_what_is_counted(kernels, monkeypatch, shape):
-    def split(*matrices):
-        made = [m.new_empty(2, *m.shape, dtype=torch.float16) for m in matrices]
-        return [Split(m, p, p) for m, p in zip(matrices, made, strict=True)]
-
-    def split_product(a, b, *, transpose_a=False):
-        left = a.source.mT if transpose_a else a.source
-        return left.new_empty(left.shape[0], b.source.shape[1])
-
-    monkeypatch.setattr(split_mlp, "split", split)
-    monkeypatch.setattr(split_mlp, "split_product", split_product)
-    assert peak_mib(SplitMLP.apply, shape) == counted(SPLIT, shape)
+def test_split_products_hold_what_is_counted(kernels, monkeypatch, shape, save):
+    monkeypatch.setattr(route, "_full", lambda dtype, device: dtype == torch.float32)
+    route._some_split.cache_clear()
+    for least in ("LEAST_SIZE", "LEAST_RESULTS", "LEAST_WORK"):
+        monkeypatch.setattr(mm, least, 1)
+    book = {"gate_up": SPLIT, "input": SPLIT_INPUT}[save]
+    found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape)
+    # Beside the parts there are their words and what is seen of columns.
+    assert counted(book, shape) <= found < counted(book, shape) + 0.02
+    assert [plan.path for plan in route._PLANS.values()] == ["split fp32"]

@@ -65,10 +65,10 @@ def test_some_change_of_the_rows_makes_each_claim_false(claims):
 
 
 def perturbed(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """For each value of each varying key: times, memory and the largest size that fits tenfold up
-    or down, or out of memory.
+    """For each value of each varying key: times, memory, energy and the largest size that
+    fits tenfold up or down, or out of memory.
     """
-    ends = ("_ms", "_mib", "_error", "_gib", "_s", "_bytes", "largest")
+    ends = ("_ms", "_mib", "_error", "_gib", "_s", "_bytes", "largest", "joules")
     figures = [c for c in rows if c.endswith(ends)]
     others = [
         c for c in rows

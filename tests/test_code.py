@@ -3,6 +3,8 @@
 import ast
 import textwrap
 
+import pytest
+
 from fusedlib.bench import check, code, rivals, sources, swiglu, timing
 
 
@@ -46,7 +48,13 @@ def test_a_tree_s_text_leaves_out_what_one_version_of_python_has_and_another_lac
 
 def test_our_rival_stands_on_the_files_that_it_imports_and_no_other():
     behind = {m.__name__.removeprefix("fusedlib.") for m in sources.behind("fusedlib.functional")}
-    assert {"functional", "kernels.swiglu", "kernels.split_product", "kernels.launch"} <= behind
+    assert {
+        "functional",
+        "kernels.swiglu",
+        "kernels.split.product",
+        "kernels.split.hopper",
+        "kernels.launch",
+    } <= behind
     assert {"kernels.autotune"} == {name for name in behind if "autotune" in name}
     assert not {"kernels.accumulate", "kernels.rope", "modules", "paths"} & behind
     assert list(rivals.get("swiglu", "fused").behind())
@@ -72,3 +80,12 @@ def test_a_row_s_code_names_harness_problem_and_rival():
     assert own.of({"provider": "somebody who left"}).endswith("-gone")
     other = code.Code((check,), (timing,), own.rival)
     assert other.of({"provider": "fused"}).split("-")[2] == fused[2]
+
+
+def test_an_experiment_has_a_code_of_its_own():
+    own, other = code.Code((check,), (timing,)), code.Code((timing,), (check,))
+    both = code.ByExperiment(own.harness, own.problem, None, {"b": other})
+    assert both.of({"experiment": "a"}) == own.of({}) != both.of({"experiment": "b"})
+    assert both.of({"experiment": "b"}) == other.of({})
+    with pytest.raises(KeyError, match="a"):
+        code.ByExperiment((), (), None, {"b": other}).of({"experiment": "a"})

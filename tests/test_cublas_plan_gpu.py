@@ -6,10 +6,8 @@ import swiglu_checks as checks
 import torch
 from torch.autograd import grad
 
-from fusedlib import functional
 from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.kernels import backward_order, swiglu_calls
-from fusedlib.kernels.cublas_plan import CublasPlan
+from fusedlib.kernels import products, route
 
 pytestmark = pytest.mark.gpu
 
@@ -19,10 +17,9 @@ SHAPES = [(65, 64, 80), (130, 208, 272), (517, 384, 1072), (1024, 256, 4096)]
 
 @pytest.fixture(autouse=True)
 def _only_plans_made_here(monkeypatch):
-    monkeypatch.setattr(functional, "_PLANS", {})
-    like = torch.empty(0, device="cuda", dtype=torch.bfloat16)
-    if not swiglu_calls._apart(like, 130, 272, swiglu_calls.BACKWARD_N):
-        monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)  # a card that is no Hopper
+    monkeypatch.setattr(route, "_PLANS", {})
+    if route.most_apart(torch.device("cuda", 0), 272, route.BACKWARD_N) < 130:
+        plan_checks.put_apart(monkeypatch)  # a card that is no Hopper
 
 
 @pytest.mark.parametrize("save", SAVES)
@@ -30,8 +27,8 @@ def _only_plans_made_here(monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
     assert checks.misses_mlp("cuda", dtype, shape, save) == []
-    [plan] = functional._PLANS.values()
-    assert isinstance(plan, CublasPlan)
+    [plan] = route._PLANS.values()
+    assert plan.path in ("apart", "dh apart")
 
 
 @pytest.mark.parametrize(
@@ -39,19 +36,7 @@ def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
 )
 def test_holds(monkeypatch, check):
     plan_checks.run_at(monkeypatch, check, "cuda", "bfloat16", (72, 64, 80))
-    assert CublasPlan in map(type, functional._PLANS.values())
-
-
-def test_a_plan_gives_what_the_calls_without_one_give(monkeypatch):
-    """The same kernels and the same products, bit by bit."""
-    leaves, dy = checks.small("cuda", "bfloat16", (256, 512, 1024))
-    y = swiglu_mlp(*leaves)
-    planned = [y, *grad(y, leaves, dy)]
-    assert functional._PLANS
-    monkeypatch.setattr(functional, "_PLANS", {})
-    monkeypatch.setattr(functional._eager_kernels()[2], "plan_of", lambda *_: None)
-    y = swiglu_mlp(*leaves)
-    assert checks.same([y, *grad(y, leaves, dy)], planned) and not functional._PLANS
+    assert "apart" in {plan.path for plan in route._PLANS.values()}
 
 
 @pytest.mark.parametrize("order", ["chosen", "d_w_down first"])
@@ -59,17 +44,16 @@ def test_the_peak_is_that_of_the_chosen_order(monkeypatch, order):
     """d_w_down last, where the tokens are few for the width."""
     tokens, hidden, inner = 512, 2048, 4096
     if order != "chosen":
-        monkeypatch.setattr(backward_order, "down_last", lambda *_: False)
+        monkeypatch.setattr(products, "down_last", lambda *_, **_named: False)
     leaves, dy = checks.small("cuda", "bfloat16", (tokens, hidden, inner))
-    for _ in range(2):
-        grad(swiglu_mlp(*leaves), leaves, dy)
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    y = swiglu_mlp(*leaves)
-    found = grad(y, leaves, dy)
-    peak = torch.cuda.max_memory_allocated() - before
+
+    def step():
+        y = swiglu_mlp(*leaves)
+        return [y, *grad(y, leaves, dy)]
+
+    peak = checks.peak_over(step)
     f, d, w = (2 * n for n in (tokens * inner, tokens * hidden, hidden * inner))
     first = d + 2 * f + w + max(f, d + 2 * w)
     last = d + f + d + 2 * w + max(2 * f, w)
-    assert last < first and len(found) == 3
+    assert last < first
     assert abs(peak - (last if order == "chosen" else first)) <= 2**21

@@ -1,10 +1,13 @@
 """Study 06's measuring: parts of a step, rivals in turns, who is rejected, what compiles again."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from fusedlib.bench import attempt, machine, race, results, rivals, sweep
+from fusedlib import apply, projection
+from fusedlib.bench import attempt, machine, race, results, rivals, sustained, sweep
 from fusedlib.bench.end_to_end import cases, course, measure
 from fusedlib.bench.race import Lap
 from fusedlib.models import flops, mlps, transformer
@@ -107,6 +110,59 @@ def test_what_one_rival_trains_all_have(entrants):
         lap.reset()
     weights = {id(p) for p in shared.trainer.optimizer.state}
     assert {id(own), id(shared.trainer.model.blocks[0].mlp.w_gate_up)} <= weights
+
+
+def test_under_load_each_rival_trains_by_its_own_mlp_and_nothing_waits(
+    tmp_path, entrants, monkeypatch
+):
+    class Counted(Halved):
+        def forward(self, x):
+            calls.append(1)
+            return SwiGLU.forward(self, x)
+
+    calls = []
+    entrants("mlp", counted=Counted)
+    for name, value in {"HEAT_S": 0.0, "SETTLE_S": 0.0, "BURST_MS": 1.0}.items():
+        monkeypatch.setattr(sustained, name, value)
+    seen, real = [], sustained.under_load
+
+    def under_load(lap, *settings):
+        before = len(calls)
+        # A step's sections, whose times nobody has asked for.
+        seen.append((set(lap.run().elapsed_ms()), len(calls) > before))
+        return real(lap, *settings)
+
+    monkeypatch.setattr(sustained, "under_load", under_load)
+    own = recorder(tmp_path)
+    event = replace(course.LOADED, available=lambda case: None)
+    turns = cases.races(TINY, "mlp", ["nano"], [8], ["fp32"])
+    race.race(own, event, sustained.lasting(turns, seconds=0.01))
+    whole = {"forward", "backward", "optimizer", "total"}
+    assert seen == [(whole, False), (whole, True), (whole, True), (whole, False)]
+    rows = results.read_rows(own.path)
+    assert [r["provider"] for r in rows] == ["eager", "counted", "counted", "eager"]
+    assert {(r["status"], r["race"], r["tokens"]) for r in rows} == {("ok", "mlp", 16)}
+    assert all(r["gradients_error"] < 1e-5 and r["median_ms"] > 0 for r in rows)
+    code = course.study_code()
+    assert code.of(rows[0]) == rows[0]["code"] != code.of(turns[0])
+
+
+def test_linear_computes_every_projection_of_the_same_weights(tmp_path, monkeypatch):
+    model = Transformer(transformer.config("nano"))
+    ours = course.by_linear(model)
+    linear = [m for m in ours.modules() if isinstance(m, nn.Linear)]
+    assert linear and all(isinstance(m, apply.FusedLinear) for m in linear)
+    assert not any(isinstance(m, apply.FusedLinear) for m in model.modules())
+    assert list(map(id, ours.parameters())) == list(map(id, model.parameters()))
+    calls, real = [], projection.linear
+    monkeypatch.setattr(projection, "linear", lambda *a: calls.append(1) or real(*a))
+    own = recorder(tmp_path)
+    asked = cases.races(TINY, "model", ["nano"], [8], ["fp32"], ["eager", "linear"])
+    race.race(own, course.EVENT, asked)
+    rows = {row["provider"]: row for row in results.read_rows(own.path)}
+    assert {row["status"] for row in rows.values()} == {"ok"} and rows["linear"]["graphs"] == 0
+    assert rows["linear"]["gradients_error"] < 1e-5 and len(calls) >= 4 * len(linear)
+    assert "linear" not in rivals.chosen("compile", ["all"])
 
 
 class Halved(SwiGLU):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fusedlib.bench import race, results, rivals, sweep
+from fusedlib.bench import race, results, rivals, sustained, sweep
 from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.end_to_end import cases, course, measure
 
@@ -43,9 +43,8 @@ def test_every_mlp_is_right_in_a_model(name, precision):
         pytest.skip(str(refusal))
     with course.cold(case):
         figures = course.checked(case, rivals.get("mlp", name))
-    small_fp32 = precision == "fp32"
-    assert figures["path"] == (None if name != "fused" else
-                               "plain PyTorch" if small_fp32 else "kernels")  # fmt: skip
+    assert (figures["path"] is None) == (name != "fused")
+    assert (figures["path"] == "plain PyTorch") == (name == "fused" and precision == "fp32")
 
 
 @pytest.mark.parametrize("experiment", ["block", "model"])
@@ -64,6 +63,26 @@ def test_mlps_take_turns_without_compiling_again_and_hold_no_more_than_eager(tmp
     assert {"eager", "inductor", "fused"} <= set(measured)
     assert all(row["recompiled"] == 0 for row in measured.values())
     assert measured["fused"]["held_mib"] < measured["eager"]["held_mib"]
+
+
+def test_under_load_mlps_tell_their_energy(tmp_path):
+    own = results.Recorder(cases.STUDY, "quick", course.study_code(), directory=tmp_path)
+    turns = cases.races(SHORT, "mlp", ["small"], [256], ["bf16"], ["eager", "fused"])
+    race.race(own, course.LOADED, sustained.lasting(turns, seconds=0.3))
+    rows = results.read_rows(own.path)
+    assert [(r["provider"], r["status"]) for r in rows] == [
+        ("eager", "ok"), ("fused", "ok"), ("fused", "ok"), ("eager", "ok"),
+    ]  # fmt: skip
+    assert all(r["joules"] > 0 and 50 < r["power_w"] < 1500 and r["sm_mhz"] > 200 for r in rows)
+
+
+def test_linear_is_right_in_a_model(tmp_path):
+    own = results.Recorder(cases.STUDY, "quick", course.study_code(), directory=tmp_path)
+    wide = cases.races(SHORT, "model", ["large"], [256], ["fp32"], ["eager", "linear"])
+    race.race(own, course.EVENT, wide)
+    rows = {row["provider"]: row for row in results.read_rows(own.path)}
+    assert {row["status"] for row in rows.values()} == {"ok"}, rows
+    assert rows["linear"]["gradients_error"] < 2 * rows["eager"]["gradients_error"]
 
 
 def test_the_profile_sees_kernels_and_casts():

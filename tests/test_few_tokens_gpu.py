@@ -5,8 +5,8 @@ import pytest
 import swiglu_checks as checks
 from torch.autograd import grad
 
-from fusedlib import functional
 from fusedlib.functional import SAVES, swiglu_mlp
+from fusedlib.kernels import route
 
 pytestmark = pytest.mark.gpu
 
@@ -17,7 +17,7 @@ SHAPES = [(64, 512, 512), (37, 512, 1056), (1, 256, 512), (33, 16, 16), (50, 819
 
 @pytest.fixture(autouse=True)
 def _no_plans(monkeypatch):
-    monkeypatch.setattr(functional, "_PLANS", {})
+    monkeypatch.setattr(route, "_PLANS", {})
 
 
 @pytest.mark.parametrize("save", SAVES)
@@ -25,8 +25,8 @@ def _no_plans(monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
     assert checks.misses_mlp("cuda", dtype, shape, save) == []
-    [plan] = functional._PLANS.values()
-    assert plan.shapes == ((shape[0], shape[1]), (2 * shape[2], shape[1]), (shape[1], shape[2]))
+    [plan] = route._PLANS.values()
+    assert plan.path == "few tokens" and plan.kind.sizes[1:] == shape[1:]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
 )
 def test_holds(monkeypatch, check):
     plan_checks.run_at(monkeypatch, check, "cuda", "bfloat16", (37, 64, 80))
-    assert functional._PLANS
+    assert route._PLANS
 
 
 def test_who_asks_triton_is_told_of_every_launch():

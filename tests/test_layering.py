@@ -18,10 +18,12 @@ ROOMS = (
     "norms",
     "rotary",
     "loss",
+    "projection",
     "packed",
     "modules",
     "recomputed",
     "apply",
+    "warm",
     "models",
     "bench",
     "study",
@@ -80,6 +82,37 @@ def test_arrows_run_one_way():
     assert violations(SOURCES) == []
 
 
+def circles(sources: dict[str, str]) -> list[tuple[str, ...]]:
+    """Modules of a room that import each other, at whatever depth and anywhere in their text."""
+    names = {path: ".".join(Path(path).with_suffix("").parts) for path in sources}
+    modules = {name.removesuffix(".__init__"): path for path, name in names.items()}
+    arrows: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        found = imported(sources[path])
+        # `from package import name` imports a module of that name, or else the package.
+        whole = {n if n in modules else n.rpartition(".")[0] for n in found}
+        arrows[module] = {n for n in whole if n in modules} - {module}
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for name in arrows[waiting.pop()] - seen:
+                seen.add(name)
+                waiting.append(name)
+        return seen
+
+    beyond = {module: reached(module) for module in modules}
+    return sorted(
+        (m, *sorted(n for n in beyond[m] if m in beyond[n])) for m in modules if m in beyond[m]
+    )
+
+
+def test_kernels_import_in_no_circle():
+    kernels = {p: t for p, t in SOURCES.items() if p.startswith("fusedlib/kernels/")}
+    assert len(kernels) > 30 and circles(kernels) == []
+
+
 def test_sys_path_is_not_edited():
     edit = re.compile(r"sys\.path(\.(insert|append|extend|remove)\b|(\[.*\])? *\+?=[^=])")
     assert not [path for path, text in SOURCES.items() if edit.search(text)]
@@ -124,6 +157,19 @@ def test_import_brings_in_no_study_tool(module, more):
 )
 def test_arrows_reject(path, text):
     assert len(violations({path: text})) == 1
+
+
+def test_a_circle_is_found():
+    texts = {
+        "k/a.py": "def f():\n    from fusedlib.k import b",
+        "k/b.py": "from fusedlib.k.c.d import x",
+        "k/c/__init__.py": "",
+        "k/c/d.py": "import fusedlib.k.a",
+    }
+    found = circles({f"fusedlib/{path}": text for path, text in texts.items()})
+    assert [c[0] for c in found] == ["fusedlib.k.a", "fusedlib.k.b", "fusedlib.k.c.d"]
+    texts["k/c/d.py"] = ""
+    assert circles({f"fusedlib/{path}": text for path, text in texts.items()}) == []
 
 
 @pytest.mark.parametrize(

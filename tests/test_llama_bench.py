@@ -1,10 +1,14 @@
 """Study 11's measuring: arms stay apart and are right; where memory goes and how far it lasts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib.bench import llama, race, results, rivals, sweep
+from fusedlib.bench import llama, race, results, rivals, sustained, sweep
 from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.torch_precision import matmul_settings
 
 transformers = pytest.importorskip("transformers")
 TINY = {"model": "two layers", "dtype": "float32", "batch_size": 2, "context_length": 32,
@@ -29,13 +33,15 @@ def broken(monkeypatch):
     """An arm whose loss is right and whose gradients are a hundredth too large."""
 
     class Louder(torch.nn.Module):
+        by = 0.01
+
         def __init__(self, model):
             super().__init__()
             self.model = model
 
         def forward(self, ids, labels):
             found = self.model(ids, labels=labels)
-            found.loss = 1.01 * found.loss - 0.01 * found.loss.detach()
+            found.loss = (1 + self.by) * found.loss - self.by * found.loss.detach()
             return found
 
     made = rivals.Rival(llama.TASK, "broken", "broken", 20, Louder, "for a test")
@@ -43,6 +49,7 @@ def broken(monkeypatch):
     monkeypatch.setitem(
         llama.CODES, "step", type(llama.CODES["step"])((race,), (llama.build,), lambda name: "x")
     )
+    return Louder
 
 
 @pytest.mark.slow
@@ -70,6 +77,126 @@ def test_a_whole_step_has_its_optimizer_and_trains_nobody_elses_weights(tmp_path
     for row in rows.values():
         assert row["optimizer_median_ms"] > 0
         assert row["loss"] == pytest.approx(rows[llama.BASELINE]["loss"], rel=1e-6)
+
+
+def loaded(folder, monkeypatch, arms):
+    """Rows of arms under load, on the CPU."""
+    for name, value in {"HEAT_S": 0.01, "SETTLE_S": 0.0, "BURST_MS": 1.0}.items():
+        monkeypatch.setattr(sustained, name, value)
+    own = recorder(folder)
+    event = replace(llama.LOADED, available=lambda case: None)
+    turns = llama.cases("step", arms, **TINY | TURNS)
+    race.race(own, event, sustained.lasting(turns, seconds=0.05))
+    return results.read_rows(own.path)
+
+
+def test_under_load_an_arm_s_step_is_forward_and_backward_and_nothing_waits(tmp_path, monkeypatch):
+    issued = []
+    real = llama.Program.issue
+
+    def issue(program):
+        issued.append(program.optimizer)
+        sections = real(program)
+        monkeypatch.setattr(sections, "elapsed_ms", None)  # what waits for the card calls it
+        return sections
+
+    monkeypatch.setattr(llama.Program, "issue", issue)
+    rows = loaded(tmp_path, monkeypatch, [llama.BASELINE, "fused"])
+    assert [(r["round"], r["provider"], r["status"]) for r in rows] == [
+        (1, "huggingface", "ok"), (1, "fused", "ok"), (2, "fused", "ok"), (2, "huggingface", "ok"),
+    ]  # fmt: skip
+    assert len(issued) >= 2 * 2 * 5 and not any(issued)
+    assert {(r["experiment"], r["race"], r["tokens"]) for r in rows} == {("sustained", "step", 64)}
+    assert all(r["gradients_error"] < 1e-5 and r["median_ms"] > 0 for r in rows)
+    code = llama.study_code()
+    turns = llama.cases("step", ["fused"], **TINY | TURNS)[0]
+    assert rows[1]["code"] == code.of(rows[1]) != code.of(turns)
+
+
+def test_under_load_a_wrong_arm_gets_no_time(tmp_path, monkeypatch, broken):
+    rows = loaded(tmp_path, monkeypatch, [llama.BASELINE, "broken"])
+    assert {r["status"] for r in rows if r["provider"] == "broken"} == {"wrong"}
+    assert not any("median_ms" in r for r in rows if r["provider"] == "broken")
+
+
+@pytest.mark.parametrize("model", ["two layers", "two small layers"])
+def test_flops_are_those_of_the_products_and_of_half_the_attention(model):
+    [case] = llama.cases("step", [llama.BASELINE], **TINY | TURNS | {"model": model})
+    made = llama.build(model, "float32", "cpu")
+    ids = llama.tokens(model, 2, 32, "cpu")
+    with FlopCounterMode(display=False) as counted:
+        made(ids, labels=ids).loss.backward()
+    by_operator = {str(op): n for op, n in counted.get_flop_counts()["Global"].items()}
+    products = by_operator["aten.mm"]  # the rotation's angles are a bmm
+    attention = 3 * 2 * 2 * 64 * 32 * 128 * 2 // 2  # two layers, two products, half of it masked
+    assert llama.flops(case) == products + attention
+
+
+def test_in_fp32_a_race_has_torch_s_setting_and_hugging_face_s_error_at_it(tmp_path, monkeypatch):
+    seen = []
+    real = llama.Judge.__init__
+
+    def judge(self, case):
+        seen.append((case["precision"], torch.get_float32_matmul_precision()))
+        real(self, case)
+
+    monkeypatch.setattr(llama.Judge, "__init__", judge)
+    asked = [
+        case for precision in ("highest", "high")
+        for case in llama.cases(
+            "fp32", [llama.BASELINE, "fused"], precision=precision, **TINY | TURNS
+        )
+    ]  # fmt: skip
+    own = recorder(tmp_path)
+    race.race(own, llama.FP32, asked)
+    assert seen == [("highest", "highest"), ("high", "high")]
+    assert torch.get_float32_matmul_precision() == "highest"
+    rows = results.read_rows(own.path)
+    assert [r["status"] for r in rows] == ["ok"] * 4
+    assert len({r["session"] for r in rows}) == 2 and {r["code"] for r in rows} == {
+        llama.study_code().of(case) for case in asked
+    }
+
+
+@pytest.mark.parametrize(("louder", "status"), [(1e-5, ["wrong", "ok"]), (0.01, ["wrong"] * 2)])
+def test_the_floor_of_a_race_in_fp32_is_that_of_its_products(tmp_path, broken, louder, status):
+    broken.by = louder
+    own = recorder(tmp_path)
+    for precision in ("highest", "high"):
+        settings = TINY | TURNS | {"precision": precision}
+        race.race(own, llama.FP32, llama.cases("fp32", ["broken"], **settings))
+    rows = results.read_rows(own.path)
+    assert [row["status"] for row in rows] == status
+    assert all(row["gradients_error"] == pytest.approx(louder, rel=0.05) for row in rows)
+    assert {row["path"] for row in rows if row["status"] == "ok"} <= {None}
+
+
+def test_a_loss_at_full_size_may_be_off_by_what_its_products_and_sums_are():
+    assert llama._loss_roundoff("bfloat16", 8192) == 2.0**-8 and llama.check.FLOOR_ROUNDOFFS == 4
+    assert llama._loss_roundoff("float32", 4) == 2 * 2.0**-24
+    assert llama._loss_roundoff("float32", 4096) == 64 * 2.0**-24
+    with matmul_settings("high", True):
+        assert llama._loss_roundoff("float32", 4096) == 2.0**-11
+        assert llama._loss_roundoff("bfloat16", 4096) == 2.0**-8
+
+
+def test_losses_in_float64_are_the_same_training_without_rounding(monkeypatch):
+    def losses(arm, precision="highest"):
+        [case] = llama.cases(
+            "fp32-train", [arm], steps=6, learning_rate=1e-2, seed=0, precision=precision, **TINY
+        )
+        return llama.measure(case)["losses"]
+
+    exact, plain = losses("float64"), losses(llama.BASELINE)
+    assert exact == pytest.approx(plain, abs=1e-4) and exact[-1] < exact[0] - 0.2
+    dtypes = []
+    real = llama._exact_norm
+    monkeypatch.setattr(
+        llama, "_exact_norm", lambda norm, x: dtypes.append(x.dtype) or real(norm, x)
+    )
+    losses("float64", "high")
+    assert set(dtypes) == {torch.float64} and torch.get_float32_matmul_precision() == "highest"
+    assert "float64" not in rivals.chosen(llama.TASK, ["all"])
 
 
 def test_liger_changes_one_model_and_no_class():
@@ -143,7 +270,7 @@ def test_arms_train_alike():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"experiment": "sleep"}, "unknown experiment 'sleep'; known: step, memory, limit, train"),
+        ({"experiment": "sleep"}, "unknown experiment 'sleep'; known: step, fp32, memory, limit"),
         ({"model": "gpt"}, "unknown model 'gpt'; known: Llama-3.2-1B"),
         ({"dtype": "int8"}, "unknown dtype 'int8'; known: bfloat16"),
         ({"arms": ["nobody"]}, "unknown rival 'nobody' in llama; known: huggingface"),
@@ -184,3 +311,28 @@ def test_experiments_alone_on_a_gpu(tmp_path):
     rows = results.read_rows(own.path)
     assert [row["status"] for row in rows] == ["ok"] * 4
     assert all(row["peak_logits_mib"] > 0 for row in rows if row["experiment"] == "memory")
+
+
+@pytest.mark.gpu
+def test_energy_fp32_and_float64_on_a_gpu(tmp_path):
+    own = recorder(tmp_path)
+    small = TINY | {"device": "cuda", "context_length": 128}
+    arms = [llama.BASELINE, "liger", "fused", "fused graph", "fused inductor"]
+    turns = llama.cases("step", arms, **small | TURNS | {"dtype": "bfloat16"})
+    race.race(own, llama.LOADED, sustained.lasting(turns, seconds=0.3))
+    for precision in ("highest", "high"):
+        settings = small | TURNS | {"precision": precision}
+        race.race(own, llama.FP32, llama.cases("fp32", arms[:3], **settings))
+    training = {"steps": 5, "learning_rate": 1e-3, "seed": 0, "precision": "highest"}
+    exact = llama.cases("fp32-train", ["float64", llama.BASELINE, "fused"], **small, **training)
+    products = sustained.products("cuda", ["bfloat16"], size=4096, seconds=0.3)
+    sweep.sweep(own, exact, llama.measure, llama.label)
+    sweep.sweep(own, products, sustained.product, sustained.label)
+    rows = results.read_rows(own.path)
+    failed = {(r.get("provider"), r["reason"]) for r in rows if r["status"] != "ok"}
+    assert {name for name, _ in failed} <= {"liger"}, failed
+    under = [r for r in rows if r["experiment"] in ("sustained", "product") and r["status"] == "ok"]
+    assert len(under) >= 2 * 4 + 1
+    assert all(r["joules"] > 0 and 50 < r["power_w"] < 1500 and r["sm_mhz"] > 200 for r in under)
+    losses = [r["losses"] for r in rows if r["experiment"] == "fp32-train"]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) == pytest.approx(losses[2], rel=1e-5)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 import types
 
 import pytest
@@ -75,6 +76,37 @@ def test_conditions_come_from_nvml_and_survive_what_it_does_not_know(monkeypatch
     flat = machine.before_and_after(state, {**state, "temperature_c": 60})
     assert (flat["temperature_before_c"], flat["temperature_after_c"]) == (35, 60)
     assert flat["sm_clock_before_mhz"] == 1980
+
+
+def test_energy_is_taken_between_steps_of_the_counter(monkeypatch):
+    """A counter that moves every 50 ms: by the block's ends the power would be off by its share."""
+    began = time.perf_counter()
+
+    def steps(_):
+        return 1000 + int((time.perf_counter() - began) / 0.05) * 35_000  # 700 W
+
+    clocks = iter([345, 1400, 1410] + [1420] * 1000)
+    nvml = types.SimpleNamespace(
+        nvmlInit=lambda: None, nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda i: i, nvmlDeviceGetTotalEnergyConsumption=steps,
+        nvmlDeviceGetClockInfo=lambda h, kind: next(clocks),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    with machine.energy() as used:
+        time.sleep(0.33)
+    assert used.power_w == pytest.approx(700, rel=0.12)
+    assert used.sm_mhz == 1420 and 0.2 <= used.seconds <= 0.35
+    monkeypatch.setattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", None)
+    with machine.energy() as used:
+        pass
+    assert (used.joules, used.power_w) == (None, None)
+
+
+def test_energy_without_nvml_is_null(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with machine.energy() as used:
+        time.sleep(0.01)
+    assert used.joules is None and used.sm_mhz is None and used.seconds >= 0.01
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """The README's generated block: the headline claims alone, placed without loss."""
 
+import nbformat
+import pandas as pd
 import pytest
 
-from fusedlib.study import readme
+from fusedlib.study import display, readme
 from fusedlib.study.headlines import Stated
 
 README = f"# Title\n\nbefore\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
@@ -30,6 +32,30 @@ def test_block_has_the_headlines_and_counts_the_recorded_machines_alone():
         "|  | It holds little. | 2 of 3 |",
         "| [Two](notebooks/two.ipynb) | It is exact. | 3 of 3 |",
     ]
+
+
+def test_who_is_fastest_in_which_regime_follows_where_it_is_recorded(tmp_path):
+    frame = pd.DataFrame(
+        {"Liger": ["1.02–1.05×", "1.03×"], "fastest": ["QuACK 2, fusedlib 1", "fusedlib 3"]},
+        index=pd.Index(["in turns", "sustained"], name="regime"),
+    )  # fmt: skip
+    with display.captured() as shown:
+        display.table(frame, caption="bf16, *whose* is fastest.", name=readme.REGIMES[1])
+        display.table(frame, caption="Another.", name="another")
+    cell = nbformat.v4.new_code_cell(outputs=[nbformat.from_dict(output) for output in shown])
+    copy = tmp_path / "notebooks" / f"{readme.REGIMES[0]}.ipynb"
+    copy.parent.mkdir()
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), copy)
+    lines = readme.made(tmp_path).splitlines()
+    assert lines[3:-1] == [
+        "", "bf16, *whose* is fastest.", "",
+        "| regime | Liger | fastest |",
+        "| :-- | --: | :-- |",
+        "| in turns | 1.02–1.05× | QuACK 2, fusedlib 1 |",
+        "| sustained | 1.03× | fusedlib 3 |",
+    ]  # fmt: skip
+    copy.unlink()
+    assert readme.made(tmp_path) == readme.block([]), "no empty table"
 
 
 def test_updating_replaces_the_block_once_and_keeps_the_rest():

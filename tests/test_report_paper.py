@@ -133,7 +133,7 @@ def test_the_committed_figures_show_what_the_rows_say(products: Path) -> None:
 
 def test_the_readme_block_is_what_the_rows_say(products: Path) -> None:
     text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
-    new = readme.updated(text, readme.block(headlines.stated(products)))
+    new = readme.updated(text, readme.made(products))
     assert text == new, "run `python -m fusedlib.study.readme --write`"
 
 

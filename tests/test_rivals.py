@@ -32,7 +32,9 @@ def swift(monkeypatch, tmp_path):
     lines = []
     for line in RECORDED.open(encoding="utf-8"):
         row = json.loads(line)
-        if row.get("provider") == "fused" and carried.code_of(row) == code.of(row):
+        if row["experiment"] != swiglu.TASK or row["provider"] != "fused":
+            continue
+        if carried.code_of(row) == code.of(row):
             row |= {"provider": "swift", "path": None}
             for name in [n for n in row if n.endswith("median_ms")]:
                 row[name] *= 0.8

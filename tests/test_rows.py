@@ -7,6 +7,7 @@ from interpreter import passed_in_the_interpreter
 from torch.autograd import gradcheck, gradgradcheck
 
 from fusedlib import RMSNorm, rms_norm, rope
+from fusedlib.recomputed import forget
 
 
 def test_in_the_interpreter():
@@ -120,3 +121,26 @@ def test_a_position_outside_the_table_raises_in_plain_pytorch():
     for wrong in (3, -1):
         with pytest.raises(IndexError):
             rope(Q, Q, COS[0], COS[0], positions=AT + wrong)
+
+
+class Scaled(torch.autograd.Function):
+    """x w, of which a node keeps both, as the MLP's does."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, upstream):
+        x, w = ctx.saved_tensors
+        return upstream * w, upstream * x
+
+
+@pytest.mark.parametrize("multiply", [Scaled.apply, torch.mul])
+def test_a_node_computes_again_what_it_would_have_kept(multiply):
+    w, x = torch.randn(7, requires_grad=True), torch.randn(7, requires_grad=True)
+    y, calls = x + 0, []
+    y._computed_by = y._version, lambda: calls.append(1) or y.detach()
+    forget(y, multiply(y, w)).sum().backward()
+    assert torch.equal(w.grad, x) and torch.equal(x.grad, w) and calls == [1]

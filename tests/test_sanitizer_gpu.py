@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("triton")
 import sanitized
 
-from fusedlib.kernels import hopper, split_hopper, split_thirds
+from fusedlib.kernels.hopper import kernel as hopper
+from fusedlib.kernels.split import hopper as split_hopper
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 TESTS = Path(__file__).parent
@@ -28,12 +29,9 @@ CLEAN = {
 # Kernels whose warps have roles. Triton tells each warp its role through shared memory: one side
 # writes and passes `barrier.sync 1`, the other passes it too, elsewhere in the code, and reads.
 # racecheck (2025.3.1) does not take the two for one barrier and reports the words read.
-SPLIT = split_hopper._hopper_split_product_kernel, split_thirds._thirds_kernel
 ROLES = {
     "hopper": [hopper._hopper_swiglu_kernel],
-    "split": SPLIT,
-    "split-exact": SPLIT,
-    "split-thirds": SPLIT,
+    "split": [split_hopper._hopper_split_product_kernel],
 }
 SITE = re.compile(r"access at \S*\+0x[0-9a-f]+ in (\S+\.py):(\d+)")
 

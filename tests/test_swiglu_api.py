@@ -15,6 +15,7 @@ from fusedlib.bench import rivals
 from fusedlib.bench.problems import SwiGLUProblem, draw
 from fusedlib.bench.results import Unavailable
 from fusedlib.functional import swiglu, swiglu_mlp
+from fusedlib.kernels import route
 
 SHAPE = (70, 83, 101)
 
@@ -98,10 +99,10 @@ def test_kernels_are_for_gpus_that_have_them(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for capability, wanted in (((7, 5), False), ((8, 0), True), ((9, 0), True), ((12, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
-        assert functional._look_for_kernels.__wrapped__(cuda) is wanted
-    assert not functional._look_for_kernels.__wrapped__(torch.device("mps"))
+        assert route._look_for_kernels.__wrapped__(cuda) is wanted
+    assert not route._look_for_kernels.__wrapped__(torch.device("mps"))
     monkeypatch.setattr(torch.version, "cuda", None)  # ROCm
-    assert not functional._look_for_kernels.__wrapped__(cuda)
+    assert not route._look_for_kernels.__wrapped__(cuda)
 
 
 def test_fp32_products_follow_torch_s_switches():

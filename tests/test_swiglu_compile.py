@@ -27,9 +27,8 @@ def faults(row: dict) -> list[str]:
     return ahead.faults(row, "ieee" not in row["name"] and "pointwise" not in row["name"])
 
 
-def test_tables_have_every_kind_and_architecture():
-    wanted = {(kind, a) for kind in ("half", "tf32", "ieee") for a in ARCHITECTURES}
-    assert set(swiglu_configs.FORWARD) == set(swiglu_configs.BACKWARD) == wanted
+def test_tables_have_every_architecture():
+    assert set(swiglu_configs.FORWARD) == set(swiglu_configs.BACKWARD) == set(ARCHITECTURES)
     assert min(ARCHITECTURES, key=swiglu_configs.SHARED_MEMORY.get) == swiglu_configs.SMALLEST
 
 
@@ -38,7 +37,7 @@ def test_tables_have_every_kind_and_architecture():
 def test_compiled_kernels_fit_and_spill_nothing(compiled, architecture):
     rows = compiled[architecture]
     # Hopper has three widths for few tokens.
-    known = 35 if architecture == 90 else 26
+    known = 23 if architecture == 90 else 14
     assert len(rows) == len({row["name"] for row in rows}) == known
     assert [fault for row in rows for fault in faults(row)] == []
 
@@ -48,11 +47,8 @@ def test_on_hopper_aligned_products_load_by_tma(compiled):
     rows = {row["name"]: row for row in compiled[90]}
     for name in (
         "fwd half",
-        "fwd tf32",
         "bwd half",
-        "bwd tf32",
         "bwd half in place",
-        "fwd tf32 few tokens 32 wide",
     ):
         assert rows[name].get("UTMALDG"), name
     for name in ("fwd half unaligned", "fwd half few tokens 32 wide"):

@@ -3,6 +3,7 @@
 The same checks as in the interpreter, by the same tolerance rule, with the kernels compiled.
 """
 
+import plan_checks
 import pytest
 import swiglu_checks as checks
 import torch
@@ -14,7 +15,7 @@ from fusedlib import SwiGLUMLP
 from fusedlib.bench import check, rivals
 from fusedlib.bench.problems import SwiGLUProblem, draw
 from fusedlib.functional import SAVES, fused, swiglu_mlp
-from fusedlib.kernels import launch, swiglu_calls
+from fusedlib.kernels import route
 
 pytestmark = pytest.mark.gpu
 
@@ -58,7 +59,7 @@ def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
 @pytest.mark.parametrize("shape", [name for name, (tokens, *_) in SHAPES.items() if tokens > 64])
 def test_fused_where_hopper_s_products_are_cublas_s_vs_float64(monkeypatch, shape, dtype, save):
     """The kernels that other cards run at these sizes."""
-    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: False)
+    plan_checks.only_tiles(monkeypatch)
     assert checks.misses_mlp("cuda", dtype, SHAPES[shape], save) == []
 
 
@@ -199,15 +200,12 @@ def test_peak_memory_of_forward_and_backward(save):
     """
     tokens, hidden, inner = 2048, 1024, 4096
     leaves, dy = checks.small("cuda", "bfloat16", (tokens, hidden, inner))
-    for _ in range(2):
+
+    def step():
         y = swiglu_mlp(*leaves, save=save)
-        grad(y, leaves, dy)
-        del y
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    y = swiglu_mlp(*leaves, save=save)
-    gradients = grad(y, leaves, dy)
-    peak = torch.cuda.max_memory_allocated() - before
+        return [y, *grad(y, leaves, dy)]
+
+    peak, (_, *gradients) = checks.peak_over(step), step()
     numbers = 2 * tokens * inner + tokens * hidden + sum(t.numel() for t in gradients)
     with_h = 2 * tokens * inner + tokens * hidden + tokens * inner + hidden * inner
     assert peak <= 2 * max(numbers, with_h) + 2**21
@@ -220,13 +218,13 @@ def test_peak_memory_of_forward_and_backward(save):
 
 def test_a_kept_launch_serves_its_own_sizes_only():
     """Sizes of 1, multiples of 16 or not, other strides and addresses, each after the others."""
-    launch._LAUNCHES.clear()
+    route._PLANS.clear()
     shapes = [(64, 64, 64), (1, 64, 64), (64, 1, 64), (17, 64, 48), (64, 64, 65), (17, 63, 48)]
     for _ in range(2):
         for shape in shapes:
             assert checks.misses_mlp("cuda", "bfloat16", shape) == [], shape
             assert checks.misses_mlp("cuda", "float16", shape, "input") == [], shape
-    kept = len(launch._LAUNCHES)
+    kept = len(route._PLANS)
     (x, w_gate_up, w_down), _ = checks.small("cuda", "bfloat16", shapes[0])
     wanted = swiglu_mlp(x, w_gate_up, w_down)
     for off in range(1, 9):
@@ -236,7 +234,7 @@ def test_a_kept_launch_serves_its_own_sizes_only():
         wide = torch.empty(x.shape[0], x.shape[1] + off, device="cuda", dtype=x.dtype)
         rows = wide[:, : x.shape[1]].copy_(x.detach())
         assert checks.close([swiglu_mlp(rows, w_gate_up, w_down)], [wanted]), off
-    assert kept < len(launch._LAUNCHES) <= kept + 10
+    assert len(route._PLANS) == kept
 
 
 def test_module_trains_under_autocast_as_the_plain_one():

@@ -9,6 +9,8 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from interpreter import passed_in_the_interpreter
 
+from fusedlib.kernels import route
+
 PARTS, EXAMPLES = 10, 50  # 500 cases; ten tests, so that pytest-xdist can share their compiling
 
 
@@ -20,26 +22,14 @@ def test_in_the_interpreter(examples):
     assert passed_in_the_interpreter(drawn_file, 580, DRAWN_EXAMPLES=count) >= 10
 
 
-def path_of(shape: tuple[int, int, int], calls, hopper) -> str:
-    """Which kernels such a bf16 call gets on an H200."""
-    tokens, hidden, inner = shape
-    aligned = not hidden % 16 and not inner % 16
-    if tokens <= calls.FEW_TOKENS:
-        return "plan" if aligned and tokens else "pointers"
-    like = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device="cuda", shape=(tokens,))
-    apart = [calls._apart(like, tokens, inner, n) for n in (calls.FORWARD_N, calls.BACKWARD_N)]
-    taken = aligned and hopper.takes(like, inner)
-    return ", ".join("apart" if a else "fixed roles" if taken else "pointers" for a in apart)
-
-
 def test_drawn_shapes_reach_every_path_of_an_h200(monkeypatch):
     pytest.importorskip("triton")
-    from fusedlib.kernels import hopper, swiglu_calls
-
-    monkeypatch.setattr(hopper, "_is_hopper", lambda _: True)
-    monkeypatch.setattr(swiglu_calls, "architecture", lambda _: 90)
-    for module in (hopper, swiglu_calls):
-        monkeypatch.setattr(module, "multiprocessors", lambda _: 132)
+    processors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(route, "architecture", lambda _: 90)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: processors)
+    monkeypatch.setattr(route, "most_apart", route.most_apart.__wrapped__)
+    monkeypatch.setattr(route, "_has_roles", lambda _: True)
+    card = torch.device("cuda", 0)
     found = Counter()
 
     @seed(0)
@@ -49,11 +39,11 @@ def test_drawn_shapes_reach_every_path_of_an_h200(monkeypatch):
     )  # fmt: skip
     @given(shape=drawn.ON_GPU)
     def each(shape):
-        found[path_of(shape, swiglu_calls, hopper)] += 1
+        found[route.ways(route.Kind(card, torch.bfloat16, "ieee", *shape)).path] += 1
 
     each()
-    halves = "apart, apart", "fixed roles, apart", "fixed roles, fixed roles"
-    assert all(found[path] >= 20 for path in ("plan", "pointers", *halves)), found
+    paths = "few tokens", "apart", "dh apart", "fused by roles", "fused by tiles"
+    assert all(found[path] >= 20 for path in paths), found
 
 
 @pytest.mark.gpu

@@ -6,14 +6,13 @@ the check is the same.
 
 import broken_calls
 import broken_kernels
+import plan_checks
 import pytest
 import swiglu_checks as checks
 import torch
 
-from fusedlib import functional
-from fusedlib.functional import _large_fp32
-from fusedlib.kernels import hopper, swiglu_calls
-from fusedlib.kernels.swiglu_calls import BACKWARD_N, FORWARD_N
+from fusedlib.functional import path_of
+from fusedlib.kernels import route
 from fusedlib.kernels.swiglu_configs import architecture
 
 pytestmark = pytest.mark.gpu
@@ -22,13 +21,12 @@ TL = {"tma": (130, 208, 272), "pointers": (130, 201, 275), "few tokens": (37, 27
 FEW = (37, 912, 976)  # enough tiles that a program of a weight's gradient writes a span of two
 HOPPER = 90
 # The first has more tiles than an H200 multiprocessors, in the backward too, where they are 256
-# wide; the last two have enough work for split products, without a plan and with one.
+# wide; the last has enough work for split products.
 PATHS = {
-    "fixed roles": ("bfloat16", (1500, 272, 3088)),
+    "fused by roles": ("bfloat16", (1500, 272, 3088)),
     "apart": ("bfloat16", TL["tma"]),
     "few tokens": ("bfloat16", TL["few tokens"]),
-    "split": ("float32", (520, 2056, 4104)),
-    "split plan": ("float32", (512, 2064, 4112)),
+    "split fp32": ("float32", (520, 2056, 4104)),
 }
 
 
@@ -36,13 +34,14 @@ PATHS = {
 @pytest.mark.parametrize("fault", broken_kernels.BROKEN)
 def test_a_broken_kernel_of_tl_is_rejected(monkeypatch, tmp_path, fault, path):
     # Where Hopper's products would go to cuBLAS they are these kernels' on other cards.
-    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: False)
+    plan_checks.only_tiles(monkeypatch)
     broken_kernels.forget(monkeypatch)
     assert checks.misses_mlp("cuda", "bfloat16", TL[path]) == []
     started = broken_kernels.put(monkeypatch, tmp_path, fault, off=2.0)
     assert checks.misses_mlp("cuda", "bfloat16", TL[path]) != []
     assert broken_kernels.names(started) == set(broken_kernels.NAMES)
-    assert bool(functional._PLANS) == (path == "few tokens")
+    wanted = path if path == "few tokens" else "fused by tiles"
+    assert {plan.path for plan in route._PLANS.values()} == {wanted}
     if architecture(torch.device("cuda", 0)) == HOPPER:
         assert all(launched.config.descriptors == (path == "tma") for launched in started)
 
@@ -61,10 +60,6 @@ def test_a_broken_product_of_few_tokens_is_rejected(monkeypatch, tmp_path, fault
 @pytest.mark.parametrize("fault", broken_calls.FAULTS)
 def test_a_fault_on_any_path_is_rejected(path, fault):
     dtype, shape = PATHS[path]
-    (x, w_gate_up, _), _ = checks.small("cuda", dtype, shape)
-    if architecture(x.device) == HOPPER:
-        assert hopper.takes(x, shape[2]) == (path == "fixed roles")
-        for width in (FORWARD_N, BACKWARD_N):
-            assert swiglu_calls._apart(x, len(x), shape[2], width) == (path == "apart")
-    assert _large_fp32(x, w_gate_up) == path.startswith("split")
+    if architecture(torch.device("cuda", 0)) == HOPPER:
+        assert path_of(*checks.small("cuda", dtype, shape)[0]) == path
     broken_calls.check_rejected("cuda", dtype, shape, fault)

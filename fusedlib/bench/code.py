@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any
@@ -97,6 +97,23 @@ class Code:
         name = case.get("provider")
         own = self.rival(name) if self.rival is not None and isinstance(name, str) else "none"
         return f"{_digest(self.harness)}-{_digest(self.problem)}-{own}"
+
+
+@dataclass(frozen=True)
+class ByExperiment(Code):
+    """What measures a row depends on its experiment; those that `codes` lacks have these parts.
+
+    Where these are empty, a case of another experiment is a `KeyError`.
+    """
+
+    codes: Mapping[str, Code] = field(default_factory=dict)
+
+    def of(self, case: Mapping[str, Any]) -> str:
+        """The fingerprint of a case's row."""
+        experiment = case.get("experiment", "")
+        if self.harness and experiment not in self.codes:
+            return super().of(case)
+        return self.codes[experiment].of(case)
 
 
 @cache

@@ -679,7 +679,7 @@ def study_code() -> code.Code:
         "forward": _code(Forward), "inference": tokenwise, "generation": tokenwise,
         "training": _code(*trained, step_clock.lap), "dynamic": _code(*trained, dynamic),
     }  # fmt: skip
-    return llama.ByExperiment((), (), codes=codes)
+    return code.ByExperiment((), (), codes=codes)
 
 
 EVENT = Event(

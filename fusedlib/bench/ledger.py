@@ -216,20 +216,22 @@ PLAIN = Ledger(_PACKED_SAVED, _PACKED)
 PLAIN_INPUT = Ledger({}, (Stage("forward again", _PACKED_SAVED), *_PACKED), passing=_PACKED_SAVED)
 
 
-# fp32 in two fp16 parts a factor, as large as the factor; x's and d(gate|up)'s live to the end.
+# fp32 in two fp16 parts a factor, as large as the factor, which live as long as their product.
+def _split(what: str, gives: dict[str, Size], *factors: Size, frees: tuple[str, ...] = ()) -> Stage:
+    parts = {
+        f"parts of {name}": size for name, size in zip(what.split(" by "), factors, strict=True)
+    }
+    return Stage(what, parts | gives, (*parts, *frees))
+
+
 def _split_order(gate_up: str, *, last: bool) -> tuple[Stage, ...]:
-    of_x = {"parts of d(gate|up)": F * 2, "parts of w_gate_up": W * 2, "d_x": D}
-    of_w = {"parts of x": D, "d_w_gate_up": W * 2}
-    dh = Stage("dh", {"parts of dy": D, "parts of w_down": W, "dh": F}, ("parts of w_down",))
+    dh = _split("dy by w_down", {"dh": F}, D, W)
     epilogue = Stage("epilogue of dh", {"h again": F}, ("dh",))
     others = (
-        Stage("d_x", of_x, ("parts of w_gate_up",)),
-        Stage("d_w_gate_up", of_w, (gate_up, "parts of d(gate|up)", "parts of x")),
+        _split("d(gate|up) by w_gate_up", {"d_x": D}, F * 2, W * 2),
+        _split("d(gate|up) by x", {"d_w_gate_up": W * 2}, F * 2, D, frees=(gate_up,)),
     )
-    down = (
-        Stage("backward of down", {"parts of h": F, "d_w_down": W},
-              ("parts of dy", "h again", "parts of h")),
-    )  # fmt: skip
+    down = (_split("dy by h", {"d_w_down": W}, D, F, frees=("h again",)),)
     return dh, epilogue, *((*others, *down) if last else (*down, *others))
 
 
@@ -263,7 +265,7 @@ def of(provider: str, path: str | None = None, dtype: str = "bfloat16") -> Ledge
 
     Args:
         provider: the rival's name.
-        path: what ours ran, as in its rows: "kernels" (by default) or plain PyTorch.
+        path: what ours ran, as in its rows: kernels by default, or "plain PyTorch".
         dtype: in fp32 our kernels split their factors.
     """
     if isinstance(path, str) and path.startswith("plain"):

@@ -6,9 +6,12 @@ in races of forward and backward one set of weights.
 
 experiment  what is measured
 step        forward and backward, or a whole step with AdamW, all arms in turns
+fp32        the same in fp32, at a setting of torch's fp32 products
+sustained   forward and backward under load, with energy
 memory      two steps watched by the allocator's history: what fills the peak
 limit       the largest batch or the longest context whose step fits
 train       losses of a short training
+fp32-train  the same at a setting of torch's fp32 products, and in float64
 """
 
 import argparse
@@ -16,10 +19,10 @@ import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,6 +44,7 @@ from fusedlib.bench import (
     sources,
     step_clock,
     steps,
+    sustained,
     timing,
 )  # fmt: skip
 from fusedlib.bench.allocations import quiet
@@ -52,6 +56,7 @@ from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.step_clock import MIB
 from fusedlib.bench.swiglu import PLAIN_PATH
 from fusedlib.bench.timing import Sections
+from fusedlib.bench.torch_precision import matmul_settings
 
 STUDY, TASK, BASELINE = "11_llama", "llama", "huggingface"
 _LLAMA_32 = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
@@ -262,6 +267,13 @@ def liger_captured(model: nn.Module) -> Call:
     return with_liger(model, SWITCHES)
 
 
+@rival(TASK, "float64", place=25, requires=("transformers",), traits=frozenset({"asked for"}))
+def in_float64(model: nn.Module) -> Call:
+    """The model's fp32 weights and all it computes, norms and loss too, in float64."""
+    model.double()
+    return lambda ids, labels: SimpleNamespace(loss=_exact_loss(model, ids))
+
+
 def try_capture(provider: str, start: Mapping[str, float]) -> None:
     """Entry of a fresh process: capture the step of a small model of this arm."""
     model = build("two layers", torch.bfloat16, "cuda")
@@ -287,13 +299,13 @@ def cases(
         context_length: tokens a sequence.
         device: "auto" takes the best there is.
         more: what else makes the case: `optimizer` and `repetitions` of a step, `grows` of a
-            limit, `steps` and `learning_rate` of a training.
+            limit, `steps` and `learning_rate` of a training, `precision` of fp32 products.
 
     Raises:
         ValueError: an unknown experiment, model, dtype or arm, or a size below 1.
     """
     for name, given, known in (
-        ("experiment", experiment, ("step", *MEASURES)), ("model", model, CONFIGS),
+        ("experiment", experiment, ("step", "fp32", *MEASURES)), ("model", model, CONFIGS),
         ("dtype", dtype, DTYPES), ("grows", more.get("grows", "batch"), GROWING),
     ):  # fmt: skip
         if given not in known:
@@ -535,10 +547,19 @@ def _checked_loss(program: Program, usual: float, dtype: str) -> float:
     program.optimizer = optimizer
     assert program.loss is not None
     loss = program.loss.item()
-    allowed = check.FLOOR_ROUNDOFFS * torch.finfo(getattr(torch, dtype)).eps / 2
+    allowed = check.FLOOR_ROUNDOFFS * _loss_roundoff(dtype, program.ids.numel())
     if not abs(loss / usual - 1) <= allowed:
         raise Wrong(f"loss {loss:.6g}, Hugging Face's is {usual:.6g}", {"loss": loss})
     return loss
+
+
+def _loss_roundoff(dtype: str, count: int) -> float:
+    """Of the products behind a loss, TF32's where torch takes it for fp32; but at least that of a
+    sum of so many tokens in fp32, whose errors walk at random.
+    """
+    tf32 = dtype == "float32" and torch.get_float32_matmul_precision() != "highest"
+    products = "float16" if tf32 else dtype  # both have eleven bits
+    return max(torch.finfo(getattr(torch, products)).eps / 2, count**0.5 * 2.0**-24)
 
 
 def path_of(case: Case) -> str | None:
@@ -569,6 +590,58 @@ EVENT = Event(
     course=Course, settings=few_threads, fields=("model", "dtype", "device", "optimizer", "group"),
     available=require_possible, work=work, warmup=1, bursts=False, label=label,
 )  # fmt: skip
+
+
+# --- the race in fp32, and under load ------------------------------------------------------------
+
+
+@contextmanager
+def at_precision(case: Case) -> Iterator[None]:
+    """torch's fp32 products as the case has them: "highest" is IEEE's, "high" TF32."""
+    with matmul_settings(case["precision"], True), few_threads(case):
+        yield
+
+
+class InFp32(Course):
+    """The same arms in fp32; where torch takes TF32, the floor of an error is TF32's roundoff."""
+
+    def enter(self, case: Case) -> Entry:
+        """As in other dtypes."""
+        rounded = "float32" if case["precision"] == "highest" else "float16"  # eleven bits, as TF32
+        entry = super().enter({**case, "dtype": rounded})
+        return Entry(entry.figures | {"path": path_of(case)}, entry.lap)
+
+
+class Loaded(Course):
+    """The same arms; a lap is one step of forward and backward, issued and not waited for."""
+
+    def lap(self, case: Case, model: nn.Module, call: Call, graph: bool) -> Lap:
+        """An arm's steps on the case's batch, whose loss at full size is compared first."""
+        ids = tokens(case["model"], case["batch_size"], case["context_length"], case["device"])
+        program = Program(model, call, ids, graph=graph)
+        loss = _checked_loss(program, plain_loss(self.base, ids), case["dtype"])
+        return Lap(program.issue, reset=model.zero_grad, figures={"loss": loss})
+
+
+def flops(case: Case) -> int:
+    """Of the products of forward and backward: 2 a weight and token, attention's unmasked half as
+    many again, and twice all that backward.
+    """
+    c = CONFIGS[case["model"]]
+    width, layers, heads = c["hidden_size"], c["num_hidden_layers"], c["num_attention_heads"]
+    shared = c.get("num_key_value_heads", heads) / heads
+    layer = (2 + 2 * shared) * width**2 + 3 * width * c["intermediate_size"]
+    weights = 2 * (layers * layer + c["vocab_size"] * width)
+    attention = 2 * layers * case["context_length"] * width
+    return 3 * int(case["batch_size"] * case["context_length"] * (weights + attention))
+
+
+FP32 = replace(
+    EVENT, course=InFp32, fields=(*EVENT.fields, "precision"), settings=at_precision
+)  # fmt: skip
+LOADED = sustained.event(
+    replace(EVENT, course=Loaded, work=lambda case: work(case) | {"flops": flops(case)})
+)
 
 
 # --- one arm alone -------------------------------------------------------------------------------
@@ -757,37 +830,37 @@ def train(case: Case) -> dict[str, Any]:
     return {"losses": [round(loss.item(), 5) for loss in losses], "path": path_of(case)}
 
 
+def train_at_precision(case: Case) -> dict[str, Any]:
+    """Losses of the same training at a setting of fp32 products."""
+    with at_precision(case):
+        return train(case)
+
+
 def _code(*own: Any) -> code.Code:
     common = (build, tokens, with_liger, Program)
     return code.Code((timing, step_clock), (*common, *own), rivals.fingerprints(TASK))
 
 
+_RACED = race, check, graphs, Judge, Course
 CODES = {
-    "step": _code(race, check, graphs, Judge, Course),
+    "step": _code(*_RACED),
+    "fp32": _code(*_RACED, InFp32, at_precision, matmul_settings),
+    sustained.EXPERIMENT: sustained.study_code(_code(*_RACED, Loaded, flops)),
+    sustained.PRODUCT: sustained.PRODUCT_CODE,
     "memory": _code(allocator_history, memory),
     "limit": _code(limit),
     "train": _code(train),
+    "fp32-train": _code(train_at_precision, matmul_settings),
 }
-
-
-@dataclass(frozen=True)
-class ByExperiment(code.Code):
-    """What measures a row depends on its experiment."""
-
-    codes: Mapping[str, code.Code] = field(default_factory=dict)
-
-    def of(self, case: Case) -> str:
-        """The fingerprint of a case's row."""
-        return self.codes[case["experiment"]].of(case)
 
 
 def study_code(**others: code.Code) -> code.Code:
     """Fingerprints of study 11's rows; further experiments bring theirs by name."""
-    return ByExperiment((), (), codes=CODES | others)
+    return code.ByExperiment((), (), codes=CODES | others)
 
 
 MEASURES: dict[str, Callable[[Case], dict[str, Any]]] = {
-    "memory": memory, "limit": limit, "train": train,
+    "memory": memory, "limit": limit, "train": train, "fp32-train": train_at_precision,
 }  # fmt: skip
 
 

@@ -5,17 +5,22 @@ import importlib.metadata
 import os
 import platform
 import re
+import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusedlib import paths
+
+LOOK_S = 0.004
 
 
 @dataclass(frozen=True)
@@ -199,24 +204,76 @@ def before_and_after(before: dict[str, Any], after: dict[str, Any]) -> dict[str,
 
 @dataclass
 class Energy:
-    """What the card used between two moments; `joules` is None where it does not count."""
+    """What the card used while a block ran; None where it does not tell.
+
+    Attributes:
+        joules: between the first and the last step that its counter made in the block.
+        seconds: between these steps, so that their quotient is the power whatever the counter's
+            period; of the whole block where it made fewer than two.
+        sm_mhz: the multiprocessors' clock, median of what NVML said while the block ran.
+    """
 
     joules: float | None = None
     seconds: float = 0.0
+    sm_mhz: float | None = None
+
+    @property
+    def power_w(self) -> float | None:
+        """Joules a second."""
+        return None if self.joules is None else self.joules / self.seconds
+
+
+class _Look(NamedTuple):
+    """One look at the card: the host's seconds, the counter in mJ, the clock in MHz."""
+
+    at: float
+    energy_mj: int | None
+    sm_mhz: int | None
 
 
 @contextmanager
 def energy() -> Iterator[Energy]:
-    """Measure the first card's energy over a block, by NVML's counter."""
+    """Measure the first card's energy and clock over a block; a thread asks NVML every few ms."""
     used = Energy()
+    looks: list[_Look] = []
+    over = threading.Event()
     with _nvml() as (nvml, handle):
-        count = getattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", None)
-        begin, before = time.perf_counter(), count and _asked(count, handle)
-        yield used
-        after = count and _asked(count, handle)
-        used.seconds = time.perf_counter() - begin
-        if before is not None and after is not None:
-            used.joules = (after - before) / 1e3
+
+        def look() -> None:
+            count = getattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", None)
+            asked = count and _asked(count, handle), _asked(nvml.nvmlDeviceGetClockInfo, handle, 1)
+            looks.append(_Look(time.perf_counter(), *asked))
+
+        def watch() -> None:
+            while not over.wait(LOOK_S):
+                look()
+
+        watching = threading.Thread(target=watch, daemon=True)
+        begin = time.perf_counter()
+        if handle is not None:
+            look()
+            watching.start()
+        try:
+            yield used
+        finally:
+            over.set()
+            if handle is not None:
+                watching.join()
+                look()
+    used.seconds = time.perf_counter() - begin
+    _summed(used, looks)
+
+
+def _summed(used: Energy, looks: list[_Look]) -> None:
+    clocks = [look.sm_mhz for look in looks if look.sm_mhz is not None]
+    used.sm_mhz = statistics.median(clocks) if clocks else None
+    counted = [look for look in looks if look.energy_mj is not None]
+    steps = [late for early, late in pairwise(counted) if late.energy_mj != early.energy_mj]
+    ends = steps if len(steps) > 1 else counted
+    if len(ends) > 1:
+        first, last = ends[0], ends[-1]
+        used.joules = (last.energy_mj - first.energy_mj) / 1e3  # type: ignore[operator]
+        used.seconds = last.at - first.at
 
 
 @contextmanager

@@ -12,7 +12,7 @@ Ways to launch:
 - "graph": a replay of a CUDA graph of the same call, the L2 flushed before each: what the device
   needs.
 - "sustained": each rival alone for seconds on end, after heating: how training runs, at the card's
-  power limit.
+  power limit. Study 03 measures so by `fusedlib.bench.sustained`: in rounds, with energy and clock.
 """
 
 import time

@@ -54,10 +54,9 @@ def _fused(inputs: Inputs, save: str) -> Workload:
     rows = torch.cat([inputs.w_gate, inputs.w_up]).detach()
     w_gate_up = rows.requires_grad_(inputs.w_gate.requires_grad)
     leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
-    kernels = functional.runs_kernels(inputs.x, w_gate_up)
     return Workload(
         lambda: functional.swiglu_mlp(inputs.x, w_gate_up, inputs.w_down, save=save), leaves,
-        path="kernels" if kernels else PLAIN_PATH,
+        path=functional.path_of(inputs.x, w_gate_up, inputs.w_down),
     )  # fmt: skip
 
 
@@ -79,6 +78,15 @@ def inductor(inputs: Inputs) -> Workload:
 def inductor_max(inputs: Inputs) -> Workload:
     """torch.compile, mode max-autotune-no-cudagraphs, fullgraph=True, dynamic=False."""
     return _compiled(inputs, mode="max-autotune-no-cudagraphs")
+
+
+@rival(TASK, "inductor-dynamic", label="torch.compile, any length", place=16,
+       traits=frozenset({"asked for"}))  # fmt: skip
+def inductor_dynamic(inputs: Inputs) -> Workload:
+    """torch.compile, default mode, fullgraph=True, dynamic=True."""
+    leaves = inputs.leaves()
+    compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=True)
+    return Workload(lambda: compiled(**leaves), leaves)
 
 
 def _compiled(inputs: Inputs, mode: str) -> Workload:
@@ -139,11 +147,11 @@ def products(inputs: Inputs) -> PlainProducts:
 # --- what is measured ----------------------------------------------------------------------------
 
 
-def study_code() -> code.Code:
-    """Fingerprints of study 03's rows."""
+def study_code(**others: code.Code) -> code.Code:
+    """Fingerprints of study 03's rows; further experiments bring theirs by name."""
     harness = (race, check, graphs, timing)
     own = (problems, plain_products, reference.swiglu_mlp, roofline, Course, _products_lap)
-    return code.Code(harness, own, rivals.fingerprints(TASK))
+    return code.ByExperiment(harness, own, rivals.fingerprints(TASK), others)
 
 
 def cases(

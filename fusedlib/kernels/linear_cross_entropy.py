@@ -16,19 +16,23 @@ with ε the label smoothing, ζ the weight of z-loss, w a token's weight and s =
 | target, token_weights | (tokens,)            | contiguous; int64, fp32                     |
 | losses                | (tokens,)            | contiguous, fp32                            |
 
-The products are torch.mm's, over chunks of tokens. One kernel reads a chunk's logits twice, the
-second time mostly from the L2 cache, writes d_logits over them and the losses. Gradients are
-computed in forward, where the logits are, when one is wanted; backward multiplies them by the
-upstream scalar, in no time where that is 1. Losses by token have an upstream number each: their
-backward computes the logits again. Nothing is read back to the host.
+The products are torch.mm's, over chunks of tokens; in fp32 at torch's "highest", where it pays, of
+split factors (`fusedlib.kernels.split`). One kernel reads a chunk's logits twice, the second time
+mostly from the L2 cache, writes d_logits over them and the losses. Gradients are computed in
+forward, where the logits are, when one is wanted; backward multiplies them by the upstream scalar,
+in no time where that is 1. Losses by token have an upstream number each: their backward computes
+the logits again. Nothing is read back to the host.
 
 Memory beside the gradients, with V the vocabulary, H the width of hidden and b the bytes of a
 number: a chunk's logits, rows·V·b, at most LOGITS_BYTES, one row's, or in half precision d_W's own
 V·H·b where that is more. Where several chunks add up in half precision, or in fp16, d_W is summed
 in 4·V·H bytes, rounded at the end of backward: max(rows·V·b + 2·V·H, 4·V·H) altogether, which is
-why a chunk as large as d_W costs nothing more.
+why a chunk as large as d_W costs nothing more. A split product holds parts as large as both its
+factors meanwhile, one of W's products 4·V·(rows + H) bytes, and adds up d_W of several chunks by
+way of another 4·V·H.
 
-Error bound: logits are rounded to the inputs' dtype once. Of those, with M the largest of a row's
+Error bound: logits are rounded to the inputs' dtype once; in fp32 each product errs as torch's own,
+or within the bound of `fusedlib.kernels.split`. Of those logits, with M the largest of a row's
 |logits| and |lse|, a loss errs by (8 + log₂ V) (1 + M) (1 + 2 ζ M) 2⁻²⁴ at most, and each p_c by
 (8 + log₂ V + M) 2⁻²³ of itself. d_logits are rounded to the inputs' dtype once, d_W and d_b are
 summed over all tokens in fp32 and rounded once, or twice where the upstream scalar is not a power
@@ -45,8 +49,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedlib.kernels import split
 from fusedlib.kernels.launch import current_device
-from fusedlib.kernels.swiglu_configs import architecture
+from fusedlib.kernels.swiglu_configs import architecture, precision_of
 
 LOGITS_BYTES = 2**29
 ROW_BYTES = 128
@@ -235,8 +240,28 @@ def fill_scaled(source: Tensor, result: Tensor, factor: Tensor) -> Tensor:
     return result
 
 
+def _splits(a: Tensor, b: Tensor) -> bool:
+    """Whether A B is better of split factors than torch's."""
+    if a.dtype != torch.float32 or b.dtype != torch.float32 or precision_of(a) != "ieee":
+        return False
+    return split.split_pays(a.shape[0], b.shape[1], a.shape[1])
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None = None) -> Tensor:
+    """A B, or A B + bias, in `out` if there is one."""
+    if not _splits(a, b):
+        return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+    found = split.split_mm(a, b)
+    if bias is not None:
+        found += bias
+    return found if out is None else out.copy_(found)
+
+
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """total + A B in `dtype`, in place; A B where there is no total."""
+    if _splits(a, b):
+        found = split.split_mm(a, b)
+        return found if total is None else total.add_(found)
     wide: dict[str, Any] = {"out_dtype": dtype} if a.is_cuda and a.dtype != dtype else {}
     if not wide:
         a, b = a.to(dtype), b.to(dtype)
@@ -255,7 +280,10 @@ def compute(
     (tokens, _), vocabulary, dtype = hidden.shape, weight.shape[0], hidden.dtype
     wants_hidden, wants_weight, wants_bias = wants
     rows, sums = rows_and_sums(tokens, weight, wants_weight)
-    buffer = hidden.new_empty(rows, row_stride(vocabulary, dtype.itemsize))
+    stride = row_stride(vocabulary, dtype.itemsize)
+    # A split product makes its own result, which serves where rows need no padding.
+    padded = stride != vocabulary or not _splits(hidden[:rows], weight.t())
+    buffer = hidden.new_empty(rows if padded else 0, stride)
     losses = hidden.new_empty(tokens, dtype=torch.float32)
     d_hidden = hidden.new_empty(hidden.shape) if wants_hidden else None
     no_sum = weight.new_zeros(weight.shape, dtype=sums) if wants_weight and not tokens else None
@@ -264,19 +292,17 @@ def compute(
     for start in range(0, tokens, max(rows, 1)):
         part = slice(start, start + rows)
         h, weights = hidden[part], None if token_weights is None else token_weights[part]
-        logits = buffer[: h.shape[0], :vocabulary]
-        if bias is None:
-            torch.mm(h, weight.t(), out=logits)
-        else:
-            torch.addmm(bias, h, weight.t(), out=logits)
+        own = buffer[: h.shape[0], :vocabulary] if padded else None
+        logits = _product(h, weight.t(), own, bias)
         cross_entropy_rows(
             logits, target[part], weights, scale, losses[part], ignore_index, label_smoothing,
             z_loss, gradient=any(wants),
         )  # fmt: skip
         if d_hidden is not None:
-            torch.mm(logits, weight, out=d_hidden[part])
+            _product(logits, weight, out=d_hidden[part])
         if wants_weight:
             d_weight = _add_product(d_weight, logits.t(), h, sums)
         if d_bias is not None:
             d_bias += logits.sum(0, dtype=torch.float32)
+        del logits  # before the next chunk's are allocated
     return losses, d_hidden, d_weight, d_bias

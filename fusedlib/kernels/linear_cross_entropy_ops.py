@@ -11,12 +11,13 @@ retained, and no saved-tensor hooks were set in the forward. A second derivative
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedlib.kernels.linear_cross_entropy import compute, fill_scaled, rows_and_sums
+from fusedlib.kernels.operator import operator
 
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -30,7 +31,7 @@ def _check_targets(target: Tensor, valid: Tensor, vocabulary: int) -> None:
     )
 
 
-@torch.library.custom_op("fusedlib::linear_cross_entropy", mutates_args=())
+@operator("linear_cross_entropy")
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     token_weights: Tensor | None, mean: bool, ignore_index: int, label_smoothing: float,
@@ -61,7 +62,7 @@ def linear_cross_entropy(
     return losses.sum() / total, factor.clone(), d_hidden, d_weight, d_bias
 
 
-@torch.library.custom_op("fusedlib::linear_cross_entropy_by_token", mutates_args=())
+@operator("linear_cross_entropy_by_token")
 def linear_cross_entropy_by_token(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int,
     label_smoothing: float, z_loss: float,
@@ -75,13 +76,13 @@ def linear_cross_entropy_by_token(
     )[0]
 
 
-@torch.library.custom_op("fusedlib::scaled", mutates_args=())
+@operator("scaled", last=True)
 def scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """The source, contiguous, times a scalar of fp32, rounded to `dtype`. It has no gradient."""
     return fill_scaled(source, source.new_empty(source.shape, dtype=dtype), factor)
 
 
-@linear_cross_entropy.register_fake
+@torch.library.register_fake(linear_cross_entropy)
 def _(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     token_weights: Tensor | None, mean: bool, ignore_index: int, label_smoothing: float,
@@ -97,7 +98,7 @@ def _(
     return one, torch.empty_like(one), d_hidden, d_weight, d_bias
 
 
-@linear_cross_entropy_by_token.register_fake
+@torch.library.register_fake(linear_cross_entropy_by_token)
 def _(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int,
     label_smoothing: float, z_loss: float,
@@ -105,15 +106,9 @@ def _(
     return hidden.new_empty(hidden.shape[0], dtype=torch.float32)
 
 
-@scaled.register_fake
+@torch.library.register_fake(scaled)
 def _(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     return source.new_empty(source.shape, dtype=dtype)
-
-
-def _refuse_a_second_derivative(*_: Any) -> NoReturn:
-    raise RuntimeError(
-        "the fused linear_cross_entropy has no second derivative; differentiate float64"
-    )
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -126,7 +121,9 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> No
 def _gradients(ctx: Any, upstream: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
     """Those of hidden, weight and bias."""
     if any(other is not None for other in others):
-        _refuse_a_second_derivative()
+        raise RuntimeError(
+            "the fused linear_cross_entropy has no second derivative; differentiate float64"
+        )
     if upstream is None:
         return (None,) * 10
     factor, *kept = ctx.saved_tensors
@@ -167,6 +164,7 @@ def _gradients_by_token(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
     return *finished, *(None,) * 4
 
 
-scaled.register_autograd(_refuse_a_second_derivative)
-linear_cross_entropy.register_autograd(_gradients, setup_context=_set_up)
-linear_cross_entropy_by_token.register_autograd(_gradients_by_token, setup_context=_set_up_by_token)
+torch.library.register_autograd(linear_cross_entropy, _gradients, setup_context=_set_up)
+torch.library.register_autograd(
+    linear_cross_entropy_by_token, _gradients_by_token, setup_context=_set_up_by_token
+)

@@ -3,59 +3,122 @@
 Registered through `torch.library`, with shapes for meta and fake tensors and an autograd formula,
 so that torch.compile, dispatch modes and tensor subclasses see ordinary operators. All operands are
 matrices of one dtype and device; `fusedlib.functional` brings them into that form. What is kept for
-backward is in `fusedlib.kernels.swiglu_autograd`; the operators never write over what they are
-given, so running backward twice on a retained graph gives the same answer twice. A second
-derivative raises.
+backward is in `fusedlib.kernels.autograd`; the operators never write over what they are given, so
+running backward twice on a retained graph gives the same answer twice. A second derivative raises.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fusedlib.kernels.swiglu_autograd import Calls, gradients, kept
-from fusedlib.kernels.swiglu_calls import product, swiglu_bwd, swiglu_fwd
+from fusedlib.kernels import split
+from fusedlib.kernels.autograd import compute, gradients, kept
+from fusedlib.kernels.launch import current_device
+from fusedlib.kernels.operator import operator
+from fusedlib.kernels.plan import settled
+from fusedlib.kernels.products import TORCH, Products
+from fusedlib.kernels.route import plan_of, splits
+
+DTYPES = torch.bfloat16, torch.float16, torch.float32
 
 
-@torch.library.custom_op("fusedlib::swiglu", mutates_args=())
+def _check(name: str, matrix: Tensor, shape: tuple[int | str, int | str], like: Tensor) -> None:
+    """A matrix of that shape (a word stands for any size), of like's dtype and device."""
+    wanted = f"({shape[0]}, {shape[1]})"
+    fits = matrix.ndim == 2 and all(
+        isinstance(want, str) or want == size
+        for want, size in zip(shape, matrix.shape, strict=True)
+    )
+    if not fits or (str(shape[0]).startswith("2·") and matrix.shape[0] % 2):
+        raise ValueError(f"{name} must be {wanted}, got {tuple(matrix.shape)}")
+    if matrix.dtype != like.dtype or matrix.dtype not in DTYPES:
+        known = ", ".join(map(str, DTYPES))
+        raise ValueError(f"{name} must be {like.dtype}, one of {known}; got {matrix.dtype}")
+    if matrix.device != like.device:
+        raise ValueError(f"{name} must be on {like.device}, got {matrix.device}")
+
+
+def _forward(
+    x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: bool
+) -> tuple[Tensor, Tensor]:
+    _check("x", x, ("tokens", "hidden"), x)
+    _check("w_gate_up", w_gate_up, ("2·inner", x.shape[1]), x)
+    if w_down is not None:
+        _check("w_down", w_down, (x.shape[1], w_gate_up.shape[0] // 2), x)
+    found, gate_up = compute(x, w_gate_up, w_down, save, plan_of(x, w_gate_up, w_down))
+    return found, x.new_empty(0, 0) if gate_up is None else gate_up
+
+
+@operator("swiglu")
 def swiglu(x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor]:
-    """h (tokens, inner), and gate|up (tokens, 2·inner) or, not saved, an empty tensor."""
-    h, gate_up = swiglu_fwd(x, w_gate_up, save=save)
-    return h, x.new_empty(0, 0) if gate_up is None else gate_up
+    """h (tokens, inner), and gate|up (tokens, 2·inner) or, not saved, an empty tensor.
+
+    Raises:
+        ValueError: a shape, dtype or device that does not fit.
+    """
+    return _forward(x, w_gate_up, None, save)
 
 
-@torch.library.custom_op("fusedlib::swiglu_mlp", mutates_args=())
+@operator("swiglu_mlp")
 def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, save: bool) -> tuple[Tensor, Tensor]:
-    """y (tokens, hidden), and gate|up (tokens, 2·inner) or, not saved, an empty tensor."""
-    h, gate_up = swiglu_fwd(x, w_gate_up, save=save)
-    return product(h, w_down.t()), x.new_empty(0, 0) if gate_up is None else gate_up
+    """y (tokens, hidden), and gate|up (tokens, 2·inner) or, not saved, an empty tensor.
+
+    Raises:
+        ValueError: a shape, dtype or device that does not fit.
+    """
+    return _forward(x, w_gate_up, w_down, save)
 
 
-@torch.library.custom_op("fusedlib::swiglu_backward", mutates_args=())
+@operator("swiglu_backward", last=True)
 def swiglu_backward(
     upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool
 ) -> tuple[Tensor, Tensor]:
-    """d(gate|up) (tokens, 2·inner) and h (tokens, inner); empty where not wanted.
+    """d(gate|up) (tokens, 2·inner) and h (tokens, inner), new; empty where not wanted.
 
-    As `fusedlib.kernels.swiglu_calls.swiglu_bwd`. It has no gradient of its own.
+    It has no gradient of its own.
+
+    Args:
+        upstream: with `w_down` dy (tokens, hidden), without it dh (tokens, inner); None when only
+            h is wanted.
+        w_down: (hidden, inner), or None.
+        gate_up: (tokens, 2·inner), what the forward saved.
+        output: also recompute h.
+
+    Raises:
+        ValueError: a shape, dtype or device that does not fit.
     """
-    results = swiglu_bwd(upstream, w_down, gate_up, output=output)
+    _check("gate_up", gate_up, ("tokens", "2·inner"), gate_up)
+    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    hidden = inner if w_down is None else w_down.shape[0]
+    if w_down is not None:
+        _check("w_down", w_down, (hidden, inner), gate_up)
+    if upstream is not None:
+        _check("dh" if w_down is None else "dy", upstream, (tokens, hidden), gate_up)
+    # Operands of a forward that had these sizes.
+    x, w_gate_up = (
+        gate_up.new_empty(()).expand(s) for s in ((tokens, hidden), (2 * inner, hidden))
+    )
+    plan = plan_of(x, w_gate_up, w_down)
+    here: tuple[Any, ...] = settled(upstream, w_down, gate_up)
+    with current_device(gate_up):
+        results = plan.differentiate(here[0], here[1], here[2], output, False)
     d_gate_up, h = (gate_up.new_empty(0, 0) if r is None else r for r in results)
     return d_gate_up, h
 
 
-@swiglu.register_fake
+@torch.library.register_fake(swiglu)
 def _(x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     wide = w_gate_up.shape[0]
     return x.new_empty(x.shape[0], wide // 2), _fake_gate_up(x, wide, save)
 
 
-@swiglu_mlp.register_fake
+@torch.library.register_fake(swiglu_mlp)
 def _(x: Tensor, w_gate_up: Tensor, w_down: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[0], w_down.shape[0]), _fake_gate_up(x, w_gate_up.shape[0], save)
 
 
-@swiglu_backward.register_fake
+@torch.library.register_fake(swiglu_backward)
 def _(
     upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool
 ) -> tuple[Tensor, Tensor]:
@@ -69,17 +132,19 @@ def _fake_gate_up(x: Tensor, wide: int, save: bool) -> Tensor:
     return x.new_empty(x.shape[0], wide) if save else x.new_empty(0, 0)
 
 
-def _again(x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor]:
-    return swiglu(x, w_gate_up, save)
+class _Registered(NamedTuple):
+    """The steps of a backward as operators."""
 
+    products: Products
 
-def _backward(
-    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool, _: bool
-) -> tuple[Tensor, Tensor]:
-    return swiglu_backward(upstream, w_down, gate_up, output)
+    def activate(self, x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor]:
+        return swiglu(x, w_gate_up, save)
 
-
-_REGISTERED = Calls(_again, _backward)
+    def differentiate(
+        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool,
+        _: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return swiglu_backward(upstream, w_down, gate_up, output)
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -95,19 +160,15 @@ def _wants(ctx: Any) -> tuple[bool, bool, bool]:
     return wants_x, wants_w_gate_up, any(wants_w_down)
 
 
-def _swiglu_gradients(ctx: Any, dh: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    if dh is None:
-        return None, None, None
+def _gradients(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+    given = len(ctx.needs_input_grad)
+    if upstream is None:
+        return (None,) * given
+    steps = _Registered(split.PRODUCTS if splits(upstream) else TORCH)
     # Saved tensors are read once: activation checkpointing allows no more.
-    d_x, d_w_gate_up, _ = gradients(_REGISTERED, _wants(ctx), list(ctx.saved_tensors), dh, False)
-    return d_x, d_w_gate_up, None
+    found = gradients(steps, _wants(ctx), list(ctx.saved_tensors), upstream, False)
+    return *found[: given - 1], None
 
 
-def _swiglu_mlp_gradients(ctx: Any, dy: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    if dy is None:
-        return None, None, None, None
-    return *gradients(_REGISTERED, _wants(ctx), list(ctx.saved_tensors), dy, False), None
-
-
-swiglu.register_autograd(_swiglu_gradients, setup_context=_set_up)
-swiglu_mlp.register_autograd(_swiglu_mlp_gradients, setup_context=_set_up)
+torch.library.register_autograd(swiglu, _gradients, setup_context=_set_up)
+torch.library.register_autograd(swiglu_mlp, _gradients, setup_context=_set_up)

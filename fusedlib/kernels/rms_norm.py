@@ -38,9 +38,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels.launch import Launch, kept_launch, multiprocessors, rows_contiguous
+from fusedlib.kernels.first_order import first_order
+from fusedlib.kernels.launch import Launch, multiprocessors, rows_contiguous
 from fusedlib.kernels.operands import check_rms_norm
-from fusedlib.kernels.rows import Warps, first_order
+from fusedlib.kernels.operator import Direct, operator
+from fusedlib.kernels.rows import Warps, kept_launch
 
 WIDEST = 8192  # numbers of a row that the backward holds in registers: four arrays of 16 a thread
 TILE = 4096  # numbers that a program takes at a time, of several rows where they are narrow
@@ -48,7 +50,7 @@ LOADED = 2  # of the backward's tiles on their way at once
 PER_PROCESSOR = 2  # programs of the backward
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def _rms_norm_fwd_kernel(  # type: ignore[no-untyped-def]
     x, residual, weight, y, s, rstd, rows, x_row, residual_row, eps,
     RESIDUAL: tl.constexpr, HF: tl.constexpr,
@@ -78,7 +80,7 @@ def _wide(source, offsets, inside):  # type: ignore[no-untyped-def]
     return tl.load(source + offsets, mask=inside, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def _rms_norm_bwd_kernel(  # type: ignore[no-untyped-def]
     dy, ds, s, weight, rstd, d_s, partial, rows, dy_row, ds_row,
     RESIDUAL: tl.constexpr, WANTS_S: tl.constexpr, WANTS_WEIGHT: tl.constexpr,
@@ -128,7 +130,7 @@ def _rms_norm_bwd_kernel(  # type: ignore[no-untyped-def]
         tl.store(own + j, tl.sum(total, axis=0), mask=j < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("parts",))
 def _sum_parts_kernel(  # type: ignore[no-untyped-def]
     partial, d_weight, parts, width, PARTS: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -188,7 +190,7 @@ def rms_norm_bwd(
     if not rows:
         return d_s, weight.new_zeros(width) if wants_weight else None
     # No more than there are tiles of rows; d_weight has one partial row for each.
-    parts = min(triton.cdiv(rows, constants["ROWS"]), PER_PROCESSOR * multiprocessors(s.device))
+    parts = min(triton.cdiv(rows, constants["ROWS"]), most_parts(s.device))
     partial = s.new_empty((parts, width) if wants_weight else 0, dtype=torch.float32)
     flags: dict[str, int] = {"RESIDUAL": ds is not None}
     flags |= {"WANTS_S": wants_s, "WANTS_WEIGHT": wants_weight}
@@ -203,11 +205,16 @@ def rms_norm_bwd(
     return d_s, _sum_parts(partial, weight) if wants_weight else None
 
 
+def most_parts(device: torch.device) -> int:
+    """Programs of the backward."""
+    return PER_PROCESSOR * multiprocessors(device)
+
+
 def _sum_parts(partial: Tensor, weight: Tensor) -> Tensor:
     """The sum of the partial rows in weight's dtype: 16 columns a program, all parts at once."""
     parts, width = partial.shape
     d_weight = torch.empty_like(weight)
-    constants = {"PARTS": triton.next_power_of_2(parts), "COLUMNS": 16}
+    constants = {"PARTS": triton.next_power_of_2(most_parts(weight.device)), "COLUMNS": 16}
     programs = triton.cdiv(width, 16), 1, 1
     make = bind(Launch, _sum_parts_kernel, Warps(8), programs, (), (parts, width), constants)
     key = "sum_parts", parts, width, weight.dtype, weight.device
@@ -220,7 +227,7 @@ def _rows(x: Tensor) -> Tensor:
     return rows_contiguous(x.reshape(-1, x.shape[-1]))
 
 
-@torch.library.custom_op("fusedlib::rms_norm", mutates_args=())
+@operator("rms_norm")
 def rms_norm_operator(
     x: Tensor, weight: Tensor, residual: Tensor | None, eps: float, hf: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,7 +237,7 @@ def rms_norm_operator(
     return y, x.new_empty(0) if s is None else s, rstd
 
 
-@torch.library.custom_op("fusedlib::rms_norm_backward", mutates_args=())
+@operator("rms_norm_backward", last=True)
 def _backward_operator(
     dy: Tensor, ds: Tensor | None, s: Tensor, weight: Tensor, rstd: Tensor,
     wants_s: bool, wants_weight: bool,
@@ -240,7 +247,7 @@ def _backward_operator(
     return d_s, d_weight
 
 
-@rms_norm_operator.register_fake
+@torch.library.register_fake(rms_norm_operator)
 def _(
     x: Tensor, weight: Tensor, residual: Tensor | None, eps: float, hf: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -250,7 +257,7 @@ def _(
     return x.new_empty(x.shape, dtype=dtype), s, x.new_empty(rows, dtype=torch.float32)
 
 
-@_backward_operator.register_fake
+@torch.library.register_fake(_backward_operator)
 def _(
     dy: Tensor, ds: Tensor | None, s: Tensor, weight: Tensor, rstd: Tensor,
     wants_s: bool, wants_weight: bool,
@@ -284,10 +291,12 @@ def _gradients(backward: Any, ctx: Any, dy: Tensor | None, ds: Tensor | None, _:
     )  # fmt: skip
 
 
-rms_norm_operator.register_autograd(bind(_gradients, _backward_operator), setup_context=_set_up)
+torch.library.register_autograd(
+    rms_norm_operator, bind(_gradients, _backward_operator), setup_context=_set_up
+)
 
 
-class RMSNormFunction(torch.autograd.Function):
+class RMSNormFunction(Direct):
     """y, s and rstd of x, weight, residual, eps and hf, launched without the dispatcher."""
 
     forward = staticmethod(rms_norm_fwd)

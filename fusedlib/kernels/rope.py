@@ -33,9 +33,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels.launch import Launch, kept_launch
+from fusedlib.kernels.first_order import first_order
+from fusedlib.kernels.launch import Launch
 from fusedlib.kernels.operands import check_rope
-from fusedlib.kernels.rows import Warps, first_order
+from fusedlib.kernels.operator import Direct, operator
+from fusedlib.kernels.rows import Warps, kept_launch
 
 HALVES = 1024  # rotated pairs a program, 8 a thread: two loads of 16 bytes in flight in 16 bits
 MOST_HEADS = 8  # that share the rows of cos and sin they read
@@ -74,7 +76,8 @@ def _rotate(  # type: ignore[no-untyped-def]
         tl.store(y + 2 * HALF + j, tl.load(x + 2 * HALF + j, mask=inside), mask=inside)
 
 
-@triton.jit
+# Strides are multiples of a head, whatever the length.
+@triton.jit(do_not_specialize=("tokens", "length", "positions_batch"))
 def _rope_kernel(  # type: ignore[no-untyped-def]
     q, k, q_out, k_out, cos, sin, positions, heads, key_heads, tokens, length,
     q_batch, q_head, q_token, k_batch, k_head, k_token,
@@ -176,7 +179,7 @@ def _tables(
     return cos, sin, positions
 
 
-@torch.library.custom_op("fusedlib::rope", mutates_args=())
+@operator("rope")
 def rope_operator(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -187,7 +190,7 @@ def rope_operator(
     return turned_q, turned_k
 
 
-@torch.library.custom_op("fusedlib::rope_backward", mutates_args=())
+@operator("rope_backward", last=True)
 def _backward_operator(
     dq: Tensor | None, dk: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -196,14 +199,14 @@ def _backward_operator(
     return d_q, d_k
 
 
-@rope_operator.register_fake
+@torch.library.register_fake(rope_operator)
 def _(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(_heads_contiguous(q)), torch.empty_like(_heads_contiguous(k))
 
 
-@_backward_operator.register_fake
+@torch.library.register_fake(_backward_operator)
 def _(
     dq: Tensor | None, dk: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -232,10 +235,12 @@ def _direct_gradients(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None
     return *_gradients(bind(rope_call, inverse=True), ctx, *upstream), None
 
 
-rope_operator.register_autograd(bind(_gradients, _backward_operator), setup_context=_set_up)
+torch.library.register_autograd(
+    rope_operator, bind(_gradients, _backward_operator), setup_context=_set_up
+)
 
 
-class RopeFunction(torch.autograd.Function):
+class RopeFunction(Direct):
     """As `rope_call`, launched without the dispatcher."""
 
     forward = staticmethod(rope_call)

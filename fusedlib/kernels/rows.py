@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from fusedlib.kernels.swiglu_autograd import _Once
+from fusedlib.kernels.launch import MOST_LAUNCHES, Launch, unaligned
 
 
 @dataclass(frozen=True)
@@ -25,19 +23,21 @@ class Warps:
         return {"num_warps": self.num_warps}
 
 
-def first_order(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """A `Function`'s backward whose results raise when they are differentiated again.
+_LAUNCHES: dict[Hashable, Launch] = {}
 
-    torch's `once_differentiable` lets constants pass for them where the upstream gradient has none.
+
+def kept_launch(make: Callable[[], Launch], key: Hashable, *matrices: Tensor) -> Launch:
+    """`make()`, or what it gave before for the same key.
+
+    Its grid and numbers are for the key's exact sizes and 16-byte aligned addresses, so the key
+    must hold shapes, strides, dtype, device and variant. Unaligned addresses keep nothing, nor does
+    the interpreter, whose configuration tests change.
     """
-
-    @wraps(backward)
-    def once(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
-        if not torch.is_grad_enabled():
-            return backward(ctx, *upstream)
-        with torch.no_grad():
-            found = backward(ctx, *upstream)
-        marker = torch.empty(0, requires_grad=True)
-        return tuple(None if f is None else _Once.apply(f, marker) for f in found)
-
-    return once
+    if unaligned(matrices) or not matrices[0].is_cuda:
+        return make()
+    found = _LAUNCHES.get(key)
+    if found is None:
+        if len(_LAUNCHES) >= MOST_LAUNCHES:
+            _LAUNCHES.clear()
+        found = _LAUNCHES[key] = make()
+    return found

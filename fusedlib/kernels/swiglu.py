@@ -1,5 +1,5 @@
 # ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
-"""The two fused kernels of the SwiGLU MLP; every plain product is torch.mm's.
+"""The two fused kernels of the SwiGLU MLP, by tiles.
 
     gate = x Wgᵀ    up = x Wuᵀ    h = silu(gate) ⊙ up    y = h Wdᵀ              (Shazeer 2020)
 
@@ -9,22 +9,23 @@ backward    dh = dy Wd, and in its epilogue, with s = sigmoid(gate),
                 d_gate = dh ⊙ up ⊙ s ⊙ (1 + gate ⊙ (1 − s))
                 h      = gate ⊙ s ⊙ up, recomputed for d_Wd = dyᵀ h
 
-| tensor                       | shape                | strides                               |
-|------------------------------|----------------------|---------------------------------------|
-| x, dy                        | (tokens, hidden)     | any; copied unless rows are contiguous|
-| w_gate_up: gate rows over up | (2·inner, hidden)    | any; likewise                         |
-| w_down                       | (hidden, inner)      | any; likewise                         |
-| gate_up, d_gate_up           | (tokens, 2·inner)    | contiguous: gate columns, up columns  |
-| h, dh                        | (tokens, inner)      | contiguous                            |
+| tensor                            | shape             |
+|-----------------------------------|-------------------|
+| x, dy                             | (tokens, hidden)  |
+| w_gate_up: gate rows over up rows | (2·inner, hidden) |
+| w_down                            | (hidden, inner)   |
+| gate_up, d_gate_up: columns       | (tokens, 2·inner) |
+| h, dh                             | (tokens, inner)   |
 
-Sums over K and the activation are fp32. Blocks come through pointers, or through tensor descriptors
-(TMA) where the configuration asks for them.
+All are contiguous, at 16 bytes. Sums over K and the activation are fp32. Blocks come through
+pointers, or through tensor descriptors (TMA) where the configuration asks for them.
 
 Error bound, element by element and to first order, where nothing overflows or underflows. v is the
 dtype's unit roundoff: 2⁻⁸ bf16, 2⁻¹¹ fp16, 2⁻²⁴ fp32 at torch's "highest". A sum of n terms errs by
-n 2⁻²² of their magnitudes' at most, in any order, by truncating tensor cores and of split factors
-too. silu and its derivative err by t = (8 + |gate|) 2⁻²², silu relatively; |silu'| < 1.1 and
-|silu''| ≤ 1/2. So with [d] = [d_gate|d_up]
+n 2⁻²² of their magnitudes' at most, in any order, by truncating tensor cores too; one of split fp32
+factors has a bound of its own (`fusedlib.kernels.split`): (18 + n/4096) 2⁻²² of them, before Hopper
+30 for 18, and 2⁻³⁹ (max|a| Σ|b| + max|b| Σ|a|) more. silu and its derivative err by
+t = (8 + |gate|) 2⁻²², silu relatively; |silu'| < 1.1 and |silu''| ≤ 1/2. With [d] = [d_gate|d_up]
 
     Δgate, Δup   hidden 2⁻²² |x||W|ᵀ + v |gate|, v |up|
     Δh           1.1 |up| Δgate + |silu| (Δup + t |up|) + v |h|
@@ -44,28 +45,32 @@ torch.mm's sums as fp32: cuBLAS may add parts of one in half precision, which to
 from __future__ import annotations
 
 import warnings
-from functools import partial
 
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.errors import TritonError
 
-from fusedlib.kernels.launch import Launch, grid, kept_launch
+from fusedlib.kernels.launch import Launch, multiprocessors
 from fusedlib.kernels.swiglu_configs import (
-    FEW_TOKENS,
     POINTWISE,
     Config,
-    aligned,
     backward_config,
     forward_config,
-    precision_of,
 )
 
 try:
     from fusedlib.kernels import hopper
 except (ImportError, AttributeError):  # Gluon is experimental: other releases may name it otherwise
     hopper = None  # type: ignore[assignment]
+
+
+def _grid(config: Config, like: Tensor, inner: int) -> tuple[int, int, int]:
+    """One program a tile; persistent ones no more than the device has multiprocessors."""
+    tiles = triton.cdiv(like.shape[0], config.block_m) * triton.cdiv(inner, config.block_n)
+    if not config.persistent:
+        return (tiles, 1, 1)
+    return (min(tiles, multiprocessors(like.device)), 1, 1)
 
 
 @triton.jit
@@ -109,20 +114,6 @@ def _place(tile, row_tiles, column_tiles, GROUP_M: tl.constexpr):  # type: ignor
 
 
 @triton.jit
-def _dot(a, b, acc, one, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """acc + a b. IEEE fp32 sums each K block by itself and adds it to acc: √(K/BLOCK_K) as much
-    error as one long sum, for one addition an element and block.
-    """
-    if PRECISION == "ieee" and a.dtype == tl.float32:
-        # Multiplying by `one`, which the compiler cannot know to be 1, keeps it from folding the
-        # addition into the product's accumulator.
-        acc = tl.fma(tl.dot(a, b, input_precision=PRECISION), one, acc)
-    else:
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    return acc
-
-
-@triton.jit
 def _halves(block, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """Left and right half of a [HEIGHT, WIDTH] block.
 
@@ -145,10 +136,10 @@ def _fwd_epilogue(  # type: ignore[no-untyped-def]
         _store(gate_up_ptr + inner, up, row, column, tokens, inner, wide, HEIGHT, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("tokens",))
 def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
-    x, w_gate_up, h_ptr, gate_up_ptr, tokens, hidden, inner, x_row, w_row, one,
-    SAVE: tl.constexpr, PRECISION: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
+    x, w_gate_up, h_ptr, gate_up_ptr, tokens, hidden, inner,
+    SAVE: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     row_tiles, column_tiles = tl.cdiv(tokens, BLOCK_M), tl.cdiv(inner, BLOCK_N)
@@ -159,17 +150,17 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
         gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(0, hidden, BLOCK_K):
-            a = _block(x, row, k, tokens, hidden, x_row, BLOCK_M, BLOCK_K, DESCRIPTORS)
+            a = _block(x, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K, DESCRIPTORS)
             # Gate rows past inner are up rows: in bounds, and their columns are never stored.
             b = _block(
-                w_gate_up, column, k, 2 * inner, hidden, w_row, BLOCK_N, BLOCK_K, DESCRIPTORS
+                w_gate_up, column, k, 2 * inner, hidden, hidden, BLOCK_N, BLOCK_K, DESCRIPTORS
             )
             c = _block(
-                w_gate_up, inner + column, k, 2 * inner, hidden, w_row,
+                w_gate_up, inner + column, k, 2 * inner, hidden, hidden,
                 BLOCK_N, BLOCK_K, DESCRIPTORS,
             )  # fmt: skip
-            gate = _dot(a, b.T, gate, one, PRECISION)
-            up = _dot(a, c.T, up, one, PRECISION)
+            gate = tl.dot(a, b.T, gate)
+            up = tl.dot(a, c.T, up)
         gate, gate_right = _halves(gate, BLOCK_M, BLOCK_N)
         up, up_right = _halves(up, BLOCK_M, BLOCK_N)
         half: tl.constexpr = BLOCK_N // 2
@@ -180,52 +171,29 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-def fill_fwd(x: Tensor, w_gate_up: Tensor, h: Tensor, gate_up: Tensor | None) -> None:
-    """Compute into h (tokens, inner) and, where it is given, gate_up (tokens, 2·inner).
-
-    x and w_gate_up have contiguous rows, h and gate_up are contiguous, nothing is empty.
-    """
-    save = gate_up is not None
-    if _for_hopper(h.shape[1], x, w_gate_up, h):
-        try:
-            return hopper.forward(x, w_gate_up, h, gate_up)
-        except TritonError as error:
-            _do_without_hopper(error)
-    matrices = x, w_gate_up, h, h if gate_up is None else gate_up
-    sizes = x.shape, w_gate_up.shape, x.stride(0), w_gate_up.stride(0)
-    key = "fwd", *sizes, x.dtype, x.device, save, precision_of(x)
-    kept_launch(partial(fwd_launch, x, w_gate_up, h, save), key, *matrices)(*matrices)
-    return None
-
-
 def fwd_launch(
-    x: Tensor, w_gate_up: Tensor, h: Tensor, save: bool, config: Config | None = None
-) -> Launch:
-    """What `fill_fwd` starts for such operands where `hopper` does not take them."""
-    (tokens, hidden), inner = x.shape, h.shape[1]
-    config = config or forward_config(x, w_gate_up, h)
+    x: Tensor, inner: int, save: bool, config: Config | None = None
+) -> Launch:  # fmt: skip
+    """For x (tokens, hidden): it takes x, w_gate_up, h and gate_up, or h again."""
+    config = config or forward_config(x, inner)
     m, n, k = config.block_m, config.block_n, config.block_k
-    scalars = (tokens, hidden, inner, x.stride(0), w_gate_up.stride(0), 1.0)
-    constants = {"SAVE": save, "PRECISION": precision_of(x), "FLATTEN": config.persistent}
-    programs = grid(config, x, tokens, inner)
+    scalars = *x.shape, inner
+    constants = {"SAVE": save, "FLATTEN": config.persistent}
+    programs = _grid(config, x, inner)
     return Launch(_swiglu_fwd_kernel, config, programs, ([m, k], [n, k]), scalars, constants)
 
 
-def _for_hopper(inner: int, tokens_first: Tensor, *others: Tensor) -> bool:
-    many = hopper is not None and tokens_first.shape[0] > FEW_TOKENS
-    return many and hopper.takes(tokens_first, inner) and aligned(tokens_first, *others)
-
-
-def _do_without_hopper(error: TritonError) -> None:
+def do_without_roles(error: TritonError) -> None:
     """From now on; what did not compile has written nothing."""
     global hopper
+    if hopper is not None:
+        warnings.warn(
+            f"fusedlib's MLP for Hopper does not compile with Triton {triton.__version__}; a "
+            f"slower kernel runs instead. {type(error).__name__}: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     hopper = None  # type: ignore[assignment]
-    warnings.warn(
-        f"fusedlib's MLP for Hopper does not compile with Triton {triton.__version__}; a slower "
-        f"kernel runs instead. {type(error).__name__}: {error}",
-        RuntimeWarning,
-        stacklevel=2,
-    )
 
 
 @triton.jit
@@ -250,12 +218,11 @@ def _bwd_epilogue(  # type: ignore[no-untyped-def]
         _store(d_gate_up_ptr + inner, dh * silu, row, column, tokens, inner, wide, HEIGHT, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("tokens",))
 def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
-    dy, w_down, dh_ptr, gate_up_ptr, d_gate_up_ptr, h_ptr, tokens, hidden, inner, dy_row, w_row,
-    one,
+    dy, w_down, dh_ptr, gate_up_ptr, d_gate_up_ptr, h_ptr, tokens, hidden, inner,
     PRODUCT: tl.constexpr, GRADIENT: tl.constexpr, OUTPUT: tl.constexpr, IN_PLACE: tl.constexpr,
-    PRECISION: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     row_tiles, column_tiles = tl.cdiv(tokens, BLOCK_M), tl.cdiv(inner, BLOCK_N)
@@ -266,9 +233,9 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
         dh = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         if PRODUCT:
             for k in range(0, hidden, BLOCK_K):
-                a = _block(dy, row, k, tokens, hidden, dy_row, BLOCK_M, BLOCK_K, DESCRIPTORS)
-                b = _block(w_down, k, column, hidden, inner, w_row, BLOCK_K, BLOCK_N, DESCRIPTORS)
-                dh = _dot(a, b, dh, one, PRECISION)
+                a = _block(dy, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K, DESCRIPTORS)
+                b = _block(w_down, k, column, hidden, inner, inner, BLOCK_K, BLOCK_N, DESCRIPTORS)
+                dh = tl.dot(a, b, dh)
         elif GRADIENT:
             dh = _block(dh_ptr, row, column, tokens, inner, inner, BLOCK_M, BLOCK_N, False)
             dh = dh.to(tl.float32)
@@ -284,55 +251,25 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-def fill_bwd(
-    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor,
-    d_gate_up: Tensor | None, h: Tensor | None,
-) -> None:  # fmt: skip
-    """Compute into d_gate_up, which may be gate_up itself, and h, each where it is given.
-
-    Rows are contiguous, dh, gate_up and the results wholly so; nothing is empty.
-    """
-    if (
-        upstream is not None
-        and w_down is not None
-        and d_gate_up is not None
-        and _for_hopper(w_down.shape[1], upstream, w_down, gate_up)
-    ):
-        try:
-            return hopper.backward(upstream, w_down, gate_up, d_gate_up, h)
-        except TritonError as error:
-            _do_without_hopper(error)
-    product = upstream is not None and w_down is not None
-    # What a variant does not read or write, it is given gate_up for.
-    a = upstream if product else gate_up
-    b = w_down if product else gate_up
-    dh = gate_up if product or upstream is None else upstream
-    assert a is not None and b is not None
-    results = gate_up if d_gate_up is None else d_gate_up, gate_up if h is None else h
-    variant = product, d_gate_up is not None, h is not None, d_gate_up is gate_up
-    sizes = a.shape, gate_up.shape, a.stride(0), b.stride(0)
-    key = "bwd", *sizes, a.dtype, a.device, variant, precision_of(gate_up)
-    matrices = a, b, dh, gate_up, *results
-    kept_launch(partial(bwd_launch, a, b, gate_up, variant), key, *matrices)(*matrices)
-    return None
-
-
 def bwd_launch(
-    a: Tensor, b: Tensor, gate_up: Tensor, variant: tuple[bool, bool, bool, bool],
-    config: Config | None = None,
-) -> Launch:  # fmt: skip
-    """What `fill_bwd` starts where `hopper` does not: `variant` says whether dy Wd is computed,
-    d(gate|up), h, and whether d(gate|up) is written over gate|up.
+    a: Tensor, inner: int, variant: tuple[bool, bool, bool, bool], config: Config | None = None
+) -> Launch:
+    """For a = dy (tokens, hidden), or gate_up where dy is not read.
+
+    `variant` says whether dy Wd is computed, d(gate|up), h, and whether d(gate|up) is written over
+    gate|up. It takes dy, w_down, dh, gate_up, d_gate_up and h, gate_up in place of each that it
+    neither reads nor writes.
     """
-    product, _, _, in_place = variant
-    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
-    config = config or (backward_config(a, b, gate_up) if product else POINTWISE)
+    product, gradient, output, in_place = variant
+    config = config or (backward_config(a, inner) if product else POINTWISE)
     m, n, k = config.block_m, config.block_n, config.block_k
-    scalars = (tokens, a.shape[1], inner, a.stride(0), b.stride(0), 1.0)
-    names = "PRODUCT", "GRADIENT", "OUTPUT", "IN_PLACE"
-    # A barrier in a flattened loop would keep its loads from being pipelined.
-    constants = dict(zip(names, variant, strict=True)) | {
-        "PRECISION": precision_of(gate_up), "FLATTEN": config.persistent and not in_place,
+    scalars = *a.shape, inner
+    # In a flattened loop a barrier would keep loads from being pipelined; elsewhere it costs
+    # nothing, and one binary serves both.
+    in_place = in_place or (gradient and not config.persistent)
+    constants = {
+        "PRODUCT": product, "GRADIENT": gradient, "OUTPUT": output, "IN_PLACE": in_place,
+        "FLATTEN": config.persistent and not in_place,
     }  # fmt: skip
-    programs = grid(config, gate_up, tokens, inner)
+    programs = _grid(config, a, inner)
     return Launch(_swiglu_bwd_kernel, config, programs, ([m, k], [k, n]), scalars, constants)

@@ -1,8 +1,8 @@
 """Tile configurations of the SwiGLU kernels, and which one a call gets.
 
-A configuration belongs to an architecture and to how the product is computed: "half" (fp16, bf16),
-"tf32", or "ieee" (fp32 without tensor cores). `tests/test_swiglu_compile.py` compiles every entry
-for its architecture: nothing spilled, shared memory within the card's.
+A configuration belongs to an architecture, and is for half precision: in fp32 the interpreter alone
+multiplies by these kernels. `tests/test_swiglu_compile.py` compiles every entry for its
+architecture: nothing spilled, shared memory within the card's.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from functools import cache
 
 import torch
 from torch import Tensor
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 # Bytes of shared memory that one program may have, by architecture. 8.6, 8.9 and 12.x have the
 # least, so that unknown cards are treated as 8.9.
@@ -53,34 +51,18 @@ class Config:
 
 # Two accumulators of [block_m, block_n] live at once, so the tile is half of a plain product's.
 FORWARD = {
-    ("half", 80): Config(128, 64, 32, 8, 4),
-    ("half", 89): Config(128, 64, 32, 8, 4),
-    ("half", 90): Config(128, 128, 64, 8, 4, persistent=True, descriptors=True),
-    ("half", 100): Config(128, 128, 64, 8, 3),
-    ("tf32", 80): Config(128, 64, 32, 8, 3),
-    ("tf32", 89): Config(128, 64, 32, 8, 2),
-    ("tf32", 90): Config(128, 128, 32, 8, 3, persistent=True, descriptors=True),
-    ("tf32", 100): Config(128, 64, 32, 8, 3),
-    ("ieee", 80): Config(64, 64, 16, 8, 2),
-    ("ieee", 89): Config(64, 64, 16, 8, 2),
-    ("ieee", 90): Config(64, 64, 16, 8, 2),
-    ("ieee", 100): Config(64, 64, 16, 8, 2),
+    80: Config(128, 64, 32, 8, 4),
+    89: Config(128, 64, 32, 8, 4),
+    90: Config(128, 128, 64, 8, 4, persistent=True, descriptors=True),
+    100: Config(128, 128, 64, 8, 3),
 }
 
 # One accumulator, and an epilogue that reads two tiles and writes three.
 BACKWARD = {
-    ("half", 80): Config(128, 128, 32, 8, 3),
-    ("half", 89): Config(128, 128, 32, 8, 3),
-    ("half", 90): Config(128, 128, 64, 8, 4, persistent=True, descriptors=True),
-    ("half", 100): Config(128, 128, 64, 8, 3),
-    ("tf32", 80): Config(128, 64, 32, 8, 2),
-    ("tf32", 89): Config(128, 64, 32, 8, 2),
-    ("tf32", 90): Config(128, 128, 32, 8, 3, persistent=True, descriptors=True),
-    ("tf32", 100): Config(128, 64, 32, 8, 3),
-    ("ieee", 80): Config(64, 64, 16, 8, 2),
-    ("ieee", 89): Config(64, 64, 16, 8, 2),
-    ("ieee", 90): Config(64, 64, 16, 8, 2),
-    ("ieee", 100): Config(64, 64, 16, 8, 2),
+    80: Config(128, 128, 32, 8, 3),
+    89: Config(128, 128, 32, 8, 3),
+    90: Config(128, 128, 64, 8, 4, persistent=True, descriptors=True),
+    100: Config(128, 128, 64, 8, 3),
 }
 
 # No product: a thread has 16 bytes of a row in each half of the tile.
@@ -88,11 +70,7 @@ POINTWISE = Config(16, 128, 16, 4, 1)
 
 # Rows that do not start at multiples of 16 elements are read an element at a time, which takes an
 # address each: only a small tile has the registers, on every architecture.
-UNALIGNED = {
-    "half": Config(64, 64, 32, 8, 2),
-    "tf32": Config(64, 64, 32, 8, 2),
-    "ieee": Config(64, 32, 16, 8, 2),
-}
+UNALIGNED = Config(64, 64, 32, 8, 2)
 
 # Small enough that a test's shape has several tiles each way.
 INTERPRETER = Config(32, 32, 32, 4, 1, group_m=2)
@@ -108,26 +86,26 @@ ALIGNMENT = 16
 # 47.7, 146 and 9.2, 13.3, 21.8, 48.2, 137. By pointers: two descriptors cost more than a launch.
 FEW_PROGRAMS = 132
 FEW = {
-    ("forward", "half", 90): (
+    ("forward", 90): (
         Config(FEW_TOKENS, 16, 128, 4, 6), Config(FEW_TOKENS, 32, 128, 4, 6),
         Config(FEW_TOKENS, 64, 64, 4, 6),
     ),
-    ("backward", "half", 90): (
+    ("backward", 90): (
         Config(FEW_TOKENS, 16, 128, 4, 6), Config(FEW_TOKENS, 32, 128, 4, 6),
         Config(FEW_TOKENS, 64, 128, 8, 5),
     ),
 }  # fmt: skip
 
 
-def few_tokens(direction: str, kind: str, arch: int) -> tuple[Config, ...]:
+def few_tokens(direction: str, arch: int) -> tuple[Config, ...]:
     """What there is for at most FEW_TOKENS tokens, from narrow to wide.
 
     No taller than those, and more, smaller programs than for many.
     """
     table = FORWARD if direction == "forward" else BACKWARD
-    config = table[kind, arch]
+    config = table[arch]
     small = replace(config, block_m=FEW_TOKENS, block_n=32, num_warps=4, persistent=False)
-    return FEW.get((direction, kind, arch), (small,))
+    return FEW.get((direction, arch), (small,))
 
 
 def narrowest(configs: tuple[Config, ...], width: int) -> Config:
@@ -136,29 +114,18 @@ def narrowest(configs: tuple[Config, ...], width: int) -> Config:
     return next(at_once, configs[-1])
 
 
-def aligned(*matrices: Tensor) -> bool:
-    """Whether all rows start at multiples of 16 elements, and of the 16 bytes that TMA wants."""
-    return all(
-        m.shape[1] % ALIGNMENT == 0
-        and m.stride(0) % ALIGNMENT == 0
-        and m.stride(0) >= m.shape[1]
-        and m.data_ptr() % 16 == 0
-        for m in matrices
-    )
+def forward_config(x: Tensor, inner: int) -> Config:
+    """The forward kernel's configuration for x (tokens, hidden)."""
+    return _choose("forward", x, inner)
 
 
-def forward_config(x: Tensor, w_gate_up: Tensor, h: Tensor) -> Config:
-    """The forward kernel's configuration for these operands and result, unit column strides."""
-    return _choose("forward", h.shape[1], x, w_gate_up, h)
-
-
-def backward_config(dy: Tensor, w_down: Tensor, gate_up: Tensor) -> Config:
-    """The backward kernel's, when it computes dy Wd."""
-    return _choose("backward", w_down.shape[1], dy, w_down, gate_up)
+def backward_config(dy: Tensor, inner: int) -> Config:
+    """The backward kernel's for dy (tokens, hidden), when it computes dy Wd."""
+    return _choose("backward", dy, inner)
 
 
 def precision_of(like: Tensor) -> str:
-    """How `tl.dot` multiplies fp32: as torch's own products are set to; "ieee" for other dtypes.
+    """How torch multiplies fp32; "ieee" for other dtypes.
 
     "tf32" at `torch.set_float32_matmul_precision` "high" and "medium" (which torch on CUDA does not
     tell apart) and where `torch.backends.cuda.matmul.fp32_precision` says so.
@@ -168,17 +135,16 @@ def precision_of(like: Tensor) -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
-def _choose(direction: str, inner: int, tokens_first: Tensor, *others: Tensor) -> Config:
-    if not tokens_first.is_cuda:
+def _choose(direction: str, like: Tensor, inner: int) -> Config:
+    if not like.is_cuda:
         return INTERPRETER
-    full = tokens_first.dtype == torch.float32
-    kind = precision_of(tokens_first) if full else "half"
-    if not aligned(tokens_first, *others):
-        return UNALIGNED[kind]
-    arch = architecture(tokens_first.device)
-    if tokens_first.shape[0] <= FEW_TOKENS:
-        return narrowest(few_tokens(direction, kind, arch), inner)
-    return (FORWARD if direction == "forward" else BACKWARD)[kind, arch]
+    tokens, hidden = like.shape
+    if hidden % ALIGNMENT or inner % ALIGNMENT:
+        return UNALIGNED
+    arch = architecture(like.device)
+    if tokens <= FEW_TOKENS:
+        return narrowest(few_tokens(direction, arch), inner)
+    return (FORWARD if direction == "forward" else BACKWARD)[arch]
 
 
 @cache

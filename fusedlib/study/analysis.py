@@ -68,6 +68,25 @@ def over_recordings(rows: pd.DataFrame, by: Sequence[str], value: str) -> pd.Dat
     return table[table["value"].notna()]
 
 
+def energy(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows measured under load, with `token_mj`, mJ a token, and `roof_mj` beside it.
+
+    The roof is what the row's FLOPs would take at the joules a FLOP of a plain product of its dtype
+    under load, in the same recording: `fusedlib.bench.sustained`'s "product" among `rows`.
+    """
+    columns = ["dtype", "joules", "flops", "tokens", "median_ms", "power_w", "sm_mhz"]
+    known = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *columns])))
+    known = known[known["joules"].notna()].astype({"joules": float, "flops": float})
+    keys = ["machine", "recording", "dtype"]
+    plain = known[known["experiment"] == "product"]
+    of_flop = plain["joules"].div(plain["flops"]).groupby([plain[k] for k in keys], observed=True)
+    found = known[known["experiment"] == "sustained"].copy()
+    roof = found.join(of_flop.median().rename("of_flop"), on=keys)["of_flop"] * found["flops"]
+    return found.assign(
+        token_mj=1e3 * found["joules"] / found["tokens"], roof_mj=1e3 * roof / found["tokens"]
+    )
+
+
 def lacking(rows: pd.DataFrame, column: str = "provider") -> pd.DataFrame:
     """Why cases have no figure: status and reason with who and how many, the commonest first."""
     rest = rows[rows["status"] != "ok"]

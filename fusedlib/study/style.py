@@ -70,6 +70,7 @@ register("small", "medium", "large", "xl", "2.7b")
 register("nano", "micro", "mini", first=5)
 register("fp32", "fp16", "bf16", "tf32", "fp64", "fp8")
 register("own", "recorded", "published")
+register("fusedlib, warmed up", first=21)
 
 
 def _place(name: str) -> int:

@@ -11,9 +11,8 @@ import pytest
 import swiglu_checks as checks
 from torch.autograd import grad
 
-from fusedlib import functional
 from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.kernels import cublas_plan, plans, swiglu_calls
+from fusedlib.kernels import route
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 bf16.apply()
@@ -24,44 +23,64 @@ POINTWISE = "_swiglu_bwd_kernel"
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch):
-    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)
+    plan_checks.put_apart(monkeypatch)
     return plan_checks.note_launches(monkeypatch)
+
+
+FUSED = {"nothing": "apart", "forward": "dh apart", "both": "fused by tiles"}
+
+
+def fuse(monkeypatch, fused):
+    plan_checks.put_apart(monkeypatch, fused == "nothing", fused != "both")
 
 
 def small(shape=SHAPE, dtype="float16"):
     return checks.small("cpu", dtype, shape)
 
 
+def test_one_plan_serves_every_length_of_its_class(started, monkeypatch):
+    """A new length launches the same kernels, and gives what it gives by a plan of its own."""
+    for tokens in (65, 96, 130, 72):
+        leaves, dy = small((tokens, *SHAPE[1:]))
+        found = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
+        [plan] = route._PLANS.values()
+        with monkeypatch.context() as anew:
+            anew.setattr(route, "_PLANS", {})
+            wanted = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
+        assert checks.same(found, wanted)
+    assert {tokens for _, tokens in plan._launches} == {65, 96, 130, 72}
+    swiglu_mlp(*small((64, *SHAPE[1:]))[0])
+    assert len(route._PLANS) == 2
+
+
 @pytest.mark.parametrize("save", SAVES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("forward", ["apart", "fused"])
-def test_swiglu_mlp_and_gradients_vs_float64(started, monkeypatch, forward, dtype, save):
-    if forward == "fused":
-        monkeypatch.setattr(swiglu_calls, "_apart", lambda *a: a[-1] == swiglu_calls.BACKWARD_N)
+@pytest.mark.parametrize("fused", FUSED)
+def test_swiglu_mlp_and_gradients_vs_float64(started, monkeypatch, fused, dtype, save):
+    fuse(monkeypatch, fused)
     assert checks.misses_mlp("cpu", dtype, SHAPE, save) == []
-    [plan] = functional._PLANS.values()
-    assert isinstance(plan, cublas_plan.CublasPlan)
-    assert set(started) == {POINTWISE, *["_swiglu_fwd_kernel"] * (forward == "fused")}
+    [plan] = route._PLANS.values()
+    assert plan.path == FUSED[fused]
+    assert set(started) == {POINTWISE, *["_swiglu_fwd_kernel"] * (fused != "nothing")}
 
 
 @pytest.mark.parametrize("check", plan_checks.HOLDS, ids=plan_checks.name_of)
 def test_holds(monkeypatch, check):
     plan_checks.run_at(monkeypatch, check, "cpu", "float16", (72, *SHAPE[1:]))
-    assert cublas_plan.CublasPlan in map(type, functional._PLANS.values())
+    assert "apart" in {plan.path for plan in route._PLANS.values()}
 
 
-@pytest.mark.parametrize("forward", ["apart", "fused"])
+@pytest.mark.parametrize("fused", FUSED)
 @pytest.mark.parametrize("save", SAVES)
-def test_leading_dimensions_are_a_plan_s_too(monkeypatch, save, forward):
-    if forward == "fused":
-        monkeypatch.setattr(swiglu_calls, "_apart", lambda *a: a[-1] == swiglu_calls.BACKWARD_N)
+def test_leading_dimensions_are_a_plan_s_too(monkeypatch, save, fused):
+    fuse(monkeypatch, fused)
     (x, *weights), dy = small((72, *SHAPE[1:]))
     y = swiglu_mlp(x, *weights, save=save)
     wanted = [y, *grad(y, (x, *weights), dy)]
     deep = x.detach().view(2, 3, 12, -1).requires_grad_()
     y = swiglu_mlp(deep, *weights, save=save)
     found = [y, *grad(y, (deep, *weights), dy.view_as(y))]
-    assert y.shape == found[1].shape == deep.shape and len(functional._PLANS) == 2
+    assert y.shape == found[1].shape == deep.shape and len(route._PLANS) == 1
     assert checks.same([t.view_as(w) for t, w in zip(found, wanted, strict=True)], wanted)
 
 
@@ -74,13 +93,10 @@ def test_a_second_call_looks_nothing_up(monkeypatch):
     plan_checks.check_second_call(monkeypatch, *small())
 
 
-def test_where_no_direction_is_apart_there_is_no_plan(monkeypatch):
-    leaves, _ = small()
-    assert type(plans.plan_of(*leaves)) is cublas_plan.CublasPlan
-    assert plans.plan_of(*small((65, 40, 32))[0]) is None
-    assert plans.plan_of(*small(dtype="float32")[0]) is None
-    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: False)
-    assert plans.plan_of(*leaves) is None
+def test_rows_that_are_not_even_go_the_same_way(started):
+    assert checks.misses_mlp("cpu", "float16", (65, 41, 33)) == []
+    [plan] = route._PLANS.values()
+    assert plan.path == "apart" and set(started) == {POINTWISE}
 
 
 @pytest.mark.parametrize("retained", [False, True])
@@ -94,4 +110,4 @@ def test_a_broken_pointwise_kernel_is_rejected(monkeypatch, tmp_path, fault):
     assert checks.misses_mlp("cpu", "float16", SHAPE) == []
     started = broken_kernels.put(monkeypatch, tmp_path, fault, off=0.5)
     assert checks.misses_mlp("cpu", "float16", SHAPE) != []
-    assert POINTWISE in broken_kernels.names(started) and functional._PLANS
+    assert POINTWISE in broken_kernels.names(started) and route._PLANS

@@ -13,7 +13,7 @@ import torch
 from torch.autograd import grad
 
 from fusedlib.functional import swiglu_mlp
-from fusedlib.kernels import plans
+from fusedlib.kernels import route
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 bf16.apply()
@@ -44,6 +44,13 @@ def test_swiglu_mlp_and_gradients_vs_float64(started, shape, dtype, save):
     assert started == [*FORWARD, *again, *BACKWARD]
 
 
+@pytest.mark.parametrize("save", SAVES)
+def test_without_a_down_projection_no_product_is_for_few_tokens(started, save):
+    assert checks.misses_half("cpu", "float16", SHAPE, save) == []
+    assert set(started) == {FORWARD[0], BACKWARD[0]}
+    assert {plan.path for plan in route._PLANS.values()} == {"fused by tiles"}
+
+
 @pytest.mark.parametrize("check", plan_checks.HOLDS, ids=plan_checks.name_of)
 def test_holds(monkeypatch, started, check):
     plan_checks.run_at(monkeypatch, check, "cpu", "float16", SHAPE)
@@ -70,20 +77,29 @@ def test_a_tensor_left_over_from_torch_func():
         assert checks.same([swiglu_mlp(left[0], *leaves[1:])], [wanted])
 
 
-def test_other_sizes_and_dtypes_have_no_plan():
+def test_other_sizes_and_dtypes_go_another_way():
     for shape, dtype in (
-        ((65, 48, 80), "float16"),
         ((37, 40, 80), "float16"),
         ((37, 48, 72), "float16"),
         (SHAPE, "float32"),
     ):
         leaves, _ = small(shape, dtype)
-        assert plans.plan_of(*leaves) is None
+        assert route.route(*leaves).path == "fused by tiles"
     leaves, _ = small()
-    assert plans.plan_of(*leaves) is not None
-    buffer = torch.empty(SHAPE[0] * SHAPE[1] + 1, dtype=torch.float16)
-    moved = buffer[1:].view(SHAPE[:2])
-    assert plans.plan_of(moved, *leaves[1:]) is None
+    assert route.route(*leaves).path == "few tokens"
+
+
+def test_operands_that_lie_otherwise_are_copied(started):
+    """Not contiguous, or beginning between 16 bytes; the plan is the same."""
+    leaves, dy = small()
+    wanted = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
+    apart = torch.empty(SHAPE[0] * SHAPE[1] + 1, dtype=torch.float16)[1:].view(SHAPE[:2])
+    moved = apart.copy_(leaves[0].detach()).requires_grad_()
+    turned = [t.detach().mT.contiguous().mT.requires_grad_() for t in leaves]
+    for own in ([moved, *leaves[1:]], turned):
+        y = swiglu_mlp(*own)
+        assert checks.same([y, *grad(y, own, dy.mT.contiguous().mT)], wanted)
+    assert set(started) == {*FORWARD, *BACKWARD} and len(route._PLANS) == 1
 
 
 def test_weights_changed_between_the_passes():

@@ -7,38 +7,54 @@ from typing import ClassVar
 
 import plan_checks
 import pytest
-import split_checks
 import swiglu_checks as checks
 import torch
 from torch.autograd import grad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusedlib import functional
 from fusedlib.bench.torch_precision import matmul_settings
 from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.kernels import plans, split_plan, split_product, swiglu_calls
+from fusedlib.kernels import route
+from fusedlib.kernels.split import mm, parts
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
+
+class Noting(TorchDispatchMode):
+    names: ClassVar[list[str]] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        self.names.append(str(function))
+        return function(*arguments, **(named or {}))
+
+
 SHAPE = (24, 32, 48)  # tokens, hidden, inner
+LONG = (264, 256, 272)  # sums long enough that the parts' own error is not the largest
 SEVERAL = (130, 48, 80)  # more than one 128-tile of tokens and of 2·inner, the last ones ragged
-SPLIT = ["_split_kernel", "_split_product_kernel", "_exact_product_kernel"]
+ROWS, MULTIPLY = ["_split_rows_kernel"], ["_split_product_kernel"]
+COLUMNS = ["_look_at_columns_kernel", "_split_columns_kernel"]
+BOTH_ROWS, ROWS_COLUMNS, BOTH_COLUMNS = (
+    ROWS * 2 + MULTIPLY,
+    ROWS + COLUMNS + MULTIPLY,
+    COLUMNS * 2 + MULTIPLY,
+)
 POINTWISE = ["_swiglu_bwd_kernel"]
+SPLIT = "split fp32"
 
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch):
-    monkeypatch.setattr(swiglu_calls, "_splits", lambda like: like.dtype == torch.float32)
-    for name in ("LEAST_INNER", "LEAST_OUTER", "LEAST_WORK"):
-        monkeypatch.setattr(split_product, name, 1)
-    split_checks.whole_tiles(monkeypatch)
+    monkeypatch.setattr(route, "_full", lambda dtype, device: dtype == torch.float32)
+    for name in ("LEAST_SIZE", "LEAST_WORK"):
+        monkeypatch.setattr(mm, name, 1)
     least(monkeypatch, SHAPE)
     return plan_checks.note_launches(monkeypatch)
 
 
 def least(monkeypatch, shape, some=True):
     """`some`: tokens·hidden results are too few to be split, so that y and d_x are torch's."""
-    monkeypatch.setattr(split_product, "LEAST_RESULTS", some * shape[0] * shape[1] + 1)
+    monkeypatch.setattr(mm, "LEAST_RESULTS", some * shape[0] * shape[1] + 1)
+    route._some_split.cache_clear()
 
 
 def small(shape=SHAPE, dtype="float32"):
@@ -53,10 +69,10 @@ def results(leaves, dy, save="gate_up"):
 @pytest.mark.parametrize("save", SAVES)
 @pytest.mark.parametrize("some", [True, False], ids=["some", "all"])
 def test_swiglu_mlp_and_gradients_vs_float64(monkeypatch, some, save):
-    least(monkeypatch, SHAPE, some)
-    assert checks.misses_mlp("cpu", "float32", SHAPE, save) == []
-    [plan] = functional._PLANS.values()
-    assert isinstance(plan, split_plan.SplitPlan)
+    least(monkeypatch, LONG, some)
+    assert checks.misses_mlp("cpu", "float32", LONG, save) == []
+    [plan] = route._PLANS.values()
+    assert plan.path == SPLIT
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-20])
@@ -66,31 +82,26 @@ def test_swiglu_mlp_and_gradients_vs_float64(monkeypatch, some, save):
      (SEVERAL, True, "gate_up")],
     ids=["some", "some, input", "all", "ragged"],
 )  # fmt: skip
-def test_gives_what_the_calls_without_a_plan_give(started, monkeypatch, shape, some, save, scale):
+def test_gives_what_the_operators_give(started, monkeypatch, shape, some, save, scale):
     """Bit by bit, by the same kernels, badly scaled weights and leading dimensions too."""
-    if shape == SEVERAL:
-        monkeypatch.setattr(split_product, "LEAST_INNER", 80)  # gate|up and dh are torch's
-        least(monkeypatch, shape, False)
-    else:
-        least(monkeypatch, shape, some)
+    least(monkeypatch, shape, some)
     (x, w_gate_up, w_down), dy = small(shape)
     w_down = (w_down.detach() * scale).requires_grad_()
     deep = x.detach().view(2, shape[0] // 2, -1).requires_grad_()
     leaves = deep, w_gate_up, w_down
     started.clear()
     planned, by_plan = results(leaves, dy.view_as(deep), save), started.copy()
-    assert functional._PLANS
-    monkeypatch.setattr(functional, "_PLANS", {})
-    monkeypatch.setattr(functional._eager_kernels()[2], "plan_of", lambda *_: None)
+    assert route._PLANS
     started.clear()
-    assert checks.same(results(leaves, dy.view_as(deep), save), planned)
-    assert started == by_plan and SPLIT[1] in started and not functional._PLANS
+    with Noting():
+        assert checks.same(results(leaves, dy.view_as(deep), save), planned)
+    assert started == by_plan and MULTIPLY[0] in started
 
 
 @pytest.mark.parametrize("check", plan_checks.HOLDS, ids=plan_checks.name_of)
 def test_holds(monkeypatch, check):
     plan_checks.run_at(monkeypatch, check, "cpu", "float32", (36, *SHAPE[1:]))
-    assert split_plan.SplitPlan in map(type, functional._PLANS.values())
+    assert SPLIT in {plan.path for plan in route._PLANS.values()}
 
 
 @pytest.mark.parametrize("save", SAVES)
@@ -98,10 +109,10 @@ def test_frozen_subsets_get_what_they_want_and_cost_no_more(started, save):
     leaves, dy = small()
     for chosen in plan_checks.frozen_subsets(started, leaves, dy, save, checks.same):
         gradient = chosen != (2,)
-        again = (SPLIT + POINTWISE) * (save == "input")
+        again = (BOTH_ROWS + POINTWISE) * (save == "input")
         needed = POINTWISE * (gradient or save == "gate_up")
-        of_weights = SPLIT * ((1 in chosen) + (2 in chosen))
-        assert started == again + SPLIT * gradient + needed + of_weights
+        of_weights = BOTH_COLUMNS * ((1 in chosen) + (2 in chosen))
+        assert started == again + ROWS_COLUMNS * gradient + needed + of_weights
 
 
 def test_a_second_call_looks_nothing_up(monkeypatch):
@@ -132,30 +143,47 @@ def test_another_precision_goes_another_way(started):
         started.clear()
         results(leaves, dy)
         assert started == POINTWISE * 2
-        assert plans.plan_of(*leaves) is None
+        assert route.route(*leaves).path == "fp32"
 
 
 def test_a_mode_that_watches_the_backward_sees_its_products():
-    class Noting(TorchDispatchMode):
-        names: ClassVar[list[str]] = []
-
-        def __torch_dispatch__(self, function, types, arguments=(), named=None):
-            self.names.append(str(function))
-            return function(*arguments, **(named or {}))
-
     leaves, dy = small()
     y = swiglu_mlp(*leaves)
     with Noting() as noted:
+        noted.names.clear()
         grad(y, leaves, dy)
-    assert noted.names.count("fusedlib.split_mm.default") == 4  # the small d_x among them
+    # d_x is torch's, of few results.
+    assert noted.names.count("fusedlib.split_mm.default") == 3
+    assert noted.names.count("aten.mm.default") == 1
 
 
-def test_where_nothing_is_split_there_is_no_plan(monkeypatch):
+def test_lengths_share_two_plans(started, monkeypatch):
+    """One where no product is split; in the other each is split from its own length on."""
+    hidden, inner = SHAPE[1:]
+    monkeypatch.setattr(mm, "LEAST_SIZE", 6)
+    monkeypatch.setattr(mm, "LEAST_RESULTS", 8 * 2 * inner)
+    route._some_split.cache_clear()
+    plans, split = {}, {}
+    for tokens in (1, 5, 6, 8, 15, 16, 40):
+        leaves, dy = small((tokens, hidden, inner))
+        started.clear()
+        results(leaves, dy)
+        plans[tokens], split[tokens] = route.route(*leaves), started.count(MULTIPLY[0])
+        assert plans[tokens] is route.known(*leaves)
+    assert [plans[t].path for t in (5, 6)] == ["fp32", SPLIT]
+    assert plans[1] is plans[5] and len({plans[t] for t in (6, 8, 15, 16, 40)}) == 1
+    # The gradients of both weights; gate|up from 8 tokens on, dh from 16, y and d_x from 24.
+    assert split == {1: 0, 5: 0, 6: 2, 8: 3, 15: 3, 16: 4, 40: 6}
+
+
+def test_where_nothing_is_split_products_are_torch_s(monkeypatch):
     leaves, _ = small()
-    assert type(plans.plan_of(*leaves)) is split_plan.SplitPlan
-    assert plans.plan_of(*small((24, 40, 48))[0]) is None  # not a multiple of 16
-    monkeypatch.setattr(split_product, "split_pays", lambda *_: False)
-    assert plans.plan_of(*leaves) is None
+    assert route.route(*leaves).path == SPLIT
+    assert route.route(*small((24, 40, 56))[0]).path == SPLIT  # whatever the sizes
+    monkeypatch.setattr(mm, "split_pays", lambda *_: False)
+    monkeypatch.setattr(route, "_PLANS", {})
+    route._some_split.cache_clear()
+    assert route.route(*leaves).path == "fp32"
 
 
 @pytest.mark.parametrize("retained", [False, True])
@@ -170,17 +198,14 @@ def test_a_second_derivative_raises():
         d_x.sum().backward()
 
 
-@pytest.mark.parametrize("fault", ["factors exchanged", "nothing split"])
-def test_a_broken_plan_is_rejected(monkeypatch, fault):
-    assert checks.misses_mlp("cpu", "float32", SHAPE) == []
-    monkeypatch.setattr(functional, "_PLANS", {})
-    made = split_plan.PlannedProduct._made
+def test_a_broken_plan_is_rejected(monkeypatch):
+    assert checks.misses_mlp("cpu", "float32", LONG) == []
+    monkeypatch.setattr(route, "_PLANS", {})
+    split_factor = parts.Splitting.__call__
 
-    def broken(self, *operands):
-        splitting, multiplying, mending = made(self, *operands)
-        if fault == "nothing split":
-            return lambda *each: each[2].zero_(), multiplying, lambda *_: None
-        return splitting, multiplying, lambda a, b, *others: mending(b, a, *others)
+    def without_scales(self, source):
+        found, words = split_factor(self, source)
+        return found, words * 0
 
-    monkeypatch.setattr(split_plan.PlannedProduct, "_made", broken)
-    assert checks.misses_mlp("cpu", "float32", SHAPE) != []
+    monkeypatch.setattr(parts.Splitting, "__call__", without_scales)
+    assert checks.misses_mlp("cpu", "float32", LONG) != []

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import bf16
 import broken_kernels
+import plan_checks
 import pytest
 import swiglu_checks as checks
 import torch
@@ -18,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.errors import PTXASError
 
 from fusedlib.functional import fused, swiglu, swiglu_mlp
-from fusedlib.kernels import launch, ops, swiglu_autograd, swiglu_calls, swiglu_configs
+from fusedlib.kernels import launch, ops, route, swiglu_configs
 from fusedlib.kernels import swiglu as kernels
+from fusedlib.kernels.plan import Plan
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 bf16.apply()
@@ -50,34 +52,16 @@ def test_swiglu_and_gradients_vs_float64(dtype, save):
 
 @pytest.mark.parametrize("save", SAVES)
 def test_products_apart_from_their_epilogues_vs_float64(monkeypatch, save):
-    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: True)
-    assert checks.misses_mlp("cpu", "float16", checks.SHAPE, save) == []
-    assert checks.misses_half("cpu", "float16", checks.SHAPE, save) == []
-
-
-def test_products_are_apart_where_hopper_s_tiles_do_not_fill_it(monkeypatch):
-    monkeypatch.setattr(swiglu_calls, "multiprocessors", lambda _: 132)
-    monkeypatch.setattr(swiglu_calls, "architecture", lambda _: 90)
-    like = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device="cuda")
-    for tokens, inner, forward, backward in (
-        (64, 8192, False, False),  # few tokens have kernels of their own
-        (256, 8192, True, True),
-        (1024, 4096, False, True),
-        (1024, 8192, False, False),
-        (8192, 14336, False, False),
-    ):
-        found = [swiglu_calls._apart(like, tokens, inner, n) for n in (128, 256)]
-        assert found == [forward, backward], (tokens, inner)
-    like.dtype = torch.float32
-    assert not swiglu_calls._apart(like, 256, 8192, 128)
-    like.dtype, like.is_cuda = torch.bfloat16, False
-    assert not swiglu_calls._apart(like, 256, 8192, 128)
+    plan_checks.put_apart(monkeypatch)
+    for misses in (checks.misses_mlp, checks.misses_half):
+        assert misses("cpu", "float16", SHAPE, save) == []
+    assert {plan.path for plan in route._PLANS.values()} == {"apart"}
 
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_errors_stay_within_the_bound_of_the_docstring(monkeypatch, dtype, apart):
-    monkeypatch.setattr(swiglu_calls, "_apart", lambda *_: apart)
+    plan_checks.put_apart(monkeypatch, apart, apart)
     assert checks.beyond_bound("cpu", dtype) == []
 
 
@@ -91,6 +75,7 @@ def test_swiglu_mlp_at_other_shapes_vs_float64(shape):
 def test_persistent_programs_vs_float64(monkeypatch, dtype, descriptors):
     config = replace(swiglu_configs.INTERPRETER, persistent=True, descriptors=descriptors)
     monkeypatch.setattr(swiglu_configs, "INTERPRETER", config)
+    monkeypatch.setattr(route, "_PLANS", {})
     made = []
     original = launch.Launch.operands
     monkeypatch.setattr(
@@ -109,17 +94,20 @@ def test_where_hopper_s_kernel_does_not_compile_another_runs_and_a_warning_says_
     def fails(*_):
         raise PTXASError("no such instruction")
 
-    def runs(*operands):
-        with monkeypatch.context() as other:
-            other.setattr(kernels, "hopper", None)
-            kernels.fill_fwd(*operands)
+    def runs(x, inner, save):
+        by_tiles = kernels.fwd_launch(x, inner, save)
+        return lambda *matrices: by_tiles(*matrices[:4])
 
-    both = {"forward": runs, "backward": fails} | {failing: fails}
-    monkeypatch.setattr(kernels, "hopper", SimpleNamespace(**both))
-    monkeypatch.setattr(kernels, "_for_hopper", lambda *_: kernels.hopper is not None)
+    both = {"forward": runs, "backward": lambda *_: fails} | {failing: lambda *_: fails}
+    roles = SimpleNamespace(**{f"{name}_launch": made for name, made in both.items()})
+    monkeypatch.setattr(kernels, "hopper", roles)
+    monkeypatch.setattr(route, "_has_roles", lambda _: kernels.hopper is not None)
+    plan_checks.put_apart(monkeypatch, False, False)
     with pytest.warns(RuntimeWarning, match="slower kernel runs.*no such instruction") as warned:
-        assert checks.misses_mlp("cpu", "float16", checks.SHAPE) == []
+        for tokens in (70, 66):
+            assert checks.misses_mlp("cpu", "float16", (tokens, 48, 80)) == []
     assert len(warned) == 1 and kernels.hopper is None
+    assert {plan.path for plan in route._PLANS.values()} == {"fused by tiles"}
 
 
 @pytest.mark.parametrize("check", checks.ALL, ids=lambda f: f.__name__[6:])
@@ -203,12 +191,10 @@ def test_direct_and_registered_calls_give_the_same(dtype, save):
 @pytest.mark.parametrize("hooked", [False, True])
 def test_gate_up_is_written_over_only_where_nobody_sees_it(monkeypatch, retained, hooked):
     asked = []
-    original = swiglu_autograd.DIRECT.backward
+    original = Plan.differentiate
     monkeypatch.setattr(
-        swiglu_autograd, "DIRECT", swiglu_autograd.DIRECT._replace(
-            backward=lambda *a: asked.append((a[-1], a[2])) or original(*a)
-        ),
-    )  # fmt: skip
+        Plan, "differentiate", lambda *a: asked.append((a[-1], a[3])) or original(*a)
+    )
     leaves, dy = checks.small("cpu")
     kept = []
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
@@ -248,7 +234,7 @@ def test_a_second_derivative_raises():
     with Seen():
         y = swiglu_mlp(*leaves)
         first = grad(y, leaves, dy, create_graph=True)
-        with pytest.raises(RuntimeError, match="no autograd formula"):
+        with pytest.raises(RuntimeError, match="no second derivative"):
             first[0].sum().backward()
 
 
@@ -275,25 +261,19 @@ def test_fake_tensors_have_the_shapes_of_real_ones():
     assert y.dtype == gate_up.dtype == torch.float16
 
 
-def test_launchers_say_what_is_wrong():
+def test_operators_say_what_is_wrong():
     x, w_gate_up, w_down = torch.zeros(3, 5), torch.zeros(8, 5), torch.zeros(5, 4)
-    gate_up, calls = torch.zeros(3, 8), swiglu_calls
+    gate_up, forward, backward = torch.zeros(3, 8), ops.swiglu, ops.swiglu_backward
     for call, words in [
-        (lambda: calls.swiglu_fwd(x[0], w_gate_up, save=True), r"x must be .*\(5,\)"),
-        (
-            lambda: calls.swiglu_fwd(x, w_gate_up[:7], save=True),
-            r"2·inner, 5\), got \(7, 5\)",
-        ),
-        (lambda: calls.swiglu_fwd(x, w_gate_up[:, :4], save=True), r"got \(8, 4\)"),
-        (lambda: calls.swiglu_fwd(x, w_gate_up.half(), save=True), "got torch.float16"),
-        (lambda: calls.swiglu_fwd(x.int(), w_gate_up.int(), save=True), "got torch.int32"),
-        (lambda: calls.swiglu_fwd(x, w_gate_up.to("meta"), save=True), "got meta"),
-        (lambda: calls.swiglu_bwd(x, w_down[:, :3], gate_up, output=True), r"got \(5, 3\)"),
-        (
-            lambda: calls.swiglu_bwd(x[:2], w_down, gate_up, output=True),
-            r"dy must be \(3, 5\)",
-        ),
-        (lambda: calls.swiglu_bwd(x, None, gate_up, output=True), r"dh must be \(3, 4\)"),
+        (lambda: forward(x[0], w_gate_up, True), r"x must be .*\(5,\)"),
+        (lambda: forward(x, w_gate_up[:7], True), r"2·inner, 5\), got \(7, 5\)"),
+        (lambda: forward(x, w_gate_up[:, :4], True), r"got \(8, 4\)"),
+        (lambda: forward(x, w_gate_up.half(), True), "got torch.float16"),
+        (lambda: forward(x.int(), w_gate_up.int(), True), "got torch.int32"),
+        (lambda: ops.swiglu_mlp(x, w_gate_up, w_down.mT, True), r"w_down must be \(5, 4\)"),
+        (lambda: backward(x, w_down[:, :3], gate_up, True), r"got \(5, 3\)"),
+        (lambda: backward(x[:2], w_down, gate_up, True), r"dy must be \(3, 5\)"),
+        (lambda: backward(x, None, gate_up, True), r"dh must be \(3, 4\)"),
     ]:
         with pytest.raises(ValueError, match=words):
             call()

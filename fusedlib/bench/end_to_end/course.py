@@ -3,7 +3,7 @@
 "mlp": each block's MLP by another rival. "model" and "block": the model, or one block whose graph
 all layers share, as it is or compiled. Each rival is checked in a model of the case's widths and
 tokens with `LAYERS` blocks, after its compilation was timed: logits and the gradient of every
-parameter against float64, by the rule of `fusedlib.bench.check`.
+parameter against float64, by the rule of `fusedlib.bench.check`. `LOADED` runs them under load.
 """
 
 import copy
@@ -19,8 +19,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib import functional, modules
-from fusedlib.bench import check, code, race, rivals, roofline, sources, step_clock, steps, timing
+from fusedlib import apply, functional, modules, packed
+from fusedlib.bench import (
+    check,
+    code,
+    race,
+    rivals,
+    roofline,
+    sources,
+    step_clock,
+    steps,
+    sustained,
+    timing,
+)  # fmt: skip
 from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.end_to_end import measure
 from fusedlib.bench.end_to_end.cases import (
@@ -92,6 +103,17 @@ def compiled(call: Call) -> Call:
     return torch.compile(call, dynamic=False)
 
 
+@rival("compile", "linear", label="fusedlib.linear", traits=frozenset({"asked for"}),
+       behind=lambda: sources.behind("fusedlib.projection"))  # fmt: skip
+def by_linear(model: Transformer) -> Call:
+    """Every projection, the head's too, by fusedlib.linear; all else plain PyTorch."""
+    same = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    for module in list(same.modules()):
+        if isinstance(module, nn.Linear):
+            packed.fuse(module, apply.FusedLinear)
+    return same
+
+
 class ByExperiment(code.Code):
     """What is raced depends on the race and on the rival; what is measured alone on neither."""
 
@@ -110,8 +132,7 @@ def _rival_code(name: str) -> str:
 
 def study_code() -> code.Code:
     """Fingerprints of study 06's rows."""
-    raced = (*MODEL, mlps, Course, checked, settle, cold)
-    return ByExperiment((step_clock, timing, race, check), raced, _rival_code)
+    return ByExperiment(RACED.harness, RACED.problem, RACED.rival)
 
 
 # --- the course -----------------------------------------------------------------------------------
@@ -164,6 +185,20 @@ def placing(
         return model
 
     return place
+
+
+class Loaded(Course):
+    """The same rivals; a lap is one step, which is issued and not waited for."""
+
+    def enter(self, case: Case) -> Entry:
+        """As in turns."""
+        entry = super().enter(case)
+
+        def lap(heat: Case) -> Lap:
+            turn = entry.lap(heat)
+            return Lap(self.trainer.issue, turn.prepare, turn.reset)
+
+        return Entry(entry.figures, lap)
 
 
 def _watched(lap: Lap) -> Lap:
@@ -295,10 +330,15 @@ def _require_available(case: Case) -> None:
 
 
 MODEL = (steps, transformer, trainer, matmul_settings)
+RACED = code.Code(
+    (step_clock, timing, race, check), (*MODEL, mlps, Course, checked, settle, cold), _rival_code
+)
 STEP = code.Code((step_clock, timing), (*MODEL, measure.step))
 ALONE = {
     "ceiling": code.Code((timing,), (roofline.measure,)),
     "optimizer": code.Code((timing,), (steps.adamw, measure.optimizer)),
+    sustained.EXPERIMENT: sustained.study_code(replace(RACED, problem=(*RACED.problem, Loaded))),
+    sustained.PRODUCT: sustained.PRODUCT_CODE,
 }
 EVENT = Event(
     course=Course, available=_require_available, settings=cold, work=measure.work, warmup=1,
@@ -306,3 +346,4 @@ EVENT = Event(
             "batch_size"),
     seconds=2.0, most=15, bursts=False, label=label,
 )  # fmt: skip
+LOADED = sustained.event(replace(EVENT, course=Loaded))

@@ -42,7 +42,7 @@ SWITCH = "FUSEDLIB_AUTOTUNE"
 # fp32 comes to the tuned kernels from no public function.
 DTYPES = (torch.bfloat16, torch.float16)
 # Not products, and products whose tile is bounded by registers on every card.
-UNTUNED = (POINTWISE, *UNALIGNED.values())
+UNTUNED = (POINTWISE, UNALIGNED)
 FEWEST = 16  # tokens of the smallest class: the shortest tile
 
 _CHOSEN: dict[str, Config] = {}
@@ -55,7 +55,7 @@ def tuned(make: Callable[..., Launch], matrices: Sequence[Tensor]) -> Launch:
     Args:
         make: `make()` is the launch with the table's configuration, `make(config)` with another.
         matrices: what it will be called with: two factors, then what else is read or written. They
-            are not touched.
+            are not touched. With `ahead.Looks` it takes what is known by now.
 
     Raises:
         ValueError: `FUSEDLIB_AUTOTUNE` is neither 0 nor 1.
@@ -133,7 +133,7 @@ def _stored_or_tuned(
     entry = store.read(key)
     config = _config_of(entry, (default, *options))
     if config is None:
-        if not may_time():
+        if hasattr(matrices[0], "listed") or not may_time():
             return default
         began = time.perf_counter()
         try:

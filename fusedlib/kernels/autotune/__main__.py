@@ -48,18 +48,19 @@ def run_variants(
     """The forward that keeps gate|up and the one that does not; the backward over gate|up, as eager
     mode runs it, and beside it, as torch.compile does.
     """
-    from fusedlib.kernels.swiglu_calls import unchecked_bwd, unchecked_fwd
+    from fusedlib.kernels.route import plan_of
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, dtype=dtype, device=device) * shape[1] ** -0.5
 
     x, dy = drawn(tokens, hidden), drawn(tokens, hidden)
     w_gate_up, w_down = drawn(2 * inner, hidden), drawn(hidden, inner)
-    unchecked_fwd(x, w_gate_up, False)
-    _, gate_up = unchecked_fwd(x, w_gate_up, True)
+    plan = plan_of(x, w_gate_up, w_down)
+    plan.activate(x, w_gate_up, False)
+    _, gate_up = plan.activate(x, w_gate_up, True)
     assert gate_up is not None
     for in_place in (False, True):
-        unchecked_bwd(dy, w_down, gate_up, True, in_place)
+        plan.differentiate(dy, w_down, gate_up, True, in_place)
 
 
 def _parsed(arguments: list[str] | None) -> argparse.Namespace:

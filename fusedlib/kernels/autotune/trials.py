@@ -97,7 +97,7 @@ def _runs_right(launch: Launch, own: Sequence[Tensor], wanted: Sequence[Tensor])
     _draw(own)
     try:
         launch(*own)
-        spilled = _spills(launch, own)
+        spilled = getattr(launch.compiled(*own), "n_spills", 0)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # Triton's and the driver's errors share no base
@@ -115,18 +115,7 @@ def _compile(launches: Sequence[Launch], matrices: Sequence[Tensor]) -> None:
     ):
         for launch in launches:
             with suppress(Exception):
-                _binary(launch, matrices)
-
-
-def _spills(launch: Launch, matrices: Sequence[Tensor]) -> int:
-    """Registers that the compiled kernel keeps in memory."""
-    return getattr(_binary(launch, matrices), "n_spills", 0) or 0
-
-
-def _binary(launch: Launch, matrices: Sequence[Tensor]) -> Any:
-    """The compiled kernel, not started."""
-    arguments = launch.operands(*matrices)
-    return launch.kernel.warmup(*arguments, grid=launch.programs, **launch.constants)
+                launch.compiled(*matrices)
 
 
 def _agree(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:

@@ -94,7 +94,7 @@ def _outer_product(  # type: ignore[no-untyped-def]
         _store(c, acc, row, column, rows, columns, columns, SIDE, SIDE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("tokens",))
 def _few_down_kernel(  # type: ignore[no-untyped-def]
     h, w_down, y, tokens, hidden, inner,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -103,34 +103,29 @@ def _few_down_kernel(  # type: ignore[no-untyped-def]
     _row_product(h, w_down, y, program, tokens, inner, hidden, True, BLOCK_M, BLOCK_N, BLOCK_K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("tokens", "of_x", "of_gate_up"))
 def _few_gradients_kernel(  # type: ignore[no-untyped-def]
     dy, x, h, d_gate_up, w_gate_up, d_x, d_w_gate_up, d_w_down, tokens, hidden, inner,
-    WANTS_X: tl.constexpr, WANTS_W_GATE_UP: tl.constexpr, WANTS_W_DOWN: tl.constexpr,
+    of_x, of_gate_up,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SIDE: tl.constexpr,
     SPAN: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
+    """The first `of_x` programs are d_x's, `of_gate_up` more d_w_gate_up's, the rest d_w_down's."""
     # The longest first: programs of d_x sum over 2·inner, all others over the tokens.
     program = tl.program_id(0)
     wide = 2 * inner
-    of_x = tl.cdiv(tokens, BLOCK_M) * tl.cdiv(hidden, BLOCK_N) if WANTS_X else 0
-    of_gate_up = tl.cdiv(wide, SIDE) * tl.cdiv(hidden, SIDE * SPAN) if WANTS_W_GATE_UP else 0
     if program < of_x:
-        if WANTS_X:
-            _row_product(
-                d_gate_up, w_gate_up, d_x, program, tokens, wide, hidden,
-                False, BLOCK_M, BLOCK_N, BLOCK_K,
-            )  # fmt: skip
+        _row_product(
+            d_gate_up, w_gate_up, d_x, program, tokens, wide, hidden,
+            False, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
     elif program < of_x + of_gate_up:
-        if WANTS_W_GATE_UP:
-            _outer_product(
-                d_gate_up, x, d_w_gate_up, program - of_x, tokens, wide, hidden,
-                TOKENS, SIDE, SPAN,
-            )  # fmt: skip
+        _outer_product(
+            d_gate_up, x, d_w_gate_up, program - of_x, tokens, wide, hidden, TOKENS, SIDE, SPAN
+        )
     else:
-        if WANTS_W_DOWN:
-            tile = program - of_x - of_gate_up
-            _outer_product(dy, h, d_w_down, tile, tokens, hidden, inner, TOKENS, SIDE, SPAN)
+        tile = program - of_x - of_gate_up
+        _outer_product(dy, h, d_w_down, tile, tokens, hidden, inner, TOKENS, SIDE, SPAN)
 
 
 def down_launch(device: torch.device, tokens: int, hidden: int, inner: int) -> Launch:
@@ -160,15 +155,13 @@ def gradients_launch(
     config, cdiv = _config(D_X, device, hidden), triton.cdiv
     side = config.block_n if INTERPRETED else SIDE.get(architecture(device), OTHER_SIDE)
     span = 2 if INTERPRETED else span_of(3 * cdiv(inner, side) * cdiv(hidden, side))
-    of_x = cdiv(tokens, config.block_m) * cdiv(hidden, config.block_n)
-    of_gate_up = cdiv(2 * inner, side) * cdiv(hidden, side * span)
-    of_down = cdiv(hidden, side) * cdiv(inner, side * span)
-    tiles = sum(n for n, want in zip((of_x, of_gate_up, of_down), wants, strict=True) if want)
-    names = "WANTS_X", "WANTS_W_GATE_UP", "WANTS_W_DOWN"
-    constants: dict[str, int] = dict(zip(names, wants, strict=True))
-    constants |= {"SIDE": side, "SPAN": span, "TOKENS": FEW_TOKENS}
-    sizes = tokens, hidden, inner
-    return Launch(_few_gradients_kernel, config, (tiles, 1, 1), (), sizes, constants)
+    of_x = wants[0] * cdiv(tokens, config.block_m) * cdiv(hidden, config.block_n)
+    of_gate_up = wants[1] * cdiv(2 * inner, side) * cdiv(hidden, side * span)
+    of_down = wants[2] * cdiv(hidden, side) * cdiv(inner, side * span)
+    programs = of_x + of_gate_up + of_down, 1, 1
+    constants = {"SIDE": side, "SPAN": span, "TOKENS": FEW_TOKENS}
+    scalars = tokens, hidden, inner, of_x, of_gate_up
+    return Launch(_few_gradients_kernel, config, programs, (), scalars, constants)
 
 
 def _config(table: Mapping[int, tuple[Config, ...]], device: torch.device, width: int) -> Config:

@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from fusedlib.kernels.hopper_tiles import corner, units
+from fusedlib.kernels.hopper.tiles import corner, units
 
 # Triton 3.7 renamed it.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier

@@ -1,0 +1,198 @@
+"""Under load: how fast, and at what energy, a rival runs when the card never rests.
+
+Training keeps a card at its power limit, and the clock falls until the power fits. So each rival
+works alone for about a second, heated first, and all of a heat do so in rounds: A B C, then C B A,
+so that drift hits all alike. Any race in turns can be run so: `lasting` makes its cases, `event`
+its event and `study_code` the fingerprints of their rows. A round is a heat of its own.
+
+A step cannot take fewer joules than its products unless it makes cheaper ones: "product" is what a
+FLOP of a plain square product takes under the same load.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from fusedlib.bench import code, machine, race, roofline, timing
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.race import Case, Entry, Event, Lap
+from fusedlib.bench.statistics import summarize
+
+EXPERIMENT, PRODUCT = "sustained", "product"
+ROUNDS = 2
+# A card that rested is heated; between two rivals it settles at the next one's power.
+HEAT_S, SETTLE_S, REST_S = 1.0, 0.25, 0.5
+BURST_MS = 30.0
+
+
+def lasting(
+    cases: Iterable[Case], *, seconds: float, rounds: int = ROUNDS
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Cases of a race in turns as cases under load, every second round in the opposite order.
+
+    Args:
+        cases: of one experiment, whose name becomes the field `race`.
+        seconds: of a measurement, after heating.
+        rounds: measurements of each.
+    """
+    listed = list(cases)
+    return [
+        {**case, "experiment": EXPERIMENT, "race": case["experiment"], "round": number,
+         "seconds": seconds}
+        for number in range(1, rounds + 1) for case in (listed if number % 2 else listed[::-1])
+    ]  # fmt: skip
+
+
+def _in_turns(case: Case) -> dict[str, Any]:
+    """The case as the race in turns knows it."""
+    return {**case, "experiment": case["race"]}
+
+
+class Course:
+    """Another course, whose laps last for a case's `seconds`."""
+
+    def __init__(self, course: race.Course, device: str) -> None:
+        self.course, self.device = course, device
+        self.busy_until = float("-inf")
+
+    def enter(self, case: Case) -> Entry:
+        """As in turns: held against the truth first."""
+        entry = self.course.enter(_in_turns(case))
+
+        def lap(heat: Case) -> Lap:
+            return self._lasting(entry.lap(_in_turns(heat)), heat["seconds"])
+
+        return Entry(entry.figures, lap)
+
+    def _lasting(self, lap: Lap, seconds: float) -> Lap:
+        figures = {**lap.figures, "in_turns": False}
+
+        def run() -> dict[str, float]:
+            rested = time.perf_counter() - self.busy_until > REST_S
+            heat_s = HEAT_S if rested else SETTLE_S
+            figures.update(under_load(lap, self.device, heat_s, seconds))
+            self.busy_until = time.perf_counter()
+            return {"total": figures["burst_median_ms"]}
+
+        return Lap(run, lap.prepare, lap.reset, figures)
+
+
+def event(turns: Event) -> Event:
+    """How a study that races in turns races under load; its cases are `lasting`.
+
+    A lap of `turns` must issue its work and not wait for it, or the card rests between two calls.
+    """
+
+    def available(case: Case) -> None:
+        turns.available(_in_turns(case))
+        _require_cuda(case)
+
+    return replace(
+        turns, course=lambda case: Course(turns.course(_in_turns(case)), case["device"]),
+        available=available, settings=lambda case: turns.settings(_in_turns(case)),
+        fields=(*turns.fields, "race"), warmup=0, rounds=lambda case: 1, seconds=0.0, most=None,
+        bursts=False,
+    )  # fmt: skip
+
+
+def _require_cuda(case: Case) -> None:
+    if torch.device(case["device"]).type != "cuda":
+        raise Unavailable("sustained runs need a CUDA GPU")
+
+
+def under_load(lap: Lap, device: str, heat_s: float, seconds: float) -> dict[str, Any]:
+    """Run a lap alone without a pause for `heat_s`, then measure `seconds` of the same.
+
+    Returns:
+        Per call `burst_median_ms`, with the other statistics and every burst's sample, and
+        `joules`; the mean `power_w` and the median clock `sm_mhz` while it was measured.
+    """
+
+    def once() -> None:
+        lap.reset()
+        lap.run()
+
+    once_ms = _second_ms(once, device)
+    calls = max(1, round(BURST_MS / max(once_ms, 1e-3)))
+    load = partial(timing.sustained, once, device=device, calls=calls)
+    if heat_s > once_ms / 1e3:  # that call has heated too
+        load(heat_s=heat_s - once_ms / 1e3, seconds=0.0)
+    with machine.energy() as used:
+        taken = load(heat_s=0.0, seconds=seconds)
+        timing.synchronize(device)
+    figures = summarize(taken.samples_ms, "burst")
+    power, mean_s = used.power_w, figures["burst_mean_ms"] / 1e3
+    joules = None if power is None else power * mean_s
+    return {
+        **figures, "burst_calls": calls, "heat_s": heat_s, "power_w": power, "joules": joules,
+        "sm_mhz": used.sm_mhz,
+    }  # fmt: skip
+
+
+def _second_ms(once: Any, device: str) -> float:
+    """ms of the second of two calls."""
+    taken = 0.0
+    for _ in range(2):
+        timing.synchronize(device)
+        begin = time.perf_counter()
+        once()
+        timing.synchronize(device)
+        taken = (time.perf_counter() - begin) * 1e3
+    return taken
+
+
+# --- what a FLOP costs at the least ---------------------------------------------------------------
+
+
+def products(
+    device: str, dtypes: Sequence[str], *, size: int, seconds: float
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A case a dtype: a product of two matrices of `size`² random numbers, fp32 by IEEE.
+
+    Raises:
+        ValueError: an unknown dtype, or a size below 1.
+    """
+    ceilings = roofline.cases(device, dtypes, gemm_size=size, copy_mib=1, repetitions=1)
+    return [
+        {**case, "experiment": PRODUCT, "seconds": seconds}
+        for case in ceilings if case["ceiling"] == roofline.GEMM
+    ]  # fmt: skip
+
+
+def label(case: Case) -> str:
+    """A case of `products` in a few words."""
+    return f"{case['size']}³ {case['dtype']} sustained"
+
+
+def product(case: Case) -> dict[str, Any]:
+    """Time, `flops`, `joules` and power of a plain product under load.
+
+    Raises:
+        Unavailable: away from CUDA.
+    """
+    _require_cuda(case)
+    size, device, dtype = case["size"], case["device"], getattr(torch, case["dtype"])
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = (
+        torch.randn(size, size, generator=generator, device=device).to(dtype) for _ in range(2)
+    )
+    out = torch.empty_like(left)
+    lap = Lap(lambda: torch.mm(left, right.mT, out=out))
+    with roofline.precision_of(case["precision"]):
+        found = under_load(lap, device, HEAT_S, case["seconds"])
+    return {**found, "median_ms": found["burst_median_ms"], "flops": 2 * size**3}
+
+
+# --- fingerprints ---------------------------------------------------------------------------------
+
+_MEASURED = machine.Energy, machine.energy, under_load
+PRODUCT_CODE = code.Code((timing, *_MEASURED), (product,))
+
+
+def study_code(turns: code.Code) -> code.Code:
+    """Fingerprints of rows under load, from those of the same race in turns."""
+    return code.Code((*turns.harness, *_MEASURED), (*turns.problem, Course), turns.rival)

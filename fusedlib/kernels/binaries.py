@@ -1,0 +1,91 @@
+"""Compiled kernels, kept by what they were compiled for and by nothing else: not by lengths.
+
+Triton compiles a kernel for its compile-time arguments, the dtypes of its matrices, and for numbers
+that are 1, multiples of 16 or beyond 32 bits. Those that are called `do_not_specialize`, as every
+number of tokens here, are for any value. So what a layer can ever need is few, and can be built
+before it is needed, several at a time: the compiler and the assembler let other threads run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from threading import Lock
+from typing import Any, NamedTuple
+
+import triton
+
+MOST_THREADS = 16  # the front end of the compiler is Python's, one thread at a time
+
+
+class Binary(NamedTuple):
+    """What starts a kernel, and what it takes between the stream and the kernel's arguments."""
+
+    run: Callable[..., None]
+    head: tuple[Any, ...]
+
+
+_FOUND: dict[Hashable, Future[Binary]] = {}
+_AHEAD: dict[Hashable, Future[Any]] = {}
+_LOCK = Lock()
+
+
+def kept(key: Hashable, compiled: Callable[[], Any]) -> Binary:
+    """The binary of that key; `compiled()` gives Triton's, where nobody has built it before.
+
+    Called with the device current that it is loaded on. Another thread that wants the same waits.
+    """
+    with _LOCK:
+        found, ahead = _FOUND.get(key), _AHEAD.pop(key, None)
+        own = found is None
+        if found is None:
+            found = _FOUND[key] = Future()
+    if own:
+        try:
+            found.set_result(_loaded(compiled() if ahead is None else ahead.result()))
+        except BaseException as error:
+            del _FOUND[key]
+            found.set_exception(error)
+            raise
+    return found.result()
+
+
+def ahead(key: Hashable, compiled: Callable[[], Any]) -> None:
+    """Compile in another thread, for `kept` to load, unless that was done before."""
+    with _LOCK:
+        if key not in _FOUND and key not in _AHEAD:
+            _AHEAD[key] = _pool().submit(_with_launcher, compiled)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS), "fusedlib-compile")
+
+
+def _with_launcher(compiled: Callable[[], Any]) -> Any:
+    """The compiled kernel; the C function that starts it is in Triton's cache then.
+
+    The device is not asked for anything, for a graph may be captured meanwhile.
+    """
+    made = compiled()
+    if made is not None:
+        triton.runtime.driver.active.launcher_cls(made.src, made.metadata)
+    return made
+
+
+def _loaded(made: Any) -> Binary:
+    """No metadata and no hooks: `launch._watched` sees to those who want them.
+
+    `run` looks for scratch memory at every call, 2 µs; these kernels have none, and 3.6 lets us
+    past it.
+    """
+    run, packed = made.run, made.packed_metadata  # `run` loads the binary
+    scratch = getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1)
+    if scratch or not triton.__version__.startswith("3.6."):
+        return Binary(run, (made.function, packed, None, None, None))
+    options = run.launch_cooperative_grid, run.launch_pdl
+    return Binary(
+        run.launch, (made.function, *options, None, None, packed, None, None, None)
+    )  # fmt: skip

@@ -1,0 +1,146 @@
+"""How kernels in Gluon are cut and start: tensor maps kept by address.
+
+A tensor map is the 128 bytes from which TMA takes a matrix's address, shape, strides and block. It
+holds nothing of the tensor itself, so that one made for the same values before serves again: that
+of a weight at every length.
+
+Triton 3.6 starts kernels by a C function, but encodes every tensor map anew at every launch, in
+Python. So its C function is called without that wrapper, with maps that were encoded before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from fusedlib.kernels.binaries import Binary
+from fusedlib.kernels.launch import Launch, _stream, _watched, current_index
+
+# Kept by looks, and by address for a matrix of a launch: the allocator gives few addresses, over
+# and over; in a model, a few for every layer.
+MOST_MAPS = 4096
+
+
+@dataclass(frozen=True)
+class Roles:
+    """How a kernel is cut whose warps have roles, and the registers of those.
+
+    A ring of `stages` blocks, `block_k` of the sum each; `group_m` row tiles share their blocks of
+    the other factor in the L2 cache.
+    """
+
+    consumer_registers: int
+    other_registers: int
+    group_m: int = 8
+    block_k: int = 64
+    stages: int = 3
+    descriptors: ClassVar[bool] = True
+
+    def launch(self) -> dict[str, Any]:
+        """The keyword arguments of a kernel's launch."""
+        return {
+            "K": self.block_k, "STAGES": self.stages, "GROUP_M": self.group_m,
+            "CONSUMER": self.consumer_registers, "OTHERS": self.other_registers, "num_warps": 4,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Base:
+    """As much of a tensor as a descriptor asks for: the descriptor must not keep it alive."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class HopperLaunch(Launch):
+    """A `Launch` whose first matrices, as many as there are blocks, come by TMA."""
+
+    def __init__(
+        self, kernel: Any, config: Roles, programs: int, blocks: list[list[int]],
+        scalars: tuple[int, ...], constants: dict[str, Any],
+    ) -> None:  # fmt: skip
+        super().__init__(kernel, config, (programs, 1, 1), blocks, scalars, constants)
+        self._encoded: list[dict[int, list[Any]]] = [{} for _ in blocks]
+        self._inner: tuple[Callable[..., None], list[Any]] | None = None
+
+    def __call__(self, *matrices: Tensor) -> None:
+        """As any `Launch`; past Triton's wrapper where that is known."""
+        if self._inner is None or current_index() != self._index or _watched():
+            return super().__call__(*matrices)
+        operands: list[Any] = []
+        for place, kept in enumerate(self._encoded):
+            matrix = matrices[place]
+            operands += kept.get(matrix.data_ptr()) or self._encode(place, matrix)
+        operands += [m.data_ptr() for m in matrices[len(self._encoded) :]]
+        stream = _stream(self._index)
+        return self._inner[0](*self.programs, stream, *self._head, *operands, *self._tail)
+
+    def _take(self, binary: Binary) -> None:
+        super()._take(binary)
+        self._inner = unwrapped(self._run)
+
+    def _encode(self, place: int, matrix: Tensor) -> list[Any]:
+        """What the C function wants of a matrix: its map, shape and strides."""
+        from triton.backends.nvidia.driver import make_tensordesc_arg
+
+        assert self._inner is not None
+        block, known = self.blocks[place], self._inner[1][place]
+        address = matrix.data_ptr()
+        key = address, matrix.dtype, matrix.shape, matrix.stride(), *block  # all that a map holds
+        made = _ENCODED.get(key)
+        if made is None:
+            made = make_tensordesc_arg(_descriptor(matrix, block), known)
+            _keep(_ENCODED, key, made)
+        _keep(self._encoded[place], address, made)
+        return made
+
+    def _described(self, *matrices: Tensor) -> tuple[Any, ...]:
+        return tuple(map(_descriptor, matrices, self.blocks))
+
+
+# By looks, for all launches.
+_ENCODED: dict[Hashable, list[Any]] = {}
+
+
+def _descriptor(matrix: Tensor, block: list[int]) -> TensorDescriptor:
+    base, layout = _Base(matrix.data_ptr(), matrix.dtype), block_layout(block, matrix.dtype)
+    return TensorDescriptor(base, list(matrix.shape), list(matrix.stride()), block, layout)
+
+
+def _keep(kept: dict[Any, Any], key: Hashable, made: Any) -> None:
+    if len(kept) >= MOST_MAPS:
+        kept.clear()
+    kept[key] = made
+
+
+def unwrapped(run: Any) -> tuple[Callable[..., None], list[Any]] | None:
+    """The C function below Triton 3.6's `wrap_handle_tensordesc`, and what is known of each map.
+
+    None where `run` is not that wrapper, as in other releases.
+    """
+    names, cells = getattr(run, "__code__", None), getattr(run, "__closure__", None)
+    if names is None or not cells:
+        return None
+    held = dict(zip(names.co_freevars, (cell.cell_contents for cell in cells), strict=True))
+    launcher, known = held.get("launcher"), held.get("tensordesc_meta")
+    return (launcher, known) if launcher and known and None not in known else None
+
+
+def block_layout(block: Sequence[int], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """How a block of bf16 or fp16 lies in shared memory."""
+    return _layout(tuple(block), gl.bfloat16 if dtype == torch.bfloat16 else gl.float16)
+
+
+@cache
+def _layout(block: tuple[int, ...], element: gl.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for(list(block), element)

@@ -1,0 +1,39 @@
+"""What `route` hands to a plan: what it is for, and which way it goes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+APART, TILES, ROLES = "apart", "tiles", "roles"
+
+
+class Kind(NamedTuple):
+    """All that a plan depends on; of the tokens their class alone.
+
+    `down`: there is a down projection.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    precision: str
+    tokens: int
+    hidden: int
+    inner: int
+    down: bool = True
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Tokens, hidden and inner."""
+        return self.tokens, self.hidden, self.inner
+
+
+class Ways(NamedTuple):
+    """A row of the table; `few` and `split` say whose the products are."""
+
+    path: str
+    forward: str
+    backward: str
+    few: bool = False
+    split: bool = False

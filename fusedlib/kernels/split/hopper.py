@@ -1,0 +1,188 @@
+# ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
+"""The split product for Hopper: warps with fixed roles, in Gluon. Equations: `product`.
+
+One producer warp fetches a K block of the four parts by TMA into a ring of `STAGES` buffers, 64 KiB
+each. Two consumer warpgroups, not tied to each other, each multiply 64 rows of a 128·128 tile by
+wgmma; while the products of a block join their span's sum the other group has the tensor cores.
+"""
+
+from __future__ import annotations
+
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from fusedlib.kernels.hopper.epilogue import fetch
+from fusedlib.kernels.hopper.launch import HopperLaunch, Roles
+from fusedlib.kernels.hopper.tiles import place
+from fusedlib.kernels.launch import multiprocessors
+from fusedlib.kernels.split.parts import TILE
+from fusedlib.kernels.swiglu_configs import architecture
+
+CONFIG = Roles(240, 24)
+SPAN = 16  # blocks
+
+
+@gluon.jit
+def _fetch_both(  # type: ignore[no-untyped-def]
+    parts, high_ring, low_ring, stage, outer, inner, low, arrived, TURNED: gl.constexpr,
+):  # fmt: skip
+    """Fetch a block of the high rows of the parts, and the same of the low ones."""
+    row, column = (inner, outer) if TURNED else (outer, inner)
+    fetch(parts, [row, column], arrived, high_ring.index(stage))
+    fetch(parts, [low + row, column], arrived, low_ring.index(stage))
+
+
+@gluon.jit
+def _produce(  # type: ignore[no-untyped-def]
+    a, b, ah_ring, al_ring, bh_ring, bl_ring, full, empty, m, n, k, share,
+    A_TURNED: gl.constexpr, B_TURNED: gl.constexpr,
+    TILE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+):  # fmt: skip
+    row_tiles, column_tiles = gl.cdiv(m, TILE), gl.cdiv(n, TILE)
+    tiles = row_tiles * column_tiles
+    a_low = gl.cdiv(k if A_TURNED else m, TILE) * TILE
+    b_low = gl.cdiv(n if B_TURNED else k, TILE) * TILE
+    stage, phase = 0, 1
+    for unit in range(gl.program_id(0), tiles * gl.cdiv(k, share), gl.num_programs(0)):
+        row_tile, column_tile = place(unit % tiles, row_tiles, column_tiles, GROUP_M)
+        row, column = row_tile * TILE, column_tile * TILE
+        begin = unit // tiles * share
+        for start in range(begin, gl.minimum(begin + share, k), K):
+            arrived = full.index(stage)
+            mbarrier.wait(empty.index(stage), phase)
+            mbarrier.expect(arrived, 4 * TILE * K * 2)
+            _fetch_both(a, ah_ring, al_ring, stage, row, start, a_low, arrived, A_TURNED)
+            _fetch_both(b, bh_ring, bl_ring, stage, column, start, b_low, arrived, not B_TURNED)
+            stage += 1
+            if stage == STAGES:
+                stage, phase = 0, phase ^ 1
+
+
+@gluon.jit
+def _rows(ring, stage, ROW: gl.constexpr, ROWS: gl.constexpr, TURNED: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Of a block, ROWS from ROW on; it is stored transposed if TURNED."""
+    if TURNED:
+        block = ring.index(stage).slice(ROW, ROWS, 1).permute((1, 0))
+    else:
+        block = ring.index(stage).slice(ROW, ROWS)
+    return block
+
+
+@gluon.jit
+def _store(c, acc, a_words, b_words, row, column, m, n, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Scale a block of C and store it, WIDTH columns at a time: addresses take registers."""
+    if acc.shape[1] > WIDTH:
+        half: gl.constexpr = acc.shape[1] // 2
+        left, right = acc.reshape([acc.shape[0], 2, half]).permute((0, 2, 1)).split()
+        _store(c, left, a_words, b_words, row, column, m, n, WIDTH)
+        _store(c, right, a_words, b_words, row, column + half, m, n, WIDTH)
+    else:
+        layout: gl.constexpr = acc.type.layout
+        i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, layout))
+        j = column + gl.arange(0, acc.shape[1], gl.SliceLayout(0, layout))
+        of_a, of_b = gl.load(a_words + i)[:, None], gl.load(b_words + j)[None, :]
+        e = (of_a >> 1) + (of_b >> 1)
+        first = e >> 1
+        second = ((e - first + 127) << 23) | (of_a & of_b & 1)
+        acc = acc * ((first + 127) << 23).to(gl.float32, bitcast=True)
+        acc = acc * second.to(gl.float32, bitcast=True)
+        inside = (i < m)[:, None] & (j < n)[None, :]
+        gl.store(c + (i.to(gl.int64)[:, None] * n + j[None, :]), acc, mask=inside)
+
+
+@gluon.jit
+def _consume(  # type: ignore[no-untyped-def]
+    ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_words, b_words, c, m, n, k, share,
+    A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, GROUP: gl.constexpr, TILE: gl.constexpr,
+    K: gl.constexpr, SPAN: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+):  # fmt: skip
+    rows: gl.constexpr = TILE // 2
+    first: gl.constexpr = GROUP * rows
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    zeros = gl.zeros([rows, TILE], gl.float32, layout)
+    row_tiles, column_tiles = gl.cdiv(m, TILE), gl.cdiv(n, TILE)
+    tiles = row_tiles * column_tiles
+    stage, phase = 0, 0
+    for unit in range(gl.program_id(0), tiles * gl.cdiv(k, share), gl.num_programs(0)):
+        first_term = unit // tiles * share
+        end = gl.minimum(first_term + share, k)
+        total = gl.zeros([rows, TILE], gl.float32, layout)
+        for begin in range(first_term, end, SPAN * K):
+            acc = gl.zeros([rows, TILE], gl.float32, layout)
+            for _ in range(begin, gl.minimum(begin + SPAN * K, end), K):
+                mbarrier.wait(full.index(stage), phase)
+                ah = _rows(ah_ring, stage, first, rows, A_TURNED)
+                al = _rows(al_ring, stage, first, rows, A_TURNED)
+                bh = _rows(bh_ring, stage, 0, K, B_TURNED)
+                bl = _rows(bl_ring, stage, 0, K, B_TURNED)
+                block = warpgroup_mma(ah, bl, zeros, use_acc=False, is_async=True)
+                block = warpgroup_mma(al, bh, block, is_async=True)
+                block = warpgroup_mma(ah, bh, block, is_async=True)
+                block = warpgroup_mma_wait(0, deps=[block])
+                mbarrier.arrive(empty.index(stage))
+                acc += block
+                stage += 1
+                if stage == STAGES:
+                    stage, phase = 0, phase ^ 1
+            total += acc
+        row_tile, column_tile = place(unit % tiles, row_tiles, column_tiles, GROUP_M)
+        row, column = row_tile * TILE + first, column_tile * TILE
+        result = c + (unit // tiles).to(gl.int64) * m * n
+        _store(result, total, a_words, b_words, row, column, m, n, TILE // 4)
+
+
+@gluon.jit(do_not_specialize=("m", "k", "share"))  # a binary for every number of tokens
+def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
+    a, b, a_words, b_words, c, m, n, k, share,
+    A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, TILE: gl.constexpr, K: gl.constexpr,
+    SPAN: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    CONSUMER: gl.constexpr, OTHERS: gl.constexpr,
+):  # fmt: skip
+    a_shape: gl.constexpr = [STAGES, K, TILE] if A_TURNED else [STAGES, TILE, K]
+    b_shape: gl.constexpr = [STAGES, TILE, K] if B_TURNED else [STAGES, K, TILE]
+    ah_ring = gl.allocate_shared_memory(gl.float16, a_shape, a.layout)
+    al_ring = gl.allocate_shared_memory(gl.float16, a_shape, a.layout)
+    bh_ring = gl.allocate_shared_memory(gl.float16, b_shape, b.layout)
+    bl_ring = gl.allocate_shared_memory(gl.float16, b_shape, b.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=2)
+    gl.warp_specialize(
+        [
+            (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_words, b_words, c,
+                        m, n, k, share, A_TURNED, B_TURNED, 0, TILE, K, SPAN, STAGES, GROUP_M)),
+            (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_words, b_words, c,
+                        m, n, k, share, A_TURNED, B_TURNED, 1, TILE, K, SPAN, STAGES, GROUP_M)),
+            (_produce, (a, b, ah_ring, al_ring, bh_ring, bl_ring, full, empty,
+                        m, n, k, share, A_TURNED, B_TURNED, TILE, K, STAGES, GROUP_M)),
+        ],
+        [4, 1],
+        [CONSUMER, OTHERS],
+    )  # fmt: skip
+
+
+def takes(like: Tensor) -> bool:
+    """Whether this kernel runs on that tensor's device."""
+    return like.is_cuda and architecture(like.device) == 90
+
+
+def launch(
+    like: Tensor, sizes: tuple[int, int, int, int], turned: tuple[bool, bool]
+) -> HopperLaunch:  # fmt: skip
+    """For products of these sizes (m, n, k and a share of k), with which factors turned."""
+    tiles = triton.cdiv(sizes[0], TILE) * triton.cdiv(sizes[1], TILE)
+    tiles *= triton.cdiv(sizes[2], sizes[3])
+    k = CONFIG.block_k
+    blocks = [[k, TILE] if turned[0] else [TILE, k], [TILE, k] if turned[1] else [k, TILE]]
+    constants = {"A_TURNED": turned[0], "B_TURNED": turned[1], "TILE": TILE, "SPAN": SPAN}
+    programs = min(tiles, multiprocessors(like.device))
+    return HopperLaunch(_hopper_split_product_kernel, CONFIG, programs, blocks, sizes, constants)

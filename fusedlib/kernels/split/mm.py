@@ -1,0 +1,80 @@
+"""When a product is split, by its sizes; split products as a function and as an operator."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from fusedlib.kernels.operator import operator
+from fusedlib.kernels.split.product import split_product
+
+# Below these splitting costs what the tensor cores save. The launches take the host 30 to 60 µs,
+# cuBLAS's one 18; of 2³¹ multiplications cuBLAS needs the device for 98 µs, of 2³² for 185.
+LEAST_SIZE = 256
+LEAST_RESULTS = 2**20
+LEAST_WORK = 2**32
+# IEEE fp32, please: FUSEDLIB_SPLIT=0 leaves every product to torch.
+SPLITS = os.environ.get("FUSEDLIB_SPLIT") != "0"
+
+
+def split_pays(m: int, n: int, k: int) -> bool:
+    """Whether (m, k) by (k, n) is faster split than by cuBLAS, and may be."""
+    large = min(m, n, k) >= LEAST_SIZE and m * n >= LEAST_RESULTS and m * n * k >= LEAST_WORK
+    return SPLITS and large
+
+
+def some_pay(tokens: int, outputs: int, inputs: int) -> bool:
+    """Whether of y = x Wᵀ and its two gradients one is better split; of an MLP, of (x, w_gate_up).
+
+    The products with w_down are half as large, so that none is split where none of these is.
+    """
+    return (
+        split_pays(tokens, outputs, inputs)
+        or split_pays(tokens, inputs, outputs)
+        or split_pays(outputs, inputs, tokens)
+    )
+
+
+def split_mm(a: Tensor, b: Tensor) -> Tensor:
+    """A B (m, n) of fp32 A (m, k) and B (k, n), split here; torch's own product where small.
+
+    A factor stored transposed is taken as it lies; other strides are copied.
+
+    Raises:
+        ValueError: a factor that is not a float32 matrix, or sizes and devices that do not fit.
+    """
+    fits = a.ndim == 2 == b.ndim and a.shape[1] == b.shape[0] and a.device == b.device
+    if not fits or a.dtype != torch.float32 or b.dtype != torch.float32:
+        raise ValueError(
+            "A must be (m, k) and B (k, n), float32 on one device, got "
+            f"{a.dtype} {tuple(a.shape)} on {a.device} and {b.dtype} {tuple(b.shape)} on {b.device}"
+        )
+    if not split_pays(a.shape[0], b.shape[1], a.shape[1]):
+        return torch.mm(a, b)
+    return split_product(a, b)
+
+
+@operator("split_mm", last=True)
+def split_mm_operator(a: Tensor, b: Tensor) -> Tensor:
+    """`split_mm` as an operator, for torch.compile and whatever else watches operators."""
+    return split_mm(a, b)
+
+
+@torch.library.register_fake(split_mm_operator)
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[1]))
+
+
+def watched(a: Tensor, b: Tensor) -> bool:
+    """Whether a dispatch mode or a subclass would see products as operators."""
+    if torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling():
+        return True
+    return any(type(t) is not Tensor and type(t) is not Parameter for t in (a, b))
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """`split_mm`, as an operator where one is seen."""
+    return split_mm_operator(a, b) if watched(a, b) else split_mm(a, b)

@@ -1,0 +1,216 @@
+# ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
+"""The product of two split factors: C = A B, of A (m, k) and B (k, n), either stored transposed.
+
+    block = high(A) low(B) + low(A) high(B) + high(A) high(B)      over 64 terms, on the tensor core
+    span  = Σ block, of 16 blocks          C = 2ᵉ Σ span, with the sum of a row's and a column's e
+
+The tensor core adds 16 terms at a time, keeps 26 bits of the largest and cuts off the rest, so the
+small products come first. A block falls short by 0.9e-7 of itself for normal numbers and 2e-7 for
+positive ones (H200). Where both lines have elements of more than fp16's bits C's factor is
+therefore the next number above 2ᵉ, 1 + 2⁻²³ times as large; of integers and the like, whose sums
+may be exact, it is not.
+
+**Error**, in units of 2⁻²² Σ|a||b|, at most: 2 of the parts, of which low(A) low(B), left out, is
+one; 10.5 cut off, 17 numbers 2⁻²⁵ of the largest each and a result 2⁻²³ of itself, four times a
+block; k/4096 + 4 of rounding spans and their sum, ½ of the factor and ¼ of the result. Together
+18 + k/4096, and 2⁻³⁹ (max|a| Σ|b| + max|b| Σ|a|) of elements that are small in their line. Older
+tensor cores add eight terms and keep 25 bits: 30 + k/4096 there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fusedlib.kernels.launch import (
+    Launch,
+    allocator,
+    current_device,
+    current_index,
+    laid_out,
+    multiprocessors,
+    rows_contiguous,
+)
+from fusedlib.kernels.split.parts import TILE, Splitting
+from fusedlib.kernels.swiglu import _place
+from fusedlib.kernels.swiglu_configs import Config, architecture
+
+try:
+    from fusedlib.kernels.split import hopper
+except (ImportError, AttributeError):  # Gluon is experimental: other releases may name it otherwise
+    hopper = None  # type: ignore[assignment]
+
+# Where Hopper's own kernel is not: three tiles of fp32 live at once.
+CONFIGS = {
+    80: Config(64, 64, 32, 4, 4),
+    89: Config(64, 64, 32, 4, 3),
+    90: Config(128, 64, 64, 8, 3),
+    100: Config(128, 64, 64, 8, 3),
+}
+INTERPRETER = Config(64, 32, 64, 4, 1, group_m=2)  # fewer operations are faster there
+SPAN = 1024  # terms
+# Few results are shared among programs along the sum.
+MOST_SHARES, LEAST_SHARE = 4, 1024
+
+
+@triton.jit
+def _part(  # type: ignore[no-untyped-def]
+    parts, row, column, width,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """[HEIGHT, WIDTH] at (row, column) of a part, which is stored transposed if TURNED."""
+    if TURNED:
+        i, j = column + tl.arange(0, WIDTH), row + tl.arange(0, HEIGHT)
+        block = tl.load(parts + i.to(tl.int64)[:, None] * width + j[None, :]).T
+    else:
+        i, j = row + tl.arange(0, HEIGHT), column + tl.arange(0, WIDTH)
+        block = tl.load(parts + i.to(tl.int64)[:, None] * width + j[None, :])
+    return block
+
+
+@triton.jit
+def _low(parts, rows, columns, TURNED: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The low part of op(A) (rows, columns), and how wide the parts are stored."""
+    row_tiles, column_tiles = tl.cdiv(rows, TILE), tl.cdiv(columns, TILE)
+    width = (row_tiles if TURNED else column_tiles) * TILE
+    return parts + (row_tiles * TILE).to(tl.int64) * (column_tiles * TILE), width
+
+
+@triton.jit(do_not_specialize=("m", "k", "share"))  # a binary for every number of tokens
+def _split_product_kernel(  # type: ignore[no-untyped-def]
+    a_high, b_high, a_words, b_words, c, m, n, k, share,
+    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPAN: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    row_tile, column_tile = _place(
+        tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M
+    )
+    row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
+    a_low, a_width = _low(a_high, m, k, A_TURNED, TILE)
+    b_low, b_width = _low(b_high, k, n, B_TURNED, TILE)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    total = tl.zeros_like(acc)
+    begin = tl.multiple_of(tl.program_id(1) * share, BLOCK_K)
+    for start in range(begin, tl.minimum(begin + share, k), BLOCK_K):
+        ah = _part(a_high, row, start, a_width, BLOCK_M, BLOCK_K, A_TURNED)
+        al = _part(a_low, row, start, a_width, BLOCK_M, BLOCK_K, A_TURNED)
+        bh = _part(b_high, start, column, b_width, BLOCK_K, BLOCK_N, B_TURNED)
+        bl = _part(b_low, start, column, b_width, BLOCK_K, BLOCK_N, B_TURNED)
+        acc += tl.dot(ah, bh, tl.dot(al, bh, tl.dot(ah, bl)))
+        if (start + BLOCK_K) % SPAN == 0:
+            total += acc
+            acc = tl.zeros_like(acc)
+    i, j = row + tl.arange(0, BLOCK_M), column + tl.arange(0, BLOCK_N)
+    of_a, of_b = tl.load(a_words + i)[:, None], tl.load(b_words + j)[None, :]
+    e = (of_a >> 1) + (of_b >> 1)  # of two factors, for fp32 may not hold the one
+    first = e >> 1
+    second = ((e - first + 127) << 23) | (of_a & of_b & 1)
+    total = (total + acc) * ((first + 127) << 23).to(tl.float32, bitcast=True)
+    total *= second.to(tl.float32, bitcast=True)
+    inside = (i < m)[:, None] & (j < n)[None, :]
+    c += tl.program_id(1).to(tl.int64) * m * n
+    tl.store(c + i.to(tl.int64)[:, None] * n + j[None, :], total, mask=inside)
+
+
+class Product:
+    """C = A B at the sizes, strides and device of two factors.
+
+    Args:
+        a: (m, k) as it is stored, (k, m) if turned; elements of a row side by side.
+        b: (k, n), or (n, k) if turned.
+        turned: whether A, whether B is stored transposed.
+    """
+
+    def __init__(self, a: Tensor, b: Tensor, turned: tuple[bool, bool]) -> None:
+        (m, k), n = a.shape, b.shape[not turned[1]]
+        if turned[0]:
+            m, k = k, m
+        self._split_a = Splitting(a, by_columns=turned[0])
+        self._split_b = Splitting(b, by_columns=not turned[1])
+        shares = shares_of(m, n, k, multiprocessors(a.device))
+        share = triton.cdiv(k, shares * LEAST_SHARE) * LEAST_SHARE
+        shares = triton.cdiv(k, share)
+        self._c = laid_out((m, n) if shares == 1 else (shares, m, n), torch.float32)
+        self._new = allocator(a.device)
+        self._multiply = _launch(a, (m, n, k, share), turned)
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        """C (m, n), fp32. The device must be the current one."""
+        a_parts, a_words = self._split_a(a)
+        b_parts, b_words = self._split_b(b)
+        c = self._new(*self._c)
+        self._multiply(a_parts, b_parts, a_words, b_words, c)
+        if c.ndim == 2:
+            return c
+        del a_parts, b_parts  # before the sum allocates
+        return c.sum(0)
+
+
+def shares_of(m: int, n: int, k: int, programs: int) -> int:
+    """Into how many shares the sum is cut, so that there is no last round of few tiles.
+
+    In rounds of whole tiles; shares are written and read again, 8 bytes a result, by a launch more.
+    A round takes 17 ns a term on an H200, as long as 4 MB.
+    """
+    tiles = triton.cdiv(m, TILE) * triton.cdiv(n, TILE)
+
+    def rounds(shares: int) -> float:
+        more = (tiles / programs * 250 * shares + 300) / k if shares > 1 else 0
+        return triton.cdiv(tiles * shares, programs) / shares + more
+
+    return min(range(1, max(1, min(MOST_SHARES, k // LEAST_SHARE)) + 1), key=rounds)
+
+
+def _launch(
+    like: Tensor, sizes: tuple[int, int, int, int], turned: tuple[bool, bool]
+) -> Launch:  # fmt: skip
+    if hopper is not None and hopper.takes(like):
+        return hopper.launch(like, sizes, turned)
+    config = CONFIGS[architecture(like.device)] if like.is_cuda else INTERPRETER
+    tiles = triton.cdiv(sizes[0], config.block_m) * triton.cdiv(sizes[1], config.block_n)
+    grid = tiles, triton.cdiv(sizes[2], sizes[3]), 1
+    constants = {"A_TURNED": turned[0], "B_TURNED": turned[1], "SPAN": SPAN, "TILE": TILE}
+    return Launch(_split_product_kernel, config, grid, (), sizes, constants)
+
+
+# A product costs an H200's host 25 µs where it is kept, 75 where all is looked up anew, torch's 17.
+MOST_PRODUCTS = 4096  # varying sequence lengths make one each
+_PRODUCTS: dict[Any, Product] = {}
+
+
+def split_product(a: Tensor, b: Tensor) -> Tensor:
+    """A B (m, n) of fp32 A (m, k) and B (k, n) on one device, no size zero.
+
+    A factor stored transposed is taken as it lies; other strides are copied.
+    """
+    turned = _turned(a), _turned(b)
+    a, b = rows_contiguous(a.mT if turned[0] else a), rows_contiguous(b.mT if turned[1] else b)
+    if a.is_cuda and current_index() != a.get_device():
+        with current_device(a):
+            return stored_product(a, b, turned)
+    return stored_product(a, b, turned)
+
+
+def _turned(factor: Tensor) -> bool:
+    return factor.stride(0) == 1 and factor.stride(1) != 1
+
+
+def stored_product(a: Tensor, b: Tensor, turned: tuple[bool, bool]) -> Tensor:
+    """The same of factors as they are stored, on the current device.
+
+    A `Product` is kept where its binaries serve again: on a GPU, for addresses of 16 bytes.
+    """
+    if not a.is_cuda or (a.data_ptr() | b.data_ptr()) % 16:
+        return Product(a, b, turned)(a, b)
+    key = a.shape, b.shape, a.stride(0), b.stride(0), turned, a.get_device()
+    made = _PRODUCTS.get(key)
+    if made is None:
+        if len(_PRODUCTS) >= MOST_PRODUCTS:
+            _PRODUCTS.clear()
+        made = _PRODUCTS[key] = Product(a, b, turned)
+    return made(a, b)

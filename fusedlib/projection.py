@@ -1,0 +1,134 @@
+"""A linear layer as a function: fp32 products of split factors on NVIDIA GPUs, else PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter, functional
+
+from fusedlib.arguments import require_tensors
+from fusedlib.functional import _autocasts, _plain_eager, _shape
+from fusedlib.kernels.route import has_kernels, transformed
+
+MANY_TOKENS = 1 << 20
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b with true gradients of all three, as `torch.nn.functional.linear`.
+
+    In fp32, where torch's matmul precision is "highest" and products are large, all three products
+    (y, d_x and d_W) run on the tensor cores from two fp16 parts a factor. An element that sums k
+    terms a b, of a row of one factor and a column of the other, errs by at most
+
+        (18 + k/4096) 2⁻²² Σ|a||b| + 2⁻³⁹ (max|a| Σ|b| + max|b| Σ|a|)
+
+    (before Hopper 30 for 18), and a bias adds half a unit in y's last place; derived in
+    `fusedlib.kernels.split`. IEEE fp32's own bound is k/4 2⁻²² Σ|a||b|; FUSEDLIB_SPLIT=0 in the
+    environment asks for IEEE arithmetic.
+    Any other dtype, precision, size or device is `torch.nn.functional.linear`; so is a call under
+    autocast, in a transform of torch.func or in forward-mode differentiation, on a subclass of
+    Tensor, and every derivative of a derivative.
+
+    Kept for backward are x and W, as by torch. A product holds parts as large as both its factors
+    while it runs.
+
+    Args:
+        x: (..., in_features).
+        weight: (out_features, in_features).
+        bias: (out_features,), or None.
+
+    Returns:
+        (..., out_features), in x's dtype, or autocast's.
+
+    Raises:
+        TypeError: an operand that is no tensor.
+        ValueError: shapes, dtypes or devices that do not go together.
+    """
+    if not _fit(x, weight, bias):
+        _check(x, weight, bias)
+    if not _splits(x, weight, bias):
+        return functional.linear(x, weight, bias)
+    from fusedlib.kernels import linear as kernels
+
+    if not _plain_eager(x, weight):
+        return kernels.linear_operator(x, weight, bias)
+    y: Tensor = kernels.LinearFunction.direct(x, weight, bias)
+    return y
+
+
+def _splits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether some product of this call or of its backward may be of split factors."""
+    if x.dtype != torch.float32 or not has_kernels(x.device):
+        return False
+    from fusedlib.kernels.split import some_pay
+
+    outputs, inputs = weight.shape
+    tokens = x.numel() // max(inputs, 1)
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        # A symbol may stand for any number, and the operator looks at the true one.
+        tokens = tokens if statically_known_true(tokens < MANY_TOKENS) else MANY_TOKENS
+    return (
+        some_pay(tokens, outputs, inputs)
+        and _is_plain(x)
+        and _is_plain(weight)
+        and (bias is None or _is_plain(bias))
+        and not _autocasts(x.device.type)
+        and not transformed()
+        and _highest()
+    )
+
+
+def _is_plain(operand: Tensor) -> bool:
+    """A subclass, DTensor say, may have rules for torch's operators and none for ours."""
+    return type(operand) is Tensor or type(operand) is Parameter
+
+
+@torch.compiler.assume_constant_result
+def _highest() -> bool:
+    """Whether torch's own fp32 products are IEEE's; torch.compile traces anew when that changes."""
+    return torch.backends.cuda.matmul.fp32_precision != "tf32"
+
+
+def _fit(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the operands go together without a look at autocast; quick, for most do."""
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.ndim != 2:
+        return False
+    outputs, inputs = weight.shape
+    dtype, device = x.dtype, x.device
+    if not x.ndim or x.shape[-1] != inputs or weight.dtype != dtype or weight.device != device:
+        return False
+    if bias is None:
+        return True
+    if not isinstance(bias, Tensor) or bias.ndim != 1 or bias.shape[0] != outputs:
+        return False
+    return bias.dtype == dtype and bias.device == device
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise where the operands do not go together."""
+    require_tensors("bias", x=x, weight=weight, bias=bias)
+    if x.ndim == 0:
+        raise ValueError("x must be (..., in_features), got a scalar")
+    if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
+        raise ValueError(
+            f"weight must be (out_features, {x.shape[-1]}) for x {_shape(x)}, got {_shape(weight)}"
+        )
+    if bias is not None and (bias.ndim != 1 or bias.shape[0] != weight.shape[0]):
+        raise ValueError(
+            f"bias must be ({weight.shape[0]},) for weight {_shape(weight)}, got {_shape(bias)}"
+        )
+    _check_alike("weight", weight, x)
+    if bias is not None:
+        _check_alike("bias", bias, x)
+
+
+def _check_alike(name: str, operand: Tensor, x: Tensor) -> None:
+    if operand.device != x.device:
+        raise ValueError(f"{name} is on {operand.device}, x on {x.device}")
+    if operand.dtype != x.dtype and not _autocasts(x.device.type):
+        raise ValueError(
+            f"{name} is {operand.dtype}, x is {x.dtype}: they must have one dtype, or run under "
+            "autocast"
+        )

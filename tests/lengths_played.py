@@ -1,0 +1,228 @@
+"""Calls of the MLP at many lengths on a card that is played, and what Triton would compile then.
+
+Run in a process of its own, without Triton's interpreter:
+    python lengths_played.py calls ARCHITECTURE PROCESSORS HIDDEN INNER DTYPE LENGTH ...
+    python lengths_played.py broken ...     a kernel is specialised on lengths, and nobody knows
+    python lengths_played.py warm ...       compiles in earnest, by `warm_up`, then makes the calls
+prints one JSON object. Operands are of torch's meta device and say that they are on a GPU, so that
+shapes and routes are the real ones, and nothing is computed. Calls compile nothing: at every launch
+Triton is asked for the key under which it would.
+"""
+
+import contextlib
+import json
+import sys
+from types import SimpleNamespace
+
+import torch
+
+torch._C._cuda_getDevice = lambda: 0
+torch._C._cuda_getCurrentRawStream = lambda _: 0
+
+import triton  # noqa: E402
+from torch.nn import Parameter  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+
+import fusedlib.functional as functional  # noqa: E402
+
+CARD = torch.device("cuda", 0)
+
+
+class Paper(torch.Tensor):
+    """A matrix on the played card: a shape, a dtype, and an address that is asked for never."""
+
+    is_cuda = property(lambda self: True)
+    device = property(lambda self: CARD)
+
+    def get_device(self):
+        return 0
+
+    def data_ptr(self):
+        return 256
+
+    def new_empty(self, *shape, **_):
+        return paper(shape[0] if isinstance(shape[0], tuple) else shape, self.dtype)
+
+    def view(self, *shape):
+        return paper((self.numel() // shape[-1], shape[-1]), self.dtype)
+
+
+def paper(shape, dtype, strides=None):
+    made = (
+        torch.empty(shape, dtype=dtype, device="meta")
+        if strides is None
+        else torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    )
+    return made.as_subclass(Paper)
+
+
+class Launcher:
+    """Starts nothing."""
+
+    global_scratch_size = profile_scratch_size = 0
+    launch_cooperative_grid = launch_pdl = False
+
+    def __init__(self, source, metadata):
+        pass
+
+    def launch(self, *arguments):
+        pass
+
+    __call__ = launch
+
+
+class Driver:
+    """As much of a driver as Triton asks before a kernel runs."""
+
+    launcher_cls = Launcher
+    utils = SimpleNamespace(
+        load_binary=lambda *_: ("module", "function", 100, 0, 1024),
+        get_device_properties=lambda device: {"max_shared_mem": 232_448},
+    )
+
+    def __init__(self, arch):
+        self.target = GPUTarget("cuda", arch, 32)
+
+    def get_current_target(self):
+        return self.target
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+def play(arch: int, processors: int) -> None:
+    triton.runtime.driver.set_active(Driver(arch))
+    torch.version.cuda = torch.version.cuda or "13.0"
+    torch.cuda.is_available = lambda: True
+    torch.cuda.get_device_capability = lambda device=None: divmod(arch, 10)
+    torch.cuda.get_device_name = lambda device=None: "NVIDIA H200"  # measured: nothing is tuned
+    torch.cuda.device = contextlib.nullcontext
+    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(
+        multi_processor_count=processors
+    )
+    functional._PLAIN = frozenset((Paper, torch.Tensor, Parameter))
+    from fusedlib.kernels import plan, products
+    from fusedlib.kernels.few_tokens import products as few_products
+
+    plain = products.Products(
+        *[lambda a, b: paper((a.shape[0], b.shape[0]), a.dtype)] * 2,
+        *[lambda a, b: paper((a.shape[0], b.shape[1]), a.dtype)] * 2,
+        *[lambda a, b: paper((a.shape[1], b.shape[1]), a.dtype)] * 2,
+    )
+    products.TORCH = products.FP32 = plain
+    for module in (plan, few_products):
+        module.allocator = lambda device: lambda shape, strides, dtype: paper(shape, dtype, strides)
+
+
+class Noted:
+    """Every launch by its own key, and by the key that Triton has for it."""
+
+    def __init__(self):
+        from fusedlib.kernels import binaries, launch
+
+        binaries.ahead = lambda key, compiled: None
+        binaries._loaded = lambda made: binaries.Binary(lambda *_: None, ())
+        self.keys, self._seen = {}, []
+        triton.knobs.runtime.jit_cache_hook = self.hook
+        original = launch.Launch._start
+        noted = self
+
+        def start(self, *matrices):
+            if type(matrices[0]) is Paper:  # not one of those that are listed
+                noted.ask(self, matrices)
+            original(self, *matrices)
+
+        launch.Launch._start = start
+
+    def hook(self, *, key, fn, **_):
+        self._seen.append((fn.name, key))
+        return True  # do not compile
+
+    def ask(self, launch, matrices):
+        self._seen.clear()
+        launch.compiled(*matrices)
+        [asked] = self._seen
+        self.keys.setdefault(launch.binary_key(*matrices), set()).add(asked)
+
+
+def call(weights, tokens):
+    """Training by both modes, graphs retained or not, of all gradients or some; inference."""
+    (_, hidden), dtype = weights[0].shape, weights[0].dtype
+    for save, in_place in (("gate_up", True), ("gate_up", False), ("input", True)):
+        x = paper((tokens, hidden), dtype).requires_grad_()
+        y = functional.swiglu_mlp(x, *weights, save=save)
+        for wants in ((x, *weights), (x,), (weights[1],))[: 1 if in_place else 3]:
+            torch.autograd.grad(y, wants, paper(y.shape, dtype), retain_graph=not in_place)
+    with torch.no_grad():
+        functional.swiglu_mlp(x, *weights)
+
+
+def calls(weights, lengths) -> dict:
+    """What they meet, held against what is listed."""
+    from fusedlib.kernels import ahead
+
+    noted = Noted()
+    for tokens in lengths:
+        call(weights, tokens)
+    wide, hidden = weights[0].shape
+    listed = ahead.binaries_of(hidden, wide // 2, weights[0].dtype, CARD)
+    return {
+        "listed": [each.name for each in listed.values()],
+        "not listed": [str(key) for key in noted.keys.keys() - listed.keys()],
+        "met": [listed[key].name for key in noted.keys if key in listed],
+        "of Triton": len(set.union(*noted.keys.values())),
+        "shared wrongly": [str(key) for key, asked in noted.keys.items() if len(asked) != 1],
+        "plans": len(functional.route._PLANS),
+    }
+
+
+def specialise() -> None:
+    """Forget one `do_not_specialize`, and that binaries depend on numbers."""
+    from fusedlib.kernels import launch, swiglu
+
+    for parameter in swiglu._swiglu_bwd_kernel.params:
+        parameter.do_not_specialize = False
+    launch._kind = lambda number, parameter: None
+
+
+def warm(weights, lengths) -> dict:
+    """What `warm_up` compiles, what it says, and what is compiled after it."""
+    import fusedlib
+    from fusedlib import warm
+
+    compiled = []
+    hook = lambda *, fn, **_: compiled.append(fn.name) or False  # noqa: E731
+    triton.knobs.runtime.jit_post_compile_hook = hook
+    warm.has_kernels = lambda device: True
+    module = fusedlib.SwiGLUMLP(weights[1].shape[0], weights[1].shape[1], device="meta")
+    module._parameters.clear()
+    module.w_gate_up, module.w_down = weights
+    few = fusedlib.warm_up(module, tokens=range(1, 9), progress=False)
+    some = len(compiled)
+    first = fusedlib.warm_up(torch.nn.Sequential(module, module), weights[0].dtype)
+    by_then = len(compiled)
+    second = fusedlib.warm_up(module, progress=False)
+    for tokens in lengths:
+        call(weights, tokens)
+    return {
+        "few": [len(few.names), some], "names": first.names, "compiled": by_then,
+        "again": [len(second.names), len(compiled) - by_then],
+    }  # fmt: skip
+
+
+def main() -> None:
+    task, (arch, processors, hidden, inner) = sys.argv[1], map(int, sys.argv[2:6])
+    dtype, lengths = getattr(torch, sys.argv[6]), [int(n) for n in sys.argv[7:]]
+    play(arch, processors)
+    if task == "broken":
+        specialise()
+    shapes = (2 * inner, hidden), (hidden, inner)
+    weights = [paper(shape, dtype).requires_grad_() for shape in shapes]
+    print(json.dumps((warm if task == "warm" else calls)(weights, lengths)))
+
+
+if __name__ == "__main__":
+    main()

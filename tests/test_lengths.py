@@ -1,0 +1,166 @@
+"""Lengths that change: no kernel depends on one, and what a layer can need is listed and built."""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from ahead import compiled_ahead
+
+import fusedlib
+from fusedlib.kernels import binaries
+
+LENGTHS = random.Random(0).sample(range(1, 6001), 70)
+EDGES = (1, 16, 17, 63, 64, 65, 384, 385, 768, 769)  # of classes at 2048·5632, and what Triton sees
+HOPPER, OTHER = (90, 132), (89, 128)
+
+
+def played(task, card, hidden, inner, dtype="bfloat16", lengths=(*EDGES, *LENGTHS)):
+    [found] = compiled_ahead("lengths_played.py", task, *card, hidden, inner, dtype, *lengths)
+    return found
+
+
+class TestLayersNeedFewKernels:
+    """Played: the calls are real, the card is not."""
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "card, hidden, inner, dtype, most",
+        [
+            (HOPPER, 2048, 5632, "bfloat16", 13),
+            (HOPPER, 4096, 14336, "float16", 13),
+            (HOPPER, 2056, 5000, "bfloat16", 7),  # rows that TMA does not take
+            (OTHER, 2048, 5632, "bfloat16", 11),
+            (HOPPER, 128, 512, "float16", 13),
+        ],
+    )
+    def test_at_any_length(self, card, hidden, inner, dtype, most):
+        found = played("calls", card, hidden, inner, dtype)
+        assert len(found["listed"]) == len(set(found["listed"])) == most
+        assert found["not listed"] == found["shared wrongly"] == []
+        assert found["of Triton"] == len(found["met"]) >= most - 2
+        assert found["plans"] <= 4  # classes
+
+    @pytest.mark.slow
+    def test_one_that_depends_on_the_length_is_found(self):
+        found = played("broken", HOPPER, 2048, 5632, lengths=EDGES)
+        assert found["shared wrongly"] and found["of Triton"] > 13
+
+    @pytest.mark.slow
+    def test_warm_up_compiles_all_of_them_once(self):
+        found = played("warm", HOPPER, 256, 512, lengths=EDGES)
+        assert found["few"] == [7, 7]
+        assert len(found["names"]) == len(set(found["names"])) == found["compiled"] == 13
+        assert all(name.endswith("(256·512, bfloat16)") for name in found["names"])
+        assert found["again"] == [13, 0]
+
+
+class TestWarmUp:
+    def test_has_nothing_to_do_where_plain_pytorch_runs(self):
+        module = fusedlib.SwiGLUMLP(16, 32)
+        warmed = fusedlib.warm_up(module)
+        assert warmed.names == () and str(warmed).startswith("0 kernels in 0.0 s")
+        assert fusedlib.warm_up(torch.nn.Linear(2, 2), (torch.bfloat16,)).names == ()
+
+    @pytest.mark.parametrize(
+        "arguments, kind, message",
+        [
+            (("model",), TypeError, "takes a torch.nn.Module, got str"),
+            ((None, (torch.float64,)), ValueError, "dtypes must be among .*got torch.float64"),
+            ((None, ("bf16",)), TypeError, "dtypes must be torch dtypes, got 'bf16'"),
+            ((None, None, range(0, 5)), ValueError, "tokens must be at least 1, got range"),
+            ((None, None, range(5, 5)), ValueError, "tokens must be at least 1"),
+            ((None, None, 2.5), TypeError, "a range, a whole number or None, got 2.5"),
+        ],
+    )
+    def test_says_what_is_wrong(self, arguments, kind, message):
+        module, dtypes, tokens = (*arguments, None, None)[:3]
+        module = fusedlib.SwiGLUMLP(16, 32) if module is None else module
+        with pytest.raises(kind, match=message):
+            fusedlib.warm_up(module, dtypes, tokens=tokens)
+
+
+class TestBinaries:
+    @pytest.fixture(autouse=True)
+    def _fresh(self, monkeypatch):
+        for name in ("_FOUND", "_AHEAD"):
+            monkeypatch.setattr(binaries, name, {})
+        monkeypatch.setattr(binaries, "_loaded", lambda made: ("loaded", made))
+        monkeypatch.setattr(binaries, "_with_launcher", lambda compiled: compiled())
+
+    def test_threads_that_want_the_same_compile_it_once(self):
+        made, together = [], threading.Barrier(4)
+
+        def compiled():
+            made.append(1)
+            return "kernel"
+
+        def wanted():
+            together.wait()
+            return binaries.kept("key", compiled)
+
+        with ThreadPoolExecutor(4) as pool:
+            found = [future.result() for future in [pool.submit(wanted) for _ in range(4)]]
+        assert found == [("loaded", "kernel")] * 4 and made == [1]
+
+    def test_what_was_compiled_ahead_is_loaded_where_it_is_wanted(self):
+        threads = []
+
+        def compiled():
+            threads.append(threading.current_thread().name)
+            return "kernel"
+
+        for _ in range(2):
+            binaries.ahead("key", compiled)
+            assert binaries.kept("key", compiled) == ("loaded", "kernel")
+        assert len(threads) == 1 and threads[0].startswith("fusedlib-compile")
+
+    @pytest.mark.parametrize("ahead", [False, True])
+    def test_what_failed_is_tried_again(self, ahead):
+        def fails():
+            raise RuntimeError("no compiler")
+
+        for _ in range(2):
+            if ahead:
+                binaries.ahead("key", fails)
+            with pytest.raises(RuntimeError, match="no compiler"):
+                binaries.kept("key", fails)
+        assert binaries.kept("key", lambda: "kernel") == ("loaded", "kernel")
+
+
+@pytest.mark.gpu
+class TestOnACard:
+    def test_70_lengths_after_warm_up_compile_nothing(self, tmp_path):
+        """In a process with a cache of its own, where the calls' results are checked elsewhere."""
+        code = (
+            "import sys, torch, triton, fusedlib\n"
+            "compiled = []\n"
+            "hook = lambda **given: compiled.append(given['fn'].name) or False\n"
+            "triton.knobs.runtime.jit_post_compile_hook = hook\n"
+            "mlp = fusedlib.SwiGLUMLP(512, 1408, device='cuda', dtype=torch.bfloat16)\n"
+            "warmed = fusedlib.warm_up(mlp, progress=False)\n"
+            "built = len(compiled)\n"
+            "for tokens in map(int, sys.argv[1:]):\n"
+            "    x = torch.randn(tokens, 512, device='cuda').bfloat16().requires_grad_()\n"
+            "    for save in ('gate_up', 'input'):\n"
+            "        mlp.save = save\n"
+            "        mlp(x).sum().mul(1).backward(retain_graph=True)\n"
+            "        mlp(x).backward(torch.ones_like(x))\n"
+            "    with torch.no_grad():\n"
+            "        mlp(x)\n"
+            "torch.cuda.synchronize()\n"
+            "print(len(warmed.names), built, len(compiled))\n"
+        )
+        environment = {"TRITON_CACHE_DIR": str(tmp_path), "FUSEDLIB_AUTOTUNE": "0"}
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, (*EDGES, *LENGTHS))],
+            capture_output=True, text=True, check=False, timeout=200,
+            env=os.environ | environment,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        names, built, compiled = map(int, done.stdout.split())
+        assert names == built == compiled <= 13

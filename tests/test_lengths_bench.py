@@ -1,0 +1,68 @@
+"""Study 03's clock for lengths that change."""
+
+from pathlib import Path
+
+import pytest
+
+from fusedlib.bench import fresh, lengths
+from fusedlib.bench.attempt import Unavailable, Wrong
+
+SMALL = {"lengths": 4, "most": 40, "hidden_size": 16, "intermediate_size": 32,
+         "dtype": "float32", "device": "cpu"}  # fmt: skip
+
+
+def test_lengths_are_different_and_the_same_for_the_same_seed():
+    found = lengths.drawn(70, 6000)
+    assert len(set(found)) == 70 and found == lengths.drawn(70, 6000) and max(found) <= 6000
+    with pytest.raises(ValueError, match="larger than population"):
+        lengths.drawn(7, 6)
+
+
+def test_a_rival_is_timed_at_every_length_in_a_process_of_its_own():
+    eager, ours, warmed = lengths.cases(["eager", "fused"], warmed=["fused"], **SMALL)
+    figures = lengths.measure(eager)
+    assert figures["tokens"] == lengths.drawn(4, 40)
+    for name in ("first_ms", "second_ms"):
+        assert len(figures[name]) == 4 and min(figures[name]) > 0
+    assert figures["first_use_ms"] == figures["first_ms"][0]
+    assert (figures["made"], figures["binaries"], figures["compile_s"]) == ([0] * 4, 0, 0)
+    assert figures["warm_s"] is None and "missed" not in figures
+    assert lengths.over_known({"first_ms": [3.0, 1.0], "second_ms": [1.0, 2.0]}) == [2.0, -1.0]
+    assert not ours["warmed"] and warmed == {**ours, "warmed": True}
+    assert lengths.cases([], warmed=["fused"], **SMALL) == []
+    with pytest.raises(Unavailable, match="CUDA"):
+        lengths.measure(ours)
+
+
+def test_an_unknown_rival_is_told():
+    with pytest.raises(ValueError, match="unknown rival 'ligr'"):
+        lengths.cases(["ligr"], **SMALL)
+
+
+def test_a_rival_that_is_wrong_at_a_length_has_no_time(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    arguments = {"provider": "deaf", "hidden_size": 16, "intermediate_size": 32, "dtype": "float32",
+                 "device": "cpu", "warmed": False, "tokens": [5, 3]}  # fmt: skip
+    told = fresh.run("fresh_targets:lengths_of_a_wrong_rival", arguments, timeout_s=60)
+    assert any("y: norm error" in line for line in told["missed"])
+    monkeypatch.setattr(lengths.fresh, "run", lambda *_, **__: told)
+    with pytest.raises(Wrong, match="y: norm error"):
+        lengths.measure(lengths.cases(["eager"], **SMALL)[0])
+
+
+def test_kernels_are_counted_in_the_cache_of_the_process(tmp_path):
+    (tmp_path / "deep").mkdir()
+    for name in ("a.cubin", "deep/b.cubin", "c.ptx"):
+        (tmp_path / name).touch()
+    assert lengths._compiled(str(tmp_path)) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("warmed", [False, True])
+def test_ours_compiles_a_few_kernels_for_all_lengths(warmed):
+    case = {**SMALL, "dtype": "bfloat16", "device": "cuda", "hidden_size": 512, "lengths": 12,
+            "intermediate_size": 1024, "most": 2000}  # fmt: skip
+    figures = lengths.measure(lengths.cases(["fused"], warmed=["fused"], **case)[warmed])
+    assert 0 < figures["binaries"] < 20
+    assert (sum(figures["made"]) == 0) == warmed
+    assert (figures["warm_binaries"] == figures["binaries"]) == warmed

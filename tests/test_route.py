@@ -1,0 +1,103 @@
+"""Which code runs a call: the table of `fusedlib.kernels.route`, on cards that are played."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fusedlib.functional import path_of
+from fusedlib.kernels import route
+from fusedlib.kernels.route import APART, ROLES, TILES, Kind
+
+CARD = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """`card(architecture)` plays one with 132 multiprocessors."""
+    pytest.importorskip("triton")
+
+    def play(architecture):
+        properties = SimpleNamespace(multi_processor_count=132)
+        monkeypatch.setattr(route, "architecture", lambda _: architecture)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+    functions = route.most_apart, route.most_tokens
+    for each in functions:
+        each.cache_clear()
+    yield play
+    for each in functions:
+        each.cache_clear()
+
+
+def way(tokens, hidden, inner, dtype=torch.bfloat16, precision="ieee"):
+    return route.ways(Kind(CARD, dtype, precision, tokens, hidden, inner))
+
+
+@pytest.mark.parametrize(
+    ("shape", "path", "forward", "backward"),
+    [
+        ((64, 8192, 8192), "few tokens", TILES, TILES),
+        ((64, 8192, 8200), "fused by tiles", TILES, TILES),
+        ((256, 8192, 8192), "apart", APART, APART),
+        ((384, 2048, 5632), "apart", APART, APART),
+        ((385, 2048, 5632), "dh apart", ROLES, APART),
+        ((768, 2048, 5632), "dh apart", ROLES, APART),
+        ((769, 2048, 5632), "fused by roles", ROLES, ROLES),
+        ((768, 2050, 5632), "dh apart", TILES, APART),
+        ((8192, 4096, 14336), "fused by roles", ROLES, ROLES),
+        ((8192, 4096, 14340), "fused by tiles", TILES, TILES),
+        ((65, 64, 20000), "dh apart", ROLES, APART),  # more columns than programs
+        ((0, 64, 64), "fp32", APART, APART),
+        ((65, 0, 64), "fp32", APART, APART),
+        ((65, 64, 0), "fp32", APART, APART),
+    ],
+    ids=str,
+)
+def test_on_hopper(card, shape, path, forward, backward):
+    card(90)
+    found = way(*shape)
+    assert found[:3] == (path, forward, backward) and found.few == (path == "few tokens")
+
+
+def test_few_tokens_without_a_down_projection(card):
+    card(90)
+    kind = Kind(CARD, torch.bfloat16, "ieee", 64, 512, 512, down=False)
+    assert route.ways(kind) == ("fused by tiles", TILES, TILES, False, False)
+
+
+@pytest.mark.parametrize("architecture", [80, 89, 100])
+def test_on_other_cards(card, architecture):
+    card(architecture)
+    assert way(64, 512, 512).path == "few tokens"
+    for shape in ((65, 512, 512), (256, 8192, 8192), (8192, 4096, 14336), (256, 8192, 8190)):
+        assert way(*shape) == ("fused by tiles", TILES, TILES, False, False)
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_fp32_is_apart(card, architecture):
+    card(architecture)
+    for shape, precision, path in (
+        ((1024, 4096, 4096), "ieee", "split fp32"),
+        ((1024, 4096, 4096), "tf32", "fp32"),
+        ((64, 512, 512), "ieee", "fp32"),
+    ):
+        found = way(*shape, torch.float32, precision)
+        assert found == (path, APART, APART, False, path == "split fp32")
+
+
+def test_lengths_of_one_class_go_one_way(card):
+    """Half precision at 2048·5632, and fp32, at every bound of a class and one beyond."""
+    card(90)
+    bounds = route.most_tokens(CARD, 5632)
+    assert bounds == (0, 64, 384, 768)
+    groups = [range(*pair) for pair in ((1, 65), (65, 385), (385, 769), (769, 5000))]
+    paths = [{way(tokens, 2048, 5632) for tokens in group} for group in groups]
+    assert [len(found) for found in paths] == [1] * 4 and len(set.union(*paths)) == 4
+    assert route.most_tokens(CARD, 0)[:2] == (0, 64)  # no columns at all
+
+
+def test_without_kernels_it_is_plain_pytorch():
+    x, w_gate_up, w_down = torch.zeros(3, 16), torch.zeros(32, 16), torch.zeros(16, 16)
+    assert route.route(x, w_gate_up, w_down) is None
+    assert path_of(x, w_gate_up, w_down) == path_of(x, w_gate_up) == "plain PyTorch"

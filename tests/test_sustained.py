@@ -1,0 +1,168 @@
+"""A race under load: rounds of turning order, one row each, with energy and clock."""
+
+import itertools
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fusedlib.bench import machine, results, rivals, sustained, swiglu
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.race import Lap, race
+
+CODE = swiglu.study_code(sustained=sustained.study_code(swiglu.study_code()))
+EVENT = sustained.event(swiglu.EVENT)
+
+
+def listed(**options):
+    given = {"device": "cpu", "group": "models", "dtype": "float32", "repetitions": 1}
+    given |= {"directions": ["forward", "forward+backward"], "asked": ["eager", "products"]}
+    return sustained.lasting(swiglu.cases(["37·45·83"], **given | options), seconds=0.05)
+
+
+def test_every_second_round_goes_backwards():
+    order = [(c["direction"], c["round"], c["provider"]) for c in listed()]
+    assert [(n, p) for d, n, p in order if d == "forward"] == [
+        (1, "eager"), (1, "products"), (2, "products"), (2, "eager"),
+    ]  # fmt: skip
+    assert len(order) == 8 and {c["experiment"] for c in listed()} == {"sustained"}
+
+
+def test_a_round_is_a_heat_of_rows_with_every_burst(tmp_path, monkeypatch):
+    monkeypatch.setattr(sustained, "HEAT_S", 0.02)
+    monkeypatch.setattr(sustained, "BURST_MS", 1.0)
+    used = machine.Energy(joules=35.0, seconds=0.05, sm_mhz=1400.0)
+    monkeypatch.setattr(machine, "energy", lambda: _Given(used))
+    recorder = results.Recorder(swiglu.STUDY, "quick", CODE, directory=tmp_path)
+    race(recorder, replace(EVENT, available=lambda case: None), listed())
+    rows = recorder.rows()
+    assert rows["status"].tolist() == ["ok"] * 8
+    assert rows.groupby(["direction", "round"])["session"].nunique().tolist() == [1] * 4
+    assert rows["session"].nunique() == 4
+    assert rows["power_w"].tolist() == [700.0] * 8 and rows["sm_mhz"].tolist() == [1400.0] * 8
+    joules = 700 * rows["burst_mean_ms"] / 1e3
+    assert rows["joules"].tolist() == pytest.approx(joules.tolist())
+    assert rows["median_ms"].tolist() == pytest.approx(rows["burst_median_ms"].tolist(), abs=1e-5)
+    assert (rows["burst_n"] >= 2).all() and not rows["in_turns"].any()
+    assert sorted(rows["heat_s"].unique()) == [0.02, 0.25], "who comes next need not be heated anew"
+    assert not recorder.missing(listed())
+
+
+class _Given:
+    def __init__(self, used):
+        self.used = used
+
+    def __enter__(self):
+        return self.used
+
+    def __exit__(self, *error):
+        pass
+
+
+def test_a_call_takes_as_long_as_it_does_without_a_pause():
+    calls = itertools.count()
+    slept = torch.zeros(1)
+
+    def run():
+        next(calls)
+        slept.add_(1)
+        import time
+
+        time.sleep(0.002)
+
+    found = sustained.under_load(Lap(run), "cpu", 0.01, 0.1)
+    assert 2.0 <= found["burst_median_ms"] < 6.0
+    assert found["joules"] is None and found["sm_mhz"] is None
+    assert next(calls) == int(slept.item())
+
+
+def test_a_long_call_that_heated_the_card_is_not_heated_for_again(monkeypatch):
+    asked = []
+    real = sustained.timing.sustained
+    monkeypatch.setattr(
+        sustained.timing, "sustained",
+        lambda *a, heat_s, seconds, **k: (
+            asked.append((round(heat_s, 3), seconds)) or real(*a, heat_s=0.0, seconds=0.0, **k)
+        ),
+    )  # fmt: skip
+    monkeypatch.setattr(sustained, "_second_ms", lambda once, device: 400.0)
+    sustained.under_load(Lap(lambda: None), "cpu", 0.25, 1.0)
+    sustained.under_load(Lap(lambda: None), "cpu", 1.0, 1.0)
+    assert asked == [(0.0, 1.0), (0.6, 0.0), (0.0, 1.0)]
+
+
+def test_a_product_under_load_is_of_its_size_and_precision(monkeypatch):
+    made = sustained.products("cpu", ["bfloat16", "float32"], size=48, seconds=0.02)
+    assert [(c["experiment"], c["dtype"], c["precision"]) for c in made] == [
+        ("product", "bfloat16", None), ("product", "float32", "highest"),
+    ]  # fmt: skip
+    with pytest.raises(Unavailable, match="need a CUDA GPU"):
+        sustained.product(made[0])
+    results_of, real = [], torch.mm
+    monkeypatch.setattr(sustained, "_require_cuda", lambda case: None)
+    monkeypatch.setattr(sustained, "HEAT_S", 0.01)
+    monkeypatch.setattr(
+        torch, "mm", lambda a, b, out: results_of.append((a, b, real(a, b, out=out)))
+    )
+    row = sustained.product(made[0])
+    assert row["flops"] == 2 * 48**3 and row["median_ms"] == row["burst_median_ms"] > 0
+    left, right, out = results_of[-1]
+    assert left.dtype == torch.bfloat16 and left.shape == right.shape == (48, 48)
+    assert torch.equal(out, left @ right) and left.std() > 0.9, "zeros would draw less power"
+
+
+def test_the_race_in_turns_sees_its_own_experiment(monkeypatch):
+    seen = []
+    course = replace(
+        swiglu.EVENT, course=lambda case: seen.append(case["experiment"]) or swiglu.Course(case),
+        settings=lambda case: seen.append(case["experiment"]) or nullcontext(),
+        available=lambda case: seen.append(case["experiment"]),
+    )  # fmt: skip
+    event = sustained.event(course)
+    case = listed()[0]
+    with pytest.raises(Unavailable), event.settings(case):
+        event.course(case)
+        event.available(case)
+    assert seen == ["swiglu"] * 3 and case["experiment"] == "sustained"
+    assert event.fields == (*swiglu.EVENT.fields, "race"), "two races share no course"
+
+
+def test_without_a_card_it_is_unavailable_and_a_wrong_rival_gets_no_time(tmp_path, monkeypatch):
+    recorder = results.Recorder(swiglu.STUDY, "quick", CODE, directory=tmp_path)
+    race(recorder, EVENT, listed())
+    assert set(recorder.rows()["reason"]) == {"sustained runs need a CUDA GPU"}
+    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+
+    @rivals.rival("swiglu", "wrong")
+    def wrong(inputs):
+        """Twice y."""
+        work = rivals.get("swiglu", "eager").build(inputs)
+        return replace(work, forward=lambda: 2 * work.forward())
+
+    race(recorder, replace(EVENT, available=lambda case: None), listed(asked=["wrong"]))
+    rows = recorder.rows().query("provider == 'wrong'")
+    assert set(rows["status"]) == {"wrong"}
+    assert "median_ms" not in rows or rows["median_ms"].isna().all()
+
+
+def test_rows_in_turns_keep_their_fingerprint_whatever_measures_under_load():
+    plain, both = swiglu.study_code(), CODE
+    case = {"experiment": "swiglu", "provider": "eager"}
+    assert both.of(case) == plain.of(case) != both.of({**case, "experiment": "sustained"})
+
+
+@pytest.mark.gpu
+def test_a_card_under_load_tells_its_power_and_clock(tmp_path):
+    recorder = results.Recorder(swiglu.STUDY, "quick", CODE, directory=tmp_path)
+    alone = swiglu.cases(
+        ["4096·4096·4096"], ["eager", "products"], dtype="bfloat16", device="cuda", group="models",
+        directions=["forward+backward"], repetitions=1,
+    )  # fmt: skip
+    cases = sustained.lasting(alone, seconds=0.5)
+    race(recorder, EVENT, cases)
+    rows = recorder.rows()
+    assert rows["status"].tolist() == ["ok"] * 4
+    assert rows["power_w"].between(100, 1200).all() and rows["sm_mhz"].between(300, 3000).all()
+    twice = rows.pivot(index="provider", columns="round", values="joules")
+    assert (twice[1] / twice[2]).between(0.9, 1.1).all()
