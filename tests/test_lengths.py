@@ -137,13 +137,15 @@ class TestOnACard:
     def test_70_lengths_after_warm_up_compile_nothing(self, tmp_path):
         """In a process with a cache of its own, where the calls' results are checked elsewhere."""
         code = (
-            "import sys, torch, triton, fusedlib\n"
+            "import sys, threading, torch, triton, fusedlib\n"
             "compiled = []\n"
             "hook = lambda **given: compiled.append(given['fn'].name) or False\n"
             "triton.knobs.runtime.jit_post_compile_hook = hook\n"
             "mlp = fusedlib.SwiGLUMLP(512, 1408, device='cuda', dtype=torch.bfloat16)\n"
             "warmed = fusedlib.warm_up(mlp, progress=False)\n"
             "built = len(compiled)\n"
+            "mlp(torch.ones(1024, 512, device='cuda', dtype=torch.bfloat16)).backward("
+            "torch.ones(1024, 512, device='cuda', dtype=torch.bfloat16))  # autograd's thread is new\n"
             "for tokens in map(int, sys.argv[1:]):\n"
             "    x = torch.randn(tokens, 512, device='cuda').bfloat16().requires_grad_()\n"
             "    for save in ('gate_up', 'input'):\n"
@@ -153,6 +155,10 @@ class TestOnACard:
             "    with torch.no_grad():\n"
             "        mlp(x)\n"
             "torch.cuda.synchronize()\n"
+            "x, results = torch.randn(2048, 512, device='cuda').bfloat16(), []\n"
+            "other = threading.Thread(target=lambda: results.append(mlp(x)))\n"
+            "other.start(); other.join()\n"
+            "assert torch.equal(*results, mlp(x)), 'another thread'\n"
             "print(len(warmed.names), built, len(compiled))\n"
         )
         environment = {"TRITON_CACHE_DIR": str(tmp_path), "FUSEDLIB_AUTOTUNE": "0"}

@@ -112,11 +112,17 @@ def test_swiglu_mlp_at_a_model_s_shape_vs_float64(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [*SHAPES.values(), (1024, 2048, 5632)])
-def test_errors_stay_within_the_bound_of_the_docstring(monkeypatch, shape, dtype):
-    for name in ("bf16", "fp16"):
-        allowed = f"allow_{name}_reduced_precision_reduction"
-        monkeypatch.setattr(torch.backends.cuda.matmul, allowed, False)
-    assert checks.beyond_bound("cuda", dtype, shape) == []
+def test_errors_stay_within_the_bound_of_the_docstring(shape, dtype):
+    matmul = torch.backends.cuda.matmul
+    names = [f"allow_{name}_reduced_precision_reduction" for name in ("bf16", "fp16")]
+    usual = {name: getattr(matmul, name) for name in names}
+    try:
+        for name in names:
+            setattr(matmul, name, False)
+        assert checks.beyond_bound("cuda", dtype, shape) == []
+    finally:
+        for name, value in usual.items():
+            setattr(matmul, name, value)
 
 
 @pytest.mark.parametrize("holds", checks.ALL, ids=lambda f: f.__name__[6:])

@@ -8,6 +8,7 @@ in the releases 3.6 and 3.7. The binary is shared by all launches that differ in
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -59,6 +60,20 @@ def current_device(like: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(like.device) if like.is_cuda else nullcontext()
 
 
+def bind_context() -> None:
+    """Give this thread the current device's context, without which the driver makes no tensor map.
+
+    Triton does so where it loads a binary. A thread that finds all of them loaded, autograd's after
+    `fusedlib.warm_up` say, may have done nothing yet that wants a context.
+    """
+    if not hasattr(_THREAD, "bound"):
+        torch.cuda.mem_get_info()  # the runtime binds it for any such question
+        _THREAD.bound = True
+
+
+_THREAD = threading.local()
+
+
 class Launch:
     """One kernel with its configuration, its grid and all arguments but the matrices.
 
@@ -94,6 +109,7 @@ class Launch:
             return self._start(*matrices)
         addresses: list[Any] = [m.data_ptr() for m in matrices]
         if self.blocks:
+            bind_context()
             count = len(self.blocks)
             addresses[:count] = self._described(*matrices[:count])
         stream = _stream(self._index)
@@ -107,6 +123,8 @@ class Launch:
         self._index = matrices[0].get_device()
         if self._index < 0 or self._index != current_index() or _watched() or unaligned(matrices):
             with current_device(matrices[0]):
+                if self._index >= 0:
+                    bind_context()
                 self.kernel[self.programs](*self.operands(*matrices), **self.constants)
             return
         self._take(self.build(*matrices))

@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fusedlib.kernels.binaries import Binary
-from fusedlib.kernels.launch import Launch, _stream, _watched, current_index
+from fusedlib.kernels.launch import Launch, _stream, _watched, bind_context, current_index
 
 # Kept by looks, and by address for a matrix of a launch: the allocator gives few addresses, over
 # and over; in a model, a few for every layer.
@@ -99,6 +99,7 @@ class HopperLaunch(Launch):
         key = address, matrix.dtype, matrix.shape, matrix.stride(), *block  # all that a map holds
         made = _ENCODED.get(key)
         if made is None:
+            bind_context()
             made = make_tensordesc_arg(_descriptor(matrix, block), known)
             _keep(_ENCODED, key, made)
         _keep(self._encoded[place], address, made)
