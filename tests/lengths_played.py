@@ -100,6 +100,7 @@ def play(arch: int, processors: int) -> None:
     torch.cuda.get_device_capability = lambda device=None: divmod(arch, 10)
     torch.cuda.get_device_name = lambda device=None: "NVIDIA H200"  # measured: nothing is tuned
     torch.cuda.device = contextlib.nullcontext
+    torch.cuda.mem_get_info = lambda device=None: (0, 0)
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(
         multi_processor_count=processors
     )
