@@ -31,6 +31,7 @@ class TestTensorMaps:
         monkeypatch.setattr(hopper_launch, "current_index", lambda: -1)
         monkeypatch.setattr(hopper_launch, "_ENCODED", {})
         monkeypatch.setattr(hopper_launch, "_stream", lambda _: 0)
+        monkeypatch.setattr(hopper_launch, "bind_context", lambda: None)
         signature = dict(enumerate(["tensordesc<bf16[128,64]>"] * 3 + ["*bf16"] * 2))
         wrapper = driver.wrap_handle_tensordesc(lambda *a: started.append(a), signature, KNOWN)
         launch._run, launch._index, launch._head = wrapper, -1, tuple("function etc")
