@@ -101,9 +101,8 @@ def in_one_process(
     """Milliseconds of the first and the second call of each length, by the host's clock.
 
     A call waits for an idle device, runs forward and backward, and waits again. The weights stay
-    where they are, and torch holds enough memory beforehand: to ask the driver for more at a new
-    length costs every rival 3 ms. Afterwards y and all gradients are held against the truth at
-    two lengths.
+    where they are, and torch holds enough memory beforehand for no rival to ask the driver for
+    more. Afterwards y and all gradients are held against the truth at two lengths.
 
     Returns:
         `tokens`, `first_ms`, `second_ms` and `made`, the kernels that the first call compiled for
