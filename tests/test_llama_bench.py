@@ -207,9 +207,9 @@ def test_liger_changes_one_model_and_no_class():
         classes = [c for c in vars(modeling_llama).values() if isinstance(c, type)]
         return dict(vars(modeling_llama)), [dict(vars(c)) for c in classes]
 
-    before = state()
     other = llama.build("two layers", "float32", "cpu")
     model = llama.copy_of(other)
+    before = state()
     llama.with_liger(model, llama.SWITCHES)
     assert state() == before
     changed = [n for n, m in model.named_modules() if "forward" in vars(m)]

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fusedlib
-from fusedlib import functional, paths, reference
+from fusedlib import paths, reference
 from fusedlib.bench import (
     allocator_history,
     check,
@@ -57,6 +57,7 @@ from fusedlib.bench.step_clock import MIB
 from fusedlib.bench.swiglu import PLAIN_PATH
 from fusedlib.bench.timing import Sections
 from fusedlib.bench.torch_precision import matmul_settings
+from fusedlib.kernels import route
 
 STUDY, TASK, BASELINE = "11_llama", "llama", "huggingface"
 _LLAMA_32 = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
@@ -566,8 +567,7 @@ def path_of(case: Case) -> str | None:
     """Which code our arms run on these tokens; of others nothing."""
     if not case["provider"].startswith("fused"):
         return None
-    x = torch.empty(1, device=case["device"], dtype=getattr(torch, case["dtype"]))
-    return "kernels" if functional.fused(x) else PLAIN_PATH
+    return "kernels" if route.has_kernels(torch.device(case["device"])) else PLAIN_PATH
 
 
 def work(case: Case) -> dict[str, Any]:
