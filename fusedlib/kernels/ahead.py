@@ -82,8 +82,8 @@ def binaries_of(
 ) -> dict[Hashable, Needed]:  # fmt: skip
     """By key, what calls of an MLP can need whose numbers of tokens lie in a range; of all: None.
 
-    Operands are contiguous and begin at multiples of 16 bytes, as torch's allocator has them. Of
-    fp32 it is what runs beside the products.
+    Operands are contiguous and begin at multiples of 16 bytes, as torch's allocator has them; fp32
+    is multiplied at "highest".
     """
     wanted = tokens or range(1, 1 << 62)
     bounds = route.most_tokens(device, inner)
@@ -99,7 +99,8 @@ def binaries_of(
 def build_for_training(plan: Plan, save: str) -> None:
     """Have other threads compile what a step needs, while the first of it is compiled here."""
     plan.cold = False
-    for each in needed(*plan.kind.sizes, plan.kind.dtype, plan.kind.device):
+    kind = plan.kind
+    for each in needed(*kind.sizes, kind.dtype, kind.device, kind.precision):
         if save in each.trains:
             each.launch.build_ahead(*each.matrices)
 
@@ -109,13 +110,14 @@ KEPT, AGAIN = BOTH[:1], BOTH[1:]
 
 
 def needed(
-    tokens: int, hidden: int, inner: int, dtype: torch.dtype, device: torch.device
-) -> Iterator[Needed]:
+    tokens: int, hidden: int, inner: int, dtype: torch.dtype, device: torch.device,
+    precision: str = "ieee",
+) -> Iterator[Needed]:  # fmt: skip
     """What calls at one number of tokens can need, listed by the plan that would run them."""
     listed: list[tuple[Launch, tuple[Tensor, ...]]] = []
 
-    def new(shape: tuple[int, int], *_: Any) -> Tensor:
-        return cast(Tensor, Looks(shape, dtype, device, listed))
+    def new(shape: tuple[int, int], _: Any = None, kind: torch.dtype = dtype) -> Tensor:
+        return cast(Tensor, Looks(shape, kind, device, listed))
 
     def step(name: str, trains: tuple[str, ...], call: Callable[..., Any], *given: Any) -> Needed:
         call(*given)
@@ -124,7 +126,7 @@ def needed(
 
     x, w_gate_up, w_down = map(new, ((tokens, hidden), (2 * inner, hidden), (hidden, inner)))
     h, gate_up = new((tokens, inner)), new((tokens, 2 * inner))
-    kind = Kind(device, dtype, "ieee", tokens, hidden, inner)
+    kind = Kind(device, dtype, precision, tokens, hidden, inner)
     way = route.ways(kind)
     few = few_tokens.Products(device, dtype, hidden, inner, new)
     plain = Products(gate_up=lambda *_: gate_up, dh=lambda *_: h)
@@ -141,3 +143,17 @@ def needed(
         yield step("y", BOTH, few.output, h, w_down, x)
         given = (True, True, True), [h, gate_up], x, x, w_gate_up
         yield step("gradients", BOTH, few.gradients, *given)
+    if way.split:
+        from fusedlib.kernels.split.product import Product
+
+        factors = ((x, gate_up, w_gate_up), (h, x, w_down))
+        for rows, upstream, weight in factors:
+            forms = {"y": (rows, weight, (False, True)), "d_x": (upstream, weight, (False, False)),
+                     "d_w": (upstream, rows, (True, False))}  # fmt: skip
+            for name, (a, b, turned) in forms.items():
+                listed.clear()
+                Product(a, b, turned, new)(a, b)
+                for launch, matrices in listed:
+                    kernel = launch.kernel.fn.__name__.strip("_").removesuffix("_kernel")
+                    words = f"{way.path}, {kernel.replace('_', ' ')} of {name}"
+                    yield Needed(words, launch, matrices, BOTH)

@@ -47,6 +47,11 @@ def rows_contiguous(matrix: Tensor) -> Tensor:
     return matrix if matrix.stride(1) == 1 else matrix.contiguous()
 
 
+def cdiv(length: int, block: int) -> int:
+    """Blocks that cover a length. `triton.cdiv` serves kernels too, and takes the host 1 µs."""
+    return -(-length // block)
+
+
 @cache
 def multiprocessors(device: torch.device) -> int:
     """How many the device has; off a GPU, as many as the interpreter plays."""
@@ -127,7 +132,7 @@ class Launch:
                     bind_context()
                 self.kernel[self.programs](*self.operands(*matrices), **self.constants)
             return
-        self._take(self.build(*matrices))
+        self._take(self._kept(*matrices))
         self(*matrices)
 
     def _take(self, binary: binaries.Binary) -> None:
@@ -136,8 +141,10 @@ class Launch:
     def build(self, *matrices: Tensor) -> binaries.Binary:
         """The binary for such matrices, of which only the looks count, compiled and loaded."""
         with current_device(matrices[0]):
-            key = self.binary_key(*matrices)
-            return binaries.kept(key, bind(self.compiled, *matrices))
+            return self._kept(*matrices)
+
+    def _kept(self, *matrices: Tensor) -> binaries.Binary:
+        return binaries.kept(self.binary_key(*matrices), bind(self.compiled, *matrices))
 
     def build_ahead(self, *matrices: Tensor) -> None:
         """Have another thread compile it, unless that was done before."""
@@ -199,6 +206,7 @@ def laid_out(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     return tuple(shape), tuple(strides), dtype
 
 
+@cache
 def allocator(device: torch.device) -> Callable[..., Tensor]:
     """Gives an empty tensor on the current device of that type from what `laid_out` gives.
 

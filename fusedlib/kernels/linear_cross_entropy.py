@@ -50,7 +50,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedlib.kernels import split
-from fusedlib.kernels.launch import current_device
+from fusedlib.kernels.launch import cdiv, current_device
 from fusedlib.kernels.swiglu_configs import architecture, precision_of
 
 LOGITS_BYTES = 2**29
@@ -233,7 +233,7 @@ def fill_scaled(source: Tensor, result: Tensor, factor: Tensor) -> Tensor:
     count = source.numel()
     if count:
         with current_device(source):
-            _scaled_kernel[(triton.cdiv(count, SCALED),)](
+            _scaled_kernel[(cdiv(count, SCALED),)](
                 source, result, factor, count, IN_PLACE=result is source, BLOCK=SCALED,
                 num_warps=SCALED_WARPS,
             )  # fmt: skip

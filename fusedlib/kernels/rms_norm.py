@@ -39,7 +39,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedlib.kernels.first_order import first_order
-from fusedlib.kernels.launch import Launch, multiprocessors, rows_contiguous
+from fusedlib.kernels.launch import Launch, cdiv, multiprocessors, rows_contiguous
 from fusedlib.kernels.operands import check_rms_norm
 from fusedlib.kernels.operator import Direct, operator
 from fusedlib.kernels.rows import Warps, kept_launch
@@ -164,7 +164,7 @@ def rms_norm_fwd(
 
     def make() -> Launch:
         config, constants = tile(width, 1 << 30)
-        programs = triton.cdiv(rows, constants["ROWS"]), 1, 1
+        programs = cdiv(rows, constants["ROWS"]), 1, 1
         constants |= {"RESIDUAL": residual is not None, "HF": hf}
         scalars = rows, source.stride(0), added.stride(0), eps
         return Launch(_rms_norm_fwd_kernel, config, programs, (), scalars, constants)
@@ -190,7 +190,7 @@ def rms_norm_bwd(
     if not rows:
         return d_s, weight.new_zeros(width) if wants_weight else None
     # No more than there are tiles of rows; d_weight has one partial row for each.
-    parts = min(triton.cdiv(rows, constants["ROWS"]), most_parts(s.device))
+    parts = min(cdiv(rows, constants["ROWS"]), most_parts(s.device))
     partial = s.new_empty((parts, width) if wants_weight else 0, dtype=torch.float32)
     flags: dict[str, int] = {"RESIDUAL": ds is not None}
     flags |= {"WANTS_S": wants_s, "WANTS_WEIGHT": wants_weight}
@@ -214,8 +214,8 @@ def _sum_parts(partial: Tensor, weight: Tensor) -> Tensor:
     """The sum of the partial rows in weight's dtype: 16 columns a program, all parts at once."""
     parts, width = partial.shape
     d_weight = torch.empty_like(weight)
-    constants = {"PARTS": triton.next_power_of_2(most_parts(weight.device)), "COLUMNS": 16}
-    programs = triton.cdiv(width, 16), 1, 1
+    constants = {"PARTS": 1 << (most_parts(weight.device) - 1).bit_length(), "COLUMNS": 16}
+    programs = cdiv(width, 16), 1, 1
     make = bind(Launch, _sum_parts_kernel, Warps(8), programs, (), (parts, width), constants)
     key = "sum_parts", parts, width, weight.dtype, weight.device
     kept_launch(make, key, partial, d_weight)(partial, d_weight)

@@ -34,7 +34,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedlib.kernels.first_order import first_order
-from fusedlib.kernels.launch import Launch
+from fusedlib.kernels.launch import Launch, cdiv
 from fusedlib.kernels.operands import check_rope
 from fusedlib.kernels.operator import Direct, operator
 from fusedlib.kernels.rows import Warps, kept_launch
@@ -141,7 +141,7 @@ def _start(
         cut = {"HALF_BLOCK": block, "REST_BLOCK": triton.next_power_of_2(max(rest, 1))}
         cut |= {"TOKENS": max(1, rows // shared), "HEADS": shared}
         groups = (heads + key_heads) // shared
-        programs = triton.cdiv(tokens, cut["TOKENS"]) * groups, batch, 1
+        programs = cdiv(tokens, cut["TOKENS"]) * groups, batch, 1
         return Launch(_rope_kernel, Warps(4), programs, (), scalars, constants | cut)
 
     strides = [x.stride()[:3] for x in (first, last, results[0], results[-1])]

@@ -51,7 +51,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.errors import TritonError
 
-from fusedlib.kernels.launch import Launch, multiprocessors
+from fusedlib.kernels.launch import Launch, cdiv, multiprocessors
 from fusedlib.kernels.swiglu_configs import (
     POINTWISE,
     Config,
@@ -67,7 +67,7 @@ except (ImportError, AttributeError):  # Gluon is experimental: other releases m
 
 def _grid(config: Config, like: Tensor, inner: int) -> tuple[int, int, int]:
     """One program a tile; persistent ones no more than the device has multiprocessors."""
-    tiles = triton.cdiv(like.shape[0], config.block_m) * triton.cdiv(inner, config.block_n)
+    tiles = cdiv(like.shape[0], config.block_m) * cdiv(inner, config.block_n)
     if not config.persistent:
         return (tiles, 1, 1)
     return (min(tiles, multiprocessors(like.device)), 1, 1)

@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from fusedlib.kernels import swiglu_configs
-from fusedlib.kernels.launch import Launch
+from fusedlib.kernels.launch import Launch, cdiv
 from fusedlib.kernels.swiglu import _block, _store
 from fusedlib.kernels.swiglu_configs import (
     FEW_PROGRAMS,
@@ -131,7 +131,7 @@ def _few_gradients_kernel(  # type: ignore[no-untyped-def]
 def down_launch(device: torch.device, tokens: int, hidden: int, inner: int) -> Launch:
     """What computes y of h, w_down: takes h, w_down, y."""
     config = _config(DOWN, device, hidden)
-    tiles = triton.cdiv(tokens, config.block_m) * triton.cdiv(hidden, config.block_n)
+    tiles = cdiv(tokens, config.block_m) * cdiv(hidden, config.block_n)
     return Launch(_few_down_kernel, config, (tiles, 1, 1), (), (tokens, hidden, inner), {})
 
 
@@ -152,7 +152,7 @@ def gradients_launch(
 
     It takes dy, x, h, d_gate_up, w_gate_up and the three results, anything for what is not wanted.
     """
-    config, cdiv = _config(D_X, device, hidden), triton.cdiv
+    config = _config(D_X, device, hidden)
     side = config.block_n if INTERPRETED else SIDE.get(architecture(device), OTHER_SIDE)
     span = 2 if INTERPRETED else span_of(3 * cdiv(inner, side) * cdiv(hidden, side))
     of_x = wants[0] * cdiv(tokens, config.block_m) * cdiv(hidden, config.block_n)

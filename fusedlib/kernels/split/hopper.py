@@ -8,7 +8,6 @@ wgmma; while the products of a block join their span's sum the other group has t
 
 from __future__ import annotations
 
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -21,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from fusedlib.kernels.hopper.epilogue import fetch
 from fusedlib.kernels.hopper.launch import HopperLaunch, Roles
 from fusedlib.kernels.hopper.tiles import place
-from fusedlib.kernels.launch import multiprocessors
+from fusedlib.kernels.launch import cdiv, multiprocessors
 from fusedlib.kernels.split.parts import TILE
 from fusedlib.kernels.swiglu_configs import architecture
 
@@ -179,8 +178,8 @@ def launch(
     like: Tensor, sizes: tuple[int, int, int, int], turned: tuple[bool, bool]
 ) -> HopperLaunch:  # fmt: skip
     """For products of these sizes (m, n, k and a share of k), with which factors turned."""
-    tiles = triton.cdiv(sizes[0], TILE) * triton.cdiv(sizes[1], TILE)
-    tiles *= triton.cdiv(sizes[2], sizes[3])
+    tiles = cdiv(sizes[0], TILE) * cdiv(sizes[1], TILE)
+    tiles *= cdiv(sizes[2], sizes[3])
     k = CONFIG.block_k
     blocks = [[k, TILE] if turned[0] else [TILE, k], [TILE, k] if turned[1] else [k, TILE]]
     constants = {"A_TURNED": turned[0], "B_TURNED": turned[1], "TILE": TILE, "SPAN": SPAN}

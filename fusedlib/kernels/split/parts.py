@@ -19,6 +19,7 @@ A line's *word* is 2e, plus 1 if some element has more bits than fp16: see `prod
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -170,13 +171,16 @@ class Splitting:
     Args:
         like: (rows, columns) fp32, the elements of a row side by side.
         by_columns: the sum runs down columns, not along rows.
+        new: allocates; None is the device's allocator.
     """
 
-    def __init__(self, like: Tensor, by_columns: bool) -> None:
+    def __init__(
+        self, like: Tensor, by_columns: bool, new: Callable[..., Tensor] | None = None
+    ) -> None:
         rows, columns = like.shape
         tall, wide = -(-rows // TILE), -(-columns // TILE)
         sizes, constants = (rows, columns, like.stride(0)), {"TILE": TILE}
-        self._new = allocator(like.device)
+        self._new = new or allocator(like.device)
         self._parts = laid_out((2 * tall * TILE, wide * TILE), torch.float16)
         self._words = laid_out(((wide if by_columns else tall) * TILE,), torch.int32)
         of_rows, of_columns = ROWS, COLUMNS

@@ -19,6 +19,7 @@ tensor cores add eight terms and keep 25 bits: 30 + k/4096 there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from torch import Tensor
 from fusedlib.kernels.launch import (
     Launch,
     allocator,
+    cdiv,
     current_device,
     current_index,
     laid_out,
@@ -124,19 +126,23 @@ class Product:
         a: (m, k) as it is stored, (k, m) if turned; elements of a row side by side.
         b: (k, n), or (n, k) if turned.
         turned: whether A, whether B is stored transposed.
+        new: allocates; None is the device's allocator.
     """
 
-    def __init__(self, a: Tensor, b: Tensor, turned: tuple[bool, bool]) -> None:
+    def __init__(
+        self, a: Tensor, b: Tensor, turned: tuple[bool, bool],
+        new: Callable[..., Tensor] | None = None,
+    ) -> None:  # fmt: skip
         (m, k), n = a.shape, b.shape[not turned[1]]
         if turned[0]:
             m, k = k, m
-        self._split_a = Splitting(a, by_columns=turned[0])
-        self._split_b = Splitting(b, by_columns=not turned[1])
+        self._split_a = Splitting(a, by_columns=turned[0], new=new)
+        self._split_b = Splitting(b, by_columns=not turned[1], new=new)
         shares = shares_of(m, n, k, multiprocessors(a.device))
-        share = triton.cdiv(k, shares * LEAST_SHARE) * LEAST_SHARE
-        shares = triton.cdiv(k, share)
+        share = cdiv(k, shares * LEAST_SHARE) * LEAST_SHARE
+        shares = cdiv(k, share)
         self._c = laid_out((m, n) if shares == 1 else (shares, m, n), torch.float32)
-        self._new = allocator(a.device)
+        self._new = new or allocator(a.device)
         self._multiply = _launch(a, (m, n, k, share), turned)
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
@@ -157,11 +163,11 @@ def shares_of(m: int, n: int, k: int, programs: int) -> int:
     In rounds of whole tiles; shares are written and read again, 8 bytes a result, by a launch more.
     A round takes 17 ns a term on an H200, as long as 4 MB.
     """
-    tiles = triton.cdiv(m, TILE) * triton.cdiv(n, TILE)
+    tiles = cdiv(m, TILE) * cdiv(n, TILE)
 
     def rounds(shares: int) -> float:
         more = (tiles / programs * 250 * shares + 300) / k if shares > 1 else 0
-        return triton.cdiv(tiles * shares, programs) / shares + more
+        return cdiv(tiles * shares, programs) / shares + more
 
     return min(range(1, max(1, min(MOST_SHARES, k // LEAST_SHARE)) + 1), key=rounds)
 
@@ -172,8 +178,8 @@ def _launch(
     if hopper is not None and hopper.takes(like):
         return hopper.launch(like, sizes, turned)
     config = CONFIGS[architecture(like.device)] if like.is_cuda else INTERPRETER
-    tiles = triton.cdiv(sizes[0], config.block_m) * triton.cdiv(sizes[1], config.block_n)
-    grid = tiles, triton.cdiv(sizes[2], sizes[3]), 1
+    tiles = cdiv(sizes[0], config.block_m) * cdiv(sizes[1], config.block_n)
+    grid = tiles, cdiv(sizes[2], sizes[3]), 1
     constants = {"A_TURNED": turned[0], "B_TURNED": turned[1], "SPAN": SPAN, "TILE": TILE}
     return Launch(_split_product_kernel, config, grid, (), sizes, constants)
 
