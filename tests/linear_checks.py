@@ -301,7 +301,7 @@ def check_module(device: str, shape: Shape = SMALL) -> None:
         assert shared.weight is plain.weight and shared.bias is plain.bias and not shared.training
         wanted = functional.linear(leaves["x"], plain.weight, plain.bias)
         for module in (made, shared):
-            y = module(leaves["x"])
+            y = module(input=leaves["x"])
             assert close([y], [wanted])
             y.backward(dy)
         assert close([made.weight.grad], [plain.weight.grad])
