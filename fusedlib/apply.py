@@ -8,7 +8,7 @@ hooks and attributes that it had, and gets a class of its own whose `forward` is
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from functools import partial as bind
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from fusedlib import projection
 from fusedlib.functional import swiglu_mlp
 from fusedlib.kernels.route import LEAST_CAPABILITY, has_kernels
 from fusedlib.loss import linear_cross_entropy
+from fusedlib.modules import Linear
 from fusedlib.norms import rms_norm
 from fusedlib.packed import (
     Fused,
@@ -30,6 +31,7 @@ from fusedlib.packed import (
     Packed,
     PackedLinear,
     base_of,
+    changeable,
     fuse,
     hooked,
     loosen,
@@ -219,10 +221,10 @@ class FusedLitGPTLayer(Fused):
 class FusedLinear(Fused):
     """A `torch.nn.Linear` by `fusedlib.linear`."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """x Wᵀ + b."""
         module: Any = self
-        return projection.linear(x, module.weight, module.bias)
+        return projection.linear(input, module.weight, module.bias)
 
 
 class FusedHead(Hookable, Fused):
@@ -231,12 +233,12 @@ class FusedHead(Hookable, Fused):
     As a call of the module, for FSDP, ZeRO-3 and offloading bring its weight by hooks.
     """
 
-    def forward(self, hidden: Tensor, target: Tensor | None = None, **settings: Any) -> Tensor:
+    def forward(self, input: Tensor, target: Tensor | None = None, **settings: Any) -> Tensor:
         """Logits; or the loss with the settings of `fusedlib.linear_cross_entropy`."""
         module: Any = self
         if target is None:
-            return self._linear(hidden, module.weight, module.bias)
-        return linear_cross_entropy(hidden, module.weight, target, bias=module.bias, **settings)
+            return self._linear(input, module.weight, module.bias)
+        return linear_cross_entropy(input, module.weight, target, bias=module.bias, **settings)
 
 
 class FusedCausalLM(Fused):
@@ -319,6 +321,8 @@ def _causal_loss(
     return loss / num_items_in_batch
 
 
+# What packs, and gives the loss.
+LINEARS = nn.Linear, Linear
 # Their forward does not call the old one, and relies on what that one takes.
 REWRITTEN = FusedAttention, FusedLitGPTAttention, FusedLayer, FusedLitGPTLayer, FusedCausalLM
 
@@ -368,7 +372,7 @@ def _mlp(owner: str, gate: str, up: str, down: str) -> tuple[Part, ...]:
             return f"its activation is {activation}, not SiLU"
         if hasattr(mlp, "act_fn") and hooked(mlp.act_fn):
             return "act_fn has hooks, which the fused MLP would not call"
-        why = packable(mlp, (gate, up)) or packable(mlp, (down,))
+        why = packable(mlp, (gate, up), LINEARS) or packable(mlp, (down,), LINEARS)
         biased = any(getattr(mlp, child).bias is not None for child in (gate, up, down) if not why)
         return why or ("its projections have biases" if biased else None)
 
@@ -393,7 +397,7 @@ def _hugging_face(name: str) -> Family:
     attention = (
         attend(
             "attention",
-            refuse=lambda module: packable(module, projections),
+            refuse=lambda module: packable(module, projections, LINEARS),
             prepare=lambda module: pack(module, "qkv", projections),
         ),
         attend("rope", refuse=lambda module: _other_rotation(module, "apply_rotary_pos_emb")),
@@ -407,7 +411,7 @@ def _hugging_face(name: str) -> Family:
                 "loss",
                 f"{name}ForCausalLM",
                 FusedCausalLM,
-                refuse=lambda model: packable(model, ("lm_head",)),
+                refuse=lambda model: changeable(model, "lm_head", LINEARS),
                 prepare=_prepare_head,
             ),
         ),
@@ -463,7 +467,7 @@ class Report:
     Attributes:
         model: name of the model's class.
         replaced: paths of modules by switch.
-        already: those that an earlier call had replaced.
+        already: those that an earlier call had replaced, and every `fusedlib.Linear`.
         left: by switch, pairs of a path and the reason why it is as it was.
         plain: why what was replaced runs plain PyTorch where the model lies now; None where it runs
             kernels.
@@ -531,9 +535,11 @@ def apply_to(
       do not.
     - choosing by name, as `"q_proj" in name` over `named_parameters()`, finds nothing.
     - `q_proj.weight` is a view: `torch.autograd.grad` for it, `get_parameter`, PEFT's
-      `target_parameters`, pruning and parametrizations raise; `quantize_dynamic` passes it by.
+      `target_parameters`, pruning and parametrizations raise.
     - `torch.func.functional_call` takes the names of `named_parameters()`, not of `state_dict()`.
     - an optimizer's state saved with the plain model cannot be loaded.
+    - `torch.ao.quantization.quantize_dynamic` goes by a module's exact type, and leaves all linear
+      layers that were replaced as they are, `linear=True` alone too.
     - accelerate's `cpu_offload` and `disk_offload` come first, and leave most modules as they are;
       afterwards they raise KeyError.
 
@@ -558,7 +564,8 @@ def apply_to(
     """
     family = _family(model)
     wanted = dict(zip(SWITCHES, (mlp, rms_norm, rope, attention, loss, linear), strict=True))
-    report = Report(type(model).__name__, plain=_plain(model))
+    report = Report(type(model).__name__, plain=why_plain(model.parameters()))
+    own = {module for module in model.modules() if _is_ours(module)}
     shared = _shared(model)
     todo: list[tuple[str, nn.Module, Part]] = []
     for path, module in model.named_modules():
@@ -578,7 +585,7 @@ def apply_to(
         part.prepare(module)
         module.__dict__["_parts"] = vars(module).get("_parts", frozenset()) | {part.switch}
         report.replaced[part.switch].append(path)
-    _fuse_projections(model, wanted["linear"], report)
+    _fuse_projections(model, own, wanted["linear"], report)
     owner, fused, norm = family.layer
     for module in model.modules():
         after = getattr(module, norm, None)
@@ -588,9 +595,9 @@ def apply_to(
     return report
 
 
-def _plain(model: nn.Module) -> str | None:
-    """Why no kernel runs for a model as it lies now."""
-    weights = [p for p in model.parameters() if p.is_floating_point() and not p.is_meta]
+def why_plain(parameters: Iterable[Tensor]) -> str | None:
+    """Why no kernel runs for a model with such parameters as they lie now."""
+    weights = [p for p in parameters if p.is_floating_point() and not p.is_meta]
     if not weights:
         return None
     if all(p.dtype == torch.float64 for p in weights):
@@ -609,15 +616,20 @@ def _plain(model: nn.Module) -> str | None:
     return f"the kernels are for GPUs of compute capability {least} and higher"
 
 
-def _fuse_projections(model: nn.Module, wanted: bool, report: Report) -> None:
-    """Have `fusedlib.linear` compute the linear layers, and what others pack them into."""
+def _fuse_projections(
+    model: nn.Module, own: Set[nn.Module], wanted: bool, report: Report
+) -> None:  # fmt: skip
+    """Have `fusedlib.linear` compute the linear layers, and what others pack them into.
+
+    `own` were `fusedlib.Linear`s: whatever is wanted they go on by it.
+    """
     for path, module in list(model.named_modules()):
         if not isinstance(module, nn.Linear):
             continue
         owner = module._owner[0] if isinstance(module, PackedLinear) else module
-        why = _no_projection(module) if wanted else OFF
+        why = None if module in own else _no_projection(module) if wanted else OFF
         if why is None:
-            if not isinstance(owner, Fused):
+            if not isinstance(owner, Fused | Linear):
                 fuse(owner, FusedLinear)
             owner.__dict__["_linear"] = projection.linear
         if isinstance(owner, FusedMLP) and owner.is_packed():
@@ -625,11 +637,16 @@ def _fuse_projections(model: nn.Module, wanted: bool, report: Report) -> None:
         parts = vars(module).get("_parts", frozenset())
         if why is not None:
             report.left["linear"].append((path, why))
-        elif "linear" in parts:
-            report.already["linear"].append(path)
-        else:
-            module.__dict__["_parts"] = parts | {"linear"}
-            report.replaced["linear"].append(path)
+            continue
+        done = report.already if "linear" in parts or module in own else report.replaced
+        done["linear"].append(path)
+        module.__dict__["_parts"] = parts | {"linear"}
+
+
+def _is_ours(module: nn.Module) -> bool:
+    """Whether it is a `fusedlib.Linear`."""
+    forward = getattr(base_of(module), "forward", None)
+    return forward is Linear.forward and "forward" not in vars(module)
 
 
 def _no_projection(module: nn.Linear) -> str | None:

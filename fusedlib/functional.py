@@ -227,11 +227,15 @@ def _check_shapes(save: str, x: Tensor, w_gate_up: Tensor, *w_down: Tensor) -> N
         raise ValueError(f"save must be one of {', '.join(SAVES)}, got {save!r}")
     if x.ndim == 0:
         raise ValueError("x must be (..., hidden), got a scalar")
-    hidden = x.shape[-1]
-    if w_gate_up.ndim != 2 or w_gate_up.shape[1] != hidden or w_gate_up.shape[0] % 2:
+    if w_gate_up.ndim != 2 or w_gate_up.shape[0] % 2:
         raise ValueError(
-            f"w_gate_up must be (2·intermediate, {hidden}) for x {_shape(x)}, gate rows above "
-            f"up rows; got {_shape(w_gate_up)}"
+            "w_gate_up must be (2·intermediate, hidden), gate rows above up rows; "
+            f"got {_shape(w_gate_up)}"
+        )
+    hidden = w_gate_up.shape[1]
+    if x.shape[-1] != hidden:
+        raise ValueError(
+            f"x must be (..., {hidden}) for w_gate_up {_shape(w_gate_up)}, got {_shape(x)}"
         )
     wanted = hidden, w_gate_up.shape[0] // 2
     for down in w_down:

@@ -12,7 +12,7 @@ from fusedlib.functional import SAVES, swiglu_mlp
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
 from fusedlib.norms import rms_norm
-from fusedlib.packed import own_storage
+from fusedlib.packed import Fused, PackedLinear, hooked, own_storage
 from fusedlib.projection import linear
 
 
@@ -149,30 +149,38 @@ class Linear(nn.Linear):
         """A layer with the very parameters of a `torch.nn.Linear`, in its mode.
 
         Raises:
-            TypeError: a module of another kind, one that computes something else, or one whose
-                weight is no plain parameter.
+            TypeError: a module of another kind, one that computes something else or runs hooks, or
+                one whose weight or bias is no plain parameter.
+            ValueError: a layer without inputs or outputs.
         """
         kind, known = type(module), (nn.Linear.forward, cls.forward)
+        if isinstance(module, Fused | PackedLinear):
+            raise TypeError("from_torch takes a torch.nn.Linear; apply_to has changed this one")
         if not isinstance(module, nn.Linear) or kind.forward not in known:
             name = f"{kind.__module__}.{kind.__qualname__}"
             raise TypeError(f"from_torch takes a torch.nn.Linear with its own forward, got {name}")
-        if type(module.weight) is not nn.Parameter:
-            raise TypeError(
-                f"the weight is a {type(module.weight).__qualname__}, not a torch.nn.Parameter"
-            )
+        for name in ("weight", "bias"):
+            held = getattr(module, name)
+            if type(held) is not nn.Parameter and (held is not None or name == "weight"):
+                raise TypeError(
+                    f"the {name} is a {type(held).__qualname__}, not a torch.nn.Parameter"
+                )
+        if "forward" in vars(module) or hooked(module):
+            raise TypeError("the layer has hooks or a forward of its own, which would be lost")
         made = cls(module.in_features, module.out_features, module.bias is not None, "meta")
         made.weight, made.bias = module.weight, module.bias
         return made.train(module.training)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """y (..., out_features) of x (..., in_features)."""
-        return linear(x, self.weight, self.bias)
+        return linear(input, self.weight, self.bias)
 
 
 class LinearCrossEntropyLoss(nn.Module):
     """`fusedlib.linear_cross_entropy` with its settings, in place of `torch.nn.CrossEntropyLoss`.
 
-    It has no parameters: the weight, a model's output embedding, comes with the call.
+    It has no parameters: the weight, a model's output embedding, comes with the call. Its settings
+    are attributes, read at each call.
 
     Args:
         ignore_index: the target of tokens that have no loss and no gradient.
@@ -190,10 +198,8 @@ class LinearCrossEntropyLoss(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         _check_numbers(ignore_index, label_smoothing, z_loss, reduction)
-        self.settings: dict[str, Any] = {
-            "ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss,
-            "reduction": reduction,
-        }  # fmt: skip
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.z_loss, self.reduction = z_loss, reduction
 
     def forward(
         self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None,
@@ -201,12 +207,15 @@ class LinearCrossEntropyLoss(nn.Module):
     ) -> Tensor:  # fmt: skip
         """The loss of hidden (..., hidden) and weight (vocabulary, hidden) at target (...)."""
         return linear_cross_entropy(
-            hidden, weight, target, bias=bias, token_weights=token_weights, **self.settings
-        )
+            hidden, weight, target, bias=bias, ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing, z_loss=self.z_loss, reduction=self.reduction,
+            token_weights=token_weights,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         """The settings, for print."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        names = "ignore_index", "label_smoothing", "z_loss", "reduction"
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
 class RMSNorm(nn.Module):

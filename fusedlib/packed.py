@@ -18,6 +18,7 @@ from torch.nn.functional import linear
 
 # Where torch.func.functional_call puts other tensors in a parameter's place, and back.
 SWAPS = "torch.nn.utils._named_member_accessor"
+Kinds = tuple[type[nn.Linear], ...]
 
 
 class Fused(nn.Module):
@@ -209,11 +210,11 @@ class PackedLinear(Hookable, nn.Linear):
             part.requires_grad = requires_grad
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """x Wᵀ + b with its own rows alone."""
         weight = self._part("weight")
         assert weight is not None
-        return self._owner[0]._linear(x, weight, self._part("bias"))
+        return self._owner[0]._linear(input, weight, self._part("bias"))
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -380,29 +381,40 @@ def pack(module: Packed, suffix: str, children: tuple[str, ...]) -> None:
         child.__dict__.update(_owner=(module,), _held=held, _rows=rows)
 
 
-def packable(module: nn.Module, children: tuple[str, ...]) -> str | None:
+def changeable(module: nn.Module, name: str, kinds: Kinds) -> str | None:
+    """Why a child is more than a linear layer of one of these kinds; None where it is that."""
+    child = getattr(module, name, None)
+    if child is None or base_of(child) not in kinds:
+        kind = type(child)
+        return f"{name} is a {kind.__module__}.{kind.__qualname__}, not a torch.nn.Linear"
+    if "forward" in vars(child):
+        return f"{name} has a forward of its own"
+    if hooked(child):
+        return f"{name} has hooks, which the fused product would not call"
+    if type(child.weight) is not nn.Parameter:
+        return f"the weight of {name} is a {type(child.weight).__qualname__}"
+    return None
+
+
+def packable(module: nn.Module, children: tuple[str, ...], kinds: Kinds) -> str | None:
     """Why the children cannot be packed; None where they can.
 
     Raises:
         ValueError: weights of several devices or dtypes.
     """
-    linears = {child: getattr(module, child, None) for child in children}
-    for name, child in linears.items():
-        if child is None or base_of(child) is not nn.Linear:
-            kind = type(child)
-            return f"{name} is a {kind.__module__}.{kind.__qualname__}, not a torch.nn.Linear"
-        if "forward" in vars(child):
-            return f"{name} has a forward of its own"
-        if hooked(child):
-            return f"{name} has hooks, which the fused product would not call"
-        if type(child.weight) is not nn.Parameter:
-            return f"the weight of {name} is a {type(child.weight).__qualname__}"
+    for name in children:
+        if why := changeable(module, name, kinds):
+            return why
+        for kind, p in getattr(module, name)._parameters.items():
+            if p is not None and (p._backward_hooks or p._post_accumulate_grad_hooks):
+                return f"the {kind} of {name} has hooks, which a packed one would not call"
+    linears = {child: getattr(module, child) for child in children}
     first, *others = children
     for name in others:
         one, other = linears[first], linears[name]
-        if (one.bias is None) != (other.bias is None):  # type: ignore[union-attr]
+        if (one.bias is None) != (other.bias is None):
             return f"{first} and {name} do not both have a bias"
-        pairs = zip(one._parameters.values(), other._parameters.values(), strict=True)  # type: ignore[union-attr]
+        pairs = zip(one._parameters.values(), other._parameters.values(), strict=True)
         for a, b in pairs:
             if a is None or b is None:
                 continue

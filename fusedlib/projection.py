@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import Parameter, functional
+from torch.overrides import has_torch_function
 
 from fusedlib.arguments import require_tensors
 from fusedlib.functional import _autocasts, _plain_eager, _shape
@@ -29,8 +30,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     autocast, in a transform of torch.func or in forward-mode differentiation, on a subclass of
     Tensor, and every derivative of a derivative.
 
-    Kept for backward are x and W, as by torch. A product holds parts as large as both its factors
-    while it runs.
+    Kept for backward are x and W, as by torch. `torch.autograd.grad(y, x)` computes d_W too if W
+    wants a gradient. A product holds parts as large as both its factors while it runs.
 
     Args:
         x: (..., in_features).
@@ -45,6 +46,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         ValueError: shapes, dtypes or devices that do not go together.
     """
     if not _fit(x, weight, bias):
+        if has_torch_function((x, weight, bias)):  # of torch.fx, say
+            return functional.linear(x, weight, bias)
         _check(x, weight, bias)
     if not _splits(x, weight, bias):
         return functional.linear(x, weight, bias)
@@ -111,9 +114,11 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     require_tensors("bias", x=x, weight=weight, bias=bias)
     if x.ndim == 0:
         raise ValueError("x must be (..., in_features), got a scalar")
-    if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
+    if weight.ndim != 2:
+        raise ValueError(f"weight must be (out_features, in_features), got {_shape(weight)}")
+    if x.shape[-1] != weight.shape[1]:
         raise ValueError(
-            f"weight must be (out_features, {x.shape[-1]}) for x {_shape(x)}, got {_shape(weight)}"
+            f"x must be (..., {weight.shape[1]}) for weight {_shape(weight)}, got {_shape(x)}"
         )
     if bias is not None and (bias.ndim != 1 or bias.shape[0] != weight.shape[0]):
         raise ValueError(

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusedlib.apply import FusedMLP
+from fusedlib.apply import FusedMLP, why_plain
 from fusedlib.kernels.route import FUSED_DTYPES, has_kernels
 from fusedlib.modules import SwiGLUMLP
+
+TAKEN = (*FUSED_DTYPES, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,17 @@ class Warmed:
     Attributes:
         names: of all kernels that the module can need, by kernel, variant, sizes and dtype.
         seconds: what it took; most of it in the first process alone, for Triton keeps them on disk.
+        why: the reason why nothing was compiled; None where something was.
     """
 
     names: tuple[str, ...]
     seconds: float
+    why: str | None = None
 
     def __str__(self) -> str:
         lines = "\n".join(f"  {name}" for name in self.names)
-        return f"{len(self.names)} kernels in {self.seconds:.1f} s\n{lines}".rstrip()
+        why = f": {self.why}" if self.why else ""
+        return f"{len(self.names)} kernels in {self.seconds:.1f} s{why}\n{lines}".rstrip()
 
 
 def warm_up(
@@ -57,24 +62,25 @@ def warm_up(
         progress: show a bar, if tqdm is there.
 
     Returns:
-        What was compiled. Nothing, where plain PyTorch runs instead of kernels.
+        What was compiled. Nothing, where plain PyTorch runs instead of kernels, and why.
 
     Raises:
         TypeError: a module, dtype or number of tokens of another kind.
-        ValueError: a dtype that the kernels do not take, or no tokens.
+        ValueError: a dtype that the kernels do not take, no dtypes, or no tokens.
     """
     began = time.perf_counter()
     wanted, lengths = _dtypes(dtypes), _lengths(tokens)
     if not isinstance(module, nn.Module):
         raise TypeError(f"warm_up takes a torch.nn.Module, got {type(module).__name__}")
+    weights = [mlp.w_gate_up for mlp in _mlps(module)]
     layers = dict.fromkeys(
-        (*mlp.w_gate_up.shape, dtype, mlp.w_gate_up.device)
-        for mlp in _mlps(module)
-        for dtype in wanted or (mlp.w_gate_up.dtype,)
-        if has_kernels(mlp.w_gate_up.device) and mlp.w_gate_up.is_cuda
+        (*weight.shape, dtype, weight.device)
+        for weight in weights
+        for dtype in wanted or (weight.dtype,)
+        if dtype in TAKEN and has_kernels(weight.device) and weight.is_cuda
     )
     if not layers:
-        return Warmed((), time.perf_counter() - began)
+        return Warmed((), time.perf_counter() - began, _why_nothing(weights))
     from triton.errors import TritonError
 
     from fusedlib.kernels import swiglu
@@ -86,23 +92,36 @@ def warm_up(
         listed = binaries_of(hidden, wide // 2, dtype, where, lengths)
         sizes = f"{hidden}·{wide // 2}, {str(dtype).removeprefix('torch.')}"
         found |= {key: (f"{each.name} ({sizes})", each) for key, each in listed.items()}
+    failed: list[Any] = []
     try:
-        _build([each for _, each in found.values()], progress)
+        _build([each for _, each in found.values()], failed, progress)
     except TritonError as error:
-        if swiglu.hopper is None:
+        if swiglu.hopper is None or not isinstance(failed[0].launch.config, swiglu.hopper.Roles):
             raise
         swiglu.do_without_roles(error)
         return warm_up(module, wanted or None, tokens=tokens, progress=progress)
     return Warmed(tuple(name for name, _ in found.values()), time.perf_counter() - began)
 
 
-def _build(all_needed: list[Any], progress: bool) -> None:
+def _build(all_needed: list[Any], failed: list[Any], progress: bool) -> None:
+    """Where one raises it is put into `failed`."""
     with _bar(len(all_needed), progress) as step:
         for each in all_needed:
             each.launch.build_ahead(*each.matrices)
         for each in all_needed:
+            failed[:] = [each]
             each.launch.build(*each.matrices)
             step()
+    failed.clear()
+
+
+def _why_nothing(weights: list[Any]) -> str:
+    if not weights:
+        return "there is no SwiGLUMLP, and no MLP that apply_to has fused"
+    if all(weight.is_meta for weight in weights):
+        return "the weights lie on meta"
+    first = weights[0]
+    return why_plain(weights) or f"no kernels are for {first.dtype} on {first.device}"
 
 
 def _mlps(module: nn.Module) -> Iterator[Any]:
@@ -114,13 +133,16 @@ def _mlps(module: nn.Module) -> Iterator[Any]:
 def _dtypes(given: Iterable[torch.dtype] | None) -> tuple[torch.dtype, ...]:
     if given is None:
         return ()
-    listed = (given,) if isinstance(given, torch.dtype) else tuple(given)
-    allowed = *FUSED_DTYPES, torch.float32
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    listed: tuple[Any, ...] = tuple(given) if several else (given,)
+    if not listed:
+        raise ValueError(f"dtypes must be at least one, or None for the weights', got {given!r}")
     for dtype in listed:
         if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"dtypes must be torch dtypes, got {dtype!r}")
-        if dtype not in allowed:
-            names = ", ".join(map(str, allowed))
+            number = f"; tokens={dtype} is for a number of tokens" if isinstance(dtype, int) else ""
+            raise TypeError(f"dtypes must be torch dtypes, got {dtype!r}{number}")
+        if dtype not in TAKEN:
+            names = ", ".join(map(str, TAKEN))
             raise ValueError(f"dtypes must be among {names}, got {dtype}")
     return listed
 

@@ -15,7 +15,7 @@ from split_checks import misses as contract_misses
 from split_families import FAMILIES
 from swiglu_checks import close, same
 from torch import Tensor, nn
-from torch.autograd import grad
+from torch.autograd import forward_ad, grad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -265,6 +265,19 @@ def check_functional_transforms(device: str, shape: Shape = SMALL) -> None:
     assert close([by_row], [linear(**leaves)])
 
 
+def check_transforms_of_backward(device: str, shape: Shape = SMALL) -> None:
+    """Those that the forward did not see: batched gradients, and forward mode over a gradient."""
+    leaves, dy = operands(device, shape)
+    own, both = list(leaves.values()), torch.stack([dy, 2 * dy])
+    y, found = linear(**leaves), {}
+    for by, each in (("ours", y), ("torch", functional.linear(**leaves))):
+        batched = grad(each, own, both, retain_graph=True, is_grads_batched=True)
+        with forward_ad.dual_level():
+            pushed = grad(each, own, forward_ad.make_dual(dy, -dy), retain_graph=True)
+            found[by] = [*batched, *(forward_ad.unpack_dual(d).tangent for d in pushed)]
+    assert close(found["ours"], found["torch"])
+
+
 def check_subclasses(device: str, shape: Shape = SMALL) -> None:
     """They see torch's linear: they may have rules for that alone."""
 
@@ -301,7 +314,7 @@ def check_module(device: str, shape: Shape = SMALL) -> None:
         assert shared.weight is plain.weight and shared.bias is plain.bias and not shared.training
         wanted = functional.linear(leaves["x"], plain.weight, plain.bias)
         for module in (made, shared):
-            y = module(leaves["x"])
+            y = module(input=leaves["x"])
             assert close([y], [wanted])
             y.backward(dy)
         assert close([made.weight.grad], [plain.weight.grad])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
 
+import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad, grad
@@ -34,6 +35,17 @@ def small(device: str, dtype: str = "float32", shape: tuple[int, int, int] = SHA
     """Leaves and dy of a ragged problem with several tiles each way."""
     inputs = draw(SwiGLUProblem(*shape, dtype), device)
     return packed(inputs), inputs.dy
+
+
+def refuses_transforms_of_backward(y: Tensor, leaf: Tensor) -> None:
+    """Those that the forward did not see: batched gradients, and forward mode over a gradient."""
+    dy = torch.ones_like(y)
+    with pytest.raises(RuntimeError, match="no batched gradients"):
+        grad(y, leaf, torch.stack([dy, dy]), retain_graph=True, is_grads_batched=True)
+    with forward_ad.dual_level():
+        grad(y, leaf, dy, retain_graph=True)
+        with pytest.raises(RuntimeError, match="no tangents"):
+            grad(y, leaf, forward_ad.make_dual(dy, dy), retain_graph=True)
 
 
 def captured(step: Callable[[], Sequence[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:

@@ -636,6 +636,19 @@ def test_hooks_go_on_working(path, register):
     assert patched(ids, labels=labels).logits is None
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_parameters_go_on_working(register):
+    model, calls = make(), []
+    for path in (GATE, "lm_head.weight"):
+        getattr(model.get_parameter(path), register)(lambda _: calls.append(1))
+    report = fusedlib.apply_to(model)
+    why = "the weight of gate_proj has hooks, which a packed one would not call"
+    assert report.left["mlp"] == [("model.layers.0.mlp", why)] and report.replaced["loss"]
+    ids, labels = tokens()
+    model(ids, labels=labels).loss.backward()
+    assert len(calls) == 2
+
+
 def test_hooks_that_bring_weights_leave_all_fused():
     def bring(module, *_):
         brought.append(module)
@@ -706,6 +719,9 @@ def test_fp32_projections_are_ours_and_counted():
     assert report.replaced["linear"] == [*paths, "lm_head"]
     assert "  linear    9 replaced" in str(report).splitlines()
     layer = patched.model.layers[0]
+    x = torch.randn(3, 64)
+    for project in (layer.self_attn.o_proj, layer.self_attn.q_proj, patched.lm_head):
+        assert torch.equal(project(input=x), project(x))  # as torch.nn.Linear takes it
     assert isinstance(layer.self_attn.o_proj, apply.FusedLinear)
     assert type(layer.self_attn.o_proj).__name__ == "Linear"
     for module in (layer.self_attn, layer.mlp, patched.lm_head):  # the packed products too
@@ -713,6 +729,23 @@ def test_fp32_projections_are_ours_and_counted():
     assert same_state(plain, patched)
     again = fusedlib.apply_to(copy.deepcopy(patched))
     assert again.already["linear"] == report.replaced["linear"] and not again.replaced["linear"]
+
+
+def test_layers_of_ours_are_packed_give_the_loss_and_stay():
+    plain = make()
+    patched = copy.deepcopy(plain)
+    attention = patched.model.layers[0].self_attn
+    for name in ("q_proj", "o_proj"):
+        setattr(attention, name, fusedlib.Linear.from_torch(getattr(attention, name)))
+    patched.lm_head = fusedlib.Linear.from_torch(patched.lm_head)
+    paths = [f"model.layers.0.self_attn.{name}" for name in ("q_proj", "o_proj")] + ["lm_head"]
+    for on in (False, True):  # a second call finds them too
+        report = fusedlib.apply_to(patched, linear=on)
+        assert report.already["linear"] == paths
+        assert len(report.replaced["linear"]) == 6 * on and not report.left["attention"]
+        assert type(attention.o_proj) is fusedlib.Linear
+        assert attention._linear is patched.lm_head._linear is fusedlib.linear
+    assert misses_of(plain, patched, *tokens()) == []
 
 
 def test_every_call_of_a_projection_goes_by_ours(monkeypatch):

@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 from ahead import compiled_ahead
 
 import fusedlib
+from fusedlib import warm
 from fusedlib.kernels import binaries
 
 LENGTHS = random.Random(0).sample(range(1, 6001), 70)
@@ -59,12 +61,57 @@ class TestLayersNeedFewKernels:
         assert found["again"] == [13, 0]
 
 
+class Far(torch.Tensor):
+    """It says that it is on a GPU."""
+
+    is_cuda, device = True, torch.device("cuda", 0)
+
+
+def far_mlp(dtype):
+    mlp = fusedlib.SwiGLUMLP(16, 32, dtype=dtype)
+    del mlp.w_gate_up
+    mlp.w_gate_up = torch.empty(64, 16, dtype=dtype).as_subclass(Far)
+    return mlp
+
+
 class TestWarmUp:
-    def test_has_nothing_to_do_where_plain_pytorch_runs(self):
-        module = fusedlib.SwiGLUMLP(16, 32)
+    @pytest.mark.parametrize(
+        "module, why",
+        [
+            (fusedlib.SwiGLUMLP(16, 32), "it lies on cpu, the kernels are for NVIDIA GPUs"),
+            (fusedlib.SwiGLUMLP(16, 32, device="meta"), "the weights lie on meta"),
+            (torch.nn.Linear(2, 2), "there is no SwiGLUMLP"),
+            (far_mlp(torch.float64), "it is in float64"),
+        ],
+    )
+    def test_says_why_there_is_nothing_to_do(self, monkeypatch, module, why):
+        if type(getattr(module, "w_gate_up", None)) is Far:
+            monkeypatch.setattr(warm, "has_kernels", lambda device: True)
         warmed = fusedlib.warm_up(module)
-        assert warmed.names == () and str(warmed).startswith("0 kernels in 0.0 s")
-        assert fusedlib.warm_up(torch.nn.Linear(2, 2), (torch.bfloat16,)).names == ()
+        assert warmed.names == () and str(warmed).startswith(f"0 kernels in 0.0 s: {why}")
+
+    @pytest.mark.parametrize("roles", [True, False])
+    def test_roles_are_done_without_where_they_do_not_compile(self, monkeypatch, roles):
+        errors = pytest.importorskip("triton.errors")
+        from fusedlib.kernels import ahead, swiglu
+
+        if swiglu.hopper is None:
+            pytest.skip("another Gluon")
+
+        def build():
+            raise errors.TritonError("no compiler")
+
+        config = swiglu.hopper.Roles(1, 1) if roles else None
+        launch = SimpleNamespace(config=config, build=build, build_ahead=lambda: None)
+        needed = SimpleNamespace(name="h", launch=launch, matrices=())
+        monkeypatch.setattr(warm, "has_kernels", lambda device: True)
+        monkeypatch.setattr(swiglu, "hopper", swiglu.hopper)
+        monkeypatch.setattr(
+            ahead, "binaries_of", lambda *_: {} if swiglu.hopper is None else {"key": needed}
+        )
+        with pytest.warns(RuntimeWarning) if roles else pytest.raises(errors.TritonError):
+            fusedlib.warm_up(far_mlp(torch.bfloat16), progress=False)
+        assert (swiglu.hopper is None) == roles
 
     @pytest.mark.parametrize(
         "arguments, kind, message",
@@ -72,6 +119,9 @@ class TestWarmUp:
             (("model",), TypeError, "takes a torch.nn.Module, got str"),
             ((None, (torch.float64,)), ValueError, "dtypes must be among .*got torch.float64"),
             ((None, ("bf16",)), TypeError, "dtypes must be torch dtypes, got 'bf16'"),
+            ((None, "bfloat16"), TypeError, "dtypes must be torch dtypes, got 'bfloat16'"),
+            ((None, 4096), TypeError, "got 4096; tokens=4096 is for a number of tokens"),
+            ((None, []), ValueError, r"dtypes must be at least one, .* got \[\]"),
             ((None, None, range(0, 5)), ValueError, "tokens must be at least 1, got range"),
             ((None, None, range(5, 5)), ValueError, "tokens must be at least 1"),
             ((None, None, 2.5), TypeError, "a range, a whole number or None, got 2.5"),

@@ -8,9 +8,12 @@ import torch
 from interpreter import passed_in_the_interpreter
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.utils.prune import l1_unstructured
 
 import fusedlib
 from fusedlib import Linear, linear
+from fusedlib.apply import FusedLinear
+from fusedlib.packed import fuse
 
 
 @pytest.mark.timeout(600)
@@ -60,9 +63,16 @@ def test_from_torch_takes_what_computes_the_same():
         plain = kind(3, 4)
         plain.weight.requires_grad_(False)
         assert Linear.from_torch(plain).weight is plain.weight
-    packed = nn.Linear(3, 4)
-    packed.weight = nn.Parameter(torch.ones(4, 3).as_subclass(type("Odd", (torch.Tensor,), {})))
+    hooked, own, fused, pruned = (nn.Linear(3, 4) for _ in range(4))
+    hooked.register_forward_hook(lambda module, given, y: 2 * y)
+    own.forward = own.forward
+    fuse(fused, FusedLinear)
+    l1_unstructured(pruned, "bias", 1)
     for wrong, words in (
+        (hooked, "has hooks or a forward of its own"),
+        (own, "has hooks or a forward of its own"),
+        (fused, "apply_to has changed this one"),
+        (pruned, "the bias is a Tensor, not a torch.nn.Parameter"),
         (nn.Conv1d(1, 1, 1), "takes a torch.nn.Linear with its own forward, got torch.nn.*Conv1d"),
         (Doubling(3, 4), "got test_linear.Doubling"),
         (torch.ones(3), "got torch.Tensor"),
@@ -79,8 +89,8 @@ X, W, B = torch.zeros(3, 8), torch.zeros(5, 8), torch.zeros(5)
     ("call", "words"),
     [
         (lambda: linear(X[0, 0], W), r"x must be \(..., in_features\), got a scalar"),
-        (lambda: linear(X, W[:, :7]), r"weight must be \(out_features, 8\) for x \(3, 8\), got"),
-        (lambda: linear(X, W[0]), r"weight must be \(out_features, 8\).*got \(8,\)"),
+        (lambda: linear(X[:, :7], W), r"x must be \(..., 8\) for weight \(5, 8\), got \(3, 7\)"),
+        (lambda: linear(X, W[0]), r"weight must be \(out_features, in_features\), got \(8,\)"),
         (lambda: linear(X, W, B[:4]), r"bias must be \(5,\) for weight \(5, 8\), got \(4,\)"),
         (lambda: linear(X, W, B[:, None]), r"bias must be \(5,\).*got \(5, 1\)"),
         (lambda: linear(X, W.half()), "weight is torch.float16, x is torch.float32.*autocast"),
@@ -88,6 +98,7 @@ X, W, B = torch.zeros(3, 8), torch.zeros(5, 8), torch.zeros(5)
         (lambda: linear(X, W.to("meta")), "weight is on meta, x on cpu"),
         (lambda: linear(X, W, B.to("meta")), "bias is on meta, x on cpu"),
         (lambda: Linear(0, 3), "in_features must be a whole number of at least 1, got 0"),
+        (lambda: Linear.from_torch(nn.Linear(0, 3)), "in_features must be .* at least 1, got 0"),
         (lambda: Linear(3, 2.5), "out_features must be a whole number of at least 1, got 2.5"),
     ],
 )
@@ -101,6 +112,11 @@ def test_what_is_no_tensor_is_refused(name):
     operands = {"x": X, "weight": W, "bias": B} | {name: [1.0]}
     with pytest.raises(TypeError, match=rf"{name} must be a torch.Tensor, got the list \[1.0\]"):
         linear(**operands)
+
+
+def test_traced_by_torch_fx():
+    layer, x = Linear(8, 5), torch.randn(3, 8)
+    assert torch.equal(torch.fx.symbolic_trace(layer)(x), layer(x))
 
 
 def test_both_are_public():

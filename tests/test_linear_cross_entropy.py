@@ -58,6 +58,11 @@ def test_module_is_the_function():
     )
     assert torch.equal(found, wanted)
     assert "label_smoothing=0.1" in str(module)
+    module.reduction, module.z_loss = "mean", 0.0
+    found = module(leaves["hidden"], leaves["weight"], target)
+    plain = {name: leaves[name] for name in ("hidden", "weight")}
+    wanted = linear_cross_entropy(**plain, target=target, label_smoothing=0.1)
+    assert torch.equal(found, wanted) and "z_loss=0.0, reduction='mean'" in str(module)
     with pytest.raises(ValueError, match="got 'avg'"):
         LinearCrossEntropyLoss(reduction="avg")
 

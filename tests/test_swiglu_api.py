@@ -75,8 +75,8 @@ def test_errors_name_what_was_given():
     for arguments, save, words in [
         ((x, w_gate_up, w_down), "gate", "save must be one of gate_up, input, got 'gate'"),
         ((torch.tensor(1.0), w_gate_up, w_down), "input", "got a scalar"),
-        ((x, w_gate_up[:7], w_down), "input", r"\(2·intermediate, 5\) .* got \(7, 5\)"),
-        ((x[:, :4], w_gate_up, w_down), "input", r"\(2·intermediate, 4\) .* got \(8, 5\)"),
+        ((x, w_gate_up[:7], w_down), "input", r"\(2·intermediate, hidden\).* got \(7, 5\)"),
+        ((x[:, :4], w_gate_up, w_down), "input", r"x must be \(..., 5\) .* got \(3, 4\)"),
         ((x, w_gate_up[0], w_down), "input", r"got \(5,\)"),
         ((x, w_gate_up, w_down.mT), "input", r"w_down must be \(5, 4\), got \(4, 5\)"),
         ((x, w_gate_up.half(), w_down), "input", "w_gate_up is torch.float16, x is torch.float32"),

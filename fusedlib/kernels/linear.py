@@ -15,7 +15,7 @@ instead of keeping parts costs one pass over x and one over W, 12 bytes an eleme
 8192·4096·4096 reads and writes 0.6 GB, 0.2 ms of 4.6 at an H200's 3.8 TB/s.
 
 A product that does not pay (`split.split_pays`) is torch's. Where backward itself is differentiated
-all are torch's, which have derivatives of every order. Error bound: that of
+or batched all are torch's, which have derivatives of every order. Error bound: that of
 `fusedlib.kernels.split`, and with a bias one more rounding of y.
 """
 
@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fusedlib.kernels import split
+from fusedlib.kernels.first_order import transformed_since
 from fusedlib.kernels.operator import Direct, operator
 from fusedlib.kernels.swiglu_configs import precision_of
 
@@ -69,8 +70,8 @@ def _gradients(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
     """Of x, weight and bias, those that are wanted."""
     if dy is None:
         return None, None, None
-    splits = precision_of(dy) == "ieee" and not torch.is_grad_enabled()
-    product = split.multiply if splits else torch.mm
+    plain = torch.is_grad_enabled() or transformed_since(dy)
+    product = torch.mm if plain or precision_of(dy) != "ieee" else split.multiply
     wants_x, wants_weight, wants_bias = ctx.wants
     x, weight = ctx.saved_tensors
     rows = dy.reshape(-1, dy.shape[-1])

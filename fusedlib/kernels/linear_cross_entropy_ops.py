@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedlib.kernels.first_order import untransformed
 from fusedlib.kernels.linear_cross_entropy import compute, fill_scaled, rows_and_sums
 from fusedlib.kernels.operator import operator
 
@@ -118,6 +119,7 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> No
     ctx.save_for_backward(*output[1:])
 
 
+@untransformed
 def _gradients(ctx: Any, upstream: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
     """Those of hidden, weight and bias."""
     if any(other is not None for other in others):
@@ -150,6 +152,7 @@ def _set_up_by_token(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.settings = inputs[4:]
 
 
+@untransformed
 def _gradients_by_token(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
     hidden, weight, bias, target = ctx.saved_tensors
     wants = list(ctx.needs_input_grad[:3])

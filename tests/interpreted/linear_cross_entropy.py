@@ -9,6 +9,7 @@ import linear_cross_entropy_checks as checks
 import pytest
 import torch
 from rewritten import rewritten
+from swiglu_checks import refuses_transforms_of_backward
 
 from fusedlib import linear_cross_entropy
 from fusedlib.kernels import linear_cross_entropy as kernels
@@ -150,6 +151,13 @@ def test_a_second_derivative_raises(reduction, retained):
         )  # fmt: skip
         with pytest.raises(RuntimeError, match="no second derivative"):
             first.square().sum().backward()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_transforms_that_begin_at_backward_are_refused(reduction):
+    leaves, target, settings = checks.drawn("cpu", "float32", reduction=reduction)
+    loss = linear_cross_entropy(**leaves, target=target, **settings)
+    refuses_transforms_of_backward(loss, leaves["hidden"])
 
 
 def test_the_launcher_refuses_what_does_not_fit():

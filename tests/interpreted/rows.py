@@ -10,6 +10,7 @@ import pytest
 import rows_checks as checks
 import torch
 from called import Called
+from swiglu_checks import refuses_transforms_of_backward
 from torch.autograd import grad
 
 from fusedlib import rms_norm, rope
@@ -152,6 +153,13 @@ def test_a_second_derivative_raises():
     [d_q] = grad(rope(q, heads["k"], cos, sin)[0].sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         (d_q * q).sum().backward()
+
+
+def test_transforms_that_begin_at_backward_are_refused():
+    x, (heads, _, cos, sin) = torch.randn(3, 8, requires_grad=True), checks.small_rope("cpu")
+    q = heads["q"].requires_grad_()
+    refuses_transforms_of_backward(rms_norm(x, torch.ones(8)), x)
+    refuses_transforms_of_backward(rope(q, heads["k"], cos, sin)[0], q)
 
 
 @pytest.mark.parametrize("residual", [True, False])

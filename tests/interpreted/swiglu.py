@@ -238,6 +238,11 @@ def test_a_second_derivative_raises():
             first[0].sum().backward()
 
 
+def test_transforms_that_begin_at_backward_are_refused():
+    leaves, _ = checks.small("cpu")
+    checks.refuses_transforms_of_backward(swiglu_mlp(*leaves), leaves[0])
+
+
 # --- torch.library -------------------------------------------------------------------------------
 
 
