@@ -7,9 +7,15 @@ pytest.importorskip("triton")
 from fusedlib.kernels.swiglu_configs import SHARED_MEMORY
 
 
-@pytest.mark.slow
+# Two of them with the long tests: candidates differ by architecture in number only.
+ARCHITECTURES = [
+    pytest.param(arch, marks=pytest.mark.long if arch in (89, 100) else pytest.mark.slow)
+    for arch in sorted(SHARED_MEMORY)
+]
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("architecture", sorted(SHARED_MEMORY))
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_candidates_fit_and_spill_nothing(architecture):
     rows = compiled_ahead("autotune_ahead.py", architecture, timeout=500)
     assert len(rows) > 20 and {row["arch"] for row in rows} == {architecture}

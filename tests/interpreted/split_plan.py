@@ -66,8 +66,7 @@ def results(leaves, dy, save="gate_up"):
     return [y, *grad(y, leaves, dy)]
 
 
-@pytest.mark.parametrize("save", SAVES)
-@pytest.mark.parametrize("some", [True, False], ids=["some", "all"])
+@pytest.mark.parametrize("some, save", [(True, "gate_up"), (False, "input")])
 def test_swiglu_mlp_and_gradients_vs_float64(monkeypatch, some, save):
     least(monkeypatch, LONG, some)
     assert checks.misses_mlp("cpu", "float32", LONG, save) == []
@@ -199,8 +198,6 @@ def test_a_second_derivative_raises():
 
 
 def test_a_broken_plan_is_rejected(monkeypatch):
-    assert checks.misses_mlp("cpu", "float32", LONG) == []
-    monkeypatch.setattr(route, "_PLANS", {})
     split_factor = parts.Splitting.__call__
 
     def without_scales(self, source):
