@@ -6,7 +6,6 @@ from ahead import compiled_ahead, misfits
 pytest.importorskip("triton")
 from fusedlib.kernels.swiglu_configs import SHARED_MEMORY
 
-
 # Two of them with the long tests: candidates differ by architecture in number only.
 ARCHITECTURES = [
     pytest.param(arch, marks=pytest.mark.long if arch in (89, 100) else pytest.mark.slow)

@@ -133,7 +133,7 @@ PADDED, WHOLE = 201, 224  # rows of logits
 
 @pytest.mark.parametrize(
     ("settings", "vocabulary", "chunked"),
-    [("plain", WHOLE, False), ("bias", PADDED, False), 
+    [("plain", WHOLE, False), ("bias", PADDED, False),
      ("all, mean", PADDED, True), ("all, by token", WHOLE, False)],
 )  # fmt: skip
 def test_the_loss_by_the_same_product(started, monkeypatch, settings, vocabulary, chunked):
