@@ -1,7 +1,9 @@
 """What all tests share: what a machine lacks is said, never passed over."""
 
 import os
+import shutil
 import sys
+import tempfile
 from importlib.util import find_spec
 
 import pytest
@@ -12,12 +14,17 @@ MISSING = [name for name in RENDERING if find_spec(name) is None]
 collect_ignore_glob = ["test_report_*.py"] if MISSING else []
 
 
-def pytest_configure():
-    """Workers share the cores, also the processes that their tests start.
+def pytest_configure(config):
+    """Workers share the cores, also the processes that their tests start, and what torch.compile
+    keeps: by default that lies with what other checkouts have kept, and a graph is found by the
+    operators that it calls, whatever these did when it was made.
 
     Two on two cores with torch's own choice of two threads each wait for one another: study 06's
     notebook beside split products in the interpreter took 227 s, with a thread each 156 s.
     """
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        folder = os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="fusedlib-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
         threads = max(1, (os.cpu_count() or 1) // workers)

@@ -6,9 +6,9 @@ from ahead import compiled_ahead, misfits
 pytest.importorskip("triton")
 from fusedlib.kernels.swiglu_configs import SHARED_MEMORY
 
-# Two of them with the long tests: candidates differ by architecture in number only.
+# Most with the long tests: candidates differ by architecture in number only.
 ARCHITECTURES = [
-    pytest.param(arch, marks=pytest.mark.long if arch in (89, 100) else pytest.mark.slow)
+    pytest.param(arch, marks=pytest.mark.slow if arch == 90 else pytest.mark.long)
     for arch in sorted(SHARED_MEMORY)
 ]
 

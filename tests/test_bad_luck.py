@@ -251,7 +251,7 @@ def test_progress_that_cannot_be_written_ends_no_sweep(tmp_path, monkeypatch, pl
     assert len(recorder.rows()) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @linux
 def test_a_home_that_cannot_be_written_does_no_harm(tmp_path):
     home = "/dev/null/home"
