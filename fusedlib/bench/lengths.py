@@ -174,8 +174,3 @@ def _missed(workload: Workload, inputs: Inputs) -> list[str]:
     usual = check.errors(check.results_of(plain, inputs.dy), true)
     found = check.errors(check.results_of(workload, inputs.dy), true)
     return check.misses(found, usual, inputs.x.dtype)
-
-
-def over_known(figures: Mapping[str, Sequence[float]]) -> list[float]:
-    """Milliseconds that each new length cost more than its second call."""
-    return [a - b for a, b in zip(figures["first_ms"], figures["second_ms"], strict=True)]
