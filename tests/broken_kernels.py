@@ -122,3 +122,16 @@ def _started(monkeypatch: pytest.MonkeyPatch, kernels: list[object]) -> list[Lau
 
     monkeypatch.setattr(Launch, "__call__", noted)
     return started
+
+
+def without_scales(monkeypatch) -> None:
+    """Split factors whose lines' words say nothing."""
+    from fusedlib.kernels.split import parts
+
+    split_factor = parts.Splitting.__call__
+
+    def broken(self, source):
+        found, words = split_factor(self, source)
+        return found, words * 0
+
+    monkeypatch.setattr(parts.Splitting, "__call__", broken)

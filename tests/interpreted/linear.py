@@ -11,12 +11,12 @@ import linear_checks as checks
 import linear_cross_entropy_checks as loss_checks
 import pytest
 import torch
+from broken_kernels import without_scales
 from torch.autograd import grad
 
 import fusedlib
 from fusedlib import linear
 from fusedlib.kernels import split
-from fusedlib.kernels.split import parts
 from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config
 from fusedlib.recomputed import compute_again, forget
@@ -225,13 +225,7 @@ def test_a_broken_layer_is_rejected(monkeypatch, fault):
 
 
 def test_broken_parts_are_rejected(monkeypatch):
-    whole = parts.Splitting.__call__
-
-    def without_scales(self, source):
-        found, words = whole(self, source)
-        return found, words * 0
-
-    monkeypatch.setattr(parts.Splitting, "__call__", without_scales)
+    without_scales(monkeypatch)
     assert checks.misses_linear("cpu", checks.SMALL) != []
     assert checks.contract_misses_of("cpu", checks.SMALL, "normal") != []
 
