@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from fusedlib.bench import compilers, results, rivals
+from fusedlib.bench import compilers, llama, results, rivals
 from fusedlib.bench.attempt import Attempt, Unavailable
 from fusedlib.bench.compilers import SAMPLERS, Arm
 from fusedlib.bench.race import race
@@ -129,6 +129,29 @@ def test_what_may_not_compile_says_so_and_has_no_partner():
     for name in ("inductor", "fused-inductor", "inductor-graphs"):
         assert told[name].status == "unavailable" and told[name].reason
         assert not [c for c in found if c["provider"] != name and c["against"] == name]
+
+
+def test_a_compiled_llama_gets_a_mask_from_transformers_unless_its_arm_forbids_one(monkeypatch):
+    """What scaled_dot_product_attention is called with in the graphs that Dynamo makes."""
+    calls = []
+
+    def backend(graph, example):
+        calls.extend(n.kwargs for n in graph.graph.nodes if "scaled_dot_prod" in str(n.target))
+        return graph
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call, **_: compile_(call, backend=backend))
+    model = llama.build(SMALL["model"], "float32", "cpu")
+    ids = llama.tokens(SMALL["model"], 2, 24, "cpu")
+    logits = model(ids).logits
+    for name, masked in (("inductor", True), ("inductor-causal", False)):
+        torch.compiler.reset()
+        calls.clear()
+        found = rivals.get(compilers.TASK, name).build().compile(model)(ids).logits
+        assert calls and {c["is_causal"] for c in calls} == {not masked}
+        assert {c["attn_mask"] is not None for c in calls} == {masked}
+        torch.testing.assert_close(found, logits)
+        assert model.config._attn_implementation == "sdpa"
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
