@@ -128,22 +128,14 @@ _inductor_arm("fused-graphs", "fusedlib, graphs", 6, "reduce-overhead", "graphs"
 @rival(TASK, "inductor-causal", label="torch.compile, no mask", place=7,
        requires=("transformers",), traits=frozenset({"compiles", "asked for"}))  # fmt: skip
 def causal() -> Arm:
-    """torch.compile of the whole, mode default, attention by the flag is_causal.
-
-    A model that is compiled gets an explicit mask from transformers, where one that is not gets
-    none (`masking_utils._ignore_causal_mask_sdpa`).
-    """
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    AttentionInterface.register("causal", sdpa_attention_forward)
-    AttentionMaskInterface.register("causal", lambda *_, **__: None)
+    """torch.compile of the whole, mode default, attention by the flag is_causal."""
+    told = llama.causal_attention()
 
     def compiled(model: Any) -> Call:
         inner = torch.compile(model)
 
         def call(*given: Any, **named: Any) -> Any:
-            model.set_attn_implementation("causal")
+            model.set_attn_implementation(told)
             try:
                 return inner(*given, **named)
             finally:

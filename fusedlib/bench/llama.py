@@ -167,6 +167,29 @@ def compiled(model: nn.Module) -> Call:
     return torch.compile(model, dynamic=False)
 
 
+def causal_attention() -> str:
+    """Name of an attention, now known to transformers, that is causal by flag and gets no mask.
+
+    A model that is compiled gets an explicit mask from transformers, where one that is not gets
+    none (`masking_utils._ignore_causal_mask_sdpa`). For sequences without padding or cache.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register("causal", sdpa_attention_forward)
+    AttentionMaskInterface.register("causal", lambda *_, **__: None)
+    return "causal"
+
+
+@rival(TASK, "inductor causal", label="torch.compile, no mask", place=8,
+       requires=("transformers",))  # fmt: skip
+def compiled_causal(model: nn.Module) -> Call:
+    """torch.compile of the whole model, dynamic=False, attention by the flag is_causal."""
+    transformers_model: Any = model
+    transformers_model.set_attn_implementation(causal_attention())
+    return torch.compile(model, dynamic=False)
+
+
 def with_liger(model: nn.Module, switches: Iterable[str], **loss: Any) -> nn.Module:
     """Put Liger's operations into this one model; transformers' module stays as it was.
 
