@@ -6,9 +6,9 @@ prints one JSON object for each task. A process forks for each, which imports to
     ["calls", ARCHITECTURE, PROCESSORS, HIDDEN, INNER, DTYPE, [LENGTH, ...]]
     ["broken", ...]     a kernel is specialised on lengths, and nobody knows
     ["warm", ...]       compiles in earnest, by `warm_up`, then makes the calls
-Operands are of torch's meta device and say that they are on a GPU, so that
-shapes and routes are the real ones, and nothing is computed. Calls compile nothing: at every launch
-Triton is asked for the key under which it would.
+Operands are of torch's meta device and say that they are on a GPU, so that shapes and routes are
+the real ones, and nothing is computed. Calls compile nothing: at every launch Triton is asked for
+the key under which it would.
 """
 
 import contextlib
