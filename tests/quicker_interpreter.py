@@ -22,10 +22,11 @@ typed, held, equal, alike = (
     tl.block_type.__init__, tl.tensor.__init__, tl.dtype.__eq__, tl.tuple.__eq__
 )  # fmt: skip
 semantic = type(interpreter.interpreter_semantic)
-broadcast = semantic.broadcast_impl_value
+broadcast, computed = semantic.broadcast_impl_value, semantic.computation_type_impl
 builtins: dict[object, str | None] = {}
 dtypes: dict[str, np.dtype] = {}
 blocks: dict[tuple, dict] = {}
+commons: dict[tuple, tl.dtype] = {}
 seen: set[int] = set()
 TRUTH = {truth: tl.constexpr(truth) for truth in (False, True)}
 
@@ -65,8 +66,7 @@ def np_dtype(of: tl.dtype) -> np.dtype:
 
 def block(self: tl.block_type, element_ty: tl.dtype, shape: Sequence) -> None:
     """As a type of blocks, which nobody changes: equal ones share what they hold."""
-    sizes = (s.value if isinstance(s, tl.constexpr) else s for s in shape)
-    key = element_ty.name, getattr(element_ty, "address_space", None), *sizes
+    key = element_ty.name, getattr(element_ty, "address_space", None), *shape
     if key not in blocks:
         typed(self, element_ty, shape)
         blocks[key] = vars(self)
@@ -96,15 +96,25 @@ def same_tuple(self: tl.tuple, other: object) -> tl.constexpr:
 
 def one_shape(self: object, left: tl.tensor, right: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """As `broadcast_impl_value`, which has nothing to do for two of one shape."""
-    a, b = (t.type.shape if t.type.is_block() else () for t in (left, right))
-    return (left, right) if list(a) == list(b) else broadcast(self, left, right)
+    a, b = left.type, right.type
+    if a.is_block() == b.is_block() and (not a.is_block() or list(a.shape) == list(b.shape)):
+        return left, right
+    return broadcast(self, left, right)
+
+
+def common(self: object, *of: object) -> tl.dtype:
+    """As `computation_type_impl`: a dtype by the names of two, and what else is asked."""
+    key = tuple(v.name if isinstance(v, tl.dtype) else v for v in of)
+    if key not in commons:
+        commons[key] = computed(self, *of)
+    return commons[key]
 
 
 interpreter._patch_builtin, interpreter._get_np_dtype = patch_once, np_dtype
 interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_all_once, launch
 tl.block_type.__init__, tl.tensor.__init__ = block, tensor
 tl.dtype.__eq__, tl.tuple.__eq__ = same_dtype, same_tuple
-semantic.broadcast_impl_value = one_shape
+semantic.broadcast_impl_value, semantic.computation_type_impl = one_shape, common
 options = interpreter.interpreter_builder.options
 assert not options.debug, "overflow would be found: leave sanitize_overflow on"
 interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
