@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("triton")
 from fusedlib.kernels import swiglu_configs
 
-pytestmark = pytest.mark.timeout(600)  # 50 seconds of one core, wherever nothing is cached
+pytestmark = pytest.mark.timeout(600)  # 40 seconds of one core, wherever nothing is cached
 ARCHITECTURES = sorted(swiglu_configs.SHARED_MEMORY)
 
 
