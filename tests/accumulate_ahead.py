@@ -1,16 +1,15 @@
-"""Compiles the accumulation probe for one architecture without a GPU and says what came out.
+"""Compiles the accumulation probe for architectures without a GPU and says what came out.
 
 Run in a process of its own, without Triton's interpreter:
-    python accumulate_ahead.py ARCHITECTURE
-prints one JSON object a kernel, as `swiglu_ahead.py` does.
+    python accumulate_ahead.py ARCHITECTURE[,ARCHITECTURE ...]
+prints one JSON object a kernel, as `sass.show` says.
 """
 
 import itertools
-import json
 import sys
 
 import triton
-from swiglu_ahead import figures
+from sass import show
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -30,7 +29,8 @@ def compiled(arch: int, dtype: str, promote: bool):
 
 
 if __name__ == "__main__":
-    arch = int(sys.argv[1])
-    for dtype, promote in itertools.product(("fp16", "bf16", "fp32"), (False, True)):
-        row = figures(compiled(arch, dtype, promote))
-        print(json.dumps({"name": f"{dtype} {promote}", "arch": arch, **row}), flush=True)
+    show(
+        ({"name": f"{dtype} {promote}", "arch": arch}, compiled(arch, dtype, promote))
+        for arch in map(int, sys.argv[1].split(","))
+        for dtype, promote in itertools.product(("fp16", "bf16", "fp32"), (False, True))
+    )

@@ -15,8 +15,9 @@ MATRIX_INSTRUCTION = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTC.?MMA"}
 def compiled_ahead(script: str, *arguments: object, timeout: int = 280) -> list[dict]:
     """A row a kernel, from a process without Triton's interpreter."""
     nvidia = pytest.importorskip("triton.backends.nvidia")
-    if not (Path(nvidia.__file__).parent / "bin" / "cuobjdump").exists():
-        pytest.skip("this triton wheel has no cuobjdump")
+    for tool in ("cuobjdump", "nvdisasm"):
+        if not (Path(nvidia.__file__).parent / "bin" / tool).exists():
+            pytest.skip(f"this triton wheel has no {tool}")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), str(TESTS), *sys.path])
     done = subprocess.run(
@@ -25,6 +26,17 @@ def compiled_ahead(script: str, *arguments: object, timeout: int = 280) -> list[
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def compiled_by_architecture(script: str, *arguments: str) -> dict[int, list[dict]]:
+    """The rows of a script that takes the architectures first: one process for all of them."""
+    pytest.importorskip("triton")
+    from fusedlib.kernels.swiglu_configs import SHARED_MEMORY
+
+    found: dict[int, list[dict]] = {arch: [] for arch in sorted(SHARED_MEMORY)}
+    for row in compiled_ahead(script, ",".join(map(str, found)), *arguments, timeout=560):
+        found[row["arch"]].append(row)
+    return found
 
 
 def misfits(row: dict) -> list[str]:

@@ -2,29 +2,27 @@
 
 Run in a process of its own, without Triton's interpreter:
     python autotune_ahead.py ARCHITECTURE
-prints one JSON object a kernel, as swiglu_ahead.py does.
+prints one JSON object a kernel, as `sass.show` says.
 """
 
-import json
 import sys
+from collections.abc import Iterator
 
-from swiglu_ahead import BACKWARD, FORWARD, IN_PLACE, compiled, figures
+from sass import show
+from swiglu_ahead import BACKWARD, FORWARD, IN_PLACE, compiled
 
 from fusedlib.kernels.autotune import candidates
 from fusedlib.kernels.swiglu_configs import FEW_TOKENS
 
 
-def main() -> None:
-    arch = int(sys.argv[1])
+def made(arch: int) -> Iterator[tuple[dict, object]]:
+    """(what is said of it, kernel)."""
     for spec in (FORWARD, BACKWARD, IN_PLACE):
         for tokens in (FEW_TOKENS, FEW_TOKENS + 1):
             for config in candidates.of(spec["kernel"], arch, tokens):
-                row = figures(compiled(arch, spec, "half", config, True))
-                print(
-                    json.dumps({"name": f"{spec['kernel']} {config}", "arch": arch, **row}),
-                    flush=True,
-                )
+                label = f"{spec['kernel']} {config}"
+                yield {"name": label, "arch": arch}, compiled(arch, spec, "half", config, True)
 
 
 if __name__ == "__main__":
-    main()
+    show(made(int(sys.argv[1])))

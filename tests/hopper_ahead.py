@@ -1,15 +1,15 @@
 """Compiles the kernels with fixed roles for sm_90 without a GPU and says what came out.
 
 Run in a process of its own, without Triton's interpreter: prints one JSON object a kernel, as
-`swiglu_ahead.py` does.
+`sass.show` says.
 """
 
 import itertools
-import json
+from collections.abc import Iterator
 
 import torch
 import triton
-from swiglu_ahead import figures
+from sass import show
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -44,12 +44,12 @@ def compiled(name: str, store: bool, dtype: str):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def main() -> None:
+def made() -> Iterator[tuple[dict, object]]:
+    """(what is said of it, kernel)."""
     for name, store, dtype in itertools.product(HIDDEN, (True, False), TYPES):
-        row = figures(compiled(name, store, dtype))
         label = f"{name} {dtype} {'storing' if store else ''}".strip()
-        print(json.dumps({"name": label, "arch": 90, **row}), flush=True)
+        yield {"name": label, "arch": 90}, compiled(name, store, dtype)
 
 
 if __name__ == "__main__":
-    main()
+    show(made())

@@ -11,6 +11,8 @@ import pytest
 from fusedlib import paths
 
 TESTS = Path(__file__).parent
+# Plugins that take a second to import and are used by no file there.
+UNUSED = ("cacheprovider", "randomly", "hypothesispytest", "anyio", "xdist", "xdist.looponfail")
 
 
 def passed_in_the_interpreter(name: str, timeout: int = 280, **environment: str) -> int:
@@ -27,7 +29,7 @@ def passed_in_the_interpreter(name: str, timeout: int = 280, **environment: str)
     folders = (TESTS.parent, TESTS, TESTS / "interpreted", paths.NOTEBOOKS, *sys.path)
     path = os.pathsep.join(map(str, folders))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly",
+        [sys.executable, "-m", "pytest", "-q", *(f"-pno:{plugin}" for plugin in UNUSED),
          "-p", "quicker_interpreter", "--durations=5", str(TESTS / name)],
         capture_output=True, text=True, timeout=timeout, check=False, cwd=TESTS.parent,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path} | environment,

@@ -1,16 +1,19 @@
 """Calls of the MLP at many lengths on a card that is played, and what Triton would compile then.
 
 Run in a process of its own, without Triton's interpreter:
-    python lengths_played.py calls ARCHITECTURE PROCESSORS HIDDEN INNER DTYPE LENGTH ...
-    python lengths_played.py broken ...     a kernel is specialised on lengths, and nobody knows
-    python lengths_played.py warm ...       compiles in earnest, by `warm_up`, then makes the calls
-prints one JSON object. Operands are of torch's meta device and say that they are on a GPU, so that
-shapes and routes are the real ones, and nothing is computed. Calls compile nothing: at every launch
-Triton is asked for the key under which it would.
+    python lengths_played.py TASK ...
+prints one JSON object for each task. A process forks for each, which imports torch no more. Tasks:
+    ["calls", ARCHITECTURE, PROCESSORS, HIDDEN, INNER, DTYPE, [LENGTH, ...]]
+    ["broken", ...]     a kernel is specialised on lengths, and nobody knows
+    ["warm", ...]       compiles in earnest, by `warm_up`, then makes the calls
+Operands are of torch's meta device and say that they are on a GPU, so that shapes and routes are
+the real ones, and nothing is computed. Calls compile nothing: at every launch Triton is asked for
+the key under which it would.
 """
 
 import contextlib
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -221,16 +224,19 @@ def warm(weights, lengths) -> dict:
     }  # fmt: skip
 
 
-def main() -> None:
-    task, (arch, processors, hidden, inner) = sys.argv[1], map(int, sys.argv[2:6])
-    dtype, lengths = getattr(torch, sys.argv[6]), [int(n) for n in sys.argv[7:]]
+def found(task, arch, processors, hidden, inner, dtype, lengths) -> dict:
     play(arch, processors)
     if task == "broken":
         specialise()
     shapes = (2 * inner, hidden), (hidden, inner)
-    weights = [paper(shape, dtype).requires_grad_() for shape in shapes]
-    print(json.dumps((warm if task == "warm" else calls)(weights, lengths)))
+    weights = [paper(shape, getattr(torch, dtype)).requires_grad_() for shape in shapes]
+    return (warm if task == "warm" else calls)(weights, lengths)
 
 
 if __name__ == "__main__":
-    main()
+    for task in sys.argv[1:]:
+        if (child := os.fork()) == 0:
+            print(json.dumps(found(*json.loads(task))), flush=True)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"{task} failed")

@@ -1,16 +1,14 @@
-"""Compiles the loss's kernels for one architecture without a GPU and says what came out.
+"""Compiles the loss's kernels for architectures without a GPU and says what came out.
 
 Run in a process of its own, without Triton's interpreter:
-    python linear_cross_entropy_ahead.py ARCHITECTURE
-prints one JSON object a kernel: registers, stack bytes, shared memory, counted instructions.
+    python linear_cross_entropy_ahead.py ARCHITECTURE[,ARCHITECTURE ...]
+prints one JSON object a kernel, as `sass.show` says.
 """
 
-import json
-import re
 import sys
 
-import swiglu_ahead
 import triton
+from sass import show
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -30,6 +28,7 @@ CASES = [
 POINTERS = {"target": "*i64", "token_weights": "*fp32", "scale": "*fp32", "losses": "*fp32",
             "factor": "*fp32"}  # fmt: skip
 NUMBERS = {"label_smoothing": "fp32", "z_loss": "fp32"}
+COUNTED = {"LDG": r"LDG\S*\.128\S*", "STG": r"STG\S*\.128\S*", "STL": "STL", "LDL": "LDL"}
 
 
 def cases(arch: int):
@@ -57,14 +56,10 @@ def compiled(arch: int, function, types: dict, constants: dict, warps: int):
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps})
 
 
-def main() -> None:
-    arch = int(sys.argv[1])
-    swiglu_ahead.INSTRUCTIONS = (r"LDG\S*\.128\S*", r"STG\S*\.128\S*", "STL", "LDL")
-    for name, *case in cases(arch):
-        kernel = compiled(arch, *case)
-        row = {re.sub(r"\W+S?.*", "", key): n for key, n in swiglu_ahead.figures(kernel).items()}
-        print(json.dumps({"name": name, "arch": arch, **row}), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    made = (
+        ({"name": name, "arch": arch}, compiled(arch, *case))
+        for arch in map(int, sys.argv[1].split(","))
+        for name, *case in cases(arch)
+    )
+    show(made, COUNTED)

@@ -6,14 +6,13 @@ prints one JSON object a kernel, of all kernels or of those named. The launchers
 they would launch.
 """
 
-import json
 import re
 import sys
 from collections.abc import Iterator
 
 import torch
 import triton
-from swiglu_ahead import figures
+from sass import show
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -80,16 +79,15 @@ def compiled(arch: int, launch: Launch, matrices: tuple[Tensor, ...]):
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
-def main() -> None:
-    names = sys.argv[2:]
+def wanted(archs: list[int], names: list[str]) -> Iterator[tuple[dict, object]]:
+    """(what is said of it, kernel)."""
     for name, made in cases():
-        for arch in map(int, sys.argv[1].split(",")) if name in names or not names else ():
+        for arch in archs if name in names or not names else ():
             kernel = compiled(arch, *made)
-            row = {"name": name, "arch": arch, **figures(kernel)}
             # Loads of two bytes: of what should come by sixteen.
-            row["narrow"] = len(re.findall(r"ld\.global\S*\.b16\b", kernel.asm["ptx"]))
-            print(json.dumps(row), flush=True)
+            narrow = len(re.findall(r"ld\.global\S*\.b16\b", kernel.asm["ptx"]))
+            yield {"name": name, "arch": arch, "narrow": narrow}, kernel
 
 
 if __name__ == "__main__":
-    main()
+    show(wanted([int(arch) for arch in sys.argv[1].split(",")], sys.argv[2:]))

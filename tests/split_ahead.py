@@ -1,17 +1,17 @@
-"""Compiles the split kernels for one architecture without a GPU and says what came out.
+"""Compiles the split kernels for architectures without a GPU and says what came out.
 
 Run in a process of its own, without Triton's interpreter:
-    python split_ahead.py ARCHITECTURE
-prints one JSON object a kernel, as `swiglu_ahead.py` does.
+    python split_ahead.py ARCHITECTURE[,ARCHITECTURE ...]
+prints one JSON object a kernel, as `sass.show` says.
 """
 
 import itertools
-import json
 import sys
+from collections.abc import Iterator
 
 import torch
 import triton
-from swiglu_ahead import figures
+from sass import show
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -55,7 +55,7 @@ def compiled(
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
-def products(arch: int):
+def products(arch: int) -> Iterator[tuple[str, object]]:
     """(name, kernel) of the products, with the factors stored as they are and transposed."""
     for a, b in itertools.product((False, True), repeat=2):
         turned = {"A_TURNED": a, "B_TURNED": b, "TILE": TILE}
@@ -70,10 +70,8 @@ def products(arch: int):
             yield f"gluon {a:d}{b:d}", made
 
 
-def main() -> None:
-    arch = int(sys.argv[1])
-    for name, kernel in products(arch):
-        show(name, arch, kernel)
+def splits(arch: int) -> Iterator[tuple[str, object]]:
+    """(name, kernel) of what splits factors, along rows and along columns."""
     for even in (True, False):
         for name, kernel, config in (
             ("split rows", parts._split_rows_kernel, parts.ROWS),
@@ -82,12 +80,12 @@ def main() -> None:
         ):
             constants = {"TILE": TILE} if "TILE" in kernel.arg_names else {}
             made = compiled(arch, kernel, config, constants, even)
-            show(name if even else f"{name}, ragged", arch, made)
-
-
-def show(name: str, arch: int, kernel) -> None:
-    print(json.dumps({"name": name, "arch": arch, **figures(kernel)}), flush=True)
+            yield name if even else f"{name}, ragged", made
 
 
 if __name__ == "__main__":
-    main()
+    show(
+        ({"name": name, "arch": arch}, kernel)
+        for arch in map(int, sys.argv[1].split(","))
+        for name, kernel in itertools.chain(products(arch), splits(arch))
+    )

@@ -50,7 +50,7 @@ def test_small_blocks(monkeypatch):
     monkeypatch.setattr(parts, "INTERPRETED_ROWS", parts.Blocks(4, 2, 128))
     monkeypatch.setattr(parts, "INTERPRETED_COLUMNS", parts.Blocks(4, 32, 128))
     for turned in checks.TURNS:
-        checks.check_family("normal", "cpu", turned=turned)
+        checks.check_family("normal", "cpu", (130, 140, 72), turned)
 
 
 @pytest.mark.parametrize("shares", [2, 3])

@@ -1,19 +1,15 @@
-"""Compiles the SwiGLU kernels for one architecture without a GPU and says what came out.
+"""Compiles the SwiGLU kernels for architectures without a GPU and says what came out.
 
 Run in a process of its own, without Triton's interpreter:
-    python swiglu_ahead.py ARCHITECTURE [kind ...]
-prints one JSON object a kernel: registers, stack bytes, shared memory, counted instructions.
+    python swiglu_ahead.py ARCHITECTURE[,ARCHITECTURE ...] [kind ...]
+prints one JSON object a kernel, as `sass.show` says.
 """
 
-import json
-import re
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
+from collections.abc import Iterator
 
 import triton
-import triton.backends.nvidia as nvidia
+from sass import show
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -21,9 +17,7 @@ from fusedlib.kernels import swiglu, swiglu_configs
 from fusedlib.kernels.few_tokens import kernels as few_tokens
 from fusedlib.kernels.swiglu_configs import Config
 
-TOOL = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
 TYPES = {"half": "bf16", "ieee": "fp32"}
-INSTRUCTIONS = ("HGMMA", "UTMALDG", "HMMA", "UTC.?MMA", "FFMA2?", "STL", "LDL")
 FORWARD = {"kernel": "_swiglu_fwd_kernel", "a": "x", "b": "w_gate_up", "variant": {"SAVE": True}}
 BACKWARD = {
     "kernel": "_swiglu_bwd_kernel", "a": "dy", "b": "w_down",
@@ -103,30 +97,16 @@ def compiled_few(arch: int, function, config: Config, constants: dict):
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
-def figures(kernel) -> dict[str, int]:
-    """What the binary uses."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        command = [TOOL, "-res-usage", "-sass", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = {key: int(re.search(rf"\b{key}:(\d+)", text)[1]) for key in ("REG", "STACK")}
-    counts = {i: len(re.findall(rf"\b{i}\b", text)) for i in INSTRUCTIONS}
-    return found | {"shared": kernel.metadata.shared} | {k: v for k, v in counts.items() if v}
-
-
-def main() -> None:
-    arch, kinds = int(sys.argv[1]), sys.argv[2:] or list(TYPES)
+def made(arch: int, kinds: list[str]) -> Iterator[tuple[dict, object]]:
+    """(what is said of it, kernel)."""
     for name, spec, kind, config, aligned in cases(arch):
-        if kind not in kinds:
-            continue
-        row = figures(compiled(arch, spec, kind, config, aligned))
-        label = f"{spec['kernel'].split('_')[2]} {kind} {name}".strip()
-        print(json.dumps({"name": label, "arch": arch, **row}), flush=True)
-    for label, function, config, constants in few_cases(arch) if "half" in kinds else ():
-        row = figures(compiled_few(arch, function, config, constants))
-        print(json.dumps({"name": label, "arch": arch, **row}), flush=True)
+        if kind in kinds:
+            label = f"{spec['kernel'].split('_')[2]} {kind} {name}".strip()
+            yield {"name": label, "arch": arch}, compiled(arch, spec, kind, config, aligned)
+    for name, *case in few_cases(arch) if "half" in kinds else ():
+        yield {"name": name, "arch": arch}, compiled_few(arch, *case)
 
 
 if __name__ == "__main__":
-    main()
+    kinds = sys.argv[2:] or list(TYPES)
+    show(kernel for arch in sys.argv[1].split(",") for kernel in made(int(arch), kinds))

@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from fusedlib import paths
-from fusedlib.bench import machine
+from fusedlib.bench import code, machine
 from fusedlib.study import claims as stating
-from fusedlib.study import published, recording
+from fusedlib.study import published, recording, style
 from fusedlib.study.claims import Claim
 from fusedlib.study.running import config
 
@@ -21,6 +22,17 @@ STUDIES = {s.name: s.notebook for s in config.load(paths.NOTEBOOKS / "study.toml
 
 def states_claims(notebook) -> bool:
     return "@claim(" in notebook.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def once():
+    """The text of a function is reduced to what counts in fingerprints once, not for each of the
+    rivals that lead to it; figures are not written as SVG, as `test_report_paper.py` has them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(code, "_tree", cache(code._tree))
+        patch.setattr(style, "svg", lambda figure: "<svg/>")
+        yield
 
 
 @pytest.fixture(scope="module", params=[n for n, p in STUDIES.items() if states_claims(p)])

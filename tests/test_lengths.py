@@ -1,5 +1,6 @@
 """Lengths that change: no kernel depends on one, and what a layer can need is listed and built."""
 
+import json
 import os
 import random
 import subprocess
@@ -19,41 +20,48 @@ from fusedlib.kernels import binaries
 LENGTHS = random.Random(0).sample(range(1, 6001), 70)
 EDGES = (1, 16, 17, 63, 64, 65, 384, 385, 768, 769)  # of classes at 2048·5632, and what Triton sees
 HOPPER, OTHER = (90, 132), (89, 128)
+MOST = {  # binaries of an MLP: card, hidden, inner, dtype
+    (*HOPPER, 2048, 5632, "bfloat16"): 13,
+    (*HOPPER, 2056, 5000, "bfloat16"): 7,  # rows that TMA does not take
+    (*OTHER, 2048, 5632, "bfloat16"): 11,
+    (*HOPPER, 2048, 5632, "float32"): 9,
+}
+BROKEN = "broken", *HOPPER, 2048, 5632, "bfloat16", EDGES
+WARM = "warm", *HOPPER, 256, 512, "bfloat16", EDGES
 
 
-def played(task, card, hidden, inner, dtype="bfloat16", lengths=(*EDGES, *LENGTHS)):
-    [found] = compiled_ahead("lengths_played.py", task, *card, hidden, inner, dtype, *lengths)
-    return found
+def calls(mlp):
+    return "calls", *mlp, (*EDGES, *LENGTHS)
+
+
+@pytest.fixture(scope="module")
+def played():
+    """What each task finds."""
+    tasks = *map(calls, MOST), BROKEN, WARM
+    found = compiled_ahead("lengths_played.py", *map(json.dumps, tasks))
+    return dict(zip(tasks, found, strict=True))
 
 
 class TestLayersNeedFewKernels:
     """Played: the calls are real, the card is not."""
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "card, hidden, inner, dtype, most",
-        [
-            (HOPPER, 2048, 5632, "bfloat16", 13),
-            (HOPPER, 2056, 5000, "bfloat16", 7),  # rows that TMA does not take
-            (OTHER, 2048, 5632, "bfloat16", 11),
-            (HOPPER, 2048, 5632, "float32", 9),
-        ],
-    )
-    def test_at_any_length(self, card, hidden, inner, dtype, most):
-        found = played("calls", card, hidden, inner, dtype)
+    @pytest.mark.parametrize("mlp", MOST, ids=str)
+    def test_at_any_length(self, played, mlp):
+        found, most = played[calls(mlp)], MOST[mlp]
         assert len(found["listed"]) == len(set(found["listed"])) == most
         assert found["not listed"] == found["shared wrongly"] == []
         assert found["of Triton"] == len(found["met"]) >= most - 2
         assert found["plans"] <= 4  # classes
 
     @pytest.mark.slow
-    def test_one_that_depends_on_the_length_is_found(self):
-        found = played("broken", HOPPER, 2048, 5632, lengths=EDGES)
+    def test_one_that_depends_on_the_length_is_found(self, played):
+        found = played[BROKEN]
         assert found["shared wrongly"] and found["of Triton"] > 13
 
     @pytest.mark.slow
-    def test_warm_up_compiles_all_of_them_once(self):
-        found = played("warm", HOPPER, 256, 512, lengths=EDGES)
+    def test_warm_up_compiles_all_of_them_once(self, played):
+        found = played[WARM]
         assert found["few"] == [7, 7]
         assert len(found["names"]) == len(set(found["names"])) == found["compiled"] == 13
         assert all(name.endswith("(256·512, bfloat16)") for name in found["names"])

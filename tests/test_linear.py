@@ -18,7 +18,7 @@ from fusedlib.packed import fuse
 
 @pytest.mark.timeout(600)
 def test_in_the_interpreter():
-    """What fails there is shown here. Alone it takes 80 s of a core."""
+    """What fails there is shown here. Alone it takes 40 s of a core."""
     assert passed_in_the_interpreter("interpreted/linear.py", timeout=560) > 40
 
 

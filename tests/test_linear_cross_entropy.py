@@ -3,7 +3,7 @@
 import linear_cross_entropy_checks as checks
 import pytest
 import torch
-from ahead import compiled_ahead, misfits
+from ahead import compiled_by_architecture, misfits
 from interpreter import passed_in_the_interpreter
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -134,11 +134,17 @@ def test_chunks_fit_their_budget():
         assert kernels.rows_and_sums(8192, weight.float()) == (1024, torch.float32)
 
 
+@pytest.fixture(scope="module")
+def compiled():
+    """Every kernel's figures by architecture."""
+    return compiled_by_architecture("linear_cross_entropy_ahead.py")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("architecture", [80, 89, 90, 100])
-def test_compiled_kernels_fit_and_spill_nothing(architecture):
-    rows = compiled_ahead("linear_cross_entropy_ahead.py", architecture)
+def test_compiled_kernels_fit_and_spill_nothing(compiled, architecture):
+    rows = compiled[architecture]
     assert len(rows) == len({row["name"] for row in rows}) == 8
     assert [fault for row in rows for fault in misfits(row)] == []
     for row in rows:  # 16 bytes at a time

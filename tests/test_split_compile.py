@@ -11,6 +11,12 @@ pytestmark = pytest.mark.timeout(600)
 ARCHITECTURES = sorted(products.CONFIGS)
 
 
+@pytest.fixture(scope="module")
+def compiled() -> dict[int, list[dict]]:
+    """Every kernel's figures by architecture."""
+    return ahead.compiled_by_architecture("split_ahead.py")
+
+
 def faults(row: dict) -> list[str]:
     """What a kernel must not do on its architecture."""
     found = ahead.faults(row, row["name"].startswith(("tl", "gluon")))
@@ -21,8 +27,8 @@ def faults(row: dict) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_compiled_kernels_fit_and_spill_nothing(architecture):
-    rows = ahead.compiled_ahead("split_ahead.py", architecture)
+def test_compiled_kernels_fit_and_spill_nothing(compiled, architecture):
+    rows = compiled[architecture]
     assert len(rows) == len({row["name"] for row in rows}) == (14 if architecture == 90 else 10)
     assert [fault for row in rows for fault in faults(row)] == []
 

@@ -1,25 +1,19 @@
 """The SwiGLU kernels compiled ahead of time, every configuration for its architecture."""
 
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-
 import ahead
 import pytest
-from ahead import compiled_ahead
 
 pytest.importorskip("triton")
 from fusedlib.kernels import swiglu_configs
 
-pytestmark = pytest.mark.timeout(600)  # some 90 seconds of one core, wherever nothing is cached
+pytestmark = pytest.mark.timeout(600)  # 40 seconds of one core, wherever nothing is cached
 ARCHITECTURES = sorted(swiglu_configs.SHARED_MEMORY)
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[int, list[dict]]:
-    """Every kernel's figures by architecture, two architectures at a time."""
-    with ThreadPoolExecutor(2) as pool:
-        rows = pool.map(partial(compiled_ahead, "swiglu_ahead.py"), ARCHITECTURES)
-        return dict(zip(ARCHITECTURES, rows, strict=True))
+    """Every kernel's figures by architecture."""
+    return ahead.compiled_by_architecture("swiglu_ahead.py")
 
 
 def faults(row: dict) -> list[str]:

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from ahead import compiled_ahead, faults
+from ahead import compiled_by_architecture, faults
 from interpreter import passed_in_the_interpreter
 
 from fusedlib.bench import formats, precision, tensor_core
@@ -18,10 +18,16 @@ def test_probe_vs_float64_in_the_interpreter():
     assert passed_in_the_interpreter("interpreted/accumulate.py") == 2
 
 
+@pytest.fixture(scope="module")
+def compiled() -> dict[int, list[dict]]:
+    """Every kernel's figures by architecture."""
+    return compiled_by_architecture("accumulate_ahead.py")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 89, 90, 100])
-def test_probe_compiles_without_spills(capability: int):
-    rows = compiled_ahead("accumulate_ahead.py", capability)
+def test_probe_compiles_without_spills(compiled: dict[int, list[dict]], capability: int):
+    rows = compiled[capability]
     assert len(rows) == 6 and [fault for row in rows for fault in faults(row, True)] == []
     # Promotion is a fused multiply-add for each element, which the other kernel lacks: were it
     # folded into the matrix instruction again, the two would be the same kernel.

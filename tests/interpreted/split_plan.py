@@ -17,6 +17,8 @@ from fusedlib.bench.torch_precision import matmul_settings
 from fusedlib.functional import SAVES, swiglu_mlp
 from fusedlib.kernels import route
 from fusedlib.kernels.split import mm
+from fusedlib.kernels.split import product as products
+from fusedlib.kernels.swiglu_configs import Config
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
@@ -45,6 +47,8 @@ SPLIT = "split fp32"
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch):
+    # A tile is one block, in a third of the time; `split_interpreted.py` has several.
+    monkeypatch.setattr(products, "INTERPRETER", Config(128, 128, 64, 4, 1, group_m=2))
     monkeypatch.setattr(route, "_full", lambda dtype, device: dtype == torch.float32)
     for name in ("LEAST_SIZE", "LEAST_WORK"):
         monkeypatch.setattr(mm, name, 1)
