@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import nbformat
+from visitor import search_path
 
 from fusedlib import paths
 
@@ -132,7 +133,7 @@ class Study:
             "FUSEDLIB_RESULTS": str(self.rows),
             "FUSEDLIB_BUILD": str(self.build),
             "FUSEDLIB_MACHINE": "here",
-            "PYTHONPATH": os.pathsep.join([str(start), str(paths.ROOT)]),
+            "PYTHONPATH": search_path(start),
             "CUDA_VISIBLE_DEVICES": "",
             **variables,
         }

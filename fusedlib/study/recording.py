@@ -20,7 +20,7 @@ import nbformat
 from fusedlib import paths
 from fusedlib.study import claims, display
 from fusedlib.study.claims import Claim
-from fusedlib.study.running.config import FRAME, Config
+from fusedlib.study.running.config import FRAME, STATIC, Config
 from fusedlib.study.running.products import copy_path
 
 MEASURE = "measure"
@@ -52,7 +52,7 @@ def analysis_of(notebook: Path) -> Analysis:
     namespace: dict[str, object] = {"__name__": "__main__"}
     site.addsitedir(str(notebook.parent))  # its helpers, as a kernel started there finds them
     try:
-        with _environment({display.STATIC: "1"}):
+        with _environment({STATIC: "1"}):
             for at, cell in enumerate(read.cells):
                 if cell.cell_type == "code" and MEASURE not in cell.metadata.get("tags", []):
                     code = compile(cell.source, f"{notebook.name}[{at}]", "exec")
