@@ -146,16 +146,39 @@ def test_the_model_of_more_processes_by_hand():
 # --- real jobs -----------------------------------------------------------------------------------
 
 
+def training(strategy, optimizer):
+    return a_case(strategy, optimizer=optimizer, checkpointing=optimizer == "adamw")
+
+
+BY_FSDP2 = [("fsdp2-2", "sgd"), ("fsdp2-3", "adamw")]
+
+
+@pytest.fixture(scope="module")
+def in_one_job():
+    """Outcomes of two trainings, a third that fails and one more; the launcher that is left after
+    each.
+    """
+    cases = [*(training(*by) for by in BY_FSDP2), a_case() | {"learning_rate": "much"}, a_case()]
+    with distributed.Jobs() as jobs:
+        return [
+            (sweep.outcome(jobs.measure, case), jobs.job and jobs.job.launcher.pid)
+            for case in cases
+        ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "optimizer"),
-    [("fsdp2-2", "sgd"), ("fsdp2-3", "adamw"), ("zero-2", "sgd"), ("offload", "adamw")],
+    ("strategy", "optimizer"), [*BY_FSDP2, ("zero-2", "sgd"), ("offload", "adamw")]
 )
-def test_two_processes_train_as_one_does(strategy, optimizer):
-    case = a_case(strategy, optimizer=optimizer, checkpointing=optimizer == "adamw")
-    if distributed_worker.is_deepspeed(case) and find_spec("deepspeed") is None:
+def test_two_processes_train_as_one_does(request, strategy, optimizer):
+    case = training(strategy, optimizer)
+    if not distributed_worker.is_deepspeed(case):
+        at = BY_FSDP2.index((strategy, optimizer))
+        (figures, status, reason), _ = request.getfixturevalue("in_one_job")[at]
+    elif find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed: pip install '.[llama]'")
-    figures, status, reason = outcome(case)
+    else:
+        figures, status, reason = outcome(case)
     assert (status, reason) == ("ok", None)
     assert figures["losses"][-1] < figures["losses"][0] - 1e-3
     assert len(figures["losses"]) == 4
@@ -166,24 +189,18 @@ def test_two_processes_train_as_one_does(strategy, optimizer):
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_leaves_its_reason():
-    case = a_case() | {"learning_rate": "much"}
-    figures, status, reason = outcome(case)
+def test_a_process_that_fails_leaves_its_reason(in_one_job):
+    (figures, status, reason), _ = in_one_job[2]
     assert status == "failed"
     assert "TypeError" in reason
     assert "median_ms" not in figures
 
 
 @pytest.mark.slow
-def test_processes_go_on_to_the_next_case_until_one_fails():
-    with distributed.Jobs() as jobs:
-        started = []
-        for case in (a_case(), a_case("fsdp2-3"), a_case() | {"learning_rate": "much"}, a_case()):
-            found = sweep.outcome(jobs.measure, case)
-            started.append((found[1], jobs.job and jobs.job.launcher.pid))
-        first, second, third, last = started
-        assert first == second == ("ok", second[1]) and third == ("failed", None)
-        assert last[0] == "ok" and last[1] not in (None, first[1])
+def test_processes_go_on_to_the_next_case_until_one_fails(in_one_job):
+    first, second, third, last = [(found[1], launcher) for found, launcher in in_one_job]
+    assert first == second == ("ok", second[1]) and third == ("failed", None)
+    assert last[0] == "ok" and last[1] not in (None, first[1])
 
 
 def test_a_job_that_takes_too_long_is_stopped(monkeypatch):
