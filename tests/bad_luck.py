@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import nbformat
+from visitor import search_path
 
 from fusedlib import paths
 
@@ -25,7 +26,7 @@ profile: str = "quick"  # which profile the rows are filed under
 samples: int = 1  # figures of the last case [1..1000000]
 """.strip()
 SWEEP = """
-from fusedlib.bench import precision, results, tensor_core
+from fusedlib.bench import results
 from fusedlib.bench.sweep import sweep
 
 def measure(case):
@@ -33,11 +34,13 @@ def measure(case):
     if case["needs"] == "triton":
         import fusedlib.kernels.accumulate
     if case["needs"] == "gpu":
+        from fusedlib.bench import precision, tensor_core
+
         [first, *_] = precision.tensor_cores(16)
         return tensor_core.measure_tensor_core(first)
     return {"median_ms": 1.0, "samples_ms": [1.0] * (samples if case["case_no"] == 4 else 1)}
 
-cases = [{"case_no": i, "needs": n} for i, n in enumerate(["", "", "triton", "gpu", ""])]
+cases = [{"case_no": i, "needs": n} for i, n in enumerate(NEEDS)]
 recorder = results.Recorder("tiny", profile=profile, code="c")
 sweep(recorder, cases, measure)
 """.strip()
@@ -92,19 +95,21 @@ socket.getaddrinfo = look_up
 """
 
 
-def write_study(folder: Path) -> Path:
-    """A study of one notebook, whose five cases ask for nothing, Triton or a GPU; its file."""
+def write_study(folder: Path, bare: bool = False) -> Path:
+    """A study of one notebook, whose five cases ask for nothing, Triton or a GPU; its file.
+
+    A bare one's cases ask for nothing, and it shows nothing: its kernel imports little.
+    """
     folder.mkdir(parents=True)
-    notebook = nbformat.v4.new_notebook(
-        cells=[
-            nbformat.v4.new_markdown_cell("# Tiny", id="title"),
-            nbformat.v4.new_code_cell(
-                PARAMETERS, id="parameters", metadata={"tags": ["parameters"]}
-            ),
-            nbformat.v4.new_code_cell(SWEEP, id="sweep"),
-            nbformat.v4.new_code_cell(SHOW, id="show"),
-        ]
-    )
+    needs = [""] * 5 if bare else ["", "", "triton", "gpu", ""]
+    cells = [
+        nbformat.v4.new_markdown_cell("# Tiny", id="title"),
+        nbformat.v4.new_code_cell(PARAMETERS, id="parameters", metadata={"tags": ["parameters"]}),
+        nbformat.v4.new_code_cell(f"NEEDS = {needs}", id="needs"),
+        nbformat.v4.new_code_cell(SWEEP, id="sweep"),
+        nbformat.v4.new_code_cell(SHOW, id="show"),
+    ]
+    notebook = nbformat.v4.new_notebook(cells=cells[:-1] if bare else cells)
     nbformat.write(notebook, folder / f"{NAME}.ipynb")
     (folder / "study.toml").write_text(STUDY)
     return folder / "study.toml"
@@ -116,11 +121,14 @@ class Study:
     Args:
         folder: where notebook, rows and products lie.
         sitecustomize: what every Python started for it runs first.
+        bare: whether its cases ask for nothing, and nothing is shown.
         variables: added to the environment.
     """
 
-    def __init__(self, folder: Path, sitecustomize: str = "", **variables: str) -> None:
-        self.config = write_study(folder / "notebooks")
+    def __init__(
+        self, folder: Path, sitecustomize: str = "", *, bare: bool = False, **variables: str
+    ) -> None:
+        self.config = write_study(folder / "notebooks", bare)
         self.rows = folder / "rows"
         self.build = folder / "build"
         self.before: list[str] = []
@@ -132,7 +140,7 @@ class Study:
             "FUSEDLIB_RESULTS": str(self.rows),
             "FUSEDLIB_BUILD": str(self.build),
             "FUSEDLIB_MACHINE": "here",
-            "PYTHONPATH": os.pathsep.join([str(start), str(paths.ROOT)]),
+            "PYTHONPATH": search_path(start),
             "CUDA_VISIBLE_DEVICES": "",
             **variables,
         }

@@ -1,129 +1,14 @@
-"""Every claim holds in every recording of the recorded machines; a changed row makes it fail."""
+"""How claims are evaluated; those of the notebooks are held in `tests/test_report_paper.py`."""
 
 import json
-from collections.abc import Iterator
-from functools import cache
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from fusedlib import paths
-from fusedlib.bench import code, machine
+from fusedlib.bench import machine
 from fusedlib.study import claims as stating
-from fusedlib.study import published, recording, style
+from fusedlib.study import published, recording
 from fusedlib.study.claims import Claim
-from fusedlib.study.running import config
-
-MOST = 5
-RECORDED = {p.parent.name for p in paths.RECORDED.glob("*/machine.jsonl")} & {"nvidia-h200"}
-STUDIES = {s.name: s.notebook for s in config.load(paths.NOTEBOOKS / "study.toml").studies}
-
-
-def states_claims(notebook) -> bool:
-    return "@claim(" in notebook.read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def once():
-    """The text of a function is reduced to what counts in fingerprints once, not for each of the
-    rivals that lead to it; figures are not written as SVG, as `test_report_paper.py` has them.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(code, "_tree", cache(code._tree))
-        patch.setattr(style, "svg", lambda figure: "<svg/>")
-        yield
-
-
-@pytest.fixture(scope="module", params=[n for n, p in STUDIES.items() if states_claims(p)])
-def claims(request) -> list[Claim]:
-    return recording.claims_of(STUDIES[request.param])
-
-
-def test_a_study_states_one_to_five_claims_by_name(claims):
-    assert 1 <= len(claims) <= MOST
-    assert len({c.name for c in claims}) == len(claims)
-    assert any(c.headline for c in claims)
-
-
-def machines_of(claim: Claim) -> set[str]:
-    """The recorded machines; what is said of published figures rests on no machine's rows."""
-    known = set(claim.selection["machine"].cat.categories)
-    return known if known == {published.MACHINE} else RECORDED
-
-
-def test_every_claim_holds_in_every_recording(claims):
-    for claim in claims:
-        told = {v.machine: v for v in claim.verdicts}
-        if claim.awaiting:
-            measured = [n for n in RECORDED & set(told) if told[n].measured]
-            assert not measured, f"{claim.name} is recorded now: take `awaiting` away"
-            continue
-        for name in machines_of(claim):
-            assert name in told, f"{claim.name} rests on no row of {name}"
-            wrong = [e for e in told[name].evaluations if e.holds is not True]
-            assert told[name].evaluations and not wrong, f"{claim.name}: {wrong}"
-        assert "—" not in claim.sentence(), f"{claim.name}: {claim.sentence()}"
-
-
-def test_some_change_of_the_rows_makes_each_claim_false(claims):
-    for claim in (c for c in claims if not c.awaiting):
-        for name in machines_of(claim):
-            rows = claim.selection[claim.selection["machine"] == name]
-            for recorded in stating.complete(rows):
-                part = rows[rows["recording"] == recorded]
-                changed = (claim.evaluate(p, recorded).holds for p in perturbed(part))
-                assert any(holds is False for holds in changed), f"{claim.name} cannot fail"
-
-
-def perturbed(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """For each value of each varying key: times, memory, energy and the largest size that
-    fits tenfold up or down, or out of memory.
-    """
-    ends = ("_ms", "_mib", "_error", "_gib", "_s", "_bytes", "largest", "joules")
-    figures = [c for c in rows if c.endswith(ends)]
-    others = [
-        c for c in rows
-        if c not in figures and pd.api.types.is_numeric_dtype(rows[c]) and rows[c].notna().any()
-    ]  # fmt: skip
-    for name in keys_of(rows):
-        for value in rows[name].dropna().unique():
-            at = rows[name] == value
-            for factor in (10.0, 0.1):
-                yield scaled(rows, at, figures, factor)
-            yield rows.assign(
-                status=np.where(at, "oom", rows["status"]),
-                **{c: [None if hit else v for v, hit in zip(rows[c], at, strict=True)]
-                   for c in figures},
-            )  # fmt: skip
-    everywhere = pd.Series(True, index=rows.index)
-    for factor in (10.0, 0.1):
-        for column in (*figures, *others):
-            yield scaled(rows, everywhere, [column], factor)
-
-
-def keys_of(rows: pd.DataFrame) -> list[str]:
-    """Columns that tell the cases of a selection apart."""
-    return [
-        c for c in rows
-        if c not in ("case", "measured_at", "session", "code", "reason", "settings", "version")
-        and all(isinstance(v, str | int | bool | np.integer) for v in rows[c])
-        and 2 <= rows[c].nunique() <= 40
-    ]  # fmt: skip
-
-
-def scaled(rows: pd.DataFrame, at: pd.Series, columns: list[str], factor: float) -> pd.DataFrame:
-    def times(value):
-        if isinstance(value, list):
-            return [v * factor if isinstance(v, float | int) else v for v in value]
-        return value * factor if isinstance(value, float | int) else value
-
-    return rows.assign(
-        **{c: [times(v) if hit else v for v, hit in zip(rows[c], at, strict=True)] for c in columns}
-    )
-
-
-# --- teeth: the evaluation itself ----------------------------------------------------------------
 
 
 def frame(**columns) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from report_sample import curves, narrow, outputs_of, wide
 
 from fusedlib.study import display, formats, style
+from fusedlib.study.running.config import STATIC
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_a_figure_s_caption_shows_in_jupyterlab_too():
 
 
 def test_where_nobody_chooses_the_default_is_shown(monkeypatch):
-    monkeypatch.setenv(display.STATIC, "1")
+    monkeypatch.setenv(STATIC, "1")
     shown = []
 
     def show(dtype, size=4, launch="graph"):

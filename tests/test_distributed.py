@@ -27,11 +27,9 @@ def a_case(strategy="fsdp2-2", provider="fused", processes=2, **more):
     return case
 
 
-@pytest.fixture(scope="module")
-def jobs():
-    """Whose processes go on from test to test; to start them takes longer than any case."""
+def outcome(case):
     with distributed.Jobs() as jobs:
-        yield jobs
+        return sweep.outcome(jobs.measure, case)
 
 
 def reply(status="ok", at=0.0, **more):
@@ -148,16 +146,39 @@ def test_the_model_of_more_processes_by_hand():
 # --- real jobs -----------------------------------------------------------------------------------
 
 
+def training(strategy, optimizer):
+    return a_case(strategy, optimizer=optimizer, checkpointing=optimizer == "adamw")
+
+
+BY_FSDP2 = [("fsdp2-2", "sgd"), ("fsdp2-3", "adamw")]
+
+
+@pytest.fixture(scope="module")
+def in_one_job():
+    """Outcomes of two trainings, a third that fails and one more; the launcher that is left after
+    each.
+    """
+    cases = [*(training(*by) for by in BY_FSDP2), a_case() | {"learning_rate": "much"}, a_case()]
+    with distributed.Jobs() as jobs:
+        return [
+            (sweep.outcome(jobs.measure, case), jobs.job and jobs.job.launcher.pid)
+            for case in cases
+        ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "optimizer"),
-    [("fsdp2-2", "sgd"), ("fsdp2-3", "adamw"), ("zero-2", "sgd"), ("offload", "adamw")],
+    ("strategy", "optimizer"), [*BY_FSDP2, ("zero-2", "sgd"), ("offload", "adamw")]
 )
-def test_two_processes_train_as_one_does(jobs, strategy, optimizer):
-    case = a_case(strategy, optimizer=optimizer, checkpointing=optimizer == "adamw")
-    if distributed_worker.is_deepspeed(case) and find_spec("deepspeed") is None:
+def test_two_processes_train_as_one_does(request, strategy, optimizer):
+    case = training(strategy, optimizer)
+    if not distributed_worker.is_deepspeed(case):
+        at = BY_FSDP2.index((strategy, optimizer))
+        (figures, status, reason), _ = request.getfixturevalue("in_one_job")[at]
+    elif find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed: pip install '.[llama]'")
-    figures, status, reason = sweep.outcome(jobs.measure, case)
+    else:
+        figures, status, reason = outcome(case)
     assert (status, reason) == ("ok", None)
     assert figures["losses"][-1] < figures["losses"][0] - 1e-3
     assert len(figures["losses"]) == 4
@@ -168,22 +189,23 @@ def test_two_processes_train_as_one_does(jobs, strategy, optimizer):
 
 
 @pytest.mark.slow
-def test_processes_go_on_to_the_next_case_until_one_fails_and_leaves_its_reason(jobs):
-    started = []
-    for case in (a_case(), a_case("fsdp2-3"), a_case() | {"learning_rate": "much"}, a_case()):
-        figures, status, reason = sweep.outcome(jobs.measure, case)
-        started.append((status, jobs.job and jobs.job.launcher.pid))
-        if status == "failed":
-            assert "TypeError" in reason and "median_ms" not in figures
-    first, second, third, last = started
+def test_a_process_that_fails_leaves_its_reason(in_one_job):
+    (figures, status, reason), _ = in_one_job[2]
+    assert status == "failed"
+    assert "TypeError" in reason
+    assert "median_ms" not in figures
+
+
+@pytest.mark.slow
+def test_processes_go_on_to_the_next_case_until_one_fails(in_one_job):
+    first, second, third, last = [(found[1], launcher) for found, launcher in in_one_job]
     assert first == second == ("ok", second[1]) and third == ("failed", None)
     assert last[0] == "ok" and last[1] not in (None, first[1])
 
 
 def test_a_job_that_takes_too_long_is_stopped(monkeypatch):
     monkeypatch.setattr(distributed, "TIMEOUT_S", 0.5)
-    with distributed.Jobs() as own:
-        figures, status, reason = sweep.outcome(own.measure, a_case())
+    figures, status, reason = outcome(a_case())
     assert (figures, status) == ({}, "failed")
     assert "stopped after 0.5 s" in reason
 

@@ -20,8 +20,14 @@ frame = "../report/report.ipynb"
 name = "01_warmup"
 title = "Warm-up"
 question = "How many steps?"
-quick = { models = ["nano"], processes = 1, context_length = 16, compiled = [] }
 full = {}
+
+[study.quick]
+models = ["nano"]
+directions = ["forward+backward", "step"]
+processes = 1
+context_length = 16
+compiled = []
 
 [[study]]
 name = "02_precision"

@@ -7,6 +7,11 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
+from claims_checks import (
+    check_each_holds_in_every_recording,
+    check_one_to_five_by_name,
+    check_some_change_makes_each_false,
+)
 from report_sample import code, narrow, outputs_of, text, write
 from slides_checks import PHONE, SCREEN, loads, overflowing, pages
 from slides_checks import words as text_of
@@ -33,12 +38,30 @@ LINK = re.compile(r"\]\(#([^)\s]+)\)")
 BARE = re.compile(r"\b(Table|Figure)\b(?! \d)")
 
 
+STUDIES = [s.name for s in config.load().studies]
+
+
 @pytest.fixture(scope="module")
-def products(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The notebooks as they execute on the repository's rows alone."""
+def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list]]:
+    """The notebooks as they execute on the repository's rows alone, and the claims they state."""
     folder = tmp_path_factory.mktemp("paper")
-    recording.executed(config.load(), folder)
-    return folder
+    return folder, recording.executed(config.load(), folder)
+
+
+@pytest.fixture(scope="module")
+def products(executed) -> Path:
+    return executed[0]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize(
+    "check",
+    [check_one_to_five_by_name, check_each_holds_in_every_recording,
+     check_some_change_makes_each_false],
+    ids=["one to five", "in every recording", "can be false"],
+)  # fmt: skip
+def test_claims_of_a_study(executed, name, check):
+    check(executed[1][name])
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from processes import alive, wait_for
+from visitor import search_path
 
-from fusedlib import paths
 from fusedlib.study.running import products
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
@@ -35,7 +35,7 @@ def running(tmp_path):
         "FUSEDLIB_BUILD": str(tmp_path / "build"),
         "FUSEDLIB_RESULTS": str(tmp_path / "rows"),
         "RUN_PIDS": str(pids),
-        "PYTHONPATH": str(paths.ROOT),
+        "PYTHONPATH": search_path(),
     }
     command = [sys.executable, "-m", "fusedlib.study", "run", "--profile", "quick"]
     command += ["--config", str(tmp_path / "study.toml")]

@@ -5,6 +5,15 @@ from pathlib import Path
 
 from fusedlib import paths
 
+LIGHTER = Path(__file__).parent / "lighter"
+"""A folder before the installed packages; it holds what the study's processes do without."""
+
+
+def search_path(*folders: Path) -> str:
+    """PYTHONPATH of such a process, these folders first."""
+    known = filter(None, [os.environ.get("PYTHONPATH", "")])
+    return os.pathsep.join([*map(str, (*folders, LIGHTER, paths.ROOT)), *known])
+
 
 def environment(folder: Path) -> dict[str, str]:
     """Variables for a study whose rows go to folder/results/visitor and pages to folder/build."""
@@ -12,5 +21,5 @@ def environment(folder: Path) -> dict[str, str]:
         "FUSEDLIB_RESULTS": str(folder / "results"),
         "FUSEDLIB_BUILD": str(folder / "build"),
         "FUSEDLIB_MACHINE": "visitor",
-        "PYTHONPATH": os.pathsep.join([str(paths.ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": search_path(),
     }

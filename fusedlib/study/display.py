@@ -23,9 +23,8 @@ from fusedlib.study import style
 from fusedlib.study.analysis import leading
 from fusedlib.study.formats import MISSING, formatted, number
 from fusedlib.study.plots import Picture
+from fusedlib.study.running.config import STATIC
 
-STATIC = "FUSEDLIB_STATIC"
-"""Set by the runner: no reader is there to move a widget."""
 TABLE_MIME = "application/vnd.fusedlib.table+json"
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NUMBER = re.compile(r"[−+±<>≤≥≈~]*\s*\d[\d,.  ]*(e[+-]?\d+)?(\s*([×±%–(/]|[^\W\d]).*)?")

@@ -20,7 +20,7 @@ import nbformat
 from fusedlib import paths
 from fusedlib.study import claims, display
 from fusedlib.study.claims import Claim
-from fusedlib.study.running.config import FRAME, Config
+from fusedlib.study.running.config import FRAME, STATIC, Config
 from fusedlib.study.running.products import copy_path
 
 MEASURE = "measure"
@@ -52,7 +52,7 @@ def analysis_of(notebook: Path) -> Analysis:
     namespace: dict[str, object] = {"__name__": "__main__"}
     site.addsitedir(str(notebook.parent))  # its helpers, as a kernel started there finds them
     try:
-        with _environment({display.STATIC: "1"}):
+        with _environment({STATIC: "1"}):
             for at, cell in enumerate(read.cells):
                 if cell.cell_type == "code" and MEASURE not in cell.metadata.get("tags", []):
                     code = compile(cell.source, f"{notebook.name}[{at}]", "exec")
@@ -64,19 +64,26 @@ def analysis_of(notebook: Path) -> Analysis:
         del claims.CLAIMS[before:]
 
 
-def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> None:
+def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str, list[Claim]]:
     """Notebooks as they execute on the rows of the repository alone, into a folder of products.
 
     Args:
         config: the studies, and the frame, which is executed where all of them are.
         folder: gets `notebooks/<name>.ipynb`, as the runner leaves executed copies.
         only: names of studies; all for none.
+
+    Returns:
+        The claims that each study states.
     """
+    stated = {}
     with recorded_rows(), _environment({"FUSEDLIB_BUILD": str(folder)}):
         for study in config.select(only):
-            analysis_of(study.notebook).save(copy_path(study.name))
+            analysis = analysis_of(study.notebook)
+            analysis.save(copy_path(study.name))
+            stated[study.name] = analysis.claims
         if not only:
             analysis_of(config.frame).save(copy_path(FRAME))
+    return stated
 
 
 def claims_of(notebook: Path) -> list[Claim]:

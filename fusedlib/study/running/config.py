@@ -14,6 +14,8 @@ PROFILES = ("quick", "full")
 AUTO = "auto"
 # Name of the executed frame beside the studies.
 FRAME = "report"
+STATIC = "FUSEDLIB_STATIC"
+"""Set by the runner: no reader is there to move a widget."""
 # The published tables were measured on a card of 80 GB; their largest size needs that much.
 FULL_MEMORY_BYTES = 80e9
 

@@ -22,9 +22,8 @@ from papermill.exceptions import PapermillExecutionError
 
 from fusedlib import paths
 from fusedlib.bench import results
-from fusedlib.study import display
 from fusedlib.study.running import fingerprint, kernel, parameters
-from fusedlib.study.running.config import FRAME, Config, Study
+from fusedlib.study.running.config import FRAME, STATIC, Config, Study
 from fusedlib.study.running.monitor import Monitor
 from fusedlib.study.running.products import (
     METADATA,
@@ -223,7 +222,7 @@ class _Session:
         """The kernel's: where to tell the case, whether to measure anew, a profile of its own."""
         return kernel.environment(
             {
-                display.STATIC: "1",
+                STATIC: "1",
                 "FUSEDLIB_PROGRESS": str(self.progress_file),
                 "FRESH": "1" if self.fresh else None,
                 "IPYTHONDIR": str(self.folder / "ipython"),
