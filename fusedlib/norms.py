@@ -8,7 +8,7 @@ from torch import Tensor
 from fusedlib.arguments import require_number, require_tensors
 from fusedlib.functional import _autocasts, _plain_eager
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rms_norm
-from fusedlib.kernels.route import has_kernels, transformed
+from fusedlib.kernels.route import has_kernels, left_to_compiler, transformed
 
 
 def rms_norm(
@@ -18,7 +18,8 @@ def rms_norm(
     """weight ⊙ s / √(mean(s²) + eps) over the last dimension, s = x + residual or x itself.
 
     Statistics and normalisation are in fp32. In the kernels each element errs by at most 42·2⁻²⁴
-    of itself beside the casts; `fusedlib.kernels.rms_norm` has the bounds of the gradients.
+    of itself beside the casts; `fusedlib.kernels.rms_norm` has the bounds of the gradients. Under
+    torch.compile at most 64 rows, where their number is fixed, are plain PyTorch for the compiler.
 
     Args:
         x: (..., width).
@@ -46,7 +47,8 @@ def rms_norm(
         x, residual = x.to(dtype), residual.to(dtype)
     check_rms_norm(x, weight, residual, cast)
     dtypes = x.dtype in KERNEL_DTYPES and weight.dtype in KERNEL_DTYPES
-    if not dtypes or not has_kernels(x.device) or transformed():
+    few = left_to_compiler(x.shape[:-1].numel())
+    if not dtypes or few or not has_kernels(x.device) or transformed():
         return _plain(x, weight, eps, residual, cast)
     from fusedlib.kernels import rms_norm as kernels
 
