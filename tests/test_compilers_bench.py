@@ -2,6 +2,7 @@
 
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -152,6 +153,31 @@ def test_a_compiled_llama_gets_a_mask_from_transformers_unless_its_arm_forbids_o
         assert {c["attn_mask"] is not None for c in calls} == {masked}
         torch.testing.assert_close(found, logits)
         assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("held", "keeps", "peak"),
+    [(30, False, 2 + 4 + 30), (3, False, 2 + 4 + 9), (3, True, 2 + 4 + 10)],
+)
+def test_memory_of_a_step_is_the_larger_of_its_two_halves(monkeypatch, held, keeps, peak):
+    """Weights of 2 MiB, moments of 4, gradients of 2, temporaries of 7; a graph gives none back."""
+    before, at_most = 100 * 2**20, 107 * 2**20
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: before)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: at_most)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    model = torch.nn.Linear(2**9, 2**10, bias=False)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def issue():
+        model.zero_grad()
+        model(torch.ones(1, 2**9)).sum().backward()
+        optimizer.step()
+
+    issue()
+    found = compilers.taken(SimpleNamespace(model=model, optimizer=optimizer, issue=issue), held,
+                            keeps)  # fmt: skip
+    rounded = {name: round(value) for name, value in found.items()}
+    assert rounded == {"peak_mib": peak, "state_mib": 4, "gradients_mib": 2, "temporaries_mib": 7}
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():

@@ -580,28 +580,51 @@ class Training(Course):
             former.optimizer = None  # with its moments
         free_memory()
         model.load_state_dict(self.initial)
+        model.zero_grad(set_to_none=True)  # of the arm before, which would count as there already
         program: Any = llama.Program(model, arm.compile(model), self.ids)
         self.programs.append(program)
         figures = settled(program.issue, self.case["device"])
         figures |= self.judged({"loss": program.loss} | llama.gradients(model, self.names))
         model.zero_grad(set_to_none=True)
-        weights = sum(p.nbytes for p in model.parameters()) / MIB
 
         def lap(heat: Case) -> Lap:
-            on_cuda, program.optimizer = heat["device"] == "cuda", None
-            there = torch.cuda.memory_allocated() / MIB if on_cuda else 0.0
+            program.optimizer = None
             program.optimizer = OPTIMIZERS[heat["optimizer"]](model.parameters())
-            peaks = step_clock.peaks(program)
             made = step_clock.lap(program, steps=STEPS)
-            if on_cuda:
-                # A graph's memory was taken when it was captured; its replays allocate nothing.
-                states = [t for s in program.optimizer.state.values() for t in s.values()]
-                state = sum(t.nbytes for t in states if isinstance(t, Tensor)) / MIB
-                held = max(peaks["peak_mib"] - there, state + figures["held_mib"])
-                made.figures |= {"peak_mib": weights + held, "state_mib": state}
+            if heat["device"] == "cuda":
+                keeps = "graphs" in rivals.get(TASK, heat["provider"]).traits
+                made.figures |= taken(program, figures["held_mib"], keeps)
             return made
 
         return figures, lap
+
+
+def taken(program: Any, held_mib: float, keeps: bool) -> dict[str, float]:
+    """MiB of a training's step that has run before, by what they are for.
+
+    `peak_mib` is that of the whole step: weights and the optimizer's state lie there throughout;
+    over them are first the peak of forward and backward, gradients with it, then gradients and the
+    optimizer's temporaries.
+
+    Args:
+        program: with an optimizer.
+        held_mib: the peak of forward and backward over weights, without gradients before.
+        keeps: whether that memory is a CUDA graph's, which has it during the update too.
+    """
+    program.issue()
+    optimizer, before = program.optimizer, torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    optimizer.step()
+    temporaries = (torch.cuda.max_memory_allocated() - before) / MIB
+    weights = list(program.model.parameters())
+    kept = [v for state in optimizer.state.values() for v in state.values()]
+    state = sum(v.nbytes for v in kept if isinstance(v, Tensor)) / MIB
+    gradients = sum(p.grad.nbytes for p in weights if p.grad is not None) / MIB
+    over = held_mib + temporaries if keeps else max(held_mib, gradients + temporaries)
+    return {
+        "peak_mib": sum(p.nbytes for p in weights) / MIB + state + over, "state_mib": state,
+        "gradients_mib": gradients, "temporaries_mib": temporaries,
+    }  # fmt: skip
 
 
 SUBJECTS: dict[str, tuple[str, type[Course]]] = {
@@ -698,7 +721,7 @@ def study_code() -> code.Code:
     codes = {
         "ceiling": ALONE["ceiling"], distributed.EXPERIMENT: distributed.CODE,
         "forward": _code(Forward), "inference": tokenwise, "generation": tokenwise,
-        "training": _code(*trained, step_clock.lap), "dynamic": _code(*trained, dynamic),
+        "training": _code(*trained, step_clock.lap, taken), "dynamic": _code(*trained, dynamic),
     }  # fmt: skip
     return code.ByExperiment((), (), codes=codes)
 
