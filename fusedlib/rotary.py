@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from fusedlib.arguments import require_tensors
+from fusedlib.compiled import left_to_compiler
 from fusedlib.functional import _plain_eager
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rope
-from fusedlib.kernels.route import has_kernels, left_to_compiler, transformed
+from fusedlib.kernels.route import has_kernels, transformed
 
 
 def rope(
@@ -22,7 +23,7 @@ def rope(
     Hugging Face and litgpt mean the same by it, and hand the same shapes over. What lies in a head
     behind rotary_dim is copied. Nothing is written in place. The kernel computes in fp32 and rounds
     once; beside that an element errs by at most 3·2⁻²⁴ of its two products' magnitudes. Under
-    torch.compile at most 64 tokens, where their number is fixed, are plain PyTorch for the compiler.
+    torch.compile at most 64 tokens, where their number is fixed, are plain PyTorch, for Inductor.
 
     Args:
         q: (batch, heads, tokens, head_dim), any strides, those of a transposed projection too.
