@@ -53,7 +53,7 @@ def test_few_rows_of_a_fixed_number_are_the_compilers(make):
 def test_a_number_of_rows_that_is_open_stays_so(make):
     torch.compiler.reset()
     graphs = Graphs()
-    call, operands = make(128)
+    call = make(128)[0]
     compiled = torch.compile(call, backend=graphs, dynamic=True)
     for tokens in (128, 40, 200):
         compiled(*make(tokens)[1])
