@@ -528,6 +528,9 @@ def apply_to(
     `forward` or a function of the model's library is left and reported; what is put there
     afterwards is not seen.
 
+    Under torch.compile leave `attention_mask` away where nothing is padded: transformers makes an
+    explicit mask of one, ones alone too, and attention with a mask takes longer.
+
     Packed weights w_gate_up, w_down, w_qkv and bias_qkv stand in `parameters()` for gate, up, down,
     q, k and v. So with them (`attention=False, mlp=False` packs nothing)
 

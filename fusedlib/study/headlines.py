@@ -42,9 +42,12 @@ class Stated:
     verdicts: Sequence[dict[str, Any]]
 
     def verdict(self, own: bool) -> str:
-        """In how many recordings it holds, such as "3 of 3"; a dash where none measured it."""
+        """In how many recordings it holds, such as "3 of 3"; a dash where none measured it.
+
+        How many have a part of the cases stands at the claim itself.
+        """
         counts = [v["count"] for v in self.verdicts if v["own"] == own and v["measured"]]
-        return ", ".join(counts) or MISSING
+        return ", ".join(count.partition(" (")[0] for count in counts) or MISSING
 
 
 def stated(folder: Path | None = None) -> Iterator[Stated]:
