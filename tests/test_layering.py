@@ -15,6 +15,7 @@ ROOMS = (
     "arguments",
     "kernels",
     "functional",
+    "compiled",
     "norms",
     "rotary",
     "loss",
