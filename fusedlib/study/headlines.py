@@ -81,13 +81,13 @@ def _outputs(study: str, folder: Path | None) -> Iterator[tuple[Any, dict[str, A
 
 
 def table() -> pd.DataFrame:
-    """Headline claims by study, in how many recordings each holds, and the same of this machine."""
-    lines = [
-        {"study": c.title, "claim": with_units(plain_text(c.sentence)),
-         "recorded": c.verdict(False), "here": c.verdict(True)}
-        for c in stated() if c.headline
-    ]  # fmt: skip
-    return pd.DataFrame(lines, columns=["study", "claim", "recorded", "here"])
+    """Headline claims by study, and in how many recordings each holds, this machine's behind."""
+    lines = []
+    for c in (c for c in stated() if c.headline):
+        own = f"; here {c.verdict(True)}" if c.verdict(True) != MISSING else ""
+        claim = with_units(plain_text(c.sentence))
+        lines.append({"study": c.title, "claim": claim, "holds in": c.verdict(False) + own})
+    return pd.DataFrame(lines, columns=["study", "claim", "holds in"])
 
 
 def filled(words: str) -> str:
