@@ -4,7 +4,7 @@ import nbformat
 import pandas as pd
 import pytest
 
-from fusedlib.study import display, readme
+from fusedlib.study import display, headlines, readme
 from fusedlib.study.headlines import Stated
 
 README = f"# Title\n\nbefore\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
@@ -32,6 +32,13 @@ def test_block_has_the_headlines_and_counts_the_recorded_machines_alone():
         "|  | It holds little. | 2 of 3 |",
         "| [Two](notebooks/two.ipynb) | It is exact. | 3 of 3 |",
     ]
+
+
+def test_page_one_also_says_what_the_machine_itself_found(monkeypatch):
+    monkeypatch.setattr(headlines, "stated", lambda: iter(CLAIMS))
+    assert headlines.table()["holds in"].tolist() == [
+        "3 of 3; here 1 of 1", "2 of 3; here 1 of 1", "3 of 3; here 1 of 1"
+    ]  # fmt: skip
 
 
 def test_who_is_fastest_in_which_regime_follows_where_it_is_recorded(tmp_path):

@@ -59,13 +59,8 @@ class Verdict:
 
     @property
     def count(self) -> str:
-        """Such as "3 of 3", or "3 of 3 (2 in part)"."""
-        return f"{self.held} of {self.measured}" + self._in_part
-
-    @property
-    def _in_part(self) -> str:
-        partial = sum(e.partial for e in self.evaluations if e.holds is not None)
-        return f" ({partial} in part)" if partial else ""
+        """Such as "3 of 3"."""
+        return f"{self.held} of {self.measured}"
 
     def text(self, study: str) -> str:
         """For people."""
@@ -76,7 +71,8 @@ class Verdict:
         if self.held == 0:
             return "does not hold"
         many = "recording" if self.measured == 1 else "recordings"
-        return f"holds in {self.held} of {self.measured} {many}{self._in_part}"
+        partial = sum(e.partial for e in self.evaluations if e.holds is not None)
+        return f"holds in {self.count} {many}" + (f" ({partial} in part)" if partial else "")
 
 
 @dataclass

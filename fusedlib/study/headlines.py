@@ -47,7 +47,7 @@ class Stated:
         How many have a part of the cases stands at the claim itself.
         """
         counts = [v["count"] for v in self.verdicts if v["own"] == own and v["measured"]]
-        return ", ".join(count.partition(" (")[0] for count in counts) or MISSING
+        return ", ".join(counts) or MISSING
 
 
 def stated(folder: Path | None = None) -> Iterator[Stated]:
