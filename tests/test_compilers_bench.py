@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import fusedlib
 from fusedlib.bench import compilers, llama, results, rivals
 from fusedlib.bench.attempt import Attempt, Unavailable
 from fusedlib.bench.compilers import SAMPLERS, Arm
@@ -132,12 +133,20 @@ def test_what_may_not_compile_says_so_and_has_no_partner():
         assert not [c for c in found if c["provider"] != name and c["against"] == name]
 
 
-def test_a_compiled_llama_gets_a_mask_from_transformers_unless_its_arm_forbids_one(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "masked"),
+    [("inductor", True), ("inductor-causal", False), ("inductor-layers", False),
+     ("fused-layers", False)],
+)  # fmt: skip
+def test_a_llama_compiled_as_a_whole_gets_a_mask_from_transformers_unless_its_arm_forbids_one(
+    monkeypatch, name, masked
+):
     """What scaled_dot_product_attention is called with in the graphs that Dynamo makes."""
-    calls = []
+    calls, made = [], []
 
     def backend(graph, example):
         calls.extend(n.kwargs for n in graph.graph.nodes if "scaled_dot_prod" in str(n.target))
+        made.append(graph)
         return graph
 
     compile_ = torch.compile
@@ -145,14 +154,18 @@ def test_a_compiled_llama_gets_a_mask_from_transformers_unless_its_arm_forbids_o
     model = llama.build(SMALL["model"], "float32", "cpu")
     ids = llama.tokens(SMALL["model"], 2, 24, "cpu")
     logits = model(ids).logits
-    for name, masked in (("inductor", True), ("inductor-causal", False)):
-        torch.compiler.reset()
-        calls.clear()
-        found = rivals.get(compilers.TASK, name).build().compile(model)(ids).logits
-        assert calls and {c["is_causal"] for c in calls} == {not masked}
-        assert {c["attn_mask"] is not None for c in calls} == {masked}
-        torch.testing.assert_close(found, logits)
-        assert model.config._attn_implementation == "sdpa"
+    torch.compiler.reset()
+    arm = rivals.get(compilers.TASK, name).build()
+    if arm.fused:
+        fusedlib.apply_to(model)
+    names = list(model.state_dict())
+    found = arm.compile(model)(ids).logits
+    assert len(made) == 1, "one graph serves all layers"
+    assert len(calls) == (1 if "layers" in name else 2)
+    assert {c["is_causal"] for c in calls} == {not masked}
+    assert {c["attn_mask"] is not None for c in calls} == {masked}
+    torch.testing.assert_close(found, logits)
+    assert model.config._attn_implementation == "sdpa" and list(model.state_dict()) == names
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,39 @@ def causal() -> Arm:
     return Arm(False, compiled)
 
 
+def _by_layer(name: str, label: str, place: int, **behind: Any) -> None:
+    fused = bool(behind)
+
+    def arm() -> Arm:
+        def compiled(model: Any) -> Call:
+            one: Any = torch.compile
+            if not hasattr(model, "model"):
+                return torch.compile(model)  # a sampler
+            layers = model.model.layers
+            each = nn.ModuleList(one(layer) for layer in layers)
+
+            def call(*given: Any, **named: Any) -> Any:
+                model.model.layers = each
+                try:
+                    return model(*given, **named)
+                finally:
+                    model.model.layers = layers
+
+            return call
+
+        return Arm(fused, compiled)
+
+    whose = "fusedlib.apply_to, then " if fused else ""
+    arm.__doc__ = f"{whose}torch.compile of each decoder layer, mode default: one graph serves all"
+    marks = frozenset({"compiles", "asked for"})
+    more = {"requires": ("transformers",), "traits": marks, **behind}
+    rival(TASK, name, label=label, place=place, **more)(arm)
+
+
+_by_layer("inductor-layers", "torch.compile, by layer", 9)
+_by_layer("fused-layers", "fusedlib, by layer", 10, behind=lambda: sources.behind("fusedlib.apply"))
+
+
 # --- samplers ------------------------------------------------------------------------------------
 
 
