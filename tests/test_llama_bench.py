@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib.bench import llama, race, results, rivals, sustained, sweep
+from fusedlib.bench import check, llama, race, results, rivals, sustained, sweep
 from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.llama import alone, races, truth
 from fusedlib.bench.torch_precision import matmul_settings
 
 transformers = pytest.importorskip("transformers")
@@ -172,12 +173,12 @@ def test_the_floor_of_a_race_in_fp32_is_that_of_its_products(tmp_path, broken, l
 
 
 def test_a_loss_at_full_size_may_be_off_by_what_its_products_and_sums_are():
-    assert llama._loss_roundoff("bfloat16", 8192) == 2.0**-8 and llama.check.FLOOR_ROUNDOFFS == 4
-    assert llama._loss_roundoff("float32", 4) == 2 * 2.0**-24
-    assert llama._loss_roundoff("float32", 4096) == 64 * 2.0**-24
+    assert races._loss_roundoff("bfloat16", 8192) == 2.0**-8 and check.FLOOR_ROUNDOFFS == 4
+    assert races._loss_roundoff("float32", 4) == 2 * 2.0**-24
+    assert races._loss_roundoff("float32", 4096) == 64 * 2.0**-24
     with matmul_settings("high", True):
-        assert llama._loss_roundoff("float32", 4096) == 2.0**-11
-        assert llama._loss_roundoff("bfloat16", 4096) == 2.0**-8
+        assert races._loss_roundoff("float32", 4096) == 2.0**-11
+        assert races._loss_roundoff("bfloat16", 4096) == 2.0**-8
 
 
 def test_losses_in_float64_are_the_same_training_without_rounding(monkeypatch):
@@ -190,9 +191,9 @@ def test_losses_in_float64_are_the_same_training_without_rounding(monkeypatch):
     exact, plain = losses("float64"), losses(llama.BASELINE)
     assert exact == pytest.approx(plain, abs=1e-4) and exact[-1] < exact[0] - 0.2
     dtypes = []
-    real = llama._exact_norm
+    real = truth._exact_norm
     monkeypatch.setattr(
-        llama, "_exact_norm", lambda norm, x: dtypes.append(x.dtype) or real(norm, x)
+        truth, "_exact_norm", lambda norm, x: dtypes.append(x.dtype) or real(norm, x)
     )
     losses("float64", "high")
     assert set(dtypes) == {torch.float64} and torch.get_float32_matmul_precision() == "highest"
@@ -244,12 +245,12 @@ def test_the_furthest_is_found_between_what_fits_and_what_does_not(base, each):
         held = base + each * count + 0.0005 * count**2
         return held if held <= 1000 else None
 
-    low, high, tried, slope = llama.furthest(peak, 4, 1000.0)
+    low, high, tried, slope = alone.furthest(peak, 4, 1000.0)
     assert peak(low) is not None and high is not None and peak(high) is None
-    assert high - low <= 3 and len(tried) <= llama.TRIES
+    assert high - low <= 3 and len(tried) <= alone.TRIES
     assert slope == pytest.approx(each, rel=0.01)
     with pytest.raises(MemoryError, match="at 400 or 800 already"):
-        llama.furthest(peak, 400, 1000.0)
+        alone.furthest(peak, 400, 1000.0)
 
 
 def test_a_cpu_has_no_limit_to_find():

@@ -1,0 +1,236 @@
+"""One arm alone: what fills its memory, how far it reaches, and how its losses fall."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fusedlib import paths
+from fusedlib.bench import allocator_history, rivals, steps
+from fusedlib.bench.allocator_history import Known, watching
+from fusedlib.bench.attempt import Unavailable, free_memory, is_out_of_memory
+from fusedlib.bench.llama.arms import TASK
+from fusedlib.bench.llama.cases import GROWING, require_possible
+from fusedlib.bench.llama.models import CONFIGS, Call, Case, build, tokens
+from fusedlib.bench.llama.races import at_precision, few_threads, path_of, work
+from fusedlib.bench.llama.step import Program
+from fusedlib.bench.model_memory import addresses_of
+from fusedlib.bench.step_clock import MIB
+
+TRIES = 6
+POINTS = 300
+
+
+def alone(case: Case) -> tuple[nn.Module, Call]:
+    """A model of an arm and what is called."""
+    model = build(case["model"], case["dtype"], case["device"])
+    return model, rivals.get(TASK, case["provider"]).build(model)
+
+
+def memory(case: Case) -> dict[str, Any]:
+    """What fills memory in the second of two whole steps, by the allocator's history.
+
+    `logits` are blocks as wide as the vocabulary that are no weight, gradient or moment.
+    """
+    known, device = Known(), torch.device(case["device"])
+    size = case["batch_size"], case["context_length"]
+    with watching(device) as watch:
+        model, call = alone(case)
+        ids = tokens(case["model"], *size, device)
+        program = Program(model, call, ids, optimizer=True)
+        watch.mark("built")
+        known.named.append(("built", "weights", addresses_of(model.parameters())))
+        for number in (1, 2):
+            begin, forward, backward, update = (
+                f"{name} {number}" for name in ("begin", "forward", "backward", "update")
+            )
+            watch.mark(begin)
+            loss = call(ids, labels=ids).loss
+            watch.mark(forward)
+            known.forwards.append((begin, forward, set()))
+            loss.backward()
+            watch.mark(backward)
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            known.named.append((backward, "gradients", addresses_of(gradients)))
+            assert program.optimizer is not None
+            program.optimizer.step()
+            watch.mark(update)
+            moments = [t for s in program.optimizer.state.values() for t in s.values() if t.dim()]
+            known.named.append((update, "optimizer", addresses_of(moments)))
+            del loss, gradients
+            model.zero_grad(set_to_none=True)
+    figures = _split(watch, known, CONFIGS[case["model"]]["vocab_size"])
+    if device.type == "cuda":
+        file = snapshot_path(case)
+        figures |= {"snapshot": file.name, "snapshot_mib": watch.save(file) / MIB}
+    return figures | work(case) | {"path": path_of(case)}
+
+
+def snapshot_path(case: Case) -> Path:
+    """Where an arm's snapshot lies, to be opened on https://pytorch.org/memory_viz."""
+    name = f"llama-{case['provider']}-{case['batch_size']}x{case['context_length']}.pickle"
+    return paths.build_dir() / "snapshots" / name.replace(" ", "-")
+
+
+def _split(watch: Any, known: Known, vocabulary: int) -> dict[str, Any]:
+    """The timeline of the second step by category, and the same at its peak."""
+    odd = vocabulary // (vocabulary & -vocabulary)
+    every = allocator_history.classify(watch.history, known)
+    passing = ("activations", "temporaries", "other")
+    wide = {id(b) for b in every if b.category in passing and not b.nbytes % odd}
+    changes = len(watch.history.changes)
+    held, logits = (
+        allocator_history.live([b for b in every if (id(b) in wide) == chosen], changes)
+        for chosen in (False, True)
+    )
+    held |= {"logits": np.sum(list(logits.values()), axis=0)}
+    del held["casts"]
+    start, stop = watch.history.moments["begin 2"], watch.history.moments["update 2"]
+    total = np.sum(list(held.values()), axis=0)[start:stop]
+    at = start + int(np.argmax(total))
+    points = start + allocator_history.thinned(total, [], POINTS)
+    moments = watch.history.moments
+    names = ("forward 2", "backward 2", "update 2")
+    figures: dict[str, Any] = {
+        "peak_mib": int(total.max()) / MIB, "live_at": (points - start).tolist(),
+        "moment_at": [moments[name] - start for name in names],
+        "peak_in": next(name.split()[0] for name in names if at < moments[name]),
+    }  # fmt: skip
+    for name, series in held.items():
+        figures[f"live_{name}_mib"] = [round(float(v), 3) for v in series[points] / MIB]
+        figures[f"peak_{name}_mib"] = int(series[at]) / MIB
+    return figures
+
+
+def limit(case: Case) -> dict[str, Any]:
+    """The largest batch, or the longest context, whose whole step fits.
+
+    Raises:
+        Unavailable: away from CUDA, where memory has no such end.
+    """
+    if case["device"] != "cuda":
+        raise Unavailable("only a CUDA card's memory has an end that a step meets")
+    model, call = alone(case)
+    program = Program(model, call, tokens(case["model"], 1, 2, "cuda"), optimizer=True)
+    grows, unit = case["grows"], GROWING[case["grows"]]
+    at = ("batch", "context").index(grows)
+
+    def peak_mib(count: int) -> float | None:
+        size = [case["batch_size"], case["context_length"]]
+        size[at] = count * unit
+        free_memory()
+        try:
+            program.ids = tokens(case["model"], size[0], size[1], "cuda")
+            torch.cuda.reset_peak_memory_stats()
+            program.issue()
+            torch.cuda.synchronize()
+            return torch.cuda.max_memory_allocated() / MIB
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        model.zero_grad(set_to_none=True)
+        return None
+
+    first = max(1, (case["batch_size"], case["context_length"])[at] // unit)
+    peak_mib(first)  # makes the moments
+    capacity = torch.cuda.get_device_properties(0).total_memory / MIB
+    low, high, tried, slope = furthest(peak_mib, first, capacity)
+    return {
+        "largest": low * unit, "fails_at": high and high * unit, "tried": [n * unit for n in tried],
+        "mib_each": slope / unit, "capacity_mib": capacity,
+    }  # fmt: skip
+
+
+def furthest(
+    peak: Callable[[int], float | None], first: int, capacity: float
+) -> tuple[int, int | None, list[int], float]:
+    """The largest count that fits, the smallest tried that does not, those tried, and the slope.
+
+    The first guess continues the line through `first` and twice as many. From there steps double
+    until one count fits and one does not, then the gap is halved, for `TRIES` tries in all.
+
+    Args:
+        peak: memory of a count, None where it does not fit.
+        first: a small count.
+        capacity: all the memory there is.
+
+    Raises:
+        MemoryError: twice the small count does not fit.
+    """
+    low, high = 2 * first, None
+    tried: list[int] = []
+    small, large = peak(first), peak(low)
+    if small is None or large is None:
+        raise MemoryError(f"out of memory at {first} or {low} already")
+    slope = (large - small) / first
+    guess = max(low + 1, int(low + (capacity - large) / slope)) if slope > 0 else 2 * low
+    step = max(1, guess // 50)
+    while len(tried) < TRIES and (high is None or high - low > 1):
+        tried.append(guess)
+        low, high = (low, guess) if peak(guess) is None else (guess, high)
+        if high is None:
+            guess += step
+        else:
+            middle = (low + high) // 2
+            guess = middle if low in tried else max(middle, guess - step)
+        step *= 2
+    return low, high, tried, slope
+
+
+def train(case: Case) -> dict[str, Any]:
+    """Losses of a training from one seed on one order of data, every arm's the same.
+
+    A token is followed by its successor four times of five, else by any of the first 1024.
+    """
+    model, call = alone(case)
+    optimizer = steps.adamw(model.parameters(), "fused")
+    optimizer.param_groups[0]["lr"] = case["learning_rate"]
+    alphabet = min(1024, CONFIGS[case["model"]]["vocab_size"])
+    generator = torch.Generator().manual_seed(case["seed"])
+    successor = torch.randperm(alphabet, generator=generator)
+    losses = []
+    for _ in range(case["steps"]):
+        size = case["batch_size"], case["context_length"]
+        ids = torch.randint(alphabet, size, generator=generator)
+        follows = torch.rand(size, generator=generator) < 0.8
+        for at in range(1, size[1]):
+            ids[:, at] = torch.where(follows[:, at], successor[ids[:, at - 1]], ids[:, at])
+        ids = ids.to(case["device"])
+        optimizer.zero_grad(set_to_none=True)
+        loss = call(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return {"losses": [round(loss.item(), 5) for loss in losses], "path": path_of(case)}
+
+
+def train_at_precision(case: Case) -> dict[str, Any]:
+    """Losses of the same training at a setting of fp32 products."""
+    with at_precision(case):
+        return train(case)
+
+
+MEASURES: dict[str, Callable[[Case], dict[str, Any]]] = {
+    "memory": memory, "limit": limit, "train": train, "fp32-train": train_at_precision,
+}  # fmt: skip
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """The figures of a case of `MEASURES`.
+
+    Raises:
+        Refused: it cannot run here.
+    """
+    require_possible(case)
+    free_memory()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+    try:
+        with few_threads(case):
+            return MEASURES[case["experiment"]](case)
+    finally:
+        free_memory()

@@ -1,0 +1,83 @@
+"""Hugging Face's Llamas with random weights, by name, and their tokens."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Case = Mapping[str, Any]
+Call = Callable[..., Any]
+_LLAMA_32 = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
+             "num_key_value_heads": 8}  # fmt: skip
+_LLAMA_2 = {"num_attention_heads": 32, "vocab_size": 32000, "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Llama-3.2-1B": _LLAMA_32 | {"num_hidden_layers": 16, "vocab_size": 128256},
+    "four layers": _LLAMA_32 | {"num_hidden_layers": 4, "vocab_size": 32000},
+    # 4096 + 16: an odd factor tells what is as wide as the vocabulary by its size alone.
+    "two layers": {
+        "hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 4112,
+    },
+    "Llama-2-7B": _LLAMA_2 | {
+        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "max_position_embeddings": 4096,
+    },
+    "open_llama_3b": _LLAMA_2 | {
+        "hidden_size": 3200, "intermediate_size": 8640, "num_hidden_layers": 26,
+        "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+    },
+    "two small layers": _LLAMA_2 | {
+        "hidden_size": 128, "intermediate_size": 344, "num_attention_heads": 4,
+        "num_hidden_layers": 2, "vocab_size": 1024,
+    },
+}  # fmt: skip
+"""Fields of `LlamaConfig` by the model's name, over those of `build`."""
+
+
+def build(
+    config: str, dtype: torch.dtype | str, device: torch.device | str, seed: int = 0,
+    layers: int | None = None,
+) -> nn.Module:  # fmt: skip
+    """A Hugging Face Llama with random weights, in training mode.
+
+    Args:
+        config: of `CONFIGS`.
+        dtype: of the weights.
+        device: where it is made.
+        seed: the same weights for the same one.
+        layers: instead of the configuration's.
+
+    Raises:
+        ValueError: an unknown name.
+        ModuleNotFoundError: transformers is not installed.
+    """
+    if config not in CONFIGS:
+        raise ValueError(f"unknown model {config!r}; known: {', '.join(CONFIGS)}")
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    fields = CONFIGS[config] | ({"num_hidden_layers": layers} if layers else {})
+    usual: dict[str, Any] = {
+        "tie_word_embeddings": True, "use_cache": False, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072, "pad_token_id": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    }  # fmt: skip
+    llama = LlamaConfig(**usual | fields)
+    kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    torch.manual_seed(seed)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(llama, dtype=kind).train()
+
+
+def copy_of(model: nn.Module, *, weights: bool = False) -> nn.Module:
+    """A model of the same layers; its parameters are the given one's unless `weights` says copy."""
+    return copy.deepcopy(model, {} if weights else {id(p): p for p in model.parameters()})
+
+
+def tokens(config: str, batch_size: int, context_length: int, device: Any, seed: int = 1) -> Tensor:
+    """Random token ids (batch, context), the same ones for the same seed and device."""
+    generator = torch.Generator(device).manual_seed(seed)
+    size = batch_size, context_length
+    return torch.randint(CONFIGS[config]["vocab_size"], size, generator=generator, device=device)
