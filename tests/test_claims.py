@@ -80,7 +80,7 @@ def test_a_partial_recording_votes_with_what_it_measured_in_turns():
 
     claim = stated(rows, rule)
     told = {e.recording: e for e in claim.verdicts[0].evaluations}
-    assert claim.verdicts[0].text("03") == "holds in 3 of 4 recordings (2 in part)"
+    assert claim.verdicts[0].text("03") == "holds in 2 of 3 recordings, and in 1 more in part"
     assert told["c"].values == {"gain": 0.75, "ms": 9.9} and not told["c"].holds
     assert told["d"].values == {"gain": 2.2, "ms": 30.0}, "its fused has no eager of the same turns"
     assert "e" not in told, "no whole session"

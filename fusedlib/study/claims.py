@@ -59,8 +59,17 @@ class Verdict:
 
     @property
     def count(self) -> str:
-        """Such as "3 of 3"."""
-        return f"{self.held} of {self.measured}"
+        """In how many recordings of all its cases it holds, such as "3 of 3".
+
+        A recording of some of them counts where it contradicts.
+        """
+        measured = self.measured - self._in_part
+        return f"{self.held - self._in_part} of {measured}"
+
+    @property
+    def _in_part(self) -> int:
+        """Recordings of some cases that agree."""
+        return sum(e.partial and bool(e.holds) for e in self.evaluations)
 
     def text(self, study: str) -> str:
         """For people."""
@@ -70,9 +79,9 @@ class Verdict:
             return f"not measured; on a large GPU `make study ONLY={study} PROFILE=full` does"
         if self.held == 0:
             return "does not hold"
-        many = "recording" if self.measured == 1 else "recordings"
-        partial = sum(e.partial for e in self.evaluations if e.holds is not None)
-        return f"holds in {self.count} {many}" + (f" ({partial} in part)" if partial else "")
+        many = "recording" if self.count.endswith(" 1") else "recordings"
+        more = f", and in {self._in_part} more in part" if self._in_part else ""
+        return f"holds in {self.count} {many}{more}"
 
 
 @dataclass
