@@ -528,8 +528,11 @@ def apply_to(
     `forward` or a function of the model's library is left and reported; what is put there
     afterwards is not seen.
 
-    Under torch.compile leave `attention_mask` away where nothing is padded: transformers makes an
-    explicit mask of one, ones alone too, and attention with a mask takes longer.
+    Under torch.compile transformers makes an explicit mask, with which attention takes longer. A
+    Llama's, Qwen2's or Qwen3's `...ForCausalLM` without a sliding window, patched with the parts
+    `attention`, `rope` and `loss` and compiled as a whole, asks for none where `attention_mask`,
+    `position_ids` and a cache are left away; ones in `attention_mask` ask for one too. Of other
+    models compile each layer: `for layer in model.model.layers: layer.compile()`.
 
     Packed weights w_gate_up, w_down, w_qkv and bias_qkv stand in `parameters()` for gate, up, down,
     q, k and v. So with them (`attention=False, mlp=False` packs nothing)

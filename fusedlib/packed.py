@@ -37,8 +37,11 @@ class Fused(nn.Module):
         return f"Fused{self._base.__name__}"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Copied and pickled by its two classes: their union can be imported from nowhere."""
-        return _blank, (self._fused, self._base), self.__dict__
+        """Copied and pickled by its two classes: their union can be imported from nowhere.
+
+        As any module without what compiles it, which would compute with the original's weights.
+        """
+        return _blank, (self._fused, self._base), self.__getstate__()
 
 
 def fuse(module: nn.Module, fused: type[Fused]) -> None:

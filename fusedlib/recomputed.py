@@ -36,8 +36,8 @@ def compute_again(y: Tensor, how: Callable[..., Any], *operands: Tensor) -> None
 def forget(x: Tensor, result: Tensor) -> Tensor:
     """Have `result`'s backward compute x again instead of keeping it, where x says how.
 
-    Nothing changes where others watch what is kept, as activation checkpointing does, and where x
-    was changed in place since.
+    Nothing changes where others watch what is kept, as activation checkpointing and a compiler do,
+    and where x was changed in place since.
 
     Args:
         x: of any shape.
@@ -46,6 +46,8 @@ def forget(x: Tensor, result: Tensor) -> Tensor:
     Returns:
         The result.
     """
+    if torch.compiler.is_compiling():
+        return result
     version, how = getattr(x, "_computed_by", (0, None))
     if how is None or result.grad_fn is None or _default_hooks(False) is not None:
         return result

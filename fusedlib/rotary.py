@@ -23,7 +23,8 @@ def rope(
     Hugging Face and litgpt mean the same by it, and hand the same shapes over. What lies in a head
     behind rotary_dim is copied. Nothing is written in place. The kernel computes in fp32 and rounds
     once; beside that an element errs by at most 3·2⁻²⁴ of its two products' magnitudes. Under
-    torch.compile at most 64 tokens, where their number is fixed, are plain PyTorch, for Inductor.
+    torch.compile at most 64 tokens, where their number is fixed and they have no `positions`, are
+    plain PyTorch, for Inductor.
 
     Args:
         q: (batch, heads, tokens, head_dim), any strides, those of a transposed projection too.
@@ -47,7 +48,7 @@ def rope(
     check_rope(q, k, cos, sin, positions)
     fixed = not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
     dtypes = q.dtype in KERNEL_DTYPES and cos.dtype in KERNEL_DTYPES
-    few = left_to_compiler(q.shape[0] * q.shape[2])
+    few = positions is None and left_to_compiler(q.shape[0] * q.shape[2])
     if not fixed or not dtypes or few or not has_kernels(q.device) or transformed():
         return _plain(q, k, cos, sin, positions)
     from fusedlib.kernels import rope as kernels

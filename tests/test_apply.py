@@ -38,6 +38,13 @@ def pair(name="Llama", *, switches=None, **settings):
     return plain, patched
 
 
+def from_file(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
 def same_state(one, other):
     states = one.state_dict(), other.state_dict()
     return list(states[0]) == list(states[1]) and all(map(torch.equal, *map(dict.values, states)))
@@ -278,16 +285,25 @@ def test_functional_call_by_the_checkpoints_names_raises_and_changes_nothing(giv
     assert same_state(plain, patched)
 
 
+@pytest.mark.parametrize("layers", [True, False])
+def test_a_copy_of_a_compiled_model_has_weights_of_its_own(layers):
+    patched = pair()[1].eval()
+    patched.config.use_cache = False
+    for module in patched.model.layers if layers else [patched]:
+        module.compile(backend="eager")
+    ids, copied = tokens()[0], copy.deepcopy(patched)
+    loaded, logits = from_file(patched), patched(ids).logits
+    with torch.no_grad():
+        for parameter_ in patched.parameters():
+            parameter_.zero_()
+    for other in (copied, loaded):
+        torch.testing.assert_close(other(ids).logits, logits)
+
+
 @pytest.mark.parametrize("way", ["deepcopy", "file"])
 def test_copies_are_independent_and_whole(way):
     plain, patched = pair()
-    if way == "deepcopy":
-        copied = copy.deepcopy(patched)
-    else:
-        file = io.BytesIO()
-        torch.save(patched, file)
-        file.seek(0)
-        copied = torch.load(file, weights_only=False)
+    copied = copy.deepcopy(patched) if way == "deepcopy" else from_file(patched)
     parameter(copied, KEY).data.zero_()
     assert parameter(copied, KEY).abs().sum() == 0 and same_state(plain, patched)
     assert not any(fusedlib.apply_to(copied).replaced.values())

@@ -67,3 +67,14 @@ def test_a_compiled_norm_of_few_rows_is_that_of_eager(dtype):
     x, weight = torch.randn(3, WIDTH).to(dtype), torch.randn(WIDTH).to(dtype)
     found = torch.compile(fusedlib.rms_norm, backend="eager", dynamic=False)(x, weight)
     torch.testing.assert_close(found, norms._plain(x, weight, 1e-6, None, "hf"))
+
+
+@pytest.mark.parametrize("longest", [64, 200])
+def test_an_export_keeps_the_number_of_tokens_open(monkeypatch, longest):
+    for module in norms, rotary:
+        monkeypatch.setattr(module, "has_kernels", lambda device: False)
+    tokens = torch.export.Dim("tokens", min=2, max=longest)
+    norm = fusedlib.RMSNorm(WIDTH)
+    program = torch.export.export(norm, (torch.randn(1, 10, WIDTH),), dynamic_shapes=({1: tokens},))
+    x = torch.randn(1, 33, WIDTH)
+    torch.testing.assert_close(program.module()(x), norm(x))

@@ -144,3 +144,12 @@ def test_a_node_computes_again_what_it_would_have_kept(multiply):
     y._computed_by = y._version, lambda: calls.append(1) or y.detach()
     forget(y, multiply(y, w)).sum().backward()
     assert torch.equal(w.grad, x) and torch.equal(x.grad, w) and calls == [1]
+
+
+def test_what_is_compiled_behind_an_uncompiled_norm_keeps_its_graph_whole():
+    """A compiler saves its own; asking a tensor for its grad_fn would break the graph."""
+    x = torch.randn(3, 4, requires_grad=True)
+    x._computed_by = x._version, x.detach
+    torch.compiler.reset()
+    torch.compile(lambda x: forget(x, x * 2), backend="eager", fullgraph=True)(x).sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 2))
