@@ -10,7 +10,10 @@ import torch
 import fusedlib
 from fusedlib.bench import compilers, llama, results, rivals
 from fusedlib.bench.attempt import Attempt, Unavailable
-from fusedlib.bench.compilers import SAMPLERS, Arm
+from fusedlib.bench.compilers import changing, courses, ready, samplers
+from fusedlib.bench.compilers.arms import Arm
+from fusedlib.bench.compilers.case import require_possible
+from fusedlib.bench.compilers.samplers import SAMPLERS
 from fusedlib.bench.race import race
 
 pytest.importorskip("transformers")
@@ -35,12 +38,12 @@ def cases(experiment, arms, **more):
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_what_a_sampler_draws_fits_its_probabilities(name):
     torch.manual_seed(0)
-    misfit = compilers.misfit(SAMPLERS[name], 64, torch.float32, "cpu")
+    misfit = samplers.misfit(SAMPLERS[name], 64, torch.float32, "cpu")
     assert misfit < 24.3  # chi-square of 7 degrees: one in a thousand
 
 
 def drawn_by_product(logits):
-    p = torch.softmax(logits / compilers.TEMPERATURE, -1)
+    p = torch.softmax(logits / samplers.TEMPERATURE, -1)
     return torch.argmax(p * torch.empty_like(p).exponential_(1.0), -1, keepdim=True)
 
 
@@ -55,8 +58,8 @@ def drawn_outside(logits):
 @pytest.mark.parametrize("sample", [drawn_by_product, drawn_too_hot, drawn_outside])
 def test_a_sampler_of_another_distribution_is_seen(sample):
     torch.manual_seed(0)
-    misfit = compilers.misfit(sample, 64, torch.float32, "cpu")
-    assert not misfit < compilers.MOST_MISFIT
+    misfit = samplers.misfit(sample, 64, torch.float32, "cpu")
+    assert not misfit < samplers.MOST_MISFIT
 
 
 def test_the_two_samplers_draw_alike():
@@ -118,7 +121,7 @@ def test_an_arm_takes_turns_with_the_baseline(recorder):
     found = results.read_rows(recorder.path)
     assert [row["status"] for row in found] == ["ok", "ok"]
     assert len({row["session"] for row in found}) == 1
-    assert all(row["weights_bytes"] and row["misfit"] < compilers.MOST_MISFIT for row in found)
+    assert all(row["weights_bytes"] and row["misfit"] < samplers.MOST_MISFIT for row in found)
     folder = recorder.path.parents[1]
     again = results.Recorder("12_compilers", "quick", recorder.code, directory=folder)
     race(again, compilers.EVENT, wanted)
@@ -127,7 +130,7 @@ def test_an_arm_takes_turns_with_the_baseline(recorder):
 
 def test_what_may_not_compile_says_so_and_has_no_partner():
     found = cases("forward", ["all"])
-    told = {c["provider"]: Attempt.at(compilers.require_possible, c) for c in found}
+    told = {c["provider"]: Attempt.at(require_possible, c) for c in found}
     for name in ("inductor", "fused-inductor", "inductor-graphs"):
         assert told[name].status == "unavailable" and told[name].reason
         assert not [c for c in found if c["provider"] != name and c["against"] == name]
@@ -187,7 +190,7 @@ def test_memory_of_a_step_is_the_larger_of_its_two_halves(monkeypatch, held, kee
         optimizer.step()
 
     issue()
-    found = compilers.taken(SimpleNamespace(model=model, optimizer=optimizer, issue=issue), held,
+    found = courses.taken(SimpleNamespace(model=model, optimizer=optimizer, issue=issue), held,
                             keeps)  # fmt: skip
     rounded = {name: round(value) for name, value in found.items()}
     assert rounded == {"peak_mib": peak, "state_mib": 4, "gradients_mib": 2, "temporaries_mib": 7}
@@ -231,24 +234,24 @@ def test_a_dynamic_training_is_stopped_and_its_row_says_when(arm):
     found = compilers.dynamic({**case, "optimizer": "sgd"})
     assert found["n"] < 40 and found["total_s"] is None
     assert f"after {found['n']} of 40" in found["stopped"]
-    assert found["lengths"] == compilers.lengths(case)[: found["n"]]
+    assert found["lengths"] == changing.lengths(case)[: found["n"]]
 
 
 def test_lengths_are_the_same_for_all_arms_and_lie_within_bounds():
     first, second = cases("dynamic", ["huggingface", "fused"], repetitions=50)
-    drawn = compilers.lengths(first)
-    assert drawn == compilers.lengths(second)
-    assert min(drawn) >= compilers.SHORTEST and max(drawn) <= 24 and len(set(drawn)) > 4
+    drawn = changing.lengths(first)
+    assert drawn == changing.lengths(second)
+    assert min(drawn) >= changing.SHORTEST and max(drawn) <= 24 and len(set(drawn)) > 4
 
 
 def test_a_model_is_itself_again_after_fp32():
     model = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
     before = model.weight.detach().clone()
-    with compilers.in_fp32(model):
+    with ready.in_fp32(model):
         assert model.weight.dtype == torch.float32
     assert model.weight.dtype == torch.bfloat16 and torch.equal(model.weight, before)
     with pytest.raises(Unavailable, match="still compiles"):
-        compilers.settled(_compiling_for_ever(), "cpu")
+        ready.settled(_compiling_for_ever(), "cpu")
 
 
 def _compiling_for_ever():

@@ -35,7 +35,7 @@ from fusedlib.bench.llama.alone import (
     train_at_precision,
 )  # fmt: skip
 from fusedlib.bench.llama.arms import BASELINE, PARTS, SWITCHES, TASK, causal_attention, with_liger
-from fusedlib.bench.llama.cases import cases, label
+from fusedlib.bench.llama.case import cases, label
 from fusedlib.bench.llama.models import CONFIGS, build, copy_of, tokens
 from fusedlib.bench.llama.races import (
     EVENT,

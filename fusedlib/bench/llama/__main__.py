@@ -11,7 +11,7 @@ from fusedlib.bench.allocations import quiet
 from fusedlib.bench.attempt import Attempt, free_memory
 from fusedlib.bench.llama.alone import alone
 from fusedlib.bench.llama.arms import BASELINE
-from fusedlib.bench.llama.cases import cases, label, require_possible
+from fusedlib.bench.llama.case import cases, label, require_possible
 from fusedlib.bench.llama.models import Case, tokens
 from fusedlib.bench.llama.races import few_threads
 from fusedlib.bench.llama.step import Program

@@ -14,7 +14,7 @@ from fusedlib.bench import allocator_history, rivals, steps
 from fusedlib.bench.allocator_history import Known, watching
 from fusedlib.bench.attempt import Unavailable, free_memory, is_out_of_memory
 from fusedlib.bench.llama.arms import TASK
-from fusedlib.bench.llama.cases import GROWING, require_possible
+from fusedlib.bench.llama.case import GROWING, require_possible
 from fusedlib.bench.llama.models import CONFIGS, Call, Case, build, tokens
 from fusedlib.bench.llama.races import at_precision, few_threads, path_of, work
 from fusedlib.bench.llama.step import Program

@@ -11,7 +11,7 @@ from torch import nn
 from fusedlib.bench import check, rivals, step_clock, sustained
 from fusedlib.bench.attempt import Wrong, free_memory
 from fusedlib.bench.llama.arms import TASK
-from fusedlib.bench.llama.cases import label, require_possible
+from fusedlib.bench.llama.case import label, require_possible
 from fusedlib.bench.llama.models import CONFIGS, Call, Case, build, copy_of, tokens
 from fusedlib.bench.llama.step import Program
 from fusedlib.bench.llama.truth import Judge, plain_loss

@@ -1,0 +1,127 @@
+"""The arms: whose operations run, and what compiles them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusedlib.bench import llama, sources
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.rivals import rival
+
+TASK, BASELINE = "compiler", llama.BASELINE
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Whose operations run, and what makes a compiled callable of a module or function."""
+
+    fused: bool
+    compile: Callable[[Call], Call]
+
+
+def _as_it_is(call: Call) -> Call:
+    return call
+
+
+@rival(TASK, BASELINE, requires=("transformers",))
+def plain() -> Arm:
+    """transformers' Llama, an operation at a time, attention by scaled_dot_product_attention."""
+    return Arm(False, _as_it_is)
+
+
+@rival(TASK, "fused", requires=("transformers",), behind=lambda: sources.behind("fusedlib.apply"))
+def ours() -> Arm:
+    """fusedlib.apply_to with all its parts, the rest an operation at a time."""
+    return Arm(True, _as_it_is)
+
+
+@rival(TASK, "thunder", label="Thunder", place=5, requires=("transformers", "thunder"),
+       traits=frozenset({"compiles"}))  # fmt: skip
+def thunder() -> Arm:
+    """thunder.dynamo.thunderfx with the executors that it finds."""
+    try:
+        from thunder.dynamo import thunderfx  # type: ignore[import-not-found,unused-ignore]
+    except Exception as error:  # of another torch it fails in many ways
+        raise Unavailable(f"Thunder cannot be imported: {type(error).__name__}: {error}") from None
+    return Arm(False, thunderfx)
+
+
+def _inductor_arm(name: str, label: str | None, place: int, mode: str, *traits: str) -> None:
+    fused = name.startswith("fused")
+
+    def arm() -> Arm:
+        return Arm(fused, partial(torch.compile, mode=mode))
+
+    whose = "fusedlib.apply_to, then " if fused else ""
+    arm.__doc__ = f"{whose}torch.compile of the whole, mode {mode}"
+    options: dict[str, Any] = {"requires": ("transformers",)}
+    if fused:
+        options["behind"] = lambda: sources.behind("fusedlib.apply")
+    marks = frozenset({"compiles", *traits})
+    rival(TASK, name, label=label, place=place, traits=marks, **options)(arm)
+
+
+_inductor_arm("inductor", None, 2, "default")
+_inductor_arm("inductor-graphs", "CUDA graphs", 3, "reduce-overhead", "graphs")
+_inductor_arm("inductor-search", "searched", 8, "max-autotune", "graphs", "asked for")
+_inductor_arm("fused-inductor", "fusedlib, Inductor", 4, "default")
+_inductor_arm("fused-graphs", "fusedlib, graphs", 6, "reduce-overhead", "graphs")
+
+
+@rival(TASK, "inductor-causal", label="torch.compile, no mask", place=7,
+       requires=("transformers",), traits=frozenset({"compiles", "asked for"}))  # fmt: skip
+def causal() -> Arm:
+    """torch.compile of the whole, mode default, attention by the flag is_causal."""
+    told = llama.causal_attention()
+
+    def compiled(model: Any) -> Call:
+        inner = torch.compile(model)
+
+        def call(*given: Any, **named: Any) -> Any:
+            model.set_attn_implementation(told)
+            try:
+                return inner(*given, **named)
+            finally:
+                model.set_attn_implementation("sdpa")
+
+        return call
+
+    return Arm(False, compiled)
+
+
+def _by_layer(name: str, label: str, place: int, **behind: Any) -> None:
+    fused = bool(behind)
+
+    def arm() -> Arm:
+        def compiled(model: Any) -> Call:
+            one: Any = torch.compile
+            if not hasattr(model, "model"):
+                return torch.compile(model)  # a sampler
+            layers = model.model.layers
+            each = nn.ModuleList(one(layer) for layer in layers)
+
+            def call(*given: Any, **named: Any) -> Any:
+                model.model.layers = each
+                try:
+                    return model(*given, **named)
+                finally:
+                    model.model.layers = layers
+
+            return call
+
+        return Arm(fused, compiled)
+
+    whose = "fusedlib.apply_to, then " if fused else ""
+    arm.__doc__ = f"{whose}torch.compile of each decoder layer, mode default: one graph serves all"
+    marks = frozenset({"compiles", "asked for"})
+    more = {"requires": ("transformers",), "traits": marks, **behind}
+    rival(TASK, name, label=label, place=place, **more)(arm)
+
+
+_by_layer("inductor-layers", "torch.compile, by layer", 9)
+_by_layer("fused-layers", "fusedlib, by layer", 10, behind=lambda: sources.behind("fusedlib.apply"))
