@@ -29,13 +29,13 @@ from fusedlib.bench.compilers.courses import (
     taken,
 )  # fmt: skip
 from fusedlib.bench.compilers.ready import cold, in_fp32, limited, settled
-from fusedlib.bench.compilers.samplers import misfit
+from fusedlib.bench.compilers.samplers import SAMPLERS, misfit
 from fusedlib.bench.end_to_end.course import ALONE
 from fusedlib.bench.race import Event
 
 __all__ = [
-    "BASELINE", "EVENT", "OPTIMIZERS", "STUDY", "TASK", "TURN", "cases", "dynamic", "label",
-    "study_code",
+    "BASELINE", "EVENT", "OPTIMIZERS", "SAMPLERS", "STUDY", "TASK", "TURN", "cases", "dynamic",
+    "label", "study_code",
 ]  # fmt: skip
 
 STUDY = "12_compilers"

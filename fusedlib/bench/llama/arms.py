@@ -28,7 +28,7 @@ def plain(model: nn.Module) -> Call:
     return model
 
 
-@rival(TASK, "inductor", requires=("transformers",))
+@rival(TASK, "inductor", label="torch.compile", place=2, requires=("transformers",))
 def compiled(model: nn.Module) -> Call:
     """torch.compile of the whole model, its default mode, dynamic=False."""
     return torch.compile(model, dynamic=False)
