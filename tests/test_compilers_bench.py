@@ -171,6 +171,29 @@ def test_a_llama_compiled_as_a_whole_gets_a_mask_from_transformers_unless_its_ar
     assert model.config._attn_implementation == "sdpa" and list(model.state_dict()) == names
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_layers_compiled_as_the_notebook_says_share_a_graph_and_see_padding(fused):
+    plain = llama.build(SMALL["model"], "float32", "cpu").eval()
+    model, graphs = llama.copy_of(plain, weights=True), []
+    if fused:
+        fusedlib.apply_to(model)
+
+    def backend(graph, example):
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    for layer in model.model.layers:
+        layer.compile(fullgraph=True, backend=backend)
+    ids, padding = llama.tokens(SMALL["model"], 2, 24, "cpu"), torch.ones(2, 24, dtype=torch.int64)
+    padding[0, :5] = 0
+    for number, mask in enumerate((None, padding), 1):
+        found, wanted = (m(ids, attention_mask=mask).logits for m in (model, plain))
+        there = slice(None) if mask is None else mask.bool()
+        torch.testing.assert_close(found[there], wanted[there])
+        assert len(graphs) == number
+
+
 @pytest.mark.parametrize(
     ("held", "keeps", "peak"),
     [(30, False, 2 + 4 + 30), (3, False, 2 + 4 + 9), (3, True, 2 + 4 + 10)],
