@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -13,7 +14,7 @@ import pytest
 
 from fusedlib import paths
 from fusedlib.bench import results
-from fusedlib.study.running import config, kernel, monitor, products, runner
+from fusedlib.study.running import config, fingerprint, kernel, monitor, products, runner
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 
@@ -99,6 +100,18 @@ def test_an_unchanged_notebook_is_kept_and_a_failed_one_runs_again(study):
     assert outcomes["run_fails"].status == "failed"
     assert products.copy_path("run_ok").read_bytes() == before
     assert "run_ok: unchanged, kept" in said
+
+
+def test_other_cases_or_another_recording_run_again(study, tmp_path, monkeypatch):
+    """Of two lists of cases that a machine was asked for, the second was said to be there."""
+    notebook = study.select(["run_ok"])[0].notebook
+    asked, told = tmp_path / "cases", []
+    for recording, cases in (("a", "1"), ("a", "1"), ("a", "2"), ("b", "2")):
+        asked.write_text(cases)
+        monkeypatch.setenv(results.RECORDING, recording)
+        monkeypatch.setenv(results.CASES, str(asked))
+        told.append(fingerprint.before_run(notebook, {}))
+    assert [fingerprint.changed(*pair) for pair in pairwise(told)] == [[], ["asked"], ["asked"]]
 
 
 def test_fresh_runs_again_and_tells_the_kernel(study):

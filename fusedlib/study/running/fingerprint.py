@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fusedlib import paths
+from fusedlib.bench import results
 from fusedlib.study.running.config import FRAME
 from fusedlib.study.running.products import copy_path
 
@@ -18,6 +19,7 @@ Fingerprint = dict[str, str]
 
 def before_run(notebook: Path, parameters: Mapping[str, Any]) -> Fingerprint:
     """Everything that the run itself does not change, one digest each, by name."""
+    only = os.environ.get(results.CASES, "")
     return {
         "notebook": _notebook(notebook),
         "parameters": _digest([json.dumps(dict(parameters), sort_keys=True, default=str)]),
@@ -25,6 +27,7 @@ def before_run(notebook: Path, parameters: Mapping[str, Any]) -> Fingerprint:
         "helpers": _files(notebook.parent.glob("*.py"), notebook.parent),
         "published": _files(paths.PUBLISHED.rglob("*"), paths.PUBLISHED),
         "versions": _digest([platform.python_version(), *map(_version, ("torch", "triton"))]),
+        "asked": _digest([os.environ.get(results.RECORDING, ""), only and Path(only).read_text()]),
         "machine": _digest([os.environ.get("FUSEDLIB_MACHINE", ""), platform.node()]),
     }
 
