@@ -99,11 +99,9 @@ def _by_layer(name: str, label: str, place: int, **behind: Any) -> None:
 
     def arm() -> Arm:
         def compiled(model: Any) -> Call:
-            one: Any = torch.compile
-            if not hasattr(model, "model"):
-                return torch.compile(model)  # a sampler
+            compile_one: Any = torch.compile
             layers = model.model.layers
-            each = nn.ModuleList(one(layer) for layer in layers)
+            each = nn.ModuleList(compile_one(layer) for layer in layers)
 
             def call(*given: Any, **named: Any) -> Any:
                 model.model.layers = each
@@ -119,8 +117,9 @@ def _by_layer(name: str, label: str, place: int, **behind: Any) -> None:
     whose = "fusedlib.apply_to, then " if fused else ""
     arm.__doc__ = f"{whose}torch.compile of each decoder layer, mode default: one graph serves all"
     marks = frozenset({"compiles", "asked for"})
-    more = {"requires": ("transformers",), "traits": marks, **behind}
-    rival(TASK, name, label=label, place=place, **more)(arm)
+    rival(TASK, name, label=label, place=place, requires=("transformers",), traits=marks, **behind)(
+        arm
+    )
 
 
 _by_layer("inductor-layers", "torch.compile, by layer", 9)
