@@ -14,6 +14,7 @@ train       losses of a short training
 fp32-train  the same at a setting of torch's fp32 products, and in float64
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from fusedlib.bench import (
@@ -21,6 +22,7 @@ from fusedlib.bench import (
     check,
     code,
     graphs,
+    machine,
     race,
     rivals,
     step_clock,
@@ -28,6 +30,8 @@ from fusedlib.bench import (
     timing,
 )  # fmt: skip
 from fusedlib.bench.llama.alone import (
+    GROWING,
+    MEASURES,
     limit,
     measure,
     memory,
@@ -35,7 +39,7 @@ from fusedlib.bench.llama.alone import (
     train_at_precision,
 )  # fmt: skip
 from fusedlib.bench.llama.arms import BASELINE, PARTS, SWITCHES, TASK, causal_attention, with_liger
-from fusedlib.bench.llama.case import cases, label
+from fusedlib.bench.llama.case import label
 from fusedlib.bench.llama.models import CONFIGS, build, copy_of, tokens
 from fusedlib.bench.llama.races import (
     EVENT,
@@ -62,6 +66,46 @@ __all__ = [
 ]  # fmt: skip
 
 STUDY = "11_llama"
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def cases(
+    experiment: str, arms: Iterable[str], *, model: str, dtype: str = "bfloat16",
+    batch_size: int = 4, context_length: int = 2048, device: str = "auto", **more: Any,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A case an arm.
+
+    Args:
+        experiment: see the top of this file.
+        arms: names of rivals, or "all".
+        model: of `CONFIGS`.
+        dtype: of weights, gradients and moments.
+        batch_size: sequences a step.
+        context_length: tokens a sequence.
+        device: "auto" takes the best there is.
+        more: what else makes the case: `optimizer` and `repetitions` of a step, `grows` of a
+            limit, `steps` and `learning_rate` of a training, `precision` of fp32 products.
+
+    Raises:
+        ValueError: an unknown experiment, model, dtype or arm, or a size below 1.
+    """
+    for name, given, known in (
+        ("experiment", experiment, ("step", "fp32", *MEASURES)), ("model", model, CONFIGS),
+        ("dtype", dtype, DTYPES), ("grows", more.get("grows", "batch"), GROWING),
+    ):  # fmt: skip
+        if given not in known:
+            raise ValueError(f"unknown {name} {given!r}; known: {', '.join(known)}")
+    if batch_size < 1 or context_length < 2:
+        raise ValueError(
+            f"batch_size={batch_size}, context_length={context_length}: need at least 1 and 2"
+        )
+    where = machine.device_type() if device == "auto" else device
+    shared = {"model": model, "dtype": dtype, "batch_size": batch_size,
+              "context_length": context_length, "device": where, **more}  # fmt: skip
+    return [
+        {"experiment": experiment, "provider": name, **shared}
+        for name in rivals.chosen(TASK, arms)
+    ]  # fmt: skip
 
 
 def _code(*own: Any) -> code.Code:

@@ -9,9 +9,10 @@ from fusedlib import paths
 from fusedlib.bench import timing
 from fusedlib.bench.allocations import quiet
 from fusedlib.bench.attempt import Attempt, free_memory
+from fusedlib.bench.llama import cases
 from fusedlib.bench.llama.alone import alone
 from fusedlib.bench.llama.arms import BASELINE
-from fusedlib.bench.llama.case import cases, label, require_possible
+from fusedlib.bench.llama.case import label, require_possible
 from fusedlib.bench.llama.models import Case, tokens
 from fusedlib.bench.llama.races import few_threads
 from fusedlib.bench.llama.step import Program

@@ -14,13 +14,15 @@ from fusedlib.bench import allocator_history, rivals, steps
 from fusedlib.bench.allocator_history import Known, watching
 from fusedlib.bench.attempt import Unavailable, free_memory, is_out_of_memory
 from fusedlib.bench.llama.arms import TASK
-from fusedlib.bench.llama.case import GROWING, require_possible
+from fusedlib.bench.llama.case import require_possible
 from fusedlib.bench.llama.models import CONFIGS, Call, Case, build, tokens
 from fusedlib.bench.llama.races import at_precision, few_threads, path_of, work
 from fusedlib.bench.llama.step import Program
 from fusedlib.bench.model_memory import addresses_of
 from fusedlib.bench.step_clock import MIB
 
+GROWING = {"batch": 1, "context": 256}
+"""What a limit looks for, and the unit that it is told in."""
 TRIES = 6
 POINTS = 300
 
