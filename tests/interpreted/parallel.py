@@ -65,3 +65,5 @@ def main() -> None:
 if __name__ == "__main__":
     os.environ.setdefault("MASTER_ADDR", "localhost")
     main()
+    sys.stdout.flush()
+    os._exit(0)  # as apply_parallel.py: threads of gloo may abort the interpreter's end
