@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusedlib.apply import FusedMLP, why_plain
+from fusedlib.apply import why_plain
+from fusedlib.fused_modules import FusedMLP
 from fusedlib.kernels.route import FUSED_DTYPES, has_kernels
 from fusedlib.modules import SwiGLUMLP
 

@@ -22,8 +22,8 @@ pytest.importorskip("transformers")
 from llama_models import NAMES, TOKENS, VOCABULARY, make, misses_of, parameter, results, tokens
 
 import fusedlib
-from fusedlib import apply
-from fusedlib.packed import PackedLinear
+from fusedlib import apply, fused_modules
+from fusedlib.packed import Fused, PackedLinear
 
 TESTS = Path(__file__).parent
 SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss", "linear")
@@ -74,8 +74,8 @@ def test_a_gradient_of_another_slice_is_rejected(monkeypatch):
         q, k, v = whole(self, x)
         return q, v, k
 
-    whole = apply.FusedAttention._projected
-    monkeypatch.setattr(apply.FusedAttention, "_projected", mixed_up)
+    whole = fused_modules.FusedAttention._projected
+    monkeypatch.setattr(fused_modules.FusedAttention, "_projected", mixed_up)
     assert any("k_proj" in line for line in misses_of(*pair(), *tokens()))
 
 
@@ -135,7 +135,7 @@ def test_training_never_builds_the_logits(monkeypatch):
         return hidden.sum() + weight.sum()
 
     plain, patched = pair(vocab_size=4096)
-    monkeypatch.setattr(apply, "linear_cross_entropy", stand_in)
+    monkeypatch.setattr(fused_modules, "linear_cross_entropy", stand_in)
     ids, labels = tokens()
     wide = ids.numel() * 4096
     with Largest() as largest:
@@ -713,7 +713,7 @@ def test_no_class_is_changed():
 def test_a_model_without_a_head():
     bare = make("Mistral").model
     report = fusedlib.apply_to(bare)
-    assert len(report.replaced["mlp"]) == 2 and "MistralForCausalLM" in report.left["loss"][0][1]
+    assert len(report.replaced["mlp"]) == 2 and "LlamaForCausalLM" in report.left["loss"][0][1]
 
 
 def test_litgpt_of_another_kind_is_refused():
@@ -738,7 +738,7 @@ def test_fp32_projections_are_ours_and_counted():
     x = torch.randn(3, 64)
     for project in (layer.self_attn.o_proj, layer.self_attn.q_proj, patched.lm_head):
         assert torch.equal(project(input=x), project(x))  # as torch.nn.Linear takes it
-    assert isinstance(layer.self_attn.o_proj, apply.FusedLinear)
+    assert isinstance(layer.self_attn.o_proj, fused_modules.FusedLinear)
     assert type(layer.self_attn.o_proj).__name__ == "Linear"
     for module in (layer.self_attn, layer.mlp, patched.lm_head):  # the packed products too
         assert module._linear is fusedlib.linear
@@ -796,18 +796,18 @@ def test_other_dtypes_keep_their_linear_layers(dtype):
     assert max(map(len, str(report).splitlines())) < 100
     assert type(model.model.layers[0].self_attn.o_proj) is nn.Linear
     plain = torch.nn.functional.linear
-    assert all(m._linear is plain for m in model.modules() if isinstance(m, apply.Fused))
+    assert all(m._linear is plain for m in model.modules() if isinstance(m, Fused))
 
 
 def test_the_switch_leaves_linear_layers_alone():
     _, patched = pair(switches={"linear": False})
-    assert not any(isinstance(m, apply.FusedLinear) for m in patched.modules())
+    assert not any(isinstance(m, fused_modules.FusedLinear) for m in patched.modules())
     assert not any("_linear" in vars(m) for m in patched.modules())
 
 
 def test_projections_first_and_packing_later():
     plain, patched = pair(switches=dict.fromkeys(SWITCHES[:5], False))
-    assert sum(isinstance(m, apply.FusedLinear) for m in patched.modules()) == 15
+    assert sum(isinstance(m, fused_modules.FusedLinear) for m in patched.modules()) == 15
     report = fusedlib.apply_to(patched)
     assert len(report.replaced["attention"]) == len(report.replaced["mlp"]) == 2
     assert report.replaced["loss"] and not report.left["linear"]

@@ -23,6 +23,8 @@ ROOMS = (
     "packed",
     "modules",
     "recomputed",
+    "fused_modules",
+    "families",
     "apply",
     "warm",
     "models",

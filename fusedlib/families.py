@@ -1,0 +1,309 @@
+"""What in a model `apply_to` can fuse, and how it is known.
+
+A module of transformers is known by its code. Most models there are written from the same parts: a
+class whose `forward` reads as that of `LlamaMLP` computes what that one computes, whatever its name
+is. It is read in the files of the installed package, where nobody has put anything else in its
+place. litgpt has one class for all models, known by its name.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fusedlib.fused_modules import (
+    FusedAttention,
+    FusedCausalLM,
+    FusedHead,
+    FusedLayer,
+    FusedLinear,
+    FusedLitGPTAttention,
+    FusedLitGPTLayer,
+    FusedLitGPTNorm,
+    FusedMistralAttention,
+    FusedMLP,
+    FusedQwen2Attention,
+    FusedQwen3Attention,
+    FusedRMSNorm,
+    FusedWideNorm,
+)
+from fusedlib.modules import Linear
+from fusedlib.packed import Fused, Packed, base_of, changeable, fuse, hooked, loosen, pack, packable
+
+# What packs, and gives the loss.
+LINEARS = nn.Linear, Linear
+# Their forward does not call the old one, and relies on what that one takes.
+REWRITTEN = FusedAttention, FusedLitGPTAttention, FusedLayer, FusedLitGPTLayer, FusedCausalLM
+ROTATION = "apply_rotary_pos_emb", "rotate_half"
+# Decoders that ask transformers for a causal mask and no other, where no layer has a window.
+DECODERS = "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"
+MODELS = "Llama", "Mistral", "Qwen2", "Qwen3", "Olmo2", "Phi3"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a switch replaces.
+
+    Attributes:
+        switch: the argument of `apply_to`.
+        fused: what the module becomes.
+        refuse: why this one cannot become that; None where it can.
+        prepare: what is done besides.
+    """
+
+    switch: str
+    fused: type[Fused]
+    refuse: Callable[[Any], str | None] = lambda module: None
+    prepare: Callable[[Any], None] = lambda module: None
+
+
+@dataclass(frozen=True)
+class Family:
+    """The models of one library.
+
+    Attributes:
+        package: where its classes come from.
+        model: name of a class that all of them descend from.
+        parts: by the name of the class whose code is known.
+        layers: likewise, what a layer becomes, and the name of its norm that follows attention.
+        usual: what stands at a name, the last of a path; "" is the model itself.
+    """
+
+    package: str
+    model: str
+    parts: dict[str, tuple[Part, ...]]
+    layers: dict[str, tuple[type[Fused], str]]
+    usual: dict[str, tuple[str, ...]]
+
+    def has(self, kind: type) -> bool:
+        """Whether a class is one of the family's models."""
+        names = {(c.__module__.partition(".")[0], c.__name__) for c in kind.__mro__}
+        return (self.package, self.model) in names
+
+    def known(self, module: nn.Module) -> str | None:
+        """The class that a module's own reads as, of those in `parts` and `layers`."""
+        return _reads_as(base_of(module), (*self.parts, *self.layers), self.package)
+
+
+# --- reading code --------------------------------------------------------------------------------
+
+
+def _reads_as(kind: type, names: tuple[str, ...], package: str = "transformers") -> str | None:
+    """The first of the classes of these names whose code a class of the package has."""
+    if kind.__module__.partition(".")[0] != package:
+        return None
+    if package != "transformers":
+        return kind.__name__ if kind.__name__ in names else None
+    return _same(kind.__module__, kind.__name__, names)
+
+
+@cache
+def _same(module: str, kind: str, names: tuple[str, ...]) -> str | None:
+    if kind in names:
+        return kind
+    code = _code(module).get(kind)
+    known = (name for name in names if code == _code(_home(name)).get(name))
+    return None if code is None else next(known, None)
+
+
+def _home(name: str) -> str:
+    """The module of transformers where the class of this name stands."""
+    model = next(m for m in MODELS if name.startswith(m)).lower()
+    return f"transformers.models.{model}.modeling_{model}"
+
+
+@cache
+def _code(module: str) -> dict[str, str]:
+    """Functions, and `forward` of classes, of a file by their names: what they do without words."""
+    try:
+        spec = importlib.util.find_spec(module)
+        assert spec is not None and spec.origin is not None
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    except (ImportError, OSError, AssertionError, ValueError):
+        return {}
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = _bare(node)
+        elif isinstance(node, ast.ClassDef):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "forward":
+                    found[node.name] = _bare(method)
+    return found
+
+
+def _bare(function: ast.FunctionDef) -> str:
+    """A function's code without docstring, annotations and decorators."""
+    if ast.get_docstring(function, clean=False) is not None:
+        function.body = function.body[1:]
+    function.decorator_list, function.returns = [], None
+    for node in ast.walk(function):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.AnnAssign):
+            node.annotation = ast.Constant(None)
+    return ast.dump(function)
+
+
+# --- what stands in the way ----------------------------------------------------------------------
+
+
+def changed(module: nn.Module, fused: type[Fused]) -> str | None:
+    """Why its forward is another than the one that our class takes the place of."""
+    if "forward" in vars(module):
+        return "its forward was replaced by someone else's"
+    base = base_of(module)
+    if issubclass(fused, REWRITTEN):
+        theirs, ours = ([*signature(c.forward).parameters] for c in (base, fused))
+        if theirs != ours:
+            return f"its forward takes {theirs}; known is one with {ours}"
+    return _patched(base.forward, base.__module__)
+
+
+def _patched(function: Any, module: str) -> str | None:
+    """Whether someone put a function of theirs in the place of this module's."""
+    found = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", repr(function))
+    return None if found == module else f"{found}.{name} stands in the place of {module}'s own"
+
+
+def _other_rotation(attention: nn.Module, name: str = ROTATION[0]) -> str | None:
+    source = base_of(attention).__module__
+    theirs, known = _code(source), _code(_home("Llama"))
+    if name in ROTATION and any(theirs.get(f) != known.get(f) for f in ROTATION):
+        return f"{source.rpartition('.')[2]} turns q and k in another way than Llama"
+    return _patched(getattr(sys.modules[source], name), source)
+
+
+# --- transformers --------------------------------------------------------------------------------
+
+
+def _mlp(gate_up: tuple[str, ...], down: str, activation: str = "act_fn") -> tuple[Part, ...]:
+    def refuse(mlp: Any) -> str | None:
+        act = getattr(mlp, activation, None)
+        kind = type(nn.SiLU() if act is None else act).__name__
+        if kind not in ("SiLU", "SiLUActivation"):
+            return f"its activation is {kind}, not SiLU"
+        if act is not None and hooked(act):
+            return f"{activation} has hooks, which the fused MLP would not call"
+        why = packable(mlp, gate_up, LINEARS) or packable(mlp, (down,), LINEARS)
+        biased = any(getattr(mlp, name).bias is not None for name in (*gate_up, down) if not why)
+        return why or ("its projections have biases" if biased else None)
+
+    def prepare(mlp: Packed) -> None:
+        pack(mlp, "gate_up", gate_up)
+        pack(mlp, "down", (down,))
+
+    return (Part("mlp", FusedMLP, refuse, prepare),)
+
+
+def _attention(fused: type[FusedAttention]) -> tuple[Part, ...]:
+    children = "q_proj", "k_proj", "v_proj"
+    return (
+        Part(
+            "attention",
+            fused,
+            refuse=lambda module: packable(module, children, LINEARS),
+            prepare=lambda module: pack(module, "qkv", children),
+        ),
+        Part("rope", fused, refuse=_other_rotation),
+    )
+
+
+def _prepare_head(model: Any) -> None:
+    if isinstance(model.lm_head, FusedLinear):  # of an earlier call
+        loosen(model.lm_head)
+    fuse(model.lm_head, FusedHead)
+    causal = getattr(model.config, "is_causal", True)
+    decoder = _reads_as(base_of(model.model), DECODERS)
+    model.__dict__["_usual_mask"] = causal and decoder is not None
+
+
+TRANSFORMERS = Family(
+    "transformers",
+    "PreTrainedModel",
+    {
+        "LlamaRMSNorm": (Part("rms_norm", FusedRMSNorm),),
+        "Olmo2RMSNorm": (Part("rms_norm", FusedWideNorm),),
+        "LlamaMLP": _mlp(("gate_proj", "up_proj"), "down_proj"),
+        "Phi3MLP": _mlp(("gate_up_proj",), "down_proj", "activation_fn"),
+        "LlamaAttention": _attention(FusedAttention),
+        "MistralAttention": _attention(FusedMistralAttention),
+        "Qwen2Attention": _attention(FusedQwen2Attention),
+        "Qwen3Attention": _attention(FusedQwen3Attention),
+        "LlamaForCausalLM": (
+            Part("loss", FusedCausalLM, lambda m: changeable(m, "lm_head", LINEARS), _prepare_head),
+        ),
+    },
+    {"LlamaDecoderLayer": (FusedLayer, "post_attention_layernorm")},
+    dict.fromkeys(
+        (
+            "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+            "post_feedforward_layernorm", "norm", "q_norm", "k_norm",
+        ),
+        ("rms_norm",),
+    ) | {"self_attn": ("attention", "rope"), "mlp": ("mlp",), "": ("loss",)},
+)  # fmt: skip
+
+# --- litgpt --------------------------------------------------------------------------------------
+
+
+def _unlike(attention: Any) -> str | None:
+    config = attention.config
+    odd = {
+        "rope_interleave": config.rope_interleave,
+        "norm_qk_type": config.norm_qk and config.norm_qk_type != "default",
+        "sliding_window_size": attention.apply_sliding_window_attention,
+    }
+    names = [name for name, value in odd.items() if value]
+    why = f"its {names[0]} is not Llama's" if names else None
+    return why or _other_rotation(attention, "apply_rope")
+
+
+def _refused(why: str) -> Callable[[Any], str]:
+    return lambda module: why
+
+
+LITGPT = Family(
+    "litgpt",
+    "GPT",
+    {
+        "RMSNorm": (
+            Part(
+                "rms_norm",
+                FusedLitGPTNorm,
+                lambda norm: "it adds 1 to its weight" if norm.add_unit_offset else None,
+            ),
+        ),
+        "LLaMAMLP": _mlp(("fc_1", "fc_2"), "proj"),
+        "CausalSelfAttention": (
+            Part("rope", FusedLitGPTAttention, _unlike),
+            Part(
+                "attention",
+                FusedLitGPTAttention,
+                _refused("litgpt holds q, k and v as one product already"),
+            ),
+        ),
+        "GPT": (
+            Part(
+                "loss",
+                Fused,
+                _refused("litgpt computes it outside: use fusedlib.linear_cross_entropy there"),
+            ),
+        ),
+    },
+    {"Block": (FusedLitGPTLayer, "norm_2")},
+    dict.fromkeys(("norm_1", "norm_2", "ln_f", "norm_q", "norm_k"), ("rms_norm",))
+    | {"attn": ("attention", "rope"), "mlp": ("mlp",)},
+)
+
+FAMILIES = TRANSFORMERS, LITGPT

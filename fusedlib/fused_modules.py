@@ -1,0 +1,326 @@
+"""What `apply_to` makes of a model's modules: classes whose `forward` is fused.
+
+No class is patched: a module that is replaced stays the object that it was, with the parameters,
+hooks and attributes that it had, and gets a class of its own (`fusedlib.packed.Fused`). Where a
+call asks for what is not fused, its old `forward` runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial as bind
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from fusedlib import projection
+from fusedlib.functional import swiglu_mlp
+from fusedlib.loss import linear_cross_entropy
+from fusedlib.norms import rms_norm
+from fusedlib.packed import Fused, Hookable, Packed, hooked
+from fusedlib.recomputed import compute_again, forget
+from fusedlib.rotary import rope
+
+
+class FusedRMSNorm(Hookable, Fused):
+    """Also adds the residual stream: `norm(x, residual)` gives what is normalised as well."""
+
+    _eps, _cast = "variance_epsilon", "hf"
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        """weight ⊙ s / √(mean(s²) + eps) of s = x, or of s = x + residual and s."""
+        eps = getattr(self, self._eps)
+        weight: Any = self.weight
+        found = rms_norm(x, weight, eps, residual=residual, cast=self._cast)
+        y, s = (found, x) if isinstance(found, Tensor) else found
+        compute_again(y, bind(rms_norm, eps=eps, cast=self._cast), s, weight)
+        return found
+
+
+class FusedWideNorm(FusedRMSNorm):
+    """Multiplies by the weight in fp32, as OLMo 2's."""
+
+    _cast = "litgpt"
+
+
+class FusedLitGPTNorm(FusedWideNorm):
+    """litgpt's likewise."""
+
+    _eps = "eps"
+
+
+class FusedMLP(Packed):
+    """gate and up as one product, and the whole MLP as one operation."""
+
+    w_gate_up: Tensor
+    w_down: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ."""
+        if not self.is_packed():
+            y: Tensor = super().forward(x)
+            return y
+        return forget(x, swiglu_mlp(x, self.w_gate_up, self.w_down))
+
+
+# A mask of this shape, which hides nothing, says that attention is causal and no more.
+CAUSAL = (0, 0, 0, 0)
+
+
+class FusedAttention(Packed):
+    """Llama's attention with q, k and v as one product, and q and k turned in one launch."""
+
+    _parts: frozenset[str]
+    _norms = False  # of q and k
+
+    def forward(
+        self, hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None, past_key_values: Any = None, **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Attention's output (batch, tokens, hidden), and its weights where they are computed."""
+        module: Any = self
+        source = sys.modules[self._base.__module__]
+        heads = *hidden_states.shape[:-1], -1, module.head_dim
+        q, k, v = (x.view(heads) for x in self._projected(hidden_states))
+        if self._norms:
+            q, k = module.q_norm(q), module.k_norm(k)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        turn = rope if "rope" in self._parts else source.apply_rotary_pos_emb
+        assert position_embeddings is not None
+        q, k = turn(q, k, *position_embeddings)
+        if attention_mask is not None and attention_mask.shape == CAUSAL:
+            attention_mask = None
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, module.layer_idx)
+        attend = source.ALL_ATTENTION_FUNCTIONS.get_interface(
+            module.config._attn_implementation, source.eager_attention_forward
+        )
+        attended, weights = attend(
+            self, q, k, v, attention_mask,
+            dropout=module.attention_dropout if self.training else 0.0,
+            scaling=module.scaling, sliding_window=self._window(), **kwargs,
+        )  # fmt: skip
+        attended = attended.reshape(*hidden_states.shape[:-1], -1).contiguous()
+        return module.o_proj(attended), weights
+
+    def _window(self) -> int | None:
+        """How many tokens back attention looks; None for all."""
+        return None
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        module: Any = self
+        children = module.q_proj, module.k_proj, module.v_proj
+        if not self.is_packed():
+            return tuple(child(x) for child in children)
+        packed = forget(x, self._linear(x, module.w_qkv, getattr(self, "bias_qkv", None)))
+        q, k, v = packed.split([child.out_features for child in children], dim=-1)
+        # q and k are turned into tensors of their own; v alone would keep all three in memory.
+        return q, k, v.clone() if v.requires_grad else v
+
+
+class FusedMistralAttention(FusedAttention):
+    """Its window stands in the configuration."""
+
+    def _window(self) -> int | None:
+        return getattr(self.config, "sliding_window", None)
+
+
+class FusedQwen2Attention(FusedAttention):
+    """Its window is an attribute."""
+
+    def _window(self) -> int | None:
+        window: int | None = self.sliding_window  # type: ignore[assignment]
+        return window
+
+
+class FusedQwen3Attention(FusedQwen2Attention):
+    """With norms of q and k."""
+
+    _norms = True
+
+
+class FusedLitGPTAttention(Fused):
+    """litgpt's attention, whose q, k and v are one product already."""
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None,
+        input_pos: Tensor | None = None, input_pos_maxp1: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Attention's output (batch, tokens, hidden)."""
+        module: Any = self
+        config, (batch, tokens, _) = module.config, x.shape
+        heads, groups = config.n_head, config.n_query_groups
+        packed = module.qkv(x).view(batch, tokens, -1, config.head_size).transpose(1, 2)
+        q, k, v = packed.split([heads, groups, groups], dim=1)
+        if module.norm_q is not None:
+            q, k = module.norm_q(q), module.norm_k(k)
+        q, k = rope(q, k, cos, sin)
+        if input_pos is not None:
+            if module.kv_cache is None:
+                raise TypeError("You need to call `gpt.set_kv_cache()`")
+            k, v = module.kv_cache(input_pos, k, v)
+            k, v = k[..., :input_pos_maxp1, :], v[..., :input_pos_maxp1, :]
+        if groups != heads and (input_pos is None or groups != 1):
+            k, v = (t.repeat_interleave(heads // groups, dim=1) for t in (k, v))
+        attended = module.scaled_dot_product_attention(q, k, v, mask)
+        y: Tensor = module.proj(attended.reshape(batch, tokens, -1))
+        return y
+
+
+def _apart(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """As the norm's own call, but what hooks see is the sum that goes in and what is normalised."""
+    if not hooked(norm):
+        both: tuple[Tensor, Tensor] = norm(x, residual)
+        return both
+    stream = residual + x
+    return norm(stream), stream
+
+
+class FusedLayer(Fused):
+    """Hugging Face's layer, where attention's output is added inside the norm that follows."""
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None, past_key_values: Any = None,
+        use_cache: bool | None = False,
+        position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any,
+    ) -> Tensor:  # fmt: skip
+        """The residual stream behind this layer."""
+        module: Any = self
+        attended, _ = module.self_attn(
+            hidden_states=module.input_layernorm(hidden_states), attention_mask=attention_mask,
+            position_ids=position_ids, past_key_values=past_key_values, use_cache=use_cache,
+            position_embeddings=position_embeddings, **kwargs,
+        )  # fmt: skip
+        norm = module.post_attention_layernorm
+        call = bind(_apart, norm) if norm._noted else norm
+        normed, residual = call(attended, hidden_states)
+        stream: Tensor = residual + module.mlp(normed)
+        return stream
+
+
+class FusedLitGPTLayer(Fused):
+    """litgpt's block likewise."""
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None,
+        input_pos: Tensor | None = None, input_pos_maxp1: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The residual stream behind this block."""
+        module: Any = self
+        attended = module.attn(module.norm_1(x), cos, sin, mask, input_pos, input_pos_maxp1)
+        norm = module.norm_2
+        call = bind(_apart, norm) if norm._noted else norm
+        normed, residual = call(module.post_attention_norm(attended), x)
+        stream: Tensor = module.post_mlp_norm(module.mlp(normed)) + residual
+        return stream
+
+
+class FusedLinear(Fused):
+    """A `torch.nn.Linear` by `fusedlib.linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """x Wᵀ + b."""
+        module: Any = self
+        return projection.linear(input, module.weight, module.bias)
+
+
+class FusedHead(Hookable, Fused):
+    """A linear layer that gives its cross entropy, where it gets targets, instead of logits.
+
+    As a call of the module, for FSDP, ZeRO-3 and offloading bring its weight by hooks.
+    """
+
+    def forward(self, input: Tensor, target: Tensor | None = None, **settings: Any) -> Tensor:
+        """Logits; or the loss with the settings of `fusedlib.linear_cross_entropy`."""
+        module: Any = self
+        if target is None:
+            return self._linear(input, module.weight, module.bias)
+        return linear_cross_entropy(input, module.weight, target, bias=module.bias, **settings)
+
+
+class FusedCausalLM(Fused):
+    """In training with labels the loss without logits; else, as in evaluation, both as ever."""
+
+    _usual_mask = False  # whether its decoder asks for the mask of `CAUSAL` where it gets none
+
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None, past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None, labels: Tensor | None = None,
+        use_cache: bool | None = None, logits_to_keep: int | Tensor = 0, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """transformers' output; where the loss is fused its logits are None."""
+        module: Any = self
+        given = {
+            "input_ids": input_ids, "attention_mask": attention_mask,
+            "position_ids": position_ids, "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds, "use_cache": use_cache,
+        }  # fmt: skip
+        if self._needs_no_mask(given):
+            given["attention_mask"] = module.lm_head.weight.new_empty(CAUSAL)
+        all_logits = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        fused = labels is not None and self.training and all_logits
+        # Others put a head, hooks or a loss here: PEFT, resized embeddings, `loss_function = `.
+        head = module.lm_head
+        fused = fused and isinstance(head, FusedHead) and not (head._noted and hooked(head))
+        theirs = sys.modules["transformers.loss.loss_utils"].ForCausalLMLoss
+        if not fused or module.loss_function is not theirs:
+            return super().forward(**given, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        return_dict = kwargs.pop("return_dict", None)
+        outputs = module.model(**given, **kwargs)
+        output = CausalLMOutputWithPast(
+            loss=_causal_loss(module.lm_head, outputs.last_hidden_state, labels, **kwargs),
+            past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )  # fmt: skip
+        as_dict = module.config.return_dict if return_dict is None else return_dict
+        return output if as_dict else output.to_tuple()
+
+    def _needs_no_mask(self, given: dict[str, Any]) -> bool:
+        """Whether a call whose attention is causal and no more is compiled or captured in a graph.
+
+        transformers then makes a mask all the same, with which attention takes three times as long.
+        """
+        compiling = torch.compiler.is_compiling()  # which cannot trace the question about graphs
+        if not compiling and not (
+            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        ):
+            return False
+        module: Any = self
+        if not self._usual_mask:
+            return False
+        masked = "attention_mask", "position_ids", "past_key_values"
+        attentions = [layer.self_attn for layer in module.model.layers]
+        return (
+            all(given[name] is None for name in masked)
+            and module.config._attn_implementation == "sdpa"
+            and all(isinstance(a, FusedAttention) and a._window() is None for a in attentions)
+        )
+
+
+def _causal_loss(
+    head: nn.Module, hidden: Tensor, labels: Tensor | None,
+    num_items_in_batch: Tensor | int | None = None, ignore_index: int = -100,
+    shift_labels: Tensor | None = None, **_: Any,
+) -> Tensor:  # fmt: skip
+    """As transformers' ForCausalLMLoss: token i is to predict label i + 1."""
+    if shift_labels is None:
+        assert labels is not None
+        shift_labels = pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    target = shift_labels.reshape(-1).to(hidden.device)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss: Tensor = head(
+        hidden.reshape(-1, hidden.shape[-1]), target, ignore_index=ignore_index,
+        reduction=reduction,
+    )  # fmt: skip
+    if num_items_in_batch is None:
+        return loss
+    if isinstance(num_items_in_batch, Tensor):
+        num_items_in_batch = num_items_in_batch.to(loss.device)
+    return loss / num_items_in_batch

@@ -1,0 +1,107 @@
+"""apply_to knows modules by their code: models of other names compute as before, and train."""
+
+import ast
+import copy
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from llama_models import SIZES, parameter, tokens  # noqa: E402
+
+import fusedlib  # noqa: E402
+from fusedlib import families  # noqa: E402
+
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+LATENT = {
+    "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+}  # fmt: skip
+# What is replaced, by the order of the switches: MLPs, norms, rotations, attentions, loss.
+MODELS = {
+    "Ministral": ({"head_dim": 16}, "2 5 2 2 1"),
+    "Phi3": ({}, "2 5 0 0 1"),
+    "Olmo2": ({}, "2 9 0 0 1"),
+    "SmolLM3": ({"pad_token_id": 0}, "2 5 0 0 1"),
+    "Granite": ({"logits_scaling": 2.0}, "2 5 2 2 0"),
+    "Glm4": ({"head_dim": 16}, "2 9 0 2 1"),
+    "Ernie4_5": ({"head_dim": 16}, "2 5 0 2 1"),
+    "Helium": ({"head_dim": 16}, "2 0 0 2 1"),
+    "Gemma": ({"head_dim": 16}, "0 0 2 2 1"),
+    "Mixtral": (EXPERTS, "0 5 2 2 0"),
+    "Qwen2Moe": (EXPERTS, "2 5 2 2 0"),
+    "Qwen3Moe": (EXPERTS | {"head_dim": 16, "moe_intermediate_size": 32}, "0 9 2 2 0"),
+    "DeepseekV3": (LATENT, "2 9 0 0 1"),
+}
+
+
+def make(name):
+    config = getattr(transformers, f"{name}Config")(**SIZES | MODELS[name][0])
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).train()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(0.1 * torch.randn_like(weight) + (weight.ndim == 1))
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_other_names_compute_as_before(name):
+    plain = make(name)
+    patched = copy.deepcopy(plain)
+    report = fusedlib.apply_to(patched)
+    found = [len(report.replaced[s]) for s in ("mlp", "rms_norm", "rope", "attention", "loss")]
+    assert " ".join(map(str, found)) == MODELS[name][1], str(report)
+    ids, labels = tokens()
+    losses = []
+    for model in (plain, patched):
+        losses.append(model(ids, labels=labels).loss)
+        losses[-1].backward()
+    torch.testing.assert_close(*losses)
+    for path, weight in plain.named_parameters():
+        wanted, gradient = weight.grad, parameter(patched, path).grad
+        if wanted is None:
+            assert gradient is None or not gradient.any()
+            continue
+        scale = wanted.abs().max().item() + 1e-6
+        torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-4 * scale, msg=path)
+    logits = [model.eval()(ids).logits for model in (plain, patched)]
+    torch.testing.assert_close(*logits)
+
+
+def test_what_reads_otherwise_is_left_and_said():
+    left = fusedlib.apply_to(make("Gemma")).left
+    assert "GELU" in left["mlp"][0][1]
+    why = "modeling_gemma.GemmaRMSNorm, which does not compute as LlamaRMSNorm or Olmo2RMSNorm"
+    assert why in left["rms_norm"][0][1]
+    left = fusedlib.apply_to(make("Glm4")).left
+    assert left["rope"][0][1] == "modeling_glm4 turns q and k in another way than Llama"
+
+
+@pytest.mark.parametrize(
+    ("code", "same"),
+    [
+        ('def forward(self, x: "Tensor", y=1) -> None:\n  "Words."\n  z: int = x + y\n', True),
+        ("@decorated\ndef forward(self, x, y=1):\n  z: float = x + y\n", True),
+        ("def forward(self, x, y=2):\n  z: int = x + y\n", False),
+        ("def forward(self, x, y=1):\n  z: int = x - y\n", False),
+    ],
+)
+def test_code_is_compared_without_words(code, same):
+    known = "def forward(self, x, y=1):\n  z: int = x + y\n"
+    bare = [families._bare(ast.parse(text).body[0]) for text in (known, code)]
+    assert (bare[0] == bare[1]) == same
+
+
+def test_only_decoders_with_the_usual_mask_go_without():
+    """Under torch.compile: where a decoder of another code makes its own, it is left to do so."""
+    for name, usual in (("Ministral", False), ("Ernie4_5", True), ("Olmo2", True)):
+        model = make(name)
+        fusedlib.apply_to(model)
+        assert model._usual_mask == usual
+    model = make("Ernie4_5")
+    model.config.is_causal = False
+    fusedlib.apply_to(model)
+    assert not model._usual_mask
