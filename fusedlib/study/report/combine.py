@@ -217,7 +217,7 @@ def _index(placed: Iterable[Placed], studies: Sequence[Section]) -> Prose:
     for study in studies:
         page = f"notebooks/{study.name}.html"
         link = f"[{study.name}]({page})" if study.notebook else study.name
-        shown = ", ".join(floats.get(study.name, ["nothing"]))
+        shown = ", ".join(floats.get(study.name, ["its claims"]))
         lines.append(f"| {link} | `make study ONLY={study.name}` | {shown} |")
     return Prose("\n".join(lines))
 
