@@ -1,7 +1,7 @@
 """Study notebooks spliced into the report's frame: one document, numbered, with unique anchors."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from fusedlib.study.report.model import (
     Prose,
     Section,
     Table,
+    with_markdown,
 )
 from fusedlib.study.report.outputs import (
     Numbering,
@@ -262,18 +263,4 @@ def resolved(placed: Sequence[Placed], notebooks: Mapping[str, str]) -> Iterator
         return f"[{titles[place] if text in _KINDS else text}](#{place})"
 
     for origin, block in placed:
-        yield _with_links(block, partial(mended, origin))
-
-
-def _with_links(block: Block, mend: Callable[[str], str]) -> Block:
-    if isinstance(block, Prose | Abstract):
-        return replace(block, text=mend(block.text))
-    if isinstance(block, Claim):
-        return replace(block, sentence=mend(block.sentence))
-    if isinstance(block, Table):
-        return replace(
-            block, caption=mend(block.caption), note=mend(block.note) if block.note else None
-        )
-    if isinstance(block, Figure):
-        return replace(block, caption=mend(block.caption))
-    return block
+        yield with_markdown(block, partial(mended, origin))
