@@ -7,7 +7,7 @@ import pytest
 
 from fusedlib import paths
 from fusedlib.study.report import pandoc, svg
-from fusedlib.study.report.code import highlighted
+from fusedlib.study.report.html import highlighted
 from fusedlib.study.report.model import Heading, Prose
 from fusedlib.study.report.outputs import Numbering, last_lines, markdown_blocks, plain
 
@@ -142,7 +142,7 @@ def test_highlighted_code_keeps_every_character() -> None:
     import html as escape
 
     assert escape.unescape(re.sub(r"</?span[^>]*>", "", html)) == source
-    assert '<span class="k">' in html and '<span class="c">' in html
+    assert '<span class="k">' in html and '<span class="c1">' in html
 
 
 def test_the_frame_is_a_valid_notebook_with_its_marks() -> None:

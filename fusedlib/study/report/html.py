@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jinja2
+from pygments import highlight  # type: ignore[import-untyped]
+from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
+from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
 
 from fusedlib import paths
 from fusedlib.study.display import header_rows
 from fusedlib.study.report import model, svg
-from fusedlib.study.report.code import highlighted
 from fusedlib.study.report.fragments import converted
 
 _FACES = (
@@ -173,6 +175,13 @@ def _code(block: model.Code) -> str:
     names = f'<p class="tags">{html.escape(", ".join(block.tags))}</p>' if block.tags else ""
     code = f'<pre tabindex="0"><code>{highlighted(block.source)}</code></pre>'
     return f'<div class="cell">{names}{code}</div>'
+
+
+def highlighted(source: str) -> str:
+    """HTML of Python source; magics and anything else that is not Python stays as it is."""
+    lexer = PythonLexer(stripnl=False, ensurenl=False)
+    marked: str = highlight(source, lexer, HtmlFormatter(nowrap=True))
+    return marked
 
 
 def _failure(block: model.Failure) -> str:
