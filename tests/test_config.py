@@ -60,8 +60,12 @@ def test_select_of_an_unknown_notebook_lists_the_known(load):
 
 
 def test_frame_is_relative_to_the_file(load, tmp_path):
-    assert load('frame = "paper/frame.ipynb"\n' + GOOD).frame == tmp_path / "paper" / "frame.ipynb"
-    assert load(GOOD).frame == paths.REPORT / "report.ipynb"
+    loaded = load('frame = "run_ok.ipynb"\n' + GOOD)
+    assert loaded.frame.notebook == tmp_path / "run_ok.ipynb"
+    assert [part.name for part in loaded.parts] == ["run_ok", "run_fails", "report"]
+    assert load(GOOD).frame.notebook == paths.REPORT / "report.ipynb"
+    with pytest.raises(ConfigError, match=r"frame .*paper/gone.ipynb does not exist"):
+        load('frame = "paper/gone.ipynb"\n' + GOOD)
 
 
 @pytest.mark.parametrize(
@@ -123,5 +127,5 @@ def test_auto_takes_full_on_a_gpu_of_80_gb(device, memory_gib, profile):
 
 def test_the_projects_own_file_is_good():
     loaded = config.load()
-    assert loaded.frame == paths.REPORT / "report.ipynb"
+    assert loaded.frame.notebook == paths.REPORT / "report.ipynb"
     assert [s.name for s in loaded.studies][:2] == ["05_anatomy", "03_kernels"], "by interest"

@@ -26,7 +26,9 @@ from report_sample import (
 
 from fusedlib.study import display
 from fusedlib.study.report import render as renderer
-from fusedlib.study.report.render import ReportError, Section, render
+from fusedlib.study.report.model import ReportError, Section
+from fusedlib.study.report.render import render
+from fusedlib.study.running.products import WriteError
 
 ODD = 'a <b> & "c" #d $e *f* _g_ @h `i` [j] \\k ~l'
 LONG = "x" * 300
@@ -298,7 +300,7 @@ def test_same_notebooks_give_same_bytes(
     assert again.pdf.read_bytes() == rendered.pdf.read_bytes()
     for name, path in again.notebooks.items():
         assert path.read_bytes() == rendered.notebooks[name].read_bytes()
-    assert not list((tmp_path / "ä b").rglob("*.part"))
+    assert not list((tmp_path / "ä b").rglob(".*"))
 
 
 def test_pdf_has_pages_contents_and_a_title(rendered: renderer.Rendered) -> None:
@@ -351,5 +353,5 @@ def test_a_file_that_is_no_notebook_is_an_error(tmp_path: Path) -> None:
 
 def test_an_unwritable_folder_is_an_error(tmp_path: Path, sections: list[Section]) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ReportError, match="FUSEDLIB_BUILD"):
+    with pytest.raises(WriteError, match="FUSEDLIB_BUILD"):
         render(sections[:1], tmp_path / "file")

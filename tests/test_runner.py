@@ -63,7 +63,7 @@ def test_a_notebook_runs_with_its_parameters_in_this_python(study):
     outcome = outcomes["run_ok"]
     assert (outcome.status, outcome.error) == ("ok", None)
     text = printed(outcome.copy)
-    assert "profile='quick' count=3 scale=1.0 sizes=['a', 'b'] kind='plain' note=None" in text
+    assert "profile='quick' count=3 scale=1.0 sizes=['a', 'b'] kind='plain'" in text
     assert f"python {sys.executable}\n" in text
     assert "static 1\n" in text, "nobody moves a widget of what is executed"
     noted = products.read_metadata(outcome.copy)
@@ -175,9 +175,9 @@ def test_a_damaged_copy_counts_as_none(study):
     assert runner.changes(job_of(study, "run_ok")) == ["no good run yet"]
 
 
-def test_the_frame_runs_without_parameters_and_reads_all_rows(study):
-    job = runner.plan_frame(study, "quick")
-    assert (job.name, dict(job.parameters), job.reads) == ("report", {}, None)
+def test_the_frame_reads_all_rows(study):
+    [job] = runner.plan([study.frame], [], "quick")
+    assert (job.name, job.reads) == ("report", None)
     outcome = runner.execute(job, monitor.Monitor(job.cells, 1, io.StringIO()))
     assert outcome.status == "ok"
     assert printed(outcome.copy) == "the frame\n"
@@ -248,14 +248,14 @@ def test_an_unwritable_folder_is_found_before_anything_runs(study, monkeypatch, 
 
 def test_a_full_disk_leaves_the_old_file_whole(tmp_path, monkeypatch):
     path = tmp_path / "copy.ipynb"
-    products.write_text(path, "old")
+    products.write_whole(path, "old")
 
     def full(self, *_, **__):
         self.touch()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(products.WriteError, match=r"cannot write .*No space left.*Make room"):
-        products.write_text(path, "new")
+        products.write_whole(path, b"new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

@@ -19,6 +19,7 @@ from fusedlib.study.report.model import (
     Heading,
     Origin,
     Prose,
+    ReportError,
     Section,
     Table,
     with_markdown,
@@ -32,8 +33,8 @@ from fusedlib.study.report.outputs import (
     tags,
     was_executed,
 )
+from fusedlib.study.running.config import FRAME
 
-FRAME = "report"
 PAPER, APPENDIX = "paper", "appendix"
 PAPERMILL_ERROR = "papermill-error-cell-tag"
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?:#([^)\s]+)|([\w/.-]*?)([\w-]+)\.ipynb(?:#[^)\s]*)?)\)")
@@ -41,10 +42,6 @@ _KINDS = ("", "Figure", "Table", "Section")
 
 Placed = tuple[str, Block]
 """A block and the notebook that it comes from."""
-
-
-class ReportError(RuntimeError):
-    """The report cannot be made; the message says why and what to do."""
 
 
 def load(notebook: Path) -> Any:

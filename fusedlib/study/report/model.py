@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Any
 
 
+class ReportError(RuntimeError):
+    """The report cannot be made; the message says why and what to do."""
+
+
 @dataclass(frozen=True)
 class Section:
     """An executed notebook on its way into the report.

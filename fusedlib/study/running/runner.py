@@ -23,14 +23,14 @@ from papermill.exceptions import PapermillExecutionError
 from fusedlib import paths
 from fusedlib.bench import results
 from fusedlib.study.running import fingerprint, kernel, parameters
-from fusedlib.study.running.config import FRAME, STATIC, Config, Study
+from fusedlib.study.running.config import FRAME, STATIC, Study
 from fusedlib.study.running.monitor import Monitor
 from fusedlib.study.running.products import (
     METADATA,
     check_writable,
     copy_path,
     read_metadata,
-    write_text,
+    write_whole,
 )
 
 
@@ -70,7 +70,7 @@ def plan(studies: Sequence[Study], settings: Sequence[str], profile: str) -> lis
     """The runs of these studies, with all their parameters checked.
 
     Args:
-        studies: what to run, in this order.
+        studies: what to run, in this order; the report's frame, which reads all rows, may be one.
         settings: `name=value` or `notebook.name=value`, over the study file's values.
         profile: `"quick"` or `"full"`.
 
@@ -78,7 +78,7 @@ def plan(studies: Sequence[Study], settings: Sequence[str], profile: str) -> lis
         ParameterError: a notebook without its parameters cell, an unknown parameter, a wrong value.
         ConfigError: an unknown profile.
     """
-    declared = {study.name: parameters.read_required(study.notebook) for study in studies}
+    declared = {study.name: parameters.read(study.notebook) for study in studies}
     overrides = parameters.assign_overrides(settings, declared)
     jobs = []
     for study in studies:
@@ -87,22 +87,9 @@ def plan(studies: Sequence[Study], settings: Sequence[str], profile: str) -> lis
             overrides[study.name], profile,
         )  # fmt: skip
         cells = _count_cells(study.notebook)
-        reads = (study.name, *study.reads)
+        reads = None if study.name == FRAME else (study.name, *study.reads)
         jobs.append(Job(study.name, study.notebook, values, profile, reads, cells))
     return jobs
-
-
-def plan_frame(config: Config, profile: str) -> Job:
-    """The run of the report's frame, which reads all rows.
-
-    Raises:
-        ParameterError: the frame is missing or no notebook.
-    """
-    if not config.frame.is_file():
-        raise parameters.ParameterError(f"{config.frame} does not exist; the report needs it")
-    declared = parameters.read(config.frame) or {}
-    values = parameters.values(FRAME, declared, {}, {}, profile)
-    return Job(FRAME, config.frame, values, profile, None, _count_cells(config.frame))
 
 
 def run(jobs: Sequence[Job], monitor: Monitor, *, fresh: bool = False) -> list[Outcome]:
@@ -296,7 +283,7 @@ def _write_copy(
         "executed_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "fingerprint": prints,
     }
-    write_text(outcome.copy, nbformat.writes(notebook) + "\n")
+    write_whole(outcome.copy, nbformat.writes(notebook) + "\n")
 
 
 def _count_cells(notebook: Path) -> int:
