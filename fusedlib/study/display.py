@@ -355,14 +355,12 @@ def captured() -> Iterator[list[dict[str, Any]]]:
         _CAPTURES.remove(outputs)
 
 
-def _emit(
-    data: dict[str, Any], meaning: dict[str, Any], metadata: dict[str, Any] | None = None
-) -> None:
+def _emit(data: dict[str, Any], meaning: dict[str, Any]) -> None:
     """Publish one output; outside a notebook the plain text is printed."""
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.display import display as publish
 
-    known = {"fusedlib": meaning, **(metadata or {})}
+    known = {"fusedlib": meaning}
     if _CAPTURES:
         _CAPTURES[-1].append({"output_type": "display_data", "data": data, "metadata": known})
     elif InteractiveShell.initialized():

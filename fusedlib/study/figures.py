@@ -49,13 +49,13 @@ def drawn(folder: Path) -> Iterator[Drawn]:
             yield Drawn(name, _on_white(output["data"]["image/svg+xml"]), shown["data"])
 
 
-def write(figures: Iterator[Drawn], folder: Path = FOLDER) -> list[Path]:
+def write(figures: Iterator[Drawn]) -> list[Path]:
     """Write each figure's two files, and give back their paths."""
-    folder.mkdir(exist_ok=True)
+    FOLDER.mkdir(exist_ok=True)
     written = []
     for figure in figures:
         for suffix, text in ((".svg", figure.svg), (".csv", figure.csv)):
-            written.append(folder / f"{figure.name}{suffix}")
+            written.append(FOLDER / f"{figure.name}{suffix}")
             written[-1].write_text(text, encoding="utf-8")
     return written
 

@@ -63,7 +63,7 @@ def load(notebook: Path) -> Any:
         ) from error
 
 
-def combine(sections: Sequence[Section], title: str = "Report") -> Document:
+def combine(sections: Sequence[Section]) -> Document:
     """All sections as one document.
 
     Args:
@@ -71,13 +71,12 @@ def combine(sections: Sequence[Section], title: str = "Report") -> Document:
             `studies`, `details` and `floats` give way to the studies' cells tagged `paper`, to
             those tagged `appendix`, and to the list of tables and figures. Without a frame the
             studies stand alone.
-        title: of a report without a frame.
 
     Raises:
         ReportError: an executed notebook cannot be read.
     """
     numbering = Numbering()
-    title, lead, placed = _split_title(list(_placed(sections, numbering)), title)
+    title, lead, placed = _split_title(list(_placed(sections, numbering)))
     return Document(title, lead, tuple(resolved(list(_numbered(placed)), _addresses(sections))))
 
 
@@ -115,10 +114,10 @@ def _framed(block: Block, found: list[str]) -> Block:
     return block
 
 
-def _split_title(placed: list[Placed], title: str) -> tuple[str, str, list[Placed]]:
+def _split_title(placed: list[Placed]) -> tuple[str, str, list[Placed]]:
     """Title, the paragraphs under it, and the rest."""
     if not placed or not isinstance(placed[0][1], Heading) or placed[0][1].level != 1:
-        return title, "", placed
+        return "Report", "", placed
     title, rest, lead = placed[0][1].text, placed[1:], []
     while rest and isinstance(rest[0][1], Prose):
         lead.append(rest.pop(0)[1].text)  # type: ignore[union-attr]

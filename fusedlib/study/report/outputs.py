@@ -58,10 +58,10 @@ def plain(text: str) -> str:
     return _CONTROL.sub("", "\n".join(lines)).strip("\n")
 
 
-def last_lines(text: str, count: int = ERROR_LINES) -> str:
+def last_lines(text: str) -> str:
     """The end of an error, where its cause stands."""
     lines = plain(text).split("\n")
-    return "\n".join(["…", *lines[-count:]] if len(lines) > count else lines)
+    return "\n".join(["…", *lines[-ERROR_LINES:]] if len(lines) > ERROR_LINES else lines)
 
 
 def tags(cell: Any) -> list[str]:
