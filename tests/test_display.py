@@ -150,8 +150,8 @@ def test_jupyterlab_s_table_centres_groups_and_keeps_a_figure_on_one_line():
     frame.columns = pd.MultiIndex.from_tuples([("group", "x"), ("group", "y")])
     content = display.table_json(frame) | {"caption": "c", "note": None, "name": "n"}
     text = display.table_html(content)
-    assert '<th scope="colgroup" colspan="2" style="text-align: center"' in text
-    assert '<td style="text-align: right; white-space: nowrap">1.02 (1.01–1.03)</td>' in text
+    assert '<th scope="colgroup" colspan="2" class="group" style="text-align: center"' in text
+    assert 'style="text-align: right; white-space: nowrap">1.02 (1.01–1.03)</td>' in text
 
 
 def test_a_figure_s_caption_shows_in_jupyterlab_too():

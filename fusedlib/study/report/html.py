@@ -12,7 +12,7 @@ from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
 from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
 
 from fusedlib import paths
-from fusedlib.study.display import header_rows
+from fusedlib.study.display import LONG, table_rows
 from fusedlib.study.report import model, svg
 from fusedlib.study.report.fragments import converted
 
@@ -22,7 +22,6 @@ _FACES = (
     ("Libertinus Serif", "libertinus-serif-italic.woff", "woff", "font-style: italic; "),
     ("Libertinus Serif", "libertinus-serif-bold.woff", "woff", "font-weight: 600 800; "),
 )
-_LONG = 44  # characters from which a cell may wrap
 
 
 def page(document: model.Document, *, home: str | None = None) -> str:
@@ -112,20 +111,11 @@ def _claim(block: model.Claim) -> str:
 
 
 def _table(block: model.Table) -> str:
-    content = {
-        "columns": [list(c) for c in block.columns],
-        "align": [_side(s) for s in block.align],
-    }
-    head = "".join(header_rows(content)).replace(' style="text-align: center"', "")
-    head = re.sub(r'style="text-align: (\w+)"', r'class="\1"', head)
-    body = "\n".join(
-        f"<tr{_grouped(block, at)}>{''.join(_cells(block, row))}</tr>"
-        for at, row in enumerate(block.rows)
-    )
+    head, body = (re.sub(r' style="[^"]*"', "", part) for part in table_rows(vars(block)))
     caption = f"{block.anchor}-caption"
     # The row's name stays in view when scrolled; beside long text all text may wrap.
     named = " named" if block.stub == 1 else ""
-    worded = " worded" if any(len(cell) > _LONG for row in block.rows for cell in row) else ""
+    worded = " worded" if any(len(cell) > LONG for row in block.rows for cell in row) else ""
     note = f'<p class="note">{block.note}</p>' if block.note else ""
     return (
         f'<figure class="table" id="{block.anchor}">\n'
@@ -135,23 +125,6 @@ def _table(block: model.Table) -> str:
         f'<table class="data{named}{worded}" aria-labelledby="{caption}">\n<thead>{head}</thead>\n'
         f"<tbody>\n{body}\n</tbody>\n</table></div>\n{note}</figure>"
     )
-
-
-def _side(align: str) -> str:
-    return "right" if align == "right" else "left"
-
-
-def _grouped(block: model.Table, at: int) -> str:
-    """A rule above the first row of a group of rows."""
-    starts = block.stub > 1 and at > 0 and block.rows[at][0] != ""
-    return ' class="start"' if starts else ""
-
-
-def _cells(block: model.Table, row: tuple[str, ...]) -> Iterable[str]:
-    for at, (cell, align) in enumerate(zip(row, block.align, strict=True)):
-        classes = f'class="{_side(align)}{" long" if len(cell) > _LONG else ""}"'
-        tag = ("th", f'th scope="row" {classes}') if at < block.stub else ("td", f"td {classes}")
-        yield f"<{tag[1]}>{html.escape(cell)}</{tag[0]}>"
 
 
 def _figure(block: model.Figure) -> str:
