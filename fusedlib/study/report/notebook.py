@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusedlib.study.report.combine import PAPERMILL_ERROR, load, resolved
+from fusedlib.study.report.combine import load, resolved
 from fusedlib.study.report.model import Block, Document, Failure, Heading, Prose, Section
 from fusedlib.study.report.outputs import (
     Numbering,
@@ -11,7 +11,6 @@ from fusedlib.study.report.outputs import (
     last_lines,
     markdown_blocks,
     output_blocks,
-    tags,
 )
 
 
@@ -34,8 +33,6 @@ def document(section: Section, notebook: Path) -> Document:
 def _blocks(notebook: Path) -> Iterator[Block]:
     numbering = Numbering()
     for cell in load(notebook).cells:
-        if PAPERMILL_ERROR in tags(cell):
-            continue
         if cell.cell_type == "code":
             if cell.source.strip():
                 yield code_block(cell)
