@@ -223,7 +223,7 @@ def test_doctor_asks_for_what_each_purpose_uses(purpose):
     wanted = set(doctor.needed(purpose))
     expected = {
         "study": {"torch", "papermill"},
-        "report": {"torch", "papermill", "typst", "nbconvert"},
+        "report": {"torch", "papermill", "typst"},
         "test": {"torch", "papermill", "pytest", "hypothesis"},
         "test-gpu": {"torch", "papermill", "pytest", "hypothesis"},
         "lint": {"ruff", "mypy"},
