@@ -44,7 +44,7 @@ def load(tmp_path):
 def test_studies_keep_the_order_of_the_file(load):
     loaded = load(GOOD)
     assert [study.name for study in loaded.studies] == ["run_ok", "run_fails"]
-    assert loaded.studies[0].parameters("full") == {"count": 5}
+    assert loaded.studies[0].profiles["full"] == {"count": 5}
     assert loaded.studies[1].reads == ("run_ok",)
 
 

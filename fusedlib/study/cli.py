@@ -150,7 +150,7 @@ def record(
     loaded = configs.load(config)
     cases: set[str] = set()
     for study in loaded.select(_names(only)):
-        cases |= recording.cases_of(recording.claims_of(study.notebook))
+        cases |= recording.cases_of(recording.analysis_of(study.notebook).claims)
     listed = paths.build_dir() / "record" / "cases.txt"
     write_whole(listed, "\n".join(sorted(cases)))
     os.environ[results.CASES] = str(listed.absolute())

@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import nbformat
-
 from fusedlib import paths
 from fusedlib.study.report.combine import PAPER
-from fusedlib.study.report.outputs import tags
+from fusedlib.study.report.outputs import shown
 from fusedlib.study.style import INK
 
 FOLDER = paths.ROOT / "figures"
@@ -32,13 +30,11 @@ def drawn(folder: Path) -> Iterator[Drawn]:
     """
     names = set()
     for path in sorted((folder / "notebooks").glob("*.ipynb")):
-        cells = [c for c in nbformat.read(path, as_version=4).cells if PAPER in tags(c)]
-        for output in (o for cell in cells for o in cell.get("outputs", [])):
-            shown = output.get("metadata", {}).get("fusedlib", {})
-            if shown.get("kind") != "figure":
+        for output, meaning in shown(path, PAPER):
+            if meaning.get("kind") != "figure":
                 continue
-            name = shown["name"]
-            if not shown["data"]:
+            name = meaning["name"]
+            if not meaning["data"]:
                 raise ValueError(
                     f"{path.name}: the figure {name} has no data beside it; draw it with "
                     "fusedlib.study.plots, or give display.figure the data"
@@ -46,7 +42,7 @@ def drawn(folder: Path) -> Iterator[Drawn]:
             if name in names:
                 raise ValueError(f"{path.name}: another notebook has a figure {name}")
             names.add(name)
-            yield Drawn(name, _on_white(output["data"]["image/svg+xml"]), shown["data"])
+            yield Drawn(name, _on_white(output["data"]["image/svg+xml"]), meaning["data"])
 
 
 def write(figures: Iterator[Drawn]) -> list[Path]:

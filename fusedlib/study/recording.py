@@ -87,11 +87,6 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
     return stated
 
 
-def claims_of(notebook: Path) -> list[Claim]:
-    """The claims that a notebook states over the rows there are."""
-    return analysis_of(notebook).claims
-
-
 def cases_of(stated: list[Claim]) -> set[str]:
     """Ids of the cases that claims rest on."""
     return {str(case) for claim in stated for case in claim.selection["case"].unique()}

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fusedlib.study.report.combine import load, resolved
-from fusedlib.study.report.model import Block, Document, Failure, Heading, Prose, Section
+from fusedlib.study.report.model import Block, Code, Document, Failure, Heading, Prose, Section
 from fusedlib.study.report.outputs import (
     Numbering,
-    code_block,
     last_lines,
     markdown_blocks,
     output_blocks,
+    tags,
 )
 
 
@@ -35,7 +35,7 @@ def _blocks(notebook: Path) -> Iterator[Block]:
     for cell in load(notebook).cells:
         if cell.cell_type == "code":
             if cell.source.strip():
-                yield code_block(cell)
+                yield Code(cell.source, tuple(tags(cell)))
             yield from output_blocks(cell, "cell", numbering, whole=True)
         elif cell.cell_type == "markdown":
             for block in markdown_blocks(cell.source, "", numbering):

@@ -47,16 +47,6 @@ class Study:
     profiles: Mapping[str, Mapping[str, Any]]
     reads: tuple[str, ...] = ()
 
-    def parameters(self, profile: str) -> Mapping[str, Any]:
-        """The parameters of one profile.
-
-        Raises:
-            ConfigError: there is no such profile.
-        """
-        if profile not in self.profiles:
-            raise ConfigError(f"profile {profile!r} is unknown; known: {known(self.profiles)}")
-        return self.profiles[profile]
-
 
 @dataclass(frozen=True)
 class Config:

@@ -74,14 +74,13 @@ def plan(studies: Sequence[Study], settings: Sequence[str], profile: str) -> lis
 
     Raises:
         ParameterError: a notebook without its parameters cell, an unknown parameter, a wrong value.
-        ConfigError: an unknown profile.
     """
     declared = {study.name: parameters.read(study.notebook) for study in studies}
     overrides = parameters.assign_overrides(settings, declared)
     jobs = []
     for study in studies:
         values = parameters.values(
-            study.name, declared[study.name], study.parameters(profile),
+            study.name, declared[study.name], study.profiles[profile],
             overrides[study.name], profile,
         )  # fmt: skip
         cells = _count_cells(study.notebook)
