@@ -66,11 +66,13 @@ def test_fresh_in_the_environment_counts_as_the_option(monkeypatch, value, statu
     assert status in line
 
 
-def test_an_unwritable_folder_is_one_line_and_status_2(monkeypatch):
-    monkeypatch.setenv("FUSEDLIB_BUILD", "/dev/null/x")
+@pytest.mark.parametrize("variable", ["FUSEDLIB_BUILD", "FUSEDLIB_RESULTS"])
+def test_an_unwritable_folder_is_one_line_and_status_2_before_anything_runs(monkeypatch, variable):
+    monkeypatch.setenv(variable, "/dev/null/x")
     done = call("run", "--profile", "quick", "--only", "run_ok")
     assert done.exit_code == 2
-    assert "cannot write /dev/null/x" in done.stderr
+    assert done.stderr.startswith("fusedlib: cannot write /dev/null/x")
+    assert not products.copy_path("run_ok").exists()
 
 
 def test_list_shows_questions_and_the_parameters_of_each_profile():

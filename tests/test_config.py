@@ -54,11 +54,6 @@ def test_select_takes_the_files_order_and_everything_for_nothing(load):
     assert loaded.select([]) == loaded.studies
 
 
-def test_select_of_an_unknown_notebook_lists_the_known(load):
-    with pytest.raises(ConfigError, match=r"'03_speed' is unknown; known: run_ok, run_fails"):
-        load(GOOD).select(["03_speed"])
-
-
 def test_frame_is_relative_to_the_file(load, tmp_path):
     loaded = load('frame = "run_ok.ipynb"\n' + GOOD)
     assert loaded.frame.notebook == tmp_path / "run_ok.ipynb"
@@ -99,11 +94,6 @@ def test_a_file_without_studies_is_refused(load):
 def test_a_missing_file_is_said(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         config.load(tmp_path / "none.toml")
-
-
-def test_unknown_profile_lists_the_known():
-    with pytest.raises(ConfigError, match=r"'fast' is unknown; known: auto, quick, full"):
-        config.choose_profile("fast")
 
 
 @pytest.mark.parametrize(

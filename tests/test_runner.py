@@ -238,13 +238,6 @@ def test_a_torn_progress_file_shows_nothing(tmp_path, torn):
     assert monitor.last_case(tmp_path / "progress") == ""
 
 
-@pytest.mark.parametrize("variable", ["FUSEDLIB_BUILD", "FUSEDLIB_RESULTS"])
-def test_an_unwritable_folder_is_found_before_anything_runs(study, monkeypatch, variable):
-    monkeypatch.setenv(variable, "/dev/null/x")
-    with pytest.raises(products.WriteError, match="cannot write /dev/null/x"):
-        run(study, "run_ok")
-
-
 def test_a_full_disk_leaves_the_old_file_whole(tmp_path, monkeypatch):
     path = tmp_path / "copy.ipynb"
     products.write_whole(path, "old")

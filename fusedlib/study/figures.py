@@ -7,10 +7,9 @@ from pathlib import Path
 from fusedlib import paths
 from fusedlib.study.report.combine import PAPER
 from fusedlib.study.report.outputs import shown
-from fusedlib.study.style import INK
+from fusedlib.study.style import INK, PAPER_INK
 
 FOLDER = paths.ROOT / "figures"
-_GROUND, _INK = "#ffffff", "#1b1d21"
 
 
 @dataclass(frozen=True)
@@ -59,5 +58,5 @@ def write(figures: Iterator[Drawn]) -> list[Path]:
 def _on_white(svg: str) -> str:
     """In dark ink on white: the page of a repository may be dark, and shows the file as it is."""
     at = svg.index(">", svg.index("<svg")) + 1
-    ground = f'<rect width="100%" height="100%" fill="{_GROUND}"/>'
-    return (svg[:at] + ground + svg[at:]).replace(INK, _INK)
+    ground = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    return (svg[:at] + ground + svg[at:]).replace(INK, PAPER_INK)

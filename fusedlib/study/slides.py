@@ -36,7 +36,7 @@ from fusedlib.study.report.model import (
 from fusedlib.study.report.render import sections
 from fusedlib.study.running import config
 from fusedlib.study.running.products import write_whole
-from fusedlib.study.style import INK
+from fusedlib.study.style import INK, PAPER_INK
 
 MOST = 15
 """Slides of a deck."""
@@ -161,7 +161,7 @@ def compiled(deck: Sequence[Slide], title: str) -> bytes:
 
         def saved(figure: Figure) -> dict[str, str]:
             path = folder / f"{figure.number}.svg"
-            path.write_text((figure.svg or "").replace(INK, "#1b1d21"), encoding="utf-8")
+            path.write_text((figure.svg or "").replace(INK, PAPER_INK), encoding="utf-8")
             return {"file": path.name, "alt": figure.alt}
 
         content = {"title": title, "slides": _converted(deck, "typst")}

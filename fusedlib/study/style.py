@@ -26,6 +26,9 @@ font_manager.fontManager.addfont(paths.TEMPLATES / "fonts" / "libertinus-serif-r
 INK = "#010203"
 """Colour of text, axes and ticks; the HTML report replaces it by the colour of its text."""
 
+PAPER_INK = "#1b1d21"
+"""The same in what is printed: the PDF's, the slides' and the committed figures'."""
+
 MUTED = "#828282"
 """Reference lines and grid."""
 

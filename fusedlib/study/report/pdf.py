@@ -13,7 +13,7 @@ from fusedlib import paths
 from fusedlib.study.report import model
 from fusedlib.study.report.fragments import converted
 from fusedlib.study.report.html import plain_text
-from fusedlib.study.style import INK
+from fusedlib.study.style import INK, PAPER_INK
 
 _TEMPLATE = "report.typ"
 _PREAMBLE = f'#import "{_TEMPLATE}": *\n'
@@ -100,7 +100,7 @@ def _accepted(document: model.Document, folder: Path) -> Callable[[str, str], st
 def _write_picture(block: model.Figure, folder: Path) -> None:
     path = folder / _picture_name(block)
     if block.svg:
-        path.write_text(block.svg.replace(INK, "#1b1d21"), encoding="utf-8")
+        path.write_text(block.svg.replace(INK, PAPER_INK), encoding="utf-8")
     else:
         path.write_bytes(block.png or b"")
 

@@ -52,7 +52,6 @@ class Study:
 class Config:
     """All studies in their order, and the notebook that frames them in the report."""
 
-    path: Path
     studies: tuple[Study, ...]
     frame: Study
 
@@ -114,7 +113,7 @@ def load(path: Path | None = None) -> Config:
     notebook = (path.parent / frame).resolve() if frame else paths.REPORT / "report.ipynb"
     if not notebook.is_file():
         raise ConfigError(f"{path}: the report's frame {notebook} does not exist")
-    return Config(path, studies, Study(FRAME, "Report", "", notebook, {p: {} for p in PROFILES}))
+    return Config(studies, Study(FRAME, "Report", "", notebook, {p: {} for p in PROFILES}))
 
 
 def _check_keys(table: Mapping[str, Any], allowed: set[str], where: str) -> None:
