@@ -114,5 +114,5 @@ def curves() -> Figure:
     ax.set_yscale("log")
     ax.set_xlabel("Step")
     ax.set_ylabel("Time, ms")
-    style.legend(ax)
+    style.legend(fig)
     return fig

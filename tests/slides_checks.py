@@ -1,4 +1,4 @@
-"""What tests ask of a deck: its pages, its words, what it loads, what a browser cuts off."""
+"""What tests ask of a deck or a page: its words, what it loads, what a browser cuts off."""
 
 import html as markup
 import json
@@ -48,9 +48,12 @@ def words(html: str) -> str:
 
 
 def loads(html: str) -> list[str]:
-    """Addresses outside the file that a browser would ask for."""
-    attributes = r'(?:src|srcset|href|poster|data|action)="(?!#|data:)([^"]*)"'
-    return re.findall(rf'{attributes}|url\((?!["\']?(?:#|data:))([^)]*)\)|@import', html)
+    """What a browser would ask for outside the file; where links lead is the reader's choice."""
+    attributes = r'(?:src|srcset|href|poster|data|action)="(?!#|data:)[^"]*"'
+    rules = (
+        rf'{attributes}|url\((?!["\']?(?:#|data:))[^)]*\)|@import|<(?:iframe|object|embed|base)\b'
+    )
+    return re.findall(rules, re.sub(r"<a\b[^>]*>", "", html))
 
 
 def overflowing(html: str, folder: Path, size: tuple[int, int]) -> list[str]:

@@ -137,4 +137,4 @@ def test_the_analysis_of_a_notebook_runs_without_its_measuring(tmp_path):
     notebook = tmp_path / "n.ipynb"
     cells = [cell("x = 1"), cell("raise SystemExit", "measure"), cell("print(x)")]
     notebook.write_text(json.dumps({"cells": cells}))
-    assert recording.claims_of(notebook) == []
+    assert recording.analysis_of(notebook).claims == []

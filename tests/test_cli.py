@@ -5,8 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import types
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,8 @@ from typer.testing import CliRunner
 
 from fusedlib import paths
 from fusedlib.study import cli
+from fusedlib.study.report import render as renderer
+from fusedlib.study.report.model import Section
 from fusedlib.study.running import doctor, products
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
@@ -66,11 +66,13 @@ def test_fresh_in_the_environment_counts_as_the_option(monkeypatch, value, statu
     assert status in line
 
 
-def test_an_unwritable_folder_is_one_line_and_status_2(monkeypatch):
-    monkeypatch.setenv("FUSEDLIB_BUILD", "/dev/null/x")
+@pytest.mark.parametrize("variable", ["FUSEDLIB_BUILD", "FUSEDLIB_RESULTS"])
+def test_an_unwritable_folder_is_one_line_and_status_2_before_anything_runs(monkeypatch, variable):
+    monkeypatch.setenv(variable, "/dev/null/x")
     done = call("run", "--profile", "quick", "--only", "run_ok")
     assert done.exit_code == 2
-    assert "cannot write /dev/null/x" in done.stderr
+    assert done.stderr.startswith("fusedlib: cannot write /dev/null/x")
+    assert not products.copy_path("run_ok").exists()
 
 
 def test_list_shows_questions_and_the_parameters_of_each_profile():
@@ -92,33 +94,17 @@ def test_import_rows_of_a_folder_without_rows_is_one_line_and_status_2(made, tmp
 
 
 @pytest.fixture
-def rendered(monkeypatch, tmp_path):
-    """The report's renderer replaced by one that notes what it is given."""
-
-    @dataclass
-    class Section:
-        name: str
-        title: str
-        notebook: Path | None
-        error: str | None
-        profile: str
-        question: str
-
-    class ReportError(RuntimeError):
-        pass
-
+def rendered(monkeypatch):
+    """What the report's renderer is given, which renders nothing."""
     given: list[Section] = []
 
     def render(sections, out_dir):
         if (out_dir / "full").exists():
-            raise ReportError("cannot write report.html: No space left on device")
+            raise products.WriteError("cannot write report.html: No space left on device")
         given.extend(sections)
-        return types.SimpleNamespace(
-            html=out_dir / "report.html", pdf=out_dir / "report.pdf", notebooks=[]
-        )
+        return renderer.Rendered(out_dir / "report.html", out_dir / "report.pdf", {})
 
-    module = types.SimpleNamespace(Section=Section, render=render, ReportError=ReportError)
-    monkeypatch.setitem(sys.modules, "fusedlib.study.report.render", module)
+    monkeypatch.setattr(renderer, "render", render)
     return given
 
 
@@ -239,7 +225,7 @@ def test_doctor_asks_for_what_each_purpose_uses(purpose):
     wanted = set(doctor.needed(purpose))
     expected = {
         "study": {"torch", "papermill"},
-        "report": {"torch", "papermill", "typst", "nbconvert"},
+        "report": {"torch", "papermill", "typst"},
         "test": {"torch", "papermill", "pytest", "hypothesis"},
         "test-gpu": {"torch", "papermill", "pytest", "hypothesis"},
         "lint": {"ruff", "mypy"},

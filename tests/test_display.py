@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from report_sample import curves, narrow, outputs_of, wide
 
-from fusedlib.study import display, formats, style
+from fusedlib.study import display, formats, plots, style
 from fusedlib.study.running.config import STATIC
 
 
@@ -139,10 +139,10 @@ def test_reference_line_needs_a_place() -> None:
 
 
 def test_error_bars_reach_from_low_to_high() -> None:
-    _, ax = style.new()
-    style.bars(ax, [1, 2], [10.0, 20.0], "fused", [9.0, 18.0], [12.0, 21.0])
-    (bars,) = ax.containers[0][2]
-    assert [segment[:, 0].tolist() for segment in bars.get_segments()] == [[9, 12], [18, 21]]
+    frame = pd.DataFrame({"ms": [10.0, 20.0], "low": [9, 18], "high": [12, 21], "T": [1, 2]})
+    shown = plots.bars(frame.assign(by="fused"), "ms", "T", "by", low="low", high="high")
+    (bars,) = shown.figure.axes[0].containers[0].lines[2]
+    assert [segment[:, 0].tolist() for segment in bars.get_segments()] == [[18, 21], [9, 12]]
 
 
 def test_jupyterlab_s_table_centres_groups_and_keeps_a_figure_on_one_line():
@@ -150,8 +150,8 @@ def test_jupyterlab_s_table_centres_groups_and_keeps_a_figure_on_one_line():
     frame.columns = pd.MultiIndex.from_tuples([("group", "x"), ("group", "y")])
     content = display.table_json(frame) | {"caption": "c", "note": None, "name": "n"}
     text = display.table_html(content)
-    assert '<th scope="colgroup" colspan="2" style="text-align: center"' in text
-    assert '<td style="text-align: right; white-space: nowrap">1.02 (1.01–1.03)</td>' in text
+    assert '<th scope="colgroup" colspan="2" class="group" style="text-align: center"' in text
+    assert 'style="text-align: right; white-space: nowrap">1.02 (1.01–1.03)</td>' in text
 
 
 def test_a_figure_s_caption_shows_in_jupyterlab_too():

@@ -16,15 +16,14 @@ NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("*.ipynb")) + sorted(paths.REPORT.glob("
 
 
 def test_every_notebook_belongs_to_the_study():
-    known = config.load()
-    assert set(NOTEBOOKS) == {known.frame, *(study.notebook for study in known.studies)}
+    assert set(NOTEBOOKS) == {part.notebook for part in config.load().parts}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_notebook_keeps_the_rules(path):
     notebook = json.loads(path.read_text(encoding="utf-8"))
     assert problems(notebook, frame=path.parent == paths.REPORT) == []
-    assert all(known.help for known in parameters.read_required(path).values())
+    assert all(known.help for known in parameters.read(path).values())
 
 
 def test_readme_states_no_measured_number_outside_its_generated_block():

@@ -1,4 +1,4 @@
-"""Every notebook under `quick` by papermill, as `make report` runs it on a machine like this one.
+"""Every notebook under `quick`, as `make report` runs it on a machine like this one.
 
 The first two are run by `tests/test_report_for_real.py`, with the paper made from them.
 """

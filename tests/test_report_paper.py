@@ -31,6 +31,7 @@ from fusedlib.study.report.model import (
     Section,
     Table,
 )
+from fusedlib.study.report.render import sections
 from fusedlib.study.running import config
 from fusedlib.study.running.config import FRAME
 
@@ -66,11 +67,7 @@ def test_claims_of_a_study(executed, name, check):
 
 @pytest.fixture(scope="module")
 def paper(products: Path) -> Document:
-    def section(name: str, title: str) -> Section:
-        return Section(name, title, products / "notebooks" / f"{name}.ipynb", None, "full")
-
-    studies = [section(s.name, s.title) for s in config.load().studies]
-    return combine([*studies, section(FRAME, "Report")])
+    return combine(sections(config.load(), products))
 
 
 @pytest.fixture(scope="module")

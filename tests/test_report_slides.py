@@ -8,8 +8,16 @@ from typer.testing import CliRunner
 
 from fusedlib.study import cli, recording, slides
 from fusedlib.study.headlines import Stated
-from fusedlib.study.report.combine import ReportError
-from fusedlib.study.report.model import Abstract, Document, Figure, Heading, Origin, Prose, Table
+from fusedlib.study.report.model import (
+    Abstract,
+    Document,
+    Figure,
+    Heading,
+    Origin,
+    Prose,
+    ReportError,
+    Table,
+)
 
 CARD = {"machine": "card", "own": False, "held": 2, "measured": 3, "text": "holds in 2 of 3"}
 MINE = {"machine": "me", "own": True, "held": 1, "measured": 1, "text": "holds here"}
@@ -142,8 +150,13 @@ def test_the_first_number_is_followed_to_its_rows():
 
 def test_what_a_page_would_load_is_seen():
     assert loads('<a href="#x"></a><link href="data:,"><i style="fill: url(#y)">') == []
-    for text in ('<img src="https://a">', "@font-face { src: url(https://a) }", '@import "a"'):
-        assert len(loads(text)) == 1
+    outside = (
+        '<img src="https://a">',
+        "@font-face { src: url(https://a) }",
+        '@import "a"',
+        "<iframe>",
+    )
+    assert [len(loads(text)) for text in outside] == [1] * 4
 
 
 def test_the_same_deck_gives_the_same_bytes():
@@ -168,4 +181,5 @@ def test_the_command_says_in_one_line_what_stands_in_its_way(monkeypatch, tmp_pa
     monkeypatch.setattr(recording, "executed", lambda config, folder: None)
     done = CliRunner().invoke(cli.app, ["slides"])
     assert done.exit_code == 2 and list(tmp_path.iterdir()) == []
-    assert done.stderr.startswith("fusedlib: cannot read ") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("fusedlib: the report has no figure")
+    assert done.stderr.count("\n") == 1

@@ -53,7 +53,7 @@ def swift(monkeypatch, tmp_path):
 def test_a_new_rival_is_everywhere(swift, monkeypatch):
     shown: list[tuple[dict, dict]] = []
     monkeypatch.setattr(display, "_emit", lambda data, meaning, *_: shown.append((data, meaning)))
-    claims = {c.name: c for c in recording.claims_of(paths.NOTEBOOKS / f"{STUDY}.ipynb")}
+    claims = {c.name: c for c in recording.analysis_of(paths.NOTEBOOKS / f"{STUDY}.ipynb").claims}
     tables = " ".join(d["text/html"] for d, m in shown if m["kind"] == "table")
     figures = [m for _, m in shown if m["kind"] == "figure"]
     assert swift in tables

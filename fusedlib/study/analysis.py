@@ -23,25 +23,24 @@ def here(rows: pd.DataFrame, status: str | None = "ok") -> pd.DataFrame:
 
 def ratios(
     rows: pd.DataFrame, baseline: str, by: Sequence[str] = ("session",),
-    value: str = "median_ms", column: str = "provider",
+    value: str = "median_ms",
 ) -> pd.DataFrame:  # fmt: skip
     """How many times the baseline's value is each row's, as column `ratio`; above 1 is less.
 
     Args:
         rows: of one or more recordings; both sides of a ratio are from the same one.
-        baseline: whose value is divided, by its name in `column`.
+        baseline: whose value is divided, by the name of its provider.
         by: what both sides share. Rows of one session were timed in turns.
         value: column that is compared. Of times the samples are pairs where both sides ran in
             turns, and the ratio is the median over the pairs.
-        column: what names the sides.
 
     Returns:
         The rows but the baseline's, those without a partner left out.
     """
     keys = ["machine", "recording", *by]
     known = rows[rows[value].notna()] if value in rows else rows.iloc[:0]
-    other = known[known[column] == baseline].drop_duplicates(keys).set_index(keys)
-    mine = known[known[column] != baseline]
+    other = known[known["provider"] == baseline].drop_duplicates(keys).set_index(keys)
+    mine = known[known["provider"] != baseline]
     found = []
     samples = value.replace("median_ms", "samples_ms")
     for row in mine.to_dict("records"):

@@ -6,40 +6,56 @@ Exit status: 0 all well, 1 a notebook failed, 2 something asked for is wrong or 
 
 import dataclasses
 import errno
-import functools
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from fusedlib import paths
 from fusedlib.bench.results import ResultsError
+from fusedlib.study.report.model import ReportError
 from fusedlib.study.running import config as configs
-from fusedlib.study.running.config import FRAME, Config, ConfigError
+from fusedlib.study.running.config import Config, ConfigError
 from fusedlib.study.running.products import (
     WriteError,
     check_writable,
     copy_path,
     read_metadata,
-    write_text,
+    write_whole,
 )
 
+
+class _Commands(TyperGroup):
+    """Turns what is bound to go wrong in a command into one clear message."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            _complain("stopped; rows measured so far are kept, the next run goes on from there")
+            raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
+        except (ConfigError, ReportError, ResultsError, OSError) as error:
+            if isinstance(error, OSError) and not _is_about_writing(error):
+                raise
+            _complain(str(error))
+            raise typer.Exit(2) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Measure, execute the notebooks, render the report.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-_Function = TypeVar("_Function", bound=Callable[..., None])
 
 Profile = Annotated[str, typer.Option(help="auto, quick or full")]
 Only = Annotated[
@@ -62,32 +78,6 @@ def main() -> None:
     app()
 
 
-def _command(name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
-    """Make a function a command that turns what is bound to go wrong into one clear message."""
-
-    def register(function: _Function) -> _Function:
-        @functools.wraps(function)
-        def guarded(*args: Any, **kwargs: Any) -> None:
-            try:
-                function(*args, **kwargs)
-            except KeyboardInterrupt as stop:
-                _complain("stopped; rows measured so far are kept, the next run goes on from there")
-                raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
-            except (ConfigError, ResultsError) as error:
-                _complain(str(error))
-                raise typer.Exit(2) from None
-            except OSError as error:
-                if not _is_about_writing(error):
-                    raise
-                _complain(str(error))
-                raise typer.Exit(2) from None
-
-        app.command(name, **options)(guarded)
-        return function
-
-    return register
-
-
 class _Terminated(KeyboardInterrupt):
     """SIGTERM. asyncio lets nothing but a KeyboardInterrupt out of a running cell."""
 
@@ -108,7 +98,7 @@ def _complain(text: str) -> None:
     print(f"fusedlib: {text}", file=sys.stderr)
 
 
-@_command("list")
+@app.command("list")
 def list_(config: StudyFile = None) -> None:
     """The notebooks in their order, what they ask, and their parameters."""
     from fusedlib.study.running import parameters
@@ -117,15 +107,15 @@ def list_(config: StudyFile = None) -> None:
         state = read_metadata(copy_path(study.name))
         last = f"{state['status']}, {state['profile']}" if state else "not run yet"
         print(f"{study.name}  {study.title}  ({last})\n    {study.question}")
-        for parameter in parameters.read_required(study.notebook).values():
+        for parameter in parameters.read(study.notebook).values():
             if parameter.name != "profile":
                 given = [f"{p} {study.profiles[p].get(parameter.name, parameter.default)!r}"
                          for p in configs.PROFILES]  # fmt: skip
-                print(f"    {parameter.name}: {parameter.written_type}  {', '.join(given)}"
+                print(f"    {parameter.name}: {parameter.type}  {', '.join(given)}"
                       f"  # {parameter.help}")  # fmt: skip
 
 
-@_command()
+@app.command()
 def run(
     profile: Profile = configs.AUTO, only: Only = None, settings: Settings = None,
     fresh: Fresh = False, config: StudyFile = None,
@@ -134,7 +124,7 @@ def run(
     _exit_for(_run(configs.load(config), profile, only, settings, fresh, frame=False))
 
 
-@_command()
+@app.command()
 def report(
     profile: Profile = configs.AUTO, only: Only = None, settings: Settings = None,
     fresh: Fresh = False, config: StudyFile = None,
@@ -146,7 +136,7 @@ def report(
     _exit_for(failed)
 
 
-@_command()
+@app.command()
 def record(
     only: Only = None, config: StudyFile = None,
     name: Annotated[str, typer.Option(help="name of the recording")] = "",
@@ -160,22 +150,22 @@ def record(
     loaded = configs.load(config)
     cases: set[str] = set()
     for study in loaded.select(_names(only)):
-        cases |= recording.cases_of(recording.claims_of(study.notebook))
+        cases |= recording.cases_of(recording.analysis_of(study.notebook).claims)
     listed = paths.build_dir() / "record" / "cases.txt"
-    write_text(listed, "\n".join(sorted(cases)))
+    write_whole(listed, "\n".join(sorted(cases)))
     os.environ[results.CASES] = str(listed.absolute())
     os.environ.setdefault(results.RECORDING, name or f"{datetime.now(UTC):%Y-%m-%d.%H%M}")
     print(f"recording {os.environ[results.RECORDING]}: {len(cases)} cases that claims rest on")
     _exit_for(_run(loaded, "full", only, None, False, frame=False))
 
 
-@_command()
-def render(config: StudyFile = None) -> None:
+@app.command("render")
+def render_(config: StudyFile = None) -> None:
     """Render the report again from the executed notebooks."""
     _render(configs.load(config))
 
 
-@_command()
+@app.command()
 def figures(only: Only = None, config: StudyFile = None) -> None:
     """Draw the paper's figures, with their data, into `figures/` from the recorded rows."""
     import tempfile
@@ -192,7 +182,7 @@ def figures(only: Only = None, config: StudyFile = None) -> None:
     print("\n".join(str(path.relative_to(paths.ROOT)) for path in written))
 
 
-@_command("slides")
+@app.command("slides")
 def slides_() -> None:
     """Make the slides, `slides.html` and `slides.pdf`, from the recorded rows."""
     import tempfile
@@ -200,20 +190,16 @@ def slides_() -> None:
     # Before torch is there: what a notebook trains is tiny, and two threads wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from fusedlib.study import recording, slides
-    from fusedlib.study.report.combine import ReportError
 
     build = paths.build_dir()
     check_writable(build)
     with tempfile.TemporaryDirectory(prefix="fusedlib-slides-") as name:
         recording.executed(configs.load(), Path(name))
-        try:
-            written = slides.write(Path(name), build)
-        except ReportError as error:
-            raise WriteError(str(error)) from None
+        written = slides.write(Path(name), build)
     print("\n".join(f"{path.absolute()}\n{path.absolute().as_uri()}" for path in written))
 
 
-@_command()
+@app.command()
 def machine() -> None:
     """What a row says about this machine, as JSON."""
     from fusedlib.bench import machine as machines
@@ -222,7 +208,7 @@ def machine() -> None:
     print(json.dumps(facts, indent=2, ensure_ascii=False))
 
 
-@_command("import-rows")
+@app.command("import-rows")
 def import_rows(
     folder: Annotated[Path, typer.Argument(help="results folder of another machine or clone")],
 ) -> None:
@@ -235,7 +221,7 @@ def import_rows(
     print(results.import_rows(folder, paths.results_dir()))
 
 
-@_command()
+@app.command()
 def doctor() -> None:
     """Whether this Python has what is needed (`--for study|test|lint|lab`)."""
     # Runs from __main__, without typer, which may itself be missing; here for the help.
@@ -244,7 +230,7 @@ def doctor() -> None:
     raise typer.Exit(doctors.main([]))
 
 
-@_command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def lab(context: typer.Context) -> None:
     """Open JupyterLab on the first notebook, with this Python as the kernel of all."""
     from fusedlib.study.running import kernel, trust
@@ -253,7 +239,7 @@ def lab(context: typer.Context) -> None:
     # A folder on JUPYTER_PATH goes before the kernels that the user's home registers.
     folder = paths.build_dir() / "jupyter"
     spec = folder / "kernels" / "python3" / "kernel.json"
-    write_text(spec, json.dumps(kernel.kernel_spec(), indent=2))
+    write_whole(spec, json.dumps(kernel.kernel_spec(), indent=2))
     search = os.pathsep.join(filter(None, [str(folder.absolute()), os.environ.get("JUPYTER_PATH")]))
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={paths.ROOT}"]
     first = configs.load().studies[0].notebook.relative_to(paths.ROOT)
@@ -269,11 +255,9 @@ def _run(
     from fusedlib.study.running import runner
     from fusedlib.study.running.monitor import Monitor
 
-    studies = config.select(_names(only))
+    parts = [*config.select(_names(only)), *([config.frame] if frame else [])]
     chosen, why = configs.choose_profile(profile)
-    jobs = runner.plan(studies, settings or [], chosen)
-    if frame:
-        jobs.append(runner.plan_frame(config, chosen))
+    jobs = runner.plan(parts, settings or [], chosen)
     print(f"profile {chosen}: {why}", flush=True)
     began = time.monotonic()
     monitor = Monitor(sum(job.cells for job in jobs), len(jobs))
@@ -300,33 +284,20 @@ def _fresh_in_environment() -> bool:
 
 
 def _render(config: Config) -> None:
-    from fusedlib.study.report.render import ReportError, Section, render
+    from fusedlib.study.report import render
 
     began = time.monotonic()
     build = paths.build_dir()
     check_writable(build)
-    parts = [(s.name, s.title, s.question) for s in config.studies] + [(FRAME, "Report", "")]
-    sections = [Section(*_section(name, title), question) for name, title, question in parts]
+    sections = render.sections(config, build)
     if sections[-1].notebook is None:
         raise ConfigError("the report's frame has not been executed yet; run `make report`")
-    try:
-        rendered = render(sections, build)
-    except ReportError as error:
-        raise WriteError(str(error)) from None
+    rendered = render.render(sections, build)
     seconds = time.monotonic() - began
     print(f"rendered in {seconds:.1f} s")
     for path in (rendered.html, rendered.pdf):
         print(f"  {path.absolute()}\n  {path.absolute().as_uri()}")
     print(f"  executed notebooks: {(build / 'notebooks').absolute()}")
-
-
-def _section(name: str, title: str) -> tuple[str, str, Path | None, str | None, str]:
-    """Name, title, executed copy, error and profile of a part of the report."""
-    copy = copy_path(name)
-    noted = read_metadata(copy)
-    if not noted:
-        return name, title, None, f"not executed yet; `make report ONLY={name}` does it", ""
-    return name, title, copy, noted.get("error"), noted.get("profile", "")
 
 
 def _exit_for(failed: bool) -> None:

@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -28,8 +28,8 @@ from fusedlib.study.running.config import STATIC
 TABLE_MIME = "application/vnd.fusedlib.table+json"
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NUMBER = re.compile(r"[−+±<>≤≥≈~]*\s*\d[\d,.  ]*(e[+-]?\d+)?(\s*([×±%–(/]|[^\W\d]).*)?")
-# A figure with its interval stays on one line.
-_UNBROKEN = {"left": "", "right": "; white-space: nowrap"}
+LONG = 44
+"""Characters from which a cell of the report may wrap."""
 
 
 def prose(text: str) -> None:
@@ -222,22 +222,48 @@ def table_json(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def table_html(content: dict[str, Any]) -> str:
-    """HTML of a table's JSON for JupyterLab: header groups span, row names are headers."""
-    rows = [
-        f"<tr>{''.join(_row_cells(row, content['stub'], content['align']))}</tr>"
-        for row in content["rows"]
-    ]
+def table_html(content: Mapping[str, Any]) -> str:
+    """HTML of a table's JSON for JupyterLab."""
+    head, body = table_rows(content)
     note = content.get("note")
     return (
         f"<table class='fusedlib' id='{html.escape(content['name'])}'>"
         f"<caption style='text-align: left'>{_inline(content['caption'])}</caption>"
-        f"<thead>{''.join(header_rows(content))}</thead><tbody>{''.join(rows)}</tbody></table>"
+        f"<thead>{head}</thead><tbody>{body}</tbody></table>"
         + (f"<p class='fusedlib-note'>{_inline(note)}</p>" if note else "")
     )
 
 
-def header_groups(columns: list[list[str]]) -> list[tuple[str, int]]:
+def table_rows(content: Mapping[str, Any]) -> tuple[str, str]:
+    """Head and body of a table: header groups span, row names are headers.
+
+    Looks stand in classes for the report's style sheet, and again in `style` for JupyterLab, which
+    takes no style sheet.
+    """
+    columns, align, stub = content["columns"], content["align"], content["stub"]
+    head = ""
+    if len(columns[0]) == 2:
+        groups = [
+            f'<th scope="colgroup" colspan="{span}" class="group" style="text-align: center">'
+            f"{html.escape(label)}</th>"
+            if label
+            else f'<td colspan="{span}"></td>'
+            for label, span in header_groups(columns)
+        ]
+        head = f"<tr>{''.join(groups)}</tr>"
+    cells = [
+        f'<th scope="col" class="{side}" style="text-align: {side}">{html.escape(column[-1])}</th>'
+        for column, side in zip(columns, align, strict=True)
+    ]
+    rows: list[str] = []
+    for row in content["rows"]:
+        # A rule above the first row of a group of rows.
+        starts = ' class="start"' if stub > 1 and rows and row[0] else ""
+        rows.append(f"<tr{starts}>{''.join(_row_cells(row, stub, align))}</tr>")
+    return f"{head}<tr>{''.join(cells)}</tr>", "\n".join(rows)
+
+
+def header_groups(columns: Sequence[Sequence[str]]) -> list[tuple[str, int]]:
     """Neighbouring columns of one group as (label, span), from the top header level."""
     groups: list[tuple[str, int]] = []
     for top, *_ in columns:
@@ -248,34 +274,14 @@ def header_groups(columns: list[list[str]]) -> list[tuple[str, int]]:
     return groups
 
 
-def header_rows(content: dict[str, Any]) -> list[str]:
-    """`<tr>` elements of a table's header."""
-    columns, align = content["columns"], content["align"]
-    rows = []
-    if len(columns[0]) == 2:
-        cells = [
-            f'<th scope="colgroup" colspan="{span}" style="text-align: center" class="group">'
-            f"{html.escape(label)}</th>"
-            if label
-            else f'<td colspan="{span}"></td>'
-            for label, span in header_groups(columns)
-        ]
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    cells = [
-        f'<th scope="col" style="text-align: {side}">{html.escape(column[-1])}</th>'
-        for column, side in zip(columns, align, strict=True)
-    ]
-    rows.append(f"<tr>{''.join(cells)}</tr>")
-    return rows
-
-
-def _row_cells(row: Iterable[str], stub: int, align: list[str]) -> list[str]:
-    return [
-        f'<th scope="row" style="text-align: {side}">{html.escape(cell)}</th>'
-        if at < stub
-        else f'<td style="text-align: {side}{_UNBROKEN[side]}">{html.escape(cell)}</td>'
-        for at, (cell, side) in enumerate(zip(row, align, strict=True))
-    ]
+def _row_cells(row: Sequence[str], stub: int, align: Sequence[str]) -> Iterator[str]:
+    for at, (cell, side) in enumerate(zip(row, align, strict=True)):
+        tag, scope = ("th", ' scope="row"') if at < stub else ("td", "")
+        # A figure with its interval stays on one line.
+        unbroken = "; white-space: nowrap" if tag == "td" and side == "right" else ""
+        looks = f'class="{side}{" long" if len(cell) > LONG else ""}"'
+        style = f'style="text-align: {side}{unbroken}"'
+        yield f"<{tag}{scope} {looks} {style}>{html.escape(cell)}</{tag}>"
 
 
 def _stub(frame: pd.DataFrame) -> list[tuple[str, list[str]]]:
@@ -355,14 +361,12 @@ def captured() -> Iterator[list[dict[str, Any]]]:
         _CAPTURES.remove(outputs)
 
 
-def _emit(
-    data: dict[str, Any], meaning: dict[str, Any], metadata: dict[str, Any] | None = None
-) -> None:
+def _emit(data: dict[str, Any], meaning: dict[str, Any]) -> None:
     """Publish one output; outside a notebook the plain text is printed."""
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.display import display as publish
 
-    known = {"fusedlib": meaning, **(metadata or {})}
+    known = {"fusedlib": meaning}
     if _CAPTURES:
         _CAPTURES[-1].append({"output_type": "display_data", "data": data, "metadata": known})
     elif InteractiveShell.initialized():

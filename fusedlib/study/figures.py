@@ -4,15 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import nbformat
-
 from fusedlib import paths
 from fusedlib.study.report.combine import PAPER
-from fusedlib.study.report.outputs import tags
-from fusedlib.study.style import INK
+from fusedlib.study.report.outputs import shown
+from fusedlib.study.style import INK, PAPER_INK
 
 FOLDER = paths.ROOT / "figures"
-_GROUND, _INK = "#ffffff", "#1b1d21"
 
 
 @dataclass(frozen=True)
@@ -32,13 +29,11 @@ def drawn(folder: Path) -> Iterator[Drawn]:
     """
     names = set()
     for path in sorted((folder / "notebooks").glob("*.ipynb")):
-        cells = [c for c in nbformat.read(path, as_version=4).cells if PAPER in tags(c)]
-        for output in (o for cell in cells for o in cell.get("outputs", [])):
-            shown = output.get("metadata", {}).get("fusedlib", {})
-            if shown.get("kind") != "figure":
+        for output, meaning in shown(path, PAPER):
+            if meaning.get("kind") != "figure":
                 continue
-            name = shown["name"]
-            if not shown["data"]:
+            name = meaning["name"]
+            if not meaning["data"]:
                 raise ValueError(
                     f"{path.name}: the figure {name} has no data beside it; draw it with "
                     "fusedlib.study.plots, or give display.figure the data"
@@ -46,16 +41,16 @@ def drawn(folder: Path) -> Iterator[Drawn]:
             if name in names:
                 raise ValueError(f"{path.name}: another notebook has a figure {name}")
             names.add(name)
-            yield Drawn(name, _on_white(output["data"]["image/svg+xml"]), shown["data"])
+            yield Drawn(name, _on_white(output["data"]["image/svg+xml"]), meaning["data"])
 
 
-def write(figures: Iterator[Drawn], folder: Path = FOLDER) -> list[Path]:
+def write(figures: Iterator[Drawn]) -> list[Path]:
     """Write each figure's two files, and give back their paths."""
-    folder.mkdir(exist_ok=True)
+    FOLDER.mkdir(exist_ok=True)
     written = []
     for figure in figures:
         for suffix, text in ((".svg", figure.svg), (".csv", figure.csv)):
-            written.append(folder / f"{figure.name}{suffix}")
+            written.append(FOLDER / f"{figure.name}{suffix}")
             written[-1].write_text(text, encoding="utf-8")
     return written
 
@@ -63,5 +58,5 @@ def write(figures: Iterator[Drawn], folder: Path = FOLDER) -> list[Path]:
 def _on_white(svg: str) -> str:
     """In dark ink on white: the page of a repository may be dark, and shows the file as it is."""
     at = svg.index(">", svg.index("<svg")) + 1
-    ground = f'<rect width="100%" height="100%" fill="{_GROUND}"/>'
-    return (svg[:at] + ground + svg[at:]).replace(INK, _INK)
+    ground = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    return (svg[:at] + ground + svg[at:]).replace(INK, PAPER_INK)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pandas as pd
 
 from fusedlib import paths
 from fusedlib.study.display import TABLE_MIME
 from fusedlib.study.formats import MISSING
 from fusedlib.study.report.html import plain_text
+from fusedlib.study.report.outputs import shown
 from fusedlib.study.report.pandoc import with_units
 from fusedlib.study.running import config
 
@@ -57,27 +57,23 @@ def stated(folder: Path | None = None) -> Iterator[Stated]:
         folder: of products; by default the one that the runner writes to.
     """
     for study in config.load().studies:
-        for _, shown in _outputs(study.name, folder):
-            if shown.get("kind") == "claim":
-                known = (shown["name"], shown["sentence"], shown["headline"], shown["numbers"])
-                yield Stated(study.name, study.title, *known, shown["verdicts"])
+        for _, said in shown(_copy(study.name, folder)):
+            if said.get("kind") == "claim":
+                known = (said["name"], said["sentence"], said["headline"], said["numbers"])
+                yield Stated(study.name, study.title, *known, said["verdicts"])
 
 
 def table_of(study: str, name: str, folder: Path | None = None) -> dict[str, Any] | None:
     """What `display.table_json` says of a table that an executed notebook shows, else None."""
-    for output, shown in _outputs(study, folder):
-        if shown.get("kind") == "table" and shown["name"] == name:
+    for output, said in shown(_copy(study, folder)):
+        if said.get("kind") == "table" and said["name"] == name:
             content: dict[str, Any] = output["data"][TABLE_MIME]
             return content
     return None
 
 
-def _outputs(study: str, folder: Path | None) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Outputs of an executed notebook, each with what `display` says of it."""
-    copy = (folder or paths.build_dir()) / "notebooks" / f"{study}.ipynb"
-    cells = nbformat.read(copy, as_version=4).cells if copy.exists() else []
-    for output in (o for cell in cells for o in cell.get("outputs", [])):
-        yield output, output.get("metadata", {}).get("fusedlib", {})
+def _copy(study: str, folder: Path | None) -> Path:
+    return (folder or paths.build_dir()) / "notebooks" / f"{study}.ipynb"
 
 
 def table() -> pd.DataFrame:

@@ -33,8 +33,8 @@ class Picture:
 
 def lines(
     frame: pd.DataFrame, x: str, y: str, by: str, *, panel: str | None = None, spec: str = "",
-    xspec: str = "", logx: bool = False, logy: bool = False, low: str | None = None,
-    high: str | None = None, reference: float | None = None, xlabel: str | None = None,
+    logx: bool = False, logy: bool = False, low: str | None = None, high: str | None = None,
+    reference: float | None = None, xlabel: str | None = None,
     ylabel: str | None = None, height: float = 3.0, columns: int = 2, share: bool = True,
     zero: bool = False,
 ) -> Picture:  # fmt: skip
@@ -47,7 +47,6 @@ def lines(
         by: column of names.
         panel: column that makes panels.
         spec: format of y; its unit stands in the axis's title.
-        xspec: format of x.
         logx: logarithmic axis.
         logy: the same of y, for all panels.
         low: column of a band's lower end.
@@ -72,27 +71,28 @@ def lines(
             full = line.drop_duplicates(x).set_index(x).reindex(grid)
             style.line(
                 ax, grid, full[y], str(name), full[low] if low else None,
-                full[high] if high else None, label=style.label(str(name)),
+                full[high] if high else None,
             )  # fmt: skip
             last = line.sort_values(x).iloc[-1]
             ends.append((float(last[x]), float(last[y]), str(name)))
-        _scales(ax, logx, logy, grid, xspec, spec)
+        _scales(ax, logx, logy, grid, spec)
         if zero and not logy:
             ax.set_ylim(bottom=0)
-        _reference(ax, reference)
+        if reference is not None:
+            style.reference_line(ax, y=reference)
         ax.set_xlabel(xlabel or x)
         labelled.append((ax, ends))
     for ax, ends in labelled:  # when every panel has widened the axis that they share
         _end_labels(ax, ends)
     axes[0].set_ylabel(_title(ylabel or y, spec))
-    return Picture(fig, data, _alt("Lines", data, x, y, by, panel, spec, xspec, ylabel))
+    return Picture(fig, data, _alt("Lines", data, x, y, by, panel, spec, ylabel))
 
 
 def points(
     frame: pd.DataFrame, x: str, y: str, by: str, *, panel: str | None = None, spec: str = "",
     logx: bool = False, low: str | None = None, high: str | None = None,
-    reference: float | None = None, xlabel: str | None = None, ylabel: str | None = None,
-    height: float | None = None, columns: int = 2,
+    reference: float | None = None, xlabel: str | None = None, height: float | None = None,
+    columns: int = 2,
 ) -> Picture:  # fmt: skip
     """A row a category in `y`, a marker a name in `by` at its value `x`, bars from low to high.
 
@@ -112,15 +112,10 @@ def points(
                 order.index(v) - (beside[v].index(name) - (len(beside[v]) - 1) / 2) * apart
                 for v in own[y]
             ]
-            centre = own[x].to_numpy(dtype=float)
-            error = None
-            if low and high:
-                ends = [centre - own[low].to_numpy(float), own[high].to_numpy(float) - centre]
-                error = np.clip(np.stack(ends), 0, None)
             ax.errorbar(
-                centre, rows, xerr=error, fmt=style.marker(str(name)), markersize=4.5,
-                color=style.colour(str(name)), markeredgewidth=0, elinewidth=1.1, capsize=2,
-                label=style.label(str(name)),
+                own[x].to_numpy(float), rows, xerr=_error_bars(own, x, low, high),
+                fmt=style.marker(str(name)), markersize=4.5, color=style.colour(str(name)),
+                markeredgewidth=0, elinewidth=1.1, capsize=2, label=style.label(str(name)),
             )  # fmt: skip
         ax.set_yticks(range(len(order)), [str(v) for v in order])
         ax.set_ylim(-0.6, len(order) - 0.4)
@@ -137,14 +132,13 @@ def points(
             style.reference_line(ax, x=reference)
         ax.set_xlabel(_title(xlabel or x, spec))
     style.legend(fig)
-    return Picture(fig, data, _alt("Points", data, y, x, by, panel, spec, "", xlabel))
+    return Picture(fig, data, _alt("Points", data, y, x, by, panel, spec, xlabel))
 
 
 def bars(
     frame: pd.DataFrame, x: str, y: str, by: str, *, panel: str | None = None, spec: str = "",
-    stacked: bool = False, low: str | None = None, high: str | None = None, logx: bool = False,
-    reference: float | None = None, xlabel: str | None = None, height: float | None = None,
-    columns: int = 2, values: bool = True,
+    stacked: bool = False, low: str | None = None, high: str | None = None,
+    xlabel: str | None = None, columns: int = 2, values: bool = True,
 ) -> Picture:  # fmt: skip
     """Lying bars of length `x`, a row a category in `y`; parts named in `by` stacked or beside.
 
@@ -154,7 +148,7 @@ def bars(
     order = list(dict.fromkeys(data[y]))[::-1]
     names = list(dict.fromkeys(data[by]))
     each = 1 if stacked else len(names)
-    tall = height or 0.9 + 0.2 * len(order) * max(each, 1.4)
+    tall = 0.9 + 0.2 * len(order) * max(each, 1.4)
     fig, axes = _panels(data, panel, tall, columns, True, sharey=True)
     for ax, part in _each(axes, data, panel):
         start = np.zeros(len(order))
@@ -164,12 +158,11 @@ def bars(
             length = own[x].to_numpy(dtype=float)
             shift = 0.0 if stacked else -(at - (each - 1) / 2) * size
             rows = np.arange(len(order)) + shift
-            style.bars(
-                ax, rows.tolist(), np.nan_to_num(length).tolist(), str(name),
-                start=start.tolist() if stacked else 0.0, size=size * 0.94,
-                label=style.label(str(name)),
-                low=own[low].fillna(0).tolist() if low else None,
-                high=own[high].fillna(0).tolist() if high else None,
+            error = _error_bars(own, x, low, high)
+            ax.barh(
+                rows, np.nan_to_num(length), height=size * 0.94, left=start if stacked else 0.0,
+                xerr=None if error is None else np.nan_to_num(error), ecolor=style.INK, capsize=2.5,
+                color=style.colour(str(name)), linewidth=0.0, label=style.label(str(name)),
             )  # fmt: skip
             if stacked:
                 start = start + np.nan_to_num(length)
@@ -179,18 +172,14 @@ def bars(
             sums = np.where(start > 0, start, np.nan)
             _at_ends(ax, np.arange(len(order)), sums, spec, sums)
         ax.set_yticks(range(len(order)), [style.label(str(v)) for v in order])
-        if logx:
-            ax.set_xscale("log")
-        if reference is not None:
-            style.reference_line(ax, x=reference)
         ax.margins(x=0.14 if values else 0.04)
-        ax.set_xlim(left=None if logx else 0)
+        ax.set_xlim(left=0)
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
         ax.grid(axis="y", visible=False)
         ax.set_xlabel(_title(xlabel or x, spec))
     if len(names) > 1:
         style.legend(fig)
-    return Picture(fig, data, _alt("Bars", data, y, x, by, panel, spec, "", xlabel))
+    return Picture(fig, data, _alt("Bars", data, y, x, by, panel, spec, xlabel))
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -230,7 +219,15 @@ def _each(
         yield ax, part
 
 
-def _scales(ax: Axes, logx: bool, logy: bool, grid: list, xspec: str, spec: str) -> None:
+def _error_bars(rows: pd.DataFrame, x: str, low: str | None, high: str | None) -> np.ndarray | None:
+    """How far error bars reach to both sides of a value, as matplotlib takes it."""
+    if not low or not high:
+        return None
+    ends = np.stack([rows[x] - rows[low], rows[high] - rows[x]]).astype(float)
+    return np.clip(ends, 0, None)
+
+
+def _scales(ax: Axes, logx: bool, logy: bool, grid: list, spec: str) -> None:
     if logx:
         ax.set_xscale("log", base=2)
     if logy:
@@ -238,15 +235,10 @@ def _scales(ax: Axes, logx: bool, logy: bool, grid: list, xspec: str, spec: str)
         ax.yaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
     if len(grid) <= 10 and all(isinstance(v, int | np.integer) for v in grid):
-        ax.set_xticks(grid, [formatted(v, xspec or ",d") for v in grid])
+        ax.set_xticks(grid, [formatted(v, ",d") for v in grid])
         ax.xaxis.set_minor_locator(NullLocator())
         if len(grid) > 5:
             ax.tick_params(axis="x", labelsize=8, labelrotation=30)
-
-
-def _reference(ax: Axes, at: float | None) -> None:
-    if at is not None:
-        style.reference_line(ax, y=at)
 
 
 def _end_labels(ax: Axes, ends: list[tuple[float, float, str]]) -> None:
@@ -291,7 +283,7 @@ def _title(text: str, spec: str) -> str:
 
 def _alt(
     kind: str, data: pd.DataFrame, x: str, y: str, by: str, panel: str | None, spec: str,
-    xspec: str, label: str | None,
+    label: str | None,
 ) -> str:  # fmt: skip
     """What was drawn, name by name: the ends of each line, or every value where there are few."""
     if data.empty:
@@ -301,9 +293,6 @@ def _alt(
     for key, line in data.groupby(keys, sort=False, observed=True):
         names = ", ".join(style.label(str(k)) for k in (key if isinstance(key, tuple) else (key,)))
         shown = line if len(data) <= MOST_NAMED else line.iloc[[0, -1]].drop_duplicates()
-        told = [
-            f"{formatted(p[y], spec)} at {formatted(p[x], xspec) if xspec else p[x]}"
-            for p in shown.to_dict("records")
-        ]
+        told = [f"{formatted(p[y], spec)} at {p[x]}" for p in shown.to_dict("records")]
         parts.append(f"{names}: {', '.join(told)}")
     return f"{kind}: {label or y} by {x}. {'; '.join(parts)}."

@@ -21,7 +21,7 @@ from fusedlib import paths
 from fusedlib.study import claims, display
 from fusedlib.study.claims import Claim
 from fusedlib.study.running.config import FRAME, STATIC, Config
-from fusedlib.study.running.products import copy_path
+from fusedlib.study.running.products import METADATA, copy_path
 
 MEASURE = "measure"
 NOBODY = "nobody"
@@ -37,6 +37,7 @@ class Analysis:
 
     def save(self, path: Path) -> None:
         """Write the notebook where an executed copy would lie."""
+        self.notebook.metadata[METADATA] = {"status": "ok", "profile": "full"}
         path.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(self.notebook, path)
 
@@ -82,13 +83,8 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
             analysis.save(copy_path(study.name))
             stated[study.name] = analysis.claims
         if not only:
-            analysis_of(config.frame).save(copy_path(FRAME))
+            analysis_of(config.frame.notebook).save(copy_path(FRAME))
     return stated
-
-
-def claims_of(notebook: Path) -> list[Claim]:
-    """The claims that a notebook states over the rows there are."""
-    return analysis_of(notebook).claims
 
 
 def cases_of(stated: list[Claim]) -> set[str]:

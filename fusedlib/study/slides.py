@@ -23,11 +23,20 @@ from fusedlib import paths
 from fusedlib.study import headlines
 from fusedlib.study.headlines import Stated
 from fusedlib.study.report import html, pandoc, svg
-from fusedlib.study.report.combine import FRAME, ReportError, combine
-from fusedlib.study.report.model import Abstract, Block, Document, Figure, Heading, Origin, Section
-from fusedlib.study.report.render import write_file
+from fusedlib.study.report.combine import combine
+from fusedlib.study.report.model import (
+    Abstract,
+    Block,
+    Document,
+    Figure,
+    Heading,
+    Origin,
+    ReportError,
+)
+from fusedlib.study.report.render import sections
 from fusedlib.study.running import config
-from fusedlib.study.style import INK
+from fusedlib.study.running.products import write_whole
+from fusedlib.study.style import INK, PAPER_INK
 
 MOST = 15
 """Slides of a deck."""
@@ -61,16 +70,17 @@ def write(products: Path, out_dir: Path) -> list[Path]:
         out_dir: gets the two files.
 
     Raises:
-        ReportError: see below, or a file cannot be read or written.
+        ReportError: see below, or a notebook cannot be read.
+        WriteError: a file cannot be written.
     """
-    parts = [(s.name, s.title, s.question) for s in config.load().studies] + [(FRAME, "Report", "")]
-    folder = products / "notebooks"
-    sections = [Section(n, t, folder / f"{n}.ipynb", None, "full", q) for n, t, q in parts]
-    document = combine(sections)
+    document = combine(sections(config.load(), products))
     deck = slides(document, headlines.stated(products))
     title = html.plain_text(document.title)
-    made = {"slides.html": page(deck, title).encode(), "slides.pdf": compiled(deck, title)}
-    return [write_file(out_dir / name, content) for name, content in made.items()]
+    text, printed = page(deck, title), compiled(deck, title)
+    return [
+        write_whole(out_dir / "slides.html", text),
+        write_whole(out_dir / "slides.pdf", printed),
+    ]
 
 
 def slides(document: Document, stated: Iterable[Stated]) -> list[Slide]:
@@ -151,7 +161,7 @@ def compiled(deck: Sequence[Slide], title: str) -> bytes:
 
         def saved(figure: Figure) -> dict[str, str]:
             path = folder / f"{figure.number}.svg"
-            path.write_text((figure.svg or "").replace(INK, "#1b1d21"), encoding="utf-8")
+            path.write_text((figure.svg or "").replace(INK, PAPER_INK), encoding="utf-8")
             return {"file": path.name, "alt": figure.alt}
 
         content = {"title": title, "slides": _converted(deck, "typst")}

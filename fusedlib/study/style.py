@@ -26,6 +26,9 @@ font_manager.fontManager.addfont(paths.TEMPLATES / "fonts" / "libertinus-serif-r
 INK = "#010203"
 """Colour of text, axes and ticks; the HTML report replaces it by the colour of its text."""
 
+PAPER_INK = "#1b1d21"
+"""The same in what is printed: the PDF's, the slides' and the committed figures'."""
+
 MUTED = "#828282"
 """Reference lines and grid."""
 
@@ -135,13 +138,10 @@ _RC: Any = {
 }
 
 
-def new(
-    width: float = 6.4, height: float = 3.2, ncols: int = 1, nrows: int = 1, **options: Any
-) -> tuple[Figure, Any]:
-    """A figure of `width` x `height` inches and its axes, outside pyplot's state.
+def new(height: float = 3.2, ncols: int = 1, nrows: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """A figure and its axes, outside pyplot's state; its 6.4 inches fill the PDF's text block.
 
     Args:
-        width: 6.4 fills the PDF's text block; the HTML page scales it.
         height: in inches.
         ncols: axes side by side.
         nrows: axes one above another.
@@ -151,7 +151,7 @@ def new(
         Figure and Axes, or an array of Axes when there are several.
     """
     with matplotlib.rc_context(_RC):
-        fig = Figure(figsize=(width, height), layout="constrained")
+        fig = Figure(figsize=(6.4, height), layout="constrained")
         axes = fig.subplots(nrows, ncols, **options)
     return fig, axes
 
@@ -164,7 +164,6 @@ def line(
     low: Sequence[float] | np.ndarray | None = None,
     high: Sequence[float] | np.ndarray | None = None,
     *,
-    label: str | None = None,
     markers: bool = True,
     **options: Any,
 ) -> None:
@@ -177,7 +176,7 @@ def line(
         "markersize": 4.0,
         "markeredgewidth": 0.0,
     }
-    ax.plot(x, y, label=label or name, **(drawn | options))
+    ax.plot(x, y, **({"label": label(name)} | drawn | options))
     if low is not None and high is not None:
         ax.fill_between(x, low, high, color=colour(name), alpha=0.22, linewidth=0)
 
@@ -186,44 +185,6 @@ def points(ax: Axes, x: Sequence[float], y: Sequence[float], name: str, **option
     """Markers in the colour of `name`, without a line."""
     drawn: dict[str, Any] = {"linestyle": "", "markersize": 4.5}
     line(ax, x, y, name, **(drawn | options))
-
-
-def bars(
-    ax: Axes,
-    positions: Sequence[float],
-    values: Sequence[float],
-    name: str,
-    low: Sequence[float] | None = None,
-    high: Sequence[float] | None = None,
-    *,
-    label: str | None = None,
-    start: Sequence[float] | float = 0.0,
-    size: float = 0.8,
-    **options: Any,
-) -> None:
-    """Lying bars in the colour of `name`; `start` stacks them, `low` and `high` draw error bars.
-
-    Args:
-        ax: axes to draw on.
-        positions: where the bars stand on the category axis.
-        values: lengths of the bars.
-        name: provider or series.
-        low: lower end of the error bars.
-        high: upper end of the error bars.
-        label: in the legend instead of `name`.
-        start: where the bars begin.
-        size: thickness in units of the category axis.
-        options: go to matplotlib's `barh`.
-    """
-    length = np.asarray(values, dtype=float)
-    drawn: dict[str, Any] = {"color": colour(name), "linewidth": 0.0, "label": label or name}
-    if low is not None and high is not None:
-        end = length + np.asarray(start, dtype=float)
-        below = end - np.asarray(low, dtype=float)
-        above = np.asarray(high, dtype=float) - end
-        drawn |= {"xerr": np.clip(np.stack([below, above]), 0, None)}
-        drawn |= {"ecolor": INK, "capsize": 2.5}
-    ax.barh(positions, length, height=size, left=start, **(drawn | options))
 
 
 def reference_line(
@@ -273,23 +234,18 @@ def say_empty(fig: Figure) -> None:
             text(ax, 0.5, 0.5, "nothing measured", color=MUTED, **place)
 
 
-def legend(target: Axes | Figure, **options: Any) -> None:
-    """A frameless legend of an Axes, or of a whole Figure below its axes, each name once."""
-    axes = target.axes if isinstance(target, Figure) else [target]
+def legend(fig: Figure, ncols: int = 5) -> None:
+    """A frameless legend below the axes, each name once, in as many columns as fit."""
     entries: dict[str, Any] = {}
-    for ax in axes:
+    for ax in fig.axes:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(name, handle)
-    if not entries:
-        return
-    drawn: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": 9.0}
-    if not isinstance(target, Figure):
-        target.legend(entries.values(), entries.keys(), **(drawn | options))
-        return
-    drawn |= {"loc": "outside lower center"} | options
-    for ncols in range(drawn.pop("ncols", min(len(entries), 5)), 0, -1):
-        shown = target.legend(entries.values(), entries.keys(), ncols=ncols, **drawn)
-        if ncols == 1 or shown.get_window_extent().width <= target.bbox.width:
+    for columns in range(min(len(entries), ncols), 0, -1):
+        shown = fig.legend(
+            entries.values(), entries.keys(), ncols=columns, loc="outside lower center",
+            frameon=False, labelcolor=INK, fontsize=9.0,
+        )  # fmt: skip
+        if columns == 1 or shown.get_window_extent().width <= fig.bbox.width:
             return
         shown.remove()
 

@@ -1,7 +1,7 @@
 """Study notebooks spliced into the report's frame: one document, numbered, with unique anchors."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,10 @@ from fusedlib.study.report.model import (
     Heading,
     Origin,
     Prose,
+    ReportError,
     Section,
     Table,
+    with_markdown,
 )
 from fusedlib.study.report.outputs import (
     Numbering,
@@ -31,19 +33,14 @@ from fusedlib.study.report.outputs import (
     tags,
     was_executed,
 )
+from fusedlib.study.running.config import FRAME
 
-FRAME = "report"
 PAPER, APPENDIX = "paper", "appendix"
-PAPERMILL_ERROR = "papermill-error-cell-tag"
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?:#([^)\s]+)|([\w/.-]*?)([\w-]+)\.ipynb(?:#[^)\s]*)?)\)")
 _KINDS = ("", "Figure", "Table", "Section")
 
 Placed = tuple[str, Block]
 """A block and the notebook that it comes from."""
-
-
-class ReportError(RuntimeError):
-    """The report cannot be made; the message says why and what to do."""
 
 
 def load(notebook: Path) -> Any:
@@ -65,7 +62,7 @@ def load(notebook: Path) -> Any:
         ) from error
 
 
-def combine(sections: Sequence[Section], title: str = "Report") -> Document:
+def combine(sections: Sequence[Section]) -> Document:
     """All sections as one document.
 
     Args:
@@ -73,13 +70,12 @@ def combine(sections: Sequence[Section], title: str = "Report") -> Document:
             `studies`, `details` and `floats` give way to the studies' cells tagged `paper`, to
             those tagged `appendix`, and to the list of tables and figures. Without a frame the
             studies stand alone.
-        title: of a report without a frame.
 
     Raises:
         ReportError: an executed notebook cannot be read.
     """
     numbering = Numbering()
-    title, lead, placed = _split_title(list(_placed(sections, numbering)), title)
+    title, lead, placed = _split_title(list(_placed(sections, numbering)))
     return Document(title, lead, tuple(resolved(list(_numbered(placed)), _addresses(sections))))
 
 
@@ -117,10 +113,10 @@ def _framed(block: Block, found: list[str]) -> Block:
     return block
 
 
-def _split_title(placed: list[Placed], title: str) -> tuple[str, str, list[Placed]]:
+def _split_title(placed: list[Placed]) -> tuple[str, str, list[Placed]]:
     """Title, the paragraphs under it, and the rest."""
     if not placed or not isinstance(placed[0][1], Heading) or placed[0][1].level != 1:
-        return title, "", placed
+        return "Report", "", placed
     title, rest, lead = placed[0][1].text, placed[1:], []
     while rest and isinstance(rest[0][1], Prose):
         lead.append(rest.pop(0)[1].text)  # type: ignore[union-attr]
@@ -160,7 +156,7 @@ def _ran(section: Section) -> list[Any]:
     """The cells of an executed notebook; a failed one ends with the last cell that ran."""
     if section.notebook is None:
         return []
-    cells = [c for c in load(section.notebook).cells if PAPERMILL_ERROR not in tags(c)]
+    cells: list[Any] = load(section.notebook).cells
     outputs = [o for cell in cells for o in cell.get("outputs", [])]
     if not section.error and not any(o.output_type == "error" for o in outputs):
         return cells
@@ -262,18 +258,4 @@ def resolved(placed: Sequence[Placed], notebooks: Mapping[str, str]) -> Iterator
         return f"[{titles[place] if text in _KINDS else text}](#{place})"
 
     for origin, block in placed:
-        yield _with_links(block, partial(mended, origin))
-
-
-def _with_links(block: Block, mend: Callable[[str], str]) -> Block:
-    if isinstance(block, Prose | Abstract):
-        return replace(block, text=mend(block.text))
-    if isinstance(block, Claim):
-        return replace(block, sentence=mend(block.sentence))
-    if isinstance(block, Table):
-        return replace(
-            block, caption=mend(block.caption), note=mend(block.note) if block.note else None
-        )
-    if isinstance(block, Figure):
-        return replace(block, caption=mend(block.caption))
-    return block
+        yield with_markdown(block, partial(mended, origin))

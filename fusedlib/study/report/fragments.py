@@ -1,50 +1,38 @@
 """All Markdown of a document converted at once: starting pandoc costs more than its work."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from fusedlib.study.report import pandoc
 from fusedlib.study.report.model import (
     Abstract,
     Block,
-    Claim,
     Document,
-    Figure,
-    Heading,
-    Origin,
     Prose,
-    Table,
+    markdown_of,
+    with_markdown,
 )
 
 
-@dataclass(frozen=True)
-class Fragments:
-    """Converted Markdown by its source; every text of the document's blocks is there."""
+def converted(
+    document: Document, target: str, checked: Callable[[str, str], str] | None = None
+) -> Document:
+    """A document whose Markdown is written as `target`, "html" or "typst".
 
-    blocks: dict[str, str]
-    lines: dict[str, str]
+    Args:
+        document: numbered and linked, in Markdown.
+        target: see `pandoc.convert`.
+        checked: takes a text in Markdown and as `target`, and gives back what shall stand there.
+    """
+    texts, lines = {document.lead: ""}, {document.title: ""}
 
-    @classmethod
-    def of(cls, document: Document, target: str) -> "Fragments":
-        """All Markdown of a document as `target`, "html" or "typst"."""
-        texts = [b.text for b in document.blocks if isinstance(b, Prose | Abstract)]
-        blocks = dict.fromkeys([document.lead, *texts])
-        lines = dict.fromkeys([document.title, *_lines(document.blocks)])
-        return cls(
-            dict(zip(blocks, pandoc.convert(list(blocks), target), strict=True)),
-            dict(zip(lines, pandoc.convert_inline(list(lines), target), strict=True)),
-        )
+    def kind(block: Block) -> dict[str, str]:
+        return texts if isinstance(block, Prose | Abstract) else lines
 
-
-def _lines(blocks: Iterable[Block]) -> Iterator[str]:
-    for block in blocks:
-        if isinstance(block, Heading):
-            yield block.text
-        elif isinstance(block, Origin):
-            yield block.question
-        elif isinstance(block, Claim):
-            yield block.sentence
-        elif isinstance(block, Table | Figure):
-            yield block.caption
-            if isinstance(block, Table) and block.note:
-                yield block.note
+    for block in document.blocks:
+        kind(block).update(dict.fromkeys(markdown_of(block).values(), ""))
+    for found, convert in ((texts, pandoc.convert), (lines, pandoc.convert_inline)):
+        found.update(zip(found, convert(list(found), target), strict=True))
+        if checked:
+            found.update({text: checked(text, done) for text, done in found.items()})
+    blocks = [with_markdown(block, kind(block).__getitem__) for block in document.blocks]
+    return Document(lines[document.title], texts[document.lead], tuple(blocks))

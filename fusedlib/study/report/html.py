@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jinja2
+from pygments import highlight  # type: ignore[import-untyped]
+from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
+from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
 
 from fusedlib import paths
-from fusedlib.study.display import header_rows
+from fusedlib.study.display import LONG, table_rows
 from fusedlib.study.report import model, svg
-from fusedlib.study.report.code import highlighted
-from fusedlib.study.report.fragments import Fragments
+from fusedlib.study.report.fragments import converted
 
 _FACES = (
     ("STIX Two Math Subset", "stix-two-math-subset.woff2", "woff2", ""),
@@ -20,7 +22,6 @@ _FACES = (
     ("Libertinus Serif", "libertinus-serif-italic.woff", "woff", "font-style: italic; "),
     ("Libertinus Serif", "libertinus-serif-bold.woff", "woff", "font-weight: 600 800; "),
 )
-_LONG = 44  # characters from which a cell may wrap
 
 
 def page(document: model.Document, *, home: str | None = None) -> str:
@@ -30,7 +31,7 @@ def page(document: model.Document, *, home: str | None = None) -> str:
         document: numbered, with unique anchors.
         home: relative address of the report, for a notebook's page; None for the report itself.
     """
-    fragments = Fragments.of(document, "html")
+    written = converted(document, "html")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(paths.TEMPLATES),
         autoescape=True,
@@ -38,13 +39,12 @@ def page(document: model.Document, *, home: str | None = None) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    title = fragments.lines[document.title]
     return environment.get_template("page.html.j2").render(
-        title=title,
+        title=written.title,
         plain_title=plain_text(document.title),
-        lead=fragments.blocks[document.lead],
-        contents=_contents(document.blocks, fragments),
-        body="\n".join(_block(block, fragments) for block in document.blocks),
+        lead=written.lead,
+        contents=_contents(written.blocks),
+        body="\n".join(_WRITERS[type(block)](block) for block in written.blocks),
         style=(paths.TEMPLATES / "page.css").read_text(encoding="utf-8"),
         script=(paths.TEMPLATES / "page.js").read_text(encoding="utf-8"),
         fonts=font_faces(),
@@ -71,13 +71,13 @@ def plain_text(markdown: str) -> str:
     return re.sub(r"(?<!\\)[`*$]", "", text).replace("\\", "")
 
 
-def _contents(blocks: Iterable[model.Block], fragments: Fragments) -> list[dict[str, Any]]:
+def _contents(blocks: Iterable[model.Block]) -> list[dict[str, Any]]:
     """Entries of the table of contents: sections, each with its subsections."""
     entries: list[dict[str, Any]] = []
     for block in blocks:
         if not isinstance(block, model.Heading) or block.level > 2:
             continue
-        text = re.sub(r"</?a\b[^>]*>", "", fragments.lines[block.text])
+        text = re.sub(r"</?a\b[^>]*>", "", block.text)
         entry = {"anchor": block.anchor, "number": block.number, "text": text, "parts": []}
         if block.level == 1 or not entries:
             entries.append(entry)
@@ -86,79 +86,48 @@ def _contents(blocks: Iterable[model.Block], fragments: Fragments) -> list[dict[
     return entries
 
 
-def _block(block: model.Block, fragments: Fragments) -> str:
-    write: Callable[[Any, Fragments], str] = _WRITERS[type(block)]
-    return write(block, fragments)
-
-
-def _heading(block: model.Heading, fragments: Fragments) -> str:
+def _heading(block: model.Heading) -> str:
     tag = f"h{min(block.level + 1, 6)}"
     number = f'<span class="number">{block.number}</span> ' if block.number else ""
-    return f'<{tag} id="{block.anchor}">{number}{fragments.lines[block.text]}</{tag}>'
+    return f'<{tag} id="{block.anchor}">{number}{block.text}</{tag}>'
 
 
-def _abstract(block: model.Abstract, fragments: Fragments) -> str:
+def _abstract(block: model.Abstract) -> str:
     return (
         f'<section class="abstract" aria-labelledby="abstract"><h2 id="abstract">Abstract</h2>\n'
-        f"{fragments.blocks[block.text]}\n</section>"
+        f"{block.text}\n</section>"
     )
 
 
-def _claim(block: model.Claim, fragments: Fragments) -> str:
+def _claim(block: model.Claim) -> str:
     verdicts = " · ".join(
         f"<strong>{html.escape(text)}</strong>" if fails else html.escape(text)
         for text, fails in block.verdicts
     )
     return (
-        f'<div class="claim" id="{block.anchor}"><p>{fragments.lines[block.sentence]}\n'
+        f'<div class="claim" id="{block.anchor}"><p>{block.sentence}\n'
         f'<span class="verdict">{verdicts}</span></p></div>'
     )
 
 
-def _table(block: model.Table, fragments: Fragments) -> str:
-    content = {
-        "columns": [list(c) for c in block.columns],
-        "align": [_side(s) for s in block.align],
-    }
-    head = "".join(header_rows(content)).replace(' style="text-align: center"', "")
-    head = re.sub(r'style="text-align: (\w+)"', r'class="\1"', head)
-    body = "\n".join(
-        f"<tr{_grouped(block, at)}>{''.join(_cells(block, row))}</tr>"
-        for at, row in enumerate(block.rows)
-    )
+def _table(block: model.Table) -> str:
+    head, body = (re.sub(r' style="[^"]*"', "", part) for part in table_rows(vars(block)))
     caption = f"{block.anchor}-caption"
     # The row's name stays in view when scrolled; beside long text all text may wrap.
     named = " named" if block.stub == 1 else ""
-    worded = " worded" if any(len(cell) > _LONG for row in block.rows for cell in row) else ""
-    note = f'<p class="note">{fragments.lines[block.note]}</p>' if block.note else ""
+    worded = " worded" if any(len(cell) > LONG for row in block.rows for cell in row) else ""
+    note = f'<p class="note">{block.note}</p>' if block.note else ""
     return (
         f'<figure class="table" id="{block.anchor}">\n'
         f'<figcaption id="{caption}"><span class="label">Table {block.number}.</span> '
-        f"{fragments.lines[block.caption]}</figcaption>\n"
+        f"{block.caption}</figcaption>\n"
         f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{caption}">'
         f'<table class="data{named}{worded}" aria-labelledby="{caption}">\n<thead>{head}</thead>\n'
         f"<tbody>\n{body}\n</tbody>\n</table></div>\n{note}</figure>"
     )
 
 
-def _side(align: str) -> str:
-    return "right" if align == "right" else "left"
-
-
-def _grouped(block: model.Table, at: int) -> str:
-    """A rule above the first row of a group of rows."""
-    starts = block.stub > 1 and at > 0 and block.rows[at][0] != ""
-    return ' class="start"' if starts else ""
-
-
-def _cells(block: model.Table, row: tuple[str, ...]) -> Iterable[str]:
-    for at, (cell, align) in enumerate(zip(row, block.align, strict=True)):
-        classes = f'class="{_side(align)}{" long" if len(cell) > _LONG else ""}"'
-        tag = ("th", f'th scope="row" {classes}') if at < block.stub else ("td", f"td {classes}")
-        yield f"<{tag[1]}>{html.escape(cell)}</{tag[0]}>"
-
-
-def _figure(block: model.Figure, fragments: Fragments) -> str:
+def _figure(block: model.Figure) -> str:
     if block.svg:
         picture = svg.inline(block.svg, f"f{block.number}", block.alt)
     else:
@@ -167,29 +136,36 @@ def _figure(block: model.Figure, fragments: Fragments) -> str:
     return (
         f'<figure class="picture" id="{block.anchor}">\n{picture}\n'
         f'<figcaption><span class="label">Figure {block.number}.</span> '
-        f"{fragments.lines[block.caption]}</figcaption>\n</figure>"
+        f"{block.caption}</figcaption>\n</figure>"
     )
 
 
-def _text(block: model.Text, _: Fragments) -> str:
+def _text(block: model.Text) -> str:
     return f'<pre class="output" tabindex="0">{html.escape(block.text)}</pre>'
 
 
-def _code(block: model.Code, _: Fragments) -> str:
+def _code(block: model.Code) -> str:
     names = f'<p class="tags">{html.escape(", ".join(block.tags))}</p>' if block.tags else ""
     code = f'<pre tabindex="0"><code>{highlighted(block.source)}</code></pre>'
     return f'<div class="cell">{names}{code}</div>'
 
 
-def _failure(block: model.Failure, _: Fragments) -> str:
+def highlighted(source: str) -> str:
+    """HTML of Python source; magics and anything else that is not Python stays as it is."""
+    lexer = PythonLexer(stripnl=False, ensurenl=False)
+    marked: str = highlight(source, lexer, HtmlFormatter(nowrap=True))
+    return marked
+
+
+def _failure(block: model.Failure) -> str:
     return (
         f'<div class="failure" role="alert"><p><strong>{html.escape(block.title)}</strong></p>'
         f'<pre tabindex="0">{html.escape(block.lines)}</pre></div>'
     )
 
 
-def _origin(block: model.Origin, fragments: Fragments) -> str:
-    question = f"<em>{fragments.lines[block.question]}</em> " if block.question else ""
+def _origin(block: model.Origin) -> str:
+    question = f"<em>{block.question}</em> " if block.question else ""
     name = html.escape(block.name)
     link = f'<a href="{html.escape(block.page)}">{name}</a>' if block.page else name
     return f'<p class="origin">{question}<span>Notebook: {link}</span></p>'
@@ -197,7 +173,7 @@ def _origin(block: model.Origin, fragments: Fragments) -> str:
 
 _WRITERS: dict[type, Callable[..., str]] = {
     model.Heading: _heading,
-    model.Prose: lambda block, fragments: fragments.blocks[block.text],
+    model.Prose: lambda block: block.text,
     model.Abstract: _abstract,
     model.Claim: _claim,
     model.Table: _table,

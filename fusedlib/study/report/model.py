@@ -1,7 +1,13 @@
 """What a report is made of, between notebooks on one side and HTML or PDF on the other."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+
+class ReportError(RuntimeError):
+    """The report cannot be made; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,30 @@ class Origin:
 
 
 Block = Heading | Prose | Claim | Abstract | Table | Figure | Text | Code | Failure | Origin
+
+
+MARKDOWN: dict[type, tuple[str, ...]] = {
+    Heading: ("text",),
+    Prose: ("text",),
+    Abstract: ("text",),
+    Claim: ("sentence",),
+    Table: ("caption", "note"),
+    Figure: ("caption",),
+    Origin: ("question",),
+}
+"""Which fields of a block are Markdown."""
+
+
+def markdown_of(block: Block) -> dict[str, str]:
+    """A block's Markdown by field, as far as there is some."""
+    texts = {name: getattr(block, name) for name in MARKDOWN.get(type(block), ())}
+    return {name: text for name, text in texts.items() if text}
+
+
+def with_markdown(block: Block, rewritten: Callable[[str], str]) -> Block:
+    """A block with each of its Markdown texts rewritten."""
+    new: Any = {name: rewritten(text) for name, text in markdown_of(block).items()}
+    return replace(block, **new)
 
 
 @dataclass(frozen=True)

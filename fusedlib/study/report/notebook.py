@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusedlib.study.report.combine import PAPERMILL_ERROR, load, resolved
-from fusedlib.study.report.model import Block, Document, Failure, Heading, Prose, Section
+from fusedlib.study.report.combine import load, resolved
+from fusedlib.study.report.model import Block, Code, Document, Failure, Heading, Prose, Section
 from fusedlib.study.report.outputs import (
     Numbering,
-    code_block,
     last_lines,
     markdown_blocks,
     output_blocks,
@@ -34,11 +33,9 @@ def document(section: Section, notebook: Path) -> Document:
 def _blocks(notebook: Path) -> Iterator[Block]:
     numbering = Numbering()
     for cell in load(notebook).cells:
-        if PAPERMILL_ERROR in tags(cell):
-            continue
         if cell.cell_type == "code":
             if cell.source.strip():
-                yield code_block(cell)
+                yield Code(cell.source, tuple(tags(cell)))
             yield from output_blocks(cell, "cell", numbering, whole=True)
         elif cell.cell_type == "markdown":
             for block in markdown_blocks(cell.source, "", numbering):

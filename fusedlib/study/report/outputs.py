@@ -4,13 +4,15 @@ import base64
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import nbformat
 
 from fusedlib.study.display import TABLE_MIME
 from fusedlib.study.report.model import (
     Block,
     Claim,
-    Code,
     Failure,
     Figure,
     Heading,
@@ -58,10 +60,10 @@ def plain(text: str) -> str:
     return _CONTROL.sub("", "\n".join(lines)).strip("\n")
 
 
-def last_lines(text: str, count: int = ERROR_LINES) -> str:
+def last_lines(text: str) -> str:
     """The end of an error, where its cause stands."""
     lines = plain(text).split("\n")
-    return "\n".join(["…", *lines[-count:]] if len(lines) > count else lines)
+    return "\n".join(["…", *lines[-ERROR_LINES:]] if len(lines) > ERROR_LINES else lines)
 
 
 def tags(cell: Any) -> list[str]:
@@ -105,9 +107,15 @@ def _is_title(lines: list[str]) -> bool:
     return alone and not re.match(r"\s*([-*+|>]|\d+[.)])", lines[-1])
 
 
-def code_block(cell: Any) -> Code:
-    """The source of a code cell."""
-    return Code(cell.source, tuple(tags(cell)))
+def shown(notebook: Path, tag: str = "") -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Outputs of an executed notebook, each with what `display` says of it; none without one.
+
+    With a tag, those of cells that carry it.
+    """
+    cells = nbformat.read(notebook, as_version=4).cells if notebook.exists() else []
+    for cell in cells:
+        for output in cell.get("outputs", []) if not tag or tag in tags(cell) else []:
+            yield output, output.get("metadata", {}).get("fusedlib", {})
 
 
 def output_blocks(

@@ -5,17 +5,15 @@ import shutil
 import tempfile
 import textwrap
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import typst
 
 from fusedlib import paths
 from fusedlib.study.report import model
-from fusedlib.study.report.fragments import Fragments
+from fusedlib.study.report.fragments import converted
 from fusedlib.study.report.html import plain_text
-from fusedlib.study.style import INK
+from fusedlib.study.style import INK, PAPER_INK
 
 _TEMPLATE = "report.typ"
 _PREAMBLE = f'#import "{_TEMPLATE}": *\n'
@@ -38,26 +36,25 @@ def compiled(document: model.Document) -> bytes:
         for block in document.blocks:
             if isinstance(block, model.Figure):
                 _write_picture(block, folder)
-        fragments = Fragments.of(document, "typst")
+        title = plain_text(document.title)
         try:
-            return _compile(source(document, fragments), folder)
+            return _compile(source(converted(document, "typst"), title), folder)
         except RuntimeError:
-            mended = _mended(fragments, document, folder)
-            return _compile(source(document, mended), folder)
+            mended = converted(document, "typst", _accepted(document, folder))
+            return _compile(source(mended, title), folder)
 
 
-def source(document: model.Document, fragments: Fragments) -> str:
-    """The document in Typst's language."""
-    title = fragments.lines[document.title]
+def source(document: model.Document, plain_title: str) -> str:
+    """The document, whose texts are Typst's markup, in Typst's language."""
     first = next(
         (at for at, b in enumerate(document.blocks) if isinstance(b, model.Heading)),
         len(document.blocks),
     )
-    written = [_block(block, fragments) for block in document.blocks]
+    written = [_WRITERS[type(block)](block) for block in document.blocks]
     parts = [
         _PREAMBLE,
-        f"#show: report.with(title: [{title}], plain-title: {quoted(plain_text(document.title))}, "
-        f"lead: [{fragments.blocks[document.lead]}])",
+        f"#show: report.with(title: [{document.title}], plain-title: {quoted(plain_title)}, "
+        f"lead: [{document.lead}])",
         *written[:first],
         "#contents()",
         *written[first:],
@@ -82,32 +79,28 @@ def _compile(text: str, folder: Path) -> bytes:
     return result
 
 
-def _mended(fragments: Fragments, document: model.Document, folder: Path) -> Fragments:
-    """Fragments with those that Typst refuses replaced by their Markdown source."""
+def _accepted(document: model.Document, folder: Path) -> Callable[[str, str], str]:
+    """What gives a text as it is written where Typst accepts that, else as its Markdown source."""
     anchors = "\n".join(
         f"#figure([x]) #label({quoted(block.anchor)})"
         for block in document.blocks
         if isinstance(block, model.Heading | model.Claim | model.Table | model.Figure)
     )
 
-    def tried(source_text: str, fragment: str) -> str:
+    def accepted(markdown: str, written: str) -> str:
         try:
-            _compile(f"{_PREAMBLE}\n{anchors}\n#[{fragment}]\n", folder)
+            _compile(f"{_PREAMBLE}\n{anchors}\n#[{written}]\n", folder)
         except RuntimeError:
-            return f"#raw({quoted(source_text)})"
-        return fragment
+            return f"#raw({quoted(markdown)})"
+        return written
 
-    return replace(
-        fragments,
-        blocks={text: tried(text, done) for text, done in fragments.blocks.items()},
-        lines={text: tried(text, done) for text, done in fragments.lines.items()},
-    )
+    return accepted
 
 
 def _write_picture(block: model.Figure, folder: Path) -> None:
     path = folder / _picture_name(block)
     if block.svg:
-        path.write_text(block.svg.replace(INK, "#1b1d21"), encoding="utf-8")
+        path.write_text(block.svg.replace(INK, PAPER_INK), encoding="utf-8")
     else:
         path.write_bytes(block.png or b"")
 
@@ -116,32 +109,26 @@ def _picture_name(block: model.Figure) -> str:
     return f"figure-{block.number}.{'svg' if block.svg else 'png'}"
 
 
-def _block(block: model.Block, fragments: Fragments) -> str:
-    write: Callable[[Any, Fragments], str] = _WRITERS[type(block)]
-    return write(block, fragments)
-
-
 def _label(anchor: str) -> str:
     return f"#label({quoted(anchor)})"
 
 
-def _heading(block: model.Heading, fragments: Fragments) -> str:
-    body = f"numbered({quoted(block.number)}, [{fragments.lines[block.text]}])"
+def _heading(block: model.Heading) -> str:
+    body = f"numbered({quoted(block.number)}, [{block.text}])"
     heading = f"#heading(level: {block.level}, {body}) {_label(block.anchor)}"
     return f"#show: appendix\n\n{heading}" if block.number == "A" else heading
 
 
-def _abstract(block: model.Abstract, fragments: Fragments) -> str:
-    return f"#abstract[\n{fragments.blocks[block.text]}\n]"
+def _abstract(block: model.Abstract) -> str:
+    return f"#abstract[\n{block.text}\n]"
 
 
-def _claim(block: model.Claim, fragments: Fragments) -> str:
+def _claim(block: model.Claim) -> str:
     verdicts = [f"({quoted(text)}, {str(fails).lower()})" for text, fails in block.verdicts]
-    sentence = fragments.lines[block.sentence]
-    return f"#claim([{sentence}], {_array(verdicts)}) {_label(block.anchor)}"
+    return f"#claim([{block.sentence}], {_array(verdicts)}) {_label(block.anchor)}"
 
 
-def _table(block: model.Table, fragments: Fragments) -> str:
+def _table(block: model.Table) -> str:
     lengths = [
         max((len(row[at]) for row in block.rows), default=0) for at in range(len(block.columns))
     ]
@@ -160,11 +147,10 @@ def _table(block: model.Table, fragments: Fragments) -> str:
         "rows": _array([_array([quoted(_soft(c)) for c in row]) for row in block.rows]),
     }
     given = ", ".join(f"{name}: {value}" for name, value in data.items())
-    note = f"[{fragments.lines[block.note]}]" if block.note else "none"
-    caption = fragments.lines[block.caption]
+    note = f"[{block.note}]" if block.note else "none"
     return (
         f"#[#metadata(none) {_label(block.anchor)}]\n"
-        f"#datatable({quoted(str(block.number))}, [{caption}], {note}, ({given}))"
+        f"#datatable({quoted(str(block.number))}, [{block.caption}], {note}, ({given}))"
     )
 
 
@@ -183,11 +169,11 @@ def _soft(text: str) -> str:
     )
 
 
-def _figure(block: model.Figure, fragments: Fragments) -> str:
+def _figure(block: model.Figure) -> str:
     image = f"image({quoted(_picture_name(block))}, alt: {quoted(block.alt)}, {_width(block)})"
     return (
         f"#[#metadata(none) {_label(block.anchor)}]\n"
-        f"#picture({quoted(str(block.number))}, [{fragments.lines[block.caption]}], {image})"
+        f"#picture({quoted(str(block.number))}, [{block.caption}], {image})"
     )
 
 
@@ -197,29 +183,29 @@ def _width(block: model.Figure) -> str:
     return f"width: {found[1]}pt" if found and float(found[1]) < 464 else "width: 100%"
 
 
-def _text(block: model.Text, _: Fragments) -> str:
+def _text(block: model.Text) -> str:
     return f"#output({quoted(_soft(block.text))})"
 
 
-def _failure(block: model.Failure, _: Fragments) -> str:
+def _failure(block: model.Failure) -> str:
     return f"#failure({quoted(_soft(block.title))}, {quoted(_soft(block.lines))})"
 
 
-def _origin(block: model.Origin, fragments: Fragments) -> str:
+def _origin(block: model.Origin) -> str:
     name = f"raw({quoted(block.name)})"
     link = f"link({quoted(block.page)}, {name})" if block.page else name
-    return f"#origin([{fragments.lines[block.question]}], {link})"
+    return f"#origin([{block.question}], {link})"
 
 
 _WRITERS: dict[type, Callable[..., str]] = {
     model.Heading: _heading,
-    model.Prose: lambda block, fragments: fragments.blocks[block.text],
+    model.Prose: lambda block: block.text,
     model.Abstract: _abstract,
     model.Claim: _claim,
     model.Table: _table,
     model.Figure: _figure,
     model.Text: _text,
-    model.Code: lambda block, _: f"#raw(block: true, {quoted(block.source)})",
+    model.Code: lambda block: f"#raw(block: true, {quoted(block.source)})",
     model.Failure: _failure,
     model.Origin: _origin,
 }

@@ -1,15 +1,14 @@
 """Executed notebooks to the finished report: one HTML file, one PDF, and a page a notebook."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fusedlib.study.report import html, notebook, pdf
-from fusedlib.study.report.combine import FRAME, ReportError, combine
-from fusedlib.study.report.model import Document, Section
-
-__all__ = ["FRAME", "Rendered", "ReportError", "Section", "render", "write_file"]
+from fusedlib.study.report.combine import combine
+from fusedlib.study.report.model import Document, ReportError, Section
+from fusedlib.study.running.config import Config
+from fusedlib.study.running.products import read_metadata, write_whole
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,22 @@ class Rendered:
     notebooks: dict[str, Path]
 
 
+def sections(config: Config, build: Path) -> list[Section]:
+    """The parts of the report, as far as a folder of products has them executed."""
+    found = []
+    for part in config.parts:
+        copy = build / "notebooks" / f"{part.name}.ipynb"
+        noted = read_metadata(copy)
+        missing = f"not executed yet; `make report ONLY={part.name}` does it"
+        found.append(
+            Section(
+                part.name, part.title, copy if noted else None,
+                noted.get("error") if noted else missing, noted.get("profile", ""), part.question,
+            )
+        )  # fmt: skip
+    return found
+
+
 def render(sections: Sequence[Section], out_dir: Path) -> Rendered:
     """Write `report.html`, `report.pdf` and `notebooks/<name>.html` into `out_dir`.
 
@@ -28,15 +43,15 @@ def render(sections: Sequence[Section], out_dir: Path) -> Rendered:
     with its error.
 
     Raises:
-        ReportError: there is no section, a notebook cannot be read, Typst refuses the document, a
-            file cannot be written.
+        ReportError: there is no section, a notebook cannot be read, Typst refuses the document.
+        WriteError: a file cannot be written.
     """
     if not sections:
         raise ReportError("there is nothing to report: study.toml names no notebook")
     document = combine(sections)
     rendered = Rendered(
-        html=write_file(out_dir / "report.html", html.page(document).encode()),
-        pdf=write_file(out_dir / "report.pdf", _compiled(document)),
+        html=write_whole(out_dir / "report.html", html.page(document)),
+        pdf=write_whole(out_dir / "report.pdf", _compiled(document)),
         notebooks={},
     )
     for section in sections:
@@ -44,7 +59,7 @@ def render(sections: Sequence[Section], out_dir: Path) -> Rendered:
             continue
         content = html.page(notebook.document(section, section.notebook), home="../report.html")
         path = out_dir / "notebooks" / f"{section.name}.html"
-        rendered.notebooks[section.name] = write_file(path, content.encode())
+        rendered.notebooks[section.name] = write_whole(path, content)
     return rendered
 
 
@@ -56,24 +71,3 @@ def _compiled(document: Document) -> bytes:
             f"Typst cannot set the PDF: {str(error)[:400]}. The HTML report is written; simplify "
             "what the message names (a formula, a picture) in its notebook"
         ) from error
-
-
-def write_file(path: Path, content: bytes) -> Path:
-    """Replace a file as a whole, so that a reader or a full disk never leaves half of it.
-
-    Raises:
-        ReportError: it cannot be written.
-    """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
-        part.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise ReportError(
-            f"cannot write {path}: {error.strerror or error}. Make room, or set FUSEDLIB_BUILD to "
-            "a folder you may write to"
-        ) from error
-    return path

@@ -5,7 +5,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from fusedlib import paths
@@ -48,24 +47,18 @@ class Study:
     profiles: Mapping[str, Mapping[str, Any]]
     reads: tuple[str, ...] = ()
 
-    def parameters(self, profile: str) -> Mapping[str, Any]:
-        """The parameters of one profile.
-
-        Raises:
-            ConfigError: there is no such profile.
-        """
-        if profile not in self.profiles:
-            raise ConfigError(f"profile {profile!r} is unknown; known: {known(self.profiles)}")
-        return self.profiles[profile]
-
 
 @dataclass(frozen=True)
 class Config:
     """All studies in their order, and the notebook that frames them in the report."""
 
-    path: Path
     studies: tuple[Study, ...]
-    frame: Path
+    frame: Study
+
+    @property
+    def parts(self) -> tuple[Study, ...]:
+        """What the report is made of."""
+        return (*self.studies, self.frame)
 
     def select(self, only: Sequence[str]) -> tuple[Study, ...]:
         """The named studies in the report's order; all of them for an empty `only`.
@@ -90,7 +83,7 @@ def load(path: Path | None = None) -> Config:
 
     Raises:
         ConfigError: the file is missing or unreadable, not TOML, has unknown or missing keys, names
-            a notebook that does not exist, or names one twice.
+            a notebook or a frame that does not exist, or names a notebook twice.
     """
     path = path or paths.NOTEBOOKS / "study.toml"
     try:
@@ -117,11 +110,10 @@ def load(path: Path | None = None) -> Config:
     frame = data.get("frame")
     if frame is not None and not isinstance(frame, str):
         raise ConfigError(f"{path}: frame must be a path as a string, not {frame!r}")
-    return Config(path, studies, _frame(path, frame))
-
-
-def _frame(path: Path, frame: str | None) -> Path:
-    return (path.parent / frame).resolve() if frame else paths.REPORT / "report.ipynb"
+    notebook = (path.parent / frame).resolve() if frame else paths.REPORT / "report.ipynb"
+    if not notebook.is_file():
+        raise ConfigError(f"{path}: the report's frame {notebook} does not exist")
+    return Config(studies, Study(FRAME, "Report", "", notebook, {p: {} for p in PROFILES}))
 
 
 def _check_keys(table: Mapping[str, Any], allowed: set[str], where: str) -> None:
@@ -159,11 +151,9 @@ def _study(table: Any, number: int, path: Path) -> Study:
     notebook = path.parent / f"{table['name']}.ipynb"
     if not notebook.is_file():
         raise ConfigError(f"{where}: its notebook {notebook} does not exist")
-    profiles = {p: MappingProxyType(dict(table[p])) for p in PROFILES}
-    return Study(
-        table["name"], table["title"], table["question"], notebook,
-        MappingProxyType(profiles), tuple(reads),
-    )  # fmt: skip
+    profiles = {p: table[p] for p in PROFILES}
+    name, title, question = (table[key] for key in _TEXT_KEYS)
+    return Study(name, title, question, notebook, profiles, tuple(reads))
 
 
 def choose_profile(asked: str) -> tuple[str, str]:

@@ -12,7 +12,6 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
 from fusedlib import paths
 
@@ -28,14 +27,14 @@ _STUDY_WITHOUT = {"ipywidgets", "jupyterlab", "nvidia_ml_py"}
 _TEST_TOOLS = {"pytest", "pytest_timeout", "pytest_xdist", "hypothesis", "pyyaml"}
 _LINT_TOOLS = {"ruff", "mypy"}
 # What only turns executed notebooks into pages; a machine that measures may lack it.
-_RENDER_TOOLS = {"nbconvert", "pypandoc_binary", "typst"}
+_RENDER_TOOLS = {"pypandoc_binary", "typst"}
 PURPOSES = ("study", "report", "test", "test-gpu", "lint", "lab")
 
 
-def needed(purpose: str, pyproject: Path | None = None) -> dict[str, str]:
+def needed(purpose: str) -> dict[str, str]:
     """Requirements of a purpose as pyproject.toml writes them, by normalised name."""
-    path = pyproject or paths.ROOT / "pyproject.toml"
-    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    text = (paths.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = tomllib.loads(text)["project"]
     extras = project["optional-dependencies"]
     base = dict(_named([*project["dependencies"], *extras["study"]]))
     tools = dict(_named(extras["dev"]))

@@ -1,7 +1,6 @@
 """What an executed notebook was made from: when none of it changed, it need not run again."""
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -10,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fusedlib import paths
-from fusedlib.bench import results
+from fusedlib.bench import machine, results
 from fusedlib.study.running.config import FRAME
 from fusedlib.study.running.products import copy_path
 
 Fingerprint = dict[str, str]
+_PACKAGES = ("torch", "triton")
 
 
 def before_run(notebook: Path, parameters: Mapping[str, Any]) -> Fingerprint:
@@ -26,7 +26,9 @@ def before_run(notebook: Path, parameters: Mapping[str, Any]) -> Fingerprint:
         "code": _files((paths.ROOT / "fusedlib").rglob("*.py"), paths.ROOT),
         "helpers": _files(notebook.parent.glob("*.py"), notebook.parent),
         "published": _files(paths.PUBLISHED.rglob("*"), paths.PUBLISHED),
-        "versions": _digest([platform.python_version(), *map(_version, ("torch", "triton"))]),
+        "versions": _digest(
+            [platform.python_version(), *(f"{p} {machine.version_of(p)}" for p in _PACKAGES)]
+        ),
         "asked": _digest([os.environ.get(results.RECORDING, ""), only and Path(only).read_text()]),
         "machine": _digest([os.environ.get("FUSEDLIB_MACHINE", ""), platform.node()]),
     }
@@ -72,13 +74,6 @@ def _files(found: Iterable[Path], base: Path) -> str:
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         parts.append(f"{path.relative_to(base)} {content}")
     return _digest(parts)
-
-
-def _version(package: str) -> str:
-    try:
-        return f"{package} {importlib.metadata.version(package)}"
-    except importlib.metadata.PackageNotFoundError:
-        return f"{package} none"
 
 
 def _digest(parts: Iterable[str]) -> str:

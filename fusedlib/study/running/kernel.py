@@ -110,7 +110,8 @@ def _end(manager: AsyncKernelManager, process: Any, politely: bool) -> None:
     family = descendants(pid)
     if politely and process.poll() is None:
         with contextlib.suppress(Exception):
-            _complete(asyncio.wait_for(manager.shutdown_kernel(), SHUTDOWN_S))
+            ended = asyncio.wait_for(manager.shutdown_kernel(), SHUTDOWN_S)
+            ensure_event_loop().run_until_complete(ended)
     _signal(pid, family, signal.SIGTERM)
     deadline = time.monotonic() + TERMINATE_S
     while process.poll() is None and time.monotonic() < deadline:
@@ -143,13 +144,6 @@ def descendants(pid: int) -> list[int]:
         new = [child for parent in new for child in parents.get(parent, [])]
         found += new
     return found
-
-
-def _complete(waiting: Any) -> None:
-    async def wait() -> None:
-        await waiting
-
-    ensure_event_loop().run_until_complete(wait())
 
 
 def _forget_tasks() -> None:

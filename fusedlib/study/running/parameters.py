@@ -1,16 +1,13 @@
 """Parameters of a notebook: read from its cell tagged `parameters`, checked before it runs.
 
-A line there reads `name: type = default  # help`. Types are built from bool, int, float, str,
-list and None (papermill turns any other value into a text). Where the help ends in brackets they
-bound the values: `[1..100]`, `[0.5..]` or `[eager|math]`; in a list they bound each entry.
+A line there reads `name: type = default  # help`. A type is bool, int, float or str, or a list of
+one of them, such as `list[int]`. Where the help ends in brackets they bound the values: `[1..100]`,
+`[0.5..]` or `[eager|math]`; in a list they bound each entry.
 """
 
 import ast
-import contextlib
 import json
 import re
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +16,8 @@ from typing import Any
 from fusedlib.study.running.config import ConfigError, known
 
 TAG = "parameters"
-_TYPES: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "list": list}
+_SCALARS = {"bool": bool, "int": int, "float": float, "str": str}
+_TYPES = {*_SCALARS, *(f"list[{name}]" for name in _SCALARS)}
 _BOUNDS = re.compile(r"\[([^\[\]]*)\]\s*$")
 
 
@@ -32,8 +30,7 @@ class Parameter:
     """One line of the parameters cell."""
 
     name: str
-    type: Any
-    written_type: str
+    type: str
     default: Any
     help: str
 
@@ -43,9 +40,10 @@ class Parameter:
         Raises:
             ParameterError: the value is of another type or out of bounds.
         """
-        fits, value = _fit(value, self.type)
-        if not fits:
-            raise ParameterError(f"{where}: {self.name} must be {self.written_type}, not {value!r}")
+        try:
+            value = _fitted(value, self.type)
+        except TypeError:
+            raise self._wrong_type(value, where) from None
         self._check_bounds(value, where)
         return value
 
@@ -55,55 +53,42 @@ class Parameter:
         Raises:
             ParameterError: the text does not read as the parameter's type, or is out of bounds.
         """
-        for candidate in _readings(text, self.type):
-            fits, value = _fit(candidate, self.type)
-            if fits:
-                self._check_bounds(value, where)
-                return value
-        raise ParameterError(f"{where}: {self.name} must be {self.written_type}, not {text!r}")
+        try:
+            value = _fitted(_reading(text.strip(), self.type), self.type)
+        except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
+            raise self._wrong_type(text, where) from None
+        self._check_bounds(value, where)
+        return value
+
+    def _wrong_type(self, value: Any, where: str) -> ParameterError:
+        return ParameterError(f"{where}: {self.name} must be {self.type}, not {value!r}")
 
     def _check_bounds(self, value: Any, where: str) -> None:
         found = _BOUNDS.search(self.help)
-        if not found or value is None:
-            return
         for entry in value if isinstance(value, list) else [value]:
-            if not _within(entry, found[1]):
+            if found and not _within(entry, found[1]):
                 raise ParameterError(
                     f"{where}: {self.name} must be in [{found[1]}], but {entry!r} is not"
                 )
 
 
-def read(notebook: Path) -> dict[str, Parameter] | None:
-    """Parameters of a notebook by name; None when no cell carries the tag.
+def read(notebook: Path) -> dict[str, Parameter]:
+    """Parameters of a notebook by name; `profile`, which the runner always passes, is among them.
 
     Raises:
-        ParameterError: not a notebook, more than one tagged cell, or a line of it that does not
-            read `name: type = default`.
+        ParameterError: not a notebook, not exactly one tagged cell, a line of it that does not read
+            `name: type = default`, no `profile`.
     """
     try:
         cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     except (ValueError, KeyError, TypeError):
         raise ParameterError(f"{notebook} is not a Jupyter notebook (no JSON with cells)") from None
     tagged = [c for c in cells if TAG in c.get("metadata", {}).get("tags", [])]
-    if not tagged:
-        return None
-    if len(tagged) > 1:
+    if len(tagged) != 1:
         raise ParameterError(
-            f"{notebook}: {len(tagged)} cells carry the tag '{TAG}'; exactly one must"
+            f"{notebook}: {len(tagged) or 'no'} cells carry the tag '{TAG}'; exactly one must"
         )
-    source = tagged[0].get("source", "")
-    return _parse_cell("".join(source), notebook)
-
-
-def read_required(notebook: Path) -> dict[str, Parameter]:
-    """Parameters of a study's notebook, which must have the tagged cell and a `profile` in it.
-
-    Raises:
-        ParameterError: as `read`, and when the cell or its `profile` is missing.
-    """
-    found = read(notebook)
-    if found is None:
-        raise ParameterError(f"{notebook}: no cell carries the tag '{TAG}'; exactly one must")
+    found = _parse_cell("".join(tagged[0].get("source", "")), notebook)
     if "profile" not in found:
         raise ParameterError(
             f"{notebook}: its parameters cell lacks the line "
@@ -121,7 +106,7 @@ def values(
     Raises:
         ParameterError: a parameter that the notebook does not have, or a value that does not fit.
     """
-    out = {"profile": profile} if "profile" in declared else {}
+    out: dict[str, Any] = {"profile": profile}
     for key, value in asked.items():
         where = f"study file, {name}, {profile}"
         out[key] = _known(declared, key, where).check(value, where)
@@ -184,76 +169,55 @@ def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
         where = f"{notebook}: parameters cell, line {line!r}"
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             raise ParameterError(f"{where}: must read `name: type = default  # help`")
-        name, written = statement.target.id, ast.unparse(statement.annotation)
+        name, kind = statement.target.id, ast.unparse(statement.annotation)
         try:
-            kind = _type(statement.annotation)
-            assert statement.value is not None
+            if kind not in _TYPES:
+                raise ValueError(f"type {kind} is none of {known(sorted(_TYPES))}")
+            if statement.value is None:
+                raise ValueError("it has no default")
             default = ast.literal_eval(statement.value)
-        except (ValueError, AssertionError) as error:
-            reason = str(error) or "it has no default"
-            raise ParameterError(f"{where}: only plain types and literals: {reason}") from None
+        except ValueError as error:
+            raise ParameterError(f"{where}: only plain types and literals: {error}") from None
         end = statement.end_lineno or statement.lineno
         comment = lines[end - 1][statement.end_col_offset or 0 :].partition("#")[2].strip()
-        parameter = Parameter(name, kind, written, default, comment)
+        parameter = Parameter(name, kind, default, comment)
         parameter.check(default, where)
         out[name] = parameter
     return out
 
 
-def _type(node: ast.expr) -> Any:
-    """The type that an annotation of plain names, subscripts and `|` stands for."""
-    if isinstance(node, ast.Constant) and node.value is None:
-        return type(None)
-    if isinstance(node, ast.Name) and node.id in _TYPES:
-        return _TYPES[node.id]
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _type(node.left) | _type(node.right)
-    if isinstance(node, ast.Subscript):
-        return _type(node.value)[_type(node.slice)]
-    raise ValueError(f"type {ast.unparse(node)} is none of {known(sorted(_TYPES))}")
+def _fitted(value: Any, kind: str) -> Any:
+    """A value of a type, ints turned into floats where meant.
+
+    Raises:
+        TypeError: it is of another type.
+    """
+    if kind not in _SCALARS:
+        if type(value) is not list:
+            raise TypeError
+        return [_fitted(entry, kind[len("list[") : -1]) for entry in value]
+    if kind == "float" and type(value) is int:
+        return float(value)
+    if type(value) is not _SCALARS[kind]:
+        raise TypeError
+    return value
 
 
-def _fit(value: Any, kind: Any) -> tuple[bool, Any]:
-    """Whether a value is of a type, and the value with ints turned into floats where meant."""
-    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if origin is types.UnionType:
-        for option in sorted(inner, key=lambda option: option is float):
-            fits, fitted = _fit(value, option)
-            if fits:
-                return True, fitted
-        return False, value
-    if origin is float and type(value) is int:
-        return True, float(value)
-    if type(value) is not origin:
-        return False, value
-    if origin is not list or not inner:
-        return True, value
-    fitted = [_fit(entry, inner[0]) for entry in value]
-    return all(fits for fits, _ in fitted), [entry for _, entry in fitted]
+def _reading(text: str, kind: str) -> Any:
+    """What a text of the command line means where a type is wanted.
 
+    `sizes=small,medium` is what people write for a list, and `sizes=small` for one of one; a text
+    is taken as it is, also one that reads as a number, but for quotes around it.
 
-def _readings(text: str, kind: Any) -> list[Any]:
-    """What a text of the command line may mean, the likeliest first."""
-    text = text.strip()
-    out: list[Any] = []
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        out.append(words[text.lower()])
-    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-        out.append(ast.literal_eval(text))
-    # `sizes=small,medium` is what people write for a list, and `sizes=small` for one of one.
-    if not text.startswith("["):
+    Raises:
+        ValueError, SyntaxError, MemoryError, RecursionError: nothing that Python knows.
+    """
+    if kind not in _SCALARS and not text.startswith("["):
         entries = [entry.strip() for entry in text.split(",") if entry.strip()]
-        out += [[_literal(entry) for entry in entries], entries]
-    # A text parameter takes the text as it is, also one that reads as a number.
-    return [text, *out] if kind is str and text[:1] not in ("'", '"') else [*out, text]
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        return [_reading(entry, kind[len("list[") : -1]) for entry in entries]
+    if kind == "str" and not re.fullmatch(r"(['\"]).*\1", text):
         return text
+    return ast.literal_eval(text.capitalize() if kind == "bool" else text)
 
 
 def _within(value: Any, bounds: str) -> bool:

@@ -30,8 +30,8 @@ def read_metadata(copy: Path) -> dict[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all.
+def write_whole(path: Path, content: str | bytes) -> Path:
+    """Write a file whole or not at all, so that neither a reader nor a full disk leaves half of it.
 
     Raises:
         WriteError: disk full, folder not writable.
@@ -39,12 +39,13 @@ def write_text(path: Path, text: str) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text, encoding="utf-8")
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
         unfinished.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise _write_error(path, error) from error
+    return path
 
 
 def check_writable(folder: Path) -> None:
