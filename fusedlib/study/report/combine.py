@@ -36,6 +36,7 @@ from fusedlib.study.report.outputs import (
 from fusedlib.study.running.config import FRAME
 
 PAPER, APPENDIX = "paper", "appendix"
+PAPERMILL_ERROR = "papermill-error-cell-tag"
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?:#([^)\s]+)|([\w/.-]*?)([\w-]+)\.ipynb(?:#[^)\s]*)?)\)")
 _KINDS = ("", "Figure", "Table", "Section")
 
@@ -156,7 +157,7 @@ def _ran(section: Section) -> list[Any]:
     """The cells of an executed notebook; a failed one ends with the last cell that ran."""
     if section.notebook is None:
         return []
-    cells: list[Any] = load(section.notebook).cells
+    cells = [c for c in load(section.notebook).cells if PAPERMILL_ERROR not in tags(c)]
     outputs = [o for cell in cells for o in cell.get("outputs", [])]
     if not section.error and not any(o.output_type == "error" for o in outputs):
         return cells

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusedlib.study.report.combine import load, resolved
+from fusedlib.study.report.combine import PAPERMILL_ERROR, load, resolved
 from fusedlib.study.report.model import Block, Code, Document, Failure, Heading, Prose, Section
 from fusedlib.study.report.outputs import (
     Numbering,
@@ -33,6 +33,8 @@ def document(section: Section, notebook: Path) -> Document:
 def _blocks(notebook: Path) -> Iterator[Block]:
     numbering = Numbering()
     for cell in load(notebook).cells:
+        if PAPERMILL_ERROR in tags(cell):
+            continue
         if cell.cell_type == "code":
             if cell.source.strip():
                 yield Code(cell.source, tuple(tags(cell)))

@@ -1,4 +1,4 @@
-"""Runs the study's notebooks with nbclient and keeps the executed copies.
+"""Runs the study's notebooks with papermill and keeps the executed copies.
 
 Everything that can be checked is checked before the first notebook starts. A notebook that fails
 does not stop the others; its copy, as far as it came, is kept like any other.
@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, DeadKernelError
-from papermill.translators import translate_parameters
+from nbclient.exceptions import DeadKernelError
+from papermill import execute_notebook
+from papermill.clientwrap import PapermillNotebookClient
+from papermill.engines import NBClientEngine, papermill_engines
+from papermill.exceptions import PapermillExecutionError
 
 from fusedlib import paths
 from fusedlib.bench import results
@@ -140,9 +142,9 @@ def execute(job: Job, monitor: Monitor, *, fresh: bool = False) -> Outcome:
     before = fingerprint.before_run(job.notebook, job.parameters)
     began = time.monotonic()
     with kernel.private_folder() as folder:
-        session = _Session(job, folder, fresh, monitor.cell)
+        session = _Session(folder, job.notebook.parent, fresh, monitor.cell)
         with monitor.notebook(job.name, job.cells, session.progress_file):
-            status, error, stop = _attempt(session)
+            status, error, stop = _attempt(job, session)
     outcome = Outcome(job.name, status, copy_path(job.name), time.monotonic() - began, error)
     with kernel.uninterrupted():
         _write_copy(job, session, outcome, {**before, **fingerprint.rows(job.reads)})
@@ -153,17 +155,18 @@ def execute(job: Job, monitor: Monitor, *, fresh: bool = False) -> Outcome:
     return outcome
 
 
-def _attempt(session: "_Session") -> tuple[str, str | None, KeyboardInterrupt | None]:
-    """Status, error and interrupt of a run."""
+def _attempt(job: Job, session: "_Session") -> tuple[str, str | None, KeyboardInterrupt | None]:
+    """Status, error and interrupt of a run. Papermill's own record of these is not to be trusted:
+    after a dead kernel it reads `completed`."""
     finished = False
     try:
-        session.run()
+        _papermill(job, session)
         finished = True
     except KeyboardInterrupt as stop:
         session.note_error("Interrupted", "the run was stopped here")
         return "interrupted", "the run was stopped", stop
-    except CellExecutionError as failure:
-        return "failed", _described(failure.ename, failure.evalue, session.cell_index), None
+    except PapermillExecutionError as failure:
+        return "failed", _described(failure.ename, failure.evalue, failure.cell_index), None
     except DeadKernelError:
         text = "the kernel died: it was killed, ran out of memory or crashed"
         session.note_error("DeadKernelError", text)
@@ -184,37 +187,22 @@ def _described(kind: str, message: str, cell: int | None) -> str:
 
 @dataclass
 class _Session:
-    """One run of one notebook while it goes on."""
+    """What belongs to one run of one notebook while it goes on."""
 
-    job: Job
     folder: Path
+    cwd: Path
     fresh: bool
     on_cell: Callable[[], None]
+    notebook: nbformat.NotebookNode | None = None
     cell_index: int | None = None
-    notebook: nbformat.NotebookNode = field(init=False)
     manager: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self.notebook = _with_parameters(self.job)
         self.manager = kernel.new_manager(self.folder)
 
     @property
     def progress_file(self) -> Path:
         return self.folder / "progress.jsonl"
-
-    def run(self) -> None:
-        """Run the cells one after another, as far as they come."""
-        logging.getLogger("traitlets").setLevel(logging.CRITICAL)
-        client = NotebookClient(
-            self.notebook, km=self.manager, kernel_name="python3", startup_timeout=120,
-            timeout=None, raise_on_iopub_timeout=True, on_cell_execute=self.started_cell,
-            coalesce_streams=True, record_timing=False,
-        )  # fmt: skip
-        client.reset_execution_trackers()
-        with client.setup_kernel(env=self.environment(), cwd=str(self.job.notebook.parent)):
-            for index, cell in enumerate(self.notebook.cells):
-                client.execute_cell(cell, index)
-            client.set_widgets_metadata()
 
     def environment(self) -> dict[str, str]:
         """The kernel's: where to tell the case, whether to measure anew, a profile of its own."""
@@ -233,29 +221,57 @@ class _Session:
 
     def note_error(self, name: str, message: str) -> None:
         """Show in the cell that was running why it has no further output."""
-        if self.cell_index is not None:
+        if self.notebook is not None and self.cell_index is not None:
             output = nbformat.v4.new_output(
                 "error", ename=name, evalue=message, traceback=[f"{name}: {message}"]
             )
             self.notebook.cells[self.cell_index].outputs.append(output)
 
 
-def _with_parameters(job: Job) -> nbformat.NotebookNode:
-    """The notebook with a cell of its parameters behind the one that declares them."""
-    notebook = nbformat.read(job.notebook, as_version=4)
-    source = translate_parameters("python3", "python", dict(job.parameters), "Parameters")
-    cell = nbformat.v4.new_code_cell(
-        source, id="injected-parameters", metadata={"tags": ["injected-parameters"]}
-    )
-    declared = [parameters.TAG in c.metadata.get("tags", []) for c in notebook.cells]
-    notebook.cells.insert(declared.index(True) + 1, cell)
-    return notebook
+class _Engine(NBClientEngine):
+    """papermill's engine with our own kernel; the session gets hold of the notebook."""
+
+    @classmethod
+    def execute_managed_notebook(
+        cls, nb_man: Any, kernel_name: str, *, session: _Session, **options: Any
+    ) -> None:
+        session.notebook = nb_man.nb
+        client = PapermillNotebookClient(
+            nb_man, km=session.manager, kernel_name=kernel_name,
+            startup_timeout=options.get("start_timeout", 60), timeout=None,
+            on_cell_execute=session.started_cell, coalesce_streams=True, record_timing=False,
+        )  # fmt: skip
+        client.execute(env=session.environment(), cwd=str(session.cwd))
+
+
+papermill_engines.register("fusedlib", _Engine)
+
+
+def _papermill(job: Job, session: _Session) -> None:
+    # Its warnings (an unknown parameter, say) are errors here, found before.
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    logging.getLogger("traitlets").setLevel(logging.CRITICAL)
+    execute_notebook(
+        nbformat.read(job.notebook, as_version=4), None, dict(job.parameters),
+        engine_name="fusedlib", kernel_name="python3", language="python", progress_bar=False,
+        start_timeout=120, session=session,
+    )  # fmt: skip
 
 
 def _write_copy(
     job: Job, session: _Session, outcome: Outcome, prints: fingerprint.Fingerprint
 ) -> None:
-    notebook = session.notebook
+    notebook = session.notebook or nbformat.read(job.notebook, as_version=4)
+    notebook = nbformat.from_dict(notebook)
+    # papermill marks a failure with cells and times of its own; ours are below.
+    notebook.cells = [
+        c for c in notebook.cells if "papermill-error-cell-tag" not in c.metadata.get("tags", [])
+    ]
+    for holder in (notebook, *notebook.cells):
+        holder.metadata.pop("papermill", None)
+    for cell in notebook.cells:
+        if "injected-parameters" in cell.metadata.get("tags", []):
+            cell["id"] = "injected-parameters"
     notebook.metadata[METADATA] = {
         "name": job.name,
         "status": outcome.status,
@@ -270,6 +286,6 @@ def _write_copy(
 
 
 def _count_cells(notebook: Path) -> int:
-    """Code cells that will run, with the one that is added for the parameters."""
+    """Code cells that will run, with the one that papermill adds for the parameters."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return 1 + sum(c["cell_type"] == "code" and bool("".join(c["source"]).strip()) for c in cells)
