@@ -1,9 +1,10 @@
-"""What the scripts `*_ahead.py` say of kernels compiled without a GPU, and what is wrong there."""
+"""What is said of kernels compiled without a GPU, and what is wrong there."""
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ MATRIX_INSTRUCTION = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTC.?MMA"}
 
 
 def compiled_ahead(script: str, *arguments: object, timeout: int = 280) -> list[dict]:
-    """A row a kernel, from a process without Triton's interpreter."""
+    """The JSON lines of a process without Triton's interpreter."""
     nvidia = pytest.importorskip("triton.backends.nvidia")
     for tool in ("cuobjdump", "nvdisasm"):
         if not (Path(nvidia.__file__).parent / "bin" / tool).exists():
@@ -28,13 +29,14 @@ def compiled_ahead(script: str, *arguments: object, timeout: int = 280) -> list[
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def compiled_by_architecture(script: str, *arguments: str) -> dict[int, list[dict]]:
-    """The rows of a script that takes the architectures first: one process for all of them."""
+def kernels_ahead(family: str, *names: str, archs: Iterable[int] = ()) -> dict[int, list[dict]]:
+    """Rows of `kernels_ahead.py` by architecture, of all of them: from one process."""
     pytest.importorskip("triton")
     from fusedlib.kernels.swiglu_configs import SHARED_MEMORY
 
-    found: dict[int, list[dict]] = {arch: [] for arch in sorted(SHARED_MEMORY)}
-    for row in compiled_ahead(script, ",".join(map(str, found)), *arguments, timeout=560):
+    found: dict[int, list[dict]] = {arch: [] for arch in archs or sorted(SHARED_MEMORY)}
+    wanted = ",".join(map(str, found))
+    for row in compiled_ahead("kernels_ahead.py", family, wanted, *names, timeout=560):
         found[row["arch"]].append(row)
     return found
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from rewritten import rewritten
 
-from fusedlib.kernels import operator, rows
-from fusedlib.kernels.launch import Launch
+from fusedlib.kernels import rows
 
 # What stands in the kernels' files, and what shall.
 BROKEN_NORM = {
@@ -50,28 +49,10 @@ def put(
 
     New tensors are NaN, so that what nobody writes is not right by chance.
     """
-    # Operators are registered once; the copy is for plain eager mode.
-    with monkeypatch.context() as copied:
-        copied.setattr(operator, "operator", lambda name, **_: lambda function: function)
-        copied.setattr(torch.library, "register_fake", lambda of: lambda function: function)
-        copied.setattr(torch.library, "register_autograd", lambda *_, **__: None)
-        broken = rewritten(monkeypatch, folder, module, *fault, times=None)
+    broken = rewritten(monkeypatch, folder, module, *fault, times=None)
     monkeypatch.setattr(rows, "_LAUNCHES", {})
     for name in [n for n in vars(module) if n.endswith("_kernel")]:
         monkeypatch.setattr(module, name, getattr(broken, name))
     empty, like = torch.Tensor.new_empty, torch.empty_like
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: like(*a, **k).fill_(torch.nan))
-
-
-def note_launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the kernels launched from now on."""
-    started: list[str] = []
-    original = Launch.__call__
-
-    def noted(self: Launch, *matrices: torch.Tensor) -> None:
-        started.append(self.kernel.__name__)
-        original(self, *matrices)
-
-    monkeypatch.setattr(Launch, "__call__", noted)
-    return started

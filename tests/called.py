@@ -1,4 +1,4 @@
-"""What ran: names of the operators that a block of code called."""
+"""What ran: names of the operators that a block of code called, and of the kernels started."""
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -13,3 +13,19 @@ class Called(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.names.append(function.__name__.split(".")[0])
         return function(*args, **kwargs or {})
+
+
+def note_launches(monkeypatch) -> list[str]:
+    """Names of the kernels that are started from now on."""
+    from fusedlib.kernels.launch import Launch
+
+    names = []
+    original = Launch.__call__
+
+    def noted(self, *matrices):
+        if not hasattr(matrices[0], "listed"):  # for a training step to come
+            names.append(self.kernel.__name__)
+        return original(self, *matrices)
+
+    monkeypatch.setattr(Launch, "__call__", noted)
+    return names

@@ -30,7 +30,7 @@ def passed_in_the_interpreter(name: str, timeout: int = 280, **environment: str)
     path = os.pathsep.join(map(str, folders))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *(f"-pno:{plugin}" for plugin in UNUSED),
-         "-p", "quicker_interpreter", "--durations=5", str(TESTS / name)],
+         "-p", "quicker_interpreter", "-p", "bf16", "--durations=5", str(TESTS / name)],
         capture_output=True, text=True, timeout=timeout, check=False, cwd=TESTS.parent,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path} | environment,
     )  # fmt: skip

@@ -23,8 +23,8 @@ torch._C._cuda_getDevice = lambda: 0
 torch._C._cuda_getCurrentRawStream = lambda _: 0
 
 import triton  # noqa: E402
+from played_driver import play_driver  # noqa: E402
 from torch.nn import Parameter  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
 
 import fusedlib.functional as functional  # noqa: E402
 
@@ -62,45 +62,8 @@ def paper(shape, dtype, strides=None):
     return made.as_subclass(Paper)
 
 
-class Launcher:
-    """Starts nothing."""
-
-    global_scratch_size = profile_scratch_size = 0
-    launch_cooperative_grid = launch_pdl = False
-
-    def __init__(self, source, metadata):
-        pass
-
-    def launch(self, *arguments):
-        pass
-
-    __call__ = launch
-
-
-class Driver:
-    """As much of a driver as Triton asks before a kernel runs."""
-
-    launcher_cls = Launcher
-    utils = SimpleNamespace(
-        load_binary=lambda *_: ("module", "function", 100, 0, 1024),
-        get_device_properties=lambda device: {"max_shared_mem": 232_448},
-    )
-
-    def __init__(self, arch):
-        self.target = GPUTarget("cuda", arch, 32)
-
-    def get_current_target(self):
-        return self.target
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-
 def play(arch: int, processors: int) -> None:
-    triton.runtime.driver.set_active(Driver(arch))
+    play_driver(arch)
     torch.version.cuda = torch.version.cuda or "13.0"
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda device=None: divmod(arch, 10)

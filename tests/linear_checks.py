@@ -6,19 +6,19 @@ Each check takes the device and sizes. `tests/test_linear.py` runs them on the C
 
 import sys
 from collections.abc import Callable
-from itertools import product
 
+import gradient_checks
 import pytest
 import torch
+from gradient_checks import close, same
+from rewritten import rewritten
 from rows_checks import drawn, misses
 from split_checks import misses as contract_misses
 from split_families import FAMILIES
-from swiglu_checks import close, same
 from torch import Tensor, nn
 from torch.autograd import forward_ad, grad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from fusedlib import linear
 from fusedlib.bench.torch_precision import matmul_settings
@@ -36,21 +36,6 @@ def split_everything(monkeypatch) -> None:
     gates = sys.modules[split.split_pays.__module__]
     for name in ("LEAST_SIZE", "LEAST_RESULTS", "LEAST_WORK"):
         monkeypatch.setattr(gates, name, 1)
-
-
-def note_launches(monkeypatch) -> list[str]:
-    """Names of the kernels that are started from now on."""
-    from fusedlib.kernels import launch
-
-    names = []
-    original = launch.Launch.__call__
-
-    def noted(self, *matrices):
-        names.append(self.kernel.__name__)
-        return original(self, *matrices)
-
-    monkeypatch.setattr(launch.Launch, "__call__", noted)
-    return names
 
 
 def note_products(monkeypatch) -> list[tuple[torch.Size, torch.Size]]:
@@ -96,8 +81,7 @@ def misses_linear(
 
 
 def step(leaves, dy: Tensor, compute: Callable[..., Tensor] = linear) -> list[Tensor]:
-    y = compute(**leaves)
-    return [y.detach(), *grad(y, [t for t in leaves.values() if t.requires_grad], dy)]
+    return gradient_checks.results_of(compute, leaves, dy)
 
 
 def contract_misses_of(
@@ -149,55 +133,29 @@ def check_empty(device: str, shape: Shape = SMALL) -> None:
 
 
 def check_strides(device: str, shape: Shape = SMALL) -> None:
-    leaves, dy = operands(device, shape)
-    wanted = step(leaves, dy)
-    ways = {
-        "transposed": lambda t: t.mT.contiguous().mT,
-        "rows of a wider matrix": lambda t: torch.cat([t, -t], dim=-1)[:, : t.shape[-1]],
-        "every other": lambda t: torch.stack([t, -t], dim=-1).flatten(-2)[:, ::2],
-        "off 16 bytes": lambda t: torch.cat([t[:, :1], t], dim=1)[:, 1:],
-    }
-    for how, strided in ways.items():
-        own = {
-            n: strided(t.detach()).requires_grad_() if t.ndim == 2 else t for n, t in leaves.items()
-        }
-        assert close(step(own, strided(dy)), wanted), how
-    y = linear(**leaves)
-    [d_x] = grad(y.sum(), leaves["x"])  # dy of stride 0
-    assert close([d_x], grad(linear(**leaves), leaves["x"], torch.ones_like(y)))
+    gradient_checks.check_layouts(linear, *operands(device, shape))
 
 
 def check_frozen_subsets(device: str, shape: Shape = SMALL) -> None:
     """Gradients where they are wanted alone, and what is kept for them."""
     leaves, dy = operands(device, shape)
-    wanted = dict(zip(leaves, step(leaves, dy)[1:], strict=True))
-    for chosen in product((False, True), repeat=3):
-        own = {
-            n: t.detach().requires_grad_(c)
-            for (n, t), c in zip(leaves.items(), chosen, strict=True)
-        }
-        kept = []
-        with saved_tensors_hooks(lambda t, kept=kept: kept.append(t) or t, lambda t: t):
-            y = linear(**own)
-        assert y.requires_grad == any(chosen)
-        needed = chosen[0] * own["weight"].numel() + chosen[1] * own["x"].numel()
+    kept = []
+
+    def noted(**own):
+        kept.clear()
+        with saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            return linear(**own)
+
+    for chosen in gradient_checks.subsets(noted, leaves, dy):
+        factors = {"x": leaves["weight"], "weight": leaves["x"]}
+        needed = sum(factors[name].numel() for name in chosen & factors.keys())
         assert sum(t.numel() for t in kept if t is not None) == needed, chosen
-        if any(chosen):
-            y.backward(dy)
-        for name, leaf in own.items():
-            assert (leaf.grad is not None) == leaf.requires_grad
-            if leaf.requires_grad:
-                assert close([leaf.grad], [wanted[name]]), (name, chosen)
 
 
 def check_backward_twice(device: str, shape: Shape = SMALL) -> None:
     leaves, dy = operands(device, shape)
-    own, y = list(leaves.values()), linear(**leaves)
-    first = grad(y, own, dy, retain_graph=True)
-    assert same(grad(y, own, dy), first)
-    with pytest.raises(RuntimeError, match="second time"):
-        grad(y, own, dy)
-    assert same(grad(checkpoint(linear, *own, use_reentrant=False), own, dy), first)
+    gradient_checks.check_repeated(linear, leaves, dy)
+    gradient_checks.check_checkpointed(linear, leaves, dy)
     x = leaves["x"].detach().clone()
     y = linear(x, leaves["weight"])
     x += 1
@@ -206,15 +164,10 @@ def check_backward_twice(device: str, shape: Shape = SMALL) -> None:
 
 
 def check_changed_in_place(device: str, shape: Shape = SMALL) -> None:
-    """y may be written to; gradients stay what they are."""
     for bias in (True, False):
         leaves, dy = operands(device, shape, bias=bias)
-        own, (dy, more) = list(leaves.values()), dy.expand(2, *dy.shape)
-        leaves["x"] = leaves["x"][None]
-        y, changed = linear(**leaves), linear(**leaves)
-        changed += more
-        assert same([changed], [y + more])
-        assert same(grad(changed, own, dy[None]), grad(y, own, dy[None]))
+        leaves["x"] = leaves["x"].detach()[None].requires_grad_()
+        gradient_checks.check_written_to(linear, leaves, dy[None])
 
 
 def check_second_derivatives(device: str, shape: Shape = SMALL) -> None:
@@ -244,25 +197,11 @@ def check_autocast(device: str, shape: Shape = SMALL) -> None:
 
 
 def check_no_grad(device: str, shape: Shape = SMALL) -> None:
-    leaves, _ = operands(device, shape)
-    wanted = linear(**leaves)
-    for mode in (torch.no_grad, torch.inference_mode):
-        with mode():
-            y = linear(**leaves)
-        assert not y.requires_grad and torch.equal(y, wanted)
+    gradient_checks.check_no_grad(linear, operands(device, shape)[0])
 
 
 def check_functional_transforms(device: str, shape: Shape = SMALL) -> None:
-    """torch.func, forward mode and vmap: plain PyTorch runs."""
-    leaves, dy = operands(device, shape)
-    x, weight, bias = leaves.values()
-    [wanted] = grad((linear(**leaves) * dy).sum(), x)
-    found = torch.func.grad(lambda x: (linear(x, weight, bias) * dy).sum())(x.detach())
-    assert close([found], [wanted])
-    _, pushed = torch.func.jvp(lambda x: linear(x, weight), (x.detach(),), (x.detach(),))
-    assert close([pushed], [linear(x, weight)])
-    by_row = torch.vmap(lambda row: linear(row, weight, bias))(x)
-    assert close([by_row], [linear(**leaves)])
+    gradient_checks.check_transforms(linear, *operands(device, shape))
 
 
 def check_transforms_of_backward(device: str, shape: Shape = SMALL) -> None:
@@ -411,21 +350,9 @@ BROKEN = {
 }  # fmt: skip
 
 
-def broken(monkeypatch, fault: str) -> None:
-    """The module with that fault, under names of its own for its operators."""
-    import importlib.util
-    from pathlib import Path
-    from types import ModuleType
-
+def broken(monkeypatch, folder, fault: str) -> None:
+    """The module with that fault."""
     from fusedlib.kernels import linear as kernels
 
-    right, wrong = BROKEN[fault]
-    text = Path(str(kernels.__file__)).read_text(encoding="utf-8")
-    assert text.count(right) == 1
-    own = f'@operator("broken_{list(BROKEN).index(fault)}_'
-    text = text.replace(right, wrong).replace('@operator("', own)
-    made = ModuleType("broken_linear")
-    monkeypatch.setitem(sys.modules, "broken_linear", made)
-    made.__spec__ = importlib.util.spec_from_loader("broken_linear", None)
-    exec(compile(text, "broken_linear", "exec"), made.__dict__)
+    made = rewritten(monkeypatch, folder, kernels, *BROKEN[fault])
     monkeypatch.setattr(kernels, "LinearFunction", made.LinearFunction)

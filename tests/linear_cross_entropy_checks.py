@@ -1,17 +1,15 @@
 """What must hold of `linear_cross_entropy` in plain PyTorch, Triton's interpreter and on a GPU."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
-from itertools import combinations
 
-import pytest
+import gradient_checks
 import torch
-from swiglu_checks import close, same, worse
+from gradient_checks import close, results_of, same
+from swiglu_checks import worse
 from torch import Tensor
-from torch.autograd import forward_ad, grad
+from torch.autograd import grad
 from torch.nn.functional import cross_entropy, linear
-from torch.utils.checkpoint import checkpoint
 
 from fusedlib import linear_cross_entropy, reference
 from fusedlib.bench import check
@@ -120,48 +118,43 @@ def check_leading_dimensions(device: str) -> None:
     assert close([flat[target >= 0].mean()], wanted[:1])
 
 
+def bound(target: Tensor, **settings) -> Callable[..., Tensor]:
+    """The loss of leaves by name."""
+    return partial(linear_cross_entropy, target=target, **settings)
+
+
+ONE = torch.ones(())
+
+
 def check_any_strides(device: str) -> None:
     leaves, target, settings = drawn(device, "float32", token_weights=True)
-    wanted = step(leaves, target, **settings)
-    for strided in (
-        lambda t: t.mT.contiguous().mT,
-        lambda t: torch.stack([t, -t], dim=-1).flatten(-2)[:, ::2],
-        lambda t: torch.cat([t, -t], dim=-1)[:, : t.shape[-1]],
-    ):
-        own = {n: strided(t.detach()).requires_grad_() for n, t in leaves.items()}
-        weights = torch.stack([settings["token_weights"]] * 2, dim=-1)[:, 0]
-        apart = torch.stack([target, target], dim=-1)[:, 1]
-        assert close(step(own, apart, token_weights=weights), wanted)
+    weights = torch.stack([settings["token_weights"]] * 2, dim=-1)[:, 0]
+    apart = torch.stack([target, target], dim=-1)[:, 1]
+    strided, one = bound(apart, token_weights=weights), ONE.to(device)
+    assert close(results_of(strided, leaves, one), step(leaves, target, **settings))
+    gradient_checks.check_layouts(strided, leaves, one)
 
 
 def check_frozen_subsets(device: str) -> None:
     for reduction in ("mean", "none"):
         leaves, target, settings = drawn(device, "float32", bias=True, reduction=reduction)
-        wanted = dict(zip(leaves, step(leaves, target, **settings)[1:], strict=True))
-        for chosen in (c for n in (0, 1, 2) for c in combinations(leaves, n)):
-            own = {n: t.detach().requires_grad_(n in chosen) for n, t in leaves.items()}
-            loss = linear_cross_entropy(**own, target=target, **settings).sum()
-            assert loss.requires_grad == bool(chosen)
-            if chosen:
-                loss.backward()
-            assert all((t.grad is not None) == (n in chosen) for n, t in own.items())
-            assert all(close([own[n].grad], [wanted[n]]) for n in chosen), (reduction, chosen)
+        up = ONE.to(device).expand(TOKENS if reduction == "none" else ())
+        gradient_checks.check_subsets(bound(target, **settings), leaves, up)
 
 
 def check_backward_twice_and_accumulated(device: str) -> None:
     for dtype, reduction in (("float32", "mean"), ("float32", "none"), ("bfloat16", "mean")):
         leaves, target, settings = drawn(device, dtype, bias=True, reduction=reduction)
-        loss = 3 * linear_cross_entropy(**leaves, target=target, **settings).sum()
-        own = list(leaves.values())
-        first = [t.clone() for t in grad(loss, own, retain_graph=True)]
-        assert same(grad(loss, own, retain_graph=True), first)
-        loss.backward()
+        compute, three = bound(target, **settings), 3 * ONE.to(device)
+        up = three.expand(TOKENS if reduction == "none" else ()).to(compute(**leaves).dtype)
+        gradient_checks.check_repeated(compute, leaves, up)
+        own, loss = list(leaves.values()), compute(**leaves)
+        first = [t.clone() for t in grad(loss, own, up, retain_graph=True)]
+        loss.backward(up)
         assert close([t.grad for t in own], first)
         assert not any(t.grad.requires_grad for t in own)
-        linear_cross_entropy(**leaves, target=target, **settings).sum().backward()
+        compute(**leaves).sum().backward()
         assert close([t.grad for t in own], [t * (4 / 3) for t in first])
-        with pytest.raises(RuntimeError, match="second time"):
-            loss.backward()
 
 
 def check_gradient_of_token_weights(device: str) -> None:
@@ -237,46 +230,22 @@ def check_autocast(device: str) -> None:
 
 def check_activation_checkpointing_and_hooks(device: str) -> None:
     leaves, target, _ = drawn(device, "bfloat16")
-    wanted = step(leaves, target)[1:]
-
-    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
-        return linear_cross_entropy(hidden, weight, target)
-
-    for context, function in (
-        (nullcontext(), partial(checkpoint, loss, use_reentrant=False)),
-        (nullcontext(), partial(checkpoint, loss, use_reentrant=True)),
-        (torch.autograd.graph.save_on_cpu(), loss),
-    ):
-        own = [t.detach().requires_grad_() for t in leaves.values()]
-        with context:
-            y = function(*own)
-        y.backward()
-        assert same([t.grad for t in own], wanted)
+    loss, one = bound(target), ONE.to(device)
+    one = one.to(loss(**leaves).dtype)
+    gradient_checks.check_checkpointed(loss, leaves, one)
+    with torch.autograd.graph.save_on_cpu():
+        found = results_of(loss, leaves, one)
+    assert same(found, step(leaves, target))
 
 
 def check_no_grad_and_inference(device: str) -> None:
     leaves, target, _ = drawn(device, "float32")
-    loss = linear_cross_entropy(**leaves, target=target).detach()
-    for context in (torch.no_grad(), torch.inference_mode()):
-        with context:
-            assert close([linear_cross_entropy(**leaves, target=target)], [loss])
+    gradient_checks.check_no_grad(bound(target), leaves)
 
 
 def check_functional_transforms(device: str) -> None:
-    """torch.func and forward mode: plain PyTorch runs."""
     leaves, target, _ = drawn(device, "float32")
-    own = tuple(t.detach() for t in leaves.values())
-
-    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
-        return linear_cross_entropy(hidden, weight, target)
-
-    wanted = step(leaves, target)[1:]
-    assert close(torch.func.grad(loss, argnums=(0, 1))(*own), wanted)
-    direction = torch.randn_like(own[0])
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(own[0], direction)
-        tangent = forward_ad.unpack_dual(loss(dual, own[1])).tangent
-    torch.testing.assert_close(tangent, (direction * wanted[0]).sum(), rtol=1e-3, atol=1e-4)
+    gradient_checks.check_transforms(bound(target), leaves, ONE.to(device), by_row=False)
 
 
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]

@@ -1,16 +1,18 @@
 """What must hold of every kind of plan of the MLP, in Triton's interpreter and on a GPU."""
 
 from collections.abc import Callable
-from itertools import combinations
+from functools import partial
 
+import called
 import pytest
 import swiglu_checks as checks
 import torch
+from gradient_checks import subsets
 from torch.autograd import grad
 
 from fusedlib import functional
 from fusedlib.functional import swiglu_mlp
-from fusedlib.kernels import launch, route
+from fusedlib.kernels import route
 
 HOLDS = (
     checks.check_leading_dimensions,
@@ -53,33 +55,14 @@ def only_tiles(monkeypatch) -> None:
 def note_launches(monkeypatch) -> list[str]:
     """Names of the kernels that are started from now on; plans are made anew."""
     monkeypatch.setattr(route, "_PLANS", {})
-    names = []
-    original = launch.Launch.__call__
-
-    def noted(self, *matrices):
-        if not hasattr(matrices[0], "listed"):  # for a training step to come
-            names.append(self.kernel.__name__)
-        return original(self, *matrices)
-
-    monkeypatch.setattr(launch.Launch, "__call__", noted)
-    return names
+    return called.note_launches(monkeypatch)
 
 
-def frozen_subsets(started, leaves, dy, save, agree, sizes=(1, 2, 3)):
-    """Each subset of operands after a backward that only these want gradients of.
-
-    Those gradients are there and agree with all three's, no other is; `started` holds the backward.
-    """
-    everything = grad(swiglu_mlp(*leaves), leaves, dy)
-    for chosen in (c for n in sizes for c in combinations(range(3), n)):
-        own = [t.detach().requires_grad_(i in chosen) for i, t in enumerate(leaves)]
-        y = swiglu_mlp(*own, save=save)
-        started.clear()
-        y.backward(dy)
-        for i, leaf in enumerate(own):
-            assert (leaf.grad is not None) == (i in chosen)
-            assert leaf.grad is None or agree([leaf.grad], [everything[i]]), (chosen, i)
-        yield chosen
+def frozen_subsets(started, leaves, dy, save, agree):
+    """Each subset of operands of which some want gradients; `started` holds their backward."""
+    named = dict(zip(("x", "w_gate_up", "w_down"), leaves, strict=True))
+    compute = partial(swiglu_mlp, save=save)
+    return filter(None, subsets(compute, named, dy, agree, before=started.clear))
 
 
 def check_frozen_subsets(started, leaves, dy, save, again, backward) -> None:
@@ -88,9 +71,9 @@ def check_frozen_subsets(started, leaves, dy, save, again, backward) -> None:
     `again` is what computes gate|up once more with save="input", `backward` what a whole pass
     starts, the kernel of d(gate|up) first.
     """
-    for chosen in frozen_subsets(started, leaves, dy, save, checks.close, sizes=(1, 2)):
+    for chosen in frozen_subsets(started, leaves, dy, save, checks.close):
         # d_Wd of an h computed again needs neither dh nor another pass over gate|up.
-        alone = chosen == (2,) and save == "input"
+        alone = chosen == {"w_down"} and save == "input"
         assert started == again * (save == "input") + backward[alone:]
 
 

@@ -6,13 +6,17 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+
+from fusedlib.kernels import operator
 
 
 def rewritten(
     monkeypatch: pytest.MonkeyPatch, folder: Path, module: ModuleType, right: str, wrong: str,
     times: int | None = 1,
 ) -> ModuleType:  # fmt: skip
-    """A copy of the module in which `wrong` stands for `right`.
+    """A copy of the module in which `wrong` stands for `right`, for plain eager mode: operators are
+    registered once, so its own are not.
 
     Args:
         folder: the copy's.
@@ -27,5 +31,9 @@ def rewritten(
     assert spec is not None and spec.loader is not None
     broken = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "broken", broken)  # dataclasses look their module up
-    spec.loader.exec_module(broken)
+    with monkeypatch.context() as unregistered:
+        unregistered.setattr(operator, "operator", lambda name, **_: lambda function: function)
+        unregistered.setattr(torch.library, "register_fake", lambda of: lambda function: function)
+        unregistered.setattr(torch.library, "register_autograd", lambda *_, **__: None)
+        spec.loader.exec_module(broken)
     return broken

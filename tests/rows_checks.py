@@ -10,7 +10,8 @@ from itertools import product
 
 import pytest
 import torch
-from swiglu_checks import close, same, worse
+from gradient_checks import LAYOUTS, close, same
+from swiglu_checks import worse
 from torch import Tensor
 from torch.autograd import grad
 from torch.autograd.graph import saved_tensors_hooks
@@ -216,18 +217,12 @@ def check_norm_strides_and_leading_dimensions(device: str) -> None:
     leaves, upstream = norm_case(device, "float32", 30, 48, True)
     wanted = results(ours("hf"), leaves, upstream)
 
-    def strided(t: Tensor, how: str) -> Tensor:
-        if how == "transposed":
-            return t.mT.contiguous().mT
-        if how == "deep":
-            return t.reshape(2, 3, 5, 48).transpose(0, 1).contiguous().transpose(0, 1)
-        if how == "rows of a wider matrix":
-            return torch.cat([t, -t], dim=-1)[:, :48]
-        return torch.stack([t, -t], dim=-1).flatten(-2)[:, ::2]
+    def deep(t: Tensor) -> Tensor:
+        return t.reshape(2, 3, 5, 48).transpose(0, 1).contiguous().transpose(0, 1)
 
-    for how in ("transposed", "deep", "rows of a wider matrix", "every other"):
-        own = {n: t if n == "weight" else strided(t, how) for n, t in leaves.items()}
-        found = results(ours("hf"), own, {n: strided(t, how) for n, t in upstream.items()})
+    for how, lay in (LAYOUTS | {"deep": deep}).items():
+        own = {n: t if n == "weight" else lay(t) for n, t in leaves.items()}
+        found = results(ours("hf"), own, {n: lay(t) for n, t in upstream.items()})
         for name, tensor in wanted.items():
             assert close([found[name].reshape(tensor.shape)], [tensor]), (how, name)
     x, weight = leaves["x"].requires_grad_(), leaves["weight"]

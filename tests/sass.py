@@ -1,4 +1,4 @@
-"""What compiled kernels use, read from their binaries: for the scripts `*_ahead.py`."""
+"""What compiled kernels use, read from their binaries: for `kernels_ahead.py`."""
 
 import json
 import re
@@ -6,22 +6,22 @@ import struct
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import triton.backends.nvidia as nvidia
 
 TOOLS = Path(nvidia.__file__).parent / "bin"
 INSTRUCTIONS = {i: i for i in ("HGMMA", "UTMALDG", "HMMA", "UTC.?MMA", "FFMA2?", "STL", "LDL")}
+INSTRUCTIONS |= {i: rf"{i}\S*\.128\S*" for i in ("LDG", "STG")}  # by 16 bytes
+NARROW = re.compile(r"ld\.global\S*\.b16\b")  # in PTX
 WORD = 16  # bytes of an instruction
 LINE = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(?:@\S+\s+)?([A-Z]\S*)", re.MULTILINE)
 
 
-def show(
-    kernels: Iterable[tuple[dict, object]], instructions: Mapping[str, str] = INSTRUCTIONS
-) -> None:
-    """Print a JSON object a kernel: what is said of it, registers, stack bytes, shared memory, and
-    how many instructions match each expression, by its name, where there are any.
+def show(kernels: Iterable[tuple[dict, object]]) -> None:
+    """Print a JSON object a kernel: what is said of it, registers, stack bytes, shared memory, how
+    many loads are of two bytes, and how many instructions of each kind there are, if any.
     """
     of_target: dict[int, list[tuple[dict, object]]] = {}
     for said, kernel in kernels:
@@ -31,9 +31,10 @@ def show(
         for (said, kernel), found in zip(made, disassembled(arch, texts), strict=True):
             counts = {
                 name: sum(n for op, n in found.items() if re.search(rf"\b(?:{pattern})\b", op))
-                for name, pattern in instructions.items()
+                for name, pattern in INSTRUCTIONS.items()
             }
             used = resources(kernel.asm["cubin"]) | {"shared": kernel.metadata.shared}
+            used["narrow"] = len(NARROW.findall(kernel.asm["ptx"]))
             print(json.dumps(said | used | {k: v for k, v in counts.items() if v}), flush=True)
 
 

@@ -6,20 +6,19 @@ Each check takes the device. `tests/test_swiglu_api.py` runs them on the CPU,
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import combinations
 
-import pytest
+import gradient_checks
 import torch
+from gradient_checks import close, same
 from torch import Tensor
-from torch.autograd import forward_ad, grad
+from torch.autograd import grad
 from torch.nn.functional import silu
-from torch.utils.checkpoint import checkpoint
 
 from fusedlib import reference
 from fusedlib.bench import check
 from fusedlib.bench.problems import Inputs, SwiGLUProblem, draw
 from fusedlib.bench.rivals import Workload
-from fusedlib.functional import swiglu, swiglu_mlp
+from fusedlib.functional import SAVES, swiglu, swiglu_mlp
 
 Leaves = tuple[Tensor, Tensor, Tensor]
 Errors = dict[str, check.Errors]
@@ -37,15 +36,9 @@ def small(device: str, dtype: str = "float32", shape: tuple[int, int, int] = SHA
     return packed(inputs), inputs.dy
 
 
-def refuses_transforms_of_backward(y: Tensor, leaf: Tensor) -> None:
-    """Those that the forward did not see: batched gradients, and forward mode over a gradient."""
-    dy = torch.ones_like(y)
-    with pytest.raises(RuntimeError, match="no batched gradients"):
-        grad(y, leaf, torch.stack([dy, dy]), retain_graph=True, is_grads_batched=True)
-    with forward_ad.dual_level():
-        grad(y, leaf, dy, retain_graph=True)
-        with pytest.raises(RuntimeError, match="no tangents"):
-            grad(y, leaf, forward_ad.make_dual(dy, dy), retain_graph=True)
+def small_by_name(device: str) -> tuple[dict[str, Tensor], Tensor]:
+    leaves, dy = small(device)
+    return dict(zip(("x", "w_gate_up", "w_down"), leaves, strict=True)), dy
 
 
 def captured(step: Callable[[], Sequence[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
@@ -137,26 +130,6 @@ def worse(*found: Errors) -> Errors:
     }
 
 
-def same(found, wanted) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-
-
-def close(found, wanted) -> bool:
-    """Equal but for the order of sums, as in a product of another size.
-
-    In fp32 two orders differ by some roundoffs, in fp16 and bf16 by what the last rounding makes of
-    those.
-    """
-
-    def allowed(t: Tensor) -> float:
-        return (16 if t.dtype == torch.float32 else 2) * torch.finfo(t.dtype).eps
-
-    return all(
-        (a.double() - b.double()).norm() <= allowed(b) * b.double().norm()
-        for a, b in zip(found, wanted, strict=True)
-    )
-
-
 def check_leading_dimensions(device: str) -> None:
     (x, w_gate_up, w_down), _ = small(device)
     y = swiglu_mlp(x, w_gate_up, w_down)
@@ -168,31 +141,12 @@ def check_leading_dimensions(device: str) -> None:
 
 
 def check_any_strides(device: str) -> None:
-    leaves, dy = small(device)
-    wanted = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
-
-    def strided(t: Tensor, how: str) -> Tensor:
-        t = t.detach()
-        if how == "transposed":
-            t = t.mT.contiguous().mT
-        elif how == "every other":
-            t = torch.stack([t, -t], dim=-1).flatten(-2)[:, ::2]
-        else:
-            t = torch.cat([t, -t], dim=-1)[:, : t.shape[-1]]
-        return t.requires_grad_()
-
-    for how in ("transposed", "every other", "wide rows"):
-        own = tuple(strided(t, how) for t in leaves)
-        y = swiglu_mlp(*own)
-        assert close([y, *grad(y, own, strided(dy, how))], wanted), how
-    y = swiglu_mlp(*leaves)
-    ones = torch.ones_like(y)
-    assert close(grad(swiglu_mlp(*leaves).sum(), leaves), grad(y, leaves, ones))  # dy of stride 0
+    gradient_checks.check_layouts(swiglu_mlp, *small_by_name(device))
 
 
 def check_zero_tokens(device: str) -> None:
     leaves, _ = small(device)
-    for save in ("gate_up", "input"):
+    for save in SAVES:
         empty = leaves[0].detach()[:0].reshape(3, 0, HIDDEN).requires_grad_()
         y = swiglu_mlp(empty, *leaves[1:], save=save)
         assert y.shape == (3, 0, HIDDEN)
@@ -204,27 +158,15 @@ def check_zero_tokens(device: str) -> None:
 
 
 def check_frozen_subsets(device: str) -> None:
-    leaves, dy = small(device)
-    everything = grad(swiglu_mlp(*leaves), leaves, dy)
-    for save in ("gate_up", "input"):
-        for chosen in (c for n in (1, 2, 3) for c in combinations(range(3), n)):
-            own = [t.detach().requires_grad_(i in chosen) for i, t in enumerate(leaves)]
-            swiglu_mlp(*own, save=save).backward(dy)
-            for i, leaf in enumerate(own):
-                assert (leaf.grad is not None) == (i in chosen)
-                if i in chosen:
-                    assert close([leaf.grad], [everything[i]]), (save, chosen, i)
-    frozen = [t.detach() for t in leaves]
-    assert not swiglu_mlp(*frozen).requires_grad
+    leaves, dy = small_by_name(device)
+    for save in SAVES:
+        gradient_checks.check_subsets(partial(swiglu_mlp, save=save), leaves, dy)
 
 
 def check_backward_twice(device: str) -> None:
-    leaves, dy = small(device)
-    for save in ("gate_up", "input"):
-        y = swiglu_mlp(*leaves, save=save)
-        first = grad(y, leaves, dy, retain_graph=True)
-        assert same(grad(y, leaves, dy, retain_graph=True), first)
-        assert same(grad(y, leaves, dy), first)
+    leaves, dy = small_by_name(device)
+    for save in SAVES:
+        gradient_checks.check_repeated(partial(swiglu_mlp, save=save), leaves, dy)
 
 
 def check_autocast(device: str) -> None:
@@ -246,60 +188,24 @@ def check_autocast(device: str) -> None:
 
 
 def check_changed_in_place(device: str) -> None:
-    """Results may be written to, as a residual connection does; gradients stay what they are."""
-    (x, w_gate_up, w_down), _ = small(device)
-    deep = x.detach()[None].requires_grad_()
-    for compute, weights in ((swiglu_mlp, (w_gate_up, w_down)), (swiglu, (w_gate_up,))):
-        y = compute(deep, *weights)
-        residual = torch.randn_like(y)
-        wanted = grad(y, (deep, *weights), residual)
-        changed = compute(deep, *weights)
-        changed += residual
-        assert same([changed], [y + residual])
-        assert same(grad(changed, (deep, *weights), residual), wanted)
+    leaves, dy = small_by_name(device)
+    leaves["x"] = leaves["x"].detach()[None].requires_grad_()
+    gradient_checks.check_written_to(swiglu_mlp, leaves, dy[None])
+    dh = torch.randn(1, len(dy), INNER, device=device).to(dy.dtype)
+    del leaves["w_down"]
+    gradient_checks.check_written_to(swiglu, leaves, dh)
 
 
 def check_activation_checkpointing(device: str) -> None:
-    leaves, dy = small(device)
-    wanted = grad(swiglu_mlp(*leaves), leaves, dy)
-    for reentrant in (False, True):
-        own = [t.detach().requires_grad_() for t in leaves]
-        checkpoint(swiglu_mlp, *own, use_reentrant=reentrant).backward(dy)
-        assert same([t.grad for t in own], wanted), reentrant
+    gradient_checks.check_checkpointed(swiglu_mlp, *small_by_name(device))
 
 
 def check_no_grad_and_inference(device: str) -> None:
-    leaves, _ = small(device)
-    y = swiglu_mlp(*leaves).detach()
-    with torch.no_grad():
-        assert close([swiglu_mlp(*leaves)], [y])
-    with torch.inference_mode():
-        assert close([swiglu_mlp(*leaves)], [y])
+    gradient_checks.check_no_grad(swiglu_mlp, small_by_name(device)[0])
 
 
 def check_functional_transforms(device: str) -> None:
-    """torch.func and forward mode, where a second derivative works too: plain PyTorch runs."""
-    leaves, dy = small(device)
-    leaves = tuple(t.detach() for t in leaves)
-    numbers = tuple(range(3))
-
-    def loss(*operands: Tensor) -> Tensor:
-        return (swiglu_mlp(*operands) * dy).sum()
-
-    own = tuple(t.clone().requires_grad_() for t in leaves)
-    wanted = grad(loss(*own), own)
-    assert close(torch.func.grad(loss, argnums=numbers)(*leaves), wanted)
-    y, pull = torch.func.vjp(swiglu_mlp, *leaves)
-    assert close([y, *pull(dy)], [swiglu_mlp(*leaves), *wanted])
-    rows = torch.func.vmap(lambda row: swiglu_mlp(row, *leaves[1:]))(leaves[0])
-    assert close([rows], [y])
-    step = torch.randn_like(leaves[0])
-    _, pushed = torch.func.jvp(lambda x: loss(x, *leaves[1:]), (leaves[0],), (step,))
-    torch.testing.assert_close(pushed, (step * wanted[0]).sum(), rtol=1e-3, atol=1e-3)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(leaves[0], step)
-        tangent = forward_ad.unpack_dual(loss(dual, *leaves[1:])).tangent
-    torch.testing.assert_close(tangent, pushed, rtol=1e-3, atol=1e-3)
+    gradient_checks.check_transforms(swiglu_mlp, *small_by_name(device))
 
 
 ALL = [value for name, value in list(globals().items()) if name.startswith("check_")]
@@ -309,7 +215,7 @@ def check_compiled(device: str, dtype: str = "float32") -> None:
     """Both modes in one graph each, right by the same rule."""
     torch._dynamo.reset()
     compiled = torch.compile(swiglu_mlp, fullgraph=True)
-    for save in ("gate_up", "input"):
+    for save in SAVES:
         assert misses_mlp(device, dtype, SHAPE, save, compiled) == []
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -1,9 +1,8 @@
-"""`linear_cross_entropy` on the CPU: plain PyTorch, bad input, the interpreter, compiled ahead."""
+"""`linear_cross_entropy` on the CPU: plain PyTorch, bad input, the interpreter."""
 
 import linear_cross_entropy_checks as checks
 import pytest
 import torch
-from ahead import compiled_by_architecture, misfits
 from interpreter import passed_in_the_interpreter
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -132,21 +131,3 @@ def test_chunks_fit_their_budget():
         assert kernels.rows_and_sums(1000, weight) == (1000, torch.bfloat16)
         assert kernels.rows_and_sums(1000, weight.half()) == (1000, torch.float32)
         assert kernels.rows_and_sums(8192, weight.float()) == (1024, torch.float32)
-
-
-@pytest.fixture(scope="module")
-def compiled():
-    """Every kernel's figures by architecture."""
-    return compiled_by_architecture("linear_cross_entropy_ahead.py")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("architecture", [80, 89, 90, 100])
-def test_compiled_kernels_fit_and_spill_nothing(compiled, architecture):
-    rows = compiled[architecture]
-    assert len(rows) == len({row["name"] for row in rows}) == 8
-    assert [fault for row in rows for fault in misfits(row)] == []
-    for row in rows:  # 16 bytes at a time
-        stores = row.get("STG") or "alone" in row["name"]
-        assert (row.get("LDG") and stores) or "gradient, 64 " in row["name"]

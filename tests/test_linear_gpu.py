@@ -95,8 +95,8 @@ def test_a_cuda_graph_replays_what_a_call_gives_bit_by_bit():
 
 
 @pytest.mark.parametrize("fault", checks.BROKEN)
-def test_a_broken_layer_is_rejected(monkeypatch, fault):
-    checks.broken(monkeypatch, fault)
+def test_a_broken_layer_is_rejected(monkeypatch, tmp_path, fault):
+    checks.broken(monkeypatch, tmp_path, fault)
     assert checks.misses_linear("cuda", RAGGED) != []
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from ahead import compiled_by_architecture, faults
+from ahead import faults, kernels_ahead
 from interpreter import passed_in_the_interpreter
 
 from fusedlib.bench import formats, precision, tensor_core
@@ -21,7 +21,7 @@ def test_probe_vs_float64_in_the_interpreter():
 @pytest.fixture(scope="module")
 def compiled() -> dict[int, list[dict]]:
     """Every kernel's figures by architecture."""
-    return compiled_by_architecture("accumulate_ahead.py")
+    return kernels_ahead("accumulate")
 
 
 @pytest.mark.slow

@@ -2,15 +2,11 @@
 process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
-import os
-
 import flawed_swiglu
 import pytest
 import torch
 
 from fusedlib.bench import anatomy, check, rivals
-
-assert os.environ["TRITON_INTERPRET"] == "1"
 
 
 def results(name: str, tokens: int, width: int):

@@ -3,15 +3,14 @@ its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
 import copy
-import os
 import sys
 
-import bf16
 import linear_checks as checks
 import linear_cross_entropy_checks as loss_checks
 import pytest
 import torch
 from broken_kernels import without_scales
+from called import note_launches
 from torch.autograd import grad
 
 import fusedlib
@@ -21,8 +20,6 @@ from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config
 from fusedlib.recomputed import compute_again, forget
 
-assert os.environ["TRITON_INTERPRET"] == "1"
-bf16.apply()
 torch.set_num_threads(1)  # two wait for one another where others use the cores
 
 # Rows that are not of this vocabulary may hold anything.
@@ -36,7 +33,7 @@ def started(monkeypatch):
     """Products of any size are split; names of the kernels that ran."""
     checks.split_everything(monkeypatch)
     monkeypatch.setattr(products, "INTERPRETER", Config(128, 128, 64, 4, 1, group_m=2))
-    return checks.note_launches(monkeypatch)
+    return note_launches(monkeypatch)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -219,8 +216,8 @@ def test_a_graph_of_a_whole_model():
 
 
 @pytest.mark.parametrize("fault", checks.BROKEN)
-def test_a_broken_layer_is_rejected(monkeypatch, fault):
-    checks.broken(monkeypatch, fault)
+def test_a_broken_layer_is_rejected(monkeypatch, tmp_path, fault):
+    checks.broken(monkeypatch, tmp_path, fault)
     assert checks.misses_linear("cpu", checks.SMALL) != []
 
 

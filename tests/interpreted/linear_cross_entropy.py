@@ -2,21 +2,16 @@
 file in a process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
-import os
-
-import bf16
 import linear_cross_entropy_checks as checks
 import pytest
 import torch
+from gradient_checks import refuses_transforms_of_backward
 from rewritten import rewritten
-from swiglu_checks import refuses_transforms_of_backward
 
 from fusedlib import linear_cross_entropy
 from fusedlib.kernels import linear_cross_entropy as kernels
 from fusedlib.kernels import linear_cross_entropy_ops as ops
 
-assert os.environ["TRITON_INTERPRET"] == "1"
-bf16.apply()
 torch.set_num_threads(1)  # two wait for one another where others use the cores
 # Rows that are not of this vocabulary may hold anything.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -2,15 +2,12 @@
 of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
-import os
-
-import bf16
 import broken_rows
 import pytest
 import rows_checks as checks
 import torch
-from called import Called
-from swiglu_checks import refuses_transforms_of_backward
+from called import Called, note_launches
+from gradient_checks import refuses_transforms_of_backward
 from torch.autograd import grad
 
 from fusedlib import rms_norm, rope
@@ -18,8 +15,6 @@ from fusedlib.kernels import rms_norm as norm_kernels
 from fusedlib.kernels import rope as rope_kernels
 from fusedlib.kernels.route import has_kernels
 
-assert os.environ["TRITON_INTERPRET"] == "1"
-bf16.apply()
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -29,7 +24,7 @@ def started(monkeypatch):
     monkeypatch.setattr(norm_kernels, "TILE", 128)
     monkeypatch.setattr(norm_kernels, "WIDEST", 128)
     monkeypatch.setattr(rope_kernels, "HALVES", 256)
-    return broken_rows.note_launches(monkeypatch)
+    return note_launches(monkeypatch)
 
 
 @pytest.mark.parametrize("cast", ["hf", "litgpt"])

@@ -2,29 +2,24 @@
 process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
-import os
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
-import bf16
 import broken_kernels
 import plan_checks
 import pytest
 import swiglu_checks as checks
 import torch
 from called import Called
+from gradient_checks import refuses_transforms_of_backward
 from torch.autograd import grad
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.errors import PTXASError
 
 from fusedlib.functional import fused, swiglu, swiglu_mlp
 from fusedlib.kernels import launch, ops, route, swiglu_configs
 from fusedlib.kernels import swiglu as kernels
 from fusedlib.kernels.plan import Plan
-
-assert os.environ["TRITON_INTERPRET"] == "1"
-bf16.apply()
 
 SHAPE = (70, 83, 101)  # tokens, hidden, inner: not square, ragged in 32-blocks, several each way
 DTYPES = ("float32", "float16", "bfloat16")
@@ -161,13 +156,6 @@ def test_a_half_frozen_swiglu_keeps_only_what_it_needs():
     assert called.names.count("mm") == 1
 
 
-class Seen(TorchDispatchMode):
-    """A dispatch mode that changes nothing: calls go by the registered operators."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return function(*args, **kwargs or {})
-
-
 @pytest.mark.parametrize("save", SAVES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_direct_and_registered_calls_give_the_same(dtype, save):
@@ -181,7 +169,7 @@ def test_direct_and_registered_calls_give_the_same(dtype, save):
         y = swiglu_mlp(*leaves, save=save)
         assert type(y.grad_fn).__name__ == "SwiGLUFunctionBackward"
         direct = [y, *grad(y, own, dy)]
-        with Seen():
+        with Called():  # calls go by the registered operators
             y = swiglu_mlp(*leaves, save=save)
             assert type(y.grad_fn).__name__ != "SwiGLUFunctionBackward"
             registered = [y, *grad(y, own, dy)]
@@ -232,7 +220,7 @@ def test_a_second_derivative_raises():
     for gradient in first:
         with pytest.raises(RuntimeError, match="no second derivative"):
             (gradient.sum() + leaves[0].sum()).backward(retain_graph=True)
-    with Seen():
+    with Called():  # calls go by the registered operators
         y = swiglu_mlp(*leaves)
         first = grad(y, leaves, dy, create_graph=True)
         with pytest.raises(RuntimeError, match="no second derivative"):
@@ -241,7 +229,7 @@ def test_a_second_derivative_raises():
 
 def test_transforms_that_begin_at_backward_are_refused():
     leaves, _ = checks.small("cpu")
-    checks.refuses_transforms_of_backward(swiglu_mlp(*leaves), leaves[0])
+    refuses_transforms_of_backward(swiglu_mlp(*leaves), leaves[0])
 
 
 # --- torch.library -------------------------------------------------------------------------------

@@ -1,0 +1,184 @@
+"""What must hold of any differentiable function of named tensors, wherever it runs.
+
+Each check takes the function, its operands by name, and what flows back. `swiglu_checks`,
+`linear_checks`, `linear_cross_entropy_checks` and `rows_checks` call them with theirs.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad, grad
+from torch.utils.checkpoint import checkpoint
+
+Named = dict[str, Tensor]
+Function = Callable[..., Tensor]
+
+
+def same(found, wanted) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def close(found, wanted) -> bool:
+    """Equal but for the order of sums, as in a product of another size.
+
+    In fp32 two orders differ by some roundoffs, in fp16 and bf16 by what the last rounding makes of
+    those.
+    """
+
+    def allowed(t: Tensor) -> float:
+        return (16 if t.dtype == torch.float32 else 2) * torch.finfo(t.dtype).eps
+
+    return all(
+        (a.double() - b.double()).norm() <= allowed(b) * b.double().norm()
+        for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def results_of(compute: Function, leaves: Named, upstream: Tensor) -> list[Tensor]:
+    """The result and the gradients of the leaves that want one."""
+    y = compute(**leaves)
+    return [y.detach(), *grad(y, [t for t in leaves.values() if t.requires_grad], upstream)]
+
+
+def copied(leaves: Named) -> Named:
+    return {name: t.detach().requires_grad_() for name, t in leaves.items()}
+
+
+LAYOUTS = {
+    "transposed": lambda t: t.mT.contiguous().mT,
+    "rows of a wider matrix": lambda t: torch.cat([t, -t], dim=-1)[:, : t.shape[-1]],
+    "every other": lambda t: torch.stack([t, -t], dim=-1).flatten(-2)[:, ::2],
+    "off 16 bytes": lambda t: torch.cat([t[:, :1], t], dim=1)[:, 1:],
+}
+
+
+def laid_out(leaves: Named, how: str) -> Named:
+    """All matrices in that layout, to be differentiated again."""
+    return {
+        name: LAYOUTS[how](t.detach()).requires_grad_() if t.ndim == 2 else t
+        for name, t in leaves.items()
+    }
+
+
+def check_layouts(compute: Function, leaves: Named, upstream: Tensor) -> None:
+    """Operands and what flows back may lie in any way; the last also one number for all."""
+    wanted = results_of(compute, leaves, upstream)
+    for how, lay in LAYOUTS.items():
+        given = lay(upstream) if upstream.ndim == 2 else upstream
+        assert close(results_of(compute, laid_out(leaves, how), given), wanted), how
+    y, own = compute(**leaves), list(leaves.values())
+    ones = torch.ones_like(y)
+    assert close(grad(compute(**leaves).sum(), own), grad(y, own, ones))  # stride 0
+
+
+def check_subsets(
+    compute: Function, leaves: Named, upstream: Tensor, agree: Callable[..., bool] = close
+) -> None:
+    for _ in subsets(compute, leaves, upstream, agree):
+        pass
+
+
+def subsets(
+    compute: Function, leaves: Named, upstream: Tensor, agree: Callable[..., bool] = close,
+    before: Callable[[], object] = lambda: None,
+) -> Iterator[set[str]]:  # fmt: skip
+    """Each subset of operands, once it alone wants gradients: they are there, agree with those of
+    all operands, and no other is. `before` is called between forward and backward.
+    """
+    wanted = dict(zip(leaves, results_of(compute, leaves, upstream)[1:], strict=True))
+    for wants in product((False, True), repeat=len(leaves)):
+        chosen = {name for name, want in zip(leaves, wants, strict=True) if want}
+        own = {name: t.detach().requires_grad_(name in chosen) for name, t in leaves.items()}
+        y = compute(**own)
+        assert y.requires_grad == bool(chosen)
+        before()
+        if chosen:
+            y.backward(upstream)
+        for name, leaf in own.items():
+            assert (leaf.grad is not None) == (name in chosen)
+            assert leaf.grad is None or agree([leaf.grad], [wanted[name]]), (chosen, name)
+        yield chosen
+
+
+def check_repeated(compute: Function, leaves: Named, upstream: Tensor) -> None:
+    """A second backward gives the same where the graph is kept, and raises where it is not."""
+    y, own = compute(**leaves), list(leaves.values())
+    first = grad(y, own, upstream, retain_graph=True)
+    assert same(grad(y, own, upstream, retain_graph=True), first)
+    assert same(grad(y, own, upstream), first)
+    with pytest.raises(RuntimeError, match="second time"):
+        grad(y, own, upstream)
+
+
+def check_checkpointed(compute: Function, leaves: Named, upstream: Tensor) -> None:
+    wanted = results_of(compute, leaves, upstream)[1:]
+
+    def positional(*operands: Tensor) -> Tensor:
+        return compute(**dict(zip(leaves, operands, strict=True)))
+
+    for reentrant in (False, True):
+        own = copied(leaves)
+        checkpoint(positional, *own.values(), use_reentrant=reentrant).backward(upstream)
+        assert same([t.grad for t in own.values()], wanted), reentrant
+
+
+def check_no_grad(compute: Function, leaves: Named) -> None:
+    wanted = compute(**leaves).detach()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            y = compute(**leaves)
+        assert not y.requires_grad and close([y], [wanted])
+
+
+def check_written_to(compute: Function, leaves: Named, upstream: Tensor) -> None:
+    """Results may be written to, as a residual connection does; gradients stay what they are."""
+    own = list(leaves.values())
+    y, changed = compute(**leaves), compute(**leaves)
+    changed += upstream
+    assert same([changed], [y + upstream])
+    assert same(grad(changed, own, upstream), grad(y, own, upstream))
+
+
+def check_transforms(
+    compute: Function, leaves: Named, upstream: Tensor, by_row: bool = True
+) -> None:
+    """torch.func and forward mode, where a second derivative works too: plain PyTorch runs.
+
+    vmap as well, if a row of the result depends on that of the first operand.
+    """
+    numbers = tuple(range(len(leaves)))
+    plain = tuple(t.detach() for t in leaves.values())
+
+    def positional(*operands: Tensor) -> Tensor:
+        return compute(**dict(zip(leaves, operands, strict=True)))
+
+    def loss(*operands: Tensor) -> Tensor:
+        return (positional(*operands) * upstream).sum()
+
+    y, *wanted = results_of(compute, leaves, upstream)
+    assert close(torch.func.grad(loss, argnums=numbers)(*plain), wanted)
+    again, pull = torch.func.vjp(positional, *plain)
+    assert close([again, *pull(upstream)], [y, *wanted])
+    if by_row:
+        assert close([torch.vmap(lambda row: positional(row, *plain[1:]))(plain[0])], [y])
+    step = torch.randn_like(plain[0])
+    along = (step * wanted[0]).sum()
+    _, pushed = torch.func.jvp(lambda x: loss(x, *plain[1:]), plain[:1], (step,))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(plain[0], step)
+        tangent = forward_ad.unpack_dual(loss(dual, *plain[1:])).tangent
+    torch.testing.assert_close([pushed, tangent], [along, along], rtol=1e-3, atol=1e-4)
+
+
+def refuses_transforms_of_backward(y: Tensor, leaf: Tensor) -> None:
+    """Those that the forward did not see: batched gradients, and forward mode over a gradient."""
+    dy = torch.ones_like(y)
+    with pytest.raises(RuntimeError, match="no batched gradients"):
+        grad(y, leaf, torch.stack([dy, dy]), retain_graph=True, is_grads_batched=True)
+    with forward_ad.dual_level():
+        grad(y, leaf, dy, retain_graph=True)
+        with pytest.raises(RuntimeError, match="no tangents"):
+            grad(y, leaf, forward_ad.make_dual(dy, dy), retain_graph=True)

@@ -1,0 +1,209 @@
+"""Compiles kernels for architectures without a GPU and says what came out.
+
+Run in a process of its own, without Triton's interpreter:
+    python kernels_ahead.py FAMILY ARCHITECTURE[,ARCHITECTURE ...] [name ...]
+prints one JSON object a kernel, of all kernels of a family or of the calls named, as `sass.show`
+says. The library's own launchers start them, on matrices of torch's meta device, which have no
+memory; what Triton would start is compiled and kept.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+
+import torch
+from played_driver import play_driver
+from sass import show
+from torch import Tensor
+from triton.runtime import JITFunction
+
+from fusedlib.kernels import linear_cross_entropy, rms_norm, rope, swiglu, swiglu_configs
+from fusedlib.kernels.accumulate import accumulate_fwd
+from fusedlib.kernels.autotune import candidates
+from fusedlib.kernels.few_tokens import kernels as few_tokens
+from fusedlib.kernels.hopper import kernel as hopper
+from fusedlib.kernels.split import hopper as split_hopper
+from fusedlib.kernels.split import parts
+from fusedlib.kernels.split import product as split
+from fusedlib.kernels.swiglu_configs import FEW_TOKENS, UNALIGNED, Config
+
+Calls = Iterator[tuple[str, Callable[[], object]]]  # what is called, by name
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BACKWARD, IN_PLACE, POINTWISE = (
+    (True, True, True, False), (True, True, True, True), (False, True, True, True)
+)  # fmt: skip
+WIDE = 8192  # hidden and inner size, a multiple of 16; 8193 is ragged
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def new(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return meta(*shape, dtype=dtype)
+
+
+def forward(config: Config, width: int = WIDE) -> None:
+    x, h = meta(300, width), meta(300, width)
+    launch = swiglu.fwd_launch(x, width, True, config)
+    launch(x, meta(2 * width, width), h, meta(300, 2 * width))
+
+
+def backward(
+    variant: tuple[bool, ...], config: Config, width: int = WIDE, dtype: torch.dtype = BF16
+) -> None:
+    dy, w_down, gate_up = (meta(n, width, dtype=dtype) for n in (300, width, 300))
+    swiglu.bwd_launch(dy, width, variant, config)(dy, w_down, *[gate_up] * 4)
+
+
+def calls_of_swiglu(arch: int) -> Calls:
+    """Everything that may be launched there."""
+    directions = {
+        "fwd half": (forward, "forward", swiglu_configs.FORWARD),
+        "bwd half": (partial(backward, BACKWARD), "backward", swiglu_configs.BACKWARD),
+        "bwd half in place": (partial(backward, IN_PLACE), "backward", swiglu_configs.BACKWARD),
+    }
+    for name, (call, direction, table) in directions.items():
+        yield name, partial(call, table[arch])
+        for small in swiglu_configs.few_tokens(direction, arch):
+            yield f"{name} few tokens {small.block_n} wide", partial(call, small)
+        if "in place" not in name:
+            yield f"{name} unaligned", partial(call, UNALIGNED, WIDE + 1)
+    for (kind, dtype), (even, width) in product(
+        {"half": BF16, "ieee": FP32}.items(), {"": WIDE, " unaligned": WIDE + 1}.items()
+    ):
+        call = partial(backward, POINTWISE, swiglu_configs.POINTWISE, width, dtype)
+        yield f"bwd {kind} pointwise{even}", call
+    few_tokens.architecture = lambda _: arch
+    sizes = torch.device("meta"), 37, WIDE, WIDE
+    for config in few_tokens.DOWN.get(arch, few_tokens.OTHERWISE):
+        few_tokens._config = lambda *_, config=config: config
+        launch = few_tokens.down_launch(*sizes)
+        yield f"few down {config.block_n} wide", partial(launch, *[meta(37, WIDE)] * 3)
+    for config in few_tokens.D_X.get(arch, few_tokens.OTHERWISE):
+        few_tokens._config = lambda *_, config=config: config
+        launch = few_tokens.gradients_launch((True, True, True), *sizes)
+        yield f"few gradients {config.block_n} wide", partial(launch, *[meta(37, WIDE)] * 8)
+
+
+def calls_of_candidates(arch: int) -> Calls:
+    """The autotuner's."""
+    for call in (forward, partial(backward, BACKWARD), partial(backward, IN_PLACE)):
+        name = "_swiglu_fwd_kernel" if call is forward else "_swiglu_bwd_kernel"
+        for tokens in (FEW_TOKENS, FEW_TOKENS + 1):
+            for config in candidates.of(name, arch, tokens):
+                yield f"{name} {config}", partial(call, config)
+
+
+def calls_of_hopper(arch: int) -> Calls:
+    """The kernels with fixed roles."""
+    widths = {"fwd": 4096, "bwd": hopper.SHORT_SUM + 16, "bwd ahead": hopper.SHORT_SUM}
+    for (name, hidden), store, dtype in product(widths.items(), (True, False), (BF16, FP16)):
+        launcher = hopper.forward_launch if name == "fwd" else hopper.backward_launch
+        matrix = meta(300, hidden, dtype=dtype)
+        launch = launcher(matrix, hidden, store)
+        yield f"{name} {dtype}{' storing' * store}", partial(launch, *[matrix] * 5)
+
+
+def calls_of_split(arch: int) -> Calls:
+    """Products of factors that lie as they are and transposed, and what splits factors."""
+    config = split.CONFIGS[arch]
+    split.INTERPRETER, split.hopper = config, None
+    parts.INTERPRETED_ROWS, parts.INTERPRETED_COLUMNS = parts.ROWS, parts.COLUMNS
+    sizes = 300, 1024, 500, 1024
+    halves, words = meta(512, 512, dtype=FP16), meta(512, dtype=torch.int32)
+    matrices = halves, halves, words, words, meta(300, 1024, dtype=FP32)
+    for turned in product((False, True), repeat=2):
+        name = f"{turned[0]:d}{turned[1]:d}"
+        yield f"tl {name}", partial(split._launch(halves, sizes, turned), *matrices)
+        if arch == 90:
+            launch = split_hopper.launch(halves, sizes, turned)
+            yield f"gluon {name}", partial(launch, *matrices)
+    for name, columns in (("even", 1024), ("ragged", 1025)):
+        source = meta(300, columns, dtype=FP32)
+        for by_columns in (False, True):
+            splitting = parts.Splitting(source, by_columns, new)
+            yield f"{name} {'columns' if by_columns else 'rows'}", partial(splitting, source)
+
+
+def calls_of_rows(arch: int) -> Calls:
+    """Every kind of kernel of `rms_norm` and `rope`, with the strides of real calls."""
+    rms_norm.multiprocessors = lambda _: 132
+    for kind, dtype in (("half", BF16), ("fp32", FP32)):
+        for width in (64, 80, 128, 2048, 3072, 4096, 8192, 16384, 32768):
+            x, weight, rstd = (
+                meta(*shape, dtype=of)
+                for shape, of in (((300, width), dtype), ((width,), dtype), ((300,), FP32))
+            )
+            call = partial(rms_norm.rms_norm_fwd, x, weight, x, 1e-6, True)
+            yield f"fwd {kind} {width}", call
+            call = partial(rms_norm.rms_norm_bwd, x, x, x, weight, rstd, True, True)
+            yield f"bwd {kind} {width}", call
+        for head_dim, rotary in ((64, 64), (128, 128), (80, 80), (96, 32), (10, 6)):
+            q, k = (meta(2, 64, h, head_dim, dtype=dtype).transpose(1, 2) for h in (32, 8))
+            cos, at = meta(1, 64, rotary, dtype=dtype), meta(64, dtype=torch.int64)
+            name = f"{kind} {rotary} of {head_dim}"
+            yield f"rope {name}", partial(rope.rope_call, q, k, cos, cos, None, False)
+            call = partial(rope.rope_call, q, k, cos[0], cos[0], at, True)
+            yield f"rope back at positions {name}", call
+
+
+def calls_of_loss(arch: int) -> Calls:
+    """`linear_cross_entropy`'s, at any vocabulary."""
+    kernels, cut = linear_cross_entropy, CUT
+    kernels.block_and_warps = lambda stride, itemsize, _: cut(stride, itemsize, arch)
+    variants = {"gradient": (None, 0.0, True), "gradient, all": (True, 0.1, True),
+                "loss alone": (None, 0.0, False)}  # fmt: skip
+    for dtype, name, vocabulary in (
+        (BF16, "gradient", 128255), (BF16, "gradient", 63), (BF16, "gradient, all", 128255),
+        (BF16, "loss alone", 128255), (FP16, "gradient, all", 128255),
+        (FP32, "gradient, all", 128255),
+    ):  # fmt: skip
+        stride = kernels.row_stride(vocabulary, dtype.itemsize)
+        logits, losses = meta(300, stride, dtype=dtype)[:, :vocabulary], meta(300, dtype=FP32)
+        weighted, smoothing, gradient = variants[name]
+        call = partial(
+            kernels.cross_entropy_rows, logits, meta(300, dtype=torch.int64), weighted and losses,
+            meta(1, dtype=FP32), losses, -100, smoothing, 1e-2, gradient=gradient,
+        )  # fmt: skip
+        yield f"{dtype} {name}, {stride} a row", call
+    factor, result = meta(1, dtype=FP32), meta(2**20)
+    yield "scaled in place", partial(kernels.fill_scaled, result, result, factor)
+    source = meta(2**20, dtype=FP32)
+    yield "scaled fp32", partial(kernels.fill_scaled, source, result, factor)
+
+
+def calls_of_accumulate(arch: int) -> Calls:
+    """The accumulation probe."""
+    for dtype, promote in product((FP16, BF16, FP32), (False, True)):
+        a, b = meta(128, 192, dtype=dtype), meta(192, 128, dtype=dtype)
+        call = partial(accumulate_fwd, a, b, promote=promote, precision="tf32")
+        yield f"{dtype} {promote}", call
+
+
+CUT = linear_cross_entropy.block_and_warps
+RUN = JITFunction.run
+
+
+def compiled(family: str, arch: int, names: list[str]) -> Iterator[tuple[dict, object]]:
+    """(what is said of it, kernel); of a call's further kernels their own name too."""
+    play_driver(arch)
+    started: list[tuple[str, object]] = []
+
+    def run(self: JITFunction, *arguments: object, warmup: bool, **named: object) -> None:
+        started.append((self.__name__, RUN(self, *arguments, warmup=True, **named)))
+
+    JITFunction.run = run
+    for name, call in globals()[f"calls_of_{family}"](arch):
+        if name in names or not names:
+            started.clear()
+            call()
+            assert started
+            for nth, (kernel_name, kernel) in enumerate(started):
+                yield {"name": f"{name} {kernel_name}" if nth else name, "arch": arch}, kernel
+
+
+if __name__ == "__main__":
+    family, archs, *names = sys.argv[1:]
+    show(made for arch in archs.split(",") for made in compiled(family, int(arch), names))

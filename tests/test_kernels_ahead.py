@@ -1,0 +1,102 @@
+"""Every kernel compiled for its architectures without a GPU: it fits and spills nothing."""
+
+import ahead
+import pytest
+
+pytest.importorskip("triton")
+from fusedlib.kernels import swiglu_configs
+from fusedlib.kernels.split import product as products
+
+pytestmark = pytest.mark.timeout(600)  # where nothing is cached
+ARCHITECTURES = sorted(swiglu_configs.SHARED_MEMORY)
+# How many there are; Hopper has three widths for few tokens, and products in Gluon.
+COUNTS = {
+    "swiglu": {arch: 23 if arch == 90 else 14 for arch in ARCHITECTURES},
+    "split": {arch: 14 if arch == 90 else 10 for arch in ARCHITECTURES},
+    "loss": dict.fromkeys(ARCHITECTURES, 8),
+    "hopper": {90: 12},
+}
+# Of `rows`: the usual width, and the one of each kernel that needs most registers.
+ROWS = ("fwd half 4096", "fwd fp32 32768", "bwd half 4096", "bwd fp32 8192", "bwd fp32 32768",
+        "rope half 64 of 64", "rope back at positions half 32 of 96")  # fmt: skip
+# Two programs of a multiprocessor's 65,536 registers; some for every instruction in flight.
+MOST_REGISTERS = {"bwd half 4096": 128, "fwd half 4096": 64, "rope half 64 of 64": 64}
+
+
+BY_TMA = ("fwd half", "bwd half", "bwd half in place")
+BY_POINTERS = ("fwd half unaligned", "fwd half few tokens 32 wide")
+
+
+@pytest.fixture(scope="module", params=COUNTS)
+def compiled(request) -> tuple[str, dict[int, list[dict]]]:
+    """A family, and every kernel's figures by architecture."""
+    return request.param, ahead.kernels_ahead(request.param, archs=COUNTS[request.param])
+
+
+def faults(family: str, row: dict) -> list[str]:
+    """What a kernel must not do on its architecture."""
+    name = row["name"]
+    if family == "loss":  # 16 bytes at a time
+        stores = row.get("STG") or "alone" in name
+        wide = (row.get("LDG") and stores) or "gradient, 64 " in name
+        return ahead.misfits(row) + [f"{name}: narrow"] * (not wide)
+    plain = any(word in name for word in ("ieee", "pointwise", "rows", "columns"))
+    found = ahead.faults(row, on_tensor_cores=not plain)
+    wants_tma = family == "hopper" or name.startswith("gluon") or name in BY_TMA
+    by_tma = row["arch"] == 90 and wants_tma
+    if (by_tma or name in BY_POINTERS) and by_tma != bool(row.get("UTMALDG")):
+        found.append(f"{name}: TMA is not as expected")
+    if family == "hopper" and row["REG"] != 168:  # 384 threads get it; setmaxnreg deals them anew
+        found.append(f"{name}: {row['REG']} registers")
+    return found
+
+
+@pytest.mark.slow
+def test_kernels_fit_spill_nothing_and_use_the_card(compiled):
+    family, found = compiled
+    for arch, count in COUNTS[family].items():
+        assert len(found[arch]) == len({row["name"] for row in found[arch]}) == count
+    assert [fault for rows in found.values() for row in rows for fault in faults(family, row)] == []
+
+
+@pytest.mark.slow
+def test_norms_and_rotations_fit_spill_nothing_and_load_by_16_bytes():
+    rows = [row for of_one in ahead.kernels_ahead("rows", *ROWS).values() for row in of_one]
+    assert {(r["name"], r["arch"]) for r in rows} >= {(n, a) for n in ROWS for a in ARCHITECTURES}
+    assert [fault for row in rows for fault in ahead.misfits(row)] == []
+    for row in rows:
+        assert not row["narrow"] and row["REG"] <= MOST_REGISTERS.get(row["name"], 255), row
+
+
+# Most with the long tests: candidates differ by architecture in number only.
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(a, marks=getattr(pytest.mark, "slow" if a == 90 else "long"))
+     for a in ARCHITECTURES],
+)  # fmt: skip
+def test_the_autotuner_s_candidates_fit_and_spill_nothing(architecture):
+    rows = ahead.kernels_ahead("candidates", archs=[architecture])[architecture]
+    assert len(rows) > 20 and [fault for row in rows for fault in ahead.misfits(row)] == []
+
+
+def test_tables_have_every_architecture():
+    for table in (swiglu_configs.FORWARD, swiglu_configs.BACKWARD, products.CONFIGS):
+        assert sorted(table) == ARCHITECTURES
+    assert min(ARCHITECTURES, key=swiglu_configs.SHARED_MEMORY.get) == swiglu_configs.SMALLEST
+
+
+RIGHT = {"arch": 90, "REG": 168, "STACK": 0, "shared": 200_000, "HGMMA": 8, "UTMALDG": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [("swiglu", "fwd half"), ("split", "gluon 00"), ("hopper", "fwd")]
+)
+def test_faults_are_found(family, name):
+    right = RIGHT | {"name": name}
+    assert faults(family, right) == []
+    for change in ({"STACK": 8}, {"STL": 1}, {"shared": 232_449}, {"HGMMA": 0}, {"UTMALDG": 0}):
+        assert faults(family, right | change)
+    for other in ("fwd ieee", "fwd half unaligned"):
+        assert family == "hopper" or faults(family, right | {"name": other})
+    assert faults("hopper", right | {"REG": 255})
+    assert faults("loss", right) and not faults("loss", right | {"LDG": 1, "STG": 1})
