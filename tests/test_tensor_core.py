@@ -140,8 +140,8 @@ def test_without_a_gpu_the_cases_are_unavailable():
 def test_promotion_beats_the_tensor_core_whose_bits_the_model_gives(dtype: str):
     figures = {
         c["provider"]: tensor_core.measure_tensor_core(c)
-        for c in precision.tensor_cores(16384, dtypes=[dtype])
-        if (c["k"], c["distribution"]) == (16384, "uniform")
+        for c in precision.tensor_cores(16384)
+        if (c["k"], c["distribution"], c["dtype"]) == (16384, "uniform", dtype)
     }
     errors = {name: found["relative_error"] for name, found in figures.items()}
     assert max(errors.values()) < 1e-3

@@ -21,16 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedlib.bench import accumulation, formats
+from fusedlib.bench import accumulation, formats, torch_precision
 from fusedlib.bench.accumulation import Case, Figures
 from fusedlib.bench.attempt import Unavailable
 
 SIZE = 128  # C is [SIZE, SIZE]: 16384 samples of the error
 MODEL_SIZE = 32
 CORNER = 16  # rows and columns of a measured C that are held against the model
-NEEDS_GPU = "needs a CUDA GPU with tensor cores"
 MEASURED = ("in the tensor core", "promoted", "cuBLAS", "IEEE fp32")
-MODELS = ("model: round to fp32", "model: align and chop")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32}
 TOGETHER = {"fp16": 16, "bf16": 16, "tf32": 8}  # products in one MMA instruction of sm_90
 EXTRA_BITS = 2  # bits below fp32's last one that an aligned summand keeps on sm_90
@@ -87,6 +85,9 @@ def aligned(left: Tensor, right: Tensor, together: int, extra_bits: int = EXTRA_
     return torch.from_numpy(acc)
 
 
+MODELS = {"model: round to fp32": rounded, "model: align and chop": aligned}
+
+
 def _exponents(values: np.ndarray) -> np.ndarray:
     """Binary exponents; of zero one below all others."""
     return np.where(values == 0, -500, np.frexp(values)[1] - 1)
@@ -109,12 +110,8 @@ def product(provider: str, left: Tensor, right: Tensor) -> Tensor:
         return accumulate_fwd(left, right, promote=provider == "promoted")
     if left.dtype != torch.float32:
         return torch.mm(left, right, out_dtype=torch.float32)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
+    with torch_precision.matmul_settings("high", reduced=True):
         return left @ right
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def errors(out: Tensor, ref: Tensor, magnitude: Tensor) -> Figures:
@@ -149,14 +146,13 @@ def measure_tensor_core(case: Case) -> Figures:
     """
     provider, device = case["provider"], case["device"]
     if device == "cuda" and not has_tensor_cores():
-        raise Unavailable(NEEDS_GPU)
+        raise Unavailable("needs a CUDA GPU with tensor cores")
     distribution, dtype, k = case["distribution"], case["dtype"], case["k"]
     size = MODEL_SIZE if provider in MODELS else SIZE
     left, right = operands(distribution, dtype, k, size, device)
     true = reference(distribution, dtype, k, size, device)
     if provider in MODELS:
-        model = rounded if provider == MODELS[0] else aligned
-        return errors(model(left, right, TOGETHER[dtype]), *true)
+        return errors(MODELS[provider](left, right, TOGETHER[dtype]), *true)
     out = product(provider, left, right)
     same = out[:CORNER, :CORNER].double().cpu() == corner(distribution, dtype, k, device)
     return errors(out, *true) | {"modelled_share": float(same.double().mean())}

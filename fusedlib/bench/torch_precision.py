@@ -45,7 +45,8 @@ def measure_sum(case: Case) -> Figures:
     else:
         columns = torch.from_numpy(terms.T.copy()).to(case["device"], DTYPES[dtype])
         value = np.array([SUMS[provider](column).item() for column in columns])
-    figures = accumulation.error_figures(value, formats.exact_sum(wide), np.abs(wide).sum(axis=0))
+    exact, magnitude = accumulation.exact_sums(wide), np.abs(wide).sum(axis=0)
+    figures = accumulation.error_figures(value, exact, magnitude)
     roundoff = formats.get(dtype).unit_roundoff
     return figures | {"error_in_roundoffs": figures["relative_error_high"] / roundoff}
 
