@@ -182,8 +182,7 @@ def test_growth_measures_what_its_case_says():
     figures = accumulation.measure_growth(case)
     low, mid, high = (figures[f"relative_error{e}"] for e in ("_low", "", "_high"))
     assert 0 < low <= mid <= high <= 1
-    assert len(figures["signed_relative_error_samples"]) == 3
-    assert figures["signed_relative_error"] < 0  # a stagnating sum of positive terms is too small
+    assert figures["value"] < figures["exact"]  # a stagnating sum of positive terms is too small
 
 
 @pytest.mark.parametrize("method", ["pairwise", "kahan"])

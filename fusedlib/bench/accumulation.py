@@ -79,7 +79,6 @@ def measure_four_sum(case: Case) -> Figures:
         "error": float(error),
         "representation_error": float(representation),
         "accumulation_error": float(accumulation),
-        "signed_relative_error": float(error / (n_terms * CONSTANT)),
         "relative_error": float(abs(error) / (n_terms * CONSTANT)),
     }
 
@@ -179,17 +178,14 @@ def exact_sums(summands: np.ndarray) -> np.ndarray:
 
 
 def error_figures(value: np.ndarray, exact: np.ndarray, magnitude: np.ndarray) -> Figures:
-    """Errors [samples] relative to the sum of magnitudes: median, range, signed mean, each one."""
-    signed = (np.asarray(value, np.float64) - exact) / magnitude
-    sizes = np.abs(signed)
+    """Errors [samples] relative to the sum of magnitudes: their median and range."""
+    sizes = np.abs(np.asarray(value, np.float64) - exact) / magnitude
     return {
         "value": float(value[0]),
         "exact": float(exact[0]),
         "relative_error": float(np.median(sizes)),
         "relative_error_low": float(sizes.min()),
         "relative_error_high": float(sizes.max()),
-        "signed_relative_error": float(signed.mean()),
-        "signed_relative_error_samples": [float(s) for s in signed],
     }
 
 

@@ -179,11 +179,7 @@ def measure_autocast(case: Case) -> Figures:
             for given in (torch.float32, DTYPES[dtype])
         ]
     promoted = outputs[1] == "fp32" and _gives_fp32_alone(operation, DTYPES[dtype], device)
-    return {
-        "output_for_fp32": outputs[0],
-        "output_for_half": outputs[1],
-        "kind": classify(outputs[0], outputs[1], dtype, promoted),
-    }
+    return {"kind": classify(outputs[0], outputs[1], dtype, promoted)}
 
 
 MODEL_PARTS = (
