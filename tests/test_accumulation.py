@@ -105,48 +105,23 @@ def test_unknown_format_and_dtype_are_refused():
         formats.round_to(np.zeros(2), "tf32")
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=65))
-def test_exact_sum_vs_fractions(values: list[float]):
-    exact = sum(map(Fraction, values), Fraction(0))
-    size = sum(map(abs, values))
-    got = float(formats.exact_sum(np.array(values)))
-    assert abs(Fraction(got) - exact) <= abs(exact) * Fraction(2) ** -52 + Fraction(size * 2**-90)
-
-
-def test_exact_sum_survives_cancellation_where_a_plain_sum_fails():
-    values = np.array([1.0, 1e100, 1.0, -1e100])
-    assert formats.exact_sum(values) == 2.0
-    assert values.sum() != 2.0
+def test_exact_sums_survive_cancellation():
+    assert accumulation.exact_sums(np.array([[1.0], [1e100], [1.0], [-1e100]])) == [2.0]
 
 
 @pytest.mark.parametrize("dtype", ALL)
 @pytest.mark.parametrize("distribution", accumulation.DISTRIBUTIONS)
-def test_sequential_sum_vs_exact_loop(dtype: str, distribution: str):
+def test_sequential_sum_vs_exact_loop(dtype: str, distribution: str, monkeypatch):
+    monkeypatch.setattr(accumulation, "BLOCK", 400)  # which stagnation ends early, in bf16
     terms = accumulation.rounded_terms(distribution, 1500, 2, dtype)
     got = accumulation.sequential(terms, dtype)
     assert [float(v) for v in got] == [loop_sum(column, dtype) for column in terms.T]
 
 
-@pytest.mark.parametrize("n_terms", [(1 << 16) - 1, (1 << 16) + 3])
-def test_sequential_sum_across_blocks_vs_loop(n_terms: int):
-    terms = accumulation.rounded_terms("uniform", n_terms, 1, "fp32")
-    total = np.float32(0)
-    for term in terms[:, 0]:
-        total += term
-    assert accumulation.sequential(terms, "fp32")[0] == total
-
-
-def test_stopping_early_changes_nothing():
-    terms = accumulation.rounded_terms("uniform", 9000, 3, "bf16")
-    got = accumulation.sequential(terms, "bf16")
-    assert [float(v) for v in got] == [loop_sum(column, "bf16") for column in terms.T]
-
-
 @pytest.mark.parametrize("dtype", ALL)
 def test_pairwise_and_kahan_beat_sequential(dtype: str):
     terms = accumulation.rounded_terms("uniform", 3000, 3, dtype)
-    exact = formats.exact_sum(terms.astype(np.float64))
+    exact = accumulation.exact_sums(terms.astype(np.float64))
     errors = {
         name: np.abs(method(terms, dtype) - exact).max()
         for name, method in accumulation.SUMS.items()
@@ -198,13 +173,16 @@ def test_stagnation_formula(term: float, dtype: str, stop: float):
 
 
 def test_growth_measures_what_its_case_says():
-    case = precision.growth(1000, 1000, 3, ["bf16"], ["uniform"])[-3]
+    case = next(
+        c
+        for c in precision.growth(1000, 1000, 3)[::-1]
+        if (c["provider"], c["distribution"]) == ("sequential bf16", "uniform")
+    )
     assert (case["method"], case["n_terms"]) == ("sequential", 1000)
     figures = accumulation.measure_growth(case)
     low, mid, high = (figures[f"relative_error{e}"] for e in ("_low", "", "_high"))
     assert 0 < low <= mid <= high <= 1
-    assert len(figures["signed_relative_error_samples"]) == 3
-    assert figures["signed_relative_error"] < 0  # a stagnating sum of positive terms is too small
+    assert figures["value"] < figures["exact"]  # a stagnating sum of positive terms is too small
 
 
 @pytest.mark.parametrize("method", ["pairwise", "kahan"])
@@ -215,7 +193,7 @@ def test_a_sum_beyond_fp16_is_an_overflow_not_an_error_figure(method: str):
 
 
 def test_cases_know_their_limits():
-    cases = precision.growth(1000, 100, 5, ["fp32"], ["constant", "normal"])
+    cases = precision.growth(1000, 100, 5)
     assert max(c["n_terms"] for c in cases if c["method"] == "kahan") == 100
     assert {c["seeds"] for c in cases if c["distribution"] == "constant"} == {1}
     for too_small in (lambda: precision.grid(9), lambda: precision.lengths(8)):
@@ -255,8 +233,8 @@ def test_dot_vs_exact_loop(dtype: str, wide: bool):
 def test_wide_accumulator_wins_and_errors_are_told_apart():
     figures = {
         c["accumulator"]: accumulation.measure_dot(c)
-        for c in precision.dots(1024, 5, ["bf16"])
-        if (c["k"], c["distribution"]) == (1024, "uniform")
+        for c in precision.dots(1024, 5)
+        if (c["k"], c["distribution"], c["dtype"]) == (1024, "uniform", "bf16")
     }
     wide, same = figures["fp32"], figures["bf16"]
     assert wide["relative_error"] < 1e-5 < same["relative_error"]
@@ -265,8 +243,7 @@ def test_wide_accumulator_wins_and_errors_are_told_apart():
 
 
 def test_dots_cover_every_pair_once():
-    cases = precision.dots(256, 3, ["fp32", "fp16"])
-    keys = [tuple(sorted(c.items())) for c in cases]
-    assert len(keys) == len(set(keys))
-    assert {c["provider"] for c in cases} == {"fp32 into fp32", "fp16 into fp32", "fp16 into fp16"}
+    cases = precision.dots(256, 3)
+    pairs = {(x, "fp32") for x in ALL} | {(x, x) for x in ALL}
+    assert {c["provider"] for c in cases} == {f"{x} into {total}" for x, total in pairs}
     assert sorted({c["k"] for c in cases}) == [16, 64, 256]

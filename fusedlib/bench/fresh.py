@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -42,9 +43,14 @@ def run(target: str, arguments: dict[str, Any], *, timeout_s: float) -> Any:
             [sys.executable, "-m", "fusedlib.bench.fresh"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment,
         )  # fmt: skip
-        late = threading.Event()
+        assert child.stdin is not None
+        assert child.stdout is not None
         try:
-            answer = _talk(child, json.dumps(call).encode() + b"\n", timeout_s, late)
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(json.dumps(call).encode() + b"\n")
+                child.stdin.flush()
+            told, _, _ = select.select([child.stdout], [], [], timeout_s)
+            answer = child.stdout.read() if told else b""
         finally:
             child.kill()
             status = child.wait()
@@ -52,39 +58,13 @@ def run(target: str, arguments: dict[str, Any], *, timeout_s: float) -> Any:
         said = errors.read().decode(errors="replace").strip().splitlines()[-5:]
     if answer.strip():
         return _value(json.loads(answer))
-    if late.is_set():
+    if not told:
         raise FreshProcessError(f"{target} did not end within {timeout_s:g} s; its process is gone")
     if status == -signal.SIGKILL:
         raise MemoryError(f"the system killed the process of {target}: most likely out of memory")
     raise FreshProcessError(
         f"the process of {target} ended with status {status}: {' | '.join(said) or 'no message'}"
     )
-
-
-def _talk(
-    child: subprocess.Popen[bytes], call: bytes, timeout_s: float, late: threading.Event
-) -> bytes:
-    """Hand over the call and wait for the answer, empty when the child died or was `late`."""
-
-    def give_up() -> None:
-        late.set()
-        child.kill()
-
-    assert child.stdin is not None
-    assert child.stdout is not None
-    timer = threading.Timer(timeout_s, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(call)
-            child.stdin.flush()
-        answer = child.stdout.read()
-        if answer.strip():
-            child.wait()
-        return answer
-    finally:
-        timer.cancel()
 
 
 def _value(reply: dict[str, Any]) -> Any:

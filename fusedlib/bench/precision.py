@@ -12,8 +12,6 @@ tensor_core     where the tensor core's accumulation errs
 Nothing is timed and nothing races: a case is one computation against the exact result.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from fusedlib.bench import accumulation, code, formats, sources, tensor_core, torch_precision
@@ -59,36 +57,34 @@ def grid(largest: int) -> list[int]:
     return [n for n in numbers if n <= largest]
 
 
-def lengths(largest: int, step: int = 4, smallest: int = 16) -> list[int]:
-    """Powers of two from `smallest` up to `largest`, each `step` times the one before."""
-    if largest < smallest:
-        raise ValueError(f"the largest K must be at least {smallest}, got {largest}")
-    found = [smallest]
+def lengths(largest: int, step: int = 4) -> list[int]:
+    """Powers of two from 16 up to `largest`, each `step` times the one before."""
+    if largest < 16:
+        raise ValueError(f"the largest K must be at least 16, got {largest}")
+    found = [16]
     while found[-1] * step <= largest:
         found.append(found[-1] * step)
     return found
 
 
-def four_sums(n_terms: int = 1000) -> list[Case]:
+def four_sums() -> list[Case]:
     """One case a published sum and device."""
     return [
         {"experiment": "four_sums", "provider": name, "dtype": spec.total, "direction": "forward",
-         "distribution": "constant", "n_terms": n_terms, "device": device}
+         "distribution": "constant", "n_terms": 1000, "device": device}
         for device in devices() for name, spec in accumulation.FOUR_SUMS.items()
     ]  # fmt: skip
 
 
-def growth(
-    max_terms: int, kahan_terms: int, seeds: int, dtypes: Sequence[str] = FORMATS,
-    distributions: Sequence[str] = accumulation.DISTRIBUTIONS,
-) -> list[Case]:  # fmt: skip
+def growth(max_terms: int, kahan_terms: int, seeds: int) -> list[Case]:
     """Sums of more and more terms; Kahan's, which is dear to emulate, up to `kahan_terms` only."""
     return [
         {"experiment": "growth", "provider": f"{method} {dtype}", "method": method, "dtype": dtype,
          "direction": "forward", "distribution": distribution, "n_terms": n_terms, "seed": 0,
          "seeds": 1 if distribution == "constant" else seeds, "device": "cpu"}
-        for n_terms in grid(max_terms) for distribution in distributions for dtype in dtypes
-        for method in accumulation.SUMS if method != "kahan" or n_terms <= kahan_terms
+        for n_terms in grid(max_terms) for distribution in accumulation.DISTRIBUTIONS
+        for dtype in FORMATS for method in accumulation.SUMS
+        if method != "kahan" or n_terms <= kahan_terms
     ]  # fmt: skip
 
 
@@ -101,13 +97,13 @@ def stagnation() -> list[Case]:
     ]  # fmt: skip
 
 
-def dots(max_k: int, seeds: int, dtypes: Sequence[str] = FORMATS) -> list[Case]:
+def dots(max_k: int, seeds: int) -> list[Case]:
     """One case an input format, accumulator, distribution and K; fp32 into fp32 once."""
     return [
         {"experiment": "dots", "provider": f"{dtype} into {accumulator}", "dtype": dtype,
          "accumulator": accumulator, "direction": "forward", "distribution": distribution, "k": k,
          "seed": 0, "seeds": seeds, "device": "cpu"}
-        for k in lengths(max_k) for distribution in ("uniform", "normal") for dtype in dtypes
+        for k in lengths(max_k) for distribution in ("uniform", "normal") for dtype in FORMATS
         for accumulator in dict.fromkeys(("fp32", dtype))
     ]  # fmt: skip
 
@@ -157,15 +153,14 @@ def autocast() -> list[Case]:
     ]  # fmt: skip
 
 
-def tensor_cores(
-    max_k: int, step: int = 4, dtypes: Sequence[str] = tuple(tensor_core.DTYPES)
-) -> list[Case]:
+def tensor_cores(max_k: int, step: int = 4) -> list[Case]:
     """One case a way to accumulate, operand format, distribution and K; models of fp16 alone."""
     return [
         {"experiment": "tensor_core", "provider": provider, "dtype": dtype, "direction": "forward",
          "distribution": distribution, "k": k, "seed": 0,
          "device": "cpu" if provider in tensor_core.MODELS else "cuda"}
-        for distribution in ("uniform", "normal") for dtype in dtypes for k in lengths(max_k, step)
+        for distribution in ("uniform", "normal") for dtype in tensor_core.DTYPES
+        for k in lengths(max_k, step)
         for provider in (*tensor_core.MEASURED, *tensor_core.MODELS)
         if provider in tensor_core.MEASURED or dtype == "fp16"
     ]  # fmt: skip

@@ -45,7 +45,8 @@ def measure_sum(case: Case) -> Figures:
     else:
         columns = torch.from_numpy(terms.T.copy()).to(case["device"], DTYPES[dtype])
         value = np.array([SUMS[provider](column).item() for column in columns])
-    figures = accumulation.error_figures(value, formats.exact_sum(wide), np.abs(wide).sum(axis=0))
+    exact, magnitude = accumulation.exact_sums(wide), np.abs(wide).sum(axis=0)
+    figures = accumulation.error_figures(value, exact, magnitude)
     roundoff = formats.get(dtype).unit_roundoff
     return figures | {"error_in_roundoffs": figures["relative_error_high"] / roundoff}
 
@@ -178,11 +179,7 @@ def measure_autocast(case: Case) -> Figures:
             for given in (torch.float32, DTYPES[dtype])
         ]
     promoted = outputs[1] == "fp32" and _gives_fp32_alone(operation, DTYPES[dtype], device)
-    return {
-        "output_for_fp32": outputs[0],
-        "output_for_half": outputs[1],
-        "kind": classify(outputs[0], outputs[1], dtype, promoted),
-    }
+    return {"kind": classify(outputs[0], outputs[1], dtype, promoted)}
 
 
 MODEL_PARTS = (

@@ -6,46 +6,19 @@ For B sequences of T tokens, D d_model, F d_ff, L layers, V vocabulary:
     attention  A  = 2 · L · 2BT²D                     QKᵀ and softmax · V, the mask not taken off
     forward       = W + A
     backward      = 2 (W + A)                         a product's gradients are two such products
-    recomputed    = L · 2BT²D  for sdpa, else 0       flash and its kin compute QKᵀ a second time
 
-`torch.utils.flop_counter` counts the sum of the three. The causal half of QKᵀ is counted as if it
-were needed, since plain attention computes it. Element-wise work, softmax, norms, the embedding
-(a look-up) and the optimizer are not counted: they are traffic. What is recomputed is no work of
-the model, and a utilisation leaves it out (Chowdhery et al. 2022, appendix B).
+The causal half of QKᵀ is counted as if it were needed, since plain attention computes it.
+Element-wise work, softmax, norms, the embedding (a look-up) and the optimizer are not counted: they
+are traffic. What is recomputed is no work of the model, and a utilisation leaves it out (Chowdhery
+et al. 2022, appendix B): flash and its kin compute QKᵀ a second time, which
+`torch.utils.flop_counter` counts.
 """
-
-from dataclasses import dataclass
 
 from fusedlib.models.transformer import TransformerConfig
 
 
-@dataclass(frozen=True)
-class Flops:
-    """FLOPs of one training step, without the optimizer.
-
-    Attributes:
-        forward: of the forward pass.
-        backward: of the gradients alone.
-        recomputed: of what the backward pass computes again.
-    """
-
-    forward: int
-    backward: int
-    recomputed: int
-
-    @property
-    def model(self) -> int:
-        """Forward and backward, what a utilisation is made of."""
-        return self.forward + self.backward
-
-    @property
-    def executed(self) -> int:
-        """All that runs, as `torch.utils.flop_counter` counts it."""
-        return self.model + self.recomputed
-
-
-def count(config: TransformerConfig, batch_size: int, context_length: int) -> Flops:
-    """FLOPs of a step of `batch_size` sequences of `context_length` tokens.
+def count(config: TransformerConfig, batch_size: int, context_length: int) -> int:
+    """FLOPs of forward and backward of `batch_size` sequences of `context_length` tokens.
 
     Raises:
         ValueError: a size below 1, or more tokens than the model's context length.
@@ -58,6 +31,5 @@ def count(config: TransformerConfig, batch_size: int, context_length: int) -> Fl
     tokens, width, layers = batch_size * context_length, config.d_model, config.num_layers
     block = 4 * width * width + 3 * width * config.d_ff
     weights = 2 * tokens * (layers * block + width * config.vocab_size)
-    product = layers * 2 * tokens * context_length * width
-    forward = weights + 2 * product
-    return Flops(forward, 2 * forward, product if config.attention == "sdpa" else 0)
+    attention = 2 * layers * 2 * tokens * context_length * width
+    return 3 * (weights + attention)

@@ -114,16 +114,6 @@ def by_linear(model: Transformer) -> Call:
     return same
 
 
-class ByExperiment(code.Code):
-    """What is raced depends on the race and on the rival; what is measured alone on neither."""
-
-    def of(self, case: Case) -> str:
-        """The fingerprint of a case's row."""
-        if case["experiment"] in RACES:
-            return super().of(case)
-        return ALONE.get(case["experiment"], STEP).of(case)
-
-
 @cache
 def _rival_code(name: str) -> str:
     there = [(task, name) for task in sorted(set(RACES.values()))]
@@ -131,8 +121,8 @@ def _rival_code(name: str) -> str:
 
 
 def study_code() -> code.Code:
-    """Fingerprints of study 06's rows."""
-    return ByExperiment(RACED.harness, RACED.problem, RACED.rival)
+    """Fingerprints of study 06's rows: what is measured alone depends on no rival."""
+    return code.ByExperiment(RACED.harness, RACED.problem, RACED.rival, ALONE)
 
 
 # --- the course -----------------------------------------------------------------------------------
@@ -335,6 +325,8 @@ RACED = code.Code(
 )
 STEP = code.Code((step_clock, timing), (*MODEL, measure.step))
 ALONE = {
+    "step": STEP,
+    "profile": STEP,
     "ceiling": code.Code((timing,), (roofline.measure,)),
     "optimizer": code.Code((timing,), (steps.adamw, measure.optimizer)),
     sustained.EXPERIMENT: sustained.study_code(replace(RACED, problem=(*RACED.problem, Loaded))),

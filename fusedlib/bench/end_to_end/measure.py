@@ -50,8 +50,8 @@ def step(case: Case) -> dict[str, Any]:
 
 def work(case: Case) -> dict[str, Any]:
     """FLOPs of forward and backward by formula, and tokens of a step."""
-    count = flops.count(shape(case), case["batch_size"], case["context_length"])
-    return {"flops": count.model, "tokens": case["batch_size"] * case["context_length"]}
+    batch, context = case["batch_size"], case["context_length"]
+    return {"flops": flops.count(shape(case), batch, context), "tokens": batch * context}
 
 
 def _inference(made: Trainer) -> dict[str, Any]:

