@@ -5,66 +5,45 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from tqdm import tqdm
 
 
-class Progress(Protocol):
-    """What a sweep tells."""
+class Progress:
+    """What a sweep tells, into a file where one is given."""
+
+    def __init__(self, study: str, total: int, file: str | None) -> None:
+        self._file = file
+        self._line: dict[str, Any] = {"study": study, "case": "", "done": 0, "total": total}
+        # A line a second at most: in a notebook every refresh is another line of output.
+        self.bar: tqdm[Any] = tqdm(
+            total=total, desc=study, unit="case", dynamic_ncols=True, mininterval=1.0,
+            disable=file is not None,
+        )  # fmt: skip
 
     def case(self, label: str) -> None:
         """A case begins."""
+        self.bar.set_postfix_str(label, refresh=False)
+        self._line["case"] = label
+        self._write()
 
     def done(self) -> None:
         """The case has ended."""
+        self.bar.update()
+        self._line["done"] += 1
+        self._write()
 
-
-class _Bar:
-    def __init__(self, study: str, total: int) -> None:
-        # A line a second at most: in a notebook every refresh is another line of output.
-        self._bar = tqdm(total=total, desc=study, unit="case", dynamic_ncols=True, mininterval=1.0)
-
-    def case(self, label: str) -> None:
-        self._bar.set_postfix_str(label, refresh=False)
-
-    def done(self) -> None:
-        self._bar.update()
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-class _Lines:
-    def __init__(self, path: Path, study: str, total: int) -> None:
-        self._path, self._study, self._total, self._done = path, study, total, 0
-        self._label = ""
-
-    def case(self, label: str) -> None:
-        self._label = label
-        self._say()
-
-    def done(self) -> None:
-        self._done += 1
-        self._say()
-
-    def _say(self) -> None:
-        line = {
-            "study": self._study, "case": self._label, "done": self._done, "total": self._total
-        }  # fmt: skip
+    def _write(self) -> None:
         # What is shown is worth less than what is measured: a full /tmp must not end a sweep.
-        with suppress(OSError), self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        if self._file is not None:
+            with suppress(OSError), Path(self._file).open("a") as file:
+                file.write(json.dumps(self._line) + "\n")
 
 
 @contextmanager
 def progress(study: str, total: int) -> Iterator[Progress]:
     """Progress over `total` cases, into the file `$FUSEDLIB_PROGRESS` when the runner asks so."""
-    if path := os.environ.get("FUSEDLIB_PROGRESS"):
-        yield _Lines(Path(path), study, total)
-        return
-    bar = _Bar(study, total)
-    try:
-        yield bar
-    finally:
-        bar.close()
+    shown = Progress(study, total, os.environ.get("FUSEDLIB_PROGRESS") or None)
+    with shown.bar:
+        yield shown
