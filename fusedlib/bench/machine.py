@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -55,11 +55,6 @@ class Machine:
     def as_dict(self) -> dict[str, Any]:
         """The facts as a flat dictionary."""
         return asdict(self)
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """Names of the facts in their order."""
-        return [f.name for f in fields(cls)]
 
 
 def device_type() -> str:

@@ -17,7 +17,7 @@ import os
 import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -366,28 +366,17 @@ def machines_seen(directory: Path | None = None) -> "pd.DataFrame":
 
     read = (d for path in _files(directory, "machine") for d in read_objects(path))
     found = list({json.dumps(d, sort_keys=True): d for d in read}.values())
-    names = machines.Machine.names()
-    frame = pd.DataFrame(found, columns=["schema", "key", *(n for n in names if n != "key")])
+    names = [fact.name for fact in fields(machines.Machine) if fact.name != "key"]
+    frame = pd.DataFrame(found, columns=["schema", "key", *names])
     return frame.rename(columns={"key": "machine"}).assign(
         own=lambda f: f.machine == machines.key()
     )
 
 
-@dataclass(frozen=True)
-class ImportSummary:
-    """What `import_rows` did."""
-
-    files: int
-    added: int
-    known: int
-
-    def __str__(self) -> str:
-        """For people."""
-        return f"{self.added} rows added from {self.files} files, {self.known} were there already"
-
-
-def import_rows(source: Path, destination: Path | None = None) -> ImportSummary:
+def import_rows(source: Path, destination: Path | None = None) -> str:
     """Bring the rows of another results folder into this one, each row once, none changed.
+
+    Returns how many there were, for people.
 
     Raises:
         ResultsError: `source` holds no `<machine>/<study>.jsonl`, or a file in it is damaged.
@@ -409,7 +398,7 @@ def import_rows(source: Path, destination: Path | None = None) -> ImportSummary:
                 continue
             append_object(target, row)
             added += 1
-    return ImportSummary(len(files), added, known)
+    return f"{added} rows added from {len(files)} files, {known} were there already"
 
 
 _line = partial(json.dumps, sort_keys=True)
