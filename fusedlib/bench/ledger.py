@@ -163,53 +163,45 @@ LIGER = Ledger(
         *_up_and_gate(("up",), ("gate",)),
     ),
 )
-_PRODUCTS = {"d_x": D, "d_w_gate_up": W * 2}
+
+
+def _gate_up(frees: str) -> Stage:
+    return Stage("backward of gate|up", {"d_x": D, "d_w_gate_up": W * 2}, (frees,))
+
+
 QUACK = Ledger(
     {"gate|up": F * 2},
     (
         Stage("backward of down", {"d_gate|d_up": F * 2, "h again": F, "d_w_down": W},
               ("gate|up", "h again")),
-        Stage("backward of gate|up", _PRODUCTS, ("d_gate|d_up",)),
+        _gate_up("d_gate|d_up"),
     ),
     passing={"h": F},
 )  # fmt: skip
+
+
+def _ours(
+    saved: Mapping[str, Size], first: tuple[Stage, ...], down: Stage, gate_up: tuple[Stage, ...]
+) -> Ledger:
+    """One node, in which h is there again at first and the products follow in either order."""
+    orders = (*first, down, *gate_up), (*first, *gate_up, down)
+    return Ledger(saved, orders[0], passing={"h": F}, one_node=True, otherwise=orders[1])
+
+
 # d(gate|up) is written over gate|up.
-FUSED = Ledger(
-    {"gate|up": F * 2},
-    (
-        Stage("backward of down", {"h again": F, "d_w_down": W}, ("h again",)),
-        Stage("backward of gate|up", _PRODUCTS, ("gate|up",)),
-    ),
-    passing={"h": F},
-    one_node=True,
-    otherwise=(
-        Stage("backward of gate|up", {"h again": F, **_PRODUCTS}, ("gate|up",)),
-        Stage("backward of down", {"d_w_down": W}, ("h again",)),
-    ),
-)
-_AGAIN = Stage("gate|up again", {"gate|up again": F * 2, "h again": F})
-FUSED_INPUT = Ledger(
-    {},
-    (
-        _AGAIN,
-        Stage("backward of down", {"d_w_down": W}, ("h again",)),
-        Stage("backward of gate|up", _PRODUCTS, ("gate|up again",)),
-    ),
-    passing={"h": F},
-    one_node=True,
-    otherwise=(
-        _AGAIN,
-        Stage("backward of gate|up", _PRODUCTS, ("gate|up again",)),
-        Stage("backward of down", {"d_w_down": W}, ("h again",)),
-    ),
-)
+_SAVED = {"gate|up": F * 2}
+_DOWN = Stage("backward of down", {"d_w_down": W}, ("h again",))
+_H_AGAIN = Stage("h again", {"h again": F})
+_BOTH_AGAIN = Stage("gate|up again", {"gate|up again": F * 2, "h again": F})
+FUSED = _ours(_SAVED, (_H_AGAIN,), _DOWN, (_gate_up("gate|up"),))
+FUSED_INPUT = _ours({}, (_BOTH_AGAIN,), _DOWN, (_gate_up("gate|up again"),))
 # What torch's autograd keeps for the same lines with packed weights: fused where no kernel runs.
 _PACKED = (
     _down("h"),
     Stage("backward of ⊙", {"d_silu": F, "d_up": F}, ("dh", "silu(gate)")),
     Stage("backward of silu", {"d_gate": F}, ("gate|up", "d_silu")),
     Stage("both halves joined", {"d_gate|d_up": F * 2}, ("d_gate", "d_up")),
-    Stage("backward of gate|up", _PRODUCTS, ("d_gate|d_up",)),
+    _gate_up("d_gate|d_up"),
 )
 _PACKED_SAVED = {"gate|up": F * 2, "silu(gate)": F, "h": F}
 PLAIN = Ledger(_PACKED_SAVED, _PACKED)
@@ -224,32 +216,20 @@ def _split(what: str, gives: dict[str, Size], *factors: Size, frees: tuple[str, 
     return Stage(what, parts | gives, (*parts, *frees))
 
 
-def _split_order(gate_up: str, *, last: bool) -> tuple[Stage, ...]:
+def _split_ours(saved: Mapping[str, Size], gate_up: str, *first: Stage) -> Ledger:
     dh = _split("dy by w_down", {"dh": F}, D, W)
     epilogue = Stage("epilogue of dh", {"h again": F}, ("dh",))
+    down = _split("dy by h", {"d_w_down": W}, D, F, frees=("h again",))
     others = (
         _split("d(gate|up) by w_gate_up", {"d_x": D}, F * 2, W * 2),
         _split("d(gate|up) by x", {"d_w_gate_up": W * 2}, F * 2, D, frees=(gate_up,)),
     )
-    down = (_split("dy by h", {"d_w_down": W}, D, F, frees=("h again",)),)
-    return dh, epilogue, *((*others, *down) if last else (*down, *others))
+    return _ours(saved, (*first, dh, epilogue), down, others)
 
 
-SPLIT = Ledger(
-    {"gate|up": F * 2},
-    _split_order("gate|up", last=False),
-    passing={"h": F},
-    one_node=True,
-    otherwise=_split_order("gate|up", last=True),
-)
-_BOTH_AGAIN = Stage("gate|up again", {"gate|up again": F * 2, "first h": F}, ("first h",))
-SPLIT_INPUT = Ledger(
-    {},
-    (_BOTH_AGAIN, *_split_order("gate|up again", last=False)),
-    passing={"h": F},
-    one_node=True,
-    otherwise=(_BOTH_AGAIN, *_split_order("gate|up again", last=True)),
-)
+_AGAIN = Stage("gate|up again", {"gate|up again": F * 2, "first h": F}, ("first h",))
+SPLIT = _split_ours(_SAVED, "gate|up")
+SPLIT_INPUT = _split_ours({}, "gate|up again", _AGAIN)
 
 # Inductor keeps the products' results and what the next product reads, and writes in place.
 LEDGERS = {
