@@ -83,10 +83,10 @@ def apply_to(
 
     Takes models of transformers, with or without a head, and litgpt's GPT of the Llama kind, before
     an optimizer, DDP, FSDP or torch.compile see them. In transformers it knows modules by their
-    code: Llama, Mistral, Qwen2 (2.5 too) and Qwen3 become fused as a whole, and so does in any
-    other model what computes as a module of theirs, of OLMo 2 or of Phi-3: the norms, MLPs and loss
-    of Phi-4, OLMo 3, SmolLM3 and DeepSeek-V3, the norms and attention of Mixtral and Qwen3's
-    experts. What computes otherwise is left and reported: an MLP with GELU, experts, Gemma's norms.
+    code. Llama, Mistral, Qwen2 (2.5 too), Qwen3, SmolLM3, OLMo 2 and 3 and Phi-3 (Phi-4 too) become
+    fused as a whole, and so does in any other model what computes as a module of theirs or as
+    Gemma's norm: DeepSeek-V3's norms, MLPs and loss, Mixtral's norms and attention. What computes
+    otherwise is left and reported: MLPs with GELU, experts, rotations of other pairs.
 
     What the model computes, `state_dict` and all attributes stay. Two things change: `parameters()`
     has packed weights under new names, and a `...ForCausalLM` whose loss is fused, in training mode
@@ -264,8 +264,8 @@ def _family(model: nn.Module) -> Family:
         return family
     message = (
         f"{kind} is no model that apply_to knows; looked for are litgpt's GPT and models of "
-        "transformers with modules that compute as those of Llama, Mistral, Qwen2, Qwen3, OLMo 2 "
-        "or Phi-3"
+        "transformers with modules that compute as those of Llama, Mistral, Qwen2, Qwen3, SmolLM3, "
+        "OLMo, Phi-3 or Gemma"
     )
     for path, module in model.named_modules():
         if any(f.has(type(module)) and _has_parts(module, f) for f in FAMILIES):

@@ -23,6 +23,7 @@ from torch import nn
 from fusedlib.fused_modules import (
     FusedAttention,
     FusedCausalLM,
+    FusedCenteredNorm,
     FusedHead,
     FusedLayer,
     FusedLinear,
@@ -31,9 +32,14 @@ from fusedlib.fused_modules import (
     FusedLitGPTNorm,
     FusedMistralAttention,
     FusedMLP,
+    FusedOlmo2Attention,
+    FusedOlmo3Attention,
+    FusedPhi3Attention,
+    FusedPhi3Layer,
     FusedQwen2Attention,
     FusedQwen3Attention,
     FusedRMSNorm,
+    FusedSmolLM3Attention,
     FusedWideNorm,
 )
 from fusedlib.modules import Linear
@@ -43,10 +49,12 @@ from fusedlib.packed import Fused, Packed, base_of, changeable, fuse, hooked, lo
 LINEARS = nn.Linear, Linear
 # Their forward does not call the old one, and relies on what that one takes.
 REWRITTEN = FusedAttention, FusedLitGPTAttention, FusedLayer, FusedLitGPTLayer, FusedCausalLM
-ROTATION = "apply_rotary_pos_emb", "rotate_half"
+# Of these, Phi-3's leaves what lies in a head behind the cosines, as `fusedlib.rope` does.
+ROTATION, ROTATIONS = ("apply_rotary_pos_emb", "rotate_half"), ("Llama", "Olmo2", "Phi3")
+# Models with a class that `TRANSFORMERS` names.
+MODELS = "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma"
 # Decoders that ask transformers for a causal mask and no other, where no layer has a window.
-DECODERS = "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"
-MODELS = "Llama", "Mistral", "Qwen2", "Qwen3", "Olmo2", "Phi3"
+DECODERS = "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "SmolLM3Model", "Phi3Model"
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,7 @@ def _home(name: str) -> str:
 
 @cache
 def _code(module: str) -> dict[str, str]:
-    """Functions, and `forward` of classes, of a file by their names: what they do without words."""
+    """Functions, and `forward` of classes with the methods that it calls, of a file by name."""
     try:
         spec = importlib.util.find_spec(module)
         assert spec is not None and spec.origin is not None
@@ -135,10 +143,19 @@ def _code(module: str) -> dict[str, str]:
         if isinstance(node, ast.FunctionDef):
             found[node.name] = _bare(node)
         elif isinstance(node, ast.ClassDef):
-            for method in node.body:
-                if isinstance(method, ast.FunctionDef) and method.name == "forward":
-                    found[node.name] = _bare(method)
+            methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
+            if "forward" in methods:
+                found[node.name] = "".join(_bare(methods[name]) for name in _led_to(methods))
     return found
+
+
+def _led_to(methods: dict[str, ast.FunctionDef]) -> list[str]:
+    """`forward` and the methods of its class that it uses, at whatever depth."""
+    names = ["forward"]
+    for name in names:
+        used = {n.attr for n in ast.walk(methods[name]) if isinstance(n, ast.Attribute)}
+        names += sorted(used & methods.keys() - {*names})
+    return names
 
 
 def _bare(function: ast.FunctionDef) -> str:
@@ -178,10 +195,17 @@ def _patched(function: Any, module: str) -> str | None:
 
 def _other_rotation(attention: nn.Module, name: str = ROTATION[0]) -> str | None:
     source = base_of(attention).__module__
-    theirs, known = _code(source), _code(_home("Llama"))
-    if name in ROTATION and any(theirs.get(f) != known.get(f) for f in ROTATION):
-        return f"{source.rpartition('.')[2]} turns q and k in another way than Llama"
+    if name in ROTATION and _rotation(source) not in [_rotation(_home(m)) for m in ROTATIONS]:
+        return f"{source.rpartition('.')[2]} turns q and k in a way of its own"
     return _patched(getattr(sys.modules[source], name), source)
+
+
+def _rotation(module: str) -> list[str | None]:
+    return [_code(module).get(name) for name in ROTATION]
+
+
+def _refused(why: str) -> Callable[[Any], str]:
+    return lambda module: why
 
 
 # --- transformers --------------------------------------------------------------------------------
@@ -234,17 +258,28 @@ TRANSFORMERS = Family(
     {
         "LlamaRMSNorm": (Part("rms_norm", FusedRMSNorm),),
         "Olmo2RMSNorm": (Part("rms_norm", FusedWideNorm),),
+        "GemmaRMSNorm": (Part("rms_norm", FusedCenteredNorm),),
         "LlamaMLP": _mlp(("gate_proj", "up_proj"), "down_proj"),
         "Phi3MLP": _mlp(("gate_up_proj",), "down_proj", "activation_fn"),
         "LlamaAttention": _attention(FusedAttention),
         "MistralAttention": _attention(FusedMistralAttention),
         "Qwen2Attention": _attention(FusedQwen2Attention),
         "Qwen3Attention": _attention(FusedQwen3Attention),
+        "SmolLM3Attention": _attention(FusedSmolLM3Attention),
+        "Olmo2Attention": _attention(FusedOlmo2Attention),
+        "Olmo3Attention": _attention(FusedOlmo3Attention),
+        "Phi3Attention": (
+            Part("attention", FusedPhi3Attention, _refused("q, k and v are one product already")),
+            Part("rope", FusedPhi3Attention, _other_rotation),
+        ),
         "LlamaForCausalLM": (
             Part("loss", FusedCausalLM, lambda m: changeable(m, "lm_head", LINEARS), _prepare_head),
         ),
     },
-    {"LlamaDecoderLayer": (FusedLayer, "post_attention_layernorm")},
+    {
+        "LlamaDecoderLayer": (FusedLayer, "post_attention_layernorm"),
+        "Phi3DecoderLayer": (FusedPhi3Layer, "post_attention_layernorm"),
+    },
     dict.fromkeys(
         (
             "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
@@ -269,10 +304,6 @@ def _unlike(attention: Any) -> str | None:
     return why or _other_rotation(attention, "apply_rope")
 
 
-def _refused(why: str) -> Callable[[Any], str]:
-    return lambda module: why
-
-
 LITGPT = Family(
     "litgpt",
     "GPT",
@@ -290,7 +321,7 @@ LITGPT = Family(
             Part(
                 "attention",
                 FusedLitGPTAttention,
-                _refused("litgpt holds q, k and v as one product already"),
+                _refused("q, k and v are one product already"),
             ),
         ),
         "GPT": (

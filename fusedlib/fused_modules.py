@@ -28,11 +28,14 @@ class FusedRMSNorm(Hookable, Fused):
     """Also adds the residual stream: `norm(x, residual)` gives what is normalised as well."""
 
     _eps, _cast = "variance_epsilon", "hf"
+    _centered = False  # whether its weight is what is added to 1
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         """weight ⊙ s / √(mean(s²) + eps) of s = x, or of s = x + residual and s."""
         eps = getattr(self, self._eps)
         weight: Any = self.weight
+        if self._centered:
+            weight = 1.0 + weight.float()
         found = rms_norm(x, weight, eps, residual=residual, cast=self._cast)
         y, s = (found, x) if isinstance(found, Tensor) else found
         compute_again(y, bind(rms_norm, eps=eps, cast=self._cast), s, weight)
@@ -49,6 +52,12 @@ class FusedLitGPTNorm(FusedWideNorm):
     """litgpt's likewise."""
 
     _eps = "eps"
+
+
+class FusedCenteredNorm(FusedLitGPTNorm):
+    """Gemma's multiplies by 1 + weight."""
+
+    _centered = True
 
 
 class FusedMLP(Packed):
@@ -88,9 +97,10 @@ class FusedAttention(Packed):
         if self._norms:
             q, k = module.q_norm(q), module.k_norm(k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        turn = rope if "rope" in self._parts else source.apply_rotary_pos_emb
-        assert position_embeddings is not None
-        q, k = turn(q, k, *position_embeddings)
+        if self._turns():
+            turn = rope if "rope" in self._parts else source.apply_rotary_pos_emb
+            assert position_embeddings is not None
+            q, k = turn(q, k, *position_embeddings)
         if attention_mask is not None and attention_mask.shape == CAUSAL:
             attention_mask = None
         if past_key_values is not None:
@@ -109,6 +119,10 @@ class FusedAttention(Packed):
     def _window(self) -> int | None:
         """How many tokens back attention looks; None for all."""
         return None
+
+    def _turns(self) -> bool:
+        """Whether positions turn q and k."""
+        return True
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
         module: Any = self
@@ -137,9 +151,41 @@ class FusedQwen2Attention(FusedAttention):
 
 
 class FusedQwen3Attention(FusedQwen2Attention):
-    """With norms of q and k."""
+    """With norms of each head of q and k."""
 
     _norms = True
+
+
+class FusedSmolLM3Attention(FusedQwen2Attention):
+    """Some layers know no positions."""
+
+    def _turns(self) -> bool:
+        turns: bool = self.use_rope  # type: ignore[assignment]
+        return turns
+
+
+class FusedOlmo2Attention(FusedAttention):
+    """With norms of q and k as a whole."""
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        module: Any = self
+        q, k, v = super()._projected(x)
+        return module.q_norm(q), module.k_norm(k), v
+
+
+class FusedOlmo3Attention(FusedOlmo2Attention, FusedQwen2Attention):
+    """With a window besides."""
+
+
+class FusedPhi3Attention(FusedMistralAttention):
+    """q, k and v are one product already."""
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        module: Any = self
+        qkv, size = module.qkv_proj(x), module.head_dim
+        keys = module.num_key_value_heads * size
+        q, k, v = qkv.split([module.config.num_attention_heads * size, keys, keys], dim=-1)
+        return q, k, v.clone() if v.requires_grad else v
 
 
 class FusedLitGPTAttention(Fused):
@@ -197,9 +243,20 @@ class FusedLayer(Fused):
         )  # fmt: skip
         norm = module.post_attention_layernorm
         call = bind(_apart, norm) if norm._noted else norm
-        normed, residual = call(attended, hidden_states)
-        stream: Tensor = residual + module.mlp(normed)
-        return stream
+        normed, residual = call(self._dropped(attended, "attn"), hidden_states)
+        return residual + self._dropped(module.mlp(normed), "mlp")
+
+    def _dropped(self, x: Tensor, source: str) -> Tensor:
+        """What is left of attention's or the MLP's result: Llama drops nothing."""
+        return x
+
+
+class FusedPhi3Layer(FusedLayer):
+    """With dropout before both additions."""
+
+    def _dropped(self, x: Tensor, source: str) -> Tensor:
+        left: Tensor = getattr(self, f"resid_{source}_dropout")(x)
+        return left
 
 
 class FusedLitGPTLayer(Fused):

@@ -22,14 +22,15 @@ LATENT = {
 # What is replaced, by the order of the switches: MLPs, norms, rotations, attentions, loss.
 MODELS = {
     "Ministral": ({"head_dim": 16}, "2 5 2 2 1"),
-    "Phi3": ({}, "2 5 0 0 1"),
-    "Olmo2": ({}, "2 9 0 0 1"),
-    "SmolLM3": ({"pad_token_id": 0}, "2 5 0 0 1"),
+    "Phi3": ({"resid_pdrop": 0.5, "partial_rotary_factor": 0.5}, "2 5 2 0 1"),
+    "Olmo2": ({}, "2 9 2 2 1"),
+    "Olmo3": ({"sliding_window": 8}, "2 9 2 2 1"),
+    "SmolLM3": ({"no_rope_layers": [1, 0]}, "2 5 2 2 1"),
     "Granite": ({"logits_scaling": 2.0}, "2 5 2 2 0"),
     "Glm4": ({"head_dim": 16}, "2 9 0 2 1"),
     "Ernie4_5": ({"head_dim": 16}, "2 5 0 2 1"),
     "Helium": ({"head_dim": 16}, "2 0 0 2 1"),
-    "Gemma": ({"head_dim": 16}, "0 0 2 2 1"),
+    "Gemma": ({"head_dim": 16}, "0 5 2 2 1"),
     "Mixtral": (EXPERTS, "0 5 2 2 0"),
     "Qwen2Moe": (EXPERTS, "2 5 2 2 0"),
     "Qwen3Moe": (EXPERTS | {"head_dim": 16, "moe_intermediate_size": 32}, "0 9 2 2 0"),
@@ -57,6 +58,7 @@ def test_models_of_other_names_compute_as_before(name):
     ids, labels = tokens()
     losses = []
     for model in (plain, patched):
+        torch.manual_seed(3)  # of dropout
         losses.append(model(ids, labels=labels).loss)
         losses[-1].backward()
     torch.testing.assert_close(*losses)
@@ -71,13 +73,33 @@ def test_models_of_other_names_compute_as_before(name):
     torch.testing.assert_close(*logits)
 
 
+@pytest.mark.parametrize("name", ["Phi3", "Olmo2", "Gemma"])
+def test_in_bf16_casts_are_theirs(name):
+    plain = make(name).eval().bfloat16()
+    patched = copy.deepcopy(plain)
+    fusedlib.apply_to(patched)
+    ids, _ = tokens()
+    torch.testing.assert_close(patched(ids).logits, plain(ids).logits)
+
+
 def test_what_reads_otherwise_is_left_and_said():
-    left = fusedlib.apply_to(make("Gemma")).left
-    assert "GELU" in left["mlp"][0][1]
-    why = "modeling_gemma.GemmaRMSNorm, which does not compute as LlamaRMSNorm or Olmo2RMSNorm"
+    assert "GELU" in fusedlib.apply_to(make("Gemma")).left["mlp"][0][1]
+    left = fusedlib.apply_to(make("Helium")).left
+    why = "modeling_helium.HeliumRMSNorm, which does not compute as LlamaRMSNorm or Olmo2RMSNorm"
     assert why in left["rms_norm"][0][1]
     left = fusedlib.apply_to(make("Glm4")).left
-    assert left["rope"][0][1] == "modeling_glm4 turns q and k in another way than Llama"
+    assert left["rope"][0][1] == "modeling_glm4 turns q and k in a way of its own"
+
+
+def test_a_method_that_forward_leads_to_is_read_too():
+    known, other = (
+        families._led_to({m.name: m for m in ast.parse(text).body})
+        for text in (
+            "def forward(s): s.a()\ndef a(s): s.b\ndef b(s): 0\ndef c(s): 0",
+            "def forward(s): c",
+        )
+    )
+    assert (known, other) == (["forward", "a", "b"], ["forward"])
 
 
 @pytest.mark.parametrize(
