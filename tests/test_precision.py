@@ -26,14 +26,19 @@ def test_too_many_uniform_terms_for_fp16_are_refused():
 
 
 def test_matmul_settings_are_put_back():
-    before = torch.get_float32_matmul_precision()
+    def now():
+        cuda = torch.backends.cuda.matmul
+        halves = (getattr(cuda, f"allow_{h}_reduced_precision_reduction") for h in ("fp16", "bf16"))
+        return torch.get_float32_matmul_precision(), *halves
+
+    before = now()
     with (
         pytest.raises(RuntimeError, match="inside"),
-        torch_precision.matmul_settings("medium", reduced=False),
+        torch_precision.matmul_settings("medium", reduced=not before[1]),
     ):
-        assert torch.get_float32_matmul_precision() == "medium"
+        assert now() == ("medium", not before[1], not before[1])
         raise RuntimeError("inside")
-    assert torch.get_float32_matmul_precision() == before
+    assert now() == before
     with (
         pytest.raises(ValueError, match="highest, high, medium"),
         torch_precision.matmul_settings("low", reduced=False),
