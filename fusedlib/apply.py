@@ -86,7 +86,7 @@ def apply_to(
     code. Llama, Mistral, Qwen2 (2.5 too), Qwen3, SmolLM3, OLMo 2 and 3 and Phi-3 (Phi-4 too) become
     fused as a whole, and so does in any other model what computes as a module of theirs or as
     Gemma's norm: DeepSeek-V3's norms, MLPs and loss, Mixtral's norms and attention. What computes
-    otherwise is left and reported: MLPs with GELU, experts, rotations of other pairs.
+    otherwise, and own subclasses, are left and reported: MLPs with GELU, experts, other rotations.
 
     What the model computes, `state_dict` and all attributes stay. Two things change: `parameters()`
     has packed weights under new names, and a `...ForCausalLM` whose loss is fused, in training mode
@@ -95,13 +95,13 @@ def apply_to(
 
     Hooks go on working, and what they watch runs unfused: one on a packed projection, on the norm
     behind attention or on `lm_head` has its MLP, its projections, the addition or the loss computed
-    as before. One set on `act_fn` afterwards is not called. What someone put in the place of a
-    `forward` or a function of the model's library is left and reported; what is put there
-    afterwards is not seen.
+    as before. One set on an MLP's activation afterwards is not called. What someone put in the
+    place of a `forward` or a function of the model's library is left and reported; what is put
+    there afterwards is not seen.
 
     Under torch.compile transformers makes an explicit mask, with which attention takes longer. A
-    `...ForCausalLM` that decodes as Llama, Qwen2 or Qwen3 without a sliding window, patched with
-    the parts `attention`, `rope` and `loss` and compiled as a whole, asks for none where
+    `...ForCausalLM` that decodes as one of these does, without a sliding window, patched with the
+    parts `attention`, `rope` and `loss` and compiled as a whole, asks for none where
     `attention_mask`, `position_ids` and a cache are left away; ones in `attention_mask` ask for one
     too. Of other models compile each layer: `for layer in model.model.layers: layer.compile()`.
 
@@ -123,7 +123,8 @@ def apply_to(
     Args:
         model: changed in place.
         mlp: gate and up as one product, and the MLP as one operation.
-        rms_norm: every RMSNorm, and the residual stream added inside the one behind attention.
+        rms_norm: every RMSNorm, and in layers as Llama's the residual stream added inside the one
+            behind attention.
         rope: q and k turned in one launch.
         attention: q, k and v as one product.
         loss: the cross entropy computed from hidden states, its logits never stored as a whole.
@@ -286,6 +287,8 @@ def _of_llama_kind(config: Any) -> bool:
 
 def _unknown(module: nn.Module, switch: str, family: Family) -> str:
     kind = base_of(module)
+    if kind.__module__.partition(".")[0] != family.package:
+        return f"a {kind.__module__}.{kind.__qualname__}, no class of {family.package}"
     known = [name for name, parts in family.parts.items() if switch in {p.switch for p in parts}]
     return (
         f"a {kind.__module__}.{kind.__qualname__}, which does not compute as {' or '.join(known)}"

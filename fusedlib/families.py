@@ -51,6 +51,8 @@ LINEARS = nn.Linear, Linear
 REWRITTEN = FusedAttention, FusedLitGPTAttention, FusedLayer, FusedLitGPTLayer, FusedCausalLM
 # Of these, Phi-3's leaves what lies in a head behind the cosines, as `fusedlib.rope` does.
 ROTATION, ROTATIONS = ("apply_rotary_pos_emb", "rotate_half"), ("Llama", "Olmo2", "Phi3")
+SILU = ("torch", "SiLU"), ("transformers", "SiLUActivation")
+DECORATORS = "torch", "kernels"  # packages that may stand around a function of transformers
 # Models with a class that `TRANSFORMERS` names.
 MODELS = "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma"
 # Decoders that ask transformers for a causal mask and no other, where no layer has a window.
@@ -130,8 +132,8 @@ def _home(name: str) -> str:
 
 
 @cache
-def _code(module: str) -> dict[str, str]:
-    """Functions, and `forward` of classes with the methods that it calls, of a file by name."""
+def _code(module: str) -> dict[str, dict[str, str]]:
+    """What a file defines, by name: a function, or a class's `forward` and whom it leads to."""
     try:
         spec = importlib.util.find_spec(module)
         assert spec is not None and spec.origin is not None
@@ -141,11 +143,11 @@ def _code(module: str) -> dict[str, str]:
     found = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
-            found[node.name] = _bare(node)
+            found[node.name] = {node.name: _bare(node)}
         elif isinstance(node, ast.ClassDef):
             methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
             if "forward" in methods:
-                found[node.name] = "".join(_bare(methods[name]) for name in _led_to(methods))
+                found[node.name] = {name: _bare(methods[name]) for name in _led_to(methods)}
     return found
 
 
@@ -176,31 +178,53 @@ def _bare(function: ast.FunctionDef) -> str:
 
 def changed(module: nn.Module, fused: type[Fused]) -> str | None:
     """Why its forward is another than the one that our class takes the place of."""
-    if "forward" in vars(module):
-        return "its forward was replaced by someone else's"
     base = base_of(module)
+    methods = [*_code(base.__module__).get(base.__name__, ["forward"])]
+    for name in methods:
+        if name in vars(module):
+            return f"its {name} was replaced by someone else's"
     if issubclass(fused, REWRITTEN):
         theirs, ours = ([*signature(c.forward).parameters] for c in (base, fused))
         if theirs != ours:
             return f"its forward takes {theirs}; known is one with {ours}"
-    return _patched(base.forward, base.__module__)
+    found = (_patched(getattr(base, name), base.__module__) for name in methods)
+    return next(filter(None, found), None)
 
 
 def _patched(function: Any, module: str) -> str | None:
-    """Whether someone put a function of theirs in the place of this module's."""
+    """Whether someone put a function of theirs in the place of this module's, or around it.
+
+    `functools.wraps` gives a wrapper the name and module of what it wraps, but not its file.
+    """
     found = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", repr(function))
-    return None if found == module else f"{found}.{name} stands in the place of {module}'s own"
+    if found != module:
+        return f"{found}.{name} stands in the place of {module}'s own"
+    roots = _roots(module.partition(".")[0])
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None and not code.co_filename.startswith(roots):
+            return f"a function of {code.co_filename} stands around {module}'s {name}"
+        function = getattr(function, "__wrapped__", None)
+    return None
+
+
+def _roots(package: str) -> tuple[str, ...]:
+    """Folders of those who may decorate a package's functions."""
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in (package, *DECORATORS))
+    return tuple(str(Path(file).parent) for file in files if file)
 
 
 def _other_rotation(attention: nn.Module, name: str = ROTATION[0]) -> str | None:
     source = base_of(attention).__module__
     if name in ROTATION and _rotation(source) not in [_rotation(_home(m)) for m in ROTATIONS]:
         return f"{source.rpartition('.')[2]} turns q and k in a way of its own"
-    return _patched(getattr(sys.modules[source], name), source)
+    names = ROTATION if name in ROTATION else (name,)
+    found = (_patched(getattr(sys.modules[source], n), source) for n in names)
+    return next(filter(None, found), None)
 
 
-def _rotation(module: str) -> list[str | None]:
+def _rotation(module: str) -> list[dict[str, str] | None]:
     return [_code(module).get(name) for name in ROTATION]
 
 
@@ -214,9 +238,12 @@ def _refused(why: str) -> Callable[[Any], str]:
 def _mlp(gate_up: tuple[str, ...], down: str, activation: str = "act_fn") -> tuple[Part, ...]:
     def refuse(mlp: Any) -> str | None:
         act = getattr(mlp, activation, None)
-        kind = type(nn.SiLU() if act is None else act).__name__
-        if kind not in ("SiLU", "SiLUActivation"):
-            return f"its activation is {kind}, not SiLU"
+        kind = nn.SiLU if act is None else type(act)
+        named = kind.__module__.partition(".")[0], kind.__name__
+        if named not in SILU:
+            return f"its activation is {kind.__module__}.{kind.__qualname__}, not SiLU"
+        if act is not None and "forward" in vars(act):
+            return f"the forward of {activation} was replaced by someone else's"
         if act is not None and hooked(act):
             return f"{activation} has hooks, which the fused MLP would not call"
         why = packable(mlp, gate_up, LINEARS) or packable(mlp, (down,), LINEARS)
@@ -248,8 +275,11 @@ def _prepare_head(model: Any) -> None:
         loosen(model.lm_head)
     fuse(model.lm_head, FusedHead)
     causal = getattr(model.config, "is_causal", True)
-    decoder = _reads_as(base_of(model.model), DECODERS)
-    model.__dict__["_usual_mask"] = causal and decoder is not None
+    kind = base_of(model.model)
+    usual = _reads_as(kind, DECODERS) is not None and not _patched(kind.forward, kind.__module__)
+    masks = getattr(sys.modules[kind.__module__], "create_causal_mask", None)
+    usual = usual and not _patched(masks, "transformers.masking_utils")
+    model.__dict__["_usual_mask"] = causal and usual
 
 
 TRANSFORMERS = Family(
@@ -286,7 +316,9 @@ TRANSFORMERS = Family(
             "post_feedforward_layernorm", "norm", "q_norm", "k_norm",
         ),
         ("rms_norm",),
-    ) | {"self_attn": ("attention", "rope"), "mlp": ("mlp",), "": ("loss",)},
+    )
+    | dict.fromkeys(("mlp", "feed_forward"), ("mlp",))
+    | {"self_attn": ("attention", "rope"), "": ("loss",)},
 )  # fmt: skip
 
 # --- litgpt --------------------------------------------------------------------------------------

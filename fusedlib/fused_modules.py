@@ -32,6 +32,9 @@ class FusedRMSNorm(Hookable, Fused):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         """weight ⊙ s / √(mean(s²) + eps) of s = x, or of s = x + residual and s."""
+        if residual is not None and residual.dtype != x.dtype:  # added as torch adds
+            wide = torch.promote_types(x.dtype, residual.dtype)
+            x, residual = x.to(wide), residual.to(wide)
         eps = getattr(self, self._eps)
         weight: Any = self.weight
         if self._centered:
@@ -216,6 +219,11 @@ class FusedLitGPTAttention(Fused):
         return y
 
 
+def _adds(norm: Any) -> bool:
+    """Whether the norm is still ours: others put adapters, norms or a `forward` in its place."""
+    return isinstance(norm, FusedRMSNorm) and "forward" not in vars(norm)
+
+
 def _apart(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     """As the norm's own call, but what hooks see is the sum that goes in and what is normalised."""
     if not hooked(norm):
@@ -236,6 +244,13 @@ class FusedLayer(Fused):
     ) -> Tensor:  # fmt: skip
         """The residual stream behind this layer."""
         module: Any = self
+        if not _adds(module.post_attention_layernorm):
+            stream: Tensor = super().forward(
+                hidden_states, attention_mask=attention_mask, position_ids=position_ids,
+                past_key_values=past_key_values, use_cache=use_cache,
+                position_embeddings=position_embeddings, **kwargs,
+            )  # fmt: skip
+            return stream
         attended, _ = module.self_attn(
             hidden_states=module.input_layernorm(hidden_states), attention_mask=attention_mask,
             position_ids=position_ids, past_key_values=past_key_values, use_cache=use_cache,
@@ -268,6 +283,9 @@ class FusedLitGPTLayer(Fused):
     ) -> Tensor:  # fmt: skip
         """The residual stream behind this block."""
         module: Any = self
+        if not _adds(module.norm_2):
+            y: Tensor = super().forward(x, cos, sin, mask, input_pos, input_pos_maxp1)
+            return y
         attended = module.attn(module.norm_1(x), cos, sin, mask, input_pos, input_pos_maxp1)
         norm = module.norm_2
         call = bind(_apart, norm) if norm._noted else norm
@@ -351,6 +369,8 @@ class FusedCausalLM(Fused):
             return False
         module: Any = self
         if not self._usual_mask:
+            return False
+        if hooked(module.model) or "forward" in vars(module.model):
             return False
         masked = "attention_mask", "position_ids", "past_key_values"
         attentions = [layer.self_attn for layer in module.model.layers]

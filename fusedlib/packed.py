@@ -192,6 +192,8 @@ class PackedLinear(Hookable, nn.Linear):
         if name not in ("weight", "bias"):
             return super().__setattr__(name, value)
         held = self._part(name)
+        if held is None and value is None:  # as PEFT sets where it takes an adapter off
+            return
         if held is None or not isinstance(value, Tensor) or value.shape != held.shape:
             raise ValueError(f"{name} is {_kind(held)} here, got {_kind(value)}")
         if sys._getframe(1).f_globals.get("__name__") == SWAPS:

@@ -471,6 +471,21 @@ def test_lora_on_packed_projections():
     torch.testing.assert_close(patched(ids).logits, plain(ids).logits)
 
 
+def test_an_adapter_that_puts_biases_back_is_merged():
+    peft = pytest.importorskip("peft")
+    settings = {"target_modules": ["k_proj", "up_proj"], "feedforward_modules": ["up_proj"]}
+    merged = []
+    for model in pair():
+        wrapped = peft.get_peft_model(model, peft.IA3Config(**settings))
+        torch.manual_seed(3)
+        for path, weight in wrapped.named_parameters():
+            if "ia3" in path:
+                nn.init.normal_(weight)
+        merged.append(wrapped.merge_and_unload())
+    assert merged[1].model.layers[0].mlp.is_packed()
+    torch.testing.assert_close(*(dict(model.state_dict()) for model in merged))
+
+
 def test_a_model_under_lora_says_what_to_do():
     peft = pytest.importorskip("peft")
     wrapped = peft.get_peft_model(make(), peft.LoraConfig(target_modules=["q_proj"], r=2))

@@ -2,6 +2,8 @@
 
 import ast
 import copy
+import functools
+import sys
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from llama_models import SIZES, parameter, results, tokens  # noqa: E402
 import fusedlib  # noqa: E402
 from fusedlib import families  # noqa: E402
 from fusedlib.bench.check import errors, misses  # noqa: E402
+from fusedlib.packed import fuse  # noqa: E402
 
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT = {
@@ -142,3 +145,100 @@ def test_only_decoders_with_the_usual_mask_go_without():
     model.config.is_causal = False
     fusedlib.apply_to(model)
     assert not model._usual_mask
+
+
+# --- what users put in the place of a part -------------------------------------------------------
+
+
+def wrapped(old):
+    @functools.wraps(old)
+    def theirs(*args, **kwargs):
+        return 2 * old(*args, **kwargs)
+
+    return theirs
+
+
+class SiLU(torch.nn.Module):
+    def forward(self, x):
+        return x.relu()
+
+
+REPLACED = {
+    "a wrapped forward": ("Phi3MLP", "forward", "mlp"),
+    "a wrapped method that forward calls": ("GemmaRMSNorm", "_norm", "rms_norm"),
+    "the function that halves are turned by": ("modeling_phi3", "rotate_half", "rope"),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_what_stands_around_the_librarys_own_is_left_and_said(monkeypatch, what):
+    owner, function, switch = REPLACED[what]
+    name = "Gemma" if "Gemma" in owner else "Phi3"
+    place = sys.modules[type(make(name)).__module__]
+    place = getattr(place, owner, place)
+    monkeypatch.setattr(place, function, wrapped(getattr(place, function)))
+    plain = make(name).eval()
+    patched = copy.deepcopy(plain)
+    report = fusedlib.apply_to(patched)
+    assert not report.replaced[switch] and function in report.left[switch][0][1]
+    ids, _ = tokens()
+    torch.testing.assert_close(patched(ids).logits, plain(ids).logits)
+
+
+def test_an_activation_that_is_only_called_silu_is_left_and_said():
+    plain = make("Phi3").eval()
+    first, second = (layer.mlp for layer in plain.model.layers)
+    first.activation_fn, second.activation_fn.forward = SiLU(), torch.relu
+    patched = copy.deepcopy(plain)
+    left = fusedlib.apply_to(patched).left["mlp"]
+    assert "test_families.SiLU, not SiLU" in left[0][1] and "someone else's" in left[1][1]
+    ids, _ = tokens()
+    torch.testing.assert_close(patched(ids).logits, plain(ids).logits)
+
+
+@pytest.mark.parametrize("way", ["module", "forward"])
+def test_a_norm_replaced_afterwards_is_called(way):
+    plain = make("Phi3").eval()
+    patched = copy.deepcopy(plain)
+    fusedlib.apply_to(patched)
+    for model in (plain, patched):
+        layer = model.model.layers[0]
+        if way == "module":
+            layer.post_attention_layernorm = torch.nn.Softmax(dim=-1)
+        else:
+            layer.post_attention_layernorm.forward = lambda x: 2 * x
+    ids, _ = tokens()
+    torch.testing.assert_close(patched(ids).logits, plain(ids).logits)
+
+
+def test_a_decoder_that_gets_its_mask_from_a_hook_is_asked(monkeypatch):
+    """Compiled, it is not handed the mask that hides nothing."""
+    model = make("Phi3")
+    fusedlib.apply_to(model)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    given = dict.fromkeys(("attention_mask", "position_ids", "past_key_values"))
+    assert model._needs_no_mask(given)
+    model.model.register_forward_pre_hook(lambda *given: None)
+    assert not model._needs_no_mask(given)
+    model = make("Phi3")
+    place = sys.modules[type(model).__module__]
+    monkeypatch.setattr(place, "create_causal_mask", wrapped(place.create_causal_mask))
+    fusedlib.apply_to(model)
+    assert not model._needs_no_mask(given)
+
+
+def test_a_residual_in_a_wider_dtype_is_added_as_torch_adds():
+    norm = make("Olmo2").bfloat16().model.norm
+    x, residual = torch.randn(3, 64, dtype=torch.bfloat16), torch.randn(3, 64)
+    wanted = copy.deepcopy(norm)(x + residual)
+    fuse(norm, families.FusedWideNorm)
+    assert torch.equal(norm(x, residual)[0], wanted)
+
+
+def test_an_own_subclass_is_named_as_such():
+    class Own(transformers.Phi3ForCausalLM):
+        pass
+
+    model = make("Phi3")
+    model.__class__ = Own
+    assert "Own, no class of transformers" in fusedlib.apply_to(model).left["loss"][0][1]
