@@ -85,8 +85,9 @@ def apply_to(
     an optimizer, DDP, FSDP or torch.compile see them. In transformers it knows modules by their
     code. Llama, Mistral, Qwen2 (2.5 too), Qwen3, SmolLM3, OLMo 2 and 3 and Phi-3 (Phi-4 too) become
     fused as a whole, and so does in any other model what computes as a module of theirs or as
-    Gemma's norm: DeepSeek-V3's norms, MLPs and loss, Mixtral's norms and attention. What computes
-    otherwise, and own subclasses, are left and reported: MLPs with GELU, experts, other rotations.
+    Gemma's norm: DeepSeek-V3's norms, MLPs and loss, Mixtral's norms, attention and loss. What
+    computes otherwise is left and reported, as MLPs with GELU, experts, other rotations; so are own
+    subclasses.
 
     What the model computes, `state_dict` and all attributes stay. Two things change: `parameters()`
     has packed weights under new names, and a `...ForCausalLM` whose loss is fused, in training mode

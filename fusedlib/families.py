@@ -32,6 +32,7 @@ from fusedlib.fused_modules import (
     FusedLitGPTNorm,
     FusedMistralAttention,
     FusedMLP,
+    FusedMoeCausalLM,
     FusedOlmo2Attention,
     FusedOlmo3Attention,
     FusedPhi3Attention,
@@ -54,7 +55,9 @@ ROTATION, ROTATIONS = ("apply_rotary_pos_emb", "rotate_half"), ("Llama", "Olmo2"
 SILU = ("torch", "SiLU"), ("transformers", "SiLUActivation")
 DECORATORS = "torch", "kernels"  # packages that may stand around a function of transformers
 # Models with a class that `TRANSFORMERS` names.
-MODELS = "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma"
+MODELS = (
+    "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma", "Mixtral",
+)  # fmt: skip
 # Decoders that ask transformers for a causal mask and no other, where no layer has a window.
 DECODERS = "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "SmolLM3Model", "Phi3Model"
 
@@ -270,6 +273,13 @@ def _attention(fused: type[FusedAttention]) -> tuple[Part, ...]:
     )
 
 
+def _loss(fused: type[FusedCausalLM]) -> tuple[Part, ...]:
+    def refuse(model: Any) -> str | None:
+        return changeable(model, "lm_head", LINEARS)
+
+    return (Part("loss", fused, refuse, _prepare_head),)
+
+
 def _prepare_head(model: Any) -> None:
     if isinstance(model.lm_head, FusedLinear):  # of an earlier call
         loosen(model.lm_head)
@@ -302,9 +312,8 @@ TRANSFORMERS = Family(
             Part("attention", FusedPhi3Attention, _refused("q, k and v are one product already")),
             Part("rope", FusedPhi3Attention, _other_rotation),
         ),
-        "LlamaForCausalLM": (
-            Part("loss", FusedCausalLM, lambda m: changeable(m, "lm_head", LINEARS), _prepare_head),
-        ),
+        "LlamaForCausalLM": _loss(FusedCausalLM),
+        "MixtralForCausalLM": _loss(FusedMoeCausalLM),
     },
     {
         "LlamaDecoderLayer": (FusedLayer, "post_attention_layernorm"),

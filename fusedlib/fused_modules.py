@@ -337,13 +337,7 @@ class FusedCausalLM(Fused):
         }  # fmt: skip
         if self._needs_no_mask(given):
             given["attention_mask"] = module.lm_head.weight.new_empty(CAUSAL)
-        all_logits = isinstance(logits_to_keep, int) and logits_to_keep == 0
-        fused = labels is not None and self.training and all_logits
-        # Others put a head, hooks or a loss here: PEFT, resized embeddings, `loss_function = `.
-        head = module.lm_head
-        fused = fused and isinstance(head, FusedHead) and not (head._noted and hooked(head))
-        theirs = sys.modules["transformers.loss.loss_utils"].ForCausalLMLoss
-        if not fused or module.loss_function is not theirs:
+        if not self._fuses(labels, logits_to_keep):
             return super().forward(**given, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -356,6 +350,17 @@ class FusedCausalLM(Fused):
         )  # fmt: skip
         as_dict = module.config.return_dict if return_dict is None else return_dict
         return output if as_dict else output.to_tuple()
+
+    def _fuses(self, labels: Tensor | None, logits_to_keep: int | Tensor) -> bool:
+        """Whether a call asks for nothing but the loss, and for the usual one."""
+        module: Any = self
+        all_logits = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        fused = labels is not None and self.training and all_logits
+        # Others put a head, hooks or a loss here: PEFT, resized embeddings, `loss_function = `.
+        head = module.lm_head
+        fused = fused and isinstance(head, FusedHead) and not (head._noted and hooked(head))
+        theirs = sys.modules["transformers.loss.loss_utils"].ForCausalLMLoss
+        return fused and module.loss_function is theirs
 
     def _needs_no_mask(self, given: dict[str, Any]) -> bool:
         """Whether a call whose attention is causal and no more is compiled or captured in a graph.
@@ -379,6 +384,52 @@ class FusedCausalLM(Fused):
             and module.config._attn_implementation == "sdpa"
             and all(isinstance(a, FusedAttention) and a._window() is None for a in attentions)
         )
+
+
+class FusedMoeCausalLM(FusedCausalLM):
+    """With experts, whose balance is part of the loss where it is asked for."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None, past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None, labels: Tensor | None = None,
+        use_cache: bool | None = None, output_router_logits: bool | None = None,
+        logits_to_keep: int | Tensor = 0, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """transformers' output; where the loss is fused its logits are None."""
+        module: Any = self
+        given = {
+            "input_ids": input_ids, "attention_mask": attention_mask,
+            "position_ids": position_ids, "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds, "use_cache": use_cache,
+        }  # fmt: skip
+        if not self._fuses(labels, logits_to_keep):
+            return super(FusedCausalLM, self).forward(
+                **given, labels=labels, output_router_logits=output_router_logits,
+                logits_to_keep=logits_to_keep, **kwargs,
+            )  # fmt: skip
+        from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+
+        return_dict = kwargs.pop("return_dict", None)
+        balanced = output_router_logits
+        if balanced is None:
+            balanced = module.config.output_router_logits
+        outputs = module.model(**given, output_router_logits=balanced, **kwargs)
+        loss = _causal_loss(module.lm_head, outputs.last_hidden_state, labels, **kwargs)
+        balance = None
+        if balanced:
+            balance = sys.modules[self._base.__module__].load_balancing_loss_func(
+                outputs.router_logits, module.num_experts, module.num_experts_per_tok,
+                attention_mask,
+            )  # fmt: skip
+            loss = loss + module.router_aux_loss_coef * balance.to(loss.device)
+        output = MoeCausalLMOutputWithPast(
+            loss=loss, aux_loss=balance, past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states, attentions=outputs.attentions,
+            router_logits=outputs.router_logits,
+        )  # fmt: skip
+        as_dict = module.config.return_dict if return_dict is None else return_dict
+        return output if as_dict else output.to_tuple()
 
 
 def _causal_loss(

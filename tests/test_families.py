@@ -35,9 +35,12 @@ MODELS = {
     "Ernie4_5": ({"head_dim": 16}, "2 5 0 2 1"),
     "Helium": ({"head_dim": 16}, "2 0 0 2 1"),
     "Gemma": ({"head_dim": 16}, "0 5 2 2 1"),
-    "Mixtral": (EXPERTS, "0 5 2 2 0"),
-    "Qwen2Moe": (EXPERTS, "2 5 2 2 0"),
-    "Qwen3Moe": (EXPERTS | {"head_dim": 16, "moe_intermediate_size": 32}, "0 9 2 2 0"),
+    "Mixtral": (EXPERTS, "0 5 2 2 1"),
+    "Qwen2Moe": (EXPERTS, "2 5 2 2 1"),
+    "Qwen3Moe": (
+        EXPERTS | {"head_dim": 16, "moe_intermediate_size": 32, "output_router_logits": True},
+        "0 9 2 2 1",
+    ),
     "DeepseekV3": (LATENT, "2 9 0 0 1"),
 }
 
@@ -145,6 +148,22 @@ def test_only_decoders_with_the_usual_mask_go_without():
     model.config.is_causal = False
     fusedlib.apply_to(model)
     assert not model._usual_mask
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_balance_of_experts_is_part_of_the_loss_where_it_is_asked_for(asked):
+    plain = make("Mixtral", router_aux_loss_coef=0.5)
+    patched = copy.deepcopy(plain)
+    fusedlib.apply_to(patched)
+    ids, labels = tokens()
+    given = {"labels": labels, "output_router_logits": asked, "num_items_in_batch": 40}
+    wanted, found = (model(ids, **given) for model in (plain, patched))
+    assert found.logits is None and (found.aux_loss is not None) == asked
+    torch.testing.assert_close(found.loss, wanted.loss)
+    torch.testing.assert_close(found.aux_loss, wanted.aux_loss)
+    as_tuple = patched(ids, return_dict=False, **given)
+    torch.testing.assert_close(as_tuple[0], wanted.loss)
+    assert patched(ids).logits is not None and patched.eval()(ids, **given).logits is not None
 
 
 # --- what users put in the place of a part -------------------------------------------------------
