@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial as bind
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -244,18 +244,16 @@ class FusedLayer(Fused):
     ) -> Tensor:  # fmt: skip
         """The residual stream behind this layer."""
         module: Any = self
+        kwargs |= {
+            "attention_mask": attention_mask, "position_ids": position_ids,
+            "past_key_values": past_key_values, "use_cache": use_cache,
+            "position_embeddings": position_embeddings,
+        }  # fmt: skip
         if not _adds(module.post_attention_layernorm):
-            stream: Tensor = super().forward(
-                hidden_states, attention_mask=attention_mask, position_ids=position_ids,
-                past_key_values=past_key_values, use_cache=use_cache,
-                position_embeddings=position_embeddings, **kwargs,
-            )  # fmt: skip
+            stream: Tensor = super().forward(hidden_states, **kwargs)
             return stream
-        attended, _ = module.self_attn(
-            hidden_states=module.input_layernorm(hidden_states), attention_mask=attention_mask,
-            position_ids=position_ids, past_key_values=past_key_values, use_cache=use_cache,
-            position_embeddings=position_embeddings, **kwargs,
-        )  # fmt: skip
+        normed = module.input_layernorm(hidden_states)
+        attended, _ = module.self_attn(hidden_states=normed, **kwargs)
         norm = module.post_attention_layernorm
         call = bind(_apart, norm) if norm._noted else norm
         normed, residual = call(self._dropped(attended, "attn"), hidden_states)
@@ -339,17 +337,21 @@ class FusedCausalLM(Fused):
             given["attention_mask"] = module.lm_head.weight.new_empty(CAUSAL)
         if not self._fuses(labels, logits_to_keep):
             return super().forward(**given, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
-        from transformers.modeling_outputs import CausalLMOutputWithPast
-
         return_dict = kwargs.pop("return_dict", None)
         outputs = module.model(**given, **kwargs)
-        output = CausalLMOutputWithPast(
-            loss=_causal_loss(module.lm_head, outputs.last_hidden_state, labels, **kwargs),
-            past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )  # fmt: skip
+        loss = _causal_loss(module.lm_head, outputs.last_hidden_state, labels, **kwargs)
+        output = self._output(outputs, loss, attention_mask, **kwargs)
         as_dict = module.config.return_dict if return_dict is None else return_dict
         return output if as_dict else output.to_tuple()
+
+    def _output(self, outputs: Any, loss: Tensor, attention_mask: Any, **_: Any) -> Any:
+        """What the model returns of what its decoder returned."""
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        return CausalLMOutputWithPast(
+            loss=loss, past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states, attentions=outputs.attentions,
+        )  # fmt: skip
 
     def _fuses(self, labels: Tensor | None, logits_to_keep: int | Tensor) -> bool:
         """Whether a call asks for nothing but the loss, and for the usual one."""
@@ -373,9 +375,7 @@ class FusedCausalLM(Fused):
         ):
             return False
         module: Any = self
-        if not self._usual_mask:
-            return False
-        if hooked(module.model) or "forward" in vars(module.model):
+        if not self._usual_mask or hooked(module.model) or "forward" in vars(module.model):
             return False
         masked = "attention_mask", "position_ids", "past_key_values"
         attentions = [layer.self_attn for layer in module.model.layers]
@@ -396,40 +396,33 @@ class FusedMoeCausalLM(FusedCausalLM):
         use_cache: bool | None = None, output_router_logits: bool | None = None,
         logits_to_keep: int | Tensor = 0, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        """transformers' output; where the loss is fused its logits are None."""
+        """As the others', with the experts' logits and their balance where they are asked for."""
         module: Any = self
-        given = {
-            "input_ids": input_ids, "attention_mask": attention_mask,
-            "position_ids": position_ids, "past_key_values": past_key_values,
-            "inputs_embeds": inputs_embeds, "use_cache": use_cache,
-        }  # fmt: skip
-        if not self._fuses(labels, logits_to_keep):
-            return super(FusedCausalLM, self).forward(
-                **given, labels=labels, output_router_logits=output_router_logits,
-                logits_to_keep=logits_to_keep, **kwargs,
-            )  # fmt: skip
+        if output_router_logits is None:
+            output_router_logits = module.config.output_router_logits
+        return super().forward(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, labels,
+            use_cache, logits_to_keep, output_router_logits=output_router_logits, **kwargs,
+        )  # fmt: skip
+
+    def _output(
+        self, outputs: Any, loss: Tensor, attention_mask: Any,
+        output_router_logits: bool = False, **_: Any,
+    ) -> Any:  # fmt: skip
         from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
-        return_dict = kwargs.pop("return_dict", None)
-        balanced = output_router_logits
-        if balanced is None:
-            balanced = module.config.output_router_logits
-        outputs = module.model(**given, output_router_logits=balanced, **kwargs)
-        loss = _causal_loss(module.lm_head, outputs.last_hidden_state, labels, **kwargs)
-        balance = None
-        if balanced:
+        module, balance = cast(Any, self), None
+        if output_router_logits:
             balance = sys.modules[self._base.__module__].load_balancing_loss_func(
                 outputs.router_logits, module.num_experts, module.num_experts_per_tok,
                 attention_mask,
             )  # fmt: skip
             loss = loss + module.router_aux_loss_coef * balance.to(loss.device)
-        output = MoeCausalLMOutputWithPast(
+        return MoeCausalLMOutputWithPast(
             loss=loss, aux_loss=balance, past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states, attentions=outputs.attentions,
             router_logits=outputs.router_logits,
         )  # fmt: skip
-        as_dict = module.config.return_dict if return_dict is None else return_dict
-        return output if as_dict else output.to_tuple()
 
 
 def _causal_loss(
