@@ -218,13 +218,18 @@ def _roots(package: str) -> tuple[str, ...]:
     return tuple(str(Path(file).parent) for file in files if file)
 
 
-def _other_rotation(attention: nn.Module, name: str = ROTATION[0]) -> str | None:
-    source = base_of(attention).__module__
-    if name in ROTATION and _rotation(source) not in [_rotation(_home(m)) for m in ROTATIONS]:
-        return f"{source.rpartition('.')[2]} turns q and k in a way of its own"
-    names = ROTATION if name in ROTATION else (name,)
-    found = (_patched(getattr(sys.modules[source], n), source) for n in names)
+def _functions_patched(module: nn.Module, *names: str) -> str | None:
+    """Whether a function is not the one that stands in the file of the module's class."""
+    source = base_of(module).__module__
+    found = (_patched(getattr(sys.modules[source], name), source) for name in names)
     return next(filter(None, found), None)
+
+
+def _other_rotation(attention: nn.Module) -> str | None:
+    source = base_of(attention).__module__
+    if _rotation(source) not in [_rotation(_home(model)) for model in ROTATIONS]:
+        return f"{source.rpartition('.')[2]} turns q and k in a way of its own"
+    return _functions_patched(attention, *ROTATION)
 
 
 def _rotation(module: str) -> list[dict[str, str] | None]:
@@ -342,7 +347,7 @@ def _unlike(attention: Any) -> str | None:
     }
     names = [name for name, value in odd.items() if value]
     why = f"its {names[0]} is not Llama's" if names else None
-    return why or _other_rotation(attention, "apply_rope")
+    return why or _functions_patched(attention, "apply_rope")
 
 
 LITGPT = Family(
