@@ -92,7 +92,7 @@ machine: ## what a row says about this machine
 import-rows: ## add another machine's rows: make import-rows FROM=folder
 	$(if $(FROM),,$(error say which results folder: make import-rows FROM=folder))
 	$(call READY,study)
-	@$(STUDY) import-rows "$(FROM)"
+	@$(STUDY) import-rows "$(FROM)" $(if $(MACHINE),--machine "$(MACHINE)")
 
 lab: ## open JupyterLab on the notebooks
 	$(call READY,lab)

@@ -1,5 +1,6 @@
 """Rows on disk: nothing recorded is lost, nothing is measured twice, and damage is told plainly."""
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -14,8 +15,8 @@ from fusedlib.bench.results import Recorder, ResultsError
 CASE = {"model": "small", "process": 1}
 
 
-def recorder(tmp_path: Path, code: str = "c1", profile: str = "quick", fresh: bool = False):
-    return Recorder("01_x", profile=profile, code=code, fresh=fresh, directory=tmp_path)
+def recorder(tmp_path: Path, code: str = "c1", profile: str = "quick", **options):
+    return Recorder("01_x", profile=profile, code=code, directory=tmp_path, **options)
 
 
 def test_row_is_flat_and_complete(tmp_path):
@@ -183,6 +184,21 @@ def test_import_brings_each_row_once_and_changes_none(tmp_path):
     assert second == "0 rows added from 2 files, 2 were there already"
     name = f"{machine.key()}/01_x.jsonl"
     assert (source / name).read_text() == (target / name).read_text()
+
+
+def test_rows_without_a_name_are_filed_under_a_machine_with_their_environment(tmp_path):
+    source, target = tmp_path / "a", tmp_path / "b"
+    recorder(source).append(CASE, {"median_ms": 1.0})
+    with pytest.raises(ResultsError, match="'my-gpu' has none of"):
+        results.import_rows(source, target, "my-gpu")
+    assert not target.exists()
+    named = dataclasses.replace(machine.describe(), key="my-gpu")
+    recorder(target, machine=named).append(CASE, {"median_ms": 2.0})
+    results.import_rows(source, target, "my-gpu")
+    rows = results.read_rows(target / "my-gpu" / "01_x.jsonl")
+    assert [(r["machine"], r["median_ms"]) for r in rows] == [("my-gpu", 2.0), ("my-gpu", 1.0)]
+    again = results.import_rows(source, target, "my-gpu")
+    assert again == "0 rows added from 2 files, 2 were there already"
 
 
 def test_import_of_a_damaged_folder_writes_nothing(tmp_path):

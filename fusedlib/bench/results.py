@@ -373,32 +373,51 @@ def machines_seen(directory: Path | None = None) -> "pd.DataFrame":
     )
 
 
-def import_rows(source: Path, destination: Path | None = None) -> str:
+def import_rows(source: Path, destination: Path | None = None, machine: str | None = None) -> str:
     """Bring the rows of another results folder into this one, each row once, none changed.
+
+    Args:
+        source: the folder that holds the machines.
+        destination: another results folder than `paths.results_dir()`.
+        machine: file all rows under this name, for a run that nobody gave the machine's name; it
+            has rows already, and of each environment that is brought.
 
     Returns how many there were, for people.
 
     Raises:
-        ResultsError: `source` holds no `<machine>/<study>.jsonl`, or a file in it is damaged.
+        ResultsError: `source` holds no `<machine>/<study>.jsonl`, a file in it is damaged, or
+            `machine` was never seen with an environment of its rows.
     """
     files = sorted(source.glob("*/*.jsonl"))
     if not files:
         raise ResultsError(
             f"{source} holds no <machine>/<study>.jsonl; give the folder that holds the machines"
         )
+    folder = destination or paths.results_dir()
     # Everything is read before anything is written: a damaged file stops the whole import.
     loaded = {f: read_objects(f) if f.name == "machine.jsonl" else read_rows(f) for f in files}
-    added = known = 0
+    if machine:
+        seen = folder / machine / "machine.jsonl"
+        known = {d["environment"] for d in (read_objects(seen) if seen.exists() else [])}
+        brought = {str(row.get("environment")) for rows in loaded.values() for row in rows}
+        if strange := sorted(brought - known):
+            raise ResultsError(
+                f"{source} holds rows of the environment {', '.join(strange)}, which "
+                f"{machine!r} has none of in {folder}; import them under their own name"
+            )
+    added = present = 0
     for path, rows in loaded.items():
-        target = (destination or paths.results_dir()) / path.parent.name / path.name
+        target = folder / (machine or path.parent.name) / path.name
+        name = "key" if path.name == "machine.jsonl" else "machine"
         there = {_line(r) for r in read_objects(target)} if target.exists() else set()
         for row in rows:
-            if _line(row) in there:
-                known += 1
+            filed = {**row, name: machine} if machine else row
+            if _line(filed) in there:
+                present += 1
                 continue
-            append_object(target, row)
+            append_object(target, filed)
             added += 1
-    return f"{added} rows added from {len(files)} files, {known} were there already"
+    return f"{added} rows added from {len(files)} files, {present} were there already"
 
 
 _line = partial(json.dumps, sort_keys=True)

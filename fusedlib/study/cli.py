@@ -211,6 +211,7 @@ def machine() -> None:
 @app.command("import-rows")
 def import_rows(
     folder: Annotated[Path, typer.Argument(help="results folder of another machine or clone")],
+    machine: Annotated[str, typer.Option(help="name to file rows under that were given none")] = "",
 ) -> None:
     """Add the rows of another results folder to this one, each once."""
     from fusedlib.bench import results
@@ -218,7 +219,7 @@ def import_rows(
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; give one that holds <machine>/<study>.jsonl")
     check_writable(paths.results_dir())
-    print(results.import_rows(folder, paths.results_dir()))
+    print(results.import_rows(folder, paths.results_dir(), machine or None))
 
 
 @app.command()
