@@ -183,6 +183,7 @@ def test_two_processes_train_as_one_does(request, strategy, optimizer):
     assert figures["losses"][-1] < figures["losses"][0] - 1e-3
     assert len(figures["losses"]) == 4
     assert figures["n"] == len(figures["samples_ms"]) == 3
+    assert len(figures["steady_samples_ms"]) == 2  # the one that begins on an idle device is out
     assert figures["tokens_per_s"] == pytest.approx(2 * 16 / figures["median_ms"] * 1e3)
     assert figures["all_gather_gb_s"] > 0
     assert figures["path"] == "plain PyTorch"

@@ -29,6 +29,8 @@ device):
 
     samples_ms, median_ms, p10_ms, ...   a step from an idle device, the slowest process of each
     forward_median_ms, backward_..., optimizer_...   parts of the step, likewise
+    steady_samples_ms, steady_median_ms, ...   a step among others that follow without a wait: as
+                                         training runs, where the host may be ahead
     first_ms                             the very first step, compilation included
     tokens_per_s                         of all processes together, at the median step
     peak_mib, state_mib                  device memory a process: most in a step, between steps

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from fusedlib.bench.machine import version_of
 from fusedlib.bench.profiles import trace
 from fusedlib.bench.profiles.trace import Piece
 from fusedlib.bench.statistics import summarize
-from fusedlib.bench.timing import Sections, synchronize
+from fusedlib.bench.timing import Sections, clock_for, synchronize
 
 MIB = 2**20
 SEED = 0
@@ -98,6 +98,7 @@ def train(case: Case, device: torch.device) -> dict[str, Any]:
     figures: dict[str, Any] = {"losses": losses, "first_ms": times[0]["total"]}
     figures |= compared(case, true, losses, engine.gradient_norm) if rank == 0 else {}
     figures |= _memory(engine, device)
+    steady = _steady_ms(engine, own, device, max(2, case["steps"] // 2))
     figures |= _communication(engine, own, device)
     dist.barrier()
     if why := figures.pop("why", None):
@@ -106,6 +107,7 @@ def train(case: Case, device: torch.device) -> dict[str, Any]:
     timed = times[case["warmup"] :]
     for name in SECTIONS:
         figures |= summarize([t[name] for t in timed], "" if name == "total" else name)
+    figures |= summarize(steady, "steady")
     tokens = processes * share * case["context_length"]
     figures["tokens_per_s"] = tokens / figures["median_ms"] * 1e3
     return figures | _facts(case)
@@ -251,6 +253,26 @@ def _timed_step(
     mean = loss.detach().float() / dist.get_world_size()
     dist.all_reduce(mean)
     return mean.item(), dict(zip(SECTIONS, slowest.tolist(), strict=True))
+
+
+def _steady_ms(engine: Engine, ids: Tensor, device: torch.device, steps: int) -> list[float]:
+    """From a step's begin to the next one's, without a wait between them: ms, the slowest process.
+
+    One step more begins on an idle device; its time is left out.
+    """
+    clock = clock_for(device)
+    dist.barrier()
+    synchronize(device)
+    marks = []
+    for _ in range(1 + steps):
+        _step(engine, ids, Sections(device))
+        marks.append(clock.mark())
+    synchronize(device)
+    spans = [clock.elapsed_ms(begin, end) for begin, end in pairwise(marks)]
+    slowest = torch.tensor(spans, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    found: list[float] = slowest.tolist()
+    return found
 
 
 def _step(engine: Engine, ids: Tensor, sections: Sections) -> Tensor:
