@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -135,12 +136,15 @@ def test_the_model_of_more_processes_by_hand():
     )
     assert distributed.communication_ms("fsdp2-3", weights_mib, 1, **bandwidths) == 0
     assert distributed.step_time_ms(1000, sent, hidden_share=0.75) == pytest.approx(3000)
-    assert distributed.memory_mib(1000, 300, 100, 1) == 1000
-    assert distributed.memory_mib(1000, 300, 100, 4) == pytest.approx(700)
+    memory = partial(distributed.memory_mib, regathered_mib=100)
+    assert memory("fsdp2-2", 1000, 300, 1) == memory("fsdp2-3", 1000, 300, 1) == 1000
+    assert memory("fsdp2-2", 1000, 300, 4) == pytest.approx(775)
+    assert memory("fsdp2-3", 1000, 300, 4) == pytest.approx(675)
     with pytest.raises(ValueError, match="'offload'"):
         distributed.communication_ms("offload", 1, 2, **bandwidths)
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        distributed.memory_mib(1000, 300, 100, 0)
+    for strategy, processes in (("fsdp2-2", 0), ("zero-3", 2)):
+        with pytest.raises(ValueError, match=f"'{strategy}', processes={processes}: need fsdp2"):
+            memory(strategy, 1000, 300, processes)
 
 
 # --- real jobs -----------------------------------------------------------------------------------

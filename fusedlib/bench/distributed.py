@@ -325,18 +325,25 @@ def step_time_ms(single_ms: float, communication: float, hidden_share: float) ->
     return single_ms + (1 - hidden_share) * communication
 
 
-def memory_mib(peak_mib: float, state_mib: float, weights_mib: float, processes: int) -> float:
-    """Device memory of each of N processes: M(1) - (1 - 1/N) · (state + gradients).
+def memory_mib(
+    strategy: str, peak_mib: float, state_mib: float, processes: int, *, regathered_mib: float
+) -> float:
+    """Device memory of each of N processes under FSDP2: M(1) - (1 - 1/N) · state - regathered.
 
-    M(1) is one process's peak; its state between steps (weights, optimizer) and its gradients, as
-    large as the weights, are what the strategy divides by N. Activations and gathered layers stay.
+    M(1) is one process's peak under "fsdp2-2", where gathered weights stay. It is reached at the
+    loss, where there are no gradients yet, so that only the state between steps (weights,
+    optimizer) is divided by N. "fsdp2-3" has by then given back the weights that it gathers anew
+    for the backward pass, all layers but one: `regathered_mib`, with more than one process.
 
     Raises:
-        ValueError: less than one process.
+        ValueError: another strategy, or less than one process.
     """
-    if processes < 1:
-        raise ValueError(f"processes must be at least 1, got {processes}")
-    return peak_mib - (1 - 1 / processes) * (state_mib + weights_mib)
+    if not strategy.startswith("fsdp2") or processes < 1:
+        raise ValueError(
+            f"strategy={strategy!r}, processes={processes}: need fsdp2-2 or fsdp2-3 and at least 1"
+        )
+    given_back = regathered_mib if strategy == "fsdp2-3" and processes > 1 else 0.0
+    return peak_mib - (1 - 1 / processes) * state_mib - given_back
 
 
 CODE = code.Code(
