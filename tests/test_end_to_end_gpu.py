@@ -47,9 +47,8 @@ def test_every_mlp_is_right_in_a_model(name, precision):
     assert (figures["path"] == "plain PyTorch") == (name == "fused" and precision == "fp32")
 
 
-@pytest.mark.parametrize("experiment", ["block", "model"])
-def test_compiled_models_are_right_compile_once_and_are_freed(tmp_path, experiment):
-    row = raced(tmp_path, experiment, "fp32")["inductor"]
+def test_compiled_models_are_right_compile_once_and_are_freed(tmp_path):
+    row = raced(tmp_path, "model", "fp32")["inductor"]
     assert row["status"] == "ok", row["reason"]
     assert (row["graphs"], row["recompiled"]) == (1, 0) and row["compile_s"] > 1
     free_memory()

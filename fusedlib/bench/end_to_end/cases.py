@@ -14,8 +14,8 @@ from fusedlib.models.transformer import TransformerConfig, config
 STUDY = "06_end_to_end"
 WEIGHTS = {"fp32": "float32", "bf16 autocast": "float32", "bf16": "bfloat16"}
 """Dtype of the weights by precision; fp32 products are IEEE's, not TF32's."""
-RACES = {"mlp": "mlp", "model": "compile", "block": "compile"}
-"""The task of the rivals by experiment: whose MLP, or whether model or block are compiled."""
+RACES = {"mlp": "mlp", "model": "compile"}
+"""The task of the rivals by experiment: whose MLP, or whether the model is compiled."""
 OPTIMIZERS = ("for-loop", "foreach", "fused")
 # Of the card's memory: what needs at least so much is not tried.
 HOPELESS = 1.5
@@ -86,7 +86,7 @@ def races(
 
     Args:
         shared: from `setting`.
-        experiment: of `RACES`: "mlp", whose MLP; "model" or "block", what is compiled.
+        experiment: of `RACES`: "mlp", whose MLP; "model", whether it is compiled.
         models: names of sizes.
         contexts: tokens a sequence.
         precisions: of `WEIGHTS`.

@@ -1,9 +1,9 @@
 """Study 06's races: one model, one set of weights, and the rivals' steps in turns.
 
-"mlp": each block's MLP by another rival. "model" and "block": the model, or one block whose graph
-all layers share, as it is or compiled. Each rival is checked in a model of the case's widths and
-tokens with `LAYERS` blocks, after its compilation was timed: logits and the gradient of every
-parameter against float64, by the rule of `fusedlib.bench.check`. `LOADED` runs them under load.
+"mlp": each block's MLP by another rival. "model": the model, as it is or compiled. Each rival is
+checked in a model of the case's widths and tokens with `LAYERS` blocks, after its compilation was
+timed: logits and the gradient of every parameter against float64, by the rule of
+`fusedlib.bench.check`. `LOADED` runs them under load.
 """
 
 import copy
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
-from types import MethodType
 from typing import Any
 
 import torch
@@ -49,7 +48,7 @@ from fusedlib.bench.rivals import Rival, rival
 from fusedlib.bench.swiglu import PLAIN_PATH
 from fusedlib.bench.torch_precision import matmul_settings
 from fusedlib.models import mlps, transformer
-from fusedlib.models.transformer import Block, SwiGLU, Transformer, loss
+from fusedlib.models.transformer import SwiGLU, Transformer, loss
 from fusedlib.modules import SwiGLUMLP
 
 LAYERS = 2
@@ -164,14 +163,11 @@ def placing(
     if case["experiment"] == "model":
         call = one.build(model)
         return lambda: call
-    if case["experiment"] == "mlp":
-        name, parts = "mlp", [one.build(mlp) for mlp in own]
-    else:
-        name, parts = "forward", [one.build(MethodType(Block.forward, b)) for b in model.blocks]
+    parts = [one.build(mlp) for mlp in own]
 
     def place() -> Call:
         for block, part in zip(model.blocks, parts, strict=True):
-            setattr(block, name, part)
+            block.mlp = part
         return model
 
     return place
