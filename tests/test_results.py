@@ -260,6 +260,22 @@ def test_a_named_recording_measures_what_it_lacks_and_listed_cases_alone(tmp_pat
     assert again.append(cases[0], {"median_ms": 2.0})["recording"] == "second day"
 
 
+def test_a_plan_lists_what_would_be_measured_and_leaves_it(tmp_path, monkeypatch):
+    cases = [{"provider": "a"}, {"provider": "b"}]
+    coded(tmp_path).append(cases[0], {"median_ms": 1.0})
+    plan = tmp_path / "plan"
+    monkeypatch.setenv(results.PLAN, str(plan))
+    assert coded(tmp_path).missing(cases) == []
+    line = f'{results.case_id("01_x", cases[1])} 01_x {{"provider": "b"}}\n'
+    assert plan.read_text() == line
+    for case in cases:  # as a race does with what this machine lacks
+        coded(tmp_path).append(case, status="unavailable", reason="no GPU")
+    assert plan.read_text() == line + line
+    monkeypatch.delenv(results.PLAN)
+    monkeypatch.setenv(results.CASES, str(plan))
+    assert coded(tmp_path).missing([*cases, {"provider": "c"}]) == cases[1:]
+
+
 def test_rows_of_changed_code_do_not_count_until_they_are_carried(tmp_path):
     old = Recorder("01_x", profile="full", code="former", directory=tmp_path)
     old.append({"provider": "a", "dtype": "bf16"}, {"median_ms": 1.0})

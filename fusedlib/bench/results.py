@@ -42,7 +42,7 @@ HEAD = (
     "commit", "dirty", "code", "recording", "case", "measured_at", "status", "reason",
 )  # fmt: skip
 PROTOCOL = "published_protocol_"
-RECORDING, CASES = "FUSEDLIB_RECORDING", "FUSEDLIB_CASES"
+RECORDING, CASES, PLAN = "FUSEDLIB_RECORDING", "FUSEDLIB_CASES", "FUSEDLIB_PLAN"
 # What tells one row from another; without these nothing can be looked up.
 IDENTITY = ("machine", "profile", "case", "code", "status")
 
@@ -246,7 +246,8 @@ class Recorder:
         """The cases that have no row of this profile and code yet; the others count as skipped.
 
         Where `$FUSEDLIB_RECORDING` names a recording, no row of it; where `$FUSEDLIB_CASES` names a
-        file of case ids, those cases alone.
+        file of case ids, those cases alone. Where `$FUSEDLIB_PLAN` names a file, none: they are
+        listed there, a line each that begins with its id.
         """
         todo = []
         for case in cases:
@@ -260,13 +261,21 @@ class Recorder:
                 self.skipped += 1
             else:
                 todo.append(dict(case))
-        return todo
+        if not (plan := os.environ.get(PLAN)):
+            return todo
+        with Path(plan).open("a", encoding="utf-8") as lines:
+            for case in todo:
+                lines.write(f"{case_id(self.study, case)} {self.study} {json.dumps(case)}\n")
+        return []
 
     def append(
         self, case: Mapping[str, Any], figures: Mapping[str, Any] | None = None,
         *, status: str = "ok", reason: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Write one row, flushed to disk before this returns, and give it back.
+
+        Where `$FUSEDLIB_PLAN` names a file the case is listed there, as by `missing`, and no row
+        written.
 
         A figure `wrong` with a reason makes the row wrong: it is a published result that is timed
         all the same, as its authors did, and its times go by names of their own, `PROTOCOL` before
@@ -297,7 +306,10 @@ class Recorder:
             "status": status, "reason": reason,
             **{k: plain(v) for k, v in case.items()}, **_finite(figures),
         }  # fmt: skip
-        self._write(row)
+        if os.environ.get(PLAN):
+            self.missing([case])  # what cannot be measured here may be elsewhere
+        else:
+            self._write(row)
         return row
 
     def _write(self, row: dict[str, Any]) -> None:
