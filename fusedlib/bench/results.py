@@ -386,7 +386,7 @@ def machines_seen(directory: Path | None = None) -> "pd.DataFrame":
 
 
 def import_rows(source: Path, destination: Path | None = None, machine: str | None = None) -> str:
-    """Bring the rows of another results folder into this one, each row once, none changed.
+    """Bring the rows of another results folder into this one, each once, changed only as asked.
 
     Args:
         source: the folder that holds the machines.
