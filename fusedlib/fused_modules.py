@@ -79,6 +79,7 @@ class FusedMLP(Packed):
 
 # A mask of this shape, which hides nothing, says that attention is causal and no more.
 CAUSAL = (0, 0, 0, 0)
+HEAD = 8  # attention's kernels in 16 bits take multiples of it
 
 
 class FusedAttention(Packed):
@@ -99,9 +100,15 @@ class FusedAttention(Packed):
         q, k, v = (x.view(heads) for x in self._projected(hidden_states))
         if self._norms:
             q, k = module.q_norm(q), module.k_norm(k)
+        turn = source.apply_rotary_pos_emb
+        if "rope" in self._parts:
+            width = self._width(v) if past_key_values is None else None
+            turn = bind(rope, width=width)
+            v = v if width is None else pad(v, (0, width - module.head_dim))
+        if v.requires_grad:
+            v = v.contiguous()  # a part of all three would keep them in memory
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if self._turns():
-            turn = rope if "rope" in self._parts else source.apply_rotary_pos_emb
             assert position_embeddings is not None
             q, k = turn(q, k, *position_embeddings)
         if attention_mask is not None and attention_mask.shape == CAUSAL:
@@ -116,8 +123,18 @@ class FusedAttention(Packed):
             dropout=module.attention_dropout if self.training else 0.0,
             scaling=module.scaling, sliding_window=self._window(), **kwargs,
         )  # fmt: skip
-        attended = attended.reshape(*hidden_states.shape[:-1], -1).contiguous()
-        return module.o_proj(attended), weights
+        attended = attended[..., : module.head_dim].reshape(*hidden_states.shape[:-1], -1)
+        return module.o_proj(attended.contiguous()), weights
+
+    def _width(self, x: Tensor) -> int | None:
+        """Of heads that torch would pad for its kernels; None for others."""
+        module: Any = self
+        head_dim = module.head_dim
+        padded = (
+            head_dim % HEAD and x.is_cuda and x.element_size() == 2 and self._turns()
+            and module.config._attn_implementation == "sdpa" and not torch.compiler.is_compiling()
+        )  # fmt: skip
+        return -(-head_dim // HEAD) * HEAD if padded else None
 
     def _window(self) -> int | None:
         """How many tokens back attention looks; None for all."""
@@ -133,9 +150,7 @@ class FusedAttention(Packed):
         if not self.is_packed():
             return tuple(child(x) for child in children)
         packed = forget(x, self._linear(x, module.w_qkv, getattr(self, "bias_qkv", None)))
-        q, k, v = packed.split([child.out_features for child in children], dim=-1)
-        # q and k are turned into tensors of their own; v alone would keep all three in memory.
-        return q, k, v.clone() if v.requires_grad else v
+        return packed.split([child.out_features for child in children], dim=-1)
 
 
 class FusedMistralAttention(FusedAttention):
@@ -187,8 +202,7 @@ class FusedPhi3Attention(FusedMistralAttention):
         module: Any = self
         qkv, size = module.qkv_proj(x), module.head_dim
         keys = module.num_key_value_heads * size
-        q, k, v = qkv.split([module.config.num_attention_heads * size, keys, keys], dim=-1)
-        return q, k, v.clone() if v.requires_grad else v
+        return qkv.split([module.config.num_attention_heads * size, keys, keys], dim=-1)
 
 
 class FusedLitGPTAttention(Fused):

@@ -12,8 +12,17 @@ TEMPLATES = REPORT / "templates"
 
 
 def data_dir() -> Path:
-    """Folder of the data sets: `$FUSEDLIB_DATA`, else the cache folder."""
-    return Path(os.environ.get("FUSEDLIB_DATA") or cache_dir())
+    """Folder of the data sets: `$FUSEDLIB_DATA`, else `fusedlib` in the user's cache folder.
+
+    That is `$XDG_CACHE_HOME` where it is an absolute path, else `~/.cache`.
+
+    Raises:
+        RuntimeError: this user has no home.
+    """
+    if given := os.environ.get("FUSEDLIB_DATA"):
+        return Path(given)
+    users = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return (users if users.is_absolute() else Path("~/.cache").expanduser()) / "fusedlib"
 
 
 def results_dir() -> Path:
@@ -29,17 +38,3 @@ def build_dir() -> Path:
 def traces_dir() -> Path:
     """Folder of the traces that a viewer opens; they are build products."""
     return build_dir() / "traces"
-
-
-def cache_dir() -> Path:
-    """Folder of what is found out once a machine: `$FUSEDLIB_CACHE`, else `fusedlib` in the user's.
-
-    The user's is `$XDG_CACHE_HOME` where that is an absolute path, else `~/.cache`.
-
-    Raises:
-        RuntimeError: this user has no home.
-    """
-    if given := os.environ.get("FUSEDLIB_CACHE"):
-        return Path(given)
-    users = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    return (users if users.is_absolute() else Path("~/.cache").expanduser()) / "fusedlib"

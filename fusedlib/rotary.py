@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 
 from fusedlib.arguments import require_tensors
 from fusedlib.compiled import left_to_compiler
@@ -16,8 +16,9 @@ from fusedlib.kernels.route import has_kernels, transformed
 
 
 def rope(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, positions: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, positions: Tensor | None = None,
+    width: int | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """q and k with the halves of each head turned: x ⊙ cos + rotate_half(x) ⊙ sin.
 
     Hugging Face and litgpt mean the same by it, and hand the same shapes over. What lies in a head
@@ -35,6 +36,9 @@ def rope(
         positions: rows of the table, (tokens,) or (1 or batch, tokens), int32 or int64. One outside
             the table gives NaN in the kernel, where nobody waits for the device, and raises in
             plain PyTorch.
+        width: of a head of the results, at least head_dim, which it is by default; zeros fill it.
+            Attention's kernels in 16 bits take multiples of 8, and torch pads other heads in copies
+            of its own, seven times a layer and step.
 
     Returns:
         q and k turned, in their dtype. They are differentiable in q and k; where cos or sin wants a
@@ -42,22 +46,30 @@ def rope(
 
     Raises:
         TypeError: an operand that is no tensor.
-        ValueError: shapes, dtypes or devices that do not go together.
+        ValueError: shapes, dtypes or devices that do not go together, or a width below head_dim.
     """
     require_tensors("positions", q=q, k=k, cos=cos, sin=sin, positions=positions)
     check_rope(q, k, cos, sin, positions)
+    if width is not None and width < q.shape[-1]:
+        raise ValueError(f"width must be at least head_dim, {q.shape[-1]}, got {width}")
     fixed = not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
     dtypes = q.dtype in KERNEL_DTYPES and cos.dtype in KERNEL_DTYPES
     few = positions is None and left_to_compiler(q.shape[0] * q.shape[2])
     if not fixed or not dtypes or few or not has_kernels(q.device) or transformed():
-        return _plain(q, k, cos, sin, positions)
+        return _padded(_plain(q, k, cos, sin, positions), width)
     from fusedlib.kernels import rope as kernels
 
     if _plain_eager(q, k, cos, sin):
-        turned = kernels.RopeFunction.direct(q, k, cos, sin, positions, False)
-    else:
-        turned = kernels.rope_operator(q, k, cos, sin, positions)
-    return cast(tuple[Tensor, Tensor], turned)
+        turned = kernels.RopeFunction.direct(q, k, cos, sin, positions, False, width)
+        return cast(tuple[Tensor, Tensor], turned)
+    return _padded(kernels.rope_operator(q, k, cos, sin, positions), width)
+
+
+def _padded(turned: tuple[Tensor, Tensor], width: int | None) -> tuple[Tensor, Tensor]:
+    if width is None:
+        return turned
+    q, k = (pad(x, (0, width - x.shape[-1])) for x in turned)
+    return q, k
 
 
 def _plain(

@@ -52,8 +52,7 @@ def warm_up(
     (few tokens, inference) again. Triton keeps what is compiled on disk (`TRITON_CACHE_DIR`), where
     the next process only reads it.
 
-    Left out are the products of fp32, and operands that do not begin at multiples of 16 bytes. On
-    cards whose tiles are tuned (`python -m fusedlib.kernels.autotune`) it takes what is known.
+    Left out are the products of fp32, and operands that do not begin at multiples of 16 bytes.
 
     Args:
         module: on its device.

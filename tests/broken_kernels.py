@@ -79,12 +79,11 @@ def put_few(monkeypatch: pytest.MonkeyPatch, folder: Path, fault: str, off: floa
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of the right kernels' binaries is kept, in launches or plans, and no tiles are tuned.
+    """None of the right kernels' binaries is kept, in launches or plans.
 
     A plan's new matrices are NaN: memory that the right kernels wrote before may hold their
     results, so that a gradient which nobody writes would look right.
     """
-    monkeypatch.setenv("FUSEDLIB_AUTOTUNE", "0")
     monkeypatch.setattr(binaries, "_FOUND", {})
     monkeypatch.setattr(route, "_PLANS", {})
 

@@ -39,15 +39,6 @@ def same_numbers():
 
 
 @pytest.fixture
-def card_folder(monkeypatch, tmp_path):
-    """Where a process that sees a made-up card keeps its tiles; not there yet."""
-    from autotune_stand_ins import play_card  # needs Triton
-
-    play_card(monkeypatch, tmp_path / "cache")
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def limit_memory():
     """Leaves this process so many GiB of the GPU's memory, until the test ends."""
     import torch

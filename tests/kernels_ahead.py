@@ -20,13 +20,12 @@ from triton.runtime import JITFunction
 
 from fusedlib.kernels import linear_cross_entropy, rms_norm, rope, swiglu, swiglu_configs
 from fusedlib.kernels.accumulate import accumulate_fwd
-from fusedlib.kernels.autotune import candidates
 from fusedlib.kernels.few_tokens import kernels as few_tokens
 from fusedlib.kernels.hopper import kernel as hopper
 from fusedlib.kernels.split import hopper as split_hopper
 from fusedlib.kernels.split import parts
 from fusedlib.kernels.split import product as split
-from fusedlib.kernels.swiglu_configs import FEW_TOKENS, UNALIGNED, Config
+from fusedlib.kernels.swiglu_configs import UNALIGNED, Config
 
 Calls = Iterator[tuple[str, Callable[[], object]]]  # what is called, by name
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -87,15 +86,6 @@ def calls_of_swiglu(arch: int) -> Calls:
         yield f"few gradients {config.block_n} wide", partial(launch, *[meta(37, WIDE)] * 8)
 
 
-def calls_of_candidates(arch: int) -> Calls:
-    """The autotuner's."""
-    for call in (forward, partial(backward, BACKWARD), partial(backward, IN_PLACE)):
-        name = "_swiglu_fwd_kernel" if call is forward else "_swiglu_bwd_kernel"
-        for tokens in (FEW_TOKENS, FEW_TOKENS + 1):
-            for config in candidates.of(name, arch, tokens):
-                yield f"{name} {config}", partial(call, config)
-
-
 def calls_of_hopper(arch: int) -> Calls:
     """The kernels with fixed roles."""
     widths = {"fwd": 4096, "bwd": hopper.SHORT_SUM + 16, "bwd ahead": hopper.SHORT_SUM}
@@ -145,6 +135,8 @@ def calls_of_rows(arch: int) -> Calls:
             cos, at = meta(1, 64, rotary, dtype=dtype), meta(64, dtype=torch.int64)
             name = f"{kind} {rotary} of {head_dim}"
             yield f"rope {name}", partial(rope.rope_call, q, k, cos, cos, None, False)
+            call = partial(rope.rope_call, q, k, cos, cos, None, False, head_dim + 4)
+            yield f"rope of wider heads {name}", call
             call = partial(rope.rope_call, q, k, cos[0], cos[0], at, True)
             yield f"rope back at positions {name}", call
 

@@ -67,7 +67,6 @@ def play(arch: int, processors: int) -> None:
     torch.version.cuda = torch.version.cuda or "13.0"
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda device=None: divmod(arch, 10)
-    torch.cuda.get_device_name = lambda device=None: "NVIDIA H200"  # measured: nothing is tuned
     torch.cuda.device = contextlib.nullcontext
     torch.cuda.mem_get_info = lambda device=None: (0, 0)
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(

@@ -328,6 +328,23 @@ def misses_rope(
 SMALL = 2, 6, 2, 19, 10
 
 
+def through_wider_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """As `rope`: zeros that fill a head are seen, and so is what their gradient does."""
+    head_dim = q.shape[-1]
+    width = head_dim + 6
+    turned = rope(q, k, cos, sin, width=width)
+    first, last = (x[..., :head_dim] + x[..., head_dim:].sum(-1, keepdim=True) for x in turned)
+    assert all(x.shape[-1] == width for x in turned)
+    return first, last
+
+
+def check_rope_width(device: str) -> None:
+    for dtype, rotary in product(("float32", "bfloat16"), (6, 10)):
+        for transposed in (True, False):
+            compute = through_wider_heads
+            assert misses_rope(device, dtype, SMALL, rotary, transposed, compute=compute) == []
+
+
 def small_rope(device: str, rotary: int = 10) -> tuple[Named, Named, Tensor, Tensor]:
     leaves, upstream = heads(device, "float32", SMALL)
     return leaves, upstream, *tables(device, torch.float32, 1, SMALL[3], rotary)

@@ -69,6 +69,28 @@ def test_each_part_alone_and_all_but_it(switch):
         assert not any(again.replaced.values()) and same_state(plain, patched)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_gets_heads_that_its_kernels_take(monkeypatch, name, device):
+    """In half precision on a GPU multiples of 8, and what was added to each leaves again."""
+    widths = []
+    plainly = functional.scaled_dot_product_attention
+
+    def noted(*qkv, **kwargs):
+        widths.append({x.shape[-1] for x in qkv})
+        return plainly(*qkv, **kwargs)
+
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    plain, patched = (m.to(device, dtype) for m in pair(name, head_dim=20))
+    if device == "cpu":
+        monkeypatch.setattr(fused_modules.FusedAttention, "_width", lambda *_: 24)
+    assert misses_of(plain, patched, *tokens(device)) == []
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
+    patched(*tokens(device)[:1], use_cache=False)
+    patched(*tokens(device)[:1], use_cache=True)  # which keeps heads as they are
+    assert widths == 2 * [{24}] + 2 * [{20}]
+
+
 def test_a_gradient_of_another_slice_is_rejected(monkeypatch):
     def mixed_up(self, x):
         q, k, v = whole(self, x)
@@ -855,9 +877,10 @@ def test_linear_layers_of_others_are_left_and_said():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", [64, 20])
 @pytest.mark.parametrize("name", NAMES)
-def test_kernels_vs_the_plain_model(name, dtype):
-    sizes = {"hidden_size": 256, "intermediate_size": 688, "head_dim": 64}
+def test_kernels_vs_the_plain_model(name, head_dim, dtype):
+    sizes = {"hidden_size": 256, "intermediate_size": 688, "head_dim": head_dim}
     plain = make(name, **sizes).to("cuda", dtype)
     patched = copy.deepcopy(plain)
     fusedlib.apply_to(patched)

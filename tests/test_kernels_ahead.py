@@ -68,17 +68,6 @@ def test_norms_and_rotations_fit_spill_nothing_and_load_by_16_bytes():
         assert not row["narrow"] and row["REG"] <= MOST_REGISTERS.get(row["name"], 255), row
 
 
-# Most with the long tests: candidates differ by architecture in number only.
-@pytest.mark.parametrize(
-    "architecture",
-    [pytest.param(a, marks=getattr(pytest.mark, "slow" if a == 90 else "long"))
-     for a in ARCHITECTURES],
-)  # fmt: skip
-def test_the_autotuner_s_candidates_fit_and_spill_nothing(architecture):
-    rows = ahead.kernels_ahead("candidates", archs=[architecture])[architecture]
-    assert len(rows) > 20 and [fault for row in rows for fault in ahead.misfits(row)] == []
-
-
 def test_tables_have_every_architecture():
     for table in (swiglu_configs.FORWARD, swiglu_configs.BACKWARD, products.CONFIGS):
         assert sorted(table) == ARCHITECTURES

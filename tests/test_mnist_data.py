@@ -135,7 +135,6 @@ def test_the_folder_is_the_users_choice(monkeypatch, tmp_path):
     monkeypatch.setenv("FUSEDLIB_DATA", str(tmp_path))
     assert paths.data_dir() == tmp_path
     monkeypatch.delenv("FUSEDLIB_DATA")
-    monkeypatch.delenv("FUSEDLIB_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert paths.data_dir() == tmp_path / "cache" / "fusedlib"
 

@@ -258,6 +258,11 @@ def test_a_named_recording_measures_what_it_lacks_and_listed_cases_alone(tmp_pat
     again = coded(tmp_path)
     assert again.missing(cases) == cases[:1]
     assert again.append(cases[0], {"median_ms": 2.0})["recording"] == "second day"
+    before = again.path.read_text()
+    again.append(cases[1], status="unavailable", reason="not asked for")
+    assert again.path.read_text() == before
+    again.append(cases[1], {"median_ms": 3.0})  # it took turns with the one that was
+    assert again.path.read_text() != before
 
 
 def test_a_plan_lists_what_would_be_measured_and_leaves_it(tmp_path, monkeypatch):
@@ -308,9 +313,23 @@ def test_rivals_that_a_carry_does_not_name_keep_their_part(old):
     assert code_of("a", "1-7-4") == "1-7-4"
 
 
+def test_a_rival_that_is_the_same_is_so_in_every_study():
+    entry = {"study": "x", "old": "1-2", "harness": "1", "problem": "3", "why": "moved"}
+    same = {"rivals": {"4": "5", "8": "9"}}, {"rivals": {"5": "6"}, "where": {"dtype": ["bf16"]}}
+    carried = results.Carried((entry,), same)
+    code_of = lambda code, **row: carried.code_of({"code": code, "provider": "a", **row})  # noqa: E731
+    assert code_of("1-2-4", study="x") == "1-3-5" and code_of("7-7-4.8", study="y") == "7-7-5.9"
+    assert code_of("1-2-4", study="x", dtype="bf16") == "1-3-6"
+    assert code_of("7-7-7") == "7-7-7" and code_of("former") == "former"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[[carried]]\nstudy = 'x'\n", "entry 1 lacks harness, old, problem, why"), ("[[", "TOML")],
+    [
+        ("[[carried]]\nstudy = 'x'\n", "carried 1 lacks harness, old, problem, why"),
+        ("[[same]]\nwhy = 'x'\n", "same 1 lacks rivals"),
+        ("[[", "TOML"),
+    ],
 )
 def test_a_damaged_list_of_carried_rows_is_told(tmp_path, text, message):
     (tmp_path / "carried.toml").write_text(text)

@@ -116,10 +116,13 @@ class Carried:
     An entry names a study, the fingerprints that its rows hold (`old`, one or a list, whole or
     without the rival's part), the parts of the new one (`harness`, `problem`, and `rivals` by name;
     rivals that it does not name keep their part of a fingerprint given without it), which rows
-    (`where`, fields and values) and `why` they measure the same.
+    (`where`, fields and values) and `why` they measure the same. Where a change touched nothing but
+    rivals, a `[[same]]` names the new part of each former one (`rivals`), for all studies, with
+    `where` and `why` likewise; it is looked at after the entries, one `[[same]]` after the other.
     """
 
     entries: tuple[Mapping[str, Any], ...] = ()
+    same: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def load(cls, directory: Path | None = None) -> "Carried":
@@ -132,28 +135,44 @@ class Carried:
         if not path.exists():
             return cls()
         try:
-            entries = tomllib.loads(path.read_text(encoding="utf-8")).get("carried", [])
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
         except tomllib.TOMLDecodeError as error:
             raise ResultsError(f"{path} is not valid TOML: {error}") from None
-        for number, entry in enumerate(entries, 1):
-            needed = {"study", "old", "harness", "problem", "why"}
-            if lacking := sorted(needed - set(entry)):
-                raise ResultsError(f"{path}: entry {number} lacks {', '.join(lacking)}")
-        return cls(tuple(entries))
+        kinds = {
+            "carried": {"study", "old", "harness", "problem", "why"},
+            "same": {"rivals", "why"},
+        }
+        for kind, needed in kinds.items():
+            for number, entry in enumerate(found.get(kind, []), 1):
+                if lacking := sorted(needed - set(entry)):
+                    raise ResultsError(f"{path}: {kind} {number} lacks {', '.join(lacking)}")
+        return cls(*(tuple(found.get(kind, [])) for kind in kinds))
 
     def code_of(self, row: Mapping[str, Any]) -> str:
         """The fingerprint that a row counts as having."""
+        shared, _, own = self._carried_code(row).rpartition("-")
+        parts = own.split(".")
+        for entry in self.same:
+            if _is_of(row, entry):
+                parts = [entry["rivals"].get(part, part) for part in parts]
+        return f"{shared}-{'.'.join(parts)}" if shared else own
+
+    def _carried_code(self, row: Mapping[str, Any]) -> str:
         code = str(row["code"])
         shared, _, last = code.rpartition("-")
         for entry in self.entries:
             olds = [entry["old"]] if isinstance(entry["old"], str) else entry["old"]
             if entry["study"] != row.get("study") or not {code, shared} & set(olds):
                 continue
-            if all(row.get(name) in values for name, values in entry.get("where", {}).items()):
+            if _is_of(row, entry):
                 kept = last if shared in olds else "none"
                 own = entry.get("rivals", {}).get(row.get("provider"), kept)
                 return f"{entry['harness']}-{entry['problem']}-{own}"
         return code
+
+
+def _is_of(row: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    return all(row.get(name) in values for name, values in entry.get("where", {}).items())
 
 
 @dataclass
@@ -275,7 +294,8 @@ class Recorder:
         """Write one row, flushed to disk before this returns, and give it back.
 
         Where `$FUSEDLIB_PLAN` names a file the case is listed there, as by `missing`, and no row
-        written.
+        written; where `$FUSEDLIB_CASES` does, no row of a case that was not asked for and cannot be
+        measured here.
 
         A figure `wrong` with a reason makes the row wrong: it is a published result that is timed
         all the same, as its authors did, and its times go by names of their own, `PROTOCOL` before
@@ -308,7 +328,7 @@ class Recorder:
         }  # fmt: skip
         if os.environ.get(PLAN):
             self.missing([case])  # what cannot be measured here may be elsewhere
-        else:
+        elif status != "unavailable" or self._only is None or row["case"] in self._only:
             self._write(row)
         return row
 

@@ -8,11 +8,7 @@ from types import ModuleType
 
 
 def behind(*names: str) -> Iterator[ModuleType]:
-    """Modules of ours that these import, themselves first, at whatever depth; none is run.
-
-    Of the package `kernels.autotune` its `__init__` alone: what else it holds chooses among tiles
-    where a card is not in `swiglu_configs.MEASURED`, and all recorded rows are of such that are.
-    """
+    """Modules of ours that these import, themselves first, at whatever depth; none is run."""
     seen: dict[str, ModuleType] = {}
     waiting = list(names)
     while waiting:
@@ -21,8 +17,6 @@ def behind(*names: str) -> Iterator[ModuleType]:
         if spec is None or name in seen or spec.origin is None or name == "fusedlib":
             continue
         seen[name] = importlib.util.module_from_spec(spec)
-        if name.endswith(".autotune"):
-            continue
         for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
             waiting += sorted(_imported(node))
     yield from (seen[name] for name in sorted(seen))

@@ -12,13 +12,11 @@ numbers around a binary that all lengths share; a call allocates its results and
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import partial
 
 from torch import Tensor
 from triton.errors import TritonError
 
 from fusedlib.kernels import swiglu
-from fusedlib.kernels.autotune import tuned
 from fusedlib.kernels.kinds import APART, ROLES, TILES, Kind, Ways
 from fusedlib.kernels.launch import (
     MOST_LAUNCHES,
@@ -104,9 +102,7 @@ class Plan:
                 return self.activate(x, w_gate_up, save)
         else:
             if launch is None:
-                rows = matrix(x)
-                make = partial(swiglu.fwd_launch, rows, self._inner, save)
-                launch = self._keep(name, tuned(make, (rows, w_gate_up, h, stored)))
+                launch = self._keep(name, swiglu.fwd_launch(matrix(x), self._inner, save))
             launch(x, w_gate_up, h, stored)
         return h, gate_up
 
@@ -164,14 +160,11 @@ class Plan:
         launch = self._launches.get(name)
         if launch is None:
             product, _, output, _ = variant
-            first, others = matrix(matrices[0]), matrices[1:]
+            first = matrix(matrices[0])
             if product and self._backward == ROLES:
                 launch = self._roles.backward_launch(first, self._inner, output)
             else:
-                make: Callable[..., Launch] = partial(
-                    swiglu.bwd_launch, first, self._inner, variant
-                )
-                launch = tuned(make, (first, *others)) if product else make()
+                launch = swiglu.bwd_launch(first, self._inner, variant)
             self._keep(name, launch)
         launch(*matrices)
 

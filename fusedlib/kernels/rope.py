@@ -10,13 +10,15 @@ With a, b the halves of a head's first rotary_dim elements, c, d those of cos an
 |-----------|---------------------------------------|---------------------------------------------|
 | q, dq     | (batch, heads, tokens, head_dim)      | any; copied unless heads are contiguous     |
 | k, dk     | (batch, key_heads, tokens, head_dim)  | likewise                                    |
-| results   | as q and k                            | dense, in the order of q's and k's strides  |
+| results   | as q and k, or of another width       | dense, in the order of q's and k's strides, |
+|           |                                       | or as (batch, tokens, heads, width)         |
 | cos, sin  | (1 or batch, tokens, rotary_dim)      | alike, rows contiguous; or copied           |
 | … by positions | (length, rotary_dim)             | likewise                                    |
 | positions | (1 or batch, tokens), int32 or int64  | contiguous; or copied                       |
 
-Saved: cos, sin and positions. A row of cos and sin is read once for up to eight heads. A position
-outside the table reads nothing and gives NaN: nobody waits for the device to find out.
+Results wider than q end in zeros: heads that attention's kernels take as they are. Saved: cos, sin
+and positions. A row of cos and sin is read once for up to eight heads. A position outside the table
+reads nothing and gives NaN: nobody waits for the device to find out.
 
 Error bound, u = 2⁻²⁴ and v the results' roundoff: every element a' errs by at most
 3 u·(|a c| + |b e|) + v·|a'|, and so do the others: fp32 inside, rounded once.
@@ -48,7 +50,7 @@ def _rotate(  # type: ignore[no-untyped-def]
     x, y, cos, sin, batch, head, token, tokens, table, known,
     x_batch, x_head, x_token, y_batch, y_head, y_token,
     INVERSE: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    REST: tl.constexpr, REST_BLOCK: tl.constexpr,
+    REST: tl.constexpr, ZEROS: tl.constexpr, REST_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows (head, token) of x into y; `table` is where a known one's row of cos begins."""
     x += (batch * x_batch + head * x_head + token * x_token)[:, None]
@@ -70,10 +72,10 @@ def _rotate(  # type: ignore[no-untyped-def]
         e, f = -f, -e
     tl.store(y + j, (a * c - b * e).to(y.dtype.element_ty), mask=inside)
     tl.store(y + HALF + j, (b * d + a * f).to(y.dtype.element_ty), mask=inside)
-    if REST:
+    if REST + ZEROS:
         j = tl.arange(0, REST_BLOCK)[None, :]
-        inside = present & (j < REST)
-        tl.store(y + 2 * HALF + j, tl.load(x + 2 * HALF + j, mask=inside), mask=inside)
+        rest = tl.load(x + 2 * HALF + j, mask=present & (j < REST), other=0.0)
+        tl.store(y + 2 * HALF + j, rest, mask=present & (j < REST + ZEROS))
 
 
 # Strides are multiples of a head, whatever the length.
@@ -84,7 +86,8 @@ def _rope_kernel(  # type: ignore[no-untyped-def]
     qo_batch, qo_head, qo_token, ko_batch, ko_head, ko_token,
     table_batch, table_row, positions_batch,
     POSITIONS: tl.constexpr, INVERSE: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    REST: tl.constexpr, REST_BLOCK: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
+    REST: tl.constexpr, ZEROS: tl.constexpr, REST_BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     # [TOKENS · HEADS] rows, heads next to each other: contiguous where a projection wrote them.
     groups = (heads + key_heads) // HEADS
@@ -103,20 +106,20 @@ def _rope_kernel(  # type: ignore[no-untyped-def]
     if tl.program_id(0) % groups * HEADS < heads:
         _rotate(q, q_out, cos, sin, batch, head, token, tokens, table, known,
                 q_batch, q_head, q_token, qo_batch, qo_head, qo_token,
-                INVERSE, HALF, HALF_BLOCK, REST, REST_BLOCK)  # fmt: skip
+                INVERSE, HALF, HALF_BLOCK, REST, ZEROS, REST_BLOCK)  # fmt: skip
     else:
         _rotate(k, k_out, cos, sin, batch, head - heads, token, tokens, table, known,
                 k_batch, k_head, k_token, ko_batch, ko_head, ko_token,
-                INVERSE, HALF, HALF_BLOCK, REST, REST_BLOCK)  # fmt: skip
+                INVERSE, HALF, HALF_BLOCK, REST, ZEROS, REST_BLOCK)  # fmt: skip
 
 
 def rope_call(
     q: Tensor | None, k: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None,
-    inverse: bool,
+    inverse: bool, width: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """q and k turned, or turned back; None of them gives None."""
+    """q and k turned, or turned back, in heads of `width`; None of them gives None."""
     given = [_heads_contiguous(x) for x in (q, k) if x is not None]
-    results = [torch.empty_like(x) for x in given]
+    results = [_like(x, width or x.shape[-1]) for x in given]
     if given[0].numel() + given[-1].numel():
         _start(given, results, *_tables(cos, sin, positions), inverse)
     found = iter(results)
@@ -131,14 +134,19 @@ def _start(
     first, last = given[0], given[-1]
     batch, heads, tokens, head_dim = first.shape
     key_heads = last.shape[1] if len(given) > 1 else 0
-    half, rest = cos.shape[-1] // 2, head_dim - cos.shape[-1]
-    constants = {"POSITIONS": positions is not None, "INVERSE": inverse, "HALF": half, "REST": rest}
+    wide = results[0].shape[-1]
+    half, rest = cos.shape[-1] // 2, min(head_dim, wide) - cos.shape[-1]
+    zeros = max(wide - head_dim, 0)
+    constants = {
+        "POSITIONS": positions is not None, "INVERSE": inverse,
+        "HALF": half, "REST": rest, "ZEROS": zeros,
+    }  # fmt: skip
 
     def make() -> Launch:
         block = triton.next_power_of_2(half)
         shared = gcd(heads, key_heads, MOST_HEADS)
         rows = max(1, HALVES // block)
-        cut = {"HALF_BLOCK": block, "REST_BLOCK": triton.next_power_of_2(max(rest, 1))}
+        cut = {"HALF_BLOCK": block, "REST_BLOCK": triton.next_power_of_2(max(rest + zeros, 1))}
         cut |= {"TOKENS": max(1, rows // shared), "HEADS": shared}
         groups = (heads + key_heads) // shared
         programs = cdiv(tokens, cut["TOKENS"]) * groups, batch, 1
@@ -162,6 +170,13 @@ def _start(
         first.device,
     )
     kept_launch(make, key, *matrices)(*matrices)
+
+
+def _like(x: Tensor, width: int) -> Tensor:
+    if width == x.shape[-1]:
+        return torch.empty_like(x)
+    batch, heads, tokens, _ = x.shape
+    return x.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
 
 def _heads_contiguous(x: Tensor) -> Tensor:
@@ -217,7 +232,7 @@ def _(
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)
-    ctx.wants = ctx.needs_input_grad[:2]
+    ctx.wants, ctx.head_dim = ctx.needs_input_grad[:2], inputs[0].shape[-1]
     ctx.mark_non_differentiable(*(y for y, want in zip(output, ctx.wants, strict=True) if not want))
     ctx.save_for_backward(*inputs[2:5])
 
@@ -232,7 +247,8 @@ def _gradients(backward: Any, ctx: Any, *upstream: Tensor | None) -> tuple[Tenso
 
 
 def _direct_gradients(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-    return *_gradients(bind(rope_call, inverse=True), ctx, *upstream), None
+    back = bind(rope_call, inverse=True, width=ctx.head_dim)
+    return *_gradients(back, ctx, *upstream), None, None
 
 
 torch.library.register_autograd(
