@@ -163,9 +163,10 @@ def _claim(meaning: dict[str, Any], slug: str, numbering: Numbering) -> Claim:
     others = sum(not verdict["own"] for verdict in found)
     for verdict in sorted(found, key=lambda verdict: verdict["own"]):
         # Where one machine is recorded, its name would stand below every claim.
-        where = " here" if verdict["own"] else f" on {verdict['machine']}" if others > 1 else ""
         said = verdict["text"] if verdict["measured"] else "not measured"
         fails = verdict["measured"] > 0 and verdict["held"] == 0
+        here = " at the sizes run here" if fails else " here"
+        where = here if verdict["own"] else f" on {verdict['machine']}" if others > 1 else ""
         verdicts.append((f"{said}{where}", fails))
     name = meaning["name"]
     return Claim(numbering.anchor(slug, name), name, meaning["sentence"], tuple(verdicts))
