@@ -127,7 +127,9 @@ def apply_to(
         rms_norm: every RMSNorm, and in layers as Llama's the residual stream added inside the one
             behind attention.
         rope: q and k turned in one launch.
-        attention: q, k and v as one product.
+        attention: q, k and v as one product. With `rope`, heads in 16 bits that are no multiple of
+            8 come to `sdpa` as wide as its kernels want them, where no cache is kept
+            (`model.config.use_cache = False`) and nothing is compiled.
         loss: the cross entropy computed from hidden states, its logits never stored as a whole.
         linear: every other projection of fp32 weights by `fusedlib.linear`: on tensor cores where
             torch's matmul precision is "highest", and as ever at others. Weights of other dtypes
