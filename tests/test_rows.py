@@ -110,6 +110,7 @@ Q, COS, AT = torch.zeros(2, 4, 3, 8), torch.zeros(1, 3, 8), torch.zeros(3, dtype
         (lambda: rope(Q, Q, COS, COS, positions=AT), r"with positions cos must be \(length"),
         (lambda: rope(Q, Q, COS[0], COS[0], positions=AT[:2]), r"positions must be.*got \(2,\)"),
         (lambda: rope(Q, Q, COS[0], COS[0], positions=AT.float()), "int32 or int64, got torch.fl"),
+        (lambda: rope(Q, Q, COS, COS, width=4), "width must be at least head_dim, 8, got 4"),
     ],
 )
 def test_rope_refuses(call, words):
