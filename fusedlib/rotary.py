@@ -38,7 +38,7 @@ def rope(
             plain PyTorch.
         width: of a head of the results, at least head_dim, which it is by default; zeros fill it.
             Attention's kernels in 16 bits take multiples of 8, and torch pads other heads in copies
-            of its own, seven times a layer and step.
+            of its own, forward and backward.
 
     Returns:
         q and k turned, in their dtype. They are differentiable in q and k; where cos or sin wants a
