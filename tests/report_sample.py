@@ -59,12 +59,15 @@ def write(path: Path, *cells: Any) -> Path:
 
 
 def stated(
-    sentence: str, name: str = "speed", measured: int = 0, **verdict: Any
-) -> Callable[[], None]:
+    sentence: str, name: str = "speed", measured: int = 0, own_held: int | None = None,
+    **verdict: Any,
+) -> Callable[[], None]:  # fmt: skip
     """What states a claim that was measured three times on a recorded machine, seldom on this."""
     known = {"machine": "a-card", "own": False, "held": 3, "measured": 3, "text": "holds in 3 of 3"}
     text = f"holds in {measured} of {measured}" if measured else "not measured; `make`"
-    here = {"machine": "me", "own": True, "held": measured, "measured": measured, "text": text}
+    text = "does not hold" if own_held == 0 else text
+    held = measured if own_held is None else own_held
+    here = {"machine": "me", "own": True, "held": held, "measured": measured, "text": text}
     verdicts = [here, known | verdict]
     return lambda: display.claim(
         sentence, "", name, headline=True, study="01_good", numbers={}, verdicts=verdicts
