@@ -1,7 +1,7 @@
 """Tile configurations of the SwiGLU kernels, and which one a call gets.
 
 A configuration belongs to an architecture, and is for half precision: in fp32 the interpreter alone
-multiplies by these kernels. `tests/test_swiglu_compile.py` compiles every entry for its
+multiplies by these kernels. `tests/test_kernels_ahead.py` compiles every entry for its
 architecture: nothing spilled, shared memory within the card's. Those of 9.0 were measured on an
 H200, those of other cards nowhere.
 """
