@@ -7,13 +7,16 @@ ONLY    ?=
 SET     ?=
 FRESH   ?=
 MACHINE ?=
-FROM    ?=
+MINUTES ?= 25
+NAME    ?=
+PACKED  ?=
+DRY     ?=
 ALSO    ?=
 ARGS    ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report study record render figures slides tensorboard list machine import-rows lab test test-fast test-long test-gpu lint lock clean
+.PHONY: help setup report study record render figures slides tensorboard list machine pack lab test test-fast test-long test-gpu lint lock clean
 
 export FUSEDLIB_MACHINE := $(or $(MACHINE),$(FUSEDLIB_MACHINE))
 ifeq ($(FUSEDLIB_MACHINE),)
@@ -47,6 +50,8 @@ help: ## list what make can do
 	@echo '  PYTHON=python3.12         which Python makes the environment'
 	@echo '  VENV=.venv                where it lies; VENV= uses PYTHON as it is, installs nothing'
 	@echo '  MACHINE=name              the name that this machine'"'"'s rows are filed under'
+	@echo '  MINUTES=25 NAME= DRY=1    of make record: how long, which recording, only say what it takes'
+	@echo '  PACKED=folder             of make record: gets the recording as one file after each study'
 	@echo '  ARGS="..."                further arguments for pytest or JupyterLab'
 	@echo '  WORKERS=2                 processes that share the tests'
 
@@ -61,9 +66,14 @@ study: ## measure and run the notebooks only
 	$(call READY,study)
 	@$(STUDY) run $(OPTIONS)
 
-record: ## measure what claims rest on once more: make record ONLY=03_kernels
+record: ## measure the full profile as a recording, most claims first: make record MINUTES=25
 	$(call READY,study)
-	@$(STUDY) record $(foreach name,$(subst $(comma), ,$(ONLY)),--only "$(name)")
+	@$(STUDY) record --minutes "$(MINUTES)" $(foreach name,$(subst $(comma), ,$(ONLY)),--only "$(name)") \
+		$(if $(NAME),--name "$(NAME)") $(if $(PACKED),--packed "$(PACKED)") $(if $(filter-out 0,$(DRY)),--dry)
+
+pack: ## write code.json, which says of which commit code is that is carried without git
+	$(call READY,study)
+	@$(STUDY) pack
 
 render: ## render the report again from the executed notebooks
 	$(call READY,report)
@@ -88,11 +98,6 @@ list: ## the notebooks and their parameters
 machine: ## what a row says about this machine
 	$(call READY,study)
 	@$(STUDY) machine
-
-import-rows: ## add another machine's rows: make import-rows FROM=folder
-	$(if $(FROM),,$(error say which results folder: make import-rows FROM=folder))
-	$(call READY,study)
-	@$(STUDY) import-rows "$(FROM)" $(if $(MACHINE),--machine "$(MACHINE)")
 
 lab: ## open JupyterLab on the notebooks
 	$(call READY,lab)

@@ -8,7 +8,7 @@ kernel with TF32 products, as published; elsewhere its arithmetic in plain PyTor
 
 from __future__ import annotations
 
-from flawed_swiglu import INTERPRETED, Variant, _Emulated, _Kernels, _sources
+from flawed_swiglu import INTERPRETED, Variant, _Emulated, _Kernels
 from torch import Tensor
 
 from fusedlib.bench.anatomy import BLOCK
@@ -19,8 +19,7 @@ KERNEL = Variant()
 EMULATED = Variant(emulated=True)
 
 
-@rival(TASK, "flawed", label="published kernel (wrong)", place=18, dtypes=("float32",),
-       traits=frozenset({WRONG}), behind=lambda: (*_sources(), _Emulated))  # fmt: skip
+@rival(TASK, "published-kernel", dtypes=("float32",), traits=frozenset({WRONG}))
 def flawed(hidden: int, width: int, device: str) -> Layer:
     """WRONG: one block of K, W's first rows, TF32, no gradient of gate and up weights."""
     return Layer(hidden, width, device, swiglu, packed=True)

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec, module_from_spec
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -34,7 +32,6 @@ from fusedlib.bench.rivals import Workload, rival
 # Triton's interpreter runs the kernels on the CPU: for tests.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 kernels: Any = importlib.import_module("flawed_kernels") if find_spec("triton") else None
-MODULES = tuple(m for m in (sys.modules[__name__], kernels) if m is not None)
 
 
 @dataclass(frozen=True)
@@ -56,51 +53,45 @@ class Variant:
     emulated: bool = False
 
 
-def _sources() -> Iterator[Any]:
-    """What the kernels' rows depend on, for their fingerprints; triton may be missing."""
-    spec = find_spec("flawed_kernels")
-    assert spec is not None
-    yield from (_Kernels, module_from_spec(spec))
-
-
-_triton: dict[str, Any] = {
-    "requires": ("triton",), "needs_cuda": True, "dtypes": ("float32",), "behind": _sources
-}  # fmt: skip
-_torch: dict[str, Any] = {"dtypes": ("float32",), "behind": lambda: (_Emulated,)}
+_torch: dict[str, Any] = {"dtypes": ("float32",)}
+_triton: dict[str, Any] = {**_torch, "requires": ("triton",), "needs_cuda": True}
 _tf32, _emulated = frozenset({"timed", "tf32"}), frozenset({"emulated"})
 
 
-@rival(TASK, "published kernel", traits=_tf32, **_triton)
+@rival(TASK, "published-kernel", traits=_tf32, **_triton)
 def published(inputs: Inputs) -> Workload:
     """WRONG: one block of K, W's first rows, TF32, no gradient of gate and up weights."""
     return build(inputs, Variant())
 
 
-@rival(TASK, "whole sum", traits=_tf32, **_triton)
+@rival(TASK, "whole-sum", label="whole sum", place=19, traits=_tf32, **_triton)
 def whole_sum(inputs: Inputs) -> Workload:
     """The published tiles summed over all of K, in TF32; no gradient of gate and up weights."""
     return build(inputs, Variant(whole_sum=True))
 
 
-@rival(TASK, "all gradients", traits=_tf32, **_triton)
+@rival(TASK, "all-gradients", label="all gradients", place=20, traits=_tf32, **_triton)
 def all_gradients(inputs: Inputs) -> Workload:
     """The published tiles summed over all of K, in TF32, with every gradient."""
     return build(inputs, Variant(whole_sum=True, weight_gradients=True))
 
 
-@rival(TASK, "IEEE products", traits=frozenset({"timed"}), **_triton)
+@rival(TASK, "ieee-products", label="IEEE products", place=21,
+       traits=frozenset({"timed"}), **_triton)  # fmt: skip
 def ieee(inputs: Inputs) -> Workload:
     """The published tiles summed over all of K, in IEEE fp32, with every gradient."""
     return build(inputs, Variant(True, True, dot_precision="ieee"))
 
 
-@rival(TASK, "published kernel, emulated", traits=_emulated, **_torch)
+@rival(TASK, "published-kernel-emulated", label="published kernel, emulated", place=22,
+       traits=_emulated, **_torch)  # fmt: skip
 def emulated(inputs: Inputs) -> Workload:
     """WRONG: the published arithmetic in plain PyTorch."""
     return build(inputs, Variant(emulated=True))
 
 
-@rival(TASK, "second version, emulated", traits=_emulated, **_torch)
+@rival(TASK, "second-version-emulated", label="second version, emulated", place=23,
+       traits=_emulated, **_torch)  # fmt: skip
 def second_version(inputs: Inputs) -> Workload:
     """WRONG: the published arithmetic with the published gradients of gate and up weights."""
     return build(inputs, Variant(weight_gradients=True, emulated=True))

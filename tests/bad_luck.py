@@ -41,7 +41,7 @@ def measure(case):
     return {"median_ms": 1.0, "samples_ms": [1.0] * (samples if case["case_no"] == 4 else 1)}
 
 cases = [{"case_no": i, "needs": n} for i, n in enumerate(NEEDS)]
-recorder = results.Recorder("tiny", profile=profile, code="c")
+recorder = results.Recorder("tiny", profile=profile)
 sweep(recorder, cases, measure)
 """.strip()
 SHOW = """
@@ -156,6 +156,11 @@ class Study:
         return subprocess.run(
             self.command(name, *arguments), env=self.env, capture_output=True, **settings
         )
+
+    def path(self) -> Path:
+        """The one file that its rows were written to."""
+        [path] = self.rows.glob(f"here/*/{NAME}.jsonl")
+        return path
 
     def printed(self) -> str:
         """The executed notebook's text, outputs and errors of its cells included."""

@@ -8,19 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from fusedlib import paths
 from fusedlib.study import claims as stating
-from fusedlib.study import published
+from fusedlib.study import published, recording
 from fusedlib.study.claims import Claim
 
 MOST = 5
-RECORDED = {p.parent.name for p in paths.RECORDED.glob("*/machine.jsonl")} & {"nvidia-h200"}
-
-
-def machines_of(claim: Claim) -> set[str]:
-    """The recorded machines; what is said of published figures rests on no machine's rows."""
-    known = set(claim.selection["machine"].cat.categories)
-    return known if known == {published.MACHINE} else RECORDED
+RECORDED = {*recording.recorded_machines()}
 
 
 def check_one_to_five_by_name(claims: list[Claim]) -> None:
@@ -31,24 +24,19 @@ def check_one_to_five_by_name(claims: list[Claim]) -> None:
 
 def check_each_holds_in_every_recording(claims: list[Claim]) -> None:
     for claim in claims:
-        told = {v.machine: v for v in claim.verdicts}
-        if claim.awaiting:
-            measured = [n for n in RECORDED & set(told) if told[n].measured]
-            assert not measured, f"{claim.name} is recorded now: take `awaiting` away"
-            continue
-        for name in machines_of(claim):
-            assert name in told, f"{claim.name} rests on no row of {name}"
-            wrong = [e for e in told[name].evaluations if e.holds is not True]
-            assert told[name].evaluations and not wrong, f"{claim.name}: {wrong}"
+        told = {v.machine: v for v in claim.verdicts if v.machine in {*RECORDED, published.MACHINE}}
+        for name, verdict in told.items():
+            assert not verdict.errors, f"{claim.name} on {name}: {verdict.errors}"
+            wrong = [e for e in verdict.evaluations if e.holds is False]
+            assert not wrong, f"{claim.name} on {name}: {wrong}"
+        assert any(v.measured for v in told.values()), f"{claim.name}: not measured anywhere"
         assert "—" not in claim.sentence(), f"{claim.name}: {claim.sentence()}"
 
 
 def check_some_change_makes_each_false(claims: list[Claim]) -> None:
-    for claim in (c for c in claims if not c.awaiting):
-        for name in machines_of(claim):
-            rows = claim.selection[claim.selection["machine"] == name]
-            for recorded in stating.complete(rows):
-                part = rows[rows["recording"] == recorded]
+    for claim in claims:
+        for verdict in (v for v in claim.verdicts if v.measured):
+            for recorded, part in stating.complete(claim.selection, verdict.machine):
                 changed = (claim.evaluate(p, recorded).holds for p in perturbed(part))
                 assert any(holds is False for holds in changed), f"{claim.name} cannot fail"
 
@@ -83,7 +71,7 @@ def keys_of(rows: pd.DataFrame) -> list[str]:
     """Columns that tell the cases of a selection apart."""
     return [
         c for c in rows
-        if c not in ("case", "measured_at", "session", "code", "reason", "settings", "version")
+        if c not in ("case", "measured_at", "session", "reason", "settings", "version")
         and all(isinstance(v, str | int | bool | np.integer) for v in rows[c])
         and 2 <= rows[c].nunique() <= 40
     ]  # fmt: skip

@@ -63,11 +63,17 @@ def stated(
     **verdict: Any,
 ) -> Callable[[], None]:  # fmt: skip
     """What states a claim that was measured three times on a recorded machine, seldom on this."""
-    known = {"machine": "a-card", "own": False, "held": 3, "measured": 3, "text": "holds in 3 of 3"}
+    known = {
+        "machine": "a-card", "label": "A", "own": False, "held": 3, "measured": 3,
+        "count": "3 of 3", "text": "holds in 3 of 3", "errors": [],
+    }  # fmt: skip
     text = f"holds in {measured} of {measured}" if measured else "not measured; `make`"
     text = "does not hold" if own_held == 0 else text
     held = measured if own_held is None else own_held
-    here = {"machine": "me", "own": True, "held": held, "measured": measured, "text": text}
+    here = {
+        "machine": "me", "label": "me", "own": True, "held": held, "measured": measured,
+        "count": f"{held} of {measured}", "text": text, "errors": [],
+    }  # fmt: skip
     verdicts = [here, known | verdict]
     return lambda: display.claim(
         sentence, "", name, headline=True, study="01_good", numbers={}, verdicts=verdicts

@@ -4,6 +4,7 @@ import gc
 import math
 import warnings
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -282,9 +283,7 @@ def test_bad_cases_are_refused(change, message):
 
 def raced(tmp_path, *names, contexts=(24,)):
     """Rows of a race at width 8 in fp32, and the recorder that wrote them."""
-    recorder = results.Recorder(
-        course.STUDY, "quick", course.study_code(), fresh=False, directory=tmp_path
-    )
+    recorder = results.Recorder(course.STUDY, "quick", fresh=False, directory=tmp_path)
     race(recorder, course.EVENT, course.cases("course", contexts, [8], ["float32"], names, **SHAPE))
     return recorder.rows().set_index(["context_length", "provider", "direction"]), recorder
 
@@ -345,8 +344,7 @@ def test_a_rival_whose_probe_fails_fails_in_its_own_case(tmp_path, added):
 
 
 def test_what_is_counted_far_above_the_memory_is_not_tried(tmp_path, monkeypatch):
-    facts = course.machine.describe()
-    small = type(facts)(**facts.as_dict() | {"memory_gib": 1e-6})
+    small = replace(course.machine.describe(), memory_gib=1e-6)
     monkeypatch.setattr(course.machine, "describe", lambda: small)
     rows, _ = raced(tmp_path, *ON_CPU)
     status = rows["status"].groupby("provider").unique().map(list)

@@ -85,7 +85,7 @@ def counted(book, shape):
 @pytest.mark.parametrize("save", functional.SAVES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_pass_holds_what_is_counted(kernels, shape, save):
-    book = ledger.of({"gate_up": "fused", "input": "fused (input)"}[save])
+    book = ledger.of({"gate_up": "fused", "input": "fused-input"}[save])
 
     def mlp(*operands):
         y = functional.swiglu_mlp(*operands, save=save)
@@ -110,7 +110,7 @@ def test_registered_operators_hold_a_second_gate_up_and_no_more(kernels):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_pass_with_products_apart_holds_what_is_counted(kernels, monkeypatch, shape, save):
     plan_checks.put_apart(monkeypatch)
-    book = ledger.of({"gate_up": "fused", "input": "fused (input)"}[save])
+    book = ledger.of({"gate_up": "fused", "input": "fused-input"}[save])
     found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape)
     # dh is no allocation of the fused kernels; it is gone before d(gate|up)'s products.
     with_dh = (ledger.F * 4 + ledger.D).mib(SwiGLUProblem(*shape, "float32"))

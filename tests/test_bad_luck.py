@@ -38,7 +38,7 @@ def test_without_triton_and_gpu_everything_else_runs_and_rows_say_why(tmp_path):
     done = study.call("run")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "this machine has no CUDA GPU" in done.stdout
-    rows = {row["case_no"]: row for row in results.read_rows(study.rows / "here" / "tiny.jsonl")}
+    rows = {row["case_no"]: row for row in results.read_rows(study.path())}
     assert {n: row["status"] for n, row in rows.items()} == {
         0: "ok", 1: "ok", 2: "unavailable", 3: "unavailable", 4: "ok",
     }  # fmt: skip
@@ -99,15 +99,23 @@ def test_without_a_network_notebooks_run_and_the_report_is_rendered(tmp_path):
 
 # --- damaged rows --------------------------------------------------------------------------------
 
-GOOD = json.dumps({"schema": 1, **dict.fromkeys(results.IDENTITY, "x"), "study": NAME})
+GOOD = json.dumps({"case": "x", "status": "ok"})
+KNOWN = json.dumps({"schema": results.SCHEMA, "profile": "full", "runs": [{}]})
+ROWS, FACTS = f"{NAME}.jsonl", results.DESCRIPTION
 DAMAGED = {
-    "not JSON": (f"{GOOD}\nnonsense\n{GOOD}\n", r"line 2 is not a JSON object: 'nonsense'"),
-    "a list": (f"[1]\n{GOOD}\n", r"line 1 is not a JSON object: '[1]'"),
-    "binary": (f"\0\xff\n{GOOD}\n", r"line 1 is not a JSON object"),
-    "newer": (GOOD.replace("1", "7", 1) + "\n", r"row 1 has schema 7, this fusedlib reads up to 1"),
-    "foreign": ('{"schema": 1, "time": 3}\n', r"row 1 lacks machine, profile, case, code, status"),
-    "no schema": ("{}\n", r"row 1 has schema None"),
-    "a folder": (None, r"cannot read"),
+    "not JSON": (ROWS, f"{GOOD}\nnonsense\n{GOOD}\n", "line 2 is not a JSON object: 'nonsense'"),
+    "a list": (ROWS, f"[1]\n{GOOD}\n", "line 1 is not a JSON object: '[1]'"),
+    "binary": (ROWS, f"\0\xff\n{GOOD}\n", "line 1 is not a JSON object"),
+    "foreign": (ROWS, '{"time": 3}\n', "row 1 lacks case, status; it was not written by fusedlib"),
+    "no status": (ROWS, f'{GOOD}\n{{"case": "x"}}\n', "row 2 lacks status;"),
+    "a number as case": (ROWS, '{"case": 3, "status": "ok"}\n', "row 1 lacks case;"),
+    "a folder": (ROWS, None, "cannot read"),
+    "newer": (FACTS, KNOWN.replace("2", "7", 1), "schema 7, this fusedlib reads up to 2"),
+    "torn facts": (FACTS, KNOWN[:-9], "cannot be read (JSONDecodeError"),
+    "facts of nothing": (FACTS, "{}", "cannot be read (KeyError: 'schema'"),
+    "a list of facts": (FACTS, "[1]", "cannot be read (TypeError"),
+    "no facts": (FACTS, "", "rows beside it are of no known machine. Restore the file"),
+    "a folder of facts": (FACTS, None, "cannot be read (IsADirectoryError"),
 }
 
 
@@ -122,31 +130,39 @@ def tiny(tmp_path, monkeypatch) -> Study:
 @pytest.mark.parametrize("command", ["run", "report"])
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_damaged_rows_stop_a_run_before_it_begins(tiny, damage, command):
-    content, message = DAMAGED[damage]
-    path = tiny.rows / "elsewhere" / "tiny.jsonl"
-    path.parent.mkdir(parents=True)
+    damaged, content, message = DAMAGED[damage]
+    folder = tiny.rows / "elsewhere" / "2026-11-25"
+    path = folder / damaged
+    folder.mkdir(parents=True)
+    for name, whole in ((ROWS, f"{GOOD}\n"), (FACTS, KNOWN)):
+        (folder / name).write_text(whole)
+    assert results.check(None, tiny.rows) == []
+    path.unlink()
     if content is None:
         path.mkdir()
-    else:
+    elif content:
         path.write_text(content, encoding="latin-1")
     done = CliRunner().invoke(cli.app, [command, "--config", str(tiny.config)])
     assert done.exit_code == 2
-    assert done.stderr.startswith(f"fusedlib: {'cannot read ' if content is None else ''}{path}")
+    cannot = "cannot read " if damage == "a folder" else ""
+    assert done.stderr.startswith(f"fusedlib: {cannot}{path}")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert list((tiny.build / "notebooks").iterdir()) == []
-    if content is not None:
+    if content:
         assert path.read_text(encoding="latin-1") == content, "damage is for people to look at"
 
 
 def test_damage_of_another_study_s_rows_does_not_stop_this_one_but_of_a_machine_s_facts(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "other.jsonl").write_text("nonsense\n{}\n")
+    folder = tmp_path / "elsewhere" / "2026-11-25"
+    folder.mkdir(parents=True)
+    (folder / FACTS).write_text(KNOWN)
+    (folder / "other.jsonl").write_text("nonsense\n{}\n")
     assert results.check([NAME], tmp_path) == []
     with pytest.raises(ResultsError, match="line 1"):
         results.check(None, tmp_path)
-    (tmp_path / "elsewhere" / "machine.jsonl").write_text("nonsense\n{}\n")
-    with pytest.raises(ResultsError, match=r"machine.jsonl, line 1 is not a JSON object"):
+    (folder / FACTS).unlink()
+    with pytest.raises(ResultsError, match=r"machine\.json cannot be read.*no known machine"):
         results.check([NAME], tmp_path)
 
 
@@ -154,7 +170,7 @@ def test_damage_of_another_study_s_rows_does_not_stop_this_one_but_of_a_machine_
 def test_a_torn_last_line_is_said_and_its_case_measured(tmp_path):
     study = Study(tmp_path / "study", bare=True)
     assert study.call("run", "--profile", "quick").returncode == 0
-    path = study.rows / "here" / "tiny.jsonl"
+    path = study.path()
     whole = path.read_text()
     path.write_text(whole[:-40])
     done = study.call("run", "--profile", "quick")
@@ -205,7 +221,7 @@ def test_a_study_of_which_nothing_came_here_still_shows_the_recorded_rows(failed
     cases = warmup.step_cases(shared, "fresh", 1, **options)
     cases += warmup.first_step_cases(shared, models=["nano"], compiled=["nano"])
     with recording.recorded_rows():
-        recorder = Recorder(warmup.STUDY, profile="quick", code=warmup.study_code())
+        recorder = Recorder(warmup.STUDY, profile="quick")
         for case in cases if failed else []:
             recorder.append(case, status="failed", reason="bad luck")
         assert recorder.rows()["own"].sum() == (len(cases) if failed else 0)
@@ -232,7 +248,7 @@ def test_no_room_in_the_middle_of_a_row_keeps_the_rows_before_it(tmp_path):
     # The system itself refuses a file beyond a size, in the middle of the last case's long row.
     done = study.call("run", *asked, preexec_fn=limit_file_size)
     assert done.returncode == 1
-    path = study.rows / "here" / "tiny.jsonl"
+    path = study.path()
     assert f"ResultsError: cannot write to {path}: File too large" in done.stdout
     assert "Rows written so far are kept" in study.printed()
     assert path.read_text().endswith("}\n")
@@ -247,7 +263,7 @@ def test_progress_that_cannot_be_written_ends_no_sweep(tmp_path, monkeypatch, pl
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     monkeypatch.setenv("FUSEDLIB_PROGRESS", place)
-    recorder = Recorder("01_x", profile="quick", code="c", directory=tmp_path)
+    recorder = Recorder("01_x", profile="quick", directory=tmp_path)
     sweep(recorder, [{"case_no": 1}, {"case_no": 2}], lambda case: {"median_ms": 1.0})
     assert len(recorder.rows()) == 2
 
@@ -259,7 +275,7 @@ def test_a_home_that_cannot_be_written_does_no_harm(tmp_path):
     study = Study(tmp_path / "study", HOME=home, IPYTHONDIR=f"{home}/ipython")
     done = study.call("run")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(results.read_rows(study.rows / "here" / "tiny.jsonl")) == 5
+    assert len(results.read_rows(study.path())) == 5
 
 
 def test_a_study_file_that_is_a_folder_is_one_line_and_status_2(tmp_path):

@@ -2,13 +2,15 @@
 
 import json
 
+import nbformat
 import pandas as pd
 import pytest
 
 from fusedlib.bench import machine
 from fusedlib.study import claims as stating
-from fusedlib.study import published, recording
+from fusedlib.study import display, plan, published, recording
 from fusedlib.study.claims import Claim
+from fusedlib.study.report.outputs import Numbering, output_blocks
 
 
 def frame(**columns) -> pd.DataFrame:
@@ -25,13 +27,13 @@ def frame(**columns) -> pd.DataFrame:
     return made
 
 
-def stated(rows, rule) -> Claim:
-    made = stating.claim("x", rows)(rule)
+def stated(rows, rule, **options) -> Claim:
+    made = stating.claim("x", rows, **options)(rule)
     stating.CLAIMS.remove(made)
     return made
 
 
-def test_a_headline_is_the_median_of_all_recordings_with_their_range():
+def test_a_number_is_the_median_over_recordings_with_their_range():
     """Issue 18: the newest of eight recordings stood as the headline."""
     rows = frame(recording=["a", "b", "c"], case=["1"] * 3, median_ms=[1.011, 1.165, 1.053])
 
@@ -63,28 +65,78 @@ def test_a_recording_that_fails_is_counted():
     assert (verdict.held, verdict.measured, verdict.count) == (1, 2, "1 of 2")
 
 
-def test_a_partial_recording_votes_with_what_it_measured_in_turns():
-    """Of nine recordings of a claim eight lacked some case, and the ninth was among the best."""
-    cases, sessions = ["eager", "fused", "large"], ["s", "s", "t"]
+def slowest(found):
+    """The slowest takes {ms:2 ms}."""
+    return {"ms": found["median_ms"].max()}, found["median_ms"].max() < 5
+
+
+def test_only_recordings_of_all_cases_answer_and_none_borrows():
     rows = frame(
-        recording=["a"] * 3 + ["b"] * 3 + ["c"] * 2 + ["d"] * 2 + ["e"],
-        case=cases * 2 + ["eager", "fused", "fused", "large", "fused"],
-        session=sessions * 2 + ["u", "u", "v", "w", "x"],
-        median_ms=[2.0, 1.0, 9.0, 2.2, 1.0, 9.9, 3.0, 4.0, 0.1, 30.0, 0.1],
+        recording=["a", "a", "b", "c", "c"], case=["1", "2", "1", "1", "2"],
+        median_ms=[1.0, 2.0, 9.0, 1.0, None], status=["ok", "ok", "ok", "ok", "oom"],
     )  # fmt: skip
+    verdict = stated(rows, slowest).verdicts[0]
+    assert [e.recording for e in verdict.evaluations] == ["a", "c"], (
+        "b lacks a case; oom is present"
+    )
+    assert verdict.count == "2 of 2"
 
-    def rule(found):
-        """It is {gain:2×} as fast, the large one takes {ms:2 ms}."""
-        ms = found.set_index("case")["median_ms"]
-        return {"gain": ms["eager"] / ms["fused"], "ms": ms["large"]}, ms["eager"] > ms["fused"]
 
-    claim = stated(rows, rule)
-    told = {e.recording: e for e in claim.verdicts[0].evaluations}
-    assert claim.verdicts[0].text("03") == "holds in 2 of 3 recordings, and in 1 more in part"
-    assert told["c"].values == {"gain": 0.75, "ms": 9.9} and not told["c"].holds
-    assert told["d"].values == {"gain": 2.2, "ms": 30.0}, "its fused has no eager of the same turns"
-    assert "e" not in told, "no whole session"
-    assert claim.sentence().startswith("It is 2.0× [0.75–2.2]")
+def test_cases_that_the_full_profile_does_not_measure_are_not_asked_for(monkeypatch):
+    monkeypatch.setattr(plan, "studies", lambda: ["00_x"])
+    monkeypatch.setattr(plan, "full_cases", lambda study: {"1": {}, "2": {}})
+    rows = frame(
+        recording=["a", "a", "a", "b", "b"], case=["1", "2", "former", "1", "2"],
+        median_ms=[1.0, 2.0, 99.0, 1.0, 3.0], study=["00_x"] * 5,
+    )  # fmt: skip
+    claim = stated(rows, slowest)
+    assert claim.sentence() == "The slowest takes 2.5 ms [2.0–3.0]." and claim.verdicts[0].held == 2
+
+
+def test_another_recorded_machine_s_number_stands_beside_where_its_digits_differ():
+    rows = frame(median_ms=[1.0])
+    other = rows.assign(machine="nvidia-h100", median_ms=[1.04])
+    both = pd.concat([rows, other])
+    both["machine"] = pd.Categorical(both["machine"], ["m", "nvidia-h100", machine.key()])
+
+    def two(found):
+        """It takes {ms:2 ms}, or {exact:3 ms}."""
+        ms = found["median_ms"].iloc[0]
+        return {"ms": ms, "exact": ms}, ms > 0
+
+    claim = stated(both, two)
+    assert claim.sentence() == "It takes 1.0 ms, or 1.00 ms (H100\N{NO-BREAK SPACE}1.04 ms)."
+    assert claim.numbers() == {"ms": "1.0 ms", "exact": "1.00 ms"}
+    assert "m: holds in 1 of 1 recording; H100: holds in 1 of 1 recording" in claim.verdict()
+    alone = stated(both[both["machine"] == "nvidia-h100"], two)
+    assert (
+        alone.sentence()
+        == "It takes H100\N{NO-BREAK SPACE}1.0 ms, or H100\N{NO-BREAK SPACE}1.04 ms."
+    )
+
+
+def test_an_assembled_recording_is_named_where_a_claim_rests_on_it_alone():
+    rows = frame(recording=["assembled"], median_ms=[1.0])
+    verdict = stated(rows, slowest).verdicts[0]
+    assert verdict.count == "1 of 1, assembled"
+    assert verdict.text("00_x") == "holds in 1 of 1 recording, assembled from several runs"
+
+
+@pytest.mark.parametrize("repeats", ["counted", "same seeds"])
+@pytest.mark.parametrize(
+    ("ms", "count", "text"),
+    [(1, "{}", "holds ({})"), (9, "does not hold, {}", "does not hold, {}")],
+)
+def test_what_cannot_vary_says_why_instead_of_counting(repeats, ms, count, text):
+    rows = frame(recording=["a", "b"], case=["1", "1"], median_ms=[ms, ms])
+    claim = stated(rows, slowest, repeats=repeats)
+    assert claim.verdicts[0].count == count.format(repeats)
+    assert claim.verdicts[0].text("00_x") == text.format(repeats)
+
+
+def test_an_unknown_way_of_repeating_is_refused():
+    with pytest.raises(ValueError, match="'often' is unknown; known are measured, counted, same"):
+        stating.claim("x", frame(median_ms=[1.0]), repeats="often")
 
 
 @pytest.mark.parametrize(("least", "told"), [(0, "holds"), (1e9, "does not hold")])
@@ -100,19 +152,37 @@ def test_a_claim_of_published_figures_names_no_recording(least, told):
 
 @pytest.mark.parametrize(
     "rule",
-    [
-        lambda found: ({"x": found["absent"].max()}, True),
-        lambda found: ({"x": float("nan")}, True),
-        lambda found: ({"x": 1.0}, float("nan")),
-        lambda found: ({"x": found["median_ms"].iloc[7]}, True),
-    ],
-    ids=["missing column", "NaN", "NaN for an answer", "no row"],
+    [lambda found: ({"x": float("nan")}, True), lambda found: ({"x": 1.0}, float("nan"))],
+    ids=["NaN", "NaN for an answer"],
 )
 def test_what_could_not_be_computed_is_not_measured(rule):
     rule.__doc__ = "It is {x:3}."
     claim = stated(frame(median_ms=[1.0]), rule)
-    assert claim.verdicts[0].measured == 0
+    assert claim.verdicts[0].measured == 0 and not claim.verdicts[0].errors
     assert claim.sentence() == "It is —."
+
+
+@pytest.mark.parametrize(
+    ("rule", "error"),
+    [
+        (lambda found: ({"x": found["absent"].max()}, True), "a: KeyError: 'absent'"),
+        (lambda found: ({"x": found["median_ms"].iloc[7]}, True), "a: IndexError"),
+        (lambda found: ({"x": "a" + 1}, True), "a: TypeError"),
+    ],
+    ids=["missing column", "no row", "type"],
+)
+def test_an_author_s_mistake_is_an_error_and_seen(rule, error):
+    rule.__doc__ = "It is {x:3}."
+    with display.captured() as shown:
+        claim = stated(frame(median_ms=[1.0]), rule)
+    assert claim.verdicts[0].errors[0].startswith(error)
+    [block] = output_blocks(
+        nbformat.v4.new_code_cell(outputs=[nbformat.from_dict(output) for output in shown]),
+        "00-x",
+        Numbering(),
+    )
+    [(text, fails)] = block.verdicts
+    assert text.startswith("error in the claim: " + error) and fails
 
 
 def test_a_claim_needs_its_sentence():

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fusedlib import paths
-from fusedlib.study import cli
+from fusedlib.bench import machine
+from fusedlib.study import cli, record
 from fusedlib.study.report import render as renderer
 from fusedlib.study.report.model import Section
 from fusedlib.study.running import doctor, products
@@ -82,15 +83,97 @@ def test_list_shows_questions_and_the_parameters_of_each_profile():
     assert "count: int  quick 3, full 5  # how many [1..10]" in done.stdout
 
 
-@pytest.mark.parametrize("made", [False, True])
-def test_import_rows_of_a_folder_without_rows_is_one_line_and_status_2(made, tmp_path):
-    folder = tmp_path / "theirs"
-    if made:
-        folder.mkdir()
-    done = call("import-rows", folder, config=None)
+# --- record and pack -----------------------------------------------------------------------------
+
+
+CARD = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """Two units to record, on a GPU and a commit; what `record.record` is called with."""
+    facts = machine._gpu_facts()
+    remembered = (machine.key, machine.describe, machine._device_name)
+    for function in remembered:
+        function.cache_clear()
+    monkeypatch.setenv(machine.NAME, "x")
+    monkeypatch.delenv(machine.NAME)  # the command sets it for its process
+    monkeypatch.setattr(machine, "_gpu_facts", lambda: facts)
+    monkeypatch.setattr(machine, "device_type", lambda: "cuda")
+    monkeypatch.setattr(machine, "_device_name", lambda: CARD)
+    monkeypatch.setattr(machine, "others_on_card", lambda most: "")
+    monkeypatch.setattr(record.provenance, "commit", lambda: ("c" * 40, False))
+    units = [record.Unit("run_ok", ("a", "b"), 2, 90.0), record.Unit("run_fails", ("c",), 0, 600.0)]
+    monkeypatch.setattr(
+        record, "units", lambda config, only: [u for u in units if not only or u.study in only]
+    )
+    given: list[tuple] = []
+    monkeypatch.setattr(record, "record", lambda *arguments: given.append(arguments) or False)
+    yield given
+    monkeypatch.undo()
+    for function in remembered:
+        function.cache_clear()
+
+
+def test_record_says_beforehand_what_it_takes_and_a_dry_one_measures_nothing(recorder, tmp_path):
+    given = recorder
+    done = call("record", "--minutes", "5", "--dry")
+    assert done.exit_code == 0, done.stderr
+    everything, chosen = done.stdout.split("within 5 minutes:")
+    assert "recording " in everything and "-ccccccc on nvidia-h100:" in everything
+    assert ["run_ok", "2", "2", "1.8"] in [line.split() for line in everything.splitlines()]
+    assert ["run_fails", "1", "0", "10.3"] in [line.split() for line in everything.splitlines()]
+    assert ["all", "12.2"] in [line.split() for line in everything.splitlines()]
+    assert "run_ok" in chosen and "run_fails" not in chosen
+    assert given == [] and not (tmp_path / "rows").exists()
+
+
+def test_record_measures_what_is_asked_and_goes_on_with_the_recording_of_this_card(
+    recorder, tmp_path
+):
+    folder = tmp_path / "rows" / "nvidia-h100" / "earlier"
+    folder.mkdir(parents=True)
+    run = {"commit": "c" * 40, "device_name": CARD, "began": "2026-11-25T08:00:00+00:00"}
+    (folder / "machine.json").write_text(
+        json.dumps({"schema": 2, "profile": "full", "runs": [run]})
+    )
+    (folder / "run_ok.jsonl").write_text('{"case": "a", "status": "ok"}\n')
+    packed = tmp_path / "out"
+    done = call("record", "--only", "run_fails", "--packed", packed)
+    assert done.exit_code == 0, done.stderr
+    assert "all that is left of the recording earlier on nvidia-h100:" in done.stdout
+    [(chosen, name, minutes, _, target)] = recorder
+    assert [unit.study for unit in chosen] == ["run_fails"]
+    assert (name, minutes, target) == ("earlier", 25.0, packed)
+    assert machine.key() == "nvidia-h100", "where the rows are packed from"
+
+
+def test_record_wants_a_gpu_and_a_dry_one_none(recorder, monkeypatch):
+    monkeypatch.setattr(machine, "device_type", lambda: "cpu")
+    monkeypatch.setattr(machine, "_device_name", lambda: "i9")
+    refused = call("record", "--name", "x")
+    assert refused.exit_code == 2 and recorder == []
+    assert refused.stderr.startswith("fusedlib: a recording is made on a CUDA GPU; i9 is none.")
+    assert call("record", "--dry").exit_code == 0
+
+
+def test_a_recording_that_failed_gives_status_1(recorder, monkeypatch):
+    monkeypatch.setattr(record, "record", lambda *arguments: True)
+    assert call("record").exit_code == 1
+
+
+def test_pack_refuses_a_dirty_tree_in_one_line(recorder, monkeypatch):
+    monkeypatch.setattr(record.provenance, "commit", lambda: ("c" * 40, True))
+    monkeypatch.setattr(record.provenance, "changed", lambda: ["fusedlib/norm.py"])
+    done = call("pack")
     assert done.exit_code == 2
-    assert str(folder) in done.stderr
-    assert "<machine>/<study>.jsonl" in done.stderr
+    assert "the code differs from commit ccccccc: fusedlib/norm.py. Commit first" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_rows_are_copied_and_no_command_imports_them():
+    done = call("import-rows", config=None)
+    assert done.exit_code == 2 and "No such command" in done.stderr
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """A quantity that two studies measure is one number: their recorded rows are compared."""
 
-import json
 from collections import defaultdict
 from typing import Any
 
 from fusedlib import paths
+from fusedlib.bench.results import read_rows
 
 RECORDED = paths.RECORDED / "nvidia-h200"
 PROBLEM = (
@@ -19,7 +19,9 @@ CARD_BOUND = 0.03
 
 
 def rows(study: str, **fields: Any) -> list[dict[str, Any]]:
-    found = map(json.loads, (RECORDED / f"{study}.jsonl").read_text(encoding="utf-8").splitlines())
+    paths_of = sorted(RECORDED.glob(f"*/{study}.jsonl"))
+    assert paths_of, f"no recording of {RECORDED.name} has {study}"
+    found = (row for path in paths_of for row in read_rows(path))
     return [r for r in found if r["status"] == "ok" and fields.items() <= r.items()]
 
 

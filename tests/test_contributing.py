@@ -8,6 +8,7 @@ from fusedlib import paths
 from fusedlib.study import readme
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+GONE = ("import-rows", "FUSEDLIB_COMMIT", "carried.toml", "fingerprint", "machine.jsonl")
 
 
 def text_of(name: str) -> str:
@@ -30,11 +31,17 @@ def test_the_ways_to_run_it_stand_in_one_of_the_two():
     text = "".join(map(text_of, DOCUMENTS))
     for wanted in (
         "make report", "make lab", "make test", "make figures", "make test-gpu",
-        "make import-rows", "PYTHON=python3 VENV=", "environment.yml",
+        "make record DRY=1", "make pack", "PYTHON=python3 VENV=", "environment.yml",
         "report/build/report.html", "report/build/report.pdf", "FUSEDLIB_RESULTS",
-        "FUSEDLIB_BUILD", "FUSEDLIB_MACHINE", "FUSEDLIB_COMMIT", "FRESH=1",
+        "FUSEDLIB_BUILD", "FUSEDLIB_MACHINE", "FUSEDLIB_LEADING", "FRESH=1", "MINUTES=", "NAME=",
+        "PACKED=", "code.json", "<machine>/<recording>/<study>.jsonl",
     ):  # fmt: skip
         assert wanted in text
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_no_document_tells_of_what_is_gone(name):
+    assert not [word for word in GONE if word in text_of(name)]
 
 
 def test_readme_fits_on_two_screens():
@@ -56,7 +63,7 @@ def test_no_document_names_a_host(name):
 
 # --- teeth ---------------------------------------------------------------------------------------
 
-RIVAL = '@rival(TASK, "eager", label="PyTorch", place=1)'
+RIVAL = '@rival(TASK, "eager")'
 EXCERPT = f"```python\n# fusedlib/bench/swiglu.py\n{RIVAL}\n{{}}\n```\n"
 
 
@@ -94,14 +101,14 @@ def test_what_does_not_exist_is_found(text, problem):
     "text",
     [
         "`Makefile`, `.gitignore`, `fusedlib/bench`, `tests/prose.py`",
-        "`report/results/<machine>/<study>.jsonl` and `!/report/results/my-gpu/`",
+        "`report/results/<machine>/<recording>/<study>.jsonl` and `!/report/results/my-gpu/`",
         "`report/build/report.html`, `report/build/notebooks/02_precision.html`",
         "`fusedlib.bench.rivals.RIVALS`, `fusedlib.study.display`",
         "`FRESH=1`, `FUSEDLIB_RESULTS`, `PIP_EXTRA_INDEX_URL`",
         "`make`, `make study PROFILE=full ONLY=01_warmup`, `make report VENV= PYTHON=python3`",
         "```sh\nmake report  # makes it all\n```\n",
         EXCERPT.format("def eager(inputs: Inputs) -> Workload:"),
-        EXCERPT.format('...\n@rival(TASK, "inductor", label="torch.compile", place=2)'),
+        EXCERPT.format('...\n@rival(TASK, "inductor")'),
         "```python\n# fusedlib/bench/swiglu.py\nleaves = inputs.leaves()\n```\n",
         "`name: type = default  # help`, `1 / 2`, `wrong`",
         "[a link](https://host.example/none.md)",

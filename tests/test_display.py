@@ -82,12 +82,11 @@ def test_one_output_with_its_meaning_each() -> None:
     outputs = outputs_of(
         lambda: display.prose("*p*"),
         lambda: display.claim("a", "b", "c", headline=True, study="x", numbers={}, verdicts=[]),
-        lambda: display.awaiting("a {b:3}", "not measured"),
         lambda: display.table(narrow(), caption="c", name="t"),
         lambda: display.figure(curves(), caption="c", alt="falls", name="f"),
     )
     assert [output.metadata["fusedlib"]["kind"] for output in outputs] == [
-        "prose", "claim", "awaiting", "table", "figure",
+        "prose", "claim", "table", "figure",
     ]  # fmt: skip
     assert outputs[1].metadata["fusedlib"]["sentence"] == "a"
     assert outputs[-1].data["text/plain"] == "falls"

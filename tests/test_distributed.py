@@ -101,7 +101,10 @@ def test_what_is_not_there_is_unavailable(monkeypatch):
     with pytest.raises(Unavailable, match="needs a CUDA GPU"):
         measure(a_case(provider="liger"))
     with pytest.raises(Unavailable, match="CUDA graph"):
-        measure(a_case(provider="fused graph"))
+        measure(a_case(provider="fused-graph"))
+    for whole in ("inductor", "inductor-causal", "fused-inductor"):
+        with pytest.raises(Unavailable, match="take inductor-layers or fused-inductor-layers"):
+            measure(a_case(provider=whole))
     monkeypatch.setattr(distributed, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"pip install '.\[llama\]'"):
         measure(a_case("zero-2"))

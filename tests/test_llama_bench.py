@@ -18,9 +18,7 @@ TURNS = {"optimizer": False, "group": "arms", "repetitions": 2}
 
 
 def recorder(folder):
-    return results.Recorder(
-        llama.STUDY, profile="quick", code=llama.study_code(), fresh=True, directory=folder
-    )
+    return results.Recorder(llama.STUDY, profile="quick", fresh=True, directory=folder)
 
 
 def raced(folder, arms, **settings):
@@ -47,16 +45,13 @@ def broken(monkeypatch):
 
     made = rivals.Rival(llama.TASK, "broken", "broken", 20, Louder, "for a test")
     monkeypatch.setitem(rivals.RIVALS, (llama.TASK, "broken"), made)
-    monkeypatch.setitem(
-        llama.CODES, "step", type(llama.CODES["step"])((race,), (llama.build,), lambda name: "x")
-    )
     return Louder
 
 
 @pytest.mark.slow
 def test_every_part_of_ours_takes_turns_and_is_right(tmp_path):
-    ours = [name for name in rivals.names(llama.TASK) if name.startswith("fused")]
-    eager = [name for name in ours if name not in ("fused inductor", "fused graph")]
+    ours = [name for name in rivals.chosen(llama.TASK, ["all"]) if name.startswith("fused")]
+    eager = [name for name in ours if name not in ("fused-inductor", "fused-graph")]
     assert len(eager) == 1 + len(llama.PARTS)
     rows = raced(tmp_path, [llama.BASELINE, *eager])
     assert {row["status"] for row in rows.values()} == {"ok"}
@@ -65,6 +60,15 @@ def test_every_part_of_ours_takes_turns_and_is_right(tmp_path):
         assert row["gradients_error"] < 1e-5 and row["median_ms"] > 0
         assert row["loss"] == pytest.approx(rows[llama.BASELINE]["loss"], rel=1e-6)
         assert row["tokens"] == 64
+
+
+@pytest.mark.parametrize("name", ["inductor-layers", "fused-inductor-layers"])
+def test_an_arm_compiled_by_layer_compiles_each_and_is_itself_not_compiled(monkeypatch, name):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **how: compiled.append(layer))
+    model = llama.build("two layers", "float32", "cpu")
+    assert rivals.get(llama.TASK, name).build(model) is model
+    assert compiled == list(model.model.layers)
 
 
 def test_a_wrong_gradient_gets_no_time(tmp_path, broken):
@@ -109,9 +113,6 @@ def test_under_load_an_arm_s_step_is_forward_and_backward_and_nothing_waits(tmp_
     assert len(issued) >= 2 * 2 * 5 and not any(issued)
     assert {(r["experiment"], r["race"], r["tokens"]) for r in rows} == {("sustained", "step", 64)}
     assert all(r["gradients_error"] < 1e-5 and r["median_ms"] > 0 for r in rows)
-    code = llama.study_code()
-    turns = llama.cases("step", ["fused"], **TINY | TURNS)[0]
-    assert rows[1]["code"] == code.of(rows[1]) != code.of(turns)
 
 
 def test_under_load_a_wrong_arm_gets_no_time(tmp_path, monkeypatch, broken):
@@ -154,9 +155,7 @@ def test_in_fp32_a_race_has_torch_s_setting_and_hugging_face_s_error_at_it(tmp_p
     assert torch.get_float32_matmul_precision() == "highest"
     rows = results.read_rows(own.path)
     assert [r["status"] for r in rows] == ["ok"] * 4
-    assert len({r["session"] for r in rows}) == 2 and {r["code"] for r in rows} == {
-        llama.study_code().of(case) for case in asked
-    }
+    assert len({r["session"] for r in rows}) == 2
 
 
 @pytest.mark.parametrize(("louder", "status"), [(1e-5, ["wrong", "ok"]), (0.01, ["wrong"] * 2)])
@@ -318,7 +317,7 @@ def test_experiments_alone_on_a_gpu(tmp_path):
 def test_energy_fp32_and_float64_on_a_gpu(tmp_path):
     own = recorder(tmp_path)
     small = TINY | {"device": "cuda", "context_length": 128}
-    arms = [llama.BASELINE, "liger", "fused", "fused graph", "fused inductor"]
+    arms = [llama.BASELINE, "liger", "fused", "fused-graph", "fused-inductor"]
     turns = llama.cases("step", arms, **small | TURNS | {"dtype": "bfloat16"})
     race.race(own, llama.LOADED, sustained.lasting(turns, seconds=0.3))
     for precision in ("highest", "high"):

@@ -1,6 +1,9 @@
 """Facts about the machine: complete, safe as names, null where there is nothing."""
 
+import collections
 import json
+import os
+import platform
 import sys
 import time
 import types
@@ -9,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusedlib.bench import machine
+from fusedlib.bench import machine, provenance
 
 
 @pytest.fixture(autouse=True)
 def _forget():
-    cached = (machine.key, machine.describe, machine._device_name)
+    cached = (machine.key, machine.describe, machine._device_name, provenance.commit)
     for function in cached:
         function.cache_clear()
     yield
@@ -27,7 +30,7 @@ def test_description_is_flat_json_with_every_fact_named():
     json.dumps(facts)
     wanted = {
         "device_name", "device_count", "device_memory_gib", "driver", "cuda", "torch", "triton",
-        "python", "numpy", "cpu", "cpu_cores", "os", "commit", "dirty",
+        "python", "numpy", "cpu", "cpu_cores", "os", "host", "commit", "dirty",
     }  # fmt: skip
     assert wanted <= set(facts)
     assert facts["torch"]
@@ -44,17 +47,66 @@ def test_environment_follows_the_facts(monkeypatch):
 def test_no_git_and_no_nvml_are_null(monkeypatch):
     for fact in ("_cpu_name", "_memory_gib", "_cores"):
         monkeypatch.setattr(machine, fact, lambda: None)
-    monkeypatch.setattr(machine, "_output", lambda command: None)
+    monkeypatch.setattr(provenance, "packed", dict)
+    monkeypatch.setattr(provenance, "_git", lambda *arguments: None)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     facts = machine.describe()
     assert (facts.commit, facts.dirty, facts.driver, facts.cpu) == (None, None, None, None)
     assert machine.conditions() == {}
 
 
-def test_commit_can_be_given_where_there_is_no_git(monkeypatch):
-    monkeypatch.setenv("FUSEDLIB_COMMIT", "abc-dirty")
+def test_the_commit_is_the_code_s_and_the_name_stands_in_no_run(monkeypatch):
+    monkeypatch.setattr(provenance, "commit", lambda: ("abc", True))
     facts = machine.describe()
-    assert (facts.commit, facts.dirty) == ("abc", True)
+    assert (facts.commit, facts.dirty, facts.host) == ("abc", True, platform.node())
+    assert "key" not in facts.as_dict()
+    before = facts.environment
+    machine.describe.cache_clear()
+    monkeypatch.setattr(provenance, "commit", lambda: ("def", False))
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    assert machine.describe().environment == before, "neither commit nor host is part of it"
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "label"),
+    [
+        ("NVIDIA H100 80GB HBM3", "nvidia-h100", "H100"),
+        ("NVIDIA H200", "nvidia-h200", "H200"),
+        ("NVIDIA A100-SXM4-40GB", "nvidia-a100-sxm4", "A100-SXM4"),
+        ("AMD EPYC", "amd-epyc", "amd-epyc"),
+    ],
+)
+def test_a_type_of_card_has_one_name_on_all_hosts(monkeypatch, name, card, label):
+    monkeypatch.setattr(machine, "_device_name", lambda: name)
+    assert machine.card() == card and machine.label(card) == label
+
+
+Process = collections.namedtuple("Process", "pid")
+
+
+def fake_nvml(processes, used_gib):
+    return types.SimpleNamespace(
+        nvmlInit=lambda: None, nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda i: i,
+        nvmlDeviceGetComputeRunningProcesses=lambda h: list(map(Process, processes)),
+        nvmlDeviceGetMemoryInfo=lambda h: types.SimpleNamespace(used=used_gib * 2**30),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("processes", "used", "said"),
+    [
+        ([], 0.6, ""),
+        ([os.getpid()], 1.5, ""),
+        ([os.getpid(), 11, 12], 0.6, "processes 11, 12 run"),
+        ([], 40.0, "somebody uses 40.0 GiB"),  # in another container: no process is seen
+    ],
+)
+def test_others_on_the_card_are_seen_by_process_or_by_memory(monkeypatch, processes, used, said):
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(processes, used))
+    assert machine.others_on_card(2.0) == said
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert machine.others_on_card(2.0) == "", "nothing is known"
 
 
 def test_conditions_come_from_nvml_and_survive_what_it_does_not_know(monkeypatch):

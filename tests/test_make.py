@@ -34,6 +34,10 @@ esac
 """
 
 
+VARIABLES = ("PYTHON", "VENV", "PROFILE", "ONLY", "SET", "FRESH", "MACHINE")
+RECORD = ("MINUTES", "NAME", "PACKED", "DRY")
+
+
 def script(path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -64,7 +68,7 @@ class Clone:
 
     def make(self, *arguments: str, python: Path | str | None = None, named: bool = True):
         env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "FUSEDLIB", "PIP"))}
-        for name in ("PYTHON", "VENV", "PROFILE", "ONLY", "SET", "FRESH", "MACHINE"):
+        for name in (*VARIABLES, *RECORD):
             env.pop(name, None)
         env |= {"FAKE_PIP": str(self.pip), "FAKE_LOG": str(self.log)}
         if named:
@@ -88,8 +92,8 @@ def test_help_is_the_default_and_lists_every_target(clone):
     assert shown.stdout == clone.make("help").stdout
     for target in targets:
         assert re.search(rf"^  make {target} +\S", shown.stdout, re.MULTILINE), target
-    for variable in ("PROFILE", "ONLY", "SET", "FRESH", "PYTHON", "VENV", "MACHINE"):
-        assert f"  {variable}=" in shown.stdout
+    for variable in (*VARIABLES, *RECORD):
+        assert re.search(rf"[ ]{variable}=", shown.stdout), variable
 
 
 def test_the_environment_is_made_once_with_everything_pinned(clone):
@@ -223,13 +227,27 @@ def test_the_variables_reach_the_command_line(clone):
     assert "--fresh" not in clone.make("report", "FRESH=0").stdout
 
 
-def test_import_rows_wants_a_folder(clone):
+def test_what_a_recording_is_asked_for_reaches_the_command_line(clone):
     clone.make("setup")
+    plain = clone.make("record")
+    assert plain.stdout == "ran: -m fusedlib.study record --minutes 25\n"
+    done = clone.make(
+        "record", "MINUTES=7.5", "NAME=second day", "PACKED=my out", "ONLY=03_kernels,05_anatomy",
+        "DRY=1",
+    )  # fmt: skip
+    assert done.stdout == (
+        "ran: -m fusedlib.study record --minutes 7.5 --only 03_kernels --only 05_anatomy "
+        "--name second day --packed my out --dry\n"
+    )
+    assert "--dry" not in clone.make("record", "DRY=0").stdout
+    assert "--profile" not in done.stdout, "a recording is of the profile full"
+    assert clone.make("pack").stdout == "ran: -m fusedlib.study pack\n"
+
+
+def test_rows_are_not_imported_but_copied(clone):
     refused = clone.make("import-rows")
     assert refused.returncode == 2
-    assert "make import-rows FROM=folder" in refused.stderr
-    done = clone.make("import-rows", "FROM=their rows")
-    assert done.stdout == "ran: -m fusedlib.study import-rows their rows\n"
+    assert "No rule to make target" in refused.stderr
 
 
 def test_make_passes_a_failure_on(clone):

@@ -11,7 +11,7 @@ SHAPE = "2048·1024·3072"
 BF16_CUDA = {"dtype": "bfloat16", "device": "cuda"}
 
 
-@pytest.mark.parametrize("name", ["eager", "liger", "fused", "fused (input)"])
+@pytest.mark.parametrize("name", ["eager", "liger", "fused", "fused-input"])
 def test_a_step_and_a_stack_hold_what_is_counted(name):
     saved, step = memory.cases([SHAPE], [name], **BF16_CUDA)
     tried = Attempt.at(memory.measure, saved)

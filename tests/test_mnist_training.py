@@ -40,7 +40,7 @@ def with_data(monkeypatch):
 
 @pytest.fixture
 def recorder(tmp_path, with_data):
-    return study.Recorder(study.STUDY, "quick", study.study_code(), False, tmp_path)
+    return results.Recorder(study.STUDY, "quick", False, tmp_path)
 
 
 def by(function):
@@ -90,7 +90,9 @@ def test_a_broken_arm_is_rejected_and_neither_trained_nor_timed(name, recorder, 
     assert [row["status"] for row in rows] == ["wrong", "wrong"]
     for row in rows:
         assert reason in row["reason"] and row["layer_backward"]
-        assert not [n for n in row if n == "losses" or n.endswith(("_s", "_ms"))]
+        assert not [
+            n for n in {*row} - {*results.HEAD} if n == "losses" or n.endswith(("_s", "_ms"))
+        ]
 
 
 def test_an_arm_cannot_excuse_itself_by_freezing_one_weight(register):
@@ -107,16 +109,16 @@ def test_an_arm_cannot_excuse_itself_by_freezing_one_weight(register):
 def test_the_published_kernel_is_wrong_in_output_and_gradients(flawed):
     study.checked.cache_clear()
     with network.settings("fp32"):
-        found = study.checked("flawed", "fp32", 784, WIDTH, 64, "cpu")
+        found = study.checked("published-kernel", "fp32", 784, WIDTH, 64, "cpu")
     assert found["h_error"] > 0.5 and "d_w_gate_error" not in found
     for weight in ("w_gate", "w_up"):
         assert f"no gradient arrived at {weight}" in found["wrong"]
     with pytest.raises(ValueError, match="blocks of 64"):
-        rivals.get(TASK, "flawed").build(784, 100, "cpu")(torch.zeros(2, 784))
+        rivals.get(TASK, "published-kernel").build(784, 100, "cpu")(torch.zeros(2, 784))
 
 
 def test_the_published_kernel_reads_the_first_columns_alone(flawed):
-    layer = rivals.get(TASK, "flawed").build(784, WIDTH, "cpu")
+    layer = rivals.get(TASK, "published-kernel").build(784, WIDTH, "cpu")
     x = torch.randn(3, 784)
     before = layer(x)
     assert torch.equal(before, layer(torch.cat([x[:, :WIDTH], torch.randn(3, 656)], dim=1)))
@@ -143,7 +145,7 @@ def test_the_loss_of_each_arm_falls(arm, kind):
 
 def test_the_published_kernel_trains_the_rest_and_not_its_own_weights(flawed):
     with network.settings("fp32"):
-        one, epoch = trained("flawed", passes=40)
+        one, epoch = trained("published-kernel", passes=40)
     assert epoch.losses[-3:].mean() < epoch.losses[:3].mean() - 0.02, "its last layer learns"
     assert one.change() == {"gate": 0.0, "up": 0.0}
     assert not epoch.gradient_norms and one.model.head.weight.grad is not None
@@ -176,7 +178,7 @@ def test_the_test_counts_every_image_once():
 
 
 def test_runs_are_recorded_once_with_all_that_was_seen(recorder, flawed):
-    names = ["eager fp32", "frozen fp32", "flawed fp32", "liger fp32", "eager tf32"]
+    names = ["eager fp32", "frozen fp32", "published-kernel fp32", "liger fp32", "eager tf32"]
     asked = [
         case
         for seed in range(2)
@@ -186,31 +188,15 @@ def test_runs_are_recorded_once_with_all_that_was_seen(recorder, flawed):
     rows = rows_of(recorder)
     assert [r["status"] for r in rows] == 2 * ["ok", "ok", "wrong", "unavailable", "unavailable"]
     eager, frozen, wrong = rows[:3]
-    assert eager["arm"] == "eager" and len(eager["losses"]) == 10 and sum(eager["confusion"]) == 50
+    assert eager["provider"] == "eager"
+    assert len(eager["losses"]) == 10 and sum(eager["confusion"]) == 50
     assert eager["epoch_gate_change"][1] > eager["epoch_gate_change"][0] > 0
     assert frozen["epoch_gate_gradient_norm"] == [None, None]
     assert len(wrong["losses"]) == 10 and "epoch_train_s" not in wrong
     assert len(wrong["published_protocol_epoch_train_s"]) == 2
     sweep(recorder, asked, study.measure)
     assert len(rows_of(recorder)) == len(rows)
-    frame = recorder.rows()
-    assert set(frame["provider"]) == {"eager", "frozen", "flawed", "liger"} and "arm" not in frame
-
-
-def test_a_row_of_carried_code_counts_by_its_arm(tmp_path, with_data):
-    """Rows from before the race say `arm`; what carries them over speaks of rivals."""
-    code = study.study_code()
-    [case] = study.cases("run", ["eager fp32"], SETTING, **RUN)
-    harness, problem, own = code.of(case).split("-")
-    old = study.Recorder(study.STUDY, "quick", "former", False, tmp_path)
-    old.append(case, {"losses": [1.0]})
-    (tmp_path / "carried.toml").write_text(
-        f'[[carried]]\nstudy = "{study.STUDY}"\nold = "former"\nharness = "{harness}"\n'
-        f'problem = "{problem}"\nrivals = {{ eager = "{own}" }}\nwhy = "the same"\n'
-    )
-    recorder = study.Recorder(study.STUDY, "quick", code, False, tmp_path)
-    assert recorder.missing([case]) == [] and list(recorder.rows()["provider"]) == ["eager"]
-    assert recorder.missing([{**case, "provider": "frozen"}]) == [{**case, "provider": "frozen"}]
+    assert set(recorder.rows()["provider"]) == {"eager", "frozen", "published-kernel", "liger"}
 
 
 def test_without_mnist_every_row_says_so(recorder, monkeypatch):
@@ -229,7 +215,7 @@ def test_without_mnist_every_row_says_so(recorder, monkeypatch):
 @pytest.mark.parametrize("source", ["device", pytest.param("loader", marks=slow)])
 def test_a_steps_parts_make_up_the_step(source, recorder, flawed):
     fields = PACE | {"network": "swiglu only", "source": source}
-    names = ["eager fp32", "fused fp32", "flawed fp32"]
+    names = ["eager fp32", "fused fp32", "published-kernel fp32"]
     race(recorder, study.EVENT, study.cases("pace", names, SETTING, **fields))
     eager, fused, wrong = rows_of(recorder)
     for row in (eager, fused):

@@ -173,8 +173,7 @@ def test_a_bad_plan_is_refused(kind, size, message):
 
 def test_a_plan_is_timed_beside_no_plan(tmp_path):
     asked = plans([1], [2], [1])
-    code = model_memory.study_code()
-    recorder = Recorder(model_memory.STUDY, profile="quick", code=code, directory=tmp_path)
+    recorder = Recorder(model_memory.STUDY, profile="quick", directory=tmp_path)
     sweep(recorder, asked[:1], Measure(), model_memory.label)
     sweep(recorder, asked, Measure(), model_memory.label)
     assert (recorder.measured, recorder.skipped) == (4, 1)  # a stopped run goes on

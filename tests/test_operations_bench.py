@@ -16,8 +16,7 @@ BROKEN = {"loud": "d_x: norm error 1.00e-02", "frozen": "no gradient arrived at 
 
 
 def raced(folder, cases):
-    code = llama.study_code(**operations.CODES)
-    own = results.Recorder(llama.STUDY, profile="quick", code=code, directory=folder)
+    own = results.Recorder(llama.STUDY, profile="quick", directory=folder)
     race.race(own, replace(operations.EVENT, seconds=0.0, most=2), cases)
     return results.read_rows(own.path)
 
@@ -138,7 +137,7 @@ def test_work_by_hand():
     assert [found["compulsory_bytes"] for found in work("rope")] == [once, 2 * once]
 
 
-def test_bad_cases_are_named_and_other_experiments_keep_their_rows():
+def test_bad_cases_are_named():
     for message, task, change in (
         ("unknown experiment 'mlp'; known: loss, norm, rope", "mlp", {}),
         ("unknown dtype 'int8'", "norm", {"dtype": "int8"}),
@@ -147,5 +146,3 @@ def test_bad_cases_are_named_and_other_experiments_keep_their_rows():
     ):
         with pytest.raises(ValueError, match=message):
             operations.cases(task, ["fused"], **SMALL | change)
-    step = {"experiment": "step", "provider": "fused"}
-    assert llama.study_code(**operations.CODES).of(step) == llama.study_code().of(step)

@@ -323,16 +323,6 @@ def test_a_step_is_clocked_by_the_one_clock():
     assert "kernels_ms" not in figures
 
 
-def test_reading_traces_otherwise_leaves_the_rows_of_steps_as_they_are():
-    code = measure.study_code()
-    harness, problem = zip(
-        *(code.of({"experiment": name}).split("-")[:2] for name in ("step", "profile")),
-        strict=True,
-    )
-    assert len(set(harness)) == len(set(problem)) == 2
-    assert classes not in measure.CLOCK.problem and classes in measure.PROFILE.problem
-
-
 def test_what_the_profiler_does_not_see_is_unavailable():
     [case] = measure.cases("profile", ["nano"], [32], ["fp32"], device="mps")
     with pytest.raises(Unavailable):

@@ -71,7 +71,7 @@ WRONG = [dropped_k_tile, swapped, no_weight_gradient, one_wrong_element, not_a_n
 
 
 def recorder_at(tmp_path):
-    return Recorder("03_x", profile="quick", code=swiglu.study_code(), directory=tmp_path)
+    return Recorder("03_x", profile="quick", directory=tmp_path)
 
 
 def run(tmp_path, names, shape=(37, 45, 83), directions=("forward+backward",), **options):

@@ -10,15 +10,24 @@ from fusedlib.study.headlines import Stated
 README = f"# Title\n\nbefore\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
 
 
-def stated(study: str, sentence: str, headline: bool = True, held: int = 3) -> Stated:
-    card = {"machine": "card", "own": False, "measured": 3, "count": f"{held} of 3"}
-    mine = {"machine": "me", "own": True, "measured": 1, "count": "1 of 1"}
-    return Stated(study, study.title(), "name", sentence, headline, {}, [card, mine])
+def stated(
+    study: str, sentence: str, headline: bool = True, held: int = 3, others: int = 0
+) -> Stated:
+    card = {
+        "machine": "card",
+        "label": "H200",
+        "own": False,
+        "measured": 3,
+        "count": f"{held} of 3",
+    }
+    other = card | {"machine": "other", "label": "H100", "measured": others, "count": "1 of 1"}
+    mine = {"machine": "me", "label": "me", "own": True, "measured": 1, "count": "1 of 1"}
+    return Stated(study, study.title(), "name", sentence, headline, {}, [card, other, mine])
 
 
 CLAIMS = [
     stated("one", r"It takes 3 ms, \1."),
-    stated("one", "It holds little.", held=2),
+    stated("one", "It holds little.", held=2, others=1),
     stated("two", "Nobody reads this.", headline=False),
     stated("two", "It is exact."),
 ]
@@ -28,16 +37,18 @@ def test_block_has_the_headlines_and_counts_the_recorded_machines_alone():
     assert readme.block(CLAIMS).splitlines()[1:-1] == [
         "| | Claim | Holds in |",
         "| --- | --- | --- |",
-        r"| [One](notebooks/one.ipynb) | It takes 3 ms, \1. | 3 of 3 |",
-        "|  | It holds little. | 2 of 3 |",
-        "| [Two](notebooks/two.ipynb) | It is exact. | 3 of 3 |",
+        r"| [One](notebooks/one.ipynb) | It takes 3 ms, \1. | H200: 3 of 3 |",
+        "|  | It holds little. | H200: 2 of 3; H100: 1 of 1 |",
+        "| [Two](notebooks/two.ipynb) | It is exact. | H200: 3 of 3 |",
     ]
 
 
 def test_page_one_also_says_what_the_machine_itself_found(monkeypatch):
     monkeypatch.setattr(headlines, "stated", lambda: iter(CLAIMS))
     assert headlines.table()["holds in"].tolist() == [
-        "3 of 3; here 1 of 1", "2 of 3; here 1 of 1", "3 of 3; here 1 of 1"
+        "H200: 3 of 3; here 1 of 1",
+        "H200: 2 of 3; H100: 1 of 1; here 1 of 1",
+        "H200: 3 of 3; here 1 of 1",
     ]  # fmt: skip
 
 

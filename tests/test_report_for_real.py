@@ -89,16 +89,18 @@ def test_both_studies_run_under_quick_and_the_second_report_measures_nothing(stu
     assert loads(page) == []
     assert (study / "build" / "report.pdf").read_bytes().startswith(b"%PDF")
     for name in ("01_warmup", "02_precision"):
-        own = results.read_rows(study / "results" / "visitor" / f"{name}.jsonl")
-        assert own
+        [path] = study.glob(f"results/visitor/*/{name}.jsonl")
+        own = results.read_rows(path)
+        assert own and results.Recording.read(path.parent).profile == "quick"
         assert not [r["reason"] for r in own if r["status"] == "failed"]
         assert (study / "build" / "notebooks" / f"{name}.html").is_file()
 
-    before = {p: p.read_bytes() for p in study.glob("results/visitor/*")}
+    before = {p: p.read_bytes() for p in study.glob("results/visitor/*/*")}
+    assert {p.name for p in before} == {"01_warmup.jsonl", "02_precision.jsonl", "machine.json"}
     paper = {n: (study / "build" / n).read_bytes() for n in ("report.html", "report.pdf")}
     done, second_s = make_report(study)
     assert done.returncode == 0
     assert done.stderr.count("unchanged, kept") == 3
-    assert {p: p.read_bytes() for p in before} == before
+    assert {p: p.read_bytes() for p in study.glob("results/visitor/*/*")} == before
     assert {n: (study / "build" / n).read_bytes() for n in paper} == paper
     assert second_s < first_s / 2

@@ -1,15 +1,24 @@
 """The parts of the report's pipeline, one by one."""
 
 import re
+from xml.etree import ElementTree
 
 import nbformat
 import pytest
+from report_sample import code, curves, outputs_of
 
 from fusedlib import paths
+from fusedlib.study import display, style
 from fusedlib.study.report import pandoc, svg
 from fusedlib.study.report.html import highlighted
-from fusedlib.study.report.model import Heading, Prose
-from fusedlib.study.report.outputs import Numbering, last_lines, markdown_blocks, plain
+from fusedlib.study.report.model import Claim, Heading, Prose
+from fusedlib.study.report.outputs import (
+    Numbering,
+    last_lines,
+    markdown_blocks,
+    output_blocks,
+    plain,
+)
 
 
 @pytest.mark.parametrize(
@@ -157,3 +166,80 @@ def test_the_style_sheet_and_font_load_nothing_from_elsewhere() -> None:
         assert not re.search(r"https?://", path.read_text(encoding="utf-8"))
     font = paths.TEMPLATES / "fonts" / "stix-two-math-subset.woff2"
     assert font.read_bytes()[:4] == b"wOF2" and (font.parent / "OFL.txt").exists()
+
+
+# --- what is said below a claim ------------------------------------------------------------------
+
+
+def verdict(machine: str, text: str, measured: int = 1, held: int = 1, **more: object) -> dict:
+    label = machine.upper() if machine != "me" else machine
+    known = {"machine": machine, "label": label, "own": machine == "me", "errors": []}
+    return {**known, "text": text, "measured": measured, "held": held, "count": "", **more}
+
+
+NOT = ("not measured; on a large GPU ...", 0, 0)
+FAILED = {"errors": ["2026-11-25: KeyError: 'fused'"]}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        ([verdict("h2", "holds in 2 of 2 recordings", 2, 2), verdict("me", *NOT)],
+         [("holds in 2 of 2 recordings on the H2", False)]),
+        ([verdict("me", "holds in 1 of 1 recording"), verdict("h2", "holds in 1 of 2", 2, 1)],
+         [("holds in 1 of 2 on the H2", True), ("holds in 1 of 1 recording here", False)]),
+        ([verdict("h2", *NOT), verdict("h1", "does not hold", 1, 0), verdict("me", *NOT)],
+         [("does not hold on the H1", True)]),
+        ([verdict("h2", *NOT), verdict("h1", *NOT), verdict("me", *NOT)],
+         [("not measured", False)]),
+        ([verdict("me", *NOT)], [("not measured", False)]),
+        ([verdict("h2", "error in the claim: KeyError", 0, 0, **FAILED), verdict("me", *NOT)],
+         [("error in the claim: KeyError on the H2", True)]),
+        ([verdict("published", "holds in the published tables")],
+         [("holds in the published tables", False)]),
+    ],
+)  # fmt: skip
+def test_below_a_claim_stands_where_it_holds_and_loudly_where_not(verdicts, said) -> None:
+    known = {"headline": False, "study": "x", "numbers": {}, "verdicts": verdicts}
+    [output] = outputs_of(lambda: display.claim("S.", "", "c", **known))
+    [block] = output_blocks(code("c()", output), "x", Numbering())
+    assert isinstance(block, Claim) and list(block.verdicts) == said
+
+
+# --- drawings of several machines ----------------------------------------------------------------
+
+SIZED = SVG.replace('width="10pt" height="5pt"', 'height="40pt" version="1.1" width="80pt"')
+
+
+def test_stacked_drawings_keep_their_ids_apart_and_their_sizes() -> None:
+    whole = svg.stacked([("H200 & more", SVG), ("H100", SVG)])
+    ids = re.findall(r'\sid="([^"]+)"', whole)
+    assert len(ids) == len(set(ids)) == 2 * len(re.findall(r'\sid="', SVG))
+    targets = re.findall(r'(?:href="#|url\(#)([^")]+)', whole)
+    assert targets and set(targets) <= set(ids)
+    for number in range(2):
+        assert {t for t in targets if t.startswith(f"part{number}-")}, "each has its own"
+    assert whole.count("<svg") == 3 and whole.count("<metadata>") == 0
+    assert ">H200 &amp; more</text>" in whole and ">H100</text>" in whole
+    ElementTree.fromstring(whole)
+
+
+def test_stacked_drawings_of_two_widths_do_not_overlap_and_can_be_inlined() -> None:
+    tall, flat = style.svg(curves()), SIZED
+    whole = svg.stacked([("a", tall), ("b", flat)])
+    height = float(re.search(r'\sheight="([\d.]+)pt"', tall)[1])
+    width = float(re.search(r'\swidth="([\d.]+)pt"', tall)[1])
+    total = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', whole)
+    assert float(total[1]) == pytest.approx(max(width, 80))
+    assert float(total[2]) == pytest.approx(height + 40 + 4 * svg.NAME_PT)
+    inner = [float(y) for y in re.findall(r'<svg y="([\d.]+)"', whole)]
+    assert inner[1] - inner[0] >= height, "the second begins below the first"
+    shown = svg.inline(whole, "f1", "both")
+    ids = re.findall(r'\sid="([^"]+)"', shown)
+    assert len(ids) == len(set(ids)) and all(name.startswith("f1-") for name in ids)
+
+
+def test_what_has_no_size_cannot_be_stacked() -> None:
+    for drawing in ("<p>no</p>", "<svg><path/></svg>"):
+        with pytest.raises(ValueError, match="not an SVG document with a size"):
+            svg.stacked([("a", drawing)])

@@ -220,9 +220,9 @@ def test_every_number_arrives_in_pdf(printed: str) -> None:
         "The lead.", "Rows of today.", "In short.", "1 Introduction", "2 Good & true", "Is it?",
         "2.1 Method", "3 Bad", "4 Gone", "5 Limits", "A Further", "A.1 Good & true", "B Machines",
         "C Floats", "shown", "See Figure 1, Figure 2, no, itself and nobody.", "see Figure 1.",
-        "It took 1.23 ms, see Figure 1. holds in 3 of 3 ", "# It is slow.", "Late",
-        "does not hold · holds in 1 of 1 here",
-        "holds in 3 of 3 · does not hold at the sizes run here",
+        "It took 1.23 ms, see Figure 1. holds in 3 of 3 on the A ", "# It is slow.", "Late",
+        "does not hold on the A · holds in 1 of 1 here",
+        "holds in 3 of 3 on the A · does not hold here",
         "Execution stopped here: ValueError: broken a <b> &",
         "notebooks/02_bad.ipynb failed", "ValueError: last line <x>", "DeadKernelError: it died",
         "of #$*", "<script>alert(1)</script>", "# not a heading $5", "√n ≤ 10⁻⁷", "2.2 Under",
@@ -276,8 +276,8 @@ def test_a_study_goes_into_the_paper_by_its_tags(page: Page) -> None:
 
 def test_a_claim_says_quietly_where_it_holds_and_loudly_where_not(page: Page) -> None:
     assert 'class="claim" id="01-good-time"' in page.source
-    assert page.source.count("<strong>does not hold</strong>") == 1
-    assert page.source.count("<strong>does not hold at the sizes run here</strong>") == 1
+    assert page.source.count("<strong>does not hold on the A</strong>") == 1
+    assert page.source.count("<strong>does not hold here</strong>") == 1
 
 
 def test_a_notebooks_page_shows_all_cells_and_code(rendered: renderer.Rendered) -> None:

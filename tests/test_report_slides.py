@@ -19,8 +19,14 @@ from fusedlib.study.report.model import (
     Table,
 )
 
-CARD = {"machine": "card", "own": False, "held": 2, "measured": 3, "text": "holds in 2 of 3"}
-MINE = {"machine": "me", "own": True, "held": 1, "measured": 1, "text": "holds here"}
+CARD = {
+    "machine": "card", "label": "CARD", "own": False, "held": 2, "measured": 3, "count": "2 of 3",
+    "text": "holds in 2 of 3", "errors": [],
+}  # fmt: skip
+MINE = {
+    "machine": "me", "label": "me", "own": True, "held": 1, "measured": 1, "count": "1 of 1",
+    "text": "holds here", "errors": [],
+}  # fmt: skip
 SVG = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="400pt" height="200pt" viewBox="0 0 400 200">'
     '<path d="M0 0 L400 200" stroke="#010203"/></svg>'
@@ -121,11 +127,11 @@ def test_numbers_are_bold_and_code_and_names_are_not():
 
 def test_a_machine_is_named_where_several_measured_and_unmeasured_is_said():
     document = report(2)
-    other = CARD | {"machine": "other", "text": "does not hold"}
+    other = CARD | {"machine": "other", "label": "OTHER", "text": "does not hold"}
     none = [v | {"measured": 0} for v in (CARD, MINE)]
     claims = [stated(name(0), verdicts=[CARD, other]), stated(name(1), verdicts=none)]
     text = words(slides.page(slides.slides(document, claims), "T"))
-    assert "holds in 2 of 3 on card, does not hold on other · 00_study/speed" in text
+    assert "holds in 2 of 3 on the CARD, does not hold on the OTHER · 00_study/speed" in text
     assert "not recorded yet · 01_study/speed" in text and "holds here" not in text
 
 
@@ -144,7 +150,7 @@ def test_links_lead_nowhere_and_say_what_they_named():
 
 def test_the_first_number_is_followed_to_its_rows():
     deck = deck_of(1)
-    for part in ("**2.5×**", "`report/results/card/00_study.jsonl`", "`00_study/speed`"):
+    for part in ("**2.5×**", "`report/results/card`", "`00_study/speed`"):
         assert part in deck[1]["example"]
 
 

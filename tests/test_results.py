@@ -4,6 +4,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,23 @@ from fusedlib.bench.results import Recorder, ResultsError
 CASE = {"model": "small", "process": 1}
 
 
-def recorder(tmp_path: Path, code: str = "c1", profile: str = "quick", **options):
-    return Recorder("01_x", profile=profile, code=code, directory=tmp_path, **options)
+def recorder(tmp_path: Path, profile: str = "quick", study: str = "01_x", **options):
+    return Recorder(study, profile=profile, directory=tmp_path, **options)
 
 
-def test_row_is_flat_and_complete(tmp_path):
-    row = recorder(tmp_path).append(CASE, {"median_ms": 1.5, "samples_ms": [1.0, 2.0]})
-    path = tmp_path / machine.key() / "01_x.jsonl"
-    stored = json.loads(path.read_text())
-    assert stored == row
-    assert {"study", "profile", "machine", "environment", "commit", "code", "status"} <= set(stored)
-    assert not any(isinstance(v, dict) for v in stored.values())
+def test_a_row_is_flat_and_what_all_rows_share_stands_once(tmp_path):
+    own = recorder(tmp_path)
+    row = own.append(CASE, {"median_ms": 1.5, "samples_ms": [1.0, 2.0]})
+    own.append({**CASE, "process": 2})
+    assert json.loads(own.path.read_text().splitlines()[0]) == row
+    assert set(row) == {*results.HEAD, *CASE, "median_ms", "samples_ms"}
+    assert not any(isinstance(v, dict) for v in row.values())
+    assert own.path == tmp_path / machine.key() / own.recording / "01_x.jsonl"
+    shared = json.loads((own.path.parent / "machine.json").read_text())
+    [run] = shared["runs"]
+    assert shared["profile"] == "quick" and run["began"] == row["measured_at"]
+    assert {"commit", "dirty", "host", "device_name", "driver", "torch", "triton"} <= set(run)
+    assert shared["files"]["fusedlib/bench/results.py"] and "key" not in run
 
 
 def test_second_run_measures_nothing_and_says_so(tmp_path):
@@ -37,7 +44,7 @@ def test_second_run_measures_nothing_and_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"code": "c2"}, {"profile": "full"}, {"fresh": True}], ids=lambda c: next(iter(c))
+    "change", [{"profile": "full"}, {"fresh": True}], ids=lambda c: next(iter(c))
 )
 def test_a_change_measures_again(tmp_path, change):
     recorder(tmp_path).append(CASE, {"median_ms": 1.0})
@@ -52,9 +59,9 @@ def test_another_field_is_another_case(tmp_path):
 
 def test_fresh_comes_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("FRESH", "1")
-    assert Recorder("s", profile="quick", code="c", directory=tmp_path).fresh is True
+    assert Recorder("s", profile="quick", directory=tmp_path).fresh is True
     monkeypatch.setenv("FRESH", "0")
-    assert Recorder("s", profile="quick", code="c", directory=tmp_path).fresh is False
+    assert Recorder("s", profile="quick", directory=tmp_path).fresh is False
 
 
 @pytest.mark.parametrize("status", ["failed", "unavailable"])
@@ -67,7 +74,7 @@ def test_same_unavailability_is_recorded_once(tmp_path):
     for _ in range(3):
         recorder(tmp_path).append(CASE, status="unavailable", reason="no GPU")
     recorder(tmp_path).append(CASE, status="unavailable", reason="no Triton")
-    reasons = [r["reason"] for r in read_objects(tmp_path / machine.key() / "01_x.jsonl")]
+    reasons = [r["reason"] for r in read_objects(recorder(tmp_path).path)]
     assert reasons == ["no GPU", "no Triton"]
 
 
@@ -113,7 +120,7 @@ def test_unknown_status_lists_the_known(tmp_path):
 
 def test_torn_last_line_is_dropped_with_a_warning_and_measured_again(tmp_path):
     recorder(tmp_path).append(CASE, {"median_ms": 1.0})
-    path = tmp_path / machine.key() / "01_x.jsonl"
+    path = recorder(tmp_path).path
     with path.open("a") as file:
         file.write('{"schema": 1, "stu')
     with pytest.warns(TornLineWarning, match="cut off after 18 bytes"):
@@ -175,89 +182,150 @@ def test_two_processes_at_once_do_not_interleave(tmp_path):
         assert [r["i"] for r in rows if r["writer"] == writer] == list(range(150))
 
 
-def test_import_brings_each_row_once_and_changes_none(tmp_path):
-    source, target = tmp_path / "a", tmp_path / "b"
-    recorder(source).append(CASE, {"median_ms": 1.0})
-    first = results.import_rows(source, target)
-    second = results.import_rows(source, target)
-    assert first == "2 rows added from 2 files, 0 were there already"
-    assert second == "0 rows added from 2 files, 2 were there already"
-    name = f"{machine.key()}/01_x.jsonl"
-    assert (source / name).read_text() == (target / name).read_text()
-
-
-def test_rows_without_a_name_are_filed_under_a_machine_with_their_environment(tmp_path):
-    source, target = tmp_path / "a", tmp_path / "b"
-    recorder(source).append(CASE, {"median_ms": 1.0})
-    with pytest.raises(ResultsError, match="'my-gpu' has none of"):
-        results.import_rows(source, target, "my-gpu")
-    assert not target.exists()
-    named = dataclasses.replace(machine.describe(), key="my-gpu")
-    recorder(target, machine=named).append(CASE, {"median_ms": 2.0})
-    results.import_rows(source, target, "my-gpu")
-    rows = results.read_rows(target / "my-gpu" / "01_x.jsonl")
-    assert [(r["machine"], r["median_ms"]) for r in rows] == [("my-gpu", 2.0), ("my-gpu", 1.0)]
-    again = results.import_rows(source, target, "my-gpu")
-    assert again == "0 rows added from 2 files, 2 were there already"
-
-
-def test_import_of_a_damaged_folder_writes_nothing(tmp_path):
-    source, target = tmp_path / "a", tmp_path / "b"
-    recorder(source).append(CASE, {"median_ms": 1.0})
-    bad = source / "other" / "01_x.jsonl"
-    bad.parent.mkdir()
-    bad.write_text("junk\n{}\n")
-    with pytest.raises(ResultsError, match="line 1"):
-        results.import_rows(source, target)
-    assert not target.exists()
-    with pytest.raises(ResultsError, match="holds no <machine>"):
-        results.import_rows(tmp_path / "empty", target)
-
-
-def test_machines_seen_once_a_change(tmp_path):
-    for i in range(3):
-        recorder(tmp_path).append({**CASE, "process": i})
-    seen = results.machines_seen(tmp_path)
-    assert len(seen) == 1
-    assert seen["machine"].tolist() == [machine.key()]
-
-
 # --- recordings ----------------------------------------------------------------------------------
 
 
-def coded(tmp_path, **options):
-    """A recorder whose fingerprints follow the provider."""
-    from fusedlib.bench.code import Code
-
-    made = Code((results,), (machine,), lambda name: f"fp-{name}")
-    options = {"profile": "full", "directory": tmp_path} | options
-    return Recorder("01_x", code=made, **options)
+def at(commit: str, **facts):
+    """This machine with another commit, or other facts."""
+    return dataclasses.replace(machine.describe(), commit=commit, dirty=False, **facts)
 
 
 def test_a_run_goes_on_with_its_recording_and_a_fresh_one_begins_another(tmp_path):
-    first = coded(tmp_path)
+    first = recorder(tmp_path, "full")
     first.append({"provider": "a"}, {"median_ms": 1.0})
-    assert coded(tmp_path).recording == first.recording
-    fresh = coded(tmp_path, fresh=True)
+    assert recorder(tmp_path, "full").recording == first.recording
+    fresh = recorder(tmp_path, "full", fresh=True)
     assert fresh.recording == f"{first.recording}.2"
     fresh.append({"provider": "a"}, {"median_ms": 3.0})
-    rows = coded(tmp_path).rows()
+    rows = recorder(tmp_path, "full").rows()
     assert rows["median_ms"].tolist() == [1.0, 3.0], "both recordings count"
     assert rows["recording"].tolist() == [first.recording, fresh.recording]
 
 
+def test_another_study_goes_on_with_the_recording_that_has_it(tmp_path):
+    for study in ("01_x", "02_y"):
+        recorder(tmp_path, study=study).append(CASE)
+    again = recorder(tmp_path, fresh=True)
+    again.append(CASE)
+    assert recorder(tmp_path).recording == again.recording
+    assert recorder(tmp_path, study="02_y").missing([CASE]) == []
+    assert recorder(tmp_path, study="03_z").recording == again.recording
+
+
+def test_rows_of_other_code_count_and_a_second_run_at_another_commit_is_noted(tmp_path):
+    recorder(tmp_path, machine=at("a" * 40)).append(CASE, {"median_ms": 1.0})
+    second = recorder(tmp_path, machine=at("b" * 40))
+    assert second.missing([CASE, CASE | {"process": 2}]) == [CASE | {"process": 2}]
+    for number in (2, 3):
+        second.append(CASE | {"process": number}, {"median_ms": 2.0})
+    assert recorder(tmp_path).rows()["median_ms"].tolist() == [1.0, 2.0, 2.0]
+    [one] = results.recordings(tmp_path)
+    assert one.commits == ["a" * 7, "b" * 7] and len(one.runs) == 2
+
+
+@pytest.mark.parametrize("change", [{"host": "other"}, {"environment": "other"}])
+def test_a_recording_on_several_hosts_has_a_run_for_each(tmp_path, change):
+    recorder(tmp_path, machine=at("a" * 40)).append(CASE)
+    recorder(tmp_path, machine=at("a" * 40, **change)).append(CASE | {"process": 2})
+    [one] = results.recordings(tmp_path)
+    [name] = change
+    assert [run[name] for run in one.runs] == [getattr(machine.describe(), name), "other"]
+
+
+def test_a_recording_has_one_profile(tmp_path, monkeypatch):
+    monkeypatch.setenv(results.RECORDING, "x")
+    recorder(tmp_path, "quick").append(CASE)
+    with pytest.raises(ResultsError, match="recording of the profile quick, not full"):
+        recorder(tmp_path, "full").append(CASE)
+
+
+def test_an_assembled_recording_takes_no_more_rows(tmp_path, monkeypatch):
+    monkeypatch.setenv(results.RECORDING, results.ASSEMBLED)
+    recorder(tmp_path).append(CASE)
+    monkeypatch.delenv(results.RECORDING)
+    assert recorder(tmp_path).recording != results.ASSEMBLED
+
+
+def test_a_visitor_s_folder_ignores_itself_and_a_named_machine_s_does_not(tmp_path, monkeypatch):
+    recorder(tmp_path).append(CASE)
+    assert (tmp_path / machine.key() / ".gitignore").read_text() == "*\n"
+    monkeypatch.setenv(machine.NAME, "my-gpu")
+    recorder(tmp_path, machine=at("a" * 40, key="my-gpu")).append(CASE)
+    assert not (tmp_path / "my-gpu" / ".gitignore").exists()
+    committed = {one.machine: one.is_committed for one in results.recordings(tmp_path)}
+    assert committed == {machine.key(): False, "my-gpu": True}
+
+
+def test_a_copied_folder_is_another_machine(tmp_path):
+    recorder(tmp_path).append(CASE, {"median_ms": 1.0})
+    (tmp_path / machine.key()).rename(tmp_path / "third")
+    recorder(tmp_path).append(CASE, {"median_ms": 2.0})
+    rows = recorder(tmp_path).rows()
+    assert dict(zip(rows["machine"], rows["median_ms"], strict=True)) == {
+        "third": 1.0, machine.key(): 2.0
+    }  # fmt: skip
+    assert rows["own"].tolist() == (rows["machine"] == machine.key()).tolist()
+
+
+def test_the_leading_machine_can_be_chosen(tmp_path, monkeypatch):
+    for name, count in (("small", 1), ("large", 2)):
+        for number in range(count):
+            own = recorder(tmp_path, "full", machine=at("a" * 40, key=name, device_type="cuda"))
+            own.append(CASE | {"process": number})
+    lead = lambda: recorder(tmp_path).rows()["machine"].cat.categories[0]  # noqa: E731
+    assert lead() == "large", "the one with most cases"
+    monkeypatch.setenv(results.LEADING, "small")
+    assert lead() == "small"
+    monkeypatch.setenv(results.LEADING, "none of these")
+    assert lead() == "none of these", "it shows nothing rather than another's rows as its own"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        ('{"schema": 2}', "KeyError: 'profile'"),
+        ('{"schema": 9, "profile": "full", "runs": []}', "schema 9, this fusedlib reads up to 2"),
+    ],
+)
+def test_rows_of_no_known_machine_are_refused(tmp_path, content, message):
+    own = recorder(tmp_path)
+    own.append(CASE)
+    path = own.path.parent / "machine.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ResultsError, match=message):
+        recorder(tmp_path / "elsewhere")  # another folder is not concerned
+        results.recordings(tmp_path)
+
+
+def test_a_row_says_what_it_took_and_time_over_ends_a_sweep(tmp_path, monkeypatch):
+    from fusedlib.bench.sweep import sweep
+
+    own, cases = recorder(tmp_path), [CASE | {"process": n} for n in range(3)]
+    monkeypatch.setenv(results.UNTIL, "1e12")
+    sweep(own, cases[:1], lambda case: time.sleep(0.2) or {"median_ms": 1.0})
+    [row] = results.read_rows(own.path)
+    assert 0.2 <= row["took_s"] < 5
+    monkeypatch.setenv(results.UNTIL, "1")
+    sweep(own, cases, lambda case: {"median_ms": 1.0})
+    assert len(results.read_rows(own.path)) == 1
+
+
 def test_a_named_recording_measures_what_it_lacks_and_listed_cases_alone(tmp_path, monkeypatch):
     cases = [{"provider": "a"}, {"provider": "b"}]
-    coded(tmp_path).append(cases[0], {"median_ms": 1.0})
-    assert coded(tmp_path).missing(cases) == cases[1:]
+    recorder(tmp_path, "full").append(cases[0], {"median_ms": 1.0})
+    assert recorder(tmp_path, "full").missing(cases) == cases[1:]
     monkeypatch.setenv(results.RECORDING, "second day")
-    assert coded(tmp_path).missing(cases) == cases
+    assert recorder(tmp_path, "full").missing(cases) == cases
     listed = tmp_path / "cases.txt"
     listed.write_text(results.case_id("01_x", cases[0]))
     monkeypatch.setenv(results.CASES, str(listed))
-    again = coded(tmp_path)
-    assert again.missing(cases) == cases[:1]
-    assert again.append(cases[0], {"median_ms": 2.0})["recording"] == "second day"
+    again = recorder(tmp_path, "full")
+    assert again.missing(cases) == cases[:1] and again.path.parent.name == "second day"
+    again.append(cases[0], {"median_ms": 2.0})
     before = again.path.read_text()
     again.append(cases[1], status="unavailable", reason="not asked for")
     assert again.path.read_text() == before
@@ -267,88 +335,25 @@ def test_a_named_recording_measures_what_it_lacks_and_listed_cases_alone(tmp_pat
 
 def test_a_plan_lists_what_would_be_measured_and_leaves_it(tmp_path, monkeypatch):
     cases = [{"provider": "a"}, {"provider": "b"}]
-    coded(tmp_path).append(cases[0], {"median_ms": 1.0})
+    recorder(tmp_path).append(cases[0], {"median_ms": 1.0})
     plan = tmp_path / "plan"
     monkeypatch.setenv(results.PLAN, str(plan))
-    assert coded(tmp_path).missing(cases) == []
+    assert recorder(tmp_path).missing(cases) == []
     line = f'{results.case_id("01_x", cases[1])} 01_x {{"provider": "b"}}\n'
     assert plan.read_text() == line
     for case in cases:  # as a race does with what this machine lacks
-        coded(tmp_path).append(case, status="unavailable", reason="no GPU")
+        recorder(tmp_path).append(case, status="unavailable", reason="no GPU")
     assert plan.read_text() == line + line
     monkeypatch.delenv(results.PLAN)
     monkeypatch.setenv(results.CASES, str(plan))
-    assert coded(tmp_path).missing([*cases, {"provider": "c"}]) == cases[1:]
-
-
-def test_rows_of_changed_code_do_not_count_until_they_are_carried(tmp_path):
-    old = Recorder("01_x", profile="full", code="former", directory=tmp_path)
-    old.append({"provider": "a", "dtype": "bf16"}, {"median_ms": 1.0})
-    old.append({"provider": "a", "dtype": "fp32"}, {"median_ms": 2.0})
-    assert coded(tmp_path).rows().empty
-    harness, problem, own = coded(tmp_path).code_of({"provider": "a"}).split("-", 2)
-    (tmp_path / "carried.toml").write_text(
-        f"""[[carried]]
-study = "01_x"
-old = "former"
-harness = "{harness}"
-problem = "{problem}"
-rivals = {{ a = "{own}" }}
-where = {{ dtype = ["bf16"] }}
-why = "the same lines in another file"
-"""
-    )
-    rows = coded(tmp_path).rows()
-    assert rows["median_ms"].tolist() == [1.0]
-    assert rows["recording"].str.startswith("20").all(), "day and commit of what had no recording"
-    assert coded(tmp_path).missing([{"provider": "a", "dtype": "bf16"}]) == []
-
-
-@pytest.mark.parametrize("old", ["1-2", ["0-2", "1-2"]])
-def test_rivals_that_a_carry_does_not_name_keep_their_part(old):
-    entry = {"study": "x", "old": old, "harness": "1", "problem": "3", "rivals": {"b": "6"}}
-    carried = results.Carried((entry | {"why": "moved"},))
-    code_of = lambda who, code: carried.code_of({"study": "x", "provider": who, "code": code})  # noqa: E731
-    assert code_of("a", "1-2-4") == "1-3-4" and code_of("b", "1-2-5") == "1-3-6"
-    assert code_of("a", "1-7-4") == "1-7-4"
-
-
-def test_a_rival_that_is_the_same_is_so_in_every_study():
-    entry = {"study": "x", "old": "1-2", "harness": "1", "problem": "3", "why": "moved"}
-    same = {"rivals": {"4": "5", "8": "9"}}, {"rivals": {"5": "6"}, "where": {"dtype": ["bf16"]}}
-    carried = results.Carried((entry,), same)
-    code_of = lambda code, **row: carried.code_of({"code": code, "provider": "a", **row})  # noqa: E731
-    assert code_of("1-2-4", study="x") == "1-3-5" and code_of("7-7-4.8", study="y") == "7-7-5.9"
-    assert code_of("1-2-4", study="x", dtype="bf16") == "1-3-6"
-    assert code_of("7-7-7") == "7-7-7" and code_of("former") == "former"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[[carried]]\nstudy = 'x'\n", "carried 1 lacks harness, old, problem, why"),
-        ("[[same]]\nwhy = 'x'\n", "same 1 lacks rivals"),
-        ("[[", "TOML"),
-    ],
-)
-def test_a_damaged_list_of_carried_rows_is_told(tmp_path, text, message):
-    (tmp_path / "carried.toml").write_text(text)
-    with pytest.raises(ResultsError, match=message):
-        coded(tmp_path)
-
-
-def test_a_new_rival_s_rows_leave_the_others_current(tmp_path):
-    coded(tmp_path).append({"provider": "a"}, {"median_ms": 1.0})
-    coded(tmp_path).append({"provider": "new"}, {"median_ms": 2.0})
-    assert coded(tmp_path).missing([{"provider": "a"}, {"provider": "new"}]) == []
-    assert set(coded(tmp_path).rows()["provider"]) == {"a", "new"}
+    assert recorder(tmp_path).missing([*cases, {"provider": "c"}]) == cases[1:]
 
 
 def test_the_full_profile_hides_toy_rows_and_this_machine_is_always_a_category(tmp_path):
-    coded(tmp_path, profile="quick").append({"provider": "a"}, {"median_ms": 9.0})
-    assert coded(tmp_path).rows()["median_ms"].tolist() == [9.0]
-    coded(tmp_path).append({"provider": "a"}, {"median_ms": 1.0})
-    rows = coded(tmp_path).rows()
+    recorder(tmp_path, "quick").append({"provider": "a"}, {"median_ms": 9.0})
+    assert recorder(tmp_path).rows()["median_ms"].tolist() == [9.0]
+    recorder(tmp_path, "full").append({"provider": "a"}, {"median_ms": 1.0})
+    rows = recorder(tmp_path).rows()
     assert rows["median_ms"].tolist() == [1.0]
     assert machine.key() in rows["machine"].cat.categories
-    assert coded(tmp_path / "none").rows()["machine"].cat.categories.tolist() == [machine.key()]
+    assert recorder(tmp_path / "none").rows()["machine"].cat.categories.tolist() == [machine.key()]

@@ -1,16 +1,20 @@
 """A rival of one decorated function is in the rows, tables, figures and claims without an edit."""
 
+import importlib
 import json
+import pkgutil
+import shutil
+from itertools import pairwise
 
 import pytest
 
-from fusedlib import paths
+from fusedlib import bench, paths
 from fusedlib.bench import rivals, swiglu
-from fusedlib.bench.results import Carried, case_id
-from fusedlib.study import display, recording, style
+from fusedlib.bench.results import DESCRIPTION, case_id, read_rows
+from fusedlib.study import display, plan, recording, style
 
 STUDY = "03_kernels"
-RECORDED = paths.RECORDED / "nvidia-h200" / f"{STUDY}.jsonl"
+MACHINE = "nvidia-h200"
 CASE = (
     "experiment", "group", "provider", "tokens", "hidden_size", "intermediate_size", "dtype",
     "direction", "weight_gradients", "precision", "launch", "device", "repetitions",
@@ -22,32 +26,32 @@ def swift(monkeypatch, tmp_path):
     """A rival a quarter faster than ours, beside the recorded rows of ours."""
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
     before = set(rivals.labels())
+    plan.full_cases.cache_clear()
 
     @rivals.rival("swiglu", "swift", label="Swift MLP")
     def swift(inputs):
         """Faster than light."""
 
     assert set(rivals.labels()) - before == {"swift"}
-    code, carried = swiglu.study_code(), Carried.load()
-    lines = []
-    for line in RECORDED.open(encoding="utf-8"):
-        row = json.loads(line)
-        if row["experiment"] != swiglu.TASK or row["provider"] != "fused":
-            continue
-        if carried.code_of(row) == code.of(row):
+    for path in sorted((paths.RECORDED / MACHINE).glob(f"*/{STUDY}.jsonl")):
+        lines = []
+        for row in read_rows(path):
+            if row["experiment"] != swiglu.TASK or row["provider"] != "fused":
+                continue
             row |= {"provider": "swift", "path": None}
             for name in [n for n in row if n.endswith("median_ms")]:
                 row[name] *= 0.8
             if row.get("samples_ms"):
                 row["samples_ms"] = [0.8 * s for s in row["samples_ms"]]
             case = {name: row[name] for name in CASE}
-            lines.append(json.dumps(row | {"case": case_id(STUDY, case), "code": code.of(case)}))
-    assert lines, "no recorded row of ours is current"
-    folder = tmp_path / "nvidia-h200"
-    folder.mkdir()
-    (folder / RECORDED.name).write_text("\n".join(lines) + "\n")
+            lines.append(json.dumps(row | {"case": case_id(STUDY, case)}) + "\n")
+        folder = tmp_path / MACHINE / path.parent.name
+        folder.mkdir(parents=True)
+        (folder / path.name).write_text("".join(lines))
+        shutil.copy(path.with_name(DESCRIPTION), folder)
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
-    return "Swift MLP"
+    yield "Swift MLP"
+    plan.full_cases.cache_clear()
 
 
 def test_a_new_rival_is_everywhere(swift, monkeypatch):
@@ -60,13 +64,47 @@ def test_a_new_rival_is_everywhere(swift, monkeypatch):
     assert any(swift in m["alt"] for m in figures), "the figures' text names it by its label"
     assert any("swift" in m["data"] for m in figures), "and so do their data"
     told = claims["few-tokens"].verdicts
-    assert not any(e.holds for v in told if v.machine == "nvidia-h200" for e in v.evaluations), (
+    assert not any(e.holds for v in told if v.machine == MACHINE for e in v.evaluations), (
         "the fastest rival is it now, and a claim that ours is faster is false"
     )
 
 
 def test_a_new_rival_gets_a_free_colour_and_keeps_everybody_s(swift):
     assert style.label("swift") == swift
-    places = [r.place for r in rivals.RIVALS.values() if r.name != "swift"]
-    assert rivals.get("swiglu", "swift").place not in places
+    known = [(r.label, r.place) for r in rivals.RIVALS.values() if r.task == "swiglu"]
+    assert rivals.get("swiglu", "swift").place not in {
+        place for label, place in [*known, *rivals.ARMS.values()] if label != swift
+    }
     assert style.colour("fused") == style.PALETTE[0]
+
+
+@pytest.mark.parametrize("other", [{"label": "Kernels"}, {"place": 5}])
+@pytest.mark.parametrize("name", ["fused", "swift"])
+def test_a_name_has_one_label_and_one_slot_in_all_tasks(swift, name, other):
+    kept = rivals.get("swiglu", name)
+    with pytest.raises(ValueError, match=f"'{name}' is '{kept.label}' in slot {kept.place}"):
+        rivals.rival("another task", name, **other)(lambda: None)
+    rivals.rival("another task", name)(lambda: None)
+    again = rivals.get("another task", name)
+    assert (again.label, again.place) == (kept.label, kept.place)
+
+
+def test_no_two_arms_of_one_study_look_alike(monkeypatch):
+    monkeypatch.syspath_prepend(str(paths.NOTEBOOKS))
+    for module in pkgutil.walk_packages(bench.__path__, "fusedlib.bench."):
+        importlib.import_module(module.name)
+    importlib.import_module("flawed_swiglu")
+    importlib.import_module("flawed_layer")
+    together = [
+        {"swiglu", "swiglu stack"}, {"swiglu", "published swiglu"}, {"mlp", "compile"},
+        {"attention"}, {"mnist"}, {"llama", "loss", "norm", "rope"}, {"compiler"},
+    ]  # fmt: skip
+    arms = rivals.RIVALS.values()
+    assert {r.task for r in arms} == set().union(*together)
+    looks = {(r.name, r.label, r.place) for r in arms}
+    names = sorted(name for name, _, _ in looks)
+    assert not [a for a, b in pairwise(names) if a == b], "each has one label and one slot"
+    slots = len(style.PALETTE) * len(style.DASHES)
+    for tasks in together:
+        mine = {r.name: r for r in arms if r.task in tasks}.values()
+        assert len({r.place % slots for r in mine}) == len({r.label for r in mine}) == len(mine)

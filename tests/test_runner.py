@@ -132,7 +132,7 @@ def test_what_makes_a_notebook_run_again(study, tmp_path, monkeypatch):
     assert runner.changes(job_of(study, "run_ok", "count=4")) == ["parameters"]
 
     # Another machine's rows of this study count, another study's do not.
-    rows = tmp_path / "rows" / "elsewhere"
+    rows = tmp_path / "rows" / "elsewhere" / "2026-11-25"
     rows.mkdir(parents=True)
     (rows / "run_fails.jsonl").write_text("{}\n")
     assert runner.changes(job_of(study, "run_ok")) == []
@@ -154,18 +154,16 @@ def test_what_makes_a_notebook_run_again(study, tmp_path, monkeypatch):
 def test_rows_that_the_run_itself_wrote_do_not_make_it_run_again(study, tmp_path):
     notebook = study.select(["run_ok"])[0].notebook
     content = nbformat.read(notebook, as_version=4)
-    folder = tmp_path / "rows" / "here"
-    row = json.dumps({"schema": 1, **dict.fromkeys(results.IDENTITY, "x")}) + "\n"
     content.cells[-1].source = (
-        "from pathlib import Path\n"
-        f"Path({str(folder)!r}).mkdir(parents=True, exist_ok=True)\n"
-        f"Path({str(folder / 'run_ok.jsonl')!r}).open('a').write({row!r})"
+        "from fusedlib.bench.results import Recorder\n"
+        "Recorder('run_ok', profile=profile).append({'model': 'nano'}, {'median_ms': 1.0})"
     )
     nbformat.write(content, notebook)
     run(study, "run_ok")
     again, _ = run(study, "run_ok")
     assert again["run_ok"].status == "kept"
-    assert (folder / "run_ok.jsonl").read_text() == row
+    [path] = (tmp_path / "rows").glob("*/*/run_ok.jsonl")
+    assert len(results.read_rows(path)) == 1
 
 
 def test_a_damaged_copy_counts_as_none(study):
@@ -180,9 +178,9 @@ def test_the_frame_reads_all_rows(study):
     outcome = runner.execute(job, monitor.Monitor(job.cells, 1, io.StringIO()))
     assert outcome.status == "ok"
     assert printed(outcome.copy) == "the frame\n"
-    rows = paths.results_dir() / "new"
+    rows = paths.results_dir() / "new" / "2026-11-25"
     rows.mkdir(parents=True)
-    (rows / "machine.jsonl").write_text("{}\n")
+    (rows / "any.jsonl").write_text("{}\n")
     assert runner.changes(job) == ["rows"]
 
 

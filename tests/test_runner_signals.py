@@ -7,10 +7,12 @@ import sys
 import time
 from pathlib import Path
 
+import nbformat
 import pytest
 from processes import alive, wait_for
 from visitor import search_path
 
+from fusedlib.bench import results
 from fusedlib.study.running import products
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
@@ -22,12 +24,19 @@ question = "Does it end?"
 quick = {}
 full = {}
 """
+RECORD = """
+from fusedlib.bench.results import Recorder
+
+Recorder("run_sleeps", profile=profile).append({"model": "nano"}, {"median_ms": 1.0})
+"""
 
 
 @pytest.fixture
 def running(tmp_path):
     """A run in the middle of its long cell: its process, and the ids of all that it started."""
-    (tmp_path / "run_sleeps.ipynb").write_bytes((NOTEBOOKS / "run_sleeps.ipynb").read_bytes())
+    notebook = nbformat.read(NOTEBOOKS / "run_sleeps.ipynb", as_version=4)
+    notebook.cells[2].source = "import os, subprocess, sys\nfrom pathlib import Path\n" + RECORD
+    nbformat.write(notebook, tmp_path / "run_sleeps.ipynb")
     (tmp_path / "study.toml").write_text(STUDY)
     pids = tmp_path / "pids"
     env = {
@@ -75,7 +84,9 @@ def test_a_stopped_run_keeps_what_it_has_and_leaves_no_process(
     _, said = process.communicate(timeout=30)
     assert process.returncode == status
     assert not [pid for pid in pids if alive(pid)]
-    assert (tmp_path / "rows" / "here" / "run_sleeps.jsonl").read_text() == '{"schema": 1}\n'
+    [path] = (tmp_path / "rows").glob("*/*/run_sleeps.jsonl")
+    [row] = results.read_rows(path)
+    assert (row["status"], row["median_ms"]) == ("ok", 1.0)
     assert "stopped; rows measured so far are kept" in said
     assert "Traceback" not in said
     assert "pending" not in said

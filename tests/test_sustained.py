@@ -11,7 +11,6 @@ from fusedlib.bench import machine, results, rivals, sustained, swiglu
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.race import Lap, race
 
-CODE = swiglu.study_code(sustained=sustained.study_code(swiglu.study_code()))
 EVENT = sustained.event(swiglu.EVENT)
 
 
@@ -34,7 +33,7 @@ def test_a_round_is_a_heat_of_rows_with_every_burst(tmp_path, monkeypatch):
     monkeypatch.setattr(sustained, "BURST_MS", 1.0)
     used = machine.Energy(joules=35.0, seconds=0.05, sm_mhz=1400.0)
     monkeypatch.setattr(machine, "energy", lambda: _Given(used))
-    recorder = results.Recorder(swiglu.STUDY, "quick", CODE, directory=tmp_path)
+    recorder = results.Recorder(swiglu.STUDY, "quick", directory=tmp_path)
     race(recorder, replace(EVENT, available=lambda case: None), listed())
     rows = recorder.rows()
     assert rows["status"].tolist() == ["ok"] * 8
@@ -129,7 +128,7 @@ def test_the_race_in_turns_sees_its_own_experiment(monkeypatch):
 
 
 def test_without_a_card_it_is_unavailable_and_a_wrong_rival_gets_no_time(tmp_path, monkeypatch):
-    recorder = results.Recorder(swiglu.STUDY, "quick", CODE, directory=tmp_path)
+    recorder = results.Recorder(swiglu.STUDY, "quick", directory=tmp_path)
     race(recorder, EVENT, listed())
     assert set(recorder.rows()["reason"]) == {"sustained runs need a CUDA GPU"}
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
@@ -146,15 +145,9 @@ def test_without_a_card_it_is_unavailable_and_a_wrong_rival_gets_no_time(tmp_pat
     assert "median_ms" not in rows or rows["median_ms"].isna().all()
 
 
-def test_rows_in_turns_keep_their_fingerprint_whatever_measures_under_load():
-    plain, both = swiglu.study_code(), CODE
-    case = {"experiment": "swiglu", "provider": "eager"}
-    assert both.of(case) == plain.of(case) != both.of({**case, "experiment": "sustained"})
-
-
 @pytest.mark.gpu
 def test_a_card_under_load_tells_its_power_and_clock(tmp_path):
-    recorder = results.Recorder(swiglu.STUDY, "quick", CODE, directory=tmp_path)
+    recorder = results.Recorder(swiglu.STUDY, "quick", directory=tmp_path)
     alone = swiglu.cases(
         ["4096·4096·4096"], ["eager", "products"], dtype="bfloat16", device="cuda", group="models",
         directions=["forward+backward"], repetitions=1,

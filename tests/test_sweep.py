@@ -27,7 +27,7 @@ def measure(case):
 
 
 def recorder_at(tmp_path, **options):
-    return Recorder("01_x", profile="quick", code="c", directory=tmp_path, **options)
+    return Recorder("01_x", profile="quick", directory=tmp_path, **options)
 
 
 def run(tmp_path, cases=CASES, how=measure, **options):

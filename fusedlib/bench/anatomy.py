@@ -12,17 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib import reference
 from fusedlib.bench import (
     check,
-    code,
-    graphs,
-    problems,
     race,
     rivals,
     roofline,
     swiglu,
-    timing,
 )
 from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.problems import SwiGLUProblem, draw
@@ -34,13 +29,6 @@ BLOCK, TEST_BLOCK = 64, 16  # of the published kernel, and of its published test
 SETTINGS = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
 LAUNCHES = ("python", "graph")
 MIB = 2**20
-
-
-def study_code() -> code.Code:
-    """Fingerprints of study 05's rows."""
-    harness = (race, check, graphs, timing)
-    own = (problems, reference.swiglu_mlp, swiglu.Course, Course, errors, peak)
-    return code.Code(harness, own, lambda name: rival_of(name).fingerprint())
 
 
 def rival_of(name: str) -> rivals.Rival:

@@ -1,6 +1,7 @@
 """One try at something that may fail: figures, or a status and its reason."""
 
 import gc
+import os
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,12 @@ from typing import Any, Generic, TypeVar
 from fusedlib.bench.jsonl import ResultsError
 
 T = TypeVar("T")
+PLAN = "FUSEDLIB_PLAN"
+
+
+def is_planning() -> bool:
+    """Whether cases are only listed, for a machine that can do all: nothing is unavailable then."""
+    return bool(os.environ.get(PLAN))
 
 
 class Refused(Exception):  # noqa: N818 (a state of affairs, not an error)

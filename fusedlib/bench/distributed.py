@@ -12,8 +12,8 @@ which DeepSpeed's do not. Starting them takes half a minute. Studies use it so:
     with distributed.Jobs() as jobs:
         sweep(recorder, cases, jobs.measure, distributed.label)
 
-Their rows are of the experiment "distributed", and `CODE` has their fingerprints. `provider` names
-an arm, and `model` a configuration, of `fusedlib.bench.llama`.
+Their rows are of the experiment "distributed". `provider` names an arm, and `model` a
+configuration, of `fusedlib.bench.llama`.
 
 `strategy` (how the model is divided; `STRATEGIES`):
 
@@ -72,10 +72,9 @@ from pathlib import Path
 from typing import Any
 
 from fusedlib import paths
-from fusedlib.bench import code, distributed_worker, llama, machine, rivals, timing
+from fusedlib.bench import distributed_worker, llama, machine, rivals
 from fusedlib.bench.attempt import Refused, Unavailable
 from fusedlib.bench.distributed_worker import OPTIMIZERS, STRATEGIES, is_deepspeed
-from fusedlib.bench.profiles import trace
 
 EXPERIMENT = "distributed"
 WORKER = distributed_worker.__name__
@@ -268,6 +267,11 @@ def _check_available(case: Case) -> None:
     arm = rivals.get(llama.TASK, case["provider"])
     if "graph" in arm.traits:
         raise Unavailable("a step that waits for other processes is not captured in a CUDA graph")
+    if "whole" in arm.traits:
+        raise Unavailable(
+            "hooks that gather weights stand between the layers of a divided model, so it is not "
+            "compiled as a whole: take inductor-layers or fused-inductor-layers"
+        )
     facts = machine.describe()
     there = facts.device_count if facts.device_type == "cuda" else 0
     if case["device"] == "cuda" and case["processes"] > there:
@@ -344,9 +348,3 @@ def memory_mib(
         )
     given_back = regathered_mib if strategy == "fsdp2-3" and processes > 1 else 0.0
     return peak_mib - (1 - 1 / processes) * state_mib - given_back
-
-
-CODE = code.Code(
-    (timing, trace, Jobs, Job), (distributed_worker, llama.build), rivals.fingerprints(llama.TASK)
-)
-"""Fingerprints of these rows."""

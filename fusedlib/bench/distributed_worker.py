@@ -136,18 +136,9 @@ def _tokens(case: Case, vocabulary: int) -> Tensor:
 
 
 def _model(case: Case, device: torch.device, provider: str) -> tuple[Any, Any]:
-    """The model of an arm, and what is called.
-
-    Where an arm compiles the whole model, each layer is compiled by itself instead: between layers
-    stand the hooks that gather weights.
-    """
+    """The model of an arm, and what is called."""
     model: Any = llama.build(case["model"], case["dtype"], device, SEED)
-    call = rivals.get(llama.TASK, provider).build(model)
-    if hasattr(call, "_orig_mod"):
-        for layer in model.model.layers:
-            layer.compile(dynamic=False)
-        return model, model
-    return model, call
+    return model, rivals.get(llama.TASK, provider).build(model)
 
 
 def _loss(call: Any, ids: Tensor) -> Tensor:

@@ -234,10 +234,10 @@ SPLIT_INPUT = _split_ours({}, "gate|up again", _AGAIN)
 # Inductor keeps the products' results and what the next product reads, and writes in place.
 LEDGERS = {
     "eager": EAGER, "inductor": LIGER, "liger": LIGER, "quack": QUACK,
-    "fused": FUSED, "fused (input)": FUSED_INPUT,
+    "fused": FUSED, "fused-input": FUSED_INPUT,
 }  # fmt: skip
-_SPLIT = {"fused": SPLIT, "fused (input)": SPLIT_INPUT}
-_PLAIN = {"fused": PLAIN, "fused (input)": PLAIN_INPUT}
+_SPLIT = {"fused": SPLIT, "fused-input": SPLIT_INPUT}
+_PLAIN = {"fused": PLAIN, "fused-input": PLAIN_INPUT}
 
 
 def of(provider: str, path: str | None = None, dtype: str = "bfloat16") -> Ledger | None:

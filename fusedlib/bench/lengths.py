@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import fusedlib
-from fusedlib.bench import check, code, fresh, problems, rivals, swiglu, timing
+from fusedlib.bench import check, fresh, rivals, swiglu, timing
 from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.problems import Inputs, SwiGLUProblem, draw
 from fusedlib.bench.rivals import Workload
@@ -68,13 +68,6 @@ def label(case: Mapping[str, Any]) -> str:
     """A case in a few words."""
     warmed = " warmed" if case["warmed"] else ""
     return f"lengths {case['dtype']} {case['provider']}{warmed}"
-
-
-def study_code() -> code.Code:
-    """Fingerprints of such rows."""
-    harness = (fresh, timing.synchronize, check)
-    own = (problems, drawn, measure, in_one_process)
-    return code.Code(harness, own, rivals.fingerprints(swiglu.TASK))
 
 
 def measure(case: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,20 +18,24 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusedlib import paths
+from fusedlib.bench import provenance
 
 LOOK_S = 0.004
+NAME = "FUSEDLIB_MACHINE"
+"""Variable that names this machine; recorded machines are named, visitors' are not."""
 
 
 @dataclass(frozen=True)
 class Machine:
     """Facts about machine and software; what cannot be found out is None.
 
-    `environment` identifies all of them but the commit: it changes when a driver or a version does.
+    `environment` identifies all of them but commit and host: it changes when a driver or a version
+    does.
     """
 
     key: str
     environment: str
+    host: str
     device_type: str
     device_name: str
     device_count: int
@@ -53,8 +57,8 @@ class Machine:
     dirty: bool | None
 
     def as_dict(self) -> dict[str, Any]:
-        """The facts as a flat dictionary."""
-        return asdict(self)
+        """The facts as a flat dictionary, all but the name: rows lie in a folder of that name."""
+        return {name: value for name, value in asdict(self).items() if name != "key"}
 
 
 def device_type() -> str:
@@ -85,8 +89,18 @@ def slug(name: str) -> str:
 @cache
 def key() -> str:
     """Name of this machine's folder: `$FUSEDLIB_MACHINE`, else device and host name."""
-    given = os.environ.get("FUSEDLIB_MACHINE")
+    given = os.environ.get(NAME)
     return slug(given) if given else f"{slug(_device_name())}-{slug(platform.node())}"
+
+
+def card() -> str:
+    """Name of this type of card, whatever its host: "nvidia-h100" of "NVIDIA H100 80GB HBM3"."""
+    return slug(re.sub(r"[ -]\d+GB.*", "", _device_name()))
+
+
+def label(name: str) -> str:
+    """A machine's name for people: "H200" of "nvidia-h200"; others stay as they are."""
+    return name.removeprefix("nvidia-").upper() if name.startswith("nvidia-") else name
 
 
 @cache
@@ -104,8 +118,10 @@ def describe() -> Machine:
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
     digest = hashlib.sha256(repr(sorted(static.items())).encode()).hexdigest()[:12]
-    commit, dirty = _commit()
-    return Machine(key=key(), environment=digest, commit=commit, dirty=dirty, **static)
+    commit, dirty = provenance.commit()
+    return Machine(
+        key=key(), environment=digest, host=platform.node(), commit=commit, dirty=dirty, **static
+    )
 
 
 def _cores() -> int | None:
@@ -185,6 +201,24 @@ def conditions() -> dict[str, Any]:
             or None,
             "temperature_c": _asked(nvml.nvmlDeviceGetTemperature, handle, 0),
         }
+
+
+def others_on_card(most_used_gib: float) -> str:
+    """What else runs on the first visible card, for people; empty where nothing does.
+
+    Args:
+        most_used_gib: memory in use that a card on which nothing runs may show.
+    """
+    with _nvml() as (nvml, handle):
+        if handle is None:
+            return ""
+        running = _asked(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+        others = [str(process.pid) for process in running if process.pid != os.getpid()]
+        if others:
+            return f"processes {', '.join(others)} run"
+        memory = _asked(nvml.nvmlDeviceGetMemoryInfo, handle)
+        used = memory.used / 2**30 if memory else 0.0
+        return f"somebody uses {used:.1f} GiB" if used > most_used_gib else ""
 
 
 def before_and_after(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -308,23 +342,7 @@ def _text(value: Any) -> Any:
 
 def _output(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=20, check=True, cwd=paths.ROOT
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _commit() -> tuple[str | None, bool | None]:
-    """Commit and whether the code differs from it; `$FUSEDLIB_COMMIT` serves copies without git.
-
-    Rows and products do not count: measuring itself must not make the tree dirty.
-    """
-    if given := os.environ.get("FUSEDLIB_COMMIT"):
-        return given.removesuffix("-dirty"), given.endswith("-dirty")
-    commit = _output(["git", "rev-parse", "--verify", "HEAD"])
-    if not commit or not re.fullmatch(r"[0-9a-f]{40,64}", commit):
-        return None, None
-    changed = _output(["git", "status", "--porcelain", "--", "fusedlib", "notebooks"])
-    return commit, None if changed is None else bool(changed)

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib import reference
-from fusedlib.bench import allocations, check, code, ledger, machine, problems, rivals, stacks
+from fusedlib.bench import allocations, check, ledger, machine, rivals, stacks
 from fusedlib.bench.allocations import Trace
 from fusedlib.bench.attempt import TooLarge, free_memory
 from fusedlib.bench.ledger import CATEGORIES, MIB
@@ -31,17 +30,6 @@ HOPELESS = 2.0
 # Share of the peak that the events may be off before they are not taken for its parts.
 COMPLETE = 0.005
 SHAPE = ("tokens", "hidden_size", "intermediate_size", "dtype")
-
-
-def study_code() -> code.Code:
-    """Fingerprints of study 04's rows."""
-
-    def own(name: str) -> str:
-        tasks = [task for task in (TASK, STACK) if name in rivals.names(task)]
-        return ".".join(rivals.get(task, name).fingerprint() for task in tasks)
-
-    measuring = (problems, reference.swiglu_mlp, measure, _errors, stacks.one_layer)
-    return code.Code((check, allocations), measuring, own)
 
 
 def cases(

@@ -25,7 +25,6 @@ from fusedlib.bench import allocator_history, machine, steps, timing
 from fusedlib.bench.allocator_history import CATEGORIES, History, Known, Watch, watching
 from fusedlib.bench.attempt import TooLarge, Unavailable, Wrong, is_out_of_memory
 from fusedlib.bench.check import FLOOR_ROUNDOFFS, TIMES_EAGER
-from fusedlib.bench.code import Code
 from fusedlib.models import activations, checkpointed, transformer
 from fusedlib.models.checkpointed import Plan
 from fusedlib.models.transformer import BATCH_SIZE, Transformer, TransformerConfig, config
@@ -45,12 +44,6 @@ PARTS = {
     "mlp": "mlp", "norm": "last norm", "output": "output",
 }  # fmt: skip
 Case = dict[str, Any]
-
-
-def study_code() -> Code:
-    """Fingerprints of study 09's rows; the formulas decide no measured number."""
-    own = (Program, Casts, Measure, saved_bytes, _watched, _held, gradient_error)
-    return Code((timing, allocator_history), (transformer, Plan, checkpointed.forward, *own))
 
 
 # --- cases ---------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy, linear
 
 import fusedlib
 from fusedlib import reference
-from fusedlib.bench import check, code, graphs, llama, machine, race, rivals, sources, timing
+from fusedlib.bench import check, graphs, llama, machine, rivals, timing
 from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.problems import DTYPES
 from fusedlib.bench.race import Case, Entry, Event, Figures, Lap
@@ -186,7 +186,7 @@ def liger_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     return _liger_loss(hidden, weight, target)
 
 
-@rival("loss", "liger fp32", **_LIGER)
+@rival("loss", "liger-fp32", **_LIGER)
 def liger_loss_fp32(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """Liger's fused linear cross entropy, accum_dtype=torch.float32."""
     return _liger_loss(hidden, weight, target, accum_dtype=torch.float32)
@@ -216,13 +216,13 @@ def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return turned
 
 
-@rival("loss", "cut", label="cut cross entropy", **_CUT)
+@rival("loss", "cut", label="cut cross entropy", place=5, **_CUT)
 def cut(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """Cut cross entropy as it comes: skips blocks of gradients below a 32nd of the dtype's eps."""
     return _cut(hidden, weight, target)
 
 
-@rival("loss", "cut whole", label="cut cross entropy, nothing skipped", **_CUT)
+@rival("loss", "cut-whole", label="cut cross entropy, nothing skipped", place=12, **_CUT)
 def cut_whole(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """Cut cross entropy, filter_eps=None: no block is skipped."""
     return _cut(hidden, weight, target, filter_eps=None)
@@ -234,19 +234,19 @@ def _cut(*operands: Tensor, **settings: Any) -> Outputs:
     return (linear_cross_entropy(*operands, **settings),)
 
 
-@rival("loss", "fused", behind=lambda: sources.behind("fusedlib.loss"))
+@rival("loss", "fused")
 def fused_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """fusedlib.linear_cross_entropy, d_weight summed in fp32."""
     return (fusedlib.linear_cross_entropy(hidden, weight, target),)
 
 
-@rival("norm", "fused", behind=lambda: sources.behind("fusedlib.norms"))
+@rival("norm", "fused")
 def fused_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
     """fusedlib.rms_norm with its residual."""
     return tuple(fusedlib.rms_norm(x, weight, EPS, residual=residual))
 
 
-@rival("rope", "fused", behind=lambda: sources.behind("fusedlib.rotary"))
+@rival("rope", "fused")
 def fused_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     """fusedlib.rope of q and k."""
     return fusedlib.rope(q, k, cos, sin)
@@ -289,7 +289,7 @@ def copy(operands: Operands, case: Case) -> Callable[[], None]:
 
 
 for _task in ("norm", "rope"):
-    rival(_task, "copy", label="a copy", traits=BOUND)(copy)
+    rival(_task, "copy", traits=BOUND)(copy)
 
 
 # --- cases ---------------------------------------------------------------------------------------
@@ -484,11 +484,3 @@ EVENT = Event(
             "launch", "device"),
     seconds=0.5, most=30, label=label,
 )  # fmt: skip
-_OWN: tuple[code.Source, ...] = (
-    Operands, draw, results, work, Course, _peaks, *PLAIN.values()
-)  # fmt: skip
-CODES = {
-    task: code.Code((race, check, graphs, timing), _OWN, rivals.fingerprints(task))
-    for task in TASKS
-}
-"""Fingerprints by experiment."""

@@ -14,8 +14,9 @@ Nothing is timed and nothing races: a case is one computation against the exact 
 
 import torch
 
-from fusedlib.bench import accumulation, code, formats, sources, tensor_core, torch_precision
+from fusedlib.bench import accumulation, formats, tensor_core, torch_precision
 from fusedlib.bench.accumulation import DTYPES, Case, Figures
+from fusedlib.bench.attempt import is_planning
 
 STUDY = "02_precision"
 FORMATS = tuple(formats.FORMATS)
@@ -38,15 +39,9 @@ def measure(case: Case) -> Figures:
     return MEASURES[case["experiment"]](case)
 
 
-def study_code() -> code.Code:
-    """Fingerprints of study 02's rows."""
-    kernel = sources.behind("fusedlib.kernels.accumulate")
-    return code.Code((), (formats, accumulation, torch_precision, tensor_core, *kernel))
-
-
 def devices() -> list[str]:
     """The CPU, and a CUDA GPU when there is one."""
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return ["cpu", "cuda"] if torch.cuda.is_available() or is_planning() else ["cpu"]
 
 
 def grid(largest: int) -> list[int]:

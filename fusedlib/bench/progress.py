@@ -9,6 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+FILE = "FUSEDLIB_PROGRESS"
+
 
 class Progress:
     """What a sweep tells, into a file where one is given."""
@@ -44,6 +46,6 @@ class Progress:
 @contextmanager
 def progress(study: str, total: int) -> Iterator[Progress]:
     """Progress over `total` cases, into the file `$FUSEDLIB_PROGRESS` when the runner asks so."""
-    shown = Progress(study, total, os.environ.get("FUSEDLIB_PROGRESS") or None)
+    shown = Progress(study, total, os.environ.get(FILE) or None)
     with shown.bar:
         yield shown

@@ -134,6 +134,8 @@ def race(recorder: Recorder, event: Event, cases: Iterable[Case]) -> None:
     ]  # fmt: skip
     with progress(recorder.study, len(todo)) as shown:
         for heats in todo:
+            if recorder.is_over():
+                break
             first = heats[0][0]
             shown.case(event.label(first))
             with event.settings(first):

@@ -1,54 +1,55 @@
-"""Rows: what was measured, one flat JSON object a line, written the moment it is measured.
+"""Recordings: what was measured, one flat JSON object a line, written the moment it is measured.
 
-A row lies in `<results>/<machine>/<study>.jsonl`. Its case (the fields that say what was asked
-for), its profile and the fingerprint of the code that measured it decide whether a later run
-measures it again. A row belongs to a recording: one run of the study on one machine. All recordings
-whose code is current count together. The description of the machine lies beside the rows in
-`machine.jsonl`, once a change.
+    <results>/<machine>/<recording>/<study>.jsonl    rows: a case, its status and its figures
+    <results>/<machine>/<recording>/machine.json     what all of them share, once
 
-Where code changed in form only, an entry in `<results>/carried.toml` says which rows still count,
-and why they measure the same.
+A recording is made by one profile, at one commit, on one type of card, over as many runs as it
+takes; `machine.json` has an entry for each run (commit, host, device, driver, versions) and the
+hash of each file of code. A row's run is the last that began before it was measured. Recordings are
+data: what lies in the folder counts, whatever became of the code since.
+
+A machine's folder that holds a `.gitignore` is a visitor's; all others are part of the repository.
 """
 
+import fcntl
 import hashlib
 import json
 import math
 import os
-import tomllib
+import time
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusedlib import paths
 from fusedlib.bench import machine as machines
-from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.code import Code
+from fusedlib.bench import provenance
+from fusedlib.bench.attempt import PLAN, Unavailable, is_planning
 from fusedlib.bench.jsonl import ResultsError, TornLineWarning, append_object, read_objects
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = 1
+SCHEMA = 2
 STATUSES = ("ok", "wrong", "unavailable", "oom", "oom (predicted)", "failed")
 # A failed case may have failed by bad luck and an unavailable one may have been installed since.
 TRIED_AGAIN = ("failed", "unavailable")
-HEAD = (
-    "schema", "study", "profile", "machine", "environment", "device_type", "device_name",
-    "commit", "dirty", "code", "recording", "case", "measured_at", "status", "reason",
-)  # fmt: skip
+HEAD = ("case", "measured_at", "took_s", "status", "reason")
+FRAME = ("machine", "recording", "profile", "study", "device_type", "device_name", "own")
 PROTOCOL = "published_protocol_"
-RECORDING, CASES, PLAN = "FUSEDLIB_RECORDING", "FUSEDLIB_CASES", "FUSEDLIB_PLAN"
-# What tells one row from another; without these nothing can be looked up.
-IDENTITY = ("machine", "profile", "case", "code", "status")
+DESCRIPTION = "machine.json"
+ASSEMBLED = "assembled"
+"""Name of a recording that was put together from several runs, none of which had all cases."""
+RECORDING, CASES = "FUSEDLIB_RECORDING", "FUSEDLIB_CASES"
+UNTIL, LEADING = "FUSEDLIB_UNTIL", "FUSEDLIB_LEADING"
 
 __all__ = [
-    "SCHEMA", "STATUSES", "Recorder", "ResultsError", "Unavailable",
-    "check", "import_rows", "machines_seen", "read_rows",
+    "ASSEMBLED", "PLAN", "SCHEMA", "STATUSES", "Recorder", "Recording", "ResultsError",
+    "Unavailable", "check", "read_rows", "recordings",
 ]  # fmt: skip
 
 
@@ -62,23 +63,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """All rows of one file in the order they were written.
 
     Raises:
-        ResultsError: a line that is not a JSON object, a row from a newer schema, or one without
-            the fields that every row has.
+        ResultsError: a line that is not a JSON object, or a row without case or status.
     """
     rows = read_objects(path)
     for number, row in enumerate(rows, 1):
-        schema = row.get("schema")
-        if not isinstance(schema, int) or schema < 1:
-            raise ResultsError(
-                f"{path}: row {number} has schema {schema!r}, not a whole number from 1; "
-                "it was not written by fusedlib. Move the line elsewhere and run again."
-            )
-        if schema > SCHEMA:
-            raise ResultsError(
-                f"{path}: row {number} has schema {schema}, this fusedlib reads up to {SCHEMA}. "
-                "Update fusedlib, or point FUSEDLIB_RESULTS to another folder."
-            )
-        if lacking := [name for name in IDENTITY if not isinstance(row.get(name), str)]:
+        if lacking := [name for name in ("case", "status") if not isinstance(row.get(name), str)]:
             raise ResultsError(
                 f"{path}: row {number} lacks {', '.join(lacking)}; it was not written by fusedlib. "
                 "Move the line elsewhere and run again."
@@ -86,103 +75,110 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@dataclass(frozen=True)
+class Recording:
+    """One recording's folder.
+
+    Attributes:
+        folder: `<results>/<machine>/<recording>`.
+        profile: whose parameters its cases have.
+        runs: a description of commit, host, device and versions for each run, the oldest first.
+        files: hash of each file of code by its path, of the newest run.
+    """
+
+    folder: Path
+    profile: str
+    runs: tuple[dict[str, Any], ...]
+    files: Mapping[str, str]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Recording":
+        """From its `machine.json`.
+
+        Raises:
+            ResultsError: the file is missing, damaged, or of a newer schema.
+        """
+        path = folder / DESCRIPTION
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            schema, fields = found["schema"], (found["profile"], tuple(found["runs"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ResultsError(
+                f"{path} cannot be read ({type(error).__name__}: {error}); rows beside it are of "
+                "no known machine. Restore the file from git, or move the folder elsewhere."
+            ) from None
+        if schema > SCHEMA:
+            raise ResultsError(
+                f"{path} has schema {schema}, this fusedlib reads up to {SCHEMA}. "
+                "Update fusedlib, or point FUSEDLIB_RESULTS to another folder."
+            )
+        return cls(folder, *fields, found.get("files", {}))
+
+    @property
+    def machine(self) -> str:
+        """Name of the machine's folder."""
+        return self.folder.parent.name
+
+    @property
+    def name(self) -> str:
+        """Of the recording, unique on its machine."""
+        return self.folder.name
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether it is part of the repository and not a visitor's."""
+        return not (self.folder.parent / ".gitignore").exists()
+
+    @property
+    def commits(self) -> list[str]:
+        """Those that its runs were made at, the oldest first, each once."""
+        return list(dict.fromkeys(str(run.get("commit") or "unknown")[:7] for run in self.runs))
+
+    def studies(self) -> list[Path]:
+        """Its files of rows."""
+        return sorted(self.folder.glob("*.jsonl"))
+
+
+def recordings(directory: Path | None = None) -> list[Recording]:
+    """All recordings of a folder; by default the repository's and the visitor's own.
+
+    Raises:
+        ResultsError: a folder of rows has no readable `machine.json`.
+    """
+    folders = [directory] if directory else [paths.RECORDED, paths.results_dir()]
+    found = {p.parent.resolve(): p.parent for d in folders for p in sorted(d.glob("*/*/*.jsonl"))}
+    return [Recording.read(folder) for folder in found.values()]
+
+
 def check(studies: Iterable[str] | None = None, directory: Path | None = None) -> list[str]:
-    """Read all rows of these studies (None: of all) and the descriptions of the machines.
+    """Read all rows of these studies (None: of all) and the descriptions of their recordings.
 
     Returns what was dropped on the way (torn last lines), a sentence each.
 
     Raises:
         ResultsError: the first file that cannot be read, with the reason.
     """
-    names = ["*"] if studies is None else [*sorted(studies), "machine"]
+    names = None if studies is None else set(studies)
     with warnings.catch_warnings(record=True) as dropped:
         warnings.simplefilter("always", TornLineWarning)
-        for name in names:
-            for path in _files(directory, name):
-                (read_objects if path.name == "machine.jsonl" else read_rows)(path)
+        for recording in recordings(directory):
+            for path in recording.studies():
+                if names is None or path.stem in names:
+                    read_rows(path)
     return [str(warning.message) for warning in dropped]
-
-
-def recording_of(row: Mapping[str, Any]) -> str:
-    """The recording that a row belongs to; of one written before there were any, day and commit."""
-    day, commit = str(row.get("measured_at", ""))[:10], str(row.get("commit") or "")[:7]
-    return str(row.get("recording") or f"{day} {commit}".strip())
-
-
-@dataclass(frozen=True)
-class Carried:
-    """Rows of former code that count as rows of today's: `<results>/carried.toml`.
-
-    An entry names a study, the fingerprints that its rows hold (`old`, one or a list, whole or
-    without the rival's part), the parts of the new one (`harness`, `problem`, and `rivals` by name;
-    rivals that it does not name keep their part of a fingerprint given without it), which rows
-    (`where`, fields and values) and `why` they measure the same. Where a change touched nothing but
-    rivals, a `[[same]]` names the new part of each former one (`rivals`), for all studies, with
-    `where` and `why` likewise; it is looked at after the entries, one `[[same]]` after the other.
-    """
-
-    entries: tuple[Mapping[str, Any], ...] = ()
-    same: tuple[Mapping[str, Any], ...] = ()
-
-    @classmethod
-    def load(cls, directory: Path | None = None) -> "Carried":
-        """The entries beside the rows; none without a file.
-
-        Raises:
-            ResultsError: the file is not TOML, or an entry lacks a field.
-        """
-        path = (directory or paths.RECORDED) / "carried.toml"
-        if not path.exists():
-            return cls()
-        try:
-            found = tomllib.loads(path.read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
-            raise ResultsError(f"{path} is not valid TOML: {error}") from None
-        kinds = {
-            "carried": {"study", "old", "harness", "problem", "why"},
-            "same": {"rivals", "why"},
-        }
-        for kind, needed in kinds.items():
-            for number, entry in enumerate(found.get(kind, []), 1):
-                if lacking := sorted(needed - set(entry)):
-                    raise ResultsError(f"{path}: {kind} {number} lacks {', '.join(lacking)}")
-        return cls(*(tuple(found.get(kind, [])) for kind in kinds))
-
-    def code_of(self, row: Mapping[str, Any]) -> str:
-        """The fingerprint that a row counts as having."""
-        shared, _, own = self._carried_code(row).rpartition("-")
-        parts = own.split(".")
-        for entry in self.same:
-            if _is_of(row, entry):
-                parts = [entry["rivals"].get(part, part) for part in parts]
-        return f"{shared}-{'.'.join(parts)}" if shared else own
-
-    def _carried_code(self, row: Mapping[str, Any]) -> str:
-        code = str(row["code"])
-        shared, _, last = code.rpartition("-")
-        for entry in self.entries:
-            olds = [entry["old"]] if isinstance(entry["old"], str) else entry["old"]
-            if entry["study"] != row.get("study") or not {code, shared} & set(olds):
-                continue
-            if _is_of(row, entry):
-                kept = last if shared in olds else "none"
-                own = entry.get("rivals", {}).get(row.get("provider"), kept)
-                return f"{entry['harness']}-{entry['problem']}-{own}"
-        return code
-
-
-def _is_of(row: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
-    return all(row.get(name) in values for name, values in entry.get("where", {}).items())
 
 
 @dataclass
 class Recorder:
     """Writes the rows of one study on this machine and knows which need not be measured again.
 
+    Rows go into the recording named by `$FUSEDLIB_RECORDING`; else into the newest one of this
+    machine and profile that has rows of the study, else into the newest one; with `fresh`, and
+    where there is none, into a new one named by the day.
+
     Args:
         study: name of the study, the file's name.
         profile: profile that the rows are filed under.
-        code: what measures, for the fingerprint of each row.
         fresh: measure everything anew; by default when `$FRESH` is set to anything but 0.
         directory: results folder; by default `paths.results_dir()`.
         machine: description of the machine; by default this one.
@@ -190,7 +186,6 @@ class Recorder:
 
     study: str
     profile: str
-    code: str | Code
     fresh: bool | None = None
     directory: Path | None = None
     machine: machines.Machine = field(default_factory=machines.describe)
@@ -200,73 +195,80 @@ class Recorder:
     def __post_init__(self) -> None:
         if self.fresh is None:
             self.fresh = os.environ.get("FRESH", "0") not in ("", "0")
-        folder = (self.directory or paths.results_dir()) / self.machine.key
-        self.path = folder / f"{self.study}.jsonl"
-        self._machine_path = folder / "machine.jsonl"
-        rows = read_rows(self.path) if self.path.exists() else []
-        self._carried = Carried.load(self.directory)
-        current = [r for r in rows if self._is_current(r) and r["profile"] == self.profile]
-        self._named = os.environ.get(RECORDING)
         listed = os.environ.get(CASES)
         self._only = set(Path(listed).read_text().split()) if listed else None
-        self.recording = self._named or self._next_recording(rows, current)
-        if self._named:
-            rows = [r for r in rows if recording_of(r) == self._named]
-        self._newest = {(r["case"], r["profile"]): r for r in rows}
+        self._folder = (self.directory or paths.results_dir()) / self.machine.key
+        self.recording = os.environ.get(RECORDING) or self._chosen()
+        self.path = self._folder / self.recording / f"{self.study}.jsonl"
+        rows = read_rows(self.path) if self.path.exists() else []
+        self._newest = {row["case"]: row for row in rows}
+        self._described = False
+        self._clock = time.monotonic()
 
-    def _next_recording(self, rows: list[dict[str, Any]], current: list[dict[str, Any]]) -> str:
-        """The one that a stopped or repeated run goes on with, or a new one named by the day."""
-        if current and not self.fresh:
-            return recording_of(current[-1])
-        today = datetime.now(UTC).date().isoformat()
-        taken = {recording_of(r) for r in rows}
-        names = (today if n == 1 else f"{today}.{n}" for n in count(1))
-        return next(name for name in names if name not in taken)
+    def _chosen(self) -> str:
+        """The recording that a stopped or repeated run goes on with, or a new one."""
+        own = [
+            Recording.read(path.parent) for path in self._folder.glob(f"*/{DESCRIPTION}")
+            if path.parent.name != ASSEMBLED
+        ]  # fmt: skip
+        own = [recording for recording in own if recording.profile == self.profile]
+        if own and not self.fresh:
+            newest = max(own, key=lambda r: (self._has_rows(r.name), str(r.runs[-1]["began"])))
+            return newest.name
+        day = datetime.now(UTC).date().isoformat()
+        if self.profile != "full":
+            day += f"-{self.profile}"
+        names = (day if n == 1 else f"{day}.{n}" for n in count(1))
+        return next(name for name in names if not self._has_rows(name))
 
-    def code_of(self, case: Mapping[str, Any]) -> str:
-        """Fingerprint of the code that measures a case now."""
-        return self.code if isinstance(self.code, str) else self.code.of(case)
-
-    def _is_current(self, row: dict[str, Any]) -> bool:
-        return self._carried.code_of(row) == self.code_of(row)
+    def _has_rows(self, recording: str) -> bool:
+        return (self._folder / recording / f"{self.study}.jsonl").exists()
 
     def rows(self) -> "pd.DataFrame":
-        """Rows of every machine whose code is current, of all recordings, as one tidy frame.
+        """Rows of every recording of every machine as one tidy frame.
 
-        Of machines that are recorded in this repository and of this one; of each the profile
-        `full` where it has rows of it. `own` tells this machine's rows. `machine` is a categorical
-        that names this machine even where it has none; its first category is the one that figures
-        and tables show: recorded in full, on a GPU, else this one. Of a case that a recording
-        measured twice, the later row.
+        Of each machine the profile `full` where it has rows of it. `own` tells this machine's rows.
+        `machine` is a categorical that names this machine even where it has none; its first
+        category is the one that figures and tables show: `$FUSEDLIB_LEADING` where that is set,
+        else one recorded in full, on a GPU, this one before others, with the most cases. Of a
+        case that a recording measured twice, the later row.
         """
         import pandas as pd
 
         newest: dict[tuple[str, ...], dict[str, Any]] = {}
-        for path in _files(self.directory, self.study):
+        for recording in recordings(self.directory):
+            path = recording.folder / f"{self.study}.jsonl"
+            if not path.exists():
+                continue
+            shared = {
+                "machine": recording.machine, "recording": recording.name,
+                "profile": recording.profile, "study": self.study,
+                **{name: recording.runs[-1].get(name) for name in ("device_type", "device_name")},
+            }  # fmt: skip
             for row in read_rows(path):
-                if self._is_current(row):
-                    row = {**row, "recording": recording_of(row)}
-                    at = ("machine", "profile", "recording", "case")
-                    newest[tuple(row[name] for name in at)] = row
+                newest[recording.machine, recording.name, row["case"]] = shared | row
         full = {r["machine"] for r in newest.values() if r["profile"] == "full"}
         chosen = [r for r in newest.values() if r["profile"] == "full" or r["machine"] not in full]
-        frame = pd.DataFrame(chosen) if chosen else pd.DataFrame(columns=list(HEAD))
+        frame = pd.DataFrame(chosen) if chosen else pd.DataFrame(columns=[*FRAME, *HEAD])
         on_gpu = set(frame.loc[frame["device_type"] == "cuda", "machine"])
+        cases = frame.groupby("machine")["case"].nunique()
+        own, leading = machines.key(), os.environ.get(LEADING)
         names = sorted(
-            {*frame["machine"], machines.key()}, reverse=True,
-            key=lambda name: (name in full, name in on_gpu, name == machines.key(), name),
+            {*frame["machine"], own} | ({leading} if leading else set()), reverse=True,
+            key=lambda name: (
+                name == leading, name in full, name in on_gpu, name == own, cases.get(name, 0), name
+            ),
         )  # fmt: skip
         frame["machine"] = pd.Categorical(frame["machine"], categories=names)
-        frame = frame.assign(own=frame["machine"] == machines.key())
+        frame = frame.assign(own=frame["machine"] == own)
         frame.attrs["study"] = self.study
         return frame
 
     def missing(self, cases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The cases that have no row of this profile and code yet; the others count as skipped.
+        """The cases that the recording has no row of yet; the others count as skipped.
 
-        Where `$FUSEDLIB_RECORDING` names a recording, no row of it; where `$FUSEDLIB_CASES` names a
-        file of case ids, those cases alone. Where `$FUSEDLIB_PLAN` names a file, none: they are
-        listed there, a line each that begins with its id.
+        Where `$FUSEDLIB_CASES` names a file of case ids, those cases alone. Where `$FUSEDLIB_PLAN`
+        names a file, none: they are listed there, a line each that begins with its id.
         """
         todo = []
         for case in cases:
@@ -274,18 +276,22 @@ class Recorder:
             name = case_id(self.study, case)
             if self._only is not None and name not in self._only:
                 continue
-            row = self._newest.get((name, self.profile))
-            kept = row is not None and self._is_current({**row, **case})
-            if kept and not self.fresh and row["status"] not in TRIED_AGAIN:  # type: ignore[index]
+            row = self._newest.get(name)
+            if row is not None and not self.fresh and row["status"] not in TRIED_AGAIN:
                 self.skipped += 1
             else:
                 todo.append(dict(case))
+        self._clock = time.monotonic()
         if not (plan := os.environ.get(PLAN)):
             return todo
         with Path(plan).open("a", encoding="utf-8") as lines:
             for case in todo:
                 lines.write(f"{case_id(self.study, case)} {self.study} {json.dumps(case)}\n")
         return []
+
+    def is_over(self) -> bool:
+        """Whether the time that `$FUSEDLIB_UNTIL` gives, in seconds since 1970, is over."""
+        return time.time() > float(os.environ.get(UNTIL) or math.inf)
 
     def append(
         self, case: Mapping[str, Any], figures: Mapping[str, Any] | None = None,
@@ -313,35 +319,30 @@ class Recorder:
             times = ("_ms", "_s")
             figures = {PROTOCOL + n if n.endswith(times) else n: v for n, v in figures.items()}
             status, reason = "wrong", why
-        if taken := sorted(set(figures) & (set(HEAD) | set(case))):
+        if taken := sorted(set(figures) & {*FRAME, *HEAD, *case}):
             raise ValueError(f"figures may not be named like the row's own fields: {taken}")
-        facts = self.machine
+        before, self._clock = self._clock, time.monotonic()
         row = {
-            "schema": SCHEMA, "study": self.study, "profile": self.profile,
-            "machine": facts.key, "environment": facts.environment,
-            "device_type": facts.device_type, "device_name": facts.device_name,
-            "commit": facts.commit, "dirty": facts.dirty, "code": self.code_of(case),
-            "recording": self.recording, "case": case_id(self.study, case),
+            "case": case_id(self.study, case),
             "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "status": status, "reason": reason,
+            "took_s": round(self._clock - before, 1), "status": status, "reason": reason,
             **{k: plain(v) for k, v in case.items()}, **_finite(figures),
         }  # fmt: skip
-        if os.environ.get(PLAN):
+        if is_planning():
             self.missing([case])  # what cannot be measured here may be elsewhere
         elif status != "unavailable" or self._only is None or row["case"] in self._only:
             self._write(row)
         return row
 
     def _write(self, row: dict[str, Any]) -> None:
-        key = (row["case"], row["profile"])
-        before = self._newest.get(key)
-        self._newest[key] = row
-        same = ("status", "reason", "code")
+        before = self._newest.get(row["case"])
+        self._newest[row["case"]] = row
+        same = ("status", "reason")
         if row["status"] == "unavailable" and before and all(before[k] == row[k] for k in same):
             return  # still unavailable for the same reason: nothing new to record
-        described = read_objects(self._machine_path) if self._machine_path.exists() else []
-        if self.machine.environment not in {d.get("environment") for d in described}:
-            append_object(self._machine_path, {"schema": SCHEMA, **self.machine.as_dict()})
+        if not self._described:
+            describe(self.path.parent, self.profile, self.machine, row["measured_at"])
+            self._described = True
         append_object(self.path, row)
         self.measured += 1
 
@@ -351,6 +352,45 @@ class Recorder:
         if self.skipped:
             text += f", {self.skipped} unchanged rows kept (FRESH=1 measures them anew)"
         return f"{text} · {self.path}"
+
+
+def describe(folder: Path, profile: str, machine: machines.Machine, began: str) -> None:
+    """Note in a recording's `machine.json` that a run on this machine writes rows from now on.
+
+    A run at the commit and in the environment of the one before goes on with it. The folder of a
+    machine that nobody named gets a `.gitignore`: it is a visitor's, and no part of the repository.
+
+    Raises:
+        ResultsError: the folder cannot be written, or its recording has another profile.
+    """
+    path, run = folder / DESCRIPTION, machine.as_dict() | {"began": began}
+    try:
+        if not folder.parent.exists() and not os.environ.get(machines.NAME):
+            folder.parent.mkdir(parents=True)
+            (folder.parent / ".gitignore").write_text("*\n")
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            known = json.loads(file.read() or "{}")
+            if known.get("profile", profile) != profile:
+                raise ResultsError(
+                    f"{path.parent} is a recording of the profile {known['profile']}, not "
+                    f"{profile}; give another name with FUSEDLIB_RECORDING"
+                )
+            runs = known.get("runs", [])
+            alike = ("environment", "commit", "dirty", "host")
+            if runs and all(runs[-1].get(name) == run[name] for name in alike):
+                return
+            shared = {"schema": SCHEMA, "profile": profile, "runs": [*runs, run]}
+            file.truncate(0)
+            json.dump(shared | {"files": provenance.files()}, file, indent=1, ensure_ascii=False)
+            file.write("\n")
+    except OSError as error:
+        raise ResultsError(
+            f"cannot write to {path}: {error.strerror or error}. Make room or set FUSEDLIB_RESULTS "
+            "to a folder you may write to, then run again."
+        ) from error
 
 
 def plain(value: Any) -> Any:
@@ -380,76 +420,7 @@ def _finite(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_case(case: Mapping[str, Any]) -> None:
     for name, value in case.items():
-        if name in HEAD:
+        if name in (*HEAD, *FRAME):
             raise ValueError(f"a case may not have a field named {name!r}: the row's head has it")
         if value is not None and not isinstance(value, (bool, int, float, str)):
             raise ValueError(f"case field {name}={value!r} is no plain scalar; cases are flat")
-
-
-def _files(directory: Path | None, name: str) -> list[Path]:
-    """Files of a name below a folder; by default the repository's and the visitor's own."""
-    folders = [directory] if directory else [paths.RECORDED, paths.results_dir()]
-    return list(dict.fromkeys(p for d in folders for p in sorted(d.glob(f"*/{name}.jsonl"))))
-
-
-def machines_seen(directory: Path | None = None) -> "pd.DataFrame":
-    """Descriptions of all machines that have rows, one line each time something changed there."""
-    import pandas as pd
-
-    read = (d for path in _files(directory, "machine") for d in read_objects(path))
-    found = list({json.dumps(d, sort_keys=True): d for d in read}.values())
-    names = [fact.name for fact in fields(machines.Machine) if fact.name != "key"]
-    frame = pd.DataFrame(found, columns=["schema", "key", *names])
-    return frame.rename(columns={"key": "machine"}).assign(
-        own=lambda f: f.machine == machines.key()
-    )
-
-
-def import_rows(source: Path, destination: Path | None = None, machine: str | None = None) -> str:
-    """Bring the rows of another results folder into this one, each once, changed only as asked.
-
-    Args:
-        source: the folder that holds the machines.
-        destination: another results folder than `paths.results_dir()`.
-        machine: file all rows under this name, for a run that nobody gave the machine's name; it
-            has rows already, and of each environment that is brought.
-
-    Returns how many there were, for people.
-
-    Raises:
-        ResultsError: `source` holds no `<machine>/<study>.jsonl`, a file in it is damaged, or
-            `machine` was never seen with an environment of its rows.
-    """
-    files = sorted(source.glob("*/*.jsonl"))
-    if not files:
-        raise ResultsError(
-            f"{source} holds no <machine>/<study>.jsonl; give the folder that holds the machines"
-        )
-    folder = destination or paths.results_dir()
-    # Everything is read before anything is written: a damaged file stops the whole import.
-    loaded = {f: read_objects(f) if f.name == "machine.jsonl" else read_rows(f) for f in files}
-    if machine:
-        seen = folder / machine / "machine.jsonl"
-        known = {d["environment"] for d in (read_objects(seen) if seen.exists() else [])}
-        brought = {str(row.get("environment")) for rows in loaded.values() for row in rows}
-        if strange := sorted(brought - known):
-            raise ResultsError(
-                f"{source} holds rows of the environment {', '.join(strange)}, which "
-                f"{machine!r} has none of in {folder}; import them under their own name"
-            )
-    added = present = 0
-    for path, rows in loaded.items():
-        target = folder / (machine or path.parent.name) / path.name
-        name = "key" if path.name == "machine.jsonl" else "machine"
-        there = {_line(r) for r in read_objects(target)} if target.exists() else set()
-        for row in rows:
-            filed = {**row, name: machine} if machine else row
-            if _line(filed) in there:
-                present += 1
-                continue
-            append_object(target, filed)
-            added += 1
-    return f"{added} rows added from {len(files)} files, {present} were there already"
-
-
-_line = partial(json.dumps, sort_keys=True)

@@ -8,14 +8,13 @@ claims go through the registry and name nobody.
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.code import Source, fingerprint
+from fusedlib.bench.attempt import Unavailable, is_planning
 from fusedlib.bench.machine import version_of
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -78,7 +77,6 @@ class Rival:
         dtypes: what it takes.
         capability: least compute capability.
         traits: what else is known of it, such as "fused".
-        behind: what of ours its result depends on, for its fingerprint.
     """
 
     task: str
@@ -92,7 +90,6 @@ class Rival:
     dtypes: tuple[str, ...] = DTYPES
     capability: tuple[int, int] = (0, 0)
     traits: frozenset[str] = frozenset()
-    behind: Callable[[], Iterable[Source]] = tuple
 
     def check_available(self, device: torch.device | str, dtype: str) -> None:
         """Whether it can run at all on this device in this dtype; costs no set-up.
@@ -101,6 +98,8 @@ class Rival:
             Unavailable: a package or the device is missing, the device is no CUDA GPU or too old,
                 or the dtype is not taken.
         """
+        if is_planning():
+            return
         for package in self.requires:
             if importlib.util.find_spec(package) is None:
                 raise Unavailable(f"the package {package} is not installed")
@@ -124,13 +123,25 @@ class Rival:
         """Version and settings, as figures of its rows."""
         return {"version": self.version(), "settings": self.settings}
 
-    @cache  # noqa: B019 (rivals live as long as the process)
-    def fingerprint(self) -> str:
-        """Of its own function, what that leads to in its module, and what lies behind it."""
-        return fingerprint(self.build, *self.behind())
-
 
 RIVALS: dict[tuple[str, str], Rival] = {}
+ARMS: dict[str, tuple[str, int]] = {
+    "fused": ("fusedlib", 0),
+    "eager": ("PyTorch", 1),
+    "huggingface": ("Hugging Face", 1),
+    "inductor": ("torch.compile", 2),
+    "liger": ("Liger", 3),
+    "fused-inductor": ("fusedlib, torch.compile", 4),
+    "products": ("products alone", 6),
+    "fused-input": ("fusedlib, keeping x alone", 7),
+    "inductor-causal": ("torch.compile, no mask", 8),
+    "inductor-layers": ("torch.compile, by layer", 9),
+    "fused-inductor-layers": ("fusedlib, torch.compile by layer", 11),
+    "liger-fp32": ("Liger, fp32 sums", 17),
+    "published-kernel": ("published kernel (wrong)", 18),
+    "copy": ("a copy", 27),
+}
+"""Label and slot of names that several tasks register."""
 
 
 def rival(
@@ -141,23 +152,30 @@ def rival(
     Args:
         task: what it computes.
         name: in the rows; one rival may do several tasks under one name.
-        label: for people; by default the name.
-        place: colour slot; by default that of the same name in another task, else a free one.
+        label: for people; by default that in `ARMS`, else the name.
+        place: colour slot; by default that in `ARMS`, else one that is free in the task.
         options: further fields of `Rival`.
 
     Raises:
-        ValueError: the task has a rival of this name.
+        ValueError: the task has a rival of this name, or the name has another label or slot.
     """
 
     def register(build: Callable[..., Any]) -> Callable[..., Any]:
         if (task, name) in RIVALS:
             raise ValueError(f"{task} has a rival named {name!r} already")
-        known = next((r for r in RIVALS.values() if r.name == name), None)
-        free = max((r.place for r in RIVALS.values()), default=-1) + 1
-        slot = place if place is not None else known.place if known else free
-        shown = label or (known.label if known else name)
-        told = (build.__doc__ or "").partition("\n")[0].rstrip(".")
-        RIVALS[task, name] = Rival(task, name, shown, slot, build, told, **options)
+        known = ARMS.get(name) or next(
+            ((r.label, r.place) for r in RIVALS.values() if r.name == name), None
+        )
+        taken = {slot for _, slot in ARMS.values()} | {get(task, n).place for n in names(task)}
+        free = next(slot for slot in count() if slot not in taken)
+        look = known or (label or name, free if place is None else place)
+        if label not in (None, look[0]) or place not in (None, look[1]):
+            raise ValueError(
+                f"{name!r} is {look[0]!r} in slot {look[1]}, not {label!r} in {place}: a name has "
+                "one label and one slot in all tasks"
+            )
+        settings = (build.__doc__ or "").partition("\n")[0].rstrip(".")
+        RIVALS[task, name] = Rival(task, name, *look, build, settings, **options)
         return build
 
     return register
@@ -172,11 +190,6 @@ def get(task: str, name: str) -> Rival:
     if (task, name) not in RIVALS:
         raise ValueError(f"unknown rival {name!r} in {task}; known: {', '.join(names(task))}")
     return RIVALS[task, name]
-
-
-def fingerprints(task: str) -> Callable[[str], str]:
-    """Fingerprint of a task's rival by its name; "gone" of one that is not registered any more."""
-    return lambda name: RIVALS[task, name].fingerprint() if (task, name) in RIVALS else "gone"
 
 
 def names(task: str, *traits: str) -> list[str]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib import functional, modules, reference
-from fusedlib.bench import rivals, sources
+from fusedlib.bench import rivals
 from fusedlib.bench.problems import Inputs, SwiGLUProblem
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.swiglu import PLAIN_PATH
@@ -30,7 +30,7 @@ class PlainMLP(nn.Module):
         return reference.swiglu_mlp(x, self.w_gate, self.w_up, self.w_down)
 
 
-@rival(STACK, "eager", behind=lambda: (PlainMLP,))
+@rival(STACK, "eager")
 def eager(hidden_size: int, intermediate_size: int) -> nn.Module:
     """Plain PyTorch, an operation at a time."""
     return PlainMLP(hidden_size, intermediate_size)
@@ -45,15 +45,13 @@ def liger(hidden_size: int, intermediate_size: int) -> nn.Module:
     return LigerSwiGLUMLP(SimpleNamespace(**sizes, hidden_act="silu"))
 
 
-@rival(STACK, "fused", requires=("triton",), needs_cuda=True,
-       behind=lambda: (modules.SwiGLUMLP, *sources.behind("fusedlib.functional")))  # fmt: skip
+@rival(STACK, "fused", requires=("triton",), needs_cuda=True)
 def fused(hidden_size: int, intermediate_size: int) -> nn.Module:
     """`fusedlib.SwiGLUMLP`."""
     return modules.SwiGLUMLP(hidden_size, intermediate_size)
 
 
-@rival(STACK, "fused (input)", requires=("triton",), needs_cuda=True,
-       behind=lambda: (modules.SwiGLUMLP, *sources.behind("fusedlib.functional")))  # fmt: skip
+@rival(STACK, "fused-input", requires=("triton",), needs_cuda=True)
 def fused_input(hidden_size: int, intermediate_size: int) -> nn.Module:
     """`fusedlib.SwiGLUMLP` with save="input"."""
     return modules.SwiGLUMLP(hidden_size, intermediate_size, save="input")

@@ -3,7 +3,7 @@
 Training keeps a card at its power limit, and the clock falls until the power fits. So each rival
 works alone for about a second, heated first, and all of a heat do so in rounds: A B C, then C B A,
 so that drift hits all alike. Any race in turns can be run so: `lasting` makes its cases, `event`
-its event and `study_code` the fingerprints of their rows. A round is a heat of its own.
+its event. A round is a heat of its own.
 
 A step cannot take fewer joules than its products unless it makes cheaper ones: "product" is what a
 FLOP of a plain square product takes under the same load.
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fusedlib.bench import code, machine, race, roofline, timing
+from fusedlib.bench import machine, race, roofline, timing
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.race import Case, Entry, Event, Lap
 from fusedlib.bench.statistics import summarize
@@ -185,14 +185,3 @@ def product(case: Case) -> dict[str, Any]:
     with roofline.precision_of(case["precision"]):
         found = under_load(lap, device, HEAT_S, case["seconds"])
     return {**found, "median_ms": found["burst_median_ms"], "flops": 2 * size**3}
-
-
-# --- fingerprints ---------------------------------------------------------------------------------
-
-_MEASURED = machine.Energy, machine.energy, under_load
-PRODUCT_CODE = code.Code((timing, *_MEASURED), (product,))
-
-
-def study_code(turns: code.Code) -> code.Code:
-    """Fingerprints of rows under load, from those of the same race in turns."""
-    return code.Code((*turns.harness, *_MEASURED), (*turns.problem, Course), turns.rival)

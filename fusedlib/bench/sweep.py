@@ -26,12 +26,14 @@ def sweep(
 
     `measure` returns the row's figures, among them `status` and `reason` where the case is not ok,
     or raises what `Attempt.at` knows: no case ends the sweep. Only a row that cannot be written
-    (`ResultsError`) and ctrl-C do. On NVIDIA cards each row carries the card's clocks, power and
-    temperature before and after.
+    (`ResultsError`), ctrl-C and the end of `make record`'s time do. On NVIDIA cards each row
+    carries the card's clocks, power and temperature before and after.
     """
     todo = recorder.missing(cases)
     with progress(recorder.study, len(todo)) as shown:
         for case in todo:
+            if recorder.is_over():
+                break
             shown.case(label(case))
             before = machine.conditions()
             figures, status, reason = outcome(measure, case)

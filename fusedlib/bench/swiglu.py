@@ -10,15 +10,11 @@ from torch import Tensor, nn
 from fusedlib import functional, reference
 from fusedlib.bench import (
     check,
-    code,
     graphs,
     machine,
-    plain_products,
-    problems,
     race,
     rivals,
     roofline,
-    sources,
     timing,
 )
 from fusedlib.bench.attempt import Unavailable
@@ -35,16 +31,13 @@ PLAIN_PATH = "plain PyTorch"
 HALVES = ("bfloat16", "float16")
 
 
-@rival(TASK, "fused", label="fusedlib", place=0, requires=("triton",), needs_cuda=True,
-       behind=lambda: sources.behind("fusedlib.functional"))  # fmt: skip
+@rival(TASK, "fused", requires=("triton",), needs_cuda=True)
 def fused(inputs: Inputs) -> Workload:
     """Our kernels; in fp32 large products split or, in TF32, cuBLAS's; small ones plain PyTorch."""
     return _fused(inputs, "gate_up")
 
 
-@rival(TASK, "fused (input)", label="fusedlib, keeping x alone", place=7, requires=("triton",),
-       needs_cuda=True, behind=lambda: sources.behind("fusedlib.functional"),
-       traits=frozenset({"asked for"}))  # fmt: skip
+@rival(TASK, "fused-input", requires=("triton",), needs_cuda=True, traits=frozenset({"asked for"}))
 def fused_input(inputs: Inputs) -> Workload:
     """Our kernels, keeping x alone for backward and computing gate and up again."""
     return _fused(inputs, "input")
@@ -60,20 +53,20 @@ def _fused(inputs: Inputs, save: str) -> Workload:
     )  # fmt: skip
 
 
-@rival(TASK, "eager", label="PyTorch", place=1)
+@rival(TASK, "eager")
 def eager(inputs: Inputs) -> Workload:
     """Plain PyTorch, an operation at a time."""
     leaves = inputs.leaves()
     return Workload(lambda: reference.swiglu_mlp(**leaves), leaves)
 
 
-@rival(TASK, "inductor", label="torch.compile", place=2)
+@rival(TASK, "inductor")
 def inductor(inputs: Inputs) -> Workload:
     """torch.compile, default mode, fullgraph=True, dynamic=False."""
     return _compiled(inputs, mode="default")
 
 
-@rival(TASK, "inductor-max", label="torch.compile, searched", place=9, needs_cuda=True,
+@rival(TASK, "inductor-searched", label="torch.compile, searched", place=9, needs_cuda=True,
        traits=frozenset({"asked for"}))  # fmt: skip
 def inductor_max(inputs: Inputs) -> Workload:
     """torch.compile, mode max-autotune-no-cudagraphs, fullgraph=True, dynamic=False."""
@@ -95,7 +88,7 @@ def _compiled(inputs: Inputs, mode: str) -> Workload:
     return Workload(lambda: compiled(**leaves), leaves)
 
 
-@rival(TASK, "liger", label="Liger", place=3, requires=("liger_kernel",), needs_cuda=True)
+@rival(TASK, "liger", requires=("liger_kernel",), needs_cuda=True)
 def liger(inputs: Inputs) -> Workload:
     """Liger's fused silu(gate) · up between cuBLAS products, as its `LigerSwiGLUMLP` does it."""
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
@@ -138,20 +131,13 @@ def _quack(inputs: Inputs, tuned: bool) -> Workload:
     return Workload(forward, leaves, alternating=True)
 
 
-@rival(TASK, PRODUCTS, label="products alone", place=6, traits=frozenset({"bound"}))
+@rival(TASK, PRODUCTS, traits=frozenset({"bound"}))
 def products(inputs: Inputs) -> PlainProducts:
     """The problem's matrix products by torch.mm, gate and up packed: what no fusion removes."""
     return PlainProducts.of(inputs)
 
 
 # --- what is measured ----------------------------------------------------------------------------
-
-
-def study_code(**others: code.Code) -> code.Code:
-    """Fingerprints of study 03's rows; further experiments bring theirs by name."""
-    harness = (race, check, graphs, timing)
-    own = (problems, plain_products, reference.swiglu_mlp, roofline, Course, _products_lap)
-    return code.ByExperiment(harness, own, rivals.fingerprints(TASK), others)
 
 
 def cases(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusedlib.bench import attempt, code, first_step, fresh, machine, steps, timing
+from fusedlib.bench import attempt, fresh, machine, steps
 from fusedlib.models import transformer
 
 STUDY = "01_warmup"
@@ -11,13 +11,6 @@ MEASURED_STEPS = 10
 TIMEOUT_S = 540.0
 ARGUMENTS = ("context_length", "batch_size", "dtype", "attention", "device", "direction")
 Case = dict[str, Any]
-
-
-def study_code() -> code.Code:
-    """Fingerprints of study 01's rows."""
-    clock = (timing.Sections, timing.CudaClock, timing.HostClock, timing.synchronize)
-    step = (steps.Trainer, steps.adamw, steps.in_one_process)
-    return code.Code((fresh, *clock), (*step, first_step, transformer))
 
 
 def problem(

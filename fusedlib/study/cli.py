@@ -139,24 +139,44 @@ def report(
 @app.command()
 def record(
     only: Only = None, config: StudyFile = None,
-    name: Annotated[str, typer.Option(help="name of the recording")] = "",
+    name: Annotated[str, typer.Option(help="of the recording; default: this commit's")] = "",
+    minutes: Annotated[float, typer.Option(help="how long, the cases of most claims first")] = 25.0,
+    dry: Annotated[bool, typer.Option("--dry", help="only say what it will take")] = False,
+    packed: Annotated[
+        Path | None, typer.Option(help="folder that gets the recording as one file")
+    ] = None,
 ) -> None:  # fmt: skip
-    """Measure what claims rest on once more, as a recording of its own."""
-    from datetime import UTC, datetime
-
-    from fusedlib.bench import results
-    from fusedlib.study import recording
+    """Measure the full profile as one recording: its name is the card's, its commit this one's."""
+    from fusedlib.bench import machine as machines
+    from fusedlib.study import record as recording
 
     loaded = configs.load(config)
-    cases: set[str] = set()
-    for study in loaded.select(_names(only)):
-        cases |= recording.cases_of(recording.analysis_of(study.notebook).claims)
-    listed = paths.build_dir() / "record" / "cases.txt"
-    write_whole(listed, "\n".join(sorted(cases)))
-    os.environ[results.CASES] = str(listed.absolute())
-    os.environ.setdefault(results.RECORDING, name or f"{datetime.now(UTC):%Y-%m-%d.%H%M}")
-    print(f"recording {os.environ[results.RECORDING]}: {len(cases)} cases that claims rest on")
-    _exit_for(_run(loaded, "full", only, None, False, frame=False))
+    os.environ.setdefault(machines.NAME, machines.card())  # before anything asks for the name
+    if not dry:
+        recording.check_ready()
+    folder = paths.results_dir() / machines.key()
+    facts = machines.describe()
+    called = recording.chosen_name(name, folder, facts)
+    units = recording.left(recording.units(loaded, _names(only)), folder / called)
+    chosen = recording.within(units, minutes)
+    print(f"all that is left of the recording {called} on {machines.key()}:")
+    print(recording.summary(units))
+    print(f"within {minutes:g} minutes:\n{recording.summary(chosen)}", flush=True)
+    if dry:
+        return
+
+    def run_study(study: str) -> bool:
+        return _run(loaded, "full", [study], None, False, frame=False)
+
+    _exit_for(recording.record(chosen, called, minutes, run_study, packed))
+
+
+@app.command()
+def pack(config: StudyFile = None) -> None:
+    """Write the commit, the files' hashes and what is to be recorded into `code.json`."""
+    from fusedlib.study import record as recording
+
+    print(f"carry {recording.carry(configs.load(config))} beside the code")
 
 
 @app.command("render")
@@ -206,20 +226,6 @@ def machine() -> None:
 
     facts = dataclasses.asdict(machines.describe())
     print(json.dumps(facts, indent=2, ensure_ascii=False))
-
-
-@app.command("import-rows")
-def import_rows(
-    folder: Annotated[Path, typer.Argument(help="results folder of another machine or clone")],
-    machine: Annotated[str, typer.Option(help="name to file rows under that were given none")] = "",
-) -> None:
-    """Add the rows of another results folder to this one, each once."""
-    from fusedlib.bench import results
-
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder; give one that holds <machine>/<study>.jsonl")
-    check_writable(paths.results_dir())
-    print(results.import_rows(folder, paths.results_dir(), machine or None))
 
 
 @app.command()

@@ -55,19 +55,14 @@ def claim(
 def whose(rows: pd.DataFrame) -> None:
     """Say to whoever reads the notebook which machine its figures and numbers are of."""
     machine = leading(rows)
-    if machine == machines.key():
-        prose("*Figures, tables and the numbers in claims are of this machine.*")
-        return
-    prose(
-        f"*Figures, tables and the numbers in claims are of {machine}, recorded earlier. What this "
-        "machine measured stands under “This machine”, and each claim says whether it holds here.*"
-    )
-
-
-def awaiting(sentence: str, verdict: str) -> None:
-    """Show a claim whose rows nobody has recorded; the paper leaves it out."""
-    text = f"**Not recorded yet.** {sentence}\n\n*{verdict}*"
-    _emit({"text/markdown": text, "text/plain": text}, {"kind": "awaiting"})
+    text = "*Figures, tables and the numbers in claims are of this machine.*"
+    if machine != machines.key():
+        text = (
+            f"*Figures, tables and the numbers in claims are of {machines.label(machine)}, "
+            "recorded earlier. What this machine measured stands under “This machine”, and each "
+            "claim says whether it holds here.*"
+        )
+    _emit({"text/markdown": text, "text/plain": text}, {"kind": "whose"})
 
 
 def table(
@@ -157,13 +152,18 @@ def figure(fig: "Figure | Picture", caption: str, alt: str | None = None, name: 
     drawn = style.svg(fig)
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close(fig)
-    page = (
-        f"<figure id='{name}' style='margin: 0'><div style='background: white'>{drawn}</div>"
-        f"<figcaption>{_inline(caption)}</figcaption></figure>"
-    )
+    page = figure_html(name, drawn, caption)
     _emit(
         {"image/svg+xml": drawn, "text/html": page, "text/plain": alt},
         {"kind": "figure", "caption": caption, "alt": alt, "name": name, "data": data},
+    )
+
+
+def figure_html(name: str, drawn: str, caption: str) -> str:
+    """HTML of a figure for JupyterLab."""
+    return (
+        f"<figure id='{name}' style='margin: 0'><div style='background: white'>{drawn}</div>"
+        f"<figcaption>{_inline(caption)}</figcaption></figure>"
     )
 
 

@@ -30,7 +30,7 @@ class Stated:
         sentence: with the numbers of the leading machine.
         headline: whether it stands on page one.
         numbers: the sentence's numbers as they are written in it.
-        verdicts: a dictionary a machine: machine, own, held, measured, count.
+        verdicts: a dictionary a machine: machine, label, own, held, measured, count, text.
     """
 
     study: str
@@ -42,12 +42,16 @@ class Stated:
     verdicts: Sequence[dict[str, Any]]
 
     def verdict(self, own: bool) -> str:
-        """In how many recordings it holds, such as "3 of 3"; a dash where none measured it.
+        """In how many recordings of each machine it holds, such as "H200: 3 of 3; H100: 1 of 1".
 
-        How many have a part of the cases stands at the claim itself.
+        Args:
+            own: of this machine alone, which needs no name; else of the others.
         """
-        counts = [v["count"] for v in self.verdicts if v["own"] == own and v["measured"]]
-        return ", ".join(counts) or MISSING
+        told = [v for v in self.verdicts if v["own"] == own and v["measured"]]
+        counts = [
+            v["count"] if own or not v["label"] else f"{v['label']}: {v['count']}" for v in told
+        ]
+        return "; ".join(counts) or MISSING
 
 
 def stated(folder: Path | None = None) -> Iterator[Stated]:

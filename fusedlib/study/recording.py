@@ -1,13 +1,11 @@
 """The analysis of a notebook run in this process, without its measuring: what it shows and claims.
 
-`make record` measures exactly the cases that its claims rest on, as one more recording; `make
-figures`, the README and the tests take what it shows from the recorded rows alone.
+`make figures`, the README, the slides and the tests take what it shows from the repository's
+recordings alone.
 """
 
 import contextlib
 import io
-import os
-import re
 import site
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,12 +16,14 @@ from typing import Any
 import nbformat
 
 from fusedlib import paths
-from fusedlib.study import claims, display
+from fusedlib.bench import results
+from fusedlib.bench.machine import NAME
+from fusedlib.study import beside, claims, display
 from fusedlib.study.claims import Claim
+from fusedlib.study.plan import MEASURE, environment
 from fusedlib.study.running.config import FRAME, STATIC, Config
 from fusedlib.study.running.products import METADATA, copy_path
 
-MEASURE = "measure"
 NOBODY = "nobody"
 """Name of a machine that has no rows."""
 
@@ -53,7 +53,7 @@ def analysis_of(notebook: Path) -> Analysis:
     namespace: dict[str, object] = {"__name__": "__main__"}
     site.addsitedir(str(notebook.parent))  # its helpers, as a kernel started there finds them
     try:
-        with _environment({STATIC: "1"}):
+        with environment({STATIC: "1"}):
             for at, cell in enumerate(read.cells):
                 if cell.cell_type == "code" and MEASURE not in cell.metadata.get("tags", []):
                     code = compile(cell.source, f"{notebook.name}[{at}]", "exec")
@@ -77,14 +77,34 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
         The claims that each study states.
     """
     stated = {}
-    with recorded_rows(), _environment({"FUSEDLIB_BUILD": str(folder)}):
+    with recorded_rows(), environment({"FUSEDLIB_BUILD": str(folder)}):
         for study in config.select(only):
             analysis = analysis_of(study.notebook)
+            show_others(analysis.notebook, study.notebook, [study.name])
             analysis.save(copy_path(study.name))
             stated[study.name] = analysis.claims
         if not only:
-            analysis_of(config.frame.notebook).save(copy_path(FRAME))
+            analysis = analysis_of(config.frame.notebook)
+            names = [study.name for study in config.studies]
+            show_others(analysis.notebook, config.frame.notebook, names)
+            analysis.save(copy_path(FRAME))
     return stated
+
+
+def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
+    """Put what other machines show beside what the leading one does, in an executed notebook.
+
+    Args:
+        executed: the notebook with its outputs, changed in place.
+        source: the notebook as it is committed.
+        studies: whose rows it shows.
+    """
+    leader, *others = beside.shown_machines(studies)
+    views = {}
+    for machine in others:
+        with environment({results.LEADING: machine}):
+            views[machine] = analysis_of(source).notebook
+    beside.put_beside(executed, leader, views)
 
 
 def cases_of(stated: list[Claim]) -> set[str]:
@@ -93,9 +113,9 @@ def cases_of(stated: list[Claim]) -> set[str]:
 
 
 def recorded_machines() -> list[str]:
-    """The machines whose rows are part of the repository: those that git is told not to ignore."""
-    lines = (paths.ROOT / ".gitignore").read_text(encoding="utf-8")
-    return re.findall(r"^!/report/results/([\w.-]+)/$", lines, re.MULTILINE)
+    """The machines whose recordings are part of the repository."""
+    found = results.recordings(paths.RECORDED)
+    return sorted({recording.machine for recording in found if recording.is_committed})
 
 
 @contextlib.contextmanager
@@ -103,22 +123,11 @@ def recorded_rows() -> Iterator[None]:
     """The rows of the repository alone, seen from a machine that has none: the same everywhere."""
     before = paths.RECORDED
     with tempfile.TemporaryDirectory(prefix="fusedlib-rows-") as name:
-        for entry in [*recorded_machines(), "carried.toml"]:
+        for entry in recorded_machines():
             (Path(name) / entry).symlink_to(before / entry)
         paths.RECORDED = Path(name)
         try:
-            with _environment({"FUSEDLIB_RESULTS": name, "FUSEDLIB_MACHINE": NOBODY}):
+            with environment({"FUSEDLIB_RESULTS": name, NAME: NOBODY}):
                 yield
         finally:
             paths.RECORDED = before
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

@@ -53,8 +53,8 @@ _METHOD = (
      "reference in higher precision. What misses is *wrong*, and gets no time."),
     ("Race", "All rivals take turns on one card and in one process: the same function, the same "
      "precision, the same gradients. Every sample is kept."),
-    ("Row", "Each measured case is a row with its machine, versions and commit. What could not "
-     "run is a row with the reason."),
+    ("Row", "Each measured case is a row of a recording, with machine, versions and commit beside "
+     "it. What could not run is a row with the reason."),
     ("Claim", "An author writes a sentence. A program computes its numbers from the rows of each "
      "recording, and decides whether it holds there."),
     ("Slide", "Numbers are medians over recordings, brackets their range. Below each claim stand "
@@ -192,15 +192,15 @@ def _study(blocks: Sequence[Block], claims: Sequence[Stated]) -> dict[str, Any]:
             "caption": figure.caption if figure else ""}  # fmt: skip
 
 
-def _recorded(claim: Stated) -> dict[str, str]:
-    """What is said of a claim by each machine that measured it."""
-    return {v["machine"]: v["text"] for v in claim.verdicts if v["measured"] and not v["own"]}
+def _recorded(claim: Stated) -> list[dict[str, Any]]:
+    """The verdicts of the recorded machines that measured it."""
+    return [v for v in claim.verdicts if v["measured"] and not v["own"]]
 
 
 def _verdict(claim: Stated) -> str:
     told = _recorded(claim)
-    named = [f"{text} on {machine}" for machine, text in told.items()]
-    return ", ".join(named if len(told) > 1 else told.values()) or "not recorded yet"
+    named = [f"{v['text']} on the {v['label']}" for v in told]
+    return ", ".join(named if len(told) > 1 else [v["text"] for v in told]) or "not recorded yet"
 
 
 def _numbers(claim: Stated) -> list[str]:
@@ -225,7 +225,7 @@ def _with_bold_numbers(claim: Stated) -> str:
 def _example(claim: Stated) -> str:
     """Where a claim's first number comes from; nothing if it has none."""
     numbers, told = _numbers(claim), _recorded(claim)
-    rows = " and ".join(f"`report/results/{machine}/{claim.study}.jsonl`" for machine in told)
+    rows = " and ".join(f"`report/results/{v['machine']}`" for v in told)
     if not numbers or not told:
         return ""
     return (

@@ -19,14 +19,14 @@ def results(name: str, tokens: int, width: int):
 
 @pytest.mark.parametrize("width", [16, 48])
 def test_the_emulation_does_what_the_published_kernel_does(width):
-    kernel, _ = results("published kernel", 16, width)
-    emulated, _ = results("published kernel, emulated", 16, width)
+    kernel, _ = results("published-kernel", 16, width)
+    emulated, _ = results("published-kernel-emulated", 16, width)
     assert set(kernel) == set(emulated) == {"y", "d_x", "d_w_down"}
     for name, tensor in kernel.items():
         torch.testing.assert_close(tensor, emulated[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["all gradients", "IEEE products"])
+@pytest.mark.parametrize("name", ["all-gradients", "ieee-products"])
 def test_the_whole_sum_is_right_in_every_gradient(name):
     found, course = results(name, 24, 48)
     assert max(e.worst for e in check.errors(found, course.true).values()) < 1e-5
@@ -34,21 +34,21 @@ def test_the_whole_sum_is_right_in_every_gradient(name):
 
 
 def test_the_whole_sum_alone_is_right_in_y_and_lacks_gradients():
-    found, course = results("whole sum", 24, 48)
+    found, course = results("whole-sum", 24, 48)
     assert set(found) == {"y", "d_x", "d_w_down"}
     assert check.errors(found, course.true)["y"].worst < 1e-5
-    wrong = course.enter({"provider": "whole sum"}).figures["wrong"]
+    wrong = course.enter({"provider": "whole-sum"}).figures["wrong"]
     assert wrong == "no gradient arrived at w_gate; no gradient arrived at w_up"
 
 
 def test_without_the_whole_sum_it_is_wrong_beyond_one_block():
     for width, least, most in ((16, 0.0, 1e-5), (48, 0.5, 2.0)):
-        found, course = results("published kernel", 16, width)
+        found, course = results("published-kernel", 16, width)
         assert least <= check.errors(found, course.true)["y"].norm < most
 
 
 def test_every_registered_repair_was_tried_here():
     assert flawed_swiglu.INTERPRETED
     assert set(rivals.names(anatomy.TASK, "timed")) == {
-        "published kernel", "whole sum", "all gradients", "IEEE products"
+        "published-kernel", "whole-sum", "all-gradients", "ieee-products"
     }  # fmt: skip

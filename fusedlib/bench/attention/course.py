@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fusedlib.bench import allocations, check, code, machine, race, rivals, roofline, timing
+from fusedlib.bench import check, machine, race, rivals, roofline, timing
 from fusedlib.bench.attempt import TooLarge, Unavailable
 from fusedlib.bench.attention import footprint, truth
 from fusedlib.bench.attention.problem import (
@@ -43,7 +43,7 @@ _REFUSED = ("No available kernel", "No viable backend")
 _KEEPS_NO_SQUARE = frozenset({FUSED})
 
 
-@rival(TASK, BASELINE, label="plain", place=1, behind=lambda: (plain_attention,))
+@rival(TASK, BASELINE, label="plain", place=1)
 def plain(operands: Operands) -> Workload:
     """Every step an operation of its own, as in `fusedlib.models.transformer`."""
     leaves = operands.leaves()
@@ -95,8 +95,7 @@ def flex(operands: Operands) -> Workload:
     return Workload(forward, operands.leaves())
 
 
-@rival(TASK, "inductor", label="torch.compile", place=2, traits=frozenset({"asked for"}),
-       behind=lambda: (plain_attention,))  # fmt: skip
+@rival(TASK, "inductor", traits=frozenset({"asked for"}))
 def inductor(operands: Operands) -> Workload:
     """The plain one through torch.compile, default mode, fullgraph=True, dynamic=False."""
     leaves = operands.leaves()
@@ -145,15 +144,6 @@ def counted_form(name: str) -> str | None:
 
 
 # --- what is measured ----------------------------------------------------------------------------
-
-
-def study_code() -> code.Code:
-    """Fingerprints of study 07's rows; the counts of `problem` measure nothing."""
-    asked = (AttentionProblem, Operands, draw, truth, footprint, allocations.trace)
-    return code.Code(
-        (race, check, timing), (*asked, plain_attention, roofline.measure, Course),
-        lambda name: rivals.get(TASK, name).fingerprint(),
-    )  # fmt: skip
 
 
 def cases(

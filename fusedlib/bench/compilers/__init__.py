@@ -15,27 +15,16 @@ dynamic      the same from the first step on, every step another length         
 
 from typing import Any
 
-from fusedlib.bench import check, code, distributed, llama, race, rivals, step_clock, timing
 from fusedlib.bench.compilers.arms import BASELINE, TASK
 from fusedlib.bench.compilers.case import OPTIMIZERS, SUBJECTS, Case, cases, label, require_possible
 from fusedlib.bench.compilers.changing import dynamic
-from fusedlib.bench.compilers.courses import (
-    TURN,
-    Course,
-    Decoding,
-    Forward,
-    Session,
-    Training,
-    taken,
-)  # fmt: skip
-from fusedlib.bench.compilers.ready import cold, in_fp32, limited, settled
-from fusedlib.bench.compilers.samplers import SAMPLERS, misfit
-from fusedlib.bench.end_to_end.course import ALONE
+from fusedlib.bench.compilers.courses import TURN, Course, Decoding, Forward, Training
+from fusedlib.bench.compilers.samplers import SAMPLERS
 from fusedlib.bench.race import Event
 
 __all__ = [
     "BASELINE", "EVENT", "OPTIMIZERS", "SAMPLERS", "STUDY", "TASK", "TURN", "cases", "dynamic",
-    "label", "study_code",
+    "label",
 ]  # fmt: skip
 
 STUDY = "12_compilers"
@@ -48,23 +37,6 @@ def work(case: Case) -> dict[str, Any]:
     """Tokens of a sample."""
     decoding = case["subject"] == "decoding"
     return {"tokens": TURN if decoding else case["batch_size"] * case["context_length"]}
-
-
-def _code(*own: Any) -> code.Code:
-    common = (llama.build, llama.tokens, Course, settled, in_fp32, cold)
-    return code.Code((race, timing, check), (*common, *own), rivals.fingerprints(TASK))
-
-
-def study_code() -> code.Code:
-    """Fingerprints of study 12's rows."""
-    tokenwise, trained = (_code(Session, Decoding, misfit), (llama.Program, Training))
-    codes = {
-        "ceiling": ALONE["ceiling"], distributed.EXPERIMENT: distributed.CODE,
-        "forward": _code(Forward), "inference": tokenwise, "generation": tokenwise,
-        "training": _code(*trained, step_clock.lap, taken),
-        "dynamic": _code(*trained, dynamic, limited),
-    }  # fmt: skip
-    return code.ByExperiment((), (), codes=codes)
 
 
 EVENT = Event(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusedlib.bench import llama, sources
+from fusedlib.bench import llama
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.rivals import rival
 
@@ -34,7 +34,7 @@ def plain() -> Arm:
     return Arm(False, _as_it_is)
 
 
-@rival(TASK, "fused", requires=("transformers",), behind=lambda: sources.behind("fusedlib.apply"))
+@rival(TASK, "fused", requires=("transformers",))
 def ours() -> Arm:
     """fusedlib.apply_to with all its parts, the rest an operation at a time."""
     return Arm(True, _as_it_is)
@@ -51,7 +51,7 @@ def thunder() -> Arm:
     return Arm(False, thunderfx)
 
 
-def _inductor_arm(name: str, label: str | None, place: int, mode: str, *traits: str) -> None:
+def _inductor_arm(name: str, mode: str, *traits: str, **look: Any) -> None:
     fused = name.startswith("fused")
 
     def arm() -> Arm:
@@ -59,22 +59,22 @@ def _inductor_arm(name: str, label: str | None, place: int, mode: str, *traits: 
 
     whose = "fusedlib.apply_to, then " if fused else ""
     arm.__doc__ = f"{whose}torch.compile of the whole, mode {mode}"
-    options: dict[str, Any] = {"requires": ("transformers",)}
-    if fused:
-        options["behind"] = lambda: sources.behind("fusedlib.apply")
     marks = frozenset({"compiles", *traits})
-    rival(TASK, name, label=label, place=place, traits=marks, **options)(arm)
+    rival(TASK, name, requires=("transformers",), traits=marks, **look)(arm)
 
 
-_inductor_arm("inductor", None, 2, "default")
-_inductor_arm("inductor-graphs", "CUDA graphs", 3, "reduce-overhead", "graphs")
-_inductor_arm("inductor-search", "searched", 8, "max-autotune", "graphs", "asked for")
-_inductor_arm("fused-inductor", "fusedlib, Inductor", 4, "default")
-_inductor_arm("fused-graphs", "fusedlib, graphs", 6, "reduce-overhead", "graphs")
+_inductor_arm("inductor", "default")
+_inductor_arm("inductor-graphs", "reduce-overhead", "graphs",
+              label="torch.compile, CUDA graphs", place=3)  # fmt: skip
+_inductor_arm("inductor-graphs-searched", "max-autotune", "graphs", "asked for",
+              label="torch.compile, searched, CUDA graphs", place=10)  # fmt: skip
+_inductor_arm("fused-inductor", "default")
+_inductor_arm("fused-inductor-graphs", "reduce-overhead", "graphs",
+              label="fusedlib, torch.compile, CUDA graphs", place=6)  # fmt: skip
 
 
-@rival(TASK, "inductor-causal", label="torch.compile, no mask", place=7,
-       requires=("transformers",), traits=frozenset({"compiles", "asked for"}))  # fmt: skip
+@rival(TASK, "inductor-causal", requires=("transformers",),
+       traits=frozenset({"compiles", "asked for"}))  # fmt: skip
 def causal() -> Arm:
     """torch.compile of the whole, mode default, attention by the flag is_causal."""
     told = llama.causal_attention()
@@ -94,8 +94,8 @@ def causal() -> Arm:
     return Arm(False, compiled)
 
 
-def _by_layer(name: str, label: str, place: int, **behind: Any) -> None:
-    fused = bool(behind)
+def _by_layer(name: str) -> None:
+    fused = name.startswith("fused")
 
     def arm() -> Arm:
         def compiled(model: Any) -> Call:
@@ -117,10 +117,8 @@ def _by_layer(name: str, label: str, place: int, **behind: Any) -> None:
     whose = "fusedlib.apply_to, then " if fused else ""
     arm.__doc__ = f"{whose}torch.compile of each decoder layer, mode default: one graph serves all"
     marks = frozenset({"compiles", "asked for"})
-    rival(TASK, name, label=label, place=place, requires=("transformers",), traits=marks, **behind)(
-        arm
-    )
+    rival(TASK, name, requires=("transformers",), traits=marks)(arm)
 
 
-_by_layer("inductor-layers", "torch.compile, by layer", 9)
-_by_layer("fused-layers", "fusedlib, by layer", 10, behind=lambda: sources.behind("fusedlib.apply"))
+_by_layer("inductor-layers")
+_by_layer("fused-inductor-layers")

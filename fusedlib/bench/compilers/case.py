@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fusedlib.bench import llama, machine, rivals
-from fusedlib.bench.attempt import Attempt, Unavailable
+from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.compilers.arms import BASELINE, TASK
 from fusedlib.bench.compilers.samplers import SAMPLERS
 
@@ -71,9 +71,8 @@ def cases(
                 found.append({**case, "provider": arm})
                 continue
             case["against"] = arm
-            able = Attempt.at(require_possible, {**case, "provider": arm}).ok
-            names = [BASELINE, arm] if able else [arm]
-            found += [{**case, "provider": name} for name in names if arm != BASELINE]
+            if arm != BASELINE:
+                found += [{**case, "provider": name} for name in (BASELINE, arm)]
     return found
 
 
@@ -84,14 +83,15 @@ def label(case: Case) -> str:
 
 
 def require_possible(case: Case) -> None:
-    """Whether a case can run here.
+    """Whether a case can run here, and the arm that its time stands beside.
 
     Raises:
         Unavailable: device or package are missing, or nothing is to be compiled.
     """
-    one = rivals.get(TASK, case["provider"])
-    one.check_available(case["device"], case["dtype"])
-    if "graphs" in one.traits and case["device"] != "cuda":
-        raise Unavailable("CUDA graphs need a CUDA GPU")
-    if "compiles" in one.traits and not case["limit_s"]:
-        raise Unavailable("this part was set to compile nothing here (parameter `compiled`)")
+    for name in {case["provider"], case.get("against", case["provider"])}:
+        one = rivals.get(TASK, name)
+        one.check_available(case["device"], case["dtype"])
+        if "graphs" in one.traits and case["device"] != "cuda":
+            raise Unavailable("CUDA graphs need a CUDA GPU")
+        if "compiles" in one.traits and not case["limit_s"]:
+            raise Unavailable("this part was set to compile nothing here (parameter `compiled`)")

@@ -18,16 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib import apply, functional, modules, packed
+from fusedlib import apply, functional, packed
 from fusedlib.bench import (
     check,
-    code,
-    race,
     rivals,
-    roofline,
-    sources,
     step_clock,
-    steps,
     sustained,
     timing,
 )  # fmt: skip
@@ -47,7 +42,7 @@ from fusedlib.bench.race import Entry, Event, Lap
 from fusedlib.bench.rivals import Rival, rival
 from fusedlib.bench.swiglu import PLAIN_PATH
 from fusedlib.bench.torch_precision import matmul_settings
-from fusedlib.models import mlps, transformer
+from fusedlib.models import mlps
 from fusedlib.models.transformer import SwiGLU, Transformer, loss
 from fusedlib.modules import SwiGLUMLP
 
@@ -80,8 +75,7 @@ def liger_mlp(own: SwiGLU) -> nn.Module:
     return mlps.LigerMLP(own)
 
 
-@rival("mlp", "fused", requires=("triton",), needs_cuda=True,
-       behind=lambda: (modules.SwiGLUMLP, *sources.behind("fusedlib.functional")))  # fmt: skip
+@rival("mlp", "fused", requires=("triton",), needs_cuda=True)
 def fused_mlp(own: SwiGLU) -> nn.Module:
     """fusedlib.SwiGLUMLP, which runs plain PyTorch where fp32 products are small."""
     return mlps.packed(own)
@@ -102,8 +96,7 @@ def compiled(call: Call) -> Call:
     return torch.compile(call, dynamic=False)
 
 
-@rival("compile", "linear", label="fusedlib.linear", traits=frozenset({"asked for"}),
-       behind=lambda: sources.behind("fusedlib.projection"))  # fmt: skip
+@rival("compile", "linear", label="fusedlib.linear", place=27, traits=frozenset({"asked for"}))
 def by_linear(model: Transformer) -> Call:
     """Every projection, the head's too, by fusedlib.linear; all else plain PyTorch."""
     same = copy.deepcopy(model, {id(p): p for p in model.parameters()})
@@ -111,17 +104,6 @@ def by_linear(model: Transformer) -> Call:
         if isinstance(module, nn.Linear):
             packed.fuse(module, apply.FusedLinear)
     return same
-
-
-@cache
-def _rival_code(name: str) -> str:
-    there = [(task, name) for task in sorted(set(RACES.values()))]
-    return ".".join(r.fingerprint() for r in map(rivals.RIVALS.get, there) if r)
-
-
-def study_code() -> code.Code:
-    """Fingerprints of study 06's rows: what is measured alone depends on no rival."""
-    return code.ByExperiment(RACED.harness, RACED.problem, RACED.rival, ALONE)
 
 
 # --- the course -----------------------------------------------------------------------------------
@@ -315,19 +297,6 @@ def _require_available(case: Case) -> None:
     one.check_available(case["device"], WEIGHTS[case["precision"]])
 
 
-MODEL = (steps, transformer, trainer, matmul_settings)
-RACED = code.Code(
-    (step_clock, timing, race, check), (*MODEL, mlps, Course, checked, settle, cold), _rival_code
-)
-STEP = code.Code((step_clock, timing), (*MODEL, measure.step))
-ALONE = {
-    "step": STEP,
-    "profile": STEP,
-    "ceiling": code.Code((timing,), (roofline.measure,)),
-    "optimizer": code.Code((timing,), (steps.adamw, measure.optimizer)),
-    sustained.EXPERIMENT: sustained.study_code(replace(RACED, problem=(*RACED.problem, Loaded))),
-    sustained.PRODUCT: sustained.PRODUCT_CODE,
-}
 EVENT = Event(
     course=Course, available=_require_available, settings=cold, work=measure.work, warmup=1,
     fields=("experiment", "model", "context_length", "precision", "attention", "device",

@@ -17,51 +17,20 @@ fp32-train  the same at a setting of torch's fp32 products, and in float64
 from collections.abc import Iterable
 from typing import Any
 
-from fusedlib.bench import (
-    allocator_history,
-    check,
-    code,
-    graphs,
-    machine,
-    race,
-    rivals,
-    step_clock,
-    sustained,
-    timing,
-)  # fmt: skip
-from fusedlib.bench.llama.alone import (
-    GROWING,
-    MEASURES,
-    limit,
-    measure,
-    memory,
-    train,
-    train_at_precision,
-)  # fmt: skip
+from fusedlib.bench import machine, rivals
+from fusedlib.bench.llama.alone import GROWING, MEASURES, measure
 from fusedlib.bench.llama.arms import BASELINE, PARTS, SWITCHES, TASK, causal_attention, with_liger
 from fusedlib.bench.llama.case import label
 from fusedlib.bench.llama.models import CONFIGS, build, copy_of, tokens
-from fusedlib.bench.llama.races import (
-    EVENT,
-    FP32,
-    LOADED,
-    Course,
-    InFp32,
-    Loaded,
-    at_precision,
-    few_threads,
-    flops,
-    path_of,
-)  # fmt: skip
+from fusedlib.bench.llama.races import EVENT, FP32, LOADED, few_threads, flops, path_of
 from fusedlib.bench.llama.step import Program, try_capture
 from fusedlib.bench.llama.truth import Judge, gradients
 from fusedlib.bench.swiglu import PLAIN_PATH
-from fusedlib.bench.torch_precision import matmul_settings
 
 __all__ = [
-    "BASELINE", "CODES", "CONFIGS", "EVENT", "FP32", "LOADED", "PARTS", "PLAIN_PATH", "STUDY",
+    "BASELINE", "CONFIGS", "EVENT", "FP32", "LOADED", "PARTS", "PLAIN_PATH", "STUDY",
     "SWITCHES", "TASK", "Judge", "Program", "build", "cases", "causal_attention", "copy_of",
-    "few_threads", "flops", "gradients", "label", "measure", "path_of", "study_code", "tokens",
+    "few_threads", "flops", "gradients", "label", "measure", "path_of", "tokens",
     "try_capture", "with_liger",
 ]  # fmt: skip
 
@@ -106,26 +75,3 @@ def cases(
         {"experiment": experiment, "provider": name, **shared}
         for name in rivals.chosen(TASK, arms)
     ]  # fmt: skip
-
-
-def _code(*own: Any) -> code.Code:
-    common = (build, tokens, with_liger, Program)
-    return code.Code((timing, step_clock), (*common, *own), rivals.fingerprints(TASK))
-
-
-_RACED = race, check, graphs, Judge, Course
-CODES = {
-    "step": _code(*_RACED),
-    "fp32": _code(*_RACED, InFp32, at_precision, matmul_settings),
-    sustained.EXPERIMENT: sustained.study_code(_code(*_RACED, Loaded, flops)),
-    sustained.PRODUCT: sustained.PRODUCT_CODE,
-    "memory": _code(allocator_history, memory),
-    "limit": _code(limit),
-    "train": _code(train),
-    "fp32-train": _code(train_at_precision, matmul_settings),
-}
-
-
-def study_code(**others: code.Code) -> code.Code:
-    """Fingerprints of study 11's rows; further experiments bring theirs by name."""
-    return code.ByExperiment((), (), codes=CODES | others)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fusedlib
-from fusedlib.bench import fresh, sources
+from fusedlib.bench import fresh
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.llama.models import Call
 from fusedlib.bench.rivals import rival
@@ -19,16 +19,18 @@ SWITCHES = ("rope", "swiglu", "rms_norm", "fused_linear_cross_entropy")
 """Liger's, by its own names."""
 PARTS = ("mlp", "rms_norm", "rope", "attention", "loss")
 """Those of `fusedlib.apply_to`."""
+WHOLE = frozenset({"whole"})
+"""Trait of an arm that compiles the whole model."""
 _NEEDS_LIGER = {"requires": ("transformers", "liger_kernel"), "needs_cuda": True}
 
 
-@rival(TASK, BASELINE, label="Hugging Face", place=1, requires=("transformers",))
+@rival(TASK, BASELINE, requires=("transformers",))
 def plain(model: nn.Module) -> Call:
     """The model as transformers makes it, attention by scaled_dot_product_attention."""
     return model
 
 
-@rival(TASK, "inductor", label="torch.compile", place=2, requires=("transformers",))
+@rival(TASK, "inductor", requires=("transformers",), traits=WHOLE)
 def compiled(model: nn.Module) -> Call:
     """torch.compile of the whole model, its default mode, dynamic=False."""
     return torch.compile(model, dynamic=False)
@@ -48,8 +50,7 @@ def causal_attention() -> str:
     return "causal"
 
 
-@rival(TASK, "inductor causal", label="torch.compile, no mask", place=8,
-       requires=("transformers",))  # fmt: skip
+@rival(TASK, "inductor-causal", requires=("transformers",), traits=WHOLE)
 def compiled_causal(model: nn.Module) -> Call:
     """torch.compile of the whole model, dynamic=False, attention by the flag is_causal."""
     transformers_model: Any = model
@@ -94,8 +95,9 @@ def with_liger(model: nn.Module, switches: Iterable[str], **loss: Any) -> nn.Mod
 
 
 def _liger_arm(
-    name: str, label: str, switches: Sequence[str], place: int | None, **loss: Any
-) -> None:
+    name: str, switches: Sequence[str], label: str | None = None, place: int | None = None,
+    **loss: Any,
+) -> None:  # fmt: skip
     def arm(model: nn.Module) -> Call:
         return with_liger(model, switches, **loss)
 
@@ -104,50 +106,62 @@ def _liger_arm(
     rival(TASK, name, label=label, place=place, **_NEEDS_LIGER)(arm)
 
 
-_liger_arm("liger", "Liger", SWITCHES, 3)
-_liger_arm("liger without flce", "Liger without FLCE", SWITCHES[:3], 10)
-_liger_arm("liger fp32", "Liger, fp32 sums", SWITCHES, 17, accum_dtype=torch.float32)
-for _name in SWITCHES:
+_liger_arm("liger", SWITCHES)
+_liger_arm("liger-without-flce", SWITCHES[:3], "Liger without FLCE", 10)
+_liger_arm("liger-fp32", SWITCHES, accum_dtype=torch.float32)
+for _place, _name in enumerate(SWITCHES, 18):
     _short = _name.replace("fused_linear_cross_entropy", "FLCE")
-    _liger_arm(f"liger {_short.lower()}", f"Liger, {_short} alone", (_name,), None)
+    _slug = _short.lower().replace("_", "-")
+    _liger_arm(f"liger-{_slug}", (_name,), f"Liger, {_short} alone", _place)
 
 
-def _ours() -> Iterable[Any]:
-    return sources.behind("fusedlib.apply")
-
-
-def _fused_arm(name: str, label: str | None, parts: Sequence[str], place: int | None) -> None:
+def _fused_arm(name: str, parts: Sequence[str], **look: Any) -> None:
     def arm(model: nn.Module) -> Call:
         fusedlib.apply_to(model, **{part: part in parts for part in PARTS})
         return model
 
     arm.__doc__ = f"fusedlib.apply_to: {', '.join(parts)}"
-    options: dict[str, Any] = {"requires": ("transformers",), "behind": _ours}
-    rival(TASK, name, label=label, place=place, **options)(arm)
+    rival(TASK, name, requires=("transformers",), **look)(arm)
 
 
-_fused_arm("fused", "fusedlib", PARTS, 0)
-for _name in PARTS:
-    _fused_arm(f"fused {_name}", f"fusedlib, {_name} alone", (_name,), None)
+_fused_arm("fused", PARTS)
+for _place, _name in enumerate(PARTS, 22):
+    _slug = _name.replace("_", "-")
+    _fused_arm(f"fused-{_slug}", (_name,), label=f"fusedlib, {_name} alone", place=_place)
 
 
-@rival(TASK, "fused inductor", label="fusedlib, torch.compile", place=7,
-       requires=("transformers",), behind=_ours)  # fmt: skip
+@rival(TASK, "fused-inductor", requires=("transformers",), traits=WHOLE)
 def fused_compiled(model: nn.Module) -> Call:
     """fusedlib.apply_to with all its parts, then torch.compile of the whole model."""
     fusedlib.apply_to(model)
     return torch.compile(model, dynamic=False)
 
 
-@rival(TASK, "fused graph", label="fusedlib, CUDA graph", place=14, needs_cuda=True,
-       requires=("transformers",), behind=_ours, traits=frozenset({"graph"}))  # fmt: skip
+@rival(TASK, "inductor-layers", requires=("transformers",), traits=frozenset({"asked for"}))
+def compiled_layers(model: nn.Module) -> Call:
+    """torch.compile of each decoder layer, its default mode, dynamic=False."""
+    layers: Any = model.get_submodule("model.layers")
+    for layer in layers:
+        layer.compile(dynamic=False)
+    return model
+
+
+@rival(TASK, "fused-inductor-layers", requires=("transformers",), traits=frozenset({"asked for"}))
+def fused_compiled_layers(model: nn.Module) -> Call:
+    """fusedlib.apply_to with all its parts, then torch.compile of each decoder layer."""
+    fusedlib.apply_to(model)
+    return compiled_layers(model)
+
+
+@rival(TASK, "fused-graph", label="fusedlib, CUDA graph", place=14, needs_cuda=True,
+       requires=("transformers",), traits=frozenset({"graph"}))  # fmt: skip
 def fused_captured(model: nn.Module) -> Call:
     """fusedlib.apply_to with all its parts, forward and backward captured in one CUDA graph."""
     fusedlib.apply_to(model)
     return model
 
 
-@rival(TASK, "liger graph", label="Liger, CUDA graph", place=24, traits=frozenset({"graph"}),
+@rival(TASK, "liger-graph", label="Liger, CUDA graph", place=15, traits=frozenset({"graph"}),
        **_NEEDS_LIGER)  # fmt: skip
 def liger_captured(model: nn.Module) -> Call:
     """Liger with all its switches, forward and backward captured in one CUDA graph."""

@@ -111,7 +111,7 @@ def plain_loss(model: Any, ids: Tensor) -> float:
     return total.item() / (ids.shape[0] * (ids.shape[1] - 1))
 
 
-@rival(TASK, "float64", place=25, requires=("transformers",), traits=frozenset({"asked for"}))
+@rival(TASK, "float64", place=13, requires=("transformers",), traits=frozenset({"asked for"}))
 def in_float64(model: nn.Module) -> Call:
     """The model's fp32 weights and all it computes, norms and loss too, in float64."""
     model.double()

@@ -21,14 +21,13 @@ import numpy as np
 import torch
 
 from fusedlib import paths
-from fusedlib.bench import machine, step_clock, steps, timing
+from fusedlib.bench import machine, step_clock, timing
 from fusedlib.bench.attempt import Unavailable, free_memory
-from fusedlib.bench.code import ByExperiment, Code
 from fusedlib.bench.end_to_end.cases import WEIGHTS, autocast, require_possible, trainer
 from fusedlib.bench.profiles import classes, trace
 from fusedlib.bench.profiles.trace import Piece, Trace
 from fusedlib.bench.steps import Trainer
-from fusedlib.models import ranges, transformer
+from fusedlib.models import transformer
 from fusedlib.models.ranges import Range, Tracer, named_ranges
 from fusedlib.models.transformer import loss
 
@@ -44,11 +43,6 @@ Case = Mapping[str, Any]
 Figures = dict[str, Any]
 # A key such as (class,) or (class, name), calls and µs.
 Totals = list[tuple[Any, int, float]]
-
-
-def study_code() -> Code:
-    """Fingerprints of study 08's rows; how a trace is read decides nothing of a step's time."""
-    return ByExperiment((), (), codes={STEP: CLOCK, "profile": PROFILE})
 
 
 def cases(
@@ -327,12 +321,6 @@ def _ended_before(found: Trace) -> float | None:
 
 def _ms(us: Iterable[float]) -> float:
     return round(sum(us) / 1e3, 6)
-
-
-_STEP = (transformer, steps.adamw, Trainer, trainer)
-CLOCK = Code((step_clock, timing), (*_STEP, clocked))
-_READ = (profiled, named_step, step, class_of, part_name, _ms, _lines, _totals)
-PROFILE = Code((trace,), (*_STEP, classes, ranges, *_READ))
 
 
 # --- for a profiler of your own -------------------------------------------------------------------

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, log_softmax
 
 from fusedlib import functional, reference
-from fusedlib.bench import sources, swiglu  # noqa: F401 (swiglu: the same arms' labels and colours)
 from fusedlib.bench.rivals import get, rival
 from fusedlib.bench.torch_precision import matmul_settings
 
@@ -136,7 +135,7 @@ def liger(hidden: int, width: int, device: str) -> Layer:
     return Layer(hidden, width, device, function)
 
 
-@rival(TASK, "fused", behind=lambda: sources.behind("fusedlib.functional"))
+@rival(TASK, "fused")
 def fused(hidden: int, width: int, device: str) -> Layer:
     """fusedlib.swiglu: our kernels, or plain PyTorch where `layer_backward` is PyTorch's own."""
     return Layer(hidden, width, device, functional.swiglu, packed=True)

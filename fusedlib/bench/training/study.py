@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fusedlib import reference
-from fusedlib.bench import check, code, race, results, rivals, timing
+from fusedlib.bench import check, rivals, timing
 from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.race import Case, Entry, Event, Figures, Lap
 from fusedlib.bench.statistics import summarize
-from fusedlib.bench.training import batches, mnist, network, trainer
+from fusedlib.bench.training import batches, mnist, network
 from fusedlib.bench.training.batches import Batch, Data
 from fusedlib.bench.training.network import BASELINE, FROZEN, NETWORKS, PRECISIONS, TASK, WRONG
 from fusedlib.bench.training.trainer import Epoch, GraphStep, Trainer
@@ -34,47 +34,6 @@ WARM_STEPS = 3
 SOURCES, LAUNCHES = ("device", "loader"), ("python", "graph")
 PARTS = ("data", "forward", "backward", "optimizer")
 Cases = list[dict[str, Any]]
-
-
-def study_code() -> code.Code:
-    """Fingerprints of study 10's rows."""
-    harness = (race, check, timing, Course, checked, measure)
-    own = (
-        reference.swiglu, batches, trainer, network.Layer, network.Network, network.settings,
-        network.autocast, run, repeat, wait, lap,
-    )  # fmt: skip
-    return code.Code(harness, own, rivals.fingerprints(TASK))
-
-
-class Recorder(results.Recorder):
-    """On disk a provider is called `arm`, as in the rows from before there was one race."""
-
-    def append(
-        self, case: Case, figures: Case | None = None, *, status: str = "ok",
-        reason: str | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        """As any recorder's."""
-        return super().append(_renamed(case), figures, status=status, reason=reason)
-
-    def missing(self, cases: Iterable[Case]) -> Cases:
-        """As any recorder's."""
-        todo = super().missing(map(_renamed, cases))
-        return [_renamed(case, "arm", "provider") for case in todo]
-
-    def code_of(self, case: Case) -> str:
-        """As any recorder's."""
-        return super().code_of(_renamed(case, "arm", "provider"))
-
-    def rows(self) -> Any:
-        """As any recorder's."""
-        return super().rows().rename(columns={"arm": "provider"})
-
-    def _is_current(self, row: dict[str, Any]) -> bool:
-        return super()._is_current(_renamed(row, "arm", "provider"))
-
-
-def _renamed(fields: Case, old: str = "provider", new: str = "arm") -> dict[str, Any]:
-    return {new if name == old else name: value for name, value in fields.items()}
 
 
 # --- cases ---------------------------------------------------------------------------------------

@@ -1,19 +1,29 @@
-"""The report's tables of machines: hardware, versions and rows, from the results folders."""
-
-from pathlib import Path
+"""The report's tables of machines and recordings, from the results folders."""
 
 import pandas as pd
 
-from fusedlib import paths
 from fusedlib.bench import machine as machines
-from fusedlib.bench import results
+from fusedlib.bench import provenance, results
 from fusedlib.study.formats import formatted
+
+MORE = 8  # paths of files that differ which stand in the table
 
 
 def seen() -> pd.DataFrame:
-    """Descriptions of the machines that have rows, in the repository or in the visitor's folder."""
-    found = [results.machines_seen(folder) for folder in _folders()]
-    return pd.concat(found).drop_duplicates().reset_index(drop=True)
+    """A line a run: machine, recording, and what `machine.json` says of it."""
+    found = [
+        {"machine": r.machine, "recording": r.name, "own": r.machine == machines.key()} | run
+        for r in results.recordings() for run in r.runs
+    ]  # fmt: skip
+    columns = ["machine", "recording", "own", "began", *_FACTS]
+    frame = pd.DataFrame(found, columns=columns) if not found else pd.DataFrame(found)
+    return frame.sort_values(["machine", "began"]).reset_index(drop=True)
+
+
+_FACTS = (
+    "environment", "device_name", "device_memory_gib", "power_limit_w", "cpu", "cpu_cores",
+    "memory_gib", "python", "torch", "triton", "numpy", "cuda", "driver", "os",
+)  # fmt: skip
 
 
 def hardware() -> pd.DataFrame:
@@ -34,15 +44,14 @@ def hardware() -> pd.DataFrame:
 
 
 def software() -> pd.DataFrame:
-    """One row a machine and set of versions, with the studies that have rows of it, by number."""
+    """One row a machine and set of versions, with the recordings made with it."""
     names = {
         "machine": "machine", "python": "Python", "torch": "torch", "triton": "triton",
         "numpy": "numpy", "cuda": "CUDA", "driver": "driver", "os": "system",
     }  # fmt: skip
-    found = seen().merge(_rows(), on=["machine", "environment"], how="left")
-    groups = found.groupby(list(names), sort=False, dropna=False)["study"]
-    told = groups.agg(lambda studies: ", ".join(sorted({s[:2] for s in studies.dropna()})))
-    return told.rename("studies").reset_index().rename(columns=names)
+    groups = seen().groupby(list(names), sort=False, dropna=False)["recording"]
+    told = groups.agg(lambda recordings: ", ".join(sorted(set(recordings))))
+    return told.rename("recordings").reset_index().rename(columns=names)
 
 
 def packages() -> pd.DataFrame:
@@ -57,28 +66,70 @@ def packages() -> pd.DataFrame:
     return told.unstack("package").reset_index().rename_axis(columns=None)
 
 
+def recorded() -> pd.DataFrame:
+    """A line a recording: machine, studies, rows, days, commits, and how many files differ today.
+
+    `differ` counts the files of the library and of what measures that are not what they were when
+    the newest run of the recording began; it is no verdict on the numbers.
+    """
+    rows = _rows()
+    lines = []
+    for one in results.recordings():
+        mine = rows[(rows["machine"] == one.machine) & (rows["recording"] == one.name)]
+        days = mine["measured_at"].str[:10]
+        lines.append(
+            {
+                "machine": one.machine, "recording": one.name, "profile": one.profile,
+                "studies": ", ".join(path.stem[:2] for path in one.studies()),
+                "rows": len(mine), "first": days.min(), "newest": days.max(),
+                "commits": ", ".join(one.commits), "differ": len(provenance.differing(one.files)),
+                "own": one.machine == machines.key(), "began": one.runs[-1].get("began"),
+            }
+        )  # fmt: skip
+    columns = [
+        "machine", "recording", "profile", "studies", "rows", "first", "newest", "commits",
+        "differ", "own", "began",
+    ]  # fmt: skip
+    return pd.DataFrame(lines, columns=columns)
+
+
 def dates() -> pd.DataFrame:
-    """A line a machine: how many rows it has, the first and the newest day they were measured."""
-    days = _rows().groupby("machine")["measured_at"]
-    rows = days.agg(rows="count", first=lambda d: d.min()[:10], newest=lambda d: d.max()[:10])
-    return rows.reset_index().assign(own=lambda f: f["machine"] == machines.key())
+    """A line a machine: its rows, the first and the newest day, its commits, and files that differ.
+
+    `differ` is of the recording whose files differ least.
+    """
+    groups = recorded().sort_values("began").groupby("machine", sort=True)
+    found = groups.agg(
+        rows=("rows", "sum"), first=("first", "min"), newest=("newest", "max"),
+        commits=("commits", lambda c: len({name for names in c for name in names.split(", ")})),
+        newest_commit=("commits", lambda c: c.iloc[-1].split(", ")[-1]),
+        least=("differ", "min"), most=("differ", "max"), own=("own", "any"),
+    ).reset_index()  # fmt: skip
+    return found.assign(label=found["machine"].map(machines.label))
+
+
+def differing() -> pd.DataFrame:
+    """A line a recording: which files of the library and of what measures differ today."""
+    lines = []
+    for one in results.recordings():
+        names = provenance.differing(one.files)
+        shown = ", ".join(name.removeprefix("fusedlib/") for name in names[:MORE])
+        more = f" and {len(names) - MORE} more" if len(names) > MORE else ""
+        lines.append({"machine": one.machine, "recording": one.name, "files": len(names),
+                      "which": shown + more or "none"})  # fmt: skip
+    return pd.DataFrame(lines, columns=["machine", "recording", "files", "which"])
 
 
 def _rows() -> pd.DataFrame:
-    """Every row's study, machine, environment, versions and time."""
-    fields = ["study", "environment", "version", "measured_at"]
+    """Every row's machine, recording, study, versions and time."""
+    fields = ["version", "measured_at"]
     rows = [
-        {"machine": path.parent.name, **{name: row.get(name) for name in fields}}
-        for folder in _folders()
-        for path in sorted(folder.glob("*/*.jsonl"))
-        if path.name != "machine.jsonl"
+        {"machine": one.machine, "recording": one.name, "study": path.stem}
+        | {name: row.get(name) for name in fields}
+        for one in results.recordings() for path in one.studies()
         for row in results.read_rows(path)
-    ]
-    return pd.DataFrame(rows, columns=["machine", *fields])
-
-
-def _folders() -> list[Path]:
-    return list(dict.fromkeys(p.resolve() for p in (paths.RECORDED, paths.results_dir())))
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=["machine", "recording", "study", *fields])
 
 
 def _whole(value: float | None) -> str | None:

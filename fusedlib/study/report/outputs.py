@@ -9,6 +9,7 @@ from typing import Any
 
 import nbformat
 
+from fusedlib.study import published
 from fusedlib.study.display import TABLE_MIME
 from fusedlib.study.report.model import (
     Block,
@@ -123,7 +124,7 @@ def output_blocks(
 ) -> Iterator[Block]:
     """Blocks of a code cell's outputs; an error is always among them.
 
-    As a `whole`, as on a notebook's page, with warnings and the claims that await rows.
+    As a `whole`, as on a notebook's page, with warnings.
     """
     for output in cell.outputs:
         kind = output.output_type
@@ -137,7 +138,7 @@ def output_blocks(
             text = plain(output.text)
             if text and (whole or output.name == "stdout"):
                 yield Text(text)
-        elif whole or output.metadata.get("fusedlib", {}).get("kind") != "awaiting":
+        else:
             yield from _rich(output, slug, numbering)
 
 
@@ -158,16 +159,15 @@ def _rich(output: Any, slug: str, numbering: Numbering) -> Iterator[Block]:
 
 def _claim(meaning: dict[str, Any], slug: str, numbering: Numbering) -> Claim:
     verdicts = []
-    # What this machine has not measured goes without saying where another one did.
-    found = [v for v in meaning["verdicts"] if v["measured"] or not v["own"]] or meaning["verdicts"]
-    others = sum(not verdict["own"] for verdict in found)
-    for verdict in sorted(found, key=lambda verdict: verdict["own"]):
-        # Where one machine is recorded, its name would stand below every claim.
-        said = verdict["text"] if verdict["measured"] else "not measured"
-        fails = verdict["measured"] > 0 and verdict["held"] == 0
-        here = " at the sizes run here" if fails else " here"
-        where = here if verdict["own"] else f" on {verdict['machine']}" if others > 1 else ""
-        verdicts.append((f"{said}{where}", fails))
+    told = [v for v in meaning["verdicts"] if v["measured"] or v["errors"]]
+    # What nobody measured is said once; else what a machine lacks goes without saying.
+    told = told or [v for v in meaning["verdicts"] if not v["own"]][:1] or meaning["verdicts"][:1]
+    for verdict in sorted(told, key=lambda verdict: verdict["own"]):
+        fails = bool(verdict["errors"]) or verdict["held"] < verdict["measured"]
+        said = verdict["text"] if verdict["measured"] or verdict["errors"] else "not measured"
+        where = "here" if verdict["own"] else f"on the {verdict['label']}"
+        alone = said == "not measured" or verdict["machine"] == published.MACHINE
+        verdicts.append((said if alone else f"{said} {where}", fails))
     name = meaning["name"]
     return Claim(numbering.anchor(slug, name), name, meaning["sentence"], tuple(verdicts))
 

@@ -2,8 +2,11 @@
 
 import html
 import re
+from collections.abc import Sequence
 
 from fusedlib.study.style import INK
+
+NAME_PT = 9
 
 
 def inline(svg: str, prefix: str, alt: str) -> str:
@@ -23,6 +26,38 @@ def inline(svg: str, prefix: str, alt: str) -> str:
     body = re.sub(rf"{INK}|#000000\b", "currentColor", body, flags=re.IGNORECASE)
     head, rest = body.split(">", 1)
     return f'{_head(head, prefix)}<title id="{prefix}-alt">{html.escape(alt)}</title>{rest}'
+
+
+def stacked(parts: Sequence[tuple[str, str]]) -> str:
+    """Drawings below each other as one SVG document, each under its name.
+
+    Args:
+        parts: names and SVG documents with a width and a height in points.
+    """
+    wide = at = 0.0
+    bodies = []
+    for number, (name, svg) in enumerate(parts):
+        found = re.search(r"<svg\b.*</svg>", svg, re.DOTALL)
+        size = re.search(r'\swidth="([\d.]+)pt"\s+height="([\d.]+)pt"', svg) or re.search(
+            r'(?=.*?\swidth="([\d.]+)pt")(?=.*?\sheight="([\d.]+)pt")', svg, re.DOTALL
+        )
+        if found is None or size is None:
+            raise ValueError(f"not an SVG document with a size in points: {svg[:60]!r}")
+        width, height = float(size[1]), float(size[2])
+        body = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", found[0], flags=re.DOTALL)
+        bodies += [
+            f'<text x="4" y="{at + NAME_PT:g}" font-size="{NAME_PT}pt" '
+            f'font-family="Libertinus Serif, serif" fill="{INK}">{html.escape(name)}</text>',
+            _own_ids(
+                re.sub(r'(\s(?:width|height)="[\d.]+)pt"', r'\1"', body, count=2), f"part{number}"
+            ).replace("<svg", f'<svg y="{at + 1.5 * NAME_PT:g}"', 1),
+        ]
+        wide, at = max(wide, width), at + height + 2 * NAME_PT
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'width="{wide:g}pt" height="{at:g}pt" viewBox="0 0 {wide:g} {at:g}">'
+        f"{''.join(bodies)}</svg>"
+    )
 
 
 def _own_ids(body: str, prefix: str) -> str:

@@ -42,7 +42,7 @@ def rows(studies: Iterable[str] | None) -> Fingerprint:
     """
     names = ["*"] if studies is None else sorted(studies)
     folder = paths.results_dir()
-    found = [path for name in names for path in folder.glob(f"*/{name}.jsonl")]
+    found = [path for name in names for path in folder.glob(f"*/*/{name}.jsonl")]
     known = {"rows": _files(found, folder)}
     if studies is None:
         copies = copy_path(FRAME).parent

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ from papermill.exceptions import PapermillExecutionError
 
 from fusedlib import paths
 from fusedlib.bench import results
+from fusedlib.bench.progress import FILE as PROGRESS
+from fusedlib.study import recording
+from fusedlib.study.running import config as configs
 from fusedlib.study.running import fingerprint, kernel, parameters
 from fusedlib.study.running.config import FRAME, STATIC, Study
 from fusedlib.study.running.monitor import Monitor
@@ -146,12 +149,25 @@ def execute(job: Job, monitor: Monitor, *, fresh: bool = False) -> Outcome:
         with monitor.notebook(job.name, job.cells, session.progress_file):
             status, error, stop = _attempt(job, session)
     outcome = Outcome(job.name, status, copy_path(job.name), time.monotonic() - began, error)
+    if status == "ok":
+        outcome = _beside(job, session, outcome)
     with kernel.uninterrupted():
         _write_copy(job, session, outcome, {**before, **fingerprint.rows(job.reads)})
-    said = f"{status} after {outcome.seconds:.1f} s"
-    monitor.ended(f"{said}: {error}" if error else said)
+    said = f"{outcome.status} after {outcome.seconds:.1f} s"
+    monitor.ended(f"{said}: {outcome.error}" if outcome.error else said)
     if stop is not None:
         raise stop
+    return outcome
+
+
+def _beside(job: Job, session: "_Session", outcome: Outcome) -> Outcome:
+    """Put what other recorded machines show beside what the leading one does."""
+    studies = [job.name] if job.reads is not None else [s.name for s in configs.load().studies]
+    try:
+        recording.show_others(session.notebook, job.notebook, studies)
+    except Exception as failure:
+        error = f"on another machine's rows: {type(failure).__name__}: {failure}"
+        return replace(outcome, status="failed", error=error)
     return outcome
 
 
@@ -209,7 +225,7 @@ class _Session:
         return kernel.environment(
             {
                 STATIC: "1",
-                "FUSEDLIB_PROGRESS": str(self.progress_file),
+                PROGRESS: str(self.progress_file),
                 "FRESH": "1" if self.fresh else None,
                 "IPYTHONDIR": str(self.folder / "ipython"),
             }

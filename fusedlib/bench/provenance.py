@@ -1,0 +1,95 @@
+"""Which code measured: its commit, and the hash of each of its files.
+
+Where the code lies without git, on a machine that it was carried to, both come from `code.json`,
+which `make pack` writes beside it.
+"""
+
+import hashlib
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fusedlib import paths
+
+PACKED = "code.json"
+CODE = ("fusedlib", "notebooks")
+# What runs notebooks and renders the paper measures nothing.
+NOT_MEASURING = ("fusedlib/study/",)
+
+
+@cache
+def files() -> dict[str, str]:
+    """Git's hash of each file of the library and of what measures, by its path."""
+    found = [path for folder in CODE for path in (paths.ROOT / folder).rglob("*.py")]
+    found.append(paths.NOTEBOOKS / "study.toml")
+    named = {path.relative_to(paths.ROOT).as_posix(): path for path in sorted(found)}
+    return {
+        name: _blob(path.read_bytes())
+        for name, path in named.items() if not name.startswith(NOT_MEASURING)
+    }  # fmt: skip
+
+
+def _blob(content: bytes) -> str:
+    """The name that git gives a file of this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@cache
+def commit() -> tuple[str | None, bool | None]:
+    """The commit, and whether the code differs from it; None for what cannot be found out.
+
+    Rows and products do not count: measuring itself must not make the tree dirty.
+    """
+    head = None if packed() else _git("rev-parse", "--verify", "HEAD")
+    if head and re.fullmatch(r"[0-9a-f]{40,64}", head):
+        told = _git("status", "--porcelain", "--", *CODE)
+        return head, None if told is None else bool(told)
+    carried = packed()
+    return (carried["commit"], bool(differing(carried["files"]))) if carried else (None, None)
+
+
+def packed() -> dict[str, Any]:
+    """What `make pack` wrote where the code has no git of its own; empty where it has."""
+    if (paths.ROOT / ".git").exists():
+        return {}
+    try:
+        found: dict[str, Any] = json.loads((paths.ROOT / PACKED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def changed() -> list[str]:
+    """Paths of the code that are not the commit's."""
+    if carried := packed():
+        return differing(carried["files"])
+    return [line[3:] for line in (_git("status", "--porcelain", "--", *CODE) or "").splitlines()]
+
+
+def differing(then: Mapping[str, str]) -> list[str]:
+    """Paths of the files that differ from their hashes of `then`, are new, or are gone."""
+    now = files()
+    return sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
+
+
+def pack() -> Path:
+    """Write commit and hashes beside the code, for a machine without git; returns the file."""
+    path = paths.ROOT / PACKED
+    content = {"commit": commit()[0], "files": files()}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True, cwd=paths.ROOT
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.rstrip()

@@ -1,0 +1,154 @@
+"""Which code measured: hashes as git has them, and a commit with git and without."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusedlib import paths
+from fusedlib.bench import provenance
+
+FILES = {
+    "fusedlib/norm.py": "a = 1\n",
+    "fusedlib/bench/race.py": "b = 1\n",
+    "fusedlib/study/cli.py": "c = 1\n",
+    "notebooks/helper.py": "",
+    "notebooks/study.toml": "x = 1\n",
+}
+COUNTED = set(FILES) - {"fusedlib/study/cli.py"}
+
+
+def git(*arguments: str, at: Path) -> str:
+    known = (
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@example.org",
+        "-c",
+        "core.hooksPath=/dev/null",
+    )
+    done = subprocess.run(
+        ["git", *known, *arguments], cwd=at, check=True, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+def forget() -> None:
+    provenance.files.cache_clear()
+    provenance.commit.cache_clear()
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A small checkout without git, which is taken for ours."""
+    for name, content in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    (tmp_path / "report").mkdir()
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path / "notebooks")
+    forget()
+    yield tmp_path
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.fixture
+def cloned(code) -> Path:
+    """The same with git, all of it committed."""
+    git("init", "-q", at=code)
+    git("add", ".", at=code)
+    git("commit", "-q", "-m", "all", at=code)
+    return code
+
+
+def test_hashes_are_git_s_and_what_measures_nothing_has_none():
+    found = provenance.files()
+    known = git("hash-object", *found, at=paths.ROOT).split()
+    assert dict(zip(found, known, strict=True)) == found
+    for wanted in ("fusedlib/kernels/swiglu.py", "fusedlib/bench/race.py", "notebooks/study.toml",
+                   "notebooks/flawed_layer.py"):  # fmt: skip
+        assert wanted in found
+    assert not [name for name in found if name.startswith(("fusedlib/study/", "tests/", "report/"))]
+
+
+def test_what_changed_is_new_or_is_gone_differs(code):
+    then = dict(provenance.files())
+    assert set(then) == COUNTED and provenance.differing(then) == []
+    (code / "fusedlib/norm.py").write_text("a = 2\n")
+    (code / "fusedlib/bench/race.py").unlink()
+    (code / "notebooks/new.py").write_text("")
+    (code / "fusedlib/study/cli.py").write_text("c = 2\n")
+    forget()
+    assert provenance.differing(then) == [
+        "fusedlib/bench/race.py", "fusedlib/norm.py", "notebooks/new.py"
+    ]  # fmt: skip
+    assert provenance.differing({}) == sorted({*COUNTED, "notebooks/new.py"} - {
+        "fusedlib/bench/race.py"
+    })  # fmt: skip
+
+
+def test_the_commit_is_git_s_and_rows_do_not_make_it_dirty(cloned):
+    head = git("rev-parse", "HEAD", at=cloned).strip()
+    (cloned / "report" / "rows.jsonl").write_text("{}\n")
+    assert provenance.commit() == (head, False)
+    (cloned / "fusedlib/norm.py").write_text("a = 2\n")
+    forget()
+    assert provenance.commit() == (head, True)
+    assert provenance.packed() == {}
+
+
+def test_changed_names_each_path_whole(cloned):
+    for name in ("fusedlib/norm.py", "notebooks/study.toml"):
+        (cloned / name).write_text("changed\n")
+    (cloned / "notebooks/new.py").write_text("")
+    assert provenance.changed() == ["fusedlib/norm.py", "notebooks/study.toml", "notebooks/new.py"]
+
+
+def test_a_tree_of_which_git_cannot_tell_is_not_called_clean(cloned, monkeypatch):
+    asked = provenance._git
+    monkeypatch.setattr(provenance, "_git", lambda *a: asked(*a) if a[0] == "rev-parse" else None)
+    assert provenance.commit()[1] is not False
+
+
+def test_without_git_and_without_code_json_nothing_is_known(code):
+    assert provenance.packed() == {}
+    assert provenance.commit() == (None, None)
+
+
+@pytest.mark.parametrize("content", ["", "{", "\0"])
+def test_a_damaged_code_json_counts_as_none(code, content):
+    (code / provenance.PACKED).write_text(content)
+    assert provenance.packed() == {} and provenance.commit() == (None, None)
+
+
+def carried(code: Path) -> str:
+    """The checkout as it is carried: packed, then without git; its commit."""
+    head = git("rev-parse", "HEAD", at=code).strip()
+    assert provenance.pack() == code / provenance.PACKED
+    (code / ".git").rename(code / "elsewhere")
+    forget()
+    return head
+
+
+def test_without_git_the_commit_is_the_packed_one_and_a_file_that_differs_makes_it_dirty(cloned):
+    head = carried(cloned)
+    assert provenance.packed() == {"commit": head, "files": provenance.files()}
+    assert provenance.commit() == (head, False) and provenance.changed() == []
+    (cloned / "fusedlib/study/cli.py").write_text("c = 2\n")  # measures nothing
+    forget()
+    assert provenance.commit() == (head, False)
+    (cloned / "notebooks/helper.py").write_text("d = 2\n")
+    forget()
+    assert provenance.commit() == (head, True)
+    assert provenance.changed() == ["notebooks/helper.py"]
+
+
+def test_where_there_is_git_an_old_code_json_is_not_believed(cloned):
+    old = {"commit": "0" * 40, "files": {}}
+    (cloned / provenance.PACKED).write_text(json.dumps(old))
+    assert provenance.packed() == {}
+    assert provenance.commit() == (git("rev-parse", "HEAD", at=cloned).strip(), False)

@@ -1,0 +1,349 @@
+"""`make record`: what it chooses, what it resumes, what it refuses, and what it leaves behind."""
+
+import dataclasses
+import json
+import os
+import tarfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from fusedlib import paths
+from fusedlib.bench import machine as machines
+from fusedlib.bench import provenance, results
+from fusedlib.study import plan, record, recording
+from fusedlib.study.record import STUDY_S, Unit
+from fusedlib.study.running.config import Config, ConfigError, Study
+
+CARD = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path / "rows"))
+    monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path / "build"))
+    monkeypatch.setenv(machines.NAME, "card")
+    remembered = machines.key, machines.describe
+    for function in remembered:
+        function.cache_clear()
+    yield
+    for function in remembered:
+        function.cache_clear()
+
+
+def facts(**known) -> machines.Machine:
+    """Those of a card at a clean commit."""
+    given = {"device_type": "cuda", "device_name": CARD, "commit": "c" * 40, "dirty": False}
+    return dataclasses.replace(machines.describe(), **given | known)
+
+
+def describe(monkeypatch, **known) -> None:
+    """This machine is that card."""
+    given = facts(**known)
+    monkeypatch.setattr(machines, "describe", lambda: given)
+
+
+def config(*names: str) -> Config:
+    studies = tuple(Study(n, n, "?", Path(f"{n}.ipynb"), {}) for n in names)
+    return Config(studies, studies[0])
+
+
+# --- units ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def studies(monkeypatch) -> Config:
+    """Two studies: which cases they measure, their last rows, and what their claims select."""
+    cases = {"one": [*"abcdef"], "two": [*"xy"]}
+    last = {
+        "one": [("a", 40.0, "s1"), ("b", 1.0, "s1"), ("c", 3.0, None), ("d", 9.0, None),
+                ("e", None, None), ("gone", 5.0, "s1")],
+        "two": [("x", 2.0, "s1"), ("y", 7.0, "s2")],
+    }  # fmt: skip
+    claims = {"one": [{"a", "c"}, {"b", "d"}, {"c"}, {"c", "gone"}], "two": [{"x"}]}
+
+    def rows(study):
+        frame = pd.DataFrame(last[study], columns=["case", "took_s", "session"])
+        return frame.assign(machine=pd.Categorical(["card"] * len(frame)))
+
+    def analysed(notebook):
+        selections = [pd.DataFrame({"case": sorted(c)}) for c in claims[notebook.stem]]
+        return SimpleNamespace(claims=[SimpleNamespace(selection=s) for s in selections])
+
+    monkeypatch.setattr(provenance, "packed", dict)
+    monkeypatch.setattr(plan, "full_cases", lambda study: dict.fromkeys(cases[study]))
+    monkeypatch.setattr(recording, "analysis_of", analysed)
+    monkeypatch.setattr(
+        results, "Recorder", lambda study, profile: SimpleNamespace(rows=lambda: rows(study))
+    )
+    return config("one", "two")
+
+
+def test_units_of_most_claims_come_first_then_the_quickest(studies):
+    found = record.units(studies)
+    assert found == [
+        Unit("one", ("c",), 3, 3.0),
+        Unit("one", ("a", "b"), 2, 41.0),
+        Unit("two", ("x",), 1, 2.0),
+        Unit("one", ("d",), 1, 9.0),
+        Unit("one", ("e",), 0, 5.0),  # never timed: the median of the others
+        Unit("one", ("f",), 0, 5.0),
+        Unit("two", ("y",), 0, 7.0),
+    ]
+    assert {unit.study for unit in record.units(studies, ["two"])} == {"two"}
+
+
+def test_a_race_is_one_unit_and_sessions_of_two_studies_are_apart(studies):
+    together = [unit.cases for unit in record.units(studies) if len(unit.cases) > 1]
+    assert together == [("a", "b")], "x of another study had a session of the same name"
+
+
+def test_of_a_study_without_rows_all_is_estimated(studies, monkeypatch):
+    empty = pd.DataFrame(columns=[*results.FRAME, *results.HEAD])
+    empty["machine"] = pd.Categorical([], categories=["card"])
+    monkeypatch.setattr(
+        results, "Recorder", lambda study, profile: SimpleNamespace(rows=lambda: empty)
+    )
+    found = record.units(studies, ["two"])
+    assert [unit.seconds for unit in found] == [record.UNKNOWN_S] * 2
+
+
+def test_carried_code_takes_its_units_from_what_was_packed(monkeypatch):
+    units = [Unit("two", ("x", "y"), 2, 3.5), Unit("one", ("a",), 0, 1.0)]
+    packed = json.loads(json.dumps({"plan": [dataclasses.asdict(unit) for unit in units]}))
+    monkeypatch.setattr(provenance, "packed", lambda: packed)
+    assert record.units(config("one", "two")) == units
+    assert record.units(config("one", "two"), ["one"]) == units[1:]
+
+
+def test_the_time_is_for_whole_units_and_each_study_costs_its_own():
+    units = [Unit("one", ("a",), 3, 60), Unit("two", ("x",), 2, 70), Unit("one", ("b",), 1, 30),
+             Unit("three", ("z",), 1, 11), Unit("one", ("c",), 0, 10)]  # fmt: skip
+    assert record.within(units, 0.9 * (60 + STUDY_S) / 60) == [units[2], units[4]]
+    assert record.within(units, (60 + STUDY_S) / 60) == units[:1]
+    assert record.within(units, (90 + STUDY_S) / 60) == [units[0], units[2]]
+    # The third study would fit without what it takes besides; the fifth unit does.
+    assert record.within(units, (101 + STUDY_S) / 60) == [units[0], units[2], units[4]]
+    assert record.within(units, 60) == units
+    for minutes in (1, 2, 3, 4):
+        chosen = record.within(units, minutes)
+        cost = sum(u.seconds for u in chosen) + STUDY_S * len({u.study for u in chosen})
+        assert cost <= 60 * minutes
+    assert record.within(units, 0) == []
+
+
+def test_the_summary_counts_and_adds_up():
+    units = [
+        Unit("one", ("a", "b"), 2, 100.0),
+        Unit("one", ("c",), 0, 60.0),
+        Unit("two", ("x",), 1, 20.0),
+    ]
+    lines = [line.split() for line in record.summary(units).splitlines()]
+    assert lines[1:] == [["one", "3", "2", "3.0"], ["two", "1", "1", "0.7"], ["all", "3.7"]]
+
+
+def test_what_is_there_is_left_out_and_bad_luck_is_tried_again(tmp_path):
+    statuses = {"ok": "ok", "wrong": "wrong", "oom": "oom", "bad": "failed", "no": "unavailable"}
+    rows = [{"case": case, "status": status} for case, status in statuses.items()]
+    (tmp_path / "one.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    units = [Unit("one", (case,), 0, 1.0) for case in (*statuses, "new")]
+    assert [unit.cases[0] for unit in record.left(units, tmp_path)] == ["bad", "no", "new"]
+    race = [Unit("one", ("ok", "new"), 0, 1.0), Unit("one", ("ok", "oom"), 0, 1.0)]
+    assert record.left(race, tmp_path) == race[:1], "a race runs again as a whole"
+    assert record.left(units, tmp_path / "none") == units
+
+
+def test_bad_luck_that_was_made_good_is_there(tmp_path):
+    lines = [{"case": "a", "status": "failed"}, {"case": "a", "status": "ok"}]
+    (tmp_path / "one.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    assert record.left([Unit("one", ("a",), 0, 1.0)], tmp_path) == []
+
+
+# --- its name ------------------------------------------------------------------------------------
+
+
+def recorded(folder: Path, name: str, began: str, commit="c" * 40, card=CARD, profile="full"):
+    run = {"commit": commit, "device_name": card, "began": began}
+    (folder / name).mkdir(parents=True)
+    content = {"schema": results.SCHEMA, "profile": profile, "runs": [run]}
+    (folder / name / results.DESCRIPTION).write_text(json.dumps(content))
+
+
+def test_the_newest_recording_of_this_commit_goes_on(tmp_path):
+    new = record.chosen_name("", tmp_path, facts())
+    assert new.endswith("-ccccccc") and len(new) == len("2026-11-25-ccccccc")
+    recorded(tmp_path, "z", "2026-11-24")
+    recorded(tmp_path, "a", "2026-11-25")
+    recorded(tmp_path, "other commit", "2026-11-26", commit="d" * 40)
+    recorded(tmp_path, "toy", "2026-11-27", profile="quick")
+    assert record.chosen_name("", tmp_path, facts()) == "a"
+    assert record.chosen_name("z", tmp_path, facts()) == "z"
+    assert record.chosen_name("new one", tmp_path, facts()) == "new one"
+    assert record.chosen_name("", tmp_path, facts(commit="e" * 40)).endswith("-eeeeeee")
+
+
+@pytest.mark.parametrize(
+    ("known", "was"),
+    [
+        ({"commit": "d" * 40}, f"is of commit ddddddd on {CARD}; this is ccccccc on {CARD}"),
+        (
+            {"card": "NVIDIA H200"},
+            f"is of commit ccccccc on NVIDIA H200; this is ccccccc on {CARD}",
+        ),
+    ],
+)
+def test_a_recording_of_another_commit_or_card_is_refused(tmp_path, known, was):
+    recorded(tmp_path, "x", "2026-11-25", **known)
+    with pytest.raises(ConfigError, match=f"the recording x {was}. Give another NAME="):
+        record.chosen_name("x", tmp_path, facts())
+
+
+def test_a_recording_on_another_card_does_not_go_on_unasked(tmp_path):
+    recorded(tmp_path, "x", "2026-11-25", card="NVIDIA H200")
+    assert record.chosen_name("", tmp_path, facts()) != "x"
+
+
+# --- whether it may ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "busy", "message"),
+    [
+        ({"device_type": "cpu", "device_name": "i9"}, "",
+         "a recording is made on a CUDA GPU; i9 is none. `make study` measures what"),
+        ({"commit": None, "dirty": None}, "",
+         "no code.json. Run `make pack` where the code has git"),
+        ({"dirty": True}, "",
+         "differs from commit ccccccc: f0, f1, f2, f3, f4 and more. Commit first"),
+        ({}, "processes 12, 13 run",
+         "processes 12, 13 run on the card; a measurement beside others is no recording"),
+    ],
+    ids=["no gpu", "no commit", "dirty", "busy"],
+)  # fmt: skip
+def test_what_may_not_record_is_refused_in_words(monkeypatch, known, busy, message):
+    describe(monkeypatch, **known)
+    monkeypatch.setattr(machines, "others_on_card", lambda most: busy)
+    monkeypatch.setattr(provenance, "changed", lambda: [f"f{n}" for n in range(7)])
+    with pytest.raises(ConfigError) as refused:
+        record.check_ready()
+    assert message in str(refused.value)
+
+
+def test_a_clean_commit_on_an_idle_card_may(monkeypatch):
+    asked = []
+    describe(monkeypatch)
+    monkeypatch.setattr(machines, "others_on_card", lambda most: asked.append(most) or "")
+    record.check_ready()
+    assert asked == [record.MOST_USED_GIB]
+
+
+# --- the recording itself ------------------------------------------------------------------------
+
+UNITS = [Unit("one", ("a", "b"), 2, 1.0), Unit("two", ("x",), 1, 1.0), Unit("one", ("c",), 0, 1.0)]
+
+
+class Runs:
+    """Stands for the runner: notes what it was told, and writes a row."""
+
+    def __init__(self, folder: Path, fails: str = "", takes: float = 0.0) -> None:
+        self.folder, self.fails, self.takes = folder, fails, takes
+        self.seen: list[tuple[str, dict[str, str]]] = []
+        self.packed: list[list[str]] = []
+
+    def __call__(self, study: str) -> bool:
+        self.seen.append((study, dict(os.environ)))
+        self.packed.append(sorted(path.name for path in (self.folder / "out").glob("*")))
+        at = self.folder / "rows" / "card" / "day"
+        at.mkdir(parents=True, exist_ok=True)
+        (at / f"{study}.jsonl").write_text("{}\n")
+        time.sleep(self.takes)
+        return study == self.fails
+
+
+def test_a_study_after_the_other_is_told_what_to_measure_until_when(tmp_path, monkeypatch):
+    monkeypatch.setenv("FRESH", "1")
+    run, before = Runs(tmp_path), dict(os.environ)
+    began = time.time()
+    assert record.record(UNITS, "day", 10, run) is False
+    assert [study for study, _ in run.seen] == ["one", "two"], "each once"
+    for _, told in run.seen:
+        assert told[results.RECORDING] == "day"
+        assert Path(told[results.CASES]).read_text().split() == ["a", "b", "x", "c"]
+        assert began + 599 <= float(told[results.UNTIL]) <= time.time() + 601
+    assert dict(os.environ) == before
+    assert not (tmp_path / "out").exists(), "nothing is packed unasked"
+
+
+def test_a_recording_is_resumed_even_where_fresh_is_set(tmp_path, monkeypatch):
+    monkeypatch.setenv("FRESH", "1")
+    run = Runs(tmp_path)
+    record.record(UNITS, "day", 10, run)
+    assert [told.get("FRESH") for _, told in run.seen] == [None, None]
+    assert os.environ["FRESH"] == "1"
+
+
+@pytest.mark.parametrize("fails", ["one", "two"])
+def test_one_that_fails_stops_no_other_and_is_told(tmp_path, fails):
+    run = Runs(tmp_path, fails)
+    assert record.record(UNITS, "day", 10, run) is True
+    assert [study for study, _ in run.seen] == ["one", "two"]
+
+
+def test_when_the_time_is_over_no_other_study_begins(tmp_path):
+    run = Runs(tmp_path, takes=0.3)
+    assert record.record(UNITS, "day", 0.2 / 60, run) is False
+    assert [study for study, _ in run.seen] == ["one"]
+
+
+def test_it_is_packed_after_each_study(tmp_path, capsys):
+    run = Runs(tmp_path)
+    record.record(UNITS, "day", 10, run, tmp_path / "out")
+    assert run.packed == [[], ["card.day.tar.xz"]], "the first study is safe before the second"
+    assert capsys.readouterr().out.count(f"packed {tmp_path}/out/card.day.tar.xz") == 2
+    with tarfile.open(tmp_path / "out" / "card.day.tar.xz") as archive:
+        archive.extractall(tmp_path / "home", filter="data")
+    files = {str(p.relative_to(tmp_path / "home")) for p in (tmp_path / "home").rglob("*.jsonl")}
+    assert files == {"card/day/one.jsonl", "card/day/two.jsonl"}
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["card.day.tar.xz"], "no half a file"
+
+
+def test_a_study_that_wrote_nothing_packs_nothing(tmp_path):
+    assert record.record(UNITS, "day", 10, lambda study: False, tmp_path / "out") is False
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_archive_is_whole_or_the_one_before(tmp_path, monkeypatch):
+    folder = tmp_path / "card" / "day"
+    folder.mkdir(parents=True)
+    (folder / "one.jsonl").write_text("{}\n")
+    path = record.pack(folder, tmp_path / "out")
+    before = path.read_bytes()
+
+    def full(self, *_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tarfile.TarFile, "add", full)
+    with pytest.raises(OSError, match="No space"):
+        record.pack(folder, tmp_path / "out")
+    assert path.read_bytes() == before
+
+
+def test_what_is_carried_says_commit_files_and_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    describe(monkeypatch)
+    monkeypatch.setattr(provenance, "commit", lambda: ("c" * 40, False))
+    monkeypatch.setattr(provenance, "files", lambda: {"fusedlib/norm.py": "1" * 40})
+    units = record.units
+    monkeypatch.setattr(record, "units", lambda config: UNITS)
+    path = record.carry(config("one", "two"))
+    assert path == tmp_path / "code.json"
+    packed = provenance.packed()
+    assert (packed["commit"], packed["files"]) == ("c" * 40, {"fusedlib/norm.py": "1" * 40})
+    monkeypatch.setattr(record, "units", units)
+    assert record.units(config("one", "two")) == UNITS, "as they are read where there is no git"
+    describe(monkeypatch, dirty=True)
+    with pytest.raises(ConfigError, match="differs from commit"):
+        record.carry(config("one", "two"))

@@ -1,0 +1,141 @@
+"""The paper's tables of machines and recordings: what is counted, and what differs today."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusedlib import paths
+from fusedlib.bench import machine as this
+from fusedlib.bench import provenance, results
+from fusedlib.study.report import machines
+
+NOW = {f"fusedlib/f{n:02}.py": "1" * 40 for n in range(12)}
+RUN = {
+    "environment": "e", "device_type": "cuda", "device_name": "NVIDIA H200", "cpu": "Xeon",
+    "device_memory_gib": 140.0, "power_limit_w": 700.0, "cpu_cores": 16, "memory_gib": 125.9,
+    "python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "numpy": "2.5.2", "cuda": "13.0",
+    "driver": "580", "os": "Linux",
+}  # fmt: skip
+
+
+def put(folder: Path, name: str, rows: dict[str, list[dict]], files: dict, *runs: dict, **known):
+    """A recording of `<machine>/<name>`."""
+    at = folder / name
+    at.mkdir(parents=True)
+    described = {
+        "schema": 2,
+        "profile": "full",
+        "runs": [RUN | run for run in runs],
+        "files": files,
+    }
+    (at / results.DESCRIPTION).write_text(json.dumps(described | known))
+    for study, lines in rows.items():
+        full = [{"case": f"{n}", "status": "ok", **line} for n, line in enumerate(lines)]
+        (at / f"{study}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in full))
+
+
+def day(text: str, **more) -> dict:
+    return {"measured_at": f"2026-11-{text}T10:00:00+00:00", **more}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Iterator[Path]:
+    """Two recordings of one machine and one of another, of code of three states, and ours."""
+    monkeypatch.setattr(paths, "RECORDED", tmp_path)
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
+    monkeypatch.setenv(this.NAME, "me")
+    for function in (this.key, this.describe):
+        function.cache_clear()
+    monkeypatch.setattr(provenance, "files", lambda: NOW)
+    old = dict.fromkeys(NOW, "0" * 40) | {"fusedlib/gone.py": "0" * 40}
+    first, second = ({"commit": c * 40, "began": f"2026-11-2{n}"} for n, c in enumerate("ab", 1))
+    put(tmp_path, "h200/first", {"01_x": [day("22"), day("21")], "02_y": [day("23")]}, old,
+        first, second)  # fmt: skip
+    put(tmp_path, "h200/second", {"01_x": [day("24")]},
+        NOW | {"fusedlib/f03.py": "2" * 40}, second | {"driver": "590"})  # fmt: skip
+    put(tmp_path, "h100/only", {"01_x": [day("25")] * 4}, NOW, second | {"commit": None})
+    put(tmp_path, "me/day-quick", {"02_y": [day("26")]}, {}, first, profile="quick")
+    yield tmp_path
+    for function in (this.key, this.describe):
+        function.cache_clear()
+
+
+def test_a_line_a_recording_with_its_days_commits_and_what_differs(folder):
+    found = machines.recorded().set_index(["machine", "recording"])
+    assert found.index.tolist() == [
+        ("h100", "only"), ("h200", "first"), ("h200", "second"), ("me", "day-quick")
+    ]  # fmt: skip
+    first = found.loc[("h200", "first")]
+    assert (first["studies"], first["rows"]) == ("01, 02", 3)
+    assert (first["first"], first["newest"]) == ("2026-11-21", "2026-11-23")
+    assert first["commits"] == "aaaaaaa, bbbbbbb"
+    assert found["differ"].tolist() == [0, 13, 1, 12], "changed, and gone; without hashes, all"
+    assert found["rows"].tolist() == [4, 3, 1, 1]
+    assert found["profile"].tolist() == ["full", "full", "full", "quick"]
+    assert found["own"].tolist() == [False, False, False, True]
+    assert found.loc[("h100", "only"), "commits"] == "unknown"
+
+
+def test_a_line_a_machine_of_all_its_recordings(folder):
+    found = machines.dates().set_index("machine")
+    h200 = found.loc["h200"]
+    assert (h200["rows"], h200["first"], h200["newest"]) == (4, "2026-11-21", "2026-11-24")
+    assert h200["commits"] == 2, "a commit of two recordings counts once"
+    assert h200["newest_commit"] == "bbbbbbb"
+    assert (h200["least"], h200["most"]) == (1, 13)
+    assert found["own"].to_dict() == {"h100": False, "h200": False, "me": True}
+
+
+def test_the_newest_commit_is_of_the_run_that_began_last(folder):
+    put(folder, "h200/assembled", {"03_z": [day("20")]}, NOW,
+        {"commit": "d" * 40, "began": "2026-11-20"})  # fmt: skip
+    put(folder, "h200/zz", {"03_z": [day("19")]}, NOW, {"commit": "e" * 40, "began": "2026-11-19"})
+    assert machines.dates().set_index("machine").loc["h200", "newest_commit"] == "bbbbbbb"
+
+
+def test_what_differs_is_named_and_what_is_too_much_counted(folder):
+    found = machines.differing().set_index(["machine", "recording"])
+    assert found.loc[("h100", "only")].tolist() == [0, "none"]
+    assert found.loc[("h200", "second")].tolist() == [1, "f03.py"]
+    files, which = found.loc[("h200", "first")]
+    assert files == 13
+    assert which == ", ".join(f"f{n:02}.py" for n in range(8)) + " and 5 more"
+
+
+def test_hardware_and_software_stand_once(folder):
+    hardware = machines.hardware()
+    assert hardware["machine"].tolist() == ["h100", "h200", "me (this one)"]
+    assert hardware.iloc[1][["device", "cores"]].tolist() == ["NVIDIA H200", "16"]
+    software = machines.software()
+    told = software[software["machine"] == "h200"].set_index("driver")["recordings"]
+    assert told.to_dict() == {"580": "first", "590": "second"}
+
+
+def test_packages_are_those_that_rows_name(folder):
+    put(folder, "h200/third", {"03_z": [
+        day("25", version="liger_kernel 0.5.2, torch 2.11.0"), day("25", version="torch 2.11.0"),
+        day("25", version="torch 2.12.0"), day("25"),
+    ]}, NOW, {"commit": "c" * 40, "began": "2026-11-25"})  # fmt: skip
+    [line] = machines.packages().to_dict("records")
+    assert line == {"study": "03_z", "machine": "h200", "liger_kernel": "0.5.2",
+                    "torch": "2.11.0, 2.12.0"}  # fmt: skip
+
+
+@pytest.mark.parametrize("made", ["recorded", "dates", "differing", "hardware", "software"])
+def test_without_a_recording_tables_are_empty(tmp_path, monkeypatch, made):
+    monkeypatch.setattr(paths, "RECORDED", tmp_path)
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
+    found = getattr(machines, made)()
+    assert found.empty and "machine" in found.columns
+
+
+def test_rows_are_the_same_whatever_became_of_the_code(folder, monkeypatch):
+    from fusedlib.bench.results import Recorder
+
+    before = Recorder("01_x", profile="full").rows()
+    monkeypatch.setattr(provenance, "files", dict)
+    after = Recorder("01_x", profile="full").rows()
+    assert before.equals(after) and len(before) == 7
+    assert machines.differing()["files"].min() == 0 < machines.differing()["files"].max()
