@@ -147,8 +147,16 @@ def test_without_git_the_commit_is_the_packed_one_and_a_file_that_differs_makes_
     assert provenance.changed() == ["notebooks/helper.py"]
 
 
-def test_where_there_is_git_an_old_code_json_is_not_believed(cloned):
-    old = {"commit": "0" * 40, "files": {}}
-    (cloned / provenance.PACKED).write_text(json.dumps(old))
+def test_where_git_knows_the_commit_an_old_code_json_is_not_believed(cloned):
+    head = git("rev-parse", "HEAD", at=cloned).strip()
+    (cloned / provenance.PACKED).write_text(json.dumps({"commit": head, "files": {}}))
     assert provenance.packed() == {}
-    assert provenance.commit() == (git("rev-parse", "HEAD", at=cloned).strip(), False)
+    assert provenance.commit() == (head, False)
+
+
+def test_a_copy_with_git_of_another_commit_is_the_packed_one(cloned):
+    """The lent machine's copy has the git of the commit that the session began with."""
+    packed = {"commit": "1" * 40, "files": provenance.files()}
+    (cloned / provenance.PACKED).write_text(json.dumps(packed))
+    assert provenance.packed() == packed
+    assert provenance.commit() == ("1" * 40, False) and provenance.changed() == []

@@ -1,7 +1,7 @@
 """Which code measured: its commit, and the hash of each of its files.
 
-Where the code lies without git, on a machine that it was carried to, both come from `code.json`,
-which `make pack` writes beside it.
+Where the code lies without git, or with that of another commit, on a machine that it was carried to,
+both come from `code.json`, which `make pack` writes beside it.
 """
 
 import hashlib
@@ -53,14 +53,13 @@ def commit() -> tuple[str | None, bool | None]:
 
 
 def packed() -> dict[str, Any]:
-    """What `make pack` wrote where the code has no git of its own; empty where it has."""
-    if (paths.ROOT / ".git").exists():
-        return {}
+    """What `make pack` wrote, where there is no git, or one that does not know its commit."""
     try:
         found: dict[str, Any] = json.loads((paths.ROOT / PACKED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found
+    known = (paths.ROOT / ".git").exists() and _git("cat-file", "-e", str(found.get("commit")))
+    return {} if known == "" else found
 
 
 def changed() -> list[str]:
