@@ -1,7 +1,7 @@
 """Which code measured: its commit, and the hash of each of its files.
 
-Where the code lies without git, or with that of another commit, on a machine that it was carried to,
-both come from `code.json`, which `make pack` writes beside it.
+Where the code lies without git, or with that of another commit, on a machine that it was carried
+to, both come from `code.json`, which `make pack` writes beside it.
 """
 
 import hashlib
