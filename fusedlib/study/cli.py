@@ -165,10 +165,16 @@ def record(
     if dry:
         return
 
-    def run_study(study: str) -> bool:
-        return _run(loaded, "full", [study], None, False, frame=False)
+    _exit_for(recording.record(chosen, called, minutes, recording.measure, packed))
 
-    _exit_for(recording.record(chosen, called, minutes, run_study, packed))
+
+@app.command(hidden=True)
+def measure(study: str) -> None:
+    """Run the measuring cells of one notebook; the environment says which cases, and where to."""
+    from fusedlib.study import plan
+
+    [found] = configs.load().select([study])
+    plan.run_measuring(found)
 
 
 @app.command()

@@ -46,7 +46,8 @@ def full_cases(study: str) -> dict[str, dict[str, Any]]:
             results.PLAN: str(listed), results.RECORDING: "-", "FRESH": "1",
             results.CASES: None, results.UNTIL: None,
         }  # fmt: skip
-        with environment(listing | {PROGRESS: os.devnull}):
+        quiet = contextlib.redirect_stdout(io.StringIO())
+        with environment(listing | {PROGRESS: os.devnull}), quiet:
             run_measuring(found)
         lines = listed.read_text(encoding="utf-8").splitlines() if listed.exists() else []
     split = (line.split(" ", 2) for line in lines)
@@ -70,8 +71,7 @@ def run_measuring(study: Study) -> None:
         if cell.cell_type != "code" or not needed:
             continue
         code = compile(cell.source, f"{study.notebook.name}[{at}]", "exec")
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(code, namespace)
+        exec(code, namespace)
         if parameters.TAG in tags:
             namespace |= {name: value for name, value in given.items() if name in declared}
 

@@ -7,6 +7,8 @@ resumed, at the same commit on the same type of card, over as many half hours as
 import io
 import json
 import statistics
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +28,7 @@ from fusedlib.study.running.config import Config, ConfigError
 from fusedlib.study.running.products import write_whole
 
 STUDY_S = 20.0
-"""Seconds that a study takes before and after its cases: a new process, imports, the analysis."""
+"""Seconds that a study takes before its cases: a new process, imports."""
 UNKNOWN_S = 5.0
 PLAN = "plan"
 MOST_USED_GIB = 2.0  # of a card on which nothing runs; the driver keeps some of it
@@ -204,7 +206,7 @@ def record(
         chosen: what to measure.
         name: of the recording.
         minutes: after them no further case begins.
-        run: executes a study's notebook, and says whether it failed.
+        run: measures a study's part, and says whether it failed.
         packed: folder that gets the recording as one file after each study.
     """
     folder = paths.results_dir() / machines.key() / name
@@ -224,6 +226,15 @@ def record(
         if packed is not None and folder.exists():
             print(f"packed {pack(folder, packed)}", flush=True)
     return failed
+
+
+def measure(study: str) -> bool:
+    """Run a notebook's measuring cells in a process of their own; whether it failed."""
+    command = [sys.executable, "-m", "fusedlib.study", "measure", study]
+    began = time.monotonic()
+    status = subprocess.run(command, cwd=paths.ROOT, check=False).returncode
+    print(f"{study}: status {status} after {time.monotonic() - began:.0f} s", flush=True)
+    return status != 0
 
 
 def pack(folder: Path, target: Path) -> Path:
