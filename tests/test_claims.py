@@ -190,16 +190,6 @@ def test_a_claim_needs_its_sentence():
         stating.claim("x", frame(median_ms=[1.0]))(lambda found: ({}, True))
 
 
-def test_cases_of_claims_are_those_of_their_selections():
-    rows = frame(case=["1", "2", "3"], median_ms=[1.0, 2.0, 3.0])
-
-    def rule(found):
-        """Something."""
-        return {}, len(found) > 0
-
-    assert recording.cases_of([stated(rows[rows["median_ms"] < 3], rule)]) == {"1", "2"}
-
-
 def test_the_analysis_of_a_notebook_runs_without_its_measuring(tmp_path):
     def cell(text, *tags):
         return {"cell_type": "code", "metadata": {"tags": list(tags)}, "source": text}

@@ -46,8 +46,8 @@ def commit() -> tuple[str | None, bool | None]:
     """
     head = None if packed() else _git("rev-parse", "--verify", "HEAD")
     if head and re.fullmatch(r"[0-9a-f]{40,64}", head):
-        told = _git("status", "--porcelain", "--", *CODE)
-        return head, None if told is None else bool(told)
+        changes = _git("status", "--porcelain", "--", *CODE)
+        return head, None if changes is None else bool(changes)
     carried = packed()
     return (carried["commit"], bool(differing(carried["files"]))) if carried else (None, None)
 
@@ -55,11 +55,11 @@ def commit() -> tuple[str | None, bool | None]:
 def packed() -> dict[str, Any]:
     """What `make pack` wrote, where there is no git, or one that does not know its commit."""
     try:
-        found: dict[str, Any] = json.loads((paths.ROOT / PACKED).read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads((paths.ROOT / PACKED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    known = (paths.ROOT / ".git").exists() and _git("cat-file", "-e", str(found.get("commit")))
-    return {} if known == "" else found
+    known = (paths.ROOT / ".git").exists() and _git("cat-file", "-e", str(content.get("commit")))
+    return {} if known == "" else content
 
 
 def changed() -> list[str]:

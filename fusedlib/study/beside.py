@@ -168,12 +168,12 @@ def _paragraphs(output: Output, of: Mapping[str, Output]) -> None:
     if len({_NUMBER.sub("#", text) for text in texts.values()}) == 1:
         numbers = {name: iter(_NUMBER.findall(text)) for name, text in others}
 
-        def beside(found: re.Match[str]) -> str:
-            told = {name: next(each) for name, each in numbers.items()}
-            apart = [f"{name}\N{NO-BREAK SPACE}{n}" for name, n in told.items() if n != found[0]]
-            return f"{found[0]} ({', '.join(apart)})" if apart else found[0]
+        def with_others(match: re.Match[str]) -> str:
+            values = {name: next(each) for name, each in numbers.items()}
+            apart = [f"{name}\N{NO-BREAK SPACE}{n}" for name, n in values.items() if n != match[0]]
+            return f"{match[0]} ({', '.join(apart)})" if apart else match[0]
 
-        text = _NUMBER.sub(beside, own)
+        text = _NUMBER.sub(with_others, own)
     else:
         text = "\n\n".join([own, *(f"*On the {name}:* {other}" for name, other in others)])
     output["data"] = {"text/markdown": text, "text/plain": text}

@@ -47,9 +47,9 @@ class Stated:
         Args:
             own: of this machine alone, which needs no name; else of the others.
         """
-        told = [v for v in self.verdicts if v["own"] == own and v["measured"]]
+        measured = [v for v in self.verdicts if v["own"] == own and v["measured"]]
         counts = [
-            v["count"] if own or not v["label"] else f"{v['label']}: {v['count']}" for v in told
+            v["count"] if own or not v["label"] else f"{v['label']}: {v['count']}" for v in measured
         ]
         return "; ".join(counts) or MISSING
 

@@ -107,11 +107,6 @@ def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
     beside.put_beside(executed, leader, views)
 
 
-def cases_of(stated: list[Claim]) -> set[str]:
-    """Ids of the cases that claims rest on."""
-    return {str(case) for claim in stated for case in claim.selection["case"].unique()}
-
-
 def recorded_machines() -> list[str]:
     """The machines whose recordings are part of the repository."""
     found = results.recordings(paths.RECORDED)
