@@ -1,12 +1,12 @@
 """The report's tables of machines and recordings, from the results folders."""
 
+from pathlib import Path
+
 import pandas as pd
 
 from fusedlib.bench import machine as machines
 from fusedlib.bench import provenance, results
 from fusedlib.study.formats import formatted
-
-MORE = 8  # paths of files that differ which stand in the table
 
 
 def seen() -> pd.DataFrame:
@@ -109,15 +109,18 @@ def dates() -> pd.DataFrame:
 
 
 def differing() -> pd.DataFrame:
-    """A line a recording: which files of the library and of what measures differ today."""
-    lines = []
-    for one in results.recordings():
-        names = provenance.differing(one.files)
-        shown = ", ".join(name.removeprefix("fusedlib/") for name in names[:MORE])
-        more = f" and {len(names) - MORE} more" if len(names) > MORE else ""
-        lines.append({"machine": one.machine, "recording": one.name, "files": len(names),
-                      "which": shown + more or "none"})  # fmt: skip
-    return pd.DataFrame(lines, columns=["machine", "recording", "files", "which"])
+    """A line a machine and folder: files that differ today from what a recording was made with."""
+    names = {
+        (one.machine, Path(name))
+        for one in results.recordings() for name in provenance.differing(one.files)
+    }  # fmt: skip
+    files = pd.DataFrame(sorted(names), columns=["machine", "path"])
+    files = files.assign(
+        folder=[path.parent.as_posix() for path in files["path"]],
+        name=[path.name for path in files["path"]],
+    )
+    groups = files.groupby(["machine", "folder"], sort=True)["name"]
+    return groups.agg(files="count", which=", ".join).reset_index()
 
 
 def _rows() -> pd.DataFrame:
