@@ -1,26 +1,31 @@
 """`apply_to`: the library's operations in a whole model, put into each module of it by itself.
 
 No class is patched: a module that is replaced stays the object that it was, with the parameters,
-hooks and attributes that it had, and gets a class of its own whose `forward` is fused
-(`fusedlib.packed.Fused`). Where a call asks for what is not fused, its old `forward` runs.
+hooks, children and attributes that it had, and gets a class of its own whose `forward` is fused
+(`fusedlib.fused.Fused`). Where a call asks for what is not fused, its old `forward` runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fusedlib import projection
 from fusedlib.families import FAMILIES, LITGPT, Family, Part, changed
-from fusedlib.fused_modules import FusedHead, FusedLinear, FusedMLP, FusedRMSNorm
+from fusedlib.fused import LINEAR_FORWARDS, Fused, base_of, fuse, fusion_of, hooked, is_plain
+from fusedlib.fused_modules import (
+    FusedAttention,
+    FusedHead,
+    FusedLinear,
+    FusedMLP,
+    FusedRMSNorm,
+)
 from fusedlib.kernels.route import LEAST_CAPABILITY, has_kernels
 from fusedlib.modules import Linear
-from fusedlib.packed import Fused, PackedLinear, base_of, fuse, hooked
 
 SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss", "linear")
 OFF = "switched off"
@@ -63,13 +68,6 @@ class Report:
                 said.append(f"not {paths[0]}{more}: {why}" if why != OFF else why)
             first, *others = said or ["nothing found"]
             lines += [f"  {switch:<10}{first}", *(f"  {'':<10}{line}" for line in others)]
-        if self.replaced["mlp"] or self.replaced["attention"]:
-            lines += [
-                "  Packed weights are new parameters (w_gate_up, w_down, w_qkv, bias_qkv): make",
-                "  optimizers, DDP and FSDP after this. state_dict has the names that it had.",
-                "  Muon, Adafactor and others that treat a matrix as a whole train another model",
-                "  with them: use attention=False, mlp=False there.",
-            ]
         if self.plain and any(self.replaced.values()):
             lines.append(f"  All that was replaced runs plain PyTorch: {self.plain}.")
         return "\n".join(lines)
@@ -81,24 +79,24 @@ def apply_to(
 ) -> Report:  # fmt: skip
     """Put the library's operations into a model, in place; a second call finds nothing to do.
 
-    Takes models of transformers, with or without a head, and litgpt's GPT of the Llama kind, before
-    an optimizer, DDP, FSDP or torch.compile see them. In transformers it knows modules by their
-    code. Llama, Mistral, Qwen2 (2.5 too), Qwen3, SmolLM3, OLMo 2 and 3 and Phi-3 (Phi-4 too) become
-    fused as a whole, and so does in any other model what computes as a module of theirs or as
-    Gemma's norm: DeepSeek-V3's norms, MLPs and loss, Mixtral's norms, attention and loss. What
-    computes otherwise is left and reported, as MLPs with GELU, experts, other rotations; so are own
-    subclasses.
+    Takes models of transformers, with or without a head, and litgpt's GPT of the Llama kind. In
+    transformers it knows modules by their code. Llama, Mistral, Qwen2 (2.5 too), Qwen3, SmolLM3,
+    OLMo 2 and 3 and Phi-3 (Phi-4 too) become fused as a whole, and so does in any other model what
+    computes as a module of theirs or as Gemma's norm: DeepSeek-V3's norms, MLPs and loss, Mixtral's
+    norms, attention and loss. What computes otherwise is left and reported, as MLPs with GELU,
+    experts, other rotations; so are own subclasses.
 
-    What the model computes, `state_dict` and all attributes stay. Two things change: `parameters()`
-    has packed weights under new names, and a `...ForCausalLM` whose loss is fused, in training mode
-    with labels, gives `logits=None`. PEFT's LoRA works on packed projections: where one of them is
-    wrapped, its MLP or its attention's q, k, v run unfused.
+    What the model computes stays, and so do its modules, parameters, `state_dict` and attributes:
+    no parameter is made, moved or renamed. Optimizers, hooks, adapters, freezing, DDP, FSDP,
+    pruning and checkpoints work as on the unpatched model, before this call and afterwards; FSDP
+    and DeepSpeed come afterwards. One thing changes: a `...ForCausalLM` whose loss is fused, in
+    training mode with labels, gives `logits=None`.
 
-    Hooks go on working, and what they watch runs unfused: one on a packed projection, on the norm
-    behind attention or on `lm_head` has its MLP, its projections, the addition or the loss computed
-    as before. One set on an MLP's activation afterwards is not called. What someone put in the
-    place of a `forward` or a function of the model's library is left and reported; what is put
-    there afterwards is not seen.
+    A module is fused where its children are what they were. Where an adapter, a hook, a shard or a
+    quantized weight has taken the place of a projection, its MLP or its attention's q, k and v run
+    unfused for as long; so does the addition before a norm that has hooks, and the loss of a head
+    that has. Someone's function in the place of a `forward` or of a function of the model's library
+    is left and reported; what is put there afterwards is not seen.
 
     Under torch.compile transformers makes an explicit mask, with which attention takes longer. A
     `...ForCausalLM` that decodes as one of these does, without a sliding window, patched with the
@@ -106,30 +104,18 @@ def apply_to(
     `attention_mask`, `position_ids` and a cache are left away; ones in `attention_mask` ask for one
     too. Of other models compile each layer: `for layer in model.model.layers: layer.compile()`.
 
-    Packed weights w_gate_up, w_down, w_qkv and bias_qkv stand in `parameters()` for gate, up, down,
-    q, k and v. So with them (`attention=False, mlp=False` packs nothing)
-
-    - Muon, Adafactor and others that treat a matrix as a whole train another model; AdamW and SGD
-      do not.
-    - choosing by name, as `"q_proj" in name` over `named_parameters()`, finds nothing.
-    - `q_proj.weight` is a view: `torch.autograd.grad` for it, `get_parameter`, PEFT's
-      `target_parameters`, pruning and parametrizations raise.
-    - `torch.func.functional_call` takes the names of `named_parameters()`, not of `state_dict()`.
-    - an optimizer's state saved with the plain model cannot be loaded.
-    - `torch.ao.quantization.quantize_dynamic` goes by a module's exact type, and leaves all linear
-      layers that were replaced as they are, `linear=True` alone too.
-    - accelerate's `cpu_offload` and `disk_offload` come first, and leave most modules as they are;
-      afterwards they raise KeyError.
+    Libraries that go by a module's exact type, `type(module) is torch.nn.Linear`, do not find the
+    layers that `linear` and `loss` changed: `torch.ao.quantization.quantize_dynamic` leaves them.
 
     Args:
         model: changed in place.
-        mlp: gate and up as one product, and the MLP as one operation.
+        mlp: the MLP as one operation.
         rms_norm: every RMSNorm, and in layers as Llama's the residual stream added inside the one
             behind attention.
         rope: q and k turned in one launch.
-        attention: q, k and v as one product. With `rope`, heads in 16 bits that are no multiple of
-            8 come to `sdpa` as wide as its kernels want them, where no cache is kept
-            (`model.config.use_cache = False`) and nothing is compiled.
+        attention: q, k and v with one gradient of what they are computed from. With `rope`, heads
+            in 16 bits that are no multiple of 8 come to `sdpa` as wide as its kernels want them,
+            where no cache is kept (`model.config.use_cache = False`) and nothing is compiled.
         loss: the cross entropy computed from hidden states, its logits never stored as a whole.
         linear: every other projection of fp32 weights by `fusedlib.linear`: on tensor cores where
             torch's matmul precision is "highest", and as ever at others. Weights of other dtypes
@@ -139,15 +125,17 @@ def apply_to(
         What was replaced, and what was not and why.
 
     Raises:
-        TypeError: what is given is no `torch.nn.Module`.
-        ValueError: a model of another kind, one that is wrapped already, or one whose weights to be
-            packed have several dtypes or devices. Nothing is changed then.
+        TypeError: what is given is no `torch.nn.Module`; a switch that is no bool.
+        ValueError: a model of another kind, or one that is wrapped already. Nothing is changed
+            then.
     """
     family = _family(model)
     wanted = dict(zip(SWITCHES, (mlp, rms_norm, rope, attention, loss, linear), strict=True))
     report = Report(type(model).__name__, plain=why_plain(model.parameters()))
+    for switch, value in wanted.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{switch} must be True or False, got {value!r}")
     own = {module for module in model.modules() if _is_ours(module)}
-    shared = _shared(model)
     todo: list[tuple[str, nn.Module, Part]] = []
     for path, module in model.named_modules():
         parts = {part.switch: part for part in family.parts.get(family.known(module) or "", ())}
@@ -157,16 +145,16 @@ def apply_to(
                 report.left[switch].append((path, OFF))
             elif part is None:
                 report.left[switch].append((path, _unknown(module, switch, family)))
-            elif switch in vars(module).get("_parts", ()):
-                report.already[switch].append(path)
-            elif why := _refusal(module, part) or _sharing(module, part, shared):
+            elif why := changed(module, part.fused) or part.refuse(module):
                 report.left[switch].append((path, why))
+            elif switch in fusion_of(module).switches and part.prepared(module):
+                report.already[switch].append(path)
             else:
                 todo.append((path, module, part))
     for path, module, part in todo:
         fuse(module, part.fused)
         part.prepare(module)
-        module.__dict__["_parts"] = vars(module).get("_parts", frozenset()) | {part.switch}
+        _note(module, part.switch)
         report.replaced[part.switch].append(path)
     _fuse_projections(model, own, wanted["linear"], report)
     for module in model.modules():
@@ -199,31 +187,47 @@ def why_plain(parameters: Iterable[Tensor]) -> str | None:
     return f"the kernels are for GPUs of compute capability {least} and higher"
 
 
+def _note(module: Any, switch: str) -> None:
+    fusion = fusion_of(module)
+    module._fusion = replace(fusion, switches=fusion.switches | {switch})
+
+
 def _fuse_projections(
     model: nn.Module, own: Set[nn.Module], wanted: bool, report: Report
 ) -> None:  # fmt: skip
-    """Have `fusedlib.linear` compute the linear layers, and what others pack them into.
+    """Have `fusedlib.linear` compute the linear layers, and q, k and v of an attention.
 
     `own` were `fusedlib.Linear`s: whatever is wanted they go on by it.
     """
-    for path, module in list(model.named_modules()):
+    owners = {child: owner for owner in model.modules() for child in _computed_by(owner)}
+    changed: list[nn.Module] = []
+    for path, module in model.named_modules():
         if not isinstance(module, nn.Linear):
             continue
-        owner = module._owner[0] if isinstance(module, PackedLinear) else module
         why = None if module in own else _no_projection(module) if wanted else OFF
-        if why is None:
-            if not isinstance(owner, Fused | Linear):
-                fuse(owner, FusedLinear)
-            owner.__dict__["_linear"] = projection.linear
-        if isinstance(owner, FusedMLP) and owner.is_packed():
+        owner = owners.get(module, module)
+        if isinstance(owner, FusedMLP):
             continue  # one operation with others
-        parts = vars(module).get("_parts", frozenset())
         if why is not None:
             report.left["linear"].append((path, why))
             continue
-        done = report.already if "linear" in parts or module in own else report.replaced
-        done["linear"].append(path)
-        module.__dict__["_parts"] = parts | {"linear"}
+        already = module in own or "linear" in fusion_of(owner).switches
+        (report.already if already else report.replaced)["linear"].append(path)
+        changed.append(owner)
+    for module in changed:
+        if not isinstance(module, Fused | Linear):
+            fuse(module, FusedLinear)
+        if isinstance(module, Fused):
+            _note(module, "linear")
+
+
+def _computed_by(owner: nn.Module) -> list[nn.Module]:
+    """Linear layers that a fused module computes itself."""
+    if isinstance(owner, FusedMLP):
+        return list(owner.children())
+    if isinstance(owner, FusedAttention) and "attention" in owner._fusion.switches:
+        return [child for child in owner.projected() if type(child) is nn.Linear]
+    return []
 
 
 def _is_ours(module: nn.Module) -> bool:
@@ -235,13 +239,12 @@ def _is_ours(module: nn.Module) -> bool:
 def _no_projection(module: nn.Linear) -> str | None:
     """Why a linear layer stays as it is."""
     kind = type(module)
-    own = nn.Linear.forward, PackedLinear.forward, FusedLinear.forward, FusedHead.forward
-    if kind.forward not in own or "forward" in vars(module):
+    if kind.forward not in {*LINEAR_FORWARDS, FusedHead.forward} or "forward" in vars(module):
         return f"a {kind.__module__}.{kind.__qualname__} with a forward of its own"
-    weight = module._whole("weight") if isinstance(module, PackedLinear) else module.weight
-    if type(weight) is not nn.Parameter:
-        return f"its weight is a {type(weight).__qualname__}"
-    return None if weight.dtype == torch.float32 else f"{weight.dtype}; only fp32 is split"
+    if not is_plain(module.weight):
+        return f"its weight is a {type(module.weight).__qualname__}"
+    dtype = module.weight.dtype
+    return None if dtype == torch.float32 else f"{dtype}; only fp32 is split"
 
 
 def _family(model: nn.Module) -> Family:
@@ -296,26 +299,3 @@ def _unknown(module: nn.Module, switch: str, family: Family) -> str:
     return (
         f"a {kind.__module__}.{kind.__qualname__}, which does not compute as {' or '.join(known)}"
     )
-
-
-def _refusal(module: nn.Module, part: Part) -> str | None:
-    return changed(module, part.fused) or part.refuse(module)
-
-
-def _shared(model: nn.Module) -> set[int]:
-    """Parameters that several modules hold."""
-    seen: set[int] = set()
-    return {
-        id(p)
-        for module in model.modules()
-        for p in module._parameters.values()
-        if p is not None and (id(p) in seen or seen.add(id(p)))  # type: ignore[func-returns-value]
-    }
-
-
-def _sharing(module: nn.Module, part: Part, shared: set[int]) -> str | None:
-    """Tied weights that packing would untie."""
-    if part.switch not in ("mlp", "attention"):
-        return None
-    tied = [name for name, p in module.named_parameters() if id(p) in shared]
-    return f"{tied[0]} is tied to another module's" if tied else None

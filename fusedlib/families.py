@@ -11,8 +11,8 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import nn
 
+from fusedlib.fused import Fused, Fusion, base_of, changeable, fuse, fusion_of, hooked, unfuse
 from fusedlib.fused_modules import (
     FusedAttention,
     FusedCausalLM,
@@ -29,6 +30,7 @@ from fusedlib.fused_modules import (
     FusedLinear,
     FusedLitGPTAttention,
     FusedLitGPTLayer,
+    FusedLitGPTMLP,
     FusedLitGPTNorm,
     FusedMistralAttention,
     FusedMLP,
@@ -37,17 +39,14 @@ from fusedlib.fused_modules import (
     FusedOlmo3Attention,
     FusedPhi3Attention,
     FusedPhi3Layer,
+    FusedPhi3MLP,
     FusedQwen2Attention,
     FusedQwen3Attention,
     FusedRMSNorm,
     FusedSmolLM3Attention,
     FusedWideNorm,
 )
-from fusedlib.modules import Linear
-from fusedlib.packed import Fused, Packed, base_of, changeable, fuse, hooked, loosen, pack, packable
 
-# What packs, and gives the loss.
-LINEARS = nn.Linear, Linear
 # Their forward does not call the old one, and relies on what that one takes.
 REWRITTEN = FusedAttention, FusedLitGPTAttention, FusedLayer, FusedLitGPTLayer, FusedCausalLM
 # Of these, Phi-3's leaves what lies in a head behind the cosines, as `fusedlib.rope` does.
@@ -71,12 +70,14 @@ class Part:
         fused: what the module becomes.
         refuse: why this one cannot become that; None where it can.
         prepare: what is done besides.
+        prepared: whether that is still so.
     """
 
     switch: str
     fused: type[Fused]
     refuse: Callable[[Any], str | None] = lambda module: None
     prepare: Callable[[Any], None] = lambda module: None
+    prepared: Callable[[Any], bool] = lambda module: True
 
 
 @dataclass(frozen=True)
@@ -243,58 +244,81 @@ def _refused(why: str) -> Callable[[Any], str]:
 # --- transformers --------------------------------------------------------------------------------
 
 
-def _mlp(gate_up: tuple[str, ...], down: str, activation: str = "act_fn") -> tuple[Part, ...]:
+def _mlp(fused: type[FusedMLP]) -> tuple[Part, ...]:
     def refuse(mlp: Any) -> str | None:
-        act = getattr(mlp, activation, None)
+        name = fused._activation
+        act = getattr(mlp, name, None)
         kind = nn.SiLU if act is None else type(act)
         named = kind.__module__.partition(".")[0], kind.__name__
         if named not in SILU:
             return f"its activation is {kind.__module__}.{kind.__qualname__}, not SiLU"
         if act is not None and "forward" in vars(act):
-            return f"the forward of {activation} was replaced by someone else's"
+            return f"the forward of {name} was replaced by someone else's"
         if act is not None and hooked(act):
-            return f"{activation} has hooks, which the fused MLP would not call"
-        why = packable(mlp, gate_up, LINEARS) or packable(mlp, (down,), LINEARS)
-        biased = any(getattr(mlp, name).bias is not None for name in (*gate_up, down) if not why)
-        return why or ("its projections have biases" if biased else None)
+            return f"{name} has hooks, which the fused MLP would not call"
+        projections = *fused._gate_up, fused._down
+        why = _first(changeable(mlp, projection) for projection in projections)
+        biased = not why and any(getattr(mlp, p).bias is not None for p in projections)
+        return "its projections have biases" if biased else why
 
-    def prepare(mlp: Packed) -> None:
-        pack(mlp, "gate_up", gate_up)
-        pack(mlp, "down", (down,))
+    def prepare(mlp: Any) -> None:
+        _unfuse_linears(mlp, *fused._gate_up, fused._down)
 
-    return (Part("mlp", FusedMLP, refuse, prepare),)
+    return (Part("mlp", fused, refuse, prepare),)
 
 
 def _attention(fused: type[FusedAttention]) -> tuple[Part, ...]:
-    children = "q_proj", "k_proj", "v_proj"
-    return (
-        Part(
-            "attention",
-            fused,
-            refuse=lambda module: packable(module, children, LINEARS),
-            prepare=lambda module: pack(module, "qkv", children),
-        ),
-        Part("rope", fused, refuse=_other_rotation),
-    )
+    names = "q_proj", "k_proj", "v_proj"
+
+    def refuse(module: Any) -> str | None:
+        return _first(changeable(module, name) for name in names)
+
+    def prepare(module: Any) -> None:
+        switches = fusion_of(module).switches | _unfuse_linears(module, *names)
+        module._fusion = replace(module._fusion, switches=switches)
+
+    return Part("attention", fused, refuse, prepare), Part("rope", fused, _other_rotation)
+
+
+def _unfuse_linears(module: nn.Module, *names: str) -> frozenset[str]:
+    """Give children that an earlier call fused alone their class back.
+
+    Returns:
+        The switches that had changed them.
+    """
+    switches: frozenset[str] = frozenset()
+    for name in names:
+        child: Any = getattr(module, name)
+        switches |= fusion_of(child).switches
+        if isinstance(child, FusedLinear):
+            unfuse(child)
+    return switches
+
+
+def _first(reasons: Iterable[str | None]) -> str | None:
+    return next(filter(None, reasons), None)
 
 
 def _loss(fused: type[FusedCausalLM]) -> tuple[Part, ...]:
     def refuse(model: Any) -> str | None:
-        return changeable(model, "lm_head", LINEARS)
+        return changeable(model, "lm_head")
 
-    return (Part("loss", fused, refuse, _prepare_head),)
+    def prepared(model: Any) -> bool:  # resize_token_embeddings makes another head
+        return isinstance(model.lm_head, FusedHead)
+
+    return (Part("loss", fused, refuse, _prepare_head, prepared),)
 
 
 def _prepare_head(model: Any) -> None:
-    if isinstance(model.lm_head, FusedLinear):  # of an earlier call
-        loosen(model.lm_head)
+    switches = _unfuse_linears(model, "lm_head")
     fuse(model.lm_head, FusedHead)
+    model.lm_head._fusion = Fusion(switches)
     causal = getattr(model.config, "is_causal", True)
     kind = base_of(model.model)
     usual = _reads_as(kind, DECODERS) is not None and not _patched(kind.forward, kind.__module__)
     masks = getattr(sys.modules[kind.__module__], "create_causal_mask", None)
     usual = usual and not _patched(masks, "transformers.masking_utils")
-    model.__dict__["_usual_mask"] = causal and usual
+    model._fusion = Fusion(fusion_of(model).switches, causal and usual)
 
 
 TRANSFORMERS = Family(
@@ -304,8 +328,8 @@ TRANSFORMERS = Family(
         "LlamaRMSNorm": (Part("rms_norm", FusedRMSNorm),),
         "Olmo2RMSNorm": (Part("rms_norm", FusedWideNorm),),
         "GemmaRMSNorm": (Part("rms_norm", FusedCenteredNorm),),
-        "LlamaMLP": _mlp(("gate_proj", "up_proj"), "down_proj"),
-        "Phi3MLP": _mlp(("gate_up_proj",), "down_proj", "activation_fn"),
+        "LlamaMLP": _mlp(FusedMLP),
+        "Phi3MLP": _mlp(FusedPhi3MLP),
         "LlamaAttention": _attention(FusedAttention),
         "MistralAttention": _attention(FusedMistralAttention),
         "Qwen2Attention": _attention(FusedQwen2Attention),
@@ -361,7 +385,7 @@ LITGPT = Family(
                 lambda norm: "it adds 1 to its weight" if norm.add_unit_offset else None,
             ),
         ),
-        "LLaMAMLP": _mlp(("fc_1", "fc_2"), "proj"),
+        "LLaMAMLP": _mlp(FusedLitGPTMLP),
         "CausalSelfAttention": (
             Part("rope", FusedLitGPTAttention, _unlike),
             Part(

@@ -37,14 +37,17 @@ from fusedlib.kernels.route import FUSED_DTYPES, fused, runs_kernels
 __all__ = ["FUSED_DTYPES", "SAVES", "fused", "path_of", "runs_kernels", "swiglu", "swiglu_mlp"]
 
 SAVES = ("gate_up", "input")
+GateUp = Tensor | tuple[Tensor, Tensor] | list[Tensor]
 
 
-def swiglu(x: Tensor, w_gate_up: Tensor, *, save: str = "gate_up") -> Tensor:
+def swiglu(x: Tensor, w_gate_up: GateUp, *, save: str = "gate_up") -> Tensor:
     """silu(x Wgᵀ) ⊙ (x Wuᵀ), Shazeer 2020.
 
     Args:
         x: (..., hidden).
-        w_gate_up: (2·intermediate, hidden), the gate rows above the up rows.
+        w_gate_up: (2·intermediate, hidden), the gate rows above the up rows; or a pair
+            (w_gate, w_up), each (intermediate, hidden), of which each receives its own gradient.
+            Nothing is packed for a pair.
         save: "gate_up" keeps gate and up for backward, "input" keeps x alone and computes them
             again.
 
@@ -53,19 +56,22 @@ def swiglu(x: Tensor, w_gate_up: Tensor, *, save: str = "gate_up") -> Tensor:
 
     Raises:
         TypeError: an operand that is no tensor.
-        ValueError: shapes, dtypes or devices that do not go together, or an unknown `save`.
+        ValueError: shapes, dtypes or devices that do not go together, more or fewer weights than
+            a pair, or an unknown `save`.
     """
-    _check(save, x, w_gate_up)
-    x, w_gate_up = _autocast(x, w_gate_up)
-    return _run(save, x, w_gate_up, None)
+    w_gate, w_up = _weights(w_gate_up)
+    _check(save, x, w_gate, w_up)
+    return _run(save, *_autocast(x, w_gate, w_up, None))
 
 
-def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gate_up") -> Tensor:
+def swiglu_mlp(x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, save: str = "gate_up") -> Tensor:
     """(silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ.
 
     Args:
         x: (..., hidden).
-        w_gate_up: (2·intermediate, hidden), the gate rows above the up rows.
+        w_gate_up: (2·intermediate, hidden), the gate rows above the up rows; or a pair
+            (w_gate, w_up), each (intermediate, hidden), of which each receives its own gradient.
+            Nothing is packed for a pair.
         w_down: (hidden, intermediate).
         save: "gate_up" keeps gate and up for backward, 2·intermediate numbers a token; "input"
             keeps x alone and computes them again. Either way h is computed again, never kept.
@@ -76,20 +82,29 @@ def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str = "gat
 
     Raises:
         TypeError: an operand that is no tensor.
-        ValueError: shapes, dtypes or devices that do not go together, or an unknown `save`.
+        ValueError: shapes, dtypes or devices that do not go together, more or fewer weights than
+            a pair, or an unknown `save`.
     """
-    if (plan := _known(save, x, w_gate_up, w_down)) is not None:
-        return _launched(save, x, w_gate_up, w_down, plan)
-    _check(save, x, w_gate_up, w_down)
-    x, w_gate_up, w_down = _autocast(x, w_gate_up, w_down)
-    return _run(save, x, w_gate_up, w_down)
+    w_gate, w_up = _weights(w_gate_up)
+    if (plan := _known(save, x, w_gate, w_up, w_down)) is not None:
+        return _launched(save, plan, x, w_gate, w_up, w_down)
+    _check(save, x, w_gate, w_up, w_down)
+    return _run(save, *_autocast(x, w_gate, w_up, w_down))
 
 
-def path_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None = None) -> str:
+def path_of(x: Tensor, w_gate_up: GateUp, w_down: Tensor | None = None) -> str:
     """What runs for a call on these operands, in the words of `fusedlib.kernels.route`'s table."""
-    if not runs_kernels(x, w_gate_up):
+    w_gate, w_up = _weights(w_gate_up)
+    if not runs_kernels(x, w_gate, w_up):
         return route.PLAIN
-    return route.ways(route.kind_of(x, w_gate_up, w_down is not None)).path
+    return route.ways(route.kind_of(x, w_gate, w_up, w_down is not None)).path
+
+
+def _weights(w_gate_up: Any) -> tuple[Any, Any]:
+    """w_gate and w_up, or a packed weight and None; what is neither as it is, for `_check`."""
+    if isinstance(w_gate_up, tuple | list) and len(w_gate_up) == 2 and w_gate_up[1] is not None:
+        return w_gate_up[0], w_gate_up[1]
+    return w_gate_up, None
 
 
 _PLAIN = frozenset((Tensor, Parameter))
@@ -106,37 +121,44 @@ def _plain_eager(*operands: Tensor) -> bool:
     )
 
 
-def _known(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Any:
+def _known(save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Any:
     """The plan of such operands, where nothing has to be looked at anew."""
-    if not _plain_eager(x, w_gate_up, w_down) or save not in SAVES:
+    if not _plain_eager(x, w_gate, w_gate if w_up is None else w_up, w_down) or save not in SAVES:
         return None
-    plan = route.known(x, w_gate_up, w_down)
+    plan = route.known(x, w_gate, w_up, w_down)
     return None if plan is None or _autocasts(x.device.type) else plan
 
 
-def _run(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Tensor:
+def _run(
+    save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
+) -> Tensor:
     """By the kernels, directly or as operators, or in plain PyTorch."""
-    operands = (x, w_gate_up) if w_down is None else (x, w_gate_up, w_down)
-    if _plain_eager(*operands):
-        own = [unwrap_if_dead(t) for t in operands]  # left over from torch.func
+    operands = x, w_gate, w_up, w_down
+    if _plain_eager(*_given(*operands)):
+        # Left over from torch.func.
+        own: list[Any] = [t if t is None else unwrap_if_dead(t) for t in operands]
         plan = route.route(*own)
         if plan is not None:
-            return _launched(save, own[0], own[1], own[2] if len(own) > 2 else None, plan)
-    elif runs_kernels(x, w_gate_up):
-        return _operators(save, x, w_gate_up, w_down)
-    plain = _plain_swiglu if w_down is None else _plain_swiglu_mlp
-    return _again(save, plain, *operands)
+            return _launched(save, plan, *own)
+    elif runs_kernels(x, w_gate, w_up):
+        return _operators(save, *operands)
+    return _again(save, _plain, *operands)
 
 
-def _operators(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> Tensor:
+def _given(*operands: Tensor | None) -> list[Tensor]:
+    return [t for t in operands if t is not None]
+
+
+def _operators(
+    save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
+) -> Tensor:
     from fusedlib.kernels import ops
 
-    matrix = x.reshape(-1, x.shape[-1])
+    matrix, keeps = x.reshape(-1, x.shape[-1]), _keeps(save, x, w_gate, w_up, w_down)
     if w_down is None:
-        found, _ = ops.swiglu(matrix, w_gate_up, _keeps(save, x, w_gate_up))
+        found, _ = ops.swiglu(matrix, w_gate, w_up, keeps)
     else:
-        keeps = _keeps(save, x, w_gate_up, w_down)
-        found, _ = ops.swiglu_mlp(matrix, w_gate_up, w_down, keeps)
+        found, _ = ops.swiglu_mlp(matrix, w_gate, w_up, w_down, keeps)
     return found.reshape(*x.shape[:-1], found.shape[-1])
 
 
@@ -148,96 +170,117 @@ def _eager_kernels() -> tuple[Any, ...]:
     return apply, compute
 
 
-def _launched(save: str, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, plan: Any) -> Tensor:
+def _launched(
+    save: str, plan: Any, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
+) -> Tensor:
     apply, compute = _eager_kernels()
-    wanted = x.requires_grad or w_gate_up.requires_grad
+    wanted = x.requires_grad or w_gate.requires_grad
     wanted = wanted or (w_down is not None and w_down.requires_grad)
+    wanted = wanted or (w_up is not None and w_up.requires_grad)
     if wanted and torch.is_grad_enabled():
-        return apply(x, w_gate_up, w_down, save == "gate_up", plan)
-    return compute(x, w_gate_up, w_down, False, plan)[0]
+        return apply(x, w_gate, w_up, w_down, save == "gate_up", plan)
+    return compute(x, w_gate, w_up, w_down, False, plan)[0]
 
 
-def _keeps(save: str, *operands: Tensor) -> bool:
+def _keeps(save: str, *operands: Tensor | None) -> bool:
     """Whether gate|up is stored at all: not when no gradient will be asked for."""
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in _given(*operands))
     return wanted and save == "gate_up"
 
 
-def _autocast(*operands: Tensor) -> tuple[Tensor, ...]:
+def _autocast(x: Tensor, *weights: Tensor | None) -> Any:
     """The operands in autocast's dtype where it is on, as `torch.nn.functional.linear` has them.
 
     float64 stays as it is.
     """
-    device = operands[0].device.type
-    if not _autocasts(device) or any(t.dtype == torch.float64 for t in operands):
+    device, operands = x.device.type, (x, *weights)
+    if not _autocasts(device) or any(t.dtype == torch.float64 for t in _given(*operands)):
         return operands
     dtype = torch.get_autocast_dtype(device)
-    return tuple(t.to(dtype) for t in operands)
+    return tuple(t if t is None else t.to(dtype) for t in operands)
 
 
 def _autocasts(device: str) -> bool:
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
-def _plain_swiglu(x: Tensor, w_gate_up: Tensor) -> Tensor:
-    gate, up = linear(x, w_gate_up).chunk(2, dim=-1)
-    return silu(gate) * up
+def _plain(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
+) -> Tensor:  # fmt: skip
+    if w_up is None:
+        gate, up = linear(x, w_gate).chunk(2, dim=-1)
+    else:
+        gate, up = linear(x, w_gate), linear(x, w_up)
+    h = silu(gate) * up
+    return h if w_down is None else linear(h, w_down)
 
 
-def _plain_swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
-    return linear(_plain_swiglu(x, w_gate_up), w_down)
-
-
-def _again(save: str, function: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+def _again(save: str, function: Callable[..., Tensor], *operands: Tensor | None) -> Tensor:
     """Call the function; with save="input" keep its operands alone, and call it again later."""
     if save == "input" and torch.is_grad_enabled():
         return checkpoint(function, *operands, use_reentrant=False)
     return function(*operands)
 
 
-def _check(save: str, x: Tensor, w_gate_up: Tensor, *w_down: Tensor) -> None:
+def _check(save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, *w_down: Tensor) -> None:
     """Raise where the operands do not go together; the words cost only then."""
     try:
-        wide, hidden = w_gate_up.shape if w_gate_up.ndim == 2 else (-1, -1)
+        rows, hidden = w_gate.shape if w_gate.ndim == 2 else (-1, -1)
+        inner, odd = (rows // 2, rows % 2) if w_up is None else (rows, 0)
         dtype, device = x.dtype, x.device
         fits = (
             save in SAVES
             and x.ndim > 0
             and x.shape[-1] == hidden
-            and wide % 2 == 0
-            and w_gate_up.dtype == dtype
-            and w_gate_up.device == device
+            and not odd
+            and w_gate.dtype == dtype
+            and w_gate.device == device
             and dtype.is_floating_point
             and dtype.itemsize > 1
         )
+        if w_up is not None:
+            fits = fits and w_up.shape == (rows, hidden)
+            fits = fits and w_up.dtype == dtype and w_up.device == device
         for down in w_down:
-            fits = fits and down.shape == (hidden, wide // 2)
+            fits = fits and down.shape == (hidden, inner)
             fits = fits and down.dtype == dtype and down.device == device
     except AttributeError:  # no tensor
         fits = False
     if not fits:
-        _check_shapes(save, x, w_gate_up, *w_down)
+        _check_shapes(save, x, w_gate, w_up, *w_down)
 
 
-def _check_shapes(save: str, x: Tensor, w_gate_up: Tensor, *w_down: Tensor) -> None:
-    names = "x", "w_gate_up", "w_down"
-    named = dict(zip(names, (x, w_gate_up, *w_down), strict=False))
+def _check_shapes(save: str, x: Tensor, w_gate: Any, w_up: Any, *w_down: Tensor) -> None:
+    if isinstance(w_gate, tuple | list):  # no pair, or None in it
+        if len(w_gate) != 2:
+            if not all(isinstance(weight, Tensor) for weight in w_gate):
+                require_tensors(w_gate_up=w_gate)
+            raise ValueError(
+                "w_gate_up must be one tensor or a pair (w_gate, w_up), "
+                f"got a {type(w_gate).__name__} of {len(w_gate)}"
+            )
+        require_tensors(w_gate=w_gate[0], w_up=w_gate[1])
+    first = "w_gate_up" if w_up is None else "w_gate"
+    named = {"x": x, first: w_gate} | ({} if w_up is None else {"w_up": w_up})
+    named |= dict(zip(["w_down"], w_down, strict=False))
     require_tensors(**named)
     if save not in SAVES:
         raise ValueError(f"save must be one of {', '.join(SAVES)}, got {save!r}")
     if x.ndim == 0:
         raise ValueError("x must be (..., hidden), got a scalar")
-    if w_gate_up.ndim != 2 or w_gate_up.shape[0] % 2:
+    if w_up is None and (w_gate.ndim != 2 or w_gate.shape[0] % 2):
         raise ValueError(
             "w_gate_up must be (2·intermediate, hidden), gate rows above up rows; "
-            f"got {_shape(w_gate_up)}"
+            f"got {_shape(w_gate)}"
         )
-    hidden = w_gate_up.shape[1]
+    if w_gate.ndim != 2:
+        raise ValueError(f"w_gate must be (intermediate, hidden); got {_shape(w_gate)}")
+    rows, hidden = w_gate.shape
     if x.shape[-1] != hidden:
-        raise ValueError(
-            f"x must be (..., {hidden}) for w_gate_up {_shape(w_gate_up)}, got {_shape(x)}"
-        )
-    wanted = hidden, w_gate_up.shape[0] // 2
+        raise ValueError(f"x must be (..., {hidden}) for {first} {_shape(w_gate)}, got {_shape(x)}")
+    if w_up is not None and w_up.shape != w_gate.shape:
+        raise ValueError(f"w_up must be {_shape(w_gate)}, as w_gate is, got {_shape(w_up)}")
+    wanted = hidden, rows // 2 if w_up is None else rows
     for down in w_down:
         if down.shape != wanted:
             raise ValueError(f"w_down must be {wanted}, got {_shape(down)}")

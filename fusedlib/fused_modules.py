@@ -1,48 +1,55 @@
 """What `apply_to` makes of a model's modules: classes whose `forward` is fused.
 
 No class is patched: a module that is replaced stays the object that it was, with the parameters,
-hooks and attributes that it had, and gets a class of its own (`fusedlib.packed.Fused`). Where a
-call asks for what is not fused, its old `forward` runs.
+hooks, children and attributes that it had, and gets a class of its own (`fusedlib.fused.Fused`).
+Where a call asks for what is not fused, or someone has put something else in a child's place, its
+old `forward` runs.
 """
 
 from __future__ import annotations
 
 import sys
 from functools import partial as bind
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
 from fusedlib import projection
 from fusedlib.functional import swiglu_mlp
+from fusedlib.fused import (
+    BRING_TO_READERS,
+    LINEAR_FORWARDS,
+    Fused,
+    hooked,
+    plain_weights,
+    watched,
+    watched_everywhere,
+)
 from fusedlib.loss import linear_cross_entropy
 from fusedlib.norms import rms_norm
-from fusedlib.packed import Fused, Hookable, Packed, hooked
-from fusedlib.recomputed import compute_again, forget
+from fusedlib.qkv import projections
+from fusedlib.recomputed import forget
 from fusedlib.rotary import rope
 
 
-class FusedRMSNorm(Hookable, Fused):
+class FusedRMSNorm(Fused):
     """Also adds the residual stream: `norm(x, residual)` gives what is normalised as well."""
 
     _eps, _cast = "variance_epsilon", "hf"
     _centered = False  # whether its weight is what is added to 1
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+    def forward(self, hidden_states: Tensor, residual: Tensor | None = None) -> Any:
         """weight ⊙ s / √(mean(s²) + eps) of s = x, or of s = x + residual and s."""
+        x = hidden_states
         if residual is not None and residual.dtype != x.dtype:  # added as torch adds
             wide = torch.promote_types(x.dtype, residual.dtype)
             x, residual = x.to(wide), residual.to(wide)
-        eps = getattr(self, self._eps)
         weight: Any = self.weight
         if self._centered:
             weight = 1.0 + weight.float()
-        found = rms_norm(x, weight, eps, residual=residual, cast=self._cast)
-        y, s = (found, x) if isinstance(found, Tensor) else found
-        compute_again(y, bind(rms_norm, eps=eps, cast=self._cast), s, weight)
-        return found
+        return rms_norm(x, weight, getattr(self, self._eps), residual=residual, cast=self._cast)
 
 
 class FusedWideNorm(FusedRMSNorm):
@@ -56,6 +63,10 @@ class FusedLitGPTNorm(FusedWideNorm):
 
     _eps = "eps"
 
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        """As the others', whose argument has another name."""
+        return super().forward(x, residual)
+
 
 class FusedCenteredNorm(FusedLitGPTNorm):
     """Gemma's multiplies by 1 + weight."""
@@ -63,18 +74,61 @@ class FusedCenteredNorm(FusedLitGPTNorm):
     _centered = True
 
 
-class FusedMLP(Packed):
-    """gate and up as one product, and the whole MLP as one operation."""
+class FusedMLP(Fused):
+    """The whole MLP as one operation, by the weights of its projections."""
 
-    w_gate_up: Tensor
-    w_down: Tensor
+    # Names of the projections of gate and up, or of both in one, and of down; of the activation.
+    _gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    _down, _activation = "down_proj", "act_fn"
+    _packed: ClassVar = {
+        "w_gate_up": ("gate_proj.weight", "up_proj.weight"), "w_down": ("down_proj.weight",)
+    }  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
         """(silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ."""
-        if not self.is_packed():
+        weights = self.weights()
+        if weights is None:
             y: Tensor = super().forward(x)
             return y
-        return forget(x, swiglu_mlp(x, self.w_gate_up, self.w_down))
+        return forget(x, swiglu_mlp(x, *weights))
+
+    def weights(self) -> tuple[Any, Tensor] | None:
+        """Those of gate and up, a pair or one above the other, and that of down.
+
+        None where a call of the projections or of the activation is more than what they compute.
+        """
+        children: Any = self._modules
+        down, gate_up = children[self._down], [children[name] for name in self._gate_up]
+        activation = children.get(self._activation)
+        if activation is not None and (
+            "forward" in activation.__dict__ or hooked(activation, BRING_TO_READERS)
+        ):
+            return None
+        weights = plain_weights(*gate_up, down, biased=False)  # as adapters may make them
+        if weights is None:
+            return None
+        *gate_and_up, w_down = weights
+        return (gate_and_up[0] if len(gate_and_up) == 1 else tuple(gate_and_up)), w_down
+
+
+class FusedPhi3MLP(FusedMLP):
+    """gate and up are one product already."""
+
+    _gate_up: tuple[str, ...] = ("gate_up_proj",)
+    _activation = "activation_fn"
+    _packed: ClassVar = {"w_gate_up": ("gate_up_proj.weight",), "w_down": ("down_proj.weight",)}
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """As the others', whose argument has another name."""
+        return super().forward(hidden_states)
+
+
+class FusedLitGPTMLP(FusedMLP):
+    """litgpt's, which calls a function for its activation."""
+
+    _gate_up: tuple[str, ...] = ("fc_1", "fc_2")
+    _down = "proj"
+    _packed: ClassVar = {"w_gate_up": ("fc_1.weight", "fc_2.weight"), "w_down": ("proj.weight",)}
 
 
 # A mask of this shape, which hides nothing, says that attention is causal and no more.
@@ -82,11 +136,14 @@ CAUSAL = (0, 0, 0, 0)
 HEAD = 8  # attention's kernels in 16 bits take multiples of it
 
 
-class FusedAttention(Packed):
-    """Llama's attention with q, k and v as one product, and q and k turned in one launch."""
+class FusedAttention(Fused):
+    """Llama's attention with q, k and v as one operation, and q and k turned in one launch."""
 
-    _parts: frozenset[str]
     _norms = False  # of q and k
+    _packed: ClassVar = {
+        packed: tuple(f"{name}_proj.{kind}" for name in "qkv")
+        for packed, kind in (("w_qkv", "weight"), ("bias_qkv", "bias"))
+    }
 
     def forward(
         self, hidden_states: Tensor,
@@ -101,12 +158,10 @@ class FusedAttention(Packed):
         if self._norms:
             q, k = module.q_norm(q), module.k_norm(k)
         turn = source.apply_rotary_pos_emb
-        if "rope" in self._parts:
+        if "rope" in self._fusion.switches:
             width = self._width(v) if past_key_values is None else None
             turn = bind(rope, width=width)
             v = v if width is None else pad(v, (0, width - module.head_dim))
-        if v.requires_grad:
-            v = v.contiguous()  # a part of all three would keep them in memory
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if self._turns():
             assert position_embeddings is not None
@@ -121,7 +176,7 @@ class FusedAttention(Packed):
         attended, weights = attend(
             self, q, k, v, attention_mask,
             dropout=module.attention_dropout if self.training else 0.0,
-            scaling=module.scaling, sliding_window=self._window(), **kwargs,
+            scaling=module.scaling, **self._windowed(), **kwargs,
         )  # fmt: skip
         attended = attended[..., : module.head_dim].reshape(*hidden_states.shape[:-1], -1)
         return module.o_proj(attended.contiguous()), weights
@@ -133,39 +188,49 @@ class FusedAttention(Packed):
         padded = (
             head_dim % HEAD and x.is_cuda and x.element_size() == 2 and self._turns()
             and module.config._attn_implementation == "sdpa" and not torch.compiler.is_compiling()
+            and not watched_everywhere()  # who counts operations expects heads of one width
         )  # fmt: skip
         return -(-head_dim // HEAD) * HEAD if padded else None
 
-    def _window(self) -> int | None:
-        """How many tokens back attention looks; None for all."""
-        return None
+    def _windowed(self) -> dict[str, int | None]:
+        """What attention is told of how many tokens back it looks; Llama's is told nothing."""
+        return {}
+
+    def looks_back(self) -> int | None:
+        """How many tokens attention sees; None for all."""
+        return self._windowed().get("sliding_window")
 
     def _turns(self) -> bool:
         """Whether positions turn q and k."""
         return True
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
-        module: Any = self
-        children = module.q_proj, module.k_proj, module.v_proj
-        if not self.is_packed():
+        children, switches = self.projected(), self._fusion.switches
+        weights = None
+        if "attention" in switches and all(type(child) is nn.Linear for child in children):
+            weights = plain_weights(*children)
+        if weights is None:
             return tuple(child(x) for child in children)
-        packed = forget(x, self._linear(x, module.w_qkv, getattr(self, "bias_qkv", None)))
-        return packed.split([child.out_features for child in children], dim=-1)
+        biases = [child.bias for child in children]
+        return projections(x, weights, biases, split="linear" in switches)
+
+    def projected(self) -> list[Any]:
+        """The layers of q, k and v."""
+        return [self._modules[name] for name in ("q_proj", "k_proj", "v_proj")]
 
 
 class FusedMistralAttention(FusedAttention):
     """Its window stands in the configuration."""
 
-    def _window(self) -> int | None:
-        return getattr(self.config, "sliding_window", None)
+    def _windowed(self) -> dict[str, int | None]:
+        return {"sliding_window": getattr(self.config, "sliding_window", None)}
 
 
 class FusedQwen2Attention(FusedAttention):
     """Its window is an attribute."""
 
-    def _window(self) -> int | None:
-        window: int | None = self.sliding_window  # type: ignore[assignment]
-        return window
+    def _windowed(self) -> dict[str, int | None]:
+        return {"sliding_window": cast(Any, self).sliding_window}
 
 
 class FusedQwen3Attention(FusedQwen2Attention):
@@ -238,9 +303,9 @@ def _adds(norm: Any) -> bool:
     return isinstance(norm, FusedRMSNorm) and "forward" not in vars(norm)
 
 
-def _apart(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """As the norm's own call, but what hooks see is the sum that goes in and what is normalised."""
-    if not hooked(norm):
+def _added_and_normalised(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """The norm of x + residual, and that sum; hooks see what the unpatched norm gets and gives."""
+    if not watched(norm):
         both: tuple[Tensor, Tensor] = norm(x, residual)
         return both
     stream = residual + x
@@ -269,8 +334,8 @@ class FusedLayer(Fused):
         normed = module.input_layernorm(hidden_states)
         attended, _ = module.self_attn(hidden_states=normed, **kwargs)
         norm = module.post_attention_layernorm
-        call = bind(_apart, norm) if norm._noted else norm
-        normed, residual = call(self._dropped(attended, "attn"), hidden_states)
+        attended = self._dropped(attended, "attn")
+        normed, residual = _added_and_normalised(norm, attended, hidden_states)
         return residual + self._dropped(module.mlp(normed), "mlp")
 
     def _dropped(self, x: Tensor, source: str) -> Tensor:
@@ -300,8 +365,8 @@ class FusedLitGPTLayer(Fused):
             return y
         attended = module.attn(module.norm_1(x), cos, sin, mask, input_pos, input_pos_maxp1)
         norm = module.norm_2
-        call = bind(_apart, norm) if norm._noted else norm
-        normed, residual = call(module.post_attention_norm(attended), x)
+        attended = module.post_attention_norm(attended)
+        normed, residual = _added_and_normalised(norm, attended, x)
         stream: Tensor = module.post_mlp_norm(module.mlp(normed)) + residual
         return stream
 
@@ -315,7 +380,10 @@ class FusedLinear(Fused):
         return projection.linear(input, module.weight, module.bias)
 
 
-class FusedHead(Hookable, Fused):
+LINEAR_FORWARDS.add(FusedLinear.forward)
+
+
+class FusedHead(Fused):
     """A linear layer that gives its cross entropy, where it gets targets, instead of logits.
 
     As a call of the module, for FSDP, ZeRO-3 and offloading bring its weight by hooks.
@@ -325,14 +393,13 @@ class FusedHead(Hookable, Fused):
         """Logits; or the loss with the settings of `fusedlib.linear_cross_entropy`."""
         module: Any = self
         if target is None:
-            return self._linear(input, module.weight, module.bias)
+            product = projection.linear if "linear" in self._fusion.switches else linear
+            return product(input, module.weight, module.bias)
         return linear_cross_entropy(input, module.weight, target, bias=module.bias, **settings)
 
 
 class FusedCausalLM(Fused):
     """In training with labels the loss without logits; else, as in evaluation, both as ever."""
-
-    _usual_mask = False  # whether its decoder asks for the mask of `CAUSAL` where it gets none
 
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
@@ -374,7 +441,7 @@ class FusedCausalLM(Fused):
         fused = labels is not None and self.training and all_logits
         # Others put a head, hooks or a loss here: PEFT, resized embeddings, `loss_function = `.
         head = module.lm_head
-        fused = fused and isinstance(head, FusedHead) and not (head._noted and hooked(head))
+        fused = fused and isinstance(head, FusedHead) and not watched(head)
         theirs = sys.modules["transformers.loss.loss_utils"].ForCausalLMLoss
         return fused and module.loss_function is theirs
 
@@ -389,14 +456,14 @@ class FusedCausalLM(Fused):
         ):
             return False
         module: Any = self
-        if not self._usual_mask or hooked(module.model) or "forward" in vars(module.model):
+        if not self._fusion.causal or hooked(module.model) or "forward" in vars(module.model):
             return False
         masked = "attention_mask", "position_ids", "past_key_values"
         attentions = [layer.self_attn for layer in module.model.layers]
         return (
             all(given[name] is None for name in masked)
             and module.config._attn_implementation == "sdpa"
-            and all(isinstance(a, FusedAttention) and a._window() is None for a in attentions)
+            and all(isinstance(a, FusedAttention) and a.looks_back() is None for a in attentions)
         )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from fusedlib.arguments import require_number, require_tensors
+from fusedlib.arguments import is_whole, require_number, require_tensors
 from fusedlib.functional import _autocast, _autocasts, _shape
 from fusedlib.kernels.route import has_kernels, transformed
 
@@ -32,12 +32,12 @@ def linear_cross_entropy(
     with it; they have no second derivative.
 
     Args:
-        hidden: (..., hidden).
+        hidden: (..., hidden), hidden at least 1.
         weight: (vocabulary, hidden).
         target: (...), int64, each in [0, vocabulary) or ignore_index. Others are an error: on a GPU
             one of the device, as torch's own, which comes with a later call.
         bias: (vocabulary,).
-        ignore_index: the target of tokens that have no loss and no gradient.
+        ignore_index: the target of tokens that have no loss and no gradient; of int64.
         label_smoothing: ε from 0 to 1, as torch's.
         z_loss: weight of the squared logsumexp.
         reduction: "none" gives a loss a token, and computes the logits again in backward; "sum"
@@ -51,7 +51,8 @@ def linear_cross_entropy(
 
     Raises:
         TypeError: an operand that is no tensor.
-        ValueError: shapes, dtypes, devices or numbers that do not go together.
+        ValueError: shapes, dtypes, devices or numbers that do not go together, or operands that are
+            sparse or nested.
     """
     require_tensors(
         "bias", "token_weights",
@@ -59,6 +60,7 @@ def linear_cross_entropy(
     )  # fmt: skip
     _check(hidden, weight, target, bias, token_weights)
     _check_numbers(ignore_index, label_smoothing, z_loss, reduction)
+    ignore_index = int(ignore_index)
     operands = (hidden, weight) if bias is None else (hidden, weight, bias)
     hidden, weight, *biases = _autocast(*operands)
     bias = biases[0] if biases else None
@@ -121,6 +123,10 @@ def _check(
     if hidden.ndim == 0:
         raise ValueError("hidden must be (..., hidden), got a scalar")
     width, tokens = hidden.shape[-1], tuple(hidden.shape[:-1])
+    if width == 0:
+        raise ValueError(
+            f"hidden must be (..., hidden) with a width of at least 1, got {_shape(hidden)}"
+        )
     if weight.ndim != 2 or weight.shape[1] != width or weight.shape[0] == 0:
         raise ValueError(
             f"weight must be (vocabulary, {width}) for hidden {_shape(hidden)}; "
@@ -157,8 +163,10 @@ def _check_numbers(
 ) -> None:
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
-    if not isinstance(ignore_index, int) or ignore_index is True or ignore_index is False:
-        raise ValueError(f"ignore_index must be a whole number, got {ignore_index!r}")
+    if not is_whole(ignore_index):
+        raise ValueError(f"ignore_index must be a whole number, got {ignore_index!r:.60}")
+    if not -(2**63) <= ignore_index < 2**63:
+        raise ValueError(f"ignore_index must be an int64, got {ignore_index}")
     try:
         smooth, squared = 0 <= label_smoothing <= 1, 0 <= z_loss < float("inf")
     except TypeError:

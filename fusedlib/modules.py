@@ -6,24 +6,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import silu
 
 from fusedlib.arguments import require_number, require_size, require_tensors
 from fusedlib.functional import SAVES, swiglu_mlp
+from fusedlib.fused import LINEAR_FORWARDS, Fused, hooked, plain_weights, unpack
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
 from fusedlib.norms import rms_norm
-from fusedlib.packed import Fused, PackedLinear, hooked, own_storage
 from fusedlib.projection import linear
 
 
 class SwiGLUMLP(nn.Module):
     """y = (silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ, x (..., hidden_size).
 
-    Holds the gate rows above the up rows in one parameter, `w_gate_up`, so that both products and
-    both weight gradients are one, and `w_down`. Checkpoints speak the names that the modules it
-    replaces have: `gate_proj.weight`, `up_proj.weight` and `down_proj.weight`. `load_state_dict`
-    reads them; `from_pretrained` of a transformers model of one's own does not, for it looks for
-    modules of these names: let `apply_to` patch the plain model there.
+    Its three projections are `torch.nn.Linear`s of the names that Llama's have: `gate_proj`,
+    `up_proj` and `down_proj`. So checkpoints, adapters, optimizers and parallel wrappers take it as
+    they take the modules it replaces; where one of them has changed a projection, or hooks it, the
+    module runs plain PyTorch.
 
     Args:
         hidden_size: width of x and y.
@@ -46,80 +46,44 @@ class SwiGLUMLP(nn.Module):
         if save not in SAVES:
             raise ValueError(f"save must be one of {', '.join(SAVES)}, got {save!r}")
         self.hidden_size, self.intermediate_size, self.save = hidden_size, intermediate_size, save
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.w_gate_up = nn.Parameter(torch.empty(2 * intermediate_size, hidden_size, **made))
-        self.w_down = nn.Parameter(torch.empty(hidden_size, intermediate_size, **made))
+        kind: dict[str, Any] = {"bias": False, "device": device, "dtype": dtype}
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, **kind)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, **kind)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, **kind)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights as `torch.nn.Linear` draws them: uniform within 1/√(row length)."""
-        for weight in (self.w_gate_up, self.w_down):
-            bound = weight.shape[1] ** -0.5
-            nn.init.uniform_(weight, -bound, bound)
+        """Draw all weights uniform within 1/√(row length), as `torch.nn.Linear` does."""
+        for projection in (self.gate_proj, self.up_proj, self.down_proj):
+            bound = projection.in_features**-0.5
+            nn.init.uniform_(projection.weight, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
         """y (..., hidden_size) of x (..., hidden_size)."""
+        weights = self.weights()
+        if weights is None:
+            y: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+            return y
         require_tensors(x=x)
-        return swiglu_mlp(x, self.w_gate_up, self.w_down, save=self.save)
+        return swiglu_mlp(x, *weights, save=self.save)
+
+    def weights(self) -> tuple[tuple[Tensor, Tensor], Tensor] | None:
+        """Those of gate and up, and that of down; None where a call of them would be more."""
+        weights = plain_weights(self.gate_proj, self.up_proj, self.down_proj, biased=False)
+        return None if weights is None else ((weights[0], weights[1]), weights[2])
 
     def extra_repr(self) -> str:
         """The sizes and what is saved, for print."""
         sizes = f"hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}"
         return f"{sizes}, save={self.save!r}"
 
-    def _projections(self) -> dict[str, Tensor]:
-        """The weights by the names that checkpoints use, as views of the parameters."""
-        gate, up = self.w_gate_up.chunk(2)
-        return {
-            "gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": self.w_down
-        }  # fmt: skip
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        unpack(self, _PACKED, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        for name, weight in self._projections().items():
-            destination[prefix + name] = weight if keep_vars else own_storage(weight)
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any],
-        strict: bool, missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
-        """Pack what a checkpoint has, keep the weight that it has not, and let torch load the rest.
-
-        Problems are told by the names of the checkpoint.
-        """
-        found: dict[str, Tensor] = {}
-        for name, held in self._projections().items():
-            given = state_dict.get(prefix + name)
-            if given is None:
-                missing_keys.extend([prefix + name] if strict else [])
-            elif given.shape != held.shape:
-                error_msgs.append(
-                    f"size mismatch for {prefix + name}: copying a param with shape "
-                    f"{given.shape} from checkpoint, the shape in current model is {held.shape}."
-                )
-            else:
-                found[name] = given
-        # Our own names are no names of a checkpoint.
-        own = [prefix + name for name in self._parameters if prefix + name in state_dict]
-        unexpected_keys.extend(own if strict else [])
-        known = {*own, *(prefix + name for name in self._projections())}
-        packed = {prefix + name: weight for name, weight in self._packed(found).items()}
-        ours = {k: v for k, v in state_dict.items() if k not in known} | packed
-        super()._load_from_state_dict(
-            ours, prefix, local_metadata, strict, [], unexpected_keys, error_msgs
-        )
-
-    def _packed(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The parameters that the weights found make; half a `w_gate_up` is filled with our own."""
-        packed = {}
-        if "down_proj.weight" in found:
-            packed["w_down"] = found["down_proj.weight"]
-        if found.keys() & {"gate_proj.weight", "up_proj.weight"}:
-            halves = {k: v.detach() for k, v in self._projections().items()} | found
-            gate, up = halves["gate_proj.weight"], halves["up_proj.weight"]
-            packed["w_gate_up"] = torch.cat([gate.to(up.device), up])
-        return packed
+# Names of parameters in earlier releases.
+_PACKED = {"w_gate_up": ("gate_proj.weight", "up_proj.weight"), "w_down": ("down_proj.weight",)}
 
 
 class Linear(nn.Linear):
@@ -154,7 +118,7 @@ class Linear(nn.Linear):
             ValueError: a layer without inputs or outputs.
         """
         kind, known = type(module), (nn.Linear.forward, cls.forward)
-        if isinstance(module, Fused | PackedLinear):
+        if isinstance(module, Fused):
             raise TypeError("from_torch takes a torch.nn.Linear; apply_to has changed this one")
         if not isinstance(module, nn.Linear) or kind.forward not in known:
             name = f"{kind.__module__}.{kind.__qualname__}"
@@ -174,6 +138,9 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """y (..., out_features) of x (..., in_features)."""
         return linear(input, self.weight, self.bias)
+
+
+LINEAR_FORWARDS.add(Linear.forward)
 
 
 class LinearCrossEntropyLoss(nn.Module):

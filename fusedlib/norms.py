@@ -37,8 +37,8 @@ def rms_norm(
 
     Raises:
         TypeError: an operand that is no tensor.
-        ValueError: shapes, dtypes or devices that do not go together, an eps that is no number, or
-            an unknown `cast`.
+        ValueError: shapes, dtypes or devices that do not go together, operands that are sparse or
+            nested, an eps that is no number, or an unknown `cast`.
     """
     require_tensors("residual", x=x, weight=weight, residual=residual)
     if type(eps) is not float:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import Parameter, functional
 from torch.overrides import has_torch_function
 
-from fusedlib.arguments import require_tensors
+from fusedlib.arguments import STRIDED, require_tensors
 from fusedlib.functional import _autocasts, _plain_eager, _shape
 from fusedlib.kernels.route import has_kernels, transformed
 
@@ -28,7 +28,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     environment asks for IEEE arithmetic.
     Any other dtype, precision, size or device is `torch.nn.functional.linear`; so is a call under
     autocast, in a transform of torch.func or in forward-mode differentiation, on a subclass of
-    Tensor, and every derivative of a derivative.
+    Tensor or a sparse or nested one, and every derivative of a derivative.
 
     Kept for backward are x and W, as by torch. `torch.autograd.grad(y, x)` computes d_W too if W
     wants a gradient. A product holds parts as large as both its factors while it runs.
@@ -46,7 +46,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         ValueError: shapes, dtypes or devices that do not go together.
     """
     if not _fit(x, weight, bias):
-        if has_torch_function((x, weight, bias)):  # of torch.fx, say
+        # Of torch.fx, say, or nested, which have no shape.
+        if has_torch_function((x, weight, bias)) or any(map(_is_nested, (x, weight, bias))):
             return functional.linear(x, weight, bias)
         _check(x, weight, bias)
     if not _splits(x, weight, bias):
@@ -63,15 +64,16 @@ def _splits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether some product of this call or of its backward may be of split factors."""
     if x.dtype != torch.float32 or not has_kernels(x.device):
         return False
-    from fusedlib.kernels.split import some_pay
+    from fusedlib.kernels.split import mm, some_pay
 
     outputs, inputs = weight.shape
     tokens = x.numel() // max(inputs, 1)
     if torch.compiler.is_compiling():
-        from torch.fx.experimental.symbolic_shapes import statically_known_true
+        from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
 
-        # A symbol may stand for any number, and the operator looks at the true one.
-        tokens = tokens if statically_known_true(tokens < MANY_TOKENS) else MANY_TOKENS
+        # An open number may be any that its bounds allow, and the operator looks at the true one.
+        if not has_static_value(tokens):
+            tokens = 0 if statically_known_true(tokens < mm.LEAST_SIZE) else MANY_TOKENS
     return (
         some_pay(tokens, outputs, inputs)
         and _is_plain(x)
@@ -84,8 +86,15 @@ def _splits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _is_plain(operand: Tensor) -> bool:
-    """A subclass, DTensor say, may have rules for torch's operators and none for ours."""
-    return type(operand) is Tensor or type(operand) is Parameter
+    """A subclass, DTensor say, may have rules for torch's operators and none for ours; so may
+    sparse tensors.
+    """
+    plain = type(operand) is Tensor or type(operand) is Parameter
+    return plain and operand.layout is STRIDED
+
+
+def _is_nested(operand: object) -> bool:
+    return isinstance(operand, Tensor) and operand.is_nested
 
 
 @torch.compiler.assume_constant_result
@@ -96,7 +105,8 @@ def _highest() -> bool:
 
 def _fit(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether the operands go together without a look at autocast; quick, for most do."""
-    if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.ndim != 2:
+    tensors = isinstance(x, Tensor) and isinstance(weight, Tensor)
+    if not tensors or x.is_nested or weight.is_nested or weight.ndim != 2:
         return False
     outputs, inputs = weight.shape
     dtype, device = x.dtype, x.device

@@ -3,6 +3,10 @@
 A norm's output is kept by the product that reads it, for that one's weight gradient, while what it
 was computed from is kept for the norm's own. Two such outputs a layer are a ninth of what a Llama
 keeps, and computing them again costs half a per cent of its step.
+
+Where a tensor comes from is read off its graph: nothing hangs on a tensor that leaves the model. In
+plain PyTorch all stays: what is computed again has no graph for second derivatives, which the
+kernels do not have either.
 """
 
 from __future__ import annotations
@@ -18,26 +22,14 @@ _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 DEPTH = 3  # a linear layer's result is a view of its product's, behind one more for its bias
 
 
-def compute_again(y: Tensor, how: Callable[..., Any], *operands: Tensor) -> None:
-    """Note on y, the output of a norm's kernel, that `how(*operands)` is y again, for `forget`.
-
-    In plain PyTorch it stays: what is computed again has no graph for second derivatives, which the
-    kernels do not have either. A change in place by `.data`, which autograd does not see, is not
-    seen here either.
-    """
-    if torch.compiler.is_compiling() or y.grad_fn is None:
-        return
-    if y.grad_fn.name() == "RMSNormFunctionBackward":
-        versions = [t._version for t in operands]
-        again = partial(_again, how, versions, *(t.detach() for t in operands))
-        y._computed_by = y._version, again  # type: ignore[attr-defined]
-
-
 def forget(x: Tensor, result: Tensor) -> Tensor:
-    """Have `result`'s backward compute x again instead of keeping it, where x says how.
+    """Have `result`'s backward compute x again instead of keeping it, where x is a norm's output.
 
     Nothing changes where others watch what is kept, as activation checkpointing and a compiler do,
-    and where x was changed in place since.
+    where x was changed in place since, and where the norm's weight is not there any more, as after
+    the forward of a shard of its own. A change in place by `.data`, or by a fused optimizer, is not
+    seen by autograd, and not here: the norm's weight changes after its own backward at the
+    earliest, which comes after that of the result.
 
     Args:
         x: of any shape.
@@ -46,28 +38,47 @@ def forget(x: Tensor, result: Tensor) -> Tensor:
     Returns:
         The result.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or result.grad_fn is None:
         return result
-    version, how = getattr(x, "_computed_by", (0, None))
-    if how is None or result.grad_fn is None or _default_hooks(False) is not None:
-        return result
-    if x._version != version:
+    again = computed_again(x)
+    if again is None or _default_hooks(False) is not None:
         return result
     for tensor, saved in _saved(result.grad_fn):
         if tensor.data_ptr() == x.data_ptr() and tensor.numel() == x.numel():
             shape = tensor.shape
-            saved.register_hooks(lambda _, s=shape: s, lambda s: how().view(s))
+            saved.register_hooks(lambda _, s=shape: s, lambda s: again().view(s))
     return result
 
 
+def computed_again(x: Tensor) -> Callable[[], Tensor] | None:
+    """What gives x again; None where x is anything but what a norm's kernel gave."""
+    node: Any = x.grad_fn
+    if node is None or x.output_nr or x._version or node.name() != "RMSNormFunctionBackward":
+        return None
+    try:
+        s, weight, _ = node.saved_tensors
+    except RuntimeError:  # changed in place: the norm's own backward will say so
+        return None
+    if weight.numel() != s.shape[-1] or not weight.untyped_storage().nbytes():
+        return None
+    return partial(_again, (s, weight), (s._version, weight._version), node.settings)
+
+
 @torch.no_grad()
-def _again(how: Callable[..., Tensor], versions: list[int], *operands: Tensor) -> Tensor:
-    if [t._version for t in operands] != versions:
+def _again(
+    operands: tuple[Tensor, Tensor], versions: tuple[int, int], settings: tuple[float, bool]
+) -> Tensor:
+    if tuple(t._version for t in operands) != versions:
         raise RuntimeError(
             "a norm's output is computed again for backward, but its input or weight has been "
             "modified in place since: do that after backward, or apply_to with rms_norm=False"
         )
-    return how(*operands)
+    from fusedlib.norms import rms_norm
+
+    eps, hf = settings
+    y = rms_norm(*operands, eps, cast="hf" if hf else "litgpt")
+    assert isinstance(y, Tensor)
+    return y
 
 
 def _saved(node: Any) -> Iterator[tuple[Tensor, Any]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, pad
 
-from fusedlib.arguments import require_tensors
+from fusedlib.arguments import require_size, require_tensors
 from fusedlib.compiled import left_to_compiler
 from fusedlib.functional import _plain_eager
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rope
@@ -46,12 +46,16 @@ def rope(
 
     Raises:
         TypeError: an operand that is no tensor.
-        ValueError: shapes, dtypes or devices that do not go together, or a width below head_dim.
+        ValueError: shapes, dtypes or devices that do not go together, operands that are sparse or
+            nested, or a width that is no whole number from head_dim on.
     """
     require_tensors("positions", q=q, k=k, cos=cos, sin=sin, positions=positions)
     check_rope(q, k, cos, sin, positions)
-    if width is not None and width < q.shape[-1]:
-        raise ValueError(f"width must be at least head_dim, {q.shape[-1]}, got {width}")
+    if width is not None:
+        require_size("width", width)
+        if width < q.shape[-1]:
+            raise ValueError(f"width must be at least head_dim, {q.shape[-1]}, got {width}")
+        width = int(width)
     fixed = not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
     dtypes = q.dtype in KERNEL_DTYPES and cos.dtype in KERNEL_DTYPES
     few = positions is None and left_to_compiler(q.shape[0] * q.shape[2])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fusedlib.apply import why_plain
 from fusedlib.fused_modules import FusedMLP
@@ -72,7 +72,7 @@ def warm_up(
     wanted, lengths = _dtypes(dtypes), _lengths(tokens)
     if not isinstance(module, nn.Module):
         raise TypeError(f"warm_up takes a torch.nn.Module, got {type(module).__name__}")
-    weights = [mlp.w_gate_up for mlp in _mlps(module)]
+    weights = list(_down_weights(module))
     layers = dict.fromkeys(
         (*weight.shape, dtype, weight.device)
         for weight in weights
@@ -87,10 +87,10 @@ def warm_up(
     from fusedlib.kernels.ahead import Needed, binaries_of
 
     found: dict[Hashable, tuple[str, Needed]] = {}
-    for wide, hidden, dtype, device in layers:
+    for hidden, inner, dtype, device in layers:
         where = torch.device("cuda", device.index or 0)
-        listed = binaries_of(hidden, wide // 2, dtype, where, lengths)
-        sizes = f"{hidden}·{wide // 2}, {str(dtype).removeprefix('torch.')}"
+        listed = binaries_of(hidden, inner, dtype, where, lengths)
+        sizes = f"{hidden}·{inner}, {str(dtype).removeprefix('torch.')}"
         found |= {key: (f"{each.name} ({sizes})", each) for key, each in listed.items()}
     failed: list[Any] = []
     try:
@@ -124,10 +124,11 @@ def _why_nothing(weights: list[Any]) -> str:
     return why_plain(weights) or f"no kernels are for {first.dtype} on {first.device}"
 
 
-def _mlps(module: nn.Module) -> Iterator[Any]:
+def _down_weights(module: nn.Module) -> Iterator[Tensor]:
+    """(hidden, inner), of every MLP that runs fused."""
     for each in module.modules():
-        if isinstance(each, SwiGLUMLP) or (isinstance(each, FusedMLP) and each.is_packed()):
-            yield each
+        if isinstance(each, SwiGLUMLP | FusedMLP) and (weights := each.weights()) is not None:
+            yield weights[1]
 
 
 def _dtypes(given: Iterable[torch.dtype] | None) -> tuple[torch.dtype, ...]:

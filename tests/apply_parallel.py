@@ -18,10 +18,17 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 import fusedlib
+from fusedlib import fused_modules
 
 RATE, STEPS = 0.5, 2
 
@@ -44,16 +51,28 @@ def train(model: nn.Module, ids: torch.Tensor) -> None:
 
 
 def check_torch(plain: nn.Module) -> None:
-    replicated, sharded = copy.deepcopy(plain), copy.deepcopy(plain)
     start = copy.deepcopy(plain.state_dict())
+    replicated, sharded, flat, parallel = (patched_copy(plain) for _ in range(4))
+    one_parameter = patched_copy(plain)
     train(plain, batch())
     wanted = plain.state_dict()
     assert not torch.equal(start["lm_head.weight"], wanted["lm_head.weight"])
-    for model in (replicated, sharded):
-        fusedlib.apply_to(model)
     train(DistributedDataParallel(replicated), batch(own_share()))
     torch.testing.assert_close(dict(replicated.state_dict()), dict(wanted))
     print("DDP trains as the plain model")
+    check_fsdp2(sharded, start, wanted)
+    for model, original in ((flat, True), (one_parameter, False)):
+        check_fsdp1(model, wanted, original)
+    check_tensor_parallel(parallel, wanted)
+
+
+def patched_copy(plain: nn.Module) -> nn.Module:
+    model = copy.deepcopy(plain)
+    fusedlib.apply_to(model)
+    return model
+
+
+def check_fsdp2(sharded: nn.Module, start: dict, wanted: dict) -> None:
     mesh = init_device_mesh("cpu", (2,))
     for layer in sharded.model.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=False)
@@ -65,9 +84,40 @@ def check_torch(plain: nn.Module) -> None:
     torch.testing.assert_close(dict(state), dict(wanted))
     set_model_state_dict(sharded, dict(start), options=whole)
     torch.testing.assert_close(dict(get_model_state_dict(sharded, options=whole)), dict(start))
+    from_first = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    own = dict(wanted) if dist.get_rank() == 0 else {}
+    set_model_state_dict(sharded, own, options=from_first)
+    torch.testing.assert_close(dict(get_model_state_dict(sharded, options=whole)), dict(wanted))
     with pytest.raises(ValueError, match="split by FSDP already"):
         fusedlib.apply_to(sharded)
     print("FSDP2 trains as the plain model")
+
+
+def check_fsdp1(model: nn.Module, wanted: dict, use_orig_params: bool) -> None:
+    """A unit a layer, each with one flat parameter; the embedding, which is tied, in the root's."""
+    policy = ModuleWrapPolicy({type(model.model.layers[0])})
+    wrapped = FullyShardedDataParallel(
+        model, auto_wrap_policy=policy, use_orig_params=use_orig_params,
+        device_id=torch.device("cpu"),
+    )  # fmt: skip
+    train(wrapped, batch(own_share()))
+    torch.testing.assert_close(dict(wrapped.state_dict()), dict(wanted))
+    print("FSDP1 trains as the plain model")
+
+
+def check_tensor_parallel(model: nn.Module, wanted: dict) -> None:
+    """Heads and columns of the MLP over two processes, which see the same batch."""
+    mesh = init_device_mesh("cpu", (2,))
+    by_columns, by_rows = ColwiseParallel, RowwiseParallel
+    plan = {f"self_attn.{name}_proj": by_columns() for name in "qkv"}
+    plan |= {"self_attn.o_proj": by_rows(), "mlp.down_proj": by_rows()}
+    plan |= {"mlp.gate_proj": by_columns(), "mlp.up_proj": by_columns()}
+    for layer in model.model.layers:
+        parallelize_module(layer, mesh, plan)
+    train(model, batch())
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    torch.testing.assert_close(dict(state), dict(wanted))
+    print("Tensor parallelism trains as the plain model")
 
 
 def check_deepspeed(plain: nn.Module) -> None:
@@ -77,8 +127,9 @@ def check_deepspeed(plain: nn.Module) -> None:
     stage = {"stage": 3, "stage3_param_persistence_threshold": 0}
     config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": stage}
     config["zero_allow_untested_optimizer"] = True
-    patched = copy.deepcopy(plain)
-    fusedlib.apply_to(patched)
+    patched, fused_calls = patched_copy(plain), []
+    mlp = fused_modules.swiglu_mlp
+    fused_modules.swiglu_mlp = lambda *given: fused_calls.append(1) or mlp(*given)
     states = []
     for model in (plain, patched):
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -90,6 +141,7 @@ def check_deepspeed(plain: nn.Module) -> None:
         with deepspeed.zero.GatheredParameters(list(model.parameters())):
             states.append({name: t.clone() for name, t in model.state_dict().items()})
     torch.testing.assert_close(*states)
+    assert len(fused_calls) == STEPS * len(plain.model.layers)
     with pytest.raises(ValueError, match="split by DeepSpeed already"):
         fusedlib.apply_to(plain)
     print("ZeRO-3 trains as the plain model")

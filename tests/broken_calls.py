@@ -33,6 +33,13 @@ FAULTS = {
     "no gradient of w_gate_up": lambda x, w, d: swiglu_mlp(x, w.detach(), d),
     "no gradient of w_down": lambda x, w, d: swiglu_mlp(x, w, d.detach()),
 }
+PAIRS = {
+    "a pair swapped": lambda x, w, d: swiglu_mlp(x, w[::-1], d),
+    "gate's weight taken for up's": lambda x, w, d: swiglu_mlp(x, (w[0], w[0] + 0 * w[1]), d),
+    "no gradient of w_gate": lambda x, w, d: swiglu_mlp(x, (w[0].detach(), w[1]), d),
+    "no gradient of w_up": lambda x, w, d: swiglu_mlp(x, (w[0], w[1].detach()), d),
+}
+FAULTS |= PAIRS
 
 
 def check_rejected(device: str, dtype: str, shape: tuple[int, int, int], fault: str) -> None:
@@ -41,8 +48,9 @@ def check_rejected(device: str, dtype: str, shape: tuple[int, int, int], fault: 
     def broken(x, w_gate_up, w_down, *, save):
         return FAULTS[fault](x, w_gate_up, w_down)
 
-    assert checks.misses_mlp(device, dtype, shape) == []
-    missed = checks.misses_mlp(device, dtype, shape, compute=broken)
+    pair = fault in PAIRS
+    assert checks.misses_mlp(device, dtype, shape, pair=pair) == []
+    missed = checks.misses_mlp(device, dtype, shape, compute=broken, pair=pair)
     assert missed
     if fault.startswith("no gradient"):
         assert all(line.startswith("no gradient arrived at w_") for line in missed)

@@ -27,6 +27,7 @@ BROKEN = {
         "range(0, hidden // BLOCK_K * BLOCK_K, BLOCK_K)",
     ),
     "gate and up swapped": (H, "    h = up * tl.sigmoid(up) * gate"),
+    "gate's rows taken for up's": ("w_up, up_row + column", "w_gate, column"),
     "wrong last ragged element": (H, f"{H} + {OFF}"),
     "wrong last ragged gradient": ("d_gate = dh", f"d_gate = {OFF} + dh"),
     "wrong derivative": ("(s + silu * (1 - s))", "s"),
@@ -47,10 +48,13 @@ BROKEN_FEW = {
         "range(0, depth, DEPTH)",
         "range(0, depth // DEPTH * DEPTH, DEPTH)",
     ),
+    "dropped ragged K tiles of d_x": ("tl.cdiv(depth, DEPTH)", "depth // DEPTH"),
     "wrong last ragged element": (
         STORED,
         STORED.replace("acc", f"acc + tl.where({LAST_OF_FEW}, OFF, 0.0)"),
     ),
+    "gate's weight taken for up's": ("b_right + first, b_left)", "b_left, b_left)"),
+    "up's columns left out": ("range(0, 2 * blocks)", "range(0, blocks)"),
     "last tile of a span left out": ("first + SPAN * SIDE,", "first + SPAN * SIDE - SIDE,"),
     "last token left out": ("(b, 0, column, tokens,", "(b, 0, column, tokens - 1,"),
     "wrong factor of a weight's gradient": ("d_gate_up, x, d_w", "d_gate_up, dy, d_w"),
@@ -129,8 +133,8 @@ def without_scales(monkeypatch) -> None:
 
     split_factor = parts.Splitting.__call__
 
-    def broken(self, source):
-        found, words = split_factor(self, source)
+    def broken(self, source, below=None):
+        found, words = split_factor(self, source, below)
         return found, words * 0
 
     monkeypatch.setattr(parts.Splitting, "__call__", broken)

@@ -5,7 +5,7 @@ Each check takes the function, its operands by name, and what flows back. `swigl
 """
 
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -171,6 +171,21 @@ def check_transforms(
         dual = forward_ad.make_dual(plain[0], step)
         tangent = forward_ad.unpack_dual(loss(dual, *plain[1:])).tangent
     torch.testing.assert_close([pushed, tangent], [along, along], rtol=1e-3, atol=1e-4)
+
+
+def refuses_second_derivatives(compute: Function, leaves: Named) -> None:
+    """A gradient's derivative raises, whichever operands want gradients, by whichever of them; none
+    is left out of a sum, which would be a wrong number. What is computed here are operands that a
+    graph leads to and such as it begins with.
+    """
+    wanted = [set(c) for n in range(1, len(leaves) + 1) for c in combinations(leaves, n)]
+    for chosen, inner in product(wanted, (False, True)):
+        own = {n: t.detach().clone().requires_grad_(n in chosen) for n, t in leaves.items()}
+        own = {n: t * 1 if inner and t.requires_grad else t for n, t in own.items()}
+        for of, by in product(chosen, repeat=2):
+            [first] = grad(compute(**own).sum(), own[of], create_graph=True)
+            with pytest.raises(RuntimeError, match="no second derivative"):
+                grad(first.square().sum() + own[by].sum(), own[by])
 
 
 def refuses_transforms_of_backward(y: Tensor, leaf: Tensor) -> None:

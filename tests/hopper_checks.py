@@ -24,12 +24,23 @@ K_BLOCK = 64
 _KEPT: dict[Any, Any] = {}
 
 
-def forward(x: Tensor, w_gate_up: Tensor, h: Tensor, gate_up: Tensor | None) -> None:
-    """Fill h and, where it is given, gate_up, by a launch that serves all calls like this."""
-    store = gate_up is not None
-    key = "forward", x.shape, h.shape, x.dtype, store
-    made = _KEPT.get(key) or _KEPT.setdefault(key, hopper.forward_launch(x, h.shape[1], store))
-    made(x, w_gate_up, h, h if gate_up is None else gate_up, h)
+def forward(
+    x: Tensor, w_gate_up: Tensor, h: Tensor, gate_up: Tensor | None, pair: bool = False
+) -> None:
+    """Fill h and, where it is given, gate_up, by a launch that serves all calls like this.
+
+    `pair`: gate and up have a weight each, w_up the one at the lower address, so that rows past the
+    end of one are not those of the other.
+    """
+    store, inner = gate_up is not None, h.shape[1]
+    key = "forward", x.shape, h.shape, x.dtype, store, pair
+    made = _KEPT.get(key)
+    if made is None:
+        made = _KEPT[key] = hopper.forward_launch(x, inner, 0 if pair else inner, store)
+    w_gate = w_up = w_gate_up
+    if pair:
+        w_up, w_gate = w_gate_up.roll(inner, 0).chunk(2)
+    made(x, w_gate, w_up, h if gate_up is None else gate_up, h)
 
 
 def backward(

@@ -21,6 +21,7 @@ from triton.runtime import JITFunction
 from fusedlib.kernels import linear_cross_entropy, rms_norm, rope, swiglu, swiglu_configs
 from fusedlib.kernels.accumulate import accumulate_fwd
 from fusedlib.kernels.few_tokens import kernels as few_tokens
+from fusedlib.kernels.few_tokens import projections
 from fusedlib.kernels.hopper import kernel as hopper
 from fusedlib.kernels.split import hopper as split_hopper
 from fusedlib.kernels.split import parts
@@ -45,8 +46,8 @@ def new(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) ->
 
 def forward(config: Config, width: int = WIDE) -> None:
     x, h = meta(300, width), meta(300, width)
-    launch = swiglu.fwd_launch(x, width, True, config)
-    launch(x, meta(2 * width, width), h, meta(300, 2 * width))
+    launch = swiglu.fwd_launch(x, width, 0, True, config)
+    launch(x, *[meta(width, width)] * 2, h, meta(300, 2 * width))
 
 
 def backward(
@@ -83,16 +84,31 @@ def calls_of_swiglu(arch: int) -> Calls:
     for config in few_tokens.D_X.get(arch, few_tokens.OTHERWISE):
         few_tokens._config = lambda *_, config=config: config
         launch = few_tokens.gradients_launch((True, True, True), *sizes)
-        yield f"few gradients {config.block_n} wide", partial(launch, *[meta(37, WIDE)] * 8)
+        yield f"few gradients {config.block_n} wide", partial(launch, *[meta(37, WIDE)] * 9)
+    projections.architecture = lambda _: arch
+    sizes = torch.device("meta"), 37, WIDE, (WIDE, 1024, 1024)
+    for config in few_tokens.DOWN.get(arch, few_tokens.OTHERWISE):
+        projections._config = lambda *_, config=config: config
+        for biased in (False, True):
+            launch = projections._forward_launch(*sizes, biased)
+            name = f"few projections {config.block_n} wide{', biased' * biased}"
+            yield name, partial(launch, *[meta(37, WIDE)] * 10)
+    for config in few_tokens.D_X.get(arch, few_tokens.OTHERWISE):
+        projections._config = lambda *_, config=config: config
+        launch = projections._gradients_launch(*sizes)
+        name = f"few gradients of projections {config.block_n} wide"
+        yield name, partial(launch, *[meta(37, WIDE)] * 11)
 
 
 def calls_of_hopper(arch: int) -> Calls:
     """The kernels with fixed roles."""
     widths = {"fwd": 4096, "bwd": hopper.SHORT_SUM + 16, "bwd ahead": hopper.SHORT_SUM}
     for (name, hidden), store, dtype in product(widths.items(), (True, False), (BF16, FP16)):
-        launcher = hopper.forward_launch if name == "fwd" else hopper.backward_launch
         matrix = meta(300, hidden, dtype=dtype)
-        launch = launcher(matrix, hidden, store)
+        if name == "fwd":
+            launch = hopper.forward_launch(matrix, hidden, 0, store)
+        else:
+            launch = hopper.backward_launch(matrix, hidden, store)
         yield f"{name} {dtype}{' storing' * store}", partial(launch, *[matrix] * 5)
 
 

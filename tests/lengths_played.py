@@ -77,11 +77,12 @@ def play(arch: int, processors: int) -> None:
     from fusedlib.kernels.few_tokens import products as few_products
     from fusedlib.kernels.split import mm, parts, product
 
+    by_rows = lambda a, b, _=None: paper((a.shape[0], b.shape[0]), a.dtype)  # noqa: E731
+    by_columns = lambda a, b, _=None: paper((a.shape[0], b.shape[1]), a.dtype)  # noqa: E731
+    over_tokens = lambda a, b: paper((a.shape[1], b.shape[1]), a.dtype)  # noqa: E731
     plain = products.Products(
-        *[lambda a, b: paper((a.shape[0], b.shape[0]), a.dtype)] * 2,
-        *[lambda a, b: paper((a.shape[0], b.shape[1]), a.dtype)] * 2,
-        *[lambda a, b: paper((a.shape[1], b.shape[1]), a.dtype)] * 2,
-    )
+        *[by_rows] * 2, *[by_columns] * 2, *[over_tokens] * 2
+    )  # fmt: skip
     products.TORCH = products.FP32 = plain
     mm.watched = lambda a, b: False
     for module in (plan, few_products, parts, product):
@@ -171,8 +172,7 @@ def warm(weights, lengths) -> dict:
     triton.knobs.runtime.jit_post_compile_hook = hook
     warm.has_kernels = lambda device: True
     module = fusedlib.SwiGLUMLP(weights[1].shape[0], weights[1].shape[1], device="meta")
-    module._parameters.clear()
-    module.w_gate_up, module.w_down = weights
+    module.weights = lambda: weights
     few = fusedlib.warm_up(module, tokens=range(1, 9), progress=False)
     some = len(compiled)
     first = fusedlib.warm_up(torch.nn.Sequential(module, module), weights[0].dtype)

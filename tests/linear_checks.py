@@ -45,10 +45,10 @@ def note_products(monkeypatch) -> list[tuple[torch.Size, torch.Size]]:
     sizes = []
     original = Product.__call__
 
-    def noted(self, a, b):
+    def noted(self, a, b, below=None):
         if isinstance(a, Tensor):
             sizes.append((a.shape, b.shape))
-        return original(self, a, b)
+        return original(self, a, b, below)
 
     monkeypatch.setattr(Product, "__call__", noted)
     return sizes

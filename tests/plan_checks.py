@@ -11,7 +11,6 @@ from gradient_checks import subsets
 from torch.autograd import grad
 
 from fusedlib import functional
-from fusedlib.functional import swiglu_mlp
 from fusedlib.kernels import route
 
 HOLDS = (
@@ -32,8 +31,10 @@ def run_at(monkeypatch, check, device: str, dtype: str, shape: tuple[int, int, i
     """A check of `swiglu_checks` with leaves that a plan takes."""
     monkeypatch.setattr(checks, "HIDDEN", shape[1])
     monkeypatch.setattr(checks, "INNER", shape[2])
-    made = checks.small(device, dtype, shape)
-    monkeypatch.setattr(checks, "small", lambda device: made)
+    drawn = checks.small
+    monkeypatch.setattr(
+        checks, "small", lambda device, pair=False: drawn(device, dtype, shape, pair)
+    )
     check(device)
 
 
@@ -60,8 +61,8 @@ def note_launches(monkeypatch) -> list[str]:
 
 def frozen_subsets(started, leaves, dy, save, agree):
     """Each subset of operands of which some want gradients; `started` holds their backward."""
-    named = dict(zip(("x", "w_gate_up", "w_down"), leaves, strict=True))
-    compute = partial(swiglu_mlp, save=save)
+    named = dict(zip(checks.names(leaves), leaves, strict=True))
+    compute = partial(checks.mlp_by_name, save=save)
     return filter(None, subsets(compute, named, dy, agree, before=started.clear))
 
 
@@ -79,26 +80,30 @@ def check_frozen_subsets(started, leaves, dy, save, again, backward) -> None:
 
 def check_second_call(monkeypatch, leaves, dy) -> None:
     """A call that has a plan is checked no more; any other is."""
-    wanted = swiglu_mlp(*leaves)
+    wanted = checks.mlp(*leaves)
     monkeypatch.setattr(functional, "_check", None)
-    again = swiglu_mlp(*leaves)
+    again = checks.mlp(*leaves)
     assert checks.same([again, *grad(again, leaves, dy)], [wanted, *grad(wanted, leaves, dy)])
     with torch.no_grad():
-        assert checks.same([swiglu_mlp(*leaves)], [wanted])
+        assert checks.same([checks.mlp(*leaves)], [wanted])
+    *others, w_down = leaves
     for other in (
         [leaves[0][:, :-1], *leaves[1:]],
         [leaves[0].bfloat16(), *leaves[1:]],
-        [*leaves[:2], leaves[2].detach().mT],
+        [*others, w_down.detach().mT],
+        [*others[:-1], others[-1].detach()[:-1], w_down],
+        [*others[:-1], others[-1].detach().bfloat16(), w_down],
+        [*others[:-1], others[-1].detach().to("meta"), w_down],
     ):
         with pytest.raises(TypeError, match="NoneType"):
-            swiglu_mlp(*other)
+            checks.mlp(*other)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match="NoneType"):
-        swiglu_mlp(*leaves)
+        checks.mlp(*leaves)
 
 
 def check_gate_up_written_over(leaves, dy, retained: bool) -> None:
     """By d(gate|up), and only where nobody sees it: graphs not retained, and no hooks."""
-    y = swiglu_mlp(*leaves)
+    y = checks.mlp(*leaves)
     own = y.grad_fn.own
     before = own.clone()
     first = grad(y, leaves, dy, retain_graph=retained)
@@ -109,7 +114,7 @@ def check_gate_up_written_over(leaves, dy, retained: bool) -> None:
         grad(y, leaves, dy)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        y = swiglu_mlp(*leaves)
+        y = checks.mlp(*leaves)
     before = [t.detach().clone() for t in kept]
     assert checks.same(grad(y, leaves, dy), first)
-    assert checks.same(kept, before) and len(kept) == 4
+    assert checks.same(kept, before) and len(kept) == len(leaves) + 1

@@ -7,6 +7,7 @@ over interpreted kernels, `tests/test_rows_gpu.py` on a GPU.
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import product
+from unittest import mock
 
 import pytest
 import torch
@@ -18,10 +19,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from fusedlib import reference, rms_norm, rope
+from fusedlib import recomputed, reference, rms_norm, rope
 from fusedlib.bench import check
 from fusedlib.kernels.route import has_kernels
-from fusedlib.recomputed import compute_again, forget
+from fusedlib.recomputed import forget
 
 Named = dict[str, Tensor]
 ROOT = 2.0**-24
@@ -182,29 +183,26 @@ def check_norm_output_computed_again(device: str) -> None:
     leaves["w"] = drawn(device, torch.float32, 20, 48, seed=9)
     own = {n: t.view(2, 15, 48) if t.shape[0] == 30 else t for n, t in leaves.items()}
     own = {n: t.requires_grad_() for n, t in own.items()}
-    calls = []
+    again = mock.patch.object(recomputed, "_again", wraps=recomputed._again)
 
-    def step(noted: bool, hooked: bool = False, doubled: bool = False) -> list[Tensor]:
+    def step(forgets: bool, hooked: bool = False, doubled: bool = False) -> list[Tensor]:
         y, s = rms_norm(own["x"], own["weight"], residual=own["residual"])
-        if noted:
-            compute_again(y, lambda *a: calls.append(1) or rms_norm(*a), s, own["weight"])
         if doubled:  # as a hook might
             y.mul_(2)
+        product = (lambda y, z: forget(y, z)) if forgets else (lambda y, z: z)
         with saved_tensors_hooks(lambda t: t, lambda t: t) if hooked else nullcontext():
-            z = forget(y, linear(y, own["w"])) + forget(y, linear(y, own["w"][:1])) + s.sum()
+            z = product(y, linear(y, own["w"])) + product(y, linear(y, own["w"][:1])) + s.sum()
         return [z.detach(), *grad(z.square().sum(), list(own.values()))]
 
-    wanted, kernels = step(noted=False), has_kernels(own["x"].device)
-    for hooked in (False, True):  # whoever watches what is kept sees no other call
-        for found, of in zip(step(noted=True, hooked=hooked), wanted, strict=True):
-            torch.testing.assert_close(found, of, rtol=0, atol=0)
-        assert len(calls) == 2 * kernels
-    both = (step(noted, doubled=True) for noted in (True, False))
-    for found, of in zip(*both, strict=True):
-        torch.testing.assert_close(found, of, rtol=0, atol=0)
-    assert len(calls) == 2 * kernels
+    wanted, kernels = step(False), has_kernels(own["x"].device)
+    for settings, count in (({}, 2), ({"hooked": True}, 0), ({"doubled": True}, 0)):
+        with again as calls:
+            found = step(True, **settings)
+        assert calls.call_count == count * kernels  # who watches what is kept sees no other call
+        of = step(False, doubled=True) if "doubled" in settings else wanted
+        for one, other in zip(found, of, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
     y = rms_norm(own["x"], own["weight"])
-    compute_again(y, rms_norm, own["x"], own["weight"])
     loss = forget(y, linear(y, own["w"])).sum()
     with torch.no_grad():
         own["weight"].mul_(2)

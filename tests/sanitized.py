@@ -11,15 +11,16 @@ from unittest.mock import patch
 
 import hopper_checks
 import torch
+from swiglu_checks import mlp as mlp_of
 from torch import Tensor
 from torch.autograd import grad
 
 from fusedlib import rms_norm, rope
-from fusedlib.functional import swiglu, swiglu_mlp
+from fusedlib.functional import swiglu
 from fusedlib.kernels import linear_cross_entropy as linear_cross_entropy_kernels
 from fusedlib.kernels import route
 from fusedlib.kernels.accumulate import accumulate_fwd
-from fusedlib.kernels.split.product import split_product
+from fusedlib.kernels.split.product import split_product, stored_product
 from fusedlib.loss import linear_cross_entropy
 
 RUNS: dict[str, Callable[[], None]] = {}
@@ -53,22 +54,26 @@ def both(gate_up: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mlp(tokens: int, hidden: int, inner: int) -> None:
-    """Forward and backward: gate|up overwritten, kept, and computed again; then half frozen."""
+    """Forward and backward of a packed weight and of a pair: gate|up overwritten, kept, and
+    computed again; then half frozen.
+    """
     x, w_gate_up = normal(tokens, hidden), normal(2 * inner, hidden, scale=hidden**-0.5)
-    leaves = [t.requires_grad_() for t in (x, w_gate_up, normal(hidden, inner, scale=inner**-0.5))]
-    dy = normal(tokens, hidden)
-    y = swiglu_mlp(*leaves)
-    kept = grad(y, leaves, dy, retain_graph=True)
+    w_down, dy = normal(hidden, inner, scale=inner**-0.5), normal(tokens, hidden)
     gate_up = x.double() @ w_gate_up.double().T
-    h, d_gate_up = both(gate_up, dy.double() @ leaves[2].double())
-    near(y, h @ leaves[2].double().T)
-    near(kept[1], d_gate_up.T @ x.double())
-    near(kept[2], dy.double().T @ h)
-    for found in (grad(y, leaves, dy), grad(swiglu_mlp(*leaves, save="input"), leaves, dy)):
-        for one, other in zip(found, kept, strict=True):
-            near(one, other)
-    with torch.no_grad():
-        near(swiglu_mlp(*leaves), y)
+    h, d_gate_up = both(gate_up, dy.double() @ w_down.double())
+    for weights in ([w_gate_up], [t.clone() for t in w_gate_up.chunk(2)]):
+        leaves = [t.detach().requires_grad_() for t in (x, *weights, w_down)]
+        y = mlp_of(*leaves)
+        kept = grad(y, leaves, dy, retain_graph=True)
+        near(y, h @ w_down.double().T)
+        near(kept[0], d_gate_up @ w_gate_up.double())
+        near(torch.cat(kept[1:-1]), d_gate_up.T @ x.double())
+        near(kept[-1], dy.double().T @ h)
+        for found in (grad(y, leaves, dy), grad(mlp_of(*leaves, save="input"), leaves, dy)):
+            for one, other in zip(found, kept, strict=True):
+                near(one, other)
+        with torch.no_grad():
+            near(mlp_of(*leaves), y)
 
 
 @run("swiglu-tma")
@@ -115,7 +120,7 @@ def hopper_both() -> None:
     h, again, alone = (x.new_empty(tokens, inner) for _ in range(3))
     gate_up, apart, lone = (x.new_empty(tokens, 2 * inner) for _ in range(3))
     hopper_checks.forward(x, w_gate_up, h, gate_up)
-    hopper_checks.forward(x, w_gate_up, alone, None)
+    hopper_checks.forward(x, w_gate_up, alone, None, pair=True)
     hopper_checks.backward(dy, w_down, gate_up, apart, again)
     hopper_checks.backward(dy, w_down, gate_up, lone, None)
     true_h, true_d = both(gate_up, dy.double() @ w_down.double())
@@ -127,10 +132,14 @@ def hopper_both() -> None:
 
 @run("split")
 def split() -> None:
-    """Lines that are rows, and that are columns."""
+    """Lines that are rows, and that are columns; and a factor whose rows lie in two tensors."""
     a, b = (normal(*shape, dtype=torch.float32) for shape in ((140, 300), (300, 134)))
     for left, right in ((a, b), (a.T.contiguous().T, b.T.contiguous().T)):
         near(split_product(left, right), a.double() @ b.double(), 1e-6)
+    above, below = (t.clone() for t in b.chunk(2))
+    near(stored_product(a, above, (False, False), below), a.double() @ b.double(), 1e-6)
+    above, below = (t.clone() for t in b.T.chunk(2))
+    near(stored_product(a, above, (False, True), below), a.double() @ b.double(), 1e-6)
 
 
 @run("linear-cross-entropy")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from swiglu_checks import halves_at_once, worse
+from swiglu_checks import halves_at_once, mlp, worse
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -21,6 +21,7 @@ from fusedlib.bench import check
 from fusedlib.functional import SAVES, swiglu_mlp
 
 NAMES = ("x", "w_gate_up", "w_down", "dy")
+OPERANDS = "x", "w_gate", "w_up", "w_down"  # that want gradients
 LAYOUTS = (
     "contiguous",
     "transposed",
@@ -43,13 +44,15 @@ ENOUGH = 8  # elements a row, and terms, from which on a row's error is no matte
 @dataclass(frozen=True)
 class Case:
     """One call; `scales` are powers of ten of `NAMES`, rows of x and w_gate_up differ by up to
-    2^`spread`, and `odd` is a value that stands once in one of `NAMES`.
+    2^`spread`, and `odd` is a value that stands once in one of `NAMES`. Of a `pair` gate and up are
+    views of w_gate_up; of a packed weight `wanted` of gate is that of both.
     """
 
     shape: tuple[int, int, int]
     dtype: str
     save: str
-    wanted: tuple[bool, bool, bool]
+    wanted: tuple[bool, bool, bool, bool]
+    pair: bool
     layouts: tuple[str, str, str, str]
     offset: int
     lead: str
@@ -86,7 +89,8 @@ def cases(draw, shapes: st.SearchStrategy[tuple[int, int, int]]) -> Case:
     odd = st.tuples(st.sampled_from(NAMES), st.sampled_from(values))
     return Case(
         shape=draw(shapes), dtype=dtype, save=draw(st.sampled_from(SAVES)),
-        wanted=draw(st.tuples(*[st.booleans()] * 3)), layouts=draw(st.tuples(*[layout] * 4)),
+        wanted=draw(st.tuples(*[st.booleans()] * 4)), pair=draw(st.booleans()),
+        layouts=draw(st.tuples(*[layout] * 4)),
         offset=draw(st.integers(1, 9)), lead=draw(st.sampled_from(LEADS)),
         scales=draw(st.tuples(*[st.integers(-most, most)] * 4)),
         spread=draw(st.sampled_from([0, 0, 30])) if most > 2 else 0,
@@ -181,7 +185,7 @@ def plain(made: list[Tensor]) -> dict[str, Tensor]:
     return dict(zip(names, (y.detach(), *torch.autograd.grad(y, leaves, dy)), strict=True))
 
 
-def packed(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str) -> Tensor:
+def packed(x: Tensor, w_gate_up: Tensor | list[Tensor], w_down: Tensor, *, save: str) -> Tensor:
     """Plain PyTorch with gate and up in one product, for which cuBLAS may take another algorithm.
 
     One that adds up partial sums in bf16, as torch allows it to, leaves an error of 2⁻⁹ of the
@@ -191,7 +195,8 @@ def packed(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *, save: str) -> Tensor
     are held to it.
     """
     del save
-    return linear(halves_at_once(x, w_gate_up), w_down)
+    weights = w_gate_up if isinstance(w_gate_up, list) else [w_gate_up]
+    return linear(halves_at_once(x, *weights), w_down)
 
 
 def called(
@@ -199,23 +204,26 @@ def called(
 ) -> dict[str, Tensor]:
     """y and the wanted gradients of the call itself, by the same names, as matrices."""
     *leaves, dy = made
-    leaves = [t.detach().requires_grad_(w) for t, w in zip(leaves, case.wanted, strict=True)]
+    wants = dict(zip(OPERANDS, case.wanted, strict=True))
+    if case.pair:
+        leaves[1:2] = leaves[1].chunk(2)
+    else:
+        del wants["w_up"]
+    leaves = [t.detach().requires_grad_(w) for t, w in zip(leaves, wants.values(), strict=True)]
     tokens, hidden = leaves[0].shape
     lead = {"1 first": (1, tokens), "1 second": (tokens, 1)}.get(case.lead, (tokens,))
     if case.lead == "halves" and tokens % 2 == 0:
         lead = (2, tokens // 2)
-    y = compute(leaves[0].view(*lead, hidden), *leaves[1:], save=case.save)
+    y = mlp(leaves[0].view(*lead, hidden), *leaves[1:], save=case.save, compute=compute)
     assert y.shape == (*lead, hidden) and y.dtype == leaves[0].dtype
     found = {"y": y.detach().view(tokens, hidden)}
-    own = [t for t in leaves if t.requires_grad]
+    own = {f"d_{n}": t for n, t in zip(wants, leaves, strict=True) if t.requires_grad}
     assert y.requires_grad == bool(own)
-    gradients = iter(torch.autograd.grad(y, own, dy.view(*lead, hidden)) if own else ())
-    if case.wanted[0]:
-        found["d_x"] = next(gradients)
-    if case.wanted[1]:
-        found["d_w_gate"], found["d_w_up"] = next(gradients).chunk(2)
-    if case.wanted[2]:
-        found["d_w_down"] = next(gradients)
+    if own:
+        gradients = torch.autograd.grad(y, [*own.values()], dy.view(*lead, hidden))
+        found |= dict(zip(own, gradients, strict=True))
+    if not case.pair and wants["w_gate"]:
+        found["d_w_gate"], found["d_w_up"] = found["d_w_gate"].chunk(2)
     return found
 
 
@@ -327,11 +335,9 @@ def misses(case: Case, device: str) -> list[str]:
     usual = usual_errors(case, made, told)
     found, true = masked(found, told), masked(true, told)
     errors = check.errors(with_rows(case, found, true), with_rows(case, true, true))
-    operand_of = {"d_x": 0, "d_w_gate": 1, "d_w_up": 1, "d_w_down": 2}
-    asked = [
-        name for name in usual
-        if (base := name.removesuffix(" by rows")) == "y" or case.wanted[operand_of[base]]
-    ]  # fmt: skip
+    wanted = dict(zip(OPERANDS, case.wanted, strict=True)) | {"y": True}
+    wanted["w_up"] = wanted["w_up" if case.pair else "w_gate"]
+    asked = [n for n in usual if wanted[n.removesuffix(" by rows").removeprefix("d_")]]
     return check.misses(errors, usual, getattr(torch, case.dtype), asked)
 
 

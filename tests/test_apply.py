@@ -22,8 +22,8 @@ pytest.importorskip("transformers")
 from llama_models import NAMES, TOKENS, VOCABULARY, make, misses_of, parameter, results, tokens
 
 import fusedlib
-from fusedlib import apply, fused_modules
-from fusedlib.packed import Fused, PackedLinear
+from fusedlib import apply, fused_modules, projection
+from fusedlib.fused import Fused, fusion_of
 
 TESTS = Path(__file__).parent
 SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss", "linear")
@@ -247,23 +247,13 @@ def test_strict_loading_speaks_the_old_names():
         assert words in str(raised.value)
 
 
-def test_packed_names_are_loaded_too():
-    plain, patched = pair("Qwen2")
-    state = {name: weight.detach().clone() for name, weight in patched.named_parameters()}
-    with torch.no_grad():
-        for weight in patched.parameters():
-            weight.zero_()
-    patched.load_state_dict(state | {"lm_head.weight": plain.lm_head.weight})
-    assert same_state(plain, patched)
-
-
 def test_assigned_loading_from_meta():
     plain, _ = pair()
     with torch.device("meta"):
         empty = make()
     fusedlib.apply_to(empty)
     empty.load_state_dict(plain.half().state_dict(), assign=True)
-    assert same_state(empty, plain) and empty.model.layers[0].mlp.w_gate_up.dtype == torch.half
+    assert same_state(empty, plain) and empty.model.layers[0].mlp.up_proj.weight.dtype == torch.half
 
 
 @pytest.mark.parametrize("library", ["safetensors", "accelerate"])
@@ -292,21 +282,6 @@ def test_a_state_dict_lies_where_the_weights_lie():
     assert all(t.is_meta for t in patched.to("meta").state_dict().values())
 
 
-@pytest.mark.parametrize("given", ["state_dict", "named_parameters"])
-def test_functional_call_by_the_checkpoints_names_raises_and_changes_nothing(given):
-    plain, patched = pair()
-    ids, _ = tokens()
-    state = {n: nn.Parameter(torch.zeros_like(t)) for n, t in plain.state_dict().items()}
-    if given == "state_dict":
-        state = {name: weight.detach() for name, weight in state.items()}
-    with pytest.raises(ValueError, match=r"swap weight, rows of w_qkv.*named_parameters"):
-        torch.func.functional_call(patched, state, (ids,))
-    assert same_state(plain, patched)
-    zeros = {name: torch.zeros_like(weight) for name, weight in patched.named_parameters()}
-    assert not torch.func.functional_call(patched, zeros, (ids,)).logits.any()
-    assert same_state(plain, patched)
-
-
 @pytest.mark.parametrize("layers", [True, False])
 def test_a_copy_of_a_compiled_model_has_weights_of_its_own(layers):
     patched = pair()[1].eval()
@@ -330,61 +305,6 @@ def test_copies_are_independent_and_whole(way):
     assert parameter(copied, KEY).abs().sum() == 0 and same_state(plain, patched)
     assert not any(fusedlib.apply_to(copied).replaced.values())
     assert isinstance(copied, type(plain)) and type(copied).__name__ == type(plain).__name__
-
-
-def test_packed_weights_are_read_and_written_by_their_old_names():
-    plain, patched = pair()
-    ids, labels = tokens()
-    for model in (plain, patched):
-        parameter(model, GATE).data = torch.full_like(parameter(model, GATE), 0.01)
-        parameter(model, KEY).data.mul_(2)
-        with torch.no_grad():
-            parameter(model, KEY).add_(0.1)
-            nn.init.ones_(model.model.layers[1].mlp.up_proj.weight)
-        model.model.layers[1].mlp.down_proj.weight = nn.Parameter(
-            0.1 * torch.ones_like(model.model.layers[1].mlp.down_proj.weight)
-        )
-        assert parameter(model, GATE).grad is None
-        parameter(model, GATE).grad = torch.ones_like(parameter(model, GATE))
-        model(ids, labels=labels).loss.backward()
-    assert same_state(plain, patched)
-    for path, weight in plain.named_parameters():
-        torch.testing.assert_close(parameter(patched, path).grad, weight.grad)
-        assert parameter(patched, path).requires_grad
-    parameter(patched, GATE).grad = None
-    grad = patched.model.layers[0].mlp.w_gate_up.grad
-    assert not grad[:176].any() and grad[176:].any()
-    assert isinstance(patched.model.layers[0].mlp.gate_proj, nn.Linear)
-
-
-def test_what_packed_weights_cannot_do_is_said():
-    _, patched = pair()
-    weight = parameter(patched, GATE)
-    with pytest.raises(ValueError, match="cannot be frozen alone"):
-        weight.requires_grad = False
-    with pytest.raises(ValueError, match="cannot be frozen alone"):
-        patched.model.layers[0].self_attn.v_proj.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"rows of w_gate_up: torch.float32 \(176, 64\)"):
-        weight.data = torch.ones(1)
-    with pytest.raises(ValueError, match=r"torch.float16"):
-        weight.data = weight.detach().half()
-    with pytest.raises(ValueError, match="gradient"):
-        weight.grad = torch.ones(1, 64)
-    with pytest.raises(ValueError, match="rows of w_gate_up.* does not have a parameter"):
-        nn.utils.parametrizations.weight_norm(patched.model.layers[0].mlp.gate_proj)
-    patched.model.layers[0].mlp.w_gate_up.requires_grad_(False)
-    assert not parameter(patched, GATE).requires_grad
-
-
-def test_gradients_there_before_come_along():
-    plain = make()
-    ids, labels = tokens()
-    plain(ids, labels=labels).loss.backward()
-    patched = copy.deepcopy(plain)
-    for (_, a), b in zip(patched.named_parameters(), plain.parameters(), strict=True):
-        a.grad = b.grad.clone()
-    fusedlib.apply_to(patched)
-    assert all(torch.equal(parameter(patched, n).grad, p.grad) for n, p in plain.named_parameters())
 
 
 # --- with what else there is ---------------------------------------------------------------------
@@ -466,7 +386,7 @@ def test_hidden_states_and_attentions_are_recorded():
     torch.testing.assert_close(patched(ids).logits, plain(ids).logits)
 
 
-def test_lora_on_packed_projections():
+def test_lora_and_back():
     peft = pytest.importorskip("peft")
     targets = ["q_proj", "v_proj", "gate_proj", "lm_head"]
     models = []
@@ -489,7 +409,7 @@ def test_lora_on_packed_projections():
     assert list(models[0].state_dict()) == list(models[1].state_dict())
     plain, patched = (m.merge_and_unload() for m in models)
     torch.testing.assert_close(dict(patched.state_dict()), dict(plain.state_dict()))
-    assert isinstance(patched.model.layers[0].self_attn.q_proj, PackedLinear)
+    assert type(patched.model.layers[0].self_attn.q_proj) is nn.Linear
     torch.testing.assert_close(patched(ids).logits, plain(ids).logits)
 
 
@@ -504,7 +424,7 @@ def test_an_adapter_that_puts_biases_back_is_merged():
             if "ia3" in path:
                 nn.init.normal_(weight)
         merged.append(wrapped.merge_and_unload())
-    assert merged[1].model.layers[0].mlp.is_packed()
+    assert merged[1].model.layers[0].mlp.weights() is not None
     torch.testing.assert_close(*(dict(model.state_dict()) for model in merged))
 
 
@@ -520,7 +440,8 @@ def test_a_model_under_lora_says_what_to_do():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("library", "trained"), [("torch", ("DDP", "FSDP2")), ("deepspeed", ("ZeRO-3",))]
+    ("library", "trained"),
+    [("torch", ("DDP", "FSDP2", "FSDP1", "Tensor parallelism")), ("deepspeed", ("ZeRO-3",))],
 )
 def test_two_processes_train_as_with_the_plain_model(library, trained):
     if find_spec(library) is None:
@@ -563,7 +484,6 @@ def test_the_report_counts_and_prints():
     lines = str(report).splitlines()
     assert lines[0] == "fusedlib in Qwen3ForCausalLM" and max(map(len, lines)) < 100
     assert "  rms_norm  9 replaced" in lines and "  loss      switched off" in lines
-    assert "Muon, Adafactor" in str(report)
 
 
 def test_the_report_says_where_all_is_plain_pytorch(monkeypatch):
@@ -597,15 +517,14 @@ def test_parts_that_someone_changed_are_left_and_said(monkeypatch):
         pass
 
     model = make()
-    first, second = model.model.layers
-    first.self_attn.q_proj.weight.requires_grad_(False)
-    second.self_attn.v_proj.weight = first.self_attn.v_proj.weight
+    first = model.model.layers[0]
+    first.self_attn.q_proj = nn.Sequential(first.self_attn.q_proj)
     first.mlp.forward = first.mlp.forward
     model.model.norm = OwnNorm(64)
     left = fusedlib.apply_to(model).left
-    assert [why for _, why in left["attention"]] == [
-        "q_proj is frozen and k_proj is trained", "v_proj.weight is tied to another module's",
-    ]  # fmt: skip
+    path = "model.layers.0.self_attn"
+    why = "q_proj is a torch.nn.modules.container.Sequential, not a torch.nn.Linear"
+    assert left["attention"] == [(path, why)]
     assert [path for path, _ in left["mlp"]] == ["model.layers.0.mlp"]
     assert "OwnNorm" in left["rms_norm"][0][1]
 
@@ -669,7 +588,7 @@ REGISTERS = {
 @pytest.mark.parametrize("register", REGISTERS)
 @pytest.mark.parametrize("path", HOOKED)
 def test_hooks_go_on_working(path, register):
-    """Set before or afterwards; but for act_fn, which nobody calls then."""
+    """Set before or afterwards."""
     plain, patched = pair()
     ids, labels = tokens()
     before = copy.deepcopy(plain)
@@ -680,26 +599,13 @@ def test_hooks_go_on_working(path, register):
     fusedlib.apply_to(before)
     names = [name for name, _ in plain.named_parameters()]
     wanted = results(plain, names, plain(ids, labels=labels).loss)
-    for model in (patched, before) if "act_fn" not in path else (before,):
+    for model in (patched, before):
         found = results(model, names, model(ids, labels=labels).loss)
         torch.testing.assert_close(found, wanted)
     handles[1].remove()
     layer = patched.model.layers[0]
-    assert layer.mlp.is_packed() and layer.self_attn.is_packed()
+    assert layer.mlp.weights() is not None
     assert patched(ids, labels=labels).logits is None
-
-
-@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
-def test_hooks_of_parameters_go_on_working(register):
-    model, calls = make(), []
-    for path in (GATE, "lm_head.weight"):
-        getattr(model.get_parameter(path), register)(lambda _: calls.append(1))
-    report = fusedlib.apply_to(model)
-    why = "the weight of gate_proj has hooks, which a packed one would not call"
-    assert report.left["mlp"] == [("model.layers.0.mlp", why)] and report.replaced["loss"]
-    ids, labels = tokens()
-    model(ids, labels=labels).loss.backward()
-    assert len(calls) == 2
 
 
 def test_hooks_that_bring_weights_leave_all_fused():
@@ -726,15 +632,10 @@ def test_bad_models_and_switches_raise_and_change_nothing():
         fusedlib.apply_to(make(), swiglu=True)
     with pytest.raises(ValueError, match=r"It holds a LlamaForCausalLM as \.module: .* before"):
         fusedlib.apply_to(nn.DataParallel(make()))
-    for change, words in (
-        (lambda m: m.model.layers[1].self_attn.k_proj.half(), "float16"),
-        (lambda m: m.model.layers[1].mlp.up_proj.to("meta"), "meta"),
-    ):
-        model = make()
-        change(model)
-        with pytest.raises(ValueError, match=words):
-            fusedlib.apply_to(model)
-        assert not any("w_" in name for name, _ in model.named_parameters())
+    model = make()
+    with pytest.raises(TypeError, match="mlp must be True or False, got 'no'"):
+        fusedlib.apply_to(model, mlp="no")
+    assert not any(isinstance(module, Fused) for module in model.modules())
 
 
 def test_no_class_is_changed():
@@ -777,14 +678,15 @@ def test_fp32_projections_are_ours_and_counted():
         assert torch.equal(project(input=x), project(x))  # as torch.nn.Linear takes it
     assert isinstance(layer.self_attn.o_proj, fused_modules.FusedLinear)
     assert type(layer.self_attn.o_proj).__name__ == "Linear"
-    for module in (layer.self_attn, layer.mlp, patched.lm_head):  # the packed products too
-        assert module._linear is fusedlib.linear
+    for module in (layer.self_attn, patched.lm_head):
+        assert "linear" in module._fusion.switches
+    assert type(layer.self_attn.q_proj) is type(layer.mlp.up_proj) is nn.Linear
     assert same_state(plain, patched)
     again = fusedlib.apply_to(copy.deepcopy(patched))
     assert again.already["linear"] == report.replaced["linear"] and not again.replaced["linear"]
 
 
-def test_layers_of_ours_are_packed_give_the_loss_and_stay():
+def test_layers_of_ours_give_the_loss_and_stay():
     plain = make()
     patched = copy.deepcopy(plain)
     attention = patched.model.layers[0].self_attn
@@ -797,31 +699,32 @@ def test_layers_of_ours_are_packed_give_the_loss_and_stay():
         assert report.already["linear"] == paths
         assert len(report.replaced["linear"]) == 6 * on and not report.left["attention"]
         assert type(attention.o_proj) is fusedlib.Linear
-        assert attention._linear is patched.lm_head._linear is fusedlib.linear
+        assert type(attention.q_proj) is fusedlib.Linear
+        assert "linear" in patched.lm_head._fusion.switches
     assert misses_of(plain, patched, *tokens()) == []
 
 
 def test_every_call_of_a_projection_goes_by_ours(monkeypatch):
-    """Packed, in the head without labels, and one by one where an adapter wraps a neighbour."""
+    """Of an attention; alone beside a layer of ours; and of a head without labels."""
     calls = []
-    ours = apply.projection.linear
+    ours = projection.linear
 
     def noted(x, weight, bias=None):
         calls.append(tuple(weight.shape))
         return ours(x, weight, bias)
 
-    monkeypatch.setattr(apply.projection, "linear", noted)
+    monkeypatch.setattr(projection, "linear", noted)
     ids, _ = tokens()
     _, patched = pair(num_hidden_layers=1)
     patched(ids)
-    assert calls == [(128, 64), (64, 64), (VOCABULARY, 64)]
+    every = [(64, 64), (32, 64), (32, 64), (64, 64), (VOCABULARY, 64)]
+    assert calls == every
     calls.clear()
-    layer = patched.model.layers[0]
-    layer.self_attn.k_proj = nn.Sequential(layer.self_attn.k_proj)
-    layer.mlp.up_proj = nn.Sequential(layer.mlp.up_proj)
-    layer.self_attn.k_proj.out_features = 32
+    attention = make(num_hidden_layers=1).model.layers[0].self_attn
+    monkeypatch.setattr("fusedlib.modules.linear", noted)
+    patched.model.layers[0].self_attn.k_proj = fusedlib.Linear.from_torch(attention.k_proj)
     patched(ids)
-    assert len(calls) == 3 + 1 + 3 + 1
+    assert calls == [(32, 64), (64, 64), (VOCABULARY, 64)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -832,24 +735,23 @@ def test_other_dtypes_keep_their_linear_layers(dtype):
     assert f"{dtype}; only fp32 is split" in str(report)
     assert max(map(len, str(report).splitlines())) < 100
     assert type(model.model.layers[0].self_attn.o_proj) is nn.Linear
-    plain = torch.nn.functional.linear
-    assert all(m._linear is plain for m in model.modules() if isinstance(m, Fused))
+    assert not any("linear" in fusion_of(m).switches for m in model.modules())
 
 
 def test_the_switch_leaves_linear_layers_alone():
     _, patched = pair(switches={"linear": False})
     assert not any(isinstance(m, fused_modules.FusedLinear) for m in patched.modules())
-    assert not any("_linear" in vars(m) for m in patched.modules())
+    assert not any("linear" in fusion_of(m).switches for m in patched.modules())
 
 
-def test_projections_first_and_packing_later():
+def test_projections_first_and_the_rest_later():
     plain, patched = pair(switches=dict.fromkeys(SWITCHES[:5], False))
     assert sum(isinstance(m, fused_modules.FusedLinear) for m in patched.modules()) == 15
     report = fusedlib.apply_to(patched)
     assert len(report.replaced["attention"]) == len(report.replaced["mlp"]) == 2
     assert report.replaced["loss"] and not report.left["linear"]
     assert len(report.replaced["linear"]) + len(report.already["linear"]) == 9
-    assert isinstance(patched.model.layers[0].self_attn.q_proj, PackedLinear)
+    assert type(patched.model.layers[0].self_attn.q_proj) is nn.Linear
     assert misses_of(plain, patched, *tokens()) == [] and same_state(plain, patched)
 
 

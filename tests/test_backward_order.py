@@ -7,6 +7,7 @@ from itertools import product
 
 import plan_checks
 import pytest
+import swiglu_checks as checks
 import torch
 
 pytest.importorskip("triton")
@@ -14,13 +15,13 @@ pytest.importorskip("triton")
 from fusedlib import functional
 from fusedlib.bench import allocations, ledger
 from fusedlib.bench.ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
-from fusedlib.bench.problems import SwiGLUProblem, draw
+from fusedlib.bench.problems import SwiGLUProblem
 from fusedlib.kernels import ops, products, route
 from fusedlib.kernels.launch import Launch
 from fusedlib.kernels.products import down_last
 from fusedlib.kernels.split import mm
 
-ALL = True, True, True
+ALL = True, True, False, True  # of a packed weight
 SIZES = (64, 256, 1024, 4096, 28672)
 # tokens·hidden·inner: d_w_down last, first, and level.
 SHAPES = [(128, 384, 512), (384, 128, 96), (128, 128, 192)]
@@ -53,10 +54,17 @@ def test_the_rule_takes_the_order_of_the_lower_peak(splits, books):
 def test_gradients_that_are_not_wanted_are_not_counted():
     # At 96·128·96 F is 3, D is 4, W is 4 (of 3072 elements). All wanted: 6 + 4 + 12 and 3 + 12 + 6;
     # without d_w_gate_up 6 + 4 + 4 and 3 + 4 + 6; without d_x 6 + 4 + 8 and 3 + 8 + 6.
-    for wants in (ALL, (True, False, True), (False, True, True)):
+    for wants in (ALL, (True, False, False, True), (False, True, False, True)):
         assert down_last(96, 128, 96, wants)
     # At 128·96·96 F is 4, D is 4, W is 3: 8 + 3 + 4 and 4 + 4 + 8 without d_w_gate_up.
-    assert not down_last(128, 96, 96, (True, False, True))
+    assert not down_last(128, 96, 96, (True, False, False, True))
+
+
+def test_of_a_pair_the_order_is_the_packed_weight_s():
+    for shape, splits, of_x in product(product(SIZES, repeat=3), (False, True), (False, True)):
+        found = {down_last(*shape, (of_x, *of_gate_up, True), splits=splits)
+                 for of_gate_up in ((True, True), (True, False), (False, True))}  # fmt: skip
+        assert len(found) == 1
 
 
 @pytest.fixture
@@ -68,12 +76,11 @@ def kernels(monkeypatch):
     monkeypatch.setattr(Launch, "__call__", lambda *_: None)
 
 
-def peak_mib(function, shape):
+def peak_mib(function, shape, pair=False):
     """Of `function(x, w_gate_up, w_down)` and its backward pass."""
-    inputs = draw(SwiGLUProblem(*shape, "float32"), "cpu")
-    w_gate_up = torch.cat([inputs.w_gate, inputs.w_up]).detach().requires_grad_()
-    operands = inputs.x, w_gate_up, inputs.w_down
-    live = allocations.trace(lambda: function(*operands), inputs.dy).live_mib()
+    (x, *gate_up, w_down), dy = checks.small("cpu", "float32", shape, pair)
+    operands = x, gate_up if pair else gate_up[0], w_down
+    live = allocations.trace(lambda: function(*operands), dy).live_mib()
     return max(sum(parts) for parts in zip(*live.values(), strict=True))
 
 
@@ -82,9 +89,10 @@ def counted(book, shape):
     return total(book.peak(problem)[1]).mib(problem)
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", functional.SAVES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_pass_holds_what_is_counted(kernels, shape, save):
+def test_a_pass_holds_what_is_counted(kernels, shape, save, pair):
     book = ledger.of({"gate_up": "fused", "input": "fused-input"}[save])
 
     def mlp(*operands):
@@ -92,7 +100,7 @@ def test_a_pass_holds_what_is_counted(kernels, shape, save):
         assert type(y.grad_fn).__name__ == "SwiGLUFunctionBackward"
         return y
 
-    assert peak_mib(mlp, shape) == counted(book, shape)
+    assert peak_mib(mlp, shape, pair) == counted(book, shape)
 
 
 def test_the_other_order_is_seen_to_hold_more(kernels, monkeypatch):
@@ -101,32 +109,34 @@ def test_the_other_order_is_seen_to_hold_more(kernels, monkeypatch):
 
 
 def test_registered_operators_hold_a_second_gate_up_and_no_more(kernels):
-    found = peak_mib(lambda *operands: ops.swiglu_mlp(*operands, True)[0], SHAPES[0])
+    found = peak_mib(lambda x, *w: ops.swiglu_mlp(x, w[0], None, w[1], True)[0], SHAPES[0])
     more = (ledger.F * 2).mib(SwiGLUProblem(*SHAPES[0], "float32"))
     assert found == counted(FUSED, SHAPES[0]) + more
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", functional.SAVES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_pass_with_products_apart_holds_what_is_counted(kernels, monkeypatch, shape, save):
+def test_a_pass_with_products_apart_holds_what_is_counted(kernels, monkeypatch, shape, save, pair):
     plan_checks.put_apart(monkeypatch)
     book = ledger.of({"gate_up": "fused", "input": "fused-input"}[save])
-    found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape)
+    found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape, pair)
     # dh is no allocation of the fused kernels; it is gone before d(gate|up)'s products.
     with_dh = (ledger.F * 4 + ledger.D).mib(SwiGLUProblem(*shape, "float32"))
     assert found == max(counted(book, shape), with_dh)
     assert [plan.path for plan in route._PLANS.values()] == ["apart"]
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", functional.SAVES)
 @pytest.mark.parametrize("shape", [SHAPES[0], (384, 256, 256)], ids=str)
-def test_split_products_hold_what_is_counted(kernels, monkeypatch, shape, save):
+def test_split_products_hold_what_is_counted(kernels, monkeypatch, shape, save, pair):
     monkeypatch.setattr(route, "_full", lambda dtype, device: dtype == torch.float32)
     route._some_split.cache_clear()
     for least in ("LEAST_SIZE", "LEAST_RESULTS", "LEAST_WORK"):
         monkeypatch.setattr(mm, least, 1)
     book = {"gate_up": SPLIT, "input": SPLIT_INPUT}[save]
-    found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape)
+    found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape, pair)
     # Beside the parts there are their words and what is seen of columns.
     assert counted(book, shape) <= found < counted(book, shape) + 0.02
     assert [plan.path for plan in route._PLANS.values()] == ["split fp32"]

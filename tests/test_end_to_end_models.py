@@ -43,11 +43,15 @@ def test_flops_of_no_step_are_refused(batch, context):
         flops.count(nano(), batch, context)
 
 
+def gradients_of(model):
+    return {name: weight.grad for name, weight in model.named_parameters()}
+
+
 def stepped(model, tokens):
     model.zero_grad(set_to_none=True)
     logits = model(tokens)
     loss(logits, tokens).backward()
-    found = {name: g.clone() for name, g in mlps.gradients(model).items()}
+    found = {name: g.clone() for name, g in gradients_of(model).items()}
     model.zero_grad(set_to_none=True)
     return logits.detach(), found
 
@@ -55,7 +59,7 @@ def stepped(model, tokens):
 def variants(model):
     own = [block.mlp for block in model.blocks]
     return {
-        "packed": [mlps.packed(one) for one in own],
+        "fused": [mlps.FusedMLP(one) for one in own],
         "compiled": [mlps.CompiledMLP(one, "eager") for one in own],
         "own": own,
     }
@@ -83,25 +87,8 @@ def test_every_mlp_gives_the_same_step_and_names():
             torch.testing.assert_close(theirs[key], gradient, msg=f"{name}: {key}")
 
 
-def test_packed_rows_and_the_models_own_weights_are_one_memory():
-    model = Transformer(nano())
-    own = model.blocks[0].mlp
-    packed = mlps.packed(own)
-    assert isinstance(packed, SwiGLUMLP)
-    with torch.no_grad():
-        packed.w_gate_up[0].fill_(7.0)
-        packed.w_gate_up[-1].fill_(8.0)
-    assert (own.gate_proj.weight[0] == 7).all() and (own.up_proj.weight[-1] == 8).all()
-    assert packed.w_down is own.down_proj.weight
-
-
-def test_mlps_are_made_from_the_models_own():
+def test_a_fused_mlp_holds_the_models_own_weights():
     own = Transformer(nano()).blocks[0].mlp
-    with pytest.raises(ValueError, match="from a model's own SwiGLU, not from SwiGLUMLP"):
-        mlps.packed(mlps.packed(own))
-
-
-def test_a_weight_without_gradient_has_its_name():
-    model = Transformer(nano())
-    place(model, [mlps.packed(block.mlp) for block in model.blocks])
-    assert mlps.gradients(model)["blocks.1.mlp.up_proj.weight"] is None
+    fused = mlps.FusedMLP(own)
+    assert isinstance(fused, SwiGLUMLP)
+    assert all(a is b for a, b in zip(fused.parameters(), own.parameters(), strict=True))

@@ -15,7 +15,7 @@ from llama_models import SIZES, parameter, results, tokens  # noqa: E402
 import fusedlib  # noqa: E402
 from fusedlib import families  # noqa: E402
 from fusedlib.bench.check import errors, misses  # noqa: E402
-from fusedlib.packed import fuse  # noqa: E402
+from fusedlib.fused import fuse  # noqa: E402
 
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT = {
@@ -143,11 +143,11 @@ def test_only_decoders_with_the_usual_mask_go_without():
     for name, usual in (("Ministral", False), ("Ernie4_5", True), ("Olmo2", True)):
         model = make(name)
         fusedlib.apply_to(model)
-        assert model._usual_mask == usual
+        assert model._fusion.causal == usual
     model = make("Ernie4_5")
     model.config.is_causal = False
     fusedlib.apply_to(model)
-    assert not model._usual_mask
+    assert not model._fusion.causal
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -20,11 +20,12 @@ def _no_plans(monkeypatch):
     monkeypatch.setattr(route, "_PLANS", {})
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", SAVES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
-    assert checks.misses_mlp("cuda", dtype, shape, save) == []
+def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save, pair):
+    assert checks.misses_mlp("cuda", dtype, shape, save, pair=pair) == []
     [plan] = route._PLANS.values()
     assert plan.path == "few tokens" and plan.kind.sizes[1:] == shape[1:]
 

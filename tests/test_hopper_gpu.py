@@ -15,27 +15,35 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Ho
 SHAPE = (300, 208, 272)
 
 
-def results(x, w_gate_up, w_down, dy):
+def results(x, w_gate_up, w_down, dy, pair=False):
     """What the kernels leave in memory that held something else."""
     tokens, inner = x.shape[0], w_down.shape[1]
     h, again = (x.new_full((tokens, inner), 7.0) for _ in range(2))
     gate_up, d_gate_up = (x.new_full((tokens, 2 * inner), 7.0) for _ in range(2))
-    checks.forward(x, w_gate_up, h, gate_up)
+    checks.forward(x, w_gate_up, h, gate_up, pair)
     checks.backward(dy, w_down, gate_up, d_gate_up, again)
     return {"h": h, "gate_up": gate_up, "d_gate_up": d_gate_up, "h again": again}
 
 
+@pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", checks.SHAPES, ids=str)
-def test_results_vs_float64(shape, dtype):
+def test_results_vs_float64(shape, dtype, pair):
     operands = checks.drawn(shape, dtype, "cuda")
-    assert checks.misses(results(**operands), operands) == []
+    assert checks.misses(results(**operands, pair=pair), operands) == []
 
 
+def test_a_pair_gives_what_the_packed_weight_gives():
+    operands = checks.drawn((2064, 1040, 2016), "bfloat16", "cuda")
+    packed, paired = results(**operands), results(**operands, pair=True)
+    assert all(torch.equal(packed[name], paired[name]) for name in packed)
+
+
+@pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("broken", checks.BROKEN_OPERANDS)
-def test_broken_kernels_are_rejected(broken):
+def test_broken_kernels_are_rejected(broken, pair):
     operands = checks.drawn(SHAPE, "bfloat16", "cuda")
-    found = results(**checks.BROKEN_OPERANDS[broken](operands))
+    found = results(**checks.BROKEN_OPERANDS[broken](operands), pair=pair)
     assert len(checks.misses(found, operands)) >= 4
 
 
@@ -113,6 +121,7 @@ def test_the_gate_holds_a_whole_mlp():
         check.errors(check.results_of(rivals.get("swiglu", name).build(inputs), inputs.dy), true)
         for name in ("eager", "fused")
     )
-    w_gate_up = torch.cat([inputs.w_gate, inputs.w_up])
-    assert path_of(inputs.x, w_gate_up, inputs.w_down) == "fused by roles"
+    weights = inputs.w_gate, inputs.w_up
+    for each in (weights, torch.cat(weights)):
+        assert path_of(inputs.x, each, inputs.w_down) == "fused by roles"
     assert check.misses(fused, eager, torch.bfloat16) == []

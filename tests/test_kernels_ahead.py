@@ -2,16 +2,20 @@
 
 import ahead
 import pytest
+import torch
 
 pytest.importorskip("triton")
-from fusedlib.kernels import swiglu_configs
+from fusedlib.kernels import swiglu, swiglu_configs
+from fusedlib.kernels.few_tokens import kernels as few_tokens
+from fusedlib.kernels.hopper import kernel as hopper
+from fusedlib.kernels.split import parts
 from fusedlib.kernels.split import product as products
 
 pytestmark = pytest.mark.timeout(600)  # where nothing is cached
 ARCHITECTURES = sorted(swiglu_configs.SHARED_MEMORY)
-# How many there are; Hopper has three widths for few tokens, and products in Gluon.
+# How many there are; Hopper has several widths for few tokens, and products in Gluon.
 COUNTS = {
-    "swiglu": {arch: 23 if arch == 90 else 14 for arch in ARCHITECTURES},
+    "swiglu": {arch: 31 if arch == 90 else 17 for arch in ARCHITECTURES},
     "split": {arch: 14 if arch == 90 else 10 for arch in ARCHITECTURES},
     "loss": dict.fromkeys(ARCHITECTURES, 8),
     "hopper": {90: 12},
@@ -66,6 +70,27 @@ def test_norms_and_rotations_fit_spill_nothing_and_load_by_16_bytes():
     assert [fault for row in rows for fault in ahead.misfits(row)] == []
     for row in rows:
         assert not row["narrow"] and row["REG"] <= MOST_REGISTERS.get(row["name"], 255), row
+
+
+@pytest.mark.parametrize("inner", [1, 35, 4096, 2**20])
+def test_a_packed_weight_and_a_pair_start_the_same_binaries(monkeypatch, inner):
+    """Whose keys know nothing of where up begins, or of rows that lie in two tensors."""
+    monkeypatch.setattr(few_tokens, "architecture", lambda _: 90)
+    x, all_three = torch.zeros(37, 48), (True, True, True)
+    found = {"tiles": set(), "roles": set(), "few": set(), "rows": set(), "columns": set()}
+    for up_row in (0, inner):
+        launch = swiglu.fwd_launch(x, inner, up_row, True)
+        found["tiles"].add(launch.binary_key(*[x] * 5))
+        launch = few_tokens.gradients_launch(all_three, x.device, *x.shape, inner, up_row)
+        found["few"].add(launch.binary_key(*[x] * 9))
+        launch = hopper.forward_launch(x, inner, up_row, True)
+        found["roles"].add(launch.binary_key(*[x] * 5))
+    for rows, doubled in ((2 * inner, False), (inner, True)):
+        like = torch.empty(rows, 48, device="meta")
+        by_rows, by_columns = (parts.Splitting(like, c, doubled=doubled) for c in (False, True))
+        found["rows"].add(by_rows._split.binary_key(*[x] * 4))
+        found["columns"].add(by_columns._split.binary_key(*[x] * 5))
+    assert {name: len(keys) for name, keys in found.items()} == dict.fromkeys(found, 1)
 
 
 def test_tables_have_every_architecture():

@@ -13,7 +13,7 @@ from torch.nn.utils.prune import l1_unstructured
 import fusedlib
 from fusedlib import Linear, linear
 from fusedlib.apply import FusedLinear
-from fusedlib.packed import fuse
+from fusedlib.fused import fuse
 
 
 @pytest.mark.timeout(600)
@@ -99,6 +99,7 @@ X, W, B = torch.zeros(3, 8), torch.zeros(5, 8), torch.zeros(5)
         (lambda: linear(X, W, B.to("meta")), "bias is on meta, x on cpu"),
         (lambda: Linear(0, 3), "in_features must be a whole number of at least 1, got 0"),
         (lambda: Linear.from_torch(nn.Linear(0, 3)), "in_features must be .* at least 1, got 0"),
+        (lambda: Linear(True, 3), "in_features must be a whole number of at least 1, got True"),
         (lambda: Linear(3, 2.5), "out_features must be a whole number of at least 1, got 2.5"),
     ],
 )
@@ -117,6 +118,15 @@ def test_what_is_no_tensor_is_refused(name):
 def test_traced_by_torch_fx():
     layer, x = Linear(8, 5), torch.randn(3, 8)
     assert torch.equal(torch.fx.symbolic_trace(layer)(x), layer(x))
+
+
+def test_what_has_no_strides_is_torch_s():
+    x, weight = torch.randn(3, 8), torch.randn(5, 8)
+    wanted = torch.nn.functional.linear(x, weight)
+    nested = torch.nested.nested_tensor([x, x[:2]])
+    torch.testing.assert_close(linear(nested, weight).unbind()[0], wanted)
+    for operands in ((x.to_sparse(), weight), (x, weight.to_sparse()), (x.to_sparse_csr(), weight)):
+        torch.testing.assert_close(linear(*operands), wanted)
 
 
 def test_both_are_public():

@@ -1,6 +1,7 @@
 """`linear_cross_entropy` on the CPU: plain PyTorch, bad input, the interpreter."""
 
 import linear_cross_entropy_checks as checks
+import numpy as np
 import pytest
 import torch
 from interpreter import passed_in_the_interpreter
@@ -73,6 +74,9 @@ HIDDEN, WEIGHT, TARGET = torch.zeros(3, 4), torch.zeros(9, 4), torch.zeros(3, dt
     ("changed", "words"),
     [
         ({"hidden": torch.tensor(1.0)}, "got a scalar"),
+        ({"hidden": HIDDEN[:, :0], "weight": WEIGHT[:, :0]}, r"at least 1, got \(3, 0\)"),
+        ({"hidden": HIDDEN.to_sparse()}, "hidden must be a dense tensor .*, got .*sparse_coo"),
+        ({"hidden": torch.nested.nested_tensor([HIDDEN])}, "hidden must be .*, got a nested one"),
         ({"weight": torch.zeros(9, 5)}, r"\(vocabulary, 4\) for hidden \(3, 4\); got \(9, 5\)"),
         ({"weight": torch.zeros(0, 4)}, r"got \(0, 4\)"),
         ({"target": TARGET[:2]}, r"target must be \(3,\), got \(2,\)"),
@@ -95,12 +99,25 @@ HIDDEN, WEIGHT, TARGET = torch.zeros(3, 4), torch.zeros(9, 4), torch.zeros(3, dt
         ({"label_smoothing": float("nan")}, "got nan"),
         ({"z_loss": -1.0}, "z_loss must be finite and not negative, got -1.0"),
         ({"ignore_index": 1.5}, "ignore_index must be a whole number, got 1.5"),
+        ({"ignore_index": np.bool_(True)}, "ignore_index must be a whole number, got np.True_"),
+        ({"ignore_index": 2**70}, f"ignore_index must be an int64, got {2**70}"),
+        ({"ignore_index": -(2**63) - 1}, "ignore_index must be an int64, got -9223372036854775809"),
     ],
 )
 def test_errors_name_what_was_given(changed, words):
     operands = {"hidden": HIDDEN, "weight": WEIGHT, "target": TARGET} | changed
     with pytest.raises(ValueError, match=words):
         linear_cross_entropy(**operands)
+
+
+def test_an_ignored_class_by_numpy():
+    target = torch.tensor([3, 5, 5])
+    for reduction in ("mean", "none"):
+        found, wanted = (
+            linear_cross_entropy(HIDDEN, WEIGHT, target, ignore_index=index, reduction=reduction)
+            for index in (np.int64(5), 5)
+        )
+        assert torch.equal(found, wanted)
 
 
 def test_a_target_out_of_range_raises():

@@ -1,15 +1,20 @@
 """Study 11's measuring: arms stay apart and are right; where memory goes and how far it lasts."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import nbformat
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib.bench import check, llama, race, results, rivals, sustained, sweep
+from fusedlib import paths
+from fusedlib.bench import check, llama, machine, race, results, rivals, sustained, sweep
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.llama import alone, races, truth
 from fusedlib.bench.torch_precision import matmul_settings
+from fusedlib.study import recording
 
 transformers = pytest.importorskip("transformers")
 TINY = {"model": "two layers", "dtype": "float32", "batch_size": 2, "context_length": 32,
@@ -136,13 +141,13 @@ def test_flops_are_those_of_the_products_and_of_half_the_attention(model):
 
 def test_in_fp32_a_race_has_torch_s_setting_and_hugging_face_s_error_at_it(tmp_path, monkeypatch):
     seen = []
-    real = llama.Judge.__init__
+    real = llama.Judge.of
 
-    def judge(self, case):
+    def judge(case):
         seen.append((case["precision"], torch.get_float32_matmul_precision()))
-        real(self, case)
+        return real(case)
 
-    monkeypatch.setattr(llama.Judge, "__init__", judge)
+    monkeypatch.setattr(llama.Judge, "of", judge)
     asked = [
         case for precision in ("highest", "high")
         for case in llama.cases(
@@ -258,19 +263,181 @@ def test_a_cpu_has_no_limit_to_find():
         llama.measure(case)
 
 
-def test_arms_train_alike():
-    arms = llama.cases(
-        "train", [llama.BASELINE, "fused"], steps=6, learning_rate=1e-2, seed=0, **TINY
+def test_a_training_s_loss_falls():
+    [case] = llama.cases(
+        "first-steps", [llama.BASELINE], steps=6, learning_rate=1e-2, seed=0, **TINY
     )
-    plain, ours = (llama.measure(case)["losses"] for case in arms)
-    assert ours == pytest.approx(plain, rel=1e-3)
-    assert len(plain) == 6 and plain[-1] < plain[0] - 0.2
+    losses = llama.measure(case)["losses"]
+    assert len(losses) == 6 and losses[-1] < losses[0] - 0.2
+
+
+# --- does an arm train as Hugging Face does? ------------------------------------------------------
+
+LEARNING = {"model": "two layers", "batch_size": 4, "context_length": 16, "device": "cpu",
+            "learning_rate": 1e-3}  # fmt: skip
+
+
+def frozen(model):
+    """A matrix whose gradient is zero."""
+    model.model.layers[1].mlp.up_proj.weight.register_hook(torch.zeros_like)
+    return model
+
+
+def scaled(model):
+    """A layer whose gradients are a tenth too large."""
+    for weight in model.model.layers[1].parameters():
+        weight.register_hook(lambda gradient: 1.1 * gradient)
+    return model
+
+
+def unshifted(model):
+    """A model that learns to repeat a token instead of to foresee the next one."""
+    return lambda ids, labels: SimpleNamespace(
+        loss=cross_entropy(model(ids).logits.float().flatten(0, 1), labels.flatten())
+    )
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """Arms with a fault each."""
+    for fault in (frozen, scaled, unshifted):
+        name = fault.__name__
+        made = rivals.Rival(llama.TASK, name, name, 20, fault, "for a test")
+        monkeypatch.setitem(rivals.RIVALS, (llama.TASK, name), made)
+
+
+def moment(arm, dtype="float32", seed=0, step=3):
+    [case] = llama.cases("gradients", [arm], seed=seed, step=step, dtype=dtype, **LEARNING)
+    return case
+
+
+def first_steps(arm, dtype="float32", seeds=(0, 1)):
+    cases = [
+        case for seed in seeds
+        for case in llama.cases(
+            "first-steps", [arm], steps=8, seed=seed, dtype=dtype, **LEARNING
+        )
+    ]  # fmt: skip
+    return [case | llama.measure(case) for case in cases]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def usual(request):
+    """A dtype, a trajectory, and the first steps with exact gradients and of Hugging Face's."""
+    rows = [*first_steps(llama.EXACT, request.param), *first_steps(llama.BASELINE, request.param)]
+    return request.param, llama.Trajectory(), rows
+
+
+@pytest.mark.parametrize("arm", [llama.BASELINE, llama.OTHER_ATTENTION, "fused"])
+def test_a_sound_arm_passes_both_rules(usual, arm):
+    dtype, trajectory, rows = usual
+    case = moment(arm, dtype)
+    assert llama.wrong_gradients(case | trajectory.measure(case)) == []
+    off, allowed = llama.loss_distances([*rows, *first_steps(arm, dtype)])
+    assert 0 < off[arm] <= allowed < (1e-5 if dtype == "float32" else 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("fault", "gradients", "seen"),
+    [("frozen", 1, True), ("unshifted", 20, True), ("scaled", 9, False)],
+)
+def test_a_fault_fails_the_rules_but_adamw_hides_a_scale_from_the_second(
+    usual, planted, fault, gradients, seen
+):
+    dtype, trajectory, rows = usual
+    case = moment(fault, dtype)
+    wrong = llama.wrong_gradients(case | trajectory.measure(case))
+    assert len(wrong) == gradients
+    if fault != "unshifted":
+        assert all(name.startswith("model.layers.1.") for name in wrong)
+    off, allowed = llama.loss_distances([*rows, *first_steps(fault, dtype)])
+    assert (off[fault] > allowed) == seen
+
+
+def test_arms_meet_at_the_weights_of_one_training_whatever_came_before():
+    trajectory = llama.Trajectory()
+    later, back = (trajectory.measure(moment(llama.BASELINE, step=step)) for step in (3, 1))
+    assert later == llama.Trajectory().measure(moment(llama.BASELINE))
+    assert back != later
+    other = trajectory.measure(moment(llama.OTHER_ATTENTION, step=1))
+    both = zip(back["gradient_errors"], other["gradient_errors"], strict=True)
+    assert other["usual_errors"] == back["usual_errors"] == [max(pair) for pair in both]
+    seeds = [trajectory.measure(moment("fused", seed=seed)) for seed in (0, 1)]
+    assert seeds[0]["usual_errors"] == later["usual_errors"] != seeds[1]["usual_errors"]
+
+
+def test_a_gradient_that_is_missing_or_not_finite_is_wrong():
+    row = {"dtype": "float32", "parameters": ["a", "b"], "usual_errors": [1e-7, 1e-7]}
+    assert llama.wrong_gradients(row | {"gradient_errors": [4e-7, None]}) == ["b"]
+    assert llama.wrong_gradients(row | {"gradient_errors": [5e-7, 4e-7]}) == ["a"]
+    for lost in (None, float("nan")):  # as a row has it, and as a frame may
+        assert llama.wrong_gradients(row | {"gradient_errors": lost}) == ["a", "b"]
+
+
+def test_losses_are_compared_over_the_seeds_that_all_arms_have():
+    def row(arm, seed, *losses):
+        return {"provider": arm, "seed": seed, "losses": list(losses)}
+
+    exact = [row(llama.EXACT, 0, 2.0, 1.0), row(llama.EXACT, 1, 2.0, 1.0)]
+    plain = [row(llama.BASELINE, 0, 2.0, 1.1), row(llama.BASELINE, 1, 9.0, 9.0)]
+    ours = row("fused", 0, 2.3, 1.0)
+    off, allowed = llama.loss_distances([*exact, *plain, ours])
+    assert off == {
+        llama.BASELINE: pytest.approx(0.1 / 2**0.5),
+        "fused": pytest.approx(0.3 / 2**0.5),
+    }
+    assert allowed == pytest.approx(2 * off[llama.BASELINE] + 4 * 2.0**-24 * 1.5, rel=1e-12)
+    for lacking in ([*plain, ours], [*exact, ours], [*exact, *plain, row("fused", 2, 2.0, 1.0)]):
+        assert llama.loss_distances(lacking)[0] == {}
+
+
+def test_exact_gradients_are_those_of_float64_rounded_once():
+    model = llama.build("two layers", "bfloat16", "cpu")
+    ids = llama.tokens("two layers", 2, 16, "cpu")
+    true = llama.Judge(model, ids).true
+    rivals.get(llama.TASK, llama.EXACT).build(model)(ids, labels=ids).loss.backward()
+    for name, weight in model.named_parameters():
+        assert weight.dtype == torch.bfloat16
+        torch.testing.assert_close(weight.grad, true[name].bfloat16(), rtol=2**-8, atol=0)
+
+
+@pytest.mark.slow
+def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
+    tmp_path, monkeypatch, planted
+):
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
+    monkeypatch.setenv(results.LEADING, machine.key())
+
+    def said():
+        cells = recording.analysis_of(paths.NOTEBOOKS / "11_llama.ipynb").notebook.cells
+        [cell] = [cell for cell in cells if cell.id == "llama-rules-said"]
+        return " ".join(nbformat.from_dict(o).data["text/plain"] for o in cell.outputs)
+
+    assert "has no rows of these rules" in said()
+    own = results.Recorder(llama.STUDY, profile="quick")
+    arms = ["huggingface", "liger", "fused"]
+    settings = LEARNING | {"dtype": "float32", "seed": 0}
+    exact = llama.cases("first-steps", [llama.EXACT, *arms], steps=8, **settings)
+    sweep.sweep(own, exact, llama.measure, llama.label)
+    sweep.sweep(own, llama.cases("gradients", arms, step=1, **settings), llama.Trajectory().measure)
+    rows = results.read_rows(own.path)
+    assert {(r["provider"], r["status"], r["reason"]) for r in rows if r["status"] != "ok"} <= {
+        ("liger", "unavailable", "needs a CUDA GPU, the inputs are on cpu")
+    }
+    assert len(rows) == 7
+    assert "Of 2 arms that could be judged 2 pass both rules." in said()
+    frozen_too = llama.cases("gradients", ["frozen"], step=1, **settings)
+    sweep.sweep(own, frozen_too, llama.Trajectory().measure, llama.label)
+    assert "Of 3 arms that could be judged 2 pass both rules; **frozen does not**." in said()
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"experiment": "sleep"}, "unknown experiment 'sleep'; known: step, fp32, memory, limit"),
+        (
+            {"experiment": "sleep"},
+            "unknown experiment 'sleep'; known: step, fp32, gradients",
+        ),
         ({"model": "gpt"}, "unknown model 'gpt'; known: Llama-3.2-1B"),
         ({"dtype": "int8"}, "unknown dtype 'int8'; known: bfloat16"),
         ({"arms": ["nobody"]}, "unknown rival 'nobody' in llama; known: huggingface"),
@@ -305,11 +472,14 @@ def test_experiments_alone_on_a_gpu(tmp_path):
     arms = [llama.BASELINE, "fused"]
     asked = [
         *llama.cases("memory", arms, **settings),
-        *llama.cases("train", arms, steps=5, learning_rate=1e-3, seed=0, **settings),
+        *llama.cases("first-steps", arms, steps=5, learning_rate=1e-3, seed=0, **settings),
     ]
     sweep.sweep(own, asked, llama.measure, llama.label)
+    same = llama.cases("gradients", arms, step=5, learning_rate=1e-3, seed=0, **settings)
+    sweep.sweep(own, same, llama.Trajectory().measure, llama.label)
     rows = results.read_rows(own.path)
-    assert [row["status"] for row in rows] == ["ok"] * 4
+    assert [row["status"] for row in rows] == ["ok"] * 6
+    assert not any(llama.wrong_gradients(row) for row in rows[4:])
     assert all(row["peak_logits_mib"] > 0 for row in rows if row["experiment"] == "memory")
 
 

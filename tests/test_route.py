@@ -99,5 +99,22 @@ def test_lengths_of_one_class_go_one_way(card):
 
 def test_without_kernels_it_is_plain_pytorch():
     x, w_gate_up, w_down = torch.zeros(3, 16), torch.zeros(32, 16), torch.zeros(16, 16)
-    assert route.route(x, w_gate_up, w_down) is None
-    assert path_of(x, w_gate_up, w_down) == path_of(x, w_gate_up) == "plain PyTorch"
+    assert route.route(x, w_gate_up, None, w_down) is None
+    for weights in (w_gate_up, (w_gate_up[:16], w_gate_up[16:])):
+        assert path_of(x, weights, w_down) == path_of(x, weights) == "plain PyTorch"
+
+
+def test_a_plan_is_of_a_packed_weight_or_of_a_pair(monkeypatch):
+    """Whose shapes, dtypes and devices are all looked at: a plan that is known checks nothing."""
+    monkeypatch.setattr(route, "_PLANS", {})
+    monkeypatch.setattr(route, "TAKEN", (torch.float32,))
+    monkeypatch.setattr(route, "_made", lambda kind: kind)
+    x, packed, w_down = torch.zeros(3, 16), torch.zeros(32, 16), torch.zeros(16, 16)
+    pair = packed[:16], packed[16:]
+    whole, apart = route.plan_of(x, packed, None, w_down), route.plan_of(x, *pair, w_down)
+    assert (whole.pair, apart.pair) == (False, True) and whole.sizes == apart.sizes == (3, 16, 16)
+    assert route.known(x, packed, None, w_down) is whole
+    assert route.known(x, *pair, w_down) is apart
+    for other in (pair[1][:8], pair[1][:, :8], pair[1].half(), pair[1].to("meta"), packed):
+        assert route.known(x, pair[0], other, w_down) is None
+    assert route.known(x, packed, packed, w_down) is route.known(x, pair[0], None, w_down) is None

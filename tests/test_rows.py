@@ -6,7 +6,7 @@ import torch
 from interpreter import passed_in_the_interpreter
 from torch.autograd import gradcheck, gradgradcheck
 
-from fusedlib import RMSNorm, rms_norm, rope
+from fusedlib import RMSNorm, recomputed, rms_norm, rope
 from fusedlib.recomputed import forget
 
 
@@ -58,7 +58,8 @@ def test_module_is_the_function_and_has_hf_s_checkpoint():
     assert (module.weight == 1).all()
 
 
-X, W = torch.zeros(3, 8), torch.zeros(8)
+X, W, SPARSE = torch.zeros(3, 8), torch.zeros(8), torch.zeros(2, 4, 3, 8).to_sparse()
+NESTED = torch.nested.nested_tensor([X, X[:2]])
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,10 @@ X, W = torch.zeros(3, 8), torch.zeros(8)
         (lambda: rms_norm(X, W.to("meta")), "weight is on meta, x on cpu"),
         (lambda: rms_norm(X.int(), W), "x must be of a floating-point dtype, got torch.int32"),
         (lambda: rms_norm(X, W, cast="gpt"), "cast must be one of hf, litgpt, got 'gpt'"),
+        (lambda: rms_norm(NESTED, W), "x must be a dense tensor with strides, got a nested one"),
+        (lambda: rms_norm(X, W.to_sparse()), "weight must be a dense tensor .*, got .*sparse_coo"),
+        (lambda: rms_norm(X, W, residual=NESTED), "residual must be a dense .*, got a nested one"),
+        (lambda: RMSNorm(True), "hidden_size must be a whole number of at least 1, got True"),
         (lambda: RMSNorm(0), "hidden_size must be a whole number of at least 1, got 0"),
         (lambda: rms_norm(X, W, "1"), "eps must be a number, got '1'"),
         (lambda: RMSNorm(8, eps="a"), "eps must be a number, got 'a'"),
@@ -111,6 +116,11 @@ Q, COS, AT = torch.zeros(2, 4, 3, 8), torch.zeros(1, 3, 8), torch.zeros(3, dtype
         (lambda: rope(Q, Q, COS[0], COS[0], positions=AT[:2]), r"positions must be.*got \(2,\)"),
         (lambda: rope(Q, Q, COS[0], COS[0], positions=AT.float()), "int32 or int64, got torch.fl"),
         (lambda: rope(Q, Q, COS, COS, width=4), "width must be at least head_dim, 8, got 4"),
+        (lambda: rope(Q, Q, COS, COS, width="16"), "width must be a whole number .* got '16'"),
+        (lambda: rope(Q, Q, COS, COS, width=16.0), "width must be a whole number .* got 16.0"),
+        (lambda: rope(Q, Q, COS, COS, width=True), "width must be a whole number .* got True"),
+        (lambda: rope(Q, SPARSE, COS, COS), "k must be a dense tensor .*, got one of layout .*coo"),
+        (lambda: rope(NESTED, Q, COS, COS), "q must be a dense tensor with strides, got a nested"),
     ],
 )
 def test_rope_refuses(call, words):
@@ -139,18 +149,19 @@ class Scaled(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("multiply", [Scaled.apply, torch.mul])
-def test_a_node_computes_again_what_it_would_have_kept(multiply):
+def test_a_node_computes_again_what_it_would_have_kept(monkeypatch, multiply):
     w, x = torch.randn(7, requires_grad=True), torch.randn(7, requires_grad=True)
     y, calls = x + 0, []
-    y._computed_by = y._version, lambda: calls.append(1) or y.detach()
+    again = lambda: calls.append(1) or y.detach()  # noqa: E731
+    monkeypatch.setattr(recomputed, "computed_again", lambda y: again)
     forget(y, multiply(y, w)).sum().backward()
     assert torch.equal(w.grad, x) and torch.equal(x.grad, w) and calls == [1]
 
 
-def test_what_is_compiled_behind_an_uncompiled_norm_keeps_its_graph_whole():
+def test_what_is_compiled_behind_an_uncompiled_norm_keeps_its_graph_whole(monkeypatch):
     """A compiler saves its own; asking a tensor for its grad_fn would break the graph."""
     x = torch.randn(3, 4, requires_grad=True)
-    x._computed_by = x._version, x.detach
+    monkeypatch.setattr(recomputed, "computed_again", lambda x: x.detach)
     torch.compiler.reset()
     torch.compile(lambda x: forget(x, x * 2), backend="eager", fullgraph=True)(x).sum().backward()
     assert torch.equal(x.grad, torch.full_like(x, 2))

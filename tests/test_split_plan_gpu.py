@@ -7,7 +7,7 @@ import torch
 from called import Called
 from torch.autograd import grad
 
-from fusedlib.functional import SAVES, swiglu_mlp
+from fusedlib.functional import SAVES
 from fusedlib.kernels import route
 
 pytestmark = pytest.mark.gpu
@@ -22,17 +22,25 @@ def _only_plans_made_here(monkeypatch):
 
 
 def results(leaves, dy, save="gate_up"):
-    y = swiglu_mlp(*leaves, save=save)
+    y = checks.mlp(*leaves, save=save)
     return [y, *grad(y, leaves, dy)]
 
 
+@pytest.mark.parametrize("shape", [MODEL, ALL, (1000, 1056, 4112)], ids=str)
+def test_a_pair_gives_what_the_packed_weight_gives(shape):
+    """Bit by bit, by the same parts; all gate and up products are split there."""
+    found = [results(*checks.small("cuda", "float32", shape, pair)) for pair in checks.PAIRS]
+    assert same([found[1][0], found[1][1], torch.cat(found[1][2:4]), found[1][4]], found[0])
+
+
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("scale", [1.0, 1e-20, 1e20])
 @pytest.mark.parametrize("save", SAVES)
 @pytest.mark.parametrize("shape", [MODEL, FEW, ALL, (1000, 1056, 4112)], ids=str)
-def test_gives_what_the_operators_give(shape, save, scale):
+def test_gives_what_the_operators_give(shape, save, scale, pair):
     """Badly scaled weights, and other weights in the same storage."""
-    (x, w_gate_up, w_down), dy = checks.small("cuda", "float32", shape)
-    leaves = x, w_gate_up, (w_down.detach() * scale).requires_grad_()
+    (x, *weights, w_down), dy = checks.small("cuda", "float32", shape, pair)
+    leaves = x, *weights, (w_down.detach() * scale).requires_grad_()
     planned = [results(leaves, dy, save) for _ in range(3)]
     [plan] = route._PLANS.values()
     assert plan.path == "split fp32"
@@ -89,9 +97,10 @@ def test_another_precision_goes_another_way():
     assert not torch.equal(split[0], coarse[0]) and same(split, results(leaves, dy))
 
 
-def test_holds_what_is_counted():
+@pytest.mark.parametrize("pair", checks.PAIRS)
+def test_holds_what_is_counted(pair):
     """Peak over what was there: gate|up and h, dy, dh and the parts of the largest product."""
-    leaves, dy = checks.small("cuda", "float32", MODEL)
+    leaves, dy = checks.small("cuda", "float32", MODEL, pair)
     peak = checks.peak_over(lambda: results(leaves, dy))
     f, d, w = (4 * n for n in (1024 * 4096, 1024 * 1024, 1024 * 4096))
     # y, d_x, d_w_down and d_w_gate_up, d(gate|up), and the parts of d(gate|up) and x.

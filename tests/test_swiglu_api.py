@@ -20,11 +20,12 @@ from fusedlib.kernels import route
 SHAPE = (70, 83, 101)
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", functional.SAVES)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_swiglu_mlp_and_gradients_vs_float64(dtype, save):
-    assert checks.misses_mlp("cpu", dtype, SHAPE, save) == []
-    assert checks.misses_half("cpu", dtype, SHAPE, save) == []
+def test_swiglu_mlp_and_gradients_vs_float64(dtype, save, pair):
+    assert checks.misses_mlp("cpu", dtype, SHAPE, save, pair=pair) == []
+    assert checks.misses_half("cpu", dtype, SHAPE, save, pair) == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -43,34 +44,37 @@ def test_compiled_in_one_graph():
 
 
 def test_float64_and_second_derivatives_where_pytorch_runs():
-    leaves = [torch.randn(s, dtype=torch.float64) for s in ((3, 4), (10, 4), (4, 5))]
-    leaves = [t.requires_grad_() for t in leaves]
-    assert torch.autograd.gradcheck(swiglu_mlp, leaves)
-    assert torch.autograd.gradgradcheck(swiglu_mlp, leaves)
+    for shapes in (((3, 4), (10, 4), (4, 5)), ((3, 4), (5, 4), (5, 4), (4, 5))):
+        leaves = [torch.randn(s, dtype=torch.float64).requires_grad_() for s in shapes]
+        assert torch.autograd.gradcheck(checks.mlp, leaves)
+        assert torch.autograd.gradgradcheck(checks.mlp, leaves)
 
 
-def test_input_mode_keeps_the_operands_alone():
-    leaves, _ = checks.small("cpu")
+@pytest.mark.parametrize("pair", checks.PAIRS)
+def test_input_mode_keeps_the_operands_alone(pair):
+    leaves, _ = checks.small("cpu", pair=pair)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        swiglu_mlp(*leaves, save="input")
+        checks.mlp(*leaves, save="input")
     assert sum(t.numel() for t in kept) <= sum(t.numel() for t in leaves)
 
 
-def test_meta_and_fake_tensors_have_shapes():
-    leaves, _ = checks.small("cpu", "bfloat16")
+@pytest.mark.parametrize("pair", checks.PAIRS)
+def test_meta_and_fake_tensors_have_shapes(pair):
+    leaves, _ = checks.small("cpu", "bfloat16", pair=pair)
     meta = [t.detach().to("meta") for t in leaves]
-    assert swiglu_mlp(*meta).shape == meta[0].shape
+    assert checks.mlp(*meta).shape == meta[0].shape
     with torch.autocast("cpu"):
-        assert swiglu(*meta[:2]).shape == (checks.TOKENS, checks.INNER)
+        assert checks.half(*meta[:-1]).shape == (checks.TOKENS, checks.INNER)
     with torch._subclasses.FakeTensorMode():
         fake = [torch.empty(t.shape, dtype=t.dtype) for t in leaves]
-        y = swiglu_mlp(*fake)
+        y = checks.mlp(*fake)
     assert (y.shape, y.dtype) == (meta[0].shape, torch.bfloat16)
 
 
 def test_errors_name_what_was_given():
     x, w_gate_up, w_down = torch.zeros(3, 5), torch.zeros(8, 5), torch.zeros(5, 4)
+    w_gate = w_gate_up[:4]
     eighths = tuple(t.to(torch.float8_e4m3fn) for t in (x, w_gate_up, w_down))
     for arguments, save, words in [
         ((x, w_gate_up, w_down), "gate", "save must be one of gate_up, input, got 'gate'"),
@@ -84,11 +88,32 @@ def test_errors_name_what_was_given():
         ((x.int(), w_gate_up.int(), w_down.int()), "input", "x must be fp16, .* got torch.int32"),
         (eighths, "input", "x must be fp16, bf16, fp32 or float64, got torch.float8_e4m3fn"),
         ((x, w_gate_up, w_down.to("meta")), "input", "w_down is on meta, x on cpu"),
+        ((x, (w_gate_up,), w_down), "input", r"a pair \(w_gate, w_up\), got a tuple of 1"),
+        ((x, [w_gate] * 3, w_down), "input", r"one tensor or a pair .*, got a list of 3"),
+        ((x, (w_gate[0], w_gate), w_down), "input", r"w_gate must be \(intermediate, .* \(5,\)"),
+        ((x, (w_gate, w_gate[:3]), w_down), "input", r"w_up must be \(4, 5\), .* got \(3, 5\)"),
+        ((x, (w_gate, w_gate_up), w_down), "input", r"w_up must be \(4, 5\), .* got \(8, 5\)"),
+        ((x, [w_gate_up] * 2, w_down), "input", r"w_down must be \(5, 8\), got \(5, 4\)"),
+        (
+            (x[:, :4], [w_gate] * 2, w_down),
+            "input",
+            r"\(..., 5\) for w_gate \(4, 5\), got \(3, 4\)",
+        ),
+        (
+            (x, (w_gate, w_gate.half()), w_down),
+            "input",
+            "w_up is torch.float16, x is torch.float32",
+        ),
+        ((x, (w_gate, w_gate.to("meta")), w_down), "input", "w_up is on meta, x on cpu"),
     ]:
         with pytest.raises(ValueError, match=words):
             swiglu_mlp(*arguments, save=save)
     with pytest.raises(ValueError, match="got 'all'"):
         swiglu(x, w_gate_up, save="all")
+    for pair, name in (((w_gate, None), "w_up"), ((None, w_gate), "w_gate"), ((w_gate, 1), "w_up")):
+        for call in (lambda p: swiglu(x, p), lambda p: swiglu_mlp(x, p, w_down)):
+            with pytest.raises(TypeError, match=f"{name} must be a torch.Tensor, got"):
+                call(pair)
 
 
 def test_kernels_are_for_gpus_that_have_them(monkeypatch):

@@ -3,6 +3,8 @@
 The same checks as in the interpreter, by the same tolerance rule, with the kernels compiled.
 """
 
+from itertools import product
+
 import plan_checks
 import pytest
 import swiglu_checks as checks
@@ -47,42 +49,49 @@ def tf32():
     torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", SAVES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save):
-    assert checks.misses_mlp("cuda", dtype, SHAPES[shape], save) == []
+def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save, pair):
+    assert checks.misses_mlp("cuda", dtype, SHAPES[shape], save, pair=pair) == []
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", SAVES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", [name for name, (tokens, *_) in SHAPES.items() if tokens > 64])
-def test_fused_where_hopper_s_products_are_cublas_s_vs_float64(monkeypatch, shape, dtype, save):
+def test_fused_where_hopper_s_products_are_cublas_s_vs_float64(
+    monkeypatch, shape, dtype, save, pair
+):
     """The kernels that other cards run at these sizes."""
     plan_checks.only_tiles(monkeypatch)
-    assert checks.misses_mlp("cuda", dtype, SHAPES[shape], save) == []
+    assert checks.misses_mlp("cuda", dtype, SHAPES[shape], save, pair=pair) == []
 
 
 # Not fp32: it is torch's own product there, which over packed weights errs by other cuBLAS choices
 # than over two (worst element 1.6e-5 against 0.65e-5 at 517·384·1072, H200).
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_swiglu_and_gradients_vs_float64(shape, dtype):
-    assert checks.misses_half("cuda", dtype, SHAPES[shape]) == []
+def test_swiglu_and_gradients_vs_float64(shape, dtype, pair):
+    assert checks.misses_half("cuda", dtype, SHAPES[shape], pair=pair) == []
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("shape", ["aligned", "wide", "few tokens"])
-def test_swiglu_mlp_in_tf32_vs_float64(tf32, shape):
-    assert checks.misses_mlp("cuda", "float32", SHAPES[shape]) == []
+def test_swiglu_mlp_in_tf32_vs_float64(tf32, shape, pair):
+    assert checks.misses_mlp("cuda", "float32", SHAPES[shape], pair=pair) == []
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", SAVES)
 @pytest.mark.parametrize("shape", [(1024, 2048, 5632), (1003, 2052, 4100)], ids=str)
-def test_large_swiglu_mlp_in_tf32_vs_float64(tf32, shape, save):
+def test_large_swiglu_mlp_in_tf32_vs_float64(tf32, shape, save, pair):
     """Torch's products and our kernel between them; the last is ragged."""
-    assert checks.misses_mlp("cuda", "float32", shape, save) == []
-    leaves, _ = checks.small("cuda", "float32", shape)
-    assert "SwiGLUFunction" in type(swiglu_mlp(*leaves).grad_fn).__name__
+    assert checks.misses_mlp("cuda", "float32", shape, save, pair=pair) == []
+    leaves, _ = checks.small("cuda", "float32", shape, pair)
+    assert "SwiGLUFunction" in type(checks.mlp(*leaves).grad_fn).__name__
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -105,21 +114,23 @@ def test_fp32_that_is_not_split_errs_as_plain_pytorch(shape):
     assert ours.norm <= 1.02 * eager.norm
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_swiglu_mlp_at_a_model_s_shape_vs_float64(dtype):
-    assert checks.misses_mlp("cuda", dtype, (1024, 2048, 5632)) == []
+def test_swiglu_mlp_at_a_model_s_shape_vs_float64(dtype, pair):
+    assert checks.misses_mlp("cuda", dtype, (1024, 2048, 5632), pair=pair) == []
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [*SHAPES.values(), (1024, 2048, 5632)])
-def test_errors_stay_within_the_bound_of_the_docstring(shape, dtype):
+def test_errors_stay_within_the_bound_of_the_docstring(shape, dtype, pair):
     matmul = torch.backends.cuda.matmul
     names = [f"allow_{name}_reduced_precision_reduction" for name in ("bf16", "fp16")]
     usual = {name: getattr(matmul, name) for name in names}
     try:
         for name in names:
             setattr(matmul, name, False)
-        assert checks.beyond_bound("cuda", dtype, shape) == []
+        assert checks.beyond_bound("cuda", dtype, shape, pair) == []
     finally:
         for name, value in usual.items():
             setattr(matmul, name, value)
@@ -136,25 +147,27 @@ def test_compiled_in_one_graph(dtype):
 
 
 # Hopper: few tokens, cuBLAS's products, fixed roles.
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("shape", [(64, 1024, 2048), (1000, 512, 1040), (1000, 512, 4400)])
-def test_results_repeat_bit_by_bit(shape):
-    leaves, dy = checks.small("cuda", "bfloat16", shape)
-    first = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
+def test_results_repeat_bit_by_bit(shape, pair):
+    leaves, dy = checks.small("cuda", "bfloat16", shape, pair)
+    first = [checks.mlp(*leaves), *grad(checks.mlp(*leaves), leaves, dy)]
     for _ in range(10):
-        y = swiglu_mlp(*leaves)
+        y = checks.mlp(*leaves)
         assert checks.same([y, *grad(y, leaves, dy)], first)
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", SAVES)
 @pytest.mark.parametrize(
     "shape", [(64, 512, 512), (517, 384, 1072), (1024, 256, 4096), (37, 501, 1003)]
 )
-def test_a_cuda_graph_replays_forward_and_backward(shape, save):
-    leaves, dy = checks.small("cuda", "bfloat16", shape)
+def test_a_cuda_graph_replays_forward_and_backward(shape, save, pair):
+    leaves, dy = checks.small("cuda", "bfloat16", shape, pair)
     x = leaves[0]
 
     def step():
-        y = swiglu_mlp(*leaves, save=save)
+        y = checks.mlp(*leaves, save=save)
         return (y, *grad(y, leaves, dy))
 
     graph, captured = checks.captured(step)
@@ -199,23 +212,24 @@ def test_memory_kept_for_backward():
         del y
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", SAVES)
-def test_peak_memory_of_forward_and_backward(save):
+def test_peak_memory_of_forward_and_backward(save, pair):
     """d(gate|up) lies where gate|up lay: at the end it and all gradients but that of w_gate_up,
     which comes last, and y.
     """
     tokens, hidden, inner = 2048, 1024, 4096
-    leaves, dy = checks.small("cuda", "bfloat16", (tokens, hidden, inner))
+    leaves, dy = checks.small("cuda", "bfloat16", (tokens, hidden, inner), pair)
 
     def step():
-        y = swiglu_mlp(*leaves, save=save)
+        y = checks.mlp(*leaves, save=save)
         return [y, *grad(y, leaves, dy)]
 
     peak, (_, *gradients) = checks.peak_over(step), step()
     numbers = 2 * tokens * inner + tokens * hidden + sum(t.numel() for t in gradients)
     with_h = 2 * tokens * inner + tokens * hidden + tokens * inner + hidden * inner
     assert peak <= 2 * max(numbers, with_h) + 2**21
-    y = swiglu_mlp(*leaves, save=save)
+    y = checks.mlp(*leaves, save=save)
     retained = [grad(y, leaves, dy, retain_graph=True) for _ in range(2)]
     assert all(checks.same(found, gradients) for found in (*retained, grad(y, leaves, dy)))
     with pytest.raises(RuntimeError, match="second time"):
@@ -227,9 +241,9 @@ def test_a_kept_launch_serves_its_own_sizes_only():
     route._PLANS.clear()
     shapes = [(64, 64, 64), (1, 64, 64), (64, 1, 64), (17, 64, 48), (64, 64, 65), (17, 63, 48)]
     for _ in range(2):
-        for shape in shapes:
-            assert checks.misses_mlp("cuda", "bfloat16", shape) == [], shape
-            assert checks.misses_mlp("cuda", "float16", shape, "input") == [], shape
+        for shape, pair in product(shapes, checks.PAIRS):
+            assert checks.misses_mlp("cuda", "bfloat16", shape, pair=pair) == [], shape
+            assert checks.misses_mlp("cuda", "float16", shape, "input", pair=pair) == [], shape
     kept = len(route._PLANS)
     (x, w_gate_up, w_down), _ = checks.small("cuda", "bfloat16", shapes[0])
     wanted = swiglu_mlp(x, w_gate_up, w_down)

@@ -46,10 +46,9 @@ def test_output_and_gradients_vs_the_plain_module(save):
     assert torch.allclose(ours(x), y, atol=1e-6)
     y.square().sum().backward()
     ours(x).square().sum().backward()
-    gate, up = ours.w_gate_up.grad.chunk(2)
-    for grad, layer in ((gate, plain.gate_proj), (up, plain.up_proj)):
-        assert torch.allclose(grad, layer.weight.grad, atol=1e-5)
-    assert torch.allclose(ours.w_down.grad, plain.down_proj.weight.grad, atol=1e-5)
+    wanted = {name: weight.grad for name, weight in plain.named_parameters()}
+    found = {name: weight.grad for name, weight in ours.named_parameters()}
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_checkpoints_go_both_ways_also_through_a_file():
@@ -61,9 +60,8 @@ def test_checkpoints_go_both_ways_also_through_a_file():
     plain.load_state_dict(torch.load(file))
     again = Block(SwiGLUMLP(HIDDEN, INNER))
     again.load_state_dict(plain.state_dict())
-    assert torch.equal(again.mlp.w_gate_up, ours.mlp.w_gate_up)
-    assert torch.equal(again.mlp.w_down, ours.mlp.w_down)
-    assert torch.equal(plain.mlp.up_proj.weight, ours.mlp.w_gate_up[INNER:])
+    assert all(map(torch.equal, again.state_dict().values(), ours.state_dict().values()))
+    assert torch.equal(plain.mlp.up_proj.weight, ours.mlp.up_proj.weight)
 
 
 def fuse(model):
@@ -96,8 +94,8 @@ def test_a_state_dict_holds_the_weights_themselves():
     assert all(t.is_contiguous() for t in state.values())
     assert len({t.untyped_storage().data_ptr() for t in state.values()}) == 3
     state["up_proj.weight"].fill_(3)
-    assert (ours.w_gate_up[INNER:] == 3).all() and not (ours.w_gate_up[:INNER] == 3).any()
-    assert ours.state_dict(keep_vars=True)["down_proj.weight"] is ours.w_down
+    assert (ours.up_proj.weight == 3).all() and not (ours.gate_proj.weight == 3).any()
+    assert ours.state_dict(keep_vars=True)["down_proj.weight"] is ours.down_proj.weight
 
 
 @pytest.mark.parametrize("prefix", ["", "mlp."])
@@ -114,7 +112,7 @@ def test_strict_loading_says_what_is_wrong_in_the_checkpoint_s_names(prefix):
             rf'Unexpected key\(s\).*: "{prefix}gate_proj.bias"\. $',
         ),
         (
-            lambda s: s.update({prefix + "w_gate_up": torch.zeros(2 * INNER, HIDDEN)}),
+            lambda s: s.update({prefix + "w_gate_up": torch.zeros(2 * INNER + 1, HIDDEN)}),
             rf'Unexpected key\(s\).*: "{prefix}w_gate_up"\. $',
         ),
         (
@@ -134,28 +132,39 @@ def test_loading_what_there_is():
     before = {k: v.clone() for k, v in ours.state_dict().items()}
     told = ours.load_state_dict({KEYS[1]: torch.ones(INNER, HIDDEN), "other": 1}, strict=False)
     assert told.missing_keys == [KEYS[0], KEYS[2]] and told.unexpected_keys == ["other"]
-    assert (ours.w_gate_up[INNER:] == 1).all()
-    assert torch.equal(ours.w_gate_up[:INNER], before[KEYS[0]])
-    assert torch.equal(ours.w_down, before[KEYS[2]])
+    assert (ours.up_proj.weight == 1).all()
+    assert torch.equal(ours.gate_proj.weight, before[KEYS[0]])
+    assert torch.equal(ours.down_proj.weight, before[KEYS[2]])
+
+
+def test_packed_names_of_earlier_releases_load():
+    ours, plain = SwiGLUMLP(HIDDEN, INNER), Plain()
+    gate, up, down = (weight.detach() for weight in plain.state_dict().values())
+    ours.load_state_dict({"w_gate_up": torch.cat([gate, up]), "w_down": down})
+    assert all(map(torch.equal, ours.state_dict().values(), (gate, up, down)))
 
 
 def test_weights_come_to_a_module_without_memory():
     plain = Plain().to(torch.bfloat16)
     ours = SwiGLUMLP(HIDDEN, INNER, device="meta")
-    assert ours.w_gate_up.is_meta and ours(torch.zeros(3, HIDDEN, device="meta")).shape == (3, 12)
+    assert ours.up_proj.weight.is_meta and ours(torch.zeros(3, HIDDEN, device="meta")).shape == (
+        3,
+        12,
+    )
     ours.load_state_dict(plain.state_dict(), assign=True)
-    assert ours.w_gate_up.dtype == torch.bfloat16 and isinstance(ours.w_gate_up, nn.Parameter)
-    assert torch.equal(ours.w_gate_up[:INNER], plain.gate_proj.weight)
+    weight = ours.gate_proj.weight
+    assert weight.dtype == torch.bfloat16 and isinstance(weight, nn.Parameter)
+    assert torch.equal(weight, plain.gate_proj.weight)
     with torch.device("meta"):
         lazy = SwiGLUMLP(HIDDEN, INNER)
     lazy.to_empty(device="cpu").reset_parameters()
-    assert 0 < lazy.w_gate_up.abs().max() <= HIDDEN**-0.5
+    assert 0 < lazy.up_proj.weight.abs().max() <= HIDDEN**-0.5
 
 
 def test_new_weights_are_drawn_as_linear_draws_them():
     torch.manual_seed(0)
     ours = SwiGLUMLP(256, 1024, dtype=torch.float64)
-    for weight, width in ((ours.w_gate_up, 256), (ours.w_down, 1024)):
+    for weight, width in ((ours.gate_proj.weight, 256), (ours.down_proj.weight, 1024)):
         assert weight.dtype == torch.float64
         assert 0.99 * width**-0.5 < weight.abs().max() <= width**-0.5
         assert abs(weight.std() * (3 * width) ** 0.5 - 1) < 0.01
@@ -163,10 +172,10 @@ def test_new_weights_are_drawn_as_linear_draws_them():
 
 def test_it_is_an_ordinary_module():
     ours = SwiGLUMLP(HIDDEN, INNER, save="input")
-    assert [n for n, _ in ours.named_parameters()] == ["w_gate_up", "w_down"]
+    assert [n for n, _ in ours.named_parameters()] == KEYS
     assert "hidden_size=12, intermediate_size=20, save='input'" in repr(ours)
     twin = copy.deepcopy(ours).half()
-    assert twin.w_down.dtype == torch.float16 and twin.save == "input"
+    assert twin.down_proj.weight.dtype == torch.float16 and twin.save == "input"
     x = torch.randn(3, HIDDEN)
     other = {n: torch.zeros_like(p) for n, p in ours.named_parameters()}
     assert not torch.func.functional_call(ours, other, x).any()

@@ -76,13 +76,14 @@ def path(layer: nn.Module, x: Tensor) -> str | None:
     """Which code of ours a layer runs on x; None for other rivals' layers."""
     if not isinstance(layer, modules.SwiGLUMLP):
         return None
-    return "kernels" if functional.runs_kernels(x, layer.w_gate_up) else PLAIN_PATH
+    gate, up = layer.gate_proj.weight, layer.up_proj.weight
+    return "kernels" if functional.runs_kernels(x, gate, up) else PLAIN_PATH
 
 
 def one_layer(name: str, problem: SwiGLUProblem, inputs: Inputs) -> Workload:
     """A layer with the inputs' weights, to be held against the reference."""
     layer = build(name, problem, 1, str(inputs.x.device))[0]
-    given = inputs.leaves() | {"w_gate_up": torch.cat([inputs.w_gate, inputs.w_up])}
+    given = inputs.leaves()
     leaves = {_NAMES.get(n, n): weight for n, weight in layer.named_parameters()}
     with torch.no_grad():
         for leaf_name, leaf in leaves.items():

@@ -91,7 +91,7 @@ def binaries_of(
     lengths = [most for least, most in classes if least < wanted.stop - 1 and most >= wanted.start]
     found: dict[Hashable, Needed] = {}
     for length in lengths:
-        for each in needed(min(length, 1 << 30), hidden, inner, dtype, device):
+        for each in needed(min(length, 1 << 20), hidden, inner, dtype, device):
             found.setdefault(each.key, each)
     return found
 
@@ -113,7 +113,10 @@ def needed(
     tokens: int, hidden: int, inner: int, dtype: torch.dtype, device: torch.device,
     precision: str = "ieee",
 ) -> Iterator[Needed]:  # fmt: skip
-    """What calls at one number of tokens can need, listed by the plan that would run them."""
+    """What calls at one number of tokens can need, listed by the plan that would run them.
+
+    Of a packed weight; a pair starts the same binaries.
+    """
     listed: list[tuple[Launch, tuple[Tensor, ...]]] = []
 
     def new(shape: tuple[int, int], _: Any = None, kind: torch.dtype = dtype) -> Tensor:
@@ -128,20 +131,20 @@ def needed(
     h, gate_up = new((tokens, inner)), new((tokens, 2 * inner))
     kind = Kind(device, dtype, precision, tokens, hidden, inner)
     way = route.ways(kind)
-    few = few_tokens.Products(device, dtype, hidden, inner, new)
+    few = few_tokens.Products(kind, new)
     plain = Products(gate_up=lambda *_: gate_up, dh=lambda *_: h)
     plan = Plan(kind, way, few if way.few else plain, new)
     yield step("h", (), plan.differentiate, None, None, gate_up, True, False)
     for save in (True, False):
         name = f"forward{', gate|up kept' * save}"
-        yield step(name, BOTH if save else AGAIN, plan.activate, x, w_gate_up, save)
+        yield step(name, BOTH if save else AGAIN, plan.activate, x, w_gate_up, None, save)
     for output, in_place in product((True, False), (False, True)):
         name = f"backward{', h again' * output}{', in place' * in_place}"
         trains = (KEPT if output else AGAIN) * in_place
         yield step(name, trains, plan.differentiate, x, w_down, gate_up, output, in_place)
     if way.few:
         yield step("y", BOTH, few.output, h, w_down, x)
-        given = (True, True, True), [h, gate_up], x, x, w_gate_up
+        given = (True, True, False, True), False, [h, gate_up], x, x, w_gate_up, None
         yield step("gradients", BOTH, few.gradients, *given)
     if way.split:
         from fusedlib.kernels.split.product import Product

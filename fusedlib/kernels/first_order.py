@@ -22,11 +22,17 @@ NO_TRANSFORM = (
 )
 
 
+_Leaf: Any = vars(torch._C._functions)["AccumulateGrad"]
+
+
 class _Once(torch.autograd.Function):
-    """A gradient with create_graph=True: differentiating it again raises, wherever it went."""
+    """A gradient with create_graph=True: differentiating it again raises, wherever it went.
+
+    It depends on `others`, so that autograd cannot pass it over on the way to one of them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, marker: Tensor) -> Tensor:
+    def forward(ctx: Any, gradient: Tensor, *others: Tensor) -> Tensor:
         return gradient.view_as(gradient)
 
     @staticmethod
@@ -72,9 +78,41 @@ def first_order(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple
         _refuse_transforms(upstream)
         if not torch.is_grad_enabled():
             return backward(ctx, *upstream)
+        remembering = _Remembering(ctx)
         with torch.no_grad():
-            found = backward(ctx, *upstream)
-        marker = torch.empty(0, requires_grad=True)
-        return tuple(None if f is None else _Once.apply(f, marker) for f in found)
+            found = backward(remembering, *upstream)
+        others = [t for t in (*upstream, *remembering.saved_tensors) if t is not None]
+        others = [t for t in others if t.requires_grad]
+        others += _leaves(ctx, others)
+        others.append(torch.empty(0, requires_grad=True))  # for `backward`, which visits all leaves
+        return tuple(None if f is None else _Once.apply(f, *others) for f in found)
 
     return once
+
+
+class _Remembering:
+    """A backward's `ctx` that unpacks saved tensors once: checkpointing allows no more."""
+
+    def __init__(self, ctx: Any) -> None:
+        vars(self)["ctx"] = ctx
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.ctx, name)
+        if name == "saved_tensors":
+            vars(self)[name] = found
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.ctx, name, value)
+
+
+def _leaves(node: Any, known: list[Tensor]) -> list[Tensor]:
+    """Those that a node's operands depend on, but for operands that are known."""
+    seen = {t.grad_fn for t in known if t.grad_fn is not None}
+    found, ahead = [], [] if node in seen else [node]  # its own result leads to all operands
+    while ahead:
+        below = {n for n, _ in ahead.pop().next_functions if n is not None} - seen
+        seen |= below
+        ahead += below
+        found += [n.variable for n in below if isinstance(n, _Leaf)]
+    return found

@@ -12,7 +12,7 @@ APART, TILES, ROLES = "apart", "tiles", "roles"
 class Kind(NamedTuple):
     """All that a plan depends on; of the tokens their class alone.
 
-    `down`: there is a down projection.
+    `down`: there is a down projection. `pair`: gate and up have a weight each, none packed.
     """
 
     device: torch.device
@@ -22,6 +22,7 @@ class Kind(NamedTuple):
     hidden: int
     inner: int
     down: bool = True
+    pair: bool = False
 
     @property
     def sizes(self) -> tuple[int, int, int]:

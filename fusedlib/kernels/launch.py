@@ -29,6 +29,7 @@ _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", l
 
 INTERPRETED_PROCESSORS = 3  # fewer than a test has tiles, so that a program computes several
 MOST_LAUNCHES = 4096  # kept; varying sequence lengths make one each
+MOST_PROGRAMS = 2**31 - 1, 2**16 - 1, 2**16 - 1  # of a grid along x, y and z, by CUDA
 
 
 class Options(Protocol):
@@ -89,12 +90,17 @@ class Launch:
         blocks: of the first matrices, for tensor descriptors; none for a kernel that takes none.
         scalars: numbers, in the kernel's order.
         constants: compile-time arguments by name, without the configuration's.
+
+    Raises:
+        ValueError: more programs along an axis than CUDA starts.
     """
 
     def __init__(
         self, kernel: Any, config: Options, programs: tuple[int, int, int],
         blocks: Sequence[list[int]], scalars: tuple[float, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
+        if any(count > most for count, most in zip(programs, MOST_PROGRAMS, strict=True)):
+            raise ValueError(f"a grid of {programs} programs is more than CUDA's {MOST_PROGRAMS}")
         self.kernel, self.config, self.programs = kernel, config, programs
         self.blocks = blocks if config.descriptors else ()
         known = {*kernel.arg_names, "num_warps", "num_stages"}

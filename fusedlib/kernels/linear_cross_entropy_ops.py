@@ -89,7 +89,9 @@ def _(
     token_weights: Tensor | None, mean: bool, ignore_index: int, label_smoothing: float,
     z_loss: float, wants: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    _, sums = rows_and_sums(hidden.shape[0], weight)
+    sums = torch.float32
+    if wants[1] and weight.dtype == torch.bfloat16:  # else nobody asks how many tokens there are
+        _, sums = rows_and_sums(hidden.shape[0], weight)
     shapes = (hidden.shape, hidden.dtype), (weight.shape, sums), (weight.shape[:1], torch.float32)
     d_hidden, d_weight, d_bias = (
         hidden.new_empty(shape, dtype=dtype) if want else hidden.new_empty(0)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
+from fusedlib.kernels import flops
 from fusedlib.kernels.first_order import NO_SECOND
 
 
@@ -26,7 +27,9 @@ def operator(name: str, *, last: bool = False) -> Callable[[Callable[..., Any]],
         schema = torch.library.infer_schema(function, mutates_args=())
         torch.library.define(f"fusedlib::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
         torch.library.impl(f"fusedlib::{name}", ("cpu", "cuda"), function)
-        overload = getattr(torch.ops.fusedlib, name).default
+        packet = getattr(torch.ops.fusedlib, name)
+        flops.count(name, packet)
+        overload = packet.default
         if last:
             torch.library.register_autograd(overload, _no_gradient)
         return overload

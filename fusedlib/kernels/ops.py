@@ -17,7 +17,7 @@ from fusedlib.kernels.autograd import compute, gradients, kept
 from fusedlib.kernels.launch import current_device
 from fusedlib.kernels.operator import operator
 from fusedlib.kernels.plan import settled
-from fusedlib.kernels.products import TORCH, Products
+from fusedlib.kernels.products import TORCH, Products, Wants
 from fusedlib.kernels.route import plan_of, splits
 
 DTYPES = torch.bfloat16, torch.float16, torch.float32
@@ -40,34 +40,52 @@ def _check(name: str, matrix: Tensor, shape: tuple[int | str, int | str], like: 
 
 
 def _forward(
-    x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: bool
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, save: bool
 ) -> tuple[Tensor, Tensor]:
     _check("x", x, ("tokens", "hidden"), x)
-    _check("w_gate_up", w_gate_up, ("2·inner", x.shape[1]), x)
+    if w_up is None:
+        _check("w_gate_up", w_gate, ("2·inner", x.shape[1]), x)
+    else:
+        _check("w_gate", w_gate, ("inner", x.shape[1]), x)
+        _check("w_up", w_up, (w_gate.shape[0], x.shape[1]), x)
     if w_down is not None:
-        _check("w_down", w_down, (x.shape[1], w_gate_up.shape[0] // 2), x)
-    found, gate_up = compute(x, w_gate_up, w_down, save, plan_of(x, w_gate_up, w_down))
+        _check("w_down", w_down, (x.shape[1], _wide(w_gate, w_up) // 2), x)
+    plan = plan_of(x, w_gate, w_up, w_down)
+    found, gate_up = compute(x, w_gate, w_up, w_down, save, plan)
     return found, x.new_empty(0, 0) if gate_up is None else gate_up
 
 
+def _wide(w_gate: Tensor, w_up: Tensor | None) -> int:
+    """2·inner."""
+    return w_gate.shape[0] if w_up is None else 2 * w_gate.shape[0]
+
+
 @operator("swiglu")
-def swiglu(x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor]:
+def swiglu(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """h (tokens, inner), and gate|up (tokens, 2·inner) or, not saved, an empty tensor.
+
+    w_gate and w_up are (inner, hidden); without w_up w_gate is packed, (2·inner, hidden).
 
     Raises:
         ValueError: a shape, dtype or device that does not fit.
     """
-    return _forward(x, w_gate_up, None, save)
+    return _forward(x, w_gate, w_up, None, save)
 
 
 @operator("swiglu_mlp")
-def swiglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, save: bool) -> tuple[Tensor, Tensor]:
+def swiglu_mlp(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor, save: bool
+) -> tuple[Tensor, Tensor]:
     """y (tokens, hidden), and gate|up (tokens, 2·inner) or, not saved, an empty tensor.
+
+    w_gate and w_up are those of `swiglu`.
 
     Raises:
         ValueError: a shape, dtype or device that does not fit.
     """
-    return _forward(x, w_gate_up, w_down, save)
+    return _forward(x, w_gate, w_up, w_down, save)
 
 
 @operator("swiglu_backward", last=True)
@@ -99,7 +117,7 @@ def swiglu_backward(
     x, w_gate_up = (
         gate_up.new_empty(()).expand(s) for s in ((tokens, hidden), (2 * inner, hidden))
     )
-    plan = plan_of(x, w_gate_up, w_down)
+    plan = plan_of(x, w_gate_up, None, w_down)
     here: tuple[Any, ...] = settled(upstream, w_down, gate_up)
     with current_device(gate_up):
         results = plan.differentiate(here[0], here[1], here[2], output, False)
@@ -108,14 +126,18 @@ def swiglu_backward(
 
 
 @torch.library.register_fake(swiglu)
-def _(x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor]:
-    wide = w_gate_up.shape[0]
+def _(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    wide = _wide(w_gate, w_up)
     return x.new_empty(x.shape[0], wide // 2), _fake_gate_up(x, wide, save)
 
 
 @torch.library.register_fake(swiglu_mlp)
-def _(x: Tensor, w_gate_up: Tensor, w_down: Tensor, save: bool) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], w_down.shape[0]), _fake_gate_up(x, w_gate_up.shape[0], save)
+def _(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor, save: bool
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], w_down.shape[0]), _fake_gate_up(x, _wide(w_gate, w_up), save)
 
 
 @torch.library.register_fake(swiglu_backward)
@@ -136,9 +158,12 @@ class _Registered(NamedTuple):
     """The steps of a backward as operators."""
 
     products: Products
+    pair: bool
 
-    def activate(self, x: Tensor, w_gate_up: Tensor, save: bool) -> tuple[Tensor, Tensor]:
-        return swiglu(x, w_gate_up, save)
+    def activate(
+        self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool
+    ) -> tuple[Tensor, Tensor]:
+        return swiglu(x, w_gate, w_up, save)
 
     def differentiate(
         self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool,
@@ -149,22 +174,23 @@ class _Registered(NamedTuple):
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keep what the wanted gradients need, and nothing else; inputs end in w_down or without it."""
-    x, w_gate_up, *w_down, save = inputs
+    x, w_gate, w_up, *w_down, save = inputs
+    ctx.pair = w_up is not None
     ctx.set_materialize_grads(False)  # gate|up has no gradient: zeros would cost its size
     down = w_down[0] if w_down else None
-    ctx.save_for_backward(*kept(_wants(ctx), save, x, w_gate_up, down, output[1]))
+    ctx.save_for_backward(*kept(_wants(ctx), save, x, w_gate, w_up, down, output[1]))
 
 
-def _wants(ctx: Any) -> tuple[bool, bool, bool]:
-    wants_x, wants_w_gate_up, *wants_w_down = ctx.needs_input_grad[:-1]
-    return wants_x, wants_w_gate_up, any(wants_w_down)
+def _wants(ctx: Any) -> Wants:
+    wants_x, wants_w_gate, wants_w_up, *wants_w_down = ctx.needs_input_grad[:-1]
+    return wants_x, wants_w_gate, wants_w_up, any(wants_w_down)
 
 
 def _gradients(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
     given = len(ctx.needs_input_grad)
     if upstream is None:
         return (None,) * given
-    steps = _Registered(split.PRODUCTS if splits(upstream) else TORCH)
+    steps = _Registered(split.PRODUCTS if splits(upstream) else TORCH, ctx.pair)
     # Saved tensors are read once: activation checkpointing allows no more.
     found = gradients(steps, _wants(ctx), list(ctx.saved_tensors), upstream, False)
     return *found[: given - 1], None

@@ -34,6 +34,7 @@ class Plan:
         kind: what it was made for.
         path: what runs, in the words of `route`'s table.
         products: whose the plain products are.
+        pair: gate and up have a weight each; a packed weight comes without a w_up.
         cold: nobody has yet looked for what its first training step must compile.
 
     `new` allocates; None is the device's allocator.
@@ -42,10 +43,12 @@ class Plan:
     def __init__(
         self, kind: Kind, ways: Ways, products: Products, new: Callable[..., Tensor] | None = None
     ) -> None:
-        self.kind, self.path, self.products = kind, ways.path, products
+        self.kind, self.path, self.products, self.pair = kind, ways.path, products, kind.pair
         self._forward, self._backward = ways.forward, ways.backward
         self._roles = swiglu.hopper
         self._hidden, self._inner, self._wide = kind.hidden, kind.inner, 2 * kind.inner
+        # The row of `w_up`, or of the packed weight in its place, where up begins.
+        self._up_row = 0 if kind.pair else kind.inner
         # What starts by tensor maps, or is a plain product, wants matrices.
         self._matrices = not ways.few
         self._dtype, self._new = kind.dtype, new or allocator(kind.device)
@@ -53,36 +56,40 @@ class Plan:
         self._launches: dict[Hashable, Launch] = {}
         self.cold = self._index >= 0 and 0 not in kind.sizes
 
-    def fits(self, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None) -> bool:
+    def fits(
+        self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
+    ) -> bool:  # fmt: skip
         """Whether operands of its kind lie in memory as it wants them.
 
         The device must be the current one too, where the allocator takes its memory from.
         """
         if self._index >= 0 and self._index != current_index():
             return False
+        if w_up is not None and (w_up.data_ptr() % 16 or not w_up.is_contiguous()):
+            return False
         if w_down is None:
             w_down = x
-        whole = x.is_contiguous() and w_gate_up.is_contiguous() and w_down.is_contiguous()
-        return whole and not (x.data_ptr() | w_gate_up.data_ptr() | w_down.data_ptr()) % 16
+        whole = x.is_contiguous() and w_gate.is_contiguous() and w_down.is_contiguous()
+        return whole and not (x.data_ptr() | w_gate.data_ptr() | w_down.data_ptr()) % 16
 
     def forward(
-        self, x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, save: bool
+        self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, save: bool
     ) -> tuple[Tensor, Tensor | None]:
         """y, of x's shape, or h where w_down is None, and gate|up (tokens, 2·inner) if saved."""
-        h, gate_up = self.activate(x, w_gate_up, save)
+        h, gate_up = self.activate(x, w_gate, w_up, save)
         if w_down is None:
             # In place: autograd lets nobody write to a view that a Function returns.
             return (h if x.ndim == 2 else h.resize_(*x.shape[:-1], self._inner)), gate_up
         return self.products.output(h, w_down, x), gate_up
 
     def activate(
-        self, x: Tensor, w_gate_up: Tensor, save: bool
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """h (tokens, inner), and gate|up (tokens, 2·inner) if saved."""
         if self._matrices:
             x = matrix(x)
         if self._forward == APART:
-            both = self.products.gate_up(x, w_gate_up)
+            both = self.products.gate_up(x, w_gate, w_up)
             _, activated = self.differentiate(None, None, both, True, False)
             assert activated is not None
             return activated, both if save else None
@@ -92,18 +99,21 @@ class Plan:
         stored = h if gate_up is None else gate_up
         name = save, tokens
         launch = self._launches.get(name)
+        of_up = w_gate if w_up is None else w_up
         if self._forward == ROLES:
             try:
                 if launch is None:
-                    launch = self._keep(name, self._roles.forward_launch(x, self._inner, save))
-                launch(x, w_gate_up, h, stored, h)
+                    by_roles = self._roles.forward_launch(x, self._inner, self._up_row, save)
+                    launch = self._keep(name, by_roles)
+                launch(x, w_gate, of_up, stored, h)
             except TritonError as error:
                 self._take_tiles(error)
-                return self.activate(x, w_gate_up, save)
+                return self.activate(x, w_gate, w_up, save)
         else:
             if launch is None:
-                launch = self._keep(name, swiglu.fwd_launch(matrix(x), self._inner, save))
-            launch(x, w_gate_up, h, stored)
+                by_tiles = swiglu.fwd_launch(matrix(x), self._inner, self._up_row, save)
+                launch = self._keep(name, by_tiles)
+            launch(x, w_gate, of_up, h, stored)
         return h, gate_up
 
     def differentiate(

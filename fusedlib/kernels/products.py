@@ -19,9 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-Wants = tuple[bool, bool, bool]
+# d_x, d_w_gate, d_w_up, d_w_down; of a packed weight d_w_gate is all of it, and d_w_up None.
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+Wants = tuple[bool, bool, bool, bool]
 Multiplication = Callable[[Tensor, Tensor], Tensor]
+# Of a matrix with w_gate and w_up, or with a packed weight and None.
+MultiplicationByGateUp = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def matrix(tensor: Tensor) -> Tensor:
@@ -36,19 +39,37 @@ def turned(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a.t(), b)
 
 
-def halves(x: Tensor, w_gate_up: Tensor) -> Tensor:
-    """gate|up (tokens, 2·inner) in fp32, as two products.
+def gate_up(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> Tensor:
+    """gate|up (tokens, 2·inner): of a pair by a product each, written to its columns."""
+    if w_up is None:
+        return linear(x, w_gate)
+    both = x.new_empty((x.shape[0], 2 * w_gate.shape[0]))
+    for weight, columns in zip((w_gate, w_up), both.chunk(2, dim=1), strict=True):
+        torch.mm(x, weight.t(), out=columns)
+    return both
+
+
+def halves(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> Tensor:
+    """The same in fp32, as two products of a packed weight too.
 
     Over packed weights cuBLAS's TF32 took 3 % longer than Liger's two products and kernel at
     4096·4096 (H200, torch 2.11), and its IEEE product erred 1.3 times more at 256·4096.
     """
-    tokens, wide = x.shape[0], w_gate_up.shape[0]
-    if wide % 8:  # halves that do not begin at 16 bytes would be slower than what is gained
-        return linear(x, w_gate_up)
-    both = x.new_empty((tokens, wide))
-    for rows, columns in zip(w_gate_up.chunk(2), both.chunk(2, dim=1), strict=True):
-        torch.mm(x, rows.t(), out=columns)
-    return both
+    # Halves that do not begin at 16 bytes would be slower than what is gained.
+    if w_up is None and w_gate.shape[0] % 8 == 0:
+        w_gate, w_up = w_gate.chunk(2)
+    return gate_up(x, w_gate, w_up)
+
+
+def d_x(d_gate_up: Tensor, w_gate: Tensor, w_up: Tensor | None) -> Tensor:
+    """d_gate|up Wgu; of a pair d_gate Wg, rounded, to which d_up Wu is added.
+
+    On an H100 that took 1.5 to 4 % longer than the one product; packing the weights takes more.
+    """
+    if w_up is None:
+        return torch.mm(d_gate_up, w_gate)
+    d_gate, d_up = d_gate_up.chunk(2, dim=1)
+    return torch.mm(d_gate, w_gate).addmm_(d_up, w_up)
 
 
 @dataclass
@@ -58,10 +79,10 @@ class Products:
     `splits`: some split their factors, so that parts as large as both are held meanwhile.
     """
 
-    gate_up: Multiplication = linear
+    gate_up: MultiplicationByGateUp = gate_up
     y: Multiplication = linear
     dh: Multiplication = torch.mm
-    d_x: Multiplication = torch.mm
+    d_x: MultiplicationByGateUp = d_x
     d_w_gate_up: Multiplication = turned
     d_w_down: Multiplication = turned
     splits: bool = False
@@ -73,32 +94,45 @@ class Products:
         return y if like.ndim == 2 else y.resize_(like.shape)
 
     def gradients(
-        self, wants: Wants, held: list[Tensor | None], upstream: Tensor, x: Tensor | None,
-        w_gate_up: Tensor | None,
+        self, wants: Wants, pair: bool, held: list[Tensor | None], upstream: Tensor,
+        x: Tensor | None, w_gate: Tensor | None, w_up: Tensor | None,
     ) -> Gradients:  # fmt: skip
-        """Those of d_x, d_w_gate_up and d_w_down that are wanted, in the order that holds less.
+        """Those of d_x, d_w_gate, d_w_up and d_w_down that are wanted, in the order that holds
+        less; of a pair d_w_gate and d_w_up are rows of one matrix, where both are wanted.
 
         `held` is h and d(gate|up), taken out of the list and released when their products are done.
         """
         d_gate_up, h = held.pop(), held.pop()
-        d_x = d_w_gate_up = d_w_down = None
+        d_x = d_w_gate = d_w_up = d_w_down = None
         rows = matrix(upstream)
         tokens, hidden = rows.shape
         if h is not None and not down_last(tokens, hidden, h.shape[1], wants, splits=self.splits):
             d_w_down = self.d_w_down(rows, h)
             h = None  # before the next products allocate
         if wants[0]:
-            assert d_gate_up is not None and w_gate_up is not None
-            d_x = self.d_x(d_gate_up, w_gate_up)
+            assert d_gate_up is not None and w_gate is not None
+            d_x = self.d_x(d_gate_up, w_gate, w_up)
             if upstream.ndim != 2:
-                d_x = d_x.view(*upstream.shape[:-1], w_gate_up.shape[1])
-        if wants[1]:
+                d_x = d_x.view(*upstream.shape[:-1], w_gate.shape[1])
+        if wants[1] or wants[2]:
             assert d_gate_up is not None and x is not None
-            d_w_gate_up = self.d_w_gate_up(d_gate_up, matrix(x))
+            inner = d_gate_up.shape[1] // 2
+            if pair and not (wants[1] and wants[2]):
+                d_gate_up = d_gate_up[:, :inner] if wants[1] else d_gate_up[:, inner:]
+            d_w = self.d_w_gate_up(d_gate_up, matrix(x))
+            d_w_gate, d_w_up = _apart(d_w, wants, pair)
         d_gate_up = None
         if h is not None:
             d_w_down = self.d_w_down(rows, h)
-        return d_x, d_w_gate_up, d_w_down
+        return d_x, d_w_gate, d_w_up, d_w_down
+
+
+def _apart(d_w: Tensor, wants: Wants, pair: bool) -> tuple[Tensor | None, Tensor | None]:
+    """d_w_gate and d_w_up of a gradient of both, one above the other, or of the one wanted."""
+    if pair and wants[1] and wants[2]:
+        inner = d_w.shape[0] // 2
+        return d_w[:inner], d_w[inner:]
+    return (d_w, None) if wants[1] else (None, d_w)
 
 
 TORCH = Products()
@@ -108,19 +142,22 @@ FP32 = Products(gate_up=halves)
 def down_last(
     tokens: int, hidden: int, inner: int, wants: Wants, *, splits: bool = False
 ) -> bool:  # fmt: skip
-    """Whether less is held with d_w_down last; `wants` are d_x, d_w_gate_up, d_w_down.
+    """Whether less is held with d_w_down last; `wants` are d_x, d_w_gate, d_w_up, d_w_down.
 
-    If a product `splits` its factors, parts as large as both are held meanwhile. Of symbolic sizes
-    those decide that torch.compile has seen: a graph compiled again for another order would cost
-    more than the order saves.
+    One of a pair's gradients is counted as both, which never changes the order. If a product
+    `splits` its factors, parts as large as both are held meanwhile. Of symbolic sizes those decide
+    that torch.compile has seen: a graph compiled again for another order would cost more than the
+    order saves.
     """
     tokens, hidden, inner = map(_seen, (tokens, hidden, inner))
     f, d, w = tokens * inner, tokens * hidden, hidden * inner
-    results = wants[0] * d + wants[1] * 2 * w
+    of_gate_up = wants[1] or wants[2]
+    results = wants[0] * d + of_gate_up * 2 * w
     down, others = f + w, 2 * f + results
     if splits:
         down += f + d
-        others = 2 * f + max(wants[0] * (2 * f + 2 * w + d), wants[1] * (2 * f + d + results))
+        of_x, of_weights = wants[0] * (2 * f + 2 * w + d), of_gate_up * (2 * f + d + results)
+        others = 2 * f + max(of_x, of_weights)
     return max(f + others, results + down) < max(2 * f + down, w + others)
 
 

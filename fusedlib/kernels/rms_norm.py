@@ -89,7 +89,7 @@ def _rms_norm_bwd_kernel(  # type: ignore[no-untyped-def]
     start, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
     WHOLE: tl.constexpr = BLOCK >= WIDTH  # noqa: N806
     columns = tl.arange(0, BLOCK)[None, :]
-    own = partial + tl.program_id(0) * WIDTH
+    own = partial + tl.program_id(0).to(tl.int64) * WIDTH
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     by = _wide(weight, columns, columns < WIDTH)
     for first in tl.range(start, rows, step, num_stages=LOADED):
@@ -134,7 +134,7 @@ def _rms_norm_bwd_kernel(  # type: ignore[no-untyped-def]
 def _sum_parts_kernel(  # type: ignore[no-untyped-def]
     partial, d_weight, parts, width, PARTS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    i = tl.arange(0, PARTS)[:, None]
+    i = tl.arange(0, PARTS).to(tl.int64)[:, None]
     j = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     block = tl.load(partial + i * width + j[None, :], mask=(i < parts) & (j < width)[None, :],
                     other=0.0)  # fmt: skip
@@ -268,8 +268,9 @@ def _(
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     """Keep what the wanted gradients need."""
-    x, weight, residual, *_ = inputs
+    x, weight, residual, eps, hf = inputs
     _, s, rstd = output
+    ctx.settings = eps, hf  # for who computes y again
     ctx.set_materialize_grads(False)
     fixed = (rstd,) if residual is not None or s is None else (s, rstd)
     ctx.mark_non_differentiable(*fixed)

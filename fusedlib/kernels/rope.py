@@ -90,11 +90,13 @@ def _rope_kernel(  # type: ignore[no-untyped-def]
     TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     # [TOKENS · HEADS] rows, heads next to each other: contiguous where a projection wrote them.
-    groups = (heads + key_heads) // HEADS
-    batch = tl.program_id(1).to(tl.int64)
+    groups, blocks = (heads + key_heads) // HEADS, tl.cdiv(tokens, TOKENS)
+    block, group = tl.program_id(0) // groups, tl.program_id(0) % groups
+    batch = (block // blocks).to(tl.int64)
     i = tl.arange(0, TOKENS * HEADS)
-    token = (tl.program_id(0) // groups).to(tl.int64) * TOKENS + i // HEADS
-    head = tl.program_id(0) % groups * HEADS + i % HEADS
+    token = (block % blocks).to(tl.int64) * TOKENS + i // HEADS
+    # Offsets in 64 bits: heads may lie 2³¹ elements and more apart.
+    head = (group * HEADS + i % HEADS).to(tl.int64)
     if POSITIONS:
         at = tl.load(positions + batch * positions_batch + token, mask=token < tokens, other=0)
         at = at.to(tl.int64)
@@ -103,7 +105,7 @@ def _rope_kernel(  # type: ignore[no-untyped-def]
     else:
         known = token < tokens
         table = batch * table_batch + token * table_row
-    if tl.program_id(0) % groups * HEADS < heads:
+    if group * HEADS < heads:
         _rotate(q, q_out, cos, sin, batch, head, token, tokens, table, known,
                 q_batch, q_head, q_token, qo_batch, qo_head, qo_token,
                 INVERSE, HALF, HALF_BLOCK, REST, ZEROS, REST_BLOCK)  # fmt: skip
@@ -149,7 +151,8 @@ def _start(
         cut = {"HALF_BLOCK": block, "REST_BLOCK": triton.next_power_of_2(max(rest + zeros, 1))}
         cut |= {"TOKENS": max(1, rows // shared), "HEADS": shared}
         groups = (heads + key_heads) // shared
-        programs = cdiv(tokens, cut["TOKENS"]) * groups, batch, 1
+        # Sequences too along x: along y and z a grid ends at 65,535.
+        programs = batch * cdiv(tokens, cut["TOKENS"]) * groups, 1, 1
         return Launch(_rope_kernel, Warps(4), programs, (), scalars, constants | cut)
 
     strides = [x.stride()[:3] for x in (first, last, results[0], results[-1])]

@@ -22,7 +22,10 @@ A call can be followed in five files, in this order:
 Half is bf16 and fp16. Few tokens have a down projection; without one they go by tiles. Even sizes,
 hidden and inner, are multiples of 16. *Tiles* are the kernels of `swiglu`, *roles* those of
 `hopper`; *apart* is a plain product and a pointwise kernel. fp32 comes here from LEAST_WORK on.
-Operands that are not contiguous, or do not begin at 16 bytes, are copied.
+Operands that are not contiguous, or do not begin at 16 bytes, are copied for the call.
+
+A packed weight goes through all files as `w_gate`, gate rows above up rows, with None for `w_up`;
+of a pair each is its own operand, and a way is the same for both.
 
 A plan belongs to a class of lengths, all that go one way with the same products. Importing this
 module imports no Triton.
@@ -67,53 +70,68 @@ TAKEN = (*FUSED_DTYPES, torch.float32) if INTERPRETED else FUSED_DTYPES
 _PLANS: dict[Hashable, Plan] = {}
 
 
-def route(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None = None) -> Plan | None:
+def route(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None
+) -> Plan | None:
     """The plan for operands that go together, in autocast's dtype; None is plain PyTorch.
 
     Args:
         x: (..., hidden).
-        w_gate_up: (2·inner, hidden).
+        w_gate: (inner, hidden), or packed (2·inner, hidden).
+        w_up: (inner, hidden); None where w_gate is packed.
         w_down: (hidden, inner), or None for h alone.
     """
-    return plan_of(x, w_gate_up, w_down) if runs_kernels(x, w_gate_up) else None
+    return plan_of(x, w_gate, w_up, w_down) if runs_kernels(x, w_gate, w_up) else None
 
 
-def known(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Plan | None:
+def known(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Plan | None:
     """What `route` gave operands like these before.
 
     Nothing is checked, for it was then: at few tokens the checks cost as much as a launch.
     """
-    if w_gate_up.ndim != 2:
+    if w_gate.ndim != 2:
         return None
-    wide, hidden = w_gate_up.shape
+    wide, hidden = w_gate.shape
+    if w_up is not None:
+        wide *= 2
     # Small fp32, where looking costs 7 % of PyTorch's own forward of 64·512.
     if x.dtype not in TAKEN and x.numel() * wide < LEAST_WORK:
         return None
     if not hidden or not x.ndim or x.shape[-1] != hidden:
         return None
-    plan = _PLANS.get(_key(x, w_gate_up, w_down, wide, hidden))
+    plan = _PLANS.get(_key(x, w_gate, w_up, w_down, wide, hidden))
     if plan is None or transformed():
         return None
     dead = is_functorch_wrapped_tensor  # left over from a transform: it has no address
-    return None if dead(x) or dead(w_gate_up) or dead(w_down) else plan
+    if dead(x) or dead(w_gate) or dead(w_down) or (w_up is not None and dead(w_up)):
+        return None
+    return plan
 
 
-def plan_of(x: Tensor, w_gate_up: Tensor, w_down: Tensor | None = None) -> Plan:
+def plan_of(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None
+) -> Plan:  # fmt: skip
     """The plan for operands that the kernels run for."""
-    key = _key(x, w_gate_up, w_down, *w_gate_up.shape)
+    key = _key(x, w_gate, w_up, w_down, *_sizes(w_gate, w_up))
     plan = _PLANS.get(key)
     if plan is None:
         if len(_PLANS) >= MOST_PLANS:
             _PLANS.clear()
-        plan = _PLANS[key] = _made(kind_of(x, w_gate_up, w_down is not None))
+        plan = _PLANS[key] = _made(kind_of(x, w_gate, w_up, w_down is not None))
     return plan
 
 
-def kind_of(x: Tensor, w_gate_up: Tensor, down: bool = True) -> Kind:
+def kind_of(x: Tensor, w_gate: Tensor, w_up: Tensor | None, down: bool = True) -> Kind:
     """What a plan for such operands depends on."""
-    wide, hidden = w_gate_up.shape
-    tokens = _tokens(x, hidden)
-    return Kind(x.device, x.dtype, precision_of(x), tokens, hidden, wide // 2, down)
+    wide, hidden = _sizes(w_gate, w_up)
+    tokens, pair = _tokens(x, hidden), w_up is not None
+    return Kind(x.device, x.dtype, precision_of(x), tokens, hidden, wide // 2, down, pair)
+
+
+def _sizes(w_gate: Tensor, w_up: Tensor | None) -> tuple[int, int]:
+    """2·inner and hidden."""
+    rows, hidden = w_gate.shape
+    return (rows if w_up is None else 2 * rows), hidden
 
 
 def current(plan: Plan, like: Tensor) -> Plan:
@@ -127,9 +145,9 @@ def _made(kind: Kind) -> Plan:
     from fusedlib.kernels import few_tokens, products, split
     from fusedlib.kernels.plan import Plan
 
-    way, sizes = ways(kind), kind.sizes
+    way = ways(kind)
     if way.few:
-        return Plan(kind, way, few_tokens.Products(kind.device, kind.dtype, *sizes[1:]))
+        return Plan(kind, way, few_tokens.Products(kind))
     if way.split:
         return Plan(kind, way, split.PRODUCTS)
     return Plan(kind, way, products.FP32 if kind.dtype == torch.float32 else products.TORCH)
@@ -137,7 +155,7 @@ def _made(kind: Kind) -> Plan:
 
 def ways(kind: Kind) -> Ways:
     """The row of the table."""
-    device, dtype, precision, tokens, hidden, inner, down = kind
+    device, dtype, precision, tokens, hidden, inner, down, _ = kind
     if _full(dtype, device) or 0 in kind.sizes:
         highest = _full(dtype, device) and precision == "ieee"
         pays = highest and _some_split(tokens, hidden, inner)
@@ -187,18 +205,19 @@ def _has_roles(device: torch.device) -> bool:
 
 
 def _key(
-    x: Tensor, w_gate_up: Tensor, w_down: Tensor | None, wide: int, hidden: int
-) -> Hashable:  # fmt: skip
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, wide: int, hidden: int
+) -> Hashable:
     dtype, device = x.dtype, x.device
     tokens: Hashable
     if dtype in FUSED_DTYPES:
         tokens = bisect_left(most_tokens(device, wide // 2), _tokens(x, hidden))
     else:
         tokens = _class_of_fp32(x, hidden, wide // 2)
+    of_up = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
     if w_down is None:
-        return tokens, wide, hidden, dtype, device
-    dtypes, devices = (w_gate_up.dtype, w_down.dtype), (w_gate_up.device, w_down.device)
-    return tokens, wide, hidden, w_down.shape, dtype, device, dtypes, devices
+        return tokens, wide, hidden, dtype, device, of_up
+    dtypes, devices = (w_gate.dtype, w_down.dtype), (w_gate.device, w_down.device)
+    return tokens, wide, hidden, w_down.shape, dtype, device, dtypes, devices, of_up
 
 
 def _tokens(x: Tensor, hidden: int) -> int:
@@ -240,9 +259,9 @@ def splits(like: Tensor) -> bool:
 # --- whether kernels run at all ------------------------------------------------------------------
 
 
-def runs_kernels(x: Tensor, w_gate_up: Tensor) -> bool:
+def runs_kernels(x: Tensor, w_gate: Tensor, w_up: Tensor | None = None) -> bool:
     """Whether a call on these operands runs our kernels; otherwise it runs plain PyTorch."""
-    return fused(x) or _large_fp32(x, w_gate_up)
+    return fused(x) or _large_fp32(x, w_gate, w_up)
 
 
 def fused(x: Tensor) -> bool:
@@ -250,11 +269,11 @@ def fused(x: Tensor) -> bool:
     return x.dtype in TAKEN and has_kernels(x.device) and not transformed()
 
 
-def _large_fp32(x: Tensor, w_gate_up: Tensor) -> bool:
+def _large_fp32(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> bool:
     """Whether fp32 takes the kernels: split products are faster than IEEE's from this size on."""
     if x.dtype != torch.float32 or not x.is_cuda or not has_kernels(x.device):
         return False
-    wide, hidden = w_gate_up.shape
+    wide, hidden = _sizes(w_gate, w_up)
     tokens = x.numel() // max(hidden, 1)
     enough = tokens >= LEAST_TOKENS and min(hidden, wide // 2) >= LEAST_TOKENS
     return enough and tokens * hidden * wide >= LEAST_WORK and not transformed()

@@ -12,13 +12,15 @@ backward    dh = dy Wd, and in its epilogue, with s = sigmoid(gate),
 | tensor                            | shape             |
 |-----------------------------------|-------------------|
 | x, dy                             | (tokens, hidden)  |
-| w_gate_up: gate rows over up rows | (2·inner, hidden) |
+| w_gate, w_up: or packed w_gate_up | (inner, hidden)   |
 | w_down                            | (hidden, inner)   |
 | gate_up, d_gate_up: columns       | (tokens, 2·inner) |
 | h, dh                             | (tokens, inner)   |
 
 All are contiguous, at 16 bytes. Sums over K and the activation are fp32. Blocks come through
-pointers, or through tensor descriptors (TMA) where the configuration asks for them.
+pointers, or through tensor descriptors (TMA) where the configuration asks for them. A packed weight
+(2·inner, hidden) has the gate rows above the up rows; it is passed twice, as both weights, and
+`up_row`, where up begins in the second of them, is `inner` for it and 0 for a pair.
 
 Error bound, element by element and to first order, where nothing overflows or underflows. v is the
 dtype's unit roundoff: 2⁻⁸ bf16, 2⁻¹¹ fp16, 2⁻²⁴ fp32 at torch's "highest". A sum of n terms errs by
@@ -37,9 +39,11 @@ t = (8 + |gate|) 2⁻²², silu relatively; |silu'| < 1.1 and |silu''| ≤ 1/2. 
     Δd_Wgu       (Δd + tokens 2⁻²² |d|)ᵀ |x| + v |d_Wgu|
     Δd_Wd        |dy|ᵀ (Δh + tokens 2⁻²² |h|) + v |d_Wd|
 
-It counts gate, up and dh as rounded before the activation, as some kernels and unfused code do, and
-torch.mm's sums as fp32: cuBLAS may add parts of one in half precision, which torch allows unless
-`torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` (or fp16's) is off.
+Of a pair of weights d_x in half precision is a sum of two products, the first of them rounded:
++ v |d_gate Wg|. It counts gate, up and dh as rounded before the activation, as some kernels and
+unfused code do, and torch.mm's sums as fp32: cuBLAS may add parts of one in half precision, which
+torch allows unless `torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` (or fp16's)
+is off.
 """
 
 from __future__ import annotations
@@ -136,12 +140,15 @@ def _fwd_epilogue(  # type: ignore[no-untyped-def]
         _store(gate_up_ptr + inner, up, row, column, tokens, inner, wide, HEIGHT, WIDTH)
 
 
-@triton.jit(do_not_specialize=("tokens",))
+@triton.jit(do_not_specialize=("tokens", "up_row"))  # a binary for packed weights and for pairs
 def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
-    x, w_gate_up, h_ptr, gate_up_ptr, tokens, hidden, inner,
+    x, w_gate, w_up, h_ptr, gate_up_ptr, tokens, hidden, inner, up_row,
     SAVE: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
+    if not DESCRIPTORS:  # blocks of gate and of up then share their offsets and masks
+        w_up += up_row.to(tl.int64) * hidden
+        up_row = 0
     row_tiles, column_tiles = tl.cdiv(tokens, BLOCK_M), tl.cdiv(inner, BLOCK_N)
     first, step = tl.program_id(0), tl.num_programs(0)
     for tile in tl.range(first, row_tiles * column_tiles, step, flatten=FLATTEN):
@@ -151,12 +158,10 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
         up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(0, hidden, BLOCK_K):
             a = _block(x, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K, DESCRIPTORS)
-            # Gate rows past inner are up rows: in bounds, and their columns are never stored.
-            b = _block(
-                w_gate_up, column, k, 2 * inner, hidden, hidden, BLOCK_N, BLOCK_K, DESCRIPTORS
-            )
+            # By descriptor rows past inner may be up's: their columns are never stored.
+            b = _block(w_gate, column, k, inner, hidden, hidden, BLOCK_N, BLOCK_K, DESCRIPTORS)
             c = _block(
-                w_gate_up, inner + column, k, 2 * inner, hidden, hidden,
+                w_up, up_row + column, k, up_row + inner, hidden, hidden,
                 BLOCK_N, BLOCK_K, DESCRIPTORS,
             )  # fmt: skip
             gate = tl.dot(a, b.T, gate)
@@ -172,15 +177,15 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
 
 
 def fwd_launch(
-    x: Tensor, inner: int, save: bool, config: Config | None = None
+    x: Tensor, inner: int, up_row: int, save: bool, config: Config | None = None
 ) -> Launch:  # fmt: skip
-    """For x (tokens, hidden): it takes x, w_gate_up, h and gate_up, or h again."""
+    """For x (tokens, hidden): it takes x, w_gate, w_up, h and gate_up, or h again."""
     config = config or forward_config(x, inner)
     m, n, k = config.block_m, config.block_n, config.block_k
-    scalars = *x.shape, inner
+    scalars = *x.shape, inner, up_row
     constants = {"SAVE": save, "FLATTEN": config.persistent}
-    programs = _grid(config, x, inner)
-    return Launch(_swiglu_fwd_kernel, config, programs, ([m, k], [n, k]), scalars, constants)
+    programs, blocks = _grid(config, x, inner), ([m, k], [n, k], [n, k])
+    return Launch(_swiglu_fwd_kernel, config, programs, blocks, scalars, constants)
 
 
 def do_without_roles(error: TritonError) -> None:

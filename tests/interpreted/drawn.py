@@ -10,7 +10,7 @@ import swiglu_drawn as drawn
 
 EXAMPLES = int(os.environ["DRAWN_EXAMPLES"])
 USUAL = drawn.Case(
-    shape=(37, 40, 35), dtype="float32", save="gate_up", wanted=(True,) * 3,
+    shape=(37, 40, 35), dtype="float32", save="gate_up", wanted=(True,) * 4, pair=False,
     layouts=("wide rows", "contiguous", "transposed", "contiguous"), offset=3, lead="1 first",
     scales=(0,) * 4, spread=0, odd=None, seed=0,
 )  # fmt: skip

@@ -5,7 +5,7 @@ file in a process of its own, where TRITON_INTERPRET=1 is set before Triton is i
 import linear_cross_entropy_checks as checks
 import pytest
 import torch
-from gradient_checks import refuses_transforms_of_backward
+from gradient_checks import refuses_second_derivatives, refuses_transforms_of_backward
 from rewritten import rewritten
 
 from fusedlib import linear_cross_entropy
@@ -138,6 +138,9 @@ def test_a_target_out_of_range_raises():
 @pytest.mark.parametrize("retained", [True, False])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_second_derivative_raises(reduction, retained):
+    leaves, target, settings = checks.drawn("cpu", "float32", reduction=reduction, bias=True)
+    if retained:
+        refuses_second_derivatives(checks.bound(target, **settings), leaves)
     for name in ("hidden", "weight"):
         leaves, target, settings = checks.drawn("cpu", "float32", reduction=reduction)
         loss = linear_cross_entropy(**leaves, target=target, **settings).sum()

@@ -7,13 +7,19 @@ import pytest
 import rows_checks as checks
 import torch
 from called import Called, note_launches
-from gradient_checks import refuses_transforms_of_backward
+from gradient_checks import refuses_second_derivatives, refuses_transforms_of_backward
 from torch.autograd import grad
 
 from fusedlib import rms_norm, rope
+from fusedlib.kernels import linear_cross_entropy as loss_kernels
 from fusedlib.kernels import rms_norm as norm_kernels
 from fusedlib.kernels import rope as rope_kernels
+from fusedlib.kernels import rows, swiglu
+from fusedlib.kernels.few_tokens import kernels as few_tokens
+from fusedlib.kernels.launch import Launch
 from fusedlib.kernels.route import has_kernels
+from fusedlib.kernels.split import parts
+from fusedlib.kernels.split import product as split_product
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -89,6 +95,113 @@ def test_a_position_outside_the_table_gives_nan_there_alone():
     checks.check_positions_outside_the_table("cpu")
 
 
+# --- sizes past those of 32 bits, of 16 bits -----------------------------------------------------
+
+MANY = 9_000_000  # more blocks of 128 than a grid has programs along y and z
+
+
+class Grids:
+    """Stands for a kernel: it starts nothing and notes the grid."""
+
+    def __init__(self, grids):
+        self.grids = grids
+
+    def __getitem__(self, grid):
+        self.grids.append((*grid, 1, 1)[:3])
+        return lambda *operands, **constants: None
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def norms(*shape):
+    x, weight, rstd = meta(*shape), meta(shape[-1]), meta(shape[0])
+    norm_kernels.rms_norm_fwd(x, weight, x, 1e-6, True)
+    norm_kernels.rms_norm_bwd(x, x, x, weight, rstd, True, True)
+
+
+def rotations(batch, heads, tokens, head_dim):
+    cos = meta(1, tokens, head_dim)
+    rope_kernels.rope_call(*[meta(batch, heads, tokens, head_dim)] * 2, cos, cos, None, False)
+
+
+def losses(rows, vocabulary):
+    logits = meta(rows, loss_kernels.row_stride(vocabulary, 4))[:, :vocabulary]
+    target, one = meta(rows, dtype=torch.int64), meta()
+    options = {"gradient": True}
+    loss_kernels.cross_entropy_rows(logits, target, None, one, meta(rows), -100, 0, 0, **options)
+    loss_kernels.fill_scaled(logits, logits, one)
+
+
+def mlps(tokens, hidden, inner):
+    gate_up, device = meta(tokens, 2 * inner), torch.device("cpu")
+    swiglu.bwd_launch(gate_up, inner, (False, True, True, False))
+    swiglu.bwd_launch(meta(tokens, hidden), inner, (True, True, True, False))
+    few_tokens.down_launch(device, tokens, hidden, inner)
+    few_tokens.gradients_launch((True, True, True), device, tokens, hidden, inner)
+
+
+def split_factors(rows, columns):
+    for by_columns in (False, True):
+        parts.Splitting(meta(rows, columns), by_columns)(meta(rows, columns))
+
+
+def split_products(m, n, k):
+    split_product._launch(meta(m, k), (m, n, k, 1024), (False, False))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "sizes"),
+    [
+        *[(norms, s) for s in ((MANY, 8), (3, MANY))],
+        *[(rotations, s) for s in ((MANY, 2, 3, 8), (2, MANY, 3, 8), (2, 3, MANY, 8))],
+        *[(rotations, (70_000, 8, 1, 16))],
+        *[(losses, s) for s in ((MANY, 5), (3, MANY))],
+        *[(mlps, s) for s in ((MANY, 64, 64), (300, MANY, 64), (300, 64, MANY), (3, 64, MANY))],
+        (split_factors, (MANY, 300)),
+        pytest.param(
+            split_factors,
+            (300, MANY),
+            marks=pytest.mark.xfail(strict=True, reason="blocks of columns go along y"),
+        ),
+        *[(split_products, s) for s in ((MANY, 300, 256), (300, MANY, 256), (300, 300, 4096))],
+    ],
+)
+def test_no_grid_is_larger_than_cuda_starts(monkeypatch, launcher, sizes):
+    grids, make = [], Launch.__init__
+
+    def noted(self, kernel, config, programs, *others):
+        grids.append(programs)
+        make(self, kernel, config, programs, *others)
+
+    monkeypatch.setattr(Launch, "__init__", noted)
+    monkeypatch.setattr(Launch, "__call__", lambda self, *matrices: None)
+    for name in ("_cross_entropy_kernel", "_scaled_kernel"):
+        monkeypatch.setattr(loss_kernels, name, Grids(grids))
+    launcher(*sizes)
+    assert grids
+    for programs in grids:
+        assert programs[0] < 2**31 and max(programs[1:]) < 2**16, programs
+
+
+def test_a_grid_that_is_larger_is_refused():
+    for programs in ((2**31, 1, 1), (1, 2**16, 1), (1, 1, 2**16)):
+        with pytest.raises(ValueError, match=r"a grid of \(.*\) programs is more than CUDA's"):
+            Launch(rope_kernels._rope_kernel, rows.Warps(4), programs, (), (), {})
+    Launch(rope_kernels._rope_kernel, rows.Warps(4), (2**31 - 1, 2**16 - 1, 1), (), (), {})
+
+
+def test_rope_of_heads_far_apart():
+    """More than 2³¹ elements, of which no more than a few are ever touched."""
+    leaves, _ = checks.heads("cpu", "float16", (1, 4, 4, 3, 8))
+    memory = torch.empty(3 * 2**30 + 24, dtype=torch.float16)
+    far = memory.as_strided((1, 4, 3, 8), (1, 2**30, 8, 1))
+    q, k = far.copy_(leaves["q"]), leaves["k"]
+    cos, sin = checks.tables("cpu", torch.float16, 1, 3, 8)
+    assert checks.same(rope(q, k, cos, sin), rope(**leaves, cos=cos, sin=sin))
+
+
 # --- what it costs -------------------------------------------------------------------------------
 
 
@@ -141,13 +254,17 @@ def test_watched_calls_go_by_the_registered_operators():
 
 
 def test_a_second_derivative_raises():
-    x, weight = torch.randn(3, 8, requires_grad=True), torch.ones(8)
-    [d_x] = grad(rms_norm(x, weight).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        (d_x * x).sum().backward()
+    leaves, _ = checks.norm_case("cpu", "float32", 3, 8, True)
+    for names in (("x", "weight"), ("x", "weight", "residual")):
+        own = {n: leaves[n] for n in names}
+        refuses_second_derivatives(lambda **o: checks.ours("hf")(**o)["y"].exp(), own)
     heads, _, cos, sin = checks.small_rope("cpu")
     q = heads["q"].requires_grad_()
-    [d_q] = grad(rope(q, heads["k"], cos, sin)[0].sum(), q, create_graph=True)
+    turned = rope(q, heads["k"], cos, sin)[0]
+    dq = torch.ones_like(turned).requires_grad_()
+    [d_q] = grad(turned, q, dq, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        grad(d_q.sum(), dq, retain_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         (d_q * q).sum().backward()
 

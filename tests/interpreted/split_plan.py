@@ -11,9 +11,9 @@ from called import Called
 from torch.autograd import grad
 
 from fusedlib.bench.torch_precision import matmul_settings
-from fusedlib.functional import SAVES, swiglu_mlp
+from fusedlib.functional import SAVES, path_of, swiglu_mlp
 from fusedlib.kernels import route
-from fusedlib.kernels.split import mm
+from fusedlib.kernels.split import mm, parts
 from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config
 
@@ -48,23 +48,25 @@ def least(monkeypatch, shape, some=True):
     route._some_split.cache_clear()
 
 
-def small(shape=SHAPE, dtype="float32"):
-    return checks.small("cpu", dtype, shape)
+def small(shape=SHAPE, dtype="float32", pair=False):
+    return checks.small("cpu", dtype, shape, pair)
 
 
 def results(leaves, dy, save="gate_up"):
-    y = swiglu_mlp(*leaves, save=save)
+    y = checks.mlp(*leaves, save=save)
     return [y, *grad(y, leaves, dy)]
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("some, save", [(True, "input"), (False, "gate_up")])
-def test_swiglu_mlp_and_gradients_vs_float64(monkeypatch, some, save):
+def test_swiglu_mlp_and_gradients_vs_float64(monkeypatch, some, save, pair):
     least(monkeypatch, LONG, some)
-    assert checks.misses_mlp("cpu", "float32", LONG, save) == []
+    assert checks.misses_mlp("cpu", "float32", LONG, save, pair=pair) == []
     [plan] = route._PLANS.values()
     assert plan.path == SPLIT
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("scale", [1.0, 1e-20])
 @pytest.mark.parametrize(
     "shape, some, save",
@@ -72,13 +74,13 @@ def test_swiglu_mlp_and_gradients_vs_float64(monkeypatch, some, save):
      (SEVERAL, True, "gate_up")],
     ids=["some", "some, input", "all", "ragged"],
 )  # fmt: skip
-def test_gives_what_the_operators_give(started, monkeypatch, shape, some, save, scale):
+def test_gives_what_the_operators_give(started, monkeypatch, shape, some, save, scale, pair):
     """Bit by bit, by the same kernels, badly scaled weights and leading dimensions too."""
     least(monkeypatch, shape, some)
-    (x, w_gate_up, w_down), dy = small(shape)
+    (x, *gate_up, w_down), dy = small(shape, pair=pair)
     w_down = (w_down.detach() * scale).requires_grad_()
     deep = x.detach().view(2, shape[0] // 2, -1).requires_grad_()
-    leaves = deep, w_gate_up, w_down
+    leaves = deep, *gate_up, w_down
     started.clear()
     planned, by_plan = results(leaves, dy.view_as(deep), save), started.copy()
     assert route._PLANS
@@ -88,30 +90,51 @@ def test_gives_what_the_operators_give(started, monkeypatch, shape, some, save, 
     assert started == by_plan and MULTIPLY[0] in started
 
 
+@pytest.mark.parametrize("some, save", [(True, "gate_up"), (False, "input")])
+@pytest.mark.parametrize("shape", [SHAPE, SEVERAL], ids=str)
+def test_a_pair_gives_what_the_packed_weight_gives(started, monkeypatch, shape, some, save):
+    """Bit by bit where a product is split, in as many launches: the parts are the same."""
+    least(monkeypatch, shape, some)
+    leaves, dy = small(shape)
+    packed, by_packed = results(leaves, dy, save), started.copy()
+    started.clear()
+    paired = results(small(shape, pair=True)[0], dy, save)
+    found = [*paired[:2], torch.cat(paired[2:4]), paired[4]]
+    assert started == by_packed and MULTIPLY[0] in started
+    # d_x is torch's, of two products, where `some` are.
+    assert checks.close(found, packed)
+    assert checks.same(found[:1] + found[2:], packed[:1] + packed[2:])
+    assert some or torch.equal(found[1], packed[1])
+
+
 @pytest.mark.parametrize("check", plan_checks.HOLDS, ids=plan_checks.name_of)
 def test_holds(monkeypatch, check):
     plan_checks.run_at(monkeypatch, check, "cpu", "float32", (36, *SHAPE[1:]))
     assert SPLIT in {plan.path for plan in route._PLANS.values()}
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", SAVES)
-def test_frozen_subsets_get_what_they_want_and_cost_no_more(started, save):
-    leaves, dy = small()
+def test_frozen_subsets_get_what_they_want_and_cost_no_more(started, save, pair):
+    leaves, dy = small(pair=pair)
     for chosen in plan_checks.frozen_subsets(started, leaves, dy, save, checks.same):
         gradient = chosen != {"w_down"}
         again = (BOTH_ROWS + POINTWISE) * (save == "input")
         needed = POINTWISE * (gradient or save == "gate_up")
-        of_weights = BOTH_COLUMNS * (("w_gate_up" in chosen) + ("w_down" in chosen))
+        of_gate_up = bool(chosen & {"w_gate_up", "w_gate", "w_up"})
+        of_weights = BOTH_COLUMNS * (of_gate_up + ("w_down" in chosen))
         assert started == again + ROWS_COLUMNS * gradient + needed + of_weights
 
 
-def test_a_second_call_looks_nothing_up(monkeypatch):
-    plan_checks.check_second_call(monkeypatch, *small())
+@pytest.mark.parametrize("pair", checks.PAIRS)
+def test_a_second_call_looks_nothing_up(monkeypatch, pair):
+    plan_checks.check_second_call(monkeypatch, *small(pair=pair))
 
 
-def test_a_weight_changed_in_place_is_seen():
+@pytest.mark.parametrize("pair", checks.PAIRS)
+def test_a_weight_changed_in_place_is_seen(pair):
     """Nothing of a weight is kept from call to call, not even unknown to its version counter."""
-    leaves, dy = small()
+    leaves, dy = small(pair=pair)
     first = results(leaves, dy)
     for weight in leaves[1:]:
         weight.data.mul_(2.0)
@@ -133,17 +156,25 @@ def test_another_precision_goes_another_way(started):
         started.clear()
         results(leaves, dy)
         assert started == POINTWISE * 2
-        assert route.route(*leaves).path == "fp32"
+        assert path_of(*leaves) == "fp32"
 
 
-def test_a_mode_that_watches_the_backward_sees_its_products():
-    leaves, dy = small()
-    y = swiglu_mlp(*leaves)
+@pytest.mark.parametrize("some", [True, False])
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("pair", checks.PAIRS)
+def test_a_mode_that_watches_the_backward_sees_its_products(monkeypatch, some, save, pair):
+    least(monkeypatch, SHAPE, some)
+    leaves, dy = small(pair=pair)
+    wanted = grad(checks.mlp(*leaves, save=save), leaves, dy)
+    y = checks.mlp(*leaves, save=save)
     with Called() as called:
-        grad(y, leaves, dy)
+        assert checks.same(grad(y, leaves, dy), wanted)
     # d_x is torch's, of few results.
-    assert called.names.count("split_mm") == 3
-    assert called.names.count("mm") == 1
+    again = save == "input"
+    by_gate_up = ((not some) + again) * pair
+    assert called.names.count("split_mm_gate_up") == by_gate_up
+    assert called.names.count("split_mm") == 3 + (not some) + again - by_gate_up
+    assert called.names.count("mm") + called.names.count("addmm_") == some * (1 + pair)
 
 
 def test_lengths_share_two_plans(started, monkeypatch):
@@ -157,8 +188,9 @@ def test_lengths_share_two_plans(started, monkeypatch):
         leaves, dy = small((tokens, hidden, inner))
         started.clear()
         results(leaves, dy)
-        plans[tokens], split[tokens] = route.route(*leaves), started.count(MULTIPLY[0])
-        assert plans[tokens] is route.known(*leaves)
+        operands = *leaves[:2], None, leaves[2]
+        plans[tokens], split[tokens] = route.route(*operands), started.count(MULTIPLY[0])
+        assert plans[tokens] is route.known(*operands)
     assert [plans[t].path for t in (5, 6)] == ["fp32", SPLIT]
     assert plans[1] is plans[5] and len({plans[t] for t in (6, 8, 15, 16, 40)}) == 1
     # The gradients of both weights; gate|up from 8 tokens on, dh from 16, y and d_x from 24.
@@ -167,17 +199,18 @@ def test_lengths_share_two_plans(started, monkeypatch):
 
 def test_where_nothing_is_split_products_are_torch_s(monkeypatch):
     leaves, _ = small()
-    assert route.route(*leaves).path == SPLIT
-    assert route.route(*small((24, 40, 56))[0]).path == SPLIT  # whatever the sizes
+    assert path_of(*leaves) == SPLIT
+    assert path_of(*small((24, 40, 56))[0]) == SPLIT  # whatever the sizes
     monkeypatch.setattr(mm, "split_pays", lambda *_: False)
     monkeypatch.setattr(route, "_PLANS", {})
     route._some_split.cache_clear()
-    assert route.route(*leaves).path == "fp32"
+    assert path_of(*leaves) == "fp32"
 
 
 @pytest.mark.parametrize("retained", [False, True])
 def test_gate_up_is_written_over_only_where_nobody_sees_it(retained):
-    plan_checks.check_gate_up_written_over(*small(), retained)
+    for pair in checks.PAIRS:
+        plan_checks.check_gate_up_written_over(*small(pair=pair), retained)
 
 
 def test_a_second_derivative_raises():
@@ -189,4 +222,13 @@ def test_a_second_derivative_raises():
 
 def test_a_broken_plan_is_rejected(monkeypatch):
     without_scales(monkeypatch)
-    assert checks.misses_mlp("cpu", "float32", LONG) != []
+    for pair in checks.PAIRS:
+        assert checks.misses_mlp("cpu", "float32", LONG, pair=pair) != []
+
+
+def test_gate_s_rows_taken_for_up_s_are_rejected(monkeypatch):
+    split_factor = parts.Splitting.__call__
+    monkeypatch.setattr(
+        parts.Splitting, "__call__", lambda self, source, below=None: split_factor(self, source)
+    )
+    assert checks.misses_mlp("cpu", "float32", LONG, pair=True) != []

@@ -4,6 +4,7 @@ process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import broken_kernels
@@ -32,42 +33,48 @@ def _kernels_run():
         assert fused(torch.zeros(1, dtype=getattr(torch, dtype)))
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", SAVES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_swiglu_mlp_and_gradients_vs_float64(dtype, save):
+def test_swiglu_mlp_and_gradients_vs_float64(dtype, save, pair):
     shape = SHAPE if save == "gate_up" else checks.SHAPE
-    assert checks.misses_mlp("cpu", dtype, shape, save) == []
+    assert checks.misses_mlp("cpu", dtype, shape, save, pair=pair) == []
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", SAVES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_swiglu_and_gradients_vs_float64(dtype, save):
-    assert checks.misses_half("cpu", dtype, checks.SHAPE, save) == []
+def test_swiglu_and_gradients_vs_float64(dtype, save, pair):
+    assert checks.misses_half("cpu", dtype, checks.SHAPE, save, pair) == []
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", SAVES)
-def test_products_apart_from_their_epilogues_vs_float64(monkeypatch, save):
+def test_products_apart_from_their_epilogues_vs_float64(monkeypatch, save, pair):
     plan_checks.put_apart(monkeypatch)
     for misses in (checks.misses_mlp, checks.misses_half):
-        assert misses("cpu", "float16", SHAPE, save) == []
+        assert misses("cpu", "float16", SHAPE, save, pair=pair) == []
     assert {plan.path for plan in route._PLANS.values()} == {"apart"}
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_errors_stay_within_the_bound_of_the_docstring(monkeypatch, dtype, apart):
+def test_errors_stay_within_the_bound_of_the_docstring(monkeypatch, dtype, apart, pair):
     plan_checks.put_apart(monkeypatch, apart, apart)
-    assert checks.beyond_bound("cpu", dtype) == []
+    assert checks.beyond_bound("cpu", dtype, pair=pair) == []
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (7, 31, 130), (130, 65, 3), (5, 200, 32)])
 def test_swiglu_mlp_at_other_shapes_vs_float64(shape):
-    assert checks.misses_mlp("cpu", "float32", shape) == []
+    for pair in checks.PAIRS:
+        assert checks.misses_mlp("cpu", "float32", shape, pair=pair) == []
 
 
+@pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("descriptors", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_persistent_programs_vs_float64(monkeypatch, dtype, descriptors):
+def test_persistent_programs_vs_float64(monkeypatch, dtype, descriptors, pair):
     config = replace(swiglu_configs.INTERPRETER, persistent=True, descriptors=descriptors)
     monkeypatch.setattr(swiglu_configs, "INTERPRETER", config)
     monkeypatch.setattr(route, "_PLANS", {})
@@ -77,7 +84,7 @@ def test_persistent_programs_vs_float64(monkeypatch, dtype, descriptors):
         launch.Launch, "operands", lambda *a: made.append(original(*a)[:2]) or original(*a)
     )
     # TMA wants rows of whole 16 bytes.
-    assert checks.misses_mlp("cpu", dtype, (40, 72, 80)) == []
+    assert checks.misses_mlp("cpu", dtype, (40, 72, 80), pair=pair) == []
     assert len(made) == 2
     assert all((not torch.is_tensor(factor)) == descriptors for pair in made for factor in pair)
 
@@ -89,9 +96,9 @@ def test_where_hopper_s_kernel_does_not_compile_another_runs_and_a_warning_says_
     def fails(*_):
         raise PTXASError("no such instruction")
 
-    def runs(x, inner, save):
-        by_tiles = kernels.fwd_launch(x, inner, save)
-        return lambda *matrices: by_tiles(*matrices[:4])
+    def runs(*looks):
+        by_tiles = kernels.fwd_launch(*looks)
+        return lambda x, w_gate, w_up, gate_up, h: by_tiles(x, w_gate, w_up, h, gate_up)
 
     both = {"forward": runs, "backward": lambda *_: fails} | {failing: lambda *_: fails}
     roles = SimpleNamespace(**{f"{name}_launch": made for name, made in both.items()})
@@ -99,8 +106,8 @@ def test_where_hopper_s_kernel_does_not_compile_another_runs_and_a_warning_says_
     monkeypatch.setattr(route, "_has_roles", lambda _: kernels.hopper is not None)
     plan_checks.put_apart(monkeypatch, False, False)
     with pytest.warns(RuntimeWarning, match="slower kernel runs.*no such instruction") as warned:
-        for tokens in (70, 66):
-            assert checks.misses_mlp("cpu", "float16", (tokens, 48, 80)) == []
+        for tokens, pair in product((70, 66), checks.PAIRS):
+            assert checks.misses_mlp("cpu", "float16", (tokens, 48, 80), pair=pair) == []
     assert len(warned) == 1 and kernels.hopper is None
     assert {plan.path for plan in route._PLANS.values()} == {"fused by tiles"}
 
@@ -118,32 +125,38 @@ def test_compiled_in_one_graph():
 
 
 @pytest.mark.parametrize("save", SAVES)
-@pytest.mark.parametrize("wanted", range(8))
-def test_frozen_operands_cost_nothing(wanted, save):
-    leaves, dy = checks.small("cpu")
-    wants = [bool(wanted >> i & 1) for i in range(3)]
+@pytest.mark.parametrize(
+    "pair, wanted", [*((False, n) for n in range(8)), *((True, n) for n in range(16))]
+)
+def test_frozen_operands_cost_nothing(pair, wanted, save):
+    leaves, dy = checks.small("cpu", pair=pair)
+    wants = [bool(wanted >> i & 1) for i in range(len(leaves))]
     leaves = [t.detach().requires_grad_(want) for t, want in zip(leaves, wants, strict=True)]
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
-        y = swiglu_mlp(*leaves, save=save)
-    gradient, any_wanted = wants[0] or wants[1], any(wants)
-    x, w_gate_up, w_down = (tuple(t.shape) for t in leaves)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = checks.mlp(*leaves, save=save)
+    of_x, *of_gate_up, of_down = wants
+    gradient, any_wanted = of_x or any(of_gate_up), any(wants)
+    x, *w_gate_up, w_down = leaves
     again = save == "input" and any_wanted
-    expected = [x] * (wants[1] or again) + [w_gate_up] * (wants[0] or again)
-    expected += [w_down] * gradient + [(checks.TOKENS, 2 * checks.INNER)] * (
-        any_wanted and not again
-    )
-    assert sorted(map(tuple, kept)) == sorted(expected)
+    expected = [x] * (any(of_gate_up) or again) + w_gate_up * (of_x or again) + [w_down] * gradient
+    # The very tensors, whose memory ZeRO and FSDP exchange until the backward.
+    *kept, last = kept or [None]
+    stored = any_wanted and not again
+    kept += [last] * (any_wanted and again)
+    assert [id(t) for t in kept] == [id(t) for t in expected]
     if not any_wanted:
         return
+    assert not stored or last.shape == (checks.TOKENS, 2 * checks.INNER)
+    products = of_x * len(w_gate_up) + any(of_gate_up) + of_down
     with Called() as called:
         y.backward(dy)
-    assert called.names.count("mm") == sum(wants)
+    assert called.names.count("mm") + called.names.count("addmm_") == products
     with Called() as called:  # in whose sight the registered operators run
-        watched = swiglu_mlp(*leaves, save=save)
+        watched = checks.mlp(*leaves, save=save)
         assert called.names.count("swiglu_mlp") == 1
         watched.backward(dy)
-    assert called.names.count("mm") == sum(wants)
+    assert called.names.count("mm") + called.names.count("addmm_") == products
     assert called.names.count("swiglu") == again
     assert called.names.count("swiglu_backward") == (gradient or not again)
 
@@ -160,40 +173,42 @@ def test_a_half_frozen_swiglu_keeps_only_what_it_needs():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_direct_and_registered_calls_give_the_same(dtype, save):
     # Which gradients are wanted goes the same way in every dtype.
-    for wanted in range(1, 8) if dtype == "float32" else (7,):
-        leaves, dy = checks.small("cpu", dtype)
+    packed, paired = (range(1, 8), range(1, 16)) if dtype == "float32" else ((7,), (15,))
+    for wanted, pair in (*product(packed, [False]), *product(paired, [True])):
+        leaves, dy = checks.small("cpu", dtype, pair=pair)
         leaves = [
             t.detach().requires_grad_(bool(wanted >> i & 1)) for i, t in enumerate(leaves)
         ]  # fmt: skip
         own = [t for t in leaves if t.requires_grad]
-        y = swiglu_mlp(*leaves, save=save)
+        y = checks.mlp(*leaves, save=save)
         assert type(y.grad_fn).__name__ == "SwiGLUFunctionBackward"
         direct = [y, *grad(y, own, dy)]
         with Called():  # calls go by the registered operators
-            y = swiglu_mlp(*leaves, save=save)
+            y = checks.mlp(*leaves, save=save)
             assert type(y.grad_fn).__name__ != "SwiGLUFunctionBackward"
             registered = [y, *grad(y, own, dy)]
-        assert checks.same(direct, registered), wanted
+        assert checks.same(direct, registered), (wanted, pair)
 
 
 @pytest.mark.parametrize("retained", [False, True])
 @pytest.mark.parametrize("hooked", [False, True])
-def test_gate_up_is_written_over_only_where_nobody_sees_it(monkeypatch, retained, hooked):
+@pytest.mark.parametrize("pair", checks.PAIRS)
+def test_gate_up_is_written_over_only_where_nobody_sees_it(monkeypatch, pair, retained, hooked):
     asked = []
     original = Plan.differentiate
     monkeypatch.setattr(
         Plan, "differentiate", lambda *a: asked.append((a[-1], a[3])) or original(*a)
     )
-    leaves, dy = checks.small("cpu")
+    leaves, dy = checks.small("cpu", pair=pair)
     kept = []
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
     with hooks if hooked else nullcontext():
-        y = swiglu_mlp(*leaves)
+        y = checks.mlp(*leaves)
     before = [t.detach().clone() for t in kept]
     first = grad(y, leaves, dy, retain_graph=retained)
     [(in_place, gate_up)] = asked
     assert in_place == (not retained and not hooked)
-    assert checks.same(kept, before) and len(kept) == 4 * hooked
+    assert checks.same(kept, before) and len(kept) == (len(leaves) + 1) * hooked
     if not retained:
         with pytest.raises(RuntimeError, match="second time"):
             grad(y, leaves, dy)
@@ -202,26 +217,29 @@ def test_gate_up_is_written_over_only_where_nobody_sees_it(monkeypatch, retained
     assert asked[1][0] is not hooked and asked[1][1] is gate_up
 
 
-def test_in_place_also_when_one_gradient_alone_is_wanted():
-    leaves, dy = checks.small("cpu")
-    wanted = grad(swiglu_mlp(*leaves), leaves, dy)
-    for i in range(3):
-        y = swiglu_mlp(*(t.detach().requires_grad_(i == j) for j, t in enumerate(leaves)))
+@pytest.mark.parametrize("pair", checks.PAIRS)
+def test_in_place_also_when_one_gradient_alone_is_wanted(pair):
+    leaves, dy = checks.small("cpu", pair=pair)
+    wanted = grad(checks.mlp(*leaves), leaves, dy)
+    for i in range(len(leaves)):
+        y = checks.mlp(*(t.detach().requires_grad_(i == j) for j, t in enumerate(leaves)))
         y.backward(dy)
         with pytest.raises(RuntimeError, match="second time"):
             y.backward(dy)
-        y = swiglu_mlp(*leaves)
-        assert checks.same(grad(y, leaves[i], dy), [wanted[i]])
+        y = checks.mlp(*leaves)
+        # One product of both gives what one of each gives, up to the order of its sums.
+        assert checks.close(grad(y, leaves[i], dy), [wanted[i]])
 
 
-def test_a_second_derivative_raises():
-    leaves, dy = checks.small("cpu")
-    first = grad(swiglu_mlp(*leaves), leaves, dy, create_graph=True)
+@pytest.mark.parametrize("pair", checks.PAIRS)
+def test_a_second_derivative_raises(pair):
+    leaves, dy = checks.small("cpu", pair=pair)
+    first = grad(checks.mlp(*leaves), leaves, dy, create_graph=True)
     for gradient in first:
         with pytest.raises(RuntimeError, match="no second derivative"):
             (gradient.sum() + leaves[0].sum()).backward(retain_graph=True)
     with Called():  # calls go by the registered operators
-        y = swiglu_mlp(*leaves)
+        y = checks.mlp(*leaves)
         first = grad(y, leaves, dy, create_graph=True)
         with pytest.raises(RuntimeError, match="no second derivative"):
             first[0].sum().backward()
@@ -238,8 +256,10 @@ def test_transforms_that_begin_at_backward_are_refused():
 @pytest.mark.parametrize("save", [True, False])
 def test_opcheck(save):
     (x, w_gate_up, w_down), dy = checks.small("cpu", shape=(33, 20, 36))
-    torch.library.opcheck(ops.swiglu_mlp, (x, w_gate_up, w_down, save))
-    torch.library.opcheck(ops.swiglu, (x, w_gate_up, save))
+    w_gate, w_up = (t.detach().clone().requires_grad_() for t in w_gate_up.chunk(2))
+    for weights in ((w_gate_up, None), (w_gate, w_up), (w_gate, w_up.detach())):
+        torch.library.opcheck(ops.swiglu_mlp, (x, *weights, w_down, save))
+        torch.library.opcheck(ops.swiglu, (x, *weights, save))
     gate_up = torch.randn(33, 72)
     for upstream, weight in ((dy, w_down.detach()), (torch.randn(33, 36), None), (None, None)):
         torch.library.opcheck(ops.swiglu_backward, (upstream, weight, gate_up, save))
@@ -249,7 +269,7 @@ def test_fake_tensors_have_the_shapes_of_real_ones():
     leaves, _ = checks.small("cpu", "float16")
     with torch._subclasses.FakeTensorMode() as mode:
         fake = [mode.from_tensor(t) for t in leaves]
-        y, gate_up = ops.swiglu_mlp(*fake, True)
+        y, gate_up = ops.swiglu_mlp(*fake[:2], None, fake[2], True)
     assert y.shape == (checks.TOKENS, checks.HIDDEN)
     assert gate_up.shape == (checks.TOKENS, 2 * checks.INNER)
     assert y.dtype == gate_up.dtype == torch.float16
@@ -259,12 +279,14 @@ def test_operators_say_what_is_wrong():
     x, w_gate_up, w_down = torch.zeros(3, 5), torch.zeros(8, 5), torch.zeros(5, 4)
     gate_up, forward, backward = torch.zeros(3, 8), ops.swiglu, ops.swiglu_backward
     for call, words in [
-        (lambda: forward(x[0], w_gate_up, True), r"x must be .*\(5,\)"),
-        (lambda: forward(x, w_gate_up[:7], True), r"2·inner, 5\), got \(7, 5\)"),
-        (lambda: forward(x, w_gate_up[:, :4], True), r"got \(8, 4\)"),
-        (lambda: forward(x, w_gate_up.half(), True), "got torch.float16"),
-        (lambda: forward(x.int(), w_gate_up.int(), True), "got torch.int32"),
-        (lambda: ops.swiglu_mlp(x, w_gate_up, w_down.mT, True), r"w_down must be \(5, 4\)"),
+        (lambda: forward(x[0], w_gate_up, None, True), r"x must be .*\(5,\)"),
+        (lambda: forward(x, w_gate_up[:7], None, True), r"2·inner, 5\), got \(7, 5\)"),
+        (lambda: forward(x, w_gate_up[:, :4], None, True), r"got \(8, 4\)"),
+        (lambda: forward(x, w_gate_up.half(), None, True), "got torch.float16"),
+        (lambda: forward(x.int(), w_gate_up.int(), None, True), "got torch.int32"),
+        (lambda: forward(x, w_gate_up, w_gate_up[:4], True), r"w_up must be \(8, 5\), got"),
+        (lambda: ops.swiglu_mlp(x, w_gate_up, None, w_down.mT, True), r"w_down must be \(5, 4\)"),
+        (lambda: ops.swiglu_mlp(x, *[w_gate_up] * 2, w_down, True), r"w_down must be \(5, 8\)"),
         (lambda: backward(x, w_down[:, :3], gate_up, True), r"got \(5, 3\)"),
         (lambda: backward(x[:2], w_down, gate_up, True), r"dy must be \(3, 5\)"),
         (lambda: backward(x, None, gate_up, True), r"dh must be \(3, 4\)"),
@@ -279,6 +301,7 @@ def test_operators_say_what_is_wrong():
 @pytest.mark.parametrize("fault", broken_kernels.BROKEN)
 def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
     started = broken_kernels.put(monkeypatch, tmp_path, fault, off=1e-3)
-    assert checks.misses_mlp("cpu", "float32", checks.SHAPE) != []
-    assert checks.beyond_bound("cpu", "float32") != []
+    for pair in checks.PAIRS:
+        assert checks.misses_mlp("cpu", "float32", checks.SHAPE, pair=pair) != []
+        assert checks.beyond_bound("cpu", "float32", pair=pair) != []
     assert broken_kernels.names(started) == set(broken_kernels.NAMES)

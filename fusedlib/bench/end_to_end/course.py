@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib import apply, functional, packed
+from fusedlib import apply, functional, fused
 from fusedlib.bench import (
     check,
     rivals,
@@ -78,7 +78,7 @@ def liger_mlp(own: SwiGLU) -> nn.Module:
 @rival("mlp", "fused", requires=("triton",), needs_cuda=True)
 def fused_mlp(own: SwiGLU) -> nn.Module:
     """fusedlib.SwiGLUMLP, which runs plain PyTorch where fp32 products are small."""
-    return mlps.packed(own)
+    return mlps.FusedMLP(own)
 
 
 # --- whether it is compiled: from a callable ------------------------------------------------------
@@ -102,7 +102,7 @@ def by_linear(model: Transformer) -> Call:
     same = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     for module in list(same.modules()):
         if isinstance(module, nn.Linear):
-            packed.fuse(module, apply.FusedLinear)
+            fused.fuse(module, apply.FusedLinear)
     return same
 
 
@@ -215,7 +215,7 @@ def _results(model: Transformer, call: Call, batch: Tensor) -> dict[str, Tensor]
     model.zero_grad(set_to_none=True)
     logits = call(batch[0])
     loss(logits, batch[1]).backward()
-    arrived = {name: grad for name, grad in mlps.gradients(model).items() if grad is not None}
+    arrived = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {"logits": logits.detach(), **arrived}
 
 
@@ -226,7 +226,8 @@ def _path(mlp: nn.Module, case: Case) -> str | None:
     dtype = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
     tokens = case["batch_size"] * case["context_length"]
     x = torch.empty(tokens, mlp.hidden_size, device=case["device"], dtype=dtype)
-    return "kernels" if functional.runs_kernels(x, mlp.w_gate_up) else PLAIN_PATH
+    gate, up = mlp.gate_proj.weight, mlp.up_proj.weight
+    return "kernels" if functional.runs_kernels(x, gate, up) else PLAIN_PATH
 
 
 # --- compilation ----------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ fp32        the same in fp32, at a setting of torch's fp32 products
 sustained   forward and backward under load, with energy
 memory      two steps watched by the allocator's history: what fills the peak
 limit       the largest batch or the longest context whose step fits
-train       losses of a short training
-fp32-train  the same at a setting of torch's fp32 products, and in float64
+first-steps losses of a training's first steps, beside those with exact gradients
+gradients   errors of gradients at weights of a Hugging Face training, by `Trajectory`
+fp32-train  losses of a training at a setting of torch's fp32 products, and in float64
 """
 
 from collections.abc import Iterable
@@ -19,19 +20,37 @@ from typing import Any
 
 from fusedlib.bench import machine, rivals
 from fusedlib.bench.llama.alone import GROWING, MEASURES, measure
-from fusedlib.bench.llama.arms import BASELINE, PARTS, SWITCHES, TASK, causal_attention, with_liger
+from fusedlib.bench.llama.arms import (
+    BASELINE,
+    OTHER_ATTENTION,
+    PARTS,
+    SWITCHES,
+    TASK,
+    causal_attention,
+    with_liger,
+)
 from fusedlib.bench.llama.case import label
 from fusedlib.bench.llama.models import CONFIGS, build, copy_of, tokens
 from fusedlib.bench.llama.races import EVENT, FP32, LOADED, few_threads, flops, path_of
 from fusedlib.bench.llama.step import Program, try_capture
-from fusedlib.bench.llama.truth import Judge, gradients
+from fusedlib.bench.llama.training import (
+    FIRST_STEPS,
+    MOMENT_SEEDS,
+    MOMENTS,
+    SEEDS,
+    Trajectory,
+    loss_distances,
+    wrong_gradients,
+)
+from fusedlib.bench.llama.truth import EXACT, Judge, gradients
 from fusedlib.bench.swiglu import PLAIN_PATH
 
 __all__ = [
-    "BASELINE", "CONFIGS", "EVENT", "FP32", "LOADED", "PARTS", "PLAIN_PATH", "STUDY",
-    "SWITCHES", "TASK", "Judge", "Program", "build", "cases", "causal_attention", "copy_of",
-    "few_threads", "flops", "gradients", "label", "measure", "path_of", "tokens",
-    "try_capture", "with_liger",
+    "BASELINE", "CONFIGS", "EVENT", "EXACT", "FIRST_STEPS", "FP32", "LOADED", "MOMENTS",
+    "MOMENT_SEEDS", "OTHER_ATTENTION", "PARTS", "PLAIN_PATH", "SEEDS", "STUDY", "SWITCHES", "TASK",
+    "Judge", "Program", "Trajectory", "build", "cases", "causal_attention", "copy_of",
+    "few_threads", "flops", "gradients", "label", "loss_distances", "measure", "path_of", "tokens",
+    "try_capture", "with_liger", "wrong_gradients",
 ]  # fmt: skip
 
 STUDY = "11_llama"
@@ -53,14 +72,16 @@ def cases(
         context_length: tokens a sequence.
         device: "auto" takes the best there is.
         more: what else makes the case: `optimizer` and `repetitions` of a step, `grows` of a
-            limit, `steps` and `learning_rate` of a training, `precision` of fp32 products.
+            limit, `seed`, `learning_rate` and `steps` of a training, of gradients its `step`,
+            `precision` of fp32 products.
 
     Raises:
         ValueError: an unknown experiment, model, dtype or arm, or a size below 1.
     """
     for name, given, known in (
-        ("experiment", experiment, ("step", "fp32", *MEASURES)), ("model", model, CONFIGS),
-        ("dtype", dtype, DTYPES), ("grows", more.get("grows", "batch"), GROWING),
+        ("experiment", experiment, ("step", "fp32", "gradients", *MEASURES)),
+        ("model", model, CONFIGS), ("dtype", dtype, DTYPES),
+        ("grows", more.get("grows", "batch"), GROWING),
     ):  # fmt: skip
         if given not in known:
             raise ValueError(f"unknown {name} {given!r}; known: {', '.join(known)}")

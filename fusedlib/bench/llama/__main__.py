@@ -10,8 +10,7 @@ from fusedlib.bench import timing
 from fusedlib.bench.allocations import quiet
 from fusedlib.bench.attempt import Attempt, free_memory
 from fusedlib.bench.llama import cases
-from fusedlib.bench.llama.alone import alone
-from fusedlib.bench.llama.arms import BASELINE
+from fusedlib.bench.llama.arms import BASELINE, alone
 from fusedlib.bench.llama.case import label, require_possible
 from fusedlib.bench.llama.models import Case, tokens
 from fusedlib.bench.llama.races import few_threads

@@ -1,4 +1,4 @@
-"""One arm alone: what fills its memory, how far it reaches, and how its losses fall."""
+"""One arm alone: what fills its memory, and how far it reaches."""
 
 import sys
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from fusedlib import paths
-from fusedlib.bench import allocator_history, rivals, steps
+from fusedlib.bench import allocator_history
 from fusedlib.bench.allocator_history import Known, watching
 from fusedlib.bench.attempt import Unavailable, free_memory, is_out_of_memory
-from fusedlib.bench.llama.arms import TASK
+from fusedlib.bench.llama.arms import alone
 from fusedlib.bench.llama.case import require_possible
-from fusedlib.bench.llama.models import CONFIGS, Call, Case, build, tokens
-from fusedlib.bench.llama.races import at_precision, few_threads, path_of, work
+from fusedlib.bench.llama.models import CONFIGS, Case, tokens
+from fusedlib.bench.llama.races import few_threads, path_of, work
 from fusedlib.bench.llama.step import Program
+from fusedlib.bench.llama.training import train, train_at_precision
 from fusedlib.bench.model_memory import addresses_of
 from fusedlib.bench.step_clock import MIB
 
@@ -25,12 +25,6 @@ GROWING = {"batch": 1, "context": 256}
 """What a limit looks for, and the unit that it is told in."""
 TRIES = 6
 POINTS = 300
-
-
-def alone(case: Case) -> tuple[nn.Module, Call]:
-    """A model of an arm and what is called."""
-    model = build(case["model"], case["dtype"], case["device"])
-    return model, rivals.get(TASK, case["provider"]).build(model)
 
 
 def memory(case: Case) -> dict[str, Any]:
@@ -183,41 +177,8 @@ def furthest(
     return low, high, tried, slope
 
 
-def train(case: Case) -> dict[str, Any]:
-    """Losses of a training from one seed on one order of data, every arm's the same.
-
-    A token is followed by its successor four times of five, else by any of the first 1024.
-    """
-    model, call = alone(case)
-    optimizer = steps.adamw(model.parameters(), "fused")
-    optimizer.param_groups[0]["lr"] = case["learning_rate"]
-    alphabet = min(1024, CONFIGS[case["model"]]["vocab_size"])
-    generator = torch.Generator().manual_seed(case["seed"])
-    successor = torch.randperm(alphabet, generator=generator)
-    losses = []
-    for _ in range(case["steps"]):
-        size = case["batch_size"], case["context_length"]
-        ids = torch.randint(alphabet, size, generator=generator)
-        follows = torch.rand(size, generator=generator) < 0.8
-        for at in range(1, size[1]):
-            ids[:, at] = torch.where(follows[:, at], successor[ids[:, at - 1]], ids[:, at])
-        ids = ids.to(case["device"])
-        optimizer.zero_grad(set_to_none=True)
-        loss = call(ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return {"losses": [round(loss.item(), 5) for loss in losses], "path": path_of(case)}
-
-
-def train_at_precision(case: Case) -> dict[str, Any]:
-    """Losses of the same training at a setting of fp32 products."""
-    with at_precision(case):
-        return train(case)
-
-
 MEASURES: dict[str, Callable[[Case], dict[str, Any]]] = {
-    "memory": memory, "limit": limit, "train": train, "fp32-train": train_at_precision,
+    "memory": memory, "limit": limit, "first-steps": train, "fp32-train": train_at_precision,
 }  # fmt: skip
 
 

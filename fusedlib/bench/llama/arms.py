@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 import fusedlib
-from fusedlib.bench import fresh
+from fusedlib.bench import fresh, rivals
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.llama.models import Call
+from fusedlib.bench.llama.models import Call, Case, build
 from fusedlib.bench.rivals import rival
 
 TASK, BASELINE = "llama", "huggingface"
+OTHER_ATTENTION = "huggingface-eager"
+"""The baseline again, its sums in another order."""
 SWITCHES = ("rope", "swiglu", "rms_norm", "fused_linear_cross_entropy")
 """Liger's, by its own names."""
 PARTS = ("mlp", "rms_norm", "rope", "attention", "loss")
@@ -27,6 +29,23 @@ _NEEDS_LIGER = {"requires": ("transformers", "liger_kernel"), "needs_cuda": True
 @rival(TASK, BASELINE, requires=("transformers",))
 def plain(model: nn.Module) -> Call:
     """The model as transformers makes it, attention by scaled_dot_product_attention."""
+    return model
+
+
+def alone(case: Case) -> tuple[nn.Module, Call]:
+    """A model with the case's arm in it, its weights those of the case's `seed`, else 0; and what
+    is called.
+    """
+    model = build(case["model"], case["dtype"], case["device"], seed=case.get("seed", 0))
+    return model, rivals.get(TASK, case["provider"]).build(model)
+
+
+@rival(TASK, OTHER_ATTENTION, label="Hugging Face, eager attention", place=16,
+       requires=("transformers",), traits=frozenset({"asked for"}))  # fmt: skip
+def plain_eager(model: nn.Module) -> Call:
+    """The model as transformers makes it, attention by its "eager" implementation."""
+    transformers_model: Any = model
+    transformers_model.set_attn_implementation("eager")
     return model
 
 

@@ -8,7 +8,8 @@ from fusedlib.bench.llama.models import Case
 def label(case: Case) -> str:
     """A case in a few words."""
     size = f"{case['batch_size']}×{case['context_length']}"
-    return f"{case['experiment']} {case['model']} {size} {case['dtype']} {case['provider']}"
+    told = f"{case['experiment']} {case['model']} {size} {case['dtype']} {case['provider']}"
+    return " ".join([told, *(f"{n} {case[n]}" for n in ("seed", "step") if n in case)])
 
 
 def require_possible(case: Case) -> None:

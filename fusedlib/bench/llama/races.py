@@ -24,11 +24,11 @@ from fusedlib.kernels import route
 class Course:
     """One model; each arm is checked once and has its heats, one a batch and context.
 
-    Without an optimizer all arms share one set of weights, but those that packing lays out anew.
+    Without an optimizer all arms share one set of weights.
     """
 
     def __init__(self, case: Case) -> None:
-        self.judge = Judge(case)
+        self.judge = Judge.of(case)
         self.base = build(case["model"], case["dtype"], case["device"])
         self.losses: dict[tuple[int, int], float] = {}
 

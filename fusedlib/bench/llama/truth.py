@@ -1,12 +1,13 @@
 """What is right: loss and gradients in float64, held against those of plain PyTorch."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fusedlib import reference
@@ -17,21 +18,21 @@ from fusedlib.bench.llama.models import CONFIGS, Call, Case, build, copy_of, tok
 from fusedlib.bench.llama.step import Program
 from fusedlib.bench.rivals import rival
 
+EXACT = "exact-gradients"
 LAYERS, CHECKED_TOKENS, CHECKED_CONTEXT = 2, 4096, 2048
 CHUNK = 4096  # tokens whose logits exist at once, where a loss is computed for comparison
 
 
 class Judge:
-    """Loss and all gradients in float64, of a model of the case's widths with `LAYERS` layers, on
-    `CHECKED_TOKENS` of its tokens at most; the measure is Hugging Face's error in the same dtype.
+    """Loss and all gradients in float64; the measure is Hugging Face's error in the weights' dtype.
+
+    Args:
+        model: a plain one; its weights stay, its gradients go.
+        ids: tokens and labels (batch, context), int64.
     """
 
-    def __init__(self, case: Case) -> None:
-        layers = min(LAYERS, CONFIGS[case["model"]]["num_hidden_layers"])
-        self.model = build(case["model"], case["dtype"], case["device"], layers=layers)
-        context = min(int(case["context_length"]), CHECKED_CONTEXT)
-        batch = min(int(case["batch_size"]), max(1, CHECKED_TOKENS // context))
-        self.ids = tokens(case["model"], batch, context, case["device"])
+    def __init__(self, model: nn.Module, ids: Tensor) -> None:
+        self.model, self.ids = model, ids
         self.names = [name for name, _ in self.model.named_parameters()]
         exact = copy_of(self.model, weights=True).double()
         self.true = self._results(exact, _exact_loss(exact, self.ids))
@@ -39,15 +40,30 @@ class Judge:
         self.usual = check.errors(self._of(self.model, self.model), self.true)
         free_memory()
 
+    @classmethod
+    def of(cls, case: Case) -> "Judge":
+        """Of a model of the case's widths with `LAYERS` layers, on `CHECKED_TOKENS` at most."""
+        layers = min(LAYERS, CONFIGS[case["model"]]["num_hidden_layers"])
+        context = min(int(case["context_length"]), CHECKED_CONTEXT)
+        batch = min(int(case["batch_size"]), max(1, CHECKED_TOKENS // context))
+        return cls(
+            build(case["model"], case["dtype"], case["device"], layers=layers),
+            tokens(case["model"], batch, context, case["device"]),
+        )
+
+    def found(self, one: rivals.Rival) -> dict[str, check.Errors]:
+        """Errors of an arm's loss and gradients, by name; of those alone that arrived."""
+        model = copy_of(self.model, weights=True)
+        call = one.build(model)
+        return check.errors(self._of(model, call, "graph" in one.traits), self.true)
+
     def errors(self, one: rivals.Rival, dtype: str) -> dict[str, Any]:
         """The arm's errors as figures: of the loss, the head's gradient, and the largest one.
 
         Raises:
             Wrong: the rule of `check` rejects one.
         """
-        model = copy_of(self.model, weights=True)
-        call = one.build(model)
-        found = check.errors(self._of(model, call, "graph" in one.traits), self.true)
+        found = self.found(one)
         gradients = {name: e.norm for name, e in found.items() if name != "loss"}
         figures = {
             "loss_error": found["loss"].norm, "checked_tokens": self.ids.numel(),
@@ -87,12 +103,16 @@ def gradients(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
     return found
 
 
-def _exact_loss(model: nn.Module, ids: Tensor) -> Tensor:
-    """Of a model in float64: transformers' RMSNorm alone would go down to fp32, and its loss."""
+def _exact_loss(
+    model: nn.Module, ids: Tensor, weights: Mapping[str, Tensor] | None = None
+) -> Tensor:
+    """Of a model in float64, or with weights in float64 in the place of its own: transformers'
+    RMSNorm alone would go down to fp32, and its loss.
+    """
     for norm in model.modules():
         if type(norm).__name__.endswith("RMSNorm"):
             norm.forward = partial(_exact_norm, norm)
-    logits = model(ids).logits[:, :-1]
+    logits = functional_call(model, dict(weights or {}), (ids,)).logits[:, :-1]
     return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
@@ -116,3 +136,15 @@ def in_float64(model: nn.Module) -> Call:
     """The model's fp32 weights and all it computes, norms and loss too, in float64."""
     model.double()
     return lambda ids, labels: SimpleNamespace(loss=_exact_loss(model, ids))
+
+
+@rival(TASK, EXACT, label="exact gradients", place=7, requires=("transformers",),
+       traits=frozenset({"asked for"}))  # fmt: skip
+def with_exact_gradients(model: nn.Module) -> Call:
+    """Weights in their dtype, all else in float64, each gradient rounded once into its weight's."""
+
+    def call(ids: Tensor, labels: Tensor) -> SimpleNamespace:
+        weights = {name: weight.double() for name, weight in model.named_parameters()}
+        return SimpleNamespace(loss=_exact_loss(model, ids, weights))
+
+    return call

@@ -2,22 +2,24 @@
 """The plain products of the SwiGLU MLP at few tokens, in as few launches as there can be.
 
     forward     y = h Wdᵀ
-    backward    d_x = d_gate|up Wgu    d_Wgu = d_gate|upᵀ x    d_Wd = dyᵀ h         (one kernel)
+    backward    d_x = d_gate Wg + d_up Wu    d_Wgu = d_gate|upᵀ x    d_Wd = dyᵀ h      (one kernel)
 
 With t tokens both passes move weights and their gradients and do little else: t multiply-adds for
 every number read or written. So a launch, some 5 µs of the host, is worth as much as 20 MB, and
-the three products of the backward share one: the programs that read Wgu for d_x run beside those
+the products of the backward share one: the programs that read Wg and Wu for d_x run beside those
 that write d_Wgu and d_Wd. Those sum over tokens alone, one or two blocks, and only write.
 
 | tensor                     | shape             | strides                     |
 |----------------------------|-------------------|-----------------------------|
 | x, dy                      | (tokens, hidden)  | contiguous                  |
-| w_gate_up, d_w_gate_up     | (2·inner, hidden) | contiguous                  |
+| w_gate, w_up               | (inner, hidden)   | contiguous                  |
+| d_w_gate_up                | (2·inner, hidden) | contiguous                  |
 | w_down, d_w_down           | (hidden, inner)   | contiguous                  |
 | h                          | (tokens, inner)   | contiguous                  |
 | d_gate_up                  | (tokens, 2·inner) | contiguous                  |
 
-Sums are fp32. Factors of any strides and more tokens are torch.mm's.
+Sums are fp32. A packed weight is passed twice, as both, and up begins at its row `up_row` = inner;
+of a pair that is 0. Factors of any strides and more tokens are torch.mm's.
 """
 
 from __future__ import annotations
@@ -62,19 +64,42 @@ INTERPRETED = triton.knobs.runtime.interpret
 @triton.jit
 def _row_product(  # type: ignore[no-untyped-def]
     a, b, c, tile, tokens, depth, width,
-    TRANSPOSED: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """The tile-th [HEIGHT, WIDTH] of c (tokens, width) = a b, or a bᵀ where TRANSPOSED."""
+    """The tile-th [HEIGHT, WIDTH] of c (tokens, width) = a bᵀ."""
     row_tiles = tl.cdiv(tokens, HEIGHT)
     row, column = tile % row_tiles * HEIGHT, tile // row_tiles * WIDTH
     acc = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
     for k in range(0, depth, DEPTH):
         left = _block(a, row, k, tokens, depth, depth, HEIGHT, DEPTH, False)
-        if TRANSPOSED:
-            right = _block(b, column, k, width, depth, depth, WIDTH, DEPTH, False).T
-        else:
-            right = _block(b, k, column, depth, width, width, DEPTH, WIDTH, False)
-        acc = tl.dot(left, right, acc)
+        right = _block(b, column, k, width, depth, depth, WIDTH, DEPTH, False)
+        acc = tl.dot(left, right.T, acc)
+    _store(c, acc, row, column, tokens, width, width, HEIGHT, WIDTH)
+
+
+@triton.jit
+def _sum_of_products(  # type: ignore[no-untyped-def]
+    a, b_left, b_right, c, tile, tokens, depth, right_row, width,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """The tile-th [HEIGHT, WIDTH] of c (tokens, width): the left columns of a (tokens, 2·depth) by
+    b_left's first rows, and the right ones by b_right's from `right_row` on, in one sum.
+    """
+    row_tiles = tl.cdiv(tokens, HEIGHT)
+    row, column = tile % row_tiles * HEIGHT, tile // row_tiles * WIDTH
+    acc = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
+    # One loop over both, so that loads do not run dry between them. Neither may see the other's
+    # half, not even times zero: that would be nan beside inf.
+    blocks = tl.cdiv(depth, DEPTH)
+    for block in range(0, 2 * blocks):
+        right = block >= blocks
+        k = tl.where(right, block - blocks, block) * DEPTH
+        a_half = a + tl.where(right, depth, 0)
+        first = right_row.to(tl.int64) * width
+        b_half = tl.where(right, b_right + first, b_left)
+        of_a = _block(a_half, row, k, tokens, depth, 2 * depth, HEIGHT, DEPTH, False)
+        of_b = _block(b_half, k, column, depth, width, width, DEPTH, WIDTH, False)
+        acc = tl.dot(of_a, of_b, acc)
     _store(c, acc, row, column, tokens, width, width, HEIGHT, WIDTH)
 
 
@@ -100,12 +125,12 @@ def _few_down_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    _row_product(h, w_down, y, program, tokens, inner, hidden, True, BLOCK_M, BLOCK_N, BLOCK_K)
+    _row_product(h, w_down, y, program, tokens, inner, hidden, BLOCK_M, BLOCK_N, BLOCK_K)
 
 
-@triton.jit(do_not_specialize=("tokens", "of_x", "of_gate_up"))
+@triton.jit(do_not_specialize=("tokens", "up_row", "of_x", "of_gate_up"))
 def _few_gradients_kernel(  # type: ignore[no-untyped-def]
-    dy, x, h, d_gate_up, w_gate_up, d_x, d_w_gate_up, d_w_down, tokens, hidden, inner,
+    dy, x, h, d_gate_up, w_gate, w_up, d_x, d_w_gate_up, d_w_down, tokens, hidden, inner, up_row,
     of_x, of_gate_up,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SIDE: tl.constexpr,
     SPAN: tl.constexpr, TOKENS: tl.constexpr,
@@ -115,9 +140,9 @@ def _few_gradients_kernel(  # type: ignore[no-untyped-def]
     program = tl.program_id(0)
     wide = 2 * inner
     if program < of_x:
-        _row_product(
-            d_gate_up, w_gate_up, d_x, program, tokens, wide, hidden,
-            False, BLOCK_M, BLOCK_N, BLOCK_K,
+        _sum_of_products(
+            d_gate_up, w_gate, w_up, d_x, program, tokens, inner, up_row, hidden,
+            BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     elif program < of_x + of_gate_up:
         _outer_product(
@@ -146,11 +171,13 @@ def span_of(tiles: int) -> int:
 
 
 def gradients_launch(
-    wants: tuple[bool, bool, bool], device: torch.device, tokens: int, hidden: int, inner: int
-) -> Launch:
+    wants: tuple[bool, bool, bool], device: torch.device, tokens: int, hidden: int, inner: int,
+    up_row: int = 0,
+) -> Launch:  # fmt: skip
     """What computes the wanted ones of d_x, d_w_gate_up, d_w_down, of FEW_TOKENS tokens at most.
 
-    It takes dy, x, h, d_gate_up, w_gate_up and the three results, anything for what is not wanted.
+    It takes dy, x, h, d_gate_up, w_gate, w_up and the three results, anything for what is not
+    wanted.
     """
     config = _config(D_X, device, hidden)
     side = config.block_n if INTERPRETED else SIDE.get(architecture(device), OTHER_SIDE)
@@ -160,7 +187,7 @@ def gradients_launch(
     of_down = wants[2] * cdiv(hidden, side) * cdiv(inner, side * span)
     programs = of_x + of_gate_up + of_down, 1, 1
     constants = {"SIDE": side, "SPAN": span, "TOKENS": FEW_TOKENS}
-    scalars = tokens, hidden, inner, of_x, of_gate_up
+    scalars = tokens, hidden, inner, up_row, of_x, of_gate_up
     return Launch(_few_gradients_kernel, config, programs, (), scalars, constants)
 
 

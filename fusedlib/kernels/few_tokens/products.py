@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from fusedlib.kernels import products as plain
 from fusedlib.kernels.few_tokens import kernels
+from fusedlib.kernels.kinds import Kind
 from fusedlib.kernels.launch import Launch, allocator, laid_out
 from fusedlib.kernels.products import Gradients, Wants
 
@@ -20,16 +20,14 @@ class Products(plain.Products):
     At most FEW_TOKENS tokens, so that there are few launches to keep.
     """
 
-    def __init__(
-        self, device: torch.device, dtype: torch.dtype, hidden: int, inner: int,
-        new: Callable[..., Tensor] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, kind: Kind, new: Callable[..., Tensor] | None = None) -> None:
         super().__init__()
-        self._device, self._hidden, self._inner, self._dtype = device, hidden, inner, dtype
-        self._new = new or allocator(device)
-        self._w_gate_up, self._w_down = (
-            laid_out(shape, dtype) for shape in ((2 * inner, hidden), (hidden, inner))
-        )
+        self._device, self._dtype = kind.device, kind.dtype
+        _, self._hidden, self._inner = kind.sizes
+        self._up_row = 0 if kind.pair else kind.inner
+        self._new = new or allocator(kind.device)
+        self._w_gate_up = laid_out((2 * kind.inner, kind.hidden), kind.dtype)
+        self._w_down = laid_out((kind.hidden, kind.inner), kind.dtype)
         self._launches: dict[Hashable, Launch] = {}
 
     def output(self, h: Tensor, w_down: Tensor, like: Tensor) -> Tensor:
@@ -41,17 +39,22 @@ class Products(plain.Products):
         return y
 
     def gradients(
-        self, wants: Wants, held: list[Tensor | None], upstream: Tensor, x: Tensor | None,
-        w_gate_up: Tensor | None,
+        self, wants: Wants, pair: bool, held: list[Tensor | None], upstream: Tensor,
+        x: Tensor | None, w_gate: Tensor | None, w_up: Tensor | None,
     ) -> Gradients:  # fmt: skip
-        """Those of d_x, of upstream's shape, d_w_gate_up and d_w_down that are wanted."""
+        """Those of d_x, of upstream's shape, d_w_gate, d_w_up and d_w_down that are wanted; both of
+        a pair are computed where one is.
+        """
         h, d_gate_up = held
         tokens = upstream.numel() // self._hidden
         name = wants, tokens
         launch = self._launches.get(name)
+        wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
+        wants_w_gate_up = wants_w_gate or wants_w_up
         if launch is None:
-            launch = self._made(name, tokens, partial(kernels.gradients_launch, wants))
-        wants_x, wants_w_gate_up, wants_w_down = wants
+            of = wants_x, wants_w_gate_up, wants_w_down
+            make = partial(kernels.gradients_launch, of, up_row=self._up_row)
+            launch = self._made(name, tokens, make)
         # What is not wanted is neither read nor written: any matrix will do.
         dy = upstream
         d_x = self._new(tuple(dy.shape), dy.stride(), self._dtype) if wants_x else dy
@@ -59,12 +62,15 @@ class Products(plain.Products):
         d_w_down = self._new(*self._w_down) if wants_w_down else dy
         launch(
             dy, dy if x is None else x, dy if h is None else h,
-            dy if d_gate_up is None else d_gate_up, dy if w_gate_up is None else w_gate_up,
+            dy if d_gate_up is None else d_gate_up, dy if w_gate is None else w_gate,
+            (dy if w_gate is None else w_gate) if w_up is None else w_up,
             d_x, d_w_gate_up, d_w_down,
         )  # fmt: skip
+        of_gate = d_w_gate_up[: self._inner] if pair and wants_w_gate else d_w_gate_up
         return (
             d_x if wants_x else None,
-            d_w_gate_up if wants_w_gate_up else None,
+            of_gate if wants_w_gate else None,
+            d_w_gate_up[self._inner :] if wants_w_up else None,
             d_w_down if wants_w_down else None,
         )
 

@@ -42,7 +42,7 @@ SHORT_SUM = 2048
 
 @gluon.jit
 def _produce_block(  # type: ignore[no-untyped-def]
-    a, b, left, right, arrived, row, column, k, inner,
+    a, b, c, left, right, arrived, row, column, k, up_row,
     FORWARD: gl.constexpr, PIECES: gl.constexpr, K: gl.constexpr,
 ):  # fmt: skip
     """Blocks of both factors, as wide as a whole tile needs or half of one."""
@@ -51,17 +51,17 @@ def _produce_block(  # type: ignore[no-untyped-def]
     fetch(a, [row, k], arrived, left)
     for part in gl.static_range(2 // PIECES):
         if FORWARD:
-            # Gate rows past inner are up rows: in bounds, and their columns are never stored.
+            # Rows past inner are zeros, or up's in a packed weight: nothing of them is stored.
             j = column + part * 64
             fetch(b, [j, k], arrived, right.slice(part * 64, 64))
-            fetch(b, [inner + j, k], arrived, right.slice(columns // 2 + part * 64, 64))
+            fetch(c, [up_row + j, k], arrived, right.slice(columns // 2 + part * 64, 64))
         else:
             fetch(b, [k, column + part * 128], arrived, right.slice(part * 128, 128, 1))
 
 
 @gluon.jit
 def _produce(  # type: ignore[no-untyped-def]
-    a, b, a_ring, b_ring, full, empty, tokens, hidden, inner,
+    a, b, c, a_ring, b_ring, full, empty, tokens, hidden, inner, up_row,
     FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     stage, phase = 0, 1
@@ -72,8 +72,8 @@ def _produce(  # type: ignore[no-untyped-def]
             for k in range(0, hidden, K):
                 mbarrier.wait(empty.index(stage), phase)
                 _produce_block(
-                    a, b, a_ring.index(stage), b_ring.index(stage), full.index(stage),
-                    row, column, k, inner, FORWARD, pieces, K,
+                    a, b, c, a_ring.index(stage), b_ring.index(stage), full.index(stage),
+                    row, column, k, up_row, FORWARD, pieces, K,
                 )  # fmt: skip
                 stage += 1
                 if stage == STAGES:
@@ -183,14 +183,14 @@ def _shared(  # type: ignore[no-untyped-def]
     return a_ring, b_ring, handed, full, empty, done, free, fetched, arrived, taken
 
 
-@gluon.jit(do_not_specialize=("tokens",))
+@gluon.jit(do_not_specialize=("tokens", "up_row"))
 def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
-    a, b, gates, gate_up, h, tokens, hidden, inner,
+    a, b, c, gate_up, h, tokens, hidden, inner, up_row,
     FORWARD: gl.constexpr, STORE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
     AHEAD: gl.constexpr, GROUP_M: gl.constexpr, CONSUMER: gl.constexpr, OTHERS: gl.constexpr,
 ):  # fmt: skip
-    """Forward: x, w_gate_up to h and, with STORE, gate_up. Backward: dy, w_down, gate_up to
-    d_gate_up and, with STORE, h.
+    """Forward: x, w_gate, w_up to h and, with STORE, gate_up; up begins at row `up_row` of w_up.
+    Backward: dy, w_down, gate_up to d_gate_up and, with STORE, h.
     """
     a_ring, b_ring, handed, full, empty, done, free, fetched, arrived, taken = _shared(
         a, b, FORWARD, K, STAGES
@@ -203,23 +203,24 @@ def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
                         FORWARD, 1, K, STAGES)),
             (epilogue, (gate_up, h, handed, done, free, fetched, arrived, taken, tokens, inner,
                         FORWARD, STORE, GROUP_M, AHEAD)),
-            (_produce, (a, b, a_ring, b_ring, full, empty, tokens, hidden, inner,
+            (_produce, (a, b, c, a_ring, b_ring, full, empty, tokens, hidden, inner, up_row,
                         FORWARD, K, STAGES, GROUP_M)),
-            (fetch_gates, (gates, fetched, arrived, taken, tokens, inner, FORWARD, GROUP_M)),
+            (fetch_gates, (c, fetched, arrived, taken, tokens, inner, FORWARD, GROUP_M)),
         ],
         [4, 2, 1, 1],
         [CONSUMER, OTHERS, OTHERS, OTHERS],
     )  # fmt: skip
 
 
-def forward_launch(x: Tensor, inner: int, store: bool) -> HopperLaunch:
+def forward_launch(x: Tensor, inner: int, up_row: int, store: bool) -> HopperLaunch:
     """For x (tokens, hidden) of 16-bit numbers, rows aligned to 16 elements, as all the others.
 
-    It takes x, w_gate_up, h, gate_up, h; gate_up is written if stored.
+    It takes x, w_gate, w_up, gate_up and h; gate_up is written if stored. A packed weight
+    (2·inner, hidden) stands for both, with `up_row` inner; of a pair that is 0.
     """
     k = FORWARD.block_k
-    blocks = [[128, k], [64, k]]
-    return _launch(FORWARD, blocks, x, inner, FORWARD=True, STORE=store, AHEAD=False)
+    blocks = [[128, k], [64, k], [64, k]]
+    return _launch(FORWARD, blocks, x, inner, up_row, FORWARD=True, STORE=store, AHEAD=False)
 
 
 def backward_launch(dy: Tensor, inner: int, store: bool) -> HopperLaunch:
@@ -229,11 +230,11 @@ def backward_launch(dy: Tensor, inner: int, store: bool) -> HopperLaunch:
     """
     k, ahead = BACKWARD.block_k, dy.shape[1] <= SHORT_SUM
     blocks = [[128, k], [k, 128], [32, 64]]
-    return _launch(BACKWARD, blocks, dy, inner, FORWARD=False, STORE=store, AHEAD=ahead)
+    return _launch(BACKWARD, blocks, dy, inner, 0, FORWARD=False, STORE=store, AHEAD=ahead)
 
 
 def _launch(
-    config: Roles, blocks: list[list[int]], like: Tensor, inner: int, **variant: bool
+    config: Roles, blocks: list[list[int]], like: Tensor, inner: int, up_row: int, **variant: bool
 ) -> HopperLaunch:
-    scalars, programs = (*like.shape, inner), multiprocessors(like.device)
+    scalars, programs = (*like.shape, inner, up_row), multiprocessors(like.device)
     return HopperLaunch(_hopper_swiglu_kernel, config, programs, blocks, scalars, variant)

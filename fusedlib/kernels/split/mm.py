@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fusedlib.kernels.launch import current_device
 from fusedlib.kernels.operator import operator
-from fusedlib.kernels.split.product import split_product
+from fusedlib.kernels.split.product import split_product, stored_product
 
 # Below these splitting costs what the tensor cores save. The launches take the host 30 to 60 µs,
 # cuBLAS's one 18; of 2³¹ multiplications cuBLAS needs the device for 98 µs, of 2³² for 185.
@@ -68,11 +69,26 @@ def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty((a.shape[0], b.shape[1]))
 
 
-def watched(a: Tensor, b: Tensor) -> bool:
+@operator("split_mm_gate_up", last=True)
+def split_mm_gate_up(a: Tensor, w_gate: Tensor, w_up: Tensor, turned: bool) -> Tensor:
+    """A B, split, of A (m, k) and the rows of w_gate above those of w_up: they are B (k, n), or,
+    turned, Bᵀ. All contiguous, fp32, on one device; the weights of one shape.
+    """
+    a, w_gate, w_up = (t.contiguous() for t in (a, w_gate, w_up))
+    with current_device(a):
+        return stored_product(a, w_gate, (False, turned), w_up)
+
+
+@torch.library.register_fake(split_mm_gate_up)
+def _(a: Tensor, w_gate: Tensor, w_up: Tensor, turned: bool) -> Tensor:
+    return a.new_empty((a.shape[0], 2 * w_gate.shape[0] if turned else w_gate.shape[1]))
+
+
+def watched(*factors: Tensor) -> bool:
     """Whether a dispatch mode or a subclass would see products as operators."""
     if torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling():
         return True
-    return any(type(t) is not Tensor and type(t) is not Parameter for t in (a, b))
+    return any(type(t) is not Tensor and type(t) is not Parameter for t in factors)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:

@@ -15,6 +15,9 @@ has high = ±2¹⁵ and low = ±inf or nan. So high(A) low(B) + low(A) high(B) +
 or nan where IEEE arithmetic has them: inf by a nonzero number is inf of its sign, inf by 0 nan.
 
 A line's *word* is 2e, plus 1 if some element has more bits than fp16: see `product`.
+
+The rows of a matrix may lie in two tensors, those from row `cut` on in the one `below`: an MLP's
+weights of gate and up have the same parts as both in one, and none is copied for it.
 """
 
 from __future__ import annotations
@@ -82,10 +85,12 @@ def _parts(a, scale):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _block(source, i, j, rows, columns, stride):  # type: ignore[no-untyped-def]
+def _block(source, below, i, j, rows, columns, stride, cut):  # type: ignore[no-untyped-def]
     """Rows i and columns j of a matrix, zeros outside."""
+    first = tl.where(i < cut, source, below - cut.to(tl.int64) * stride)
     places = i.to(tl.int64)[:, None] * stride + j[None, :]
-    return tl.load(source + places, mask=(i < rows)[:, None] & (j < columns)[None, :], other=0.0)
+    inside = (i < rows)[:, None] & (j < columns)[None, :]
+    return tl.load(first[:, None] + places, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -107,9 +112,9 @@ def _put(parts, low, a, i, j, width, scale):  # type: ignore[no-untyped-def]
     tl.store(parts + low + places, lower, mask=(j < width)[None, :])
 
 
-@triton.jit(do_not_specialize=("rows",))
+@triton.jit(do_not_specialize=("rows", "cut"))
 def _split_rows_kernel(  # type: ignore[no-untyped-def]
-    source, parts, words, rows, columns, stride,
+    source, below, parts, words, rows, columns, stride, cut,
     TILE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Lines are rows, read twice, the second time from a cache."""
@@ -119,33 +124,35 @@ def _split_rows_kernel(  # type: ignore[no-untyped-def]
     largest = tl.zeros((HEIGHT, WIDTH), dtype=tl.int32)
     bits = tl.zeros_like(largest)
     for start in range(0, columns, WIDTH):
-        a = _block(source, i, start + j, rows, columns, stride)
+        a = _block(source, below, i, start + j, rows, columns, stride, cut)
         largest, bits = _looked(largest, bits, a)
     word, scale = _word(_seen(tl.max(largest, axis=1), tl.max(bits, axis=1)))
     tl.store(words + i, word)
     for start in range(0, width, WIDTH):
-        a = _block(source, i, start + j, rows, columns, stride)
+        a = _block(source, below, i, start + j, rows, columns, stride, cut)
         _put(parts, low, a, i, start + j, width, scale[:, None])
 
 
-@triton.jit(do_not_specialize=("rows", "chunk"))
+@triton.jit(do_not_specialize=("rows", "cut", "chunk"))
 def _look_at_columns_kernel(  # type: ignore[no-untyped-def]
-    source, seen, rows, columns, stride, chunk, HEIGHT: tl.constexpr, WIDTH: tl.constexpr
+    source, below, seen, rows, columns, stride, cut, chunk,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Lines are columns: what is seen of each in `chunk` rows, (chunks, columns filled up)."""
     first, j = tl.program_id(0) * chunk, tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     largest = tl.zeros((HEIGHT, WIDTH), dtype=tl.int32)
     bits = tl.zeros_like(largest)
     for top in range(first, tl.minimum(first + chunk, rows), HEIGHT):
-        a = _block(source, top + tl.arange(0, HEIGHT), j, rows, columns, stride)
+        i = top + tl.arange(0, HEIGHT)
+        a = _block(source, below, i, j, rows, columns, stride, cut)
         largest, bits = _looked(largest, bits, a)
     found = _seen(tl.max(largest, axis=0), tl.max(bits, axis=0))
     tl.store(seen + tl.program_id(0) * tl.num_programs(1) * WIDTH + j, found)
 
 
-@triton.jit(do_not_specialize=("rows", "chunks"))
+@triton.jit(do_not_specialize=("rows", "cut", "chunks"))
 def _split_columns_kernel(  # type: ignore[no-untyped-def]
-    source, seen, parts, words, rows, columns, stride, chunks,
+    source, below, seen, parts, words, rows, columns, stride, cut, chunks,
     TILE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Lines are columns: TILE rows a program."""
@@ -161,7 +168,7 @@ def _split_columns_kernel(  # type: ignore[no-untyped-def]
     low = (tl.num_programs(0) * TILE).to(tl.int64) * width
     for top in range(tile * TILE, (tile + 1) * TILE, HEIGHT):
         i = top + tl.arange(0, HEIGHT)
-        a = _block(source, i, j, rows, columns, stride)
+        a = _block(source, below, i, j, rows, columns, stride, cut)
         _put(parts, low, a, i, j, width, scale[None, :])
 
 
@@ -172,14 +179,17 @@ class Splitting:
         like: (rows, columns) fp32, the elements of a row side by side.
         by_columns: the sum runs down columns, not along rows.
         new: allocates; None is the device's allocator.
+        doubled: as many rows lie in another tensor, below it.
     """
 
     def __init__(
-        self, like: Tensor, by_columns: bool, new: Callable[..., Tensor] | None = None
-    ) -> None:
-        rows, columns = like.shape
+        self, like: Tensor, by_columns: bool, new: Callable[..., Tensor] | None = None,
+        doubled: bool = False,
+    ) -> None:  # fmt: skip
+        cut, columns = like.shape
+        rows = 2 * cut if doubled else cut
         tall, wide = -(-rows // TILE), -(-columns // TILE)
-        sizes, constants = (rows, columns, like.stride(0)), {"TILE": TILE}
+        sizes, constants = (rows, columns, like.stride(0), cut), {"TILE": TILE}
         self._new = new or allocator(like.device)
         self._parts = laid_out((2 * tall * TILE, wide * TILE), torch.float16)
         self._words = laid_out(((wide if by_columns else tall) * TILE,), torch.int32)
@@ -202,15 +212,18 @@ class Splitting:
             _split_columns_kernel, config, (tall, wide, 1), (), (*sizes, chunks), constants
         )
 
-    def __call__(self, source: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, source: Tensor, below: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The parts, (2·rows, columns) fp16 with both sizes filled up to multiples of 128, the high
         rows above the low ones; and the words of its lines.
+
+        `below`, where half of the rows are there, has source's strides.
         """
         parts, words = self._new(*self._parts), self._new(*self._words)
+        below = source if below is None else below
         if self._look is None:
-            self._split(source, parts, words)
+            self._split(source, below, parts, words)
         else:
             seen = self._new(*self._seen)
-            self._look(source, seen)
-            self._split(source, seen, parts, words)
+            self._look(source, below, seen)
+            self._split(source, below, seen, parts, words)
         return parts, words

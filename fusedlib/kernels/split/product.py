@@ -36,6 +36,7 @@ from fusedlib.kernels.launch import (
     laid_out,
     multiprocessors,
     rows_contiguous,
+    unaligned,
 )
 from fusedlib.kernels.split.parts import TILE, Splitting
 from fusedlib.kernels.swiglu import _place
@@ -127,17 +128,20 @@ class Product:
         b: (k, n), or (n, k) if turned.
         turned: whether A, whether B is stored transposed.
         new: allocates; None is the device's allocator.
+        doubled: b is the upper half of B's rows as they are stored.
     """
 
     def __init__(
         self, a: Tensor, b: Tensor, turned: tuple[bool, bool],
-        new: Callable[..., Tensor] | None = None,
+        new: Callable[..., Tensor] | None = None, doubled: bool = False,
     ) -> None:  # fmt: skip
         (m, k), n = a.shape, b.shape[not turned[1]]
         if turned[0]:
             m, k = k, m
+        if doubled and turned[1]:
+            n *= 2
         self._split_a = Splitting(a, by_columns=turned[0], new=new)
-        self._split_b = Splitting(b, by_columns=not turned[1], new=new)
+        self._split_b = Splitting(b, by_columns=not turned[1], new=new, doubled=doubled)
         shares = shares_of(m, n, k, multiprocessors(a.device))
         share = cdiv(k, shares * LEAST_SHARE) * LEAST_SHARE
         shares = cdiv(k, share)
@@ -145,10 +149,12 @@ class Product:
         self._new = new or allocator(a.device)
         self._multiply = _launch(a, (m, n, k, share), turned)
 
-    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        """C (m, n), fp32. The device must be the current one."""
+    def __call__(self, a: Tensor, b: Tensor, below: Tensor | None = None) -> Tensor:
+        """C (m, n), fp32; `below` is the lower half of B's rows. The device must be the current
+        one.
+        """
         a_parts, a_words = self._split_a(a)
-        b_parts, b_words = self._split_b(b)
+        b_parts, b_words = self._split_b(b, below)
         c = self._new(*self._c)
         self._multiply(a_parts, b_parts, a_words, b_words, c)
         if c.ndim == 2:
@@ -206,17 +212,27 @@ def _turned(factor: Tensor) -> bool:
     return factor.stride(0) == 1 and factor.stride(1) != 1
 
 
-def stored_product(a: Tensor, b: Tensor, turned: tuple[bool, bool]) -> Tensor:
+def stored_product(
+    a: Tensor, b: Tensor, turned: tuple[bool, bool], below: Tensor | None = None
+) -> Tensor:
     """The same of factors as they are stored, on the current device.
 
     A `Product` is kept where its binaries serve again: on a GPU, for addresses of 16 bytes.
+
+    Args:
+        a: A, its elements of a row side by side.
+        b: B likewise.
+        turned: whether A, whether B is stored transposed.
+        below: the lower half of B's rows as they are stored, of b's shape and strides; b is the
+            upper one then.
     """
-    if not a.is_cuda or (a.data_ptr() | b.data_ptr()) % 16:
-        return Product(a, b, turned)(a, b)
-    key = a.shape, b.shape, a.stride(0), b.stride(0), turned, a.get_device()
+    doubled = below is not None
+    if not a.is_cuda or unaligned((a, b, b if below is None else below)):
+        return Product(a, b, turned, doubled=doubled)(a, b, below)
+    key = a.shape, b.shape, a.stride(0), b.stride(0), turned, a.get_device(), doubled
     made = _PRODUCTS.get(key)
     if made is None:
         if len(_PRODUCTS) >= MOST_PRODUCTS:
             _PRODUCTS.clear()
-        made = _PRODUCTS[key] = Product(a, b, turned)
-    return made(a, b)
+        made = _PRODUCTS[key] = Product(a, b, turned, doubled=doubled)
+    return made(a, b, below)

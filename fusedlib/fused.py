@@ -1,0 +1,207 @@
+"""Modules whose class is changed one by one: parameters, hooks, attributes and children stay.
+
+A fused module computes with its children's weights instead of calling the children. It does so only
+where a call of them would be the plain product and nothing else: `plain_weights`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+# The forwards of linear layers that give x Wᵀ + b; ours are added where they are defined.
+LINEAR_FORWARDS: set[Any] = {nn.Linear.forward}
+# Hooks of these bring a module's weights where it is called, or where they are read; DeepSpeed's do
+# both. They change no values.
+BRING_TO_CALLS, BRING_TO_READERS = ("torch", "deepspeed"), ("deepspeed",)
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What `apply_to` keeps on a module, as its `_fusion`.
+
+    Attributes:
+        switches: those of `apply_to` that changed this module.
+        causal: for a model with a head: its attention is causal and no more where nobody gives a
+            mask, so that none need be made.
+    """
+
+    switches: frozenset[str] = frozenset()
+    causal: bool = False
+
+
+class Fused(nn.Module):
+    """Put before a module's own class by `fuse`: what it overrides is fused, all else stays.
+
+    `super().forward` is what the module computed before. Its class keeps its name, which wrapping
+    policies, transformers and others look for; `print` adds the word "fused".
+    """
+
+    _fused: type[Fused]
+    _base: type[nn.Module]
+    _fusion = Fusion()
+    # Names that earlier releases gave to weights that they packed, and what those consist of.
+    _packed: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    def extra_repr(self) -> str:
+        """What the module's own class says, and that it is fused."""
+        return ", ".join(filter(None, (super().extra_repr(), "fused")))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copied and pickled by its two classes: their union can be imported from nowhere.
+
+        As any module without what compiles it, which would compute with the original's weights.
+        """
+        return _blank, (self._fused, self._base), self.__getstate__()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        unpack(self, self._packed, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def fuse(module: nn.Module, fused: type[Fused]) -> None:
+    """Give this one module the class's methods; a second time changes nothing."""
+    if not isinstance(module, fused):
+        module.__class__ = _union(fused, type(module))  # type: ignore[arg-type]
+
+
+def unfuse(module: nn.Module) -> None:
+    """Give a module that was fused its own class back."""
+    module.__class__ = base_of(module)
+    module.__dict__.pop("_fusion", None)
+
+
+def base_of(module: nn.Module) -> type[nn.Module]:
+    """A module's own class, behind what fused it."""
+    base: type[nn.Module] = getattr(type(module), "_base", type(module))
+    return base
+
+
+def fusion_of(module: nn.Module) -> Fusion:
+    """What `apply_to` keeps on a module; of others nothing."""
+    fusion: Fusion = vars(module).get("_fusion", Fused._fusion)
+    return fusion
+
+
+@cache
+def _union(fused: type[Fused], base: type[nn.Module]) -> type[Fused]:
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    return type(base.__name__, (fused, base), names | {"_fused": fused, "_base": base})
+
+
+def _blank(fused: type[Fused], base: type[nn.Module]) -> nn.Module:
+    union = _union(fused, base)  # type: ignore[arg-type]
+    return union.__new__(union)
+
+
+# --- whether children are plain ------------------------------------------------------------------
+
+
+def plain_weights(*children: Any, biased: bool = True) -> list[Tensor] | None:
+    """The weights of linear layers, each read once; None where a call of one is more than x Wᵀ + b.
+
+    An adapter, a hook, a shard or a quantized weight in a child's place makes it more, and so does
+    a bias where there shall be none. A weight that others compute when it is read, by a
+    parametrization, does not.
+    """
+    if watched_everywhere():
+        return None
+    for child in children:
+        if type(child) is not nn.Linear and type(child).forward not in LINEAR_FORWARDS:
+            return None
+        if "forward" in child.__dict__ or hooked(child, BRING_TO_READERS):
+            return None
+        if not biased and getattr(child, "bias", None) is not None:
+            return None
+    weights = [child.weight for child in children]
+    return weights if all(map(is_plain, weights)) else None
+
+
+def hooked(module: Any, besides: tuple[str, ...] = ()) -> bool:
+    """Whether a call of the module runs hooks of its own, of others than these libraries."""
+    some = (
+        module._forward_hooks or module._forward_pre_hooks
+        or module._backward_hooks or module._backward_pre_hooks
+    )  # fmt: skip
+    return bool(some) and any(
+        str(getattr(hook, "__module__", None)).partition(".")[0] not in besides
+        for hook in _hooks(module)
+    )
+
+
+def watched(module: Any) -> bool:
+    """Whether a call of the module runs hooks that may look at values or change them."""
+    return watched_everywhere() or hooked(module, BRING_TO_CALLS)
+
+
+def watched_everywhere() -> bool:
+    """Whether someone hooks every module there is, to count operations say."""
+    return bool(
+        torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
+    )  # fmt: skip
+
+
+def _hooks(module: Any) -> Iterator[Any]:
+    for hooks in (
+        module._forward_hooks, module._forward_pre_hooks,
+        module._backward_hooks, module._backward_pre_hooks,
+    ):  # fmt: skip
+        yield from hooks.values()
+
+
+def is_plain(weight: Any) -> bool:
+    """Whether a weight is a tensor of torch's own, or one that stands for it while it traces.
+
+    Subclasses, DTensor say, may have rules for torch's operators and none for ours.
+    """
+    kind = type(weight)
+    if kind is nn.Parameter or kind is Tensor:
+        return True
+    return kind.__module__.startswith("torch._subclasses.")
+
+
+# --- checkpoints of earlier releases -------------------------------------------------------------
+
+
+def unpack(
+    module: nn.Module, packed: dict[str, tuple[str, ...]], state_dict: dict[str, Any], prefix: str
+) -> None:
+    """Put the rows of weights that earlier releases packed under the names of their parts.
+
+    `state_dict()` always spoke those names; DeepSpeed's consolidated state and
+    `torch.distributed.checkpoint` spoke the packed ones, `w_qkv` for instance.
+    """
+    for name, parts in packed.items():
+        if prefix + name not in state_dict:
+            continue
+        held = [getattr(module.get_submodule(p.rpartition(".")[0]), p.rpartition(".")[2])
+                for p in parts]  # fmt: skip
+        if any(weight is None for weight in held):
+            continue
+        sizes = [weight.shape[0] for weight in held]
+        whole = state_dict[prefix + name]
+        if sum(sizes) == whole.shape[0]:
+            del state_dict[prefix + name]
+            for part, rows in zip(parts, whole.split(sizes), strict=True):
+                state_dict[prefix + part] = rows.clone()
+
+
+def changeable(module: nn.Module, name: str) -> str | None:
+    """Why a child is more than a linear layer; None where it is that."""
+    child = getattr(module, name, None)
+    kind = type(child)
+    if not isinstance(child, nn.Module) or base_of(child).forward not in LINEAR_FORWARDS:
+        return f"{name} is a {kind.__module__}.{kind.__qualname__}, not a torch.nn.Linear"
+    if "forward" in vars(child):
+        return f"{name} has a forward of its own"
+    if hooked(child):
+        return f"{name} has hooks, which the fused product would not call"
+    if not is_plain(child.weight):
+        return f"the weight of {name} is a {type(child.weight).__qualname__}"
+    return None

@@ -1,0 +1,243 @@
+# ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
+"""Three linear layers of one x at few tokens: all results by one launch, all gradients by another.
+
+    forward     y_i = x W_iᵀ + b_i
+    backward    d_x = Σ dy_i W_i        d_W_i = dy_iᵀ x
+
+| tensor          | shape               |
+|-----------------|---------------------|
+| x, d_x          | (tokens, inputs)    |
+| W_i, d_W_i      | (outputs_i, inputs) |
+| b_i             | (outputs_i,)        |
+| y_i, dy_i       | (tokens, outputs_i) |
+
+All are contiguous, at 16 bytes, of one dtype of 16 bits. Sums are fp32, rounded once: that of d_x
+too, over all three. Of n terms each errs by at most n 2⁻²² of their magnitudes' sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fusedlib.kernels.few_tokens.kernels import (
+    D_X,
+    DOWN,
+    INTERPRETED,
+    OTHER_SIDE,
+    SIDE,
+    _block,
+    _config,
+    _outer_product,
+    _store,
+    span_of,
+)
+from fusedlib.kernels.launch import (
+    MOST_LAUNCHES,
+    Launch,
+    allocator,
+    cdiv,
+    current_device,
+    current_index,
+    laid_out,
+)
+from fusedlib.kernels.plan import settled
+from fusedlib.kernels.route import TAKEN, has_kernels
+from fusedlib.kernels.swiglu_configs import ALIGNMENT, FEW_TOKENS, architecture
+
+# Pointers and sizes are chosen, not code: with a loop for each of the three, each would have shared
+# memory of its own.
+
+
+@triton.jit(do_not_specialize=("tokens", "of_q", "of_k"))
+def _few_projections_kernel(  # type: ignore[no-untyped-def]
+    x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v, tokens, inputs, q_width, k_width, v_width, of_q, of_k,
+    BIASED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The first `of_q` programs are q's, `of_k` more k's, the rest v's."""
+    program = tl.program_id(0)
+    is_q, is_k = program < of_q, program < of_q + of_k
+    tile = program - tl.where(is_q, 0, tl.where(is_k, of_q, of_q + of_k))
+    weight = tl.where(is_q, w_q, tl.where(is_k, w_k, w_v))
+    result = tl.where(is_q, q, tl.where(is_k, k, v))
+    width = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
+    row_tiles = tl.cdiv(tokens, BLOCK_M)
+    row, column = tile % row_tiles * BLOCK_M, tile // row_tiles * BLOCK_N
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for depth in range(0, inputs, BLOCK_K):
+        left = _block(x, row, depth, tokens, inputs, inputs, BLOCK_M, BLOCK_K, False)
+        right = _block(weight, column, depth, width, inputs, inputs, BLOCK_N, BLOCK_K, False)
+        acc = tl.dot(left, right.T, acc)
+    if BIASED:
+        bias = tl.where(is_q, b_q, tl.where(is_k, b_k, b_v))
+        j = column + tl.arange(0, BLOCK_N)
+        acc += tl.load(bias + j, mask=j < width, other=0.0).to(tl.float32)[None, :]
+    _store(result, acc, row, column, tokens, width, width, BLOCK_M, BLOCK_N)
+
+
+@triton.jit
+def _sum_of_products(  # type: ignore[no-untyped-def]
+    d_q, d_k, d_v, w_q, w_k, w_v, d_x, tile, tokens, inputs, q_width, k_width, v_width,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """The tile-th [HEIGHT, WIDTH] of d_x (tokens, inputs) = d_q w_q + d_k w_k + d_v w_v."""
+    row_tiles = tl.cdiv(tokens, HEIGHT)
+    row, column = tile % row_tiles * HEIGHT, tile // row_tiles * WIDTH
+    acc = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
+    of_q, of_k, of_v = tl.cdiv(q_width, DEPTH), tl.cdiv(k_width, DEPTH), tl.cdiv(v_width, DEPTH)
+    for block in range(0, of_q + of_k + of_v):
+        is_q, is_k = block < of_q, block < of_q + of_k
+        k = (block - tl.where(is_q, 0, tl.where(is_k, of_q, of_q + of_k))) * DEPTH
+        upstream = tl.where(is_q, d_q, tl.where(is_k, d_k, d_v))
+        weight = tl.where(is_q, w_q, tl.where(is_k, w_k, w_v))
+        depth = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
+        left = _block(upstream, row, k, tokens, depth, depth, HEIGHT, DEPTH, False)
+        right = _block(weight, k, column, depth, inputs, inputs, DEPTH, WIDTH, False)
+        acc = tl.dot(left, right, acc)
+    _store(d_x, acc, row, column, tokens, inputs, inputs, HEIGHT, WIDTH)
+
+
+@triton.jit(do_not_specialize=("tokens", "of_x", "of_q", "of_k"))
+def _few_projections_gradients_kernel(  # type: ignore[no-untyped-def]
+    x, w_q, w_k, w_v, d_q, d_k, d_v, d_x, d_w_q, d_w_k, d_w_v,
+    tokens, inputs, q_width, k_width, v_width, of_x, of_q, of_k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SIDE: tl.constexpr,
+    SPAN: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """The first `of_x` programs are d_x's, then those of the weights of q, k and v."""
+    program = tl.program_id(0)
+    if program < of_x:
+        _sum_of_products(
+            d_q, d_k, d_v, w_q, w_k, w_v, d_x, program, tokens, inputs, q_width, k_width, v_width,
+            BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+    else:
+        program -= of_x
+        is_q, is_k = program < of_q, program < of_q + of_k
+        tile = program - tl.where(is_q, 0, tl.where(is_k, of_q, of_q + of_k))
+        upstream = tl.where(is_q, d_q, tl.where(is_k, d_k, d_v))
+        result = tl.where(is_q, d_w_q, tl.where(is_k, d_w_k, d_w_v))
+        width = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
+        _outer_product(upstream, x, result, tile, tokens, width, inputs, TOKENS, SIDE, SPAN)
+
+
+# What is kept of calls with the same sizes: a launch and the results' shapes, or None for torch.
+Kept = tuple[Launch, tuple[Any, ...]] | None
+_FORWARD: dict[Hashable, Kept] = {}
+_GRADIENTS: dict[Hashable, Kept] = {}
+
+
+def project(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> tuple[Tensor, ...] | None:
+    """y_i (..., outputs_i) of x (..., inputs), all on one device, or None where they are torch's.
+
+    They are for more than 64 tokens, other dtypes, sizes that are no multiples of 16, where some
+    have a bias and others not, and for operands that are not contiguous or not at 16 bytes.
+    """
+    w_q, w_k, w_v = weights
+    b_q, b_k, b_v = biases
+    biased = b_q is not None
+    key = x.shape, w_q.shape, w_k.shape, w_v.shape, x.dtype, x.device, biased
+    kept = _FORWARD.get(key, _UNKNOWN)
+    if kept is _UNKNOWN:
+        kept = _keep(_FORWARD, key, partial(_forward_launch, biased=biased), x, weights)
+    if kept is None or (b_k is not None) != biased or (b_v is not None) != biased:
+        return None
+    if not (x.is_contiguous() and w_q.is_contiguous() and w_k.is_contiguous()):
+        return None
+    bits = x.data_ptr() | w_q.data_ptr() | w_k.data_ptr() | w_v.data_ptr()
+    if b_q is not None and b_k is not None and b_v is not None:
+        bits |= b_q.data_ptr() | b_k.data_ptr() | b_v.data_ptr()
+    else:
+        b_q = b_k = b_v = x  # which is not read
+    if bits % 16 or not w_v.is_contiguous():
+        return None
+    launch, results = kept
+    new = allocator(x.device)
+    if x.is_cuda and current_index() != x.get_device():
+        with current_device(x):
+            return _started(launch, new, results, x, w_q, w_k, w_v, b_q, b_k, b_v)
+    return _started(launch, new, results, x, w_q, w_k, w_v, b_q, b_k, b_v)
+
+
+def gradients(
+    x: Tensor, weights: Sequence[Tensor], upstream: Sequence[Tensor]
+) -> tuple[Tensor, ...] | None:
+    """d_x and d_W_i, of upstream dy_i (..., outputs_i), or None where they are torch's."""
+    here: Any = settled(x, *weights, *upstream)
+    x, weights = here[0], here[1:4]
+    key = x.shape, *(w.shape for w in weights), x.dtype, x.device
+    kept = _GRADIENTS.get(key, _UNKNOWN)
+    if kept is _UNKNOWN:
+        kept = _keep(_GRADIENTS, key, _gradients_launch, x, weights)
+    if kept is None:
+        return None
+    with current_device(x):
+        return _started(kept[0], allocator(x.device), kept[1], *here)
+
+
+_UNKNOWN: Any = object()
+
+
+def _started(
+    launch: Launch, new: Callable[..., Tensor], results: tuple[Any, ...], *operands: Tensor
+) -> tuple[Tensor, ...]:
+    found = tuple(new(*shape) for shape in results)
+    launch(*operands, *found)
+    return found
+
+
+def _keep(
+    place: dict[Hashable, Kept], key: Hashable, make: Callable[..., Launch], x: Tensor,
+    weights: Sequence[Tensor],
+) -> Kept:  # fmt: skip
+    """The launch for such operands, kept on a GPU; tests change the interpreter's configuration."""
+    inputs, widths = x.shape[-1], tuple(w.shape[0] for w in weights)
+    tokens = x.shape[:-1].numel()
+    even = inputs % ALIGNMENT == 0 and not any(width % ALIGNMENT for width in widths)
+    runs = 0 < tokens <= FEW_TOKENS and x.dtype in TAKEN and has_kernels(x.device)
+    kept: Kept = None
+    if runs and even:
+        shapes: list[tuple[int, ...]] = [(*x.shape[:-1], width) for width in widths]
+        if place is _GRADIENTS:
+            shapes = [tuple(x.shape), *((width, inputs) for width in widths)]
+        launch = make(x.device, tokens, inputs, widths)
+        kept = launch, tuple(laid_out(shape, x.dtype) for shape in shapes)
+    if x.is_cuda:
+        if len(place) >= MOST_LAUNCHES:
+            place.clear()
+        place[key] = kept
+    return kept
+
+
+def _forward_launch(
+    device: torch.device, tokens: int, inputs: int, widths: tuple[int, ...], biased: bool
+) -> Launch:
+    config = _config(DOWN, device, sum(widths))
+    rows = cdiv(tokens, config.block_m)
+    tiles = [rows * cdiv(width, config.block_n) for width in widths]
+    scalars = tokens, inputs, *widths, *tiles[:2]
+    programs = sum(tiles), 1, 1
+    return Launch(_few_projections_kernel, config, programs, (), scalars, {"BIASED": biased})
+
+
+def _gradients_launch(
+    device: torch.device, tokens: int, inputs: int, widths: tuple[int, ...]
+) -> Launch:
+    config = _config(D_X, device, inputs)
+    side = config.block_n if INTERPRETED else SIDE.get(architecture(device), OTHER_SIDE)
+    span = 2 if INTERPRETED else span_of(cdiv(sum(widths), side) * cdiv(inputs, side))
+    of_x = cdiv(tokens, config.block_m) * cdiv(inputs, config.block_n)
+    tiles = [cdiv(width, side) * cdiv(inputs, side * span) for width in widths]
+    constants = {"SIDE": side, "SPAN": span, "TOKENS": FEW_TOKENS}
+    scalars = tokens, inputs, *widths, of_x, *tiles[:2]
+    programs = of_x + sum(tiles), 1, 1
+    return Launch(_few_projections_gradients_kernel, config, programs, (), scalars, constants)

@@ -1,0 +1,72 @@
+"""What `torch.utils.flop_counter.FlopCounterMode` counts of our operators: 2 m n k a product.
+
+Products alone, as torch counts them of its own operators, and all that are computed: where a
+backward computes gate|up or logits again (save="input", losses by token), those count again.
+Gradients that a forward computes count there.
+
+Registered with the operators, so that no import of `fusedlib` waits for the counter's module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+Shape = tuple[int, ...]
+
+
+def _gate_up(x: Shape, w_gate: Shape, w_up: Shape | None, *_: Any, **__: Any) -> int:
+    rows = w_gate[0] + (0 if w_up is None else w_up[0])
+    return 2 * prod(x) * rows
+
+
+def _mlp(x: Shape, w_gate: Shape, w_up: Shape | None, w_down: Shape, *_: Any, **__: Any) -> int:
+    return _gate_up(x, w_gate, w_up) + 2 * x[0] * prod(w_down)
+
+
+def _dh(dy: Shape | None, w_down: Shape | None, *_: Any, **__: Any) -> int:
+    return 0 if dy is None or w_down is None else 2 * dy[0] * prod(w_down)
+
+
+def _product(a: Shape, b: Shape, **_: Any) -> int:
+    return 2 * prod(a) * b[1]
+
+
+def _of_gate_up(a: Shape, w_gate: Shape, w_up: Shape, *_: Any, **__: Any) -> int:
+    return 2 * a[0] * (prod(w_gate) + prod(w_up))
+
+
+def _linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    return 2 * prod(x) * weight[0]
+
+
+def _loss(hidden: Shape, weight: Shape, *others: Any, **_: Any) -> int:
+    wants_hidden, wants_weight, _ = others[-1]
+    return _linear(hidden, weight) * (1 + wants_hidden + wants_weight)
+
+
+FORMULAS: dict[str, Callable[..., int]] = {
+    "swiglu": _gate_up,
+    "swiglu_mlp": _mlp,
+    "swiglu_backward": _dh,
+    "split_mm": _product,
+    "split_mm_gate_up": _of_gate_up,
+    "linear": _linear,
+    "linear_cross_entropy": _loss,
+    "linear_cross_entropy_by_token": _linear,
+}
+
+
+def count(name: str, packet: Any) -> None:
+    """Have operators of that name counted, by counters that run already too."""
+    if name not in FORMULAS:
+        return
+    register_flop_formula(packet)(FORMULAS[name])
+    for mode in _get_current_dispatch_mode_stack():
+        counter: Any = getattr(mode, "counter", None)
+        if hasattr(counter, "flop_registry"):  # a copy
+            counter.flop_registry[packet] = flop_registry[packet]

@@ -1,0 +1,97 @@
+"""q, k and v of one x in Triton's interpreter: `tests/test_projections.py` runs this file."""
+
+import pytest
+import torch
+from projections_checks import SHAPES, misses, operands, step
+from torch.autograd import grad
+
+from fusedlib import qkv
+from fusedlib.kernels.few_tokens import projections as kernels
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch):
+    """Names of the kernels that start."""
+    names, forward, backward = [], kernels.project, kernels.gradients
+
+    def noted(name, call):
+        def started(*given):
+            found = call(*given)
+            names.extend([name] if found is not None else [])
+            return found
+
+        return started
+
+    monkeypatch.setattr(kernels, "project", noted("results", forward))
+    monkeypatch.setattr(kernels, "gradients", noted("gradients", backward))
+    return names
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_results_and_gradients_vs_float64(monkeypatch, started, shape, dtype, biased, joined):
+    monkeypatch.setattr(qkv, "MOST_JOINED", qkv.MOST_JOINED * joined)
+    assert misses("cpu", dtype, shape, biased) == []
+    assert started == ["results", "gradients"] * (shape[0] <= 64)
+
+
+@pytest.mark.parametrize("frozen", [("x",), ("w_q",), ("w_k", "w_v"), ("x", "w_q", "b_v")])
+def test_what_is_frozen_gets_nothing(frozen):
+    assert misses("cpu", "float16", SHAPES[1], True, frozen) == []
+
+
+def test_one_result_alone_and_other_strides():
+    leaves = operands("cpu", torch.float16, SHAPES[1], True)
+    for place, name in enumerate("qkv"):
+        y = qkv.projections(*leaves.given())[place]
+        wanted = torch.nn.functional.linear(leaves["x"], leaves[f"w_{name}"], leaves[f"b_{name}"])
+        torch.testing.assert_close(y, wanted, rtol=2e-3, atol=2e-3)
+        found = grad(y.sum(), [leaves["x"], leaves[f"w_{name}"], leaves[f"b_{name}"]])
+        torch.testing.assert_close(
+            found,
+            grad(wanted.sum(), [leaves["x"], leaves[f"w_{name}"], leaves[f"b_{name}"]]),
+            rtol=2e-3, atol=2e-3,
+        )  # fmt: skip
+    leaves.lay("x", lambda t: t.t().contiguous().t())
+    leaves.lay("w_k", lambda t: t.t().contiguous().t())
+    assert all(t.isfinite().all() for t in step(leaves).values())
+
+
+def test_a_second_derivative_is_torch_s():
+    leaves = operands("cpu", torch.float32, SHAPES[1], False)
+    found = qkv.projections(*leaves.given())
+    loss = sum(y.square().sum() for y in found)
+    (d_x,) = grad(loss, leaves["x"], create_graph=True)
+    (second,) = grad(d_x.square().sum(), leaves["w_k"])
+    plain = [torch.nn.functional.linear(leaves["x"], leaves[f"w_{n}"]) for n in "qkv"]
+    (d_x,) = grad(sum(y.square().sum() for y in plain), leaves["x"], create_graph=True)
+    wanted = grad(d_x.square().sum(), leaves["w_k"])[0]
+    torch.testing.assert_close(second, wanted, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "fault", ["k left out of d_x", "v by k's weight", "a bias left out", "a row too few"]
+)
+def test_broken_kernels_are_rejected(monkeypatch, fault):
+    if fault == "k left out of d_x":
+        right = kernels.gradients
+        monkeypatch.setattr(
+            kernels, "gradients",
+            lambda x, w, d: right(x, [w[0], w[1] * 0, w[2]], d),
+        )  # fmt: skip
+    elif fault == "v by k's weight":
+        right = kernels.project
+        monkeypatch.setattr(kernels, "project", lambda x, w, b: right(x, [w[0], w[1], w[1]], b))
+    elif fault == "a bias left out":
+        right = kernels.project
+        monkeypatch.setattr(kernels, "project", lambda x, w, b: right(x, w, [b[0], b[1], b[2] * 0]))
+    else:
+        right = kernels.gradients
+
+        def short(x, w, d):
+            return right(x * (torch.arange(x.shape[0]) < x.shape[0] - 1)[:, None], w, d)
+
+        monkeypatch.setattr(kernels, "gradients", short)
+    assert misses("cpu", "float16", SHAPES[1], True) != []

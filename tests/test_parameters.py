@@ -1,0 +1,508 @@
+"""A patched model keeps its parameters: what others do to them does what it does to the plain one.
+
+Right values are those of the unpatched model in the same use.
+"""
+
+import copy
+import inspect
+import io
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
+
+pytest.importorskip("transformers")
+
+from llama_models import NAMES, make, tokens
+
+import fusedlib
+from fusedlib.fused import Fused
+
+GATE = "model.layers.0.mlp.gate_proj"
+QUERY = "model.layers.0.self_attn.q_proj"
+KEY = "model.layers.1.self_attn.k_proj"
+EVERY = ["Llama", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Mixtral", "Gemma"]
+
+
+def pair(name="Llama", **settings):
+    """The same model plain and patched, in float64: what differs by more than rounding is wrong."""
+    plain = make(name, **settings)
+    if name != "Mixtral":  # whose experts are multiplied in fp32 at most
+        plain = plain.double()
+    patched = copy.deepcopy(plain)
+    fusedlib.apply_to(patched)
+    return plain, patched
+
+
+def loss_of(model):
+    ids, labels = tokens()
+    return model(input_ids=ids, labels=labels).loss
+
+
+def gradients(model):
+    model.zero_grad()
+    loss_of(model).backward()
+    return {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+
+
+def train(model, optimizer, steps=3):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+    return dict(model.state_dict())
+
+
+def same(found, wanted):
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+# --- the parameters themselves -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_parameter_and_module_is_the_object_that_it_was(name):
+    model = make(name)
+    named, modules = dict(model.named_parameters()), dict(model.named_modules())
+    addresses = [p.data_ptr() for p in named.values()]
+    state = list(model.state_dict())
+    assert any(fusedlib.apply_to(model).replaced.values())
+    assert list(model.named_parameters()) == list(named.items())
+    assert all(a is b for a, b in zip(model.parameters(), named.values(), strict=True))
+    assert [p.data_ptr() for p in model.parameters()] == addresses
+    assert list(model.state_dict()) == state
+    assert all(a is b for a, b in zip(model.modules(), modules.values(), strict=True))
+    assert [m._get_name() for m in model.modules()] == [m._get_name() for m in make(name).modules()]
+    assert model.get_parameter(f"{KEY}.weight" if name != "Phi3" else "lm_head.weight") is not None
+    projections = [m for n, m in modules.items() if n.endswith("q_proj")]
+    assert {type(m) for m in projections} <= {nn.Linear}
+
+
+@pytest.mark.parametrize("name", [*NAMES, "Phi3"])
+def test_a_second_call_finds_nothing_and_a_switch_alone_the_rest(name):
+    model = make(name)
+    fusedlib.apply_to(model, mlp=False, loss=False)
+    report = fusedlib.apply_to(model)
+    assert len(report.replaced["mlp"]) == 2 and len(report.replaced["loss"]) == 1
+    again = fusedlib.apply_to(model)
+    assert not any(again.replaced.values()) and len(again.already["mlp"]) == 2
+
+
+def test_what_apply_to_keeps_is_one_record():
+    plain, patched = pair()
+    for before, after in zip(plain.modules(), patched.modules(), strict=True):
+        new = vars(after).keys() - vars(before).keys()
+        assert new <= {"_fusion"} and (not new or isinstance(after, Fused))
+
+
+# --- frozen, hooked, shaped by others ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "frozen", [[QUERY], [GATE], [GATE, QUERY, "model.layers.0.mlp.up_proj", KEY], ["model.layers"]]
+)
+@pytest.mark.parametrize("before", [False, True])
+def test_what_is_frozen_has_no_gradient_and_all_else_has_its_own(frozen, before):
+    plain, patched = pair()
+    if before:
+        patched = make().double()
+    for model in (plain, patched):
+        for path in frozen:
+            for p in model.get_submodule(path).parameters():
+                p.requires_grad = False
+    if before:
+        report = fusedlib.apply_to(patched)
+        assert not report.left["mlp"] and not report.left["attention"]
+    found, wanted = gradients(patched), gradients(plain)
+    assert all(wanted[f"{path}.weight"] is None for path in frozen if "layers." in path)
+    same(found, wanted)
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.parametrize("before", [False, True])
+def test_hooks_of_weights_see_and_change_gradients(register, before):
+    plain, patched = pair()
+    if before:
+        patched = make().double()
+    calls = []
+
+    def scale(given):
+        calls.append(1)
+        if register == "register_hook":
+            return given * 0
+        given.grad.mul_(3)
+        return None
+
+    for model in (plain, patched):
+        for path in (QUERY, GATE, "lm_head"):
+            getattr(model.get_submodule(path).weight, register)(scale)
+    if before:
+        fusedlib.apply_to(patched)
+    wanted, found = gradients(plain), gradients(patched)
+    same(found, wanted)
+    assert len(calls) == 6
+    if register == "register_hook":
+        assert not found[f"{QUERY}.weight"].any()
+
+
+SHAPED = {
+    "weight_norm": lambda layer: parametrizations.weight_norm(layer),
+    "orthogonal": lambda layer: parametrizations.orthogonal(layer),
+    "spectral_norm": lambda layer: parametrizations.spectral_norm(layer),
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),
+}
+
+
+@pytest.mark.parametrize("path", [QUERY, GATE, "lm_head"])
+@pytest.mark.parametrize("shape", SHAPED)
+def test_weights_that_others_compute_are_used(shape, path):
+    models = pair()
+    for model in models:
+        torch.manual_seed(4)
+        SHAPED[shape](model.get_submodule(path))
+    wanted, found = map(gradients, models)
+    assert any("original" in name or "orig" in name for name in wanted)
+    same(found, wanted)
+
+
+def test_a_parametrization_taken_off_leaves_the_fused_layer():
+    plain, patched = pair()
+    for model in (plain, patched):
+        parametrizations.weight_norm(model.get_submodule(GATE))
+        parametrize.remove_parametrizations(model.get_submodule(GATE), "weight")
+    same(gradients(patched), gradients(plain))
+    assert patched.model.layers[0].mlp.weights() is not None
+
+
+def test_functional_call_and_single_gradients():
+    plain, patched = pair()
+    ids, _ = tokens()
+    state = {name: 0.9 * weight.detach() for name, weight in plain.state_dict().items()}
+    found, wanted = (torch.func.functional_call(m, state, (ids,)).logits for m in (patched, plain))
+    same(found, wanted)
+    for path in (QUERY, KEY, GATE):
+        found, wanted = (
+            torch.autograd.grad(loss_of(m), m.get_parameter(f"{path}.weight"))[0]
+            for m in (patched, plain)
+        )
+        same(found, wanted)
+
+
+def test_hooks_of_every_module_see_every_module():
+    plain, patched = pair()
+    seen = {}
+    for model in (plain, patched):
+        names, calls = {m: n for n, m in model.named_modules()}, []
+        handle = nn.modules.module.register_module_forward_hook(
+            lambda module, _, found, names=names, calls=calls: calls.append(names.get(module))
+        )
+        loss_of(model)
+        handle.remove()
+        seen[model] = [name for name in calls if name and "layers" in name]
+    assert seen[patched] == seen[plain] and QUERY in seen[plain]
+
+
+def test_an_activation_hooked_afterwards_is_called():
+    _, patched = pair()
+    calls = []
+    patched.model.layers[1].mlp.act_fn.register_forward_hook(lambda *_: calls.append(1))
+    loss_of(patched)
+    assert calls == [1]
+
+
+# --- optimizers ----------------------------------------------------------------------------------
+
+
+def muon(model):
+    return torch.optim.Muon([p for p in model.parameters() if p.ndim == 2], lr=0.02)
+
+
+OPTIMIZERS = {
+    "AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3),
+    "fused AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3, fused=True),
+    "Adafactor": lambda m: torch.optim.Adafactor(m.parameters(), lr=1e-2),
+    "Muon": muon,
+    "by name": lambda m: torch.optim.SGD(
+        [p for n, p in m.named_parameters() if "q_proj" in n or "down_proj" in n], lr=0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Phi3"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_train_the_same_model(optimizer, name):
+    plain, patched = pair(name)
+    before = {n: w.clone() for n, w in plain.state_dict().items()}
+    wanted = train(plain, OPTIMIZERS[optimizer](plain))
+    found = train(patched, OPTIMIZERS[optimizer](patched))
+    off, moved = (
+        sum((other[n] - wanted[n]).square().sum().item() for n in wanted) ** 0.5
+        for other in (found, before)
+    )
+    # Muon makes rounding in directions without a gradient as large as the rest.
+    assert 0 < off < (0.05 if optimizer == "Muon" else 1e-4) * moved
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_optimizer_that_steps_inside_backward(fused):
+    plain, patched = pair()
+    for model in (plain, patched):
+        for p in model.parameters():
+            own = torch.optim.SGD([p], lr=0.1, fused=fused)
+            p.register_post_accumulate_grad_hook(lambda q, own=own: own.step() or own.zero_grad())
+        for _ in range(3):
+            loss_of(model).backward()
+    same(dict(patched.state_dict()), dict(plain.state_dict()))
+
+
+def test_an_optimizer_made_before_and_its_state_go_on():
+    plain, patched = make().double(), make().double()
+    own = OPTIMIZERS["AdamW"](plain)
+    train(plain, own)
+    patched.load_state_dict(plain.state_dict())
+    optimizer = OPTIMIZERS["AdamW"](patched)  # before the model is patched
+    fusedlib.apply_to(patched)
+    optimizer.load_state_dict(copy.deepcopy(own.state_dict()))
+    same(train(patched, optimizer), train(plain, own))
+
+
+# --- checkpoints of earlier releases -------------------------------------------------------------
+
+
+def packed_state(model):
+    """As earlier releases named parameters that they had packed."""
+    state, packed = dict(model.state_dict()), {}
+    for i in range(2):
+        attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
+        for kind, name in (("weight", "w_qkv"), ("bias", "bias_qkv")):
+            parts = [state.pop(f"{attention}{p}_proj.{kind}", None) for p in "qkv"]
+            if parts[0] is not None:
+                packed[attention + name] = torch.cat(parts)
+        parts = [state.pop(f"{mlp}{p}_proj.weight") for p in ("gate", "up")]
+        packed[f"{mlp}w_gate_up"] = torch.cat(parts)
+        packed[f"{mlp}w_down"] = state.pop(f"{mlp}down_proj.weight")
+    return state | packed
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen2"])
+def test_packed_names_of_earlier_releases_load(name):
+    plain, patched = pair(name)
+    with torch.no_grad():
+        for weight in patched.parameters():
+            weight.zero_()
+    state = packed_state(plain)
+    assert str(patched.load_state_dict(state)) == "<All keys matched successfully>"
+    assert all(map(torch.equal, patched.state_dict().values(), plain.state_dict().values()))
+    state["model.layers.0.self_attn.w_qkv"] = state["model.layers.0.self_attn.w_qkv"][1:]
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*w_qkv"):
+        patched.load_state_dict(state)
+
+
+def test_an_optimizers_state_of_packed_weights_is_refused():
+    _, patched = pair()
+    packed = [nn.Parameter(t.clone()) for t in packed_state(patched).values()]
+    state = torch.optim.AdamW(packed, lr=1e-3).state_dict()
+    with pytest.raises(ValueError, match="size of optimizer's group"):
+        torch.optim.AdamW(patched.parameters(), lr=1e-3).load_state_dict(state)
+
+
+# --- adapters and trainers -----------------------------------------------------------------------
+
+
+ADAPTERS = {
+    "modules_to_save": {"target_modules": ["q_proj"], "modules_to_save": ["k_proj"]},
+    "bias=all": {"target_modules": ["q_proj"], "bias": "all"},
+    "bias=lora_only": {"target_modules": ["q_proj", "gate_proj"], "bias": "lora_only"},
+    "target_parameters": {"target_parameters": ["mlp.gate_proj.weight"]},
+    "several": {"target_modules": ["q_proj", "v_proj", "up_proj", "lm_head"]},
+}
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("name", ["Llama", "Qwen2"])
+def test_peft_trains_what_it_trains_in_the_plain_model(name, adapter):
+    peft = pytest.importorskip("peft")
+    trained, sizes = [], []
+    for model in pair(name):
+        torch.manual_seed(3)
+        config = peft.LoraConfig(r=2, init_lora_weights=False, **ADAPTERS[adapter])
+        wrapped = peft.get_peft_model(model, config)
+        sizes.append(wrapped.get_nb_trainable_parameters())
+        weights = [p for p in wrapped.parameters() if p.requires_grad]
+        train(wrapped, torch.optim.AdamW(weights, lr=1e-2))
+        trained.append({n: p for n, p in wrapped.named_parameters() if p.requires_grad})
+    assert sizes[0] == sizes[1] and list(trained[0]) == list(trained[1])
+    torch.testing.assert_close(trained[1], trained[0], rtol=1e-3, atol=1e-4)
+
+
+def test_adalora_trains():
+    peft = pytest.importorskip("peft")
+    trained = []
+    for model in pair():
+        torch.manual_seed(3)
+        config = peft.AdaLoraConfig(
+            target_modules=["q_proj", "gate_proj"], init_r=4, target_r=2, total_step=4, tinit=1,
+            tfinal=1, deltaT=1, task_type="CAUSAL_LM",
+        )  # fmt: skip
+        wrapped = peft.get_peft_model(model, config)
+        weights = [p for p in wrapped.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(weights, lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(wrapped).backward()
+            optimizer.step()
+            wrapped.base_model.update_and_allocate(step)
+        trained.append({n: p for n, p in wrapped.named_parameters() if p.requires_grad})
+    torch.testing.assert_close(trained[1], trained[0], rtol=1e-3, atol=1e-5)
+
+
+def test_the_trainer_shifts_labels_for_its_label_smoothing(tmp_path):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    losses = []
+    ids, labels = tokens()
+    for model in pair():
+        arguments = TrainingArguments(
+            str(tmp_path), label_smoothing_factor=0.1, use_cpu=True, report_to=[]
+        )
+        trainer = Trainer(model, arguments)
+        losses.append(trainer.compute_loss(model, {"input_ids": ids, "labels": labels}))
+    same(losses[1], losses[0])
+
+
+def test_resized_embeddings_are_fused_again_by_another_call():
+    plain, patched = pair()
+    for model in (plain, patched):
+        torch.manual_seed(5)
+        model.resize_token_embeddings(223)
+    same(loss_of(patched).float(), loss_of(plain).float())
+    report = fusedlib.apply_to(patched)
+    assert report.replaced["loss"] == [""] and not report.already["loss"]
+    ids, labels = tokens()
+    assert patched(ids, labels=labels).logits is None
+    same(loss_of(patched).float(), loss_of(plain).float())
+    patched.lm_head = nn.Sequential(patched.lm_head)
+    assert "not a torch.nn.Linear" in fusedlib.apply_to(patched).left["loss"][0][1]
+
+
+# --- what goes in and comes out ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*EVERY, "Gemma2"])
+def test_forwards_take_the_arguments_that_they_took(name):
+    """By name: the first argument of every module, and what own attention functions are given."""
+    from transformers import AttentionInterface
+
+    given, found = [], []
+
+    def attend(module, query, key, value, attention_mask, **own):
+        given[-1].append(sorted(own))
+        groups = query.shape[1] // key.shape[1]
+        key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return mixed.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("own", attend)
+    for model in pair(name, attn_implementation="own"):
+        given.append([])
+        loss_of(model)
+        for path, module in model.named_modules():
+            if path.endswith(("norm", "mlp", "layernorm")):
+                first = first_argument(module)
+                width = 64 if path.endswith("mlp") else module.weight.shape[0]
+                x = torch.ones(1, 2, width, dtype=model.dtype)
+                found.append((f"{path}({first}=)", module(**{first: x})))
+    assert given[0] == given[1]
+    half = len(found) // 2
+    assert half
+    same(dict(found[half:]), dict(found[:half]))
+
+
+def first_argument(module):
+    plain = getattr(type(module), "_base", type(module))
+    return list(inspect.signature(plain.forward).parameters)[1]
+
+
+def test_tensors_that_leave_the_model_carry_nothing():
+    _, patched = pair()
+    ids, _ = tokens()
+    hidden = patched(ids, output_hidden_states=True).hidden_states
+    file = io.BytesIO()
+    torch.save(hidden, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    same(list(loaded), [h.detach() for h in hidden])
+    assert not any(vars(h) for h in hidden)
+
+
+def test_what_a_norm_was_given_is_freed_with_its_graph():
+    _, patched = pair()
+    given = []
+    patched.model.norm.register_forward_pre_hook(lambda _, x: given.append(weakref.ref(x[0])))
+    hidden = patched.model(tokens()[0]).last_hidden_state
+    hidden.sum().backward()
+    assert given[0]() is None
+
+
+def test_a_model_patched_in_inference_mode_trains():
+    plain, patched = make().double(), make().double()
+    with torch.inference_mode():
+        fusedlib.apply_to(patched)
+    same(gradients(patched), gradients(plain))
+
+
+def test_print_says_what_is_fused():
+    _, patched = pair()
+    words = str(patched)
+    assert words.count("LlamaMLP") == 1 and "LlamaRMSNorm((64,), eps=1e-06, fused)" in words
+
+
+def replica_of(model):
+    """As `torch.nn.DataParallel` makes one: shallow copies, parameters as plain attributes."""
+    copies = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, replica in copies.items():
+        for name, child in module._modules.items():
+            replica._modules[name] = None if child is None else copies[child]
+        for name, weight in module._parameters.items():
+            if weight is None:
+                replica._parameters[name] = None
+            else:
+                setattr(replica, name, 1 * weight)
+        for name, held in module._buffers.items():
+            setattr(replica, name, held)
+    return copies[model]
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_replica_of_data_parallel_computes_with_its_own_weights(adapted):
+    plain, patched = pair()
+    calls = []
+    for model in (plain, patched):
+        if adapted:
+            model.get_submodule(QUERY).register_forward_hook(lambda *_: calls.append(1))
+        replica = replica_of(model)
+        loss_of(replica).backward()
+    same({n: p.grad for n, p in patched.named_parameters()},
+         {n: p.grad for n, p in plain.named_parameters()})  # fmt: skip
+    assert len(calls) == 2 * adapted
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("adapted", [False, True])
+def test_data_parallel_trains_as_the_plain_model(adapted):
+    peft = pytest.importorskip("peft") if adapted else None
+    found = []
+    for model in pair():
+        model = model.float().cuda()
+        if peft is not None:
+            torch.manual_seed(3)
+            config = peft.LoraConfig(r=2, init_lora_weights=False, target_modules=["q_proj"])
+            model = peft.get_peft_model(model, config)
+        ids, labels = tokens("cuda", shape=(4, 33))
+        nn.DataParallel(model)(input_ids=ids, labels=labels).loss.sum().backward()
+        found.append({n: p.grad for n, p in model.named_parameters() if p.requires_grad})
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
