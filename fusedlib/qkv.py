@@ -101,9 +101,11 @@ class Projections(Direct):
             if found is not None:
                 return *found, *d_biases
         if every and sum(w.numel() for w in weights) <= MOST_JOINED:
-            dy = torch.cat([d.reshape(-1, d.shape[-1]) for d in upstream if d is not None], dim=1)
-            d_joined = torch.mm(dy, torch.cat(weights)).view_as(x)
-            d_weight = torch.mm(dy.t(), x.reshape(-1, x.shape[-1]))
+            joined = torch.cat(
+                [d.reshape(-1, d.shape[-1]) for d in upstream if d is not None], dim=1
+            )
+            d_joined = torch.mm(joined, torch.cat(weights)).view_as(x)
+            d_weight = torch.mm(joined.t(), x.reshape(-1, x.shape[-1]))
             return d_joined, *d_weight.split([w.shape[0] for w in weights]), *d_biases
         d_x: Tensor | None = None
         d_weights: list[Tensor | None] = [None] * 3
