@@ -189,6 +189,20 @@ def test_drawings_stand_below_each_other_with_the_data_of_both():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("data", ["\n", "ms\n"])
+def test_a_drawing_of_no_rows_is_left_out(data):
+    """Of a recording of other cases: pandas reads no columns there, or no row."""
+    own, other = figure([1.0, 2.0]), figure([3.0, 4.0])
+    other["metadata"]["fusedlib"]["data"] = data
+    before = copy.deepcopy(own)
+    [output] = put([own], nvidia_h100=[other])
+    assert output == before
+    empty = copy.deepcopy(own)
+    empty["metadata"]["fusedlib"]["data"] = data
+    [output] = put([empty], nvidia_h100=[figure([3.0, 4.0])])
+    assert "nvidia-h100" in output["metadata"]["fusedlib"]["data"]
+
+
 def test_a_drawing_of_the_same_data_stays_as_it_is():
     own = figure([1.0, 2.0])
     before = copy.deepcopy(own)

@@ -129,12 +129,20 @@ def _tables(output: Output, of: Mapping[str, Output]) -> None:
 
 
 def _figures(output: Output, of: Mapping[str, Output]) -> None:
-    """One drawing below the other, and one table of data with a column `machine`."""
+    """One drawing below the other, and one table of data with a column `machine`.
+
+    A drawing of no rows, of a machine that measured other things, is left out.
+    """
+    leader = next(iter(of))
+    of = {m: found for m, found in of.items() if m == leader or not _empty(found)}
+    if [*of] == [leader]:
+        return
     meanings = {machine: found["metadata"]["fusedlib"] for machine, found in of.items()}
     frames = [
         pd.read_csv(StringIO(meaning["data"])).assign(machine=machine)
-        for machine, meaning in meanings.items() if meaning.get("data")
-    ]  # fmt: skip
+        for machine, meaning in meanings.items()
+        if not _empty(of[machine]) and meaning.get("data")
+    ]
     drawn = svg.stacked(
         [(machines.label(m), found["data"]["image/svg+xml"]) for m, found in of.items()]
     )
@@ -145,6 +153,12 @@ def _figures(output: Output, of: Mapping[str, Output]) -> None:
     page = figure_html(own["name"], drawn, caption)
     output["data"] = {"image/svg+xml": drawn, "text/html": page, "text/plain": alt}
     output["metadata"] = {"fusedlib": own}
+
+
+def _empty(figure: Output) -> bool:
+    """Whether a figure has data, and no row of them below the names of their columns."""
+    data = figure["metadata"]["fusedlib"].get("data")
+    return data is not None and len(data.strip().splitlines()) < 2
 
 
 def _caption(captions: list[str]) -> str:
