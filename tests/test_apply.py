@@ -345,7 +345,7 @@ def test_autocast(name):
 
 def test_the_lines_of_the_readme(capsys):
     model = make()
-    report = fusedlib.apply_to(model)  # before the optimizer, DDP or torch.compile see it
+    report = fusedlib.apply_to(model)  # before DDP, FSDP, DeepSpeed or torch.compile see it
     print(report)  # what was replaced, what was not and why
     assert "attention 2 replaced" in capsys.readouterr().out
 
