@@ -97,9 +97,9 @@ class Projections(Direct):
         ]
         every = wants_x and all(wanted[:3]) and all(dy is not None for dy in upstream)
         if every and x.numel() <= FEW_TOKENS * x.shape[-1] and not torch.is_grad_enabled():
-            found = _few_tokens().gradients(x, weights, upstream) if has_kernels(x.device) else None
-            if found is not None:
-                return *found, *d_biases
+            few = _few_tokens().gradients(x, weights, upstream) if has_kernels(x.device) else None
+            if few is not None:
+                return *few, *d_biases
         if every and sum(w.numel() for w in weights) <= MOST_JOINED:
             joined = torch.cat(
                 [d.reshape(-1, d.shape[-1]) for d in upstream if d is not None], dim=1
@@ -109,15 +109,15 @@ class Projections(Direct):
             return d_joined, *d_weight.split([w.shape[0] for w in weights]), *d_biases
         d_x: Tensor | None = None
         d_weights: list[Tensor | None] = [None] * 3
-        for place, dy in enumerate(upstream):
+        for index, dy in enumerate(upstream):
             if dy is None:
                 continue
-            rows, weight = dy.reshape(-1, dy.shape[-1]), weights[place]
+            rows, weight = dy.reshape(-1, dy.shape[-1]), weights[index]
             if wants_x:
                 shape = *dy.shape[:-1], weight.shape[1]
                 d_x = torch.mm(rows, weight) if d_x is None else d_x.addmm_(rows, weight)
-            if wanted[place]:
-                d_weights[place] = torch.mm(rows.t(), x.reshape(-1, x.shape[-1]))
+            if wanted[index]:
+                d_weights[index] = torch.mm(rows.t(), x.reshape(-1, x.shape[-1]))
         return None if d_x is None else d_x.view(shape), *d_weights, *d_biases
 
 

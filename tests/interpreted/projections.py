@@ -16,9 +16,9 @@ def started(monkeypatch):
 
     def noted(name, call):
         def started(*given):
-            found = call(*given)
-            names.extend([name] if found is not None else [])
-            return found
+            results = call(*given)
+            names.extend([name] if results is not None else [])
+            return results
 
         return started
 
@@ -44,8 +44,8 @@ def test_what_is_frozen_gets_nothing(frozen):
 
 def test_one_result_alone_and_other_strides():
     leaves = operands("cpu", torch.float16, SHAPES[1], True)
-    for place, name in enumerate("qkv"):
-        y = qkv.projections(*leaves.given())[place]
+    for index, name in enumerate("qkv"):
+        y = qkv.projections(*leaves.given())[index]
         wanted = torch.nn.functional.linear(leaves["x"], leaves[f"w_{name}"], leaves[f"b_{name}"])
         torch.testing.assert_close(y, wanted, rtol=2e-3, atol=2e-3)
         found = grad(y.sum(), [leaves["x"], leaves[f"w_{name}"], leaves[f"b_{name}"]])

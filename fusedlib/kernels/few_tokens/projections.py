@@ -190,13 +190,13 @@ _UNKNOWN: Any = object()
 def _started(
     launch: Launch, new: Callable[..., Tensor], results: tuple[Any, ...], *operands: Tensor
 ) -> tuple[Tensor, ...]:
-    found = tuple(new(*shape) for shape in results)
-    launch(*operands, *found)
-    return found
+    tensors = tuple(new(*shape) for shape in results)
+    launch(*operands, *tensors)
+    return tensors
 
 
 def _keep(
-    place: dict[Hashable, Kept], key: Hashable, make: Callable[..., Launch], x: Tensor,
+    cache: dict[Hashable, Kept], key: Hashable, make: Callable[..., Launch], x: Tensor,
     weights: Sequence[Tensor],
 ) -> Kept:  # fmt: skip
     """The launch for such operands, kept on a GPU; tests change the interpreter's configuration."""
@@ -207,14 +207,14 @@ def _keep(
     kept: Kept = None
     if runs and even:
         shapes: list[tuple[int, ...]] = [(*x.shape[:-1], width) for width in widths]
-        if place is _GRADIENTS:
+        if cache is _GRADIENTS:
             shapes = [tuple(x.shape), *((width, inputs) for width in widths)]
         launch = make(x.device, tokens, inputs, widths)
         kept = launch, tuple(laid_out(shape, x.dtype) for shape in shapes)
     if x.is_cuda:
-        if len(place) >= MOST_LAUNCHES:
-            place.clear()
-        place[key] = kept
+        if len(cache) >= MOST_LAUNCHES:
+            cache.clear()
+        cache[key] = kept
     return kept
 
 
