@@ -168,6 +168,9 @@ def is_plain(weight: Any) -> bool:
 
 # --- checkpoints of earlier releases -------------------------------------------------------------
 
+# Names that they gave to an MLP's packed weights, and what those consist of.
+PACKED_MLP = {"w_gate_up": ("gate_proj.weight", "up_proj.weight"), "w_down": ("down_proj.weight",)}
+
 
 def unpack(
     module: nn.Module, packed: dict[str, tuple[str, ...]], state_dict: dict[str, Any], prefix: str

@@ -21,6 +21,7 @@ from fusedlib.functional import swiglu_mlp
 from fusedlib.fused import (
     BRING_TO_READERS,
     LINEAR_FORWARDS,
+    PACKED_MLP,
     Fused,
     hooked,
     plain_weights,
@@ -80,9 +81,7 @@ class FusedMLP(Fused):
     # Names of the projections of gate and up, or of both in one, and of down; of the activation.
     _gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     _down, _activation = "down_proj", "act_fn"
-    _packed: ClassVar = {
-        "w_gate_up": ("gate_proj.weight", "up_proj.weight"), "w_down": ("down_proj.weight",)
-    }  # fmt: skip
+    _packed: ClassVar = PACKED_MLP
 
     def forward(self, x: Tensor) -> Tensor:
         """(silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ."""

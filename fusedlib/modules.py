@@ -10,7 +10,7 @@ from torch.nn.functional import silu
 
 from fusedlib.arguments import require_number, require_size, require_tensors
 from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.fused import LINEAR_FORWARDS, Fused, hooked, plain_weights, unpack
+from fusedlib.fused import LINEAR_FORWARDS, PACKED_MLP, Fused, hooked, plain_weights, unpack
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
 from fusedlib.norms import rms_norm
@@ -78,12 +78,8 @@ class SwiGLUMLP(nn.Module):
         return f"{sizes}, save={self.save!r}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        unpack(self, _PACKED, state_dict, prefix)
+        unpack(self, PACKED_MLP, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-# Names of parameters in earlier releases.
-_PACKED = {"w_gate_up": ("gate_proj.weight", "up_proj.weight"), "w_down": ("down_proj.weight",)}
 
 
 class Linear(nn.Linear):
