@@ -3,8 +3,10 @@ its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
 import copy
+import io
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -310,6 +312,24 @@ def test_a_model_s_projections_and_loss(started):
     started.clear()
     patched.eval()(tokens()[0])
     assert started.count(MULTIPLY) == 5
+
+
+def test_tensors_that_leave_a_model_carry_nothing():
+    """Where norms run by a kernel: their output was computed again by what hung on it."""
+    from llama_models import tokens
+
+    _, patched, _ = patched_model()
+    given = []
+    patched.model.norm.register_forward_pre_hook(lambda _, x: given.append(weakref.ref(x[0])))
+    ids, _ = tokens()
+    hidden = patched(ids, output_hidden_states=True).hidden_states[-1]
+    assert hidden.grad_fn.name() == "RMSNormFunctionBackward" and not vars(hidden)
+    file = io.BytesIO()
+    torch.save(hidden, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=True), hidden)
+    hidden.sum().backward()
+    assert given[0]() is None
 
 
 def test_a_model_s_projections_one_by_one(started):
