@@ -156,10 +156,10 @@ def _operators(
 
     matrix, keeps = x.reshape(-1, x.shape[-1]), _keeps(save, x, w_gate, w_up, w_down)
     if w_down is None:
-        found, _ = ops.swiglu(matrix, w_gate, w_up, keeps)
+        result, _ = ops.swiglu(matrix, w_gate, w_up, keeps)
     else:
-        found, _ = ops.swiglu_mlp(matrix, w_gate, w_up, w_down, keeps)
-    return found.reshape(*x.shape[:-1], found.shape[-1])
+        result, _ = ops.swiglu_mlp(matrix, w_gate, w_up, w_down, keeps)
+    return result.reshape(*x.shape[:-1], result.shape[-1])
 
 
 @cache

@@ -80,12 +80,12 @@ def first_order(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple
             return backward(ctx, *upstream)
         remembering = _Remembering(ctx)
         with torch.no_grad():
-            found = backward(remembering, *upstream)
+            gradients = backward(remembering, *upstream)
         others = [t for t in (*upstream, *remembering.saved_tensors) if t is not None]
         others = [t for t in others if t.requires_grad]
         others += _leaves(ctx, others)
         others.append(torch.empty(0, requires_grad=True))  # for `backward`, which visits all leaves
-        return tuple(None if f is None else _Once.apply(f, *others) for f in found)
+        return tuple(None if f is None else _Once.apply(f, *others) for f in gradients)
 
     return once
 
@@ -97,10 +97,10 @@ class _Remembering:
         vars(self)["ctx"] = ctx
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.ctx, name)
+        value = getattr(self.ctx, name)
         if name == "saved_tensors":
-            vars(self)[name] = found
-        return found
+            vars(self)[name] = value
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.ctx, name, value)
@@ -109,10 +109,10 @@ class _Remembering:
 def _leaves(node: Any, known: list[Tensor]) -> list[Tensor]:
     """Those that a node's operands depend on, but for operands that are known."""
     seen = {t.grad_fn for t in known if t.grad_fn is not None}
-    found, ahead = [], [] if node in seen else [node]  # its own result leads to all operands
+    leaves, ahead = [], [] if node in seen else [node]  # its own result leads to all operands
     while ahead:
         below = {n for n, _ in ahead.pop().next_functions if n is not None} - seen
         seen |= below
         ahead += below
-        found += [n.variable for n in below if isinstance(n, _Leaf)]
-    return found
+        leaves += [n.variable for n in below if isinstance(n, _Leaf)]
+    return leaves

@@ -51,8 +51,8 @@ def _forward(
     if w_down is not None:
         _check("w_down", w_down, (x.shape[1], _wide(w_gate, w_up) // 2), x)
     plan = plan_of(x, w_gate, w_up, w_down)
-    found, gate_up = compute(x, w_gate, w_up, w_down, save, plan)
-    return found, x.new_empty(0, 0) if gate_up is None else gate_up
+    output, gate_up = compute(x, w_gate, w_up, w_down, save, plan)
+    return output, x.new_empty(0, 0) if gate_up is None else gate_up
 
 
 def _wide(w_gate: Tensor, w_up: Tensor | None) -> int:
@@ -192,8 +192,8 @@ def _gradients(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Any
         return (None,) * given
     steps = _Registered(split.PRODUCTS if splits(upstream) else TORCH, ctx.pair)
     # Saved tensors are read once: activation checkpointing allows no more.
-    found = gradients(steps, _wants(ctx), list(ctx.saved_tensors), upstream, False)
-    return *found[: given - 1], None
+    results = gradients(steps, _wants(ctx), list(ctx.saved_tensors), upstream, False)
+    return *results[: given - 1], None
 
 
 torch.library.register_autograd(swiglu, _gradients, setup_context=_set_up)

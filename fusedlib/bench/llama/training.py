@@ -114,8 +114,8 @@ class Trajectory:
         free_memory()
         with few_threads(case):
             judge = self._at(case)
-            found = judge.found(rivals.get(TASK, case["provider"]))
-        norms = {name: error.norm for name, error in found.items()}
+            errors = judge.errors_of(rivals.get(TASK, case["provider"]))
+        norms = {name: error.norm for name, error in errors.items()}
         return {
             "parameters": judge.names, "gradient_errors": [norms.get(n) for n in judge.names],
             "usual_errors": [self.usual[n] for n in judge.names], "path": path_of(case),
@@ -134,7 +134,7 @@ class Trajectory:
         while self.training.done < case["step"]:
             self.training.step()
         self.judge = judge = Judge(self.training.model, self.training.ids)
-        other = judge.found(rivals.get(TASK, OTHER_ATTENTION))
+        other = judge.errors_of(rivals.get(TASK, OTHER_ATTENTION))
         self.usual = {n: max(judge.usual[n].norm, other[n].norm) for n in judge.names}
         return judge
 
@@ -151,11 +151,11 @@ def wrong_gradients(row: Mapping[str, Any]) -> list[str]:
     """
     floor = check.FLOOR_ROUNDOFFS * torch.finfo(getattr(torch, row["dtype"])).eps / 2
     names, usual = row["parameters"], row["usual_errors"]
-    found = row["gradient_errors"]
-    if not isinstance(found, list):
+    errors = row["gradient_errors"]
+    if not isinstance(errors, list):
         return list(names)
     return [
-        name for name, error, own in zip(names, found, usual, strict=True)
+        name for name, error, own in zip(names, errors, usual, strict=True)
         if error is None or not error <= check.TIMES_EAGER * own + floor
     ]  # fmt: skip
 

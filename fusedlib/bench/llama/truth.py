@@ -51,7 +51,7 @@ class Judge:
             tokens(case["model"], batch, context, case["device"]),
         )
 
-    def found(self, one: rivals.Rival) -> dict[str, check.Errors]:
+    def errors_of(self, one: rivals.Rival) -> dict[str, check.Errors]:
         """Errors of an arm's loss and gradients, by name; of those alone that arrived."""
         model = copy_of(self.model, weights=True)
         call = one.build(model)
@@ -63,7 +63,7 @@ class Judge:
         Raises:
             Wrong: the rule of `check` rejects one.
         """
-        found = self.found(one)
+        found = self.errors_of(one)
         gradients = {name: e.norm for name, e in found.items() if name != "loss"}
         figures = {
             "loss_error": found["loss"].norm, "checked_tokens": self.ids.numel(),
