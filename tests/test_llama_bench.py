@@ -405,6 +405,9 @@ def test_exact_gradients_are_those_of_float64_rounded_once():
 def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
     tmp_path, monkeypatch, planted
 ):
+    monkeypatch.setattr(
+        paths, "RECORDED", tmp_path
+    )  # which has a visitor's rows after `make report`
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
     monkeypatch.setenv(results.LEADING, machine.key())
 
