@@ -53,7 +53,7 @@ BROKEN_FEW = {
         STORED,
         STORED.replace("acc", f"acc + tl.where({LAST_OF_FEW}, OFF, 0.0)"),
     ),
-    "gate's weight taken for up's": ("b_right + first, b_left)", "b_left, b_left)"),
+    "gate's weight taken for up's": ("b_right + first_row * width", "b_left - depth * width"),
     "up's columns left out": ("range(0, 2 * blocks)", "range(0, blocks)"),
     "last tile of a span left out": ("first + SPAN * SIDE,", "first + SPAN * SIDE - SIDE,"),
     "last token left out": ("(b, 0, column, tokens,", "(b, 0, column, tokens - 1,"),

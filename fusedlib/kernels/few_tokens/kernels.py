@@ -88,17 +88,22 @@ def _sum_of_products(  # type: ignore[no-untyped-def]
     row_tiles = tl.cdiv(tokens, HEIGHT)
     row, column = tile % row_tiles * HEIGHT, tile // row_tiles * WIDTH
     acc = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
-    # One loop over both, so that loads do not run dry between them. Neither may see the other's
-    # half, not even times zero: that would be nan beside inf.
+    # One loop over both, so that loads do not run dry between them: the address jumps from the end
+    # of the left weight to the right one. Neither half may see the other's, not even times zero:
+    # that would be nan beside inf.
     blocks = tl.cdiv(depth, DEPTH)
+    over = blocks * DEPTH - depth  # where the left half ends within a block
+    first_row = right_row.to(tl.int64) - depth
+    size: tl.constexpr = b_left.dtype.element_ty.primitive_bitwidth // 8
+    gap = ((b_right + first_row * width).to(tl.int64) - b_left.to(tl.int64)) // size
+    gap = tl.multiple_of(gap, 8)  # elements, of 16 bits: weights begin at 16 bytes
     for block in range(0, 2 * blocks):
         right = block >= blocks
-        k = tl.where(right, block - blocks, block) * DEPTH
-        a_half = a + tl.where(right, depth, 0)
-        first = right_row.to(tl.int64) * width
-        b_half = tl.where(right, b_right + first, b_left)
-        of_a = _block(a_half, row, k, tokens, depth, 2 * depth, HEIGHT, DEPTH, False)
-        of_b = _block(b_half, k, column, depth, width, width, DEPTH, WIDTH, False)
+        k = block * DEPTH - tl.where(right, over, 0)
+        end = tl.where(right, 2 * depth, depth)
+        of_a = _block(a, row, k, tokens, end, 2 * depth, HEIGHT, DEPTH, False)
+        weight = b_left + tl.where(right, gap, 0)
+        of_b = _block(weight, k, column, end, width, width, DEPTH, WIDTH, False)
         acc = tl.dot(of_a, of_b, acc)
     _store(c, acc, row, column, tokens, width, width, HEIGHT, WIDTH)
 
@@ -170,6 +175,11 @@ def span_of(tiles: int) -> int:
     return 1 if tiles <= FEW_PROGRAMS else 2 if tiles <= MANY_TILES else 4
 
 
+def block_of_tokens(tokens: int) -> int:
+    """What a product over tokens takes at once: all of them."""
+    return max(FEW_TOKENS, 1 << (tokens - 1).bit_length())
+
+
 def gradients_launch(
     wants: tuple[bool, bool, bool], device: torch.device, tokens: int, hidden: int, inner: int,
     up_row: int = 0,
@@ -186,7 +196,7 @@ def gradients_launch(
     of_gate_up = wants[1] * cdiv(2 * inner, side) * cdiv(hidden, side * span)
     of_down = wants[2] * cdiv(hidden, side) * cdiv(inner, side * span)
     programs = of_x + of_gate_up + of_down, 1, 1
-    constants = {"SIDE": side, "SPAN": span, "TOKENS": FEW_TOKENS}
+    constants = {"SIDE": side, "SPAN": span, "TOKENS": block_of_tokens(tokens)}
     scalars = tokens, hidden, inner, up_row, of_x, of_gate_up
     return Launch(_few_gradients_kernel, config, programs, (), scalars, constants)
 

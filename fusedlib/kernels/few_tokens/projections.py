@@ -36,6 +36,7 @@ from fusedlib.kernels.few_tokens.kernels import (
     _config,
     _outer_product,
     _store,
+    block_of_tokens,
     span_of,
 )
 from fusedlib.kernels.launch import (
@@ -237,7 +238,7 @@ def _gradients_launch(
     span = 2 if INTERPRETED else span_of(cdiv(sum(widths), side) * cdiv(inputs, side))
     of_x = cdiv(tokens, config.block_m) * cdiv(inputs, config.block_n)
     tiles = [cdiv(width, side) * cdiv(inputs, side * span) for width in widths]
-    constants = {"SIDE": side, "SPAN": span, "TOKENS": FEW_TOKENS}
+    constants = {"SIDE": side, "SPAN": span, "TOKENS": block_of_tokens(tokens)}
     scalars = tokens, inputs, *widths, of_x, *tiles[:2]
     programs = of_x + sum(tiles), 1, 1
     return Launch(_few_projections_gradients_kernel, config, programs, (), scalars, constants)
