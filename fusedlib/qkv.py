@@ -17,7 +17,7 @@ from fusedlib import projection
 from fusedlib.functional import _autocasts, _plain_eager
 from fusedlib.kernels.operator import Direct
 from fusedlib.kernels.route import has_kernels, transformed
-from fusedlib.kernels.swiglu_configs import FEW_TOKENS
+from fusedlib.kernels.swiglu_configs import MOST_PROJECTED
 from fusedlib.recomputed import forget
 
 # Elements of all three weights, up to which backward joins them, as it joins the gradients. One
@@ -70,7 +70,7 @@ class Projections(Direct):
         """Three results (..., outputs)."""
         weights: Any = weights_and_biases[:3]
         biases = weights_and_biases[3:]
-        if x.numel() <= FEW_TOKENS * x.shape[-1] and has_kernels(x.device):
+        if x.numel() <= MOST_PROJECTED * x.shape[-1] and has_kernels(x.device):
             results: tuple[Tensor, ...] | None = _few_tokens().project(x, weights, biases)
             if results is not None:
                 return results
@@ -96,7 +96,7 @@ class Projections(Direct):
             for wants, dy in zip(wanted[3:], upstream, strict=True)
         ]
         every = wants_x and all(wanted[:3]) and all(dy is not None for dy in upstream)
-        if every and x.numel() <= FEW_TOKENS * x.shape[-1] and not torch.is_grad_enabled():
+        if every and x.numel() <= MOST_PROJECTED * x.shape[-1] and not torch.is_grad_enabled():
             few = _few_tokens().gradients(x, weights, upstream) if has_kernels(x.device) else None
             if few is not None:
                 return *few, *d_biases

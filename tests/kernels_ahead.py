@@ -68,6 +68,8 @@ def calls_of_swiglu(arch: int) -> Calls:
         yield name, partial(call, table[arch])
         for small in swiglu_configs.few_tokens(direction, arch):
             yield f"{name} few tokens {small.block_n} wide", partial(call, small)
+        for tile in swiglu_configs.AT_ONCE.get((direction, arch), (0, ()))[1]:
+            yield f"{name} at once {tile.block_m} by {tile.block_n}", partial(call, tile)
         if "in place" not in name:
             yield f"{name} unaligned", partial(call, UNALIGNED, WIDE + 1)
     for (kind, dtype), (even, width) in product(
@@ -75,29 +77,31 @@ def calls_of_swiglu(arch: int) -> Calls:
     ):
         call = partial(backward, POINTWISE, swiglu_configs.POINTWISE, width, dtype)
         yield f"bwd {kind} pointwise{even}", call
-    few_tokens.architecture = lambda _: arch
-    sizes = torch.device("meta"), 37, WIDE, WIDE
+    for module in (few_tokens, projections):
+        module.architecture = lambda _: arch
+    card, widths = torch.device("meta"), (WIDE, 1024, 1024)
+    deepest = 256 if arch in few_tokens.D_X else 64
     for config in few_tokens.DOWN.get(arch, few_tokens.OTHERWISE):
-        few_tokens._config = lambda *_, config=config: config
-        launch = few_tokens.down_launch(*sizes)
-        yield f"few down {config.block_n} wide", partial(launch, *[meta(37, WIDE)] * 3)
-    for config in few_tokens.D_X.get(arch, few_tokens.OTHERWISE):
-        few_tokens._config = lambda *_, config=config: config
-        launch = few_tokens.gradients_launch((True, True, True), *sizes)
-        yield f"few gradients {config.block_n} wide", partial(launch, *[meta(37, WIDE)] * 9)
-    projections.architecture = lambda _: arch
-    sizes = torch.device("meta"), 37, WIDE, (WIDE, 1024, 1024)
-    for config in few_tokens.DOWN.get(arch, few_tokens.OTHERWISE):
-        projections._config = lambda *_, config=config: config
+        for module in (few_tokens, projections):
+            module.chosen = lambda *_, config=config, **__: config
+        size = f"{config.block_m} by {config.block_n}"
+        if config.block_m == 64:
+            launch = few_tokens.down_launch(card, 37, WIDE, WIDE)
+            yield f"few down {size}", partial(launch, *[meta(37, WIDE)] * 3)
         for biased in (False, True):
-            launch = projections._forward_launch(*sizes, biased)
-            name = f"few projections {config.block_n} wide{', biased' * biased}"
+            launch = projections._forward_launch(card, 37, WIDE, widths, biased)
+            name = f"few projections {size}{', biased' * biased}"
             yield name, partial(launch, *[meta(37, WIDE)] * 10)
-    for config in few_tokens.D_X.get(arch, few_tokens.OTHERWISE):
-        projections._config = lambda *_, config=config: config
-        launch = projections._gradients_launch(*sizes)
-        name = f"few gradients of projections {config.block_n} wide"
-        yield name, partial(launch, *[meta(37, WIDE)] * 11)
+    projections.SMALL = 1 << 40
+    for config, tokens in product(few_tokens.D_X.get(arch, few_tokens.OTHERWISE), (64, 128, 256)):
+        if tokens > deepest:
+            continue
+        few_tokens.chosen = lambda *_, config=config, **__: config
+        size = f"{config.block_m} by {config.block_n} of {tokens} tokens"
+        launch = few_tokens.gradients_launch((True, True, True), card, tokens, WIDE, WIDE)
+        yield f"few gradients {size}", partial(launch, *[meta(tokens, WIDE)] * 9)
+        launch = projections._gradients_launch(card, tokens, WIDE, widths)
+        yield f"few gradients of projections {size}", partial(launch, *[meta(tokens, WIDE)] * 11)
 
 
 def calls_of_hopper(arch: int) -> Calls:

@@ -1,7 +1,7 @@
 """What must hold of every kind of plan of the MLP, in Triton's interpreter and on a GPU."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import called
 import pytest
@@ -11,7 +11,7 @@ from gradient_checks import subsets
 from torch.autograd import grad
 
 from fusedlib import functional
-from fusedlib.kernels import route
+from fusedlib.kernels import route, swiglu_configs
 
 HOLDS = (
     checks.check_leading_dimensions,
@@ -44,6 +44,14 @@ def put_apart(monkeypatch, forward: bool = True, backward: bool = True) -> None:
     monkeypatch.setattr(
         route, "most_apart", lambda device, inner, n: 1 << 40 if most[n] else route.FEW_TOKENS
     )
+    without_small_tiles(monkeypatch)
+
+
+def without_small_tiles(monkeypatch) -> None:
+    """Route calls as a card without `AT_ONCE` and without their gradients by one launch."""
+    monkeypatch.setattr(swiglu_configs, "AT_ONCE", {})
+    monkeypatch.setattr(route, "most_few_gradients", lambda *_: route.FEW_TOKENS)
+    monkeypatch.setattr(route, "most_tokens", cache(route.most_tokens.__wrapped__))
     monkeypatch.setattr(route, "_PLANS", {})
 
 

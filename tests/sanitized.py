@@ -18,7 +18,7 @@ from torch.autograd import grad
 from fusedlib import rms_norm, rope
 from fusedlib.functional import swiglu
 from fusedlib.kernels import linear_cross_entropy as linear_cross_entropy_kernels
-from fusedlib.kernels import route
+from fusedlib.kernels import route, swiglu_configs
 from fusedlib.kernels.accumulate import accumulate_fwd
 from fusedlib.kernels.split.product import split_product, stored_product
 from fusedlib.loss import linear_cross_entropy
@@ -79,6 +79,7 @@ def mlp(tokens: int, hidden: int, inner: int) -> None:
 @run("swiglu-tma")
 @patch.object(route, "most_apart", return_value=route.FEW_TOKENS)
 @patch.object(route, "_has_roles", return_value=False)
+@patch.dict(swiglu_configs.AT_ONCE, clear=True)
 def swiglu_tma(*_: object) -> None:
     """The fused kernels, where Hopper takes cuBLAS's product and a pointwise kernel."""
     mlp(130, 64, 96)
@@ -94,6 +95,11 @@ def swiglu_pointers(_: object) -> None:
 @patch.object(route, "most_apart", return_value=1 << 40)
 def swiglu_apart(_: object) -> None:
     mlp(70, 48, 83)
+
+
+@run("swiglu-small-tiles")
+def swiglu_small_tiles() -> None:
+    mlp(130, 144, 80)
 
 
 @run("swiglu-few-tokens")

@@ -17,7 +17,7 @@ SHAPES = [(65, 64, 80), (130, 208, 272), (517, 384, 1072), (1024, 256, 4096)]
 
 @pytest.fixture(autouse=True)
 def _only_plans_made_here(monkeypatch):
-    monkeypatch.setattr(route, "_PLANS", {})
+    plan_checks.without_small_tiles(monkeypatch)
     if route.most_apart(torch.device("cuda", 0), 272, route.BACKWARD_N) < 130:
         plan_checks.put_apart(monkeypatch)  # a card that is no Hopper
 

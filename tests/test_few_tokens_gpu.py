@@ -30,6 +30,29 @@ def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save, pair):
     assert plan.path == "few tokens" and plan.kind.sizes[1:] == shape[1:]
 
 
+SMALL_TILES = [(65, 512, 512), (128, 1024, 2064), (130, 272, 528), (256, 512, 2048), (300, 256, 4096),
+               (1000, 64, 2048), (250, 2048, 8192), (100, 4096, 14336)]  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", checks.PAIRS)
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", SMALL_TILES, ids=str)
+def test_small_tiles_and_gradients_vs_float64(shape, dtype, save, pair):
+    assert checks.misses_mlp("cuda", dtype, shape, save, pair=pair) == []
+    [plan] = route._PLANS.values()
+    if route.architecture(plan.kind.device) == 90:
+        assert plan.path in ("fused by tiles", "dh apart")
+
+
+@pytest.mark.parametrize(
+    "check", (*plan_checks.HOLDS, checks.check_frozen_subsets), ids=plan_checks.name_of
+)
+def test_small_tiles_hold(monkeypatch, check):
+    plan_checks.run_at(monkeypatch, check, "cuda", "bfloat16", (100, 64, 80))
+    assert route._PLANS
+
+
 @pytest.mark.parametrize(
     "check", (*plan_checks.HOLDS, checks.check_frozen_subsets), ids=plan_checks.name_of
 )

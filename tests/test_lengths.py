@@ -18,10 +18,12 @@ from fusedlib import warm
 from fusedlib.kernels import binaries
 
 LENGTHS = random.Random(0).sample(range(1, 6001), 70)
-EDGES = (1, 16, 17, 63, 64, 65, 384, 385, 768, 769)  # of classes at 2048·5632, and what Triton sees
+# Of classes at 2048·5632, and what Triton sees.
+EDGES = (1, 16, 17, 63, 64, 65, 128, 129, 192, 193, 384, 385, 768, 769)
 HOPPER, OTHER = (90, 132), (89, 128)
 MOST = {  # binaries of an MLP: card, hidden, inner, dtype
-    (*HOPPER, 2048, 5632, "bfloat16"): 13,
+    (*HOPPER, 2048, 5632, "bfloat16"): 19,
+    (*HOPPER, 512, 2048, "bfloat16"): 23,
     (*HOPPER, 2056, 5000, "bfloat16"): 7,  # rows that TMA does not take
     (*OTHER, 2048, 5632, "bfloat16"): 11,
     (*HOPPER, 2048, 5632, "float32"): 9,
@@ -52,7 +54,7 @@ class TestLayersNeedFewKernels:
         assert len(found["listed"]) == len(set(found["listed"])) == most
         assert found["not listed"] == found["shared wrongly"] == []
         assert found["of Triton"] == len(found["met"]) >= most - 2
-        assert found["plans"] <= 4  # classes
+        assert found["plans"] <= 7  # classes
 
     @pytest.mark.slow
     def test_one_that_depends_on_the_length_is_found(self, played):
@@ -63,9 +65,9 @@ class TestLayersNeedFewKernels:
     def test_warm_up_compiles_all_of_them_once(self, played):
         found = played[WARM]
         assert found["few"] == [7, 7]
-        assert len(found["names"]) == len(set(found["names"])) == found["compiled"] == 13
+        assert len(found["names"]) == len(set(found["names"])) == found["compiled"] == 23
         assert all(name.endswith("(256·512, bfloat16)") for name in found["names"])
-        assert found["again"] == [13, 0]
+        assert found["again"] == [23, 0]
 
 
 class Far(torch.Tensor):

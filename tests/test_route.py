@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fusedlib.functional import path_of
-from fusedlib.kernels import route
+from fusedlib.kernels import route, swiglu_configs
 from fusedlib.kernels.route import APART, ROLES, TILES, Kind
 
 CARD = torch.device("cuda", 0)
@@ -19,7 +19,8 @@ def card(monkeypatch):
 
     def play(architecture):
         properties = SimpleNamespace(multi_processor_count=132)
-        monkeypatch.setattr(route, "architecture", lambda _: architecture)
+        for module in (route, swiglu_configs):
+            monkeypatch.setattr(module, "architecture", lambda _: architecture)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 
     functions = route.most_apart, route.most_tokens
@@ -28,6 +29,10 @@ def card(monkeypatch):
     yield play
     for each in functions:
         each.cache_clear()
+
+
+def on_card(tokens, hidden):
+    return SimpleNamespace(is_cuda=True, device=CARD, shape=(tokens, hidden))
 
 
 def way(tokens, hidden, inner, dtype=torch.bfloat16, precision="ieee"):
@@ -39,8 +44,11 @@ def way(tokens, hidden, inner, dtype=torch.bfloat16, precision="ieee"):
     [
         ((64, 8192, 8192), "few tokens", TILES, TILES),
         ((64, 8192, 8200), "fused by tiles", TILES, TILES),
-        ((256, 8192, 8192), "apart", APART, APART),
-        ((384, 2048, 5632), "apart", APART, APART),
+        ((128, 8192, 8192), "fused by tiles", TILES, TILES),
+        ((256, 8192, 8192), "dh apart", TILES, APART),
+        ((256, 8200, 8192), "apart", APART, APART),
+        ((192, 2048, 5632), "fused by tiles", TILES, TILES),
+        ((384, 2048, 5632), "dh apart", TILES, APART),
         ((385, 2048, 5632), "dh apart", ROLES, APART),
         ((768, 2048, 5632), "dh apart", ROLES, APART),
         ((769, 2048, 5632), "fused by roles", ROLES, ROLES),
@@ -57,7 +65,25 @@ def way(tokens, hidden, inner, dtype=torch.bfloat16, precision="ieee"):
 def test_on_hopper(card, shape, path, forward, backward):
     card(90)
     found = way(*shape)
-    assert found[:3] == (path, forward, backward) and found.few == (path == "few tokens")
+    assert found[:3] == (path, forward, backward) and found.few >= (path == "few tokens")
+
+
+@pytest.mark.parametrize(
+    ("shape", "few"),
+    [
+        ((256, 512, 2048), True),
+        ((257, 512, 2048), False),
+        ((128, 1024, 4096), True),
+        ((129, 1024, 4096), False),
+        ((65, 1040, 4096), False),
+        ((65, 1024, 4090), False),
+    ],
+)
+def test_one_launch_gives_all_gradients_on_hopper(card, shape, few):
+    card(90)
+    assert way(*shape).few == few
+    card(100)
+    assert not way(*shape).few
 
 
 def test_few_tokens_without_a_down_projection(card):
@@ -89,12 +115,18 @@ def test_fp32_is_apart(card, architecture):
 def test_lengths_of_one_class_go_one_way(card):
     """Half precision at 2048·5632, and fp32, at every bound of a class and one beyond."""
     card(90)
-    bounds = route.most_tokens(CARD, 5632)
-    assert bounds == (0, 64, 384, 768)
-    groups = [range(*pair) for pair in ((1, 65), (65, 385), (385, 769), (769, 5000))]
-    paths = [{way(tokens, 2048, 5632) for tokens in group} for group in groups]
-    assert [len(found) for found in paths] == [1] * 4 and len(set.union(*paths)) == 4
-    assert route.most_tokens(CARD, 0)[:2] == (0, 64)  # no columns at all
+    for hidden, inner in ((2048, 5632), (512, 2048), (1024, 4096), (512, 512), (4096, 14336)):
+        bounds = route.most_tokens(CARD, hidden, inner)
+        assert bounds[:2] == (0, 64)
+        for least, most in zip(bounds, (*bounds[1:], 20_000), strict=True):
+            lengths = range(least + 1, most + 1)
+            assert len({way(tokens, hidden, inner) for tokens in lengths}) == 1
+            for choose in (swiglu_configs.forward_config, swiglu_configs.backward_config):
+                if least >= 64:
+                    tiles = {choose(on_card(tokens, hidden), inner) for tokens in lengths}
+                    assert len(tiles) == 1
+    assert route.most_tokens(CARD, 2048, 5632) == (0, 64, 128, 192, 384, 768)
+    assert route.most_tokens(CARD, 64, 0)[:2] == (0, 64)  # no columns at all
 
 
 def test_without_kernels_it_is_plain_pytorch():

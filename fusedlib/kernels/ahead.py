@@ -20,6 +20,9 @@ from fusedlib.kernels.kinds import Kind
 from fusedlib.kernels.launch import Launch
 from fusedlib.kernels.plan import Plan
 from fusedlib.kernels.products import Products
+from fusedlib.kernels.swiglu_configs import FEW_TOKENS
+
+MANY_TOKENS = 1 << 20  # of the last class
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Needed:
     """A binary that a layer can need.
 
     Attributes:
-        name: way and step, to read.
+        name: way, the most tokens of its class and step, to read.
         launch: one of those that start it.
         matrices: what that takes, without memory.
         trains: for which `save` eager training needs it, with gradients of x and of all weights.
@@ -86,12 +89,12 @@ def binaries_of(
     is multiplied at "highest".
     """
     wanted = tokens or range(1, 1 << 62)
-    bounds = route.most_tokens(device, inner)
+    bounds = route.most_tokens(device, hidden, inner)
     classes = zip(bounds, (*bounds[1:], wanted.stop - 1), strict=True)
     lengths = [most for least, most in classes if least < wanted.stop - 1 and most >= wanted.start]
     found: dict[Hashable, Needed] = {}
     for length in lengths:
-        for each in needed(min(length, 1 << 20), hidden, inner, dtype, device):
+        for each in needed(min(length, MANY_TOKENS), hidden, inner, dtype, device):
             found.setdefault(each.key, each)
     return found
 
@@ -125,12 +128,13 @@ def needed(
     def step(name: str, trains: tuple[str, ...], call: Callable[..., Any], *given: Any) -> Needed:
         call(*given)
         launch, matrices = listed.pop()
-        return Needed(f"{way.path}, {name}", launch, matrices, trains)
+        return Needed(f"{way.path}{most}, {name}", launch, matrices, trains)
 
     x, w_gate_up, w_down = map(new, ((tokens, hidden), (2 * inner, hidden), (hidden, inner)))
     h, gate_up = new((tokens, inner)), new((tokens, 2 * inner))
     kind = Kind(device, dtype, precision, tokens, hidden, inner)
     way = route.ways(kind)
+    most = f" up to {tokens} tokens" if FEW_TOKENS < tokens < MANY_TOKENS else ""
     few = few_tokens.Products(kind, new)
     plain = Products(gate_up=lambda *_: gate_up, dh=lambda *_: h)
     plan = Plan(kind, way, few if way.few else plain, new)
@@ -142,8 +146,9 @@ def needed(
         name = f"backward{', h again' * output}{', in place' * in_place}"
         trains = (KEPT if output else AGAIN) * in_place
         yield step(name, trains, plan.differentiate, x, w_down, gate_up, output, in_place)
-    if way.few:
+    if way.path == "few tokens":
         yield step("y", BOTH, few.output, h, w_down, x)
+    if way.few:
         given = (True, True, False, True), False, [h, gate_up], x, x, w_gate_up, None
         yield step("gradients", BOTH, few.gradients, *given)
     if way.split:
@@ -158,5 +163,5 @@ def needed(
                 Product(a, b, turned, new)(a, b)
                 for launch, matrices in listed:
                     kernel = launch.kernel.fn.__name__.strip("_").removesuffix("_kernel")
-                    words = f"{way.path}, {kernel.replace('_', ' ')} of {name}"
+                    words = f"{way.path}{most}, {kernel.replace('_', ' ')} of {name}"
                     yield Needed(words, launch, matrices, BOTH)

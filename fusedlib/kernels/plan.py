@@ -25,6 +25,7 @@ from fusedlib.kernels.launch import (
     current_index,
 )
 from fusedlib.kernels.products import Products, matrix
+from fusedlib.kernels.swiglu_configs import FEW_TOKENS
 
 
 class Plan:
@@ -50,7 +51,7 @@ class Plan:
         # The row of `w_up`, or of the packed weight in its place, where up begins.
         self._up_row = 0 if kind.pair else kind.inner
         # What starts by tensor maps, or is a plain product, wants matrices.
-        self._matrices = not ways.few
+        self._matrices = not ways.few or kind.tokens > FEW_TOKENS
         self._dtype, self._new = kind.dtype, new or allocator(kind.device)
         self._index = -1 if kind.device.type == "cpu" else kind.device.index or 0
         self._launches: dict[Hashable, Launch] = {}

@@ -12,8 +12,9 @@ A call can be followed in five files, in this order:
 |----------------|---------------------------------|----------------|---------------|--------------|
 | plain PyTorch  | any other                       |                |               |              |
 | few tokens     | half, at most 64 tokens, even   | tiles          | tiles         | few_tokens   |
+| fused by tiles | half, Hopper, `most_at_once`    | tiles          | tiles         | torch, few   |
 | apart          | half, Hopper, `most_apart` 128  | apart          | apart         | torch        |
-| dh apart       | half, Hopper, `most_apart` 256  | roles or tiles | apart         | torch        |
+| dh apart       | half, Hopper, `most_apart` 256  | tiles or roles | apart         | torch, few   |
 | fused by roles | half, Hopper, even, more tokens | roles          | roles         | torch        |
 | fused by tiles | half, the rest                  | tiles          | tiles         | torch        |
 | split fp32     | fp32 at "highest", if some pays | apart          | apart         | split, torch |
@@ -46,7 +47,13 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
 from fusedlib.kernels.kinds import APART, ROLES, TILES, Kind, Ways
-from fusedlib.kernels.swiglu_configs import ALIGNMENT, FEW_TOKENS, architecture, precision_of
+from fusedlib.kernels.swiglu_configs import (
+    ALIGNMENT,
+    FEW_TOKENS,
+    architecture,
+    lengths_at_once,
+    precision_of,
+)
 
 if TYPE_CHECKING:
     from fusedlib.kernels.plan import Plan
@@ -164,14 +171,37 @@ def ways(kind: Kind) -> Ways:
     if down and even and tokens <= FEW_TOKENS and dtype in FUSED_DTYPES:
         return Ways("few tokens", TILES, TILES, few=True)
     many = tokens > FEW_TOKENS
-    fused = ROLES if even and many and _has_roles(device) else TILES
+    roles = even and many and _has_roles(device)
     forward, backward = (
-        APART if many and tokens <= most_apart(device, inner, n) else fused
-        for n in (FORWARD_N, BACKWARD_N)
-    )
+        TILES if even and tokens <= most_at_once(device, direction, inner)
+        else APART if many and tokens <= most_apart(device, inner, columns)
+        else ROLES if roles else TILES
+        for direction, columns in (("forward", FORWARD_N), ("backward", BACKWARD_N))
+    )  # fmt: skip
+    few = down and even and many and tokens <= most_few_gradients(device, hidden, inner)
     if forward == APART:
-        return Ways("apart", APART, backward)
-    return Ways("dh apart" if backward == APART else f"fused by {fused}", forward, backward)
+        return Ways("apart", APART, backward, few=few)
+    path = "dh apart" if backward == APART else f"fused by {forward}"
+    return Ways(path, forward, backward, few=few)
+
+
+def most_at_once(device: torch.device, direction: str, inner: int) -> int:
+    """The most tokens of which a card runs all tiles of `swiglu_configs.AT_ONCE` at once."""
+    if device.type != "cuda":
+        return 0
+    return max(lengths_at_once(direction, architecture(device), inner), default=0)
+
+
+def most_few_gradients(device: torch.device, hidden: int, inner: int) -> int:
+    """The most tokens of which one launch gives d_x and the gradients of all weights.
+
+    One H100, bf16, in a graph with cold weights, µs, here, by torch for a packed weight, and for a
+    pair: 128 tokens at 512·2048 13.2, 17.1 and 20.0, at 1024·4096 33.1, 31.5 and 36.8, at 2048·8192
+    106, 92 and 101; 256 at 512·2048 18.5, 18.1 and 21.2, at 1024·4096 67, 39 and 43.
+    """
+    if device.type != "cuda" or architecture(device) != 90 or hidden * inner > 1 << 22:
+        return FEW_TOKENS
+    return 128 if hidden * inner > 1 << 20 else 256
 
 
 @cache
@@ -210,7 +240,7 @@ def _key(
     dtype, device = x.dtype, x.device
     tokens: Hashable
     if dtype in FUSED_DTYPES:
-        tokens = bisect_left(most_tokens(device, wide // 2), _tokens(x, hidden))
+        tokens = bisect_left(most_tokens(device, hidden, wide // 2), _tokens(x, hidden))
     else:
         tokens = _class_of_fp32(x, hidden, wide // 2)
     of_up = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
@@ -228,14 +258,18 @@ def _class_of_fp32(x: Tensor, hidden: int, inner: int) -> Hashable:
     precision, tokens = precision_of(x), _tokens(x, hidden)
     if _full(x.dtype, x.device):
         return precision, _some_split(tokens, hidden, inner)
-    return precision, bisect_left(most_tokens(x.device, inner), tokens)
+    return precision, bisect_left(most_tokens(x.device, hidden, inner), tokens)
 
 
 @cache
-def most_tokens(device: torch.device, inner: int) -> tuple[int, ...]:
+def most_tokens(device: torch.device, hidden: int, inner: int) -> tuple[int, ...]:
     """Of each class of lengths in half precision but the last; the first has none."""
-    apart = (most_apart(device, inner, n) for n in (FORWARD_N, BACKWARD_N))
-    return 0, *sorted({FEW_TOKENS, *apart})
+    ends = {FEW_TOKENS, min(128, most := most_few_gradients(device, hidden, inner)), most}
+    ends |= {most_apart(device, inner, columns) for columns in (FORWARD_N, BACKWARD_N)}
+    if device.type == "cuda" and not (hidden % ALIGNMENT or inner % ALIGNMENT):
+        for direction in ("forward", "backward"):
+            ends |= {*lengths_at_once(direction, architecture(device), inner)}
+    return 0, *sorted(ends)
 
 
 @lru_cache(MOST_PLANS)

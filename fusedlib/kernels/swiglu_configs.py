@@ -74,29 +74,47 @@ UNALIGNED = Config(64, 64, 32, 8, 2)
 INTERPRETER = Config(32, 32, 32, 4, 1, group_m=2)
 
 FEW_TOKENS = 64
+MOST_PROJECTED = 1024  # the most tokens whose q, k and v one launch may give
 ALIGNMENT = 16
 
 
 # On an H200 a program a multiprocessor reads weights fastest, all its shared memory in flight: the
-# narrowest tile of which there are no more than FEW_PROGRAMS. 64 tokens, captured in a graph with a
+# smallest tile of which there are no more than FEW_PROGRAMS. 64 tokens, captured in a graph with a
 # cold L2, µs, here and by cuBLAS's product and a pointwise kernel: forward at 512, 2048, 4096, 8192
 # and 16384: 7.1, 12.7, 28.4, 76.6, 261 and 9.0, 14.8, 31.3, 78.6, 261; backward: 8.2, 12.5, 22.9,
 # 47.7, 146 and 9.2, 13.3, 21.8, 48.2, 137. By pointers: two descriptors cost more than a launch.
 FEW_PROGRAMS = 132
 FEW = {
     ("forward", 90): (
-        Config(FEW_TOKENS, 16, 128, 4, 6), Config(FEW_TOKENS, 32, 128, 4, 6),
-        Config(FEW_TOKENS, 64, 64, 4, 6),
+        Config(64, 16, 128, 4, 6), Config(64, 32, 128, 4, 6), Config(64, 64, 64, 4, 6),
     ),
     ("backward", 90): (
-        Config(FEW_TOKENS, 16, 128, 4, 6), Config(FEW_TOKENS, 32, 128, 4, 6),
-        Config(FEW_TOKENS, 64, 128, 8, 5),
+        Config(64, 16, 128, 4, 6), Config(64, 32, 128, 4, 6), Config(64, 64, 128, 8, 5),
     ),
 }  # fmt: skip
+# For more tokens, as long as all tiles run at once: so many programs, and the tiles from small to
+# large. One H100, the same, µs; forward here, by cuBLAS for a packed weight, and for a pair:
+#
+# | tokens | 512·2048         | 1024·4096        | 2048·8192        | 4096·14336        |
+# |--------|------------------|------------------|------------------|-------------------|
+# | 128    | 6.2, 7.3, 10.6   | 10.9, 12.6, 15.6 | 36.7, 37.5, 40.2 | 96.9, 96.9, 100.2 |
+# | 256    | 6.6, 8.1, 11.1   | 13.6, 14.3, 18.2 | 41.4, 42.1, 45.0 |                   |
+# | 512    | 8.9, 10.0, 13.5  | 20.8, 20.3, 23.3 |                  |                   |
+#
+# Backward, where two programs share a multiprocessor, here and by cuBLAS: 512 tokens at 512·2048
+# 8.2 and 9.4, 256 at 1024·4096 11.5 and 12.3, 128 at 2048·8192 25.1 and 26.8; with twice as many
+# 24.2 and 16.9 at 1024·4096, 40.1 and 31.4 at 2048·8192.
+AT_ONCE: dict[tuple[str, int], tuple[int, tuple[Config, ...]]] = {
+    ("forward", 90): (
+        FEW_PROGRAMS,
+        (Config(64, 64, 64, 4, 6), Config(128, 64, 64, 8, 5), Config(128, 128, 64, 8, 4)),
+    ),
+    ("backward", 90): (2 * FEW_PROGRAMS, (Config(64, 64, 64, 4, 6, descriptors=True),)),
+}
 
 
 def few_tokens(direction: str, arch: int) -> tuple[Config, ...]:
-    """What there is for at most FEW_TOKENS tokens, from narrow to wide.
+    """What there is for at most FEW_TOKENS tokens, from small to large.
 
     No taller than those, and more, smaller programs than for many.
     """
@@ -106,10 +124,33 @@ def few_tokens(direction: str, arch: int) -> tuple[Config, ...]:
     return FEW.get((direction, arch), (small,))
 
 
-def narrowest(configs: tuple[Config, ...], width: int) -> Config:
-    """The narrowest that cuts `width` columns into tiles that all run at once; else the widest."""
-    at_once = (c for c in configs if width <= FEW_PROGRAMS * c.block_n)
-    return next(at_once, configs[-1])
+def smallest(
+    configs: tuple[Config, ...], tokens: int, *widths: int, programs: int = FEW_PROGRAMS
+) -> Config:
+    """The smallest that cuts (tokens, width) into at most so many tiles; else the largest.
+
+    None is larger than 64 columns of all tokens: a wide weight is read faster by more programs.
+    """
+    usable = [c for c in configs if tokens > _too_few(c)]
+    return next((c for c in usable if tiles(c, tokens, *widths) <= programs), usable[-1])
+
+
+def tiles(config: Config, tokens: int, *widths: int) -> int:
+    """How many tiles cover (tokens, width) of each of the widths."""
+    return -(-tokens // config.block_m) * sum(-(-width // config.block_n) for width in widths)
+
+
+def _too_few(config: Config) -> int:
+    """Up to so many tokens the tile is larger than 64 columns of them all."""
+    return config.block_m * config.block_n // 64 - 64
+
+
+def lengths_at_once(direction: str, arch: int, inner: int) -> list[int]:
+    """The most tokens of each tile of AT_ONCE, ascending: up to the last all tiles run at once."""
+    programs, configs = AT_ONCE.get((direction, arch), (0, ()))
+    most = [programs // max(-(-inner // c.block_n), 1) * c.block_m for c in configs]
+    ends = {*most, *map(_too_few, configs)}
+    return sorted(end for end in ends if FEW_TOKENS < end <= max(most))
 
 
 def forward_config(x: Tensor, inner: int) -> Config:
@@ -141,7 +182,10 @@ def _choose(direction: str, like: Tensor, inner: int) -> Config:
         return UNALIGNED
     arch = architecture(like.device)
     if tokens <= FEW_TOKENS:
-        return narrowest(few_tokens(direction, arch), inner)
+        return smallest(few_tokens(direction, arch), tokens, inner)
+    if tokens <= max(lengths_at_once(direction, arch, inner), default=0):
+        programs, configs = AT_ONCE[direction, arch]
+        return smallest(configs, tokens, inner, programs=programs)
     return (FORWARD if direction == "forward" else BACKWARD)[arch]
 
 

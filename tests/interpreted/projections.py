@@ -27,14 +27,24 @@ def started(monkeypatch):
     return names
 
 
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("many", ["at once", "joined", "apart"])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_results_and_gradients_vs_float64(monkeypatch, started, shape, dtype, biased, joined):
-    monkeypatch.setattr(qkv, "MOST_JOINED", qkv.MOST_JOINED * joined)
+def test_results_and_gradients_vs_float64(monkeypatch, started, shape, dtype, biased, many):
+    monkeypatch.setattr(qkv, "MOST_JOINED", qkv.MOST_JOINED * (many == "joined"))
+    monkeypatch.setattr(kernels, "_measured", lambda _: many == "at once")
     assert misses("cpu", dtype, shape, biased) == []
-    assert started == ["results", "gradients"] * (shape[0] <= 64)
+    assert started == ["results", "gradients"] * (shape[0] <= 64 or many == "at once")
+
+
+def test_more_tiles_than_run_at_once_are_torch_s(monkeypatch, started):
+    monkeypatch.setattr(kernels, "FEW_PROGRAMS", 20)  # of 24 in tiles of 32
+    assert misses("cpu", "float16", SHAPES[3], True) == []
+    assert started == ["gradients"]
+    monkeypatch.setattr(kernels, "MOST_OF_SMALL", 69)
+    assert misses("cpu", "float16", SHAPES[3], True) == []
+    assert started == ["gradients"]
 
 
 @pytest.mark.parametrize("frozen", [("x",), ("w_q",), ("w_k", "w_v"), ("x", "w_q", "b_v")])

@@ -38,22 +38,23 @@ from fusedlib.kernels.swiglu_configs import (
     FEW_TOKENS,
     Config,
     architecture,
-    narrowest,
+    smallest,
+    tiles,
 )
 
-# From narrow to wide, see `swiglu_configs.narrowest`. One H200, in a graph with a cold L2, µs, here
+# From small to large, see `swiglu_configs.smallest`. One H200, in a graph with a cold L2, µs, here
 # and cuBLAS: y at 512, 2048, 4096, 8192 and 16384: 6.0, 9.2, 18.2, 44.4, 144 and 6.2, 9.9, 18.6,
 # 46.2, 141; the three products of the backward: 7.9, 23.0, 60.0, 198, 737 and 14.6, 28.2, 69.9,
 # 205, 734. A ring of 9 holds no more than one of 4 twice as deep, and two programs still fit.
 DOWN = {
     90: (
-        Config(FEW_TOKENS, 16, 128, 4, 8), Config(FEW_TOKENS, 32, 128, 4, 6),
-        Config(FEW_TOKENS, 64, 128, 8, 5),
+        Config(64, 16, 128, 4, 8), Config(64, 32, 128, 4, 6), Config(64, 64, 128, 8, 5),
+        Config(128, 64, 64, 8, 6), Config(128, 128, 64, 8, 5),
     ),
 }  # fmt: skip
-D_X = {90: (Config(FEW_TOKENS, 32, 64, 4, 9), Config(FEW_TOKENS, 64, 64, 8, 6))}
-# The products over tokens have tiles of SIDE².
-SIDE = {90: 128}
+D_X = {90: (Config(64, 32, 64, 4, 9), Config(64, 64, 64, 4, 6), Config(128, 64, 64, 8, 5))}
+# The products over tokens have tiles of SIDE²; deeper ones than MOST_DEEP have no memory for them.
+SIDE, MOST_DEEP = {90: 128}, 128
 # Elsewhere: shared memory of an RTX 4090, and registers of a B200, where tiles of 128² spill.
 OTHERWISE, OTHER_SIDE = (Config(FEW_TOKENS, 32, 64, 4, 4),), 64
 MANY_TILES = 8192
@@ -160,9 +161,9 @@ def _few_gradients_kernel(  # type: ignore[no-untyped-def]
 
 def down_launch(device: torch.device, tokens: int, hidden: int, inner: int) -> Launch:
     """What computes y of h, w_down: takes h, w_down, y."""
-    config = _config(DOWN, device, hidden)
-    tiles = cdiv(tokens, config.block_m) * cdiv(hidden, config.block_n)
-    return Launch(_few_down_kernel, config, (tiles, 1, 1), (), (tokens, hidden, inner), {})
+    config = chosen(DOWN, device, tokens, hidden)
+    programs = tiles(config, tokens, hidden), 1, 1
+    return Launch(_few_down_kernel, config, programs, (), (tokens, hidden, inner), {})
 
 
 def span_of(tiles: int) -> int:
@@ -184,24 +185,42 @@ def gradients_launch(
     wants: tuple[bool, bool, bool], device: torch.device, tokens: int, hidden: int, inner: int,
     up_row: int = 0,
 ) -> Launch:  # fmt: skip
-    """What computes the wanted ones of d_x, d_w_gate_up, d_w_down, of FEW_TOKENS tokens at most.
+    """What computes the wanted ones of d_x, d_w_gate_up and d_w_down: it takes all tokens at once.
 
-    It takes dy, x, h, d_gate_up, w_gate, w_up and the three results, anything for what is not
-    wanted.
+    Its matrices are dy, x, h, d_gate_up, w_gate, w_up and the three results, anything for what is
+    not wanted.
     """
-    config = _config(D_X, device, hidden)
+    config = chosen_for_d_x(device, tokens, hidden)
+    depth = block_of_tokens(tokens)
     side = config.block_n if INTERPRETED else SIDE.get(architecture(device), OTHER_SIDE)
+    if depth > MOST_DEEP:
+        side = OTHER_SIDE
     span = 2 if INTERPRETED else span_of(3 * cdiv(inner, side) * cdiv(hidden, side))
-    of_x = wants[0] * cdiv(tokens, config.block_m) * cdiv(hidden, config.block_n)
+    of_x = wants[0] * tiles(config, tokens, hidden)
     of_gate_up = wants[1] * cdiv(2 * inner, side) * cdiv(hidden, side * span)
     of_down = wants[2] * cdiv(hidden, side) * cdiv(inner, side * span)
     programs = of_x + of_gate_up + of_down, 1, 1
-    constants = {"SIDE": side, "SPAN": span, "TOKENS": block_of_tokens(tokens)}
+    constants = {"SIDE": side, "SPAN": span, "TOKENS": depth}
     scalars = tokens, hidden, inner, up_row, of_x, of_gate_up
     return Launch(_few_gradients_kernel, config, programs, (), scalars, constants)
 
 
-def _config(table: Mapping[int, tuple[Config, ...]], device: torch.device, width: int) -> Config:
+def chosen_for_d_x(device: torch.device, tokens: int, width: int) -> Config:
+    """The tile of d_x (tokens, width), whose programs leave room for those of the weights.
+
+    One for all numbers of tokens that a product over them takes as one.
+    """
+    depth = block_of_tokens(tokens)
+    share = 1 if depth <= MOST_DEEP else 2
+    return chosen(D_X, device, depth, width, programs=FEW_PROGRAMS // share)
+
+
+def chosen(
+    table: Mapping[int, tuple[Config, ...]], device: torch.device, tokens: int, *widths: int,
+    programs: int = FEW_PROGRAMS,
+) -> Config:  # fmt: skip
+    """The table's smallest tile that runs at once over (tokens, width) of each width."""
     if INTERPRETED:
         return swiglu_configs.INTERPRETER
-    return narrowest(table.get(architecture(device), OTHERWISE), width)
+    configs = table.get(architecture(device), OTHERWISE)
+    return smallest(configs, tokens, *widths, programs=programs)

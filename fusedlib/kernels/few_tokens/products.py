@@ -12,12 +12,13 @@ from fusedlib.kernels.few_tokens import kernels
 from fusedlib.kernels.kinds import Kind
 from fusedlib.kernels.launch import Launch, allocator, laid_out
 from fusedlib.kernels.products import Gradients, Wants
+from fusedlib.kernels.swiglu_configs import FEW_TOKENS
 
 
 class Products(plain.Products):
-    """Of one MLP, even sizes: y by one launch, the gradients by another.
+    """Of one MLP, even sizes: y by one launch, up to FEW_TOKENS tokens; the gradients by another.
 
-    At most FEW_TOKENS tokens, so that there are few launches to keep.
+    At most 256 tokens (`route.most_few_gradients`), so that there are few launches to keep.
     """
 
     def __init__(self, kind: Kind, new: Callable[..., Tensor] | None = None) -> None:
@@ -32,6 +33,8 @@ class Products(plain.Products):
 
     def output(self, h: Tensor, w_down: Tensor, like: Tensor) -> Tensor:
         """y = h Wdᵀ, of like's shape."""
+        if h.shape[0] > FEW_TOKENS:
+            return super().output(h, w_down, like)
         y = self._new(tuple(like.shape), like.stride(), self._dtype)
         tokens = h.shape[0]
         launch = self._launches.get(tokens) or self._made(tokens, tokens, kernels.down_launch)
