@@ -30,8 +30,9 @@ def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save, pair):
     assert plan.path == "few tokens" and plan.kind.sizes[1:] == shape[1:]
 
 
-SMALL_TILES = [(65, 512, 512), (128, 1024, 2064), (130, 272, 528), (256, 512, 2048), (300, 256, 4096),
-               (1000, 64, 2048), (250, 2048, 8192), (100, 4096, 14336)]  # fmt: skip
+SMALL_TILES = [(65, 512, 512), (128, 1024, 2064), (130, 272, 528), (256, 512, 2048),
+               (300, 256, 4096), (1000, 64, 2048), (250, 2048, 8192),
+               (100, 4096, 14336)]  # fmt: skip
 
 
 @pytest.mark.parametrize("pair", checks.PAIRS)

@@ -54,7 +54,7 @@ class TestLayersNeedFewKernels:
         assert len(found["listed"]) == len(set(found["listed"])) == most
         assert found["not listed"] == found["shared wrongly"] == []
         assert found["of Triton"] == len(found["met"]) >= most - 2
-        assert found["plans"] <= 7  # classes
+        assert found["plans"] <= 8  # classes
 
     @pytest.mark.slow
     def test_one_that_depends_on_the_length_is_found(self, played):

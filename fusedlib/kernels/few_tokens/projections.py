@@ -37,7 +37,6 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedlib.kernels.few_tokens.kernels import (
-    D_X,
     DOWN,
     INTERPRETED,
     OTHER_SIDE,
@@ -162,8 +161,9 @@ def project(
 ) -> tuple[Tensor, ...] | None:
     """y_i (..., outputs_i) of x (..., inputs), all on one device, or None where they are torch's.
 
-    They are for tokens whose tiles do not run at once, other dtypes, sizes that are no multiples of 16, where some
-    have a bias and others not, and for operands that are not contiguous or not at 16 bytes.
+    They are for tokens whose tiles do not run at once, other dtypes, sizes that are no multiples
+    of 16, where some have a bias and others not, and for operands that are not contiguous or not at
+    16 bytes.
     """
     w_q, w_k, w_v = weights
     b_q, b_k, b_v = biases
@@ -219,7 +219,7 @@ def _started(
 
 
 def _keep(
-    cache: dict[Hashable, Kept], key: Hashable, make: Callable[..., Launch], x: Tensor,
+    cache: dict[Hashable, Kept], key: Hashable, make: Callable[..., Launch | None], x: Tensor,
     weights: Sequence[Tensor],
 ) -> Kept:  # fmt: skip
     """The launch for such operands, kept on a GPU; tests change the interpreter's configuration."""
