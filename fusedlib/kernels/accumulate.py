@@ -35,8 +35,9 @@ def _accumulate_kernel(  # type: ignore[no-untyped-def]
     PROMOTE: tl.constexpr,  # noqa: N803
     PRECISION: tl.constexpr,  # noqa: N803
 ):
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    across = n // BLOCK_N
+    rows = (tl.program_id(0) // across).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(0) % across * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
     a_ptrs = a_ptr + rows[:, None] * k + inner[None, :]  # [BLOCK_M, BLOCK_K]
     b_ptrs = b_ptr + inner[:, None] * n + columns[None, :]  # [BLOCK_K, BLOCK_N]
@@ -77,7 +78,7 @@ def accumulate_fwd(
     _check(a, b, precision)
     (m, k), n = a.shape, b.shape[1]
     c = torch.empty(m, n, dtype=torch.float32, device=a.device)
-    _accumulate_kernel[(m // BLOCK_M, n // BLOCK_N)](
+    _accumulate_kernel[(m // BLOCK_M * (n // BLOCK_N),)](
         a, b, c, n, k, 1.0,
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=min(BLOCK_K, k),
         PROMOTE=promote, PRECISION=precision,

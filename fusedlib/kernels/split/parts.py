@@ -139,7 +139,8 @@ def _look_at_columns_kernel(  # type: ignore[no-untyped-def]
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Lines are columns: what is seen of each in `chunk` rows, (chunks, columns filled up)."""
-    first, j = tl.program_id(0) * chunk, tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    nth, column = tl.program_id(0) % tl.cdiv(rows, chunk), tl.program_id(0) // tl.cdiv(rows, chunk)
+    first, j = nth * chunk, column * WIDTH + tl.arange(0, WIDTH)
     largest = tl.zeros((HEIGHT, WIDTH), dtype=tl.int32)
     bits = tl.zeros_like(largest)
     for top in range(first, tl.minimum(first + chunk, rows), HEIGHT):
@@ -147,7 +148,7 @@ def _look_at_columns_kernel(  # type: ignore[no-untyped-def]
         a = _block(source, below, i, j, rows, columns, stride, cut)
         largest, bits = _looked(largest, bits, a)
     found = _seen(tl.max(largest, axis=0), tl.max(bits, axis=0))
-    tl.store(seen + tl.program_id(0) * tl.num_programs(1) * WIDTH + j, found)
+    tl.store(seen + nth.to(tl.int64) * tl.cdiv(columns, WIDTH) * WIDTH + j, found)
 
 
 @triton.jit(do_not_specialize=("rows", "cut", "chunks"))
@@ -156,8 +157,9 @@ def _split_columns_kernel(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Lines are columns: TILE rows a program."""
-    tile, j = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    width = tl.num_programs(1) * WIDTH
+    tall = tl.cdiv(rows, TILE)
+    tile, j = tl.program_id(0) % tall, tl.program_id(0) // tall * WIDTH + tl.arange(0, WIDTH)
+    width = tl.cdiv(columns, WIDTH) * WIDTH
     found = tl.load(seen + j)
     for nth in range(1, chunks):
         other = tl.load(seen + nth * width + j)
@@ -165,7 +167,7 @@ def _split_columns_kernel(  # type: ignore[no-untyped-def]
     word, scale = _word(found)
     if tile == 0:
         tl.store(words + j, word)
-    low = (tl.num_programs(0) * TILE).to(tl.int64) * width
+    low = (tall * TILE).to(tl.int64) * width
     for top in range(tile * TILE, (tile + 1) * TILE, HEIGHT):
         i = top + tl.arange(0, HEIGHT)
         a = _block(source, below, i, j, rows, columns, stride, cut)
@@ -206,10 +208,10 @@ class Splitting:
         chunks = -(-rows // chunk)
         self._seen = laid_out((chunks, wide * TILE), torch.int32)
         self._look = Launch(
-            _look_at_columns_kernel, config, (chunks, wide, 1), (), (*sizes, chunk), constants
+            _look_at_columns_kernel, config, (chunks * wide, 1, 1), (), (*sizes, chunk), constants
         )
         self._split = Launch(
-            _split_columns_kernel, config, (tall, wide, 1), (), (*sizes, chunks), constants
+            _split_columns_kernel, config, (tall * wide, 1, 1), (), (*sizes, chunks), constants
         )
 
     def __call__(self, source: Tensor, below: Tensor | None = None) -> tuple[Tensor, Tensor]:
