@@ -9,9 +9,7 @@ from torch.overrides import has_torch_function
 
 from fusedlib.arguments import STRIDED, require_tensors
 from fusedlib.functional import _autocasts, _plain_eager, _shape
-from fusedlib.kernels.route import has_kernels, transformed
-
-MANY_TOKENS = 1 << 20
+from fusedlib.kernels.route import decided_tokens, has_kernels, transformed
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -67,13 +65,7 @@ def _splits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     from fusedlib.kernels.split import mm, some_pay
 
     outputs, inputs = weight.shape
-    tokens = x.numel() // max(inputs, 1)
-    if torch.compiler.is_compiling():
-        from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
-
-        # An open number may be any that its bounds allow, and the operator looks at the true one.
-        if not has_static_value(tokens):
-            tokens = 0 if statically_known_true(tokens < mm.LEAST_SIZE) else MANY_TOKENS
+    tokens = decided_tokens(x.numel() // max(inputs, 1), mm.LEAST_SIZE)
     return (
         some_pay(tokens, outputs, inputs)
         and _is_plain(x)

@@ -150,3 +150,23 @@ def test_a_plan_is_of_a_packed_weight_or_of_a_pair(monkeypatch):
     for other in (pair[1][:8], pair[1][:, :8], pair[1].half(), pair[1].to("meta"), packed):
         assert route.known(x, pair[0], other, w_down) is None
     assert route.known(x, packed, packed, w_down) is route.known(x, pair[0], None, w_down) is None
+
+
+@pytest.mark.parametrize(("most", "kernels"), [(64, False), (1 << 16, True)])
+def test_an_export_keeps_the_number_of_tokens_of_fp32_open(monkeypatch, most, kernels):
+    """No guard on what an open number is: its bounds alone decide."""
+    monkeypatch.setattr(route, "has_kernels", lambda _: True)
+    weights = [torch.empty(4096, 4096, device="meta")] * 2
+    seen = []
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            looks = SimpleNamespace(
+                dtype=x.dtype, is_cuda=True, device=CARD, numel=lambda: x.shape[0] * 4096
+            )
+            seen.append(route._large_fp32(looks, *weights))
+            return x * 2
+
+    tokens = torch.export.Dim("tokens", min=2, max=most)
+    torch.export.export(Module(), (torch.zeros(9, 8),), dynamic_shapes=({0: tokens},), strict=False)
+    assert seen == [kernels]

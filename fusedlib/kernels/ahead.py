@@ -20,9 +20,8 @@ from fusedlib.kernels.kinds import Kind
 from fusedlib.kernels.launch import Launch
 from fusedlib.kernels.plan import Plan
 from fusedlib.kernels.products import Products
+from fusedlib.kernels.route import MANY_TOKENS
 from fusedlib.kernels.swiglu_configs import FEW_TOKENS
-
-MANY_TOKENS = 1 << 20  # of the last class
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ PLAIN = "plain PyTorch"
 # our blocks cut the low bits of their factors off, an error of 1.6e-3 where cuBLAS has 5.1e-4
 # (H200, torch 2.11, triton 3.6).
 LEAST_TOKENS = 256
+MANY_TOKENS = 1 << 20
 LEAST_WORK = 2**33
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)
@@ -308,9 +309,21 @@ def _large_fp32(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> bool:
     if x.dtype != torch.float32 or not x.is_cuda or not has_kernels(x.device):
         return False
     wide, hidden = _sizes(w_gate, w_up)
-    tokens = x.numel() // max(hidden, 1)
+    tokens = decided_tokens(x.numel() // max(hidden, 1), LEAST_TOKENS)
     enough = tokens >= LEAST_TOKENS and min(hidden, wide // 2) >= LEAST_TOKENS
     return enough and tokens * hidden * wide >= LEAST_WORK and not transformed()
+
+
+def decided_tokens(tokens: int, least: int) -> int:
+    """The number of tokens to decide by: under torch.compile and torch.export an open one may be
+    any that its bounds allow, so that it counts as many, unless all of them are fewer than `least`.
+    """
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
+
+        if not has_static_value(tokens):
+            return 0 if statically_known_true(tokens < least) else MANY_TOKENS
+    return tokens
 
 
 def transformed() -> bool:
