@@ -15,6 +15,7 @@ from fusedlib.arguments import is_whole, require_number, require_tensors
 from fusedlib.functional import _autocast, _autocasts, _shape
 from fusedlib.kernels.route import has_kernels, transformed
 
+MEMORY_PLANS = ("least", "balanced")
 REDUCTIONS = ("mean", "sum", "none")
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -23,13 +24,14 @@ def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, target: Tensor, *,
     bias: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0,
     z_loss: float = 0.0, reduction: str = "mean", token_weights: Tensor | None = None,
+    memory: str | int = "balanced",
 ) -> Tensor:  # fmt: skip
     """cross_entropy(linear(hidden, weight, bias), target), the logits never stored as a whole.
 
     A token's loss is its cross entropy as torch's, plus z_loss · logsumexp(logits)². All but the
-    logits, which have the inputs' dtype, is fp32. What memory it takes and what errors are promised
-    stand in `fusedlib.kernels.linear_cross_entropy`. The gradients of a mean or a sum are computed
-    with it; they have no second derivative.
+    logits, which have the inputs' dtype, is fp32. What errors are promised stands in
+    `fusedlib.kernels.linear_cross_entropy`. The gradients of a mean or a sum are computed with it;
+    they have no second derivative.
 
     Args:
         hidden: (..., hidden), hidden at least 1.
@@ -45,21 +47,28 @@ def linear_cross_entropy(
             `token_weights`. Over no tokens it is NaN, as torch's.
         token_weights: (...), what each token's loss is multiplied by. Where it wants a gradient the
             logits are computed again in backward.
+        memory: what the kernels may take beside operands and gradients. Logits are computed in
+            chunks of tokens, as few as fit: fewer are faster. "least": chunks as large as the
+            weight (512 MiB at least); "balanced": twice that in half precision; or a number of
+            bytes. With 8192 tokens and a vocabulary of 128256 in bf16, of hidden 2048: "least" 4
+            chunks in 1002 MiB, "balanced" 2 in 1503, 1 from 2004 on; of hidden 4096 all plans take
+            1 in 2004. d_W is summed in fp32 and rounded once whatever the plan. Plain PyTorch,
+            which stores the logits as a whole, does not look at it.
 
     Returns:
         A scalar, or (...) with reduction "none"; fp32, or float64 of such inputs.
 
     Raises:
         TypeError: an operand that is no tensor.
-        ValueError: shapes, dtypes, devices or numbers that do not go together, or operands that are
-            sparse or nested.
+        ValueError: shapes, dtypes, devices or numbers that do not go together, operands that are
+            sparse or nested, or less memory than the kernels can do with.
     """
     require_tensors(
         "bias", "token_weights",
         hidden=hidden, weight=weight, target=target, bias=bias, token_weights=token_weights,
     )  # fmt: skip
     _check(hidden, weight, target, bias, token_weights)
-    _check_numbers(ignore_index, label_smoothing, z_loss, reduction)
+    _check_numbers(ignore_index, label_smoothing, z_loss, reduction, memory)
     ignore_index = int(ignore_index)
     operands = (hidden, weight) if bias is None else (hidden, weight, bias)
     hidden, weight, *biases = _autocast(*operands)
@@ -76,13 +85,16 @@ def linear_cross_entropy(
         from fusedlib.kernels import linear_cross_entropy_ops as ops
 
         enabled = torch.is_grad_enabled()
+        wants = [enabled and t is not None and t.requires_grad for t in (matrix, weight, bias)]
+        plan = memory if isinstance(memory, str) else str(int(memory))
+        if plan not in MEMORY_PLANS:  # too little is an error here, not in a compiler or backward
+            ops.plan(matrix.shape[0], weight, wants[1], plan)
         if reduction != "none" and not (enabled and weights is not None and weights.requires_grad):
-            wants = [enabled and t is not None and t.requires_grad for t in (matrix, weight, bias)]
             mean = reduction == "mean"
             return ops.linear_cross_entropy(
-                matrix, weight, bias, labels, weights, mean, *settings, wants
+                matrix, weight, bias, labels, weights, mean, *settings, plan, wants
             )[0]
-        losses = ops.linear_cross_entropy_by_token(matrix, weight, bias, labels, *settings)
+        losses = ops.linear_cross_entropy_by_token(matrix, weight, bias, labels, *settings, plan)
     if weights is not None:
         losses = losses * weights
     if reduction == "none":
@@ -159,10 +171,16 @@ def _check(
 
 
 def _check_numbers(
-    ignore_index: int, label_smoothing: float, z_loss: float, reduction: str
+    ignore_index: int, label_smoothing: float, z_loss: float, reduction: str, memory: str | int
 ) -> None:
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    bytes_given = is_whole(memory) and int(memory) > 0
+    if not bytes_given and not (isinstance(memory, str) and memory in MEMORY_PLANS):
+        raise ValueError(
+            "memory must be 'least', 'balanced' or a whole number of bytes of at least 1, "
+            f"got {memory!r:.60}"
+        )
     if not is_whole(ignore_index):
         raise ValueError(f"ignore_index must be a whole number, got {ignore_index!r:.60}")
     if not -(2**63) <= ignore_index < 2**63:

@@ -150,19 +150,20 @@ class LinearCrossEntropyLoss(nn.Module):
         label_smoothing: ε from 0 to 1.
         z_loss: weight of the squared logsumexp.
         reduction: "mean", "sum" or "none".
+        memory: "least", "balanced" or bytes, what the kernels may take beside the gradients.
 
     Raises:
-        ValueError: an unknown reduction or a number out of range.
+        ValueError: an unknown reduction or plan of memory, or a number out of range.
     """
 
     def __init__(
         self, *, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
-        reduction: str = "mean",
+        reduction: str = "mean", memory: str | int = "balanced",
     ) -> None:  # fmt: skip
         super().__init__()
-        _check_numbers(ignore_index, label_smoothing, z_loss, reduction)
+        _check_numbers(ignore_index, label_smoothing, z_loss, reduction, memory)
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
-        self.z_loss, self.reduction = z_loss, reduction
+        self.z_loss, self.reduction, self.memory = z_loss, reduction, memory
 
     def forward(
         self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None,
@@ -172,12 +173,12 @@ class LinearCrossEntropyLoss(nn.Module):
         return linear_cross_entropy(
             hidden, weight, target, bias=bias, ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing, z_loss=self.z_loss, reduction=self.reduction,
-            token_weights=token_weights,
+            token_weights=token_weights, memory=self.memory,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
         """The settings, for print."""
-        names = "ignore_index", "label_smoothing", "z_loss", "reduction"
+        names = "ignore_index", "label_smoothing", "z_loss", "reduction", "memory"
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter, functional
@@ -48,7 +51,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if has_torch_function((x, weight, bias)) or any(map(_is_nested, (x, weight, bias))):
             return functional.linear(x, weight, bias)
         _check(x, weight, bias)
-    if not _splits(x, weight, bias):
+    if not _splits(x, [weight], [bias]):
         return functional.linear(x, weight, bias)
     from fusedlib.kernels import linear as kernels
 
@@ -58,19 +61,41 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
-def _splits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def linears(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """`linear` of one x by each weight, (outputs, in_features), with each bias, (outputs,) or None.
+
+    Where all products go the same way they are one product: x is split once, and narrow layers
+    count with the wide ones. Values have the same bits as those of the joined weight.
+    """
+    alike = all(map(partial(_fit, x), weights, biases)) and len({*map(_wants, weights)}) == 1
+    biased = len({b is None for b in biases}) == 1
+    if not (alike and biased and _plain_eager(x, *weights) and _splits(x, weights, biases)):
+        return tuple(map(partial(linear, x), weights, biases))
+    from fusedlib.kernels import linear as kernels
+
+    y: Tensor = kernels.JoinedLinearFunction.direct(x, *weights, *biases)
+    return y.split([weight.shape[0] for weight in weights], dim=-1)
+
+
+def _wants(operand: Tensor) -> bool:
+    return operand.requires_grad
+
+
+def _splits(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
     """Whether some product of this call or of its backward may be of split factors."""
     if x.dtype != torch.float32 or not has_kernels(x.device):
         return False
     from fusedlib.kernels.split import mm, some_pay
 
-    outputs, inputs = weight.shape
+    outputs, inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
     tokens = decided_tokens(x.numel() // max(inputs, 1), mm.LEAST_SIZE)
     return (
         some_pay(tokens, outputs, inputs)
         and _is_plain(x)
-        and _is_plain(weight)
-        and (bias is None or _is_plain(bias))
+        and all(map(_is_plain, weights))
+        and all(bias is None or _is_plain(bias) for bias in biases)
         and not _autocasts(x.device.type)
         and not transformed()
         and _highest()

@@ -36,13 +36,13 @@ def projections(
         x: (..., inputs).
         weights: three, (outputs, inputs).
         biases: three, (outputs,) or None.
-        split: fp32 products by `fusedlib.linear`.
+        split: fp32 products of split factors where they pay, as by `fusedlib.linear`.
 
     Returns:
         (..., outputs) of each.
     """
     if x.dtype == torch.float32 and split:
-        return tuple(map(partial(projection.linear, x), weights, biases))
+        return projection.linears(x, weights, biases)
     if not _plain_eager(x, *weights) or transformed():
         return tuple(map(partial(linear, x), weights, biases))
     operands: list[Any] = [x, *weights, *biases]

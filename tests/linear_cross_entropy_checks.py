@@ -16,6 +16,8 @@ from fusedlib.bench import check
 
 SHAPE = TOKENS, WIDTH, VOCABULARY = 13, 8, 201  # a row is several of the interpreter's blocks
 ALL = {"bias": True, "label_smoothing": 0.1, "z_loss": 1e-2, "token_weights": True}
+# Bytes with which TOKENS have chunks of five; what fp32 sums of d_W take is 4·VOCABULARY·WIDTH.
+CHUNKS_OF_FIVE = {"float32": 5 * 224 * 4, "bfloat16": 6432, "float16": 6432}
 SETTINGS = {
     "plain": {},
     "bias": {"bias": True},
@@ -279,13 +281,16 @@ def check_bound(device: str, magnitude: float, vocabulary: int = VOCABULARY) -> 
     assert (off <= of_p + 4 * (p * times.abs() + share) * 2**-24).all()
 
 
-def check_compiled(device: str, dtype: str = "float32") -> None:
+def check_compiled(
+    device: str, dtype: str = "float32", memory: str | int = "balanced"
+) -> None:  # fmt: skip
     """In one graph, with shapes of its own and with any."""
     torch._dynamo.reset()
-    compiled = torch.compile(linear_cross_entropy, fullgraph=True)
+    compiled = partial(torch.compile(linear_cross_entropy, fullgraph=True), memory=memory)
     assert misses(device, dtype, compute=compiled, **ALL) == []
     torch._dynamo.reset()
     dynamic = torch.compile(linear_cross_entropy, fullgraph=True, dynamic=True)
+    dynamic = partial(dynamic, memory=memory)
     for tokens in (TOKENS, 9):
         shape = tokens, WIDTH, VOCABULARY
         assert misses(device, dtype, shape, compute=dynamic, **SETTINGS["all, by token"]) == []

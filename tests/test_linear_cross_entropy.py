@@ -6,6 +6,8 @@ import pytest
 import torch
 from interpreter import passed_in_the_interpreter
 from torch.autograd import gradcheck, gradgradcheck
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedlib import LinearCrossEntropyLoss, linear_cross_entropy
 
@@ -57,12 +59,15 @@ def test_module_is_the_function():
         **leaves, target=target, **settings, label_smoothing=0.1, z_loss=1e-3, reduction="sum"
     )
     assert torch.equal(found, wanted)
-    assert "label_smoothing=0.1" in str(module)
+    assert "label_smoothing=0.1" in str(module) and "memory='balanced'" in str(module)
     module.reduction, module.z_loss = "mean", 0.0
     found = module(leaves["hidden"], leaves["weight"], target)
     plain = {name: leaves[name] for name in ("hidden", "weight")}
     wanted = linear_cross_entropy(**plain, target=target, label_smoothing=0.1)
     assert torch.equal(found, wanted) and "z_loss=0.0, reduction='mean'" in str(module)
+    module.memory = "most"
+    with pytest.raises(ValueError, match="got 'most'"):
+        module(leaves["hidden"], leaves["weight"], target)
     with pytest.raises(ValueError, match="got 'avg'"):
         LinearCrossEntropyLoss(reduction="avg")
 
@@ -94,6 +99,11 @@ HIDDEN, WEIGHT, TARGET = torch.zeros(3, 4), torch.zeros(9, 4), torch.zeros(3, dt
             {"token_weights": TARGET},
             "token_weights must be of a floating-point dtype",
         ),
+        ({"memory": "most"}, "memory must be 'least', 'balanced' or a whole .*, got 'most'"),
+        ({"memory": 0}, "number of bytes of at least 1, got 0"),
+        ({"memory": True}, "got True"),
+        ({"memory": 1.5e9}, "got 1500000000.0"),
+        ({"memory": None}, "got None"),
         ({"reduction": "avg"}, "reduction must be one of mean, sum, none, got 'avg'"),
         ({"label_smoothing": 1.5}, "label_smoothing must be from 0 to 1, got 1.5"),
         ({"label_smoothing": float("nan")}, "got nan"),
@@ -137,14 +147,73 @@ def test_chunks_fit_their_budget():
         for vocabulary in (1, 33, 32000, 50257, 128256, 10**6):
             for itemsize in (2, 4):
                 stride = kernels.row_stride(vocabulary, itemsize)
-                rows = kernels.chunk_rows(tokens, vocabulary, itemsize)
+                rows = kernels.chunk_rows(tokens, vocabulary, itemsize, 2**29)
                 assert vocabulary <= stride and stride * itemsize % kernels.ROW_BYTES == 0
-                assert rows * stride * itemsize <= max(kernels.LOGITS_BYTES, stride * itemsize)
+                assert rows * stride * itemsize <= max(2**29, stride * itemsize)
                 assert rows == tokens or rows % 128 == 0
-    for width, rows in ((1024, 2048), (2048, 2048), (4096, 4096)):
-        weight = torch.empty(128256, width, dtype=torch.bfloat16, device="meta")
-        assert kernels.rows_and_sums(8192, weight) == (rows, torch.float32)
-        assert kernels.rows_and_sums(8192, weight, False)[0] == 2048
-        assert kernels.rows_and_sums(1000, weight) == (1000, torch.bfloat16)
-        assert kernels.rows_and_sums(1000, weight.half()) == (1000, torch.float32)
-        assert kernels.rows_and_sums(8192, weight.float()) == (1024, torch.float32)
+
+
+def test_plans_of_a_large_vocabulary():
+    """8192 tokens; bytes in MiB, of which 250.5 are 1024 tokens' logits in half precision."""
+    kernels = pytest.importorskip("fusedlib.kernels.linear_cross_entropy")
+    half, single = torch.bfloat16, torch.float32
+    wanted = [
+        # width, dtype, memory, rows, sums, MiB
+        (1024, half, "least", 2048, single, 751.5), (1024, half, "balanced", 2048, single, 751.5),
+        (2048, half, "least", 2048, single, 1002), (2048, half, "balanced", 4096, single, 1503),
+        (2048, half, f"{2004 * 2**20}", 8192, half, 2004),
+        (2048, half, f"{2004 * 2**20 - 1}", 4096, single, 1503),
+        (2048, half, f"{1002 * 2**20}", 2048, single, 1002),
+        (4096, half, "least", 8192, half, 2004), (4096, half, "balanced", 8192, half, 2004),
+        (2048, torch.float16, "balanced", 4096, single, 1503),
+        (4096, torch.float16, "balanced", 8192, single, 3006),
+        (4096, torch.float16, "least", 4096, single, 2004),
+        (2048, single, "balanced", 1024, single, 501),
+        (2048, single, f"{4008 * 2**20}", 8192, single, 4008),
+    ]  # fmt: skip
+    for width, dtype, memory, rows, sums, mebibytes in wanted:
+        weight = torch.empty(128256, width, dtype=dtype, device="meta")
+        found = kernels.plan(8192, weight, memory=memory)
+        assert found == (rows, sums, mebibytes * 2**20), (width, dtype, memory, found)
+    assert kernels.plan(8192, weight.bfloat16(), False) == (2048, half, 501 * 2**20)
+    odd = torch.empty(50257, 4096, dtype=half, device="meta")  # its rows of logits are padded
+    assert kernels.plan(8192, odd, memory="least").rows == 8192
+
+
+class Allocated(TorchDispatchMode):
+    """The most bytes that tensors made under it take at once, but for an operand's own cast."""
+
+    def __init__(self):
+        super().__init__()
+        self.live, self.most = {}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        self.live = {one: n for one, n in self.live.items() if not one.expired()}
+        if function in (torch.ops.aten.new_empty.default, torch.ops.aten.new_zeros.default):
+            storage = made.untyped_storage()
+            self.live[StorageWeakRef(storage)] = storage.nbytes()
+        self.most = max(self.most, sum(self.live.values()))
+        return made
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [(300, 64, 1003), (300, 200, 1003), (900, 64, 1024)], ids=str)
+@pytest.mark.parametrize("rows", [40, 140, 2000])
+def test_a_plan_s_memory_is_what_is_allocated(monkeypatch, dtype, shape, rows):
+    """Of a call and of d_W's rounding after it, with budgets of so many rows of logits."""
+    kernels = pytest.importorskip("fusedlib.kernels.linear_cross_entropy")
+    monkeypatch.setattr(kernels, "cross_entropy_rows", lambda *_, **__: None)
+    leaves, target, _ = checks.drawn("cpu", dtype, shape)
+    hidden, weight = (leaf.detach() for leaf in leaves.values())
+    memory = 4 * weight.numel() + rows * kernels.row_stride(shape[2], hidden.itemsize) * 4
+    plan = kernels.plan(shape[0], weight, memory=str(memory))
+    assert plan.memory <= memory
+    results = sum(t.numel() * t.itemsize for t in (hidden, weight))
+    with Allocated() as allocated:
+        settings = -100, 0.0, 0.0, str(memory), (True, True, False)
+        kept = kernels.compute(hidden, weight, None, target, None, torch.ones(()), *settings)
+        if kept[2].dtype != weight.dtype:
+            weight.new_empty(weight.shape)
+    losses = 4 * shape[0]
+    assert allocated.most == plan.memory + results + losses

@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+from functools import partial
 
 import linear_cross_entropy_checks as checks
 import pytest
@@ -36,23 +37,26 @@ def test_settings_vs_float64(dtype, settings):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("settings", ["plain", "all, mean", "all, by token"])
-def test_in_chunks_vs_float64(monkeypatch, dtype, settings):
-    monkeypatch.setattr(kernels, "LOGITS_BYTES", 2**24)
-    shape = 517, 384, 50257
-    assert kernels.chunk_rows(517, 50257, 4) < kernels.chunk_rows(517, 50257, 2) < 517
-    assert checks.misses("cuda", dtype, shape, **checks.SETTINGS[settings]) == []
+def test_in_chunks_vs_float64(dtype, settings):
+    weight = torch.empty(50257, 128, dtype=getattr(torch, dtype), device="meta")
+    assert kernels.plan(517, weight, memory=str(2**25)).rows == 128
+    chunked = partial(linear_cross_entropy, memory=2**25)
+    found = checks.misses(
+        "cuda", dtype, (517, 128, 50257), compute=chunked, **checks.SETTINGS[settings]
+    )
+    assert found == []
 
 
-def test_sums_over_many_chunks_are_fp32(monkeypatch):
+def test_sums_over_many_chunks_are_fp32():
     """74 chunks of seven tokens each: added up in bf16, d_W would err tens of times more."""
     shape = 517, 8, 1003
     leaves, target, _ = checks.drawn("cuda", "bfloat16", shape)
     wanted = checks.step(leaves, target)
-    monkeypatch.setattr(kernels, "LOGITS_BYTES", 1)
-    found = checks.step(leaves, target)
+    chunked = partial(linear_cross_entropy, memory=4 * 8 * 1003)
+    found = checks.step(leaves, target, chunked)
     off = (found[2].double() - wanted[2].double()).norm() / wanted[2].double().norm()
     assert off < torch.finfo(torch.bfloat16).eps / 2
-    assert checks.misses("cuda", "bfloat16", shape) == []
+    assert checks.misses("cuda", "bfloat16", shape, compute=chunked) == []
 
 
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda f: f.__name__[6:])
@@ -82,8 +86,7 @@ def test_tf32_is_torch_s():
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nothing_waits_for_the_device_and_a_graph_replays(monkeypatch, dtype, reduction):
-    monkeypatch.setattr(kernels, "LOGITS_BYTES", 2**20)
+def test_nothing_waits_for_the_device_and_a_graph_replays(dtype, reduction):
     leaves, target, settings = checks.drawn(
         "cuda", dtype, (300, 64, 5003), token_weights=True, reduction=reduction
     )
@@ -91,7 +94,7 @@ def test_nothing_waits_for_the_device_and_a_graph_replays(monkeypatch, dtype, re
     up = torch.full((300,) if reduction == "none" else (), 3.0, device="cuda")
 
     def step():
-        loss = linear_cross_entropy(**leaves, target=target, **settings)
+        loss = linear_cross_entropy(**leaves, target=target, **settings, memory=2**21)
         return [loss.detach(), *torch.autograd.grad(loss, own, up)]
 
     wanted = [t.clone() for t in step()]
@@ -112,35 +115,33 @@ def test_nothing_waits_for_the_device_and_a_graph_replays(monkeypatch, dtype, re
     assert close(written, step())
 
 
-def test_results_repeat_bit_by_bit(monkeypatch):
-    monkeypatch.setattr(kernels, "LOGITS_BYTES", 2**24)
-    leaves, target, settings = checks.drawn("cuda", "bfloat16", (517, 256, 20000), **checks.ALL)
-    first = checks.step(leaves, target, **settings)
+def test_results_repeat_bit_by_bit():
+    leaves, target, settings = checks.drawn("cuda", "bfloat16", (517, 128, 20000), **checks.ALL)
+    chunked = partial(linear_cross_entropy, memory=2**24)
+    first = checks.step(leaves, target, chunked, **settings)
     for _ in range(5):
-        assert same(checks.step(leaves, target, **settings), first)
+        assert same(checks.step(leaves, target, chunked, **settings), first)
 
 
+@pytest.mark.parametrize("memory", ["least", "balanced", 2**31])
 @pytest.mark.parametrize(("tokens", "width"), [(2048, 2048), (8192, 2048), (8192, 4096)])
-def test_memory_is_the_documented_one(tokens, width):
-    """Over the gradients: a chunk's logits; where chunks add up, no more than d_W in fp32."""
+def test_memory_is_the_planned_one(tokens, width, memory):
+    """Over the gradients; and the losses, targets' checks and the like, of 4 MiB at most."""
     vocabulary = 128256
     leaves, target, _ = checks.drawn("cuda", "bfloat16", (tokens, width, vocabulary))
     gradients = sum(t.numel() * t.itemsize for t in leaves.values())
-    linear_cross_entropy(**leaves, target=target).backward()  # cuBLAS's workspace
+    linear_cross_entropy(**leaves, target=target, memory=memory).backward()  # cuBLAS's workspace
     for t in leaves.values():
         t.grad = None
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    linear_cross_entropy(**leaves, target=target).backward()
+    linear_cross_entropy(**leaves, target=target, memory=memory).backward()
     over = torch.cuda.max_memory_allocated() - before - gradients
-    d_weight = width * vocabulary * 2
-    rows, _ = kernels.rows_and_sums(tokens, leaves["weight"])
-    chunk = rows * vocabulary * 2
-    formula = chunk if rows == tokens else max(chunk + d_weight, 2 * d_weight)
-    print(f"{tokens}·{width}: {over / 2**20:.0f} MiB over the gradients, {formula / 2**20:.0f}")
-    assert chunk <= max(kernels.LOGITS_BYTES, d_weight) and over <= formula + 2**24
+    plan = kernels.plan(tokens, leaves["weight"], memory=str(memory))
+    print(f"{tokens}·{width} {memory}: {over / 2**20:.0f} MiB over the gradients, {plan}")
+    assert plan.memory <= over <= plan.memory + 2**22
     assert torch.cuda.memory_allocated() - before <= gradients + 2**20
 
 

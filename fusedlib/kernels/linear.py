@@ -21,6 +21,7 @@ or batched all are torch's, which have derivatives of every order. Error bound: 
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -86,6 +87,43 @@ def _gradients(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 torch.library.register_autograd(linear_operator, _gradients, setup_context=_set_up)
+
+
+class JoinedLinearFunction(Direct):
+    """Layers of one x as one: (..., outputs of all) of x, their weights and then their biases.
+
+    The weights are joined for each product and not kept; all want gradients, or none does.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, *weights_and_biases: Tensor | None) -> Tensor:
+        """All results, side by side."""
+        operands: Any = weights_and_biases
+        weights, biases = operands[: len(operands) // 2], operands[len(operands) // 2 :]
+        return linear_call(x, torch.cat(weights), None if biases[0] is None else torch.cat(biases))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """As for one layer."""
+        x, *operands = inputs
+        weights = operands[: len(operands) // 2]
+        wants_x, wants_weights, *_ = ctx.needs_input_grad
+        ctx.outputs = [weight.shape[0] for weight in weights]
+        ctx.save_for_backward(
+            x if wants_weights else None, *(weight if wants_x else None for weight in weights)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """Of x, weights and biases."""
+        x, *weights = ctx.saved_tensors
+        wants_x, *wanted = ctx.needs_input_grad
+        count = len(weights)
+        wants = wants_x, wanted[0], any(wanted[count:])
+        saved = x, torch.cat(weights) if wants_x else None
+        found = _gradients(SimpleNamespace(wants=wants, saved_tensors=saved), dy)
+        apart = [[None] * count if g is None else g.split(ctx.outputs) for g in found[1:]]
+        return found[0], *apart[0], *apart[1]
 
 
 class LinearFunction(Direct):

@@ -23,13 +23,21 @@ forward, where the logits are, when one is wanted; backward multiplies them by t
 in no time where that is 1. Losses by token have an upstream number each: their backward computes
 the logits again. Nothing is read back to the host.
 
-Memory beside the gradients, with V the vocabulary, H the width of hidden and b the bytes of a
-number: a chunk's logits, rows·V·b, at most LOGITS_BYTES, one row's, or in half precision d_W's own
-V·H·b where that is more. Where several chunks add up in half precision, or in fp16, d_W is summed
-in 4·V·H bytes, rounded at the end of backward: max(rows·V·b + 2·V·H, 4·V·H) altogether, which is
-why a chunk as large as d_W costs nothing more. A split product holds parts as large as both its
-factors meanwhile, one of W's products 4·V·(rows + H) bytes, and adds up d_W of several chunks by
-way of another 4·V·H.
+Memory beside the gradients, with V the vocabulary, H the width of hidden, b the bytes of a number
+and L those of a chunk's logits, rows·V·b. Where several chunks add up in half precision, or in
+fp16, d_W is summed in 4·V·H bytes, rounded at the end of backward; otherwise it is rounded as it is
+made. `plan` takes the fewest chunks within a budget:
+
+| d_W                   | takes                 | "least"                | "balanced"             |
+|-----------------------|-----------------------|------------------------|------------------------|
+| of one chunk, no fp16 | L                     | max(L₀, 2·V·H) + 2·V·H | max(L₀, 4·V·H) + 2·V·H |
+| in fp32, of halves    | max(L + 2·V·H, 4·V·H) | the same               | the same               |
+| of fp32, or unwanted  | L                     | L₀                     | L₀                     |
+
+with L₀ = LOGITS_BYTES, or one row's logits where those are more, and V rounded up as rows of logits
+are. Of a budget in bytes a chunk has what d_W leaves. A split product holds parts as
+large as both its factors meanwhile, one of W's products 4·V·(rows + H) bytes, and adds up d_W of
+several chunks by way of another 4·V·H.
 
 Error bound: logits are rounded to the inputs' dtype once; in fp32 each product errs as torch's own,
 or within the bound of `fusedlib.kernels.split`. Of those logits, with M the largest of a row's
@@ -42,7 +50,7 @@ number; d_hidden · Σw must not pass its largest.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -53,7 +61,8 @@ from fusedlib.kernels import split
 from fusedlib.kernels.launch import cdiv, current_device
 from fusedlib.kernels.swiglu_configs import architecture, precision_of
 
-LOGITS_BYTES = 2**29
+PLANS = "least", "balanced"
+LOGITS_BYTES = 2**29  # smaller chunks of logits make products slower
 ROW_BYTES = 128
 ROWS = 128  # a chunk's rows are a multiple of a product's tile, if there are as many
 # What a program has of a row at a time, and a warp of that: each of an H200's 132 multiprocessors
@@ -157,9 +166,8 @@ def block_and_warps(stride: int, itemsize: int, arch: int) -> tuple[int, int]:
     return block, max(block * itemsize // WARP_BYTES, 4)
 
 
-def chunk_rows(tokens: int, vocabulary: int, itemsize: int, least: int = 0) -> int:
-    """Tokens of a chunk: their logits take LOGITS_BYTES or `least` at most, or are one token's."""
-    budget = max(LOGITS_BYTES, least)
+def chunk_rows(tokens: int, vocabulary: int, itemsize: int, budget: int) -> int:
+    """Tokens of a chunk: their logits take `budget` bytes at most, or are one token's."""
     most = max(budget // (row_stride(vocabulary, itemsize) * itemsize), 1)
     if tokens <= most:
         return tokens
@@ -169,14 +177,60 @@ def chunk_rows(tokens: int, vocabulary: int, itemsize: int, least: int = 0) -> i
     return ((tokens + chunks - 1) // chunks + unit - 1) // unit * unit
 
 
-def rows_and_sums(
-    tokens: int, weight: Tensor, wants_weight: bool = True
-) -> tuple[int, torch.dtype]:
-    """Tokens of a chunk, and what d_W is summed in: fp16 has too small a range for such sums."""
-    vocabulary, dtype = weight.shape[0], weight.dtype
-    least = weight.numel() * dtype.itemsize if wants_weight and dtype.itemsize == 2 else 0
-    rows = chunk_rows(tokens, vocabulary, dtype.itemsize, least)
-    return rows, torch.float32 if rows < tokens or dtype == torch.float16 else dtype
+class Plan(NamedTuple):
+    """How many tokens a chunk has, what d_W is summed in, and what that takes.
+
+    `memory` is the most bytes that exist at once beside the operands and the gradients in their
+    own dtypes: a chunk's logits and what fp32 sums take more than d_W does. Not counted are some 20
+    bytes a token, and the parts of split products.
+    """
+
+    rows: int
+    sums: torch.dtype
+    memory: int
+
+
+def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: str = "balanced") -> Plan:
+    """The plan of the fewest chunks within the memory.
+
+    Args:
+        tokens: of all chunks together.
+        weight: (vocabulary, hidden); its shape and dtype count.
+        wants_weight: whether d_W is wanted.
+        memory: "least", "balanced" or a number of bytes, in digits.
+
+    Raises:
+        ValueError: fewer bytes than chunks of one token take.
+    """
+    dtype = weight.dtype
+    row_bytes = row_stride(weight.shape[0], dtype.itemsize) * dtype.itemsize
+    # Sums of fp32 are 4 bytes a number and half of them more than d_W; a half-precision d_W is
+    # made of them at the end, when no logits are left.
+    halves = weight.numel() * 2 if wants_weight and dtype.itemsize == 2 else 0
+
+    def of_rows(rows: int) -> Plan:
+        summed = halves and (rows < tokens or dtype == torch.float16)
+        taken = max(rows * row_bytes + halves, 2 * halves) if summed else rows * row_bytes
+        return Plan(rows, torch.float32 if summed else dtype, taken)
+
+    if memory in PLANS:
+        share = row_bytes * weight.shape[1] if halves else 0  # d_W's bytes, of padded rows
+        logits = max(LOGITS_BYTES, share if memory == "least" else 2 * share)
+        budget = logits + share
+    else:
+        budget = int(memory)
+        logits = budget - halves
+    whole = of_rows(tokens)
+    if whole.memory <= budget:
+        return whole
+    chunked = of_rows(chunk_rows(tokens, weight.shape[0], dtype.itemsize, logits))
+    if memory not in PLANS and chunked.memory > budget:
+        least = min(whole.memory, of_rows(1).memory)
+        raise ValueError(
+            f"memory must be at least {least} bytes for {tokens} tokens and {dtype} weight "
+            f"{tuple(weight.shape)}, got {memory}: give more, or 'least' for the least that is fast"
+        )
+    return chunked
 
 
 def cross_entropy_rows(
@@ -274,12 +328,13 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype)
 def compute(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     token_weights: Tensor | None, scale: Tensor,
-    ignore_index: int, label_smoothing: float, z_loss: float, wants: tuple[bool, ...],
+    ignore_index: int, label_smoothing: float, z_loss: float, memory: str,
+    wants: tuple[bool, ...],
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Losses (tokens,), and the wanted ones of d_hidden, d_W and d_b, times `scale`."""
     (tokens, _), vocabulary, dtype = hidden.shape, weight.shape[0], hidden.dtype
     wants_hidden, wants_weight, wants_bias = wants
-    rows, sums = rows_and_sums(tokens, weight, wants_weight)
+    rows, sums, _ = plan(tokens, weight, wants_weight, memory)
     stride = row_stride(vocabulary, dtype.itemsize)
     # A split product makes its own result, which serves where rows need no padding.
     padded = stride != vocabulary or not _splits(hidden[:rows], weight.t())

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fusedlib.kernels.first_order import untransformed
-from fusedlib.kernels.linear_cross_entropy import compute, fill_scaled, rows_and_sums
+from fusedlib.kernels.linear_cross_entropy import compute, fill_scaled, plan
 from fusedlib.kernels.operator import operator
 
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -36,7 +36,7 @@ def _check_targets(target: Tensor, valid: Tensor, vocabulary: int) -> None:
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     token_weights: Tensor | None, mean: bool, ignore_index: int, label_smoothing: float,
-    z_loss: float, wants: list[bool],
+    z_loss: float, memory: str, wants: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The sum of the losses, or their mean, the gradients that go with it, and their factor.
 
@@ -57,7 +57,7 @@ def linear_cross_entropy(
             scale, factor = scale.masked_fill(~none, 1), scale.masked_fill(none, 1)
     losses, *gradients = compute(
         hidden, weight, bias, target, token_weights, scale, ignore_index, label_smoothing, z_loss,
-        tuple(wants),
+        memory, tuple(wants),
     )  # fmt: skip
     d_hidden, d_weight, d_bias = (hidden.new_empty(0) if d is None else d for d in gradients)
     return losses.sum() / total, factor.clone(), d_hidden, d_weight, d_bias
@@ -66,15 +66,16 @@ def linear_cross_entropy(
 @operator("linear_cross_entropy_by_token")
 def linear_cross_entropy_by_token(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int,
-    label_smoothing: float, z_loss: float,
+    label_smoothing: float, z_loss: float, memory: str,
 ) -> Tensor:  # fmt: skip
-    """Losses (tokens,), fp32."""
+    """Losses (tokens,), fp32; `memory` is `plan`'s, as of the operator above."""
     _check_targets(target, target != ignore_index, weight.shape[0])
     one = torch.ones((), dtype=torch.float32, device=hidden.device)
     nothing = False, False, False
     return compute(
-        hidden, weight, bias, target, None, one, ignore_index, label_smoothing, z_loss, nothing
-    )[0]
+        hidden, weight, bias, target, None, one, ignore_index, label_smoothing, z_loss, memory,
+        nothing,
+    )[0]  # fmt: skip
 
 
 @operator("scaled", last=True)
@@ -87,11 +88,11 @@ def scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
 def _(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     token_weights: Tensor | None, mean: bool, ignore_index: int, label_smoothing: float,
-    z_loss: float, wants: list[bool],
+    z_loss: float, memory: str, wants: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     sums = torch.float32
     if wants[1] and weight.dtype == torch.bfloat16:  # else nobody asks how many tokens there are
-        _, sums = rows_and_sums(hidden.shape[0], weight)
+        sums = plan(hidden.shape[0], weight, memory=memory).sums
     shapes = (hidden.shape, hidden.dtype), (weight.shape, sums), (weight.shape[:1], torch.float32)
     d_hidden, d_weight, d_bias = (
         hidden.new_empty(shape, dtype=dtype) if want else hidden.new_empty(0)
@@ -104,7 +105,7 @@ def _(
 @torch.library.register_fake(linear_cross_entropy_by_token)
 def _(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int,
-    label_smoothing: float, z_loss: float,
+    label_smoothing: float, z_loss: float, memory: str,
 ) -> Tensor:  # fmt: skip
     return hidden.new_empty(hidden.shape[0], dtype=torch.float32)
 
@@ -129,14 +130,14 @@ def _gradients(ctx: Any, upstream: Tensor | None, *others: Tensor | None) -> tup
             "the fused linear_cross_entropy has no second derivative; differentiate float64"
         )
     if upstream is None:
-        return (None,) * 10
+        return (None,) * 11
     factor, *kept = ctx.saved_tensors
     factor = factor * upstream
     found = [
         _finished(ctx, d, factor) if want else None
         for d, want in zip(kept, ctx.needs_input_grad[:3], strict=True)
     ]
-    return *found, *(None,) * 7
+    return *found, *(None,) * 8
 
 
 def _finished(ctx: Any, kept: Tensor, factor: Tensor) -> Tensor:
@@ -166,7 +167,7 @@ def _gradients_by_token(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
         (d if d.dtype == dtype else scaled(d, factor, dtype)) if want else None
         for d, want in zip(found, wants, strict=True)
     ]
-    return *finished, *(None,) * 4
+    return *finished, *(None,) * 5
 
 
 torch.library.register_autograd(linear_cross_entropy, _gradients, setup_context=_set_up)

@@ -26,6 +26,7 @@ from fusedlib.bench import check
 from fusedlib.kernels import split
 from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config
+from fusedlib.projection import linears
 from fusedlib.recomputed import forget
 
 torch.set_num_threads(1)  # two wait for one another where others use the cores
@@ -61,6 +62,66 @@ def test_linear_and_gradients_vs_the_contract(family):
 @pytest.mark.parametrize("check", [*checks.ALL, *checks.WHERE_SPLIT], ids=checks.name_of)
 def test_holds(check):
     check("cpu")
+
+
+def joined(bias, frozen=()):
+    """x, three layers' weights and biases; and the names of those that want gradients."""
+    leaves, _ = checks.operands("cpu", (136, 140, 264), bias=bias)
+    pieces = zip(("q", "k", "v"), leaves["weight"].detach().split([128, 72, 64]), strict=True)
+    named = {"x": leaves["x"].detach()} | {f"w_{n}": w.clone() for n, w in pieces}
+    if bias:
+        pieces = zip(("q", "k", "v"), leaves["bias"].detach().split([128, 72, 64]), strict=True)
+        named |= {f"b_{n}": b.clone() for n, b in pieces}
+    return {n: t.requires_grad_(n not in frozen) for n, t in named.items()}
+
+
+def by_layers(named, compute):
+    return compute(
+        named["x"], [named[f"w_{n}"] for n in "qkv"], [named.get(f"b_{n}") for n in "qkv"]
+    )
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_of_one_x_are_one_product(started, bias):
+    """Of the bits of the joined weight, which is not kept."""
+    named = joined(bias)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        results = by_layers(named, linears)
+    assert {t.data_ptr() for t in kept} == {t.data_ptr() for n, t in named.items() if n[0] != "b"}
+    upstream = [torch.randn_like(y) for y in results]
+    found = grad(results, list(named.values()), upstream)
+    assert started.count(MULTIPLY) == 3
+    biases = [named[f"b_{n}"] for n in "qkv"] if bias else None
+    weight = torch.cat([named[f"w_{n}"] for n in "qkv"])
+    y = linear(named["x"], weight, torch.cat(biases) if bias else None)
+    assert torch.equal(torch.cat(results, dim=-1), y)
+    wanted = grad(y, list(named.values()), torch.cat(upstream, dim=-1))
+    assert checks.same(found, wanted)
+
+
+@pytest.mark.parametrize("frozen", [("x",), ("w_q",), ("w_q", "w_k", "w_v"), ("x", "w_k", "b_v")])
+def test_layers_of_one_x_give_what_is_wanted(frozen):
+    named = joined(True, frozen)
+    own = [t for t in named.values() if t.requires_grad]
+    wide = {n: t.detach().double().requires_grad_(t.requires_grad) for n, t in named.items()}
+    true_own = [t for t in wide.values() if t.requires_grad]
+
+    def plainly(x, weights, biases):
+        return tuple(map(partial(functional.linear, x), weights, biases))
+
+    results, true = by_layers(named, linears), by_layers(wide, plainly)
+    upstream = [torch.randn_like(y) for y in results]
+    found = grad(results, own, upstream, create_graph=True)
+    wanted = grad(true, true_own, [u.double() for u in upstream], create_graph=True)
+    torch.testing.assert_close([t.double() for t in found], list(wanted), rtol=1e-4, atol=1e-4)
+    assert found[0].requires_grad == wanted[0].requires_grad
+    if "x" not in frozen and found[0].requires_grad:  # d_x has derivatives by the weights
+        again = grad(found[0].square().sum(), own[1:2], allow_unused=True)[0]
+        truth = grad(wanted[0].square().sum(), true_own[1:2], allow_unused=True)[0]
+        assert (again is None) == (truth is None)
+        if again is not None:
+            torch.testing.assert_close(again.double(), truth, rtol=1e-3, atol=1e-3)
 
 
 def test_another_precision_is_torch_s(started):

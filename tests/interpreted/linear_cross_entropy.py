@@ -2,6 +2,8 @@
 file in a process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
+from functools import partial
+
 import linear_cross_entropy_checks as checks
 import pytest
 import torch
@@ -18,11 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-@pytest.fixture
-def chunks_of_five(monkeypatch):
-    stride = kernels.row_stride(checks.VOCABULARY, 4)
-    monkeypatch.setattr(kernels, "LOGITS_BYTES", 5 * stride * 4)
-    assert kernels.chunk_rows(checks.TOKENS, checks.VOCABULARY, 4) == 5
+def in_chunks(dtype):
+    """The loss, of five tokens at a time."""
+    return partial(linear_cross_entropy, memory=checks.CHUNKS_OF_FIVE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -33,8 +33,9 @@ def test_loss_and_gradients_vs_float64(dtype, settings):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("settings", ["all, mean", "all, by token"])
-def test_in_chunks_vs_float64(chunks_of_five, dtype, settings):
-    assert checks.misses("cpu", dtype, **checks.SETTINGS[settings]) == []
+def test_in_chunks_vs_float64(dtype, settings):
+    found = checks.misses("cpu", dtype, compute=in_chunks(dtype), **checks.SETTINGS[settings])
+    assert found == []
 
 
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda f: f.__name__[6:])
@@ -42,14 +43,15 @@ def test_holds(check):
     check("cpu")
 
 
-def test_compiled_in_one_graph(chunks_of_five):
-    checks.check_compiled("cpu")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_compiled_in_one_graph(dtype):
+    checks.check_compiled("cpu", dtype, checks.CHUNKS_OF_FIVE[dtype])
 
 
 def test_operators_are_registered_as_torch_wants_them():
     for dtype in ("float32", "float16"):
         leaves, target, _ = checks.drawn("cpu", dtype, bias=True)
-        settings = -100, 0.1, 1e-2
+        settings = -100, 0.1, 1e-2, "least"
         operands = *leaves.values(), target
         torch.library.opcheck(
             ops.linear_cross_entropy, (*operands, None, True, *settings, [True, True, True]),
@@ -87,7 +89,7 @@ def test_the_gradient_is_what_forward_left():
     assert [t.grad.data_ptr() for t in leaves.values()] == kept
 
 
-def test_logits_are_one_chunk_s(monkeypatch, chunks_of_five):
+def test_logits_are_one_chunk_s(monkeypatch):
     seen = set()
     launch = kernels.cross_entropy_rows
 
@@ -97,20 +99,20 @@ def test_logits_are_one_chunk_s(monkeypatch, chunks_of_five):
 
     monkeypatch.setattr(kernels, "cross_entropy_rows", noted)
     leaves, target, _ = checks.drawn("cpu", "float32")
-    checks.step(leaves, target)
+    checks.step(leaves, target, in_chunks("float32"))
     assert {rows for rows, _, _ in seen} == {5, 3} and len({where for _, _, where in seen}) == 1
 
 
-def test_sums_over_many_chunks_are_fp32(monkeypatch):
+def test_sums_over_many_chunks_are_fp32():
     """30 chunks of two tokens each: added up in bf16, d_W would err tens of times more."""
     shape = 60, 4, 40
     leaves, target, _ = checks.drawn("cpu", "bfloat16", shape)
     wanted = checks.step(leaves, target, reduction="sum")
-    monkeypatch.setattr(kernels, "LOGITS_BYTES", 1)
-    found = checks.step(leaves, target, reduction="sum")
+    chunked = partial(linear_cross_entropy, memory=4 * 4 * 40)
+    found = checks.step(leaves, target, chunked, reduction="sum")
     off = (found[2].double() - wanted[2].double()).norm() / wanted[2].double().norm()
     assert off < torch.finfo(torch.bfloat16).eps / 2
-    assert checks.misses("cpu", "bfloat16", shape) == []
+    assert checks.misses("cpu", "bfloat16", shape, compute=chunked) == []
 
 
 def test_fp16_gradients_of_a_mean_do_not_vanish():
@@ -124,6 +126,16 @@ def test_fp16_gradients_of_a_mean_do_not_vanish():
     )["d_weight"]
     rare = torch.ones(4000, dtype=torch.bool).index_fill_(0, target[target >= 0], False)
     assert (found - true)[rare].norm() <= 2e-2 * true[rare].norm()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_too_little_memory_is_an_error_of_the_call(reduction):
+    """Of losses by token too, whose gradients take it in backward."""
+    leaves, target, _ = checks.drawn("cpu", "bfloat16")
+    with pytest.raises(ValueError, match=r"at least 6432 bytes for 13 tokens .* got 6431: give"):
+        linear_cross_entropy(**leaves, target=target, reduction=reduction, memory=6431)
+    frozen = {name: leaf.detach() for name, leaf in leaves.items()}
+    linear_cross_entropy(**frozen, target=target, reduction=reduction, memory=512)
 
 
 def test_a_target_out_of_range_raises():
@@ -208,9 +220,8 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, chunks_of_five, fault):
+def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
     broken = rewritten(monkeypatch, tmp_path, kernels, *BROKEN[fault])
-    broken.LOGITS_BYTES = kernels.LOGITS_BYTES
     for name in ("compute", "fill_scaled"):
         monkeypatch.setattr(ops, name, getattr(broken, name))
-    assert checks.misses("cpu", "float32", **checks.ALL) != []
+    assert checks.misses("cpu", "float32", compute=in_chunks("float32"), **checks.ALL) != []
