@@ -82,19 +82,22 @@ def linear_cross_entropy(
     if not _runs_kernels(hidden):
         losses = _plain(matrix, weight, bias, labels, *settings)
     else:
+        from fusedlib.kernels import linear_cross_entropy as kernels
         from fusedlib.kernels import linear_cross_entropy_ops as ops
 
         enabled = torch.is_grad_enabled()
         wants = [enabled and t is not None and t.requires_grad for t in (matrix, weight, bias)]
-        plan = memory if isinstance(memory, str) else str(int(memory))
-        if plan not in MEMORY_PLANS:  # too little is an error here, not in a compiler or backward
-            ops.plan(matrix.shape[0], weight, wants[1], plan)
+        if isinstance(memory, str):
+            memory = kernels.LEAST if memory == "least" else kernels.BALANCED
+        else:  # too little is an error before anything is computed
+            memory = int(memory)
+            kernels.plan(matrix.shape[0], weight, wants[1], memory)
         if reduction != "none" and not (enabled and weights is not None and weights.requires_grad):
             mean = reduction == "mean"
             return ops.linear_cross_entropy(
-                matrix, weight, bias, labels, weights, mean, *settings, plan, wants
+                matrix, weight, bias, labels, weights, mean, *settings, memory, wants
             )[0]
-        losses = ops.linear_cross_entropy_by_token(matrix, weight, bias, labels, *settings, plan)
+        losses = ops.linear_cross_entropy_by_token(matrix, weight, bias, labels, *settings, memory)
     if weights is not None:
         losses = losses * weights
     if reduction == "none":

@@ -153,7 +153,7 @@ def loss() -> None:
     """Several chunks, ragged rows of several blocks, every variant of the kernel."""
     hidden, weight = (normal(n, 8, scale=0.5).requires_grad_() for n in (20, 16500))
     memory = 600_000
-    assert linear_cross_entropy_kernels.plan(20, weight, memory=str(memory)).rows == 10
+    assert linear_cross_entropy_kernels.plan(20, weight, memory=memory).rows == 10
     target = torch.randint(16500, (20,), device="cuda")
     target[::7] = -100
     wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]

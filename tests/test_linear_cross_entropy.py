@@ -156,20 +156,21 @@ def test_chunks_fit_their_budget():
 def test_plans_of_a_large_vocabulary():
     """8192 tokens; bytes in MiB, of which 250.5 are 1024 tokens' logits in half precision."""
     kernels = pytest.importorskip("fusedlib.kernels.linear_cross_entropy")
+    least, balanced = kernels.LEAST, kernels.BALANCED
     half, single = torch.bfloat16, torch.float32
     wanted = [
         # width, dtype, memory, rows, sums, MiB
-        (1024, half, "least", 2048, single, 751.5), (1024, half, "balanced", 2048, single, 751.5),
-        (2048, half, "least", 2048, single, 1002), (2048, half, "balanced", 4096, single, 1503),
-        (2048, half, f"{2004 * 2**20}", 8192, half, 2004),
-        (2048, half, f"{2004 * 2**20 - 1}", 4096, single, 1503),
-        (2048, half, f"{1002 * 2**20}", 2048, single, 1002),
-        (4096, half, "least", 8192, half, 2004), (4096, half, "balanced", 8192, half, 2004),
-        (2048, torch.float16, "balanced", 4096, single, 1503),
-        (4096, torch.float16, "balanced", 8192, single, 3006),
-        (4096, torch.float16, "least", 4096, single, 2004),
-        (2048, single, "balanced", 1024, single, 501),
-        (2048, single, f"{4008 * 2**20}", 8192, single, 4008),
+        (1024, half, least, 2048, single, 751.5), (1024, half, balanced, 2048, single, 751.5),
+        (2048, half, least, 2048, single, 1002), (2048, half, balanced, 4096, single, 1503),
+        (2048, half, 2004 * 2**20, 8192, half, 2004),
+        (2048, half, 2004 * 2**20 - 1, 4096, single, 1503),
+        (2048, half, 1002 * 2**20, 2048, single, 1002),
+        (4096, half, least, 8192, half, 2004), (4096, half, balanced, 8192, half, 2004),
+        (2048, torch.float16, balanced, 4096, single, 1503),
+        (4096, torch.float16, balanced, 8192, single, 3006),
+        (4096, torch.float16, least, 4096, single, 2004),
+        (2048, single, balanced, 1024, single, 501),
+        (2048, single, 4008 * 2**20, 8192, single, 4008),
     ]  # fmt: skip
     for width, dtype, memory, rows, sums, mebibytes in wanted:
         weight = torch.empty(128256, width, dtype=dtype, device="meta")
@@ -177,7 +178,7 @@ def test_plans_of_a_large_vocabulary():
         assert found == (rows, sums, mebibytes * 2**20), (width, dtype, memory, found)
     assert kernels.plan(8192, weight.bfloat16(), False) == (2048, half, 501 * 2**20)
     odd = torch.empty(50257, 4096, dtype=half, device="meta")  # its rows of logits are padded
-    assert kernels.plan(8192, odd, memory="least").rows == 8192
+    assert kernels.plan(8192, odd, memory=kernels.LEAST).rows == 8192
 
 
 class Allocated(TorchDispatchMode):
@@ -207,11 +208,11 @@ def test_a_plan_s_memory_is_what_is_allocated(monkeypatch, dtype, shape, rows):
     leaves, target, _ = checks.drawn("cpu", dtype, shape)
     hidden, weight = (leaf.detach() for leaf in leaves.values())
     memory = 4 * weight.numel() + rows * kernels.row_stride(shape[2], hidden.itemsize) * 4
-    plan = kernels.plan(shape[0], weight, memory=str(memory))
+    plan = kernels.plan(shape[0], weight, memory=memory)
     assert plan.memory <= memory
     results = sum(t.numel() * t.itemsize for t in (hidden, weight))
     with Allocated() as allocated:
-        settings = -100, 0.0, 0.0, str(memory), (True, True, False)
+        settings = -100, 0.0, 0.0, memory, (True, True, False)
         kept = kernels.compute(hidden, weight, None, target, None, torch.ones(()), *settings)
         if kept[2].dtype != weight.dtype:
             weight.new_empty(weight.shape)

@@ -61,7 +61,7 @@ from fusedlib.kernels import split
 from fusedlib.kernels.launch import cdiv, current_device
 from fusedlib.kernels.swiglu_configs import architecture, precision_of
 
-PLANS = "least", "balanced"
+LEAST, BALANCED = -2, -1  # for bytes: budgets that depend on the shapes
 LOGITS_BYTES = 2**29  # smaller chunks of logits make products slower
 ROW_BYTES = 128
 ROWS = 128  # a chunk's rows are a multiple of a product's tile, if there are as many
@@ -190,14 +190,14 @@ class Plan(NamedTuple):
     memory: int
 
 
-def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: str = "balanced") -> Plan:
+def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: int = BALANCED) -> Plan:
     """The plan of the fewest chunks within the memory.
 
     Args:
         tokens: of all chunks together.
         weight: (vocabulary, hidden); its shape and dtype count.
         wants_weight: whether d_W is wanted.
-        memory: "least", "balanced" or a number of bytes, in digits.
+        memory: bytes, LEAST or BALANCED.
 
     Raises:
         ValueError: fewer bytes than chunks of one token take.
@@ -213,18 +213,18 @@ def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: str = "
         taken = max(rows * row_bytes + halves, 2 * halves) if summed else rows * row_bytes
         return Plan(rows, torch.float32 if summed else dtype, taken)
 
-    if memory in PLANS:
+    if memory < 0:
         share = row_bytes * weight.shape[1] if halves else 0  # d_W's bytes, of padded rows
-        logits = max(LOGITS_BYTES, share if memory == "least" else 2 * share)
+        logits = max(LOGITS_BYTES, share if memory == LEAST else 2 * share)
         budget = logits + share
     else:
-        budget = int(memory)
+        budget = memory
         logits = budget - halves
     whole = of_rows(tokens)
     if whole.memory <= budget:
         return whole
     chunked = of_rows(chunk_rows(tokens, weight.shape[0], dtype.itemsize, logits))
-    if memory not in PLANS and chunked.memory > budget:
+    if memory > 0 and chunked.memory > budget:
         least = min(whole.memory, of_rows(1).memory)
         raise ValueError(
             f"memory must be at least {least} bytes for {tokens} tokens and {dtype} weight "
@@ -328,7 +328,7 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype)
 def compute(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     token_weights: Tensor | None, scale: Tensor,
-    ignore_index: int, label_smoothing: float, z_loss: float, memory: str,
+    ignore_index: int, label_smoothing: float, z_loss: float, memory: int,
     wants: tuple[bool, ...],
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Losses (tokens,), and the wanted ones of d_hidden, d_W and d_b, times `scale`."""

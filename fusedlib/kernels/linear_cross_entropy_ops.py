@@ -36,7 +36,7 @@ def _check_targets(target: Tensor, valid: Tensor, vocabulary: int) -> None:
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     token_weights: Tensor | None, mean: bool, ignore_index: int, label_smoothing: float,
-    z_loss: float, memory: str, wants: list[bool],
+    z_loss: float, memory: int, wants: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The sum of the losses, or their mean, the gradients that go with it, and their factor.
 
@@ -66,7 +66,7 @@ def linear_cross_entropy(
 @operator("linear_cross_entropy_by_token")
 def linear_cross_entropy_by_token(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int,
-    label_smoothing: float, z_loss: float, memory: str,
+    label_smoothing: float, z_loss: float, memory: int,
 ) -> Tensor:  # fmt: skip
     """Losses (tokens,), fp32; `memory` is `plan`'s, as of the operator above."""
     _check_targets(target, target != ignore_index, weight.shape[0])
@@ -88,7 +88,7 @@ def scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
 def _(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     token_weights: Tensor | None, mean: bool, ignore_index: int, label_smoothing: float,
-    z_loss: float, memory: str, wants: list[bool],
+    z_loss: float, memory: int, wants: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     sums = torch.float32
     if wants[1] and weight.dtype == torch.bfloat16:  # else nobody asks how many tokens there are
@@ -105,7 +105,7 @@ def _(
 @torch.library.register_fake(linear_cross_entropy_by_token)
 def _(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int,
-    label_smoothing: float, z_loss: float, memory: str,
+    label_smoothing: float, z_loss: float, memory: int,
 ) -> Tensor:  # fmt: skip
     return hidden.new_empty(hidden.shape[0], dtype=torch.float32)
 

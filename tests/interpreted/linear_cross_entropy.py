@@ -51,7 +51,7 @@ def test_compiled_in_one_graph(dtype):
 def test_operators_are_registered_as_torch_wants_them():
     for dtype in ("float32", "float16"):
         leaves, target, _ = checks.drawn("cpu", dtype, bias=True)
-        settings = -100, 0.1, 1e-2, "least"
+        settings = -100, 0.1, 1e-2, kernels.LEAST
         operands = *leaves.values(), target
         torch.library.opcheck(
             ops.linear_cross_entropy, (*operands, None, True, *settings, [True, True, True]),
