@@ -1,6 +1,6 @@
 """One of two processes whose patched model trains in parallel: `tests/test_apply.py` starts them.
 
-Usage: apply_parallel.py torch|deepspeed
+Usage: apply_parallel.py torch|deepspeed|accelerate
 """
 
 import copy
@@ -120,6 +120,38 @@ def check_tensor_parallel(model: nn.Module, wanted: dict) -> None:
     print("Tensor parallelism trains as the plain model")
 
 
+def check_accelerate(plain: nn.Module) -> None:
+    """Its FSDP2 with a whole state: train, save, train on, resume what was saved."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    wanted_model, folder = copy.deepcopy(plain), os.environ["FOLDER"]
+    train(wanted_model, batch())
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, state_dict_type="FULL_STATE_DICT", cpu_ram_efficient_loading=False,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=[type(plain.model.layers[0]).__name__],
+    )  # fmt: skip
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    patched = patched_copy(plain)
+    model, optimizer = accelerator.prepare(patched, torch.optim.SGD(patched.parameters(), lr=RATE))
+
+    def steps() -> dict:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            accelerator.backward(model(batch(own_share()), labels=batch(own_share())).loss)
+            optimizer.step()
+        options = StateDictOptions(full_state_dict=True)
+        return dict(get_model_state_dict(model, options=options))
+
+    first = steps()
+    torch.testing.assert_close(first, dict(wanted_model.state_dict()))
+    accelerator.save_state(folder)
+    second = steps()
+    accelerator.load_state(folder)
+    torch.testing.assert_close(steps(), second)
+    print("accelerate's FSDP2 trains as the plain model")
+
+
 def check_deepspeed(plain: nn.Module) -> None:
     """ZeRO-3 of both models, every parameter in parts until it is used."""
     import deepspeed
@@ -152,7 +184,10 @@ def main() -> None:
     plain = make("Qwen2", tie_word_embeddings=True)
     os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": os.environ["RANK"]}
     dist.init_process_group("gloo")
-    {"torch": check_torch, "deepspeed": check_deepspeed}[sys.argv[1]](plain)
+    checks = {
+        "torch": check_torch, "deepspeed": check_deepspeed, "accelerate": check_accelerate
+    }  # fmt: skip
+    checks[sys.argv[1]](plain)
     dist.barrier()
     # Skips the interpreter's end: threads of gloo outlive destroy_process_group there, and one that
     # frees a tensor aborts the process (pytorch/pytorch#179291).

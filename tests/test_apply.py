@@ -441,9 +441,13 @@ def test_a_model_under_lora_says_what_to_do():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "trained"),
-    [("torch", ("DDP", "FSDP2", "FSDP1", "Tensor parallelism")), ("deepspeed", ("ZeRO-3",))],
+    [
+        ("torch", ("DDP", "FSDP2", "FSDP1", "Tensor parallelism")),
+        ("deepspeed", ("ZeRO-3",)),
+        ("accelerate", ("accelerate's FSDP2",)),
+    ],
 )
-def test_two_processes_train_as_with_the_plain_model(library, trained):
+def test_two_processes_train_as_with_the_plain_model(tmp_path, library, trained):
     if find_spec(library) is None:
         pytest.skip(f"no {library}")
     if not torch.distributed.is_available():
@@ -453,6 +457,7 @@ def test_two_processes_train_as_with_the_plain_model(library, trained):
         port = str(free.getsockname()[1])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), *sys.path])}
     environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    environment |= {"FOLDER": str(tmp_path / "state")}
     command = [sys.executable, str(TESTS / "apply_parallel.py"), library]
     ranks = [
         subprocess.Popen(

@@ -356,6 +356,33 @@ def test_adalora_trains():
     torch.testing.assert_close(trained[1], trained[0], rtol=1e-3, atol=1e-5)
 
 
+def test_the_trainer_trains_adalora_as_in_the_plain_model(tmp_path):
+    peft = pytest.importorskip("peft")
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    ids, labels = tokens(shape=(4, 16))
+    rows = [{"input_ids": i, "labels": t} for i, t in zip(ids, labels, strict=True)]
+    trained = []
+    for model in pair():
+        torch.manual_seed(3)
+        config = peft.AdaLoraConfig(
+            target_modules=["q_proj", "gate_proj"], init_r=4, target_r=2, total_step=4, tinit=1,
+            tfinal=1, deltaT=1, task_type="CAUSAL_LM",
+        )  # fmt: skip
+        wrapped = peft.get_peft_model(model, config)
+        start = {n: p.detach().clone() for n, p in wrapped.named_parameters()}
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=4, learning_rate=1e-2, per_device_train_batch_size=2,
+            use_cpu=True, report_to=[], save_strategy="no", seed=7, optim="sgd",
+        )  # fmt: skip
+        Trainer(wrapped, arguments, train_dataset=rows).train()
+        trained.append({n: p.detach() for n, p in wrapped.named_parameters()})
+        moved = [n for n, p in trained[-1].items() if not torch.equal(p, start[n])]
+        assert any("lora_E" in name for name in moved)
+    torch.testing.assert_close(trained[1], trained[0], rtol=1e-3, atol=1e-5)
+
+
 def test_the_trainer_shifts_labels_for_its_label_smoothing(tmp_path):
     pytest.importorskip("accelerate")
     from transformers import Trainer, TrainingArguments
