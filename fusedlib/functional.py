@@ -87,6 +87,8 @@ def swiglu_mlp(x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, save: str = "gat
     """
     w_gate, w_up = _weights(w_gate_up)
     if (plan := _known(save, x, w_gate, w_up, w_down)) is not None:
+        if plan is route.PLAIN:
+            return _again(save, _plain, x, w_gate, w_up, w_down)
         return _launched(save, plan, x, w_gate, w_up, w_down)
     _check(save, x, w_gate, w_up, w_down)
     return _run(save, *_autocast(x, w_gate, w_up, w_down))
@@ -102,7 +104,7 @@ def path_of(x: Tensor, w_gate_up: GateUp, w_down: Tensor | None = None) -> str:
 
 def _weights(w_gate_up: Any) -> tuple[Any, Any]:
     """w_gate and w_up, or a packed weight and None; what is neither as it is, for `_check`."""
-    if isinstance(w_gate_up, tuple | list) and len(w_gate_up) == 2 and w_gate_up[1] is not None:
+    if isinstance(w_gate_up, (tuple, list)) and len(w_gate_up) == 2 and w_gate_up[1] is not None:
         return w_gate_up[0], w_gate_up[1]
     return w_gate_up, None
 
@@ -122,7 +124,7 @@ def _plain_eager(*operands: Tensor) -> bool:
 
 
 def _known(save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Any:
-    """The plan of such operands, where nothing has to be looked at anew."""
+    """The plan of such operands, or PLAIN, where nothing has to be looked at anew."""
     if not _plain_eager(x, w_gate, w_gate if w_up is None else w_up, w_down) or save not in SAVES:
         return None
     plan = route.known(x, w_gate, w_up, w_down)
@@ -140,6 +142,7 @@ def _run(
         plan = route.route(*own)
         if plan is not None:
             return _launched(save, plan, *own)
+        route.remember_plain(*operands)
     elif runs_kernels(x, w_gate, w_up):
         return _operators(save, *operands)
     return _again(save, _plain, *operands)

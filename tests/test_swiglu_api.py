@@ -176,3 +176,30 @@ def test_the_fused_rival_wants_a_gpu():
     assert all(leaf.is_leaf and leaf.requires_grad for leaf in work.leaves.values())
     assert work.path == "plain PyTorch"
     assert work.forward().shape == (4, 4)
+
+
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_second_call_of_plain_pytorch_is_checked_no_more(monkeypatch, pair, dtype):
+    """Any other is, and so is one under autocast."""
+    x, w_down = torch.randn(3, 16, dtype=dtype), torch.randn(16, 32, dtype=dtype)
+    w_gate, w_up = torch.randn(2, 32, 16, dtype=dtype)
+    weights = (w_gate, w_up) if pair else torch.cat([w_gate, w_up])
+    wanted = swiglu_mlp(x, weights, w_down)
+    monkeypatch.setattr(functional, "_check", None)
+    assert torch.equal(swiglu_mlp(x, weights, w_down), wanted)
+    x.requires_grad_()
+    swiglu_mlp(x, weights, w_down, save="input").sum().backward()
+    assert x.grad is not None
+    others = [(x[:, :-1], weights, w_down), (x.bfloat16(), weights, w_down),
+              (x, weights, w_down[:-1]), (x, weights, w_down[0]), (x[:2], weights, w_down),
+              (x, weights, w_down.to("meta"))]  # fmt: skip
+    if pair:
+        others += [(x, (w_gate, w_up[:1]), w_down), (x, w_gate, w_down)]
+    for call in others:
+        with pytest.raises(TypeError, match="NoneType"):
+            swiglu_mlp(*call)
+    with pytest.raises(RuntimeError, match="dtype"):
+        swiglu_mlp(x, weights, w_down.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match="NoneType"):
+        swiglu_mlp(x, weights, w_down)
