@@ -200,7 +200,7 @@ class Allocated(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("shape", [(300, 64, 1003), (300, 200, 1003), (900, 64, 1024)], ids=str)
-@pytest.mark.parametrize("rows", [40, 140, 2000])
+@pytest.mark.parametrize("rows", [0, 40, 140, 2000])
 def test_a_plan_s_memory_is_what_is_allocated(monkeypatch, dtype, shape, rows):
     """Of a call and of d_W's rounding after it, with budgets of so many rows of logits."""
     kernels = pytest.importorskip("fusedlib.kernels.linear_cross_entropy")
