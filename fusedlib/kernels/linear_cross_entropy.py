@@ -147,12 +147,11 @@ def _scaled_kernel(  # type: ignore[no-untyped-def]
 ):
     """result = factor · source; nothing to do where they are one tensor and the factor is 1."""
     times = tl.load(factor)
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < count
     if IN_PLACE:  # only here, so that elsewhere no load waits for the factor's
-        inside &= times != 1.0
-    x = tl.load(source + i, mask=inside).to(tl.float32)
-    tl.store(result + i, (x * times).to(result.dtype.element_ty), mask=inside)
+        count = tl.where(times != 1.0, count, 0)
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(source + i, mask=i < count).to(tl.float32)
+    tl.store(result + i, (x * times).to(result.dtype.element_ty), mask=i < count)
 
 
 def row_stride(vocabulary: int, itemsize: int) -> int:
