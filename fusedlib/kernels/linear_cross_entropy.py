@@ -18,10 +18,10 @@ with ε the label smoothing, ζ the weight of z-loss, w a token's weight and s =
 
 The products are torch.mm's, over chunks of tokens; in fp32 at torch's "highest", where it pays, of
 split factors (`fusedlib.kernels.split`). One kernel reads a chunk's logits twice, the second time
-mostly from the L2 cache, writes d_logits over them and the losses. Gradients are computed in
-forward, where the logits are, when one is wanted; backward multiplies them by the upstream scalar,
-in no time where that is 1. Losses by token have an upstream number each: their backward computes
-the logits again. Nothing is read back to the host.
+from the L2 cache where it holds them, writes d_logits over them and the losses. Gradients are
+computed in forward, where the logits are, when one is wanted; backward multiplies them by the
+upstream scalar, in no time where that is 1. Losses by token have an upstream number each: their
+backward computes the logits again. Nothing is read back to the host.
 
 Memory beside the gradients, with V the vocabulary, H the width of hidden, b the bytes of a number
 and L those of a chunk's logits, rows·V·b. Where several chunks add up in half precision, or in
@@ -66,8 +66,8 @@ LOGITS_BYTES = 2**29  # smaller chunks of logits make products slower
 ROW_BYTES = 128
 ROWS = 128  # a chunk's rows are a multiple of a product's tile, if there are as many
 # What a program has of a row at a time, and a warp of that: each of an H200's 132 multiprocessors
-# has one row, whose 250 KiB at 128256 are in the L2 cache when they are read again. With as many
-# warps the code for sm_100 spills 4 to 28 registers.
+# has one row; on an H100 the 250 KiB of 128256 seem to leave its L2 before they are read again.
+# With as many warps the code for sm_100 spills 4 to 28 registers.
 BLOCK_BYTES, OTHER_BLOCK_BYTES, WARP_BYTES = 2**15, {100: 2**14}, 2**10
 SCALED, SCALED_WARPS = 4096, 8
 if triton.knobs.runtime.interpret:
