@@ -86,9 +86,9 @@ def swiglu_mlp(x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, save: str = "gat
             a pair, or an unknown `save`.
     """
     w_gate, w_up = _weights(w_gate_up)
+    if save == "gate_up" and _small_and_fits(x, w_gate, w_up, w_down):
+        return _plain(x, w_gate, w_up, w_down)
     if (plan := _known(save, x, w_gate, w_up, w_down)) is not None:
-        if plan is route.PLAIN:
-            return _again(save, _plain, x, w_gate, w_up, w_down)
         return _launched(save, plan, x, w_gate, w_up, w_down)
     _check(save, x, w_gate, w_up, w_down)
     return _run(save, *_autocast(x, w_gate, w_up, w_down))
@@ -109,6 +109,35 @@ def _weights(w_gate_up: Any) -> tuple[Any, Any]:
     return w_gate_up, None
 
 
+def _small_and_fits(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> bool:
+    """Whether operands go together and are too small, in fp32 or float64, for anything but plain
+    PyTorch: seen at a glance, for there the host's time is the call's.
+    """
+    try:
+        dtype = x.dtype
+        if dtype not in _WIDE:
+            return False
+        rows, hidden = w_gate.shape
+        outputs, inner = w_down.shape
+        if w_up is None:
+            inner *= 2
+        elif w_up.shape != w_gate.shape or w_up.device != x.device or w_up.dtype != dtype:
+            return False
+        return (
+            w_gate.dtype is dtype is w_down.dtype
+            and rows == inner
+            and x.shape[-1] == hidden == outputs
+            and x.numel() * rows < route.LEAST_WORK // 2
+            and x.device == w_gate.device == w_down.device
+            and not torch._C._is_any_autocast_enabled()
+            and not torch.compiler.is_compiling()
+        )
+    except (AttributeError, ValueError, IndexError):  # no tensors, or no matrices: `_check` says so
+        return False
+
+
+# Dtypes whose small products are plain PyTorch's.
+_WIDE = frozenset((torch.float32, torch.float64)).difference(route.TAKEN)
 _PLAIN = frozenset((Tensor, Parameter))
 
 
@@ -124,7 +153,7 @@ def _plain_eager(*operands: Tensor) -> bool:
 
 
 def _known(save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Any:
-    """The plan of such operands, or PLAIN, where nothing has to be looked at anew."""
+    """The plan of such operands, where nothing has to be looked at anew."""
     if not _plain_eager(x, w_gate, w_gate if w_up is None else w_up, w_down) or save not in SAVES:
         return None
     plan = route.known(x, w_gate, w_up, w_down)
@@ -142,7 +171,6 @@ def _run(
         plan = route.route(*own)
         if plan is not None:
             return _launched(save, plan, *own)
-        route.remember_plain(*operands)
     elif runs_kernels(x, w_gate, w_up):
         return _operators(save, *operands)
     return _again(save, _plain, *operands)

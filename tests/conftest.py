@@ -38,13 +38,6 @@ def same_numbers():
         sys.modules["torch"].manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def no_plain_calls():
-    """Tests play other devices: what ran plain PyTorch in one may run kernels in another."""
-    if "fusedlib.kernels.route" in sys.modules:
-        sys.modules["fusedlib.kernels.route"]._PLAIN_CALLS.clear()
-
-
 @pytest.fixture
 def limit_memory():
     """Leaves this process so many GiB of the GPU's memory, until the test ends."""
