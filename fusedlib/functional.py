@@ -115,7 +115,7 @@ def _small_and_fits(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tens
     """
     try:
         dtype = x.dtype
-        if dtype not in _WIDE:
+        if dtype not in _WIDE or dtype in route.TAKEN:
             return False
         rows, hidden = w_gate.shape
         outputs, inner = w_down.shape
@@ -136,8 +136,7 @@ def _small_and_fits(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tens
         return False
 
 
-# Dtypes whose small products are plain PyTorch's.
-_WIDE = frozenset((torch.float32, torch.float64)).difference(route.TAKEN)
+_WIDE = frozenset((torch.float32, torch.float64))
 _PLAIN = frozenset((Tensor, Parameter))
 
 
