@@ -398,7 +398,7 @@ class FusedHead(Fused):
 
 
 class FusedCausalLM(Fused):
-    """In training with labels the loss without logits; else, as in evaluation, both as ever."""
+    """With labels, in training or where `skip_logits` is True, the loss alone; else as ever."""
 
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
@@ -415,7 +415,10 @@ class FusedCausalLM(Fused):
         }  # fmt: skip
         if self._needs_no_mask(given):
             given["attention_mask"] = module.lm_head.weight.new_empty(CAUSAL)
-        if not self._fuses(labels, logits_to_keep):
+        skip_logits = kwargs.pop("skip_logits", None)
+        if skip_logits is None:
+            skip_logits = self.training
+        if not (skip_logits and self._fuses(labels, logits_to_keep)):
             return super().forward(**given, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
         return_dict = kwargs.pop("return_dict", None)
         outputs = module.model(**given, **kwargs)
@@ -434,10 +437,10 @@ class FusedCausalLM(Fused):
         )  # fmt: skip
 
     def _fuses(self, labels: Tensor | None, logits_to_keep: int | Tensor) -> bool:
-        """Whether a call asks for nothing but the loss, and for the usual one."""
+        """Whether the loss of a call is the usual one, over all of its tokens."""
         module: Any = self
         all_logits = isinstance(logits_to_keep, int) and logits_to_keep == 0
-        fused = labels is not None and self.training and all_logits
+        fused = labels is not None and all_logits
         # Others put a head, hooks or a loss here: PEFT, resized embeddings, `loss_function = `.
         head = module.lm_head
         fused = fused and isinstance(head, FusedHead) and not watched(head)

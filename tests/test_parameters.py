@@ -398,6 +398,50 @@ def test_the_trainer_shifts_labels_for_its_label_smoothing(tmp_path):
     same(losses[1], losses[0])
 
 
+def test_skip_logits_says_whether_there_are_any():
+    plain, patched = pair()
+    ids, labels = tokens()
+    for training in (True, False):
+        for model in (plain, patched):
+            model.train(training)
+        wanted, without, both = (
+            model(ids, labels=labels, skip_logits=skip)
+            for model, skip in ((plain, True), (patched, True), (patched, False))
+        )
+        assert without.logits is None
+        same(both.logits, wanted.logits)
+        for found in (without, both):
+            same(found.loss.float(), wanted.loss.float())
+        assert patched(ids, skip_logits=True).logits is not None  # without labels
+
+
+def test_the_trainer_evaluates_without_logits(tmp_path):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    class LossTrainer(Trainer):
+        def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+            inputs = {**inputs, "skip_logits": prediction_loss_only}
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+
+    ids, labels = tokens(shape=(5, 16))
+    rows = [{"input_ids": i, "labels": t} for i, t in zip(ids, labels, strict=True)]
+    arguments = TrainingArguments(
+        str(tmp_path), per_device_eval_batch_size=2, use_cpu=True, report_to=[]
+    )
+    losses, given = {}, []
+    plain, patched = pair()
+    patched.register_forward_hook(lambda _, __, output: given.append(output.logits))
+    for kind, model in ((Trainer, plain), (LossTrainer, plain), (LossTrainer, patched)):
+        trainer = kind(model, arguments, eval_dataset=rows)
+        losses[kind, model] = torch.tensor(trainer.evaluate()["eval_loss"])
+    assert given == [None] * 3
+    for loss in losses.values():
+        same(loss, losses[Trainer, plain])
+    predicted = trainer.predict(rows)
+    assert predicted.predictions.shape == (5, 16, model.config.vocab_size)
+
+
 def test_resized_embeddings_are_fused_again_by_another_call():
     plain, patched = pair()
     for model in (plain, patched):
