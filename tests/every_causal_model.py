@@ -128,13 +128,13 @@ def batches() -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def loss_and_gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+def loss_and_gradients(model: nn.Module, **asked: Any) -> dict[str, torch.Tensor]:
     """The loss of each batch, and gradients of all by name; of parameters out of reach none."""
     model.zero_grad()
     found = {}
     for number, batch in enumerate(batches()):
         torch.manual_seed(3)
-        loss = model(**batch).loss
+        loss = model(**batch, **asked).loss
         loss.backward()
         found[f"loss of batch {number}"] = loss.detach()
     reached = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -155,6 +155,37 @@ def outputs(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             tokens = model.generate(**batch, max_new_tokens=4, do_sample=False, use_cache=True)
             yield f"generated from batch {number}", tokens
     model.train()
+
+
+def checkpointed(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Loss and gradients with layers that are computed again in backward."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    found = loss_and_gradients(model)
+    model.gradient_checkpointing_disable()
+    return found
+
+
+def intermediate(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What layers and eager attention give, in training and in evaluation."""
+    usual = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    found = {}
+    for training in (False, True):
+        torch.manual_seed(3)
+        model.train(training)
+        output = model(**batches()[0], output_attentions=True, output_hidden_states=True)
+        for name in ("attentions", "hidden_states"):
+            for layer, value in enumerate(output.get(name) or ()):
+                if isinstance(value, torch.Tensor):
+                    found[f"{name} {layer}, {training=}"] = value.detach()
+    model.set_attn_implementation(usual)
+    return found
+
+
+def balanced(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Loss and gradients with the balance of experts; nothing of a model that has no such."""
+    asks = hasattr(model.config, "output_router_logits")
+    return loss_and_gradients(model, output_router_logits=True) if asks else {}
 
 
 def trained(model: nn.Module, optimizer: str) -> dict[str, torch.Tensor]:

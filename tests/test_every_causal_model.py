@@ -7,7 +7,16 @@ import torch
 
 pytest.importorskip("transformers")
 
-from every_causal_model import NAMES, build, loss_and_gradients, outputs, trained
+from every_causal_model import (
+    NAMES,
+    balanced,
+    build,
+    checkpointed,
+    intermediate,
+    loss_and_gradients,
+    outputs,
+    trained,
+)
 
 import fusedlib
 
@@ -21,6 +30,9 @@ REFUSED: dict[str, list[str]] = {dtype: [] for dtype in LEAST_COMPARED}
 # What a step may be off, as a share of it. Muon multiplies in bf16: a last bit of a gradient turned
 # steps of some matrices by 4 %.
 OPTIMIZERS = {"AdamW": 1e-3, "Muon": 0.1}
+# How many models at least can be called so.
+OTHER_CALLS = {checkpointed: 105, intermediate: 108, balanced: 23}
+CALLED: dict[str, list[str]] = {call.__name__: [] for call in OTHER_CALLS}
 
 
 def differences(found, wanted):
@@ -56,14 +68,34 @@ def other_steps(found, wanted, start, share):
     return wrong
 
 
+def built(name, dtype):
+    """The plain model, or the reason why there is none."""
+    model = build(name)
+    if isinstance(model, str):
+        return model
+    model = model.to(getattr(torch, dtype))
+    if dtype == "float64":  # grouped_mm multiplies in fp32 at most
+        model.set_experts_implementation("eager")
+    return model
+
+
+def patch(model):
+    """Whether `apply_to` takes the model; one that it refuses stays as it was."""
+    classes = list(map(type, model.modules()))
+    try:
+        fusedlib.apply_to(model)
+    except ValueError as error:
+        assert "is no model that apply_to knows" in str(error)
+        assert list(map(type, model.modules())) == classes
+        return False
+    return True
+
+
 def usable(name, dtype):
     """The plain model with its results, or the reason why it is not used."""
-    plain = build(name)
+    plain = built(name, dtype)
     if isinstance(plain, str):
         return plain
-    plain = plain.to(getattr(torch, dtype))
-    if dtype == "float64":  # grouped_mm multiplies in fp32 at most
-        plain.set_experts_implementation("eager")
     try:
         results = [(loss_and_gradients(plain), dict(outputs(plain))) for _ in range(2)]
     except Exception as error:
@@ -85,12 +117,7 @@ def test_trains_and_generates_as_the_plain_model(name, dtype):
     patched = copy.deepcopy(plain)
     names, keys = [n for n, _ in plain.named_parameters()], list(plain.state_dict())
     parameters = list(map(id, patched.parameters()))
-    classes = list(map(type, patched.modules()))
-    try:
-        fusedlib.apply_to(patched)
-    except ValueError as error:
-        assert "is no model that apply_to knows" in str(error)
-        assert list(map(type, patched.modules())) == classes
+    if not patch(patched):
         REFUSED[dtype].append(name)
         return
     assert [n for n, _ in patched.named_parameters()] == names
@@ -111,6 +138,31 @@ def test_trains_and_generates_as_the_plain_model(name, dtype):
     patched.load_state_dict(plain.state_dict())
     assert differences(dict(outputs(patched)), dict(outputs(plain))) == []
     COMPARED[dtype].append(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_calls_give_what_the_plain_model_gives(name):
+    for call in OTHER_CALLS:
+        plain, patched = (built(name, "float64") for _ in range(2))
+        if isinstance(plain, str) or not patch(patched):
+            return
+        try:
+            wanted = call(plain)
+        except Exception as error:
+            print(f"{call.__name__}: the plain model fails: {type(error).__name__}: {error}")
+            continue
+        if any(value.isnan().any() for value in wanted.values()):
+            print(f"{call.__name__}: the plain model gives NaN")
+            continue
+        assert differences(call(patched), wanted) == []
+        CALLED[call.__name__] += [name] if wanted else []
+
+
+@pytest.mark.parametrize("call", OTHER_CALLS)
+def test_most_models_were_called_so(call):
+    """After all others, in one process."""
+    print(*CALLED[call.__name__])
+    assert len(CALLED[call.__name__]) >= OTHER_CALLS[call]
 
 
 @pytest.mark.parametrize("dtype", LEAST_COMPARED)
