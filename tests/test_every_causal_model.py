@@ -20,7 +20,7 @@ from every_causal_model import (
 
 import fusedlib
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_thread")]
 # Of 178 names; the last tests list what is not compared, and why. In float64 least can hide, but
 # `fusedlib.linear` takes fp32 weights alone.
 LEAST_COMPARED = {"float64": 106, "float32": 108}
