@@ -20,35 +20,17 @@ from typing import Any
 
 from torch import nn
 
+from fusedlib import fused_modules as modules
 from fusedlib.fused import Fused, Fusion, base_of, changeable, fuse, fusion_of, hooked, unfuse
-from fusedlib.fused_modules import (
-    FusedAttention,
-    FusedCausalLM,
-    FusedCenteredNorm,
-    FusedHead,
-    FusedLayer,
-    FusedLinear,
-    FusedLitGPTAttention,
-    FusedLitGPTLayer,
-    FusedLitGPTMLP,
-    FusedLitGPTNorm,
-    FusedMistralAttention,
-    FusedMLP,
-    FusedMoeCausalLM,
-    FusedOlmo2Attention,
-    FusedOlmo3Attention,
-    FusedPhi3Attention,
-    FusedPhi3Layer,
-    FusedPhi3MLP,
-    FusedQwen2Attention,
-    FusedQwen3Attention,
-    FusedRMSNorm,
-    FusedSmolLM3Attention,
-    FusedWideNorm,
-)
 
 # Their forward does not call the old one, and relies on what that one takes.
-REWRITTEN = FusedAttention, FusedLitGPTAttention, FusedLayer, FusedLitGPTLayer, FusedCausalLM
+REWRITTEN = (
+    modules.FusedAttention,
+    modules.FusedLitGPTAttention,
+    modules.FusedLayer,
+    modules.FusedLitGPTLayer,
+    modules.FusedCausalLM,
+)
 # Of these, Phi-3's leaves what lies in a head behind the cosines, as `fusedlib.rope` does.
 ROTATION, ROTATIONS = ("apply_rotary_pos_emb", "rotate_half"), ("Llama", "Olmo2", "Phi3")
 SILU = ("torch", "SiLU"), ("transformers", "SiLUActivation")
@@ -244,7 +226,7 @@ def _refused(why: str) -> Callable[[Any], str]:
 # --- transformers --------------------------------------------------------------------------------
 
 
-def _mlp(fused: type[FusedMLP]) -> tuple[Part, ...]:
+def _mlp(fused: type[modules.FusedMLP]) -> tuple[Part, ...]:
     def refuse(mlp: Any) -> str | None:
         name = fused._activation
         act = getattr(mlp, name, None)
@@ -267,7 +249,7 @@ def _mlp(fused: type[FusedMLP]) -> tuple[Part, ...]:
     return (Part("mlp", fused, refuse, prepare),)
 
 
-def _attention(fused: type[FusedAttention]) -> tuple[Part, ...]:
+def _attention(fused: type[modules.FusedAttention]) -> tuple[Part, ...]:
     names = "q_proj", "k_proj", "v_proj"
 
     def refuse(module: Any) -> str | None:
@@ -290,7 +272,7 @@ def _unfuse_linears(module: nn.Module, *names: str) -> frozenset[str]:
     for name in names:
         child: Any = getattr(module, name)
         switches |= fusion_of(child).switches
-        if isinstance(child, FusedLinear):
+        if isinstance(child, modules.FusedLinear):
             unfuse(child)
     return switches
 
@@ -299,19 +281,19 @@ def _first(reasons: Iterable[str | None]) -> str | None:
     return next(filter(None, reasons), None)
 
 
-def _loss(fused: type[FusedCausalLM]) -> tuple[Part, ...]:
+def _loss(fused: type[modules.FusedCausalLM]) -> tuple[Part, ...]:
     def refuse(model: Any) -> str | None:
         return changeable(model, "lm_head")
 
     def prepared(model: Any) -> bool:  # resize_token_embeddings makes another head
-        return isinstance(model.lm_head, FusedHead)
+        return isinstance(model.lm_head, modules.FusedHead)
 
     return (Part("loss", fused, refuse, _prepare_head, prepared),)
 
 
 def _prepare_head(model: Any) -> None:
     switches = _unfuse_linears(model, "lm_head")
-    fuse(model.lm_head, FusedHead)
+    fuse(model.lm_head, modules.FusedHead)
     model.lm_head._fusion = Fusion(switches)
     causal = getattr(model.config, "is_causal", True)
     kind = base_of(model.model)
@@ -325,28 +307,32 @@ TRANSFORMERS = Family(
     "transformers",
     "PreTrainedModel",
     {
-        "LlamaRMSNorm": (Part("rms_norm", FusedRMSNorm),),
-        "Olmo2RMSNorm": (Part("rms_norm", FusedWideNorm),),
-        "GemmaRMSNorm": (Part("rms_norm", FusedCenteredNorm),),
-        "LlamaMLP": _mlp(FusedMLP),
-        "Phi3MLP": _mlp(FusedPhi3MLP),
-        "LlamaAttention": _attention(FusedAttention),
-        "MistralAttention": _attention(FusedMistralAttention),
-        "Qwen2Attention": _attention(FusedQwen2Attention),
-        "Qwen3Attention": _attention(FusedQwen3Attention),
-        "SmolLM3Attention": _attention(FusedSmolLM3Attention),
-        "Olmo2Attention": _attention(FusedOlmo2Attention),
-        "Olmo3Attention": _attention(FusedOlmo3Attention),
+        "LlamaRMSNorm": (Part("rms_norm", modules.FusedRMSNorm),),
+        "Olmo2RMSNorm": (Part("rms_norm", modules.FusedWideNorm),),
+        "GemmaRMSNorm": (Part("rms_norm", modules.FusedCenteredNorm),),
+        "LlamaMLP": _mlp(modules.FusedMLP),
+        "Phi3MLP": _mlp(modules.FusedPhi3MLP),
+        "LlamaAttention": _attention(modules.FusedAttention),
+        "MistralAttention": _attention(modules.FusedMistralAttention),
+        "Qwen2Attention": _attention(modules.FusedQwen2Attention),
+        "Qwen3Attention": _attention(modules.FusedQwen3Attention),
+        "SmolLM3Attention": _attention(modules.FusedSmolLM3Attention),
+        "Olmo2Attention": _attention(modules.FusedOlmo2Attention),
+        "Olmo3Attention": _attention(modules.FusedOlmo3Attention),
         "Phi3Attention": (
-            Part("attention", FusedPhi3Attention, _refused("q, k and v are one product already")),
-            Part("rope", FusedPhi3Attention, _other_rotation),
+            Part(
+                "attention",
+                modules.FusedPhi3Attention,
+                _refused("q, k and v are one product already"),
+            ),
+            Part("rope", modules.FusedPhi3Attention, _other_rotation),
         ),
-        "LlamaForCausalLM": _loss(FusedCausalLM),
-        "MixtralForCausalLM": _loss(FusedMoeCausalLM),
+        "LlamaForCausalLM": _loss(modules.FusedCausalLM),
+        "MixtralForCausalLM": _loss(modules.FusedMoeCausalLM),
     },
     {
-        "LlamaDecoderLayer": (FusedLayer, "post_attention_layernorm"),
-        "Phi3DecoderLayer": (FusedPhi3Layer, "post_attention_layernorm"),
+        "LlamaDecoderLayer": (modules.FusedLayer, "post_attention_layernorm"),
+        "Phi3DecoderLayer": (modules.FusedPhi3Layer, "post_attention_layernorm"),
     },
     dict.fromkeys(
         (
@@ -381,16 +367,16 @@ LITGPT = Family(
         "RMSNorm": (
             Part(
                 "rms_norm",
-                FusedLitGPTNorm,
+                modules.FusedLitGPTNorm,
                 lambda norm: "it adds 1 to its weight" if norm.add_unit_offset else None,
             ),
         ),
-        "LLaMAMLP": _mlp(FusedLitGPTMLP),
+        "LLaMAMLP": _mlp(modules.FusedLitGPTMLP),
         "CausalSelfAttention": (
-            Part("rope", FusedLitGPTAttention, _unlike),
+            Part("rope", modules.FusedLitGPTAttention, _unlike),
             Part(
                 "attention",
-                FusedLitGPTAttention,
+                modules.FusedLitGPTAttention,
                 _refused("q, k and v are one product already"),
             ),
         ),
@@ -402,7 +388,7 @@ LITGPT = Family(
             ),
         ),
     },
-    {"Block": (FusedLitGPTLayer, "norm_2")},
+    {"Block": (modules.FusedLitGPTLayer, "norm_2")},
     dict.fromkeys(("norm_1", "norm_2", "ln_f", "norm_q", "norm_k"), ("rms_norm",))
     | {"attn": ("attention", "rope"), "mlp": ("mlp",)},
 )

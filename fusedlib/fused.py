@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
@@ -48,6 +49,10 @@ class Fused(nn.Module):
     # Names that earlier releases gave to weights that they packed, and what those consist of.
     _packed: ClassVar[dict[str, tuple[str, ...]]] = {}
 
+    if TYPE_CHECKING:  # of the module's own class
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def extra_repr(self) -> str:
         """What the module's own class says, and that it is fused."""
         return ", ".join(filter(None, (super().extra_repr(), "fused")))
@@ -78,14 +83,12 @@ def unfuse(module: nn.Module) -> None:
 
 def base_of(module: nn.Module) -> type[nn.Module]:
     """A module's own class, behind what fused it."""
-    base: type[nn.Module] = getattr(type(module), "_base", type(module))
-    return base
+    return getattr(type(module), "_base", type(module))
 
 
 def fusion_of(module: nn.Module) -> Fusion:
     """What `apply_to` keeps on a module; of others nothing."""
-    fusion: Fusion = vars(module).get("_fusion", Fused._fusion)
-    return fusion
+    return vars(module).get("_fusion", Fused._fusion)
 
 
 @cache
@@ -183,8 +186,7 @@ def unpack(
     for name, parts in packed.items():
         if prefix + name not in state_dict:
             continue
-        held = [getattr(module.get_submodule(p.rpartition(".")[0]), p.rpartition(".")[2])
-                for p in parts]  # fmt: skip
+        held = [attrgetter(part)(module) for part in parts]
         if any(weight is None for weight in held):
             continue
         sizes = [weight.shape[0] for weight in held]

@@ -1,16 +1,14 @@
 """What `apply_to` makes of a model's modules: classes whose `forward` is fused.
 
-No class is patched: a module that is replaced stays the object that it was, with the parameters,
-hooks, children and attributes that it had, and gets a class of its own (`fusedlib.fused.Fused`).
-Where a call asks for what is not fused, or someone has put something else in a child's place, its
-old `forward` runs.
+Where a call asks for what is not fused, or someone has put something else in a child's place, the
+module's old `forward` runs.
 """
 
 from __future__ import annotations
 
 import sys
 from functools import partial as bind
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,9 +45,7 @@ class FusedRMSNorm(Fused):
         if residual is not None and residual.dtype != x.dtype:  # added as torch adds
             wide = torch.promote_types(x.dtype, residual.dtype)
             x, residual = x.to(wide), residual.to(wide)
-        weight: Any = self.weight
-        if self._centered:
-            weight = 1.0 + weight.float()
+        weight = 1.0 + self.weight.float() if self._centered else self.weight
         return rms_norm(x, weight, getattr(self, self._eps), residual=residual, cast=self._cast)
 
 
@@ -87,8 +83,7 @@ class FusedMLP(Fused):
         """(silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ."""
         weights = self.weights()
         if weights is None:
-            y: Tensor = super().forward(x)
-            return y
+            return super().forward(x)
         return forget(x, swiglu_mlp(x, *weights))
 
     def weights(self) -> tuple[Any, Tensor] | None:
@@ -150,17 +145,16 @@ class FusedAttention(Fused):
         attention_mask: Tensor | None = None, past_key_values: Any = None, **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Attention's output (batch, tokens, hidden), and its weights where they are computed."""
-        module: Any = self
         source = sys.modules[self._base.__module__]
-        heads = *hidden_states.shape[:-1], -1, module.head_dim
+        heads = *hidden_states.shape[:-1], -1, self.head_dim
         q, k, v = (x.view(heads) for x in self._projected(hidden_states))
         if self._norms:
-            q, k = module.q_norm(q), module.k_norm(k)
+            q, k = self.q_norm(q), self.k_norm(k)
         turn = source.apply_rotary_pos_emb
         if "rope" in self._fusion.switches:
             width = self._width(v) if past_key_values is None else None
             turn = bind(rope, width=width)
-            v = v if width is None else pad(v, (0, width - module.head_dim))
+            v = v if width is None else pad(v, (0, width - self.head_dim))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if self._turns():
             assert position_embeddings is not None
@@ -168,25 +162,24 @@ class FusedAttention(Fused):
         if attention_mask is not None and attention_mask.shape == CAUSAL:
             attention_mask = None
         if past_key_values is not None:
-            k, v = past_key_values.update(k, v, module.layer_idx)
+            k, v = past_key_values.update(k, v, self.layer_idx)
         attend = source.ALL_ATTENTION_FUNCTIONS.get_interface(
-            module.config._attn_implementation, source.eager_attention_forward
+            self.config._attn_implementation, source.eager_attention_forward
         )
         attended, weights = attend(
             self, q, k, v, attention_mask,
-            dropout=module.attention_dropout if self.training else 0.0,
-            scaling=module.scaling, **self._windowed(), **kwargs,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling, **self._windowed(), **kwargs,
         )  # fmt: skip
-        attended = attended[..., : module.head_dim].reshape(*hidden_states.shape[:-1], -1)
-        return module.o_proj(attended.contiguous()), weights
+        attended = attended[..., : self.head_dim].reshape(*hidden_states.shape[:-1], -1)
+        return self.o_proj(attended.contiguous()), weights
 
     def _width(self, x: Tensor) -> int | None:
         """Of heads that torch would pad for its kernels; None for others."""
-        module: Any = self
-        head_dim = module.head_dim
+        head_dim: int = self.head_dim
         padded = (
             head_dim % HEAD and x.is_cuda and x.element_size() == 2 and self._turns()
-            and module.config._attn_implementation == "sdpa" and not torch.compiler.is_compiling()
+            and self.config._attn_implementation == "sdpa" and not torch.compiler.is_compiling()
             and not watched_everywhere()  # who counts operations expects heads of one width
         )  # fmt: skip
         return -(-head_dim // HEAD) * HEAD if padded else None
@@ -229,7 +222,7 @@ class FusedQwen2Attention(FusedAttention):
     """Its window is an attribute."""
 
     def _windowed(self) -> dict[str, int | None]:
-        return {"sliding_window": cast(Any, self).sliding_window}
+        return {"sliding_window": self.sliding_window}
 
 
 class FusedQwen3Attention(FusedQwen2Attention):
@@ -242,17 +235,15 @@ class FusedSmolLM3Attention(FusedQwen2Attention):
     """Some layers know no positions."""
 
     def _turns(self) -> bool:
-        turns: bool = self.use_rope  # type: ignore[assignment]
-        return turns
+        return self.use_rope
 
 
 class FusedOlmo2Attention(FusedAttention):
     """With norms of q and k as a whole."""
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
-        module: Any = self
         q, k, v = super()._projected(x)
-        return module.q_norm(q), module.k_norm(k), v
+        return self.q_norm(q), self.k_norm(k), v
 
 
 class FusedOlmo3Attention(FusedOlmo2Attention, FusedQwen2Attention):
@@ -263,10 +254,9 @@ class FusedPhi3Attention(FusedMistralAttention):
     """q, k and v are one product already."""
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
-        module: Any = self
-        qkv, size = module.qkv_proj(x), module.head_dim
-        keys = module.num_key_value_heads * size
-        return qkv.split([module.config.num_attention_heads * size, keys, keys], dim=-1)
+        qkv, size = self.qkv_proj(x), self.head_dim
+        keys = self.num_key_value_heads * size
+        return qkv.split([self.config.num_attention_heads * size, keys, keys], dim=-1)
 
 
 class FusedLitGPTAttention(Fused):
@@ -277,24 +267,22 @@ class FusedLitGPTAttention(Fused):
         input_pos: Tensor | None = None, input_pos_maxp1: int | None = None,
     ) -> Tensor:  # fmt: skip
         """Attention's output (batch, tokens, hidden)."""
-        module: Any = self
-        config, (batch, tokens, _) = module.config, x.shape
+        config, (batch, tokens, _) = self.config, x.shape
         heads, groups = config.n_head, config.n_query_groups
-        packed = module.qkv(x).view(batch, tokens, -1, config.head_size).transpose(1, 2)
+        packed = self.qkv(x).view(batch, tokens, -1, config.head_size).transpose(1, 2)
         q, k, v = packed.split([heads, groups, groups], dim=1)
-        if module.norm_q is not None:
-            q, k = module.norm_q(q), module.norm_k(k)
+        if self.norm_q is not None:
+            q, k = self.norm_q(q), self.norm_k(k)
         q, k = rope(q, k, cos, sin)
         if input_pos is not None:
-            if module.kv_cache is None:
+            if self.kv_cache is None:
                 raise TypeError("You need to call `gpt.set_kv_cache()`")
-            k, v = module.kv_cache(input_pos, k, v)
+            k, v = self.kv_cache(input_pos, k, v)
             k, v = k[..., :input_pos_maxp1, :], v[..., :input_pos_maxp1, :]
         if groups != heads and (input_pos is None or groups != 1):
             k, v = (t.repeat_interleave(heads // groups, dim=1) for t in (k, v))
-        attended = module.scaled_dot_product_attention(q, k, v, mask)
-        y: Tensor = module.proj(attended.reshape(batch, tokens, -1))
-        return y
+        attended = self.scaled_dot_product_attention(q, k, v, mask)
+        return self.proj(attended.reshape(batch, tokens, -1))
 
 
 def _adds(norm: Any) -> bool:
@@ -305,8 +293,7 @@ def _adds(norm: Any) -> bool:
 def _added_and_normalised(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     """The norm of x + residual, and that sum; hooks see what the unpatched norm gets and gives."""
     if not watched(norm):
-        both: tuple[Tensor, Tensor] = norm(x, residual)
-        return both
+        return norm(x, residual)
     stream = residual + x
     return norm(stream), stream
 
@@ -321,21 +308,20 @@ class FusedLayer(Fused):
         position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any,
     ) -> Tensor:  # fmt: skip
         """The residual stream behind this layer."""
-        module: Any = self
         kwargs |= {
             "attention_mask": attention_mask, "position_ids": position_ids,
             "past_key_values": past_key_values, "use_cache": use_cache,
             "position_embeddings": position_embeddings,
         }  # fmt: skip
-        if not _adds(module.post_attention_layernorm):
-            stream: Tensor = super().forward(hidden_states, **kwargs)
-            return stream
-        normed = module.input_layernorm(hidden_states)
-        attended, _ = module.self_attn(hidden_states=normed, **kwargs)
-        norm = module.post_attention_layernorm
+        if not _adds(self.post_attention_layernorm):
+            return super().forward(hidden_states, **kwargs)
+        normed = self.input_layernorm(hidden_states)
+        attended, _ = self.self_attn(hidden_states=normed, **kwargs)
         attended = self._dropped(attended, "attn")
-        normed, residual = _added_and_normalised(norm, attended, hidden_states)
-        return residual + self._dropped(module.mlp(normed), "mlp")
+        normed, residual = _added_and_normalised(
+            self.post_attention_layernorm, attended, hidden_states
+        )
+        return residual + self._dropped(self.mlp(normed), "mlp")
 
     def _dropped(self, x: Tensor, source: str) -> Tensor:
         """What is left of attention's or the MLP's result: Llama drops nothing."""
@@ -346,8 +332,7 @@ class FusedPhi3Layer(FusedLayer):
     """With dropout before both additions."""
 
     def _dropped(self, x: Tensor, source: str) -> Tensor:
-        left: Tensor = getattr(self, f"resid_{source}_dropout")(x)
-        return left
+        return getattr(self, f"resid_{source}_dropout")(x)
 
 
 class FusedLitGPTLayer(Fused):
@@ -358,16 +343,12 @@ class FusedLitGPTLayer(Fused):
         input_pos: Tensor | None = None, input_pos_maxp1: int | None = None,
     ) -> Tensor:  # fmt: skip
         """The residual stream behind this block."""
-        module: Any = self
-        if not _adds(module.norm_2):
-            y: Tensor = super().forward(x, cos, sin, mask, input_pos, input_pos_maxp1)
-            return y
-        attended = module.attn(module.norm_1(x), cos, sin, mask, input_pos, input_pos_maxp1)
-        norm = module.norm_2
-        attended = module.post_attention_norm(attended)
-        normed, residual = _added_and_normalised(norm, attended, x)
-        stream: Tensor = module.post_mlp_norm(module.mlp(normed)) + residual
-        return stream
+        if not _adds(self.norm_2):
+            return super().forward(x, cos, sin, mask, input_pos, input_pos_maxp1)
+        attended = self.attn(self.norm_1(x), cos, sin, mask, input_pos, input_pos_maxp1)
+        attended = self.post_attention_norm(attended)
+        normed, residual = _added_and_normalised(self.norm_2, attended, x)
+        return self.post_mlp_norm(self.mlp(normed)) + residual
 
 
 class FusedLinear(Fused):
@@ -375,8 +356,7 @@ class FusedLinear(Fused):
 
     def forward(self, input: Tensor) -> Tensor:
         """x Wᵀ + b."""
-        module: Any = self
-        return projection.linear(input, module.weight, module.bias)
+        return projection.linear(input, self.weight, self.bias)
 
 
 LINEAR_FORWARDS.add(FusedLinear.forward)
@@ -390,11 +370,10 @@ class FusedHead(Fused):
 
     def forward(self, input: Tensor, target: Tensor | None = None, **settings: Any) -> Tensor:
         """Logits; or the loss with the settings of `fusedlib.linear_cross_entropy`."""
-        module: Any = self
         if target is None:
             product = projection.linear if "linear" in self._fusion.switches else linear
-            return product(input, module.weight, module.bias)
-        return linear_cross_entropy(input, module.weight, target, bias=module.bias, **settings)
+            return product(input, self.weight, self.bias)
+        return linear_cross_entropy(input, self.weight, target, bias=self.bias, **settings)
 
 
 class FusedCausalLM(Fused):
@@ -407,24 +386,23 @@ class FusedCausalLM(Fused):
         use_cache: bool | None = None, logits_to_keep: int | Tensor = 0, **kwargs: Any,
     ) -> Any:  # fmt: skip
         """transformers' output; where the loss is fused its logits are None."""
-        module: Any = self
         given = {
             "input_ids": input_ids, "attention_mask": attention_mask,
             "position_ids": position_ids, "past_key_values": past_key_values,
             "inputs_embeds": inputs_embeds, "use_cache": use_cache,
         }  # fmt: skip
         if self._needs_no_mask(given):
-            given["attention_mask"] = module.lm_head.weight.new_empty(CAUSAL)
+            given["attention_mask"] = self.lm_head.weight.new_empty(CAUSAL)
         skip_logits = kwargs.pop("skip_logits", None)
         if skip_logits is None:
             skip_logits = self.training
         if not (skip_logits and self._fuses(labels, logits_to_keep)):
             return super().forward(**given, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
         return_dict = kwargs.pop("return_dict", None)
-        outputs = module.model(**given, **kwargs)
-        loss = _causal_loss(module.lm_head, outputs.last_hidden_state, labels, **kwargs)
+        outputs = self.model(**given, **kwargs)
+        loss = _causal_loss(self.lm_head, outputs.last_hidden_state, labels, **kwargs)
         output = self._output(outputs, loss, attention_mask, **kwargs)
-        as_dict = module.config.return_dict if return_dict is None else return_dict
+        as_dict = self.config.return_dict if return_dict is None else return_dict
         return output if as_dict else output.to_tuple()
 
     def _output(self, outputs: Any, loss: Tensor, attention_mask: Any, **_: Any) -> Any:
@@ -438,14 +416,12 @@ class FusedCausalLM(Fused):
 
     def _fuses(self, labels: Tensor | None, logits_to_keep: int | Tensor) -> bool:
         """Whether the loss of a call is the usual one, over all of its tokens."""
-        module: Any = self
-        all_logits = isinstance(logits_to_keep, int) and logits_to_keep == 0
-        fused = labels is not None and all_logits
         # Others put a head, hooks or a loss here: PEFT, resized embeddings, `loss_function = `.
-        head = module.lm_head
-        fused = fused and isinstance(head, FusedHead) and not watched(head)
-        theirs = sys.modules["transformers.loss.loss_utils"].ForCausalLMLoss
-        return fused and module.loss_function is theirs
+        head, usual = self.lm_head, sys.modules["transformers.loss.loss_utils"].ForCausalLMLoss
+        return (
+            labels is not None and isinstance(logits_to_keep, int) and logits_to_keep == 0
+            and isinstance(head, FusedHead) and not watched(head) and self.loss_function is usual
+        )  # fmt: skip
 
     def _needs_no_mask(self, given: dict[str, Any]) -> bool:
         """Whether a call whose attention is causal and no more is compiled or captured in a graph.
@@ -457,14 +433,13 @@ class FusedCausalLM(Fused):
             torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         ):
             return False
-        module: Any = self
-        if not self._fusion.causal or hooked(module.model) or "forward" in vars(module.model):
+        if not self._fusion.causal or hooked(self.model) or "forward" in vars(self.model):
             return False
         masked = "attention_mask", "position_ids", "past_key_values"
-        attentions = [layer.self_attn for layer in module.model.layers]
+        attentions = [layer.self_attn for layer in self.model.layers]
         return (
             all(given[name] is None for name in masked)
-            and module.config._attn_implementation == "sdpa"
+            and self.config._attn_implementation == "sdpa"
             and all(isinstance(a, FusedAttention) and a.looks_back() is None for a in attentions)
         )
 
@@ -480,9 +455,8 @@ class FusedMoeCausalLM(FusedCausalLM):
         logits_to_keep: int | Tensor = 0, **kwargs: Any,
     ) -> Any:  # fmt: skip
         """As the others', with the experts' logits and their balance where they are asked for."""
-        module: Any = self
         if output_router_logits is None:
-            output_router_logits = module.config.output_router_logits
+            output_router_logits = self.config.output_router_logits
         return super().forward(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, labels,
             use_cache, logits_to_keep, output_router_logits=output_router_logits, **kwargs,
@@ -494,13 +468,13 @@ class FusedMoeCausalLM(FusedCausalLM):
     ) -> Any:  # fmt: skip
         from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
-        module, balance = cast(Any, self), None
+        balance = None
         if output_router_logits:
             balance = sys.modules[self._base.__module__].load_balancing_loss_func(
-                outputs.router_logits, module.num_experts, module.num_experts_per_tok,
+                outputs.router_logits, self.num_experts, self.num_experts_per_tok,
                 attention_mask,
             )  # fmt: skip
-            loss = loss + module.router_aux_loss_coef * balance.to(loss.device)
+            loss = loss + self.router_aux_loss_coef * balance.to(loss.device)
         return MoeCausalLMOutputWithPast(
             loss=loss, aux_loss=balance, past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states, attentions=outputs.attentions,

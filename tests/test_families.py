@@ -250,7 +250,7 @@ def test_a_residual_in_a_wider_dtype_is_added_as_torch_adds():
     norm = make("Olmo2").bfloat16().model.norm
     x, residual = torch.randn(3, 64, dtype=torch.bfloat16), torch.randn(3, 64)
     wanted = copy.deepcopy(norm)(x + residual)
-    fuse(norm, families.FusedWideNorm)
+    fuse(norm, families.modules.FusedWideNorm)
     assert torch.equal(norm(x, residual)[0], wanted)
 
 
