@@ -25,14 +25,14 @@ endif
 
 # With VENV= empty: the Python given, as it is. Nothing is installed; what it lacks is listed.
 ifeq ($(strip $(VENV)),)
-RUN := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$(PYTHON)"
+RUN := PYTHONPATH="$(CURDIR):$(CURDIR)/notebooks:$(CURDIR)/report$${PYTHONPATH:+:$$PYTHONPATH}" "$(PYTHON)"
 else
 RUN := "$(VENV)/bin/python"
 endif
 CHOICE := $(if $(filter file default,$(origin PYTHON)),default,given)
 READY = @sh tools/setup.sh "$(PYTHON)" $(CHOICE) "$(VENV)" $(1)
 
-STUDY := $(RUN) -m fusedlib.study
+STUDY := $(RUN) -m press
 # A file's tests share what it set up, so they stay with one worker. In the order of their names: by
 # their number, files of one long test would come last.
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -89,7 +89,7 @@ slides: ## a deck from the recorded rows: slides.html and slides.pdf
 
 tensorboard: ## a profile of a Llama step by each arm, for TensorBoard
 	$(call READY,study)
-	@$(RUN) -m fusedlib.bench.llama
+	@$(RUN) -m measure.llama
 
 list: ## the notebooks and their parameters
 	$(call READY,study)
@@ -119,11 +119,12 @@ test-gpu: ## the tests that need a GPU
 	$(call READY,test-gpu)
 	@$(RUN) -m pytest -m gpu $(ARGS)
 
-lint: ## ruff over code and notebooks, mypy over fusedlib
+lint: ## ruff over code and notebooks, mypy, and which room may import which
 	$(call READY,lint)
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
+	@$(RUN) -c "from importlinter.cli import lint_imports_command as lint; lint()"
 
 lock: ## resolve all versions anew into constraints.txt (ALSO="python3.12 python3.13")
 	@"$(PYTHON)" tools/lock.py $(foreach python,$(ALSO),--also "$(python)")

@@ -14,7 +14,7 @@
     fusedlib.warm_up(model)                               all kernels compiled before the first step
 
 Importing this package imports neither torch nor a notebook tool nor a plotting library; the study
-lives in `fusedlib.study`, the measuring side in `fusedlib.bench`.
+lives in `press`, the measuring side in `fusedlib.bench`.
 """
 
 from importlib import import_module
@@ -23,7 +23,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "apply_to": "fusedlib.apply",
+    "apply_to": "fusedlib.patch.apply",
     "linear": "fusedlib.projection",
     "Linear": "fusedlib.modules",
     "rms_norm": "fusedlib.norms",
@@ -33,7 +33,7 @@ _PUBLIC = {
     "LinearCrossEntropyLoss": "fusedlib.modules",
     "swiglu": "fusedlib.functional",
     "swiglu_mlp": "fusedlib.functional",
-    "warm_up": "fusedlib.warm",
+    "warm_up": "fusedlib.patch.warm_up",
     "SwiGLUMLP": "fusedlib.modules",
 }
 __all__ = [

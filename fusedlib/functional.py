@@ -11,10 +11,10 @@ environment asks for IEEE arithmetic). At "high" they are torch's, in TF32. Othe
 devices run the same lines in plain PyTorch, whose own autograd then decides what is kept for
 backward. So do transforms of `torch.func` and forward-mode derivatives.
 
-Which code runs is decided by `fusedlib.kernels.route.route`. In plain eager mode its plan is run by
-`fusedlib.kernels.autograd`; where something watches operators (torch.compile, a dispatch mode, a
-tensor subclass) by the registered ones of `fusedlib.kernels.ops`, which do the same; a forward
-through them costs the host 25 µs more.
+Which code runs is decided by `fusedlib.kernels.host.route.route`. In plain eager mode its plan is
+run by `fusedlib.kernels.host.autograd`; where something watches operators (torch.compile, a
+dispatch mode, a tensor subclass) by the registered ones of `fusedlib.kernels.host.ops`, which do
+the same; a forward through them costs the host 25 µs more.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 
 from fusedlib.arguments import require_tensors
-from fusedlib.kernels import route
-from fusedlib.kernels.route import FUSED_DTYPES, fused, runs_kernels
+from fusedlib.kernels.host import route
+from fusedlib.kernels.host.route import FUSED_DTYPES, fused, runs_kernels
 
 __all__ = ["FUSED_DTYPES", "SAVES", "fused", "path_of", "runs_kernels", "swiglu", "swiglu_mlp"]
 
@@ -95,7 +95,7 @@ def swiglu_mlp(x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, save: str = "gat
 
 
 def path_of(x: Tensor, w_gate_up: GateUp, w_down: Tensor | None = None) -> str:
-    """What runs for a call on these operands, in the words of `fusedlib.kernels.route`'s table."""
+    """What runs for a call on these operands, in the words of the table in `kernels.host.route`."""
     w_gate, w_up = _weights(w_gate_up)
     if not runs_kernels(x, w_gate, w_up):
         return route.PLAIN
@@ -182,7 +182,7 @@ def _given(*operands: Tensor | None) -> list[Tensor]:
 def _operators(
     save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
 ) -> Tensor:
-    from fusedlib.kernels import ops
+    from fusedlib.kernels.host import ops
 
     matrix, keeps = x.reshape(-1, x.shape[-1]), _keeps(save, x, w_gate, w_up, w_down)
     if w_down is None:
@@ -195,7 +195,7 @@ def _operators(
 @cache
 def _eager_kernels() -> tuple[Any, ...]:
     """Imported late, for Triton need not be there; once, for an import statement costs µs."""
-    from fusedlib.kernels.autograd import apply, compute
+    from fusedlib.kernels.host.autograd import apply, compute
 
     return apply, compute
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from fusedlib.arguments import is_whole, require_number, require_tensors
 from fusedlib.functional import _autocast, _autocasts, _shape
-from fusedlib.kernels.route import has_kernels, transformed
+from fusedlib.kernels.host.route import has_kernels, transformed
 
 MEMORY_PLANS = ("least", "balanced")
 REDUCTIONS = ("mean", "sum", "none")

@@ -8,8 +8,8 @@ from torch import Tensor
 from fusedlib.arguments import require_number, require_tensors
 from fusedlib.compiled import left_to_compiler
 from fusedlib.functional import _autocasts, _plain_eager
+from fusedlib.kernels.host.route import has_kernels, transformed
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rms_norm
-from fusedlib.kernels.route import has_kernels, transformed
 
 
 def rms_norm(

@@ -12,7 +12,7 @@ from torch.overrides import has_torch_function
 
 from fusedlib.arguments import STRIDED, require_tensors
 from fusedlib.functional import _autocasts, _plain_eager, _shape
-from fusedlib.kernels.route import decided_tokens, has_kernels, transformed
+from fusedlib.kernels.host.route import decided_tokens, has_kernels, transformed
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -11,8 +11,8 @@ from torch.nn.functional import embedding, pad
 from fusedlib.arguments import require_size, require_tensors
 from fusedlib.compiled import left_to_compiler
 from fusedlib.functional import _plain_eager
+from fusedlib.kernels.host.route import has_kernels, transformed
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rope
-from fusedlib.kernels.route import has_kernels, transformed
 
 
 def rope(

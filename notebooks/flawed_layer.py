@@ -8,12 +8,12 @@ kernel with TF32 products, as published; elsewhere its arithmetic in plain PyTor
 
 from __future__ import annotations
 
-from flawed_swiglu import INTERPRETED, Variant, _Emulated, _Kernels
 from torch import Tensor
 
-from fusedlib.bench.anatomy import BLOCK
+from flawed_swiglu import INTERPRETED, Variant, _Emulated, _Kernels
 from fusedlib.bench.rivals import rival
-from fusedlib.bench.training.network import TASK, WRONG, Layer
+from measure.anatomy import BLOCK
+from measure.training.network import TASK, WRONG, Layer
 
 KERNEL = Variant()
 EMULATED = Variant(emulated=True)

@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear, silu
 
-from fusedlib.bench.anatomy import BLOCK, TASK, block_of
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.problems import Inputs
 from fusedlib.bench.rivals import Workload, rival
+from measure.anatomy import BLOCK, TASK, block_of
+from measure.problems import Inputs
 
 # Triton's interpreter runs the kernels on the CPU: for tests.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

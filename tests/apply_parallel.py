@@ -10,7 +10,6 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from llama_models import make, tokens
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -28,7 +27,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import fusedlib
-from fusedlib import fused_modules
+from fusedlib.patch import modules as fused_modules
+from llama_models import make, tokens
 
 RATE, STEPS = 0.5, 2
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import nbformat
-from visitor import search_path
 
-from fusedlib import paths
+from fusedlib.bench import paths
+from visitor import search_path
 
 NAME = "tiny"
 STUDY = f"""
@@ -45,7 +45,7 @@ recorder = results.Recorder("tiny", profile=profile)
 sweep(recorder, cases, measure)
 """.strip()
 SHOW = """
-from fusedlib.study import display
+from press import display
 
 rows = recorder.rows()
 display.table(rows[["case_no", "status"]].astype(str), caption="Tiny", name="tiny-rows")
@@ -148,7 +148,7 @@ class Study:
     def command(self, name: str, *arguments: str) -> list[str]:
         """One of our commands on this study."""
         given = [*arguments, "--config", str(self.config)] if name != "machine" else arguments
-        return [*self.before, sys.executable, "-m", "fusedlib.study", name, *given]
+        return [*self.before, sys.executable, "-m", "press", name, *given]
 
     def call(self, name: str, *arguments: str, **options: object) -> subprocess.CompletedProcess:
         """Run a command to its end."""

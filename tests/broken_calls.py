@@ -4,9 +4,9 @@ Those in Gluon and of split precision, cuBLAS's products with a pointwise kernel
 each is given operands, or has its result changed, as that fault would.
 """
 
-import swiglu_checks as checks
 import torch
 
+import swiglu_checks as checks
 from fusedlib.functional import swiglu_mlp
 
 BLOCK_K = 64

@@ -5,12 +5,13 @@ from types import ModuleType
 
 import pytest
 import torch
-from rewritten import rewritten
 
-from fusedlib.kernels import binaries, plan, route, swiglu
+from fusedlib.kernels import swiglu
 from fusedlib.kernels.few_tokens import kernels as few_tokens
 from fusedlib.kernels.few_tokens import products as few_products
-from fusedlib.kernels.launch import Launch
+from fusedlib.kernels.host import binaries, plan, route
+from fusedlib.kernels.host.launch import Launch
+from rewritten import rewritten
 
 H = "    h = gate * tl.sigmoid(gate) * up"
 LAST = (

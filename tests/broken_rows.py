@@ -5,9 +5,9 @@ from types import ModuleType
 
 import pytest
 import torch
-from rewritten import rewritten
 
 from fusedlib.kernels import rows
+from rewritten import rewritten
 
 # What stands in the kernels' files, and what shall.
 BROKEN_NORM = {

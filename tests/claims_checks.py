@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from fusedlib.study import claims as stating
-from fusedlib.study import published, recording
-from fusedlib.study.claims import Claim
+from press import claims as stating
+from press import published, recording
+from press.claims import Claim
 
 MOST = 5
 RECORDED = {*recording.recorded_machines()}

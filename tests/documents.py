@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusedlib import paths
+from fusedlib.bench import paths
 
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -50,7 +50,7 @@ def _span(span: str, root: Path) -> Iterator[str]:
     elif variable := VARIABLE.match(span):
         if not re.search(rf"\b{variable[0]}\b", _sources(root)):
             yield f"no source reads {variable[0]}"
-    elif re.fullmatch(r"fusedlib(\.\w+)+", span):
+    elif re.fullmatch(r"(fusedlib|measure|models|press)(\.\w+)+", span):
         if not _resolves(span):
             yield f"there is no {span}"
     elif _is_path(span, root) and not _exists(span, root):
@@ -102,7 +102,7 @@ def _commands(text: str, root: Path) -> Iterator[str]:
                 yield f"make knows no variable {name}"
             if not equals and name not in targets:
                 yield f"make knows no target {name}"
-    for module in re.findall(r"python -m (fusedlib[\w.]*)", text):
+    for module in re.findall(r"python -m ((?:fusedlib|measure|press)[\w.]*)", text):
         if not _resolves(module):
             yield f"there is no module {module}"
 
@@ -139,5 +139,8 @@ def _content(path: Path) -> str:
 
 
 def _sources(root: Path) -> str:
-    files = [root / "Makefile", *sorted((root / "fusedlib").rglob("*.py"))]
+    files = [
+        root / "Makefile",
+        *sorted(p for f in ("fusedlib", "notebooks", "report") for p in (root / f).rglob("*.py")),
+    ]
     return "\n".join(path.read_text(encoding="utf-8") for path in files)

@@ -13,8 +13,6 @@ from functools import partial
 from itertools import product
 
 import torch
-from played_driver import play_driver
-from sass import show
 from torch import Tensor
 from triton.runtime import JITFunction
 
@@ -27,6 +25,8 @@ from fusedlib.kernels.split import hopper as split_hopper
 from fusedlib.kernels.split import parts
 from fusedlib.kernels.split import product as split
 from fusedlib.kernels.swiglu_configs import UNALIGNED, Config
+from played_driver import play_driver
+from sass import show
 
 Calls = Iterator[tuple[str, Callable[[], object]]]  # what is called, by name
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -23,10 +23,10 @@ torch._C._cuda_getDevice = lambda: 0
 torch._C._cuda_getCurrentRawStream = lambda _: 0
 
 import triton  # noqa: E402
-from played_driver import play_driver  # noqa: E402
 from torch.nn import Parameter  # noqa: E402
 
 import fusedlib.functional as functional  # noqa: E402
+from played_driver import play_driver  # noqa: E402
 
 CARD = torch.device("cuda", 0)
 
@@ -73,8 +73,8 @@ def play(arch: int, processors: int) -> None:
         multi_processor_count=processors
     )
     functional._PLAIN = frozenset((Paper, torch.Tensor, Parameter))
-    from fusedlib.kernels import plan, products
     from fusedlib.kernels.few_tokens import products as few_products
+    from fusedlib.kernels.host import plan, products
     from fusedlib.kernels.split import mm, parts, product
 
     by_rows = lambda a, b, _=None: paper((a.shape[0], b.shape[0]), a.dtype)  # noqa: E731
@@ -93,7 +93,7 @@ class Noted:
     """Every launch by its own key, and by the key that Triton has for it."""
 
     def __init__(self):
-        from fusedlib.kernels import binaries, launch
+        from fusedlib.kernels.host import binaries, launch
 
         binaries.ahead = lambda key, compiled: None
         binaries._loaded = lambda made: binaries.Binary(lambda *_: None, ())
@@ -136,7 +136,7 @@ def call(weights, tokens):
 
 def calls(weights, lengths) -> dict:
     """What they meet, held against what is listed."""
-    from fusedlib.kernels import ahead
+    from fusedlib.kernels.host import ahead
 
     noted = Noted()
     for tokens in lengths:
@@ -155,7 +155,8 @@ def calls(weights, lengths) -> dict:
 
 def specialise() -> None:
     """Forget one `do_not_specialize`, and that binaries depend on numbers."""
-    from fusedlib.kernels import launch, swiglu
+    from fusedlib.kernels import swiglu
+    from fusedlib.kernels.host import launch
 
     for parameter in swiglu._swiglu_bwd_kernel.params:
         parameter.do_not_specialize = False
@@ -165,7 +166,7 @@ def specialise() -> None:
 def warm(weights, lengths) -> dict:
     """What `warm_up` compiles, what it says, and what is compiled after it."""
     import fusedlib
-    from fusedlib import warm
+    from fusedlib.patch import warm_up as warm
 
     compiled = []
     hook = lambda *, fn, **_: compiled.append(fn.name) or False  # noqa: E731

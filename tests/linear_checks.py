@@ -7,21 +7,21 @@ Each check takes the device and sizes. `tests/test_linear.py` runs them on the C
 import sys
 from collections.abc import Callable
 
-import gradient_checks
 import pytest
 import torch
-from gradient_checks import close, same
-from rewritten import rewritten
-from rows_checks import drawn, misses
-from split_checks import misses as contract_misses
-from split_families import FAMILIES
 from torch import Tensor, nn
 from torch.autograd import forward_ad, grad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
+import gradient_checks
 from fusedlib import linear
-from fusedlib.bench.torch_precision import matmul_settings
+from fusedlib.bench.settings import matmul_settings
+from gradient_checks import close, same
+from rewritten import rewritten
+from rows_checks import drawn, misses
+from split_checks import misses as contract_misses
+from split_families import FAMILIES
 
 Shape = tuple[int, int, int]  # tokens, inputs, outputs
 SMALL: Shape = (36, 40, 24)

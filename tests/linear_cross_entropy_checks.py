@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from functools import partial
 
-import gradient_checks
 import torch
-from gradient_checks import close, results_of, same
-from swiglu_checks import worse
 from torch import Tensor
 from torch.autograd import grad
 from torch.nn.functional import cross_entropy, linear
 
+import gradient_checks
 from fusedlib import linear_cross_entropy, reference
 from fusedlib.bench import check
+from gradient_checks import close, results_of, same
+from swiglu_checks import worse
 
 SHAPE = TOKENS, WIDTH, VOCABULARY = 13, 8, 201  # a row is several of the interpreter's blocks
 ALL = {"bias": True, "label_smoothing": 0.1, "z_loss": 1e-2, "token_weights": True}

@@ -1,6 +1,6 @@
 """The rules of a committed notebook, each reported as a sentence.
 
-Those of its parameters are `fusedlib.study.running.parameters`' own.
+Those of its parameters are `press.running.parameters`' own.
 """
 
 import ast
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import nbformat
+
 from prose import measured_numbers
 
 Notebook = dict[str, Any]

@@ -3,15 +3,16 @@
 from collections.abc import Callable
 from functools import cache, partial
 
-import called
 import pytest
-import swiglu_checks as checks
 import torch
-from gradient_checks import subsets
 from torch.autograd import grad
 
+import called
+import swiglu_checks as checks
 from fusedlib import functional
-from fusedlib.kernels import route, swiglu_configs
+from fusedlib.kernels import swiglu_configs
+from fusedlib.kernels.host import route
+from gradient_checks import subsets
 
 HOLDS = (
     checks.check_leading_dimensions,

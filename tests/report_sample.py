@@ -8,7 +8,7 @@ import nbformat
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fusedlib.study import display, style
+from press import display, style
 
 
 def outputs_of(*shows: Callable[[], None]) -> list[Any]:

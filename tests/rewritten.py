@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from fusedlib.kernels import operator
+from fusedlib.kernels.host import operator
 
 
 def rewritten(

@@ -11,18 +11,19 @@ from unittest import mock
 
 import pytest
 import torch
-from gradient_checks import LAYOUTS, close, same
-from swiglu_checks import worse
 from torch import Tensor
 from torch.autograd import grad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from fusedlib import recomputed, reference, rms_norm, rope
+from fusedlib import reference, rms_norm, rope
 from fusedlib.bench import check
-from fusedlib.kernels.route import has_kernels
-from fusedlib.recomputed import forget
+from fusedlib.kernels.host.route import has_kernels
+from fusedlib.patch import recomputed
+from fusedlib.patch.recomputed import forget
+from gradient_checks import LAYOUTS, close, same
+from swiglu_checks import worse
 
 Named = dict[str, Tensor]
 ROOT = 2.0**-24

@@ -9,19 +9,20 @@ import sys
 from collections.abc import Callable
 from unittest.mock import patch
 
-import hopper_checks
 import torch
-from swiglu_checks import mlp as mlp_of
 from torch import Tensor
 from torch.autograd import grad
 
+import hopper_checks
 from fusedlib import rms_norm, rope
 from fusedlib.functional import swiglu
 from fusedlib.kernels import linear_cross_entropy as linear_cross_entropy_kernels
-from fusedlib.kernels import route, swiglu_configs
+from fusedlib.kernels import swiglu_configs
 from fusedlib.kernels.accumulate import accumulate_fwd
+from fusedlib.kernels.host import route
 from fusedlib.kernels.split.product import split_product, stored_product
 from fusedlib.loss import linear_cross_entropy
+from swiglu_checks import mlp as mlp_of
 
 RUNS: dict[str, Callable[[], None]] = {}
 BF16 = torch.bfloat16

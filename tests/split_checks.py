@@ -6,10 +6,10 @@
 from functools import partial
 
 import torch
-from split_families import FAMILIES, drawn
 from torch import Tensor
 
 from fusedlib.kernels.split import product as products
+from split_families import FAMILIES, drawn
 
 SHAPE = (140, 300, 134)  # m, k, n: ragged, more than one 128-tile each way
 TURNS = [(False, False), (False, True), (True, False), (True, True)]

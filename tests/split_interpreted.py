@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
-import split_checks as checks
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewritten import rewritten
 
+import split_checks as checks
 from fusedlib.kernels.split import mm, parts
 from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config
+from rewritten import rewritten
 
 
 @pytest.fixture(autouse=True)

@@ -8,18 +8,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 
-import gradient_checks
 import torch
-from gradient_checks import close, same
 from torch import Tensor
 from torch.autograd import grad
 from torch.nn.functional import silu
 
+import gradient_checks
 from fusedlib import reference
 from fusedlib.bench import check
-from fusedlib.bench.problems import Inputs, SwiGLUProblem, draw
 from fusedlib.bench.rivals import Workload
 from fusedlib.functional import SAVES, swiglu, swiglu_mlp
+from gradient_checks import close, same
+from measure import problems
+from measure.problems import Inputs, SwiGLUProblem, draw
 
 Leaves = tuple[Tensor, ...]  # x, w_gate_up, w_down; of a pair x, w_gate, w_up, w_down
 Errors = dict[str, check.Errors]
@@ -102,7 +103,7 @@ def misses_mlp(
 ) -> list[str]:  # fmt: skip
     """What the one tolerance rule rejects in y and the gradients of a call of `swiglu_mlp`."""
     inputs = draw(SwiGLUProblem(*shape, dtype), device, seed)
-    true = check.truth(inputs)
+    true = problems.truth(inputs)
 
     def off(function: Callable[..., Tensor], leaves: dict[str, Tensor]) -> Errors:
         return check.errors(

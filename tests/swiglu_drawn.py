@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from swiglu_checks import halves_at_once, mlp, worse
 from torch import Tensor
 from torch.nn.functional import linear
 
 from fusedlib import reference
 from fusedlib.bench import check
 from fusedlib.functional import SAVES, swiglu_mlp
+from swiglu_checks import halves_at_once, mlp, worse
 
 NAMES = ("x", "w_gate_up", "w_down", "dy")
 OPERANDS = "x", "w_gate", "w_up", "w_down"  # that want gradients

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusedlib.bench import accumulation, formats, precision
 from fusedlib.bench.attempt import Wrong
+from measure import accumulation, formats, precision
 
 PUBLISHED = {
     "fp32": "10.0001",

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from fusedlib.study.analysis import energy
+from press.analysis import energy
 
 
 def rows():

@@ -7,13 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from interpreter import passed_in_the_interpreter
 
-from fusedlib import paths
-from fusedlib.bench import anatomy, race, results, rivals, swiglu
+from fusedlib.bench import paths, race, results, rivals
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.problems import SwiGLUProblem, draw
 from fusedlib.bench.sweep import sweep
+from interpreter import passed_in_the_interpreter
+from measure import anatomy, swiglu
+from measure.problems import SwiGLUProblem, draw
 
 HELPERS = ("flawed_swiglu", "flawed_kernels", "flawed_layer")
 
@@ -23,7 +23,7 @@ HELPERS = ("flawed_swiglu", "flawed_kernels", "flawed_layer")
 
 def test_the_flawed_kernel_cannot_be_imported_from_fusedlib(tmp_path):
     """In a process that no test has shown the notebooks' folder."""
-    names = [room + name for room in ("", "fusedlib.", "fusedlib.kernels.") for name in HELPERS]
+    names = [f"{room}.{name}" for room in ("fusedlib", "fusedlib.kernels") for name in HELPERS]
     code = f"from importlib.util import find_spec; print([n for n in {names} if find_spec(n)])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path,

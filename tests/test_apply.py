@@ -19,11 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers")
 
-from llama_models import NAMES, TOKENS, VOCABULARY, make, misses_of, parameter, results, tokens
-
 import fusedlib
-from fusedlib import apply, fused_modules, projection
+from fusedlib import projection
 from fusedlib.fused import Fused, fusion_of
+from fusedlib.patch import apply
+from fusedlib.patch import modules as fused_modules
+from llama_models import NAMES, TOKENS, VOCABULARY, make, misses_of, parameter, results, tokens
 
 TESTS = Path(__file__).parent
 SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss", "linear")

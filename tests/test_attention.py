@@ -14,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fusedlib.bench import check, results, rivals
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.attention import course, footprint, problem, truth
-from fusedlib.bench.attention.problem import AttentionProblem, draw, flops, kept, traffic
 from fusedlib.bench.race import race
 from fusedlib.bench.rivals import Workload
-from fusedlib.models.transformer import plain_attention
+from measure.attention import course, footprint, problem, truth
+from measure.attention.problem import AttentionProblem, draw, flops, kept, traffic
+from models.transformer import plain_attention
 
 MIB = 2**20
 ON_CPU = ("plain", "math", "flash")

@@ -5,10 +5,10 @@ import torch
 
 from fusedlib.bench import check, results, rivals
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.attention import course, footprint, truth
-from fusedlib.bench.attention.problem import AttentionProblem, draw, kept, plain_peak
 from fusedlib.bench.race import race
 from fusedlib.bench.roofline import precision_of
+from measure.attention import course, footprint, truth
+from measure.attention.problem import AttentionProblem, draw, kept, plain_peak
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20

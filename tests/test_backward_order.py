@@ -5,21 +5,23 @@ kernels start nothing (what they allocate, and how long it lives, is the same).
 from dataclasses import replace
 from itertools import product
 
-import plan_checks
 import pytest
-import swiglu_checks as checks
 import torch
+
+import plan_checks
+import swiglu_checks as checks
 
 pytest.importorskip("triton")
 
 from fusedlib import functional
-from fusedlib.bench import allocations, ledger
-from fusedlib.bench.ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
-from fusedlib.bench.problems import SwiGLUProblem
-from fusedlib.kernels import ops, products, route
-from fusedlib.kernels.launch import Launch
-from fusedlib.kernels.products import down_last
+from fusedlib.bench import allocations
+from fusedlib.kernels.host import ops, products, route
+from fusedlib.kernels.host.launch import Launch
+from fusedlib.kernels.host.products import down_last
 from fusedlib.kernels.split import mm
+from measure import ledger
+from measure.ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
+from measure.problems import SwiGLUProblem
 
 ALL = True, True, False, True  # of a packed weight
 SIZES = (64, 256, 1024, 4096, 28672)

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from bad_luck import NAME, WITHOUT_NETWORK, WITHOUT_TRITON, Study
 from typer.testing import CliRunner
 
-from fusedlib import paths
-from fusedlib.bench import results, warmup
+from bad_luck import NAME, WITHOUT_NETWORK, WITHOUT_TRITON, Study
+from fusedlib.bench import paths, results
 from fusedlib.bench.jsonl import read_objects
 from fusedlib.bench.results import Recorder, ResultsError
 from fusedlib.bench.sweep import outcome, sweep
-from fusedlib.study import cli, recording
+from measure import warmup
+from press import cli, recording
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="uses what only Linux has")
 
@@ -55,7 +55,7 @@ def test_a_package_that_is_missing_makes_a_case_unavailable_and_ours_a_failure()
         import fusedlib.no_such_module  # noqa: F401
 
     def broken(case):
-        from fusedlib.paths import no_such_name  # noqa: F401
+        from fusedlib.bench.paths import no_such_name  # noqa: F401
 
     assert outcome(theirs, {}) == (
         {},

@@ -7,12 +7,12 @@ import json
 import nbformat
 import pandas as pd
 import pytest
-from report_sample import outputs_of
 
 from fusedlib.bench import results
-from fusedlib.study import beside, display, plots, recording
-from fusedlib.study.display import TABLE_MIME
-from fusedlib.study.plan import MEASURE
+from press import beside, display, plots, recording
+from press.display import TABLE_MIME
+from press.plan import MEASURE
+from report_sample import outputs_of
 
 H200, H100 = "nvidia-h200", "nvidia-h100"
 
@@ -314,8 +314,8 @@ def test_the_leader_comes_first_then_those_with_rows_of_the_full_profile(rows, m
 
 SHOW = """
 from fusedlib.bench import results
-from fusedlib.study import display
-from fusedlib.study.analysis import leading
+from press import display
+from press.analysis import leading
 
 rows = results.Recorder("01_x", profile="full").rows()
 mine = rows[rows["machine"] == leading(rows)]

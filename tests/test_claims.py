@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from fusedlib.bench import machine
-from fusedlib.study import claims as stating
-from fusedlib.study import display, plan, published, recording
-from fusedlib.study.claims import Claim
-from fusedlib.study.report.outputs import Numbering, output_blocks
+from press import claims as stating
+from press import display, plan, published, recording
+from press.claims import Claim
+from press.report.outputs import Numbering, output_blocks
 
 
 def frame(**columns) -> pd.DataFrame:

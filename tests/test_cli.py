@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fusedlib import paths
-from fusedlib.bench import machine
-from fusedlib.study import cli, record
-from fusedlib.study.report import render as renderer
-from fusedlib.study.report.model import Section
-from fusedlib.study.running import doctor, products
+from fusedlib.bench import machine, paths
+from press import cli, record
+from press.report import render as renderer
+from press.report.model import Section
+from press.running import doctor, products
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 STUDY_FILE = NOTEBOOKS / "run_study.toml"
+PACKAGES = os.pathsep.join(map(str, paths.PACKAGES))
 
 
 @pytest.fixture(autouse=True)
@@ -249,10 +249,10 @@ def test_lab_uses_this_python_and_goes_before_the_homes_kernels(monkeypatch, tmp
 
 
 def test_doctor_needs_no_package_and_names_what_is_missing():
-    env = {"PYTHONPATH": str(paths.ROOT), "PATH": os.environ["PATH"]}
+    env = {"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]}
     # -S: without site-packages, as on a machine where nothing is installed.
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "fusedlib.study", "doctor", "--for", "test", "--quiet"],
+        [sys.executable, "-S", "-m", "press", "doctor", "--for", "test", "--quiet"],
         env=env, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
@@ -263,13 +263,15 @@ def test_doctor_needs_no_package_and_names_what_is_missing():
 
 
 def test_without_the_study_s_packages_it_says_how_to_get_them():
-    env = {"PYTHONPATH": str(paths.ROOT), "PATH": os.environ["PATH"]}
+    env = {"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]}
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "fusedlib.study", "list"],
+        [sys.executable, "-S", "-m", "press", "list"],
         env=env, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert 'pip install -e ".[study]"' in done.stderr and str(paths.ROOT) in done.stderr
+    assert (
+        "pip install -e . -e notebooks -e report" in done.stderr and str(paths.ROOT) in done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -277,14 +279,15 @@ def test_without_the_study_s_packages_it_says_how_to_get_them():
 def test_outside_a_checkout_it_says_that_it_wants_one(tmp_path, words):
     copied = tmp_path / "site" / "fusedlib"
     shutil.copytree(paths.ROOT / "fusedlib", copied, ignore=shutil.ignore_patterns("kernels"))
+    shutil.copytree(paths.REPORT / "press", copied.parent / "press")
     done = subprocess.run(
-        [sys.executable, "-m", "fusedlib.study", *words],
+        [sys.executable, "-m", "press", *words],
         env=os.environ | {"PYTHONPATH": str(copied.parent)}, cwd=tmp_path,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert "notebooks does not exist: the study runs in a checkout" in done.stderr
-    assert str(copied.parent) in done.stderr and "Traceback" not in done.stderr
+    assert str(tmp_path) in done.stderr and "Traceback" not in done.stderr
 
 
 def test_doctor_finds_what_is_missing_too_old_or_broken(monkeypatch, tmp_path):
@@ -327,11 +330,11 @@ def test_a_python_that_finds_its_packages_by_pythonpath_alone(tmp_path):
     packages = str(Path(pytest.__file__).parent.parent)
     env = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(paths.ROOT), packages]),
+        "PYTHONPATH": os.pathsep.join([PACKAGES, packages]),
         "HOME": str(tmp_path),
     }
     done = subprocess.run(
-        [sys._base_executable, "-m", "fusedlib.study", "run", "--profile", "quick",
+        [sys._base_executable, "-m", "press", "run", "--profile", "quick",
          "--only", "run_ok", "--config", str(STUDY_FILE)],
         env=env, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import fusedlib
-from fusedlib.bench import compilers, llama, results, rivals
+from fusedlib.bench import results, rivals
 from fusedlib.bench.attempt import Attempt, Unavailable
-from fusedlib.bench.compilers import changing, courses, ready, samplers
-from fusedlib.bench.compilers.arms import Arm
-from fusedlib.bench.compilers.case import require_possible
-from fusedlib.bench.compilers.samplers import SAMPLERS
 from fusedlib.bench.race import race
+from measure import compilers, llama
+from measure.compilers import changing, courses, ready, samplers
+from measure.compilers.arms import Arm
+from measure.compilers.case import require_possible
+from measure.compilers.samplers import SAMPLERS
 
 pytest.importorskip("transformers")
 SMALL = {

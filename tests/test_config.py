@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib import paths
-from fusedlib.study.running import config
-from fusedlib.study.running.config import ConfigError
+from fusedlib.bench import paths
+from press.running import config
+from press.running.config import ConfigError
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import Any
 
-from fusedlib import paths
+from fusedlib.bench import paths
 from fusedlib.bench.results import read_rows
 
 RECORDED = paths.RECORDED / "nvidia-h200"

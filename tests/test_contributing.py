@@ -1,11 +1,11 @@
 """README and CONTRIBUTING name only what exists, and quote only what stands in the file named."""
 
 import pytest
-from documents import FENCE, problems
-from prose import GENERATED
 
-from fusedlib import paths
-from fusedlib.study import readme
+from documents import FENCE, problems
+from fusedlib.bench import paths
+from press import readme
+from prose import GENERATED
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 GONE = ("import-rows", "FUSEDLIB_COMMIT", "carried.toml", "fingerprint", "machine.jsonl")
@@ -64,7 +64,7 @@ def test_no_document_names_a_host(name):
 # --- teeth ---------------------------------------------------------------------------------------
 
 RIVAL = '@rival(TASK, "eager")'
-EXCERPT = f"```python\n# fusedlib/bench/swiglu.py\n{RIVAL}\n{{}}\n```\n"
+EXCERPT = f"```python\n# notebooks/measure/swiglu.py\n{RIVAL}\n{{}}\n```\n"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ EXCERPT = f"```python\n# fusedlib/bench/swiglu.py\n{RIVAL}\n{{}}\n```\n"
         ("`make reprot`", "make knows no target reprot"),
         ("`make report PROFIL=full`", "make knows no variable PROFIL"),
         ("```sh\nmake report\nmake tset  # tests\n```\n", "make knows no target tset"),
-        ("`python -m fusedlib.study.readm --write`", "there is no module fusedlib.study.readm"),
+        ("`python -m press.readm --write`", "there is no module press.readm"),
         ("[x](docs/x.md)", "the link to docs/x.md leads nowhere"),
         ("```python\nx = 1\n```\n", "a python block does not name the file it is quoted from"),
         ("```toml\n# notebooks/studies.toml\na\n```\n", "there is no notebooks/studies.toml"),
@@ -103,13 +103,13 @@ def test_what_does_not_exist_is_found(text, problem):
         "`Makefile`, `.gitignore`, `fusedlib/bench`, `tests/prose.py`",
         "`report/results/<machine>/<recording>/<study>.jsonl` and `!/report/results/my-gpu/`",
         "`report/build/report.html`, `report/build/notebooks/02_precision.html`",
-        "`fusedlib.bench.rivals.RIVALS`, `fusedlib.study.display`",
+        "`fusedlib.bench.rivals.RIVALS`, `press.display`",
         "`FRESH=1`, `FUSEDLIB_RESULTS`, `PIP_EXTRA_INDEX_URL`",
         "`make`, `make study PROFILE=full ONLY=01_warmup`, `make report VENV= PYTHON=python3`",
         "```sh\nmake report  # makes it all\n```\n",
         EXCERPT.format("def eager(inputs: Inputs) -> Workload:"),
         EXCERPT.format('...\n@rival(TASK, "inductor")'),
-        "```python\n# fusedlib/bench/swiglu.py\nleaves = inputs.leaves()\n```\n",
+        "```python\n# notebooks/measure/swiglu.py\nleaves = inputs.leaves()\n```\n",
         "`name: type = default  # help`, `1 / 2`, `wrong`",
         "[a link](https://host.example/none.md)",
     ],

@@ -1,13 +1,13 @@
 """Plans on cuBLAS's products on a GPU: values and peaks of memory; more in `test_swiglu_gpu.py`."""
 
-import plan_checks
 import pytest
-import swiglu_checks as checks
 import torch
 from torch.autograd import grad
 
+import plan_checks
+import swiglu_checks as checks
 from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.kernels import products, route
+from fusedlib.kernels.host import products, route
 
 pytestmark = pytest.mark.gpu
 

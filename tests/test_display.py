@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from report_sample import curves, narrow, outputs_of, wide
 
-from fusedlib.study import display, formats, plots, style
-from fusedlib.study.running.config import STATIC
+from press import display, formats, plots, style
+from press.running.config import STATIC
+from report_sample import curves, narrow, outputs_of, wide
 
 
 @pytest.mark.parametrize(

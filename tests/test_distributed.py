@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib import paths
-from fusedlib.bench import distributed, distributed_worker, sweep
+from fusedlib.bench import paths, sweep
 from fusedlib.bench.attempt import Refused, Unavailable
-from fusedlib.bench.profiles.trace import Piece
+from measure import distributed, distributed_worker
+from measure.profiles.trace import Piece
 
 SMALL = {
     "model": "two layers", "batch_sizes": [1], "context_length": 16, "dtype": "float32",

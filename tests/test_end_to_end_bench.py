@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from fusedlib import apply, projection
+from fusedlib import projection
 from fusedlib.bench import attempt, machine, race, results, rivals, sustained, sweep
-from fusedlib.bench.end_to_end import cases, course, measure
 from fusedlib.bench.race import Lap
-from fusedlib.models import flops, mlps, transformer
-from fusedlib.models.transformer import SwiGLU, Transformer
+from fusedlib.patch import apply
+from measure.end_to_end import cases, course, measure
+from models import flops, mlps, transformer
+from models.transformer import SwiGLU, Transformer
 
 TINY = cases.setting("cpu", batch_size=2, seconds=0.0, repetitions=3)
 

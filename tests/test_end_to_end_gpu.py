@@ -5,7 +5,7 @@ import torch
 
 from fusedlib.bench import race, results, rivals, sustained, sweep
 from fusedlib.bench.attempt import Unavailable, free_memory
-from fusedlib.bench.end_to_end import cases, course, measure
+from measure.end_to_end import cases, course, measure
 
 pytestmark = pytest.mark.gpu
 SHORT = cases.setting("cuda", seconds=0.0, repetitions=2)

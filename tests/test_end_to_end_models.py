@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils import flop_counter
 
-from fusedlib.models import flops, mlps
-from fusedlib.models.transformer import Transformer, config, loss
 from fusedlib.modules import SwiGLUMLP
+from models import flops, mlps
+from models.transformer import Transformer, config, loss
 
 aten = torch.ops.aten
 # torch's own formulas; it only lacks the names that attention has on the CPU.

@@ -6,10 +6,12 @@ import tomllib
 import pytest
 import yaml
 
-from fusedlib import paths
+from fusedlib.bench import paths
 
-PYPROJECT = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())
-PROJECT = PYPROJECT["project"]
+PROJECT, *STUDY = (
+    tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    for folder in (paths.ROOT, paths.NOTEBOOKS, paths.REPORT)
+)
 PINS = [
     line
     for line in (paths.ROOT / "constraints.txt").read_text().splitlines()
@@ -18,8 +20,9 @@ PINS = [
 
 
 def requirement_lines() -> list[str]:
-    extras = PROJECT["optional-dependencies"].values()
-    return [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]
+    lines = [line for project in (PROJECT, *STUDY) for line in project["dependencies"]]
+    lines += [line for extra in PROJECT["optional-dependencies"].values() for line in extra]
+    return [line for line in lines if not line.startswith("fusedlib")]
 
 
 def normal(name: str) -> str:
@@ -37,9 +40,10 @@ def conda() -> dict:
 
 def test_conda_installs_the_project_with_its_extras_but_deepspeed(conda):
     [pip] = [entry["pip"] for entry in conda["dependencies"] if isinstance(entry, dict)]
-    [editable] = [line for line in pip if line.startswith("-e")]
-    extras = re.fullmatch(r"-e \.\[([\w,]+)\]", editable)[1].split(",")
-    assert sorted(extras) == sorted(set(PROJECT["optional-dependencies"]) - {"llama"})
+    editable = [line for line in pip if line.startswith("-e")]
+    assert editable == ["-e .[dev]", "-e notebooks", "-e report"]
+    assert "fusedlib[bench]" in STUDY[0]["dependencies"]
+    assert set(PROJECT["optional-dependencies"]) == {"bench", "dev", "llama"}
     assert "-c constraints.txt" in pip
 
 

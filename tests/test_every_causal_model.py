@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+import fusedlib
 from every_causal_model import (
     NAMES,
     balanced,
@@ -17,8 +18,6 @@ from every_causal_model import (
     outputs,
     trained,
 )
-
-import fusedlib
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_thread")]
 # Of 178 names; the last tests list what is not compared, and why. In float64 least can hide, but

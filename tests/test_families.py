@@ -10,12 +10,11 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from llama_models import SIZES, parameter, results, tokens  # noqa: E402
-
 import fusedlib  # noqa: E402
-from fusedlib import families  # noqa: E402
 from fusedlib.bench.check import errors, misses  # noqa: E402
 from fusedlib.fused import fuse  # noqa: E402
+from fusedlib.patch import families  # noqa: E402
+from llama_models import SIZES, parameter, results, tokens  # noqa: E402
 
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT = {

@@ -1,12 +1,12 @@
 """Plans for few tokens on a GPU: every width of tile, and hooks; more in `test_swiglu_gpu.py`."""
 
-import plan_checks
 import pytest
-import swiglu_checks as checks
 from torch.autograd import grad
 
+import plan_checks
+import swiglu_checks as checks
 from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.kernels import route
+from fusedlib.kernels.host import route
 
 pytestmark = pytest.mark.gpu
 

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import alive, wait_for
 
-from fusedlib import paths
-from fusedlib.bench import fresh
+from fusedlib.bench import fresh, paths
 from fusedlib.bench.attempt import Unavailable
+from processes import alive, wait_for
 
 HERE = Path(__file__).parent
 

@@ -1,13 +1,14 @@
 """The kernels with fixed roles on a Hopper GPU: the interpreter does not run Gluon."""
 
-import hopper_checks as checks
 import pytest
 import torch
 
-import fusedlib.bench.swiglu  # noqa: F401 (registers the rivals)
+import hopper_checks as checks
+import measure.swiglu  # noqa: F401 (registers the rivals)
 from fusedlib.bench import check, rivals
-from fusedlib.bench.problems import SwiGLUProblem, draw
 from fusedlib.functional import path_of
+from measure import problems
+from measure.problems import SwiGLUProblem, draw
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
@@ -116,7 +117,7 @@ def test_results_repeat_where_memory_is_the_bound():
 
 def test_the_gate_holds_a_whole_mlp():
     inputs = draw(SwiGLUProblem(2048, 1024, 4096, dtype="bfloat16"), "cuda")
-    true = check.truth(inputs)
+    true = problems.truth(inputs)
     eager, fused = (
         check.errors(check.results_of(rivals.get("swiglu", name).build(inputs), inputs.dy), true)
         for name in ("eager", "fused")

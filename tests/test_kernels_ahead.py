@@ -1,8 +1,9 @@
 """Every kernel compiled for its architectures without a GPU: it fits and spills nothing."""
 
-import ahead
 import pytest
 import torch
+
+import ahead
 
 pytest.importorskip("triton")
 from fusedlib.kernels import swiglu, swiglu_configs

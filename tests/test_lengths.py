@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ahead import compiled_ahead
 
 import fusedlib
-from fusedlib import warm
-from fusedlib.kernels import binaries
+from ahead import compiled_ahead
+from fusedlib.kernels.host import binaries
+from fusedlib.patch import warm_up as warm
 
 LENGTHS = random.Random(0).sample(range(1, 6001), 70)
 # Of classes at 2048·5632, and what Triton sees.
@@ -103,7 +103,8 @@ class TestWarmUp:
     @pytest.mark.parametrize("roles", [True, False])
     def test_roles_are_done_without_where_they_do_not_compile(self, monkeypatch, roles):
         errors = pytest.importorskip("triton.errors")
-        from fusedlib.kernels import ahead, swiglu
+        from fusedlib.kernels import swiglu
+        from fusedlib.kernels.host import ahead
 
         if swiglu.hopper is None:
             pytest.skip("another Gluon")

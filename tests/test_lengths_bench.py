@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.bench import fresh, lengths
+from fusedlib.bench import fresh
 from fusedlib.bench.attempt import Unavailable, Wrong
+from measure import lengths
 
 SMALL = {"lengths": 4, "most": 40, "hidden_size": 16, "intermediate_size": 32,
          "dtype": "float32", "device": "cpu"}  # fmt: skip

@@ -2,18 +2,18 @@
 
 import copy
 
-import linear_checks as checks
 import pytest
 import torch
-from interpreter import passed_in_the_interpreter
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils.prune import l1_unstructured
 
 import fusedlib
+import linear_checks as checks
 from fusedlib import Linear, linear
-from fusedlib.apply import FusedLinear
 from fusedlib.fused import fuse
+from fusedlib.patch.apply import FusedLinear
+from interpreter import passed_in_the_interpreter
 
 
 @pytest.mark.timeout(600)

@@ -1,15 +1,15 @@
 """`linear_cross_entropy` on the CPU: plain PyTorch, bad input, the interpreter."""
 
-import linear_cross_entropy_checks as checks
 import numpy as np
 import pytest
 import torch
-from interpreter import passed_in_the_interpreter
 from torch.autograd import gradcheck, gradgradcheck
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import linear_cross_entropy_checks as checks
 from fusedlib import LinearCrossEntropyLoss, linear_cross_entropy
+from interpreter import passed_in_the_interpreter
 
 
 def test_in_the_interpreter():

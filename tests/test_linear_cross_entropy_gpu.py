@@ -5,12 +5,12 @@ import subprocess
 import sys
 from functools import partial
 
-import linear_cross_entropy_checks as checks
 import pytest
 import torch
-from swiglu_checks import captured, close, same
 
+import linear_cross_entropy_checks as checks
 from fusedlib import linear_cross_entropy
+from swiglu_checks import captured, close, same
 
 pytest.importorskip("triton")
 from fusedlib.kernels import linear_cross_entropy as kernels

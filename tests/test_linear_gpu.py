@@ -2,18 +2,18 @@
 
 import copy
 
-import linear_checks as checks
-import linear_cross_entropy_checks as loss_checks
 import pytest
 import torch
-from split_families import FAMILIES
-from swiglu_checks import captured
 from torch import nn
 from torch.autograd import grad
 from torch.nn import functional
 
 import fusedlib
+import linear_checks as checks
+import linear_cross_entropy_checks as loss_checks
 from fusedlib import linear
+from split_families import FAMILIES
+from swiglu_checks import captured
 
 pytestmark = pytest.mark.gpu
 

@@ -9,12 +9,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib import paths
-from fusedlib.bench import check, llama, machine, race, results, rivals, sustained, sweep
+from fusedlib.bench import check, machine, paths, race, results, rivals, sustained, sweep
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.llama import alone, races, truth
-from fusedlib.bench.torch_precision import matmul_settings
-from fusedlib.study import recording
+from fusedlib.bench.settings import matmul_settings
+from measure import llama
+from measure.llama import alone, races, truth
+from press import recording
 
 transformers = pytest.importorskip("transformers")
 TINY = {"model": "two layers", "dtype": "float32", "batch_size": 2, "context_length": 32,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib import paths
+from fusedlib.bench import paths
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -54,6 +54,10 @@ class Clone:
             shutil.copy(paths.ROOT / name, self.folder)
         shutil.copytree(paths.ROOT / "tools", self.folder / "tools")
         (self.folder / "fusedlib").symlink_to(paths.ROOT / "fusedlib")
+        for name, package in (("notebooks", "measure"), ("report", "press")):
+            (self.folder / name).mkdir()
+            shutil.copy(paths.ROOT / name / "pyproject.toml", self.folder / name)
+            (self.folder / name / package).symlink_to(paths.ROOT / name / package)
         self.python = script(folder / "python", FAKE_PYTHON.format(python=sys.executable))
         self.pip = folder / "pip"
         self.log = folder / "installs"
@@ -102,13 +106,13 @@ def test_the_environment_is_made_once_with_everything_pinned(clone):
     assert "making the environment .venv with Python 3." in first.stderr
     assert "environment ready after" in first.stderr
     [line] = clone.log.read_text().splitlines()
-    assert "-c constraints.txt -e .[study,dev]" in line
+    assert "-c constraints.txt -e .[dev] -e notebooks -e report" in line
     second = clone.make("setup")
     assert (second.returncode, second.stderr) == (0, "")
     assert clone.installs() == 1
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "report/pyproject.toml", "constraints.txt"])
 def test_a_change_of_what_is_needed_installs_again(clone, name):
     clone.make("setup")
     path = clone.folder / name
@@ -220,28 +224,28 @@ def test_the_variables_reach_the_command_line(clone):
         'SET=steps=5 sizes=["a","b"]',
     )  # fmt: skip
     assert done.stdout == (
-        "ran: -m fusedlib.study run --profile full --only 01_warmup --only 02_precision "
+        "ran: -m press run --profile full --only 01_warmup --only 02_precision "
         '--set steps=5 --set sizes=["a","b"] --fresh\n'
     )
-    assert clone.make("report").stdout == "ran: -m fusedlib.study report --profile auto\n"
+    assert clone.make("report").stdout == "ran: -m press report --profile auto\n"
     assert "--fresh" not in clone.make("report", "FRESH=0").stdout
 
 
 def test_what_a_recording_is_asked_for_reaches_the_command_line(clone):
     clone.make("setup")
     plain = clone.make("record")
-    assert plain.stdout == "ran: -m fusedlib.study record --minutes 25\n"
+    assert plain.stdout == "ran: -m press record --minutes 25\n"
     done = clone.make(
         "record", "MINUTES=7.5", "NAME=second day", "PACKED=my out", "ONLY=03_kernels,05_anatomy",
         "DRY=1",
     )  # fmt: skip
     assert done.stdout == (
-        "ran: -m fusedlib.study record --minutes 7.5 --only 03_kernels --only 05_anatomy "
+        "ran: -m press record --minutes 7.5 --only 03_kernels --only 05_anatomy "
         "--name second day --packed my out --dry\n"
     )
     assert "--dry" not in clone.make("record", "DRY=0").stdout
     assert "--profile" not in done.stdout, "a recording is of the profile full"
-    assert clone.make("pack").stdout == "ran: -m fusedlib.study pack\n"
+    assert clone.make("pack").stdout == "ran: -m press pack\n"
 
 
 def test_rows_are_not_imported_but_copied(clone):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fusedlib.bench import ledger, memory
 from fusedlib.bench.attempt import Attempt
+from measure import ledger, memory
 
 pytestmark = pytest.mark.gpu
 # Every tensor a multiple of 2 MiB: other sizes CUDA's allocator rounds up to whole blocks.

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from fusedlib import functional
-from fusedlib.bench import allocations, ledger, memory, rivals, stacks
+from fusedlib.bench import allocations, rivals
+from fusedlib.bench.allocations import CATEGORIES
 from fusedlib.bench.attempt import Attempt
-from fusedlib.bench.ledger import CATEGORIES, LEDGERS, D, F, W
-from fusedlib.bench.problems import SwiGLUProblem, draw
 from fusedlib.bench.rivals import Workload, rival
-from fusedlib.bench.stacks import STACK
-from fusedlib.bench.swiglu import PLAIN_PATH, TASK
+from measure import ledger, memory, stacks
+from measure.ledger import LEDGERS, D, F, W
+from measure.problems import SwiGLUProblem, draw
+from measure.stacks import STACK
+from measure.swiglu import PLAIN_PATH, TASK
 
 LLM = SwiGLUProblem(8192, 4096, 14336)
 # MiB at 8192·4096·14336 in bf16: F is 224, D is 64, W is 112; sums worked by hand.

@@ -10,11 +10,11 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from digits import drawn
 
-from fusedlib import paths
+from digits import drawn
+from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.training import batches, mnist
+from measure.training import batches, mnist
 
 TRAIN_IDX_SHA256 = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from digits import drawn
 
+from digits import drawn
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.training import batches, mnist, network, study, trainer
+from measure.training import batches, mnist, network, study, trainer
 
 pytestmark = pytest.mark.gpu
 SETTING = study.setting(256, 64, 128, "cuda")

@@ -1,11 +1,11 @@
 """Study 10's Liger arm where there is no GPU: trained in Triton's interpreter, refused to users."""
 
 import pytest
-from interpreter import passed_in_the_interpreter
 
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.training.network import TASK
+from interpreter import passed_in_the_interpreter
+from measure.training.network import TASK
 
 pytest.importorskip("liger_kernel")
 

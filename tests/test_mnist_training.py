@@ -7,15 +7,15 @@ import importlib
 
 import pytest
 import torch
-from training_checks import DATA, SETTING, WIDTH, check_layer, check_learning, trained
 
-from fusedlib import paths, reference
-from fusedlib.bench import results, rivals
+from fusedlib import reference
+from fusedlib.bench import paths, results, rivals
 from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.race import race
 from fusedlib.bench.sweep import sweep
-from fusedlib.bench.training import batches, mnist, network, study
-from fusedlib.bench.training.network import TASK, Layer
+from measure.training import batches, mnist, network, study
+from measure.training.network import TASK, Layer
+from training_checks import DATA, SETTING, WIDTH, check_layer, check_learning, trained
 
 slow = pytest.mark.slow
 OURS = ["eager", "fused", "frozen", pytest.param("inductor", marks=slow)]

@@ -7,13 +7,13 @@ from collections import Counter
 import pytest
 import torch
 
-from fusedlib.bench import model_memory
-from fusedlib.bench.model_memory import Measure, Program
 from fusedlib.bench.results import Recorder
 from fusedlib.bench.sweep import outcome, sweep
-from fusedlib.models import activations, checkpointed, transformer
-from fusedlib.models.activations import PRECISIONS
-from fusedlib.models.checkpointed import Plan
+from measure import model_memory
+from measure.model_memory import Measure, Program
+from models import activations, checkpointed, transformer
+from models.activations import PRECISIONS
+from models.checkpointed import Plan
 
 MIB = 2**20
 LOSS = 4  # bytes of the scalar that a pass gives back

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fusedlib.bench import model_memory
 from fusedlib.bench.sweep import outcome
-from fusedlib.models.activations import PRECISIONS
+from measure import model_memory
+from models.activations import PRECISIONS
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from fusedlib import paths
-from fusedlib.bench import allocator_history
-from fusedlib.bench.allocator_history import CATEGORIES, Change, History, Known, watching
+from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.model_memory import Casts, addresses_of
-from fusedlib.models.transformer import RMSNorm
+from measure import allocator_history
+from measure.allocator_history import CATEGORIES, Change, History, Known, watching
+from measure.model_memory import Casts, addresses_of
+from models.transformer import RMSNorm
 
 
 def a_pass():
@@ -91,7 +91,7 @@ def alloc(address, size, *frames):
 
 
 MARK = frame("_sentinel", allocator_history.__file__)
-MODEL = frame("forward", str(paths.ROOT / "fusedlib" / "models" / "transformer.py"))
+MODEL = frame("forward", str(paths.NOTEBOOKS / "models" / "transformer.py"))
 TORCH = frame("linear", "/x/site-packages/torch/nn/functional.py", 9)
 
 
@@ -110,7 +110,7 @@ def test_a_trace_is_read_with_its_moments_and_stacks():
     told = allocator_history.read_trace(trace, ["built", "end"])
     assert told.moments == {"built": 1, "end": 4}
     assert [(c.address, c.nbytes) for c in told.changes] == [(1, 8), (2, 16), (1, 0), (3, 32)]
-    assert told.changes[0].where == "fusedlib/models/transformer.py:7 forward"
+    assert told.changes[0].where == "notebooks/models/transformer.py:7 forward"
     assert told.changes[1].where == "torch/nn/functional.py:9 linear"
     assert told.changes[3].where.startswith("no Python frame")
 

@@ -4,11 +4,11 @@ import copy
 import json
 
 import pytest
-from notebook_rules import Notebook, problems
-from prose import measured_numbers, readme_prose
 
-from fusedlib import paths
-from fusedlib.study.running import config, parameters
+from fusedlib.bench import paths
+from notebook_rules import Notebook, problems
+from press.running import config, parameters
+from prose import measured_numbers, readme_prose
 
 NOTEBOOKS = sorted(paths.NOTEBOOKS.glob("*.ipynb")) + sorted(paths.REPORT.glob("*.ipynb"))
 

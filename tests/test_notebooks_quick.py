@@ -8,11 +8,10 @@ import sys
 
 import nbformat
 import pytest
-import visitor
 
-from fusedlib import paths
-from fusedlib.bench import results
-from fusedlib.study.running import config
+import visitor
+from fusedlib.bench import paths, results
+from press.running import config
 
 ELSEWHERE = ("01_warmup", "02_precision")
 STUDIES = [s.name for s in config.load(paths.NOTEBOOKS / "study.toml").studies]
@@ -22,7 +21,7 @@ STUDIES = [s.name for s in config.load(paths.NOTEBOOKS / "study.toml").studies]
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", [n for n in STUDIES if n not in ELSEWHERE])
 def test_a_notebook_runs_and_no_case_fails(name, tmp_path):
-    command = [sys.executable, "-m", "fusedlib.study", "run", "--profile", "quick", "--only", name]
+    command = [sys.executable, "-m", "press", "run", "--profile", "quick", "--only", name]
     done = subprocess.run(
         command, env=visitor.environment(tmp_path), capture_output=True, text=True, timeout=390
     )

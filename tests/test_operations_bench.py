@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusedlib.bench import graphs, llama, operations, race, results, rivals
+from fusedlib.bench import graphs, race, results, rivals
+from measure import llama, operations
 
 SMALL = {"widths": [64], "vocabulary": 200, "batch_size": 2, "context_length": 16,
          "dtype": "float32", "device": "cpu", "repetitions": 2}  # fmt: skip

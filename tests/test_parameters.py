@@ -13,10 +13,9 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 pytest.importorskip("transformers")
 
-from llama_models import NAMES, make, tokens
-
 import fusedlib
 from fusedlib.fused import Fused
+from llama_models import NAMES, make, tokens
 
 GATE = "model.layers.0.mlp.gate_proj"
 QUERY = "model.layers.0.self_attn.q_proj"

@@ -7,11 +7,10 @@ import time
 import nbformat
 import pytest
 
-from fusedlib import paths
-from fusedlib.bench import results
-from fusedlib.study import plan
-from fusedlib.study.running import config
-from fusedlib.study.running.config import ConfigError
+from fusedlib.bench import paths, results
+from press import plan
+from press.running import config
+from press.running.config import ConfigError
 
 COMPLETE = {
     "05_anatomy": "nvidia-h200/2026-11-23m",

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from fusedlib.bench import precision, torch_precision
+from fusedlib.bench import settings
 from fusedlib.bench.sweep import outcome
+from measure import precision, torch_precision
 
 
 def test_every_experiment_is_measured_and_every_case_is_another():
@@ -33,14 +34,14 @@ def test_matmul_settings_are_put_back():
     before = now()
     with (
         pytest.raises(RuntimeError, match="inside"),
-        torch_precision.matmul_settings("medium", reduced=not before[1]),
+        settings.matmul_settings("medium", reduced=not before[1]),
     ):
         assert now() == ("medium", not before[1], not before[1])
         raise RuntimeError("inside")
     assert now() == before
     with (
         pytest.raises(ValueError, match="highest, high, medium"),
-        torch_precision.matmul_settings("low", reduced=False),
+        settings.matmul_settings("low", reduced=False),
     ):
         pass
 

@@ -8,11 +8,10 @@ import sys
 import pytest
 import torch
 
-from fusedlib import paths
-from fusedlib.bench import step_clock
-from fusedlib.bench.profiles import measure
+from fusedlib.bench import paths, step_clock
 from fusedlib.bench.sweep import outcome
-from fusedlib.models import transformer
+from measure.profiles import measure
+from models import transformer
 
 pytestmark = pytest.mark.gpu
 
@@ -95,7 +94,7 @@ def test_a_compiled_model_is_measured_without_a_compilation_and_forgotten():
 
 
 def test_one_step_runs_for_nsys_in_a_process_of_its_own(tmp_path):
-    words = [sys.executable, "-m", "fusedlib.bench.profiles.measure", "nano", "128", "fp32"]
+    words = [sys.executable, "-m", "measure.profiles.measure", "nano", "128", "fp32"]
     nsys = ["nsys", "profile", "--trace=cuda,nvtx", "--capture-range=cudaProfilerApi",
             "--capture-range-end=stop", f"--output={tmp_path / 'nano'}"]  # fmt: skip
     words = [*nsys, *words] if shutil.which("nsys") else words

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 import torch
 
-from fusedlib.bench.profiles import trace
-from fusedlib.models import ranges, transformer
+from measure.profiles import trace
+from models import ranges, transformer
 
 MODULES = ("attention_norm", "attention", "mlp_norm", "mlp")
 STEPS = {"plain": ("scores", "scale", "mask", "softmax", "values"), "sdpa": ("sdpa",)}

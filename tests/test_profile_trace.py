@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusedlib import paths
-from fusedlib.bench import step_clock
+from fusedlib.bench import paths, step_clock
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.profiles import classes, measure, trace
-from fusedlib.bench.profiles.trace import Piece
+from measure.profiles import classes, measure, trace
+from measure.profiles.trace import Piece
 
 # --- a trace made by hand: two steps on a GPU, as Kineto writes them ------------------------------
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from interpreter import passed_in_the_interpreter
 from projections_checks import misses
 

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib import paths
-from fusedlib.bench import provenance
+from fusedlib.bench import paths, provenance
 
 FILES = {
     "fusedlib/norm.py": "a = 1\n",
     "fusedlib/bench/race.py": "b = 1\n",
-    "fusedlib/study/cli.py": "c = 1\n",
+    "report/press/cli.py": "c = 1\n",
     "notebooks/helper.py": "",
     "notebooks/study.toml": "x = 1\n",
 }
-COUNTED = set(FILES) - {"fusedlib/study/cli.py"}
+COUNTED = set(FILES) - {"report/press/cli.py"}
 
 
 def git(*arguments: str, at: Path) -> str:
@@ -47,7 +46,6 @@ def code(tmp_path, monkeypatch) -> Iterator[Path]:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    (tmp_path / "report").mkdir()
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path / "notebooks")
     forget()
@@ -72,7 +70,7 @@ def test_hashes_are_git_s_and_what_measures_nothing_has_none():
     for wanted in ("fusedlib/kernels/swiglu.py", "fusedlib/bench/race.py", "notebooks/study.toml",
                    "notebooks/flawed_layer.py"):  # fmt: skip
         assert wanted in found
-    assert not [name for name in found if name.startswith(("fusedlib/study/", "tests/", "report/"))]
+    assert not [name for name in found if name.startswith(("report/press/", "tests/", "report/"))]
 
 
 def test_what_changed_is_new_or_is_gone_differs(code):
@@ -80,8 +78,8 @@ def test_what_changed_is_new_or_is_gone_differs(code):
     assert set(then) == COUNTED and provenance.differing(then) == []
     (code / "fusedlib/norm.py").write_text("a = 2\n")
     (code / "fusedlib/bench/race.py").unlink()
-    (code / "notebooks/new.py").write_text("")
-    (code / "fusedlib/study/cli.py").write_text("c = 2\n")
+    (code / "notebooks/new.py").write_text("n = 1\n")
+    (code / "report/press/cli.py").write_text("c = 2\n")
     forget()
     assert provenance.differing(then) == [
         "fusedlib/bench/race.py", "fusedlib/norm.py", "notebooks/new.py"
@@ -138,7 +136,7 @@ def test_without_git_the_commit_is_the_packed_one_and_a_file_that_differs_makes_
     head = carried(cloned)
     assert provenance.packed() == {"commit": head, "files": provenance.files()}
     assert provenance.commit() == (head, False) and provenance.changed() == []
-    (cloned / "fusedlib/study/cli.py").write_text("c = 2\n")  # measures nothing
+    (cloned / "report/press/cli.py").write_text("c = 2\n")  # measures nothing
     forget()
     assert provenance.commit() == (head, False)
     (cloned / "notebooks/helper.py").write_text("d = 2\n")

@@ -9,8 +9,8 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from fusedlib import paths
-from fusedlib.study import published
+from fusedlib.bench import paths
+from press import published
 
 SOURCES = tomllib.loads((paths.PUBLISHED / "sources.toml").read_text(encoding="utf-8"))
 SEEDS = paths.ROOT.parent / "shared" / "seeds"

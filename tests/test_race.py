@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib import reference
-from fusedlib.bench import check, graphs, rivals, swiglu
-from fusedlib.bench.plain_products import PlainProducts
-from fusedlib.bench.problems import Inputs, SwiGLUProblem, draw
+from fusedlib.bench import check, graphs, rivals
 from fusedlib.bench.race import race
 from fusedlib.bench.results import Recorder
 from fusedlib.bench.rivals import Workload
+from measure import problems, swiglu
+from measure.plain_products import PlainProducts
+from measure.problems import Inputs, SwiGLUProblem, draw
 
 RAGGED = SwiGLUProblem(37, 45, 83, "float32")
 
@@ -202,8 +203,8 @@ def test_every_direction_and_dtype_is_measured_on_ragged_shapes(tmp_path, dtype)
 
 def test_the_truth_is_made_once_a_problem_whatever_its_directions(tmp_path, monkeypatch):
     made = []
-    truth = check.truth
-    monkeypatch.setattr(check, "truth", lambda inputs: made.append(1) or truth(inputs))
+    truth = problems.truth
+    monkeypatch.setattr(problems, "truth", lambda inputs: made.append(1) or truth(inputs))
     run(tmp_path, ["eager"], directions=swiglu.DIRECTIONS, frozen=True, repetitions=2)
     assert made == [1]
 
@@ -244,7 +245,7 @@ def test_plain_products_are_those_of_the_reference():
     inputs = draw(RAGGED, "cpu")
     products = PlainProducts.of(inputs)
     products.run("forward+backward", weight_gradients=True)
-    true = check.truth(inputs)
+    true = problems.truth(inputs)
     true["d_w_gate_up"] = torch.cat([true["d_w_gate"], true["d_w_up"]])
     for name in ("y", "d_x", "d_w_gate_up", "d_w_down"):
         torch.testing.assert_close(getattr(products, name), true[name].float())
@@ -270,7 +271,7 @@ def test_a_replay_s_alternating_rows_are_read_after_it():
     inputs = draw(SwiGLUProblem(64, 128, 256, "float32"), "cuda")
     work = by_turns(inputs)
     found = check.errors(
-        graphs.capture(work, inputs.dy, "forward+backward").results, check.truth(inputs)
+        graphs.capture(work, inputs.dy, "forward+backward").results, problems.truth(inputs)
     )
     assert max(found["d_w_gate"].norm, found["d_w_up"].norm) < 1e-5
 

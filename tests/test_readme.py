@@ -4,8 +4,8 @@ import nbformat
 import pandas as pd
 import pytest
 
-from fusedlib.study import display, headlines, readme
-from fusedlib.study.headlines import Stated
+from press import display, headlines, readme
+from press.headlines import Stated
 
 README = f"# Title\n\nbefore\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
 

@@ -11,12 +11,11 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from fusedlib import paths
 from fusedlib.bench import machine as machines
-from fusedlib.bench import provenance, results
-from fusedlib.study import plan, record, recording
-from fusedlib.study.record import STUDY_S, Unit
-from fusedlib.study.running.config import Config, ConfigError, Study
+from fusedlib.bench import paths, provenance, results
+from press import plan, record, recording
+from press.record import STUDY_S, Unit
+from press.running.config import Config, ConfigError, Study
 
 CARD = "NVIDIA H100 80GB HBM3"
 

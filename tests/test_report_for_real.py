@@ -6,11 +6,10 @@ import sys
 import time
 
 import pytest
-import visitor
-from slides_checks import loads
 
-from fusedlib import paths
-from fusedlib.bench import results
+import visitor
+from fusedlib.bench import paths, results
+from slides_checks import loads
 
 # The same notebooks and profile as `make report`, with less to measure.
 SMALL = """
@@ -59,7 +58,7 @@ def study(tmp_path):
 
 
 def make_report(study, seconds=400):
-    command = [sys.executable, "-m", "fusedlib.study", "report", "--profile", "quick"]
+    command = [sys.executable, "-m", "press", "report", "--profile", "quick"]
     command += ["--config", str(study / "notebooks" / "study.toml")]
     begin = time.monotonic()
     done = subprocess.run(

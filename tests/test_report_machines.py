@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib import paths
 from fusedlib.bench import machine as this
-from fusedlib.bench import provenance, results
-from fusedlib.study.report import machines
+from fusedlib.bench import paths, provenance, results
+from press.report import machines
 
-NOW = {f"fusedlib/f{n:02}.py": "1" * 40 for n in range(12)}
+NOW = {f"fusedlib/f{n:02}.py": f"{n:040}" for n in range(12)}
 RUN = {
     "environment": "e", "device_type": "cuda", "device_name": "NVIDIA H200", "cpu": "Xeon",
     "device_memory_gib": 140.0, "power_limit_w": 700.0, "cpu_cores": 16, "memory_gib": 125.9,
@@ -49,7 +48,7 @@ def folder(tmp_path, monkeypatch) -> Iterator[Path]:
     for function in (this.key, this.describe):
         function.cache_clear()
     monkeypatch.setattr(provenance, "files", lambda: NOW)
-    old = dict.fromkeys(NOW, "0" * 40) | {"fusedlib/gone.py": "0" * 40}
+    old = {name: f"old {name}" for name in (*NOW, "fusedlib/gone.py")}
     first, second = ({"commit": c * 40, "began": f"2026-11-2{n}"} for n, c in enumerate("ab", 1))
     put(tmp_path, "h200/first", {"01_x": [day("22"), day("21")], "02_y": [day("23")]}, old,
         first, second)  # fmt: skip

@@ -9,21 +9,17 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
+
 from claims_checks import (
     check_each_holds_in_every_recording,
     check_one_to_five_by_name,
     check_some_change_makes_each_false,
 )
-from report_sample import code, narrow, outputs_of, text, write
-from slides_checks import PHONE, SCREEN, loads, overflowing, pages
-from slides_checks import words as text_of
-
-from fusedlib import paths
-from fusedlib.bench import results
-from fusedlib.study import display, figures, headlines, readme, recording, slides
-from fusedlib.study.report.combine import combine
-from fusedlib.study.report.html import plain_text
-from fusedlib.study.report.model import (
+from fusedlib.bench import paths, results
+from press import display, figures, headlines, readme, recording, slides
+from press.report.combine import combine
+from press.report.html import plain_text
+from press.report.model import (
     Abstract,
     Block,
     Claim,
@@ -34,9 +30,12 @@ from fusedlib.study.report.model import (
     Section,
     Table,
 )
-from fusedlib.study.report.render import sections
-from fusedlib.study.running import config
-from fusedlib.study.running.config import FRAME
+from press.report.render import sections
+from press.running import config
+from press.running.config import FRAME
+from report_sample import code, narrow, outputs_of, text, write
+from slides_checks import PHONE, SCREEN, loads, overflowing, pages
+from slides_checks import words as text_of
 
 LINK = re.compile(r"\]\(#([^)\s]+)\)")
 BARE = re.compile(r"\b(Table|Figure)\b(?! \d)")
@@ -159,7 +158,7 @@ def test_the_committed_figures_show_what_the_rows_say(products: Path) -> None:
 def test_the_readme_block_is_what_the_rows_say(products: Path) -> None:
     text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
     new = readme.updated(text, readme.made(products))
-    assert text == new, "run `python -m fusedlib.study.readme --write`"
+    assert text == new, "run `python -m press.readme --write`"
 
 
 # --- teeth ---------------------------------------------------------------------------------------

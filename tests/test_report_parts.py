@@ -5,20 +5,14 @@ from xml.etree import ElementTree
 
 import nbformat
 import pytest
-from report_sample import code, curves, outputs_of
 
-from fusedlib import paths
-from fusedlib.study import display, style
-from fusedlib.study.report import pandoc, svg
-from fusedlib.study.report.html import highlighted
-from fusedlib.study.report.model import Claim, Heading, Prose
-from fusedlib.study.report.outputs import (
-    Numbering,
-    last_lines,
-    markdown_blocks,
-    output_blocks,
-    plain,
-)
+from fusedlib.bench import paths
+from press import display, style
+from press.report import pandoc, svg
+from press.report.html import highlighted
+from press.report.model import Claim, Heading, Prose
+from press.report.outputs import Numbering, last_lines, markdown_blocks, output_blocks, plain
+from report_sample import code, curves, outputs_of
 
 
 @pytest.mark.parametrize(

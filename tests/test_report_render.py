@@ -11,6 +11,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import typst
+
+from press import display
+from press.report import render as renderer
+from press.report.model import ReportError, Section
+from press.report.render import render
+from press.running.products import WriteError
 from report_sample import (
     code,
     curves,
@@ -24,12 +30,6 @@ from report_sample import (
     write,
 )
 from slides_checks import loads
-
-from fusedlib.study import display
-from fusedlib.study.report import render as renderer
-from fusedlib.study.report.model import ReportError, Section
-from fusedlib.study.report.render import render
-from fusedlib.study.running.products import WriteError
 
 ODD = 'a <b> & "c" #d $e *f* _g_ @h `i` [j] \\k ~l'
 LONG = "x" * 300
@@ -309,7 +309,7 @@ def test_pdf_has_pages_contents_and_a_title(rendered: renderer.Rendered) -> None
 def test_a_formula_typst_refuses_is_shown_as_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fusedlib.study.report import pandoc
+    from press.report import pandoc
 
     convert = pandoc._pandoc
 

@@ -3,12 +3,11 @@
 import re
 
 import pytest
-from slides_checks import PHONE, SCREEN, loads, overflowing, pages, words
 from typer.testing import CliRunner
 
-from fusedlib.study import cli, recording, slides
-from fusedlib.study.headlines import Stated
-from fusedlib.study.report.model import (
+from press import cli, recording, slides
+from press.headlines import Stated
+from press.report.model import (
     Abstract,
     Document,
     Figure,
@@ -18,6 +17,7 @@ from fusedlib.study.report.model import (
     ReportError,
     Table,
 )
+from slides_checks import PHONE, SCREEN, loads, overflowing, pages, words
 
 CARD = {
     "machine": "card", "label": "CARD", "own": False, "held": 2, "measured": 3, "count": "2 of 3",

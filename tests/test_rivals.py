@@ -8,10 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from fusedlib import bench, paths
-from fusedlib.bench import rivals, swiglu
+from fusedlib import bench
+from fusedlib.bench import paths, rivals
 from fusedlib.bench.results import DESCRIPTION, case_id, read_rows
-from fusedlib.study import display, plan, recording, style
+from measure import swiglu
+from press import display, plan, recording, style
 
 STUDY = "03_kernels"
 MACHINE = "nvidia-h200"

@@ -1,4 +1,4 @@
-"""Which code runs a call: the table of `fusedlib.kernels.route`, on cards that are played."""
+"""Which code runs a call: the table of `fusedlib.kernels.host.route`, on cards that are played."""
 
 from types import SimpleNamespace
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fusedlib.functional import path_of
-from fusedlib.kernels import route, swiglu_configs
-from fusedlib.kernels.route import APART, ROLES, TILES, Kind
+from fusedlib.kernels import swiglu_configs
+from fusedlib.kernels.host import route
+from fusedlib.kernels.host.route import APART, ROLES, TILES, Kind
 
 CARD = torch.device("cuda", 0)
 

@@ -1,13 +1,14 @@
 """`rms_norm`, `RMSNorm` and `rope`: plain PyTorch on the CPU, bad input, and the interpreter."""
 
 import pytest
-import rows_checks as checks
 import torch
-from interpreter import passed_in_the_interpreter
 from torch.autograd import gradcheck, gradgradcheck
 
-from fusedlib import RMSNorm, recomputed, rms_norm, rope
-from fusedlib.recomputed import forget
+import rows_checks as checks
+from fusedlib import RMSNorm, rms_norm, rope
+from fusedlib.patch import recomputed
+from fusedlib.patch.recomputed import forget
+from interpreter import passed_in_the_interpreter
 
 
 def test_in_the_interpreter():

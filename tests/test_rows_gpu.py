@@ -1,15 +1,15 @@
 """`rms_norm` and `rope` on a GPU: every width's cut, CUDA graphs, determinism, sizes past 2³¹."""
 
-import broken_rows
 import pytest
-import rows_checks as checks
 import torch
-from swiglu_checks import captured
 from torch.autograd import grad
 
+import broken_rows
+import rows_checks as checks
 from fusedlib import rms_norm, rope
 from fusedlib.kernels import rms_norm as norm_kernels
 from fusedlib.kernels import rope as rope_kernels
+from swiglu_checks import captured
 
 pytestmark = pytest.mark.gpu
 

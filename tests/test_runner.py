@@ -12,9 +12,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from fusedlib import paths
-from fusedlib.bench import results
-from fusedlib.study.running import config, fingerprint, kernel, monitor, products, runner
+from fusedlib.bench import paths, results
+from press.running import config, fingerprint, kernel, monitor, products, runner
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.study.running import config, parameters, runner
-from fusedlib.study.running.parameters import ParameterError
+from press.running import config, parameters, runner
+from press.running.parameters import ParameterError
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 PROFILE = 'profile: str = "quick"'

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from processes import alive, wait_for
-from visitor import search_path
 
 from fusedlib.bench import results
-from fusedlib.study.running import products
+from press.running import products
+from processes import alive, wait_for
+from visitor import search_path
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 STUDY = """
@@ -46,7 +46,7 @@ def running(tmp_path):
         "RUN_PIDS": str(pids),
         "PYTHONPATH": search_path(),
     }
-    command = [sys.executable, "-m", "fusedlib.study", "run", "--profile", "quick"]
+    command = [sys.executable, "-m", "press", "run", "--profile", "quick"]
     command += ["--config", str(tmp_path / "study.toml")]
     # A group of its own, as a shell gives a command: the signal reaches the runner only.
     process = subprocess.Popen(

@@ -14,7 +14,6 @@ import pytest
 
 pytest.importorskip("triton")
 import sanitized
-
 from fusedlib.kernels.hopper import kernel as hopper
 from fusedlib.kernels.split import hopper as split_hopper
 

@@ -1,6 +1,7 @@
 """The split products in Triton's interpreter, in a process of its own."""
 
 import pytest
+
 from interpreter import passed_in_the_interpreter
 
 

@@ -3,13 +3,13 @@
 from functools import partial
 
 import pytest
-import split_checks as checks
 import torch
-from rewritten import rewritten
 
 import fusedlib
+import split_checks as checks
 from fusedlib.kernels.split import parts
 from fusedlib.kernels.split import product as products
+from rewritten import rewritten
 
 pytestmark = [
     pytest.mark.gpu,

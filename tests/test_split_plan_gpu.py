@@ -1,14 +1,14 @@
 """Plans with split products on a GPU: bit by bit what the operators give, graphs, peaks."""
 
-import plan_checks
 import pytest
-import swiglu_checks as checks
 import torch
-from called import Called
 from torch.autograd import grad
 
+import plan_checks
+import swiglu_checks as checks
+from called import Called
 from fusedlib.functional import SAVES
-from fusedlib.kernels import route
+from fusedlib.kernels.host import route
 
 pytestmark = pytest.mark.gpu
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fusedlib import paths
-from fusedlib.bench import step_clock, steps, timing
+from fusedlib.bench import paths, step_clock, timing
 from fusedlib.bench.race import Lap
 from fusedlib.bench.step_clock import Limits
+from measure import steps
 
 LIMITS = Limits(seconds=0.5, blocks=3, steps=10, settling=6)
 PARTS = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}

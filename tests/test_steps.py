@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fusedlib.bench import first_step, steps, warmup
 from fusedlib.bench.attempt import Attempt, Unavailable
+from measure import first_step, steps, warmup
 
 PROBLEM = {
     "device": "cpu", "dtype": "float32", "batch_size": 2, "context_length": 16,

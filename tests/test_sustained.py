@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusedlib.bench import machine, results, rivals, sustained, swiglu
+from fusedlib.bench import machine, results, rivals, sustained
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.race import Lap, race
+from measure import swiglu
 
 EVENT = sustained.event(swiglu.EVENT)
 

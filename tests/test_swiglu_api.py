@@ -3,19 +3,18 @@
 import subprocess
 import sys
 
-import broken_calls
 import pytest
-import swiglu_checks as checks
 import torch
 
+import broken_calls
 import fusedlib
-import fusedlib.bench.swiglu
-from fusedlib import functional, paths
-from fusedlib.bench import rivals
-from fusedlib.bench.problems import SwiGLUProblem, draw
+import swiglu_checks as checks
+from fusedlib import functional
+from fusedlib.bench import paths, rivals
 from fusedlib.bench.results import Unavailable
 from fusedlib.functional import swiglu, swiglu_mlp
-from fusedlib.kernels import route
+from fusedlib.kernels.host import route
+from measure.problems import SwiGLUProblem, draw
 
 SHAPE = (70, 83, 101)
 

@@ -5,19 +5,20 @@ The same checks as in the interpreter, by the same tolerance rule, with the kern
 
 from itertools import product
 
-import plan_checks
 import pytest
-import swiglu_checks as checks
 import torch
 from torch import nn
 from torch.autograd import grad
 
-import fusedlib.bench.swiglu  # noqa: F401 (registers the rivals)
+import measure.swiglu  # noqa: F401 (registers the rivals)
+import plan_checks
+import swiglu_checks as checks
 from fusedlib import SwiGLUMLP
 from fusedlib.bench import check, rivals
-from fusedlib.bench.problems import SwiGLUProblem, draw
 from fusedlib.functional import SAVES, fused, swiglu_mlp
-from fusedlib.kernels import route
+from fusedlib.kernels.host import route
+from measure import problems
+from measure.problems import SwiGLUProblem, draw
 
 pytestmark = pytest.mark.gpu
 
@@ -99,14 +100,14 @@ def test_swiglu_mlp_in_tf32_errs_by_tf32_s_roundoff(tf32, shape):
     """At unaligned shapes cuBLAS may leave TF32, so that it is no measure there: four roundoffs."""
     inputs = draw(SwiGLUProblem(*SHAPES[shape], "float32"), "cuda")
     work = rivals.get("swiglu", "fused").build(inputs)
-    found = check.errors(check.results_of(work, inputs.dy), check.truth(inputs))
+    found = check.errors(check.results_of(work, inputs.dy), problems.truth(inputs))
     assert all(error.norm < 4 * 2**-10 for error in found.values()), found
 
 
 @pytest.mark.parametrize("shape", [(256, 4096, 4096), (512, 2048, 8192)], ids=str)
 def test_fp32_that_is_not_split_errs_as_plain_pytorch(shape):
     inputs = draw(SwiGLUProblem(*shape, "float32"), "cuda")
-    true = check.truth(inputs)
+    true = problems.truth(inputs)
     works = [rivals.get("swiglu", name).build(inputs) for name in ("fused", "eager")]
     ours, eager = (
         check.errors(check.results_of(work, inputs.dy), true)["y"] for work in works

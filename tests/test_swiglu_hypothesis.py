@@ -4,12 +4,12 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-import swiglu_drawn as drawn
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from interpreter import passed_in_the_interpreter
 
-from fusedlib.kernels import route
+import swiglu_drawn as drawn
+from fusedlib.kernels.host import route
+from interpreter import passed_in_the_interpreter
 
 PARTS, EXAMPLES = 10, 50  # 500 cases; ten tests, so that pytest-xdist can share their compiling
 

@@ -4,15 +4,15 @@ The kernels of `tl` are broken in their text, the other paths by `broken_calls`:
 the check is the same.
 """
 
+import pytest
+import torch
+
 import broken_calls
 import broken_kernels
 import plan_checks
-import pytest
 import swiglu_checks as checks
-import torch
-
 from fusedlib.functional import path_of
-from fusedlib.kernels import route
+from fusedlib.kernels.host import route
 from fusedlib.kernels.swiglu_configs import architecture
 
 pytestmark = pytest.mark.gpu

@@ -7,11 +7,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from ahead import faults, kernels_ahead
-from interpreter import passed_in_the_interpreter
 
-from fusedlib.bench import formats, precision, tensor_core
+from ahead import faults, kernels_ahead
 from fusedlib.bench.attempt import Unavailable
+from interpreter import passed_in_the_interpreter
+from measure import formats, precision, tensor_core
 
 
 def test_probe_vs_float64_in_the_interpreter():

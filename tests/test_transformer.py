@@ -7,14 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from fusedlib.models import transformer
-from fusedlib.models.transformer import (
-    Transformer,
-    TransformerConfig,
-    config,
-    loss,
-    plain_attention,
-)
+from models import transformer
+from models.transformer import Transformer, TransformerConfig, config, loss, plain_attention
 
 TINY = TransformerConfig(
     "tiny", d_model=12, d_ff=20, num_layers=2, num_heads=3, vocab_size=17, context_length=7

@@ -5,8 +5,8 @@ import pytest
 from nbformat import v4
 from nbformat.sign import NotebookNotary
 
-from fusedlib.study.running import trust
-from fusedlib.study.running.products import METADATA
+from press.running import trust
+from press.running.products import METADATA
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ Images are drawn, not MNIST's.
 from functools import cache
 
 import torch
-from digits import drawn
 
+from digits import drawn
 from fusedlib.bench import rivals
-from fusedlib.bench.training import batches, network, study, trainer
+from measure.training import batches, network, study, trainer
 
 WIDTH = 128
 SETTING = study.setting(320, 50, WIDTH, "cpu")

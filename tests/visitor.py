@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from fusedlib import paths
+from fusedlib.bench import paths
 
 LIGHTER = Path(__file__).parent / "lighter"
 """A folder before the installed packages; it holds what the study's processes do without."""
@@ -12,7 +12,7 @@ LIGHTER = Path(__file__).parent / "lighter"
 def search_path(*folders: Path) -> str:
     """PYTHONPATH of such a process, these folders first."""
     known = filter(None, [os.environ.get("PYTHONPATH", "")])
-    return os.pathsep.join([*map(str, (*folders, LIGHTER, paths.ROOT)), *known])
+    return os.pathsep.join([*map(str, (*folders, LIGHTER, *paths.PACKAGES)), *known])
 
 
 def environment(folder: Path) -> dict[str, str]:

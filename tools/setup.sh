@@ -17,7 +17,7 @@ fail() {
     exit 2
 }
 
-wanted=$(cat pyproject.toml constraints.txt | cksum)
+wanted=$(cat pyproject.toml notebooks/pyproject.toml report/pyproject.toml constraints.txt | cksum)
 if [ -n "$venv" ] && [ "$choice" = default ] && [ -f "$stamp" ] &&
     [ "$(cut -d' ' -f2- "$stamp")" = "$wanted" ] && "$venv/bin/python" -c '' 2>/dev/null; then
     exit 0
@@ -39,9 +39,9 @@ version=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>
 }
 
 if [ -z "$venv" ]; then
-    PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+    PYTHONPATH="$PWD:$PWD/notebooks:$PWD/report${PYTHONPATH:+:$PYTHONPATH}"
     export PYTHONPATH
-    exec "$python" -m fusedlib.study doctor --quiet --for "$purpose"
+    exec "$python" -m press doctor --quiet --for "$purpose"
 fi
 
 wanted="$version $wanted"
@@ -70,7 +70,7 @@ if [ ! -f "$stamp" ] || [ "$(cut -d' ' -f1 "$stamp")" != "$version" ]; then
     mkdir -p "$venv" && : >"$unfinished" || fail "$venv cannot be made"
     "$python" -m venv "$venv" || fail "$python could not make $venv (see above)"
 else
-    echo "fusedlib: pyproject.toml or constraints.txt changed, refreshing $venv" >&2
+    echo "fusedlib: a pyproject.toml or constraints.txt changed, refreshing $venv" >&2
     : >"$unfinished"
     rm "$stamp"
 fi
@@ -79,7 +79,7 @@ log="$venv/install.log"
 trap 'echo "fusedlib: interrupted; the next make starts the install again" >&2; exit 130' INT
 trap 'exit 143' TERM
 if ! PIP_RETRIES="${PIP_RETRIES:-2}" "$venv/bin/python" -m pip install --disable-pip-version-check \
-    -c constraints.txt -e '.[study,dev]' >"$log" 2>&1; then
+    -c constraints.txt -e '.[dev]' -e notebooks -e report >"$log" 2>&1; then
     grep -v '^WARNING: Location' "$log" | tail -n 12 >&2
     if grep -qiE 'connection|name resolution|timed out|unreachable|No matching distribution|ProxyError|SSLError' "$log"; then
         fail "pip could not fetch the packages; is a package index reachable from here?" \

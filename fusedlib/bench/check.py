@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib import reference
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.problems import Inputs
 from fusedlib.bench.rivals import Workload
 
 TIMES_EAGER = 2.0
@@ -31,17 +29,6 @@ class Errors:
 
     norm: float
     worst: float
-
-
-def truth(inputs: Inputs) -> dict[str, Tensor]:
-    """y and all gradients by name, in float64 on the inputs' own device."""
-    leaves = {n: t.detach().double().requires_grad_() for n, t in inputs.leaves().items()}
-    return results_of(Workload(lambda: reference.swiglu_mlp(**leaves), leaves), inputs.dy.double())
-
-
-def asked(inputs: Inputs) -> list[str]:
-    """What a problem asks for: y, and the gradient of every operand that is not frozen."""
-    return ["y", *(f"d_{n}" for n, leaf in inputs.leaves().items() if leaf.requires_grad)]
 
 
 def results_of(workload: Workload, dy: Tensor) -> dict[str, Tensor]:

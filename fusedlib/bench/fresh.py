@@ -18,7 +18,7 @@ import threading
 import time
 from typing import IO, Any
 
-from fusedlib import paths
+from fusedlib.bench import paths
 
 
 class FreshProcessError(RuntimeError):
@@ -78,7 +78,7 @@ def _value(reply: dict[str, Any]) -> Any:
 
 def _search_path() -> str:
     known = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join(p for p in (str(paths.ROOT), known) if p)
+    return os.pathsep.join([*map(str, paths.PACKAGES), *filter(None, [known])])
 
 
 def _follow_parent(stdin: IO[bytes]) -> None:

@@ -13,12 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fusedlib import paths
+from fusedlib.bench import paths
 
 PACKED = "code.json"
-CODE = ("fusedlib", "notebooks")
-# What runs notebooks and renders the paper measures nothing.
-NOT_MEASURING = ("fusedlib/study/",)
+CODE = ("fusedlib", "notebooks")  # `report` measures nothing
 
 
 @cache
@@ -27,10 +25,7 @@ def files() -> dict[str, str]:
     found = [path for folder in CODE for path in (paths.ROOT / folder).rglob("*.py")]
     found.append(paths.NOTEBOOKS / "study.toml")
     named = {path.relative_to(paths.ROOT).as_posix(): path for path in sorted(found)}
-    return {
-        name: _blob(path.read_bytes())
-        for name, path in named.items() if not name.startswith(NOT_MEASURING)
-    }  # fmt: skip
+    return {name: _blob(path.read_bytes()) for name, path in named.items()}
 
 
 def _blob(content: bytes) -> str:
@@ -70,9 +65,14 @@ def changed() -> list[str]:
 
 
 def differing(then: Mapping[str, str]) -> list[str]:
-    """Paths of the files that differ from their hashes of `then`, are new, or are gone."""
+    """Paths of the files whose content is not in the hashes of `then`, or is gone.
+
+    A file that only moved does not differ.
+    """
     now = files()
-    return sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
+    new = [name for name, content in now.items() if content not in then.values()]
+    left = [n for n, content in then.items() if n not in now and content not in now.values()]
+    return sorted([*new, *left])
 
 
 def pack() -> Path:

@@ -25,9 +25,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusedlib import paths
 from fusedlib.bench import machine as machines
-from fusedlib.bench import provenance
+from fusedlib.bench import paths, provenance
 from fusedlib.bench.attempt import PLAN, Unavailable, is_planning
 from fusedlib.bench.jsonl import ResultsError, TornLineWarning, append_object, read_objects
 

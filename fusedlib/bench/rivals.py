@@ -69,7 +69,7 @@ class Rival:
         task: what it computes, such as "swiglu".
         name: in the rows.
         label: in tables and figures.
-        place: its slot among the colours and markers of `fusedlib.study.style`.
+        place: its slot among the colours and markers of `press.style`.
         build: from the task's inputs to what runs.
         settings: how it was set, the first line of its docstring.
         requires: packages it cannot do without.

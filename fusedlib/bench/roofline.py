@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from fusedlib.bench import timing
-from fusedlib.bench.problems import DTYPES
-from fusedlib.bench.torch_precision import matmul_settings
+from fusedlib.bench.settings import DTYPES, matmul_settings
 
 COPY, GEMM = "copy", "gemm"
 

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from fusedlib.bench import timing
 from fusedlib.bench.race import Lap
 from fusedlib.bench.statistics import summarize
-from fusedlib.bench.steps import Trainer
 
 AGREE = 0.02  # two blocks show the same pace when their medians differ by no more
 HOST_BOUND = 0.97  # of a step's time, spent in issuing it
@@ -28,6 +27,25 @@ TURN = 3  # steps when it is a rival's turn
 MIB = 2**20
 # Issues one step, waits for nothing and gives the marks of its sections.
 Issue = Callable[[], timing.Sections]
+
+
+class Trainer(Protocol):
+    """What has a training step: `issue` runs one and does not wait for the device."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """Whose gradients a step leaves."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """What ends a step, if anything does."""
+
+    def issue(self) -> timing.Sections:
+        """One step, with marks at the borders of its sections."""
 
 
 @dataclass(frozen=True)

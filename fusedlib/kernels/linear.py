@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fusedlib.kernels import split
-from fusedlib.kernels.first_order import transformed_since
-from fusedlib.kernels.operator import Direct, operator
+from fusedlib.kernels.host.first_order import transformed_since
+from fusedlib.kernels.host.operator import Direct, operator
 from fusedlib.kernels.swiglu_configs import precision_of
 
 

@@ -58,7 +58,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedlib.kernels import split
-from fusedlib.kernels.launch import cdiv, current_device
+from fusedlib.kernels.host.launch import cdiv, current_device
 from fusedlib.kernels.swiglu_configs import architecture, precision_of
 
 LEAST, BALANCED = -2, -1  # for bytes: budgets that depend on the shapes

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.kernels.first_order import untransformed
+from fusedlib.kernels.host.first_order import untransformed
+from fusedlib.kernels.host.operator import operator
 from fusedlib.kernels.linear_cross_entropy import compute, fill_scaled, plan
-from fusedlib.kernels.operator import operator
 
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks

@@ -38,10 +38,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels.first_order import first_order
-from fusedlib.kernels.launch import Launch, cdiv, multiprocessors, rows_contiguous
+from fusedlib.kernels.host.first_order import first_order
+from fusedlib.kernels.host.launch import Launch, cdiv, multiprocessors, rows_contiguous
+from fusedlib.kernels.host.operator import Direct, operator
 from fusedlib.kernels.operands import check_rms_norm
-from fusedlib.kernels.operator import Direct, operator
 from fusedlib.kernels.rows import Warps, kept_launch
 
 WIDEST = 8192  # numbers of a row that the backward holds in registers: four arrays of 16 a thread

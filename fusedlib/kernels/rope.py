@@ -35,10 +35,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels.first_order import first_order
-from fusedlib.kernels.launch import Launch, cdiv
+from fusedlib.kernels.host.first_order import first_order
+from fusedlib.kernels.host.launch import Launch, cdiv
+from fusedlib.kernels.host.operator import Direct, operator
 from fusedlib.kernels.operands import check_rope
-from fusedlib.kernels.operator import Direct, operator
 from fusedlib.kernels.rows import Warps, kept_launch
 
 HALVES = 1024  # rotated pairs a program, 8 a thread: two loads of 16 bytes in flight in 16 bits

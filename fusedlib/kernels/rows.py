@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fusedlib.kernels.launch import MOST_LAUNCHES, Launch, unaligned
+from fusedlib.kernels.host.launch import MOST_LAUNCHES, Launch, unaligned
 
 
 @dataclass(frozen=True)

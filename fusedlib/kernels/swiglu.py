@@ -55,7 +55,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.errors import TritonError
 
-from fusedlib.kernels.launch import Launch, cdiv, multiprocessors
+from fusedlib.kernels.host.launch import Launch, cdiv, multiprocessors
 from fusedlib.kernels.swiglu_configs import (
     POINTWISE,
     Config,

@@ -2,11 +2,12 @@
 process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
-import flawed_swiglu
 import pytest
 import torch
 
-from fusedlib.bench import anatomy, check, rivals
+import flawed_swiglu
+from fusedlib.bench import check, rivals
+from measure import anatomy
 
 
 def results(name: str, tokens: int, width: int):

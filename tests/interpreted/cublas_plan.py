@@ -2,14 +2,14 @@
 `tests/test_cublas_plan.py` runs this file in a process of its own.
 """
 
-import broken_kernels
-import plan_checks
 import pytest
-import swiglu_checks as checks
 from torch.autograd import grad
 
+import broken_kernels
+import plan_checks
+import swiglu_checks as checks
 from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.kernels import route
+from fusedlib.kernels.host import route
 
 SHAPE = (65, 48, 32)  # tokens, hidden, inner: one token more than the kernels for few take
 POINTWISE = "_swiglu_bwd_kernel"

@@ -4,8 +4,9 @@ process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 
 import os
 
-import broken_kernels
 import pytest
+
+import broken_kernels
 import swiglu_drawn as drawn
 
 EXAMPLES = int(os.environ["DRAWN_EXAMPLES"])

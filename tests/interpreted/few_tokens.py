@@ -2,15 +2,15 @@
 in a process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
-import broken_kernels
-import plan_checks
 import pytest
-import swiglu_checks as checks
 import torch
 from torch.autograd import grad
 
+import broken_kernels
+import plan_checks
+import swiglu_checks as checks
 from fusedlib.functional import path_of, swiglu_mlp
-from fusedlib.kernels import route
+from fusedlib.kernels.host import route
 
 SHAPE = (37, 48, 80)  # two of the interpreter's 32-tiles each way, the last ones ragged
 SAVES = ("gate_up", "input")

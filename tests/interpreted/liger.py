@@ -9,11 +9,11 @@ from dataclasses import replace
 import float_arguments
 import pytest
 from liger_kernel.ops import swiglu as kernels
-from training_checks import check_layer, check_learning
 
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.training.network import TASK, Layer, get
+from measure.training.network import TASK, Layer, get
+from training_checks import check_layer, check_learning
 
 float_arguments.apply()
 

@@ -10,24 +10,25 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 
-import linear_checks as checks
-import linear_cross_entropy_checks as loss_checks
 import pytest
 import torch
-from broken_kernels import without_scales
-from called import note_launches
 from torch.autograd import grad
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import fusedlib
-from fusedlib import linear, recomputed, reference
+import linear_checks as checks
+import linear_cross_entropy_checks as loss_checks
+from broken_kernels import without_scales
+from called import note_launches
+from fusedlib import linear, reference
 from fusedlib.bench import check
 from fusedlib.kernels import split
 from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config
+from fusedlib.patch import recomputed
+from fusedlib.patch.recomputed import forget
 from fusedlib.projection import linears
-from fusedlib.recomputed import forget
 
 torch.set_num_threads(1)  # two wait for one another where others use the cores
 
@@ -175,7 +176,7 @@ def test_a_tensor_left_over_from_a_transform(started):
 
 
 def test_a_norm_s_output_is_computed_again_for_it(monkeypatch):
-    """`fusedlib.recomputed`: what the layer keeps is the norm's output, which need not be kept."""
+    """What the layer keeps is the norm's output, which need not be kept."""
     leaves, dy = checks.operands("cpu", checks.SMALL)
     own, calls, again = list(leaves.values()), [], recomputed._again
     monkeypatch.setattr(recomputed, "_again", lambda *given: calls.append(1) or again(*given))

@@ -4,15 +4,15 @@ file in a process of its own, where TRITON_INTERPRET=1 is set before Triton is i
 
 from functools import partial
 
-import linear_cross_entropy_checks as checks
 import pytest
 import torch
-from gradient_checks import refuses_second_derivatives, refuses_transforms_of_backward
-from rewritten import rewritten
 
+import linear_cross_entropy_checks as checks
 from fusedlib import linear_cross_entropy
 from fusedlib.kernels import linear_cross_entropy as kernels
 from fusedlib.kernels import linear_cross_entropy_ops as ops
+from gradient_checks import refuses_second_derivatives, refuses_transforms_of_backward
+from rewritten import rewritten
 
 torch.set_num_threads(1)  # two wait for one another where others use the cores
 # Rows that are not of this vocabulary may hold anything.

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from projections_checks import SHAPES, misses, operands, step
 from torch.autograd import grad
 
-from fusedlib import qkv
 from fusedlib.kernels.few_tokens import projections as kernels
+from fusedlib.patch import qkv
+from projections_checks import SHAPES, misses, operands, step
 
 
 @pytest.fixture(autouse=True)

@@ -2,24 +2,24 @@
 of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
-import broken_rows
 import pytest
-import rows_checks as checks
 import torch
-from called import Called, note_launches
-from gradient_checks import refuses_second_derivatives, refuses_transforms_of_backward
 from torch.autograd import grad
 
+import broken_rows
+import rows_checks as checks
+from called import Called, note_launches
 from fusedlib import rms_norm, rope
 from fusedlib.kernels import linear_cross_entropy as loss_kernels
 from fusedlib.kernels import rms_norm as norm_kernels
 from fusedlib.kernels import rope as rope_kernels
 from fusedlib.kernels import rows, swiglu
 from fusedlib.kernels.few_tokens import kernels as few_tokens
-from fusedlib.kernels.launch import Launch
-from fusedlib.kernels.route import has_kernels
+from fusedlib.kernels.host.launch import Launch
+from fusedlib.kernels.host.route import has_kernels
 from fusedlib.kernels.split import parts
 from fusedlib.kernels.split import product as split_product
+from gradient_checks import refuses_second_derivatives, refuses_transforms_of_backward
 
 DTYPES = ("float32", "float16", "bfloat16")
 

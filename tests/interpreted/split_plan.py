@@ -2,17 +2,17 @@
 process of its own.
 """
 
-import plan_checks
 import pytest
-import swiglu_checks as checks
 import torch
-from broken_kernels import without_scales
-from called import Called
 from torch.autograd import grad
 
-from fusedlib.bench.torch_precision import matmul_settings
+import plan_checks
+import swiglu_checks as checks
+from broken_kernels import without_scales
+from called import Called
+from fusedlib.bench.settings import matmul_settings
 from fusedlib.functional import SAVES, path_of, swiglu_mlp
-from fusedlib.kernels import route
+from fusedlib.kernels.host import route
 from fusedlib.kernels.split import mm, parts
 from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config

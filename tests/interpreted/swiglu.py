@@ -7,20 +7,21 @@ from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
-import broken_kernels
-import plan_checks
 import pytest
-import swiglu_checks as checks
 import torch
-from called import Called
-from gradient_checks import refuses_transforms_of_backward
 from torch.autograd import grad
 from triton.runtime.errors import PTXASError
 
+import broken_kernels
+import plan_checks
+import swiglu_checks as checks
+from called import Called
 from fusedlib.functional import fused, swiglu, swiglu_mlp
-from fusedlib.kernels import launch, ops, route, swiglu_configs
 from fusedlib.kernels import swiglu as kernels
-from fusedlib.kernels.plan import Plan
+from fusedlib.kernels import swiglu_configs
+from fusedlib.kernels.host import launch, ops, route
+from fusedlib.kernels.host.plan import Plan
+from gradient_checks import refuses_transforms_of_backward
 
 SHAPE = (70, 83, 101)  # tokens, hidden, inner: not square, ragged in 32-blocks, several each way
 DTYPES = ("float32", "float16", "bfloat16")

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 
 from fusedlib.kernels import swiglu_configs
-from fusedlib.kernels.launch import Launch, cdiv
+from fusedlib.kernels.host.launch import Launch, cdiv
 from fusedlib.kernels.swiglu import _block, _store
 from fusedlib.kernels.swiglu_configs import (
     FEW_PROGRAMS,

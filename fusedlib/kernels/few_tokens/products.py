@@ -7,11 +7,11 @@ from functools import partial
 
 from torch import Tensor
 
-from fusedlib.kernels import products as plain
 from fusedlib.kernels.few_tokens import kernels
-from fusedlib.kernels.kinds import Kind
-from fusedlib.kernels.launch import Launch, allocator, laid_out
-from fusedlib.kernels.products import Gradients, Wants
+from fusedlib.kernels.host import products as plain
+from fusedlib.kernels.host.kinds import Kind
+from fusedlib.kernels.host.launch import Launch, allocator, laid_out
+from fusedlib.kernels.host.products import Gradients, Wants
 from fusedlib.kernels.swiglu_configs import FEW_TOKENS
 
 

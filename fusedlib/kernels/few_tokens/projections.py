@@ -49,7 +49,7 @@ from fusedlib.kernels.few_tokens.kernels import (
     chosen_for_d_x,
     span_of,
 )
-from fusedlib.kernels.launch import (
+from fusedlib.kernels.host.launch import (
     MOST_LAUNCHES,
     Launch,
     allocator,
@@ -58,8 +58,8 @@ from fusedlib.kernels.launch import (
     current_index,
     laid_out,
 )
-from fusedlib.kernels.plan import settled
-from fusedlib.kernels.route import TAKEN, has_kernels
+from fusedlib.kernels.host.plan import settled
+from fusedlib.kernels.host.route import TAKEN, has_kernels
 from fusedlib.kernels.swiglu_configs import (
     ALIGNMENT,
     FEW_PROGRAMS,

@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from fusedlib.kernels.hopper.epilogue import barrier, epilogue, fetch, fetch_gates
 from fusedlib.kernels.hopper.launch import HopperLaunch, Roles
 from fusedlib.kernels.hopper.tiles import corner, units
-from fusedlib.kernels.launch import multiprocessors
+from fusedlib.kernels.host.launch import multiprocessors
 
 # Three warpgroups share 504 registers a thread: consumers need 154; the epilogue with 168 spilled
 # 48 bytes. Groups of 16 instead of 8 gain up to 1.4 % of the forward, nothing in the backward.

@@ -20,8 +20,8 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fusedlib.kernels.binaries import Binary
-from fusedlib.kernels.launch import Launch, _stream, _watched, bind_context, current_index
+from fusedlib.kernels.host.binaries import Binary
+from fusedlib.kernels.host.launch import Launch, _stream, _watched, bind_context, current_index
 
 # Kept by looks, and by address for a matrix of a launch: the allocator gives few addresses, over
 # and over; in a model, a few for every layer.

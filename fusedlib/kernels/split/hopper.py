@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from fusedlib.kernels.hopper.epilogue import fetch
 from fusedlib.kernels.hopper.launch import HopperLaunch, Roles
 from fusedlib.kernels.hopper.tiles import place
-from fusedlib.kernels.launch import cdiv, multiprocessors
+from fusedlib.kernels.host.launch import cdiv, multiprocessors
 from fusedlib.kernels.split.parts import TILE
 from fusedlib.kernels.swiglu_configs import architecture
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusedlib.kernels.products import (
-    FP32,
-    Multiplication,
-    MultiplicationByGateUp,
-    Products,
-)
+from fusedlib.kernels.host.products import FP32, Multiplication, MultiplicationByGateUp, Products
 from fusedlib.kernels.split import mm
 from fusedlib.kernels.split.product import stored_product
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fusedlib.kernels.launch import current_device
-from fusedlib.kernels.operator import operator
+from fusedlib.kernels.host.launch import current_device
+from fusedlib.kernels.host.operator import operator
 from fusedlib.kernels.split.product import split_product, stored_product
 
 # Below these splitting costs what the tensor cores save. The launches take the host 30 to 60 µs,

@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels.launch import Launch, allocator, laid_out
+from fusedlib.kernels.host.launch import Launch, allocator, laid_out
 
 # The parts are filled up with zeros to multiples of it, so that no product masks its loads.
 TILE = 128

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels.launch import (
+from fusedlib.kernels.host.launch import (
     Launch,
     allocator,
     cdiv,

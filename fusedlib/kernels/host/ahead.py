@@ -1,0 +1,167 @@
+"""Every kernel that an MLP's layer can need, at whatever length: listed, and built before it is.
+
+A layer's kernels depend on its two sizes, the dtype, the card and the class of lengths
+(`route.most_tokens`); of a length they know nothing. `binaries_of` goes through the classes as a
+call would, with operands that have a shape and no memory, so that launches are only listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fusedlib.kernels import few_tokens
+from fusedlib.kernels.host import route
+from fusedlib.kernels.host.kinds import Kind
+from fusedlib.kernels.host.launch import Launch
+from fusedlib.kernels.host.plan import Plan
+from fusedlib.kernels.host.products import Products
+from fusedlib.kernels.host.route import MANY_TOKENS
+from fusedlib.kernels.swiglu_configs import FEW_TOKENS
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What a plan and its launches ask of a contiguous matrix on a GPU, but its memory.
+
+    A launch whose first matrix it is appends itself and all its matrices to `listed`.
+    """
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    listed: list[Any]
+    ndim = 2
+    is_cuda = True
+
+    def numel(self) -> int:
+        """How many elements there are."""
+        return self.shape[0] * self.shape[1]
+
+    def stride(self, dimension: int | None = None) -> Any:
+        """Elements from one row to the next, from one column to the next."""
+        strides = self.shape[1], 1
+        return strides if dimension is None else strides[dimension]
+
+    def data_ptr(self) -> int:
+        """A multiple of 16."""
+        return 0
+
+    def get_device(self) -> int:
+        """The device's number."""
+        return self.device.index or 0
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A binary that a layer can need.
+
+    Attributes:
+        name: way, the most tokens of its class and step, to read.
+        launch: one of those that start it.
+        matrices: what that takes, without memory.
+        trains: for which `save` eager training needs it, with gradients of x and of all weights.
+    """
+
+    name: str
+    launch: Launch
+    matrices: tuple[Tensor, ...]
+    trains: tuple[str, ...]
+
+    @property
+    def key(self) -> Hashable:
+        """What it is compiled for."""
+        return self.launch.binary_key(*self.matrices)
+
+
+def binaries_of(
+    hidden: int, inner: int, dtype: torch.dtype, device: torch.device,
+    tokens: range | None = None,
+) -> dict[Hashable, Needed]:  # fmt: skip
+    """By key, what calls of an MLP can need whose numbers of tokens lie in a range; of all: None.
+
+    Operands are contiguous and begin at multiples of 16 bytes, as torch's allocator has them; fp32
+    is multiplied at "highest".
+    """
+    wanted = tokens or range(1, 1 << 62)
+    bounds = route.most_tokens(device, hidden, inner)
+    classes = zip(bounds, (*bounds[1:], wanted.stop - 1), strict=True)
+    lengths = [most for least, most in classes if least < wanted.stop - 1 and most >= wanted.start]
+    found: dict[Hashable, Needed] = {}
+    for length in lengths:
+        for each in needed(min(length, MANY_TOKENS), hidden, inner, dtype, device):
+            found.setdefault(each.key, each)
+    return found
+
+
+def build_for_training(plan: Plan, save: str) -> None:
+    """Have other threads compile what a step needs, while the first of it is compiled here."""
+    plan.cold = False
+    kind = plan.kind
+    for each in needed(*kind.sizes, kind.dtype, kind.device, kind.precision):
+        if save in each.trains:
+            each.launch.build_ahead(*each.matrices)
+
+
+BOTH = "gate_up", "input"
+KEPT, AGAIN = BOTH[:1], BOTH[1:]
+
+
+def needed(
+    tokens: int, hidden: int, inner: int, dtype: torch.dtype, device: torch.device,
+    precision: str = "ieee",
+) -> Iterator[Needed]:  # fmt: skip
+    """What calls at one number of tokens can need, listed by the plan that would run them.
+
+    Of a packed weight; a pair starts the same binaries.
+    """
+    listed: list[tuple[Launch, tuple[Tensor, ...]]] = []
+
+    def new(shape: tuple[int, int], _: Any = None, kind: torch.dtype = dtype) -> Tensor:
+        return cast(Tensor, Looks(shape, kind, device, listed))
+
+    def step(name: str, trains: tuple[str, ...], call: Callable[..., Any], *given: Any) -> Needed:
+        call(*given)
+        launch, matrices = listed.pop()
+        return Needed(f"{way.path}{most}, {name}", launch, matrices, trains)
+
+    x, w_gate_up, w_down = map(new, ((tokens, hidden), (2 * inner, hidden), (hidden, inner)))
+    h, gate_up = new((tokens, inner)), new((tokens, 2 * inner))
+    kind = Kind(device, dtype, precision, tokens, hidden, inner)
+    way = route.ways(kind)
+    most = f" up to {tokens} tokens" if FEW_TOKENS < tokens < MANY_TOKENS else ""
+    few = few_tokens.Products(kind, new)
+    plain = Products(gate_up=lambda *_: gate_up, dh=lambda *_: h)
+    plan = Plan(kind, way, few if way.few else plain, new)
+    yield step("h", (), plan.differentiate, None, None, gate_up, True, False)
+    for save in (True, False):
+        name = f"forward{', gate|up kept' * save}"
+        yield step(name, BOTH if save else AGAIN, plan.activate, x, w_gate_up, None, save)
+    for output, in_place in product((True, False), (False, True)):
+        name = f"backward{', h again' * output}{', in place' * in_place}"
+        trains = (KEPT if output else AGAIN) * in_place
+        yield step(name, trains, plan.differentiate, x, w_down, gate_up, output, in_place)
+    if way.path == "few tokens":
+        yield step("y", BOTH, few.output, h, w_down, x)
+    if way.few:
+        given = (True, True, False, True), False, [h, gate_up], x, x, w_gate_up, None
+        yield step("gradients", BOTH, few.gradients, *given)
+    if way.split:
+        from fusedlib.kernels.split.product import Product
+
+        factors = ((x, gate_up, w_gate_up), (h, x, w_down))
+        for rows, upstream, weight in factors:
+            forms = {"y": (rows, weight, (False, True)), "d_x": (upstream, weight, (False, False)),
+                     "d_w": (upstream, rows, (True, False))}  # fmt: skip
+            for name, (a, b, turned) in forms.items():
+                listed.clear()
+                Product(a, b, turned, new)(a, b)
+                for launch, matrices in listed:
+                    kernel = launch.kernel.fn.__name__.strip("_").removesuffix("_kernel")
+                    words = f"{way.path}{most}, {kernel.replace('_', ' ')} of {name}"
+                    yield Needed(words, launch, matrices, BOTH)

@@ -1,0 +1,169 @@
+"""The gradients of the SwiGLU MLP, once for the registered operators and once for plain eager mode.
+
+What is kept for backward, when the weights and x all want gradients:
+
+| save      | kept                    | recomputed in backward                               |
+|-----------|-------------------------|------------------------------------------------------|
+| True      | x, weights, gate|up     | h, in the epilogue of dy Wd                          |
+| False     | x, weights              | gate|up and h by the forward kernel                  |
+
+`SwiGLUFunction` writes d(gate|up) over gate|up where nobody else can see it: the graph is not
+retained (running backward again then raises, as everywhere in torch), and no saved-tensor hooks
+were set in the forward, whose tensors would be the user's. A second derivative raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fusedlib.kernels.host.ahead import build_for_training
+from fusedlib.kernels.host.first_order import first_order
+from fusedlib.kernels.host.launch import current_device
+from fusedlib.kernels.host.plan import Plan, settled
+from fusedlib.kernels.host.products import Gradients, Products, Wants
+from fusedlib.kernels.host.route import current
+
+Saved = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+class Steps(Protocol):
+    """What a backward pass is made of: those of a `Plan`, or as registered operators."""
+
+    @property
+    def products(self) -> Products:
+        """Of which it takes `gradients`."""
+
+    @property
+    def pair(self) -> bool:
+        """Whether gate and up have a weight each."""
+
+    def activate(
+        self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """h and gate|up."""
+
+    def differentiate(
+        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool,
+        in_place: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+        """d(gate|up) and h."""
+
+
+def kept(
+    wants: Wants, save: bool, x: Tensor,
+    w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, gate_up: Tensor | None,
+) -> Saved:  # fmt: skip
+    """What the wanted gradients (of x, w_gate, w_up, w_down) need; None for what they do not."""
+    wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
+    of_weights = wants_w_gate or wants_w_up
+    gradient = wants_x or of_weights
+    return (
+        x if of_weights or not save else None,
+        w_gate if wants_x or not save else None,
+        w_up if wants_x or not save else None,
+        w_down if gradient else None,
+        gate_up if save and (gradient or wants_w_down) else None,
+    )
+
+
+def gradients(
+    steps: Steps, wants: Wants, saved: list[Tensor | None], upstream: Tensor, in_place: bool
+) -> Gradients:
+    """d_x, d_w_gate, d_w_up and d_w_down, each if wanted; d_w_gate of a packed weight is whole.
+
+    Args:
+        steps: what computes them.
+        wants: which of the four.
+        saved: what `kept` gave. gate|up is taken out of the list, so that nobody holds its memory
+            any longer.
+        upstream: dy (..., hidden), or dh (..., inner) where there is no w_down.
+        in_place: gate|up may be overwritten; one computed again always may.
+    """
+    wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
+    gate_up = saved.pop()
+    x, w_gate, w_up, w_down = saved
+    gradient = wants_x or wants_w_gate or wants_w_up
+    h = d_gate_up = None
+    if gate_up is None:
+        assert x is not None and w_gate is not None
+        h, gate_up = steps.activate(x, w_gate, w_up, gradient)
+        h, in_place = (h if wants_w_down else None), True
+    output = wants_w_down and h is None
+    if gradient or output:
+        assert gate_up is not None
+        dy = upstream if gradient else None
+        d_gate_up, again = steps.differentiate(dy, w_down, gate_up, output, in_place)
+        h = again if output else h
+        again = None
+    held = [h, d_gate_up]
+    del gate_up, h, d_gate_up
+    return steps.products.gradients(wants, steps.pair, held, upstream, x, w_gate, w_up)
+
+
+class SwiGLUFunction(torch.autograd.Function):
+    """y (..., hidden) or, where w_down is None, h (..., inner), launched without the dispatcher."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None,
+        save: bool, plan: Plan,
+    ) -> Tensor:  # fmt: skip
+        """Compute, and keep what the wanted gradients need."""
+        ctx.plan = plan
+        if plan.cold and w_down is not None:
+            build_for_training(plan, "gate_up" if save else "input")
+        y, gate_up = compute(x, w_gate, w_up, w_down, save, plan)
+        ctx.wants = wants = ctx.needs_input_grad[:4]
+        saved = kept(wants, save, x, w_gate, w_up, w_down, gate_up)
+        # An attribute is out of every hook's sight, so that backward may write over it.
+        ctx.own = saved[4] if _default_hooks(False) is None else None
+        ctx.kept_own = ctx.own is not None
+        ctx.save_for_backward(*saved[:4], None if ctx.kept_own else saved[4])
+        return y
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of x, w_gate, w_up and w_down; none for the rest."""
+        x, w_gate, w_up, w_down, gate_up = ctx.saved_tensors  # raises where they are freed already
+        in_place = False
+        if ctx.kept_own:
+            gate_up, in_place = ctx.own, not _keeps_graph()
+            if gate_up is None:
+                raise RuntimeError("backward ran a second time; the first wants retain_graph=True")
+            if in_place:
+                ctx.own = None
+        plan = ctx.plan
+        if upstream.dtype == torch.float32:
+            plan = current(plan, upstream)
+        # dy may have any strides, and the memory of a saved tensor can have been exchanged
+        # (`tensor.data = ...`), which torch does not notice.
+        dy, *others = settled(upstream, x, w_gate, w_up, w_down, gate_up)
+        saved = [*others]
+        del gate_up, others
+        assert dy is not None
+        return *gradients(plan, ctx.wants, saved, dy, in_place), None, None
+
+
+# Without `Function.apply`'s own look at torch.func, whose transforms are sent elsewhere before.
+apply: Callable[..., Tensor] = super(torch.autograd.Function, SwiGLUFunction).apply
+
+
+def compute(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, save: bool, plan: Plan
+) -> tuple[Tensor, Tensor | None]:
+    """y (..., hidden), or h where w_down is None, and gate|up (tokens, 2·inner) if saved.
+
+    Whatever their strides and addresses, on whichever device.
+    """
+    if plan.fits(x, w_gate, w_up, w_down):
+        return plan.forward(x, w_gate, w_up, w_down, save)
+    here: tuple[Any, ...] = settled(x, w_gate, w_up, w_down)
+    with current_device(x):
+        return plan.forward(here[0], here[1], here[2], here[3], save)

@@ -1,0 +1,225 @@
+"""What every launcher does: start programs on their matrices' device.
+
+Triton's own `kernel[grid](...)` looks at every argument to find the binary: 20 to 40 µs for a score
+of them. `Launch` starts a binary directly, by `CompiledKernel.run`, which takes the same arguments
+in the releases 3.6 and 3.7. The binary is shared by all launches that differ in nothing but lengths
+(`fusedlib.kernels.host.binaries`), so that a new length costs a `Launch` and no more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from functools import partial as bind
+from math import prod
+from typing import Any, Protocol, cast
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from fusedlib.kernels.host import binaries
+
+# What Triton's own launcher asks of torch; absent from a torch without CUDA, where nobody asks.
+current_index: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
+
+INTERPRETED_PROCESSORS = 3  # fewer than a test has tiles, so that a program computes several
+MOST_LAUNCHES = 4096  # kept; varying sequence lengths make one each
+MOST_PROGRAMS = 2**31 - 1, 2**16 - 1, 2**16 - 1  # of a grid along x, y and z, by CUDA
+
+
+class Options(Protocol):
+    """What a launch wants of a configuration."""
+
+    @property
+    def descriptors(self) -> bool:
+        """Whether the first matrices go by tensor descriptors."""
+
+    def launch(self) -> dict[str, Any]:
+        """The keyword arguments of a kernel's launch."""
+
+
+def rows_contiguous(matrix: Tensor) -> Tensor:
+    """The matrix with the elements of a row side by side; copied if they are not."""
+    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
+
+
+def cdiv(length: int, block: int) -> int:
+    """Blocks that cover a length. `triton.cdiv` serves kernels too, and takes the host 1 µs."""
+    return -(-length // block)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many the device has; off a GPU, as many as the interpreter plays."""
+    if device.type != "cuda":
+        return INTERPRETED_PROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def current_device(like: Tensor) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be the tensors'."""
+    return torch.cuda.device(like.device) if like.is_cuda else nullcontext()
+
+
+def bind_context() -> None:
+    """Give this thread the current device's context, without which the driver makes no tensor map.
+
+    Triton does so where it loads a binary. A thread that finds all of them loaded, autograd's after
+    `fusedlib.warm_up` say, may have done nothing yet that wants a context.
+    """
+    if not hasattr(_THREAD, "bound"):
+        torch.cuda.mem_get_info()  # the runtime binds it for any such question
+        _THREAD.bound = True
+
+
+_THREAD = threading.local()
+
+
+class Launch:
+    """One kernel with its configuration, its grid and all arguments but the matrices.
+
+    Args:
+        kernel: a `triton.jit` function that takes matrices first, then `scalars`, then constants.
+        config: how it is cut; its blocks are among the constants.
+        programs: the grid.
+        blocks: of the first matrices, for tensor descriptors; none for a kernel that takes none.
+        scalars: numbers, in the kernel's order.
+        constants: compile-time arguments by name, without the configuration's.
+
+    Raises:
+        ValueError: more programs along an axis than CUDA starts.
+    """
+
+    def __init__(
+        self, kernel: Any, config: Options, programs: tuple[int, int, int],
+        blocks: Sequence[list[int]], scalars: tuple[float, ...], constants: dict[str, Any],
+    ) -> None:  # fmt: skip
+        if any(count > most for count, most in zip(programs, MOST_PROGRAMS, strict=True)):
+            raise ValueError(f"a grid of {programs} programs is more than CUDA's {MOST_PROGRAMS}")
+        self.kernel, self.config, self.programs = kernel, config, programs
+        self.blocks = blocks if config.descriptors else ()
+        known = {*kernel.arg_names, "num_warps", "num_stages"}
+        named = constants | config.launch()
+        self.scalars, self.constants = scalars, {n: v for n, v in named.items() if n in known}
+        ordered = [self.constants[n] for n in kernel.arg_names if n in self.constants]
+        self._tail = (*scalars, *ordered)
+        self._run: Callable[..., None] | None = None
+
+    def __call__(self, *matrices: Tensor) -> None:
+        """Start the programs on these matrices' device, which is that of the first call.
+
+        Matrices go as addresses: Triton asks the driver about every tensor it is given.
+        """
+        run = self._run
+        if run is None or current_index() != self._index or _watched():
+            return self._start(*matrices)
+        addresses: list[Any] = [m.data_ptr() for m in matrices]
+        if self.blocks:
+            bind_context()
+            count = len(self.blocks)
+            addresses[:count] = self._described(*matrices[:count])
+        stream = _stream(self._index)
+        return run(*self.programs, stream, *self._head, *addresses, *self._tail)
+
+    def _start(self, *matrices: Tensor) -> None:
+        """By the binary of its class; as Triton does it where that is not kept."""
+        listed = getattr(matrices[0], "listed", None)
+        if listed is not None:  # `ahead.Looks`
+            return listed.append((self, matrices))
+        self._index = matrices[0].get_device()
+        if self._index < 0 or self._index != current_index() or _watched() or unaligned(matrices):
+            with current_device(matrices[0]):
+                if self._index >= 0:
+                    bind_context()
+                self.kernel[self.programs](*self.operands(*matrices), **self.constants)
+            return
+        self._take(self._kept(*matrices))
+        self(*matrices)
+
+    def _take(self, binary: binaries.Binary) -> None:
+        self._run, self._head = binary
+
+    def build(self, *matrices: Tensor) -> binaries.Binary:
+        """The binary for such matrices, of which only the looks count, compiled and loaded."""
+        with current_device(matrices[0]):
+            return self._kept(*matrices)
+
+    def _kept(self, *matrices: Tensor) -> binaries.Binary:
+        return binaries.kept(self.binary_key(*matrices), bind(self.compiled, *matrices))
+
+    def build_ahead(self, *matrices: Tensor) -> None:
+        """Have another thread compile it, unless that was done before."""
+        _ = triton.runtime.driver.active  # made in one thread alone
+        binaries.ahead(self.binary_key(*matrices), bind(self.compiled, *matrices))
+
+    def compiled(self, *matrices: Tensor) -> Any:
+        """Triton's compiled kernel, neither loaded nor started."""
+        with current_device(matrices[0]):
+            operands = self.operands(*matrices)
+            return self.kernel.warmup(*operands, grid=self.programs, **self.constants)
+
+    def binary_key(self, *matrices: Tensor) -> Hashable:
+        """All that the binary is compiled for; matrices lie at multiples of 16 bytes."""
+        parameters = self.kernel.params[len(matrices) :]
+        numbers = tuple(map(_kind, self.scalars, parameters))
+        return (
+            self.kernel, matrices[0].get_device(), tuple(m.dtype for m in matrices),
+            tuple(map(tuple, self.blocks)), numbers, tuple(self.constants.items()),
+        )  # fmt: skip
+
+    def operands(self, *matrices: Tensor) -> tuple[Any, ...]:
+        """All but the compile-time arguments, as Triton takes them."""
+        count = len(self.blocks)
+        return (*self._described(*matrices[:count]), *matrices[count:], *self.scalars)
+
+    def _described(self, *matrices: Tensor) -> Sequence[Any]:
+        """Tensor descriptors of the first matrices."""
+        pairs = zip(matrices, self.blocks, strict=True)
+        return [TensorDescriptor.from_tensor(matrix, block) for matrix, block in pairs]
+
+
+def _kind(number: Any, parameter: Any) -> Hashable:
+    """What Triton compiles for, of a number."""
+    if isinstance(number, float):
+        return float
+    wide = not -(2**31) <= number < 2**31
+    return wide if parameter.do_not_specialize else (wide, number == 1, number % 16 == 0)
+
+
+def unaligned(matrices: Sequence[Tensor]) -> int:
+    """Not 0 where a matrix does not begin at 16 bytes."""
+    bits = 0
+    for matrix in matrices:
+        bits |= matrix.data_ptr()
+    return bits % 16
+
+
+def _watched() -> bool:
+    """Whether somebody, a profiler say, has asked Triton to be told of launches."""
+    runtime = triton.knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))
+
+
+def laid_out(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """Shape, strides and dtype of a contiguous tensor."""
+    strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    return tuple(shape), tuple(strides), dtype
+
+
+@cache
+def allocator(device: torch.device) -> Callable[..., Tensor]:
+    """Gives an empty tensor on the current device of that type from what `laid_out` gives.
+
+    Inductor's own where torch has it: on one host 1.0 µs where `new_empty` took 2.5, and 5.5 where
+    it took 13.4 in a call after other work.
+    """
+    quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    if quick is not None:
+        return cast(Callable[..., Tensor], quick)
+    return lambda shape, strides, dtype: torch.empty(shape, dtype=dtype, device=device)

@@ -1,0 +1,210 @@
+"""How the MLP of one kind is computed: a `Plan`, made by `route` of two ways and six products.
+
+    forward     gate|up = x Wguᵀ    h = silu(gate) ⊙ up            y = h Wdᵀ
+    backward    dh = dy Wd          d_gate|up, h                   d_x, d_Wgu, d_Wd
+
+The first two of each line are one fused kernel, or a plain product and a pointwise one ("apart").
+The device needs 11 to 150 µs for a small forward and the host more than that, when every size and
+address is looked at anew. So a plan keeps its launches by length, which are a grid and a few
+numbers around a binary that all lengths share; a call allocates its results and starts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from torch import Tensor
+from triton.errors import TritonError
+
+from fusedlib.kernels import swiglu
+from fusedlib.kernels.host.kinds import APART, ROLES, TILES, Kind, Ways
+from fusedlib.kernels.host.launch import MOST_LAUNCHES, Launch, allocator, current_index
+from fusedlib.kernels.host.products import Products, matrix
+from fusedlib.kernels.swiglu_configs import FEW_TOKENS
+
+
+class Plan:
+    """The MLP of a kind: x (..., hidden), weights as everywhere, all contiguous, at 16 bytes.
+
+    Attributes:
+        kind: what it was made for.
+        path: what runs, in the words of `route`'s table.
+        products: whose the plain products are.
+        pair: gate and up have a weight each; a packed weight comes without a w_up.
+        cold: nobody has yet looked for what its first training step must compile.
+
+    `new` allocates; None is the device's allocator.
+    """
+
+    def __init__(
+        self, kind: Kind, ways: Ways, products: Products, new: Callable[..., Tensor] | None = None
+    ) -> None:
+        self.kind, self.path, self.products, self.pair = kind, ways.path, products, kind.pair
+        self._forward, self._backward = ways.forward, ways.backward
+        self._roles = swiglu.hopper
+        self._hidden, self._inner, self._wide = kind.hidden, kind.inner, 2 * kind.inner
+        # The row of `w_up`, or of the packed weight in its place, where up begins.
+        self._up_row = 0 if kind.pair else kind.inner
+        # What starts by tensor maps, or is a plain product, wants matrices.
+        self._matrices = not ways.few or kind.tokens > FEW_TOKENS
+        self._dtype, self._new = kind.dtype, new or allocator(kind.device)
+        self._index = -1 if kind.device.type == "cpu" else kind.device.index or 0
+        self._launches: dict[Hashable, Launch] = {}
+        self.cold = self._index >= 0 and 0 not in kind.sizes
+
+    def fits(
+        self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
+    ) -> bool:  # fmt: skip
+        """Whether operands of its kind lie in memory as it wants them.
+
+        The device must be the current one too, where the allocator takes its memory from.
+        """
+        if self._index >= 0 and self._index != current_index():
+            return False
+        if w_up is not None and (w_up.data_ptr() % 16 or not w_up.is_contiguous()):
+            return False
+        if w_down is None:
+            w_down = x
+        whole = x.is_contiguous() and w_gate.is_contiguous() and w_down.is_contiguous()
+        return whole and not (x.data_ptr() | w_gate.data_ptr() | w_down.data_ptr()) % 16
+
+    def forward(
+        self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, save: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """y, of x's shape, or h where w_down is None, and gate|up (tokens, 2·inner) if saved."""
+        h, gate_up = self.activate(x, w_gate, w_up, save)
+        if w_down is None:
+            # In place: autograd lets nobody write to a view that a Function returns.
+            return (h if x.ndim == 2 else h.resize_(*x.shape[:-1], self._inner)), gate_up
+        return self.products.output(h, w_down, x), gate_up
+
+    def activate(
+        self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """h (tokens, inner), and gate|up (tokens, 2·inner) if saved."""
+        if self._matrices:
+            x = matrix(x)
+        if self._forward == APART:
+            both = self.products.gate_up(x, w_gate, w_up)
+            _, activated = self.differentiate(None, None, both, True, False)
+            assert activated is not None
+            return activated, both if save else None
+        tokens = x.numel() // self._hidden
+        h = self._rows(tokens, self._inner)
+        gate_up = self._rows(tokens, self._wide) if save else None
+        stored = h if gate_up is None else gate_up
+        name = save, tokens
+        launch = self._launches.get(name)
+        of_up = w_gate if w_up is None else w_up
+        if self._forward == ROLES:
+            try:
+                if launch is None:
+                    by_roles = self._roles.forward_launch(x, self._inner, self._up_row, save)
+                    launch = self._keep(name, by_roles)
+                launch(x, w_gate, of_up, stored, h)
+            except TritonError as error:
+                self._take_tiles(error)
+                return self.activate(x, w_gate, w_up, save)
+        else:
+            if launch is None:
+                by_tiles = swiglu.fwd_launch(matrix(x), self._inner, self._up_row, save)
+                launch = self._keep(name, by_tiles)
+            launch(x, w_gate, of_up, h, stored)
+        return h, gate_up
+
+    def differentiate(
+        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool,
+        in_place: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+        """d(gate|up) (tokens, 2·inner), if there is an upstream, and h (tokens, inner) if wanted.
+
+        Args:
+            upstream: dy (..., hidden), or dh (..., inner) where w_down is None.
+            w_down: (hidden, inner), or None.
+            gate_up: (tokens, 2·inner), what the forward saved.
+            output: also recompute h.
+            in_place: d(gate|up) is written over gate_up and is the same tensor.
+        """
+        gradient, product = upstream is not None, w_down is not None and upstream is not None
+        if upstream is not None and w_down is not None:
+            if self._matrices:
+                upstream = matrix(upstream)
+            if self._backward == APART:
+                upstream, product = self.products.dh(upstream, w_down), False
+        tokens = gate_up.shape[0]
+        d_gate_up = h = None
+        if gradient:
+            d_gate_up = gate_up if in_place else self._rows(tokens, self._wide)
+        if output:
+            h = self._rows(tokens, self._inner)
+        # What a variant does not read or write, it is given gate|up for.
+        target, stored = gate_up if d_gate_up is None else d_gate_up, gate_up if h is None else h
+        matrices: tuple[Tensor, ...]
+        if product:
+            assert upstream is not None and w_down is not None
+            matrices = upstream, w_down, gate_up, gate_up, target, stored
+            if self._backward == ROLES:
+                matrices = upstream, w_down, gate_up, target, target if h is None else h
+        else:
+            dh = gate_up if upstream is None else upstream
+            matrices = gate_up, gate_up, dh, gate_up, target, stored
+        if gate_up.numel():
+            variant = product, gradient, output, gradient and in_place
+            try:
+                self._start(variant, tokens, matrices)
+            except TritonError as error:
+                if not product or self._backward != ROLES:
+                    raise
+                self._take_tiles(error)
+                return self.differentiate(upstream, w_down, gate_up, output, in_place)
+        return d_gate_up, h
+
+    def _start(
+        self, variant: tuple[bool, bool, bool, bool], tokens: int, matrices: tuple[Tensor, ...]
+    ) -> None:
+        name = variant, tokens
+        launch = self._launches.get(name)
+        if launch is None:
+            product, _, output, _ = variant
+            first = matrix(matrices[0])
+            if product and self._backward == ROLES:
+                launch = self._roles.backward_launch(first, self._inner, output)
+            else:
+                launch = swiglu.bwd_launch(first, self._inner, variant)
+            self._keep(name, launch)
+        launch(*matrices)
+
+    def _take_tiles(self, error: TritonError) -> None:
+        """For good, where the kernels with roles do not compile."""
+        swiglu.do_without_roles(error)
+        ways = self._forward, self._backward
+        self._forward, self._backward = (TILES if way == ROLES else way for way in ways)
+        self.path = self.path.replace(ROLES, TILES)
+        self._launches.clear()
+
+    def _rows(self, tokens: int, width: int) -> Tensor:
+        return self._new((tokens, width), (width, 1), self._dtype)
+
+    def _keep(self, name: Hashable, launch: Launch) -> Launch:
+        """`name` is of a variant and the number of tokens."""
+        if len(self._launches) >= MOST_LAUNCHES:
+            self._launches.clear()
+        self._launches[name] = launch
+        return launch
+
+
+def settled(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The operands, those copied that are not contiguous or do not begin at 16 bytes."""
+    bits, whole = 0, True
+    for operand in operands:
+        if operand is not None:
+            bits |= operand.data_ptr()
+            whole = whole and operand.is_contiguous()
+    return operands if whole and not bits % 16 else tuple(map(_settled, operands))
+
+
+def _settled(operand: Tensor | None) -> Tensor | None:
+    if operand is None:
+        return None
+    whole = operand.contiguous()
+    return whole.clone() if whole.data_ptr() % 16 else whole

@@ -1,0 +1,298 @@
+"""`apply_to`: the library's operations in a whole model, put into each module of it by itself.
+
+No class is patched: a module that is replaced stays the object that it was, with the parameters,
+hooks, children and attributes that it had, and gets a class of its own whose `forward` is fused
+(`fusedlib.fused.Fused`). Where a call asks for what is not fused, its old `forward` runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusedlib.fused import LINEAR_FORWARDS, Fused, base_of, fuse, fusion_of, hooked, is_plain
+from fusedlib.kernels.host.route import LEAST_CAPABILITY, has_kernels
+from fusedlib.modules import Linear
+from fusedlib.patch.families import FAMILIES, LITGPT, Family, Part, changed
+from fusedlib.patch.modules import FusedAttention, FusedHead, FusedLinear, FusedMLP, FusedRMSNorm
+
+SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss", "linear")
+OFF = "switched off"
+
+
+@dataclass
+class Report:
+    """What `apply_to` did to a model; `print` shows it as a table.
+
+    Attributes:
+        model: name of the model's class.
+        replaced: paths of modules by switch.
+        already: those that an earlier call had replaced, and every `fusedlib.Linear`.
+        left: by switch, pairs of a path and the reason why it is as it was.
+        plain: why what was replaced runs plain PyTorch where the model lies now; None where it runs
+            kernels.
+    """
+
+    model: str
+    replaced: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SWITCHES})
+    already: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SWITCHES})
+    left: dict[str, list[tuple[str, str]]] = field(
+        default_factory=lambda: {s: [] for s in SWITCHES}
+    )
+    plain: str | None = None
+
+    def __str__(self) -> str:
+        lines = [f"fusedlib in {self.model}"]
+        for switch in SWITCHES:
+            said = [
+                f"{len(done[switch])} {word}"
+                for word, done in (("replaced", self.replaced), ("replaced before", self.already))
+                if done[switch]
+            ]
+            reasons: dict[str, list[str]] = {}
+            for path, why in self.left[switch]:
+                reasons.setdefault(why, []).append(path or "the model")
+            for why, paths in reasons.items():
+                more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+                said.append(f"not {paths[0]}{more}: {why}" if why != OFF else why)
+            first, *others = said or ["nothing found"]
+            lines += [f"  {switch:<10}{first}", *(f"  {'':<10}{line}" for line in others)]
+        if self.plain and any(self.replaced.values()):
+            lines.append(f"  All that was replaced runs plain PyTorch: {self.plain}.")
+        return "\n".join(lines)
+
+
+def apply_to(
+    model: nn.Module, *, mlp: bool = True, rms_norm: bool = True, rope: bool = True,
+    attention: bool = True, loss: bool = True, linear: bool = True,
+) -> Report:  # fmt: skip
+    """Put the library's operations into a model, in place; a second call finds nothing to do.
+
+    Takes models of transformers, with or without a head, and litgpt's GPT of the Llama kind. In
+    transformers it knows modules by their code. Llama, Mistral, Qwen2 (2.5 too), Qwen3, SmolLM3,
+    OLMo 2 and 3 and Phi-3 (Phi-4 too) become fused as a whole, and so does in any other model what
+    computes as a module of theirs or as Gemma's norm: DeepSeek-V3's norms, MLPs and loss, Mixtral's
+    norms, attention and loss. What computes otherwise is left and reported, as MLPs with GELU,
+    experts, other rotations; so are own subclasses.
+
+    What the model computes stays, and so do its modules, parameters, `state_dict` and attributes:
+    no parameter is made, moved or renamed. Optimizers, hooks, adapters, freezing, DDP, FSDP,
+    pruning and checkpoints work as on the unpatched model, before this call and afterwards; FSDP
+    and DeepSpeed come afterwards. One thing changes: a `...ForCausalLM` whose loss is fused, in
+    training mode with labels, gives `logits=None`. Called with `skip_logits=True` it does so in
+    evaluation too, with `skip_logits=False` nowhere; the unpatched model ignores it. The
+    Trainer reads the logits even where it then asks for the loss alone: its `prediction_step` is to
+    add `skip_logits` to its inputs.
+
+    A module is fused where its children are what they were. Where an adapter, a hook, a shard or a
+    quantized weight has taken the place of a projection, its MLP or its attention's q, k and v run
+    unfused for as long; so does the addition before a norm that has hooks, and the loss of a head
+    that has. Someone's function in the place of a `forward` or of a function of the model's library
+    is left and reported; what is put there afterwards is not seen.
+
+    Under torch.compile transformers makes an explicit mask, with which attention takes longer. A
+    `...ForCausalLM` that decodes as one of these does, without a sliding window, patched with the
+    parts `attention`, `rope` and `loss` and compiled as a whole, asks for none where
+    `attention_mask`, `position_ids` and a cache are left away; ones in `attention_mask` ask for one
+    too. Of other models compile each layer: `for layer in model.model.layers: layer.compile()`.
+
+    Libraries that go by a module's exact type, `type(module) is torch.nn.Linear`, do not find the
+    layers that `linear` and `loss` changed: `torch.ao.quantization.quantize_dynamic` leaves them.
+
+    Args:
+        model: changed in place.
+        mlp: the MLP as one operation.
+        rms_norm: every RMSNorm, and in layers as Llama's the residual stream added inside the one
+            behind attention.
+        rope: q and k turned in one launch.
+        attention: q, k and v with one gradient of what they are computed from. With `rope`, heads
+            in 16 bits that are no multiple of 8 come to `sdpa` as wide as its kernels want them,
+            where no cache is kept (`model.config.use_cache = False`) and nothing is compiled.
+        loss: the cross entropy computed from hidden states, its logits never stored as a whole.
+        linear: every other projection of fp32 weights by `fusedlib.linear`: on tensor cores where
+            torch's matmul precision is "highest", and as ever at others. Weights of other dtypes
+            are left alone.
+
+    Returns:
+        What was replaced, and what was not and why.
+
+    Raises:
+        TypeError: what is given is no `torch.nn.Module`; a switch that is no bool.
+        ValueError: a model of another kind, or one that is wrapped already. Nothing is changed
+            then.
+    """
+    family = _family(model)
+    wanted = dict(zip(SWITCHES, (mlp, rms_norm, rope, attention, loss, linear), strict=True))
+    report = Report(type(model).__name__, plain=why_plain(model.parameters()))
+    for switch, value in wanted.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{switch} must be True or False, got {value!r}")
+    own = {module for module in model.modules() if _is_ours(module)}
+    todo: list[tuple[str, nn.Module, Part]] = []
+    for path, module in model.named_modules():
+        parts = {part.switch: part for part in family.parts.get(family.known(module) or "", ())}
+        for switch in parts or family.usual.get(path.rpartition(".")[2], ()):
+            part = parts.get(switch)
+            if not wanted[switch]:
+                report.left[switch].append((path, OFF))
+            elif part is None:
+                report.left[switch].append((path, _unknown(module, switch, family)))
+            elif why := changed(module, part.fused) or part.refuse(module):
+                report.left[switch].append((path, why))
+            elif switch in fusion_of(module).switches and part.prepared(module):
+                report.already[switch].append(path)
+            else:
+                todo.append((path, module, part))
+    for path, module, part in todo:
+        fuse(module, part.fused)
+        part.prepare(module)
+        _note(module, part.switch)
+        report.replaced[part.switch].append(path)
+    _fuse_projections(model, own, wanted["linear"], report)
+    for module in model.modules():
+        fused, norm = family.layers.get(family.known(module) or "", (Fused, ""))
+        after = getattr(module, norm, None)
+        adds = isinstance(after, FusedRMSNorm) and not hooked(after)
+        if adds and not changed(module, fused):
+            fuse(module, fused)
+    return report
+
+
+def why_plain(parameters: Iterable[Tensor]) -> str | None:
+    """Why no kernel runs for a model with such parameters as they lie now."""
+    weights = [p for p in parameters if p.is_floating_point() and not p.is_meta]
+    if not weights:
+        return None
+    if all(p.dtype == torch.float64 for p in weights):
+        return "it is in float64"
+    devices = {p.device for p in weights}
+    if any(map(has_kernels, devices)):
+        return None
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    kinds = ", ".join(sorted({d.type for d in devices}))
+    if kinds != "cuda":
+        return f"it lies on {kinds}, the kernels are for NVIDIA GPUs"
+    if torch.version.cuda is None:
+        return "the kernels are for NVIDIA GPUs"
+    least = ".".join(map(str, LEAST_CAPABILITY))
+    return f"the kernels are for GPUs of compute capability {least} and higher"
+
+
+def _note(module: Any, switch: str) -> None:
+    fusion = fusion_of(module)
+    module._fusion = replace(fusion, switches=fusion.switches | {switch})
+
+
+def _fuse_projections(
+    model: nn.Module, own: Set[nn.Module], wanted: bool, report: Report
+) -> None:  # fmt: skip
+    """Have `fusedlib.linear` compute the linear layers, and q, k and v of an attention.
+
+    `own` were `fusedlib.Linear`s: whatever is wanted they go on by it.
+    """
+    owners = {child: owner for owner in model.modules() for child in _computed_by(owner)}
+    changed: list[nn.Module] = []
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.Linear):
+            continue
+        why = None if module in own else _no_projection(module) if wanted else OFF
+        owner = owners.get(module, module)
+        if isinstance(owner, FusedMLP):
+            continue  # one operation with others
+        if why is not None:
+            report.left["linear"].append((path, why))
+            continue
+        already = module in own or "linear" in fusion_of(owner).switches
+        (report.already if already else report.replaced)["linear"].append(path)
+        changed.append(owner)
+    for module in changed:
+        if not isinstance(module, Fused | Linear):
+            fuse(module, FusedLinear)
+        if isinstance(module, Fused):
+            _note(module, "linear")
+
+
+def _computed_by(owner: nn.Module) -> list[nn.Module]:
+    """Linear layers that a fused module computes itself."""
+    if isinstance(owner, FusedMLP):
+        return list(owner.children())
+    if isinstance(owner, FusedAttention) and "attention" in owner._fusion.switches:
+        return [child for child in owner.projected() if type(child) is nn.Linear]
+    return []
+
+
+def _is_ours(module: nn.Module) -> bool:
+    """Whether it is a `fusedlib.Linear`."""
+    forward = getattr(base_of(module), "forward", None)
+    return forward is Linear.forward and "forward" not in vars(module)
+
+
+def _no_projection(module: nn.Linear) -> str | None:
+    """Why a linear layer stays as it is."""
+    kind = type(module)
+    if kind.forward not in {*LINEAR_FORWARDS, FusedHead.forward} or "forward" in vars(module):
+        return f"a {kind.__module__}.{kind.__qualname__} with a forward of its own"
+    if not is_plain(module.weight):
+        return f"its weight is a {type(module.weight).__qualname__}"
+    dtype = module.weight.dtype
+    return None if dtype == torch.float32 else f"{dtype}; only fp32 is split"
+
+
+def _family(model: nn.Module) -> Family:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"apply_to changes a torch.nn.Module, got {type(model).__name__}")
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    family = next((f for f in FAMILIES if f.has(type(model))), None)
+    if family is LITGPT:
+        config: Any = model.config
+        if not _of_llama_kind(config):
+            raise ValueError(
+                f"{kind} named {config.name!r} is not of the Llama kind: looked for are RMSNorm, "
+                f"LLaMAMLP and no parallel_residual, found {config.norm_class_name}, "
+                f"{config.mlp_class_name} and parallel_residual={config.parallel_residual}"
+            )
+    if family is not None and _has_parts(model, family):
+        for name, parameter in model.named_parameters():
+            for mark, splitter in (("device_mesh", "FSDP"), ("ds_id", "DeepSpeed")):
+                if hasattr(parameter, mark):
+                    raise ValueError(
+                        f"{name} is split by {splitter} already: call apply_to on the whole model, "
+                        f"before {splitter}"
+                    )
+        return family
+    message = (
+        f"{kind} is no model that apply_to knows; looked for are litgpt's GPT and models of "
+        "transformers with modules that compute as those of Llama, Mistral, Qwen2, Qwen3, SmolLM3, "
+        "OLMo, Phi-3 or Gemma"
+    )
+    for path, module in model.named_modules():
+        if any(f.has(type(module)) and _has_parts(module, f) for f in FAMILIES):
+            name = type(module).__qualname__
+            message += f". It holds a {name} as .{path}: give that one, before others wrap it"
+            break
+    raise ValueError(message)
+
+
+def _has_parts(model: nn.Module, family: Family) -> bool:
+    return any(map(family.known, model.modules()))
+
+
+def _of_llama_kind(config: Any) -> bool:
+    known = config.norm_class_name, config.mlp_class_name, config.parallel_residual
+    return known == ("RMSNorm", "LLaMAMLP", False)
+
+
+def _unknown(module: nn.Module, switch: str, family: Family) -> str:
+    kind = base_of(module)
+    if kind.__module__.partition(".")[0] != family.package:
+        return f"a {kind.__module__}.{kind.__qualname__}, no class of {family.package}"
+    known = [name for name, parts in family.parts.items() if switch in {p.switch for p in parts}]
+    return (
+        f"a {kind.__module__}.{kind.__qualname__}, which does not compute as {' or '.join(known)}"
+    )

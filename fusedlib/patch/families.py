@@ -1,0 +1,396 @@
+"""What in a model `apply_to` can fuse, and how it is known.
+
+A module of transformers is known by its code. Most models there are written from the same parts: a
+class whose `forward` reads as that of `LlamaMLP` computes what that one computes, whatever its name
+is. It is read in the files of the installed package, where nobody has put anything else in its
+place. litgpt has one class for all models, known by its name.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fusedlib.fused import Fused, Fusion, base_of, changeable, fuse, fusion_of, hooked, unfuse
+from fusedlib.patch import modules
+
+# Their forward does not call the old one, and relies on what that one takes.
+REWRITTEN = (
+    modules.FusedAttention,
+    modules.FusedLitGPTAttention,
+    modules.FusedLayer,
+    modules.FusedLitGPTLayer,
+    modules.FusedCausalLM,
+)
+# Of these, Phi-3's leaves what lies in a head behind the cosines, as `fusedlib.rope` does.
+ROTATION, ROTATIONS = ("apply_rotary_pos_emb", "rotate_half"), ("Llama", "Olmo2", "Phi3")
+SILU = ("torch", "SiLU"), ("transformers", "SiLUActivation")
+DECORATORS = "torch", "kernels"  # packages that may stand around a function of transformers
+# Models with a class that `TRANSFORMERS` names.
+MODELS = (
+    "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma", "Mixtral",
+)  # fmt: skip
+# Decoders that ask transformers for a causal mask and no other, where no layer has a window.
+DECODERS = "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "SmolLM3Model", "Phi3Model"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a switch replaces.
+
+    Attributes:
+        switch: the argument of `apply_to`.
+        fused: what the module becomes.
+        refuse: why this one cannot become that; None where it can.
+        prepare: what is done besides.
+        prepared: whether that is still so.
+    """
+
+    switch: str
+    fused: type[Fused]
+    refuse: Callable[[Any], str | None] = lambda module: None
+    prepare: Callable[[Any], None] = lambda module: None
+    prepared: Callable[[Any], bool] = lambda module: True
+
+
+@dataclass(frozen=True)
+class Family:
+    """The models of one library.
+
+    Attributes:
+        package: where its classes come from.
+        model: name of a class that all of them descend from.
+        parts: by the name of the class whose code is known.
+        layers: likewise, what a layer becomes, and the name of its norm that follows attention.
+        usual: what stands at a name, the last of a path; "" is the model itself.
+    """
+
+    package: str
+    model: str
+    parts: dict[str, tuple[Part, ...]]
+    layers: dict[str, tuple[type[Fused], str]]
+    usual: dict[str, tuple[str, ...]]
+
+    def has(self, kind: type) -> bool:
+        """Whether a class is one of the family's models."""
+        names = {(c.__module__.partition(".")[0], c.__name__) for c in kind.__mro__}
+        return (self.package, self.model) in names
+
+    def known(self, module: nn.Module) -> str | None:
+        """The class that a module's own reads as, of those in `parts` and `layers`."""
+        return _reads_as(base_of(module), (*self.parts, *self.layers), self.package)
+
+
+# --- reading code --------------------------------------------------------------------------------
+
+
+def _reads_as(kind: type, names: tuple[str, ...], package: str = "transformers") -> str | None:
+    """The first of the classes of these names whose code a class of the package has."""
+    if kind.__module__.partition(".")[0] != package:
+        return None
+    if package != "transformers":
+        return kind.__name__ if kind.__name__ in names else None
+    return _same(kind.__module__, kind.__name__, names)
+
+
+@cache
+def _same(module: str, kind: str, names: tuple[str, ...]) -> str | None:
+    if kind in names:
+        return kind
+    code = _code(module).get(kind)
+    known = (name for name in names if code == _code(_home(name)).get(name))
+    return None if code is None else next(known, None)
+
+
+def _home(name: str) -> str:
+    """The module of transformers where the class of this name stands."""
+    model = next(m for m in MODELS if name.startswith(m)).lower()
+    return f"transformers.models.{model}.modeling_{model}"
+
+
+@cache
+def _code(module: str) -> dict[str, dict[str, str]]:
+    """What a file defines, by name: a function, or a class's `forward` and whom it leads to."""
+    try:
+        spec = importlib.util.find_spec(module)
+        assert spec is not None and spec.origin is not None
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    except (ImportError, OSError, AssertionError, ValueError):
+        return {}
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = {node.name: _bare(node)}
+        elif isinstance(node, ast.ClassDef):
+            methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
+            if "forward" in methods:
+                found[node.name] = {name: _bare(methods[name]) for name in _led_to(methods)}
+    return found
+
+
+def _led_to(methods: dict[str, ast.FunctionDef]) -> list[str]:
+    """`forward` and the methods of its class that it uses, at whatever depth."""
+    names = ["forward"]
+    for name in names:
+        used = {n.attr for n in ast.walk(methods[name]) if isinstance(n, ast.Attribute)}
+        names += sorted(used & methods.keys() - {*names})
+    return names
+
+
+def _bare(function: ast.FunctionDef) -> str:
+    """A function's code without docstring, annotations and decorators."""
+    if ast.get_docstring(function, clean=False) is not None:
+        function.body = function.body[1:]
+    function.decorator_list, function.returns = [], None
+    for node in ast.walk(function):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.AnnAssign):
+            node.annotation = ast.Constant(None)
+    return ast.dump(function)
+
+
+# --- what stands in the way ----------------------------------------------------------------------
+
+
+def changed(module: nn.Module, fused: type[Fused]) -> str | None:
+    """Why its forward is another than the one that our class takes the place of."""
+    base = base_of(module)
+    methods = [*_code(base.__module__).get(base.__name__, ["forward"])]
+    for name in methods:
+        if name in vars(module):
+            return f"its {name} was replaced by someone else's"
+    if issubclass(fused, REWRITTEN):
+        theirs, ours = ([*signature(c.forward).parameters] for c in (base, fused))
+        if theirs != ours:
+            return f"its forward takes {theirs}; known is one with {ours}"
+    found = (_patched(getattr(base, name), base.__module__) for name in methods)
+    return next(filter(None, found), None)
+
+
+def _patched(function: Any, module: str) -> str | None:
+    """Whether someone put a function of theirs in the place of this module's, or around it.
+
+    `functools.wraps` gives a wrapper the name and module of what it wraps, but not its file.
+    """
+    found = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", repr(function))
+    if found != module:
+        return f"{found}.{name} stands in the place of {module}'s own"
+    roots = _roots(module.partition(".")[0])
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None and not code.co_filename.startswith(roots):
+            return f"a function of {code.co_filename} stands around {module}'s {name}"
+        function = getattr(function, "__wrapped__", None)
+    return None
+
+
+def _roots(package: str) -> tuple[str, ...]:
+    """Folders of those who may decorate a package's functions."""
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in (package, *DECORATORS))
+    return tuple(str(Path(file).parent) for file in files if file)
+
+
+def _functions_patched(module: nn.Module, *names: str) -> str | None:
+    """Whether a function is not the one that stands in the file of the module's class."""
+    source = base_of(module).__module__
+    found = (_patched(getattr(sys.modules[source], name), source) for name in names)
+    return next(filter(None, found), None)
+
+
+def _other_rotation(attention: nn.Module) -> str | None:
+    source = base_of(attention).__module__
+    if _rotation(source) not in [_rotation(_home(model)) for model in ROTATIONS]:
+        return f"{source.rpartition('.')[2]} turns q and k in a way of its own"
+    return _functions_patched(attention, *ROTATION)
+
+
+def _rotation(module: str) -> list[dict[str, str] | None]:
+    return [_code(module).get(name) for name in ROTATION]
+
+
+def _refused(why: str) -> Callable[[Any], str]:
+    return lambda module: why
+
+
+# --- transformers --------------------------------------------------------------------------------
+
+
+def _mlp(fused: type[modules.FusedMLP]) -> tuple[Part, ...]:
+    def refuse(mlp: Any) -> str | None:
+        name = fused._activation
+        act = getattr(mlp, name, None)
+        kind = nn.SiLU if act is None else type(act)
+        named = kind.__module__.partition(".")[0], kind.__name__
+        if named not in SILU:
+            return f"its activation is {kind.__module__}.{kind.__qualname__}, not SiLU"
+        if act is not None and "forward" in vars(act):
+            return f"the forward of {name} was replaced by someone else's"
+        if act is not None and hooked(act):
+            return f"{name} has hooks, which the fused MLP would not call"
+        projections = *fused._gate_up, fused._down
+        why = _first(changeable(mlp, projection) for projection in projections)
+        biased = not why and any(getattr(mlp, p).bias is not None for p in projections)
+        return "its projections have biases" if biased else why
+
+    def prepare(mlp: Any) -> None:
+        _unfuse_linears(mlp, *fused._gate_up, fused._down)
+
+    return (Part("mlp", fused, refuse, prepare),)
+
+
+def _attention(fused: type[modules.FusedAttention]) -> tuple[Part, ...]:
+    names = "q_proj", "k_proj", "v_proj"
+
+    def refuse(module: Any) -> str | None:
+        return _first(changeable(module, name) for name in names)
+
+    def prepare(module: Any) -> None:
+        switches = fusion_of(module).switches | _unfuse_linears(module, *names)
+        module._fusion = replace(module._fusion, switches=switches)
+
+    return Part("attention", fused, refuse, prepare), Part("rope", fused, _other_rotation)
+
+
+def _unfuse_linears(module: nn.Module, *names: str) -> frozenset[str]:
+    """Give children that an earlier call fused alone their class back.
+
+    Returns:
+        The switches that had changed them.
+    """
+    switches: frozenset[str] = frozenset()
+    for name in names:
+        child: Any = getattr(module, name)
+        switches |= fusion_of(child).switches
+        if isinstance(child, modules.FusedLinear):
+            unfuse(child)
+    return switches
+
+
+def _first(reasons: Iterable[str | None]) -> str | None:
+    return next(filter(None, reasons), None)
+
+
+def _loss(fused: type[modules.FusedCausalLM]) -> tuple[Part, ...]:
+    def refuse(model: Any) -> str | None:
+        return changeable(model, "lm_head")
+
+    def prepared(model: Any) -> bool:  # resize_token_embeddings makes another head
+        return isinstance(model.lm_head, modules.FusedHead)
+
+    return (Part("loss", fused, refuse, _prepare_head, prepared),)
+
+
+def _prepare_head(model: Any) -> None:
+    switches = _unfuse_linears(model, "lm_head")
+    fuse(model.lm_head, modules.FusedHead)
+    model.lm_head._fusion = Fusion(switches)
+    causal = getattr(model.config, "is_causal", True)
+    kind = base_of(model.model)
+    usual = _reads_as(kind, DECODERS) is not None and not _patched(kind.forward, kind.__module__)
+    masks = getattr(sys.modules[kind.__module__], "create_causal_mask", None)
+    usual = usual and not _patched(masks, "transformers.masking_utils")
+    model._fusion = Fusion(fusion_of(model).switches, causal and usual)
+
+
+TRANSFORMERS = Family(
+    "transformers",
+    "PreTrainedModel",
+    {
+        "LlamaRMSNorm": (Part("rms_norm", modules.FusedRMSNorm),),
+        "Olmo2RMSNorm": (Part("rms_norm", modules.FusedWideNorm),),
+        "GemmaRMSNorm": (Part("rms_norm", modules.FusedCenteredNorm),),
+        "LlamaMLP": _mlp(modules.FusedMLP),
+        "Phi3MLP": _mlp(modules.FusedPhi3MLP),
+        "LlamaAttention": _attention(modules.FusedAttention),
+        "MistralAttention": _attention(modules.FusedMistralAttention),
+        "Qwen2Attention": _attention(modules.FusedQwen2Attention),
+        "Qwen3Attention": _attention(modules.FusedQwen3Attention),
+        "SmolLM3Attention": _attention(modules.FusedSmolLM3Attention),
+        "Olmo2Attention": _attention(modules.FusedOlmo2Attention),
+        "Olmo3Attention": _attention(modules.FusedOlmo3Attention),
+        "Phi3Attention": (
+            Part(
+                "attention",
+                modules.FusedPhi3Attention,
+                _refused("q, k and v are one product already"),
+            ),
+            Part("rope", modules.FusedPhi3Attention, _other_rotation),
+        ),
+        "LlamaForCausalLM": _loss(modules.FusedCausalLM),
+        "MixtralForCausalLM": _loss(modules.FusedMoeCausalLM),
+    },
+    {
+        "LlamaDecoderLayer": (modules.FusedLayer, "post_attention_layernorm"),
+        "Phi3DecoderLayer": (modules.FusedPhi3Layer, "post_attention_layernorm"),
+    },
+    dict.fromkeys(
+        (
+            "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+            "post_feedforward_layernorm", "norm", "q_norm", "k_norm",
+        ),
+        ("rms_norm",),
+    )
+    | dict.fromkeys(("mlp", "feed_forward"), ("mlp",))
+    | {"self_attn": ("attention", "rope"), "": ("loss",)},
+)  # fmt: skip
+
+# --- litgpt --------------------------------------------------------------------------------------
+
+
+def _unlike(attention: Any) -> str | None:
+    config = attention.config
+    odd = {
+        "rope_interleave": config.rope_interleave,
+        "norm_qk_type": config.norm_qk and config.norm_qk_type != "default",
+        "sliding_window_size": attention.apply_sliding_window_attention,
+    }
+    names = [name for name, value in odd.items() if value]
+    why = f"its {names[0]} is not Llama's" if names else None
+    return why or _functions_patched(attention, "apply_rope")
+
+
+LITGPT = Family(
+    "litgpt",
+    "GPT",
+    {
+        "RMSNorm": (
+            Part(
+                "rms_norm",
+                modules.FusedLitGPTNorm,
+                lambda norm: "it adds 1 to its weight" if norm.add_unit_offset else None,
+            ),
+        ),
+        "LLaMAMLP": _mlp(modules.FusedLitGPTMLP),
+        "CausalSelfAttention": (
+            Part("rope", modules.FusedLitGPTAttention, _unlike),
+            Part(
+                "attention",
+                modules.FusedLitGPTAttention,
+                _refused("q, k and v are one product already"),
+            ),
+        ),
+        "GPT": (
+            Part(
+                "loss",
+                Fused,
+                _refused("litgpt computes it outside: use fusedlib.linear_cross_entropy there"),
+            ),
+        ),
+    },
+    {"Block": (modules.FusedLitGPTLayer, "norm_2")},
+    dict.fromkeys(("norm_1", "norm_2", "ln_f", "norm_q", "norm_k"), ("rms_norm",))
+    | {"attn": ("attention", "rope"), "mlp": ("mlp",)},
+)
+
+FAMILIES = TRANSFORMERS, LITGPT

@@ -1,0 +1,504 @@
+"""What `apply_to` makes of a model's modules: classes whose `forward` is fused.
+
+Where a call asks for what is not fused, or someone has put something else in a child's place, the
+module's old `forward` runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial as bind
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from fusedlib import projection
+from fusedlib.functional import swiglu_mlp
+from fusedlib.fused import (
+    BRING_TO_READERS,
+    LINEAR_FORWARDS,
+    PACKED_MLP,
+    Fused,
+    hooked,
+    plain_weights,
+    watched,
+    watched_everywhere,
+)
+from fusedlib.loss import linear_cross_entropy
+from fusedlib.norms import rms_norm
+from fusedlib.patch.qkv import projections
+from fusedlib.patch.recomputed import forget
+from fusedlib.rotary import rope
+
+
+class FusedRMSNorm(Fused):
+    """Also adds the residual stream: `norm(x, residual)` gives what is normalised as well."""
+
+    _eps, _cast = "variance_epsilon", "hf"
+    _centered = False  # whether its weight is what is added to 1
+
+    def forward(self, hidden_states: Tensor, residual: Tensor | None = None) -> Any:
+        """weight ⊙ s / √(mean(s²) + eps) of s = x, or of s = x + residual and s."""
+        x = hidden_states
+        if residual is not None and residual.dtype != x.dtype:  # added as torch adds
+            wide = torch.promote_types(x.dtype, residual.dtype)
+            x, residual = x.to(wide), residual.to(wide)
+        weight = 1.0 + self.weight.float() if self._centered else self.weight
+        return rms_norm(x, weight, getattr(self, self._eps), residual=residual, cast=self._cast)
+
+
+class FusedWideNorm(FusedRMSNorm):
+    """Multiplies by the weight in fp32, as OLMo 2's."""
+
+    _cast = "litgpt"
+
+
+class FusedLitGPTNorm(FusedWideNorm):
+    """litgpt's likewise."""
+
+    _eps = "eps"
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        """As the others', whose argument has another name."""
+        return super().forward(x, residual)
+
+
+class FusedCenteredNorm(FusedLitGPTNorm):
+    """Gemma's multiplies by 1 + weight."""
+
+    _centered = True
+
+
+class FusedMLP(Fused):
+    """The whole MLP as one operation, by the weights of its projections."""
+
+    # Names of the projections of gate and up, or of both in one, and of down; of the activation.
+    _gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    _down, _activation = "down_proj", "act_fn"
+    _packed: ClassVar = PACKED_MLP
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ."""
+        weights = self.weights()
+        if weights is None:
+            return super().forward(x)
+        return forget(x, swiglu_mlp(x, *weights))
+
+    def weights(self) -> tuple[Any, Tensor] | None:
+        """Those of gate and up, a pair or one above the other, and that of down.
+
+        None where a call of the projections or of the activation is more than what they compute.
+        """
+        children: Any = self._modules
+        down, gate_up = children[self._down], [children[name] for name in self._gate_up]
+        activation = children.get(self._activation)
+        if activation is not None and (
+            "forward" in activation.__dict__ or hooked(activation, BRING_TO_READERS)
+        ):
+            return None
+        weights = plain_weights(*gate_up, down, biased=False)  # as adapters may make them
+        if weights is None:
+            return None
+        *gate_and_up, w_down = weights
+        return (gate_and_up[0] if len(gate_and_up) == 1 else tuple(gate_and_up)), w_down
+
+
+class FusedPhi3MLP(FusedMLP):
+    """gate and up are one product already."""
+
+    _gate_up: tuple[str, ...] = ("gate_up_proj",)
+    _activation = "activation_fn"
+    _packed: ClassVar = {"w_gate_up": ("gate_up_proj.weight",), "w_down": ("down_proj.weight",)}
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """As the others', whose argument has another name."""
+        return super().forward(hidden_states)
+
+
+class FusedLitGPTMLP(FusedMLP):
+    """litgpt's, which calls a function for its activation."""
+
+    _gate_up: tuple[str, ...] = ("fc_1", "fc_2")
+    _down = "proj"
+    _packed: ClassVar = {"w_gate_up": ("fc_1.weight", "fc_2.weight"), "w_down": ("proj.weight",)}
+
+
+# A mask of this shape, which hides nothing, says that attention is causal and no more.
+CAUSAL = (0, 0, 0, 0)
+HEAD = 8  # attention's kernels in 16 bits take multiples of it
+
+
+class FusedAttention(Fused):
+    """Llama's attention with q, k and v as one operation, and q and k turned in one launch."""
+
+    _norms = False  # of q and k
+    _packed: ClassVar = {
+        packed: tuple(f"{name}_proj.{kind}" for name in "qkv")
+        for packed, kind in (("w_qkv", "weight"), ("bias_qkv", "bias"))
+    }
+
+    def forward(
+        self, hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None, past_key_values: Any = None, **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Attention's output (batch, tokens, hidden), and its weights where they are computed."""
+        source = sys.modules[self._base.__module__]
+        heads = *hidden_states.shape[:-1], -1, self.head_dim
+        q, k, v = (x.view(heads) for x in self._projected(hidden_states))
+        if self._norms:
+            q, k = self.q_norm(q), self.k_norm(k)
+        turn = source.apply_rotary_pos_emb
+        if "rope" in self._fusion.switches:
+            width = self._width(v) if past_key_values is None else None
+            turn = bind(rope, width=width)
+            v = v if width is None else pad(v, (0, width - self.head_dim))
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if self._turns():
+            assert position_embeddings is not None
+            q, k = turn(q, k, *position_embeddings)
+        if attention_mask is not None and attention_mask.shape == CAUSAL:
+            attention_mask = None
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        attend = source.ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, source.eager_attention_forward
+        )
+        attended, weights = attend(
+            self, q, k, v, attention_mask,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling, **self._windowed(), **kwargs,
+        )  # fmt: skip
+        attended = attended[..., : self.head_dim].reshape(*hidden_states.shape[:-1], -1)
+        return self.o_proj(attended.contiguous()), weights
+
+    def _width(self, x: Tensor) -> int | None:
+        """Of heads that torch would pad for its kernels; None for others."""
+        head_dim: int = self.head_dim
+        padded = (
+            head_dim % HEAD and x.is_cuda and x.element_size() == 2 and self._turns()
+            and self.config._attn_implementation == "sdpa" and not torch.compiler.is_compiling()
+            and not watched_everywhere()  # who counts operations expects heads of one width
+        )  # fmt: skip
+        return -(-head_dim // HEAD) * HEAD if padded else None
+
+    def _windowed(self) -> dict[str, int | None]:
+        """What attention is told of how many tokens back it looks; Llama's is told nothing."""
+        return {}
+
+    def looks_back(self) -> int | None:
+        """How many tokens attention sees; None for all."""
+        return self._windowed().get("sliding_window")
+
+    def _turns(self) -> bool:
+        """Whether positions turn q and k."""
+        return True
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        children, switches = self.projected(), self._fusion.switches
+        weights = None
+        if "attention" in switches and all(type(child) is nn.Linear for child in children):
+            weights = plain_weights(*children)
+        if weights is None:
+            return tuple(child(x) for child in children)
+        biases = [child.bias for child in children]
+        return projections(x, weights, biases, split="linear" in switches)
+
+    def projected(self) -> list[Any]:
+        """The layers of q, k and v."""
+        return [self._modules[name] for name in ("q_proj", "k_proj", "v_proj")]
+
+
+class FusedMistralAttention(FusedAttention):
+    """Its window stands in the configuration."""
+
+    def _windowed(self) -> dict[str, int | None]:
+        return {"sliding_window": getattr(self.config, "sliding_window", None)}
+
+
+class FusedQwen2Attention(FusedAttention):
+    """Its window is an attribute."""
+
+    def _windowed(self) -> dict[str, int | None]:
+        return {"sliding_window": self.sliding_window}
+
+
+class FusedQwen3Attention(FusedQwen2Attention):
+    """With norms of each head of q and k."""
+
+    _norms = True
+
+
+class FusedSmolLM3Attention(FusedQwen2Attention):
+    """Some layers know no positions."""
+
+    def _turns(self) -> bool:
+        return self.use_rope
+
+
+class FusedOlmo2Attention(FusedAttention):
+    """With norms of q and k as a whole."""
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = super()._projected(x)
+        return self.q_norm(q), self.k_norm(k), v
+
+
+class FusedOlmo3Attention(FusedOlmo2Attention, FusedQwen2Attention):
+    """With a window besides."""
+
+
+class FusedPhi3Attention(FusedMistralAttention):
+    """q, k and v are one product already."""
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        qkv, size = self.qkv_proj(x), self.head_dim
+        keys = self.num_key_value_heads * size
+        return qkv.split([self.config.num_attention_heads * size, keys, keys], dim=-1)
+
+
+class FusedLitGPTAttention(Fused):
+    """litgpt's attention, whose q, k and v are one product already."""
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None,
+        input_pos: Tensor | None = None, input_pos_maxp1: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Attention's output (batch, tokens, hidden)."""
+        config, (batch, tokens, _) = self.config, x.shape
+        heads, groups = config.n_head, config.n_query_groups
+        packed = self.qkv(x).view(batch, tokens, -1, config.head_size).transpose(1, 2)
+        q, k, v = packed.split([heads, groups, groups], dim=1)
+        if self.norm_q is not None:
+            q, k = self.norm_q(q), self.norm_k(k)
+        q, k = rope(q, k, cos, sin)
+        if input_pos is not None:
+            if self.kv_cache is None:
+                raise TypeError("You need to call `gpt.set_kv_cache()`")
+            k, v = self.kv_cache(input_pos, k, v)
+            k, v = k[..., :input_pos_maxp1, :], v[..., :input_pos_maxp1, :]
+        if groups != heads and (input_pos is None or groups != 1):
+            k, v = (t.repeat_interleave(heads // groups, dim=1) for t in (k, v))
+        attended = self.scaled_dot_product_attention(q, k, v, mask)
+        return self.proj(attended.reshape(batch, tokens, -1))
+
+
+def _adds(norm: Any) -> bool:
+    """Whether the norm is still ours: others put adapters, norms or a `forward` in its place."""
+    return isinstance(norm, FusedRMSNorm) and "forward" not in vars(norm)
+
+
+def _added_and_normalised(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """The norm of x + residual, and that sum; hooks see what the unpatched norm gets and gives."""
+    if not watched(norm):
+        return norm(x, residual)
+    stream = residual + x
+    return norm(stream), stream
+
+
+class FusedLayer(Fused):
+    """Hugging Face's layer, where attention's output is added inside the norm that follows."""
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None, past_key_values: Any = None,
+        use_cache: bool | None = False,
+        position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any,
+    ) -> Tensor:  # fmt: skip
+        """The residual stream behind this layer."""
+        kwargs |= {
+            "attention_mask": attention_mask, "position_ids": position_ids,
+            "past_key_values": past_key_values, "use_cache": use_cache,
+            "position_embeddings": position_embeddings,
+        }  # fmt: skip
+        if not _adds(self.post_attention_layernorm):
+            return super().forward(hidden_states, **kwargs)
+        normed = self.input_layernorm(hidden_states)
+        attended, _ = self.self_attn(hidden_states=normed, **kwargs)
+        attended = self._dropped(attended, "attn")
+        normed, residual = _added_and_normalised(
+            self.post_attention_layernorm, attended, hidden_states
+        )
+        return residual + self._dropped(self.mlp(normed), "mlp")
+
+    def _dropped(self, x: Tensor, source: str) -> Tensor:
+        """What is left of attention's or the MLP's result: Llama drops nothing."""
+        return x
+
+
+class FusedPhi3Layer(FusedLayer):
+    """With dropout before both additions."""
+
+    def _dropped(self, x: Tensor, source: str) -> Tensor:
+        return getattr(self, f"resid_{source}_dropout")(x)
+
+
+class FusedLitGPTLayer(Fused):
+    """litgpt's block likewise."""
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None,
+        input_pos: Tensor | None = None, input_pos_maxp1: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The residual stream behind this block."""
+        if not _adds(self.norm_2):
+            return super().forward(x, cos, sin, mask, input_pos, input_pos_maxp1)
+        attended = self.attn(self.norm_1(x), cos, sin, mask, input_pos, input_pos_maxp1)
+        attended = self.post_attention_norm(attended)
+        normed, residual = _added_and_normalised(self.norm_2, attended, x)
+        return self.post_mlp_norm(self.mlp(normed)) + residual
+
+
+class FusedLinear(Fused):
+    """A `torch.nn.Linear` by `fusedlib.linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """x Wᵀ + b."""
+        return projection.linear(input, self.weight, self.bias)
+
+
+LINEAR_FORWARDS.add(FusedLinear.forward)
+
+
+class FusedHead(Fused):
+    """A linear layer that gives its cross entropy, where it gets targets, instead of logits.
+
+    As a call of the module, for FSDP, ZeRO-3 and offloading bring its weight by hooks.
+    """
+
+    def forward(self, input: Tensor, target: Tensor | None = None, **settings: Any) -> Tensor:
+        """Logits; or the loss with the settings of `fusedlib.linear_cross_entropy`."""
+        if target is None:
+            product = projection.linear if "linear" in self._fusion.switches else linear
+            return product(input, self.weight, self.bias)
+        return linear_cross_entropy(input, self.weight, target, bias=self.bias, **settings)
+
+
+class FusedCausalLM(Fused):
+    """With labels, in training or where `skip_logits` is True, the loss alone; else as ever."""
+
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None, past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None, labels: Tensor | None = None,
+        use_cache: bool | None = None, logits_to_keep: int | Tensor = 0, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """transformers' output; where the loss is fused its logits are None."""
+        given = {
+            "input_ids": input_ids, "attention_mask": attention_mask,
+            "position_ids": position_ids, "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds, "use_cache": use_cache,
+        }  # fmt: skip
+        if self._needs_no_mask(given):
+            given["attention_mask"] = self.lm_head.weight.new_empty(CAUSAL)
+        skip_logits = kwargs.pop("skip_logits", None)
+        if skip_logits is None:
+            skip_logits = self.training
+        if not (skip_logits and self._fuses(labels, logits_to_keep)):
+            return super().forward(**given, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
+        return_dict = kwargs.pop("return_dict", None)
+        outputs = self.model(**given, **kwargs)
+        loss = _causal_loss(self.lm_head, outputs.last_hidden_state, labels, **kwargs)
+        output = self._output(outputs, loss, attention_mask, **kwargs)
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if as_dict else output.to_tuple()
+
+    def _output(self, outputs: Any, loss: Tensor, attention_mask: Any, **_: Any) -> Any:
+        """What the model returns of what its decoder returned."""
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        return CausalLMOutputWithPast(
+            loss=loss, past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states, attentions=outputs.attentions,
+        )  # fmt: skip
+
+    def _fuses(self, labels: Tensor | None, logits_to_keep: int | Tensor) -> bool:
+        """Whether the loss of a call is the usual one, over all of its tokens."""
+        # Others put a head, hooks or a loss here: PEFT, resized embeddings, `loss_function = `.
+        head, usual = self.lm_head, sys.modules["transformers.loss.loss_utils"].ForCausalLMLoss
+        return (
+            labels is not None and isinstance(logits_to_keep, int) and logits_to_keep == 0
+            and isinstance(head, FusedHead) and not watched(head) and self.loss_function is usual
+        )  # fmt: skip
+
+    def _needs_no_mask(self, given: dict[str, Any]) -> bool:
+        """Whether a call whose attention is causal and no more is compiled or captured in a graph.
+
+        transformers then makes a mask all the same, with which attention takes three times as long.
+        """
+        compiling = torch.compiler.is_compiling()  # which cannot trace the question about graphs
+        if not compiling and not (
+            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        ):
+            return False
+        if not self._fusion.causal or hooked(self.model) or "forward" in vars(self.model):
+            return False
+        masked = "attention_mask", "position_ids", "past_key_values"
+        attentions = [layer.self_attn for layer in self.model.layers]
+        return (
+            all(given[name] is None for name in masked)
+            and self.config._attn_implementation == "sdpa"
+            and all(isinstance(a, FusedAttention) and a.looks_back() is None for a in attentions)
+        )
+
+
+class FusedMoeCausalLM(FusedCausalLM):
+    """With experts, whose balance is part of the loss where it is asked for."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None, past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None, labels: Tensor | None = None,
+        use_cache: bool | None = None, output_router_logits: bool | None = None,
+        logits_to_keep: int | Tensor = 0, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """As the others', with the experts' logits and their balance where they are asked for."""
+        if output_router_logits is None:
+            output_router_logits = self.config.output_router_logits
+        return super().forward(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, labels,
+            use_cache, logits_to_keep, output_router_logits=output_router_logits, **kwargs,
+        )  # fmt: skip
+
+    def _output(
+        self, outputs: Any, loss: Tensor, attention_mask: Any,
+        output_router_logits: bool = False, **_: Any,
+    ) -> Any:  # fmt: skip
+        from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+
+        balance = None
+        if output_router_logits:
+            balance = sys.modules[self._base.__module__].load_balancing_loss_func(
+                outputs.router_logits, self.num_experts, self.num_experts_per_tok,
+                attention_mask,
+            )  # fmt: skip
+            loss = loss + self.router_aux_loss_coef * balance.to(loss.device)
+        return MoeCausalLMOutputWithPast(
+            loss=loss, aux_loss=balance, past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states, attentions=outputs.attentions,
+            router_logits=outputs.router_logits,
+        )  # fmt: skip
+
+
+def _causal_loss(
+    head: nn.Module, hidden: Tensor, labels: Tensor | None,
+    num_items_in_batch: Tensor | int | None = None, ignore_index: int = -100,
+    shift_labels: Tensor | None = None, **_: Any,
+) -> Tensor:  # fmt: skip
+    """As transformers' ForCausalLMLoss: token i is to predict label i + 1."""
+    if shift_labels is None:
+        assert labels is not None
+        shift_labels = pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    target = shift_labels.reshape(-1).to(hidden.device)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss: Tensor = head(
+        hidden.reshape(-1, hidden.shape[-1]), target, ignore_index=ignore_index,
+        reduction=reduction,
+    )  # fmt: skip
+    if num_items_in_batch is None:
+        return loss
+    if isinstance(num_items_in_batch, Tensor):
+        num_items_in_batch = num_items_in_batch.to(loss.device)
+    return loss / num_items_in_batch

@@ -1,0 +1,129 @@
+"""q, k and v of one x by three linear layers, as one operation with one gradient of x.
+
+torch alone would keep three gradients of x and add them in passes of their own; here each product
+adds to the one before it. The weights are used where they lie.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from fusedlib import projection
+from fusedlib.functional import _autocasts, _plain_eager
+from fusedlib.kernels.host.operator import Direct
+from fusedlib.kernels.host.route import has_kernels, transformed
+from fusedlib.kernels.swiglu_configs import MOST_PROJECTED
+from fusedlib.patch.recomputed import forget
+
+# Elements of all three weights, up to which backward joins them, as it joins the gradients. One
+# H100, bf16, µs, the products apart / joined: Llama-1B's (6.3 M) with 512, 2,048 and 8,192 tokens
+# 40 / 40, 91 / 93 and 348 / 339, and 40 of the host's less; Qwen's 0.5B (1 M) 23 / 15, 38 / 28 and
+# 92 / 77; Llama-8B's (25 M) 101 / 127, 318 / 346 and 1267 / 1294.
+MOST_JOINED = 2**23
+
+
+def projections(
+    x: Tensor, weights: list[Tensor], biases: list[Tensor | None], *, split: bool = False
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """x Wᵀ + b of each of three linear layers.
+
+    Args:
+        x: (..., inputs).
+        weights: three, (outputs, inputs).
+        biases: three, (outputs,) or None.
+        split: fp32 products of split factors where they pay, as by `fusedlib.linear`.
+
+    Returns:
+        (..., outputs) of each.
+    """
+    if x.dtype == torch.float32 and split:
+        return projection.linears(x, weights, biases)
+    if not _plain_eager(x, *weights) or transformed():
+        return tuple(map(partial(linear, x), weights, biases))
+    operands: list[Any] = [x, *weights, *biases]
+    if _autocasts(x.device.type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(x.device.type)
+        operands = [None if t is None else t.to(dtype) for t in operands]
+    if any(t is not None and t.dtype != operands[0].dtype for t in operands):
+        return tuple(map(partial(linear, x), weights, biases))  # torch says what is wrong
+    results: tuple[Tensor, ...] = Projections.direct(*operands)
+    forget(x, results[0])
+    return results
+
+
+class Projections(Direct):
+    """Of x, three weights and three biases, which may be None.
+
+    At few tokens all results come by one launch and all gradients by another
+    (`fusedlib.kernels.few_tokens.projections`). With more, small weights are joined for the one
+    product that gives d_x, and large ones multiplied apart: then each product is rounded to x's
+    dtype as it is added to the ones before.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, *weights_and_biases: Tensor | None) -> tuple[Tensor, ...]:
+        """Three results (..., outputs)."""
+        weights: Any = weights_and_biases[:3]
+        biases = weights_and_biases[3:]
+        if x.numel() <= MOST_PROJECTED * x.shape[-1] and has_kernels(x.device):
+            results: tuple[Tensor, ...] | None = _few_tokens().project(x, weights, biases)
+            if results is not None:
+                return results
+        return tuple(map(partial(linear, x), weights, biases))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep x where a weight wants a gradient, and weights where x does."""
+        x, *weights = inputs[:4]
+        wants_x, *wants_weights = ctx.needs_input_grad[:4]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(
+            x if any(wants_weights) else None, *(w if wants_x else None for w in weights)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Of x, weights and biases, those that are wanted."""
+        x, *weights = ctx.saved_tensors
+        wants_x, *wanted = ctx.needs_input_grad
+        d_biases = [
+            dy.flatten(0, -2).sum(0) if wants and dy is not None else None
+            for wants, dy in zip(wanted[3:], upstream, strict=True)
+        ]
+        every = wants_x and all(wanted[:3]) and all(dy is not None for dy in upstream)
+        if every and x.numel() <= MOST_PROJECTED * x.shape[-1] and not torch.is_grad_enabled():
+            few = _few_tokens().gradients(x, weights, upstream) if has_kernels(x.device) else None
+            if few is not None:
+                return *few, *d_biases
+        if every and sum(w.numel() for w in weights) <= MOST_JOINED:
+            joined = torch.cat(
+                [d.reshape(-1, d.shape[-1]) for d in upstream if d is not None], dim=1
+            )
+            d_joined = torch.mm(joined, torch.cat(weights)).view_as(x)
+            d_weight = torch.mm(joined.t(), x.reshape(-1, x.shape[-1]))
+            return d_joined, *d_weight.split([w.shape[0] for w in weights]), *d_biases
+        d_x: Tensor | None = None
+        d_weights: list[Tensor | None] = [None] * 3
+        for index, dy in enumerate(upstream):
+            if dy is None:
+                continue
+            rows, weight = dy.reshape(-1, dy.shape[-1]), weights[index]
+            if wants_x:
+                shape = *dy.shape[:-1], weight.shape[1]
+                d_x = torch.mm(rows, weight) if d_x is None else d_x.addmm_(rows, weight)
+            if wanted[index]:
+                d_weights[index] = torch.mm(rows.t(), x.reshape(-1, x.shape[-1]))
+        return None if d_x is None else d_x.view(shape), *d_weights, *d_biases
+
+
+@cache
+def _few_tokens() -> Any:
+    """Imported late, for Triton need not be there."""
+    from fusedlib.kernels.few_tokens import projections
+
+    return projections

@@ -1,0 +1,172 @@
+"""`warm_up`: every kernel that a module's MLPs can need, compiled before the first step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusedlib.kernels.host.route import FUSED_DTYPES, has_kernels
+from fusedlib.modules import SwiGLUMLP
+from fusedlib.patch.apply import why_plain
+from fusedlib.patch.modules import FusedMLP
+
+TAKEN = (*FUSED_DTYPES, torch.float32)
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """What `warm_up` did.
+
+    Attributes:
+        names: of all kernels that the module can need, by kernel, variant, sizes and dtype.
+        seconds: what it took; most of it in the first process alone, for Triton keeps them on disk.
+        why: the reason why nothing was compiled; None where something was.
+    """
+
+    names: tuple[str, ...]
+    seconds: float
+    why: str | None = None
+
+    def __str__(self) -> str:
+        lines = "\n".join(f"  {name}" for name in self.names)
+        why = f": {self.why}" if self.why else ""
+        return f"{len(self.names)} kernels in {self.seconds:.1f} s{why}\n{lines}".rstrip()
+
+
+def warm_up(
+    module: nn.Module, dtypes: Iterable[torch.dtype] | None = None, *,
+    tokens: range | int | None = None, progress: bool = True,
+) -> Warmed:  # fmt: skip
+    """Compile all kernels that the SwiGLU MLPs in a module can need, several at a time.
+
+    No kernel depends on the number of tokens, so that afterwards no length compiles anything. Every
+    `SwiGLUMLP` is looked at, and every MLP that `apply_to` has fused; layers of the same sizes
+    share their kernels. Nothing is computed, and no memory of the GPU is taken but the kernels'
+    own. Without it the first training step compiles what it needs, and the first of another kind
+    (few tokens, inference) again. Triton keeps what is compiled on disk (`TRITON_CACHE_DIR`), where
+    the next process only reads it.
+
+    Left out are the products of fp32, and operands that do not begin at multiples of 16 bytes.
+
+    Args:
+        module: on its device.
+        dtypes: of x and weights in the calls to come, under autocast autocast's; None takes those
+            of the weights.
+        tokens: the numbers of tokens to come, `range(1, 4097)` or one; None takes all.
+        progress: show a bar, if tqdm is there.
+
+    Returns:
+        What was compiled. Nothing, where plain PyTorch runs instead of kernels, and why.
+
+    Raises:
+        TypeError: a module, dtype or number of tokens of another kind.
+        ValueError: a dtype that the kernels do not take, no dtypes, or no tokens.
+    """
+    began = time.perf_counter()
+    wanted, lengths = _dtypes(dtypes), _lengths(tokens)
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"warm_up takes a torch.nn.Module, got {type(module).__name__}")
+    weights = list(_down_weights(module))
+    layers = dict.fromkeys(
+        (*weight.shape, dtype, weight.device)
+        for weight in weights
+        for dtype in wanted or (weight.dtype,)
+        if dtype in TAKEN and has_kernels(weight.device) and weight.is_cuda
+    )
+    if not layers:
+        return Warmed((), time.perf_counter() - began, _why_nothing(weights))
+    from triton.errors import TritonError
+
+    from fusedlib.kernels import swiglu
+    from fusedlib.kernels.host.ahead import Needed, binaries_of
+
+    found: dict[Hashable, tuple[str, Needed]] = {}
+    for hidden, inner, dtype, device in layers:
+        where = torch.device("cuda", device.index or 0)
+        listed = binaries_of(hidden, inner, dtype, where, lengths)
+        sizes = f"{hidden}·{inner}, {str(dtype).removeprefix('torch.')}"
+        found |= {key: (f"{each.name} ({sizes})", each) for key, each in listed.items()}
+    failed: list[Any] = []
+    try:
+        _build([each for _, each in found.values()], failed, progress)
+    except TritonError as error:
+        if swiglu.hopper is None or not isinstance(failed[0].launch.config, swiglu.hopper.Roles):
+            raise
+        swiglu.do_without_roles(error)
+        return warm_up(module, wanted or None, tokens=tokens, progress=progress)
+    return Warmed(tuple(name for name, _ in found.values()), time.perf_counter() - began)
+
+
+def _build(all_needed: list[Any], failed: list[Any], progress: bool) -> None:
+    """Where one raises it is put into `failed`."""
+    with _bar(len(all_needed), progress) as step:
+        for each in all_needed:
+            each.launch.build_ahead(*each.matrices)
+        for each in all_needed:
+            failed[:] = [each]
+            each.launch.build(*each.matrices)
+            step()
+    failed.clear()
+
+
+def _why_nothing(weights: list[Any]) -> str:
+    if not weights:
+        return "there is no SwiGLUMLP, and no MLP that apply_to has fused"
+    if all(weight.is_meta for weight in weights):
+        return "the weights lie on meta"
+    first = weights[0]
+    return why_plain(weights) or f"no kernels are for {first.dtype} on {first.device}"
+
+
+def _down_weights(module: nn.Module) -> Iterator[Tensor]:
+    """(hidden, inner), of every MLP that runs fused."""
+    for each in module.modules():
+        if isinstance(each, SwiGLUMLP | FusedMLP) and (weights := each.weights()) is not None:
+            yield weights[1]
+
+
+def _dtypes(given: Iterable[torch.dtype] | None) -> tuple[torch.dtype, ...]:
+    if given is None:
+        return ()
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    listed: tuple[Any, ...] = tuple(given) if several else (given,)
+    if not listed:
+        raise ValueError(f"dtypes must be at least one, or None for the weights', got {given!r}")
+    for dtype in listed:
+        if not isinstance(dtype, torch.dtype):
+            number = f"; tokens={dtype} is for a number of tokens" if isinstance(dtype, int) else ""
+            raise TypeError(f"dtypes must be torch dtypes, got {dtype!r}{number}")
+        if dtype not in TAKEN:
+            names = ", ".join(map(str, TAKEN))
+            raise ValueError(f"dtypes must be among {names}, got {dtype}")
+    return listed
+
+
+def _lengths(given: range | int | None) -> range | None:
+    if given is None:
+        return None
+    if not isinstance(given, (range, int)) or isinstance(given, bool):
+        raise TypeError(f"tokens must be a range, a whole number or None, got {given!r}")
+    lengths = given if isinstance(given, range) else range(given, given + 1)
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"tokens must be at least 1, got {given!r}")
+    return range(min(lengths), max(lengths) + 1)
+
+
+@contextmanager
+def _bar(total: int, wanted: bool) -> Iterator[Any]:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        wanted = False
+    if not wanted:
+        yield lambda: None
+        return
+    with tqdm(total=total, desc="fusedlib: kernels", unit="kernel") as bar:
+        yield bar.update

@@ -1,0 +1,158 @@
+"""Study 05: the published kernel and its repairs race Liger and our kernels, one heat a setting.
+
+The published kernel is wrong and may not be imported from here: `notebooks/flawed_swiglu.py`
+registers it and its repairs as rivals of the task `TASK`. It is the subject, so it is timed all the
+same, as `fusedlib.bench.results.Recorder.append` has it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedlib.bench import check, race, rivals, roofline
+from fusedlib.bench.attempt import Unavailable, free_memory
+from fusedlib.bench.race import Case, Entry, Figures
+from measure import problems, swiglu
+from measure.problems import SwiGLUProblem, draw
+
+STUDY = "05_anatomy"
+TASK = "published swiglu"
+BLOCK, TEST_BLOCK = 64, 16  # of the published kernel, and of its published test
+SETTINGS = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
+LAUNCHES = ("python", "graph")
+MIB = 2**20
+
+
+def rival_of(name: str) -> rivals.Rival:
+    """The published kernel or a repair of that name, else a rival of study 03."""
+    return rivals.get(TASK if name in rivals.names(TASK) else swiglu.TASK, name)
+
+
+def cases(
+    sizes: Iterable[tuple[int, int]], directions: Sequence[str], asked: Sequence[str], *,
+    device: str, repetitions: int,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Every rival in every setting and launch that it takes, at square sizes (tokens, width)."""
+    return [
+        {"experiment": "time", "provider": name, **problem.fields(), "launch": launch,
+         "device": device, "repetitions": repetitions}
+        for tokens, width in sizes for dtype, precision in SETTINGS for direction in directions
+        for problem in [square(tokens, width, dtype, direction, precision)]
+        for launch in LAUNCHES for name in asked if dtype in rival_of(name).dtypes
+    ]  # fmt: skip
+
+
+def single_cases(
+    experiment: str, sizes: Iterable[tuple[int, int]], asked: Sequence[str], device: str
+) -> list[dict[str, Any]]:
+    """Every rival at every square size, of `errors` or `peak`; fp32, forward and backward."""
+    return [
+        {"experiment": experiment, "provider": name, **square(tokens, width).fields(),
+         "launch": "python", "device": device}
+        for tokens, width in sizes for name in asked
+    ]  # fmt: skip
+
+
+def square(
+    tokens: int, width: int, dtype: str = "float32", direction: str = "forward+backward",
+    precision: str = "highest",
+) -> SwiGLUProblem:  # fmt: skip
+    """A problem as published: hidden and intermediate size alike.
+
+    Raises:
+        ValueError: a width that is no multiple of the kernel's block.
+    """
+    if width < 1 or width % block_of(tokens):
+        raise ValueError(f"width {width} is no multiple of the kernel's block, {block_of(tokens)}")
+    return SwiGLUProblem(tokens, width, width, dtype, direction, precision=precision)
+
+
+def block_of(tokens: int) -> int:
+    """Rows, columns and K of the published kernel's tiles; its test's where tokens are few."""
+    return BLOCK if tokens >= BLOCK else TEST_BLOCK
+
+
+def available(case: Case) -> None:
+    """Raise `Unavailable` for what cannot run here, before anything is drawn."""
+    if case["launch"] != "python" and torch.device(case["device"]).type != "cuda":
+        raise Unavailable("CUDA graphs need a CUDA GPU")
+    rival_of(case["provider"]).check_available(case["device"], case["dtype"])
+
+
+class Course(swiglu.Course):
+    """Study 03's course, on which the published kernel and its repairs run too."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        with roofline.precision_of("high"):
+            plain = rivals.get(swiglu.TASK, swiglu.BASELINE).build(self.inputs)
+            rounded = check.errors(check.results_of(plain, self.inputs.dy), self.true)
+        # Triton cuts the low bits of a TF32 factor off where cuBLAS rounds: twice the error.
+        self.cut = {n: check.Errors(2 * e.norm, 2 * e.worst) for n, e in rounded.items()}
+
+    def enter(self, case: Case) -> Entry:
+        """Set a rival up and hold it to the truth; what is published or repaired may be wrong."""
+        one = rival_of(case["provider"])
+        return super().enter(case) if one.task == swiglu.TASK else self._published(one)
+
+    def _published(self, one: rivals.Rival) -> Entry:
+        work, dy = one.build(self.inputs), self.inputs.dy
+        figures = one.facts() | self._verdict(one, check.results_of(work, dy))
+        return Entry(
+            figures,
+            lambda heat: race.workload_lap(work, dy, heat, lambda again: self._verdict(one, again)),
+        )
+
+    def _verdict(self, one: rivals.Rival, found: dict[str, Tensor]) -> Figures:
+        """Errors of what arrived, and what is wrong; a forward's replay gives y alone."""
+        tf32 = "tf32" in one.traits
+        usual, dtype = (self.cut, torch.float16) if tf32 else (self.usual, self.dtype)
+        distances = check.errors(found, self.true)
+        asked = ["y"] if set(found) == {"y"} else problems.asked(self.inputs)
+        wrong = check.misses(distances, usual, dtype, asked)
+        figures = {f"{name}_error": e.norm for name, e in distances.items()}
+        return figures | ({"wrong": "; ".join(wrong)} if wrong else {})
+
+
+EVENT = replace(swiglu.EVENT, course=Course, available=available)
+
+
+def errors(case: Case) -> Figures:
+    """Errors of a rival's output and gradients, and `wrong` where it is."""
+    available(case)
+    with EVENT.settings(case):
+        return Course(case).enter(case).figures
+
+
+def peak(case: Case) -> Figures:
+    """Peak of a step in MiB, weights and x counted, beside the weights and gradients in it."""
+    if torch.device(case["device"]).type != "cuda":
+        raise Unavailable("peaks are read from CUDA's allocator: no CUDA GPU here")
+    figures = errors(case)
+    free_memory()
+    inputs = draw(swiglu.problem_of(case), case["device"])
+    work = rival_of(case["provider"]).build(inputs)
+    for _ in range(2):  # libraries take their workspace in the first
+        work.reset()
+        torch.cuda.synchronize()
+        base = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with EVENT.settings(case):
+            work.forward().backward(inputs.dy)
+        torch.cuda.synchronize()
+        top = torch.cuda.max_memory_allocated() - base
+    weights = [leaf for name, leaf in work.leaves.items() if name != "x"]
+    held = sum(w.nbytes for w in weights)
+    gradients = sum(w.grad.nbytes for w in weights if w.grad is not None)
+    return figures | {
+        "peak_mib": (held + inputs.x.nbytes + top) / MIB,
+        "weights_mib": held / MIB, "gradients_mib": gradients / MIB,
+    }  # fmt: skip
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    return f"{case['experiment']} {case['tokens']}·{case['hidden_size']} {case['provider']}"

@@ -1,0 +1,279 @@
+"""Attention's rivals and races: who computes it, on which problems, and how each is checked."""
+
+import re
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fusedlib.bench import check, machine, race, rivals, roofline, timing
+from fusedlib.bench.attempt import TooLarge, Unavailable
+from fusedlib.bench.race import Case, Entry, Event
+from fusedlib.bench.rivals import Workload, rival
+from fusedlib.bench.settings import DIRECTIONS
+from measure.attention import footprint, truth
+from measure.attention.problem import AttentionProblem, Operands, draw, operands_bytes, plain_peak
+from models.transformer import plain_attention
+
+TASK = EXPERIMENT = "attention"
+STUDY = "07_attention"
+BASELINE = "plain"
+FUSED = "fused"
+GRIDS = ("course", "published", "long")
+"""Of the course behind seed 001, of what its script ran, and beyond what fits a card."""
+# Counted at more than this share of the memory there is, a case is not tried. A card refuses and
+# goes on, so that an attempt costs little; a host's system ends the process instead.
+HOPELESS = {"cuda": 4.0, "mps": 0.7, "cpu": 0.5}
+PROBE = 128
+_SHAPE = ("context_length", "head_dim", "batch_size", "dtype")
+# How torch begins its refusal, on CUDA and elsewhere.
+_REFUSED = ("No available kernel", "No viable backend")
+_KEEPS_NO_SQUARE = frozenset({FUSED})
+
+
+@rival(TASK, BASELINE, label="plain", place=1)
+def plain(operands: Operands) -> Workload:
+    """Every step an operation of its own, as in `models.transformer`."""
+    leaves = operands.leaves()
+    return Workload(lambda: plain_attention(*leaves.values()), leaves)
+
+
+@rival(TASK, "math", label="SDPA math", place=3)
+def math(operands: Operands) -> Workload:
+    """scaled_dot_product_attention, backend MATH."""
+    return _backend(operands, SDPBackend.MATH)
+
+
+@rival(TASK, "flash", label="SDPA flash", place=14, traits=_KEEPS_NO_SQUARE)
+def flash(operands: Operands) -> Workload:
+    """scaled_dot_product_attention, backend FLASH_ATTENTION."""
+    return _backend(operands, SDPBackend.FLASH_ATTENTION)
+
+
+@rival(TASK, "efficient", label="SDPA efficient", place=4, traits=_KEEPS_NO_SQUARE)
+def efficient(operands: Operands) -> Workload:
+    """scaled_dot_product_attention, backend EFFICIENT_ATTENTION."""
+    return _backend(operands, SDPBackend.EFFICIENT_ATTENTION)
+
+
+@rival(TASK, "cudnn", label="SDPA cuDNN", place=5, traits=_KEEPS_NO_SQUARE)
+def cudnn(operands: Operands) -> Workload:
+    """scaled_dot_product_attention, backend CUDNN_ATTENTION."""
+    return _backend(operands, SDPBackend.CUDNN_ATTENTION)
+
+
+@rival(TASK, "flex", label="FlexAttention", place=6, traits=_KEEPS_NO_SQUARE | {"asked for"})
+def flex(operands: Operands) -> Workload:
+    """FlexAttention with a causal block mask, torch.compile, fullgraph=True, dynamic=False."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    device = operands.query.device
+    if device.type != "cuda":
+        raise Unavailable(f"torch has FlexAttention's backward pass on CUDA only, not {device}")
+    query, key, value = operands.query, operands.key, operands.value
+    length = query.shape[-2]
+    mask = create_block_mask(_causal, None, None, length, length, device=str(device))
+    compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
+
+    def forward() -> Tensor:
+        mixed = compiled(query, key, value, block_mask=mask)
+        assert isinstance(mixed, Tensor)  # it gives the logsumexp too, when asked for it
+        return mixed
+
+    return Workload(forward, operands.leaves())
+
+
+@rival(TASK, "inductor", traits=frozenset({"asked for"}))
+def inductor(operands: Operands) -> Workload:
+    """The plain one through torch.compile, default mode, fullgraph=True, dynamic=False."""
+    leaves = operands.leaves()
+    compiled = torch.compile(plain_attention, fullgraph=True, dynamic=False)
+    return Workload(lambda: compiled(*leaves.values()), leaves)
+
+
+def _backend(operands: Operands, backend: SDPBackend) -> Workload:
+    query, key, value = operands.query, operands.key, operands.value
+
+    def forward() -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        try:
+            forward()
+        except RuntimeError as error:
+            if not str(error).startswith(_REFUSED):
+                raise
+            raise Unavailable(_reasons(error, given)) from error
+    return Workload(forward, operands.leaves())
+
+
+def _reasons(error: RuntimeError, given: list[warnings.WarningMessage]) -> str:
+    """Torch's reasons: it warns of each before it raises, and of the other backends too."""
+    texts = [str(w.message).partition(" (Triggered internally")[0].strip() for w in given]
+    others = ("not used because", "has been runtime disabled")
+    reasons = [text for text in texts if not any(part in text for part in others)]
+    return " ".join(dict.fromkeys(reasons)) or str(error).strip().splitlines()[0]
+
+
+def _causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return query >= key
+
+
+def is_fused(name: str) -> bool:
+    """Whether a rival keeps no T × T matrix."""
+    return FUSED in rivals.get(TASK, name).traits
+
+
+def counted_form(name: str) -> str | None:
+    """The form by which `problem.kept` counts a rival; None where it is the compiler's choice."""
+    return FUSED if is_fused(name) else name if name in (BASELINE, "math") else None
+
+
+# --- what is measured ----------------------------------------------------------------------------
+
+
+def cases(
+    grid: str, contexts: Sequence[int], widths: Sequence[int], dtypes: Sequence[str],
+    asked: Sequence[str], *, batch_size: int, repetitions: int, device: str,
+    more: Iterable[str] = (),
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One case a shape, dtype, direction and rival; dtype by dtype as they are given.
+
+    Args:
+        grid: one of `GRIDS`, for the notebook's selections.
+        contexts: tokens a sequence.
+        widths: of the one head.
+        dtypes: of all tensors.
+        asked: names of rivals; `all` for every one but those that compile for long.
+        batch_size: sequences.
+        repetitions: rounds.
+        device: where it runs.
+        more: a rival at one dtype and width besides, "inductor float32 64", or at one context of
+            these, "flex float32 64 1024".
+
+    Raises:
+        ValueError: an unknown grid, rival or dtype, a size or number of repetitions below 1.
+    """
+    if grid not in GRIDS:
+        raise ValueError(f"unknown grid {grid!r}; known: {', '.join(GRIDS)}")
+    if repetitions < 1:
+        raise ValueError(f"repetitions must be at least 1, got {repetitions}")
+    added = [_added(text) for text in more]
+    found = []
+    for dtype in dtypes:
+        for width in widths:
+            for context in contexts:
+                problem = AttentionProblem(context, width, batch_size, dtype)
+                shape = {name: getattr(problem, name) for name in _SHAPE}
+                here = [
+                    name for name, at in added
+                    if all(str(shape[field]) == value for field, value in at.items())
+                ]  # fmt: skip
+                found += [
+                    {"experiment": EXPERIMENT, "grid": grid, "provider": name, **shape,
+                     "direction": direction, "repetitions": repetitions, "device": device}
+                    for direction in DIRECTIONS for name in rivals.chosen(TASK, [*asked, *here])
+                ]  # fmt: skip
+    return found
+
+
+def _added(text: str) -> tuple[str, dict[str, str]]:
+    """A rival's name and the fields at which it is measured besides."""
+    found = re.fullmatch(r"(\S+) (?P<dtype>\S+) (?P<head_dim>\d+)( (?P<context_length>\d+))?", text)
+    if found is None:
+        raise ValueError(
+            "give a rival, a dtype, a width and at will a context, 'inductor float32 64' or "
+            f"'flex float32 64 1024', got {text!r}"
+        )
+    fields = {name: value for name, value in found.groupdict().items() if value}
+    return rivals.get(TASK, found[1]).name, fields
+
+
+def problem_of(case: Case) -> AttentionProblem:
+    """The problem that a case or a row speaks of."""
+    context, width, batch = (int(case[name]) for name in _SHAPE[:3])
+    return AttentionProblem(context, width, batch, str(case["dtype"]))
+
+
+def available(case: Case) -> None:
+    """Raise `Unavailable` for what cannot run here, asked at a small context."""
+    if reason := _refusal(*(case[n] for n in ("provider", "head_dim", "dtype", "device"))):
+        raise Unavailable(reason)
+
+
+@cache
+def _refusal(name: str, head_dim: int, dtype: str, device: str) -> str | None:
+    if device not in ("cpu", machine.device_type()):
+        return f"this machine has no {device.upper()} device"
+    one = rivals.get(TASK, name)
+    try:
+        one.check_available(device, dtype)
+        one.build(draw(AttentionProblem(PROBE, head_dim, 1, dtype), device))
+    except Unavailable as error:
+        return str(error)
+    except Exception:
+        return None  # its own case tells what is wrong
+    return None
+
+
+def check_size(name: str, problem: AttentionProblem, device: str) -> None:
+    """Whether a rival that holds T × T tensors is worth a try.
+
+    Raises:
+        TooLarge: it is counted far above the memory there is, see `HOPELESS`.
+    """
+    facts = machine.describe()
+    total = facts.device_memory_gib if device == "cuda" else facts.memory_gib
+    need = (plain_peak(problem, device) + operands_bytes(problem)) / 2**30
+    if not is_fused(name) and total is not None and need > HOPELESS[device] * total:
+        raise TooLarge(
+            f"not tried: {need:,.0f} GiB counted, more than {HOPELESS[device]:g} times the "
+            f"{total:,.0f} GiB there are"
+        )
+
+
+class Course:
+    """One problem, drawn, with the truth and the errors that plain attention makes on it."""
+
+    def __init__(self, case: Case) -> None:
+        self.problem, self.device = problem_of(case), case["device"]
+        self.operands = draw(self.problem, self.device)
+        self.true = truth.truth(self.operands)
+        try:
+            check_size(BASELINE, self.problem, self.device)
+            whole = True
+        except TooLarge:
+            whole = False
+        self.usual = truth.usual_errors(self.operands, self.true, whole=whole)
+
+    def enter(self, case: Case) -> Entry:
+        """Set a rival up, hold all that it gives against the truth, and weigh what it holds."""
+        name, dout = case["provider"], self.operands.dout
+        check_size(name, self.problem, self.device)
+        one = rivals.get(TASK, name)
+        begin = time.perf_counter()
+        work = one.build(self.operands)
+        found = check.results_of(work, dout)
+        timing.synchronize(self.device)
+        figures = {"first_call_s": time.perf_counter() - begin, **one.facts()}
+        errors = truth.errors(found, self.true)
+        figures |= check.require(errors, self.usual, self.problem.torch_dtype)
+        figures |= footprint.measure(work, dout)
+        return Entry(figures, lambda heat: race.workload_lap(work, dout, heat, lambda again: {}))
+
+
+EVENT = Event(
+    course=Course, fields=(*_SHAPE, "device"), available=available, warmup=1,
+    settings=lambda case: roofline.precision_of("highest"),
+    label=lambda case: (
+        f"context {case['context_length']}, width {case['head_dim']}, {case['dtype']}"
+    ),
+)  # fmt: skip

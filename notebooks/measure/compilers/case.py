@@ -1,0 +1,98 @@
+"""What can be asked: each arm in turns with the baseline."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from fusedlib.bench import machine, rivals
+from fusedlib.bench.attempt import Unavailable
+from measure import llama
+from measure.compilers.arms import BASELINE, TASK
+from measure.compilers.samplers import SAMPLERS
+
+SUBJECTS = {
+    "forward": "forward", "inference": "decoding", "generation": "decoding",
+    "training": "training", "dynamic": "training",
+}  # fmt: skip
+"""Experiments of one subject share a course, with what is compiled."""
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=6e-4, weight_decay=0.1, foreach=True),
+    "adamw": partial(torch.optim.AdamW, lr=1e-4, weight_decay=0.1, fused=True),
+}
+"""SGD is set as seed 003 published it."""
+Case = Mapping[str, Any]
+
+
+def cases(
+    variants: Sequence[Mapping[str, Any]], arms: Sequence[str], *, model: str, batch_size: int,
+    context_length: int, repetitions: int, limit_s: float, device: str = "auto",
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Each arm in turns with the baseline, variant by variant, so that an arm is compiled once.
+
+    Args:
+        variants: `experiment`, with `sampler` of a token's or `optimizer` of a training's.
+        arms: names of rivals, or "all".
+        model: of `llama.CONFIGS`, in bf16.
+        batch_size: sequences.
+        context_length: tokens a sequence; the most of a dynamic training, or those generated.
+        repetitions: turns; of a dynamic training the iterations.
+        limit_s: an arm that is not ready after so many seconds, or whose dynamic training is not
+            done, is stopped; 0 compiles nothing.
+        device: "auto" takes the best there is.
+
+    Raises:
+        ValueError: an unknown experiment, sampler, optimizer, model or arm, or a size below 1.
+    """
+    known: dict[str, Mapping[str, Any]] = {
+        "experiment": SUBJECTS,
+        "sampler": SAMPLERS,
+        "optimizer": OPTIMIZERS,
+    }
+    asked = [("model", model), *(pair for variant in variants for pair in variant.items())]
+    for field, value in asked:
+        if value not in (fits := known.get(field, llama.CONFIGS)):
+            raise ValueError(f"unknown {field} {value!r}; known: {', '.join(fits)}")
+    if min(batch_size, context_length, repetitions) < 1 or limit_s < 0:
+        raise ValueError(
+            f"batch_size={batch_size}, context_length={context_length}, repetitions={repetitions} "
+            f"must be at least 1, limit_s={limit_s} at least 0"
+        )
+    shared = {
+        "model": model, "batch_size": batch_size, "context_length": context_length,
+        "dtype": "bfloat16", "repetitions": repetitions, "limit_s": float(limit_s),
+        "device": machine.device_type() if device == "auto" else device,
+    }  # fmt: skip
+    found: list[dict[str, Any]] = []
+    for arm in rivals.chosen(TASK, arms):
+        for variant in variants:
+            case = {"subject": SUBJECTS[variant["experiment"]], **variant, **shared}
+            if variant["experiment"] == "dynamic":
+                found.append({**case, "provider": arm})
+                continue
+            case["against"] = arm
+            if arm != BASELINE:
+                found += [{**case, "provider": name} for name in (BASELINE, arm)]
+    return found
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    how = case.get("sampler") or case.get("optimizer") or ""
+    return f"{case['model']} {case['experiment']} {how} {case.get('against', case['provider'])}"
+
+
+def require_possible(case: Case) -> None:
+    """Whether a case can run here, and the arm that its time stands beside.
+
+    Raises:
+        Unavailable: device or package are missing, or nothing is to be compiled.
+    """
+    for name in {case["provider"], case.get("against", case["provider"])}:
+        one = rivals.get(TASK, name)
+        one.check_available(case["device"], case["dtype"])
+        if "graphs" in one.traits and case["device"] != "cuda":
+            raise Unavailable("CUDA graphs need a CUDA GPU")
+        if "compiles" in one.traits and not case["limit_s"]:
+            raise Unavailable("this part was set to compile nothing here (parameter `compiled`)")

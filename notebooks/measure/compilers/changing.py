@@ -1,0 +1,81 @@
+"""A training whose every step has another length, from the very first on."""
+
+import time
+from typing import Any
+
+import torch
+
+from fusedlib.bench import rivals, timing
+from fusedlib.bench.attempt import Unavailable, free_memory
+from fusedlib.bench.statistics import summarize
+from measure import llama
+from measure.compilers.arms import TASK
+from measure.compilers.case import OPTIMIZERS, Case, require_possible
+from measure.compilers.courses import Training
+from measure.compilers.ready import TooLong, cold, limited
+from measure.end_to_end.course import graphs_compiled
+
+SHORTEST = 16
+
+
+def lengths(case: Case) -> list[int]:
+    """Tokens a sequence of each iteration, the same for all arms."""
+    generator = torch.Generator().manual_seed(0)
+    size = (case["repetitions"],)
+    longest = case["context_length"]
+    drawn: list[int] = torch.randint(
+        min(SHORTEST, longest), longest + 1, size, generator=generator
+    ).tolist()
+    return drawn
+
+
+def dynamic(case: Case) -> dict[str, Any]:
+    """Iterations of a training from its very first step, each with a length of its own.
+
+    Returns:
+        Wall times of the iterations, their sum (`total_s`, None where it was stopped) and graphs
+        compiled by then; `stopped` says after which the time was up. The first one makes no update,
+        so that its gradients can be compared.
+
+    Raises:
+        Unavailable: not even the first iteration was done in time.
+        Wrong: its results miss.
+    """
+    require_possible(case)
+    torch.compiler.reset()
+    free_memory()
+    asked, device, one = lengths(case), case["device"], rivals.get(TASK, case["provider"])
+    course = Training({**case, "context_length": asked[0]})
+    arm, limit = one.build(), case["limit_s"] or 1e6
+    model = course.model_of(arm)
+    program: Any = llama.Program(model, arm.compile(model), course.ids)
+    batches = [llama.tokens(case["model"], case["batch_size"], n, device) for n in asked]
+    times: list[float] = []
+    graphs: list[int] = []
+    checked: dict[str, Any] = {}
+    with cold(device):
+        start = graphs_compiled()
+        for program.ids in batches:
+            begin = time.perf_counter()
+            try:
+                with limited(limit - sum(times) / 1e3):
+                    program.issue()
+                    timing.synchronize(device)
+            except TooLong:
+                break
+            times.append((time.perf_counter() - begin) * 1e3)
+            graphs.append(graphs_compiled() - start)
+            if len(times) == 1:
+                gradients = llama.gradients(model, course.names)
+                checked = course.judged({"loss": program.loss} | gradients)
+                program.optimizer = OPTIMIZERS[case["optimizer"]](model.parameters())
+    if not times:
+        raise Unavailable(f"not one iteration was done in {limit:g} s")
+    done = len(times) == len(asked)
+    stopped = None if done else f"after {len(times)} of {len(asked)}, when {limit:g} s were over"
+    return {
+        **one.facts(), **checked, **summarize(times), "lengths": asked[: len(times)],
+        "graphs_by_then": graphs, "graphs": graphs[-1], "stopped": stopped,
+        "total_s": sum(times) / 1e3 if done else None, "path": llama.path_of(case),
+        "cold_cache": device == "cuda",
+    }  # fmt: skip

@@ -1,0 +1,302 @@
+"""The courses: what an arm computes, held against fp32, and what is timed of it."""
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fusedlib
+from fusedlib.bench import check, rivals, step_clock, timing
+from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
+from fusedlib.bench.race import Entry, Lap
+from fusedlib.bench.step_clock import MIB
+from measure import llama
+from measure.compilers.arms import TASK, Arm, Call
+from measure.compilers.case import OPTIMIZERS, Case
+from measure.compilers.ready import LEAST_CALLS, TooLong, cold, in_fp32, limited, settled
+from measure.compilers.samplers import DRAWS, MOST_MISFIT, SAMPLERS, misfit
+from measure.end_to_end.course import _watched
+
+PROMPT, FORCED, TURN = 6, 8, 20  # tokens: of the prompt, that are checked, of a turn
+STEPS = 2  # of a training's turn, after one that gives the host its head start
+
+
+class Course:
+    """A plain model and, once it is asked for, one with fusedlib's operations and equal weights."""
+
+    true: dict[str, Tensor]
+    usual: dict[str, check.Errors]
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.plain = llama.build(case["model"], case["dtype"], case["device"])
+        self.plain.train(case["subject"] == "training")
+        self.twin: nn.Module | None = None
+
+    def model_of(self, arm: Arm) -> nn.Module:
+        """The model that an arm runs."""
+        if arm.fused and self.twin is None:
+            self.twin = copy.deepcopy(self.plain)
+            fusedlib.apply_to(self.twin)
+        return self.twin if arm.fused and self.twin is not None else self.plain
+
+    def enter(self, case: Case) -> Entry:
+        """Compile an arm, see that it has settled, and hold it against the truth.
+
+        Raises:
+            Unavailable: it is not ready in time.
+            Wrong: its results miss.
+        """
+        one = rivals.get(TASK, case["provider"])
+        within: AbstractContextManager[Any] = nullcontext()
+        if "compiles" in one.traits:
+            torch.compiler.reset()  # also gives back the graphs of the arm before
+            within = limited(case["limit_s"])
+        free_memory()
+        arm = one.build()
+        model = self.model_of(arm)
+        try:
+            with cold(case["device"]), within:
+                figures, lap = self.set_up(model, arm)
+        except TooLong:
+            torch.compiler.reset()
+            raise Unavailable(
+                f"not ready after {case['limit_s']:g} s, the most that this study lets an arm take"
+            ) from None
+        weights = sum(p.nbytes for p in model.parameters()) / MIB
+        figures |= {"weights_mib": weights, "path": llama.path_of(case)}
+        if "held_mib" in figures:
+            figures["peak_mib"] = weights + figures["held_mib"]
+        return Entry({**one.facts(), **figures}, lambda heat: _watched(lap(heat)))
+
+    def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Lap]]:
+        """Figures of an arm that was found right, and what makes its lap in a heat."""
+        raise NotImplementedError
+
+    def judged(self, found: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The largest relative error, as a figure.
+
+        Raises:
+            Wrong: the rule of `check` rejects one of the results.
+        """
+        errors = check.errors(found, self.true)
+        figures = {"error": max(e.norm for e in errors.values())}
+        if wrong := check.misses(errors, self.usual, getattr(torch, self.case["dtype"])):
+            raise Wrong("; ".join(wrong[:5]), figures)
+        return figures
+
+
+class Forward(Course):
+    """Logits of a batch; the last sequence's are held against fp32."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        size = case["batch_size"], case["context_length"]
+        self.ids = llama.tokens(case["model"], *size, case["device"])
+        with torch.no_grad():
+            with in_fp32(self.plain) as exact:
+                self.true = {"logits": exact(self.ids[-1:]).logits[0]}
+            self.usual = check.errors({"logits": self.plain(self.ids).logits[-1]}, self.true)
+
+    def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Lap]]:
+        """The whole batch's logits, once a turn."""
+        call = arm.compile(model)
+
+        @torch.no_grad()
+        def run() -> Tensor:
+            torch.compiler.cudagraph_mark_step_begin()
+            logits: Tensor = call(self.ids).logits
+            return logits
+
+        figures = settled(run, self.case["device"])
+        figures |= self.judged({"logits": run()[-1]})
+        return figures, lambda heat: Lap(run)
+
+
+class Session:
+    """A prompt in a static cache of `length` tokens, which grows by one whenever `call` is called;
+    `model` filled it, uncompiled.
+    """
+
+    def __init__(self, model: nn.Module, call: Call, prompt: Tensor, length: int) -> None:
+        from transformers import StaticCache
+
+        self.call, self.length, self.position = call, length, PROMPT
+        self.cache: Any = StaticCache(config=model.config, max_cache_len=length)
+        self.token = prompt[:, -1:].clone()
+        with torch.no_grad():
+            model(prompt, past_key_values=self.cache, use_cache=True)
+
+    def rewind(self) -> None:
+        """Forget all but the prompt."""
+        self.position = PROMPT
+        for layer in self.cache.layers:
+            layer.cumulative_length.fill_(PROMPT)
+
+    @torch.no_grad()
+    def logits(self, token: Tensor) -> Tensor:
+        """Logits (1, vocabulary) behind a token (1, 1), which is added."""
+        torch.compiler.cudagraph_mark_step_begin()
+        self.position += 1
+        found: Tensor = self.call(token, past_key_values=self.cache, use_cache=True).logits[:, -1]
+        return found
+
+    def forced(self, tokens: Tensor) -> Tensor:
+        """Logits behind each of these tokens (1, n), which follow the prompt."""
+        self.rewind()
+        return torch.cat([self.logits(t[None, None]).clone() for t in tokens[0]])
+
+    @torch.no_grad()
+    def generate(self, count: int, sample: Call) -> None:
+        """So many tokens, each drawn from the logits behind the one before."""
+        for _ in range(count):
+            self.token.copy_(sample(self.logits(self.token)))
+
+
+class Decoding(Course):
+    """Tokens one by one; logits with the cache are held against fp32 without one."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self.ids = llama.tokens(case["model"], 1, PROMPT + FORCED, case["device"])
+        with torch.no_grad(), in_fp32(self.plain) as exact:
+            self.true = {"logits": exact(self.ids).logits[0, PROMPT:]}
+        logits = self.session(self.plain, self.plain).forced(self.ids[:, PROMPT:])
+        self.usual = check.errors({"logits": logits}, self.true)
+
+    def session(self, model: nn.Module, call: Call) -> Session:
+        """A new sequence that begins with the prompt; the cache ends at a multiple of 64."""
+        length = -(-(PROMPT + max(self.case["context_length"], FORCED, TURN)) // 64) * 64
+        return Session(model, call, self.ids[:, :PROMPT], length)
+
+    def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Lap]]:
+        """`TURN` tokens a turn, from the prompt again when the cache is full."""
+        session = self.session(model, arm.compile(model))
+
+        def once() -> None:
+            session.rewind()
+            session.logits(self.ids[:, PROMPT : PROMPT + 1])
+
+        figures = settled(once, self.case["device"])
+        figures |= self.judged({"logits": session.forced(self.ids[:, PROMPT:])})
+        table: Any = model.get_input_embeddings()  # type: ignore[operator]
+        weights = sum(p.nbytes for p in model.parameters()) - table.weight.nbytes
+        layers = session.cache.layers
+        figures |= {
+            "weights_bytes": weights,
+            "cache_bytes": sum(layer.keys.nbytes + layer.values.nbytes for layer in layers),
+        }
+
+        def prepare(calls: int) -> None:
+            if session.position + TURN > session.length:
+                session.rewind()
+
+        def lap(heat: Case) -> Lap:
+            sample, told = self.sampler(heat, arm)
+            session.rewind()
+            session.generate(LEAST_CALLS, sample)
+            return Lap(lambda: session.generate(TURN, sample), prepare, figures=told)
+
+        return figures, lap
+
+    def sampler(self, heat: Case, arm: Arm) -> tuple[Call, dict[str, Any]]:
+        """The heat's sampler, compiled in a generation, with `sampler_s` of its first calls and
+        its `misfit`.
+
+        Raises:
+            Wrong: what it draws is not distributed so.
+        """
+        sample, device = SAMPLERS[heat["sampler"]], heat["device"]
+        width, dtype = self.true["logits"].shape[-1], getattr(torch, heat["dtype"])
+        with cold(device), torch.no_grad():
+            if heat["experiment"] == "generation":
+                sample = arm.compile(sample)
+            begin = time.perf_counter()
+            for _ in range(LEAST_CALLS):
+                torch.compiler.cudagraph_mark_step_begin()
+                sample(torch.zeros(1, width, dtype=dtype, device=device))
+            timing.synchronize(device)
+            figures = {"sampler_s": time.perf_counter() - begin}
+            figures["misfit"] = misfit(sample, width, dtype, device)
+        if not figures["misfit"] < MOST_MISFIT:
+            raise Wrong(f"{DRAWS} draws miss their probabilities: {figures}", figures)
+        return sample, figures
+
+
+class Training(Course):
+    """A step's loss and the gradient of every parameter, held against fp32 on the whole batch."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        size = case["batch_size"], case["context_length"]
+        self.ids = llama.tokens(case["model"], *size, case["device"])
+        self.names = [name for name, _ in self.plain.named_parameters()]
+        with in_fp32(self.plain) as exact:
+            self.true = self.results(exact, exact)
+        self.usual = check.errors(self.results(self.plain, self.plain), self.true)
+        self.plain.zero_grad(set_to_none=True)
+        self.initial = {name: value.clone() for name, value in self.plain.state_dict().items()}
+        self.programs: list[Any] = []
+
+    def results(self, model: nn.Module, call: Call) -> dict[str, Tensor]:
+        """Loss and gradients of one step by the names of checkpoints."""
+        model.zero_grad(set_to_none=True)
+        loss = call(self.ids, labels=self.ids).loss
+        loss.backward()
+        return {"loss": loss.detach()} | llama.gradients(model, self.names)
+
+    def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Lap]]:
+        """`STEPS` steps a turn with the heat's optimizer, after one that is not counted."""
+        for former in self.programs:
+            former.optimizer = None  # with its moments
+        free_memory()
+        model.load_state_dict(self.initial)
+        model.zero_grad(set_to_none=True)  # of the arm before, which would count as there already
+        program: Any = llama.Program(model, arm.compile(model), self.ids)
+        self.programs.append(program)
+        figures = settled(program.issue, self.case["device"])
+        figures |= self.judged({"loss": program.loss} | llama.gradients(model, self.names))
+        model.zero_grad(set_to_none=True)
+
+        def lap(heat: Case) -> Lap:
+            program.optimizer = None
+            program.optimizer = OPTIMIZERS[heat["optimizer"]](model.parameters())
+            made = step_clock.lap(program, steps=STEPS)
+            if heat["device"] == "cuda":
+                keeps = "graphs" in rivals.get(TASK, heat["provider"]).traits
+                made.figures |= taken(program, figures["held_mib"], keeps)
+            return made
+
+        return figures, lap
+
+
+def taken(program: Any, held_mib: float, keeps: bool) -> dict[str, float]:
+    """MiB of a training's step that has run before, by what they are for.
+
+    `peak_mib` is that of the whole step: weights and the optimizer's state lie there throughout;
+    over them are first the peak of forward and backward, gradients with it, then gradients and the
+    optimizer's temporaries.
+
+    Args:
+        program: with an optimizer.
+        held_mib: the peak of forward and backward over weights, without gradients before.
+        keeps: whether that memory is a CUDA graph's, which has it during the update too.
+    """
+    program.issue()
+    optimizer, before = program.optimizer, torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    optimizer.step()
+    temporaries = (torch.cuda.max_memory_allocated() - before) / MIB
+    weights = list(program.model.parameters())
+    kept = [v for state in optimizer.state.values() for v in state.values()]
+    state = sum(v.nbytes for v in kept if isinstance(v, Tensor)) / MIB
+    gradients = sum(p.grad.nbytes for p in weights if p.grad is not None) / MIB
+    over = held_mib + temporaries if keeps else max(held_mib, gradients + temporaries)
+    return {
+        "peak_mib": sum(p.nbytes for p in weights) / MIB + state + over, "state_mib": state,
+        "gradients_mib": gradients, "temporaries_mib": temporaries,
+    }  # fmt: skip

@@ -1,0 +1,350 @@
+"""Training runs on launchers of their own: FSDP2 on any number of processes, and DeepSpeed.
+
+A launcher (`torch.distributed.run`, or DeepSpeed's own) starts the processes of a job, which run
+`measure.distributed_worker`: one case after the other, as long as they give all memory back,
+which DeepSpeed's do not. Starting them takes half a minute. Studies use it so:
+
+    cases = distributed.cases(
+        ["fsdp2-2", "fsdp2-3", "zero-2", "zero-3"], ["huggingface", "fused"],
+        model="open_llama_3b", processes=[1, 2], batch_sizes=[2], context_length=2048,
+        dtype="bfloat16", optimizer="sgd", warmup=5, steps=45,
+    )
+    with distributed.Jobs() as jobs:
+        sweep(recorder, cases, jobs.measure, distributed.label)
+
+Their rows are of the experiment "distributed". `provider` names an arm, and `model` a
+configuration, of `measure.llama`.
+
+`strategy` (how the model is divided; `STRATEGIES`):
+
+    fsdp2-2              `fully_shard` of each layer, weights stay whole from forward to backward
+    fsdp2-3              weights are gathered anew in backward
+    zero-2, zero-3       DeepSpeed's stages, its defaults, all on the device
+    offload              ZeRO-3, weights and optimizer in the host's memory, CPU Adam, defaults
+    offload-throttled    the same as seed 002 set it: no prefetch, no live weights, buckets of 1e5
+
+Columns of a row, besides the case (experiment, strategy, provider, model, processes, batch_size
+(of one process), context_length, dtype, optimizer, learning_rate, checkpointing, warmup, steps,
+device):
+
+    samples_ms, median_ms, p10_ms, ...   a step from an idle device, the slowest process of each
+    forward_median_ms, backward_..., optimizer_...   parts of the step, likewise
+    steady_samples_ms, steady_median_ms, ...   a step among others that follow without a wait: as
+                                         training runs, where the host may be ahead
+    first_ms                             the very first step, compilation included
+    tokens_per_s                         of all processes together, at the median step
+    peak_mib, state_mib                  device memory a process: most in a step, between steps
+    host_mib, pinned_mib                 host memory of all processes after the last step: resident,
+                                         and page-locked (in blocks of powers of two)
+    weights_mib                          of the whole model
+    losses                               of every step, warm-up first, mean of the processes
+    reference_losses, loss_error, loss_band
+    gradient_norm, reference_gradient_norm, gradient_norm_error, gradient_norm_band
+    communication_ms, hidden_ms, hidden_share, compute_ms    of one profiled step of process 0
+    all_gather_gb_s, reduce_scatter_gb_s   measured bandwidth, bytes sent by a process a second
+    version, settings, path              packages; what the strategy sets; which code of ours ran
+
+None are device memory without a GPU, hidden communication without two, and bandwidths of one
+process. Every job first trains the plain Hugging Face model in one process, on the sequences of all
+processes one by one; losses or the first gradient's norm outside the band are `wrong`. Other rows
+without a time: `unavailable` (package or GPUs missing), `oom`, and `failed` with the last lines of
+the job, or the rule that stopped it (`TIMEOUT_S` for a case). DeepSpeed compiles CPU Adam in its
+first job.
+
+`step_time_ms` and `memory_mib` are a model of more processes, from the rows of one and two.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fusedlib.bench import machine, paths, rivals
+from fusedlib.bench.attempt import Refused, Unavailable
+from measure import distributed_worker, llama
+from measure.distributed_worker import OPTIMIZERS, STRATEGIES, is_deepspeed
+
+EXPERIMENT = "distributed"
+WORKER = distributed_worker.__name__
+TIMEOUT_S = 540.0
+LAST_LINES = 6
+# How often a step gathers all weights: stage 3 does so for the backward pass once more.
+GATHERS = {"fsdp2-2": 1, "fsdp2-3": 2, "zero-2": 1, "zero-3": 2}
+Case = Mapping[str, Any]
+
+
+def cases(
+    strategies: Sequence[str], providers: Sequence[str], *, model: str, processes: Sequence[int],
+    batch_sizes: Sequence[int], context_length: int, dtype: str = "bfloat16",
+    optimizer: str = "sgd", checkpointing: bool = False, warmup: int = 5, steps: int = 45,
+    device: str = "auto",
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Training runs of each provider under each strategy, on each number of processes.
+
+    Args:
+        strategies: of `STRATEGIES`.
+        providers: arms of `measure.llama`, or "all".
+        model: of `llama.CONFIGS`.
+        processes: numbers of processes, one GPU each.
+        batch_sizes: sequences a step and process.
+        context_length: tokens a sequence.
+        dtype: of weights and products; DeepSpeed keeps fp32 copies of 16-bit weights.
+        optimizer: "sgd" or "adamw", which is DeepSpeed's CPU Adam where the optimizer is in the
+            host's memory.
+        checkpointing: whether backward computes each layer's activations anew.
+        warmup: steps before the clock counts.
+        steps: steps that are timed.
+        device: "cuda" or "cpu"; "auto" takes the best there is.
+
+    Raises:
+        ValueError: an unknown strategy, arm, model or optimizer, CPU Adam asked to be SGD, or a
+            number below 1 (below 0 for the warm-up).
+    """
+    for name, given, known in (
+        ("strategy", strategies, STRATEGIES), ("optimizer", [optimizer], OPTIMIZERS),
+        ("model", [model], llama.CONFIGS),
+    ):  # fmt: skip
+        if unknown := [g for g in given if g not in known]:
+            raise ValueError(f"unknown {name} {unknown[0]!r}; known: {', '.join(known)}")
+    numbers = [*processes, *batch_sizes, context_length, steps]
+    if not numbers or min(numbers) < 1 or warmup < 0:
+        raise ValueError(
+            f"processes={list(processes)}, batch_sizes={list(batch_sizes)}, "
+            f"context_length={context_length}, steps={steps} must be at least 1, "
+            f"warmup={warmup} at least 0"
+        )
+    if optimizer != "adamw" and (offloaded := [s for s in strategies if s.startswith("offload")]):
+        raise ValueError(
+            f"{offloaded[0]} runs DeepSpeed's CPU Adam: give optimizer='adamw', not {optimizer!r}"
+        )
+    return [
+        {
+            "experiment": EXPERIMENT, "strategy": strategy, "provider": provider, "model": model,
+            "processes": count, "batch_size": batch_size, "context_length": context_length,
+            "dtype": dtype, "optimizer": optimizer, "learning_rate": OPTIMIZERS[optimizer],
+            "checkpointing": checkpointing, "warmup": warmup, "steps": steps,
+            "device": machine.device_type() if device == "auto" else device,
+        }
+        for strategy in strategies for count in processes for batch_size in batch_sizes
+        for provider in rivals.chosen(llama.TASK, providers)
+    ]  # fmt: skip
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    size = f"{case['batch_size']}×{case['context_length']}"
+    return f"{case['strategy']} {case['provider']} {size} on {case['processes']}"
+
+
+class Jobs:
+    """Runs cases, in processes that go on from one to the next where both are of one kind."""
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+
+    def __enter__(self) -> Jobs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the processes that wait for another case."""
+        if self.job is not None:
+            self.job.end()
+        self.job = None
+
+    def measure(self, case: Case) -> dict[str, Any]:
+        """The row's figures of one case, with `status` and `reason` where it is not ok.
+
+        Raises:
+            Unavailable: DeepSpeed is not installed, or there are fewer GPUs than processes.
+        """
+        _check_available(case)
+        if self.job is None or self.job.kind != _kind(case):
+            self.end()
+            self.job = Job(case)
+        job, goes_on = self.job, False
+        try:
+            replies, status = job.run(case)
+            goes_on = len(replies) == case["processes"] and all(r["goes_on"] for r in replies)
+        finally:
+            if not goes_on:
+                self.end()
+        return result(case, replies, status, job.log)
+
+
+class Job:
+    """Processes of one kind, which take cases from a folder and leave their answers there."""
+
+    def __init__(self, case: Case) -> None:
+        self.kind, self.cases, self.log = _kind(case), 0, ""
+        environment = {**os.environ, "NCCL_NVLS_ENABLE": "0"}
+        if case["device"] == "cpu":
+            environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        self.place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self.folder = Path(self.place.name)
+        first = {"case": dict(case), "study": os.getpid()}
+        (self.folder / "job.json").write_text(json.dumps(first))
+        with (self.folder / "log").open("wb") as log:
+            self.launcher = subprocess.Popen(
+                [sys.executable, "-m", *_launcher(case), self.place.name],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=paths.ROOT, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def run(self, case: Case) -> tuple[list[dict[str, Any]], int | None]:
+        """What the processes answered, process 0 first, and the launcher's status, None while it
+        runs.
+        """
+        self.cases += 1
+        answers = f"reply-{self.cases}-*.json"
+        distributed_worker.put(self.folder / f"case-{self.cases}.json", dict(case))
+        deadline = time.monotonic() + TIMEOUT_S
+        while (status := self.launcher.poll()) is None and time.monotonic() < deadline:
+            if len([*self.folder.glob(answers)]) == case["processes"]:
+                break
+            time.sleep(0.05)
+        self.log = (self.folder / "log").read_text(errors="replace")
+        return [json.loads(p.read_text()) for p in sorted(self.folder.glob(answers))], status
+
+    def end(self) -> None:
+        """End the processes, which see that their launcher is gone."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.launcher.pid, signal.SIGKILL)
+        self.launcher.wait()
+        self.place.cleanup()
+
+
+def _kind(case: Case) -> tuple[Any, ...]:
+    return is_deepspeed(case), case["processes"], case["device"]
+
+
+def result(
+    case: Case, replies: Sequence[Mapping[str, Any]], status: int | None, log: str
+) -> dict[str, Any]:
+    """A job's figures from what its processes answered, process 0 first.
+
+    `status` is the launcher's, None where the time was up. The first process that failed tells
+    why: the others fail because of it.
+
+    Raises:
+        Refused: the time was up, or a process ended without an answer.
+        MemoryError: the system killed a process.
+    """
+    silent = len(replies) < case["processes"]
+    killed = silent and re.search(r"exitcode\s*: -9|return code = -9|Signal 9", log)
+    broken = sorted((r for r in replies if r["status"] != "ok"), key=lambda reply: reply["at"])
+    if broken and not (killed and broken[0]["status"] == "failed"):
+        first = broken[0]
+        return {**first["figures"], "status": first["status"], "reason": first["reason"]}
+    if not silent:
+        return dict(replies[0]["value"])
+    if killed:
+        raise MemoryError("the system killed a process of the job: most likely out of memory")
+    why = f"the job ended with status {status}"
+    if status is None:
+        why = f"the job was stopped after {TIMEOUT_S:g} s, the most that one may take"
+    lines = [line.strip() for line in log.splitlines() if line.strip()][-LAST_LINES:]
+    raise Refused(f"{why}: {' | '.join(lines) or 'no message'}")
+
+
+def _check_available(case: Case) -> None:
+    if is_deepspeed(case) and find_spec("deepspeed") is None:
+        raise Unavailable("the package deepspeed is not installed: pip install '.[llama]'")
+    arm = rivals.get(llama.TASK, case["provider"])
+    if "graph" in arm.traits:
+        raise Unavailable("a step that waits for other processes is not captured in a CUDA graph")
+    if "whole" in arm.traits:
+        raise Unavailable(
+            "hooks that gather weights stand between the layers of a divided model, so it is not "
+            "compiled as a whole: take inductor-layers or fused-inductor-layers"
+        )
+    facts = machine.describe()
+    there = facts.device_count if facts.device_type == "cuda" else 0
+    if case["device"] == "cuda" and case["processes"] > there:
+        raise Unavailable(
+            f"needs {case['processes']} GPUs, one a process; this machine has {there}"
+        )
+    arm.check_available(case["device"], case["dtype"])
+
+
+def _launcher(case: Case) -> list[str]:
+    count = str(case["processes"])
+    if not is_deepspeed(case):
+        return ["torch.distributed.run", "--standalone", "--nproc-per-node", count, "-m", WORKER]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    return [
+        "deepspeed.launcher.runner", "--num_gpus", count, "--master_port", port,
+        "--no_local_rank", "--module", WORKER,
+    ]  # fmt: skip
+
+
+# --- communication, and a model of more processes -----------------------------------------------
+
+
+def communication_ms(
+    strategy: str, weights_mib: float, processes: int, *, all_gather_gb_s: float,
+    reduce_scatter_gb_s: float,
+) -> float:  # fmt: skip
+    """Time of a step's communication if nothing else ran: s · (g / A + 1 / R).
+
+    s = weights · (N - 1) / N is what each of N processes sends to gather all weights once, or to
+    reduce all gradients (of the weights' dtype); g is how often a step gathers (`GATHERS`); A and R
+    are the bandwidths measured for the two, in 1e9 bytes a second.
+
+    Raises:
+        ValueError: a strategy whose step has no such formula, or less than one process.
+    """
+    if strategy not in GATHERS or processes < 1:
+        raise ValueError(
+            f"strategy={strategy!r}, processes={processes}: need one of {', '.join(GATHERS)} and "
+            "at least 1"
+        )
+    sent = weights_mib * 2**20 * (processes - 1) / processes
+    return sent * (GATHERS[strategy] / all_gather_gb_s + 1 / reduce_scatter_gb_s) / 1e6
+
+
+def step_time_ms(single_ms: float, communication: float, hidden_share: float) -> float:
+    """Step time of N processes: T(1) + (1 - h) · communication(N).
+
+    T(1) is the step of one process under the same strategy, h the share of communication that
+    computing hides. Both are taken not to change with N, for a process keeps its own batch: a
+    prediction beyond the processes that were measured holds as far as bandwidth and h do.
+    """
+    return single_ms + (1 - hidden_share) * communication
+
+
+def memory_mib(
+    strategy: str, peak_mib: float, state_mib: float, processes: int, *, regathered_mib: float
+) -> float:
+    """Device memory of each of N processes under FSDP2: M(1) - (1 - 1/N) · state - regathered.
+
+    M(1) is one process's peak under "fsdp2-2", where gathered weights stay. It is reached at the
+    loss, where there are no gradients yet, so that only the state between steps (weights,
+    optimizer) is divided by N. "fsdp2-3" has by then given back the weights that it gathers anew
+    for the backward pass, all layers but one: `regathered_mib`, with more than one process.
+
+    Raises:
+        ValueError: another strategy, or less than one process.
+    """
+    if not strategy.startswith("fsdp2") or processes < 1:
+        raise ValueError(
+            f"strategy={strategy!r}, processes={processes}: need fsdp2-2 or fsdp2-3 and at least 1"
+        )
+    given_back = regathered_mib if strategy == "fsdp2-3" and processes > 1 else 0.0
+    return peak_mib - (1 - 1 / processes) * state_mib - given_back

@@ -1,0 +1,308 @@
+"""Study 06's races: one model, one set of weights, and the rivals' steps in turns.
+
+"mlp": each block's MLP by another rival. "model": the model, as it is or compiled. Each rival is
+checked in a model of the case's widths and tokens with `LAYERS` blocks, after its compilation was
+timed: logits and the gradient of every parameter against float64, by the rule of
+`fusedlib.bench.check`. `LOADED` runs them under load.
+"""
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusedlib import functional, fused
+from fusedlib.bench import (
+    check,
+    rivals,
+    step_clock,
+    sustained,
+    timing,
+)  # fmt: skip
+from fusedlib.bench.attempt import Unavailable, Wrong
+from fusedlib.bench.race import Entry, Event, Lap
+from fusedlib.bench.rivals import Rival, rival
+from fusedlib.bench.settings import matmul_settings
+from fusedlib.modules import SwiGLUMLP
+from fusedlib.patch import apply
+from measure.end_to_end import measure
+from measure.end_to_end.cases import (
+    RACES,
+    WEIGHTS,
+    Case,
+    autocast,
+    label,
+    require_possible,
+    shape,
+    trainer,
+)
+from measure.swiglu import PLAIN_PATH
+from models import mlps
+from models.transformer import SwiGLU, Transformer, loss
+
+LAYERS = 2
+# A step that still compiles after so many others never settles.
+MOST_STEPS = 8
+# Of a turn, after a step that gives the host the head start which it has in a loop.
+STEPS = 1
+Call = Callable[..., Any]
+
+
+# --- who computes the MLP: from the model's own SwiGLU, on its weights ----------------------------
+
+
+@rival("mlp", "eager")
+def eager_mlp(own: SwiGLU) -> nn.Module:
+    """The model's own SwiGLU, plain PyTorch."""
+    return own
+
+
+@rival("mlp", "inductor")
+def compiled_mlp(own: SwiGLU) -> nn.Module:
+    """The model's own lines through torch.compile, dynamic=False, one graph for all layers."""
+    return mlps.CompiledMLP(own)
+
+
+@rival("mlp", "liger", requires=("liger_kernel",), needs_cuda=True)
+def liger_mlp(own: SwiGLU) -> nn.Module:
+    """Liger's fused silu(gate) · up between plain products, as its `LigerSwiGLUMLP` does it."""
+    return mlps.LigerMLP(own)
+
+
+@rival("mlp", "fused", requires=("triton",), needs_cuda=True)
+def fused_mlp(own: SwiGLU) -> nn.Module:
+    """fusedlib.SwiGLUMLP, which runs plain PyTorch where fp32 products are small."""
+    return mlps.FusedMLP(own)
+
+
+# --- whether it is compiled: from a callable ------------------------------------------------------
+
+
+@rival("compile", "eager")
+def as_it_is(call: Call) -> Call:
+    """Plain PyTorch."""
+    return call
+
+
+@rival("compile", "inductor")
+def compiled(call: Call) -> Call:
+    """torch.compile, dynamic=False, from an empty cache on disk."""
+    return torch.compile(call, dynamic=False)
+
+
+@rival("compile", "linear", label="fusedlib.linear", place=27, traits=frozenset({"asked for"}))
+def by_linear(model: Transformer) -> Call:
+    """Every projection, the head's too, by fusedlib.linear; all else plain PyTorch."""
+    same = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    for module in list(same.modules()):
+        if isinstance(module, nn.Linear):
+            fused.fuse(module, apply.FusedLinear)
+    return same
+
+
+# --- the course -----------------------------------------------------------------------------------
+
+
+class Course:
+    """A trainer whose model the rivals of a heat enter in turns; each parameter has its moments."""
+
+    def __init__(self, case: Case) -> None:
+        self.trainer = trainer(case)
+        self.own = [b.get_submodule("mlp") for b in self.trainer.model.blocks]
+
+    def enter(self, case: Case) -> Entry:
+        """Put a rival into the model, step until nothing compiles any more, weigh and check it."""
+        made, one = self.trainer, rivals.get(RACES[case["experiment"]], case["provider"])
+        place = placing(case, one, made.model, self.own)
+
+        def enter() -> None:
+            made.call = autocast(case, place())
+
+        enter()
+        assert made.optimizer is not None
+        stepped = made.optimizer.param_groups[0]["params"]
+        held = set(map(id, stepped))
+        stepped.extend(p for p in made.model.parameters() if id(p) not in held)
+        try:
+            figures = {**one.facts(), **settle(made.step, case["device"])}
+            figures |= step_clock.peaks(made)
+        finally:
+            made.model.zero_grad(set_to_none=True)
+        figures |= checked(case, one)
+        return Entry(figures, lambda heat: _watched(step_clock.lap(made, enter, STEPS)))
+
+
+def placing(
+    case: Case, one: Rival, model: Transformer, own: Sequence[nn.Module]
+) -> Callable[[], Call]:
+    """What puts a rival into a model of these own MLPs and gives the model as it is called then."""
+    if case["experiment"] == "model":
+        call = one.build(model)
+        return lambda: call
+    parts = [one.build(mlp) for mlp in own]
+
+    def place() -> Call:
+        for block, part in zip(model.blocks, parts, strict=True):
+            block.mlp = part
+        return model
+
+    return place
+
+
+class Loaded(Course):
+    """The same rivals; a lap is one step, which is issued and not waited for."""
+
+    def enter(self, case: Case) -> Entry:
+        """As in turns."""
+        entry = super().enter(case)
+
+        def lap(heat: Case) -> Lap:
+            turn = entry.lap(heat)
+            return Lap(self.trainer.issue, turn.prepare, turn.reset)
+
+        return Entry(entry.figures, lap)
+
+
+def _watched(lap: Lap) -> Lap:
+    """The lap, with a figure for graphs compiled during the measured steps."""
+    lap.figures["recompiled"] = 0
+
+    def run() -> object:
+        before = graphs_compiled()
+        parts = lap.run()
+        lap.figures["recompiled"] += graphs_compiled() - before
+        return parts
+
+    return Lap(run, lap.prepare, lap.reset, lap.figures)
+
+
+def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
+    """Errors of the logits and, the largest, of the gradients; and which code ran, where it varies.
+
+    Raises:
+        Wrong: the rule of `check` rejects one.
+    """
+    torch.manual_seed(0)
+    dtype, device = getattr(torch, WEIGHTS[case["precision"]]), case["device"]
+    small = replace(shape(case), num_layers=LAYERS)
+    model = Transformer(small, device=device, dtype=dtype)
+    size = 2, case["batch_size"], case["context_length"]
+    batch = torch.randint(small.vocab_size, size, device=device)
+    exact = copy.deepcopy(model).double()
+    true = _results(exact, exact, batch)
+    usual = check.errors(_results(model, autocast(case, model), batch), true)
+    place = placing(case, one, model, [b.get_submodule("mlp") for b in model.blocks])
+    errors = check.errors(_results(model, autocast(case, place()), batch), true)
+    gradients = [error.norm for name, error in errors.items() if name != "logits"]
+    figures = {
+        "logits_error": errors["logits"].norm, "gradients_error": max(gradients, default=None),
+        "path": _path(model.blocks[0].get_submodule("mlp"), case),
+    }  # fmt: skip
+    rounded = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
+    if wrong := check.misses(errors, usual, rounded, true):
+        raise Wrong("; ".join(wrong[:5]), figures)
+    return figures
+
+
+def _results(model: Transformer, call: Call, batch: Tensor) -> dict[str, Tensor]:
+    """Logits, and the gradients that arrived by the state dict's names."""
+    model.zero_grad(set_to_none=True)
+    logits = call(batch[0])
+    loss(logits, batch[1]).backward()
+    arrived = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"logits": logits.detach(), **arrived}
+
+
+def _path(mlp: nn.Module, case: Case) -> str | None:
+    """Which code a fused MLP runs at the case's tokens; of others nothing."""
+    if not isinstance(mlp, SwiGLUMLP):
+        return None
+    dtype = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
+    tokens = case["batch_size"] * case["context_length"]
+    x = torch.empty(tokens, mlp.hidden_size, device=case["device"], dtype=dtype)
+    gate, up = mlp.gate_proj.weight, mlp.up_proj.weight
+    return "kernels" if functional.runs_kernels(x, gate, up) else PLAIN_PATH
+
+
+# --- compilation ----------------------------------------------------------------------------------
+
+
+def graphs_compiled() -> int:
+    """Graphs that Dynamo compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def settle(step: Callable[[], object], device: str) -> dict[str, Any]:
+    """Step until nothing compiles any more.
+
+    Returns:
+        `compile_s`, the wall time of the steps that compiled over that of as many that did not,
+        their number (`compile_steps`) and that of `graphs`.
+
+    Raises:
+        Unavailable: it goes on compiling.
+    """
+    start, seconds = graphs_compiled(), 0.0
+    for count in range(MOST_STEPS):
+        before, begin = graphs_compiled(), time.perf_counter()
+        step()
+        timing.synchronize(device)
+        spent = time.perf_counter() - begin
+        if graphs_compiled() == before:
+            graphs = graphs_compiled() - start
+            return {
+                "compile_s": seconds - count * spent, "compile_steps": count, "graphs": graphs
+            }  # fmt: skip
+        seconds += spent
+    raise Unavailable(f"torch.compile still compiles after {MOST_STEPS} steps")
+
+
+@contextmanager
+def cold(case: Case) -> Iterator[None]:
+    """fp32 products in fp32; where compilation is timed, an empty cache on disk and warm imports.
+
+    What is compiled in this process the race forgets before each course.
+    """
+    with matmul_settings("highest", True), warnings.catch_warnings():
+        # This study wants its fp32 products in fp32, which Inductor takes for an oversight.
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+        if RACES[case["experiment"]] != "compile":
+            yield
+            return
+        from torch._inductor.utils import fresh_cache
+
+        _warm_compiler(case["device"])
+        with fresh_cache():
+            yield
+
+
+@cache
+def _warm_compiler(device: str) -> None:
+    """Compile next to nothing once, so that no model pays for imports and worker processes."""
+    weights = torch.ones(8, 8, device=device, requires_grad=True)
+    with suppress(Exception):  # whoever needs the compiler meets the same, and has a row for it
+        torch.compile(lambda w: (w @ w).sin().sum())(weights).backward()
+
+
+def _require_available(case: Case) -> None:
+    require_possible(case)
+    one = rivals.get(RACES[case["experiment"]], case["provider"])
+    one.check_available(case["device"], WEIGHTS[case["precision"]])
+
+
+EVENT = Event(
+    course=Course, available=_require_available, settings=cold, work=measure.work, warmup=1,
+    fields=("experiment", "model", "context_length", "precision", "attention", "device",
+            "batch_size"),
+    seconds=2.0, most=15, bursts=False, label=label,
+)  # fmt: skip
+LOADED = sustained.event(replace(EVENT, course=Loaded))

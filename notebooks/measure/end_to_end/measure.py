@@ -1,0 +1,128 @@
+"""Study 06's single cases: a step's parts and peaks, one under the profiler, AdamW alone."""
+
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+
+from fusedlib.bench import roofline, step_clock, timing
+from fusedlib.bench.allocations import quiet
+from fusedlib.bench.attempt import free_memory
+from fusedlib.bench.settings import matmul_settings
+from fusedlib.bench.statistics import summarize
+from fusedlib.bench.step_clock import MIB, Limits
+from measure.end_to_end.cases import Case, require_possible, shape, trainer
+from measure.steps import Trainer, adamw
+from models import flops
+from models.transformer import Transformer, config
+
+CAST = "aten::_to_copy"
+# A step on its own, after one that gives the host the head start which it has in a loop.
+BLOCKS, STEPS = 3, 1
+INFERENCES = 3
+# AdamW reads weight, gradient and both moments, writes weight and moments.
+PASSES = 7
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """The row's figures.
+
+    Raises:
+        Refused: the device is not here, or the case is far above the memory there is.
+    """
+    require_possible(case)
+    free_memory()  # also when the case before ended in an exception
+    if case["experiment"] == "ceiling":
+        return roofline.measure(case)
+    with matmul_settings("highest", True):
+        return optimizer(case) if case["experiment"] == "optimizer" else step(case)
+
+
+def step(case: Case) -> dict[str, Any]:
+    """Times of the step's parts, then its memory, then what else is asked for."""
+    made = trainer(case)
+    row = step_clock.measure(made, Limits(case["seconds"], BLOCKS, STEPS))
+    row |= work(case) | step_clock.peaks(made)
+    if case["inference"]:
+        row |= _inference(made)
+    return row | (_profiled(made) if case["experiment"] == "profile" else {})
+
+
+def work(case: Case) -> dict[str, Any]:
+    """FLOPs of forward and backward by formula, and tokens of a step."""
+    batch, context = case["batch_size"], case["context_length"]
+    return {"flops": flops.count(shape(case), batch, context), "tokens": batch * context}
+
+
+def _inference(made: Trainer) -> dict[str, Any]:
+    """The model alone without gradients and loss."""
+    with torch.no_grad():
+        found = timing.interleaved(
+            {"inference": lambda: made.call(made.tokens)}, device=made.device, warmup=1,
+            repetitions=INFERENCES, flush_l2=False,
+        )  # fmt: skip
+    return summarize(found["inference"].samples_ms, "inference")
+
+
+def _profiled(made: Trainer) -> dict[str, Any]:
+    """Operators, kernels with their time, and casts of one step.
+
+    A cast is `aten::_to_copy`, by which a tensor changes its dtype; its time is that of the kernels
+    it launches, on a CPU that of the operator. On MPS the profiler sees the host alone.
+    """
+    on_cuda = made.device.type == "cuda"
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if on_cuda:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    profile = torch.profiler.profile(activities=activities)
+    with quiet():
+        profile.start()
+    try:
+        made.step()
+        timing.synchronize(made.device)
+    finally:
+        with quiet():
+            profile.stop()
+    row: dict[str, Any] = {"operators": 0, "casts": 0, "casts_ms": 0.0}
+    kernels, kernels_us = 0, 0.0
+    for event in profile.key_averages():
+        # A range's event on the device spans its kernels and is none itself.
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
+            kernels += event.count
+            kernels_us += event.self_device_time_total
+        elif event.key == CAST:
+            spent = event.device_time_total if on_cuda else event.cpu_time_total
+            row |= {"casts": event.count, "casts_ms": spent / 1e3}
+        if event.device_type == DeviceType.CPU and event.key.startswith("aten::"):
+            row["operators"] += event.count
+    return row | ({"kernels": kernels, "kernels_ms": kernels_us / 1e3} if on_cuda else {})
+
+
+def optimizer(case: Case) -> dict[str, Any]:
+    """AdamW's steps on random gradients, `least_bytes` that one must move, and its memory.
+
+    On CUDA also `transient_mib`, which a settled step allocates at its peak and gives back.
+    """
+    model = Transformer(config(case["model"]), device=case["device"])
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter) * 1e-3
+    adam = adamw(parameters, case["optimizer"])
+    adam.step()
+    row: dict[str, Any] = {}
+    if torch.device(case["device"]).type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        adam.step()
+        row["transient_mib"] = (torch.cuda.max_memory_allocated() - before) / MIB
+    found = timing.interleaved(
+        {"optimizer": adam.step}, device=case["device"], warmup=1, repetitions=5, most=20,
+        seconds=case["seconds"], flush_l2=False,
+    )  # fmt: skip
+    row |= summarize(found["optimizer"].samples_ms, "optimizer")
+    moments = [m for s in adam.state.values() for m in s.values() if isinstance(m, torch.Tensor)]
+    weights, state = (sum(t.nbytes for t in tensors) for tensors in (parameters, moments))
+    return row | {
+        "least_bytes": PASSES * weights, "tensors": len(parameters),
+        "weights_mib": weights / MIB, "state_mib": state / MIB,
+    }  # fmt: skip

@@ -1,0 +1,170 @@
+"""Lengths that change: what a number of tokens costs that a rival has not met before.
+
+Training on real text and serving see a new number of tokens at nearly every call. Each rival has a
+process of its own with no compiled kernel on disk; a length is called twice in a row.
+"""
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fusedlib
+from fusedlib.bench import check, fresh, rivals, timing
+from fusedlib.bench.attempt import Wrong
+from fusedlib.bench.rivals import Workload
+from measure import problems, swiglu
+from measure.problems import Inputs, SwiGLUProblem, draw
+
+EXPERIMENT = "lengths"
+TIMEOUT_S = 300.0
+RESERVED = 32  # times gate, which is what a rival's memory of a call fits in
+
+
+def drawn(count: int, most: int, seed: int = 0) -> list[int]:
+    """So many different lengths from 1 to `most`, in random order.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    return random.Random(seed).sample(range(1, most + 1), count)
+
+
+def cases(
+    asked: Sequence[str], *, lengths: int, most: int, hidden_size: int, intermediate_size: int,
+    dtype: str, device: str, warmed: Iterable[str] = (),
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A case a rival, and one more where `fusedlib.warm_up` goes before.
+
+    Args:
+        asked: names of rivals; torch.compile with dynamic=False compiles anew for every length.
+        lengths: how many different ones.
+        most: the longest one possible, in tokens.
+        hidden_size: width of x and y.
+        intermediate_size: width of gate and up.
+        dtype: of inputs, weights and results.
+        device: where it runs.
+        warmed: those of them that are measured once more, after `fusedlib.warm_up`.
+
+    Raises:
+        ValueError: an unknown rival.
+    """
+    shared = {
+        "experiment": EXPERIMENT, "direction": "forward+backward", "lengths": lengths, "most": most,
+        "hidden_size": hidden_size, "intermediate_size": intermediate_size, "dtype": dtype,
+        "device": device,
+    }  # fmt: skip
+    names = rivals.chosen(swiglu.TASK, asked)
+    runs = [(name, False) for name in names] + [(name, True) for name in warmed if name in names]
+    return [shared | {"provider": name, "warmed": ahead} for name, ahead in runs]
+
+
+def label(case: Mapping[str, Any]) -> str:
+    """A case in a few words."""
+    warmed = " warmed" if case["warmed"] else ""
+    return f"lengths {case['dtype']} {case['provider']}{warmed}"
+
+
+def measure(case: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a case: see `in_one_process`.
+
+    Raises:
+        Unavailable: the rival does not run here.
+        Wrong: its results miss the truth.
+    """
+    rivals.get(swiglu.TASK, case["provider"]).check_available(case["device"], case["dtype"])
+    names = "provider", "hidden_size", "intermediate_size", "dtype", "device", "warmed"
+    arguments = {name: case[name] for name in names}
+    arguments["tokens"] = drawn(case["lengths"], case["most"])
+    found = dict(fresh.run(f"{__name__}:in_one_process", arguments, timeout_s=TIMEOUT_S))
+    if missed := found.pop("missed"):
+        raise Wrong("; ".join(missed))
+    return found
+
+
+def in_one_process(
+    provider: str, hidden_size: int, intermediate_size: int, dtype: str, device: str, warmed: bool,
+    tokens: Sequence[int], start: Mapping[str, float],
+) -> dict[str, Any]:  # fmt: skip
+    """Milliseconds of the first and the second call of each length, by the host's clock.
+
+    A call waits for an idle device, runs forward and backward, and waits again. The weights stay
+    where they are, and torch holds enough memory beforehand for no rival to ask the driver for
+    more. Afterwards y and all gradients are held against the truth at two lengths.
+
+    Returns:
+        `tokens`, `first_ms`, `second_ms` and `made`, the kernels that the first call compiled for
+        the GPU, in the order of the calls; `first_use_ms`, the very first call; `compile_s`, what
+        calls that compiled took over their second ones; `binaries`, all that were compiled;
+        `warm_s` and `warm_binaries` of `fusedlib.warm_up`, None without it; `missed`, what is
+        wrong with the results, and the rival's facts.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        rival = rivals.get(swiglu.TASK, provider)
+        problem = SwiGLUProblem(max(tokens), hidden_size, intermediate_size, dtype=dtype)
+        inputs = draw(problem, device)
+        rows, upstream = inputs.x.detach().clone(), inputs.dy
+        workload = rival.build(inputs)
+        torch.mm(rows, rows.t())  # the library and its workspace
+        rows.new_empty(RESERVED * max(tokens) * intermediate_size)  # kept by torch's allocator
+        warm_s = _warm_up(hidden_size, intermediate_size, dtype, device) if warmed else None
+        before = _compiled(folder)
+        first, second, made = [], [], []
+        for count in tokens:
+            inputs.x.grad = None
+            inputs.x.data = rows[:count].clone()
+            known = _compiled(folder)
+            first.append(_call_ms(workload, upstream[:count].clone(), device))
+            made.append(_compiled(folder) - known)
+            second.append(_call_ms(workload, upstream[:count].clone(), device))
+        binaries = _compiled(folder)
+        missed = []
+        for count in (tokens[0], max(tokens)):
+            inputs.x.data = rows[:count].clone()
+            missed += _missed(workload, replace(inputs, dy=upstream[:count]))
+    over = [a - b for a, b, new in zip(first, second, made, strict=True) if new]
+    return {
+        "tokens": list(tokens), "first_ms": first, "second_ms": second, "made": made,
+        "first_use_ms": first[0], "compile_s": sum(over) / 1e3, "binaries": binaries,
+        "warm_s": warm_s, "warm_binaries": before if warmed else None, "missed": missed,
+        "path": workload.path, **rival.facts(),
+    }  # fmt: skip
+
+
+def _call_ms(workload: Workload, dy: torch.Tensor, device: str) -> float:
+    workload.reset()
+    timing.synchronize(device)
+    began = time.perf_counter()
+    workload.forward().backward(dy)
+    timing.synchronize(device)
+    return (time.perf_counter() - began) * 1e3
+
+
+def _compiled(folder: str) -> int:
+    """Kernels for an NVIDIA GPU in a cache of Triton's, torch.compile's among them."""
+    return sum(1 for _ in Path(folder).rglob("*.cubin"))
+
+
+def _warm_up(hidden_size: int, intermediate_size: int, dtype: str, device: str) -> float:
+    """Seconds that it takes for a layer of these sizes."""
+    layer = fusedlib.SwiGLUMLP(
+        hidden_size, intermediate_size, device=device, dtype=getattr(torch, dtype)
+    )
+    return fusedlib.warm_up(layer, progress=False).seconds
+
+
+def _missed(workload: Workload, inputs: Inputs) -> list[str]:
+    """What is wrong with a workload's results, by the one rule."""
+    true = problems.truth(inputs)
+    plain = rivals.get(swiglu.TASK, swiglu.BASELINE).build(inputs)
+    usual = check.errors(check.results_of(plain, inputs.dy), true)
+    found = check.errors(check.results_of(workload, inputs.dy), true)
+    return check.misses(found, usual, inputs.x.dtype)

@@ -1,0 +1,98 @@
+"""Study 11: whole Llama training steps; who computes them, what they hold, how far they reach.
+
+An *arm* is a rival of the task "llama": it takes a Hugging Face model, changes this one model and
+gives what is called with tokens and labels. No class is patched, so that arms share a process, and
+in races of forward and backward one set of weights.
+
+experiment  what is measured
+step        forward and backward, or a whole step with AdamW, all arms in turns
+fp32        the same in fp32, at a setting of torch's fp32 products
+sustained   forward and backward under load, with energy
+memory      two steps watched by the allocator's history: what fills the peak
+limit       the largest batch or the longest context whose step fits
+first-steps losses of a training's first steps, beside those with exact gradients
+gradients   errors of gradients at weights of a Hugging Face training, by `Trajectory`
+fp32-train  losses of a training at a setting of torch's fp32 products, and in float64
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from fusedlib.bench import machine, rivals
+from measure.llama.alone import GROWING, MEASURES, measure
+from measure.llama.arms import (
+    BASELINE,
+    OTHER_ATTENTION,
+    PARTS,
+    SWITCHES,
+    TASK,
+    causal_attention,
+    with_liger,
+)
+from measure.llama.case import label
+from measure.llama.models import CONFIGS, build, copy_of, tokens
+from measure.llama.races import EVENT, FP32, LOADED, few_threads, flops, path_of
+from measure.llama.step import Program, try_capture
+from measure.llama.training import (
+    FIRST_STEPS,
+    MOMENT_SEEDS,
+    MOMENTS,
+    SEEDS,
+    Trajectory,
+    loss_distances,
+    wrong_gradients,
+)
+from measure.llama.truth import EXACT, Judge, gradients
+from measure.swiglu import PLAIN_PATH
+
+__all__ = [
+    "BASELINE", "CONFIGS", "EVENT", "EXACT", "FIRST_STEPS", "FP32", "LOADED", "MOMENTS",
+    "MOMENT_SEEDS", "OTHER_ATTENTION", "PARTS", "PLAIN_PATH", "SEEDS", "STUDY", "SWITCHES", "TASK",
+    "Judge", "Program", "Trajectory", "build", "cases", "causal_attention", "copy_of",
+    "few_threads", "flops", "gradients", "label", "loss_distances", "measure", "path_of", "tokens",
+    "try_capture", "with_liger", "wrong_gradients",
+]  # fmt: skip
+
+STUDY = "11_llama"
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def cases(
+    experiment: str, arms: Iterable[str], *, model: str, dtype: str = "bfloat16",
+    batch_size: int = 4, context_length: int = 2048, device: str = "auto", **more: Any,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A case an arm.
+
+    Args:
+        experiment: see the top of this file.
+        arms: names of rivals, or "all".
+        model: of `CONFIGS`.
+        dtype: of weights, gradients and moments.
+        batch_size: sequences a step.
+        context_length: tokens a sequence.
+        device: "auto" takes the best there is.
+        more: what else makes the case: `optimizer` and `repetitions` of a step, `grows` of a
+            limit, `seed`, `learning_rate` and `steps` of a training, of gradients its `step`,
+            `precision` of fp32 products.
+
+    Raises:
+        ValueError: an unknown experiment, model, dtype or arm, or a size below 1.
+    """
+    for name, given, known in (
+        ("experiment", experiment, ("step", "fp32", "gradients", *MEASURES)),
+        ("model", model, CONFIGS), ("dtype", dtype, DTYPES),
+        ("grows", more.get("grows", "batch"), GROWING),
+    ):  # fmt: skip
+        if given not in known:
+            raise ValueError(f"unknown {name} {given!r}; known: {', '.join(known)}")
+    if batch_size < 1 or context_length < 2:
+        raise ValueError(
+            f"batch_size={batch_size}, context_length={context_length}: need at least 1 and 2"
+        )
+    where = machine.device_type() if device == "auto" else device
+    shared = {"model": model, "dtype": dtype, "batch_size": batch_size,
+              "context_length": context_length, "device": where, **more}  # fmt: skip
+    return [
+        {"experiment": experiment, "provider": name, **shared}
+        for name in rivals.chosen(TASK, arms)
+    ]  # fmt: skip

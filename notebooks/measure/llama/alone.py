@@ -1,0 +1,199 @@
+"""One arm alone: what fills its memory, and how far it reaches."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fusedlib.bench import paths
+from fusedlib.bench.attempt import Unavailable, free_memory, is_out_of_memory
+from fusedlib.bench.step_clock import MIB
+from measure import allocator_history
+from measure.allocator_history import Known, watching
+from measure.llama.arms import alone
+from measure.llama.case import require_possible
+from measure.llama.models import CONFIGS, Case, tokens
+from measure.llama.races import few_threads, path_of, work
+from measure.llama.step import Program
+from measure.llama.training import train, train_at_precision
+from measure.model_memory import addresses_of
+
+GROWING = {"batch": 1, "context": 256}
+"""What a limit looks for, and the unit that it is told in."""
+TRIES = 6
+POINTS = 300
+
+
+def memory(case: Case) -> dict[str, Any]:
+    """What fills memory in the second of two whole steps, by the allocator's history.
+
+    `logits` are blocks as wide as the vocabulary that are no weight, gradient or moment.
+    """
+    known, device = Known(), torch.device(case["device"])
+    size = case["batch_size"], case["context_length"]
+    with watching(device) as watch:
+        model, call = alone(case)
+        ids = tokens(case["model"], *size, device)
+        program = Program(model, call, ids, optimizer=True)
+        watch.mark("built")
+        known.named.append(("built", "weights", addresses_of(model.parameters())))
+        for number in (1, 2):
+            begin, forward, backward, update = (
+                f"{name} {number}" for name in ("begin", "forward", "backward", "update")
+            )
+            watch.mark(begin)
+            loss = call(ids, labels=ids).loss
+            watch.mark(forward)
+            known.forwards.append((begin, forward, set()))
+            loss.backward()
+            watch.mark(backward)
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            known.named.append((backward, "gradients", addresses_of(gradients)))
+            assert program.optimizer is not None
+            program.optimizer.step()
+            watch.mark(update)
+            moments = [t for s in program.optimizer.state.values() for t in s.values() if t.dim()]
+            known.named.append((update, "optimizer", addresses_of(moments)))
+            del loss, gradients
+            model.zero_grad(set_to_none=True)
+    figures = _split(watch, known, CONFIGS[case["model"]]["vocab_size"])
+    if device.type == "cuda":
+        file = snapshot_path(case)
+        figures |= {"snapshot": file.name, "snapshot_mib": watch.save(file) / MIB}
+    return figures | work(case) | {"path": path_of(case)}
+
+
+def snapshot_path(case: Case) -> Path:
+    """Where an arm's snapshot lies, to be opened on https://pytorch.org/memory_viz."""
+    name = f"llama-{case['provider']}-{case['batch_size']}x{case['context_length']}.pickle"
+    return paths.build_dir() / "snapshots" / name.replace(" ", "-")
+
+
+def _split(watch: Any, known: Known, vocabulary: int) -> dict[str, Any]:
+    """The timeline of the second step by category, and the same at its peak."""
+    odd = vocabulary // (vocabulary & -vocabulary)
+    every = allocator_history.classify(watch.history, known)
+    passing = ("activations", "temporaries", "other")
+    wide = {id(b) for b in every if b.category in passing and not b.nbytes % odd}
+    changes = len(watch.history.changes)
+    held, logits = (
+        allocator_history.live([b for b in every if (id(b) in wide) == chosen], changes)
+        for chosen in (False, True)
+    )
+    held |= {"logits": np.sum(list(logits.values()), axis=0)}
+    del held["casts"]
+    start, stop = watch.history.moments["begin 2"], watch.history.moments["update 2"]
+    total = np.sum(list(held.values()), axis=0)[start:stop]
+    at = start + int(np.argmax(total))
+    points = start + allocator_history.thinned(total, [], POINTS)
+    moments = watch.history.moments
+    names = ("forward 2", "backward 2", "update 2")
+    figures: dict[str, Any] = {
+        "peak_mib": int(total.max()) / MIB, "live_at": (points - start).tolist(),
+        "moment_at": [moments[name] - start for name in names],
+        "peak_in": next(name.split()[0] for name in names if at < moments[name]),
+    }  # fmt: skip
+    for name, series in held.items():
+        figures[f"live_{name}_mib"] = [round(float(v), 3) for v in series[points] / MIB]
+        figures[f"peak_{name}_mib"] = int(series[at]) / MIB
+    return figures
+
+
+def limit(case: Case) -> dict[str, Any]:
+    """The largest batch, or the longest context, whose whole step fits.
+
+    Raises:
+        Unavailable: away from CUDA, where memory has no such end.
+    """
+    if case["device"] != "cuda":
+        raise Unavailable("only a CUDA card's memory has an end that a step meets")
+    model, call = alone(case)
+    program = Program(model, call, tokens(case["model"], 1, 2, "cuda"), optimizer=True)
+    grows, unit = case["grows"], GROWING[case["grows"]]
+    at = ("batch", "context").index(grows)
+
+    def peak_mib(count: int) -> float | None:
+        size = [case["batch_size"], case["context_length"]]
+        size[at] = count * unit
+        free_memory()
+        try:
+            program.ids = tokens(case["model"], size[0], size[1], "cuda")
+            torch.cuda.reset_peak_memory_stats()
+            program.issue()
+            torch.cuda.synchronize()
+            return torch.cuda.max_memory_allocated() / MIB
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        model.zero_grad(set_to_none=True)
+        return None
+
+    first = max(1, (case["batch_size"], case["context_length"])[at] // unit)
+    peak_mib(first)  # makes the moments
+    capacity = torch.cuda.get_device_properties(0).total_memory / MIB
+    low, high, tried, slope = furthest(peak_mib, first, capacity)
+    return {
+        "largest": low * unit, "fails_at": high and high * unit, "tried": [n * unit for n in tried],
+        "mib_each": slope / unit, "capacity_mib": capacity,
+    }  # fmt: skip
+
+
+def furthest(
+    peak: Callable[[int], float | None], first: int, capacity: float
+) -> tuple[int, int | None, list[int], float]:
+    """The largest count that fits, the smallest tried that does not, those tried, and the slope.
+
+    The first guess continues the line through `first` and twice as many. From there steps double
+    until one count fits and one does not, then the gap is halved, for `TRIES` tries in all.
+
+    Args:
+        peak: memory of a count, None where it does not fit.
+        first: a small count.
+        capacity: all the memory there is.
+
+    Raises:
+        MemoryError: twice the small count does not fit.
+    """
+    low, high = 2 * first, None
+    tried: list[int] = []
+    small, large = peak(first), peak(low)
+    if small is None or large is None:
+        raise MemoryError(f"out of memory at {first} or {low} already")
+    slope = (large - small) / first
+    guess = max(low + 1, int(low + (capacity - large) / slope)) if slope > 0 else 2 * low
+    step = max(1, guess // 50)
+    while len(tried) < TRIES and (high is None or high - low > 1):
+        tried.append(guess)
+        low, high = (low, guess) if peak(guess) is None else (guess, high)
+        if high is None:
+            guess += step
+        else:
+            middle = (low + high) // 2
+            guess = middle if low in tried else max(middle, guess - step)
+        step *= 2
+    return low, high, tried, slope
+
+
+MEASURES: dict[str, Callable[[Case], dict[str, Any]]] = {
+    "memory": memory, "limit": limit, "first-steps": train, "fp32-train": train_at_precision,
+}  # fmt: skip
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """The figures of a case of `MEASURES`.
+
+    Raises:
+        Refused: it cannot run here.
+    """
+    require_possible(case)
+    free_memory()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+    try:
+        with few_threads(case):
+            return MEASURES[case["experiment"]](case)
+    finally:
+        free_memory()

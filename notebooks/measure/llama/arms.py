@@ -1,0 +1,191 @@
+"""The arms: what each changes in a model, and what is then called with tokens and labels."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+import fusedlib
+from fusedlib.bench import fresh, rivals
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.rivals import rival
+from measure.llama.models import Call, Case, build
+
+TASK, BASELINE = "llama", "huggingface"
+OTHER_ATTENTION = "huggingface-eager"
+"""The baseline again, its sums in another order."""
+SWITCHES = ("rope", "swiglu", "rms_norm", "fused_linear_cross_entropy")
+"""Liger's, by its own names."""
+PARTS = ("mlp", "rms_norm", "rope", "attention", "loss")
+"""Those of `fusedlib.apply_to`."""
+WHOLE = frozenset({"whole"})
+"""Trait of an arm that compiles the whole model."""
+_NEEDS_LIGER = {"requires": ("transformers", "liger_kernel"), "needs_cuda": True}
+
+
+@rival(TASK, BASELINE, requires=("transformers",))
+def plain(model: nn.Module) -> Call:
+    """The model as transformers makes it, attention by scaled_dot_product_attention."""
+    return model
+
+
+def alone(case: Case) -> tuple[nn.Module, Call]:
+    """A model with the case's arm in it, its weights those of the case's `seed`, else 0; and what
+    is called.
+    """
+    model = build(case["model"], case["dtype"], case["device"], seed=case.get("seed", 0))
+    return model, rivals.get(TASK, case["provider"]).build(model)
+
+
+@rival(TASK, OTHER_ATTENTION, label="Hugging Face, eager attention", place=16,
+       requires=("transformers",), traits=frozenset({"asked for"}))  # fmt: skip
+def plain_eager(model: nn.Module) -> Call:
+    """The model as transformers makes it, attention by its "eager" implementation."""
+    transformers_model: Any = model
+    transformers_model.set_attn_implementation("eager")
+    return model
+
+
+@rival(TASK, "inductor", requires=("transformers",), traits=WHOLE)
+def compiled(model: nn.Module) -> Call:
+    """torch.compile of the whole model, its default mode, dynamic=False."""
+    return torch.compile(model, dynamic=False)
+
+
+def causal_attention() -> str:
+    """Name of an attention, now known to transformers, that is causal by flag and gets no mask.
+
+    A model that is compiled gets an explicit mask from transformers, where one that is not gets
+    none (`masking_utils._ignore_causal_mask_sdpa`). For sequences without padding or cache.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register("causal", sdpa_attention_forward)
+    AttentionMaskInterface.register("causal", lambda *_, **__: None)
+    return "causal"
+
+
+@rival(TASK, "inductor-causal", requires=("transformers",), traits=WHOLE)
+def compiled_causal(model: nn.Module) -> Call:
+    """torch.compile of the whole model, dynamic=False, attention by the flag is_causal."""
+    transformers_model: Any = model
+    transformers_model.set_attn_implementation(causal_attention())
+    return torch.compile(model, dynamic=False)
+
+
+def with_liger(model: nn.Module, switches: Iterable[str], **loss: Any) -> nn.Module:
+    """Put Liger's operations into this one model; transformers' module stays as it was.
+
+    Args:
+        model: changed in place.
+        switches: of `SWITCHES`.
+        loss: further settings of Liger's fused loss.
+
+    Raises:
+        ValueError: an unknown switch.
+    """
+    wanted = set(switches)
+    if unknown := sorted(wanted - set(SWITCHES)):
+        raise ValueError(f"unknown switch {unknown[0]!r}; Liger has {', '.join(SWITCHES)}")
+    from liger_kernel.transformers import apply_liger_kernel_to_llama, liger_rotary_pos_emb
+    from transformers.models.llama import modeling_llama
+
+    before = dict(vars(modeling_llama))
+    # It takes a loaded model for all but RoPE, and patches the module for later ones besides.
+    apply_liger_kernel_to_llama(
+        **{name: name in wanted and name != "rope" for name in SWITCHES}, model=model
+    )
+    for name in ("LlamaRMSNorm", "LlamaMLP"):
+        setattr(modeling_llama, name, before[name])
+    if "rope" in wanted:
+        own = modeling_llama.LlamaAttention.forward
+        theirs = {**before, "apply_rotary_pos_emb": liger_rotary_pos_emb}
+        turned = FunctionType(own.__code__, theirs, own.__name__, own.__defaults__)
+        for module in model.modules():
+            if isinstance(module, modeling_llama.LlamaAttention):
+                module.forward = turned.__get__(module)
+    if loss:
+        model.forward = partial(model.forward, **loss)
+    return model
+
+
+def _liger_arm(
+    name: str, switches: Sequence[str], label: str | None = None, place: int | None = None,
+    **loss: Any,
+) -> None:  # fmt: skip
+    def arm(model: nn.Module) -> Call:
+        return with_liger(model, switches, **loss)
+
+    settings = ", ".join([*switches, *(f"{k}={v}" for k, v in loss.items())])
+    arm.__doc__ = f"Liger's {settings}"
+    rival(TASK, name, label=label, place=place, **_NEEDS_LIGER)(arm)
+
+
+_liger_arm("liger", SWITCHES)
+_liger_arm("liger-without-flce", SWITCHES[:3], "Liger without FLCE", 10)
+_liger_arm("liger-fp32", SWITCHES, accum_dtype=torch.float32)
+for _place, _name in enumerate(SWITCHES, 18):
+    _short = _name.replace("fused_linear_cross_entropy", "FLCE")
+    _slug = _short.lower().replace("_", "-")
+    _liger_arm(f"liger-{_slug}", (_name,), f"Liger, {_short} alone", _place)
+
+
+def _fused_arm(name: str, parts: Sequence[str], **look: Any) -> None:
+    def arm(model: nn.Module) -> Call:
+        fusedlib.apply_to(model, **{part: part in parts for part in PARTS})
+        return model
+
+    arm.__doc__ = f"fusedlib.apply_to: {', '.join(parts)}"
+    rival(TASK, name, requires=("transformers",), **look)(arm)
+
+
+_fused_arm("fused", PARTS)
+for _place, _name in enumerate(PARTS, 22):
+    _slug = _name.replace("_", "-")
+    _fused_arm(f"fused-{_slug}", (_name,), label=f"fusedlib, {_name} alone", place=_place)
+
+
+@rival(TASK, "fused-inductor", requires=("transformers",), traits=WHOLE)
+def fused_compiled(model: nn.Module) -> Call:
+    """fusedlib.apply_to with all its parts, then torch.compile of the whole model."""
+    fusedlib.apply_to(model)
+    return torch.compile(model, dynamic=False)
+
+
+@rival(TASK, "inductor-layers", requires=("transformers",), traits=frozenset({"asked for"}))
+def compiled_layers(model: nn.Module) -> Call:
+    """torch.compile of each decoder layer, its default mode, dynamic=False."""
+    layers: Any = model.get_submodule("model.layers")
+    for layer in layers:
+        layer.compile(dynamic=False)
+    return model
+
+
+@rival(TASK, "fused-inductor-layers", requires=("transformers",), traits=frozenset({"asked for"}))
+def fused_compiled_layers(model: nn.Module) -> Call:
+    """fusedlib.apply_to with all its parts, then torch.compile of each decoder layer."""
+    fusedlib.apply_to(model)
+    return compiled_layers(model)
+
+
+@rival(TASK, "fused-graph", label="fusedlib, CUDA graph", place=14, needs_cuda=True,
+       requires=("transformers",), traits=frozenset({"graph"}))  # fmt: skip
+def fused_captured(model: nn.Module) -> Call:
+    """fusedlib.apply_to with all its parts, forward and backward captured in one CUDA graph."""
+    fusedlib.apply_to(model)
+    return model
+
+
+@rival(TASK, "liger-graph", label="Liger, CUDA graph", place=15, traits=frozenset({"graph"}),
+       **_NEEDS_LIGER)  # fmt: skip
+def liger_captured(model: nn.Module) -> Call:
+    """Liger with all its switches, forward and backward captured in one CUDA graph."""
+    try:  # a capture that fails can leave the allocator of its process useless
+        fresh.run("measure.llama:try_capture", {"provider": "liger"}, timeout_s=120)
+    except fresh.FreshProcessError as error:
+        raise Unavailable(f"its step cannot be captured: {str(error).splitlines()[0]}") from None
+    return with_liger(model, SWITCHES)

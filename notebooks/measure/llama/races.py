@@ -1,0 +1,161 @@
+"""Arms in turns on one model: in half precision, in fp32, and under load."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusedlib.bench import check, rivals, step_clock, sustained
+from fusedlib.bench.attempt import Wrong, free_memory
+from fusedlib.bench.race import Entry, Event, Lap
+from fusedlib.bench.settings import matmul_settings
+from fusedlib.kernels.host import route
+from measure.llama.arms import TASK
+from measure.llama.case import label, require_possible
+from measure.llama.models import CONFIGS, Call, Case, build, copy_of, tokens
+from measure.llama.step import Program
+from measure.llama.truth import Judge, plain_loss
+from measure.swiglu import PLAIN_PATH
+
+
+class Course:
+    """One model; each arm is checked once and has its heats, one a batch and context.
+
+    Without an optimizer all arms share one set of weights.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.judge = Judge.of(case)
+        self.base = build(case["model"], case["dtype"], case["device"])
+        self.losses: dict[tuple[int, int], float] = {}
+
+    def enter(self, case: Case) -> Entry:
+        """Hold an arm against the truth and set it up on the whole model."""
+        one = rivals.get(TASK, case["provider"])
+        figures = {**one.facts(), **self.judge.errors(one, case["dtype"]), "path": path_of(case)}
+        free_memory()
+        model = copy_of(self.base, weights=case["optimizer"])
+        call = one.build(model)
+        return Entry(figures, lambda heat: self.lap(heat, model, call, "graph" in one.traits))
+
+    def lap(self, case: Case, model: nn.Module, call: Call, graph: bool) -> Lap:
+        """An arm's turns on one batch, whose loss at full size is compared and whose peaks are
+        taken first.
+        """
+        ids = tokens(case["model"], case["batch_size"], case["context_length"], case["device"])
+        size = case["batch_size"], case["context_length"]
+        if size not in self.losses:
+            self.losses[size] = plain_loss(self.base, ids)
+        program: Any = Program(model, call, ids, optimizer=case["optimizer"], graph=graph)
+        figures = {"loss": _checked_loss(program, self.losses[size], case["dtype"])}
+        figures |= program.activations() | ({} if graph else step_clock.peaks(program, steps=1))
+        lap = step_clock.lap(program, steps=1)
+        lap.figures |= figures
+        return lap
+
+
+def _checked_loss(program: Program, usual: float, dtype: str) -> float:
+    """The loss of a step.
+
+    Raises:
+        Wrong: it is further from plain PyTorch's than a few roundoffs.
+    """
+    optimizer, program.optimizer = program.optimizer, None
+    program.issue()
+    program.optimizer = optimizer
+    assert program.loss is not None
+    loss = program.loss.item()
+    allowed = check.FLOOR_ROUNDOFFS * _loss_roundoff(dtype, program.ids.numel())
+    if not abs(loss / usual - 1) <= allowed:
+        raise Wrong(f"loss {loss:.6g}, Hugging Face's is {usual:.6g}", {"loss": loss})
+    return loss
+
+
+def _loss_roundoff(dtype: str, count: int) -> float:
+    """Of the products behind a loss, TF32's where torch takes it for fp32; but at least that of a
+    sum of so many tokens in fp32, whose errors walk at random.
+    """
+    tf32 = dtype == "float32" and torch.get_float32_matmul_precision() != "highest"
+    products = "float16" if tf32 else dtype  # both have eleven bits
+    return max(torch.finfo(getattr(torch, products)).eps / 2, count**0.5 * 2.0**-24)
+
+
+def path_of(case: Case) -> str | None:
+    """Which code our arms run on these tokens; of others nothing."""
+    if not case["provider"].startswith("fused"):
+        return None
+    return "kernels" if route.has_kernels(torch.device(case["device"])) else PLAIN_PATH
+
+
+def work(case: Case) -> dict[str, Any]:
+    """Tokens of a step."""
+    return {"tokens": case["batch_size"] * case["context_length"]}
+
+
+@contextmanager
+def few_threads(case: Case) -> Iterator[None]:
+    """One thread on a CPU: small models wait longer for a second one than it helps."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if case["device"] == "cpu" else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+EVENT = Event(
+    course=Course, settings=few_threads, fields=("model", "dtype", "device", "optimizer", "group"),
+    available=require_possible, work=work, warmup=1, bursts=False, label=label,
+)  # fmt: skip
+
+
+@contextmanager
+def at_precision(case: Case) -> Iterator[None]:
+    """torch's fp32 products as the case has them: "highest" is IEEE's, "high" TF32."""
+    with matmul_settings(case["precision"], True), few_threads(case):
+        yield
+
+
+class InFp32(Course):
+    """The same arms in fp32; where torch takes TF32, the floor of an error is TF32's roundoff."""
+
+    def enter(self, case: Case) -> Entry:
+        """As in other dtypes."""
+        rounded = "float32" if case["precision"] == "highest" else "float16"  # eleven bits, as TF32
+        entry = super().enter({**case, "dtype": rounded})
+        return Entry(entry.figures | {"path": path_of(case)}, entry.lap)
+
+
+class Loaded(Course):
+    """The same arms; a lap is one step of forward and backward, issued and not waited for."""
+
+    def lap(self, case: Case, model: nn.Module, call: Call, graph: bool) -> Lap:
+        """An arm's steps on the case's batch, whose loss at full size is compared first."""
+        ids = tokens(case["model"], case["batch_size"], case["context_length"], case["device"])
+        program = Program(model, call, ids, graph=graph)
+        loss = _checked_loss(program, plain_loss(self.base, ids), case["dtype"])
+        return Lap(program.issue, reset=model.zero_grad, figures={"loss": loss})
+
+
+def flops(case: Case) -> int:
+    """Of the products of forward and backward: 2 a weight and token, attention's unmasked half as
+    many again, and twice all that backward.
+    """
+    c = CONFIGS[case["model"]]
+    width, layers, heads = c["hidden_size"], c["num_hidden_layers"], c["num_attention_heads"]
+    shared = c.get("num_key_value_heads", heads) / heads
+    layer = (2 + 2 * shared) * width**2 + 3 * width * c["intermediate_size"]
+    weights = 2 * (layers * layer + c["vocab_size"] * width)
+    attention = 2 * layers * case["context_length"] * width
+    return 3 * int(case["batch_size"] * case["context_length"] * (weights + attention))
+
+
+FP32 = replace(
+    EVENT, course=InFp32, fields=(*EVENT.fields, "precision"), settings=at_precision
+)  # fmt: skip
+LOADED = sustained.event(
+    replace(EVENT, course=Loaded, work=lambda case: work(case) | {"flops": flops(case)})
+)

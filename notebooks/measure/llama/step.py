@@ -1,0 +1,88 @@
+"""One step of an arm: forward, backward and, where asked, AdamW."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fusedlib.bench import graphs, rivals
+from fusedlib.bench.rivals import Workload
+from fusedlib.bench.step_clock import MIB
+from fusedlib.bench.timing import Sections
+from measure import steps
+from measure.llama.arms import TASK
+from measure.llama.models import Call, build, tokens
+
+
+class Program:
+    """An arm's model with its tokens, as `step_clock` runs it; with AdamW where asked.
+
+    Args:
+        model: whose parameters get gradients.
+        call: what is called with tokens and labels.
+        ids: tokens and labels (batch, context).
+        optimizer: whether AdamW, torch's fused one, ends a step.
+        graph: whether forward and backward are one CUDA graph.
+    """
+
+    def __init__(
+        self, model: nn.Module, call: Call, ids: Tensor, *, optimizer: bool = False,
+        graph: bool = False,
+    ) -> None:  # fmt: skip
+        self.model, self.call, self.ids, self.device = model, call, ids, ids.device
+        self.optimizer = steps.adamw(model.parameters(), "fused") if optimizer else None
+        self.loss: Tensor | None = None
+        self.captured = _capture(model, call, ids) if graph else None
+
+    def issue(self) -> Sections:
+        """One step, not waited for, with marks at the borders of its sections."""
+        self.model.zero_grad(set_to_none=True)
+        sections = Sections(self.device)
+        if self.captured is not None:
+            with sections.section("graph"):
+                self.captured.replay()
+            self.loss = self.captured.results["y"]
+            adopt(self.model, self.captured.results)
+        else:
+            with sections.section("forward"):
+                loss = self.call(self.ids, labels=self.ids).loss
+            with sections.section("backward"):
+                loss.backward()
+            self.loss = loss.detach()
+        if self.optimizer is not None:
+            with sections.section("optimizer"):
+                self.optimizer.step()
+        return sections
+
+    def activations(self) -> dict[str, float]:
+        """MiB that forward and backward hold at their peak over weights and gradients, which are
+        there before, as in accumulation; nothing is known elsewhere than on CUDA.
+
+        A CUDA graph holds its memory all the time: what it took when it was captured.
+        """
+        if self.device.type != "cuda" or self.captured is not None:
+            return {}
+        torch.cuda.synchronize()
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        self.call(self.ids, labels=self.ids).loss.backward()
+        return {"activations_mib": (torch.cuda.max_memory_allocated() - held) / MIB}
+
+
+def _capture(model: nn.Module, call: Call, ids: Tensor) -> graphs.Captured:
+    work = Workload(lambda: call(ids, labels=ids).loss, dict(model.named_parameters()))
+    one = torch.ones((), device=ids.device, dtype=work.forward().dtype)
+    return graphs.capture(work, one, "forward+backward")
+
+
+def adopt(model: nn.Module, results: Mapping[str, Tensor]) -> None:
+    """Give parameters the gradients that a graph writes."""
+    for name, parameter in model.named_parameters():
+        parameter.grad = results[f"d_{name}"]
+
+
+def try_capture(provider: str, start: Mapping[str, float]) -> None:
+    """Entry of a fresh process: capture the step of a small model of this arm."""
+    model = build("two layers", torch.bfloat16, "cuda")
+    call = rivals.get(TASK, provider).build(model)
+    _capture(model, call, tokens("two layers", 2, 128, "cuda"))

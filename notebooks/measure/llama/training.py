@@ -1,0 +1,188 @@
+"""Does an arm train as Hugging Face does? Trainings, gradients along one, and two rules that tell.
+
+Losses that are compared where they fall say nothing: there the rounding of one step becomes a fall
+some steps earlier or later, in a second run of the same code too. What tells is the same weights,
+or the steps before the fall, held against gradients in float64.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusedlib.bench import check, rivals
+from fusedlib.bench.attempt import free_memory
+from measure import steps
+from measure.llama.arms import BASELINE, OTHER_ATTENTION, TASK, alone
+from measure.llama.case import require_possible
+from measure.llama.models import CONFIGS, Case
+from measure.llama.races import at_precision, few_threads, path_of
+from measure.llama.truth import EXACT, Judge
+
+FIRST_STEPS, SEEDS = 30, 5
+"""Of trainings beside exact gradients: steps before the loss falls, and seeds."""
+MOMENTS, MOMENT_SEEDS = (0, 20, 36, 50), 2
+"""Steps of a Hugging Face training after which gradients are compared, and its seeds."""
+DECIMALS = 8
+"""Of losses in rows: finer than fp32 itself for any loss above 0.1."""
+
+
+class Training:
+    """An arm in training; weights and data of a seed are the same for every arm.
+
+    Args:
+        case: with `seed`, `learning_rate` and the sizes.
+
+    Attributes:
+        ids: tokens and labels of the next step, (batch, context), int64.
+        done: steps made.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.model, self.call = alone(case)
+        self.optimizer = steps.adamw(self.model.parameters(), "fused")
+        self.optimizer.param_groups[0]["lr"] = case["learning_rate"]
+        self.batches = batches(case)
+        self.ids, self.done = next(self.batches), 0
+
+    def step(self) -> Tensor:
+        """Forward, backward and AdamW; the loss, a scalar without a graph."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss: Tensor = self.call(self.ids, labels=self.ids).loss
+        loss.backward()
+        self.optimizer.step()
+        self.ids, self.done = next(self.batches), self.done + 1
+        return loss.detach()
+
+
+def batches(case: Case) -> Iterator[Tensor]:
+    """Endless tokens (batch, context), int64, of the case's seed.
+
+    A token is followed by its successor four times of five, else by any of the first 1024.
+    """
+    alphabet = min(1024, CONFIGS[case["model"]]["vocab_size"])
+    generator = torch.Generator().manual_seed(case["seed"])
+    successor = torch.randperm(alphabet, generator=generator)
+    size = case["batch_size"], case["context_length"]
+    while True:
+        ids = torch.randint(alphabet, size, generator=generator)
+        follows = torch.rand(size, generator=generator) < 0.8
+        for at in range(1, size[1]):
+            ids[:, at] = torch.where(follows[:, at], successor[ids[:, at - 1]], ids[:, at])
+        yield ids.to(case["device"])
+
+
+def train(case: Case) -> dict[str, Any]:
+    """`losses` of the first `steps` of a training."""
+    training = Training(case)
+    losses = [training.step() for _ in range(case["steps"])]
+    return {"losses": [round(loss.item(), DECIMALS) for loss in losses], "path": path_of(case)}
+
+
+def train_at_precision(case: Case) -> dict[str, Any]:
+    """Losses of the same training at a setting of fp32 products."""
+    with at_precision(case):
+        return train(case)
+
+
+class Trajectory:
+    """Arms at the same weights: those of a Hugging Face training after some steps.
+
+    It keeps one training, and what is true at the weights it has come to, so cases should come in
+    the order of their seeds and steps. Its memory is free when it is.
+    """
+
+    def __init__(self) -> None:
+        self.shared: Case = {}
+        self.training: Training
+        self.judge: Judge | None = None
+        self.usual: dict[str, float] = {}
+
+    def measure(self, case: Case) -> dict[str, Any]:
+        """Errors of an arm's gradients after `step` steps, on the tokens of the next one.
+
+        Returns:
+            `parameters`, names in the order of the model's; `gradient_errors` against float64 in
+            norm, relative, None where no gradient arrived; `usual_errors`, the larger of Hugging
+            Face's own and its own with another attention, at the same weights; `path`.
+
+        Raises:
+            Refused: the arm cannot run here.
+        """
+        require_possible(case)
+        free_memory()
+        with few_threads(case):
+            judge = self._at(case)
+            errors = judge.errors_of(rivals.get(TASK, case["provider"]))
+        norms = {name: error.norm for name, error in errors.items()}
+        return {
+            "parameters": judge.names, "gradient_errors": [norms.get(n) for n in judge.names],
+            "usual_errors": [self.usual[n] for n in judge.names], "path": path_of(case),
+        }  # fmt: skip
+
+    def _at(self, case: Case) -> Judge:
+        """What is true at the weights of a case."""
+        shared = {name: case[name] for name in case if name not in ("provider", "step")}
+        if shared != self.shared or self.training.done > case["step"]:
+            self.judge = None
+            self.training = Training({**shared, "provider": BASELINE})
+            self.shared = shared
+        if self.judge is not None and self.training.done == case["step"]:
+            return self.judge
+        self.judge = None  # its gradients in float64 go before others come
+        while self.training.done < case["step"]:
+            self.training.step()
+        self.judge = judge = Judge(self.training.model, self.training.ids)
+        other = judge.errors_of(rivals.get(TASK, OTHER_ATTENTION))
+        self.usual = {n: max(judge.usual[n].norm, other[n].norm) for n in judge.names}
+        return judge
+
+
+def wrong_gradients(row: Mapping[str, Any]) -> list[str]:
+    """The first rule: parameters whose gradient errs more than rounding explains, at given weights.
+
+    Allowed are `check.TIMES_EAGER` times the usual error and `check.FLOOR_ROUNDOFFS` roundoffs of
+    the row's dtype. A gradient that is missing or not finite is wrong.
+
+    Args:
+        row: of `Trajectory.measure`, with its case's `dtype`; `gradient_errors` is no list where
+            one of them was not finite.
+    """
+    floor = check.FLOOR_ROUNDOFFS * torch.finfo(getattr(torch, row["dtype"])).eps / 2
+    names, usual = row["parameters"], row["usual_errors"]
+    errors = row["gradient_errors"]
+    if not isinstance(errors, list):
+        return list(names)
+    return [
+        name for name, error, own in zip(names, errors, usual, strict=True)
+        if error is None or not error <= check.TIMES_EAGER * own + floor
+    ]  # fmt: skip
+
+
+def loss_distances(rows: Iterable[Mapping[str, Any]]) -> tuple[dict[str, float], float]:
+    """For the second rule: by arm, how far its loss is off that of exact gradients, and how far it
+    may be: `check.TIMES_EAGER` times Hugging Face's and `check.FLOOR_ROUNDOFFS` roundoffs of fp32,
+    which losses have in every dtype of weights. NaN is too far.
+
+    A distance is the root mean square over all steps of the seeds that every arm has.
+
+    Args:
+        rows: of `train`, with their cases' `provider` and `seed`; all of as many steps.
+
+    Returns:
+        An empty dictionary and NaN where exact gradients, Hugging Face or a seed that all have are
+        lacking.
+    """
+    runs: dict[str, dict[int, list[float]]] = {}
+    for row in rows:
+        runs.setdefault(row["provider"], {})[row["seed"]] = row["losses"]
+    seeds = set.intersection(*map(set, runs.values())) if runs else set()
+    if not seeds or not {EXACT, BASELINE} <= set(runs):
+        return {}, float("nan")
+    losses = {arm: np.array([by_seed[s] for s in seeds], float) for arm, by_seed in runs.items()}
+    exact = losses.pop(EXACT)
+    off = {arm: float(np.sqrt(np.mean((own - exact) ** 2))) for arm, own in losses.items()}
+    floor = check.FLOOR_ROUNDOFFS * 2.0**-24 * float(np.mean(exact))
+    return off, check.TIMES_EAGER * off[BASELINE] + floor

@@ -1,0 +1,266 @@
+"""Study 04: what a SwiGLU MLP keeps for backward, what one step holds, and what deep stacks hold.
+
+Three ways to measure that share nothing: saved-tensor hooks, every allocation as the profiler sees
+it, and the peak that CUDA's allocator keeps itself. What is counted stands in `ledger`.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedlib.bench import allocations, check, machine, rivals
+from fusedlib.bench.allocations import CATEGORIES, MIB, Trace
+from fusedlib.bench.attempt import TooLarge, free_memory
+from fusedlib.bench.rivals import Rival, Workload
+from measure import ledger, problems, stacks
+from measure.problems import Inputs, SwiGLUProblem, draw
+from measure.stacks import STACK
+from measure.swiglu import BASELINE, TASK, sizes
+
+STUDY = "04_memory"
+Case = Mapping[str, Any]
+# The check in float64 takes many times a step's memory: at most so many tokens, and so wide.
+MOST_TOKENS, WIDEST = 8192, 16_384
+# An attempt costs a second; only what is counted at more than twice the memory is not tried.
+HOPELESS = 2.0
+# Share of the peak that the events may be off before they are not taken for its parts.
+COMPLETE = 0.005
+SHAPE = ("tokens", "hidden_size", "intermediate_size", "dtype")
+
+
+def cases(
+    shapes: Iterable[str | tuple[int, int, int]], asked: Sequence[str], *, dtype: str, device: str,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """For each shape and rival what autograd keeps ("saved") and what one step holds ("step").
+
+    Args:
+        shapes: "tokens·hidden·intermediate", or the three numbers.
+        asked: names of rivals; `all` for every one that is registered.
+        dtype: of inputs, weights and results.
+        device: where it runs.
+
+    Raises:
+        ValueError: a text that is not three whole numbers from 1, or an unknown rival.
+    """
+    names = [n for n in rivals.chosen(TASK, asked) if "bound" not in rivals.get(TASK, n).traits]
+    return [
+        {"experiment": experiment, "provider": name, **_fields(shape, dtype), "device": device}
+        for shape in shapes for name in names for experiment in ("saved", "step")
+    ]  # fmt: skip
+
+
+def stack_cases(
+    shape: str, layers: Sequence[int], asked: Sequence[str], *, dtype: str, device: str
+) -> list[dict[str, Any]]:
+    """Stacks of that many layers, without gradients from an earlier pass and with them held.
+
+    Raises:
+        ValueError: a number of layers below 1, or a rival that has no module.
+    """
+    if least := [n for n in layers if n < 1]:
+        raise ValueError(f"a stack has at least one layer, got {least[0]}")
+    return [
+        {"experiment": "stack", "provider": name, "layers": n, "held": held,
+         **_fields(shape, dtype), "device": device}
+        for n in layers for name in rivals.chosen(STACK, asked) for held in (False, True)
+    ]  # fmt: skip
+
+
+def _fields(shape: str | tuple[int, int, int], dtype: str) -> dict[str, Any]:
+    problem = SwiGLUProblem(*sizes(shape), dtype)
+    return {name: getattr(problem, name) for name in SHAPE}
+
+
+def problem_of(case: Case) -> SwiGLUProblem:
+    """The problem that a case or a row speaks of."""
+    tokens, hidden, inner = (int(case[name]) for name in SHAPE[:3])
+    return SwiGLUProblem(tokens, hidden, inner, str(case["dtype"]))
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    layers = f" × {case['layers']}" if case["experiment"] == "stack" else ""
+    return f"{case['experiment']} {case['provider']} {problem_of(case).shape}{layers}"
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """The row's figures, in MiB.
+
+    Raises:
+        Refused: the rival is wrong, cannot run here, or is counted far above the memory there is.
+    """
+    rival = rivals.get(STACK if case["experiment"] == "stack" else TASK, case["provider"])
+    problem, device = problem_of(case), case["device"]
+    rival.check_available(device, problem.dtype)
+    _require_hope(case)
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # its cache is bounded: eight shapes of one function
+    free_memory()  # also when the case before ended in an exception
+    checked = SwiGLUProblem(
+        min(problem.tokens, MOST_TOKENS), min(problem.hidden_size, WIDEST),
+        min(problem.intermediate_size, WIDEST), problem.dtype,
+    )  # fmt: skip
+    figures = rival.facts() | {"checked_at": checked.shape} | _errors(rival, checked, device)
+    if rival.task == STACK:
+        return figures | _stack(case)
+    idle = _allocated(device)
+    inputs = draw(problem, device)
+    work = rival.build(inputs)
+    figures["path"] = work.path
+    if case["experiment"] == "saved":
+        return figures | _saved(work)
+    return figures | {"idle_mib": idle / MIB} | _step(work, inputs.dy, device)
+
+
+def _require_hope(case: Case) -> None:
+    described = machine.describe()
+    there = described.device_memory_gib if case["device"] == "cuda" else None
+    there = there or described.memory_gib
+    need = counted_mib(case) / 1024
+    if there is not None and need > HOPELESS * there:
+        raise TooLarge(
+            f"not tried: {need:.0f} GiB counted, more than {HOPELESS:g} times the "
+            f"{there:.0f} GiB there are"
+        )
+
+
+def counted_mib(case: Case) -> float:
+    """All that a case needs at its peak by the ledger, weights, x and dy included, in MiB.
+
+    Weights and inputs alone for a rival that nobody has counted.
+    """
+    problem = problem_of(case)
+    book = ledger.of(case["provider"], case.get("path"), problem.dtype)
+    deep = case["experiment"] == "stack"
+    layers, held = (int(case["layers"]), bool(case["held"])) if deep else (1, False)
+    weights, ends = (ledger.W * 3 * layers).mib(problem), (ledger.D * 2).mib(problem)
+    over = ledger.stack_peak_mib(book, layers, problem, held=held) if book else {}
+    return ends + (2 if held else 1) * weights + sum(over.values())
+
+
+@cache
+def _errors(rival: Rival, problem: SwiGLUProblem, device: str) -> dict[str, Any]:
+    """What the check in float64 says: only what is right, with every gradient, is measured.
+
+    Raises:
+        Wrong: it misses the reference.
+    """
+    inputs = draw(problem, device)
+    true = problems.truth(inputs)
+
+    def found(work: Workload) -> dict[str, check.Errors]:
+        return check.errors(check.results_of(work, inputs.dy), true)
+
+    usual = found(rivals.get(TASK, BASELINE).build(inputs))
+    own = _one_layer(rival, problem, inputs)
+    return check.require(found(own), usual, problem.torch_dtype, problems.asked(inputs))
+
+
+def _one_layer(rival: Rival, problem: SwiGLUProblem, inputs: Inputs) -> Workload:
+    if rival.task == STACK:
+        return stacks.one_layer(rival.name, problem, inputs)
+    return rival.build(inputs)
+
+
+def _saved(work: Workload) -> dict[str, Any]:
+    """What autograd keeps, storage by storage; the operands themselves left out.
+
+    `kept` names each storage by its MiB, and the shape and dtype of the first tensor that uses it.
+    """
+    operands = {leaf.untyped_storage().data_ptr() for leaf in work.leaves.values()}
+    kept: dict[int, tuple[int, str]] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in operands and storage.nbytes():
+            text = f"{'·'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}"
+            kept.setdefault(storage.data_ptr(), (storage.nbytes(), text))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = work.forward()
+    del y
+    return {
+        "saved_mib": sum(nbytes for nbytes, _ in kept.values()) / MIB,
+        "kept": sorted(text for _, text in kept.values()),
+    }
+
+
+def _step(work: Workload, dy: Tensor, device: str) -> dict[str, Any]:
+    """Forward and backward once, every allocation seen, after a pass that is not measured."""
+    operands = sum(leaf.untyped_storage().nbytes() for leaf in work.leaves.values())
+    work.forward().backward(dy)
+    work.reset()
+    base = _allocated(device)
+    trace = _traced(work.forward, dy, device)
+    figures = _moments(trace, device, base)
+    work.reset()
+    if figures["complete"]:
+        figures |= {f"live_{name}_mib": live for name, live in trace.live_mib().items()}
+    return figures | {
+        "operands_mib": operands / MIB,
+        "dy_mib": dy.untyped_storage().nbytes() / MIB,
+        "forward_events": trace.forward_events,
+    }
+
+
+def _traced(forward: Callable[[], Tensor], dy: Tensor, device: str) -> Trace:
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    return allocations.trace(forward, dy)
+
+
+def _moments(trace: Trace, device: str, base: int) -> dict[str, Any]:
+    """MiB over base after the forward, at the peak with its parts, and in gradients at the end.
+
+    On CUDA the allocator's own counts are the figures, and the events give the parts. Where their
+    peak is not the allocator's (`complete` False: the profiler does not see what torch's checkpoint
+    releases), there are no parts.
+    """
+    live = trace.live_mib()
+    held = [sum(parts) for parts in zip(*(live[name] for name in CATEGORIES), strict=True)]
+    forward = trace.forward_events - 1
+    at = max(range(len(held)), key=lambda event: held[event])
+    peak, after = held[at], held[forward]
+    if device == "cuda" and trace.forward_bytes is not None:
+        peak = (torch.cuda.max_memory_allocated() - base) / MIB
+        after = (trace.forward_bytes - base) / MIB
+    output = sum(b.nbytes for b, name in trace.blocks if name == "output") / MIB
+    complete = abs(held[at] - peak) <= COMPLETE * peak
+    figures = {
+        "after_forward_mib": after, "output_mib": output, "saved_mib": after - output,
+        "peak_mib": peak, "events_peak_mib": held[at], "complete": complete,
+    }  # fmt: skip
+    if complete:
+        figures["gradients_mib"] = live["gradients"][-1]
+        figures |= {f"peak_{name}_mib": live[name][at] for name in CATEGORIES}
+    return figures
+
+
+def _stack(case: Case) -> dict[str, Any]:
+    problem, device = problem_of(case), case["device"]
+    held = bool(case["held"])
+    modules = stacks.build(case["provider"], problem, int(case["layers"]), device)
+    x = torch.randn(problem.tokens, problem.hidden_size, device=device).to(problem.torch_dtype)
+    x, dy = x.requires_grad_(), torch.ones_like(x)
+    modules[0](x).backward(dy)  # libraries, kernels and workspaces are there from now on
+    if held:
+        modules(x).backward(dy)
+    else:
+        modules.zero_grad(set_to_none=True)
+    x.grad = None
+    base = _allocated(device)
+    figures = _moments(_traced(partial(modules, x), dy, device), device, base)
+    weights = sum(w.untyped_storage().nbytes() for w in modules.parameters()) / MIB
+    ends = 2 * dy.untyped_storage().nbytes() / MIB
+    figures["total_peak_mib"] = (2 if held else 1) * weights + ends + figures["peak_mib"]
+    return figures | {"path": stacks.path(modules[0], x)}
+
+
+def _allocated(device: str) -> int:
+    return torch.cuda.memory_allocated() if device == "cuda" else 0

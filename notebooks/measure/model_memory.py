@@ -1,0 +1,602 @@
+"""Study 09: what fills memory in a training step of a whole model, counted, watched and traded for
+time.
+
+A *pass* is watched by the allocator's history from before the model is built. A *plan* of
+checkpointing is watched too, its gradients are held against those of another plan, and it is timed
+in turns with no checkpoint at all.
+"""
+
+import gc
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fusedlib.bench import machine, paths, timing
+from fusedlib.bench.attempt import TooLarge, Unavailable, Wrong, is_out_of_memory
+from fusedlib.bench.check import FLOOR_ROUNDOFFS, TIMES_EAGER
+from measure import allocator_history, steps
+from measure.allocator_history import CATEGORIES, History, Known, Watch, watching
+from models import activations, checkpointed, transformer
+from models.checkpointed import Plan
+from models.transformer import BATCH_SIZE, Transformer, TransformerConfig, config
+
+STUDY = "09_model_memory"
+MODES = ("forward, no_grad", "forward", "step")
+STEPS = 2  # the second has AdamW's moments from its beginning
+WHOLE = Plan("none")
+POINTS, LARGEST = 400, 8
+# A case is tried unless it is counted at this many times the memory there is.
+HOPELESS = 1.5
+MIB, GIB = 2**20, 2**30
+PROGRAM = ("model", "context_length", "batch_size", "attention", "precision", "device")
+# The parts that `models.activations` names, by the modules' names.
+PARTS = {
+    "attention_norm": "attention norm", "attention": "attention", "mlp_norm": "mlp norm",
+    "mlp": "mlp", "norm": "last norm", "output": "output",
+}  # fmt: skip
+Case = dict[str, Any]
+
+
+# --- cases ---------------------------------------------------------------------------------------
+
+
+def setting(
+    model: str, context_length: int, *, attention: str, precision: str, device: str,
+    batch_size: int = BATCH_SIZE,
+) -> Case:  # fmt: skip
+    """What every case of one model and size of work shares; device "auto" takes the best one.
+
+    Raises:
+        ValueError: unknown model, attention or precision, a context or batch below 1.
+    """
+    config(model, context_length=context_length, attention=attention)
+    activations.widths(precision)
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    device = machine.device_type() if device == "auto" else device
+    return {
+        "model": model, "context_length": context_length, "batch_size": batch_size,
+        "attention": attention, "precision": precision, "device": device,
+    }  # fmt: skip
+
+
+def passes(
+    model: str, contexts: Sequence[int], *, attentions: Sequence[str],
+    precisions: Sequence[str], device: str,
+) -> list[Case]:  # fmt: skip
+    """Each mode at each context length and precision, the largest context first.
+
+    Without gradients the attention's kind hardly matters, and at shorter contexts less: the first
+    kind is run everywhere, the others where they matter most.
+    """
+    cases = []
+    for context in sorted(set(contexts), reverse=True):
+        for mode in reversed(MODES):
+            every = context == max(contexts) and mode != MODES[0]
+            for attention in attentions if every else attentions[:1]:
+                for precision in precisions:
+                    shared = setting(
+                        model, context, attention=attention, precision=precision, device=device
+                    )
+                    cases.append({"experiment": "pass", "mode": mode, **shared})
+    return cases
+
+
+def checkpoints(
+    shared: Case, sizes: Iterable[int], nested: Iterable[int], first: Iterable[int],
+    repetitions: int,
+) -> list[Case]:  # fmt: skip
+    """No checkpoint, then segments, the first blocks alone, and nested segments, of these sizes.
+
+    Raises:
+        ValueError: a size that the model's blocks do not allow, or no repetition.
+    """
+    plans = [WHOLE]
+    for kind, chosen in (("segments", sizes), ("first", first), ("nested", nested)):
+        plans += [Plan(kind, size) for size in chosen]  # type: ignore[arg-type]
+    for plan in plans:
+        plan.segments(config(shared["model"]).num_layers)
+    if repetitions < 1:
+        raise ValueError(f"repetitions must be at least 1, got {repetitions}")
+    return [
+        {"experiment": "checkpoint", "plan": plan.kind, "blocks": plan.size,
+         "repetitions": repetitions, **shared}
+        for plan in plans
+    ]  # fmt: skip
+
+
+def label(case: Mapping[str, Any]) -> str:
+    """A case in a few words."""
+    plan = f"checkpoint {case.get('plan')} {case.get('blocks')}"
+    what = case["mode"] if case["experiment"] == "pass" else plan
+    where = f"{case['model']} T={case['context_length']}"
+    return f"{where} {case['attention']} {case['precision']} {what}"
+
+
+def shape_of(case: Mapping[str, Any]) -> TransformerConfig:
+    """The configuration that a case or a row speaks of."""
+    context, attention = int(case["context_length"]), str(case["attention"])
+    return config(str(case["model"]), context_length=context, attention=attention)
+
+
+def plan_of(case: Mapping[str, Any]) -> Plan:
+    """The plan of a case or row of checkpointing."""
+    return Plan(case["plan"], int(case["blocks"]))
+
+
+# --- counts --------------------------------------------------------------------------------------
+
+
+def moments(case: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Bytes of a pass by formula at the moments of which one is the peak, by category.
+
+    `forward`: the loss has been computed; `loss`: its backward has begun; `update`: AdamW has every
+    gradient. Temporaries are counted around the loss and in AdamW, which on CUDA takes the square
+    roots of all second moments at once, elsewhere weight by weight, divided into a second tensor.
+    """
+    shape, precision = shape_of(case), str(case["precision"])
+    mode, batch, device = case["mode"], int(case["batch_size"]), str(case["device"])
+    width = activations.widths(precision).weight
+    weights = shape.num_parameters * width
+    passing = activations.loss_temporaries(shape, precision, batch)
+    casts = activations.cast_weights(shape, precision)
+    if mode == MODES[0]:  # nothing is kept, and the log-softmax goes with the rest
+        log_softmax = 4 * batch * shape.context_length * shape.vocab_size
+        temporaries = passing["forward"] + log_softmax
+        return {"forward": {"weights": weights, "casts": casts, "temporaries": temporaries}}
+    stays = {"weights": weights, "optimizer": 2 * weights if mode == "step" else 0}
+    saved = activations.saved_bytes(shape, precision, device, batch)
+    kept = stays | {"activations": saved, "casts": casts}
+    counts = {"forward": kept | {"temporaries": passing["forward"]}}
+    if mode == "step":
+        widest = max(shape.vocab_size, shape.d_ff, shape.d_model) * shape.d_model * width
+        update = weights if device == "cuda" else 2 * widest
+        counts["loss"] = kept | {"temporaries": passing["backward"]}
+        counts["update"] = stays | {"gradients": weights, "temporaries": update}
+    return counts
+
+
+def counted_mib(case: Mapping[str, Any]) -> float:
+    """Peak by formula, of what `peak_mib` measures: a pass whole, a plan over what it stands on."""
+    if case["experiment"] == "pass":
+        return max(sum(held.values()) for held in moments(case).values()) / MIB
+    held = checkpointed.held_bytes(
+        shape_of(case), str(case["precision"]), str(case["device"]), plan_of(case),
+        int(case["batch_size"]),
+    )  # fmt: skip
+    return max(held.values()) / MIB
+
+
+def check_size(case: Mapping[str, Any]) -> None:
+    """Raise `TooLarge` for a case that is counted far above the memory there is."""
+    facts = machine.describe()
+    there = facts.device_memory_gib if case["device"] == "cuda" else None
+    there = there or facts.memory_gib
+    width = activations.widths(str(case["precision"])).weight
+    held = 2 * shape_of(case).num_parameters * width if case["experiment"] == "checkpoint" else 0
+    need = (counted_mib(case) * MIB + held) / GIB
+    if there is not None and need > HOPELESS * there:
+        raise TooLarge(
+            f"{need:.0f} GiB by formula, more than {HOPELESS:g} times the {there:.0f} GiB there are"
+        )
+
+
+# --- what runs -----------------------------------------------------------------------------------
+
+
+class Program:
+    """A model with its data, its precision and, for a step, its optimizer.
+
+    Args:
+        model: name of the size.
+        context_length: tokens a sequence.
+        batch_size: sequences.
+        attention: "plain" or "sdpa".
+        precision: "fp32", "bf16 autocast" (fp32 weights) or "bf16" (weights and all).
+        device: where it runs.
+        optimizer: with AdamW, whose state the first step makes.
+
+    Raises:
+        ValueError: unknown size, attention or precision.
+    """
+
+    def __init__(
+        self, model: str, context_length: int, batch_size: int, attention: str, precision: str,
+        device: str, *, optimizer: bool = False,
+    ) -> None:  # fmt: skip
+        self.shape = config(model, context_length=context_length, attention=attention)
+        self.precision, self.device = precision, torch.device(device)
+        activations.widths(precision)  # refuses what is unknown
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        torch.manual_seed(0)
+        self.model = Transformer(self.shape, device=self.device, dtype=dtype)
+        drawn = (self.shape.vocab_size, (batch_size, context_length))
+        self.tokens = torch.randint(*drawn, device=self.device)
+        self.targets = torch.randint(*drawn, device=self.device)
+        kind = "foreach" if self.device.type == "cuda" else "single"
+        self.optimizer = steps.adamw(self.model.parameters(), kind) if optimizer else None
+
+    def precise(self) -> AbstractContextManager[object]:
+        """Autocast where the precision asks for it."""
+        if self.precision == "bf16 autocast":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def forward(self, plan: Plan = WHOLE) -> Tensor:
+        """The loss, a scalar; the logits are given up with it."""
+        with self.precise():
+            logits = checkpointed.forward(self.model, self.tokens, plan)
+            return transformer.loss(logits, self.targets)
+
+    def run(self, plan: Plan) -> None:
+        """Forward and backward."""
+        self.forward(plan).backward()
+
+    def weights(self) -> list[nn.Parameter]:
+        """All parameters."""
+        return list(self.model.parameters())
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients that exist now."""
+        return [p.grad for p in self.model.parameters() if p.grad is not None]
+
+    def state(self) -> list[Tensor]:
+        """AdamW's moments that exist now."""
+        held = self.optimizer.state.values() if self.optimizer else ()
+        return [t for one in held for t in one.values() if isinstance(t, Tensor) and t.dim()]
+
+
+class Casts(TorchDispatchMode):
+    """Notes the addresses of copies of weights in another dtype.
+
+    A dispatch mode sees every operation below autograd and autocast, so also autocast's casts.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._weights = addresses_of(weights)
+        self.addresses: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operation and note what it made; an address that comes again is another block."""
+        result = func(*args, **(kwargs or {}))
+        given = addresses_of(t for t in tree_leaves(args) if isinstance(t, Tensor))
+        made = addresses_of(t for t in tree_leaves(result) if isinstance(t, Tensor)) - given
+        self.addresses -= made
+        if func.overloadpacket.__name__ == "_to_copy" and given & self._weights:
+            self.addresses |= made
+        return result
+
+
+def addresses_of(tensors: Iterable[Tensor]) -> set[int]:
+    """Addresses of the tensors' storages."""
+    return {t.untyped_storage().data_ptr() for t in tensors}
+
+
+def saved_bytes(program: Program) -> dict[str, int]:
+    """Bytes that one forward keeps by part of the model, `casts` apart; weights and data left out.
+
+    Autograd's saved-tensor hooks see each; what runs outside all parts is the loss.
+    """
+    given = [*program.weights(), *program.model.buffers(), program.tokens, program.targets]
+    seen = addresses_of(given)
+    found: Counter[str] = Counter()
+    casts, held = Casts(program.weights()), []
+    with _current_part(program.model) as part:
+
+        def pack(tensor: Tensor) -> None:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen and storage.nbytes():
+                seen.add(storage.data_ptr())
+                held.append(tensor.detach())  # so that no address comes twice
+                cast = storage.data_ptr() in casts.addresses
+                found["casts" if cast else part[-1]] += storage.nbytes()
+
+        # There will be no backward. Given back to autograd, a saved output would keep itself.
+        with torch.autograd.graph.saved_tensors_hooks(pack, _no_backward), casts:
+            program.forward()
+    return dict(found)
+
+
+def _no_backward(packed: None) -> Tensor:
+    raise AssertionError("no backward runs through a graph that kept nothing")
+
+
+@contextmanager
+def _current_part(model: nn.Module) -> Iterator[list[str]]:
+    """The part that runs now, on top of a stack."""
+    stack, hooks = ["loss"], []
+    for name, module in model.named_modules():
+        if part := PARTS.get(name.rpartition(".")[2]):
+            enter = module.register_forward_pre_hook(lambda *_, part=part: stack.append(part))
+            leave = module.register_forward_hook(lambda *_: (stack.pop(), None)[1])
+            hooks += [enter, leave]
+    try:
+        yield stack
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+
+class Measure:
+    """Measures a case; one model at a time stays for the next plan of checkpointing."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] = ()
+        self._program: Program | None = None
+        self._true: list[Tensor] = []
+        self._usual = 0.0
+        self._whole_fits = True
+        self._saved: set[tuple[str, str]] = set()
+
+    def __call__(self, case: Case) -> dict[str, Any]:
+        """The row's figures, in MiB and ms.
+
+        Raises:
+            Unavailable: this device's allocator tells nothing.
+            TooLarge: a formula says that it is hopeless.
+            Wrong: a plan's gradients differ from another plan's.
+        """
+        if case["device"] not in ("cuda", "cpu"):
+            raise Unavailable(
+                f"the allocator of {case['device']} keeps neither a history nor a peak"
+            )
+        check_size(case)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # on a CPU small models wait longer for a second than it helps
+        try:
+            return self._plan(case) if case["experiment"] == "checkpoint" else self._pass(case)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _pass(self, case: Case) -> dict[str, Any]:
+        """A snapshot takes up to 80 MB: the first of each mode and precision is kept."""
+        self._forget(case["device"])
+        kind = (case["mode"], case["precision"])
+        figures = _watched(case, None if kind in self._saved else snapshot_path(case))
+        self._saved.add(kind)
+        return figures
+
+    def _plan(self, case: Case) -> dict[str, Any]:
+        program, plan = self._prepared(case), plan_of(case)
+        both = {"plan": plan, "none": WHOLE}
+        if plan == WHOLE or not self._fits(program):
+            del both["none"]
+        figures = _held(program, plan)
+        error = gradient_error(program.gradients(), self._true)
+        figures |= {"gradient_error": error, "num_layers": program.shape.num_layers}
+        dtype = torch.float32 if program.precision == "fp32" else torch.bfloat16
+        allowed = TIMES_EAGER * self._usual + FLOOR_ROUNDOFFS * torch.finfo(dtype).eps / 2
+        if not error <= allowed:
+            raise Wrong(f"gradients: error {error:.2e}, allowed {allowed:.2e}", figures)
+        times = timing.interleaved(  # all in it have just run once: no round to warm them up
+            {name: lambda one=one: program.run(one) for name, one in both.items()},  # type: ignore[misc]
+            device=program.device, warmup=0, repetitions=case["repetitions"], flush_l2=False,
+        )  # fmt: skip
+        figures |= times["plan"].figures()
+        if "none" in times:
+            ratio = times["plan"].ratio_to(times["none"])
+            figures |= {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
+        return figures
+
+    def _prepared(self, case: Case) -> Program:
+        """The case's model. Its gradients are there from the beginning, as in accumulation, and
+        those of a checkpoint at every block, run twice, say what is true and how true it is.
+        """
+        key = tuple(case[name] for name in PROGRAM)
+        if self._program is None or key != self._key:
+            self._forget(case["device"])
+            program = Program(**{name: case[name] for name in PROGRAM})
+            for weight in program.weights():
+                weight.grad = torch.zeros_like(weight)
+            program.run(Plan("segments", 1))
+            self._true = [g.clone() for g in program.gradients()]
+            _zero(program)
+            program.run(Plan("segments", 1))
+            self._usual = gradient_error(program.gradients(), self._true)
+            self._key, self._program, self._whole_fits = key, program, True
+        _clear(case["device"], workspaces=False)
+        return self._program
+
+    def _fits(self, program: Program) -> bool:
+        """Whether a pass without any checkpoint fits, which warms it up; not tried again if not."""
+        if self._whole_fits:
+            try:
+                program.run(WHOLE)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._whole_fits = False
+            if not self._whole_fits:
+                _clear(program.device.type, workspaces=False)
+        return self._whole_fits
+
+    def _forget(self, device: str) -> None:
+        self._program, self._true = None, []
+        _clear(device)
+
+
+def gradient_error(found: list[Tensor], true: list[Tensor]) -> float:
+    """The largest ‖g − g₀‖ / ‖g₀‖ of all weights; NaN where one is, or one is missing."""
+    if len(found) != len(true):
+        return float("nan")
+    errors = [
+        ((g.float() - t.float()).norm() / t.float().norm()).item()
+        for g, t in zip(found, true, strict=True)
+    ]
+    return float(np.max(errors))
+
+
+def _zero(program: Program) -> None:
+    for gradient in program.gradients():
+        gradient.zero_()
+
+
+def _held(program: Program, plan: Plan) -> dict[str, Any]:
+    """MiB over base, weights and gradients, at the end of the forward and at the peak, and the
+    largest blocks there. On CUDA the peak is the allocator's own count.
+    """
+    _zero(program)
+    base = _statistics(program.device.type)
+    with watching(program.device) as watch:
+        loss = program.forward(plan)
+        watch.mark("forward")
+        loss.backward()
+        peaks = _statistics(program.device.type)
+    every = allocator_history.blocks(watch.history)
+    total = _total(allocator_history.live(every, len(watch.history.changes)))
+    at, forward = int(np.argmax(total)), watch.history.moments["forward"]
+    groups = _listed(allocator_history.largest(every, at + 1, LARGEST))
+    del groups["largest_category"]  # nothing was named here
+    counters = _witness(base, peaks)
+    counters.pop("reserved_peak_mib", None)  # of the pass without checkpoints just before
+    return {
+        "kept_mib": int(total[forward - 1]) / MIB, "events_peak_mib": int(total[at]) / MIB,
+        "peak_mib": int(total[at]) / MIB, "peak_in": "forward" if at < forward else "backward",
+        **groups, **counters,
+    }  # fmt: skip
+
+
+def _watched(case: Case, kept_at: Path | None) -> dict[str, Any]:
+    base = _statistics(case["device"])
+    known = Known()
+    with watching(torch.device(case["device"])) as watch:
+        program = Program(
+            **{name: case[name] for name in PROGRAM}, optimizer=case["mode"] == "step"
+        )
+        watch.mark("built")
+        known.named.append(("built", "weights", addresses_of(program.weights())))
+        for number in range(1, STEPS + 1 if case["mode"] == "step" else 2):
+            _run_pass(case["mode"], program, watch, known, number)
+        peaks = _statistics(case["device"])
+    figures = _figures(watch.history, known)
+    figures |= {"peak_mib": figures["events_peak_mib"], **_witness(base, peaks)}
+    if kept_at and case["device"] == "cuda":
+        figures |= {"snapshot": kept_at.name, "snapshot_mib": watch.save(kept_at) / MIB}
+    for name in ("weights", "gradients", "state"):
+        tensors = getattr(program, name)()
+        figures[f"{name}_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
+    if case["mode"] == "forward":
+        saved = saved_bytes(program)
+        figures |= {f"saved_{part.replace(' ', '_')}_bytes": n for part, n in saved.items()}
+    return figures
+
+
+def snapshot_path(case: Mapping[str, Any]) -> Path:
+    """Where CUDA's snapshot of a case lies, under the products."""
+    name = label(case).replace(" ", "-").replace(",", "").replace("=", "")
+    return paths.build_dir() / "snapshots" / f"{name}.pickle"
+
+
+def _run_pass(mode: str, program: Program, watch: Watch, known: Known, number: int) -> None:
+    """One pass; the casts of autocast's cache are there until its context ends."""
+    begin, forward, backward, step = (
+        f"{name} {number}" for name in ("begin", "forward", "backward", "step")
+    )
+    program.model.zero_grad(set_to_none=True)
+    watch.mark(begin)
+    casts = Casts(program.weights())
+    gradients = torch.no_grad() if mode == MODES[0] else nullcontext()
+    with gradients, program.precise():
+        with casts:
+            loss = program.forward()
+        watch.mark(forward)
+    known.forwards.append((begin, forward, casts.addresses))
+    if program.optimizer is None:
+        return
+    loss.backward()
+    watch.mark(backward)
+    known.named.append((backward, "gradients", addresses_of(program.gradients())))
+    program.optimizer.step()
+    watch.mark(step)
+    known.named.append((step, "optimizer", addresses_of(program.state())))
+
+
+def _figures(history: History, known: Known) -> dict[str, Any]:
+    """The timeline, its peak, the moments, and what the last forward left."""
+    every = allocator_history.classify(history, known)
+    held = allocator_history.live(every, len(history.changes))
+    total, marks = _total(held), history.moments
+    at = int(np.argmax(total))
+    points = allocator_history.thinned(total, [m - 1 for m in marks.values()], POINTS)
+    forward = marks[known.forwards[-1][1]]
+    before = ("weights", "gradients", "optimizer")  # there without the forward
+    figures: dict[str, Any] = {
+        "events_peak_mib": int(total[at]) / MIB, "peak_at": at,
+        "moment_names": list(marks), "moment_at": list(marks.values()),
+        "live_at": points.tolist(),
+        **_listed(allocator_history.largest(every, forward, LARGEST, before)),
+    }  # fmt: skip
+    for name in CATEGORIES:
+        figures[f"live_{name}_mib"] = [round(float(v), 4) for v in held[name][points] / MIB]
+        figures[f"peak_{name}_mib"] = int(held[name][at]) / MIB
+        figures[f"forward_{name}_mib"] = int(held[name][forward - 1]) / MIB
+    edges = list(marks.items())[list(marks).index(known.forwards[-1][0]) :]  # of the last pass
+    for (_, low), (name, high) in pairwise(edges):
+        figures[f"peak_in_{name.split()[0]}_mib"] = int(total[low - 1 : high].max()) / MIB
+    return figures
+
+
+def _listed(groups: Sequence[tuple[int, int, str, str]]) -> dict[str, list[Any]]:
+    """Groups of blocks as a row's lists."""
+    names = ("largest_count", "largest_bytes", "largest_category", "largest_where")
+    return {name: [group[at] for group in groups] for at, name in enumerate(names)}
+
+
+def _total(held: Mapping[str, np.ndarray]) -> np.ndarray:
+    return np.sum(list(held.values()), axis=0)
+
+
+def _statistics(device: str) -> dict[str, int]:
+    """CUDA's counters; peaks begin anew when read. Nothing elsewhere."""
+    if device != "cuda":
+        return {}
+    torch.cuda.synchronize()
+    counters = torch.cuda.memory_stats()
+    names = ("allocated_bytes", "requested_bytes", "reserved_bytes")
+    found = {
+        f"{n} {when}": counters[f"{n}.all.{when}"] for n in names for when in ("current", "peak")
+    }
+    torch.cuda.reset_peak_memory_stats()
+    return found
+
+
+def _witness(base: dict[str, int], peaks: dict[str, int]) -> dict[str, float]:
+    """Peaks that CUDA's allocator counted itself: handed out, asked for, and held in reserve."""
+    if not peaks:
+        return {}
+
+    def over(name: str) -> float:
+        return (peaks[f"{name} peak"] - base[f"{name} current"]) / MIB
+
+    return {
+        "peak_mib": over("allocated_bytes"), "requested_peak_mib": over("requested_bytes"),
+        "reserved_peak_mib": peaks["reserved_bytes peak"] / MIB,
+    }  # fmt: skip
+
+
+def _clear(device: str, *, workspaces: bool = True) -> None:
+    """Leave nothing of the case before on a GPU, also when that one ended in an exception.
+
+    But for cuBLAS's workspaces, when the same model runs on.
+    """
+    if device == "cuda":
+        gc.collect()
+        torch.cuda.synchronize()
+        if workspaces:
+            torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()

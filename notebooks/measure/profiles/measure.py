@@ -1,0 +1,343 @@
+"""Study 08's cases: a training step by the clock, and then the same step under the profiler.
+
+The two are rows of their own, all steps before all profiles: once the profiler has run in a
+process, nobody knows whether the host keeps its pace. A step has one time, `step_clock`'s. The
+profile gives which kernels run and how long each, of the second of two steps back to back, when the
+host is as far ahead as it ever gets; and, from one more step inside named ranges, whose hooks slow
+the host further, which part of the model they belong to.
+
+`python -m measure.profiles.measure small 256 fp32` runs one warm step for a profiler of your
+own, such as nsys, between `cudaProfilerStart` and `cudaProfilerStop`.
+"""
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fusedlib.bench import machine, paths, step_clock, timing
+from fusedlib.bench.attempt import Unavailable, free_memory
+from measure.end_to_end.cases import WEIGHTS, autocast, require_possible, trainer
+from measure.profiles import classes, trace
+from measure.profiles.trace import Piece, Trace
+from measure.steps import Trainer
+from models import transformer
+from models.ranges import Range, Tracer, named_ranges
+from models.transformer import loss
+
+STUDY = "08_profile"
+# The parts of a step, and the forward pass alone without anything kept for a backward pass.
+SECTIONS = ("forward", "backward", "optimizer")
+STEP, INFERENCE = "step", "inference"
+WARMUP = 2
+TOP = 10  # of each section and of the step: these a row names, the others it adds up by class
+REST = "rest"
+PERCENTILES = (0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)  # of the gaps' lengths
+Case = Mapping[str, Any]
+Figures = dict[str, Any]
+# A key such as (class,) or (class, name), calls and µs.
+Totals = list[tuple[Any, int, float]]
+
+
+def cases(
+    experiment: str, models: Sequence[str], contexts: Sequence[int], precisions: Sequence[str], *,
+    attention: str = "plain", provider: str = "eager",
+    batch_size: int = transformer.BATCH_SIZE, device: str = "auto",
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A case a size, context and precision.
+
+    Args:
+        experiment: "step" by the clock, or "profile".
+        models: sizes of the Transformer.
+        contexts: tokens a sequence.
+        precisions: "fp32", "bf16 autocast" or "bf16".
+        attention: "plain" or "sdpa".
+        provider: "eager", or "inductor" for `torch.compile`.
+        batch_size: sequences a step.
+        device: where it runs; "auto" takes the best there is.
+
+    Raises:
+        ValueError: an unknown size, precision or attention; a size that is not positive.
+    """
+    for context in contexts:
+        for model in models:
+            transformer.config(model, context_length=context, attention=attention)
+    if unknown := [p for p in precisions if p not in WEIGHTS]:
+        raise ValueError(f"unknown precision {unknown[0]!r}; known: {', '.join(WEIGHTS)}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    where = machine.device_type() if device == "auto" else device
+    return [
+        {
+            "experiment": experiment, "model": model, "context_length": context,
+            "batch_size": batch_size, "precision": precision, "attention": attention,
+            "provider": provider, "device": where,
+        }
+        for context in contexts for precision in precisions for model in models
+    ]  # fmt: skip
+
+
+def label(case: Case) -> str:
+    """A case in a few words."""
+    fields = ("experiment", "model", "context_length", "precision", "attention", "provider")
+    return " ".join(str(case[name]) for name in fields)
+
+
+def measure(case: Case, limits: step_clock.Limits | None = None) -> Figures:
+    """The row's figures; `limits` of the clock. A profile's lists of lists have these columns:
+
+    - `sections`: section, calls, ms of its kernels; a section is "forward", "backward",
+      "optimizer" or, of eager models, "inference" (the forward pass alone, without gradients)
+    - `classes`: section, class, calls, ms
+    - `kernels`: section, class, name, calls, ms; what is among the most expensive of any section or
+      of the step has its line in each, then the rest by class
+    - `parts`: section, part of the model, calls, ms; eager models only
+
+    Raises:
+        Refused: the device is not here, the profiler sees nothing of it, or the case is far above
+            the memory there is.
+        RuntimeError: a profiled step compiled the model once more.
+    """
+    require_possible(case)
+    if case["experiment"] == "profile" and case["device"] == "mps":
+        raise Unavailable("torch.profiler records no events of an MPS device")
+    free_memory()  # also when the case before ended in an exception
+    try:
+        return profiled(case) if case["experiment"] == "profile" else clocked(case, limits)
+    finally:
+        if case["provider"] != "eager":
+            torch.compiler.reset()
+        free_memory()
+
+
+def clocked(case: Case, limits: step_clock.Limits | None = None) -> Figures:
+    """A step's time, the time the host takes to issue it, and whether these are one."""
+    return step_clock.measure(build(case), limits or step_clock.Limits())
+
+
+def build(case: Case) -> Trainer:
+    """The trainer of a case, its model to be compiled in the first step or as it is."""
+    made = trainer(case)
+    if case["provider"] == "inductor":
+        made.call = autocast(case, torch.compile(made.model))
+    return made
+
+
+# --- under the profiler ---------------------------------------------------------------------------
+
+
+def step(made: Trainer, tracer: Tracer | None = None) -> None:
+    """A step like `Trainer.issue`'s, with ranges instead of marks; the tracer's around the loss."""
+    made.model.zero_grad(set_to_none=True)
+    with Range(STEP):
+        with Range("forward"):
+            logits = made.call(made.tokens)
+            with tracer.within("loss") if tracer else contextlib.nullcontext():
+                value = loss(logits, made.targets)
+        del logits
+        with Range("backward"):
+            value.backward()
+        with Range("optimizer"):
+            assert made.optimizer is not None
+            made.optimizer.step()
+
+
+def named_step(made: Trainer) -> None:
+    """A step of an eager model with the names of all its modules."""
+    with named_ranges(made.model) as tracer:
+        step(made, tracer)
+
+
+def inference(made: Trainer) -> None:
+    """The forward pass alone, to the logits."""
+    with torch.no_grad(), Range(INFERENCE):
+        made.call(made.tokens)
+
+
+def warm(case: Case) -> Trainer:
+    """The trainer of a case after its first steps."""
+    made = build(case)
+    if case["provider"] == "eager":
+        inference(made)
+    for _ in range(WARMUP):
+        step(made)
+    return made
+
+
+def profiled(case: Case) -> Figures:
+    """What a step consists of."""
+    made, eager, path = warm(case), case["provider"] == "eager", trace_path(case)
+    before = _graphs()
+
+    def run() -> None:
+        if eager:  # compiled, it would be another model to compile
+            inference(made)
+        step(made)
+        step(made)
+
+    bare = trace.record(made.device, run, None if eager else path)
+    if _graphs() != before:
+        raise RuntimeError("a profiled step compiled the model once more")
+    figures = {"on_device": bare.on_device, **taken_apart(bare), **idleness(bare)}
+    if eager:
+        ranged = trace.record(made.device, lambda: named_step(made), path)
+        figures |= {"ranged_ms": span_ms(ranged), "parts": parts(ranged)}
+    return figures | {"trace_file": path.name, "trace_mib": path.stat().st_size / 2**20}
+
+
+def _graphs() -> int:
+    """Graphs that Dynamo has compiled in this process."""
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def trace_path(case: Case) -> Path:
+    """Where the trace of a case lies, under a name that TensorBoard's plugin looks for."""
+    fields = ("model", "context_length", "precision", "attention", "provider", "device")
+    name = machine.slug("-".join(str(case[field]) for field in fields))
+    return paths.traces_dir() / f"{name}.pt.trace.json.gz"
+
+
+# --- from a trace to a row's figures --------------------------------------------------------------
+
+
+def taken_apart(found: Trace) -> Figures:
+    """Sections, classes and kernels of a trace, the time of the step's kernels, and what of it lies
+    in no section.
+    """
+    sections: list[list[Any]] = []
+    by_class: list[list[Any]] = []
+    by_name: dict[str, Totals] = {}
+    for section in (INFERENCE, *SECTIONS):
+        if pieces := found.during(section):
+            kinds = [(class_of(found, section, p), p) for p in pieces]
+            sections.append([section, len(pieces), _ms(p.us for p in pieces)])
+            by_class += _lines(section, _totals(((kind,), 1, p.us) for kind, p in kinds))
+            by_name[section] = _totals(
+                ((kind, classes.short_name(p.name)), 1, p.us) for kind, p in kinds
+            )
+    step = found.during(STEP)
+    whole = _ms(p.us for p in step)
+    inside = sum(ms for section, _, ms in sections if section != INFERENCE)
+    return {
+        "sections": sections, "classes": by_class, "kernels": _kernels(by_name),
+        "unlinked": found.unlinked, "profiled_kernels": len(step), "kernels_ms": whole,
+        "outside_sections_ms": round(whole - inside, 6),
+    }  # fmt: skip
+
+
+def class_of(found: Trace, section: str, piece: Piece) -> str:
+    """The class of a piece: all that the optimizer does is the optimizer's."""
+    if section == "optimizer":
+        return classes.OPTIMIZER
+    return (classes.of_kernel if found.on_device else classes.of_operator)(piece.name)
+
+
+def _totals(entries: Iterable[tuple[Any, int, float]]) -> Totals:
+    """Calls and µs of each key, most µs first."""
+    sums: dict[Any, tuple[int, float]] = {}
+    for key, calls, us in entries:
+        known = sums.get(key, (0, 0.0))
+        sums[key] = known[0] + calls, known[1] + us
+    return sorted(((key, *total) for key, total in sums.items()), key=lambda entry: -entry[2])
+
+
+def _lines(section: str, totals: Totals) -> list[list[Any]]:
+    return [[section, *key, calls, _ms([us])] for key, calls, us in totals]
+
+
+def _kernels(by_name: Mapping[str, Totals]) -> list[list[Any]]:
+    """Lines of the kernels that are dear somewhere, and of the rest by class, of each section."""
+    whole = _totals(entry for section in SECTIONS for entry in by_name.get(section, []))
+    dear = {key for found in (whole, *by_name.values()) for key, *_ in found[:TOP]}
+    lines: list[list[Any]] = []
+    for section, found in by_name.items():
+        rest = [((key[0], REST), calls, us) for key, calls, us in found if key not in dear]
+        lines += _lines(section, [e for e in found if e[0] in dear] + _totals(rest))
+    return lines
+
+
+def parts(found: Trace) -> list[list[Any]]:
+    """Section, part of the model, calls and ms; the blocks' parts are added up over the blocks."""
+    named = [r for r in found.ranges if r.name not in (STEP, INFERENCE, *SECTIONS)]
+    lines: list[list[Any]] = []
+    for section in SECTIONS:
+        where = trace.innermost(found.during(section), named)
+        lines += _lines(section, _totals(((part_name(name),), 1, p.us) for p, name in where))
+    return lines
+
+
+def part_name(range_name: str | None) -> str:
+    """`block 3/attention` -> `block/attention`; what ran in no range is "no part"."""
+    return re.sub(r"^block \d+", "block", range_name) if range_name else "no part"
+
+
+def idleness(found: Trace) -> Figures:
+    """The last step under the profiler: how long it took, and the gaps between its kernels, in ms
+    and µs; of a CPU's the former alone. `late_` is what waited for the host.
+    """
+    figures: Figures = {"profiled_ms": span_ms(found)}
+    pieces = found.during(STEP)
+    if not found.on_device or not pieces:
+        return figures
+    seen = trace.gaps(pieces, _ended_before(found))
+    late = [us for us, waited in seen if waited]
+    lengths = np.percentile([us for us, _ in seen] or [0.0], PERCENTILES)
+    return figures | {
+        "gaps": len(seen), "idle_ms": _ms(us for us, _ in seen), "late_gaps": len(late),
+        "late_ms": _ms(late), "gap_percentiles_us": [round(float(us), 3) for us in lengths],
+    }  # fmt: skip
+
+
+def span_ms(found: Trace) -> float | None:
+    """The last step under the profiler: from where the device ended the one before, or else where
+    the host begins it, until its last kernel; on a CPU until its own end.
+    """
+    step = found.last(STEP)
+    if step is None:
+        return None
+    if not found.on_device:
+        return _ms([step.end - step.start])
+    since = _ended_before(found)
+    end = max((p.end for p in found.during(STEP)), default=step.end)
+    return _ms([end - (step.start if since is None else since)])
+
+
+def _ended_before(found: Trace) -> float | None:
+    """When the device was done with what was issued before the last step."""
+    step = found.last(STEP)
+    assert step is not None
+    return max((p.end for p in found.pieces if p.issued < step.start), default=None)
+
+
+def _ms(us: Iterable[float]) -> float:
+    return round(sum(us) / 1e3, 6)
+
+
+# --- for a profiler of your own -------------------------------------------------------------------
+
+
+def main(words: Sequence[str]) -> None:
+    """One warm step of a size, context and precision, with all names, for nsys to record."""
+    model, context, precision = words
+    [case] = cases(STEP, [model], [int(context)], [precision])
+    made = warm(case)
+    on_cuda = made.device.type == "cuda"
+    if on_cuda:
+        torch.cuda.profiler.start()
+    named_step(made)
+    timing.synchronize(made.device)
+    if on_cuda:
+        torch.cuda.profiler.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

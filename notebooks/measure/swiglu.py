@@ -1,0 +1,277 @@
+"""The SwiGLU MLP's rivals and races: who computes it, on which problems, and how it is checked."""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusedlib import functional, reference
+from fusedlib.bench import (
+    check,
+    graphs,
+    machine,
+    race,
+    rivals,
+    roofline,
+    timing,
+)
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.race import Case, Entry, Event, Lap
+from fusedlib.bench.rivals import Workload, rival
+from fusedlib.bench.settings import DIRECTIONS
+from measure import problems
+from measure.plain_products import PlainProducts
+from measure.problems import Inputs, SwiGLUProblem, draw
+
+TASK = "swiglu"
+STUDY = "03_kernels"
+BASELINE = "eager"
+PRODUCTS = "products"
+PLAIN_PATH = "plain PyTorch"
+HALVES = ("bfloat16", "float16")
+
+
+@rival(TASK, "fused", requires=("triton",), needs_cuda=True)
+def fused(inputs: Inputs) -> Workload:
+    """Our kernels; in fp32 large products split or, in TF32, cuBLAS's; small ones plain PyTorch."""
+    return _fused(inputs, "gate_up")
+
+
+@rival(TASK, "fused-input", requires=("triton",), needs_cuda=True, traits=frozenset({"asked for"}))
+def fused_input(inputs: Inputs) -> Workload:
+    """Our kernels, keeping x alone for backward and computing gate and up again."""
+    return _fused(inputs, "input")
+
+
+def _fused(inputs: Inputs, save: str) -> Workload:
+    rows = torch.cat([inputs.w_gate, inputs.w_up]).detach()
+    w_gate_up = rows.requires_grad_(inputs.w_gate.requires_grad)
+    leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
+    return Workload(
+        lambda: functional.swiglu_mlp(inputs.x, w_gate_up, inputs.w_down, save=save), leaves,
+        path=functional.path_of(inputs.x, w_gate_up, inputs.w_down),
+    )  # fmt: skip
+
+
+@rival(TASK, "eager")
+def eager(inputs: Inputs) -> Workload:
+    """Plain PyTorch, an operation at a time."""
+    leaves = inputs.leaves()
+    return Workload(lambda: reference.swiglu_mlp(**leaves), leaves)
+
+
+@rival(TASK, "inductor")
+def inductor(inputs: Inputs) -> Workload:
+    """torch.compile, default mode, fullgraph=True, dynamic=False."""
+    return _compiled(inputs, mode="default")
+
+
+@rival(TASK, "inductor-searched", label="torch.compile, searched", place=9, needs_cuda=True,
+       traits=frozenset({"asked for"}))  # fmt: skip
+def inductor_max(inputs: Inputs) -> Workload:
+    """torch.compile, mode max-autotune-no-cudagraphs, fullgraph=True, dynamic=False."""
+    return _compiled(inputs, mode="max-autotune-no-cudagraphs")
+
+
+@rival(TASK, "inductor-dynamic", label="torch.compile, any length", place=16,
+       traits=frozenset({"asked for"}))  # fmt: skip
+def inductor_dynamic(inputs: Inputs) -> Workload:
+    """torch.compile, default mode, fullgraph=True, dynamic=True."""
+    leaves = inputs.leaves()
+    compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=True)
+    return Workload(lambda: compiled(**leaves), leaves)
+
+
+def _compiled(inputs: Inputs, mode: str) -> Workload:
+    leaves = inputs.leaves()
+    compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=False, mode=mode)
+    return Workload(lambda: compiled(**leaves), leaves)
+
+
+@rival(TASK, "liger", requires=("liger_kernel",), needs_cuda=True)
+def liger(inputs: Inputs) -> Workload:
+    """Liger's fused silu(gate) · up between cuBLAS products, as its `LigerSwiGLUMLP` does it."""
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    leaves = inputs.leaves()
+
+    def forward() -> Tensor:
+        gate = nn.functional.linear(leaves["x"], leaves["w_gate"])
+        up = nn.functional.linear(leaves["x"], leaves["w_up"])
+        return nn.functional.linear(LigerSiLUMulFunction.apply(gate, up), leaves["w_down"])
+
+    return Workload(forward, leaves)
+
+
+@rival(TASK, "quack", label="QuACK", place=4, requires=("quack",), needs_cuda=True, dtypes=HALVES,
+       capability=(9, 0))  # fmt: skip
+def quack(inputs: Inputs) -> Workload:
+    """quack.mlp.mlp_func, swiglu, gate and up rows by turns, its tiles as they come."""
+    return _quack(inputs, tuned=False)
+
+
+@rival(TASK, "quack-searched", label="QuACK, searched", place=5, requires=("quack",),
+       needs_cuda=True, dtypes=HALVES, capability=(9, 0),
+       traits=frozenset({"asked for"}))  # fmt: skip
+def quack_searched(inputs: Inputs) -> Workload:
+    """The same with its search for the fastest tiles, one to three minutes a shape."""
+    return _quack(inputs, tuned=True)
+
+
+def _quack(inputs: Inputs, tuned: bool) -> Workload:
+    from quack.mlp import mlp_func  # type: ignore[import-not-found]
+
+    rows = torch.stack([inputs.w_gate.detach(), inputs.w_up.detach()], dim=1).flatten(0, 1)
+    w_gate_up = rows.requires_grad_(inputs.w_gate.requires_grad)
+    leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
+
+    def forward() -> Tensor:
+        return mlp_func(inputs.x, w_gate_up, inputs.w_down, activation="swiglu", tuned=tuned)
+
+    return Workload(forward, leaves, alternating=True)
+
+
+@rival(TASK, PRODUCTS, traits=frozenset({"bound"}))
+def products(inputs: Inputs) -> PlainProducts:
+    """The problem's matrix products by torch.mm, gate and up packed: what no fusion removes."""
+    return PlainProducts.of(inputs)
+
+
+# --- what is measured ----------------------------------------------------------------------------
+
+
+def cases(
+    shapes: Iterable[str | tuple[int, int, int]], asked: Sequence[str], *, dtype: str, device: str,
+    repetitions: int, precision: str = "highest", launches: Sequence[str] = ("python",),
+    directions: Sequence[str] = DIRECTIONS, frozen: bool = False, group: str = "",
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One case a shape, direction, launch and rival.
+
+    Args:
+        shapes: "tokens·hidden·intermediate", with · or x, or the three numbers.
+        asked: names of rivals; `all` for every one that is registered.
+        dtype: of inputs, weights and results.
+        device: where it runs.
+        repetitions: rounds.
+        precision: torch's setting for fp32 products, "highest" or "high" (TF32).
+        launches: ways to launch; a backward alone is launched from Python only.
+        directions: "forward", "backward", "forward+backward".
+        frozen: also the backward pass that gives x alone a gradient.
+        group: what the shapes are, for the notebook's selections.
+
+    Raises:
+        ValueError: a text that is not three whole numbers, an unknown rival, launch or direction.
+    """
+    if unknown := [launch for launch in launches if launch not in race.LAUNCHES]:
+        known = ", ".join(race.LAUNCHES)
+        raise ValueError(f"unknown launch {unknown[0]!r}; known: {known}")
+    found = []
+    for shape in shapes:
+        ways = [(direction, True) for direction in directions] + [("backward", False)] * frozen
+        for direction, trained in ways:
+            problem = SwiGLUProblem(*sizes(shape), dtype, direction, trained, precision)
+            for launch in launches:
+                if direction == "backward" and launch != "python":
+                    continue
+                found += [
+                    {"experiment": TASK, "group": group, "provider": name, **problem.fields(),
+                     "launch": launch, "device": device, "repetitions": repetitions}
+                    for name in rivals.chosen(TASK, asked)
+                ]  # fmt: skip
+    return found
+
+
+def sizes(shape: str | tuple[int, int, int]) -> tuple[int, int, int]:
+    """Tokens, hidden and intermediate size of a shape as text."""
+    if not isinstance(shape, str):
+        return shape
+    parts = shape.replace("x", "·").split("·")
+    if len(parts) != 3 or not all(p.isdecimal() for p in parts):
+        raise ValueError(f"a shape is tokens·hidden·intermediate, got {shape!r}")
+    tokens, hidden, inner = map(int, parts)
+    return tokens, hidden, inner
+
+
+def problem_of(case: Case) -> SwiGLUProblem:
+    """The problem that a case or a row speaks of."""
+    return SwiGLUProblem(
+        int(case["tokens"]), int(case["hidden_size"]), int(case["intermediate_size"]),
+        case["dtype"], case["direction"], bool(case["weight_gradients"]),
+        case["precision"] or "highest",
+    )  # fmt: skip
+
+
+def available(case: Case) -> None:
+    """Raise `Unavailable` for what cannot run here, before anything is drawn."""
+    if case["launch"] != "python" and torch.device(case["device"]).type != "cuda":
+        raise Unavailable("CUDA graphs and sustained runs need a CUDA GPU")
+    rivals.get(TASK, case["provider"]).check_available(case["device"], case["dtype"])
+
+
+class Course:
+    """One problem, drawn, with the truth and the errors that plain PyTorch makes on it."""
+
+    def __init__(self, case: Case) -> None:
+        problem = problem_of(case)
+        self.device, self.dtype = case["device"], problem.torch_dtype
+        self.inputs = draw(problem, self.device)
+        self.true = problems.truth(self.inputs)
+        plain = rivals.get(TASK, BASELINE).build(self.inputs)
+        self.usual = check.errors(check.results_of(plain, self.inputs.dy), self.true)
+
+    def enter(self, case: Case) -> Entry:
+        """Set a rival up and hold y and every gradient that the problem asks for to the truth."""
+        inputs = self.inputs if case["weight_gradients"] else self.inputs.frozen()
+        asked = problems.asked(inputs)
+        one = rivals.get(TASK, case["provider"])
+        if case["provider"] == PRODUCTS:
+            parts = one.build(inputs)
+            return Entry(one.facts(), lambda heat: _products_lap(parts, heat))
+        begin = time.perf_counter()
+        work = one.build(inputs)
+        found = check.results_of(work, inputs.dy)
+        timing.synchronize(self.device)
+        figures = {"first_call_s": time.perf_counter() - begin, "path": work.path, **one.facts()}
+        figures |= self._judged(found, asked)
+        return Entry(
+            figures,
+            lambda heat: race.workload_lap(
+                work, inputs.dy, heat,
+                lambda again: self._judged(again, [n for n in asked if _gives(n, heat)]),
+            ),
+        )  # fmt: skip
+
+    def _judged(self, found: dict[str, Tensor], asked: list[str]) -> dict[str, Any]:
+        return check.require(check.errors(found, self.true), self.usual, self.dtype, asked)
+
+
+def _gives(name: str, heat: Case) -> bool:
+    """Whether a heat's direction gives this result."""
+    return name == "y" or heat["direction"] != "forward"
+
+
+def _products_lap(parts: PlainProducts, heat: Case) -> Lap:
+    def run() -> None:
+        parts.run(heat["direction"], heat["weight_gradients"])
+
+    return Lap(graphs.capture_call(run).replay if heat["launch"] == "graph" else run)
+
+
+def _work(case: Case) -> dict[str, Any]:
+    problem = problem_of(case)
+    return {"flops": problem.flops, "compulsory_bytes": problem.compulsory_bytes}
+
+
+EVENT = Event(
+    course=Course, available=available, work=_work, entrant=("weight_gradients",),
+    fields=("tokens", "hidden_size", "intermediate_size", "dtype", "precision", "device"),
+    settings=lambda case: roofline.precision_of(case["precision"]),
+    label=lambda case: f"{problem_of(case).shape} {case['dtype']}",
+)  # fmt: skip
+
+
+def where(device: str) -> str:
+    """The device that `auto` means here."""
+    return machine.device_type() if device == "auto" else device

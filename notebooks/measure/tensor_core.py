@@ -1,0 +1,152 @@
+"""The tensor core's own accumulation error against K, and a model that gives its very bits.
+
+The operands are numbers whose products are exact in fp32 (fp16, bf16, or TF32 values held in fp32),
+so that what differs from the float64 product is the accumulation alone. Four ways of keeping the
+sum over K on a CUDA GPU:
+
+- "in the tensor core": the unit's own accumulator, from the first product to the last;
+- "promoted": each K block of 64 from zero, added to an fp32 accumulator by an ordinary addition;
+- "cuBLAS": what torch.mm calls, with an fp32 result;
+- "IEEE fp32": fp32 multiply-adds, no tensor core;
+
+and two models, computed on the CPU, of an accumulator that takes several products at once: one that
+rounds their exact sum to fp32, and `aligned`, which cuts every summand off. Models of that kind:
+Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Comput. Sci.
+7:e330, 2021.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusedlib.bench import settings
+from fusedlib.bench.attempt import Unavailable
+from measure import accumulation, formats
+from measure.accumulation import Case, Figures
+
+SIZE = 128  # C is [SIZE, SIZE]: 16384 samples of the error
+MODEL_SIZE = 32
+CORNER = 16  # rows and columns of a measured C that are held against the model
+MEASURED = ("in the tensor core", "promoted", "cuBLAS", "IEEE fp32")
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32}
+TOGETHER = {"fp16": 16, "bf16": 16, "tf32": 8}  # products in one MMA instruction of sm_90
+EXTRA_BITS = 2  # bits below fp32's last one that an aligned summand keeps on sm_90
+
+
+@lru_cache(maxsize=1)
+def operands(
+    distribution: str, dtype: str, k: int, size: int, device: str
+) -> tuple[Tensor, Tensor]:
+    """A [size, k] and B [k, size] with values of the format, the same on every machine."""
+    raw = accumulation.draw(distribution, 2 * size * k, 1)[:, 0].copy()
+    values = torch.from_numpy(formats.round_to(raw, dtype)).to(DTYPES[dtype])
+    left, right = values[: size * k].view(size, k), values[size * k :].view(k, size)
+    return left.to(device), right.to(device)
+
+
+@lru_cache(maxsize=1)
+def reference(distribution: str, dtype: str, k: int, size: int, device: str) -> Tensor:
+    """A B in float64, [size, size]."""
+    left, right = operands(distribution, dtype, k, size, device)
+    return left.double() @ right.double()
+
+
+def rounded(left: Tensor, right: Tensor, together: int) -> Tensor:
+    """A B where the exact sum of so many products and the accumulator is rounded to fp32.
+
+    float64 holds that sum almost exactly: what is left out is far below fp32's unit roundoff.
+    """
+    a, b = left.double().numpy(), right.double().numpy()
+    acc = np.zeros((a.shape[0], b.shape[1]))
+    for start in range(0, a.shape[1], together):
+        part = slice(start, start + together)
+        acc = (acc + a[:, part] @ b[part]).astype(np.float32).astype(np.float64)
+    return torch.from_numpy(acc)
+
+
+def aligned(left: Tensor, right: Tensor, together: int, extra_bits: int = EXTRA_BITS) -> Tensor:
+    """A B as a tensor core adds: the accumulator and so many products are brought to the largest
+    exponent among them, each is cut off `extra_bits` below fp32's last bit, and their sum is cut
+    off to fp32. A product's exponent is the sum of its factors', also where it has carried.
+    """
+    a, b = left.double().numpy(), right.double().numpy()
+    above, beside = _exponents(a), _exponents(b)
+    acc = np.zeros((a.shape[0], b.shape[1]))
+    for start in range(0, a.shape[1], together):
+        part = slice(start, start + together)
+        products = a[:, part, None] * b[part]  # [m, together, n]
+        largest = (above[:, part, None] + beside[part]).max(axis=1)
+        last = np.ldexp(1.0, np.maximum(largest, _exponents(acc)) - 23 - extra_bits)
+        units = np.trunc(products / last[:, None]).sum(axis=1) + np.trunc(acc / last)
+        acc = formats.truncate_to_fp32(units * last)
+    return torch.from_numpy(acc)
+
+
+MODELS = {"model: round to fp32": rounded, "model: align and chop": aligned}
+
+
+def _exponents(values: np.ndarray) -> np.ndarray:
+    """Binary exponents; of zero one below all others."""
+    return np.where(values == 0, -500, np.frexp(values)[1] - 1)
+
+
+@lru_cache(maxsize=1)
+def corner(distribution: str, dtype: str, k: int, device: str) -> Tensor:
+    """What the model `aligned` gives for the first rows and columns of a measured product."""
+    left, right = operands(distribution, dtype, k, SIZE, device)
+    return aligned(left[:CORNER].cpu(), right[:, :CORNER].cpu(), TOGETHER[dtype])
+
+
+def product(provider: str, left: Tensor, right: Tensor) -> Tensor:
+    """The product by one provider on a CUDA device, fp32 [m, n]."""
+    from fusedlib.kernels.accumulate import accumulate_fwd
+
+    if provider == "IEEE fp32":
+        return accumulate_fwd(left.float(), right.float(), promote=False, precision="ieee")
+    if provider != "cuBLAS":
+        return accumulate_fwd(left, right, promote=provider == "promoted")
+    if left.dtype != torch.float32:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    with settings.matmul_settings("high", reduced=True):
+        return left @ right
+
+
+def errors(out: Tensor, ref: Tensor) -> Figures:
+    """Error of a product [m, n] relative to |ref| as a whole, and the share of its elements that
+    are too small in magnitude: one half where the signs of the errors are as likely either way.
+    """
+    error = out.double() - ref
+    return {
+        "relative_error": float(error.norm() / ref.norm()),
+        "toward_zero_share": float((error * ref.sign() < 0).double().mean()),
+    }
+
+
+def measure_tensor_core(case: Case) -> Figures:
+    """One way of accumulating, with the share of elements that are the model's bit for bit; or one
+    model.
+
+    Raises:
+        Unavailable: there is no GPU with tensor cores.
+    """
+    provider, device = case["provider"], case["device"]
+    if device == "cuda" and not has_tensor_cores():
+        raise Unavailable("needs a CUDA GPU with tensor cores")
+    distribution, dtype, k = case["distribution"], case["dtype"], case["k"]
+    size = MODEL_SIZE if provider in MODELS else SIZE
+    left, right = operands(distribution, dtype, k, size, device)
+    true = reference(distribution, dtype, k, size, device)
+    if provider in MODELS:
+        return errors(MODELS[provider](left, right, TOGETHER[dtype]), true)
+    out = product(provider, left, right)
+    same = out[:CORNER, :CORNER].double().cpu() == corner(distribution, dtype, k, device)
+    return errors(out, true) | {"modelled_share": float(same.double().mean())}
+
+
+def has_tensor_cores() -> bool:
+    """Whether torch sees an NVIDIA GPU of compute capability 8.0 or later."""
+    if not torch.cuda.is_available() or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability() >= (8, 0)

@@ -1,0 +1,386 @@
+"""Study 10: training runs, whether they repeat, and where an epoch's and a step's time goes.
+
+Before an arm trains or is timed, h and every gradient of its layer are held against float64. The
+published kernel is wrong and the subject of the study, so it is trained all the same, as
+`fusedlib.bench.results.Recorder.append` has it.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, lru_cache, partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedlib import reference
+from fusedlib.bench import check, rivals, timing
+from fusedlib.bench.attempt import Unavailable, Wrong
+from fusedlib.bench.race import Case, Entry, Event, Figures, Lap
+from fusedlib.bench.statistics import summarize
+from measure.training import batches, mnist, network
+from measure.training.batches import Batch, Data
+from measure.training.network import BASELINE, FROZEN, NETWORKS, PRECISIONS, TASK, WRONG
+from measure.training.trainer import Epoch, GraphStep, Trainer
+
+STUDY = "10_mnist"
+BATCH_SIZE = 64
+WINDOWS = 67  # an epoch's 938 steps in windows of 14; a subset has as many steps or fewer
+# A worker makes its first batches while nobody waits for them.
+WARM_BATCHES = 5
+# Before a timed epoch: kernels are compiled and libraries set up by then.
+WARM_STEPS = 3
+SOURCES, LAUNCHES = ("device", "loader"), ("python", "graph")
+PARTS = ("data", "forward", "backward", "optimizer")
+Cases = list[dict[str, Any]]
+
+
+# --- cases ---------------------------------------------------------------------------------------
+
+
+def setting(train_images: int, test_images: int, width: int, device: str) -> dict[str, Any]:
+    """What all cases of a run share: the first so many images, and the layer's width."""
+    return {
+        "train_images": train_images, "test_images": test_images, "width": width,
+        "device": device, "batch_size": BATCH_SIZE,
+    }  # fmt: skip
+
+
+def named(names: Iterable[str]) -> list[tuple[str, str]]:
+    """(arm, precision) of texts such as "fused bf16".
+
+    Raises:
+        ValueError: an unknown arm or precision.
+    """
+    found = []
+    for text in names:
+        arm, _, precision = text.partition(" ")
+        if precision not in PRECISIONS:
+            raise ValueError(f"{text!r}: give an arm and one of {', '.join(PRECISIONS)}")
+        found.append((rivals.get(TASK, arm).name, precision))
+    return found
+
+
+def cases(experiment: str, names: Iterable[str], shared: Case, **fields: Any) -> Cases:
+    """A case of each of these arms, with fields of its experiment.
+
+    - "run": training by `network`, `seed`, `epochs`, `source` and `launch`.
+    - "epoch": one as a loop makes it, for its time and its test's; the same fields.
+    - "repeat": the first `steps` of a run again, and again by a CUDA graph.
+    - "pace": where a step's time goes, in turns: `rounds` of so many `steps`.
+
+    Raises:
+        ValueError: an unknown arm, network, source or launch, or less than one of what is counted.
+    """
+    for name, known in (("network", NETWORKS), ("source", SOURCES), ("launch", LAUNCHES)):
+        if fields.get(name, next(iter(known))) not in known:
+            raise ValueError(f"unknown {name} {fields[name]!r}; known: {', '.join(known)}")
+    for name in ("epochs", "rounds", "steps"):
+        if fields.get(name, 1) < 1:
+            raise ValueError(f"{name} must be at least 1, got {fields[name]}")
+    if "launch" in fields:  # steps whose losses are kept as means of windows
+        steps = -(-shared["train_images"] // BATCH_SIZE)
+        fields["window"] = max(1, steps // WINDOWS)
+    fields = {"experiment": experiment, "network": "convolutions", **fields, **shared}
+    return [{"provider": arm, "precision": kind, **fields} for arm, kind in named(names)]
+
+
+def data_cases(shared: Case, number: int) -> Cases:
+    """So many batches of training images from each source, with nobody to train."""
+    return [
+        {"experiment": "data", "source": source, "batches": number, **shared} for source in SOURCES
+    ]
+
+
+def label(case: Mapping[str, Any]) -> str:
+    """A case in a few words."""
+    names = ("experiment", "provider", "precision", "network", "seed", "source", "launch")
+    return " ".join(str(case[name]) for name in names if name in case)
+
+
+# --- the layer before it trains ------------------------------------------------------------------
+
+
+def available(case: Case) -> None:
+    """Whether a case can run here.
+
+    Raises:
+        Unavailable: a package, a CUDA GPU or TF32 is missing, or MNIST is not to be had.
+    """
+    device, precision = case["device"], case["precision"]
+    on_cuda = torch.device(device).type == "cuda"
+    dtype = "bfloat16" if precision == "bf16" else "float32"
+    rivals.get(TASK, case["provider"]).check_available(device, dtype)
+    if precision == "tf32" and not (on_cuda and torch.cuda.get_device_capability() >= (8, 0)):
+        raise Unavailable("TF32 needs a CUDA GPU of compute capability 8.0 or later")
+    if case.get("launch") == "graph" and not on_cuda:
+        raise Unavailable("CUDA graphs need a CUDA GPU")
+    prepared(case["train_images"], case["test_images"], device)
+
+
+@lru_cache(maxsize=1)
+def prepared(train_images: int, test_images: int, device: str) -> Data:
+    """The images on their device, kept for the next case."""
+    return batches.prepare(mnist.load(), train_images, test_images, device)
+
+
+def _data(case: Case) -> Data:
+    return prepared(case["train_images"], case["test_images"], case["device"])
+
+
+@cache
+def checked(
+    arm: str, precision: str, hidden: int, width: int, batch_size: int, device: str
+) -> Figures:
+    """Errors of an arm's h and gradients, and which backward ran; call it within `settings`.
+
+    x and dh are normal, weights as a layer draws them. What is asked for is what the network needs:
+    h, dx, and both weights' gradients unless they are frozen.
+
+    Raises:
+        Wrong: it errs more than `check` allows; an arm that is wrong on purpose says it in `wrong`.
+    """
+    generator = torch.Generator(device=device).manual_seed(0)
+    x, dh = (
+        torch.randn(batch_size, n, generator=generator, device=device) for n in (hidden, width)
+    )
+    one = rivals.get(TASK, arm)
+    layers = []
+    for drawn in (one, rivals.get(TASK, BASELINE)):
+        torch.manual_seed(0)
+        layers.append(drawn.build(hidden, width, device))
+    true = _truth(layers[1], x, dh)
+    usual = check.errors(_results(layers[1], x, dh, precision)[0], true)
+    found, backward = _results(layers[0], x, dh, precision)
+    figures = {**one.facts(), "layer_backward": backward}
+    asked = [n for n in true if not (FROZEN in one.traits and n.startswith("d_w"))]
+    try:
+        errors = check.errors(found, true)
+        return figures | check.require(errors, usual, PRECISIONS[precision], asked)
+    except Wrong as refusal:
+        if WRONG not in one.traits:
+            raise Wrong(str(refusal), figures | refusal.figures) from None
+        return figures | refusal.figures | {"wrong": str(refusal)}
+
+
+def _truth(layer: network.Layer, x: Tensor, dh: Tensor) -> dict[str, Tensor]:
+    operands = {"x": x, **{f"w_{name}": w for name, w in layer.weights().items()}}
+    leaves = {name: t.detach().double().requires_grad_() for name, t in operands.items()}
+    h = reference.swiglu(**leaves)
+    h.backward(dh.double())
+    gradients = {f"d_{name}": t.grad for name, t in leaves.items() if t.grad is not None}
+    return {"h": h.detach(), **gradients}
+
+
+def _results(
+    layer: network.Layer, x: Tensor, dh: Tensor, precision: str
+) -> tuple[dict[str, Tensor], str]:
+    """h and the gradients that arrived, by the reference's names, and the name of h's backward."""
+    x = x.clone().requires_grad_()
+    with network.autocast(precision, str(x.device)):
+        h = layer(x)
+    backward = h.grad_fn.name() if h.grad_fn is not None else "none"
+    h.backward(dh.to(h.dtype))
+    found = {f"d_w_{name}": gradient for name, gradient in layer.gradients().items()}
+    found |= {} if x.grad is None else {"d_x": x.grad}
+    return {"h": h.detach(), **found}, backward
+
+
+def _checked(case: Case) -> Figures:
+    hidden = NETWORKS[case["network"]]
+    sizes = hidden, case["width"], case["batch_size"], case["device"]
+    return checked(case["provider"], case["precision"], *sizes)
+
+
+# --- experiments ---------------------------------------------------------------------------------
+
+
+def measure(case: Case) -> Figures:
+    """Figures of a case that runs by itself."""
+    if case["experiment"] == "data":
+        return wait(case)
+    available(case)
+    with network.settings(case["precision"]):
+        figures = _checked(case)
+        return figures | (repeat if case["experiment"] == "repeat" else run)(case)
+
+
+def run(case: Case) -> Figures:
+    """Train, test after each epoch, and keep what was seen; lists hold a figure an epoch."""
+    data, one = _data(case), _trainer(case)
+    if case["experiment"] == "epoch":  # by a trainer that is then thrown away
+        warm = _trainer(case)
+        chosen = batches.order(len(data.train), 0, 0)[: WARM_STEPS * BATCH_SIZE]
+        warm.train(batches.on_device(data.train, chosen, BATCH_SIZE), WARM_STEPS)
+        warm.test(data.test)
+        one = _trainer(case)
+    seen: list[Figures] = []
+    losses: list[float] = []
+    for number in range(case["epochs"]):
+        shown = _source(case, batches.order(len(data.train), case["seed"], number))
+        work = partial(one.train, shown, case["window"], graph=case["launch"] == "graph")
+        epoch, train_s = _clocked(case, work)
+        answers, test_s = _clocked(case, partial(one.test, data.test))
+        losses += _means(epoch.losses, case["window"])
+        seen.append(
+            {
+                "train_s": train_s, "test_s": test_s, "test_loss": answers.loss,
+                "correct": answers.correct, **_layer(one, epoch),
+            }
+        )  # fmt: skip
+    figures = {f"epoch_{name}": [told[name] for told in seen] for name in seen[0]}
+    confusion = answers.confusion.flatten().tolist()
+    return {**figures, "losses": losses, "confusion": confusion, **_parameters(one)}
+
+
+def repeat(case: Case) -> Figures:
+    """Largest difference of the losses between two runs, and between a run and its graph's."""
+    first, again = (_losses(case, graph=False) for _ in range(2))
+    found = {
+        "repeat_difference": float((first - again).abs().max()), "last_loss": float(first[-1])
+    }  # fmt: skip
+    if torch.device(case["device"]).type == "cuda":
+        graph = _losses(case, graph=True)
+        found["graph_difference"] = float((first - graph).abs().max())
+    return found
+
+
+def wait(case: Case) -> Figures:
+    """ms a batch with nobody to train, each sample the wait for one batch."""
+    total = case["batches"] + WARM_BATCHES
+    source = _source(case, _drawn(case, total, 0))
+    samples = []
+    for _ in range(total):
+        part = timing.Sections(case["device"])
+        with part.section("data"):
+            next(source)
+        samples.append(part.elapsed_ms()["data"])
+    return summarize(samples[WARM_BATCHES:])
+
+
+def _trainer(case: Case) -> Trainer:
+    """A fresh one; seed 0 where the case names none."""
+    return Trainer(
+        case["provider"], case["precision"], case["network"], case["width"], case.get("seed", 0),
+        case["device"],
+    )  # fmt: skip
+
+
+def _source(case: Case, chosen: Tensor) -> Iterator[Batch]:
+    data = _data(case)
+    if case["source"] == "loader":
+        return batches.loader(data, chosen, BATCH_SIZE, case["device"])
+    return batches.on_device(data.train, chosen, BATCH_SIZE)
+
+
+def _drawn(case: Case, number: int, seed: int) -> Tensor:
+    """Images of so many full batches, from as many epochs as that takes."""
+    images = len(_data(case).train)
+    epochs = -(-number * BATCH_SIZE // images)
+    drawn = [batches.order(images, seed, epoch) for epoch in range(epochs)]
+    return torch.cat(drawn)[: number * BATCH_SIZE]
+
+
+def _clocked(case: Case, work: Callable[[], Any]) -> tuple[Any, float]:
+    """What the work gives, and the seconds that a user waits for it."""
+    timing.synchronize(case["device"])
+    begin = time.perf_counter()
+    found = work()
+    timing.synchronize(case["device"])
+    return found, time.perf_counter() - begin
+
+
+def _losses(case: Case, *, graph: bool) -> Tensor:
+    """Losses of the first full batches of an epoch, from Python or by a CUDA graph."""
+    data = _data(case)
+    full = min(case["steps"], len(data.train) // BATCH_SIZE)
+    chosen = batches.order(len(data.train), 0, 0)[: full * BATCH_SIZE]
+    shown = batches.on_device(data.train, chosen, BATCH_SIZE)
+    return _trainer(case).train(shown, full, graph=graph).losses
+
+
+def _means(losses: Tensor, window: int) -> list[float]:
+    """Mean of each whole window of steps; the steps of an unfinished one count to no mean."""
+    whole = losses[: len(losses) // window * window].double().reshape(-1, window)
+    return [round(float(mean), 6) for mean in whole.mean(1)]
+
+
+def _layer(one: Trainer, epoch: Epoch) -> dict[str, float | None]:
+    """Change of the layer's weights so far, and mean norm of their gradients over the epoch."""
+    change = one.change()
+    norms = {name: float(seen.mean()) for name, seen in epoch.gradient_norms.items()}
+    found: dict[str, float | None] = {f"{name}_change": value for name, value in change.items()}
+    return found | {f"{name}_gradient_norm": norms.get(name) for name in change}
+
+
+def _parameters(one: Trainer) -> dict[str, int]:
+    """All weights, those that received a gradient, and the layer's own."""
+    every = list(one.model.parameters())
+    return {
+        "parameters": sum(p.numel() for p in every),
+        "trained_parameters": sum(p.numel() for p in every if p.grad is not None),
+        "layer_parameters": sum(p.numel() for p in one.model.layer.parameters()),
+    }
+
+
+# --- a step in turns -----------------------------------------------------------------------------
+
+
+class Course:
+    """The arms of one precision: each is checked once and has a trainer of its own in each heat."""
+
+    def __init__(self, case: Case) -> None:
+        self.images = _data(case)
+
+    def enter(self, case: Case) -> Entry:
+        """Hold an arm's layer against float64."""
+        return Entry(_checked(case), lap)
+
+
+def lap(case: Case) -> Lap:
+    """So many steps on images drawn for the turn. Each step's parts are timed by marks inside it,
+    and given as means over the steps; with a DataLoader the turn has a worker of its own.
+    """
+    one, device, steps = _trainer(case), case["device"], case["steps"]
+    warm = WARM_BATCHES if case["source"] == "loader" else 0
+    graph = None
+    if case["launch"] == "graph":
+        first = torch.arange(BATCH_SIZE)
+        graph = GraphStep(one, *next(batches.on_device(_data(case).train, first, BATCH_SIZE)))
+    turns, waiting = count(), list[Iterator[Batch]]()
+
+    def prepare(calls: int) -> None:
+        source = _source(case, _drawn(case, steps + warm, next(turns)))
+        one.model.train()
+        for _ in range(warm):
+            one.step(*next(source))
+        waiting[:] = [source]
+
+    def run() -> dict[str, float]:
+        timing.synchronize(device)
+        whole, parts = timing.Sections(device), []
+        with whole.section("step"):
+            for _ in range(steps):
+                sections = timing.Sections(device)
+                with sections.section("data"):
+                    batch = next(waiting[0])
+                if graph is None:
+                    one.step(*batch, sections)
+                else:
+                    with sections.section("replay"):
+                        graph(*batch)
+                parts.append(sections)
+        timing.synchronize(device)
+        times = [sections.elapsed_ms() for sections in parts]
+        found = {name: sum(t[name] for t in times) / steps for name in times[0]}
+        return found | {"total": whole.elapsed_ms()["step"] / steps}
+
+    return Lap(run, prepare)
+
+
+EVENT = Event(
+    course=Course, available=available, warmup=1, rounds=lambda case: case["rounds"], bursts=False,
+    fields=("network", "precision", "width", "batch_size", "train_images", "test_images", "device"),
+    settings=lambda case: network.settings(case["precision"]), label=label,
+)  # fmt: skip

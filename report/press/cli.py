@@ -1,0 +1,312 @@
+"""The command line: run notebooks, render the report, look after rows. `make help` lists the uses.
+
+Exit status: 0 all well, 1 a notebook failed, 2 something asked for is wrong or cannot be written,
+130 ctrl-C, 143 SIGTERM.
+"""
+
+import dataclasses
+import errno
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from fusedlib.bench import paths
+from fusedlib.bench.results import ResultsError
+from press.report.model import ReportError
+from press.running import config as configs
+from press.running.config import Config, ConfigError
+from press.running.products import WriteError, check_writable, copy_path, read_metadata, write_whole
+
+
+class _Commands(TyperGroup):
+    """Turns what is bound to go wrong in a command into one clear message."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            _complain("stopped; rows measured so far are kept, the next run goes on from there")
+            raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
+        except (ConfigError, ReportError, ResultsError, OSError) as error:
+            if isinstance(error, OSError) and not _is_about_writing(error):
+                raise
+            _complain(str(error))
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Measure, execute the notebooks, render the report.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Profile = Annotated[str, typer.Option(help="auto, quick or full")]
+Only = Annotated[
+    list[str] | None, typer.Option(help="only this notebook; again or with commas for more")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="name=value or notebook.name=value, over the study file's"),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="measure and run everything anew")]
+StudyFile = Annotated[
+    Path | None, typer.Option("--config", help="study file; default notebooks/study.toml")
+]
+
+
+def main() -> None:
+    """Run the command line."""
+    signal.signal(signal.SIGTERM, _on_signal)
+    signal.signal(signal.SIGINT, _on_signal)
+    app()
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM. asyncio lets nothing but a KeyboardInterrupt out of a running cell."""
+
+
+def _on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    # Once is enough: tidying up is short and must not be cut off.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise _Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+
+def _is_about_writing(error: OSError) -> bool:
+    expected = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+    return isinstance(error, WriteError) or error.errno in expected
+
+
+def _complain(text: str) -> None:
+    print(f"fusedlib: {text}", file=sys.stderr)
+
+
+@app.command("list")
+def list_(config: StudyFile = None) -> None:
+    """The notebooks in their order, what they ask, and their parameters."""
+    from press.running import parameters
+
+    for study in configs.load(config).studies:
+        state = read_metadata(copy_path(study.name))
+        last = f"{state['status']}, {state['profile']}" if state else "not run yet"
+        print(f"{study.name}  {study.title}  ({last})\n    {study.question}")
+        for parameter in parameters.read(study.notebook).values():
+            if parameter.name != "profile":
+                given = [f"{p} {study.profiles[p].get(parameter.name, parameter.default)!r}"
+                         for p in configs.PROFILES]  # fmt: skip
+                print(f"    {parameter.name}: {parameter.type}  {', '.join(given)}"
+                      f"  # {parameter.help}")  # fmt: skip
+
+
+@app.command()
+def run(
+    profile: Profile = configs.AUTO, only: Only = None, settings: Settings = None,
+    fresh: Fresh = False, config: StudyFile = None,
+) -> None:  # fmt: skip
+    """Run the notebooks; those of which nothing changed are kept."""
+    _exit_for(_run(configs.load(config), profile, only, settings, fresh, frame=False))
+
+
+@app.command()
+def report(
+    profile: Profile = configs.AUTO, only: Only = None, settings: Settings = None,
+    fresh: Fresh = False, config: StudyFile = None,
+) -> None:  # fmt: skip
+    """Run the notebooks, then render the report."""
+    loaded = configs.load(config)
+    failed = _run(loaded, profile, only, settings, fresh, frame=True)
+    _render(loaded)
+    _exit_for(failed)
+
+
+@app.command()
+def record(
+    only: Only = None, config: StudyFile = None,
+    name: Annotated[str, typer.Option(help="of the recording; default: this commit's")] = "",
+    minutes: Annotated[float, typer.Option(help="how long, the cases of most claims first")] = 25.0,
+    dry: Annotated[bool, typer.Option("--dry", help="only say what it will take")] = False,
+    packed: Annotated[
+        Path | None, typer.Option(help="folder that gets the recording as one file")
+    ] = None,
+) -> None:  # fmt: skip
+    """Measure the full profile as one recording: its name is the card's, its commit this one's."""
+    from fusedlib.bench import machine as machines
+    from press import record as recording
+
+    loaded = configs.load(config)
+    os.environ.setdefault(machines.NAME, machines.card())  # before anything asks for the name
+    if not dry:
+        recording.check_ready()
+    folder = paths.results_dir() / machines.key()
+    facts = machines.describe()
+    called = recording.chosen_name(name, folder, facts)
+    units = recording.left(recording.units(loaded, _names(only)), folder / called)
+    chosen = recording.within(units, minutes)
+    print(f"all that is left of the recording {called} on {machines.key()}:")
+    print(recording.summary(units))
+    print(f"within {minutes:g} minutes:\n{recording.summary(chosen)}", flush=True)
+    if dry:
+        return
+
+    _exit_for(recording.record(chosen, called, minutes, recording.measure, packed))
+
+
+@app.command(hidden=True)
+def measure(study: str) -> None:
+    """Run the measuring cells of one notebook; the environment says which cases, and where to."""
+    from press import plan
+
+    [found] = configs.load().select([study])
+    plan.run_measuring(found)
+
+
+@app.command()
+def pack(config: StudyFile = None) -> None:
+    """Write the commit, the files' hashes and what is to be recorded into `code.json`."""
+    from press import record as recording
+
+    print(f"carry {recording.carry(configs.load(config))} beside the code")
+
+
+@app.command("render")
+def render_(config: StudyFile = None) -> None:
+    """Render the report again from the executed notebooks."""
+    _render(configs.load(config))
+
+
+@app.command()
+def figures(only: Only = None, config: StudyFile = None) -> None:
+    """Draw the paper's figures, with their data, into `figures/` from the recorded rows."""
+    import tempfile
+
+    from press import figures as drawing
+    from press import recording
+
+    with tempfile.TemporaryDirectory(prefix="fusedlib-figures-") as name:
+        recording.executed(configs.load(config), Path(name), _names(only))
+        written = drawing.write(drawing.drawn(Path(name)))
+    if not only:
+        for gone in {*drawing.FOLDER.iterdir()} - {*written}:
+            gone.unlink()
+    print("\n".join(str(path.relative_to(paths.ROOT)) for path in written))
+
+
+@app.command("slides")
+def slides_() -> None:
+    """Make the slides, `slides.html` and `slides.pdf`, from the recorded rows."""
+    import tempfile
+
+    # Before torch is there: what a notebook trains is tiny, and two threads wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from press import recording, slides
+
+    build = paths.build_dir()
+    check_writable(build)
+    with tempfile.TemporaryDirectory(prefix="fusedlib-slides-") as name:
+        recording.executed(configs.load(), Path(name))
+        written = slides.write(Path(name), build)
+    print("\n".join(f"{path.absolute()}\n{path.absolute().as_uri()}" for path in written))
+
+
+@app.command()
+def machine() -> None:
+    """What a row says about this machine, as JSON."""
+    from fusedlib.bench import machine as machines
+
+    facts = dataclasses.asdict(machines.describe())
+    print(json.dumps(facts, indent=2, ensure_ascii=False))
+
+
+@app.command()
+def doctor() -> None:
+    """Whether this Python has what is needed (`--for study|test|lint|lab`)."""
+    # Runs from __main__, without typer, which may itself be missing; here for the help.
+    from press.running import doctor as doctors
+
+    raise typer.Exit(doctors.main([]))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def lab(context: typer.Context) -> None:
+    """Open JupyterLab on the first notebook, with this Python as the kernel of all."""
+    from press.running import kernel, trust
+
+    trust.trust(paths.build_dir() / "notebooks")
+    # A folder on JUPYTER_PATH goes before the kernels that the user's home registers.
+    folder = paths.build_dir() / "jupyter"
+    spec = folder / "kernels" / "python3" / "kernel.json"
+    write_whole(spec, json.dumps(kernel.kernel_spec(), indent=2))
+    search = os.pathsep.join(filter(None, [str(folder.absolute()), os.environ.get("JUPYTER_PATH")]))
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={paths.ROOT}"]
+    first = configs.load().studies[0].notebook.relative_to(paths.ROOT)
+    command += [f"--LabApp.default_url=/lab/tree/{first}", *context.args]
+    os.execve(sys.executable, command, kernel.environment({"JUPYTER_PATH": search}))
+
+
+def _run(
+    config: Config, profile: str, only: list[str] | None, settings: list[str] | None,
+    fresh: bool, *, frame: bool,
+) -> bool:  # fmt: skip
+    """Run what was asked for; whether anything failed."""
+    from press.running import runner
+    from press.running.monitor import Monitor
+
+    parts = [*config.select(_names(only)), *([config.frame] if frame else [])]
+    chosen, why = configs.choose_profile(profile)
+    jobs = runner.plan(parts, settings or [], chosen)
+    print(f"profile {chosen}: {why}", flush=True)
+    began = time.monotonic()
+    monitor = Monitor(sum(job.cells for job in jobs), len(jobs))
+    try:
+        outcomes = runner.run(jobs, monitor, fresh=fresh or _fresh_in_environment())
+    finally:
+        monitor.close()
+    width = max(len(outcome.name) for outcome in outcomes)
+    for outcome in outcomes:
+        took = f"{outcome.seconds:.1f} s" if outcome.status != "kept" else "unchanged"
+        print(f"{outcome.name:{width}}  {outcome.status:6}  {took:>10}  {outcome.copy}")
+        if outcome.error:
+            print(f"{'':{width}}  {outcome.error}")
+    print(f"notebooks: {time.monotonic() - began:.0f} s", flush=True)
+    return any(outcome.status == "failed" for outcome in outcomes)
+
+
+def _names(only: list[str] | None) -> list[str]:
+    return [name.strip() for entry in only or [] for name in entry.split(",") if name.strip()]
+
+
+def _fresh_in_environment() -> bool:
+    return os.environ.get("FRESH", "0") not in ("", "0")
+
+
+def _render(config: Config) -> None:
+    from press.report import render
+
+    began = time.monotonic()
+    build = paths.build_dir()
+    check_writable(build)
+    sections = render.sections(config, build)
+    if sections[-1].notebook is None:
+        raise ConfigError("the report's frame has not been executed yet; run `make report`")
+    rendered = render.render(sections, build)
+    seconds = time.monotonic() - began
+    print(f"rendered in {seconds:.1f} s")
+    for path in (rendered.html, rendered.pdf):
+        print(f"  {path.absolute()}\n  {path.absolute().as_uri()}")
+    print(f"  executed notebooks: {(build / 'notebooks').absolute()}")
+
+
+def _exit_for(failed: bool) -> None:
+    if failed:
+        raise typer.Exit(1)

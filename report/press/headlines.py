@@ -1,0 +1,103 @@
+"""What executed notebooks claim: the headlines of page one and the README, and single numbers."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fusedlib.bench import paths
+from press.display import TABLE_MIME
+from press.formats import MISSING
+from press.report.html import plain_text
+from press.report.outputs import shown
+from press.report.pandoc import with_units
+from press.running import config
+
+_NUMBER = re.compile(r"\{([^}]+)\}")
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A claim as an executed notebook shows it.
+
+    Attributes:
+        study: name of the notebook.
+        title: its title in the report.
+        name: of the claim, unique in its study.
+        sentence: with the numbers of the leading machine.
+        headline: whether it stands on page one.
+        numbers: the sentence's numbers as they are written in it.
+        verdicts: a dictionary a machine: machine, label, own, held, measured, count, text.
+    """
+
+    study: str
+    title: str
+    name: str
+    sentence: str
+    headline: bool
+    numbers: dict[str, str]
+    verdicts: Sequence[dict[str, Any]]
+
+    def verdict(self, own: bool) -> str:
+        """In how many recordings of each machine it holds, such as "H200: 3 of 3; H100: 1 of 1".
+
+        Args:
+            own: of this machine alone, which needs no name; else of the others.
+        """
+        measured = [v for v in self.verdicts if v["own"] == own and v["measured"]]
+        counts = [
+            v["count"] if own or not v["label"] else f"{v['label']}: {v['count']}" for v in measured
+        ]
+        return "; ".join(counts) or MISSING
+
+
+def stated(folder: Path | None = None) -> Iterator[Stated]:
+    """Every claim of the executed notebooks in the report's order.
+
+    Args:
+        folder: of products; by default the one that the runner writes to.
+    """
+    for study in config.load().studies:
+        for _, said in shown(_copy(study.name, folder)):
+            if said.get("kind") == "claim":
+                known = (said["name"], said["sentence"], said["headline"], said["numbers"])
+                yield Stated(study.name, study.title, *known, said["verdicts"])
+
+
+def table_of(study: str, name: str, folder: Path | None = None) -> dict[str, Any] | None:
+    """What `display.table_json` says of a table that an executed notebook shows, else None."""
+    for output, said in shown(_copy(study, folder)):
+        if said.get("kind") == "table" and said["name"] == name:
+            content: dict[str, Any] = output["data"][TABLE_MIME]
+            return content
+    return None
+
+
+def _copy(study: str, folder: Path | None) -> Path:
+    return (folder or paths.build_dir()) / "notebooks" / f"{study}.ipynb"
+
+
+def table() -> pd.DataFrame:
+    """Headline claims by study, and in how many recordings each holds, this machine's behind."""
+    lines = []
+    for c in (c for c in stated() if c.headline):
+        own = f"; here {c.verdict(True)}" if c.verdict(True) != MISSING else ""
+        claim = with_units(plain_text(c.sentence))
+        lines.append({"study": c.title, "claim": claim, "holds in": c.verdict(False) + own})
+    return pd.DataFrame(lines, columns=["study", "claim", "holds in"])
+
+
+def filled(words: str) -> str:
+    """A text with `{study/claim/number}` replaced by that number as the claim's sentence writes it.
+
+    A dash stands for one that is not there: a claim's notebook may not have been executed.
+    """
+    numbers = {
+        f"{claim.study}/{claim.name}/{key}": text
+        for claim in stated()
+        for key, text in claim.numbers.items()
+    }
+    return _NUMBER.sub(lambda found: numbers.get(found[1], MISSING), words)

@@ -1,0 +1,298 @@
+"""The plot vocabulary: lines, points and bars from a tidy frame, with labels where the eye is.
+
+Each returns a `Picture`: the figure, the data that was drawn, and an alternative text made of them.
+Names get the label and colour of the registry of rivals, the same in every figure.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from press import style
+from press.formats import formatted, tick, unit
+
+# A label of a line takes this share of an axis's height.
+_LINE = 0.075
+MOST_NAMED = 24
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with the data behind it and a text for who cannot see it."""
+
+    figure: Figure
+    data: pd.DataFrame
+    alt: str
+
+
+def lines(
+    frame: pd.DataFrame, x: str, y: str, by: str, *, panel: str | None = None, spec: str = "",
+    logx: bool = False, logy: bool = False, low: str | None = None, high: str | None = None,
+    reference: float | None = None, xlabel: str | None = None,
+    ylabel: str | None = None, height: float = 3.0, columns: int = 2, share: bool = True,
+    zero: bool = False,
+) -> Picture:  # fmt: skip
+    """A line a name in `by`, labelled at its end, a panel a value of `panel`.
+
+    Args:
+        frame: tidy, a line a point; `low` and `high` name columns of a band.
+        x: column of the horizontal axis.
+        y: column of the vertical axis.
+        by: column of names.
+        panel: column that makes panels.
+        spec: format of y; its unit stands in the axis's title.
+        logx: logarithmic axis.
+        logy: the same of y, for all panels.
+        low: column of a band's lower end.
+        high: column of its upper end.
+        reference: where a thin line says "as much as".
+        xlabel: the axis's title; by default the column's name.
+        ylabel: likewise, the unit is added.
+        height: of a row of panels in inches.
+        columns: panels side by side.
+        share: whether panels share the vertical axis.
+        zero: whether the vertical axis begins at zero.
+
+    A name that lacks an x that others have gets no line over the gap.
+    """
+    data = _data(frame, [x, y, by, panel, low, high])
+    fig, axes = _panels(data, panel, height, columns, share)
+    labelled: list[tuple[Axes, list[tuple[float, float, str]]]] = []
+    for ax, part in _each(axes, data, panel):
+        grid = sorted(data[x].unique()) if share else sorted(part[x].unique())
+        ends: list[tuple[float, float, str]] = []
+        for name, line in part.groupby(by, sort=False, observed=True):
+            full = line.drop_duplicates(x).set_index(x).reindex(grid)
+            style.line(
+                ax, grid, full[y], str(name), full[low] if low else None,
+                full[high] if high else None,
+            )  # fmt: skip
+            last = line.sort_values(x).iloc[-1]
+            ends.append((float(last[x]), float(last[y]), str(name)))
+        _scales(ax, logx, logy, grid, spec)
+        if zero and not logy:
+            ax.set_ylim(bottom=0)
+        if reference is not None:
+            style.reference_line(ax, y=reference)
+        ax.set_xlabel(xlabel or x)
+        labelled.append((ax, ends))
+    for ax, ends in labelled:  # when every panel has widened the axis that they share
+        _end_labels(ax, ends)
+    axes[0].set_ylabel(_title(ylabel or y, spec))
+    return Picture(fig, data, _alt("Lines", data, x, y, by, panel, spec, ylabel))
+
+
+def points(
+    frame: pd.DataFrame, x: str, y: str, by: str, *, panel: str | None = None, spec: str = "",
+    logx: bool = False, low: str | None = None, high: str | None = None,
+    reference: float | None = None, xlabel: str | None = None, height: float | None = None,
+    columns: int = 2,
+) -> Picture:  # fmt: skip
+    """A row a category in `y`, a marker a name in `by` at its value `x`, bars from low to high.
+
+    For ratios near one, where a bar from zero would show nothing.
+    """
+    data = _data(frame, [x, y, by, panel, low, high])
+    order = list(dict.fromkeys(data[y]))[::-1]
+    names = list(dict.fromkeys(data[by]))
+    tall = height or 0.9 + 0.42 * len(order)
+    fig, axes = _panels(data, panel, tall, columns, True, sharey=True)
+    for ax, part in _each(axes, data, panel):
+        beside = {v: [n for n in names if n in set(found[by])] for v, found in part.groupby(y)}
+        apart = min(0.7 / max(map(len, beside.values()), default=1), 0.18)
+        for name in names:
+            own = part[part[by] == name]
+            rows = [
+                order.index(v) - (beside[v].index(name) - (len(beside[v]) - 1) / 2) * apart
+                for v in own[y]
+            ]
+            ax.errorbar(
+                own[x].to_numpy(float), rows, xerr=_error_bars(own, x, low, high),
+                fmt=style.marker(str(name)), markersize=4.5, color=style.colour(str(name)),
+                markeredgewidth=0, elinewidth=1.1, capsize=2, label=style.label(str(name)),
+            )  # fmt: skip
+        ax.set_yticks(range(len(order)), [str(v) for v in order])
+        ax.set_ylim(-0.6, len(order) - 0.4)
+        if logx:
+            ax.set_xscale("log")
+            low_end, high_end = ax.get_xlim()
+            narrow = high_end < 10 * low_end
+            ax.xaxis.set_major_locator(
+                LogLocator(subs=(1, 1.5, 2, 3, 4, 6) if narrow else (1, 2, 5))
+            )
+            ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
+        if reference is not None:
+            style.reference_line(ax, x=reference)
+        ax.set_xlabel(_title(xlabel or x, spec))
+    style.legend(fig)
+    return Picture(fig, data, _alt("Points", data, y, x, by, panel, spec, xlabel))
+
+
+def bars(
+    frame: pd.DataFrame, x: str, y: str, by: str, *, panel: str | None = None, spec: str = "",
+    stacked: bool = False, low: str | None = None, high: str | None = None,
+    xlabel: str | None = None, columns: int = 2, values: bool = True,
+) -> Picture:  # fmt: skip
+    """Lying bars of length `x`, a row a category in `y`; parts named in `by` stacked or beside.
+
+    `values` writes each row's length (of stacked bars the sum) at its end.
+    """
+    data = _data(frame, [x, y, by, panel, low, high])
+    order = list(dict.fromkeys(data[y]))[::-1]
+    names = list(dict.fromkeys(data[by]))
+    each = 1 if stacked else len(names)
+    tall = 0.9 + 0.2 * len(order) * max(each, 1.4)
+    fig, axes = _panels(data, panel, tall, columns, True, sharey=True)
+    for ax, part in _each(axes, data, panel):
+        start = np.zeros(len(order))
+        size = 0.74 / each
+        for at, name in enumerate(names):
+            own = part[part[by] == name].drop_duplicates(y).set_index(y).reindex(order)
+            length = own[x].to_numpy(dtype=float)
+            shift = 0.0 if stacked else -(at - (each - 1) / 2) * size
+            rows = np.arange(len(order)) + shift
+            error = _error_bars(own, x, low, high)
+            ax.barh(
+                rows, np.nan_to_num(length), height=size * 0.94, left=start if stacked else 0.0,
+                xerr=None if error is None else np.nan_to_num(error), ecolor=style.INK, capsize=2.5,
+                color=style.colour(str(name)), linewidth=0.0, label=style.label(str(name)),
+            )  # fmt: skip
+            if stacked:
+                start = start + np.nan_to_num(length)
+            elif values:
+                _at_ends(ax, rows, length, spec, own[high] if high else length)
+        if stacked and values:
+            sums = np.where(start > 0, start, np.nan)
+            _at_ends(ax, np.arange(len(order)), sums, spec, sums)
+        ax.set_yticks(range(len(order)), [style.label(str(v)) for v in order])
+        ax.margins(x=0.14 if values else 0.04)
+        ax.set_xlim(left=0)
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
+        ax.grid(axis="y", visible=False)
+        ax.set_xlabel(_title(xlabel or x, spec))
+    if len(names) > 1:
+        style.legend(fig)
+    return Picture(fig, data, _alt("Bars", data, y, x, by, panel, spec, xlabel))
+
+
+# --- parts ---------------------------------------------------------------------------------------
+
+
+def _data(frame: pd.DataFrame, columns: Sequence[str | None]) -> pd.DataFrame:
+    known = list(dict.fromkeys(c for c in columns if c is not None))
+    if lacking := [c for c in known if c not in frame]:
+        raise ValueError(f"the frame has no column {', '.join(lacking)}; it has {list(frame)}")
+    return frame[known].dropna(subset=[c for c in columns[:2] if c]).reset_index(drop=True)
+
+
+def _panels(
+    data: pd.DataFrame, panel: str | None, height: float, columns: int, share: bool, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    count = max(data[panel].nunique(), 1) if panel else 1
+    columns = min(count, columns)
+    rows = -(-count // columns)
+    fig, axes = style.new(
+        height=height * rows + 0.2, ncols=columns, nrows=rows, squeeze=False,
+        **({"sharey": share} | options),
+    )  # fmt: skip
+    flat = list(axes.flat)
+    for unused in flat[count:]:
+        unused.set_axis_off()
+    return fig, flat[:count]
+
+
+def _each(
+    axes: list[Axes], data: pd.DataFrame, panel: str | None
+) -> Iterator[tuple[Axes, pd.DataFrame]]:
+    if panel is None or data.empty:
+        yield axes[0], data
+        return
+    for ax, (title, part) in zip(axes, data.groupby(panel, sort=False, observed=True), strict=True):
+        style.title(ax, str(title))
+        yield ax, part
+
+
+def _error_bars(rows: pd.DataFrame, x: str, low: str | None, high: str | None) -> np.ndarray | None:
+    """How far error bars reach to both sides of a value, as matplotlib takes it."""
+    if not low or not high:
+        return None
+    ends = np.stack([rows[x] - rows[low], rows[high] - rows[x]]).astype(float)
+    return np.clip(ends, 0, None)
+
+
+def _scales(ax: Axes, logx: bool, logy: bool, grid: list, spec: str) -> None:
+    if logx:
+        ax.set_xscale("log", base=2)
+    if logy:
+        ax.set_yscale("log")
+        ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
+    if len(grid) <= 10 and all(isinstance(v, int | np.integer) for v in grid):
+        ax.set_xticks(grid, [formatted(v, ",d") for v in grid])
+        ax.xaxis.set_minor_locator(NullLocator())
+        if len(grid) > 5:
+            ax.tick_params(axis="x", labelsize=8, labelrotation=30)
+
+
+def _end_labels(ax: Axes, ends: list[tuple[float, float, str]]) -> None:
+    """Names at the right ends of their lines, pushed apart where they would lie on one another."""
+    ax.margins(x=0.02)
+    ax.autoscale_view()
+    to_axes = ax.transData + ax.transAxes.inverted()
+    places = [to_axes.transform((x, y)) for x, y, _ in ends]
+    order = sorted(range(len(ends)), key=lambda at: places[at][1])
+    heights = [float(places[at][1]) for at in order]
+    for _ in range(60):
+        for below, above in zip(range(len(order)), range(1, len(order)), strict=False):
+            gap = heights[above] - heights[below]
+            if gap < _LINE:
+                heights[below] -= (_LINE - gap) / 2
+                heights[above] += (_LINE - gap) / 2
+        shift = max(0.0, heights[-1] - 1.0) if heights else 0.0
+        heights = [h - shift for h in heights]
+    for at, height in zip(order, heights, strict=True):
+        name = ends[at][2]
+        ax.annotate(
+            style.label(name), xy=(1.0, height), xycoords="axes fraction", xytext=(4, 0),
+            textcoords="offset points", va="center", fontsize=9, color=style.colour(name),
+            annotation_clip=False,
+        )  # fmt: skip
+
+
+def _at_ends(ax: Axes, rows: np.ndarray, lengths: np.ndarray, spec: str, ends: Any) -> None:
+    for row, length, end in zip(rows, lengths, ends, strict=True):
+        if np.isfinite(length):
+            at = max(length, end if np.isfinite(end) else length)
+            ax.annotate(
+                formatted(float(length), spec), xy=(at, row), xytext=(3, 0), va="center",
+                textcoords="offset points", fontsize=8, color=style.INK,
+            )  # fmt: skip
+
+
+def _title(text: str, spec: str) -> str:
+    told = unit(spec)
+    return f"{text}, {told}" if told and told != "×" else text
+
+
+def _alt(
+    kind: str, data: pd.DataFrame, x: str, y: str, by: str, panel: str | None, spec: str,
+    label: str | None,
+) -> str:  # fmt: skip
+    """What was drawn, name by name: the ends of each line, or every value where there are few."""
+    if data.empty:
+        return "Nothing measured yet."
+    parts = []
+    keys = [by] if panel is None else [panel, by]
+    for key, line in data.groupby(keys, sort=False, observed=True):
+        names = ", ".join(style.label(str(k)) for k in (key if isinstance(key, tuple) else (key,)))
+        shown = line if len(data) <= MOST_NAMED else line.iloc[[0, -1]].drop_duplicates()
+        told = [f"{formatted(p[y], spec)} at {p[x]}" for p in shown.to_dict("records")]
+        parts.append(f"{names}: {', '.join(told)}")
+    return f"{kind}: {label or y} by {x}. {'; '.join(parts)}."

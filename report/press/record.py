@@ -1,0 +1,254 @@
+"""`make record`: one recording of what the full profile measures, in the order of most claims.
+
+What it will take is known beforehand, from the last recording's own times. It can be stopped and
+resumed, at the same commit on the same type of card, over as many half hours as it takes.
+"""
+
+import io
+import json
+import statistics
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fusedlib.bench import machine as machines
+from fusedlib.bench import paths, provenance, results
+from fusedlib.bench.results import Recording
+from press import plan
+from press.analysis import leading
+from press.plan import environment
+from press.running.config import Config, ConfigError
+from press.running.products import write_whole
+
+STUDY_S = 20.0
+"""Seconds that a study takes before its cases: a new process, imports."""
+UNKNOWN_S = 5.0
+PLAN = "plan"
+MOST_USED_GIB = 2.0  # of a card on which nothing runs; the driver keeps some of it
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Cases that are measured together: those of one race, or a single one.
+
+    Attributes:
+        study: whose they are.
+        cases: their ids.
+        claims: how many claims rest on one of them.
+        seconds: what they took in the last recording, or an estimate.
+    """
+
+    study: str
+    cases: tuple[str, ...]
+    claims: int
+    seconds: float
+
+
+def units(config: Config, only: Sequence[str] = ()) -> list[Unit]:
+    """What the full profile measures, the units of most claims first, of these the quickest.
+
+    Claims are those of the notebooks, as they are stated over the repository's recordings. Where
+    the code was carried without git, the units come from what `make pack` wrote.
+    """
+    packed = provenance.packed().get(PLAN)
+    if packed is not None:
+        found = [Unit(**{**unit, "cases": tuple(unit["cases"])}) for unit in packed]
+        names = {study.name for study in config.select(only)}
+        return [unit for unit in found if unit.study in names]
+    from press import recording
+
+    found = []
+    with recording.recorded_rows():
+        for study in config.select(only):
+            stated = recording.analysis_of(study.notebook).claims
+            selected = [{*claim.selection["case"]} for claim in stated]
+            rows = results.Recorder(study.name, profile="full").rows()
+            found += _of_study(study.name, rows, selected)
+    return sorted(found, key=lambda unit: (-unit.claims, unit.seconds))
+
+
+def _of_study(study: str, rows: Any, selected: list[set[str]]) -> Iterator[Unit]:
+    """The units of one study; those raced together in the leading machine's rows are one."""
+    last = rows[rows["machine"] == leading(rows)].drop_duplicates("case", keep="last")
+    last = last.set_index("case").reindex(columns=["took_s", "session"])
+    known = last["took_s"].dropna()
+    usual = statistics.median(known) if len(known) else UNKNOWN_S
+    races: dict[str, list[str]] = {}
+    for case in plan.full_cases(study):
+        session = last["session"].get(case)
+        races.setdefault(session if isinstance(session, str) else case, []).append(case)
+    for cases in races.values():
+        times = [float(known.get(case, usual)) for case in cases]
+        claims = sum(bool(wanted & {*cases}) for wanted in selected)
+        yield Unit(study, tuple(cases), claims, sum(times))
+
+
+def left(units: Iterable[Unit], folder: Path) -> list[Unit]:
+    """The units of which a recording's folder lacks a case, or has one that is tried again."""
+    rows = [row for path in folder.glob("*.jsonl") for row in results.read_rows(path)]
+    there = {row["case"] for row in rows if row["status"] not in results.TRIED_AGAIN}
+    return [unit for unit in units if not there.issuperset(unit.cases)]
+
+
+def within(units: Iterable[Unit], minutes: float) -> list[Unit]:
+    """The first units that fit the time, with what each study takes besides."""
+    chosen: list[Unit] = []
+    left, studies = 60 * minutes, set()
+    for unit in units:
+        cost = unit.seconds + (STUDY_S if unit.study not in studies else 0.0)
+        if cost <= left:
+            chosen.append(unit)
+            studies.add(unit.study)
+            left -= cost
+    return chosen
+
+
+def summary(units: Sequence[Unit]) -> str:
+    """A line a study: cases, those that claims rest on, and minutes."""
+    lines = [f"{'study':18}{'cases':>7}{'for claims':>12}{'minutes':>9}"]
+    total = 0.0
+    for study in dict.fromkeys(unit.study for unit in units):
+        own = [unit for unit in units if unit.study == study]
+        seconds = STUDY_S + sum(unit.seconds for unit in own)
+        cases = sum(len(unit.cases) for unit in own)
+        claimed = sum(len(unit.cases) for unit in own if unit.claims)
+        lines.append(f"{study:18}{cases:7,d}{claimed:12,d}{seconds / 60:9.1f}")
+        total += seconds
+    return "\n".join([*lines, f"{'all':18}{'':19}{total / 60:9.1f}"])
+
+
+def check_ready() -> None:
+    """Whether this machine and this code may record.
+
+    Raises:
+        ConfigError: no CUDA GPU, another process on it, changes that are not committed, or a commit
+            that cannot be told.
+    """
+    facts = machines.describe()
+    if facts.device_type != "cuda":
+        raise ConfigError(
+            f"a recording is made on a CUDA GPU; {facts.device_name} is none. `make study` "
+            "measures what this machine can"
+        )
+    check_clean(facts)
+    if busy := machines.others_on_card(MOST_USED_GIB):
+        raise ConfigError(
+            f"{busy} on the card; a measurement beside others is no recording. Wait until they "
+            "have ended, or stop them"
+        )
+
+
+def check_clean(facts: machines.Machine) -> None:
+    """Whether the code is a commit's.
+
+    Raises:
+        ConfigError: changes that are not committed, or a commit that cannot be told.
+    """
+    if facts.commit is None:
+        raise ConfigError(
+            "nobody can tell which commit this code is: there is no git here, and no "
+            f"{provenance.PACKED}. Run `make pack` where the code has git, and carry that file too"
+        )
+    if facts.dirty is not False:
+        changed = provenance.changed()
+        raise ConfigError(
+            f"the code differs from commit {facts.commit[:7]}: {', '.join(changed[:5])}"
+            f"{' and more' if len(changed) > 5 else ''}. Commit first, and `make pack` again where "
+            "the code is carried"
+        )
+
+
+def chosen_name(name: str, folder: Path, facts: machines.Machine) -> str:
+    """Of the recording: the one to resume, or a new one named by the day and the commit.
+
+    Args:
+        name: as asked; empty to resume the newest of this commit, if there is one.
+        folder: of the machine.
+        facts: this machine's.
+
+    Raises:
+        ConfigError: a recording of that name is of another commit or another type of card.
+    """
+    found = [Recording.read(p.parent) for p in folder.glob(f"*/{results.DESCRIPTION}")]
+    alike = [
+        r for r in found
+        if r.runs[-1]["commit"] == facts.commit and r.profile == "full"
+        and r.runs[-1]["device_name"] == facts.device_name and r.name != results.ASSEMBLED
+    ]  # fmt: skip
+    if not name:
+        new = f"{datetime.now(UTC):%Y-%m-%d}-{(facts.commit or '')[:7]}"
+        return max(alike, key=lambda r: str(r.runs[-1]["began"])).name if alike else new
+    for old in (r for r in found if r.name == name):
+        was = old.runs[-1]
+        if was["commit"] != facts.commit or was["device_name"] != facts.device_name:
+            raise ConfigError(
+                f"the recording {name} is of commit {str(was['commit'])[:7]} on "
+                f"{was['device_name']}; this is {(facts.commit or '')[:7]} on "
+                f"{facts.device_name}. Give another NAME="
+            )
+    return name
+
+
+def record(
+    chosen: Sequence[Unit], name: str, minutes: float, run: Callable[[str], bool],
+    packed: Path | None = None,
+) -> bool:  # fmt: skip
+    """Measure units into a recording, a study after the other; whether any failed.
+
+    Args:
+        chosen: what to measure.
+        name: of the recording.
+        minutes: after them no further case begins.
+        run: measures a study's part, and says whether it failed.
+        packed: folder that gets the recording as one file after each study.
+    """
+    folder = paths.results_dir() / machines.key() / name
+    until, failed = time.time() + 60 * minutes, False
+    listed = paths.build_dir() / "record" / "cases.txt"
+    write_whole(listed, "\n".join(case for unit in chosen for case in unit.cases))
+    shared = {
+        results.RECORDING: name,
+        results.CASES: str(listed.absolute()),
+        results.UNTIL: f"{until:.0f}",
+    }
+    for study in dict.fromkeys(unit.study for unit in chosen):
+        if time.time() > until:
+            break
+        with environment({**shared, "FRESH": None}):
+            failed |= run(study)
+        if packed is not None and folder.exists():
+            print(f"packed {pack(folder, packed)}", flush=True)
+    return failed
+
+
+def measure(study: str) -> bool:
+    """Run a notebook's measuring cells in a process of their own; whether it failed."""
+    command = [sys.executable, "-m", "press", "measure", study]
+    began = time.monotonic()
+    status = subprocess.run(command, cwd=paths.ROOT, check=False).returncode
+    print(f"{study}: status {status} after {time.monotonic() - began:.0f} s", flush=True)
+    return status != 0
+
+
+def pack(folder: Path, target: Path) -> Path:
+    """A recording as one compressed file, `<machine>.<recording>.tar.xz`, written whole."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:xz") as archive:
+        archive.add(folder, f"{folder.parent.name}/{folder.name}")
+    path = target / f"{folder.parent.name}.{folder.name}.tar.xz"
+    return write_whole(path, content.getvalue())
+
+
+def carry(config: Config) -> Path:
+    """Write commit, hashes and plan beside the code, for a machine that has no git."""
+    check_clean(machines.describe())
+    path = provenance.pack()
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content[PLAN] = [asdict(unit) for unit in units(config)]
+    return write_whole(path, json.dumps(content, separators=(",", ":")) + "\n")

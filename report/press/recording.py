@@ -1,0 +1,127 @@
+"""The analysis of a notebook run in this process, without its measuring: what it shows and claims.
+
+`make figures`, the README, the slides and the tests take what it shows from the repository's
+recordings alone.
+"""
+
+import contextlib
+import io
+import site
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from fusedlib.bench import paths, results
+from fusedlib.bench.machine import NAME
+from press import beside, claims, display
+from press.claims import Claim
+from press.plan import MEASURE, environment
+from press.running.config import FRAME, STATIC, Config
+from press.running.products import METADATA, copy_path
+
+NOBODY = "nobody"
+"""Name of a machine that has no rows."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A notebook with the outputs of its cells, and the claims it states."""
+
+    notebook: Any
+    claims: list[Claim]
+
+    def save(self, path: Path) -> None:
+        """Write the notebook where an executed copy would lie."""
+        self.notebook.metadata[METADATA] = {"status": "ok", "profile": "full"}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(self.notebook, path)
+
+
+def analysis_of(notebook: Path) -> Analysis:
+    """Run the cells of a notebook over the rows there are; its measuring cells are left out.
+
+    Raises:
+        Exception: whatever a cell raises.
+    """
+    read = nbformat.read(notebook, as_version=4)
+    before = len(claims.CLAIMS)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    site.addsitedir(str(notebook.parent))  # its helpers, as a kernel started there finds them
+    try:
+        with environment({STATIC: "1"}):
+            for at, cell in enumerate(read.cells):
+                if cell.cell_type == "code" and MEASURE not in cell.metadata.get("tags", []):
+                    code = compile(cell.source, f"{notebook.name}[{at}]", "exec")
+                    with display.captured() as shown, contextlib.redirect_stdout(io.StringIO()):
+                        exec(code, namespace)
+                    cell.outputs = [nbformat.from_dict(output) for output in shown]
+        return Analysis(read, claims.CLAIMS[before:])
+    finally:
+        del claims.CLAIMS[before:]
+
+
+def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str, list[Claim]]:
+    """Notebooks as they execute on the rows of the repository alone, into a folder of products.
+
+    Args:
+        config: the studies, and the frame, which is executed where all of them are.
+        folder: gets `notebooks/<name>.ipynb`, as the runner leaves executed copies.
+        only: names of studies; all for none.
+
+    Returns:
+        The claims that each study states.
+    """
+    stated = {}
+    with recorded_rows(), environment({"FUSEDLIB_BUILD": str(folder)}):
+        for study in config.select(only):
+            analysis = analysis_of(study.notebook)
+            show_others(analysis.notebook, study.notebook, [study.name])
+            analysis.save(copy_path(study.name))
+            stated[study.name] = analysis.claims
+        if not only:
+            analysis = analysis_of(config.frame.notebook)
+            names = [study.name for study in config.studies]
+            show_others(analysis.notebook, config.frame.notebook, names)
+            analysis.save(copy_path(FRAME))
+    return stated
+
+
+def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
+    """Put what other machines show beside what the leading one does, in an executed notebook.
+
+    Args:
+        executed: the notebook with its outputs, changed in place.
+        source: the notebook as it is committed.
+        studies: whose rows it shows.
+    """
+    leader, *others = beside.shown_machines(studies)
+    views = {}
+    for machine in others:
+        with environment({results.LEADING: machine}):
+            views[machine] = analysis_of(source).notebook
+    beside.put_beside(executed, leader, views)
+
+
+def recorded_machines() -> list[str]:
+    """The machines whose recordings are part of the repository."""
+    found = results.recordings(paths.RECORDED)
+    return sorted({recording.machine for recording in found if recording.is_committed})
+
+
+@contextlib.contextmanager
+def recorded_rows() -> Iterator[None]:
+    """The rows of the repository alone, seen from a machine that has none: the same everywhere."""
+    before = paths.RECORDED
+    with tempfile.TemporaryDirectory(prefix="fusedlib-rows-") as name:
+        for entry in recorded_machines():
+            (Path(name) / entry).symlink_to(before / entry)
+        paths.RECORDED = Path(name)
+        try:
+            with environment({"FUSEDLIB_RESULTS": name, NAME: NOBODY}):
+                yield
+        finally:
+            paths.RECORDED = before

@@ -1,0 +1,158 @@
+"""The process that a notebook runs in: this Python's own kernel, ended with all its children."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jupyter_client import AsyncKernelManager
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from jupyter_core.utils import ensure_event_loop
+
+from fusedlib.bench import paths
+
+# Time a kernel gets to end by itself, and after that to end on SIGTERM.
+SHUTDOWN_S = 5.0
+TERMINATE_S = 2.0
+# Unix domain sockets take paths of about a hundred characters.
+_LONGEST_FOLDER = 70
+
+
+class OwnKernelSpecs(KernelSpecManager):
+    """Knows one kernel: ipykernel in this very Python, whatever the user's home registers."""
+
+    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+        """The kernel, by whatever name a notebook asks for it."""
+        return KernelSpec(**kernel_spec())
+
+
+def kernel_spec() -> dict[str, Any]:
+    """The kernel as `kernel.json` describes it."""
+    return {
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "Python (fusedlib)",
+        "language": "python",
+    }
+
+
+def environment(extra: Mapping[str, str | None]) -> dict[str, str]:
+    """Environment of a kernel: ours, our packages importable, our folders as absolute paths.
+
+    Args:
+        extra: variables to set; None takes one away.
+    """
+    env = dict(os.environ)
+    search = [*map(str, paths.PACKAGES), *filter(None, [env.get("PYTHONPATH")])]
+    env["PYTHONPATH"] = os.pathsep.join(search)
+    env["FUSEDLIB_RESULTS"] = str(paths.results_dir().absolute())
+    env["FUSEDLIB_BUILD"] = str(paths.build_dir().absolute())
+    env["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
+    for name, value in extra.items():
+        env.pop(name, None)
+        if value is not None:
+            env[name] = value
+    return env
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A temporary folder with a path short enough for sockets."""
+    short = len(tempfile.gettempdir()) <= _LONGEST_FOLDER
+    folder = tempfile.mkdtemp(prefix="fusedlib-", dir=None if short else "/tmp")
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_manager(folder: Path) -> AsyncKernelManager:
+    """Manager of a kernel not started yet, which talks through sockets in `folder`."""
+    return AsyncKernelManager(
+        kernel_name="python3",
+        kernel_spec_manager=OwnKernelSpecs(),
+        transport="ipc",
+        connection_file=str(folder / "kernel.json"),
+    )
+
+
+def end(manager: AsyncKernelManager, *, politely: bool) -> None:
+    """End a kernel and every process that it started; nothing of them is left afterwards.
+
+    Args:
+        manager: the kernel's manager; one that started none is fine.
+        politely: ask the kernel to shut down first, as after a notebook that ran to its end.
+    """
+    process = getattr(manager.provisioner, "process", None)
+    if process is not None:
+        with uninterrupted():
+            _end(manager, process, politely)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until the block has ended."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(manager: AsyncKernelManager, process: Any, politely: bool) -> None:
+    pid: int = process.pid
+    family = descendants(pid)
+    if politely and process.poll() is None:
+        with contextlib.suppress(Exception):
+            ended = asyncio.wait_for(manager.shutdown_kernel(), SHUTDOWN_S)
+            ensure_event_loop().run_until_complete(ended)
+    _signal(pid, family, signal.SIGTERM)
+    deadline = time.monotonic() + TERMINATE_S
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    # The kernel leads its own process group, which outlives it while a child is in it.
+    _signal(pid, [*family, *descendants(pid)], signal.SIGKILL)
+    with contextlib.suppress(Exception):
+        process.wait(timeout=SHUTDOWN_S)
+    _forget_tasks()
+
+
+def _signal(group: int, others: list[int], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+    for pid in others:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def descendants(pid: int) -> list[int]:
+    """A process's children and theirs, also those of another group; empty without /proc."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name in parentheses may hold anything, also spaces and parentheses.
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(entry.parent.name))
+    found, new = [], [pid]
+    while new:
+        new = [child for parent in new for child in parents.get(parent, [])]
+        found += new
+    return found
+
+
+def _forget_tasks() -> None:
+    """Cancel what an interrupt left in the event loop, or Python complains about it at exit."""
+    loop = ensure_event_loop()
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        gathered = asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(BaseException):
+            loop.run_until_complete(asyncio.wait_for(gathered, 2.0))

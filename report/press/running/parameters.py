@@ -1,0 +1,227 @@
+"""Parameters of a notebook: read from its cell tagged `parameters`, checked before it runs.
+
+A line there reads `name: type = default  # help`. A type is bool, int, float or str, or a list of
+one of them, such as `list[int]`. Where the help ends in brackets they bound the values: `[1..100]`,
+`[0.5..]` or `[eager|math]`; in a list they bound each entry.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from press.running.config import ConfigError, known
+
+TAG = "parameters"
+_SCALARS = {"bool": bool, "int": int, "float": float, "str": str}
+_TYPES = {*_SCALARS, *(f"list[{name}]" for name in _SCALARS)}
+_BOUNDS = re.compile(r"\[([^\[\]]*)\]\s*$")
+
+
+class ParameterError(ConfigError):
+    """A parameter that a notebook does not have, or a value that does not fit it."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One line of the parameters cell."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+
+    def check(self, value: Any, where: str) -> Any:
+        """The value as the notebook gets it; whole numbers become floats where floats are meant.
+
+        Raises:
+            ParameterError: the value is of another type or out of bounds.
+        """
+        try:
+            value = _fitted(value, self.type)
+        except TypeError:
+            raise self._wrong_type(value, where) from None
+        self._check_bounds(value, where)
+        return value
+
+    def parse(self, text: str, where: str) -> Any:
+        """The value that a text from the command line stands for.
+
+        Raises:
+            ParameterError: the text does not read as the parameter's type, or is out of bounds.
+        """
+        try:
+            value = _fitted(_reading(text.strip(), self.type), self.type)
+        except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
+            raise self._wrong_type(text, where) from None
+        self._check_bounds(value, where)
+        return value
+
+    def _wrong_type(self, value: Any, where: str) -> ParameterError:
+        return ParameterError(f"{where}: {self.name} must be {self.type}, not {value!r}")
+
+    def _check_bounds(self, value: Any, where: str) -> None:
+        found = _BOUNDS.search(self.help)
+        for entry in value if isinstance(value, list) else [value]:
+            if found and not _within(entry, found[1]):
+                raise ParameterError(
+                    f"{where}: {self.name} must be in [{found[1]}], but {entry!r} is not"
+                )
+
+
+def read(notebook: Path) -> dict[str, Parameter]:
+    """Parameters of a notebook by name; `profile`, which the runner always passes, is among them.
+
+    Raises:
+        ParameterError: not a notebook, not exactly one tagged cell, a line of it that does not read
+            `name: type = default`, no `profile`.
+    """
+    try:
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError, TypeError):
+        raise ParameterError(f"{notebook} is not a Jupyter notebook (no JSON with cells)") from None
+    tagged = [c for c in cells if TAG in c.get("metadata", {}).get("tags", [])]
+    if len(tagged) != 1:
+        raise ParameterError(
+            f"{notebook}: {len(tagged) or 'no'} cells carry the tag '{TAG}'; exactly one must"
+        )
+    found = _parse_cell("".join(tagged[0].get("source", "")), notebook)
+    if "profile" not in found:
+        raise ParameterError(
+            f"{notebook}: its parameters cell lacks the line "
+            '`profile: str = "quick"  # which profile the rows are filed under`'
+        )
+    return found
+
+
+def values(
+    name: str, declared: Mapping[str, Parameter], asked: Mapping[str, Any],
+    overrides: Mapping[str, str], profile: str,
+) -> dict[str, Any]:  # fmt: skip
+    """What a notebook is run with: the profile, the study file's values, the command line's.
+
+    Raises:
+        ParameterError: a parameter that the notebook does not have, or a value that does not fit.
+    """
+    out: dict[str, Any] = {"profile": profile}
+    for key, value in asked.items():
+        where = f"study file, {name}, {profile}"
+        out[key] = _known(declared, key, where).check(value, where)
+    for key, text in overrides.items():
+        out[key] = _known(declared, key, name).parse(text, name)
+    return out
+
+
+def assign_overrides(
+    settings: Sequence[str], declared: Mapping[str, Mapping[str, Parameter]]
+) -> dict[str, dict[str, str]]:
+    """Sort `name=value` and `notebook.name=value` settings by notebook.
+
+    A setting without a notebook goes to every selected notebook that has the parameter.
+
+    Raises:
+        ParameterError: no `=`, an unselected notebook, a parameter that none of them has, or
+            `profile`, which is not set this way.
+    """
+    out: dict[str, dict[str, str]] = {name: {} for name in declared}
+    for setting in settings:
+        target, equals, text = setting.partition("=")
+        target = target.strip()
+        notebook, dot, key = target.rpartition(".")
+        if not equals or not key:
+            raise ParameterError(f"{setting!r} is no setting; write name=value")
+        if key == "profile":
+            raise ParameterError("profile is not set by SET; use PROFILE=quick or PROFILE=full")
+        if dot and notebook not in declared:
+            raise ParameterError(
+                f"{setting!r}: notebook {notebook!r} is unknown or not selected; "
+                f"known: {known(sorted(declared))}"
+            )
+        takers = [notebook] if dot else [n for n, found in declared.items() if key in found]
+        if not takers:
+            every = sorted({k for found in declared.values() for k in found} - {"profile"})
+            raise ParameterError(f"parameter {key!r} is unknown; known: {known(every)}")
+        for taker in takers:
+            out[taker][key] = text
+    return out
+
+
+def _known(declared: Mapping[str, Parameter], key: str, where: str) -> Parameter:
+    if key not in declared:
+        raise ParameterError(
+            f"{where}: parameter {key!r} is unknown; known: {known(sorted(declared))}"
+        )
+    return declared[key]
+
+
+def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
+    try:
+        body = ast.parse(source).body
+    except SyntaxError as error:
+        raise ParameterError(f"{notebook}: its parameters cell is not Python: {error}") from None
+    lines = source.splitlines()
+    out = {}
+    for statement in body:
+        line = lines[statement.lineno - 1].strip()
+        where = f"{notebook}: parameters cell, line {line!r}"
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            raise ParameterError(f"{where}: must read `name: type = default  # help`")
+        name, kind = statement.target.id, ast.unparse(statement.annotation)
+        try:
+            if kind not in _TYPES:
+                raise ValueError(f"type {kind} is none of {known(sorted(_TYPES))}")
+            if statement.value is None:
+                raise ValueError("it has no default")
+            default = ast.literal_eval(statement.value)
+        except ValueError as error:
+            raise ParameterError(f"{where}: only plain types and literals: {error}") from None
+        end = statement.end_lineno or statement.lineno
+        comment = lines[end - 1][statement.end_col_offset or 0 :].partition("#")[2].strip()
+        parameter = Parameter(name, kind, default, comment)
+        parameter.check(default, where)
+        out[name] = parameter
+    return out
+
+
+def _fitted(value: Any, kind: str) -> Any:
+    """A value of a type, ints turned into floats where meant.
+
+    Raises:
+        TypeError: it is of another type.
+    """
+    if kind not in _SCALARS:
+        if type(value) is not list:
+            raise TypeError
+        return [_fitted(entry, kind[len("list[") : -1]) for entry in value]
+    if kind == "float" and type(value) is int:
+        return float(value)
+    if type(value) is not _SCALARS[kind]:
+        raise TypeError
+    return value
+
+
+def _reading(text: str, kind: str) -> Any:
+    """What a text of the command line means where a type is wanted.
+
+    `sizes=small,medium` is what people write for a list, and `sizes=small` for one of one; a text
+    is taken as it is, also one that reads as a number, but for quotes around it.
+
+    Raises:
+        ValueError, SyntaxError, MemoryError, RecursionError: nothing that Python knows.
+    """
+    if kind not in _SCALARS and not text.startswith("["):
+        entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+        return [_reading(entry, kind[len("list[") : -1]) for entry in entries]
+    if kind == "str" and not re.fullmatch(r"(['\"]).*\1", text):
+        return text
+    return ast.literal_eval(text.capitalize() if kind == "bool" else text)
+
+
+def _within(value: Any, bounds: str) -> bool:
+    if ".." in bounds:
+        low, _, high = (part.strip() for part in bounds.partition(".."))
+        return (not low or value >= float(low)) and (not high or value <= float(high))
+    return str(value) in [choice.strip() for choice in bounds.split("|")]

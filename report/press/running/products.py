@@ -1,0 +1,72 @@
+"""Files that the study makes: executed copies, written whole or not at all."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fusedlib.bench import paths
+
+# Under this key of a copy's metadata stands what the runner notes about the run.
+METADATA = "fusedlib"
+
+
+class WriteError(OSError):
+    """A product could not be written; the message names it, the reason and what to do."""
+
+
+def copy_path(name: str) -> Path:
+    """Where the executed copy of a notebook lies."""
+    return paths.build_dir() / "notebooks" / f"{name}.ipynb"
+
+
+def read_metadata(copy: Path) -> dict[str, Any]:
+    """What the runner noted in an executed copy; empty when there is none or it is damaged."""
+    try:
+        metadata = json.loads(copy.read_text(encoding="utf-8"))["metadata"][METADATA]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def write_whole(path: Path, content: str | bytes) -> Path:
+    """Write a file whole or not at all, so that neither a reader nor a full disk leaves half of it.
+
+    Raises:
+        WriteError: disk full, folder not writable.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+        unfinished.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise _write_error(path, error) from error
+    return path
+
+
+def check_writable(folder: Path) -> None:
+    """Make a folder, and find out now rather than after an hour that nothing can be written there.
+
+    Raises:
+        WriteError: it cannot be made or written to.
+    """
+    probe = folder / f".writable.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_text("x" * 4096)
+        probe.unlink()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+        raise _write_error(folder, error) from error
+
+
+def _write_error(path: Path, error: OSError) -> WriteError:
+    return WriteError(
+        f"cannot write {path}: {error.strerror or error}. Make room or choose another folder: "
+        "FUSEDLIB_BUILD is for products, FUSEDLIB_RESULTS for rows"
+    )

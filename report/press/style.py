@@ -1,0 +1,260 @@
+"""One visual language for all figures: colours, markers, sizes, and how they become SVG.
+
+Colours are Okabe and Ito's (2008), told apart with any common colour blindness, some darkened so
+that each has a contrast of at least 3:1 on white and on the report's dark page. Names also differ
+by marker and dash, so no figure depends on colour alone.
+"""
+
+import re
+import zlib
+from collections.abc import Sequence
+from io import StringIO
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from fusedlib.bench import paths, rivals
+
+font_manager.fontManager.addfont(paths.TEMPLATES / "fonts" / "libertinus-serif-regular.ttf")
+
+INK = "#010203"
+"""Colour of text, axes and ticks; the HTML report replaces it by the colour of its text."""
+
+PAPER_INK = "#1b1d21"
+"""The same in what is printed: the PDF's, the slides' and the committed figures'."""
+
+MUTED = "#828282"
+"""Reference lines and grid."""
+
+PALETTE = (
+    "#0072B2",  # blue
+    "#D55E00",  # vermilion
+    "#009E73",  # bluish green
+    "#C76FA1",  # reddish purple, 0.02 darker
+    "#BD8200",  # orange, darkened
+    "#3C97D3",  # sky blue, darkened
+    "#8A8A8A",  # grey
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
+
+_REGISTRY: dict[str, int] = {}
+
+_PATH = re.compile(r' d="[^"]*"')
+_DIGITS = re.compile(r"(\.\d\d)\d+")
+
+
+def register(*names: str, first: int = 0) -> None:
+    """Give names their places in palette and markers, one after another from `first`.
+
+    Call it where the names are defined; each name has its place once, in all figures.
+
+    Raises:
+        ValueError: a name already has another place.
+    """
+    for place, name in enumerate(names, first):
+        if _REGISTRY.setdefault(name, place) != place:
+            raise ValueError(
+                f"{name!r} already has place {_REGISTRY[name]} in the palette, not {place}: "
+                "a name has the same colour in every figure"
+            )
+
+
+# Slots beyond the palette's length repeat its colours with the next dash.
+register("fused", "eager", "inductor", "liger", "quack", "thunder", "torch")
+register("forward", "backward", "optimizer", "forward+backward", "step")
+register("small", "medium", "large", "xl", "2.7b")
+register("nano", "micro", "mini", first=5)
+register("fp32", "fp16", "bf16", "tf32", "fp64", "fp8")
+register("own", "recorded", "published")
+register("fusedlib, warmed up", first=21)
+
+
+def _place(name: str) -> int:
+    """Slot: a rival's own, a registered name's, else one derived from the name, always the same."""
+    if (own := next((r.place for r in rivals.RIVALS.values() if r.name == name), None)) is not None:
+        return own
+    size = len(PALETTE) * len(DASHES)
+    return _REGISTRY.get(name, zlib.crc32(name.encode()) % size)
+
+
+def label(name: str) -> str:
+    """What a rival is called in figures and tables; any other name stays as it is."""
+    return rivals.labels().get(name, name)
+
+
+def colour(name: str) -> str:
+    """Colour of a provider or series as `#rrggbb`, the same in every figure."""
+    return PALETTE[_place(name) % len(PALETTE)]
+
+
+def marker(name: str) -> str:
+    """Matplotlib marker of a provider or series, the same in every figure."""
+    return MARKERS[_place(name) % len(MARKERS)]
+
+
+def dash(name: str) -> Any:
+    """Matplotlib line style of a provider or series; solid for the first seven places."""
+    return DASHES[_place(name) // len(PALETTE) % len(DASHES)]
+
+
+_RC: Any = {
+    # The text's own typeface; signs that it lacks come from the second.
+    "font.family": ["Libertinus Serif", "DejaVu Sans"],
+    "mathtext.fontset": "stix",
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9.5,
+    "xtick.labelsize": 9.0,
+    "ytick.labelsize": 9.0,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": MUTED,
+    "grid.alpha": 0.28,
+    "grid.linewidth": 0.5,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "svg.hashsalt": "fusedlib",
+    # Glyphs as paths: the same on every machine and in the PDF. The text stays readable to
+    # machines through the alternative text and the table beside a figure.
+    "svg.fonttype": "path",
+}
+
+
+def new(height: float = 3.2, ncols: int = 1, nrows: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """A figure and its axes, outside pyplot's state; its 6.4 inches fill the PDF's text block.
+
+    Args:
+        height: in inches.
+        ncols: axes side by side.
+        nrows: axes one above another.
+        options: go to `Figure.subplots` (`sharex`, `sharey`, `width_ratios`, `squeeze`, ...).
+
+    Returns:
+        Figure and Axes, or an array of Axes when there are several.
+    """
+    with matplotlib.rc_context(_RC):
+        fig = Figure(figsize=(6.4, height), layout="constrained")
+        axes = fig.subplots(nrows, ncols, **options)
+    return fig, axes
+
+
+def line(
+    ax: Axes,
+    x: Sequence[float] | np.ndarray,
+    y: Sequence[float] | np.ndarray,
+    name: str,
+    low: Sequence[float] | np.ndarray | None = None,
+    high: Sequence[float] | np.ndarray | None = None,
+    *,
+    markers: bool = True,
+    **options: Any,
+) -> None:
+    """A line with markers in the colour of `name`, with a band from `low` to `high` if given."""
+    drawn: dict[str, Any] = {
+        "color": colour(name),
+        "marker": marker(name) if markers else "",
+        "linestyle": dash(name),
+        "linewidth": 1.5,
+        "markersize": 4.0,
+        "markeredgewidth": 0.0,
+    }
+    ax.plot(x, y, **({"label": label(name)} | drawn | options))
+    if low is not None and high is not None:
+        ax.fill_between(x, low, high, color=colour(name), alpha=0.22, linewidth=0)
+
+
+def points(ax: Axes, x: Sequence[float], y: Sequence[float], name: str, **options: Any) -> None:
+    """Markers in the colour of `name`, without a line."""
+    drawn: dict[str, Any] = {"linestyle": "", "markersize": 4.5}
+    line(ax, x, y, name, **(drawn | options))
+
+
+def reference_line(
+    ax: Axes,
+    *,
+    x: float | Sequence[float] | None = None,
+    y: float | Sequence[float] | None = None,
+    label: str | None = None,
+    **options: Any,
+) -> None:
+    """A thin dashed grey line: horizontal at `y`, vertical at `x`, or a curve through both.
+
+    Raises:
+        ValueError: neither x nor y is given, or both but one is a single number.
+    """
+    drawn: dict[str, Any] = {"color": MUTED, "linestyle": (0, (4, 2)), "linewidth": 1.1}
+    drawn |= {"label": label} | options
+    if y is None and isinstance(x, int | float):
+        ax.axvline(x, **drawn)
+    elif x is None and isinstance(y, int | float):
+        ax.axhline(y, **drawn)
+    elif x is not None and y is not None and np.ndim(x) == np.ndim(y) == 1:
+        ax.plot(x, y, **drawn)
+    else:
+        raise ValueError(f"give x or y as a number, or both as sequences, got x={x!r}, y={y!r}")
+
+
+def text(ax: Axes, x: float, y: float, content: str, **options: Any) -> None:
+    """A small note inside the axes, in ink; `x` and `y` in data units."""
+    drawn: dict[str, Any] = {"color": INK, "fontsize": 9.0}
+    ax.text(x, y, content, **(drawn | options))
+
+
+def title(ax: Axes, content: str, **options: Any) -> None:
+    """A panel's title, above its left edge."""
+    drawn: dict[str, Any] = {"loc": "left", "fontsize": 10.5, "color": INK}
+    ax.set_title(content, **(drawn | options))
+
+
+def say_empty(fig: Figure) -> None:
+    """Write "nothing measured" into panels that hold no line, bar, point or image of data."""
+    for ax in fig.axes:
+        # Reference lines span the panel: one of their coordinates is a share of it.
+        lines = [line for line in ax.lines if line.get_transform() == ax.transData]
+        if not (lines or ax.patches or ax.collections or ax.images or ax.texts):
+            place: dict[str, Any] = {"transform": ax.transAxes, "ha": "center", "va": "center"}
+            text(ax, 0.5, 0.5, "nothing measured", color=MUTED, **place)
+
+
+def legend(fig: Figure, ncols: int = 5) -> None:
+    """A frameless legend below the axes, each name once, in as many columns as fit."""
+    entries: dict[str, Any] = {}
+    for ax in fig.axes:
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            entries.setdefault(name, handle)
+    for columns in range(min(len(entries), ncols), 0, -1):
+        shown = fig.legend(
+            entries.values(), entries.keys(), ncols=columns, loc="outside lower center",
+            frameon=False, labelcolor=INK, fontsize=9.0,
+        )  # fmt: skip
+        if columns == 1 or shown.get_window_extent().width <= fig.bbox.width:
+            return
+        shown.remove()
+
+
+def svg(fig: Figure) -> str:
+    """The figure as an SVG document: the same bytes for the same figure."""
+    for part in fig.findobj(Text):  # what was written outside of `new` has matplotlib's typeface
+        part.set_fontfamily(_RC["font.family"])
+    buffer = StringIO()
+    with matplotlib.rc_context(_RC):
+        fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    # A hundredth of a point is finer than any eye and halves the file.
+    return _PATH.sub(lambda path: _DIGITS.sub(r"\1", path[0]), buffer.getvalue())
