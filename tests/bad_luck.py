@@ -34,7 +34,7 @@ def measure(case):
     if case["needs"] == "triton":
         import fusedlib.kernels.accumulate
     if case["needs"] == "gpu":
-        from fusedlib.bench import precision, tensor_core
+        from measure import precision, tensor_core
 
         [first, *_] = precision.tensor_cores(16)
         return tensor_core.measure_tensor_core(first)

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 # A GPU node that only measures may lack what turns notebooks into pages; `make test` never does.
-RENDERING = ("typst", "pypandoc")
+RENDERING = ("nbconvert", "typst", "pypandoc")
 MISSING = [name for name in RENDERING if find_spec(name) is None]
 collect_ignore_glob = ["test_report_*.py"] if MISSING else []
 

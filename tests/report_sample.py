@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from press import display, style
+from press.pages.preprocessors import Headings, Numbers
 
 
 def outputs_of(*shows: Callable[[], None]) -> list[Any]:
@@ -17,6 +18,13 @@ def outputs_of(*shows: Callable[[], None]) -> list[Any]:
         for show in shows:
             show()
     return [nbformat.from_dict(output) for output in shown]
+
+
+def numbered(notebook: Any) -> Any:
+    """A notebook with its headings apart, numbered, its links resolved: before it is written."""
+    for step in (Headings(), Numbers()):
+        notebook, _ = step.preprocess(notebook, {})
+    return notebook
 
 
 def text(source: str, *tags: str) -> Any:

@@ -2,7 +2,6 @@
 
 import json
 
-import nbformat
 import pandas as pd
 import pytest
 
@@ -10,7 +9,7 @@ from fusedlib.bench import machine
 from press import claims as stating
 from press import display, plan, published, recording
 from press.claims import Claim
-from press.report.outputs import Numbering, output_blocks
+from press.pages.outputs import verdicts
 
 
 def frame(**columns) -> pd.DataFrame:
@@ -176,12 +175,8 @@ def test_an_author_s_mistake_is_an_error_and_seen(rule, error):
     with display.captured() as shown:
         claim = stated(frame(median_ms=[1.0]), rule)
     assert claim.verdicts[0].errors[0].startswith(error)
-    [block] = output_blocks(
-        nbformat.v4.new_code_cell(outputs=[nbformat.from_dict(output) for output in shown]),
-        "00-x",
-        Numbering(),
-    )
-    [(text, fails)] = block.verdicts
+    [output] = shown
+    [(text, fails)] = verdicts(output["metadata"]["fusedlib"])
     assert text.startswith("error in the claim: " + error) and fails
 
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from fusedlib.bench import machine, paths
 from press import cli, record
-from press.report import render as renderer
-from press.report.model import Section
+from press import render as renderer
+from press.pages.paper import Section
 from press.running import doctor, products
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from documents import FENCE, problems
+from documents import FENCE, problems, runs
 from fusedlib.bench import paths
 from press import readme
 from prose import GENERATED
@@ -37,6 +37,13 @@ def test_the_ways_to_run_it_stand_in_one_of_the_two():
         "PACKED=", "code.json", "<machine>/<recording>/<study>.jsonl",
     ):  # fmt: skip
         assert wanted in text
+
+
+def test_what_the_readme_shows_runs_as_it_stands():
+    programs = [block[3] for block in FENCE.finditer(text_of("README.md")) if runs(block)]
+    assert programs
+    for program in programs:
+        exec(compile(program, "README.md", "exec"), {})
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -221,7 +221,7 @@ def test_a_job_that_takes_too_long_is_stopped(monkeypatch):
 @pytest.mark.slow
 def test_no_process_outlives_its_study(tmp_path):
     case = a_case(steps=10**6)
-    run = f"from fusedlib.bench import distributed as d; d.Jobs().measure({case})"
+    run = f"from measure import distributed as d; d.Jobs().measure({case})"
     study = subprocess.Popen(
         [sys.executable, "-c", run],
         cwd=paths.ROOT, env=os.environ | {"TMPDIR": str(tmp_path)},

@@ -63,6 +63,6 @@ def test_ours_compiles_a_few_kernels_for_all_lengths(warmed):
     case = {**SMALL, "dtype": "bfloat16", "device": "cuda", "hidden_size": 512, "lengths": 12,
             "intermediate_size": 1024, "most": 2000}  # fmt: skip
     figures = lengths.measure(lengths.cases(["fused"], warmed=["fused"], **case)[warmed])
-    assert 0 < figures["binaries"] < 20
+    assert 0 < figures["binaries"] <= 23
     assert (sum(figures["made"]) == 0) == warmed
     assert (figures["warm_binaries"] == figures["binaries"]) == warmed

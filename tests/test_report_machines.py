@@ -8,7 +8,7 @@ import pytest
 
 from fusedlib.bench import machine as this
 from fusedlib.bench import paths, provenance, results
-from press.report import machines
+from press import machines
 
 NOW = {f"fusedlib/f{n:02}.py": f"{n:040}" for n in range(12)}
 RUN = {

@@ -5,6 +5,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pandas as pd
@@ -16,24 +17,15 @@ from claims_checks import (
     check_some_change_makes_each_false,
 )
 from fusedlib.bench import paths, results
-from press import display, figures, headlines, readme, recording, slides
-from press.report.combine import combine
-from press.report.html import plain_text
-from press.report.model import (
-    Abstract,
-    Block,
-    Claim,
-    Document,
-    Figure,
-    Heading,
-    Prose,
-    Section,
-    Table,
-)
-from press.report.render import sections
+from press import display, figures, headlines, readme, recording, render
+from press.display import TABLE_MIME
+from press.pages import slides
+from press.pages.outputs import meaning, plain_text, press, tags
+from press.pages.paper import Section, combined
+from press.render import sections
 from press.running import config
 from press.running.config import FRAME
-from report_sample import code, narrow, outputs_of, text, write
+from report_sample import code, narrow, numbered, outputs_of, text, write
 from slides_checks import PHONE, SCREEN, loads, overflowing, pages
 from slides_checks import words as text_of
 
@@ -68,70 +60,75 @@ def test_claims_of_a_study(executed, name, check):
 
 
 @pytest.fixture(scope="module")
-def paper(products: Path) -> Document:
-    return combine(sections(config.load(), products))
+def paper(products: Path) -> Any:
+    return numbered(combined(sections(config.load(), products)))
 
 
 @pytest.fixture(scope="module")
 def deck(products: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
-    html, pdf = slides.write(products, tmp_path_factory.mktemp("slides"))
+    html, pdf = render.slides(products, tmp_path_factory.mktemp("slides"))
     return html.read_text(encoding="utf-8"), pdf.read_bytes()
 
 
-def uncited(document: Document) -> list[str]:
+def uncited(paper: Any) -> list[str]:
     """Tables and figures to which no sentence of their own section links.
 
     A study's part of the appendix has the study's title, and counts with its section.
     """
-    titles = {b.text for b in document.blocks if isinstance(b, Heading) and b.level == 1}
-    sections: dict[str, list[Block]] = {}
+    headings = [cell for cell in paper.cells if press(cell).get("role") == "heading"]
+    titles = {cell.source for cell in headings if press(cell).level == 1}
+    sections: dict[str, list[Any]] = {}
     title = ""
-    for block in document.blocks:
-        if isinstance(block, Heading) and (block.level == 1 or block.text in titles):
-            title = block.text
-        sections.setdefault(title, []).append(block)
+    for cell in paper.cells:
+        if press(cell).get("role") == "heading" and cell.source in titles:
+            title = cell.source
+        sections.setdefault(title, []).append(cell)
     missing = []
-    for blocks in sections.values():
-        cited = {
-            anchor for b in blocks for sentence in words(b) for anchor in LINK.findall(sentence)
-        }
-        missing += [
-            b.name for b in blocks if isinstance(b, Table | Figure) and b.anchor not in cited
-        ]
+    for cells in sections.values():
+        cited = {a for cell in cells for sentence in words(cell) for a in LINK.findall(sentence)}
+        missing += [meaning(o).name for o in floats(cells) if press(o).anchor not in cited]
     return missing
 
 
-def words(block: Block) -> list[str]:
-    """The sentences of a block; a caption does not cite its own picture."""
-    if isinstance(block, Prose | Abstract):
-        return [block.text]
-    return [block.sentence] if isinstance(block, Claim) else []
+def floats(cells: list[Any]) -> list[Any]:
+    """Tables and figures."""
+    return [o for cell in cells for o in cell.get("outputs", []) if "number" in press(o)]
 
 
-def test_every_table_and_figure_is_cited_where_it_is_discussed(paper: Document) -> None:
+def words(cell: Any) -> list[str]:
+    """The sentences of a cell; a caption does not cite its own picture."""
+    if cell.cell_type == "markdown":
+        return [cell.source]
+    texts = [(o, o.get("data", {}).get("text/markdown")) for o in cell.outputs]
+    return [meaning(o).get("sentence") or text for o, text in texts if text]
+
+
+def test_every_table_and_figure_is_cited_where_it_is_discussed(paper: Any) -> None:
     assert uncited(paper) == []
 
 
-def dead(document: Document) -> list[str]:
+def dead(paper: Any) -> list[str]:
     """Sentences that name a table or figure which is not in the paper: its number is missing."""
-    captions = [[b.caption] for b in document.blocks if isinstance(b, Table | Figure)]
-    said = [*map(words, document.blocks), *captions]
-    return [text for texts in said for text in texts if BARE.search(text)]
+    texts = [text for cell in paper.cells for text in words(cell)]
+    captions = [(o.data.get(TABLE_MIME) or meaning(o)).caption for o in floats(paper.cells)]
+    return [text for text in (*texts, *captions) if BARE.search(text)]
 
 
-def test_every_reference_has_its_number(paper: Document) -> None:
+def test_every_reference_has_its_number(paper: Any) -> None:
     assert dead(paper) == []
 
 
-def test_nothing_failed_and_every_study_states_a_claim(paper: Document) -> None:
-    stated = {block.anchor for block in paper.blocks if isinstance(block, Claim)}
-    for study in config.load().studies:
-        slug = study.name.replace("_", "-")
-        assert any(anchor.startswith(f"{slug}-") for anchor in stated), study.name
+def test_nothing_failed_and_every_study_states_a_claim(paper: Any) -> None:
+    stated = {
+        press(cell).study for cell in paper.cells for o in cell.get("outputs", [])
+        if meaning(o).get("kind") == "claim"
+    }  # fmt: skip
+    assert stated == {*STUDIES}
+    assert not [c for c in paper.cells if press(c).get("role") == "failure"]
 
 
-def test_page_one_and_the_advice_have_their_numbers(paper: Document) -> None:
-    tables = {block.name: block for block in paper.blocks if isinstance(block, Table)}
+def test_page_one_and_the_advice_have_their_numbers(paper: Any) -> None:
+    tables = {meaning(o).name: o.data.get(TABLE_MIME) for o in floats(paper.cells)}
     assert len(tables["headlines"].rows) >= len(config.load().studies)
     frame = nbformat.read(paths.ROOT / "report" / "report.ipynb", as_version=4)
     lists = [ast.parse(c.source).body[0] for c in frame.cells if c.id.startswith("advice-")]
@@ -139,7 +136,7 @@ def test_page_one_and_the_advice_have_their_numbers(paper: Document) -> None:
     for name in ("headlines", "advice"):
         holes = [row for row in tables[name].rows if "\N{EM DASH}" in " ".join(row[:3])]
         assert holes == [], name
-    (abstract,) = [block.text for block in paper.blocks if isinstance(block, Abstract)]
+    (abstract,) = [cell.source for cell in paper.cells if "abstract" in tags(cell)]
     assert "\N{EM DASH}" not in abstract
 
 
@@ -164,7 +161,7 @@ def test_the_readme_block_is_what_the_rows_say(products: Path) -> None:
 # --- teeth ---------------------------------------------------------------------------------------
 
 
-def document(folder: Path, *sentences: str, after: str = "") -> Document:
+def document(folder: Path, *sentences: str, after: str = "") -> Any:
     """A study with a table in the paper and one in its appendix, and a frame."""
     study = write(
         folder / "01_x.ipynb",
@@ -178,7 +175,8 @@ def document(folder: Path, *sentences: str, after: str = "") -> Document:
         text("f", "floats"),
     )  # fmt: skip
     parts = [("01_x", "X", study), (FRAME, "Report", frame)]
-    return combine([Section(name, title, path, None, "") for name, title, path in parts])
+    sections = [Section(name, title, path, None, "") for name, title, path in parts]
+    return numbered(combined(sections))
 
 
 def test_what_nobody_cites_or_only_another_section_or_the_list_of_floats_is_found(tmp_path):

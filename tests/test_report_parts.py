@@ -7,12 +7,13 @@ import nbformat
 import pytest
 
 from fusedlib.bench import paths
-from press import display, style
-from press.report import pandoc, svg
-from press.report.html import highlighted
-from press.report.model import Claim, Heading, Prose
-from press.report.outputs import Numbering, last_lines, markdown_blocks, output_blocks, plain
-from report_sample import code, curves, outputs_of
+from press import style
+from press.pages import pandoc, svg
+from press.pages.html import highlighted
+from press.pages.outputs import last_lines, plain, press, verdicts
+from press.pages.preprocessors import parts
+from report_sample import curves, numbered
+from report_sample import text as md
 
 
 @pytest.mark.parametrize(
@@ -35,19 +36,19 @@ def test_last_lines_keep_the_cause() -> None:
 
 
 def test_headings_are_found_outside_of_code_only() -> None:
-    source = "# A b\ntext\n```\n# no\n```\n## C `d` ##\nE\n===\n- item\n---\n    # code"
-    blocks = list(markdown_blocks(source, "nb", Numbering()))
-    headings = [(b.level, b.text, b.anchor) for b in blocks if isinstance(b, Heading)]
-    assert headings == [(1, "A b", "nb-a-b"), (2, "C `d`", "nb-c-d"), (1, "E", "nb-e")]
-    assert "# no" in "".join(b.text for b in blocks if isinstance(b, Prose))
+    source = "# A b\ntext\n```\n# no\n```\n## C `d` ##\n\n    # code\n"
+    found = list(parts(source))
+    assert found[0] == (1, "A b") and found[2] == (2, "C `d`")
+    assert [level for level, _ in found] == [1, 0, 2, 0]
+    assert "# no" in found[1][1] and "# code" in found[3][1]
+    assert list(parts("```\nopen\n## no")) == [(0, "```\nopen\n## no")]
 
 
 def test_anchors_are_given_out_once() -> None:
-    numbering = Numbering()
-    assert [numbering.anchor("01_a", "Limits") for _ in range(3)] == [
-        "01-a-limits", "01-a-limits-2", "01-a-limits-3",
-    ]  # fmt: skip
-    assert numbering.anchor("漢字") == "part"
+    cells = [md("## Limits") for _ in range(3)] + [md("## 漢字")]
+    notebook = numbered(nbformat.v4.new_notebook(cells=cells))
+    anchors = [press(cell).anchor for cell in notebook.cells]
+    assert anchors == ["limits", "limits-2", "limits-3", "part"]
 
 
 def test_many_fragments_come_back_apart() -> None:
@@ -111,7 +112,7 @@ def test_ordinary_formulas_survive_both_ways(tex: str) -> None:
 
     html, converted = (pandoc.convert([f"$${tex}$$"], target)[0] for target in pandoc.TARGETS)
     assert "<math" in html and "$$" not in html
-    template = (paths.TEMPLATES / "report.typ").read_text(encoding="utf-8")
+    template = (paths.TEMPLATES / "fusedlib_typst" / "report.typ").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "report.typ").write_text(template, encoding="utf-8")
         main = Path(folder) / "main.typ"
@@ -156,7 +157,7 @@ def test_the_frame_has_its_marks() -> None:
 
 
 def test_the_style_sheet_and_font_load_nothing_from_elsewhere() -> None:
-    for path in paths.TEMPLATES.glob("page.*"):
+    for path in (paths.TEMPLATES / "fusedlib_html").iterdir():
         assert not re.search(r"https?://", path.read_text(encoding="utf-8"))
     font = paths.TEMPLATES / "fonts" / "stix-two-math-subset.woff2"
     assert font.read_bytes()[:4] == b"wOF2" and (font.parent / "OFL.txt").exists()
@@ -176,7 +177,7 @@ FAILED = {"errors": ["2026-11-25: KeyError: 'fused'"]}
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "said"),
+    ("every", "expected"),
     [
         ([verdict("h2", "holds in 2 of 2 recordings", 2, 2), verdict("me", *NOT)],
          [("holds in 2 of 2 recordings on the H2", False)]),
@@ -193,11 +194,8 @@ FAILED = {"errors": ["2026-11-25: KeyError: 'fused'"]}
          [("holds in the published tables", False)]),
     ],
 )  # fmt: skip
-def test_below_a_claim_stands_where_it_holds_and_loudly_where_not(verdicts, said) -> None:
-    known = {"headline": False, "study": "x", "numbers": {}, "verdicts": verdicts}
-    [output] = outputs_of(lambda: display.claim("S.", "", "c", **known))
-    [block] = output_blocks(code("c()", output), "x", Numbering())
-    assert isinstance(block, Claim) and list(block.verdicts) == said
+def test_below_a_claim_stands_where_it_holds_and_loudly_where_not(every, expected) -> None:
+    assert verdicts({"verdicts": every}) == expected
 
 
 # --- drawings of several machines ----------------------------------------------------------------

@@ -3,19 +3,23 @@
 import re
 import shutil
 import subprocess
+import sys
 from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+import nbconvert
+import nbformat
 import pandas as pd
 import pytest
 import typst
 
 from press import display
-from press.report import render as renderer
-from press.report.model import ReportError, Section
-from press.report.render import render
+from press import render as renderer
+from press.pages import ReportError
+from press.pages.paper import Section
+from press.render import render
 from press.running.products import WriteError
 from report_sample import (
     code,
@@ -33,6 +37,7 @@ from slides_checks import loads
 
 ODD = 'a <b> & "c" #d $e *f* _g_ @h `i` [j] \\k ~l'
 LONG = "x" * 300
+BROKEN = "ValueError: last line <x>"
 
 
 class Page(HTMLParser):
@@ -69,7 +74,9 @@ def sections(tmp_path_factory: pytest.TempPathFactory) -> list[Section]:
     folder = tmp_path_factory.mktemp("executed")
     return [
         Section("01_good", "Good & true", _good(folder / "01_good.ipynb"), None, "quick", "Is it?"),
-        Section("02_bad", "Bad", _bad(folder / "b.ipynb"), "ValueError: last line <x>", "full"),
+        Section(
+            "02_bad", "Bad", _bad(folder / "02_bad.ipynb"), "ValueError: last line <x>", "full"
+        ),
         Section("03_gone", "Gone", None, "DeadKernelError: it died\nof #$*", ""),
         Section("report", "Report", _frame(folder / "report.ipynb"), None, "quick"),
     ]
@@ -91,7 +98,7 @@ def _good(path: Path) -> Path:
             "\\begin{align}\na &= b \\\\\nc &\\le d\n"
             "\\end{align}\n\n![outside](https://example.org/x.png)\n\n<script>alert(1)</script>\n\n"
             "```python\n# not a heading $5\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n"
-            "Under\n-----\n\ntext",
+            "## Under\n\ntext",
             "paper",
         ),
         code("run()", stream("\rA 1/2\rA 2/2", "stderr"), stream("secret")),
@@ -106,7 +113,7 @@ def _good(path: Path) -> Path:
                 stated("It took 1.23 ms, see [](#curve).", "time"),
                 stated("# It is slow.", "slow", 1, held=0, text="does not hold"),
                 stated("It is small.", "small", 1, own_held=0),
-                lambda: display.prose("## Shown\n\n**bold**"),
+                lambda: display.prose("shown **bold**"),
             ),
             tags=("paper",),
         ),
@@ -120,7 +127,7 @@ def _good(path: Path) -> Path:
 
 
 def _bad(path: Path) -> Path:
-    return write(
+    write(
         path,
         text("# Q\n\n## Method", "paper"),
         code(
@@ -132,6 +139,10 @@ def _bad(path: Path) -> Path:
         text("## Never shown", "paper"),
         code("later()", ran=False, tags=("paper",)),
     )
+    noted = nbformat.read(path, as_version=4)
+    noted.metadata["fusedlib"] = {"error": BROKEN, "profile": "full"}
+    nbformat.write(noted, path)
+    return path
 
 
 def _frame(path: Path) -> Path:
@@ -219,7 +230,7 @@ def test_every_number_arrives_in_pdf(printed: str) -> None:
     [
         "The lead.", "Rows of today.", "In short.", "1 Introduction", "2 Good & true", "Is it?",
         "2.1 Method", "3 Bad", "4 Gone", "5 Limits", "A Further", "A.1 Good & true", "B Machines",
-        "C Floats", "shown", "See Figure 1, Figure 2, no, itself and nobody.", "see Figure 1.",
+        "C Floats", "shown bold", "See Figure 1, Figure 2, no, itself and nobody.", "see Figure 1.",
         "It took 1.23 ms, see Figure 1. holds in 3 of 3 on the A ", "# It is slow.", "Late",
         "does not hold on the A · holds in 1 of 1 here",
         "holds in 3 of 3 on the A · does not hold here",
@@ -288,6 +299,18 @@ def test_a_notebooks_page_shows_all_cells_and_code(rendered: renderer.Rendered) 
     assert "boom()" in bad.text and "later()" in bad.text and "02_bad.ipynb, failed" in bad.text
 
 
+@pytest.mark.parametrize("name", ["fusedlib_html", "press.pages.exporters.HTMLExporter"])
+def test_nbconvert_renders_a_notebook_by_hand(rendered, sections, tmp_path: Path, name: str):
+    """By its name, which the installed distribution has registered, and by its class."""
+    if name not in nbconvert.get_export_names() and "." not in name:
+        pytest.skip("fusedlib-press is not installed here; PYTHONPATH alone registers no name")
+    copy = tmp_path / "01_good.ipynb"
+    shutil.copy(sections[0].notebook, copy)
+    command = [sys.executable, "-m", "nbconvert", "--to", name, str(copy)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert copy.with_suffix(".html").read_bytes() == rendered.notebooks["01_good"].read_bytes()
+
+
 def test_same_notebooks_give_same_bytes(
     rendered: renderer.Rendered, sections: list[Section], tmp_path: Path
 ) -> None:
@@ -309,7 +332,7 @@ def test_pdf_has_pages_contents_and_a_title(rendered: renderer.Rendered) -> None
 def test_a_formula_typst_refuses_is_shown_as_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from press.report import pandoc
+    from press.pages import pandoc
 
     convert = pandoc._pandoc
 

@@ -1,22 +1,20 @@
 """The slides: how many, what each shows, and that what does not fit is refused in words."""
 
 import re
+from typing import Any
 
+import pandas as pd
 import pytest
+from nbformat import from_dict
+from nbformat.v4 import new_output
 from typer.testing import CliRunner
 
-from press import cli, recording, slides
-from press.headlines import Stated
-from press.report.model import (
-    Abstract,
-    Document,
-    Figure,
-    Heading,
-    Origin,
-    Prose,
-    ReportError,
-    Table,
-)
+from press import cli, display, recording
+from press.pages import ReportError, slides
+from press.pages.paper import combined
+from press.pages.slides import SlidesExporter, SlidesPDFExporter
+from press.render import Section
+from report_sample import code, numbered, outputs_of, text, write
 from slides_checks import PHONE, SCREEN, loads, overflowing, pages, words
 
 CARD = {
@@ -33,54 +31,78 @@ SVG = (
 )
 
 
-def stated(study: str, name: str = "speed", sentence: str = "", **known) -> Stated:
+def stated(study: str, name: str = "speed", sentence: str = "", **known: Any) -> Any:
     given = {"headline": True, "numbers": {"gain": "2.5×", "who": "ours"}, "verdicts": [CARD, MINE]}
     sentence = sentence or f"In {study} the {name} of ours is 2.5× that of `x = 2.5×`."
-    return Stated(study, study.title(), name, sentence, **given | known)
+    [output] = outputs_of(lambda: display.claim(sentence, "", name, study=study, **given | known))
+    return output
 
 
-def drawing(number: int) -> Figure:
-    return Figure(f"f{number}", number, f"f{number}", f"Caption {number}.", "alt", SVG)
+def drawing(number: int) -> Any:
+    known = {"kind": "figure", "name": f"f{number}", "caption": f"Caption {number}.", "alt": "alt"}
+    data = {"image/svg+xml": SVG, "text/plain": "alt"}
+    return new_output("display_data", data, metadata={"fusedlib": known})
 
 
-def report(studies: int, *, limits: str = "Limits") -> Document:
-    """A report of so many studies, each with two figures."""
-    blocks = [Abstract("Much is claimed.\n\nMore."), drawing(1)]
+def shown(*outputs: Any, tag: str = "frame") -> Any:
+    return code("show()", *outputs, tags=(tag,))
+
+
+def report(folder: Any, studies: int, claims: list[Any], *, lacking: str = "") -> Any:
+    """The paper of so many studies, each with two figures, made of notebooks in a folder."""
+    sections = []
     for at in range(studies):
-        blocks += [Heading(1, f"Study {at}", f"s{at}", str(at)), Origin(name(at), f"Why {at}?", "")]
-        blocks += [drawing(2 * at + 2), drawing(2 * at + 3)]
-    blocks += [
-        Heading(1, "What to do", "do"),
-        Table("t", 7, "advice", "Advice.", None, (("if",), ("then",)), 0, ("left",) * 2,
-              (("slow", "warm up"),)),
-        Heading(1, limits, "limits"),
-        Prose("- One card, see [Table 7](#t).\n- One\n  [day](#x)."),
-    ]  # fmt: skip
-    return Document("What *is* true", "Version 1, rows of card.", tuple(blocks))
+        own = [c for c in claims if c.metadata.fusedlib.study == name(at)]
+        drawn = [drawing(2 * at + 2), drawing(2 * at + 3)]
+        path = write(folder / f"{name(at)}.ipynb", text("# S"), shown(*drawn, *own, tag="paper"))
+        sections.append(Section(name(at), f"Study {at}", path, None, "", f"Why {at}?"))
+    advice = pd.DataFrame({"if": ["slow"], "then": ["warm up"]})
+    parts = {
+        "title": text("# What *is* true\n\nVersion 1, rows of card."),
+        "abstract": text("Much is claimed.\n\nMore.", "abstract"),
+        "figure": shown(drawing(1)),
+        "studies": text("s", "studies"),
+        "table “advice”": shown(
+            *outputs_of(lambda: display.table(advice, "Advice.", "advice")),
+        ),
+        "section “Limits”": text(
+            "## Limits\n\n- One card, see [Table](#advice).\n- One\n  [day](#x)."
+        ),
+    }
+    frame = write(folder / "report.ipynb", *(cell for key, cell in parts.items() if key != lacking))
+    return combined([*sections, Section("report", "Report", frame, None, "")])
 
 
 def name(at: int) -> str:
     return f"{at:02}_study"
 
 
-def deck_of(studies: int) -> list[slides.Slide]:
+def claims_of(studies: int) -> list[Any]:
     claims = [stated(name(at), n) for at in range(studies) for n in ("speed", "memory")]
-    hidden = [stated(name(at), "hidden", headline=False) for at in range(studies)]
-    return slides.slides(report(studies), [*hidden, *claims])
+    return claims + [stated(name(at), "hidden", headline=False) for at in range(studies)]
+
+
+def page(paper: Any) -> str:
+    return SlidesExporter().from_notebook_node(paper)[0]
+
+
+def compiled(paper: Any) -> bytes:
+    return SlidesPDFExporter().from_notebook_node(paper)[0]
 
 
 @pytest.mark.parametrize(
     ("studies", "count", "pairs"),
     [(1, 5, 0), (8, 12, 0), (10, 14, 0), (11, 15, 0), (12, 15, 1), (13, 15, 2), (22, 15, 11)],
 )
-def test_every_study_is_shown_on_fifteen_slides_at_most(studies, count, pairs):
-    deck = deck_of(studies)
+def test_every_study_is_shown_on_fifteen_slides_at_most(tmp_path, studies, count, pairs):
+    paper = report(tmp_path, studies, claims_of(studies))
+    deck = slides.deck(numbered(from_dict(paper)))
     kinds = [slide["kind"] for slide in deck]
     assert (len(deck), kinds.count("pair")) == (count, pairs)
     shown = [part["heading"] for s in deck[2:-2] for part in s.get("parts", [s])]
     assert shown == [f"Why {at}?" for at in range(studies)]
-    assert pages(slides.compiled(deck, "T")) == count
-    html = slides.page(deck, "T")
+    assert pages(compiled(paper)) == count
+    html = page(paper)
     assert html.count("<section") == count and not loads(html)
     assert html.count("Caption ") == html.count("<figcaption>") == studies + 1
     text = words(html)
@@ -91,65 +113,64 @@ def test_every_study_is_shown_on_fifteen_slides_at_most(studies, count, pairs):
             assert (f"holds in 2 of 3 · {name(at)}/{claim}" in text) == there
 
 
-def test_more_studies_than_fit_are_refused_in_words():
+def test_more_studies_than_fit_are_refused_in_words(tmp_path):
     with pytest.raises(ReportError, match="23 studies do not fit on 15 slides"):
-        deck_of(23)
+        page(report(tmp_path, 23, []))
+
+
+def test_a_single_notebook_is_refused_in_words(tmp_path):
+    path = write(tmp_path / "01.ipynb", text("# One"))
+    with pytest.raises(ReportError, match="paper.ipynb"):
+        SlidesExporter().from_filename(str(path))
 
 
 @pytest.mark.parametrize("lacking", ["figure", "abstract", "table “advice”", "section “Limits”"])
-def test_a_report_that_lacks_what_is_shown_is_refused_in_words(lacking):
-    whole = report(1, limits="Bounds" if "Limits" in lacking else "Limits")
-    gone = {"figure": Figure, "abstract": Abstract, "table “advice”": Table}.get(lacking, Origin)
-    document = Document("T", "", tuple(b for b in whole.blocks if not isinstance(b, gone)))
+def test_a_report_that_lacks_what_is_shown_is_refused_in_words(tmp_path, lacking):
     with pytest.raises(ReportError, match=lacking):
-        slides.slides(document, [])
+        page(report(tmp_path, 0, [], lacking=lacking))
 
 
-def test_what_does_not_fit_names_its_slide():
-    document = report(2)
+def test_what_does_not_fit_names_its_slide(tmp_path):
     long = [stated(name(1), sentence="word " * 900)]
     with pytest.raises(ReportError, match="Why 1.*too long; shorten its claims"):
-        slides.compiled(slides.slides(document, long), "T")
+        compiled(report(tmp_path, 2, long))
 
 
-def test_numbers_are_bold_and_code_and_names_are_not():
+def test_numbers_are_bold_and_code_and_names_are_not(tmp_path):
     numbers = {"a": "2.5×", "b": "1.1–1.2 ms", "c": "ours", "d": "5"}
     sentence = "2.5× and 1.1–1.2 ms, not 12.5× nor `5`, $5$, 1.5, 5·7 or ours, but 5."
-    document = report(1)
     claim = stated(name(0), sentence=sentence, numbers=numbers)
-    html = slides.page(slides.slides(document, [claim]), "T")
+    html = page(report(tmp_path, 1, [claim]))
     bold = re.findall(r"<strong>(.*?)</strong>", html.replace("\N{WORD JOINER}", ""))
     # The example's number, then the sentence's.
     assert [" ".join(b.split()) for b in bold] == ["2.5×", "2.5×", "1.1–1.2 ms", "5"]
     none = [stated(name(0), sentence="Nothing is counted.", numbers={"who": "ours"})]
-    assert "<p>Nothing is counted.</p>" in slides.page(slides.slides(document, none), "T")
+    assert "<p>Nothing is counted.</p>" in page(report(tmp_path, 1, none))
 
 
-def test_a_machine_is_named_where_several_measured_and_unmeasured_is_said():
-    document = report(2)
+def test_a_machine_is_named_where_several_measured_and_unmeasured_is_said(tmp_path):
     other = CARD | {"machine": "other", "label": "OTHER", "text": "does not hold"}
     none = [v | {"measured": 0} for v in (CARD, MINE)]
     claims = [stated(name(0), verdicts=[CARD, other]), stated(name(1), verdicts=none)]
-    text = words(slides.page(slides.slides(document, claims), "T"))
-    assert "holds in 2 of 3 on the CARD, does not hold on the OTHER · 00_study/speed" in text
-    assert "not recorded yet · 01_study/speed" in text and "holds here" not in text
+    shown = words(page(report(tmp_path, 2, claims)))
+    assert "holds in 2 of 3 on the CARD, does not hold on the OTHER · 00_study/speed" in shown
+    assert "not recorded yet · 01_study/speed" in shown and "holds here" not in shown
 
 
-def test_a_study_without_recorded_claims_shows_its_question_and_no_empty_axes():
-    html = slides.page(slides.slides(report(2), []), "T")
+def test_a_study_without_recorded_claims_shows_its_question_and_no_empty_axes(tmp_path):
+    html = page(report(tmp_path, 2, []))
     assert words(html).count("None of its headline claims rests on recorded rows yet") == 2
     assert html.count("<figure>") == 1 and "Why 1?" in html
 
 
-def test_links_lead_nowhere_and_say_what_they_named():
-    deck = deck_of(1)
-    html = slides.page(deck, "T")
-    assert "One card, see Table 7 of the paper." in words(html) and "<a " not in html
+def test_links_lead_nowhere_and_say_what_they_named(tmp_path):
+    html = page(report(tmp_path, 1, claims_of(1)))
+    assert "One card, see Table 1 of the paper." in words(html) and "<a " not in html
     assert "One day." in words(html)
 
 
-def test_the_first_number_is_followed_to_its_rows():
-    deck = deck_of(1)
+def test_the_first_number_is_followed_to_its_rows(tmp_path):
+    deck = slides.deck(numbered(report(tmp_path, 1, claims_of(1))))
     for part in ("**2.5×**", "`report/results/card`", "`00_study/speed`"):
         assert part in deck[1]["example"]
 
@@ -165,18 +186,16 @@ def test_what_a_page_would_load_is_seen():
     assert [len(loads(text)) for text in outside] == [1] * 4
 
 
-def test_the_same_deck_gives_the_same_bytes():
-    made = [deck_of(12) for _ in range(2)]
-    assert slides.page(made[0], "T") == slides.page(made[1], "T")
-    assert slides.compiled(made[0], "T") == slides.compiled(made[1], "T")
+def test_the_same_deck_gives_the_same_bytes(tmp_path):
+    paper = report(tmp_path, 12, claims_of(12))
+    assert page(paper) == page(paper) and compiled(paper) == compiled(paper)
 
 
 @pytest.mark.parametrize("size", [SCREEN, PHONE])
 def test_long_claims_are_set_smaller_on_the_screen_too(tmp_path, size):
-    document = report(12)
     long = "A long sentence which says at some length what was measured. " * 9
     claims = [stated(name(at), n, long) for at in range(12) for n in ("speed", "memory")]
-    html = slides.page(slides.slides(document, claims), "T")
+    html = page(report(tmp_path, 12, claims))
     assert overflowing(html, tmp_path, size) == []
     assert overflowing(html.replace("ready.then(fit)", "ready"), tmp_path, SCREEN) != []
 

@@ -14,7 +14,7 @@ import pandas as pd
 from fusedlib.bench import machine as machines
 from fusedlib.bench import results
 from press.display import TABLE_MIME, figure_html, table_html
-from press.report import svg
+from press.pages import svg
 
 Output = dict[str, Any]
 _WORD = re.compile(r"\w+|\W")

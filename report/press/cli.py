@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 from fusedlib.bench import paths
 from fusedlib.bench.results import ResultsError
-from press.report.model import ReportError
+from press.pages import ReportError
 from press.running import config as configs
 from press.running.config import Config, ConfigError
 from press.running.products import WriteError, check_writable, copy_path, read_metadata, write_whole
@@ -209,13 +209,13 @@ def slides_() -> None:
 
     # Before torch is there: what a notebook trains is tiny, and two threads wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from press import recording, slides
+    from press import recording, render
 
     build = paths.build_dir()
     check_writable(build)
     with tempfile.TemporaryDirectory(prefix="fusedlib-slides-") as name:
         recording.executed(configs.load(), Path(name))
-        written = slides.write(Path(name), build)
+        written = render.slides(Path(name), build)
     print("\n".join(f"{path.absolute()}\n{path.absolute().as_uri()}" for path in written))
 
 
@@ -291,7 +291,7 @@ def _fresh_in_environment() -> bool:
 
 
 def _render(config: Config) -> None:
-    from press.report import render
+    from press import render
 
     began = time.monotonic()
     build = paths.build_dir()

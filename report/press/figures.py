@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusedlib.bench import paths
-from press.report.combine import PAPER
-from press.report.outputs import shown
+from press.pages.outputs import PAPER, shown
 from press.style import INK, PAPER_INK
 
 FOLDER = paths.ROOT / "figures"

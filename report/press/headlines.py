@@ -11,9 +11,8 @@ import pandas as pd
 from fusedlib.bench import paths
 from press.display import TABLE_MIME
 from press.formats import MISSING
-from press.report.html import plain_text
-from press.report.outputs import shown
-from press.report.pandoc import with_units
+from press.pages.outputs import plain_text, shown
+from press.pages.pandoc import with_units
 from press.running import config
 
 _NUMBER = re.compile(r"\{([^}]+)\}")

@@ -28,7 +28,7 @@ _STUDY_WITHOUT = {"ipywidgets", "jupyterlab", "nvidia_ml_py"}
 _TEST_TOOLS = {"pytest", "pytest_timeout", "pytest_xdist", "hypothesis", "pyyaml"}
 _LINT_TOOLS = {"ruff", "mypy", "import_linter"}
 # What only turns executed notebooks into pages; a machine that measures may lack it.
-_RENDER_TOOLS = {"pypandoc_binary", "typst"}
+_RENDER_TOOLS = {"nbconvert", "pypandoc_binary", "typst"}
 PURPOSES = ("study", "report", "test", "test-gpu", "lint", "lab")
 
 

@@ -1,0 +1,179 @@
+"""The paper as one notebook: the studies' executed notebooks within the report's frame."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat.v4 import new_markdown_cell, new_notebook
+
+from press.pages import ReportError
+from press.pages.outputs import (
+    ABSTRACT,
+    APPENDIX,
+    MARKDOWN,
+    PAPER,
+    last_lines,
+    press,
+    slugify,
+    tags,
+)
+from press.pages.preprocessors import parts
+from press.running.config import FRAME
+
+PAPERMILL_ERROR = "papermill-error-cell-tag"
+
+
+@dataclass(frozen=True)
+class Section:
+    """An executed notebook on its way into the report.
+
+    `notebook` is the executed copy, complete or partial, None when there is none; `error` is what
+    went wrong, None when nothing did. The section named "report" is the frame.
+    """
+
+    name: str
+    title: str
+    notebook: Path | None
+    error: str | None
+    profile: str
+    question: str = ""
+
+
+def load(notebook: Path) -> Any:
+    """An executed notebook.
+
+    Raises:
+        ReportError: there is none, or it is not a notebook.
+    """
+    try:
+        return nbformat.read(notebook, as_version=4)
+    except OSError as error:
+        raise ReportError(
+            f"cannot read {notebook}: {error.strerror}; run `make study` first"
+        ) from error
+    except Exception as error:
+        raise ReportError(
+            f"{notebook} is not a notebook ({type(error).__name__}: {str(error)[:120]}); "
+            "delete it and run `make study` again"
+        ) from error
+
+
+def combined(sections: Sequence[Section]) -> Any:
+    """All sections as one notebook, which every exporter of ours renders as the paper.
+
+    Args:
+        sections: in the order of the report; the one named "report" is the frame. Its cells tagged
+            `studies`, `details` and `floats` give way to the studies' cells tagged `paper`, to
+            those tagged `appendix`, and to the list of tables and figures. Without a frame the
+            studies stand alone.
+
+    Raises:
+        ReportError: an executed notebook cannot be read.
+    """
+    frame = next((s for s in sections if s.name == FRAME and s.notebook), None)
+    studies = [s for s in sections if s.name != FRAME]
+    title, lead, cells = "Report", "", _ran(frame) if frame else []
+    if frame:
+        title, lead, cells = _split_title(cells)
+        cells = list(_framed(frame, cells, studies))
+    else:
+        cells = [cell for study in studies for cell in _study(study)]
+    for number, cell in enumerate(cells):
+        cell.id = f"paper-{number}"
+    paper = new_notebook(cells=cells)
+    addresses = {study.name: f"#{slugify(study.name)}" for study in studies}
+    press(paper).update(paper=True, title=title, lead=lead, addresses=addresses)
+    return paper
+
+
+def _split_title(cells: list[Any]) -> tuple[str, str, list[Any]]:
+    """Title, the paragraphs under it up to the abstract or a heading, and the other cells."""
+    if not cells or not cells[0].source.startswith("# "):
+        return "Report", "", cells
+    (_, title), *below = parts(cells[0].source)
+    lead, rest = [text for _, text in below], cells[1:]
+    while rest and rest[0].cell_type == "code" and ABSTRACT not in tags(rest[0]):
+        if any(MARKDOWN not in o.get("data", {}) for o in rest[0].outputs):
+            break
+        lead += _prose(rest.pop(0))
+    return title, "\n\n".join(lead), rest
+
+
+def _prose(cell: Any) -> list[str]:
+    """The Markdown that a code cell shows."""
+    return [o.data[MARKDOWN] for o in cell.outputs if MARKDOWN in o.get("data", {})]
+
+
+def _framed(frame: Section, cells: list[Any], studies: Sequence[Section]) -> Iterator[Any]:
+    if frame.error:
+        yield _failure(frame)
+    for cell in cells:
+        if "studies" in tags(cell):
+            yield from (part for study in studies for part in _study(study))
+        elif "details" in tags(cell):
+            yield from (part for study in studies for part in _details(study))
+        elif "floats" in tags(cell):
+            yield _cell("", FRAME, role="index")
+        else:
+            if ABSTRACT in tags(cell) and cell.cell_type == "code":
+                cell = new_markdown_cell("\n\n".join(_prose(cell)), metadata=cell.metadata)
+            press(cell).update(study=FRAME, appendix=APPENDIX in tags(cell))
+            yield cell
+
+
+def _study(section: Section) -> Iterator[Any]:
+    """A study under its heading: what it asks, what failed, its cells tagged `paper`."""
+    yield _cell(section.title, section.name, role="heading", level=2, whole=True)
+    page = f"notebooks/{section.name}.html" if section.notebook else ""
+    yield _cell(section.question, section.name, role="origin", page=page)
+    if section.error or section.notebook is None:
+        yield _failure(section)
+    for cell in _ran(section):
+        if PAPER in tags(cell):
+            press(cell).update(study=section.name, least=3)
+            yield cell
+        elif errors := [o for o in cell.get("outputs", []) if o.output_type == "error"]:
+            cell.outputs = errors
+            press(cell).study = section.name
+            yield cell
+
+
+def _details(section: Section) -> Iterator[Any]:
+    """A study's cells tagged `appendix` under its title."""
+    cells = [cell for cell in _ran(section) if APPENDIX in tags(cell)]
+    if cells:
+        yield _cell(section.title, section.name, role="heading", level=3, after="details")
+    for cell in cells:
+        press(cell).update(study=section.name, least=4)
+        yield cell
+
+
+def _cell(text: str, study: str, **known: Any) -> Any:
+    return new_markdown_cell(text, metadata={"press": {"study": study, **known}})
+
+
+def _failure(section: Section) -> Any:
+    path = "report/report.ipynb" if section.name == FRAME else f"notebooks/{section.name}.ipynb"
+    title = f"{path} failed; what it showed before that follows."
+    if section.notebook is None:
+        title = f"{path} gave nothing to show."
+    lines = last_lines(section.error or "not executed yet")
+    return _cell("", section.name, role="failure", title=title, lines=lines)
+
+
+def _ran(section: Section) -> list[Any]:
+    """The cells of an executed notebook; a failed one ends with the last cell that ran."""
+    if section.notebook is None:
+        return []
+    cells = [c for c in load(section.notebook).cells if PAPERMILL_ERROR not in tags(c)]
+    outputs = [o for cell in cells for o in cell.get("outputs", [])]
+    if not section.error and not any(o.output_type == "error" for o in outputs):
+        return cells
+    ran = [at for at, c in enumerate(cells) if c.cell_type == "code" and _was_executed(c)]
+    return cells[: ran[-1] + 1] if ran else []
+
+
+def _was_executed(cell: Any) -> bool:
+    return bool(cell.execution_count or cell.outputs)

@@ -1,0 +1,279 @@
+"""The paper's notebook as a deck of slides, one HTML file or PDF.
+
+It holds at most fifteen slides: a title with the question, the method, the studies in the order of
+the report, advice, and limits. A study's slide shows its question, its first figure and all its
+headline claims. Where there are more studies than slides left for them, the last ones stand two on
+a slide, each with its first headline claim. No word about a result is written here: sentences,
+numbers and verdicts are the claims', everything else but the method is the report's.
+"""
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from nbconvert.exporters import Exporter
+from nbconvert.preprocessors import Preprocessor
+from traitlets import default
+
+from fusedlib.bench import paths
+from press.display import TABLE_MIME
+from press.pages import ReportError, html, pandoc, svg
+from press.pages.exporters import PressExporter, compiled
+from press.pages.outputs import ABSTRACT, is_figure, meaning, plain_text, press, tags
+from press.pages.preprocessors import Headings, Numbers
+from press.style import INK, PAPER_INK
+
+MOST = 15
+"""Slides of a deck."""
+
+Slide = dict[str, Any]
+"""Its `kind`; Markdown; figures."""
+
+_REFERENCE = re.compile(r"\[((?:Table|Figure|Section) [\w.]+)\]\(#[^)]*\)")
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_METHOD = (
+    ("Case", "A notebook lists what is measured. `notebooks/study.toml` says in which sizes."),
+    ("Check", "Its output and every gradient that the problem asks for are held against a "
+     "reference in higher precision. What misses is *wrong*, and gets no time."),
+    ("Race", "All rivals take turns on one card and in one process: the same function, the same "
+     "precision, the same gradients. Every sample is kept."),
+    ("Row", "Each measured case is a row of a recording, with machine, versions and commit beside "
+     "it. What could not run is a row with the reason."),
+    ("Claim", "An author writes a sentence. A program computes its numbers from the rows of each "
+     "recording, and decides whether it holds there."),
+    ("Slide", "Numbers are medians over recordings, brackets their range. Below each claim stand "
+     "its verdict and its name: the notebook, and the claim in it."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of the paper; its caption is Markdown, and stands beside it."""
+
+    number: int
+    svg: str
+    alt: str
+
+
+class Deck(Preprocessor):
+    """The slides of a paper's notebook, as `resources.slides`, their text in HTML or Typst."""
+
+    def __init__(self, target: str, **more: Any) -> None:
+        super().__init__(**more)
+        self.target = target
+
+    def preprocess(self, nb: Any, resources: Any) -> Any:
+        """Fill `resources.slides` and `resources.title`."""
+        resources["slides"] = _converted(deck(nb), self.target)
+        resources["title"] = plain_text(press(nb).title)
+        return nb, resources
+
+
+class SlidesExporter(PressExporter):
+    """A deck as one HTML file that loads nothing."""
+
+    export_from_notebook = "Slides of fusedlib's report"
+    output_mimetype = "text/html"
+
+    @default("file_extension")
+    def _file_extension_default(self) -> str:
+        return ".slides.html"
+
+    @default("template_extension")
+    def _template_extension_default(self) -> str:
+        return ".html.j2"
+
+    @default("template_name")
+    def _template_name_default(self) -> str:
+        return "fusedlib_slides"
+
+    @default("preprocessors")
+    def _preprocessors_default(self) -> list[Any]:
+        return [Headings(), Numbers(), Deck(self.target)]
+
+    def default_filters(self) -> list[tuple[str, Any]]:
+        """A drawing as SVG for the page."""
+        return [*super().default_filters(), ("drawing", svg.inline)]
+
+    def _init_resources(self, resources: Any) -> Any:
+        resources = super()._init_resources(resources)
+        resources.update(html.assets("fusedlib_slides", "slides"))
+        return resources
+
+
+class SlidesPDFExporter(SlidesExporter):
+    """A deck as PDF, a page a slide; text is set smaller where it would not fit."""
+
+    export_from_notebook = "PDF slides of fusedlib's report"
+    output_mimetype = "application/pdf"
+    target = "typst"
+
+    @default("file_extension")
+    def _file_extension_default(self) -> str:
+        return ".slides.pdf"
+
+    def from_notebook_node(self, nb: Any, resources: Any = None, **more: Any) -> tuple[Any, Any]:
+        """The PDF's bytes.
+
+        Raises:
+            ReportError: a slide's text does not fit however small; the message names the slide.
+        """
+        _, found = Exporter.from_notebook_node(self, nb, resources, **more)
+        with tempfile.TemporaryDirectory(prefix="fusedlib-slides-") as name:
+            folder = Path(name)
+
+            def saved(drawing: Drawing) -> dict[str, str]:
+                path = folder / f"{drawing.number}.svg"
+                path.write_text(drawing.svg.replace(INK, PAPER_INK), encoding="utf-8")
+                return {"file": path.name, "alt": drawing.alt}
+
+            content = {"title": found["title"], "slides": found["slides"]}
+            (folder / "deck.json").write_text(json.dumps(content, default=saved), encoding="utf-8")
+            shutil.copy(paths.TEMPLATES / "fusedlib_slides" / "slides.typ", folder)
+            try:
+                return compiled('#include "slides.typ"', folder), found
+            except RuntimeError as error:
+                raise ReportError(f"Typst cannot set the slides: {str(error)[:400]}") from error
+
+
+def deck(nb: Any) -> list[Slide]:
+    """The slides of the paper's notebook, whose headings and floats are numbered.
+
+    Raises:
+        ReportError: the notebook is no paper, lacks something that the deck shows, or has too many
+            studies.
+    """
+    if not press(nb).get("paper"):
+        raise ReportError("slides are of the whole paper: report/build/paper.ipynb")
+    outputs = [output for cell in nb.cells for output in cell.get("outputs", [])]
+
+    def first(found: Iterable[Any], name: str) -> Any:
+        for item in found:
+            return item
+        raise ReportError(f"the report has no {name}; report/report.ipynb makes it")
+
+    figure = first(filter(is_figure, outputs), "figure")
+    abstract = first((c for c in nb.cells if ABSTRACT in tags(c)), "abstract")
+    advice = first((o for o in outputs if meaning(o).get("name") == "advice"), "table “advice”")
+    following = zip(nb.cells, nb.cells[1:], strict=False)
+    limits = first((b for a, b in following if _is_section(a, "Limits")), "section “Limits”")
+    origins = [at for at, cell in enumerate(nb.cells) if press(cell).get("role") == "origin"]
+    studies = [_study(nb.cells[at - 1 :]) for at in origins]
+    places = MOST - 4
+    if len(studies) > 2 * places:
+        raise ReportError(
+            f"{len(studies)} studies do not fit on {MOST} slides, two on each; raise MOST in "
+            "report/press/pages/slides.py"
+        )
+    alone = min(len(studies), 2 * places - len(studies))
+    shared = [studies[at : at + 2] for at in range(alone, len(studies), 2)]
+    table, claims = advice.data[TABLE_MIME], [c for study in studies for c in study["claims"]]
+    return [
+        {"kind": "title", "heading": press(nb).title, "lead": press(nb).lead,
+         "figure": _drawing(figure), "caption": meaning(figure).caption,
+         "text": abstract.source.split("\n\n")[0]},
+        {"kind": "method", "heading": "The way of one number", "steps": _METHOD,
+         "example": next(filter(None, (claim["example"] for claim in claims)), "")},
+        *({"kind": "study", **study} for study in studies[:alone]),
+        *({"kind": "pair", "parts": [{**s, "claims": s["claims"][:1]} for s in two]}
+          for two in shared),
+        {"kind": "advice", "heading": "What to do with it", "note": table["caption"],
+         "columns": [names[-1] for names in table["columns"]], "rows": table["rows"]},
+        {"kind": "limits", "heading": "What this does not show",
+         "points": re.split(r"^[-*] ", limits.source, flags=re.MULTILINE)[1:]},
+    ]  # fmt: skip
+
+
+def _is_section(cell: Any, title: str = "") -> bool:
+    """True for a heading of the first level, of this title if one is given."""
+    at = press(cell)
+    return (at.get("role"), at.get("level")) == ("heading", 1) and title in ("", cell.source)
+
+
+def _drawing(output: Any) -> Drawing:
+    return Drawing(press(output).number, output.data["image/svg+xml"], html.alternative(output))
+
+
+def _study(cells: Sequence[Any]) -> dict[str, Any]:
+    """A study's title, question and headline claims, from its heading on, and its first drawing.
+
+    What awaits rows has nothing to draw: without claims there is no drawing.
+    """
+    heading, origin, *rest = cells
+    own = takewhile(lambda cell: not _is_section(cell), rest)
+    outputs = [output for cell in own for output in cell.get("outputs", [])]
+    claims = [
+        {"sentence": _with_bold_numbers(claim), "example": _example(claim),
+         "verdict": f"{_verdict(claim)} · `{claim.study}/{claim.name}`"}
+        for claim in map(meaning, outputs) if claim.get("kind") == "claim" and claim.headline
+    ]  # fmt: skip
+    drawn = [o for o in outputs if claims and "image/svg+xml" in o.get("data", {})]
+    return {"title": heading.source, "heading": origin.source, "claims": claims,
+            "figure": _drawing(drawn[0]) if drawn else None,
+            "caption": meaning(drawn[0]).caption if drawn else ""}  # fmt: skip
+
+
+def _recorded(claim: Any) -> list[dict[str, Any]]:
+    """The verdicts of the recorded machines that measured it."""
+    return [v for v in claim.verdicts if v["measured"] and not v["own"]]
+
+
+def _verdict(claim: Any) -> str:
+    recorded = _recorded(claim)
+    named = [f"{v['text']} on the {v['label']}" for v in recorded]
+    texts = named if len(recorded) > 1 else [v["text"] for v in recorded]
+    return ", ".join(texts) or "not recorded yet"
+
+
+def _numbers(claim: Any) -> list[str]:
+    """The computed values that are numbers, and no names, as the sentence has them."""
+    numbers = [text for text in claim.numbers.values() if re.search(r"\d", text)]
+    return sorted(numbers, key=claim.sentence.find)
+
+
+def _with_bold_numbers(claim: Any) -> str:
+    """A sentence whose computed numbers stand out; code and maths stay as they are."""
+    numbers = sorted(_numbers(claim), key=len, reverse=True)
+    either = "|".join(map(re.escape, numbers)) or "(?!)"
+    pattern = rf"`[^`]*`|\$[^$]*\$|(?<![\w.,·])(?P<number>{either})(?![\w·]|[.,]\d)"
+
+    def bold(found: re.Match[str]) -> str:
+        whole = found[0].replace("–", "–\N{WORD JOINER}")
+        return f"**{whole}**" if found["number"] else found[0]
+
+    return re.sub(pattern, bold, claim.sentence)
+
+
+def _example(claim: Any) -> str:
+    """Where a claim's first number comes from; nothing if it has none."""
+    numbers, recorded = _numbers(claim), _recorded(claim)
+    rows = " and ".join(f"`report/results/{v['machine']}`" for v in recorded)
+    if not numbers or not recorded:
+        return ""
+    return (
+        f"For instance **{numbers[0]}**: computed from rows in {rows} by the claim "
+        f"`{claim.study}/{claim.name}`, which {_verdict(claim)}."
+    )
+
+
+def _converted(deck: Sequence[Slide], target: str) -> Any:
+    """The deck with its Markdown, which is every string, as `target`; links are only text."""
+    texts: dict[str, str] = {}
+
+    def mapped(value: Any, done: dict[str, str] | None) -> Any:
+        if isinstance(value, str):
+            texts.setdefault(value, _LINK.sub(r"\1", _REFERENCE.sub(r"\1 of the paper", value)))
+            return done[value] if done else value
+        if isinstance(value, dict):
+            return {key: mapped(entry, done) for key, entry in value.items()}
+        return [mapped(v, done) for v in value] if isinstance(value, list | tuple) else value
+
+    mapped(deck, None)
+    converted = pandoc.convert_inline(list(texts.values()), target)
+    return mapped(deck, dict(zip(texts, converted, strict=True)))
