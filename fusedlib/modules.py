@@ -10,7 +10,14 @@ from torch.nn.functional import silu
 
 from fusedlib.arguments import require_number, require_size, require_tensors
 from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.fused import LINEAR_FORWARDS, PACKED_MLP, Fused, hooked, plain_weights, unpack
+from fusedlib.fused import (
+    LINEAR_FORWARDS,
+    PACKED_MLP,
+    Fused,
+    has_hooks,
+    plain_weights,
+    unpack_earlier_checkpoint,
+)
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
 from fusedlib.norms import rms_norm
@@ -78,7 +85,7 @@ class SwiGLUMLP(nn.Module):
         return f"{sizes}, save={self.save!r}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        unpack(self, PACKED_MLP, state_dict, prefix)
+        unpack_earlier_checkpoint(self, PACKED_MLP, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -125,7 +132,7 @@ class Linear(nn.Linear):
                 raise TypeError(
                     f"the {name} is a {type(held).__qualname__}, not a torch.nn.Parameter"
                 )
-        if "forward" in vars(module) or hooked(module):
+        if "forward" in vars(module) or has_hooks(module):
             raise TypeError("the layer has hooks or a forward of its own, which would be lost")
         made = cls(module.in_features, module.out_features, module.bias is not None, "meta")
         made.weight, made.bias = module.weight, module.bias

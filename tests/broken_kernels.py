@@ -89,7 +89,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     A plan's new matrices are NaN: memory that the right kernels wrote before may hold their
     results, so that a gradient which nobody writes would look right.
     """
-    monkeypatch.setattr(binaries, "_FOUND", {})
+    monkeypatch.setattr(binaries, "_LOADED", {})
     monkeypatch.setattr(route, "_PLANS", {})
 
     def allocator(device):
@@ -132,10 +132,10 @@ def without_scales(monkeypatch) -> None:
     """Split factors whose lines' words say nothing."""
     from fusedlib.kernels.split import parts
 
-    split_factor = parts.Splitting.__call__
+    split_factor = parts.FactorSplitter.__call__
 
     def broken(self, source, below=None):
         found, words = split_factor(self, source, below)
         return found, words * 0
 
-    monkeypatch.setattr(parts.Splitting, "__call__", broken)
+    monkeypatch.setattr(parts.FactorSplitter, "__call__", broken)

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.kernels.host.first_order import untransformed
+from fusedlib.kernels.host.first_order import refuses_transforms
 from fusedlib.kernels.host.operator import operator
-from fusedlib.kernels.linear_cross_entropy import compute, fill_scaled, plan
+from fusedlib.kernels.linear_cross_entropy import fill_scaled, losses_and_gradients, plan
 
-_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
@@ -55,7 +55,7 @@ def linear_cross_entropy(
             # Over no tokens 1/0 stays where ignored rows do not see it.
             none = total == 0
             scale, factor = scale.masked_fill(~none, 1), scale.masked_fill(none, 1)
-    losses, *gradients = compute(
+    losses, *gradients = losses_and_gradients(
         hidden, weight, bias, target, token_weights, scale, ignore_index, label_smoothing, z_loss,
         memory, tuple(wants),
     )  # fmt: skip
@@ -72,7 +72,7 @@ def linear_cross_entropy_by_token(
     _check_targets(target, target != ignore_index, weight.shape[0])
     one = torch.ones((), dtype=torch.float32, device=hidden.device)
     nothing = False, False, False
-    return compute(
+    return losses_and_gradients(
         hidden, weight, bias, target, None, one, ignore_index, label_smoothing, z_loss, memory,
         nothing,
     )[0]  # fmt: skip
@@ -122,7 +122,7 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> No
     ctx.save_for_backward(*output[1:])
 
 
-@untransformed
+@refuses_transforms
 def _gradients(ctx: Any, upstream: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
     """Those of hidden, weight and bias."""
     if any(other is not None for other in others):
@@ -134,17 +134,17 @@ def _gradients(ctx: Any, upstream: Tensor | None, *others: Tensor | None) -> tup
     factor, *kept = ctx.saved_tensors
     factor = factor * upstream
     found = [
-        _finished(ctx, d, factor) if want else None
+        _scaled_gradient(ctx, d, factor) if want else None
         for d, want in zip(kept, ctx.needs_input_grad[:3], strict=True)
     ]
     return *found, *(None,) * 8
 
 
-def _finished(ctx: Any, kept: Tensor, factor: Tensor) -> Tensor:
+def _scaled_gradient(ctx: Any, kept: Tensor, factor: Tensor) -> Tensor:
     """factor · kept in the inputs' dtype, over what was kept if it may be."""
     watched = type(kept) is not Tensor or torch._C._len_torch_dispatch_stack()
     watched = watched or torch.is_grad_enabled()  # somebody may differentiate the result again
-    if watched or not ctx.own or kept.dtype != ctx.dtype or _keeps_graph():
+    if watched or not ctx.own or kept.dtype != ctx.dtype or _retains_graph():
         return scaled(kept, factor, ctx.dtype)
     kept = kept.detach()
     return fill_scaled(kept, kept, factor)
@@ -155,7 +155,7 @@ def _set_up_by_token(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.settings = inputs[4:]
 
 
-@untransformed
+@refuses_transforms
 def _gradients_by_token(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
     hidden, weight, bias, target = ctx.saved_tensors
     wants = list(ctx.needs_input_grad[:3])

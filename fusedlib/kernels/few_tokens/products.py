@@ -9,26 +9,26 @@ from torch import Tensor
 
 from fusedlib.kernels.few_tokens import kernels
 from fusedlib.kernels.host import products as plain
-from fusedlib.kernels.host.kinds import Kind
-from fusedlib.kernels.host.launch import Launch, allocator, laid_out
-from fusedlib.kernels.host.products import Gradients, Wants
+from fusedlib.kernels.host.launch import Launch, allocator, contiguous_layout
+from fusedlib.kernels.host.problem import MLPProblem
+from fusedlib.kernels.host.products import Gradients, WantedGradients
 from fusedlib.kernels.swiglu_configs import FEW_TOKENS
 
 
 class Products(plain.Products):
     """Of one MLP, even sizes: y by one launch, up to FEW_TOKENS tokens; the gradients by another.
 
-    At most 256 tokens (`route.most_few_gradients`), so that there are few launches to keep.
+    At most 256 tokens (`route.max_one_launch_tokens`), so that there are few launches to keep.
     """
 
-    def __init__(self, kind: Kind, new: Callable[..., Tensor] | None = None) -> None:
+    def __init__(self, kind: MLPProblem, new: Callable[..., Tensor] | None = None) -> None:
         super().__init__()
         self._device, self._dtype = kind.device, kind.dtype
         _, self._hidden, self._inner = kind.sizes
         self._up_row = 0 if kind.pair else kind.inner
         self._new = new or allocator(kind.device)
-        self._w_gate_up = laid_out((2 * kind.inner, kind.hidden), kind.dtype)
-        self._w_down = laid_out((kind.hidden, kind.inner), kind.dtype)
+        self._w_gate_up = contiguous_layout((2 * kind.inner, kind.hidden), kind.dtype)
+        self._w_down = contiguous_layout((kind.hidden, kind.inner), kind.dtype)
         self._launches: dict[Hashable, Launch] = {}
 
     def output(self, h: Tensor, w_down: Tensor, like: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Products(plain.Products):
         return y
 
     def gradients(
-        self, wants: Wants, pair: bool, held: list[Tensor | None], upstream: Tensor,
+        self, wants: WantedGradients, pair: bool, held: list[Tensor | None], upstream: Tensor,
         x: Tensor | None, w_gate: Tensor | None, w_up: Tensor | None,
     ) -> Gradients:  # fmt: skip
         """Those of d_x, of upstream's shape, d_w_gate, d_w_up and d_w_down that are wanted; both of

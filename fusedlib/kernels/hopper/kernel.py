@@ -27,17 +27,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fusedlib.kernels.hopper.epilogue import barrier, epilogue, fetch, fetch_gates
-from fusedlib.kernels.hopper.launch import HopperLaunch, Roles
-from fusedlib.kernels.hopper.tiles import corner, units
+from fusedlib.kernels.hopper.launch import HopperLaunch, WarpRoles
+from fusedlib.kernels.hopper.tiles import count_units, unit_corner
 from fusedlib.kernels.host.launch import multiprocessors
 
 # Three warpgroups share 504 registers a thread: consumers need 154; the epilogue with 168 spilled
 # 48 bytes. Groups of 16 instead of 8 gain up to 1.4 % of the forward, nothing in the backward.
-FORWARD = Roles(160, 184, group_m=16)
-BACKWARD = Roles(160, 184)
+FORWARD = WarpRoles(160, 184, group_m=16)
+BACKWARD = WarpRoles(160, 184)
 # The backward's epilogue takes gate and up out of shared memory a part ahead: a gain of 2.5 % at a
 # hidden size of 2048, a loss of up to 1 % from 4096 on.
-SHORT_SUM = 2048
+MAX_HIDDEN_TO_PREFETCH = 2048
 
 
 @gluon.jit
@@ -66,9 +66,9 @@ def _produce(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     stage, phase = 0, 1
     for pieces in gl.static_range(1, 3):
-        end = units(tokens, inner, FORWARD, pieces)
+        end = count_units(tokens, inner, FORWARD, pieces)
         for unit in range(gl.program_id(0), end, gl.num_programs(0)):
-            row, column = corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
+            row, column = unit_corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
             for k in range(0, hidden, K):
                 mbarrier.wait(empty.index(stage), phase)
                 _produce_block(
@@ -110,7 +110,7 @@ def _multiply(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _halves(block, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
+def _left_and_right(block, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
     """Left and right half of a [HEIGHT, WIDTH] block, in its threads' own registers."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH // 2, 16])
     left, right = block.reshape([HEIGHT, 2, WIDTH // 2]).permute((0, 2, 1)).split()
@@ -118,16 +118,16 @@ def _halves(block, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):  # type: ignore[n
 
 
 @gluon.jit
-def _hand_over(acc, handed, GROUP: gl.constexpr, PIECES: gl.constexpr):  # type: ignore[no-untyped-def]
+def _store_product(acc, handed, GROUP: gl.constexpr, PIECES: gl.constexpr):  # type: ignore[no-untyped-def]
     """In chunks of 64 columns."""
     dtype: gl.constexpr = handed.dtype
-    left, right = _halves(acc, 64, 256 // PIECES)
+    left, right = _left_and_right(acc, 64, 256 // PIECES)
     if PIECES == 2:
         handed.index(4 * GROUP).store(left.to(dtype))
         handed.index(4 * GROUP + 1).store(right.to(dtype))
     else:
-        chunk_0, chunk_1 = _halves(left, 64, 128)
-        chunk_2, chunk_3 = _halves(right, 64, 128)
+        chunk_0, chunk_1 = _left_and_right(left, 64, 128)
+        chunk_2, chunk_3 = _left_and_right(right, 64, 128)
         handed.index(4 * GROUP).store(chunk_0.to(dtype))
         handed.index(4 * GROUP + 1).store(chunk_1.to(dtype))
         handed.index(4 * GROUP + 2).store(chunk_2.to(dtype))
@@ -141,20 +141,20 @@ def _consume(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     stage, phase, turn = 0, 0, 1
     for pieces in gl.static_range(1, 3):
-        end = units(tokens, inner, FORWARD, pieces)
+        end = count_units(tokens, inner, FORWARD, pieces)
         for _ in range(gl.program_id(0), end, gl.num_programs(0)):
             acc, stage, phase = _multiply(
                 a_ring, b_ring, full, empty, hidden, stage, phase, FORWARD, pieces, GROUP, K, STAGES
             )
             mbarrier.wait(free.index(GROUP), turn)
-            _hand_over(acc, handed, GROUP, pieces)
+            _store_product(acc, handed, GROUP, pieces)
             barrier()
             mbarrier.arrive(done.index(GROUP))
             turn ^= 1
 
 
 @gluon.jit
-def _shared(  # type: ignore[no-untyped-def]
+def _allocate_shared(  # type: ignore[no-untyped-def]
     a, b, FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr
 ):
     """The rings of both factors, what is handed over, and the barriers of each."""
@@ -192,7 +192,7 @@ def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
     """Forward: x, w_gate, w_up to h and, with STORE, gate_up; up begins at row `up_row` of w_up.
     Backward: dy, w_down, gate_up to d_gate_up and, with STORE, h.
     """
-    a_ring, b_ring, handed, full, empty, done, free, fetched, arrived, taken = _shared(
+    a_ring, b_ring, handed, full, empty, done, free, fetched, arrived, taken = _allocate_shared(
         a, b, FORWARD, K, STAGES
     )
     gl.warp_specialize(
@@ -228,13 +228,18 @@ def backward_launch(dy: Tensor, inner: int, store: bool) -> HopperLaunch:
 
     It takes dy, w_down, gate_up, d_gate_up, h; d_gate_up may be gate_up, h is written if stored.
     """
-    k, ahead = BACKWARD.block_k, dy.shape[1] <= SHORT_SUM
+    k, ahead = BACKWARD.block_k, dy.shape[1] <= MAX_HIDDEN_TO_PREFETCH
     blocks = [[128, k], [k, 128], [32, 64]]
     return _launch(BACKWARD, blocks, dy, inner, 0, FORWARD=False, STORE=store, AHEAD=ahead)
 
 
 def _launch(
-    config: Roles, blocks: list[list[int]], like: Tensor, inner: int, up_row: int, **variant: bool
+    config: WarpRoles,
+    blocks: list[list[int]],
+    like: Tensor,
+    inner: int,
+    up_row: int,
+    **variant: bool,
 ) -> HopperLaunch:
     scalars, programs = (*like.shape, inner, up_row), multiprocessors(like.device)
     return HopperLaunch(_hopper_swiglu_kernel, config, programs, blocks, scalars, variant)

@@ -21,15 +21,21 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fusedlib.kernels.host.binaries import Binary
-from fusedlib.kernels.host.launch import Launch, _stream, _watched, bind_context, current_index
+from fusedlib.kernels.host.launch import (
+    Launch,
+    _has_launch_hooks,
+    _stream,
+    bind_context,
+    current_index,
+)
 
 # Kept by looks, and by address for a matrix of a launch: the allocator gives few addresses, over
 # and over; in a model, a few for every layer.
-MOST_MAPS = 4096
+MAX_CACHED_MAPS = 4096
 
 
 @dataclass(frozen=True)
-class Roles:
+class WarpRoles:
     """How a kernel is cut whose warps have roles, and the registers of those.
 
     A ring of `stages` blocks, `block_k` of the sum each; `group_m` row tiles share their blocks of
@@ -52,7 +58,7 @@ class Roles:
 
 
 @dataclass(frozen=True)
-class _Base:
+class _DescriptorBase:
     """As much of a tensor as a descriptor asks for: the descriptor must not keep it alive."""
 
     address: int
@@ -66,7 +72,7 @@ class HopperLaunch(Launch):
     """A `Launch` whose first matrices, as many as there are blocks, come by TMA."""
 
     def __init__(
-        self, kernel: Any, config: Roles, programs: int, blocks: list[list[int]],
+        self, kernel: Any, config: WarpRoles, programs: int, blocks: list[list[int]],
         scalars: tuple[int, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
         super().__init__(kernel, config, (programs, 1, 1), blocks, scalars, constants)
@@ -75,7 +81,7 @@ class HopperLaunch(Launch):
 
     def __call__(self, *matrices: Tensor) -> None:
         """As any `Launch`; past Triton's wrapper where that is known."""
-        if self._inner is None or current_index() != self._index or _watched():
+        if self._inner is None or current_index() != self._index or _has_launch_hooks():
             return super().__call__(*matrices)
         operands: list[Any] = []
         for place, kept in enumerate(self._encoded):
@@ -87,7 +93,7 @@ class HopperLaunch(Launch):
 
     def _take(self, binary: Binary) -> None:
         super()._take(binary)
-        self._inner = unwrapped(self._run)
+        self._inner = unwrap_launcher(self._run)
 
     def _encode(self, place: int, matrix: Tensor) -> list[Any]:
         """What the C function wants of a matrix: its map, shape and strides."""
@@ -97,12 +103,12 @@ class HopperLaunch(Launch):
         block, known = self.blocks[place], self._inner[1][place]
         address = matrix.data_ptr()
         key = address, matrix.dtype, matrix.shape, matrix.stride(), *block  # all that a map holds
-        made = _ENCODED.get(key)
+        made = _TENSOR_MAPS.get(key)
         if made is None:
             bind_context()
             made = make_tensordesc_arg(_descriptor(matrix, block), known)
-            _keep(_ENCODED, key, made)
-        _keep(self._encoded[place], address, made)
+            _cache(_TENSOR_MAPS, key, made)
+        _cache(self._encoded[place], address, made)
         return made
 
     def _described(self, *matrices: Tensor) -> tuple[Any, ...]:
@@ -110,21 +116,24 @@ class HopperLaunch(Launch):
 
 
 # By looks, for all launches.
-_ENCODED: dict[Hashable, list[Any]] = {}
+_TENSOR_MAPS: dict[Hashable, list[Any]] = {}
 
 
 def _descriptor(matrix: Tensor, block: list[int]) -> TensorDescriptor:
-    base, layout = _Base(matrix.data_ptr(), matrix.dtype), block_layout(block, matrix.dtype)
+    base, layout = (
+        _DescriptorBase(matrix.data_ptr(), matrix.dtype),
+        block_layout(block, matrix.dtype),
+    )
     return TensorDescriptor(base, list(matrix.shape), list(matrix.stride()), block, layout)
 
 
-def _keep(kept: dict[Any, Any], key: Hashable, made: Any) -> None:
-    if len(kept) >= MOST_MAPS:
+def _cache(kept: dict[Any, Any], key: Hashable, made: Any) -> None:
+    if len(kept) >= MAX_CACHED_MAPS:
         kept.clear()
     kept[key] = made
 
 
-def unwrapped(run: Any) -> tuple[Callable[..., None], list[Any]] | None:
+def unwrap_launcher(run: Any) -> tuple[Callable[..., None], list[Any]] | None:
     """The C function below Triton 3.6's `wrap_handle_tensordesc`, and what is known of each map.
 
     None where `run` is not that wrapper, as in other releases.

@@ -20,19 +20,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fusedlib.kernels.host.ahead import build_for_training
 from fusedlib.kernels.host.first_order import first_order
 from fusedlib.kernels.host.launch import current_device
-from fusedlib.kernels.host.plan import Plan, settled
-from fusedlib.kernels.host.products import Gradients, Products, Wants
-from fusedlib.kernels.host.route import current
+from fusedlib.kernels.host.plan import Plan, contiguous_and_aligned
+from fusedlib.kernels.host.prebuild import build_for_training
+from fusedlib.kernels.host.products import Gradients, Products, WantedGradients
+from fusedlib.kernels.host.route import plan_at_current_precision
 
-Saved = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+SavedTensors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+_retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-class Steps(Protocol):
+class BackwardSteps(Protocol):
     """What a backward pass is made of: those of a `Plan`, or as registered operators."""
 
     @property
@@ -55,10 +55,10 @@ class Steps(Protocol):
         """d(gate|up) and h."""
 
 
-def kept(
-    wants: Wants, save: bool, x: Tensor,
+def tensors_to_save(
+    wants: WantedGradients, save: bool, x: Tensor,
     w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, gate_up: Tensor | None,
-) -> Saved:  # fmt: skip
+) -> SavedTensors:  # fmt: skip
     """What the wanted gradients (of x, w_gate, w_up, w_down) need; None for what they do not."""
     wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
     of_weights = wants_w_gate or wants_w_up
@@ -73,15 +73,19 @@ def kept(
 
 
 def gradients(
-    steps: Steps, wants: Wants, saved: list[Tensor | None], upstream: Tensor, in_place: bool
+    steps: BackwardSteps,
+    wants: WantedGradients,
+    saved: list[Tensor | None],
+    upstream: Tensor,
+    in_place: bool,
 ) -> Gradients:
     """d_x, d_w_gate, d_w_up and d_w_down, each if wanted; d_w_gate of a packed weight is whole.
 
     Args:
         steps: what computes them.
         wants: which of the four.
-        saved: what `kept` gave. gate|up is taken out of the list, so that nobody holds its memory
-            any longer.
+        saved: what `tensors_to_save` gave. gate|up is taken out of the list, so that nobody holds
+            its memory any longer.
         upstream: dy (..., hidden), or dh (..., inner) where there is no w_down.
         in_place: gate|up may be overwritten; one computed again always may.
     """
@@ -118,9 +122,9 @@ class SwiGLUFunction(torch.autograd.Function):
         ctx.plan = plan
         if plan.cold and w_down is not None:
             build_for_training(plan, "gate_up" if save else "input")
-        y, gate_up = compute(x, w_gate, w_up, w_down, save, plan)
+        y, gate_up = run_forward(x, w_gate, w_up, w_down, save, plan)
         ctx.wants = wants = ctx.needs_input_grad[:4]
-        saved = kept(wants, save, x, w_gate, w_up, w_down, gate_up)
+        saved = tensors_to_save(wants, save, x, w_gate, w_up, w_down, gate_up)
         # An attribute is out of every hook's sight, so that backward may write over it.
         ctx.own = saved[4] if _default_hooks(False) is None else None
         ctx.kept_own = ctx.own is not None
@@ -134,17 +138,17 @@ class SwiGLUFunction(torch.autograd.Function):
         x, w_gate, w_up, w_down, gate_up = ctx.saved_tensors  # raises where they are freed already
         in_place = False
         if ctx.kept_own:
-            gate_up, in_place = ctx.own, not _keeps_graph()
+            gate_up, in_place = ctx.own, not _retains_graph()
             if gate_up is None:
                 raise RuntimeError("backward ran a second time; the first wants retain_graph=True")
             if in_place:
                 ctx.own = None
         plan = ctx.plan
         if upstream.dtype == torch.float32:
-            plan = current(plan, upstream)
+            plan = plan_at_current_precision(plan, upstream)
         # dy may have any strides, and the memory of a saved tensor can have been exchanged
         # (`tensor.data = ...`), which torch does not notice.
-        dy, *others = settled(upstream, x, w_gate, w_up, w_down, gate_up)
+        dy, *others = contiguous_and_aligned(upstream, x, w_gate, w_up, w_down, gate_up)
         saved = [*others]
         del gate_up, others
         assert dy is not None
@@ -152,10 +156,10 @@ class SwiGLUFunction(torch.autograd.Function):
 
 
 # Without `Function.apply`'s own look at torch.func, whose transforms are sent elsewhere before.
-apply: Callable[..., Tensor] = super(torch.autograd.Function, SwiGLUFunction).apply
+apply_swiglu: Callable[..., Tensor] = super(torch.autograd.Function, SwiGLUFunction).apply
 
 
-def compute(
+def run_forward(
     x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, save: bool, plan: Plan
 ) -> tuple[Tensor, Tensor | None]:
     """y (..., hidden), or h where w_down is None, and gate|up (tokens, 2·inner) if saved.
@@ -164,6 +168,6 @@ def compute(
     """
     if plan.fits(x, w_gate, w_up, w_down):
         return plan.forward(x, w_gate, w_up, w_down, save)
-    here: tuple[Any, ...] = settled(x, w_gate, w_up, w_down)
+    here: tuple[Any, ...] = contiguous_and_aligned(x, w_gate, w_up, w_down)
     with current_device(x):
         return plan.forward(here[0], here[1], here[2], here[3], save)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import triton
 
-MOST_THREADS = 16  # the front end of the compiler is Python's, one thread at a time
+MAX_COMPILER_THREADS = 16  # the front end of the compiler is Python's, one thread at a time
 
 
 class Binary(NamedTuple):
@@ -27,41 +27,41 @@ class Binary(NamedTuple):
     head: tuple[Any, ...]
 
 
-_FOUND: dict[Hashable, Future[Binary]] = {}
-_AHEAD: dict[Hashable, Future[Any]] = {}
+_LOADED: dict[Hashable, Future[Binary]] = {}
+_COMPILING: dict[Hashable, Future[Any]] = {}
 _LOCK = Lock()
 
 
-def kept(key: Hashable, compiled: Callable[[], Any]) -> Binary:
+def cached_binary(key: Hashable, compiled: Callable[[], Any]) -> Binary:
     """The binary of that key; `compiled()` gives Triton's, where nobody has built it before.
 
     Called with the device current that it is loaded on. Another thread that wants the same waits.
     """
     with _LOCK:
-        found, ahead = _FOUND.get(key), _AHEAD.pop(key, None)
+        found, ahead = _LOADED.get(key), _COMPILING.pop(key, None)
         own = found is None
         if found is None:
-            found = _FOUND[key] = Future()
+            found = _LOADED[key] = Future()
     if own:
         try:
-            found.set_result(_loaded(compiled() if ahead is None else ahead.result()))
+            found.set_result(_load(compiled() if ahead is None else ahead.result()))
         except BaseException as error:
-            del _FOUND[key]
+            del _LOADED[key]
             found.set_exception(error)
             raise
     return found.result()
 
 
-def ahead(key: Hashable, compiled: Callable[[], Any]) -> None:
-    """Compile in another thread, for `kept` to load, unless that was done before."""
+def compile_in_background(key: Hashable, compiled: Callable[[], Any]) -> None:
+    """Compile in another thread, for `cached_binary` to load, unless that was done before."""
     with _LOCK:
-        if key not in _FOUND and key not in _AHEAD:
-            _AHEAD[key] = _pool().submit(_with_launcher, compiled)
+        if key not in _LOADED and key not in _COMPILING:
+            _COMPILING[key] = _pool().submit(_with_launcher, compiled)
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS), "fusedlib-compile")
+    return ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILER_THREADS), "fusedlib-compile")
 
 
 def _with_launcher(compiled: Callable[[], Any]) -> Any:
@@ -75,8 +75,8 @@ def _with_launcher(compiled: Callable[[], Any]) -> Any:
     return made
 
 
-def _loaded(made: Any) -> Binary:
-    """No metadata and no hooks: `launch._watched` sees to those who want them.
+def _load(made: Any) -> Binary:
+    """No metadata and no hooks: `launch._has_launch_hooks` sees to those who want them.
 
     `run` looks for scratch memory at every call, 2 µs; these kernels have none, and 3.6 lets us
     past it.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
 from fusedlib.kernels.host import flops
-from fusedlib.kernels.host.first_order import NO_SECOND
+from fusedlib.kernels.host.first_order import NO_SECOND_DERIVATIVE
 
 
 def operator(name: str, *, last: bool = False) -> Callable[[Callable[..., Any]], Any]:
@@ -38,10 +38,10 @@ def operator(name: str, *, last: bool = False) -> Callable[[Callable[..., Any]],
 
 
 def _no_gradient(*_: Any) -> None:
-    raise RuntimeError(NO_SECOND)
+    raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
-class Direct(torch.autograd.Function):
+class DirectFunction(torch.autograd.Function):
     """A `Function` that plain eager code calls by `direct`, with all its arguments."""
 
     @classmethod

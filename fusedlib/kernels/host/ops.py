@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from fusedlib.kernels import split
-from fusedlib.kernels.host.autograd import compute, gradients, kept
+from fusedlib.kernels.host.autograd import gradients, run_forward, tensors_to_save
 from fusedlib.kernels.host.launch import current_device
 from fusedlib.kernels.host.operator import operator
-from fusedlib.kernels.host.plan import settled
-from fusedlib.kernels.host.products import TORCH, Products, Wants
-from fusedlib.kernels.host.route import plan_of, splits
+from fusedlib.kernels.host.plan import contiguous_and_aligned
+from fusedlib.kernels.host.products import TORCH_PRODUCTS, Products, WantedGradients
+from fusedlib.kernels.host.route import may_split, plan_for
 
-DTYPES = torch.bfloat16, torch.float16, torch.float32
+KERNEL_DTYPES = torch.bfloat16, torch.float16, torch.float32
 
 
 def _check(name: str, matrix: Tensor, shape: tuple[int | str, int | str], like: Tensor) -> None:
@@ -33,8 +33,8 @@ def _check(name: str, matrix: Tensor, shape: tuple[int | str, int | str], like: 
     )
     if not fits or (str(shape[0]).startswith("2·") and matrix.shape[0] % 2):
         raise ValueError(f"{name} must be {wanted}, got {tuple(matrix.shape)}")
-    if matrix.dtype != like.dtype or matrix.dtype not in DTYPES:
-        known = ", ".join(map(str, DTYPES))
+    if matrix.dtype != like.dtype or matrix.dtype not in KERNEL_DTYPES:
+        known = ", ".join(map(str, KERNEL_DTYPES))
         raise ValueError(f"{name} must be {like.dtype}, one of {known}; got {matrix.dtype}")
     if matrix.device != like.device:
         raise ValueError(f"{name} must be on {like.device}, got {matrix.device}")
@@ -51,8 +51,8 @@ def _forward(
         _check("w_up", w_up, (w_gate.shape[0], x.shape[1]), x)
     if w_down is not None:
         _check("w_down", w_down, (x.shape[1], _wide(w_gate, w_up) // 2), x)
-    plan = plan_of(x, w_gate, w_up, w_down)
-    output, gate_up = compute(x, w_gate, w_up, w_down, save, plan)
+    plan = plan_for(x, w_gate, w_up, w_down)
+    output, gate_up = run_forward(x, w_gate, w_up, w_down, save, plan)
     return output, x.new_empty(0, 0) if gate_up is None else gate_up
 
 
@@ -118,8 +118,8 @@ def swiglu_backward(
     x, w_gate_up = (
         gate_up.new_empty(()).expand(s) for s in ((tokens, hidden), (2 * inner, hidden))
     )
-    plan = plan_of(x, w_gate_up, None, w_down)
-    here: tuple[Any, ...] = settled(upstream, w_down, gate_up)
+    plan = plan_for(x, w_gate_up, None, w_down)
+    here: tuple[Any, ...] = contiguous_and_aligned(upstream, w_down, gate_up)
     with current_device(gate_up):
         results = plan.differentiate(here[0], here[1], here[2], output, False)
     d_gate_up, h = (gate_up.new_empty(0, 0) if r is None else r for r in results)
@@ -179,10 +179,10 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) ->
     ctx.pair = w_up is not None
     ctx.set_materialize_grads(False)  # gate|up has no gradient: zeros would cost its size
     down = w_down[0] if w_down else None
-    ctx.save_for_backward(*kept(_wants(ctx), save, x, w_gate, w_up, down, output[1]))
+    ctx.save_for_backward(*tensors_to_save(_wants(ctx), save, x, w_gate, w_up, down, output[1]))
 
 
-def _wants(ctx: Any) -> Wants:
+def _wants(ctx: Any) -> WantedGradients:
     wants_x, wants_w_gate, wants_w_up, *wants_w_down = ctx.needs_input_grad[:-1]
     return wants_x, wants_w_gate, wants_w_up, any(wants_w_down)
 
@@ -191,7 +191,7 @@ def _gradients(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Any
     given = len(ctx.needs_input_grad)
     if upstream is None:
         return (None,) * given
-    steps = _Registered(split.PRODUCTS if splits(upstream) else TORCH, ctx.pair)
+    steps = _Registered(split.SPLIT_PRODUCTS if may_split(upstream) else TORCH_PRODUCTS, ctx.pair)
     # Saved tensors are read once: activation checkpointing allows no more.
     results = gradients(steps, _wants(ctx), list(ctx.saved_tensors), upstream, False)
     return *results[: given - 1], None

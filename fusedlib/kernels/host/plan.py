@@ -17,9 +17,9 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from fusedlib.kernels import swiglu
-from fusedlib.kernels.host.kinds import APART, ROLES, TILES, Kind, Ways
-from fusedlib.kernels.host.launch import MOST_LAUNCHES, Launch, allocator, current_index
-from fusedlib.kernels.host.products import Products, matrix
+from fusedlib.kernels.host.launch import MAX_CACHED_LAUNCHES, Launch, allocator, current_index
+from fusedlib.kernels.host.problem import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem, Route
+from fusedlib.kernels.host.products import Products, as_matrix
 from fusedlib.kernels.swiglu_configs import FEW_TOKENS
 
 
@@ -37,7 +37,11 @@ class Plan:
     """
 
     def __init__(
-        self, kind: Kind, ways: Ways, products: Products, new: Callable[..., Tensor] | None = None
+        self,
+        kind: MLPProblem,
+        ways: Route,
+        products: Products,
+        new: Callable[..., Tensor] | None = None,
     ) -> None:
         self.kind, self.path, self.products, self.pair = kind, ways.path, products, kind.pair
         self._forward, self._backward = ways.forward, ways.backward
@@ -83,8 +87,8 @@ class Plan:
     ) -> tuple[Tensor, Tensor | None]:
         """h (tokens, inner), and gate|up (tokens, 2·inner) if saved."""
         if self._matrices:
-            x = matrix(x)
-        if self._forward == APART:
+            x = as_matrix(x)
+        if self._forward == UNFUSED:
             both = self.products.gate_up(x, w_gate, w_up)
             _, activated = self.differentiate(None, None, both, True, False)
             assert activated is not None
@@ -96,7 +100,7 @@ class Plan:
         name = save, tokens
         launch = self._launches.get(name)
         of_up = w_gate if w_up is None else w_up
-        if self._forward == ROLES:
+        if self._forward == WARP_SPECIALIZED:
             try:
                 if launch is None:
                     by_roles = self._roles.forward_launch(x, self._inner, self._up_row, save)
@@ -107,7 +111,7 @@ class Plan:
                 return self.activate(x, w_gate, w_up, save)
         else:
             if launch is None:
-                by_tiles = swiglu.fwd_launch(matrix(x), self._inner, self._up_row, save)
+                by_tiles = swiglu.fwd_launch(as_matrix(x), self._inner, self._up_row, save)
                 launch = self._keep(name, by_tiles)
             launch(x, w_gate, of_up, h, stored)
         return h, gate_up
@@ -128,8 +132,8 @@ class Plan:
         gradient, product = upstream is not None, w_down is not None and upstream is not None
         if upstream is not None and w_down is not None:
             if self._matrices:
-                upstream = matrix(upstream)
-            if self._backward == APART:
+                upstream = as_matrix(upstream)
+            if self._backward == UNFUSED:
                 upstream, product = self.products.dh(upstream, w_down), False
         tokens = gate_up.shape[0]
         d_gate_up = h = None
@@ -143,7 +147,7 @@ class Plan:
         if product:
             assert upstream is not None and w_down is not None
             matrices = upstream, w_down, gate_up, gate_up, target, stored
-            if self._backward == ROLES:
+            if self._backward == WARP_SPECIALIZED:
                 matrices = upstream, w_down, gate_up, target, target if h is None else h
         else:
             dh = gate_up if upstream is None else upstream
@@ -153,7 +157,7 @@ class Plan:
             try:
                 self._start(variant, tokens, matrices)
             except TritonError as error:
-                if not product or self._backward != ROLES:
+                if not product or self._backward != WARP_SPECIALIZED:
                     raise
                 self._take_tiles(error)
                 return self.differentiate(upstream, w_down, gate_up, output, in_place)
@@ -166,8 +170,8 @@ class Plan:
         launch = self._launches.get(name)
         if launch is None:
             product, _, output, _ = variant
-            first = matrix(matrices[0])
-            if product and self._backward == ROLES:
+            first = as_matrix(matrices[0])
+            if product and self._backward == WARP_SPECIALIZED:
                 launch = self._roles.backward_launch(first, self._inner, output)
             else:
                 launch = swiglu.bwd_launch(first, self._inner, variant)
@@ -176,10 +180,10 @@ class Plan:
 
     def _take_tiles(self, error: TritonError) -> None:
         """For good, where the kernels with roles do not compile."""
-        swiglu.do_without_roles(error)
+        swiglu.disable_hopper_kernels(error)
         ways = self._forward, self._backward
-        self._forward, self._backward = (TILES if way == ROLES else way for way in ways)
-        self.path = self.path.replace(ROLES, TILES)
+        self._forward, self._backward = (TILED if way == WARP_SPECIALIZED else way for way in ways)
+        self.path = self.path.replace(WARP_SPECIALIZED, TILED)
         self._launches.clear()
 
     def _rows(self, tokens: int, width: int) -> Tensor:
@@ -187,23 +191,23 @@ class Plan:
 
     def _keep(self, name: Hashable, launch: Launch) -> Launch:
         """`name` is of a variant and the number of tokens."""
-        if len(self._launches) >= MOST_LAUNCHES:
+        if len(self._launches) >= MAX_CACHED_LAUNCHES:
             self._launches.clear()
         self._launches[name] = launch
         return launch
 
 
-def settled(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
+def contiguous_and_aligned(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
     """The operands, those copied that are not contiguous or do not begin at 16 bytes."""
     bits, whole = 0, True
     for operand in operands:
         if operand is not None:
             bits |= operand.data_ptr()
             whole = whole and operand.is_contiguous()
-    return operands if whole and not bits % 16 else tuple(map(_settled, operands))
+    return operands if whole and not bits % 16 else tuple(map(_contiguous_and_aligned, operands))
 
 
-def _settled(operand: Tensor | None) -> Tensor | None:
+def _contiguous_and_aligned(operand: Tensor | None) -> Tensor | None:
     if operand is None:
         return None
     whole = operand.contiguous()

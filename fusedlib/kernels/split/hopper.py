@@ -18,13 +18,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fusedlib.kernels.hopper.epilogue import fetch
-from fusedlib.kernels.hopper.launch import HopperLaunch, Roles
-from fusedlib.kernels.hopper.tiles import place
+from fusedlib.kernels.hopper.launch import HopperLaunch, WarpRoles
+from fusedlib.kernels.hopper.tiles import tile_position
 from fusedlib.kernels.host.launch import cdiv, multiprocessors
 from fusedlib.kernels.split.parts import TILE
 from fusedlib.kernels.swiglu_configs import architecture
 
-CONFIG = Roles(240, 24)
+CONFIG = WarpRoles(240, 24)
 SPAN = 16  # blocks
 
 
@@ -50,7 +50,7 @@ def _produce(  # type: ignore[no-untyped-def]
     b_low = gl.cdiv(n if B_TURNED else k, TILE) * TILE
     stage, phase = 0, 1
     for unit in range(gl.program_id(0), tiles * gl.cdiv(k, share), gl.num_programs(0)):
-        row_tile, column_tile = place(unit % tiles, row_tiles, column_tiles, GROUP_M)
+        row_tile, column_tile = tile_position(unit % tiles, row_tiles, column_tiles, GROUP_M)
         row, column = row_tile * TILE, column_tile * TILE
         begin = unit // tiles * share
         for start in range(begin, gl.minimum(begin + share, k), K):
@@ -131,7 +131,7 @@ def _consume(  # type: ignore[no-untyped-def]
                 if stage == STAGES:
                     stage, phase = 0, phase ^ 1
             total += acc
-        row_tile, column_tile = place(unit % tiles, row_tiles, column_tiles, GROUP_M)
+        row_tile, column_tile = tile_position(unit % tiles, row_tiles, column_tiles, GROUP_M)
         row, column = row_tile * TILE + first, column_tile * TILE
         result = c + (unit // tiles).to(gl.int64) * m * n
         _store(result, total, a_words, b_words, row, column, m, n, TILE // 4)
@@ -169,7 +169,7 @@ def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-def takes(like: Tensor) -> bool:
+def supports(like: Tensor) -> bool:
     """Whether this kernel runs on that tensor's device."""
     return like.is_cuda and architecture(like.device) == 90
 

@@ -30,12 +30,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels.host.launch import Launch, allocator, laid_out
+from fusedlib.kernels.host.launch import Launch, allocator, contiguous_layout
 
 # The parts are filled up with zeros to multiples of it, so that no product masks its loads.
 TILE = 128
 # Programs that look for the largest of columns, four a multiprocessor of an H200.
-LOOKING = 528
+SUMMARY_PROGRAMS = 528
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ INTERPRETED_ROWS, INTERPRETED_COLUMNS = Blocks(4, TILE, 512), Blocks(8, TILE, TI
 
 
 @triton.jit
-def _seen(largest, bits):  # type: ignore[no-untyped-def]
+def _line_summary(largest, bits):  # type: ignore[no-untyped-def]
     """Of a line: twice the biased exponent of its largest magnitude, plus 1 for bits beyond fp16's,
     of which `bits` has one if any element does.
     """
@@ -66,7 +66,7 @@ def _seen(largest, bits):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _word(seen):  # type: ignore[no-untyped-def]
+def _line_exponent(seen):  # type: ignore[no-untyped-def]
     """A line's word, and 2⁻ᵉ."""
     e = tl.maximum((seen >> 1) - 141, -126)
     scale = ((127 - e) << 23).to(tl.float32, bitcast=True)
@@ -94,7 +94,7 @@ def _block(source, below, i, j, rows, columns, stride, cut):  # type: ignore[no-
 
 
 @triton.jit
-def _looked(largest, bits, a):  # type: ignore[no-untyped-def]
+def _update_summary(largest, bits, a):  # type: ignore[no-untyped-def]
     """With a block a of its lines: the largest magnitudes so far, and the bits beyond fp16's.
 
     As integers magnitudes are in the same order, inf and nan above all numbers.
@@ -104,7 +104,7 @@ def _looked(largest, bits, a):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _put(parts, low, a, i, j, width, scale):  # type: ignore[no-untyped-def]
+def _store_parts(parts, low, a, i, j, width, scale):  # type: ignore[no-untyped-def]
     """Store both parts of a block, the low one `low` elements after the high one."""
     high, lower = _parts(a, scale)
     places = i.to(tl.int64)[:, None] * width + j[None, :]
@@ -125,16 +125,16 @@ def _split_rows_kernel(  # type: ignore[no-untyped-def]
     bits = tl.zeros_like(largest)
     for start in range(0, columns, WIDTH):
         a = _block(source, below, i, start + j, rows, columns, stride, cut)
-        largest, bits = _looked(largest, bits, a)
-    word, scale = _word(_seen(tl.max(largest, axis=1), tl.max(bits, axis=1)))
+        largest, bits = _update_summary(largest, bits, a)
+    word, scale = _line_exponent(_line_summary(tl.max(largest, axis=1), tl.max(bits, axis=1)))
     tl.store(words + i, word)
     for start in range(0, width, WIDTH):
         a = _block(source, below, i, start + j, rows, columns, stride, cut)
-        _put(parts, low, a, i, start + j, width, scale[:, None])
+        _store_parts(parts, low, a, i, start + j, width, scale[:, None])
 
 
 @triton.jit(do_not_specialize=("rows", "cut", "chunk"))
-def _look_at_columns_kernel(  # type: ignore[no-untyped-def]
+def _summarize_columns_kernel(  # type: ignore[no-untyped-def]
     source, below, seen, rows, columns, stride, cut, chunk,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -146,8 +146,8 @@ def _look_at_columns_kernel(  # type: ignore[no-untyped-def]
     for top in range(first, tl.minimum(first + chunk, rows), HEIGHT):
         i = top + tl.arange(0, HEIGHT)
         a = _block(source, below, i, j, rows, columns, stride, cut)
-        largest, bits = _looked(largest, bits, a)
-    found = _seen(tl.max(largest, axis=0), tl.max(bits, axis=0))
+        largest, bits = _update_summary(largest, bits, a)
+    found = _line_summary(tl.max(largest, axis=0), tl.max(bits, axis=0))
     tl.store(seen + nth.to(tl.int64) * tl.cdiv(columns, WIDTH) * WIDTH + j, found)
 
 
@@ -164,17 +164,17 @@ def _split_columns_kernel(  # type: ignore[no-untyped-def]
     for nth in range(1, chunks):
         other = tl.load(seen + nth * width + j)
         found = tl.maximum(found | (other & 1), other | (found & 1))
-    word, scale = _word(found)
+    word, scale = _line_exponent(found)
     if tile == 0:
         tl.store(words + j, word)
     low = (tall * TILE).to(tl.int64) * width
     for top in range(tile * TILE, (tile + 1) * TILE, HEIGHT):
         i = top + tl.arange(0, HEIGHT)
         a = _block(source, below, i, j, rows, columns, stride, cut)
-        _put(parts, low, a, i, j, width, scale[None, :])
+        _store_parts(parts, low, a, i, j, width, scale[None, :])
 
 
-class Splitting:
+class FactorSplitter:
     """Splits matrices like one: its sizes, strides and device.
 
     Args:
@@ -193,8 +193,8 @@ class Splitting:
         tall, wide = -(-rows // TILE), -(-columns // TILE)
         sizes, constants = (rows, columns, like.stride(0), cut), {"TILE": TILE}
         self._new = new or allocator(like.device)
-        self._parts = laid_out((2 * tall * TILE, wide * TILE), torch.float16)
-        self._words = laid_out(((wide if by_columns else tall) * TILE,), torch.int32)
+        self._parts = contiguous_layout((2 * tall * TILE, wide * TILE), torch.float16)
+        self._words = contiguous_layout(((wide if by_columns else tall) * TILE,), torch.int32)
         of_rows, of_columns = ROWS, COLUMNS
         if not like.is_cuda:
             of_rows, of_columns = INTERPRETED_ROWS, INTERPRETED_COLUMNS
@@ -204,11 +204,11 @@ class Splitting:
             grid = tall * TILE // config.height, 1, 1
             self._split = Launch(_split_rows_kernel, config, grid, (), sizes, constants)
             return
-        chunk = -(-tall * wide // LOOKING) * TILE
+        chunk = -(-tall * wide // SUMMARY_PROGRAMS) * TILE
         chunks = -(-rows // chunk)
-        self._seen = laid_out((chunks, wide * TILE), torch.int32)
+        self._seen = contiguous_layout((chunks, wide * TILE), torch.int32)
         self._look = Launch(
-            _look_at_columns_kernel, config, (chunks * wide, 1, 1), (), (*sizes, chunk), constants
+            _summarize_columns_kernel, config, (chunks * wide, 1, 1), (), (*sizes, chunk), constants
         )
         self._split = Launch(
             _split_columns_kernel, config, (tall * wide, 1, 1), (), (*sizes, chunks), constants

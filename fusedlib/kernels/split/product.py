@@ -31,15 +31,15 @@ from fusedlib.kernels.host.launch import (
     Launch,
     allocator,
     cdiv,
+    contiguous_layout,
     current_device,
     current_index,
-    laid_out,
+    misalignment,
     multiprocessors,
     rows_contiguous,
-    unaligned,
 )
-from fusedlib.kernels.split.parts import TILE, Splitting
-from fusedlib.kernels.swiglu import _place
+from fusedlib.kernels.split.parts import TILE, FactorSplitter
+from fusedlib.kernels.swiglu import _tile_position
 from fusedlib.kernels.swiglu_configs import Config, architecture
 
 try:
@@ -57,7 +57,7 @@ CONFIGS = {
 INTERPRETER = Config(64, 32, 64, 4, 1, group_m=2)  # fewer operations are faster there
 SPAN = 1024  # terms
 # Few results are shared among programs along the sum.
-MOST_SHARES, LEAST_SHARE = 4, 1024
+MAX_K_SPLITS, MIN_K_PER_SPLIT = 4, 1024
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def _part(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _low(parts, rows, columns, TURNED: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _low_part(parts, rows, columns, TURNED: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The low part of op(A) (rows, columns), and how wide the parts are stored."""
     row_tiles, column_tiles = tl.cdiv(rows, TILE), tl.cdiv(columns, TILE)
     width = (row_tiles if TURNED else column_tiles) * TILE
@@ -90,12 +90,12 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPAN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    row_tile, column_tile = _place(
+    row_tile, column_tile = _tile_position(
         tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M
     )
     row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
-    a_low, a_width = _low(a_high, m, k, A_TURNED, TILE)
-    b_low, b_width = _low(b_high, k, n, B_TURNED, TILE)
+    a_low, a_width = _low_part(a_high, m, k, A_TURNED, TILE)
+    b_low, b_width = _low_part(b_high, k, n, B_TURNED, TILE)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     total = tl.zeros_like(acc)
     begin = tl.multiple_of(tl.program_id(1) * share, BLOCK_K)
@@ -120,7 +120,7 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
     tl.store(c + i.to(tl.int64)[:, None] * n + j[None, :], total, mask=inside)
 
 
-class Product:
+class SplitProduct:
     """C = A B at the sizes, strides and device of two factors.
 
     Args:
@@ -140,12 +140,12 @@ class Product:
             m, k = k, m
         if doubled and turned[1]:
             n *= 2
-        self._split_a = Splitting(a, by_columns=turned[0], new=new)
-        self._split_b = Splitting(b, by_columns=not turned[1], new=new, doubled=doubled)
-        shares = shares_of(m, n, k, multiprocessors(a.device))
-        share = cdiv(k, shares * LEAST_SHARE) * LEAST_SHARE
+        self._split_a = FactorSplitter(a, by_columns=turned[0], new=new)
+        self._split_b = FactorSplitter(b, by_columns=not turned[1], new=new, doubled=doubled)
+        shares = choose_k_splits(m, n, k, multiprocessors(a.device))
+        share = cdiv(k, shares * MIN_K_PER_SPLIT) * MIN_K_PER_SPLIT
         shares = cdiv(k, share)
-        self._c = laid_out((m, n) if shares == 1 else (shares, m, n), torch.float32)
+        self._c = contiguous_layout((m, n) if shares == 1 else (shares, m, n), torch.float32)
         self._new = new or allocator(a.device)
         self._multiply = _launch(a, (m, n, k, share), turned)
 
@@ -163,7 +163,7 @@ class Product:
         return c.sum(0)
 
 
-def shares_of(m: int, n: int, k: int, programs: int) -> int:
+def choose_k_splits(m: int, n: int, k: int, programs: int) -> int:
     """Into how many shares the sum is cut, so that there is no last round of few tiles.
 
     In rounds of whole tiles; shares are written and read again, 8 bytes a result, by a launch more.
@@ -175,13 +175,13 @@ def shares_of(m: int, n: int, k: int, programs: int) -> int:
         more = (tiles / programs * 250 * shares + 300) / k if shares > 1 else 0
         return cdiv(tiles * shares, programs) / shares + more
 
-    return min(range(1, max(1, min(MOST_SHARES, k // LEAST_SHARE)) + 1), key=rounds)
+    return min(range(1, max(1, min(MAX_K_SPLITS, k // MIN_K_PER_SPLIT)) + 1), key=rounds)
 
 
 def _launch(
     like: Tensor, sizes: tuple[int, int, int, int], turned: tuple[bool, bool]
 ) -> Launch:  # fmt: skip
-    if hopper is not None and hopper.takes(like):
+    if hopper is not None and hopper.supports(like):
         return hopper.launch(like, sizes, turned)
     config = CONFIGS[architecture(like.device)] if like.is_cuda else INTERPRETER
     tiles = cdiv(sizes[0], config.block_m) * cdiv(sizes[1], config.block_n)
@@ -191,8 +191,8 @@ def _launch(
 
 
 # A product costs an H200's host 25 µs where it is kept, 75 where all is looked up anew, torch's 17.
-MOST_PRODUCTS = 4096  # varying sequence lengths make one each
-_PRODUCTS: dict[Any, Product] = {}
+MAX_CACHED_PRODUCTS = 4096  # varying sequence lengths make one each
+_PRODUCTS: dict[Any, SplitProduct] = {}
 
 
 def split_product(a: Tensor, b: Tensor) -> Tensor:
@@ -200,24 +200,24 @@ def split_product(a: Tensor, b: Tensor) -> Tensor:
 
     A factor stored transposed is taken as it lies; other strides are copied.
     """
-    turned = _turned(a), _turned(b)
+    turned = _is_stored_transposed(a), _is_stored_transposed(b)
     a, b = rows_contiguous(a.mT if turned[0] else a), rows_contiguous(b.mT if turned[1] else b)
     if a.is_cuda and current_index() != a.get_device():
         with current_device(a):
-            return stored_product(a, b, turned)
-    return stored_product(a, b, turned)
+            return split_product_of_stored(a, b, turned)
+    return split_product_of_stored(a, b, turned)
 
 
-def _turned(factor: Tensor) -> bool:
+def _is_stored_transposed(factor: Tensor) -> bool:
     return factor.stride(0) == 1 and factor.stride(1) != 1
 
 
-def stored_product(
+def split_product_of_stored(
     a: Tensor, b: Tensor, turned: tuple[bool, bool], below: Tensor | None = None
 ) -> Tensor:
     """The same of factors as they are stored, on the current device.
 
-    A `Product` is kept where its binaries serve again: on a GPU, for addresses of 16 bytes.
+    A `SplitProduct` is kept where its binaries serve again: on a GPU, for addresses of 16 bytes.
 
     Args:
         a: A, its elements of a row side by side.
@@ -227,12 +227,12 @@ def stored_product(
             upper one then.
     """
     doubled = below is not None
-    if not a.is_cuda or unaligned((a, b, b if below is None else below)):
-        return Product(a, b, turned, doubled=doubled)(a, b, below)
+    if not a.is_cuda or misalignment((a, b, b if below is None else below)):
+        return SplitProduct(a, b, turned, doubled=doubled)(a, b, below)
     key = a.shape, b.shape, a.stride(0), b.stride(0), turned, a.get_device(), doubled
     made = _PRODUCTS.get(key)
     if made is None:
-        if len(_PRODUCTS) >= MOST_PRODUCTS:
+        if len(_PRODUCTS) >= MAX_CACHED_PRODUCTS:
             _PRODUCTS.clear()
-        made = _PRODUCTS[key] = Product(a, b, turned, doubled=doubled)
+        made = _PRODUCTS[key] = SplitProduct(a, b, turned, doubled=doubled)
     return made(a, b, below)
