@@ -171,13 +171,13 @@ def _run(
     save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
 ) -> Tensor:
     """By the kernels, directly or as operators, or in plain PyTorch."""
-    operands = x, w_gate, w_up, w_down
+    operands: Any = x, w_gate, w_up, w_down
     if is_plain_eager(*_present(*operands)):
         # Left over from torch.func.
-        own: list[Any] = [t if t is None else unwrap_if_dead(t) for t in operands]
-        plan = route.select_plan(*own)
+        operands = [t if t is None else unwrap_if_dead(t) for t in operands]
+        plan = route.select_plan(*operands)
         if plan is not None:
-            return _run_plan(save, plan, *own)
+            return _run_plan(save, plan, *operands)
     elif runs_kernels(x, w_gate, w_up):
         return _run_operators(save, *operands)
     return _checkpointed(save, _plain_pytorch, *operands)
@@ -192,11 +192,11 @@ def _run_operators(
 ) -> Tensor:
     from fusedlib.kernels.host import ops
 
-    matrix, keeps = x.reshape(-1, x.shape[-1]), _saves_gate_up(save, x, w_gate, w_up, w_down)
+    matrix, saves = x.reshape(-1, x.shape[-1]), _saves_gate_up(save, x, w_gate, w_up, w_down)
     if w_down is None:
-        result, _ = ops.swiglu(matrix, w_gate, w_up, keeps)
+        result, _ = ops.swiglu(matrix, w_gate, w_up, saves)
     else:
-        result, _ = ops.swiglu_mlp(matrix, w_gate, w_up, w_down, keeps)
+        result, _ = ops.swiglu_mlp(matrix, w_gate, w_up, w_down, saves)
     return result.reshape(*x.shape[:-1], result.shape[-1])
 
 
@@ -212,18 +212,18 @@ def _run_plan(
     save: str, plan: Any, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
 ) -> Tensor:
     apply, compute = _eager_kernels()
-    wanted = x.requires_grad or w_gate.requires_grad
-    wanted = wanted or (w_down is not None and w_down.requires_grad)
-    wanted = wanted or (w_up is not None and w_up.requires_grad)
-    if wanted and torch.is_grad_enabled():
+    wants_gradient = x.requires_grad or w_gate.requires_grad
+    wants_gradient = wants_gradient or (w_down is not None and w_down.requires_grad)
+    wants_gradient = wants_gradient or (w_up is not None and w_up.requires_grad)
+    if wants_gradient and torch.is_grad_enabled():
         return apply(x, w_gate, w_up, w_down, save == "gate_up", plan)
     return compute(x, w_gate, w_up, w_down, False, plan)[0]
 
 
 def _saves_gate_up(save: str, *operands: Tensor | None) -> bool:
     """Whether gate|up is stored at all: not when no gradient will be asked for."""
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in _present(*operands))
-    return wanted and save == "gate_up"
+    wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in _present(*operands))
+    return wants_gradient and save == "gate_up"
 
 
 def cast_for_autocast(x: Tensor, *weights: Tensor | None) -> Any:
@@ -320,10 +320,10 @@ def _check_shapes(save: str, x: Tensor, w_gate: Any, w_up: Any, *w_down: Tensor)
         )
     if w_up is not None and w_up.shape != w_gate.shape:
         raise ValueError(f"w_up must be {shape_of(w_gate)}, as w_gate is, got {shape_of(w_up)}")
-    wanted = hidden, rows // 2 if w_up is None else rows
+    expected = hidden, rows // 2 if w_up is None else rows
     for down in w_down:
-        if down.shape != wanted:
-            raise ValueError(f"w_down must be {wanted}, got {shape_of(down)}")
+        if down.shape != expected:
+            raise ValueError(f"w_down must be {expected}, got {shape_of(down)}")
     cast = autocast_enabled(x.device.type)
     for name, operand in named.items():
         if operand.device != x.device:

@@ -163,10 +163,10 @@ def is_plain_tensor(weight: Any) -> bool:
 
     Subclasses, DTensor say, may have rules for torch's operators and none for ours.
     """
-    kind = type(weight)
-    if kind is nn.Parameter or kind is Tensor:
+    cls = type(weight)
+    if cls is nn.Parameter or cls is Tensor:
         return True
-    return kind.__module__.startswith("torch._subclasses.")
+    return cls.__module__.startswith("torch._subclasses.")
 
 
 # --- checkpoints of earlier releases -------------------------------------------------------------
@@ -186,10 +186,10 @@ def unpack_earlier_checkpoint(
     for name, parts in packed.items():
         if prefix + name not in state_dict:
             continue
-        held = [attrgetter(part)(module) for part in parts]
-        if any(weight is None for weight in held):
+        weights = [attrgetter(part)(module) for part in parts]
+        if any(weight is None for weight in weights):
             continue
-        sizes = [weight.shape[0] for weight in held]
+        sizes = [weight.shape[0] for weight in weights]
         whole = state_dict[prefix + name]
         if sum(sizes) == whole.shape[0]:
             del state_dict[prefix + name]
@@ -200,9 +200,9 @@ def unpack_earlier_checkpoint(
 def why_not_linear(module: nn.Module, name: str) -> str | None:
     """Why a child is more than a linear layer; None where it is that."""
     child = getattr(module, name, None)
-    kind = type(child)
+    cls = type(child)
     if not isinstance(child, nn.Module) or original_class(child).forward not in LINEAR_FORWARDS:
-        return f"{name} is a {kind.__module__}.{kind.__qualname__}, not a torch.nn.Linear"
+        return f"{name} is a {cls.__module__}.{cls.__qualname__}, not a torch.nn.Linear"
     if "forward" in vars(child):
         return f"{name} has a forward of its own"
     if has_hooks(child):

@@ -109,8 +109,8 @@ def linear_cross_entropy(
 
 
 def _runs_kernels(hidden: Tensor) -> bool:
-    known = hidden.dtype in KERNEL_DTYPES and has_kernels(hidden.device)
-    return known and not is_transformed()
+    supported = hidden.dtype in KERNEL_DTYPES and has_kernels(hidden.device)
+    return supported and not is_transformed()
 
 
 def _plain(
@@ -147,17 +147,17 @@ def _check(
             f"weight must be (vocabulary, {width}) for hidden {shape_of(hidden)}; "
             f"got {shape_of(weight)}"
         )
-    wanted: dict[str, tuple[Tensor, tuple[int, ...]]] = {"target": (target, tokens)}
+    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {"target": (target, tokens)}
     if bias is not None:
-        wanted["bias"] = bias, (weight.shape[0],)
+        expected["bias"] = bias, (weight.shape[0],)
     if token_weights is not None:
-        wanted["token_weights"] = token_weights, tokens
-    for name, (tensor, shape) in wanted.items():
+        expected["token_weights"] = token_weights, tokens
+    for name, (tensor, shape) in expected.items():
         if shape_of(tensor) != shape:
             raise ValueError(f"{name} must be {shape}, got {shape_of(tensor)}")
     if target.dtype != torch.int64:
         raise ValueError(f"target must be torch.int64, class numbers; got {target.dtype}")
-    named = {"hidden": hidden, "weight": weight} | {n: t for n, (t, _) in wanted.items()}
+    named = {"hidden": hidden, "weight": weight} | {n: t for n, (t, _) in expected.items()}
     for name, tensor in named.items():
         if tensor.device != hidden.device:
             raise ValueError(f"{name} is on {tensor.device}, hidden on {hidden.device}")
@@ -178,8 +178,8 @@ def _check_numbers(
 ) -> None:
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
-    bytes_given = is_whole(memory) and int(memory) > 0
-    if not bytes_given and not (isinstance(memory, str) and memory in MEMORY_PLANS):
+    is_byte_count = is_whole(memory) and int(memory) > 0
+    if not is_byte_count and not (isinstance(memory, str) and memory in MEMORY_PLANS):
         raise ValueError(
             "memory must be 'least', 'balanced' or a whole number of bytes of at least 1, "
             f"got {memory!r:.60}"

@@ -64,15 +64,15 @@ def rope(
     from fusedlib.kernels import rope as kernels
 
     if is_plain_eager(q, k, cos, sin):
-        turned = kernels.RopeFunction.direct(q, k, cos, sin, positions, False, width)
-        return cast(tuple[Tensor, Tensor], turned)
+        rotated = kernels.RopeFunction.direct(q, k, cos, sin, positions, False, width)
+        return cast(tuple[Tensor, Tensor], rotated)
     return _padded(kernels.rope_operator(q, k, cos, sin, positions), width)
 
 
-def _padded(turned: tuple[Tensor, Tensor], width: int | None) -> tuple[Tensor, Tensor]:
+def _padded(rotated: tuple[Tensor, Tensor], width: int | None) -> tuple[Tensor, Tensor]:
     if width is None:
-        return turned
-    q, k = (pad(x, (0, width - x.shape[-1])) for x in turned)
+        return rotated
+    q, k = (pad(x, (0, width - x.shape[-1])) for x in rotated)
     return q, k
 
 
@@ -89,5 +89,5 @@ def _plain(
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     turning, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
     a, b = turning.chunk(2, dim=-1)
-    turned = turning * cos + torch.cat([-b, a], dim=-1) * sin
-    return torch.cat([turned.to(x.dtype), rest], dim=-1)
+    rotated = turning * cos + torch.cat([-b, a], dim=-1) * sin
+    return torch.cat([rotated.to(x.dtype), rest], dim=-1)

@@ -115,7 +115,7 @@ def check_second_call(monkeypatch, leaves, dy) -> None:
 def check_gate_up_written_over(leaves, dy, retained: bool) -> None:
     """By d(gate|up), and only where nobody sees it: graphs not retained, and no hooks."""
     y = checks.mlp(*leaves)
-    own = y.grad_fn.own
+    own = y.grad_fn.private_gate_up
     before = own.clone()
     first = grad(y, leaves, dy, retain_graph=retained)
     assert torch.equal(own, before) == retained

@@ -157,19 +157,19 @@ def test_what_does_not_fit_is_refused():
 # --- teeth ---------------------------------------------------------------------------------------
 
 LAST = "((i == m - 1)[:, None] & (j == n - 1)[None, :])"
-BLOCKS = "tl.minimum(begin + share, k), BLOCK_K)"
+BLOCKS = "tl.minimum(begin + k_per_split, k), BLOCK_K)"
 DOTS = "tl.dot(al, bh, tl.dot(ah, bl))"
 BROKEN = {
     "dropped K block": ("range(begin, tl", "range(begin + BLOCK_K, tl"),
-    "dropped ragged K block": ("share, k)", "share, k // 64 * 64)"),
+    "dropped ragged K block": ("k_per_split, k)", "k_per_split, k // 64 * 64)"),
     "first span lost": ("total += acc", "total = tl.zeros_like(acc)"),
     "span added twice": ("            acc = tl.zeros_like(acc)\n", ""),
     "low part of A left out": (DOTS, "tl.dot(ah, bl)"),
     "low part of B left out": (DOTS, "tl.dot(al, bh)"),
     "wrong last element": ("n + j[None, :], total,",
                            f"n + j[None, :], total + tl.where({LAST}, 1e-3, 0.0),"),
-    "first row's scale": ("tl.load(a_words + i)", "tl.load(a_words + i * 0)"),
-    "first column's scale": ("tl.load(b_words + j)", "tl.load(b_words + j * 0)"),
+    "first row's scale": ("tl.load(a_exponents + i)", "tl.load(a_exponents + i * 0)"),
+    "first column's scale": ("tl.load(b_exponents + j)", "tl.load(b_exponents + j * 0)"),
     "half of a scale": ("total *= second", "total *= (second * 0 + (127 << 23))"),
     "rows scaled by their first block": (
         "for start in range(0, columns, WIDTH)", "for start in range(0, WIDTH, WIDTH)",

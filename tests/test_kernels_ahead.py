@@ -87,10 +87,10 @@ def test_a_packed_weight_and_a_pair_start_the_same_binaries(monkeypatch, inner):
         found["few"].add(launch.binary_key(*[x] * 9))
         launch = hopper.forward_launch(x, inner, up_row, True)
         found["roles"].add(launch.binary_key(*[x] * 5))
-    for rows, doubled in ((2 * inner, False), (inner, True)):
+    for rows, has_lower_half in ((2 * inner, False), (inner, True)):
         like = torch.empty(rows, 48, device="meta")
         by_rows, by_columns = (
-            parts.FactorSplitter(like, c, doubled=doubled) for c in (False, True)
+            parts.FactorSplitter(like, c, has_lower_half=has_lower_half) for c in (False, True)
         )
         found["rows"].add(by_rows._split.binary_key(*[x] * 4))
         found["columns"].add(by_columns._split.binary_key(*[x] * 5))

@@ -89,8 +89,8 @@ def test_one_launch_gives_all_gradients_on_hopper(card, shape, few):
 
 def test_few_tokens_without_a_down_projection(card):
     card(90)
-    kind = MLPProblem(CARD, torch.bfloat16, "ieee", 64, 512, 512, down=False)
-    assert route.choose_route(kind) == ("fused by tiles", TILED, TILED, False, False)
+    problem = MLPProblem(CARD, torch.bfloat16, "ieee", 64, 512, 512, down=False)
+    assert route.choose_route(problem) == ("fused by tiles", TILED, TILED, False, False)
 
 
 @pytest.mark.parametrize("architecture", [80, 89, 100])
@@ -141,7 +141,7 @@ def test_a_plan_is_of_a_packed_weight_or_of_a_pair(monkeypatch):
     """Whose shapes, dtypes and devices are all looked at: a plan that is known checks nothing."""
     monkeypatch.setattr(route, "_PLANS", {})
     monkeypatch.setattr(route, "FUSED_KERNEL_DTYPES", (torch.float32,))
-    monkeypatch.setattr(route, "_make_plan", lambda kind: kind)
+    monkeypatch.setattr(route, "_make_plan", lambda problem: problem)
     x, packed, w_down = torch.zeros(3, 16), torch.zeros(32, 16), torch.zeros(16, 16)
     pair = packed[:16], packed[16:]
     whole, apart = route.plan_for(x, packed, None, w_down), route.plan_for(x, *pair, w_down)

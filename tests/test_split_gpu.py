@@ -119,7 +119,7 @@ WRONG = {
     "the last rows not stored": ("(i < m)[:, None]", "(i < m - 1)[:, None]"),
     "the right half on the left": ("row, column + half, m", "row, column, m"),
     "the low part of B left out": ("warpgroup_mma(ah, bl, zeros", "warpgroup_mma(al, bl, zeros"),
-    "the first row's scale": ("gl.load(a_words + i)", "gl.load(a_words + i * 0)"),
+    "the first row's scale": ("gl.load(a_exponents + i)", "gl.load(a_exponents + i * 0)"),
     "half of a scale": ("acc * second.to", "acc * (second * 0 + (127 << 23)).to"),
 }  # fmt: skip
 

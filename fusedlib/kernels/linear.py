@@ -121,9 +121,9 @@ class JoinedLinearFunction(DirectFunction):
         count = len(weights)
         wants = wants_x, wanted[0], any(wanted[count:])
         saved = x, torch.cat(weights) if wants_x else None
-        found = _gradients(SimpleNamespace(wants=wants, saved_tensors=saved), dy)
-        apart = [[None] * count if g is None else g.split(ctx.outputs) for g in found[1:]]
-        return found[0], *apart[0], *apart[1]
+        gradients = _gradients(SimpleNamespace(wants=wants, saved_tensors=saved), dy)
+        by_layer = [[None] * count if g is None else g.split(ctx.outputs) for g in gradients[1:]]
+        return gradients[0], *by_layer[0], *by_layer[1]
 
 
 class LinearFunction(DirectFunction):

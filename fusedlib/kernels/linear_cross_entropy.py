@@ -112,8 +112,8 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
                 plain += tl.sum(fours, axis=1)
         m = tl.max(largest)
         total = tl.sum(total * tl.exp(largest - m))
-        known = (label >= 0) & (label < vocabulary)
-        correct = tl.load(logits + label, mask=known, other=float("nan")).to(tl.float32)
+        in_vocabulary = (label >= 0) & (label < vocabulary)
+        correct = tl.load(logits + label, mask=in_vocabulary, other=float("nan")).to(tl.float32)
         log_total = tl.log(total)
         lse = m + log_total
         loss = (1 - label_smoothing) * (m - correct + log_total) + z_loss * lse * lse
@@ -207,26 +207,30 @@ def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: int = B
     row_bytes = row_stride(weight.shape[0], dtype.itemsize) * dtype.itemsize
     # Sums of fp32 are 4 bytes a number and half of them more than d_W; a half-precision d_W is
     # made of them at the end, when no logits are left.
-    halves = weight.numel() * 2 if wants_weight and dtype.itemsize == 2 else 0
+    half_sum_bytes = weight.numel() * 2 if wants_weight and dtype.itemsize == 2 else 0
 
-    def of_rows(rows: int) -> Plan:
-        summed = halves and (rows < tokens or dtype == torch.float16)
-        taken = max(rows * row_bytes + halves, 2 * halves) if summed else rows * row_bytes
-        return Plan(rows, torch.float32 if summed else dtype, taken)
+    def plan_of_rows(rows: int) -> Plan:
+        summed = half_sum_bytes and (rows < tokens or dtype == torch.float16)
+        bytes_needed = (
+            max(rows * row_bytes + half_sum_bytes, 2 * half_sum_bytes)
+            if summed
+            else rows * row_bytes
+        )
+        return Plan(rows, torch.float32 if summed else dtype, bytes_needed)
 
     if memory < 0:
-        share = row_bytes * weight.shape[1] if halves else 0  # d_W's bytes, of padded rows
+        share = row_bytes * weight.shape[1] if half_sum_bytes else 0  # d_W's bytes, of padded rows
         logits = max(LOGITS_BYTES, share if memory == LEAST else 2 * share)
         budget = logits + share
     else:
         budget = memory
-        logits = budget - halves
-    whole = of_rows(tokens)
+        logits = budget - half_sum_bytes
+    whole = plan_of_rows(tokens)
     if whole.memory <= budget:
         return whole
-    chunked = of_rows(chunk_rows(tokens, weight.shape[0], dtype.itemsize, logits))
+    chunked = plan_of_rows(chunk_rows(tokens, weight.shape[0], dtype.itemsize, logits))
     if memory > 0 and chunked.memory > budget:
-        least = min(whole.memory, of_rows(1).memory)
+        least = min(whole.memory, plan_of_rows(1).memory)
         raise ValueError(
             f"memory must be at least {least} bytes for {tokens} tokens and {dtype} weight "
             f"{tuple(weight.shape)}, got {memory}: give more, or 'least' for the least that is fast"
@@ -306,17 +310,17 @@ def _product(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None = Non
     """A B, or A B + bias, in `out` if there is one."""
     if not _is_faster_split(a, b):
         return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
-    found = split.split_mm(a, b)
+    product = split.split_mm(a, b)
     if bias is not None:
-        found += bias
-    return found if out is None else out.copy_(found)
+        product += bias
+    return product if out is None else out.copy_(product)
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """total + A B in `dtype`, in place; A B where there is no total."""
     if _is_faster_split(a, b):
-        found = split.split_mm(a, b)
-        return found if total is None else total.add_(found)
+        product = split.split_mm(a, b)
+        return product if total is None else total.add_(product)
     wide: dict[str, Any] = {"out_dtype": dtype} if a.is_cuda and a.dtype != dtype else {}
     if not wide:
         a, b = a.to(dtype), b.to(dtype)
@@ -348,8 +352,8 @@ def losses_and_gradients(
     for start in range(0, tokens, max(rows, 1)):
         part = slice(start, start + rows)
         h, weights = hidden[part], None if token_weights is None else token_weights[part]
-        own = buffer[: h.shape[0], :vocabulary] if padded else None
-        logits = _product(h, weight.t(), own, bias)
+        out = buffer[: h.shape[0], :vocabulary] if padded else None
+        logits = _product(h, weight.t(), out, bias)
         cross_entropy_rows(
             logits, target[part], weights, scale, losses[part], ignore_index, label_smoothing,
             z_loss, gradient=any(wants),

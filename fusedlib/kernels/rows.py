@@ -35,9 +35,9 @@ def cached_launch(make: Callable[[], Launch], key: Hashable, *matrices: Tensor) 
     """
     if misalignment(matrices) or not matrices[0].is_cuda:
         return make()
-    found = _LAUNCHES.get(key)
-    if found is None:
+    launch = _LAUNCHES.get(key)
+    if launch is None:
         if len(_LAUNCHES) >= MAX_CACHED_LAUNCHES:
             _LAUNCHES.clear()
-        found = _LAUNCHES[key] = make()
-    return found
+        launch = _LAUNCHES[key] = make()
+    return launch

@@ -193,5 +193,5 @@ def _choose_config(direction: str, like: Tensor, inner: int) -> Config:
 def architecture(device: torch.device) -> int:
     """The table's key for a GPU."""
     major, minor = torch.cuda.get_device_capability(device)
-    known = {(8, 0): 80, (9, 0): 90, (10, 0): 100, (10, 3): 100}
-    return known.get((major, minor), DEFAULT_ARCHITECTURE)
+    architectures = {(8, 0): 80, (9, 0): 90, (10, 0): 100, (10, 3): 100}
+    return architectures.get((major, minor), DEFAULT_ARCHITECTURE)

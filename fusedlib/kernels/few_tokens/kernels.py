@@ -94,19 +94,19 @@ def _sum_of_products(  # type: ignore[no-untyped-def]
     # of the left weight to the right one. Neither half may see the other's, not even times zero:
     # that would be nan beside inf.
     blocks = tl.cdiv(depth, DEPTH)
-    over = blocks * DEPTH - depth  # where the left half ends within a block
+    overlap = blocks * DEPTH - depth  # where the left half ends within a block
     first_row = right_row.to(tl.int64) - depth
     size: tl.constexpr = b_left.dtype.element_ty.primitive_bitwidth // 8
     gap = ((b_right + first_row * width).to(tl.int64) - b_left.to(tl.int64)) // size
     gap = tl.multiple_of(gap, 8)  # elements, of 16 bits: weights begin at 16 bytes
     for block in range(0, 2 * blocks):
         right = block >= blocks
-        k = block * DEPTH - tl.where(right, over, 0)
+        k = block * DEPTH - tl.where(right, overlap, 0)
         end = tl.where(right, 2 * depth, depth)
-        of_a = _block(a, row, k, tokens, end, 2 * depth, HEIGHT, DEPTH, False)
+        a_block = _block(a, row, k, tokens, end, 2 * depth, HEIGHT, DEPTH, False)
         weight = b_left + tl.where(right, gap, 0)
-        of_b = _block(weight, k, column, end, width, width, DEPTH, WIDTH, False)
-        acc = tl.dot(of_a, of_b, acc)
+        b_block = _block(weight, k, column, end, width, width, DEPTH, WIDTH, False)
+        acc = tl.dot(a_block, b_block, acc)
     _store(c, acc, row, column, tokens, width, width, HEIGHT, WIDTH)
 
 
@@ -135,28 +135,27 @@ def _few_down_kernel(  # type: ignore[no-untyped-def]
     _row_product(h, w_down, y, program, tokens, inner, hidden, BLOCK_M, BLOCK_N, BLOCK_K)
 
 
-@triton.jit(do_not_specialize=("tokens", "up_row", "of_x", "of_gate_up"))
+@triton.jit(do_not_specialize=("tokens", "up_row", "x_programs", "gate_up_programs"))
 def _few_gradients_kernel(  # type: ignore[no-untyped-def]
     dy, x, h, d_gate_up, w_gate, w_up, d_x, d_w_gate_up, d_w_down, tokens, hidden, inner, up_row,
-    of_x, of_gate_up,
+    x_programs, gate_up_programs,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SIDE: tl.constexpr,
     SPAN: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """The first `of_x` programs are d_x's, `of_gate_up` more d_w_gate_up's, the rest d_w_down's."""
+    """`x_programs` programs compute d_x, then `gate_up_programs` d_w_gate_up, the rest d_w_down."""
     # The longest first: programs of d_x sum over 2·inner, all others over the tokens.
     program = tl.program_id(0)
     wide = 2 * inner
-    if program < of_x:
+    if program < x_programs:
         _sum_of_products(
             d_gate_up, w_gate, w_up, d_x, program, tokens, inner, up_row, hidden,
             BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-    elif program < of_x + of_gate_up:
-        _outer_product(
-            d_gate_up, x, d_w_gate_up, program - of_x, tokens, wide, hidden, TOKENS, SIDE, SPAN
-        )
+    elif program < x_programs + gate_up_programs:
+        tile = program - x_programs
+        _outer_product(d_gate_up, x, d_w_gate_up, tile, tokens, wide, hidden, TOKENS, SIDE, SPAN)
     else:
-        tile = program - of_x - of_gate_up
+        tile = program - x_programs - gate_up_programs
         _outer_product(dy, h, d_w_down, tile, tokens, hidden, inner, TOKENS, SIDE, SPAN)
 
 
@@ -201,12 +200,12 @@ def gradients_launch(
     if depth > MAX_DEPTH:
         side = DEFAULT_TILE_SIDE
     span = 2 if INTERPRETED else tiles_per_program(3 * cdiv(inner, side) * cdiv(hidden, side))
-    of_x = wants[0] * count_tiles(config, tokens, hidden)
-    of_gate_up = wants[1] * cdiv(2 * inner, side) * cdiv(hidden, side * span)
-    of_down = wants[2] * cdiv(hidden, side) * cdiv(inner, side * span)
-    programs = of_x + of_gate_up + of_down, 1, 1
+    x_programs = wants[0] * count_tiles(config, tokens, hidden)
+    gate_up_programs = wants[1] * cdiv(2 * inner, side) * cdiv(hidden, side * span)
+    down_programs = wants[2] * cdiv(hidden, side) * cdiv(inner, side * span)
+    programs = x_programs + gate_up_programs + down_programs, 1, 1
     constants = {"SIDE": side, "SPAN": span, "TOKENS": depth}
-    scalars = tokens, hidden, inner, up_row, of_x, of_gate_up
+    scalars = tokens, hidden, inner, up_row, x_programs, gate_up_programs
     return Launch(_few_gradients_kernel, config, programs, (), scalars, constants)
 
 

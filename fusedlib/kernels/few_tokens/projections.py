@@ -77,16 +77,16 @@ SMALL_WEIGHTS, MAX_TOKENS_OF_SMALL, MAX_TOKENS_OF_LARGE = 1 << 23, 256, 128
 # memory of its own.
 
 
-@triton.jit(do_not_specialize=("tokens", "of_q", "of_k"))
+@triton.jit(do_not_specialize=("tokens", "q_programs", "k_programs"))
 def _few_projections_kernel(  # type: ignore[no-untyped-def]
-    x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v, tokens, inputs, q_width, k_width, v_width, of_q, of_k,
-    BIASED: tl.constexpr,
+    x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v, tokens, inputs, q_width, k_width, v_width,
+    q_programs, k_programs, BIASED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The first `of_q` programs are q's, `of_k` more k's, the rest v's."""
+    """The first `q_programs` programs are q's, `k_programs` more k's, the rest v's."""
     program = tl.program_id(0)
-    is_q, is_k = program < of_q, program < of_q + of_k
-    tile = program - tl.where(is_q, 0, tl.where(is_k, of_q, of_q + of_k))
+    is_q, is_k = program < q_programs, program < q_programs + k_programs
+    tile = program - tl.where(is_q, 0, tl.where(is_k, q_programs, q_programs + k_programs))
     weight = tl.where(is_q, w_q, tl.where(is_k, w_k, w_v))
     result = tl.where(is_q, q, tl.where(is_k, k, v))
     width = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
@@ -113,10 +113,11 @@ def _sum_of_products(  # type: ignore[no-untyped-def]
     row_tiles = tl.cdiv(tokens, HEIGHT)
     row, column = tile % row_tiles * HEIGHT, tile // row_tiles * WIDTH
     acc = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
-    of_q, of_k, of_v = tl.cdiv(q_width, DEPTH), tl.cdiv(k_width, DEPTH), tl.cdiv(v_width, DEPTH)
-    for block in range(0, of_q + of_k + of_v):
-        is_q, is_k = block < of_q, block < of_q + of_k
-        k = (block - tl.where(is_q, 0, tl.where(is_k, of_q, of_q + of_k))) * DEPTH
+    q_blocks, k_blocks = tl.cdiv(q_width, DEPTH), tl.cdiv(k_width, DEPTH)
+    v_blocks = tl.cdiv(v_width, DEPTH)
+    for block in range(0, q_blocks + k_blocks + v_blocks):
+        is_q, is_k = block < q_blocks, block < q_blocks + k_blocks
+        k = (block - tl.where(is_q, 0, tl.where(is_k, q_blocks, q_blocks + k_blocks))) * DEPTH
         upstream = tl.where(is_q, d_q, tl.where(is_k, d_k, d_v))
         weight = tl.where(is_q, w_q, tl.where(is_k, w_k, w_v))
         depth = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
@@ -126,24 +127,24 @@ def _sum_of_products(  # type: ignore[no-untyped-def]
     _store(d_x, acc, row, column, tokens, inputs, inputs, HEIGHT, WIDTH)
 
 
-@triton.jit(do_not_specialize=("tokens", "of_x", "of_q", "of_k"))
+@triton.jit(do_not_specialize=("tokens", "x_programs", "q_programs", "k_programs"))
 def _few_projections_gradients_kernel(  # type: ignore[no-untyped-def]
     x, w_q, w_k, w_v, d_q, d_k, d_v, d_x, d_w_q, d_w_k, d_w_v,
-    tokens, inputs, q_width, k_width, v_width, of_x, of_q, of_k,
+    tokens, inputs, q_width, k_width, v_width, x_programs, q_programs, k_programs,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SIDE: tl.constexpr,
     SPAN: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """The first `of_x` programs are d_x's, then those of the weights of q, k and v."""
+    """The first `x_programs` programs are d_x's, then those of the weights of q, k and v."""
     program = tl.program_id(0)
-    if program < of_x:
+    if program < x_programs:
         _sum_of_products(
             d_q, d_k, d_v, w_q, w_k, w_v, d_x, program, tokens, inputs, q_width, k_width, v_width,
             BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     else:
-        program -= of_x
-        is_q, is_k = program < of_q, program < of_q + of_k
-        tile = program - tl.where(is_q, 0, tl.where(is_k, of_q, of_q + of_k))
+        program -= x_programs
+        is_q, is_k = program < q_programs, program < q_programs + k_programs
+        tile = program - tl.where(is_q, 0, tl.where(is_k, q_programs, q_programs + k_programs))
         upstream = tl.where(is_q, d_q, tl.where(is_k, d_k, d_v))
         result = tl.where(is_q, d_w_q, tl.where(is_k, d_w_k, d_w_v))
         width = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
@@ -169,10 +170,10 @@ def project(
     b_q, b_k, b_v = biases
     biased = b_q is not None
     key = x.shape, w_q.shape, w_k.shape, w_v.shape, x.dtype, x.device, biased
-    kept = _FORWARD.get(key, _NOT_CACHED)
-    if kept is _NOT_CACHED:
-        kept = _cache_launch(_FORWARD, key, partial(_forward_launch, biased=biased), x, weights)
-    if kept is None or (b_k is not None) != biased or (b_v is not None) != biased:
+    cached = _FORWARD.get(key, _NOT_CACHED)
+    if cached is _NOT_CACHED:
+        cached = _cache_launch(_FORWARD, key, partial(_forward_launch, biased=biased), x, weights)
+    if cached is None or (b_k is not None) != biased or (b_v is not None) != biased:
         return None
     if not (x.is_contiguous() and w_q.is_contiguous() and w_k.is_contiguous()):
         return None
@@ -183,7 +184,7 @@ def project(
         b_q = b_k = b_v = x  # which is not read
     if bits % 16 or not w_v.is_contiguous():
         return None
-    launch, results = kept
+    launch, results = cached
     new = allocator(x.device)
     if x.is_cuda and current_index() != x.get_device():
         with current_device(x):
@@ -195,16 +196,16 @@ def gradients(
     x: Tensor, weights: Sequence[Tensor], upstream: Sequence[Tensor]
 ) -> tuple[Tensor, ...] | None:
     """d_x and d_W_i, of upstream dy_i (..., outputs_i), or None where they are torch's."""
-    here: Any = contiguous_and_aligned(x, *weights, *upstream)
-    x, weights = here[0], here[1:4]
+    operands: Any = contiguous_and_aligned(x, *weights, *upstream)
+    x, weights = operands[0], operands[1:4]
     key = x.shape, *(w.shape for w in weights), x.dtype, x.device
-    kept = _GRADIENTS.get(key, _NOT_CACHED)
-    if kept is _NOT_CACHED:
-        kept = _cache_launch(_GRADIENTS, key, _gradients_launch, x, weights)
-    if kept is None:
+    cached = _GRADIENTS.get(key, _NOT_CACHED)
+    if cached is _NOT_CACHED:
+        cached = _cache_launch(_GRADIENTS, key, _gradients_launch, x, weights)
+    if cached is None:
         return None
     with current_device(x):
-        return _start(kept[0], allocator(x.device), kept[1], *here)
+        return _start(cached[0], allocator(x.device), cached[1], *operands)
 
 
 _NOT_CACHED: Any = object()
@@ -232,17 +233,17 @@ def _cache_launch(
         and has_kernels(x.device)
     )
     launch = make(x.device, tokens, inputs, widths) if runs and even else None
-    kept: CachedLaunch = None
+    cached: CachedLaunch = None
     if launch is not None:
         shapes: list[tuple[int, ...]] = [(*x.shape[:-1], width) for width in widths]
         if cache is _GRADIENTS:
             shapes = [tuple(x.shape), *((width, inputs) for width in widths)]
-        kept = launch, tuple(contiguous_layout(shape, x.dtype) for shape in shapes)
+        cached = launch, tuple(contiguous_layout(shape, x.dtype) for shape in shapes)
     if x.is_cuda:
         if len(cache) >= MAX_CACHED_LAUNCHES:
             cache.clear()
-        cache[key] = kept
-    return kept
+        cache[key] = cached
+    return cached
 
 
 def _forward_launch(
@@ -270,11 +271,11 @@ def _gradients_launch(
         else OUTER_TILE_SIDE.get(architecture(device), DEFAULT_TILE_SIDE)
     )
     span = 2 if INTERPRETED else tiles_per_program(cdiv(sum(widths), side) * cdiv(inputs, side))
-    of_x = count_tiles(config, tokens, inputs)
-    of_weights = [cdiv(width, side) * cdiv(inputs, side * span) for width in widths]
+    x_programs = count_tiles(config, tokens, inputs)
+    weight_programs = [cdiv(width, side) * cdiv(inputs, side * span) for width in widths]
     constants = {"SIDE": side, "SPAN": span, "TOKENS": token_block(tokens)}
-    scalars = tokens, inputs, *widths, of_x, *of_weights[:2]
-    grid = of_x + sum(of_weights), 1, 1
+    scalars = tokens, inputs, *widths, x_programs, *weight_programs[:2]
+    grid = x_programs + sum(weight_programs), 1, 1
     return Launch(_few_projections_gradients_kernel, config, grid, (), scalars, constants)
 
 

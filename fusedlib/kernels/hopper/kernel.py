@@ -118,25 +118,25 @@ def _left_and_right(block, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):  # type: 
 
 
 @gluon.jit
-def _store_product(acc, handed, GROUP: gl.constexpr, PIECES: gl.constexpr):  # type: ignore[no-untyped-def]
+def _store_product(acc, products, GROUP: gl.constexpr, PIECES: gl.constexpr):  # type: ignore[no-untyped-def]
     """In chunks of 64 columns."""
-    dtype: gl.constexpr = handed.dtype
+    dtype: gl.constexpr = products.dtype
     left, right = _left_and_right(acc, 64, 256 // PIECES)
     if PIECES == 2:
-        handed.index(4 * GROUP).store(left.to(dtype))
-        handed.index(4 * GROUP + 1).store(right.to(dtype))
+        products.index(4 * GROUP).store(left.to(dtype))
+        products.index(4 * GROUP + 1).store(right.to(dtype))
     else:
         chunk_0, chunk_1 = _left_and_right(left, 64, 128)
         chunk_2, chunk_3 = _left_and_right(right, 64, 128)
-        handed.index(4 * GROUP).store(chunk_0.to(dtype))
-        handed.index(4 * GROUP + 1).store(chunk_1.to(dtype))
-        handed.index(4 * GROUP + 2).store(chunk_2.to(dtype))
-        handed.index(4 * GROUP + 3).store(chunk_3.to(dtype))
+        products.index(4 * GROUP).store(chunk_0.to(dtype))
+        products.index(4 * GROUP + 1).store(chunk_1.to(dtype))
+        products.index(4 * GROUP + 2).store(chunk_2.to(dtype))
+        products.index(4 * GROUP + 3).store(chunk_3.to(dtype))
 
 
 @gluon.jit
 def _consume(  # type: ignore[no-untyped-def]
-    a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
+    a_ring, b_ring, full, empty, products, ready, free, tokens, hidden, inner,
     FORWARD: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     stage, phase, turn = 0, 0, 1
@@ -147,9 +147,9 @@ def _consume(  # type: ignore[no-untyped-def]
                 a_ring, b_ring, full, empty, hidden, stage, phase, FORWARD, pieces, GROUP, K, STAGES
             )
             mbarrier.wait(free.index(GROUP), turn)
-            _store_product(acc, handed, GROUP, pieces)
+            _store_product(acc, products, GROUP, pieces)
             barrier()
-            mbarrier.arrive(done.index(GROUP))
+            mbarrier.arrive(ready.index(GROUP))
             turn ^= 1
 
 
@@ -163,24 +163,24 @@ def _allocate_shared(  # type: ignore[no-untyped-def]
     chunk: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
     a_ring = gl.allocate_shared_memory(dtype, [STAGES, 128, K], a.layout)
     b_ring = gl.allocate_shared_memory(dtype, b_shape, b.layout)
-    handed = gl.allocate_shared_memory(dtype, [8, 64, 64], chunk)
+    products = gl.allocate_shared_memory(dtype, [8, 64, 64], chunk)
     # Two parts of gate and of up; the forward has no use for them.
     fetched = gl.allocate_shared_memory(dtype, [1 if FORWARD else 4, 32, 64], chunk)
-    arrived = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    taken = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    gates_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    gates_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=2)
     for group in gl.static_range(2):
-        mbarrier.init(done.index(group), count=1)
+        mbarrier.init(ready.index(group), count=1)
         mbarrier.init(free.index(group), count=1)
-        mbarrier.init(arrived.index(group), count=1)
-        mbarrier.init(taken.index(group), count=1)
-    return a_ring, b_ring, handed, full, empty, done, free, fetched, arrived, taken
+        mbarrier.init(gates_ready.index(group), count=1)
+        mbarrier.init(gates_free.index(group), count=1)
+    return a_ring, b_ring, products, full, empty, ready, free, fetched, gates_ready, gates_free
 
 
 @gluon.jit(do_not_specialize=("tokens", "up_row"))
@@ -192,20 +192,20 @@ def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
     """Forward: x, w_gate, w_up to h and, with STORE, gate_up; up begins at row `up_row` of w_up.
     Backward: dy, w_down, gate_up to d_gate_up and, with STORE, h.
     """
-    a_ring, b_ring, handed, full, empty, done, free, fetched, arrived, taken = _allocate_shared(
-        a, b, FORWARD, K, STAGES
+    a_ring, b_ring, products, full, empty, ready, free, fetched, gates_ready, gates_free = (
+        _allocate_shared(a, b, FORWARD, K, STAGES)
     )
     gl.warp_specialize(
         [
-            (_consume, (a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
+            (_consume, (a_ring, b_ring, full, empty, products, ready, free, tokens, hidden, inner,
                         FORWARD, 0, K, STAGES)),
-            (_consume, (a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
+            (_consume, (a_ring, b_ring, full, empty, products, ready, free, tokens, hidden, inner,
                         FORWARD, 1, K, STAGES)),
-            (epilogue, (gate_up, h, handed, done, free, fetched, arrived, taken, tokens, inner,
-                        FORWARD, STORE, GROUP_M, AHEAD)),
+            (epilogue, (gate_up, h, products, ready, free, fetched, gates_ready, gates_free,
+                        tokens, inner, FORWARD, STORE, GROUP_M, AHEAD)),
             (_produce, (a, b, c, a_ring, b_ring, full, empty, tokens, hidden, inner, up_row,
                         FORWARD, K, STAGES, GROUP_M)),
-            (fetch_gates, (c, fetched, arrived, taken, tokens, inner, FORWARD, GROUP_M)),
+            (fetch_gates, (c, fetched, gates_ready, gates_free, tokens, inner, FORWARD, GROUP_M)),
         ],
         [4, 2, 1, 1],
         [CONSUMER, OTHERS, OTHERS, OTHERS],

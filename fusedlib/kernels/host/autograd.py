@@ -29,7 +29,7 @@ from fusedlib.kernels.host.route import plan_at_current_precision
 
 SavedTensors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 _retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
-_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class BackwardSteps(Protocol):
@@ -49,8 +49,8 @@ class BackwardSteps(Protocol):
         """h and gate|up."""
 
     def differentiate(
-        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool,
-        in_place: bool,
+        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, *,
+        recompute_h: bool, in_place: bool,
     ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
         """d(gate|up) and h."""
 
@@ -61,10 +61,10 @@ def tensors_to_save(
 ) -> SavedTensors:  # fmt: skip
     """What the wanted gradients (of x, w_gate, w_up, w_down) need; None for what they do not."""
     wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
-    of_weights = wants_w_gate or wants_w_up
-    gradient = wants_x or of_weights
+    wants_weights = wants_w_gate or wants_w_up
+    gradient = wants_x or wants_weights
     return (
-        x if of_weights or not save else None,
+        x if wants_weights or not save else None,
         w_gate if wants_x or not save else None,
         w_up if wants_x or not save else None,
         w_down if gradient else None,
@@ -98,16 +98,18 @@ def gradients(
         assert x is not None and w_gate is not None
         h, gate_up = steps.activate(x, w_gate, w_up, gradient)
         h, in_place = (h if wants_w_down else None), True
-    output = wants_w_down and h is None
-    if gradient or output:
+    recompute_h = wants_w_down and h is None
+    if gradient or recompute_h:
         assert gate_up is not None
         dy = upstream if gradient else None
-        d_gate_up, again = steps.differentiate(dy, w_down, gate_up, output, in_place)
-        h = again if output else h
-        again = None
-    held = [h, d_gate_up]
+        d_gate_up, recomputed_h = steps.differentiate(
+            dy, w_down, gate_up, recompute_h=recompute_h, in_place=in_place
+        )
+        h = recomputed_h if recompute_h else h
+        recomputed_h = None
+    buffers = [h, d_gate_up]
     del gate_up, h, d_gate_up
-    return steps.products.gradients(wants, steps.pair, held, upstream, x, w_gate, w_up)
+    return steps.products.gradients(wants, steps.pair, buffers, upstream, x, w_gate, w_up)
 
 
 class SwiGLUFunction(torch.autograd.Function):
@@ -120,15 +122,15 @@ class SwiGLUFunction(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         """Compute, and keep what the wanted gradients need."""
         ctx.plan = plan
-        if plan.cold and w_down is not None:
+        if plan.training_not_built and w_down is not None:
             build_for_training(plan, "gate_up" if save else "input")
         y, gate_up = run_forward(x, w_gate, w_up, w_down, save, plan)
         ctx.wants = wants = ctx.needs_input_grad[:4]
         saved = tensors_to_save(wants, save, x, w_gate, w_up, w_down, gate_up)
         # An attribute is out of every hook's sight, so that backward may write over it.
-        ctx.own = saved[4] if _default_hooks(False) is None else None
-        ctx.kept_own = ctx.own is not None
-        ctx.save_for_backward(*saved[:4], None if ctx.kept_own else saved[4])
+        ctx.private_gate_up = saved[4] if _saved_tensor_hooks(False) is None else None
+        ctx.gate_up_is_private = ctx.private_gate_up is not None
+        ctx.save_for_backward(*saved[:4], None if ctx.gate_up_is_private else saved[4])
         return y
 
     @staticmethod
@@ -137,12 +139,12 @@ class SwiGLUFunction(torch.autograd.Function):
         """The gradients of x, w_gate, w_up and w_down; none for the rest."""
         x, w_gate, w_up, w_down, gate_up = ctx.saved_tensors  # raises where they are freed already
         in_place = False
-        if ctx.kept_own:
-            gate_up, in_place = ctx.own, not _retains_graph()
+        if ctx.gate_up_is_private:
+            gate_up, in_place = ctx.private_gate_up, not _retains_graph()
             if gate_up is None:
                 raise RuntimeError("backward ran a second time; the first wants retain_graph=True")
             if in_place:
-                ctx.own = None
+                ctx.private_gate_up = None
         plan = ctx.plan
         if upstream.dtype == torch.float32:
             plan = plan_at_current_precision(plan, upstream)
@@ -166,8 +168,8 @@ def run_forward(
 
     Whatever their strides and addresses, on whichever device.
     """
-    if plan.fits(x, w_gate, w_up, w_down):
+    if plan.accepts(x, w_gate, w_up, w_down):
         return plan.forward(x, w_gate, w_up, w_down, save)
-    here: tuple[Any, ...] = contiguous_and_aligned(x, w_gate, w_up, w_down)
+    operands: tuple[Any, ...] = contiguous_and_aligned(x, w_gate, w_up, w_down)
     with current_device(x):
-        return plan.forward(here[0], here[1], here[2], here[3], save)
+        return plan.forward(operands[0], operands[1], operands[2], operands[3], save)

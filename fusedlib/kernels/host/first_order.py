@@ -110,13 +110,14 @@ class _ContextUnpackedOnce:
         setattr(self.ctx, name, value)
 
 
-def _unlisted_leaves(node: Any, known: list[Tensor]) -> list[Tensor]:
+def _unlisted_leaves(node: Any, listed: list[Tensor]) -> list[Tensor]:
     """Those that a node's operands depend on, but for operands that are known."""
-    seen = {t.grad_fn for t in known if t.grad_fn is not None}
-    leaves, ahead = [], [] if node in seen else [node]  # its own result leads to all operands
-    while ahead:
-        below = {n for n, _ in ahead.pop().next_functions if n is not None} - seen
-        seen |= below
-        ahead += below
-        leaves += [n.variable for n in below if isinstance(n, _AccumulateGrad)]
+    visited = {t.grad_fn for t in listed if t.grad_fn is not None}
+    leaves = []
+    unvisited = [] if node in visited else [node]  # its own result leads to all operands
+    while unvisited:
+        inputs = {n for n, _ in unvisited.pop().next_functions if n is not None} - visited
+        visited |= inputs
+        unvisited += inputs
+        leaves += [n.variable for n in inputs if isinstance(n, _AccumulateGrad)]
     return leaves

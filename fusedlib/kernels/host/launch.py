@@ -103,11 +103,11 @@ class Launch:
             raise ValueError(f"a grid of {programs} programs is more than CUDA's {MAX_GRID}")
         self.kernel, self.config, self.programs = kernel, config, programs
         self.blocks = blocks if config.descriptors else ()
-        known = {*kernel.arg_names, "num_warps", "num_stages"}
+        accepted = {*kernel.arg_names, "num_warps", "num_stages"}
         named = constants | config.launch()
-        self.scalars, self.constants = scalars, {n: v for n, v in named.items() if n in known}
+        self.scalars, self.constants = scalars, {n: v for n, v in named.items() if n in accepted}
         ordered = [self.constants[n] for n in kernel.arg_names if n in self.constants]
-        self._tail = (*scalars, *ordered)
+        self._suffix = (*scalars, *ordered)
         self._run: Callable[..., None] | None = None
 
     def __call__(self, *matrices: Tensor) -> None:
@@ -122,15 +122,15 @@ class Launch:
         if self.blocks:
             bind_context()
             count = len(self.blocks)
-            addresses[:count] = self._described(*matrices[:count])
+            addresses[:count] = self._make_descriptors(*matrices[:count])
         stream = _stream(self._index)
-        return run(*self.programs, stream, *self._head, *addresses, *self._tail)
+        return run(*self.programs, stream, *self._prefix, *addresses, *self._suffix)
 
     def _start(self, *matrices: Tensor) -> None:
         """By the binary of its class; as Triton does it where that is not kept."""
-        listed = getattr(matrices[0], "listed", None)
-        if listed is not None:  # `prebuild.FakeMatrix`
-            return listed.append((self, matrices))
+        recorded_launches = getattr(matrices[0], "recorded_launches", None)
+        if recorded_launches is not None:  # `prebuild.FakeMatrix`
+            return recorded_launches.append((self, matrices))
         self._index = matrices[0].get_device()
         if (
             self._index < 0
@@ -143,18 +143,18 @@ class Launch:
                     bind_context()
                 self.kernel[self.programs](*self.operands(*matrices), **self.constants)
             return
-        self._take(self._kept(*matrices))
+        self._use_binary(self._cached_binary(*matrices))
         self(*matrices)
 
-    def _take(self, binary: binaries.Binary) -> None:
-        self._run, self._head = binary
+    def _use_binary(self, binary: binaries.Binary) -> None:
+        self._run, self._prefix = binary
 
     def build(self, *matrices: Tensor) -> binaries.Binary:
         """The binary for such matrices, of which only the looks count, compiled and loaded."""
         with current_device(matrices[0]):
-            return self._kept(*matrices)
+            return self._cached_binary(*matrices)
 
-    def _kept(self, *matrices: Tensor) -> binaries.Binary:
+    def _cached_binary(self, *matrices: Tensor) -> binaries.Binary:
         return binaries.cached_binary(self.binary_key(*matrices), bind(self.compiled, *matrices))
 
     def build_ahead(self, *matrices: Tensor) -> None:
@@ -180,9 +180,9 @@ class Launch:
     def operands(self, *matrices: Tensor) -> tuple[Any, ...]:
         """All but the compile-time arguments, as Triton takes them."""
         count = len(self.blocks)
-        return (*self._described(*matrices[:count]), *matrices[count:], *self.scalars)
+        return (*self._make_descriptors(*matrices[:count]), *matrices[count:], *self.scalars)
 
-    def _described(self, *matrices: Tensor) -> Sequence[Any]:
+    def _make_descriptors(self, *matrices: Tensor) -> Sequence[Any]:
         """Tensor descriptors of the first matrices."""
         pairs = zip(matrices, self.blocks, strict=True)
         return [TensorDescriptor.from_tensor(matrix, block) for matrix, block in pairs]

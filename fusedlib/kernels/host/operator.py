@@ -52,7 +52,7 @@ class DirectFunction(torch.autograd.Function):
         transforms were sent elsewhere before.
         """
         arguments = unwrap_dead_wrappers(arguments)
-        wanted = (isinstance(a, Tensor) and a.requires_grad for a in arguments)
-        if torch.is_grad_enabled() and any(wanted):
+        wants_gradient = (isinstance(a, Tensor) and a.requires_grad for a in arguments)
+        if torch.is_grad_enabled() and any(wants_gradient):
             return super(torch.autograd.Function, cls).apply(*arguments)  # type: ignore[misc]
         return cls.forward(*arguments)

@@ -26,13 +26,13 @@ KERNEL_DTYPES = torch.bfloat16, torch.float16, torch.float32
 
 def _check(name: str, matrix: Tensor, shape: tuple[int | str, int | str], like: Tensor) -> None:
     """A matrix of that shape (a word stands for any size), of like's dtype and device."""
-    wanted = f"({shape[0]}, {shape[1]})"
+    expected = f"({shape[0]}, {shape[1]})"
     fits = matrix.ndim == 2 and all(
         isinstance(want, str) or want == size
         for want, size in zip(shape, matrix.shape, strict=True)
     )
     if not fits or (str(shape[0]).startswith("2·") and matrix.shape[0] % 2):
-        raise ValueError(f"{name} must be {wanted}, got {tuple(matrix.shape)}")
+        raise ValueError(f"{name} must be {expected}, got {tuple(matrix.shape)}")
     if matrix.dtype != like.dtype or matrix.dtype not in KERNEL_DTYPES:
         known = ", ".join(map(str, KERNEL_DTYPES))
         raise ValueError(f"{name} must be {like.dtype}, one of {known}; got {matrix.dtype}")
@@ -91,7 +91,7 @@ def swiglu_mlp(
 
 @operator("swiglu_backward", last=True)
 def swiglu_backward(
-    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool
+    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, recompute_h: bool
 ) -> tuple[Tensor, Tensor]:
     """d(gate|up) (tokens, 2·inner) and h (tokens, inner), new; empty where not wanted.
 
@@ -102,7 +102,7 @@ def swiglu_backward(
             h is wanted.
         w_down: (hidden, inner), or None.
         gate_up: (tokens, 2·inner), what the forward saved.
-        output: also recompute h.
+        recompute_h: also recompute h.
 
     Raises:
         ValueError: a shape, dtype or device that does not fit.
@@ -119,9 +119,9 @@ def swiglu_backward(
         gate_up.new_empty(()).expand(s) for s in ((tokens, hidden), (2 * inner, hidden))
     )
     plan = plan_for(x, w_gate_up, None, w_down)
-    here: tuple[Any, ...] = contiguous_and_aligned(upstream, w_down, gate_up)
+    operands: tuple[Any, ...] = contiguous_and_aligned(upstream, w_down, gate_up)
     with current_device(gate_up):
-        results = plan.differentiate(here[0], here[1], here[2], output, False)
+        results = plan.differentiate(*operands, recompute_h=recompute_h, in_place=False)
     d_gate_up, h = (gate_up.new_empty(0, 0) if r is None else r for r in results)
     return d_gate_up, h
 
@@ -143,11 +143,11 @@ def _(
 
 @torch.library.register_fake(swiglu_backward)
 def _(
-    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool
+    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, recompute_h: bool
 ) -> tuple[Tensor, Tensor]:
     tokens, wide = gate_up.shape
     gradient = (0, 0) if upstream is None else (tokens, wide)
-    h = (tokens, wide // 2) if output else (0, 0)
+    h = (tokens, wide // 2) if recompute_h else (0, 0)
     return gate_up.new_empty(gradient), gate_up.new_empty(h)
 
 
@@ -167,10 +167,10 @@ class _Registered(NamedTuple):
         return swiglu(x, w_gate, w_up, save)
 
     def differentiate(
-        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool,
-        _: bool,
+        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, *,
+        recompute_h: bool, in_place: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        return swiglu_backward(upstream, w_down, gate_up, output)
+        return swiglu_backward(upstream, w_down, gate_up, recompute_h)
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

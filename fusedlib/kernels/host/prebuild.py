@@ -30,13 +30,13 @@ from fusedlib.kernels.swiglu_configs import FEW_TOKENS
 class FakeMatrix:
     """What a plan and its launches ask of a contiguous matrix on a GPU, but its memory.
 
-    A launch whose first matrix it is appends itself and all its matrices to `listed`.
+    A launch whose first matrix it is appends itself and all its matrices to `recorded_launches`.
     """
 
     shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
-    listed: list[Any]
+    recorded_launches: list[Any]
     ndim = 2
     is_cuda = True
 
@@ -93,18 +93,18 @@ def layer_binaries(
     bounds = route.length_class_ends(device, hidden, inner)
     classes = zip(bounds, (*bounds[1:], wanted.stop - 1), strict=True)
     lengths = [most for least, most in classes if least < wanted.stop - 1 and most >= wanted.start]
-    found: dict[Hashable, NeededBinary] = {}
+    binaries: dict[Hashable, NeededBinary] = {}
     for length in lengths:
         for each in needed_binaries(min(length, UNBOUNDED_TOKENS), hidden, inner, dtype, device):
-            found.setdefault(each.key, each)
-    return found
+            binaries.setdefault(each.key, each)
+    return binaries
 
 
 def build_for_training(plan: Plan, save: str) -> None:
     """Have other threads compile what a step needs, while the first of it is compiled here."""
-    plan.cold = False
-    kind = plan.kind
-    for each in needed_binaries(*kind.sizes, kind.dtype, kind.device, kind.precision):
+    plan.training_not_built = False
+    problem = plan.problem
+    for each in needed_binaries(*problem.sizes, problem.dtype, problem.device, problem.precision):
         if save in each.trains:
             each.launch.build_ahead(*each.matrices)
 
@@ -121,52 +121,54 @@ def needed_binaries(
 
     Of a packed weight; a pair starts the same binaries.
     """
-    listed: list[tuple[Launch, tuple[Tensor, ...]]] = []
+    recorded_launches: list[tuple[Launch, tuple[Tensor, ...]]] = []
 
-    def new(shape: tuple[int, int], _: Any = None, kind: torch.dtype = dtype) -> Tensor:
-        return cast(Tensor, FakeMatrix(shape, kind, device, listed))
+    def new(shape: tuple[int, int], _: Any = None, of: torch.dtype = dtype) -> Tensor:
+        return cast(Tensor, FakeMatrix(shape, of, device, recorded_launches))
 
     def step(
-        name: str, trains: tuple[str, ...], call: Callable[..., Any], *given: Any
-    ) -> NeededBinary:
-        call(*given)
-        launch, matrices = listed.pop()
-        return NeededBinary(f"{way.path}{most}, {name}", launch, matrices, trains)
+        name: str, trains: tuple[str, ...], call: Callable[..., Any], *given: Any,
+        **named: Any,
+    ) -> NeededBinary:  # fmt: skip
+        call(*given, **named)
+        launch, matrices = recorded_launches.pop()
+        return NeededBinary(f"{chosen.path}{most}, {name}", launch, matrices, trains)
 
     x, w_gate_up, w_down = map(new, ((tokens, hidden), (2 * inner, hidden), (hidden, inner)))
     h, gate_up = new((tokens, inner)), new((tokens, 2 * inner))
-    kind = MLPProblem(device, dtype, precision, tokens, hidden, inner)
-    way = route.choose_route(kind)
+    problem = MLPProblem(device, dtype, precision, tokens, hidden, inner)
+    chosen = route.choose_route(problem)
     most = f" up to {tokens} tokens" if FEW_TOKENS < tokens < UNBOUNDED_TOKENS else ""
-    few = few_tokens.Products(kind, new)
+    few = few_tokens.Products(problem, new)
     plain = Products(gate_up=lambda *_: gate_up, dh=lambda *_: h)
-    plan = Plan(kind, way, few if way.few else plain, new)
-    yield step("h", (), plan.differentiate, None, None, gate_up, True, False)
+    plan = Plan(problem, chosen, few if chosen.few else plain, new)
+    yield step("h", (), plan.differentiate, None, None, gate_up, recompute_h=True, in_place=False)
     for save in (True, False):
         name = f"forward{', gate|up kept' * save}"
         yield step(
             name, EITHER_SAVE if save else SAVES_INPUT, plan.activate, x, w_gate_up, None, save
         )
-    for output, in_place in product((True, False), (False, True)):
-        name = f"backward{', h again' * output}{', in place' * in_place}"
-        trains = (SAVES_GATE_UP if output else SAVES_INPUT) * in_place
-        yield step(name, trains, plan.differentiate, x, w_down, gate_up, output, in_place)
-    if way.path == "few tokens":
+    for recompute_h, in_place in product((True, False), (False, True)):
+        name = f"backward{', h again' * recompute_h}{', in place' * in_place}"
+        trains = (SAVES_GATE_UP if recompute_h else SAVES_INPUT) * in_place
+        variant = {"recompute_h": recompute_h, "in_place": in_place}
+        yield step(name, trains, plan.differentiate, x, w_down, gate_up, **variant)
+    if chosen.path == "few tokens":
         yield step("y", EITHER_SAVE, few.output, h, w_down, x)
-    if way.few:
+    if chosen.few:
         given = (True, True, False, True), False, [h, gate_up], x, x, w_gate_up, None
         yield step("gradients", EITHER_SAVE, few.gradients, *given)
-    if way.split:
+    if chosen.split:
         from fusedlib.kernels.split.product import SplitProduct
 
         factors = ((x, gate_up, w_gate_up), (h, x, w_down))
         for rows, upstream, weight in factors:
             forms = {"y": (rows, weight, (False, True)), "d_x": (upstream, weight, (False, False)),
                      "d_w": (upstream, rows, (True, False))}  # fmt: skip
-            for name, (a, b, turned) in forms.items():
-                listed.clear()
-                SplitProduct(a, b, turned, new)(a, b)
-                for launch, matrices in listed:
+            for name, (a, b, transposed) in forms.items():
+                recorded_launches.clear()
+                SplitProduct(a, b, transposed, new)(a, b)
+                for launch, matrices in recorded_launches:
                     kernel = launch.kernel.fn.__name__.strip("_").removesuffix("_kernel")
-                    words = f"{way.path}{most}, {kernel.replace('_', ' ')} of {name}"
+                    words = f"{chosen.path}{most}, {kernel.replace('_', ' ')} of {name}"
                     yield NeededBinary(words, launch, matrices, EITHER_SAVE)

@@ -94,15 +94,15 @@ class Products:
         return y if like.ndim == 2 else y.resize_(like.shape)
 
     def gradients(
-        self, wants: WantedGradients, pair: bool, held: list[Tensor | None], upstream: Tensor,
+        self, wants: WantedGradients, pair: bool, buffers: list[Tensor | None], upstream: Tensor,
         x: Tensor | None, w_gate: Tensor | None, w_up: Tensor | None,
     ) -> Gradients:  # fmt: skip
         """Those of d_x, d_w_gate, d_w_up and d_w_down that are wanted, in the order that holds
         less; of a pair d_w_gate and d_w_up are rows of one matrix, where both are wanted.
 
-        `held` is h and d(gate|up), taken out of the list and released when their products are done.
+        `buffers` holds h and d(gate|up); each leaves the list and is released after its products.
         """
-        d_gate_up, h = held.pop(), held.pop()
+        d_gate_up, h = buffers.pop(), buffers.pop()
         d_x = d_w_gate = d_w_up = d_w_down = None
         rows = as_matrix(upstream)
         tokens, hidden = rows.shape
@@ -155,17 +155,18 @@ def is_d_w_down_last(
     """
     tokens, hidden, inner = map(_concrete_size, (tokens, hidden, inner))
     f, d, w = tokens * inner, tokens * hidden, hidden * inner
-    of_gate_up = wants[1] or wants[2]
-    results = wants[0] * d + of_gate_up * 2 * w
+    wants_gate_up = wants[1] or wants[2]
+    results = wants[0] * d + wants_gate_up * 2 * w
     down, others = f + w, 2 * f + results
     if splits:
         down += f + d
-        of_x, of_weights = wants[0] * (2 * f + 2 * w + d), of_gate_up * (2 * f + d + results)
-        others = 2 * f + max(of_x, of_weights)
+        for_d_x = wants[0] * (2 * f + 2 * w + d)
+        for_d_weights = wants_gate_up * (2 * f + d + results)
+        others = 2 * f + max(for_d_x, for_d_weights)
     return max(f + others, results + down) < max(2 * f + down, w + others)
 
 
 def _concrete_size(size: Any) -> int:
     """The number itself, or the one that a symbol stood for where it was traced."""
-    found = size.node.hint if isinstance(size, torch.SymInt) else size
-    return 1 << 20 if found is None else int(found)
+    hint = size.node.hint if isinstance(size, torch.SymInt) else size
+    return 1 << 20 if hint is None else int(hint)

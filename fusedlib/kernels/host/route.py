@@ -112,10 +112,12 @@ def lookup_plan(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) 
     plan = _PLANS.get(_plan_key(x, w_gate, w_up, w_down, wide, hidden))
     if plan is None or is_transformed():
         return None
-    dead = is_functorch_wrapped_tensor  # left over from a transform: it has no address
-    if dead(x) or dead(w_gate) or dead(w_down) or (w_up is not None and dead(w_up)):
+    # A wrapper that is left over from a transform has no address.
+    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(w_gate):
         return None
-    return plan
+    if is_functorch_wrapped_tensor(w_down):
+        return None
+    return None if w_up is not None and is_functorch_wrapped_tensor(w_up) else plan
 
 
 def plan_for(
@@ -146,44 +148,46 @@ def _weight_sizes(w_gate: Tensor, w_up: Tensor | None) -> tuple[int, int]:
 
 def plan_at_current_precision(plan: Plan, like: Tensor) -> Plan:
     """The plan, or its like where torch's fp32 precision was changed since it was made."""
-    precision, kind = fp32_precision(like), plan.kind
-    return plan if precision == kind.precision else _make_plan(kind._replace(precision=precision))
+    precision, problem = fp32_precision(like), plan.problem
+    if precision == problem.precision:
+        return plan
+    return _make_plan(problem._replace(precision=precision))
 
 
-def _make_plan(kind: MLPProblem) -> Plan:
+def _make_plan(problem: MLPProblem) -> Plan:
     """Imported late, for Triton need not be there."""
     from fusedlib.kernels import few_tokens, split
     from fusedlib.kernels.host import products
     from fusedlib.kernels.host.plan import Plan
 
-    way = choose_route(kind)
-    if way.few:
-        return Plan(kind, way, few_tokens.Products(kind))
-    if way.split:
-        return Plan(kind, way, split.SPLIT_PRODUCTS)
+    chosen = choose_route(problem)
+    if chosen.few:
+        return Plan(problem, chosen, few_tokens.Products(problem))
+    if chosen.split:
+        return Plan(problem, chosen, split.SPLIT_PRODUCTS)
     return Plan(
-        kind,
-        way,
-        products.TORCH_FP32_PRODUCTS if kind.dtype == torch.float32 else products.TORCH_PRODUCTS,
+        problem,
+        chosen,
+        products.TORCH_FP32_PRODUCTS if problem.dtype == torch.float32 else products.TORCH_PRODUCTS,
     )
 
 
-def choose_route(kind: MLPProblem) -> Route:
+def choose_route(problem: MLPProblem) -> Route:
     """The row of the table."""
-    device, dtype, precision, tokens, hidden, inner, down, _ = kind
-    if _is_fp32_on_gpu(dtype, device) or 0 in kind.sizes:
-        highest = _is_fp32_on_gpu(dtype, device) and precision == "ieee"
-        pays = highest and _any_product_splits(tokens, hidden, inner)
-        return Route("split fp32" if pays else "fp32", UNFUSED, UNFUSED, split=pays)
+    device, dtype, precision, tokens, hidden, inner, down, _ = problem
+    if _is_fp32_on_gpu(dtype, device) or 0 in problem.sizes:
+        is_highest = _is_fp32_on_gpu(dtype, device) and precision == "ieee"
+        splits = is_highest and _any_product_splits(tokens, hidden, inner)
+        return Route("split fp32" if splits else "fp32", UNFUSED, UNFUSED, split=splits)
     even = not (hidden % ALIGNMENT or inner % ALIGNMENT)
     if down and even and tokens <= FEW_TOKENS and dtype in HALF_DTYPES:
         return Route("few tokens", TILED, TILED, few=True)
     many = tokens > FEW_TOKENS
-    roles = even and many and _runs_warp_specialized(device)
+    specialized = even and many and _runs_warp_specialized(device)
     forward, backward = (
         TILED if even and tokens <= max_one_wave_tokens(device, direction, inner)
         else UNFUSED if many and tokens <= max_unfused_tokens(device, inner, columns)
-        else WARP_SPECIALIZED if roles else TILED
+        else WARP_SPECIALIZED if specialized else TILED
         for direction, columns in (("forward", FORWARD_N), ("backward", BACKWARD_N))
     )  # fmt: skip
     few = down and even and many and tokens <= max_one_launch_tokens(device, hidden, inner)
@@ -251,11 +255,11 @@ def _plan_key(
         tokens = bisect_left(length_class_ends(device, hidden, wide // 2), _count_tokens(x, hidden))
     else:
         tokens = _fp32_length_class(x, hidden, wide // 2)
-    of_up = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
+    up_key = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
     if w_down is None:
-        return tokens, wide, hidden, dtype, device, of_up
+        return tokens, wide, hidden, dtype, device, up_key
     dtypes, devices = (w_gate.dtype, w_down.dtype), (w_gate.device, w_down.device)
-    return tokens, wide, hidden, w_down.shape, dtype, device, dtypes, devices, of_up
+    return tokens, wide, hidden, w_down.shape, dtype, device, dtypes, devices, up_key
 
 
 def _count_tokens(x: Tensor, hidden: int) -> int:

@@ -74,18 +74,18 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 
 
 @operator("split_mm_gate_up", last=True)
-def split_mm_gate_up(a: Tensor, w_gate: Tensor, w_up: Tensor, turned: bool) -> Tensor:
+def split_mm_gate_up(a: Tensor, w_gate: Tensor, w_up: Tensor, transposed: bool) -> Tensor:
     """A B, split, of A (m, k) and the rows of w_gate above those of w_up: they are B (k, n), or,
     turned, Bᵀ. All contiguous, fp32, on one device; the weights of one shape.
     """
     a, w_gate, w_up = (t.contiguous() for t in (a, w_gate, w_up))
     with current_device(a):
-        return split_product_of_stored(a, w_gate, (False, turned), w_up)
+        return split_product_of_stored(a, w_gate, (False, transposed), w_up)
 
 
 @torch.library.register_fake(split_mm_gate_up)
-def _(a: Tensor, w_gate: Tensor, w_up: Tensor, turned: bool) -> Tensor:
-    return a.new_empty((a.shape[0], 2 * w_gate.shape[0] if turned else w_gate.shape[1]))
+def _(a: Tensor, w_gate: Tensor, w_up: Tensor, transposed: bool) -> Tensor:
+    return a.new_empty((a.shape[0], 2 * w_gate.shape[0] if transposed else w_gate.shape[1]))
 
 
 def is_operator_visible(*factors: Tensor) -> bool:
