@@ -11,10 +11,10 @@ environment asks for IEEE arithmetic). At "high" they are torch's, in TF32. Othe
 devices run the same lines in plain PyTorch, whose own autograd then decides what is kept for
 backward. So do transforms of `torch.func` and forward-mode derivatives.
 
-Which code runs is decided by `fusedlib.kernels.host.route.route`. In plain eager mode its plan is
-run by `fusedlib.kernels.host.autograd`; where something watches operators (torch.compile, a
-dispatch mode, a tensor subclass) by the registered ones of `fusedlib.kernels.host.ops`, which do
-the same; a forward through them costs the host 25 µs more.
+`fusedlib.kernels.host.route.select_plan` decides which code runs. In plain eager mode
+`fusedlib.kernels.host.autograd` runs its plan. Where something watches operators (torch.compile, a
+dispatch mode, a tensor subclass) the registered ones of `fusedlib.kernels.host.ops` do the same; a
+forward through them costs the host 25 µs more.
 """
 
 from __future__ import annotations
@@ -32,9 +32,17 @@ from torch.utils.checkpoint import checkpoint
 
 from fusedlib.arguments import require_tensors
 from fusedlib.kernels.host import route
-from fusedlib.kernels.host.route import FUSED_DTYPES, fused, runs_kernels
+from fusedlib.kernels.host.route import HALF_DTYPES, runs_fused_kernels, runs_kernels
 
-__all__ = ["FUSED_DTYPES", "SAVES", "fused", "path_of", "runs_kernels", "swiglu", "swiglu_mlp"]
+__all__ = [
+    "HALF_DTYPES",
+    "SAVES",
+    "path_of",
+    "runs_fused_kernels",
+    "runs_kernels",
+    "swiglu",
+    "swiglu_mlp",
+]
 
 SAVES = ("gate_up", "input")
 GateUp = Tensor | tuple[Tensor, Tensor] | list[Tensor]
@@ -59,9 +67,9 @@ def swiglu(x: Tensor, w_gate_up: GateUp, *, save: str = "gate_up") -> Tensor:
         ValueError: shapes, dtypes or devices that do not go together, more or fewer weights than
             a pair, or an unknown `save`.
     """
-    w_gate, w_up = _weights(w_gate_up)
+    w_gate, w_up = _split_weights(w_gate_up)
     _check(save, x, w_gate, w_up)
-    return _run(save, *_autocast(x, w_gate, w_up, None))
+    return _run(save, *cast_for_autocast(x, w_gate, w_up, None))
 
 
 def swiglu_mlp(x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, save: str = "gate_up") -> Tensor:
@@ -85,37 +93,37 @@ def swiglu_mlp(x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, save: str = "gat
         ValueError: shapes, dtypes or devices that do not go together, more or fewer weights than
             a pair, or an unknown `save`.
     """
-    w_gate, w_up = _weights(w_gate_up)
-    if save == "gate_up" and _small_and_fits(x, w_gate, w_up, w_down):
-        return _plain(x, w_gate, w_up, w_down)
-    if (plan := _known(save, x, w_gate, w_up, w_down)) is not None:
-        return _launched(save, plan, x, w_gate, w_up, w_down)
+    w_gate, w_up = _split_weights(w_gate_up)
+    if save == "gate_up" and _is_small_and_valid(x, w_gate, w_up, w_down):
+        return _plain_pytorch(x, w_gate, w_up, w_down)
+    if (plan := _cached_plan(save, x, w_gate, w_up, w_down)) is not None:
+        return _run_plan(save, plan, x, w_gate, w_up, w_down)
     _check(save, x, w_gate, w_up, w_down)
-    return _run(save, *_autocast(x, w_gate, w_up, w_down))
+    return _run(save, *cast_for_autocast(x, w_gate, w_up, w_down))
 
 
 def path_of(x: Tensor, w_gate_up: GateUp, w_down: Tensor | None = None) -> str:
     """What runs for a call on these operands, in the words of the table in `kernels.host.route`."""
-    w_gate, w_up = _weights(w_gate_up)
+    w_gate, w_up = _split_weights(w_gate_up)
     if not runs_kernels(x, w_gate, w_up):
-        return route.PLAIN
-    return route.ways(route.kind_of(x, w_gate, w_up, w_down is not None)).path
+        return route.PLAIN_PYTORCH
+    return route.choose_route(route.problem_of(x, w_gate, w_up, w_down is not None)).path
 
 
-def _weights(w_gate_up: Any) -> tuple[Any, Any]:
+def _split_weights(w_gate_up: Any) -> tuple[Any, Any]:
     """w_gate and w_up, or a packed weight and None; what is neither as it is, for `_check`."""
     if isinstance(w_gate_up, (tuple, list)) and len(w_gate_up) == 2 and w_gate_up[1] is not None:
         return w_gate_up[0], w_gate_up[1]
     return w_gate_up, None
 
 
-def _small_and_fits(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> bool:
+def _is_small_and_valid(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> bool:
     """Whether operands go together and are too small, in fp32 or float64, for anything but plain
     PyTorch: seen at a glance, for there the host's time is the call's.
     """
     try:
         dtype = x.dtype
-        if dtype not in _WIDE or dtype in route.TAKEN:
+        if dtype not in _WIDE_DTYPES or dtype in route.FUSED_KERNEL_DTYPES:
             return False
         rows, hidden = w_gate.shape
         outputs, inner = w_down.shape
@@ -127,7 +135,7 @@ def _small_and_fits(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tens
             w_gate.dtype is dtype is w_down.dtype
             and rows == inner
             and x.shape[-1] == hidden == outputs
-            and x.numel() * rows < route.LEAST_WORK // 2
+            and x.numel() * rows < route.MIN_FP32_WORK // 2
             and x.device == w_gate.device == w_down.device
             and not torch._C._is_any_autocast_enabled()
             and not torch.compiler.is_compiling()
@@ -136,105 +144,105 @@ def _small_and_fits(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tens
         return False
 
 
-_WIDE = frozenset((torch.float32, torch.float64))
-_PLAIN = frozenset((Tensor, Parameter))
+_WIDE_DTYPES = frozenset((torch.float32, torch.float64))
+_PLAIN_TYPES = frozenset((Tensor, Parameter))
 
 
-def _plain_eager(*operands: Tensor) -> bool:
+def is_plain_eager(*operands: Tensor) -> bool:
     """Whether nothing stands between this call and its tensors that would see an operator."""
     return (
         not torch.compiler.is_compiling()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._len_torch_function_stack()
         and torch._C._get_tracing_state() is None
-        and _PLAIN.issuperset(map(type, operands))
+        and _PLAIN_TYPES.issuperset(map(type, operands))
     )
 
 
-def _known(save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Any:
+def _cached_plan(save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Any:
     """The plan of such operands, where nothing has to be looked at anew."""
-    if not _plain_eager(x, w_gate, w_gate if w_up is None else w_up, w_down) or save not in SAVES:
+    if not is_plain_eager(x, w_gate, w_gate if w_up is None else w_up, w_down) or save not in SAVES:
         return None
-    plan = route.known(x, w_gate, w_up, w_down)
-    return None if plan is None or _autocasts(x.device.type) else plan
+    plan = route.lookup_plan(x, w_gate, w_up, w_down)
+    return None if plan is None or autocast_enabled(x.device.type) else plan
 
 
 def _run(
     save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
 ) -> Tensor:
     """By the kernels, directly or as operators, or in plain PyTorch."""
-    operands = x, w_gate, w_up, w_down
-    if _plain_eager(*_given(*operands)):
+    operands: Any = x, w_gate, w_up, w_down
+    if is_plain_eager(*_present(*operands)):
         # Left over from torch.func.
-        own: list[Any] = [t if t is None else unwrap_if_dead(t) for t in operands]
-        plan = route.route(*own)
+        operands = [t if t is None else unwrap_if_dead(t) for t in operands]
+        plan = route.select_plan(*operands)
         if plan is not None:
-            return _launched(save, plan, *own)
+            return _run_plan(save, plan, *operands)
     elif runs_kernels(x, w_gate, w_up):
-        return _operators(save, *operands)
-    return _again(save, _plain, *operands)
+        return _run_operators(save, *operands)
+    return _checkpointed(save, _plain_pytorch, *operands)
 
 
-def _given(*operands: Tensor | None) -> list[Tensor]:
+def _present(*operands: Tensor | None) -> list[Tensor]:
     return [t for t in operands if t is not None]
 
 
-def _operators(
+def _run_operators(
     save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
 ) -> Tensor:
     from fusedlib.kernels.host import ops
 
-    matrix, keeps = x.reshape(-1, x.shape[-1]), _keeps(save, x, w_gate, w_up, w_down)
+    matrix, saves = x.reshape(-1, x.shape[-1]), _saves_gate_up(save, x, w_gate, w_up, w_down)
     if w_down is None:
-        result, _ = ops.swiglu(matrix, w_gate, w_up, keeps)
+        result, _ = ops.swiglu(matrix, w_gate, w_up, saves)
     else:
-        result, _ = ops.swiglu_mlp(matrix, w_gate, w_up, w_down, keeps)
+        result, _ = ops.swiglu_mlp(matrix, w_gate, w_up, w_down, saves)
     return result.reshape(*x.shape[:-1], result.shape[-1])
 
 
 @cache
 def _eager_kernels() -> tuple[Any, ...]:
     """Imported late, for Triton need not be there; once, for an import statement costs µs."""
-    from fusedlib.kernels.host.autograd import apply, compute
+    from fusedlib.kernels.host.autograd import apply_swiglu, run_forward
 
-    return apply, compute
+    return apply_swiglu, run_forward
 
 
-def _launched(
+def _run_plan(
     save: str, plan: Any, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
 ) -> Tensor:
     apply, compute = _eager_kernels()
-    wanted = x.requires_grad or w_gate.requires_grad
-    wanted = wanted or (w_down is not None and w_down.requires_grad)
-    wanted = wanted or (w_up is not None and w_up.requires_grad)
-    if wanted and torch.is_grad_enabled():
+    wants_gradient = x.requires_grad or w_gate.requires_grad
+    wants_gradient = wants_gradient or (w_down is not None and w_down.requires_grad)
+    wants_gradient = wants_gradient or (w_up is not None and w_up.requires_grad)
+    if wants_gradient and torch.is_grad_enabled():
         return apply(x, w_gate, w_up, w_down, save == "gate_up", plan)
     return compute(x, w_gate, w_up, w_down, False, plan)[0]
 
 
-def _keeps(save: str, *operands: Tensor | None) -> bool:
+def _saves_gate_up(save: str, *operands: Tensor | None) -> bool:
     """Whether gate|up is stored at all: not when no gradient will be asked for."""
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in _given(*operands))
-    return wanted and save == "gate_up"
+    wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in _present(*operands))
+    return wants_gradient and save == "gate_up"
 
 
-def _autocast(x: Tensor, *weights: Tensor | None) -> Any:
+def cast_for_autocast(x: Tensor, *weights: Tensor | None) -> Any:
     """The operands in autocast's dtype where it is on, as `torch.nn.functional.linear` has them.
 
     float64 stays as it is.
     """
     device, operands = x.device.type, (x, *weights)
-    if not _autocasts(device) or any(t.dtype == torch.float64 for t in _given(*operands)):
+    if not autocast_enabled(device) or any(t.dtype == torch.float64 for t in _present(*operands)):
         return operands
     dtype = torch.get_autocast_dtype(device)
     return tuple(t if t is None else t.to(dtype) for t in operands)
 
 
-def _autocasts(device: str) -> bool:
+def autocast_enabled(device: str) -> bool:
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
-def _plain(
+def _plain_pytorch(
     x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
 ) -> Tensor:  # fmt: skip
     if w_up is None:
@@ -245,7 +253,7 @@ def _plain(
     return h if w_down is None else linear(h, w_down)
 
 
-def _again(save: str, function: Callable[..., Tensor], *operands: Tensor | None) -> Tensor:
+def _checkpointed(save: str, function: Callable[..., Tensor], *operands: Tensor | None) -> Tensor:
     """Call the function; with save="input" keep its operands alone, and call it again later."""
     if save == "input" and torch.is_grad_enabled():
         return checkpoint(function, *operands, use_reentrant=False)
@@ -301,20 +309,22 @@ def _check_shapes(save: str, x: Tensor, w_gate: Any, w_up: Any, *w_down: Tensor)
     if w_up is None and (w_gate.ndim != 2 or w_gate.shape[0] % 2):
         raise ValueError(
             "w_gate_up must be (2·intermediate, hidden), gate rows above up rows; "
-            f"got {_shape(w_gate)}"
+            f"got {shape_of(w_gate)}"
         )
     if w_gate.ndim != 2:
-        raise ValueError(f"w_gate must be (intermediate, hidden); got {_shape(w_gate)}")
+        raise ValueError(f"w_gate must be (intermediate, hidden); got {shape_of(w_gate)}")
     rows, hidden = w_gate.shape
     if x.shape[-1] != hidden:
-        raise ValueError(f"x must be (..., {hidden}) for {first} {_shape(w_gate)}, got {_shape(x)}")
+        raise ValueError(
+            f"x must be (..., {hidden}) for {first} {shape_of(w_gate)}, got {shape_of(x)}"
+        )
     if w_up is not None and w_up.shape != w_gate.shape:
-        raise ValueError(f"w_up must be {_shape(w_gate)}, as w_gate is, got {_shape(w_up)}")
-    wanted = hidden, rows // 2 if w_up is None else rows
+        raise ValueError(f"w_up must be {shape_of(w_gate)}, as w_gate is, got {shape_of(w_up)}")
+    expected = hidden, rows // 2 if w_up is None else rows
     for down in w_down:
-        if down.shape != wanted:
-            raise ValueError(f"w_down must be {wanted}, got {_shape(down)}")
-    cast = _autocasts(x.device.type)
+        if down.shape != expected:
+            raise ValueError(f"w_down must be {expected}, got {shape_of(down)}")
+    cast = autocast_enabled(x.device.type)
     for name, operand in named.items():
         if operand.device != x.device:
             raise ValueError(f"{name} is on {operand.device}, x on {x.device}")
@@ -327,5 +337,5 @@ def _check_shapes(save: str, x: Tensor, w_gate: Any, w_up: Any, *w_down: Tensor)
             )
 
 
-def _shape(tensor: Tensor) -> tuple[int, ...]:
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)

@@ -62,43 +62,43 @@ class Fused(nn.Module):
 
         As any module without what compiles it, which would compute with the original's weights.
         """
-        return _blank, (self._fused, self._base), self.__getstate__()
+        return _new_module, (self._fused, self._base), self.__getstate__()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        unpack(self, self._packed, state_dict, prefix)
+        unpack_earlier_checkpoint(self, self._packed, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def fuse(module: nn.Module, fused: type[Fused]) -> None:
     """Give this one module the class's methods; a second time changes nothing."""
     if not isinstance(module, fused):
-        module.__class__ = _union(fused, type(module))  # type: ignore[arg-type]
+        module.__class__ = _fused_class(fused, type(module))  # type: ignore[arg-type]
 
 
 def unfuse(module: nn.Module) -> None:
     """Give a module that was fused its own class back."""
-    module.__class__ = base_of(module)
+    module.__class__ = original_class(module)
     module.__dict__.pop("_fusion", None)
 
 
-def base_of(module: nn.Module) -> type[nn.Module]:
+def original_class(module: nn.Module) -> type[nn.Module]:
     """A module's own class, behind what fused it."""
     return getattr(type(module), "_base", type(module))
 
 
-def fusion_of(module: nn.Module) -> Fusion:
+def fusion_state(module: nn.Module) -> Fusion:
     """What `apply_to` keeps on a module; of others nothing."""
     return vars(module).get("_fusion", Fused._fusion)
 
 
 @cache
-def _union(fused: type[Fused], base: type[nn.Module]) -> type[Fused]:
+def _fused_class(fused: type[Fused], base: type[nn.Module]) -> type[Fused]:
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
     return type(base.__name__, (fused, base), names | {"_fused": fused, "_base": base})
 
 
-def _blank(fused: type[Fused], base: type[nn.Module]) -> nn.Module:
-    union = _union(fused, base)  # type: ignore[arg-type]
+def _new_module(fused: type[Fused], base: type[nn.Module]) -> nn.Module:
+    union = _fused_class(fused, base)  # type: ignore[arg-type]
     return union.__new__(union)
 
 
@@ -112,20 +112,20 @@ def plain_weights(*children: Any, biased: bool = True) -> list[Tensor] | None:
     a bias where there shall be none. A weight that others compute when it is read, by a
     parametrization, does not.
     """
-    if watched_everywhere():
+    if has_global_hooks():
         return None
     for child in children:
         if type(child) is not nn.Linear and type(child).forward not in LINEAR_FORWARDS:
             return None
-        if "forward" in child.__dict__ or hooked(child, BRING_TO_READERS):
+        if "forward" in child.__dict__ or has_hooks(child, BRING_TO_READERS):
             return None
         if not biased and getattr(child, "bias", None) is not None:
             return None
     weights = [child.weight for child in children]
-    return weights if all(map(is_plain, weights)) else None
+    return weights if all(map(is_plain_tensor, weights)) else None
 
 
-def hooked(module: Any, besides: tuple[str, ...] = ()) -> bool:
+def has_hooks(module: Any, besides: tuple[str, ...] = ()) -> bool:
     """Whether a call of the module runs hooks of its own, of others than these libraries."""
     some = (
         module._forward_hooks or module._forward_pre_hooks
@@ -137,12 +137,12 @@ def hooked(module: Any, besides: tuple[str, ...] = ()) -> bool:
     )
 
 
-def watched(module: Any) -> bool:
+def has_value_hooks(module: Any) -> bool:
     """Whether a call of the module runs hooks that may look at values or change them."""
-    return watched_everywhere() or hooked(module, BRING_TO_CALLS)
+    return has_global_hooks() or has_hooks(module, BRING_TO_CALLS)
 
 
-def watched_everywhere() -> bool:
+def has_global_hooks() -> bool:
     """Whether someone hooks every module there is, to count operations say."""
     return bool(
         torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
@@ -158,15 +158,15 @@ def _hooks(module: Any) -> Iterator[Any]:
         yield from hooks.values()
 
 
-def is_plain(weight: Any) -> bool:
+def is_plain_tensor(weight: Any) -> bool:
     """Whether a weight is a tensor of torch's own, or one that stands for it while it traces.
 
     Subclasses, DTensor say, may have rules for torch's operators and none for ours.
     """
-    kind = type(weight)
-    if kind is nn.Parameter or kind is Tensor:
+    cls = type(weight)
+    if cls is nn.Parameter or cls is Tensor:
         return True
-    return kind.__module__.startswith("torch._subclasses.")
+    return cls.__module__.startswith("torch._subclasses.")
 
 
 # --- checkpoints of earlier releases -------------------------------------------------------------
@@ -175,7 +175,7 @@ def is_plain(weight: Any) -> bool:
 PACKED_MLP = {"w_gate_up": ("gate_proj.weight", "up_proj.weight"), "w_down": ("down_proj.weight",)}
 
 
-def unpack(
+def unpack_earlier_checkpoint(
     module: nn.Module, packed: dict[str, tuple[str, ...]], state_dict: dict[str, Any], prefix: str
 ) -> None:
     """Put the rows of weights that earlier releases packed under the names of their parts.
@@ -186,10 +186,10 @@ def unpack(
     for name, parts in packed.items():
         if prefix + name not in state_dict:
             continue
-        held = [attrgetter(part)(module) for part in parts]
-        if any(weight is None for weight in held):
+        weights = [attrgetter(part)(module) for part in parts]
+        if any(weight is None for weight in weights):
             continue
-        sizes = [weight.shape[0] for weight in held]
+        sizes = [weight.shape[0] for weight in weights]
         whole = state_dict[prefix + name]
         if sum(sizes) == whole.shape[0]:
             del state_dict[prefix + name]
@@ -197,16 +197,16 @@ def unpack(
                 state_dict[prefix + part] = rows.clone()
 
 
-def changeable(module: nn.Module, name: str) -> str | None:
+def why_not_linear(module: nn.Module, name: str) -> str | None:
     """Why a child is more than a linear layer; None where it is that."""
     child = getattr(module, name, None)
-    kind = type(child)
-    if not isinstance(child, nn.Module) or base_of(child).forward not in LINEAR_FORWARDS:
-        return f"{name} is a {kind.__module__}.{kind.__qualname__}, not a torch.nn.Linear"
+    cls = type(child)
+    if not isinstance(child, nn.Module) or original_class(child).forward not in LINEAR_FORWARDS:
+        return f"{name} is a {cls.__module__}.{cls.__qualname__}, not a torch.nn.Linear"
     if "forward" in vars(child):
         return f"{name} has a forward of its own"
-    if hooked(child):
+    if has_hooks(child):
         return f"{name} has hooks, which the fused product would not call"
-    if not is_plain(child.weight):
+    if not is_plain_tensor(child.weight):
         return f"the weight of {name} is a {type(child.weight).__qualname__}"
     return None

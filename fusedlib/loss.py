@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from fusedlib.arguments import is_whole, require_number, require_tensors
-from fusedlib.functional import _autocast, _autocasts, _shape
-from fusedlib.kernels.host.route import has_kernels, transformed
+from fusedlib.functional import autocast_enabled, cast_for_autocast, shape_of
+from fusedlib.kernels.host.route import has_kernels, is_transformed
 
 MEMORY_PLANS = ("least", "balanced")
 REDUCTIONS = ("mean", "sum", "none")
@@ -71,7 +71,7 @@ def linear_cross_entropy(
     _check_numbers(ignore_index, label_smoothing, z_loss, reduction, memory)
     ignore_index = int(ignore_index)
     operands = (hidden, weight) if bias is None else (hidden, weight, bias)
-    hidden, weight, *biases = _autocast(*operands)
+    hidden, weight, *biases = cast_for_autocast(*operands)
     bias = biases[0] if biases else None
     matrix, labels = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1).contiguous()
     weights = None
@@ -109,8 +109,8 @@ def linear_cross_entropy(
 
 
 def _runs_kernels(hidden: Tensor) -> bool:
-    known = hidden.dtype in KERNEL_DTYPES and has_kernels(hidden.device)
-    return known and not transformed()
+    supported = hidden.dtype in KERNEL_DTYPES and has_kernels(hidden.device)
+    return supported and not is_transformed()
 
 
 def _plain(
@@ -140,24 +140,24 @@ def _check(
     width, tokens = hidden.shape[-1], tuple(hidden.shape[:-1])
     if width == 0:
         raise ValueError(
-            f"hidden must be (..., hidden) with a width of at least 1, got {_shape(hidden)}"
+            f"hidden must be (..., hidden) with a width of at least 1, got {shape_of(hidden)}"
         )
     if weight.ndim != 2 or weight.shape[1] != width or weight.shape[0] == 0:
         raise ValueError(
-            f"weight must be (vocabulary, {width}) for hidden {_shape(hidden)}; "
-            f"got {_shape(weight)}"
+            f"weight must be (vocabulary, {width}) for hidden {shape_of(hidden)}; "
+            f"got {shape_of(weight)}"
         )
-    wanted: dict[str, tuple[Tensor, tuple[int, ...]]] = {"target": (target, tokens)}
+    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {"target": (target, tokens)}
     if bias is not None:
-        wanted["bias"] = bias, (weight.shape[0],)
+        expected["bias"] = bias, (weight.shape[0],)
     if token_weights is not None:
-        wanted["token_weights"] = token_weights, tokens
-    for name, (tensor, shape) in wanted.items():
-        if _shape(tensor) != shape:
-            raise ValueError(f"{name} must be {shape}, got {_shape(tensor)}")
+        expected["token_weights"] = token_weights, tokens
+    for name, (tensor, shape) in expected.items():
+        if shape_of(tensor) != shape:
+            raise ValueError(f"{name} must be {shape}, got {shape_of(tensor)}")
     if target.dtype != torch.int64:
         raise ValueError(f"target must be torch.int64, class numbers; got {target.dtype}")
-    named = {"hidden": hidden, "weight": weight} | {n: t for n, (t, _) in wanted.items()}
+    named = {"hidden": hidden, "weight": weight} | {n: t for n, (t, _) in expected.items()}
     for name, tensor in named.items():
         if tensor.device != hidden.device:
             raise ValueError(f"{name} is on {tensor.device}, hidden on {hidden.device}")
@@ -166,7 +166,7 @@ def _check(
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must be of a floating-point dtype, got {tensor.dtype}")
         same = tensor.dtype == hidden.dtype or name == "token_weights"
-        if not same and not _autocasts(hidden.device.type):
+        if not same and not autocast_enabled(hidden.device.type):
             raise ValueError(
                 f"{name} is {tensor.dtype}, hidden is {hidden.dtype}: they must have one "
                 "floating-point dtype, or run under autocast"
@@ -178,8 +178,8 @@ def _check_numbers(
 ) -> None:
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
-    bytes_given = is_whole(memory) and int(memory) > 0
-    if not bytes_given and not (isinstance(memory, str) and memory in MEMORY_PLANS):
+    is_byte_count = is_whole(memory) and int(memory) > 0
+    if not is_byte_count and not (isinstance(memory, str) and memory in MEMORY_PLANS):
         raise ValueError(
             "memory must be 'least', 'balanced' or a whole number of bytes of at least 1, "
             f"got {memory!r:.60}"

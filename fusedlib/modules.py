@@ -10,7 +10,14 @@ from torch.nn.functional import silu
 
 from fusedlib.arguments import require_number, require_size, require_tensors
 from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.fused import LINEAR_FORWARDS, PACKED_MLP, Fused, hooked, plain_weights, unpack
+from fusedlib.fused import (
+    LINEAR_FORWARDS,
+    PACKED_MLP,
+    Fused,
+    has_hooks,
+    plain_weights,
+    unpack_earlier_checkpoint,
+)
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
 from fusedlib.norms import rms_norm
@@ -46,10 +53,10 @@ class SwiGLUMLP(nn.Module):
         if save not in SAVES:
             raise ValueError(f"save must be one of {', '.join(SAVES)}, got {save!r}")
         self.hidden_size, self.intermediate_size, self.save = hidden_size, intermediate_size, save
-        kind: dict[str, Any] = {"bias": False, "device": device, "dtype": dtype}
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, **kind)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, **kind)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, **kind)
+        options: dict[str, Any] = {"bias": False, "device": device, "dtype": dtype}
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, **options)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, **options)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, **options)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -78,7 +85,7 @@ class SwiGLUMLP(nn.Module):
         return f"{sizes}, save={self.save!r}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        unpack(self, PACKED_MLP, state_dict, prefix)
+        unpack_earlier_checkpoint(self, PACKED_MLP, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -113,11 +120,11 @@ class Linear(nn.Linear):
                 one whose weight or bias is no plain parameter.
             ValueError: a layer without inputs or outputs.
         """
-        kind, known = type(module), (nn.Linear.forward, cls.forward)
+        module_class, forwards = type(module), (nn.Linear.forward, cls.forward)
         if isinstance(module, Fused):
             raise TypeError("from_torch takes a torch.nn.Linear; apply_to has changed this one")
-        if not isinstance(module, nn.Linear) or kind.forward not in known:
-            name = f"{kind.__module__}.{kind.__qualname__}"
+        if not isinstance(module, nn.Linear) or module_class.forward not in forwards:
+            name = f"{module_class.__module__}.{module_class.__qualname__}"
             raise TypeError(f"from_torch takes a torch.nn.Linear with its own forward, got {name}")
         for name in ("weight", "bias"):
             held = getattr(module, name)
@@ -125,11 +132,11 @@ class Linear(nn.Linear):
                 raise TypeError(
                     f"the {name} is a {type(held).__qualname__}, not a torch.nn.Parameter"
                 )
-        if "forward" in vars(module) or hooked(module):
+        if "forward" in vars(module) or has_hooks(module):
             raise TypeError("the layer has hooks or a forward of its own, which would be lost")
-        made = cls(module.in_features, module.out_features, module.bias is not None, "meta")
-        made.weight, made.bias = module.weight, module.bias
-        return made.train(module.training)
+        layer = cls(module.in_features, module.out_features, module.bias is not None, "meta")
+        layer.weight, layer.bias = module.weight, module.bias
+        return layer.train(module.training)
 
     def forward(self, input: Tensor) -> Tensor:
         """y (..., out_features) of x (..., in_features)."""

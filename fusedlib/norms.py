@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fusedlib.arguments import require_number, require_tensors
 from fusedlib.compiled import left_to_compiler
-from fusedlib.functional import _autocasts, _plain_eager
-from fusedlib.kernels.host.route import has_kernels, transformed
+from fusedlib.functional import autocast_enabled, is_plain_eager
+from fusedlib.kernels.host.route import has_kernels, is_transformed
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rms_norm
 
 
@@ -43,18 +43,18 @@ def rms_norm(
     require_tensors("residual", x=x, weight=weight, residual=residual)
     if type(eps) is not float:
         require_number("eps", eps)
-    if residual is not None and x.dtype != residual.dtype and _autocasts(x.device.type):
+    if residual is not None and x.dtype != residual.dtype and autocast_enabled(x.device.type):
         dtype = torch.promote_types(x.dtype, residual.dtype)
         x, residual = x.to(dtype), residual.to(dtype)
     check_rms_norm(x, weight, residual, cast)
     dtypes = x.dtype in KERNEL_DTYPES and weight.dtype in KERNEL_DTYPES
     few = left_to_compiler(x.numel() // x.shape[-1])  # torch.export fixes Size.numel()
-    if not dtypes or few or not has_kernels(x.device) or transformed():
+    if not dtypes or few or not has_kernels(x.device) or is_transformed():
         return _plain(x, weight, eps, residual, cast)
     from fusedlib.kernels import rms_norm as kernels
 
     operands = (x, weight) if residual is None else (x, weight, residual)
-    direct = _plain_eager(*operands)
+    direct = is_plain_eager(*operands)
     call = kernels.RMSNormFunction.direct if direct else kernels.rms_norm_operator
     y, s, _ = call(x, weight, residual, float(eps), cast == "hf")
     return y if residual is None else (y, s)

@@ -11,8 +11,8 @@ from torch.nn import Parameter, functional
 from torch.overrides import has_torch_function
 
 from fusedlib.arguments import STRIDED, require_tensors
-from fusedlib.functional import _autocasts, _plain_eager, _shape
-from fusedlib.kernels.host.route import decided_tokens, has_kernels, transformed
+from fusedlib.functional import autocast_enabled, is_plain_eager, shape_of
+from fusedlib.kernels.host.route import has_kernels, is_transformed, tokens_to_route_by
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -46,22 +46,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         TypeError: an operand that is no tensor.
         ValueError: shapes, dtypes or devices that do not go together.
     """
-    if not _fit(x, weight, bias):
+    if not _are_valid(x, weight, bias):
         # Of torch.fx, say, or nested, which have no shape.
         if has_torch_function((x, weight, bias)) or any(map(_is_nested, (x, weight, bias))):
             return functional.linear(x, weight, bias)
         _check(x, weight, bias)
-    if not _splits(x, [weight], [bias]):
+    if not _may_split(x, [weight], [bias]):
         return functional.linear(x, weight, bias)
     from fusedlib.kernels import linear as kernels
 
-    if not _plain_eager(x, weight):
+    if not is_plain_eager(x, weight):
         return kernels.linear_operator(x, weight, bias)
     y: Tensor = kernels.LinearFunction.direct(x, weight, bias)
     return y
 
 
-def linears(
+def linear_by_each(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
     """`linear` of one x by each weight, (outputs, in_features), with each bias, (outputs,) or None.
@@ -69,9 +69,12 @@ def linears(
     Where all products go the same way they are one product: x is split once, and narrow layers
     count with the wide ones. Values have the same bits as those of the joined weight.
     """
-    alike = all(map(partial(_fit, x), weights, biases)) and len({*map(_wants, weights)}) == 1
+    alike = (
+        all(map(partial(_are_valid, x), weights, biases))
+        and len({*map(_requires_grad, weights)}) == 1
+    )
     biased = len({b is None for b in biases}) == 1
-    if not (alike and biased and _plain_eager(x, *weights) and _splits(x, weights, biases)):
+    if not (alike and biased and is_plain_eager(x, *weights) and _may_split(x, weights, biases)):
         return tuple(map(partial(linear, x), weights, biases))
     from fusedlib.kernels import linear as kernels
 
@@ -79,26 +82,26 @@ def linears(
     return y.split([weight.shape[0] for weight in weights], dim=-1)
 
 
-def _wants(operand: Tensor) -> bool:
+def _requires_grad(operand: Tensor) -> bool:
     return operand.requires_grad
 
 
-def _splits(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
+def _may_split(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
     """Whether some product of this call or of its backward may be of split factors."""
     if x.dtype != torch.float32 or not has_kernels(x.device):
         return False
-    from fusedlib.kernels.split import mm, some_pay
+    from fusedlib.kernels.split import any_is_faster_split, mm
 
     outputs, inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
-    tokens = decided_tokens(x.numel() // max(inputs, 1), mm.LEAST_SIZE)
+    tokens = tokens_to_route_by(x.numel() // max(inputs, 1), mm.MIN_SPLIT_SIZE)
     return (
-        some_pay(tokens, outputs, inputs)
+        any_is_faster_split(tokens, outputs, inputs)
         and _is_plain(x)
         and all(map(_is_plain, weights))
         and all(bias is None or _is_plain(bias) for bias in biases)
-        and not _autocasts(x.device.type)
-        and not transformed()
-        and _highest()
+        and not autocast_enabled(x.device.type)
+        and not is_transformed()
+        and _is_highest_precision()
     )
 
 
@@ -115,12 +118,12 @@ def _is_nested(operand: object) -> bool:
 
 
 @torch.compiler.assume_constant_result
-def _highest() -> bool:
+def _is_highest_precision() -> bool:
     """Whether torch's own fp32 products are IEEE's; torch.compile traces anew when that changes."""
     return torch.backends.cuda.matmul.fp32_precision != "tf32"
 
 
-def _fit(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def _are_valid(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether the operands go together without a look at autocast; quick, for most do."""
     tensors = isinstance(x, Tensor) and isinstance(weight, Tensor)
     if not tensors or x.is_nested or weight.is_nested or weight.ndim != 2:
@@ -142,14 +145,14 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if x.ndim == 0:
         raise ValueError("x must be (..., in_features), got a scalar")
     if weight.ndim != 2:
-        raise ValueError(f"weight must be (out_features, in_features), got {_shape(weight)}")
+        raise ValueError(f"weight must be (out_features, in_features), got {shape_of(weight)}")
     if x.shape[-1] != weight.shape[1]:
         raise ValueError(
-            f"x must be (..., {weight.shape[1]}) for weight {_shape(weight)}, got {_shape(x)}"
+            f"x must be (..., {weight.shape[1]}) for weight {shape_of(weight)}, got {shape_of(x)}"
         )
     if bias is not None and (bias.ndim != 1 or bias.shape[0] != weight.shape[0]):
         raise ValueError(
-            f"bias must be ({weight.shape[0]},) for weight {_shape(weight)}, got {_shape(bias)}"
+            f"bias must be ({weight.shape[0]},) for weight {shape_of(weight)}, got {shape_of(bias)}"
         )
     _check_alike("weight", weight, x)
     if bias is not None:
@@ -159,7 +162,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 def _check_alike(name: str, operand: Tensor, x: Tensor) -> None:
     if operand.device != x.device:
         raise ValueError(f"{name} is on {operand.device}, x on {x.device}")
-    if operand.dtype != x.dtype and not _autocasts(x.device.type):
+    if operand.dtype != x.dtype and not autocast_enabled(x.device.type):
         raise ValueError(
             f"{name} is {operand.dtype}, x is {x.dtype}: they must have one dtype, or run under "
             "autocast"

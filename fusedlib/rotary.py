@@ -10,8 +10,8 @@ from torch.nn.functional import embedding, pad
 
 from fusedlib.arguments import require_size, require_tensors
 from fusedlib.compiled import left_to_compiler
-from fusedlib.functional import _plain_eager
-from fusedlib.kernels.host.route import has_kernels, transformed
+from fusedlib.functional import is_plain_eager
+from fusedlib.kernels.host.route import has_kernels, is_transformed
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rope
 
 
@@ -59,20 +59,20 @@ def rope(
     fixed = not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
     dtypes = q.dtype in KERNEL_DTYPES and cos.dtype in KERNEL_DTYPES
     few = positions is None and left_to_compiler(q.shape[0] * q.shape[2])
-    if not fixed or not dtypes or few or not has_kernels(q.device) or transformed():
+    if not fixed or not dtypes or few or not has_kernels(q.device) or is_transformed():
         return _padded(_plain(q, k, cos, sin, positions), width)
     from fusedlib.kernels import rope as kernels
 
-    if _plain_eager(q, k, cos, sin):
-        turned = kernels.RopeFunction.direct(q, k, cos, sin, positions, False, width)
-        return cast(tuple[Tensor, Tensor], turned)
+    if is_plain_eager(q, k, cos, sin):
+        rotated = kernels.RopeFunction.direct(q, k, cos, sin, positions, False, width)
+        return cast(tuple[Tensor, Tensor], rotated)
     return _padded(kernels.rope_operator(q, k, cos, sin, positions), width)
 
 
-def _padded(turned: tuple[Tensor, Tensor], width: int | None) -> tuple[Tensor, Tensor]:
+def _padded(rotated: tuple[Tensor, Tensor], width: int | None) -> tuple[Tensor, Tensor]:
     if width is None:
-        return turned
-    q, k = (pad(x, (0, width - x.shape[-1])) for x in turned)
+        return rotated
+    q, k = (pad(x, (0, width - x.shape[-1])) for x in rotated)
     return q, k
 
 
@@ -89,5 +89,5 @@ def _plain(
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     turning, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
     a, b = turning.chunk(2, dim=-1)
-    turned = turning * cos + torch.cat([-b, a], dim=-1) * sin
-    return torch.cat([turned.to(x.dtype), rest], dim=-1)
+    rotated = turning * cos + torch.cat([-b, a], dim=-1) * sin
+    return torch.cat([rotated.to(x.dtype), rest], dim=-1)

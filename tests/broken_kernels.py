@@ -59,9 +59,12 @@ BROKEN_FEW = {
     "last tile of a span left out": ("first + SPAN * SIDE,", "first + SPAN * SIDE - SIDE,"),
     "last token left out": ("(b, 0, column, tokens,", "(b, 0, column, tokens - 1,"),
     "wrong factor of a weight's gradient": ("d_gate_up, x, d_w", "d_gate_up, dy, d_w"),
-    "d_x left out": ("of_x = wants[0] *", "of_x = 0 *"),
-    "a weight's gradient left out": ("of_down = wants[2] *", "of_down = 0 *"),
-    "the other weight's gradient left out": ("of_gate_up = wants[1] *", "of_gate_up = 0 *"),
+    "d_x left out": ("x_programs = wants[0] *", "x_programs = 0 *"),
+    "a weight's gradient left out": ("down_programs = wants[2] *", "down_programs = 0 *"),
+    "the other weight's gradient left out": (
+        "gate_up_programs = wants[1] *",
+        "gate_up_programs = 0 *",
+    ),
 }
 FEW_NAMES = ("_few_down_kernel", "_few_gradients_kernel")
 
@@ -89,7 +92,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     A plan's new matrices are NaN: memory that the right kernels wrote before may hold their
     results, so that a gradient which nobody writes would look right.
     """
-    monkeypatch.setattr(binaries, "_FOUND", {})
+    monkeypatch.setattr(binaries, "_LOADED", {})
     monkeypatch.setattr(route, "_PLANS", {})
 
     def allocator(device):
@@ -119,7 +122,7 @@ def _started(monkeypatch: pytest.MonkeyPatch, kernels: list[object]) -> list[Lau
     original = Launch.__call__
 
     def noted(self: Launch, *matrices: torch.Tensor) -> None:
-        listed = hasattr(matrices[0], "listed")  # for a training step to come
+        listed = hasattr(matrices[0], "recorded_launches")  # for a training step to come
         if not listed and any(self.kernel is kernel for kernel in kernels):
             started.append(self)
         original(self, *matrices)
@@ -132,10 +135,10 @@ def without_scales(monkeypatch) -> None:
     """Split factors whose lines' words say nothing."""
     from fusedlib.kernels.split import parts
 
-    split_factor = parts.Splitting.__call__
+    split_factor = parts.FactorSplitter.__call__
 
     def broken(self, source, below=None):
         found, words = split_factor(self, source, below)
         return found, words * 0
 
-    monkeypatch.setattr(parts.Splitting, "__call__", broken)
+    monkeypatch.setattr(parts.FactorSplitter, "__call__", broken)

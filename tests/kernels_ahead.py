@@ -66,9 +66,9 @@ def calls_of_swiglu(arch: int) -> Calls:
     }
     for name, (call, direction, table) in directions.items():
         yield name, partial(call, table[arch])
-        for small in swiglu_configs.few_tokens(direction, arch):
+        for small in swiglu_configs.few_tokens_configs(direction, arch):
             yield f"{name} few tokens {small.block_n} wide", partial(call, small)
-        for tile in swiglu_configs.AT_ONCE.get((direction, arch), (0, ()))[1]:
+        for tile in swiglu_configs.ONE_WAVE_CONFIGS.get((direction, arch), (0, ()))[1]:
             yield f"{name} at once {tile.block_m} by {tile.block_n}", partial(call, tile)
         if "in place" not in name:
             yield f"{name} unaligned", partial(call, UNALIGNED, WIDE + 1)
@@ -80,8 +80,8 @@ def calls_of_swiglu(arch: int) -> Calls:
     for module in (few_tokens, projections):
         module.architecture = lambda _: arch
     card, widths = torch.device("meta"), (WIDE, 1024, 1024)
-    deepest = 256 if arch in few_tokens.D_X else 64
-    for config in few_tokens.DOWN.get(arch, few_tokens.OTHERWISE):
+    deepest = 256 if arch in few_tokens.D_X_CONFIGS else 64
+    for config in few_tokens.ROW_PRODUCT_CONFIGS.get(arch, few_tokens.DEFAULT_CONFIGS):
         for module in (few_tokens, projections):
             module.chosen = lambda *_, config=config, **__: config
         size = f"{config.block_m} by {config.block_n}"
@@ -92,11 +92,13 @@ def calls_of_swiglu(arch: int) -> Calls:
             launch = projections._forward_launch(card, 37, WIDE, widths, biased)
             name = f"few projections {size}{', biased' * biased}"
             yield name, partial(launch, *[meta(37, WIDE)] * 10)
-    projections.SMALL = 1 << 40
-    for config, tokens in product(few_tokens.D_X.get(arch, few_tokens.OTHERWISE), (64, 128, 256)):
+    projections.SMALL_WEIGHTS = 1 << 40
+    for config, tokens in product(
+        few_tokens.D_X_CONFIGS.get(arch, few_tokens.DEFAULT_CONFIGS), (64, 128, 256)
+    ):
         if tokens > deepest:
             continue
-        few_tokens.chosen = lambda *_, config=config, **__: config
+        few_tokens.choose_config = lambda *_, config=config, **__: config
         size = f"{config.block_m} by {config.block_n} of {tokens} tokens"
         launch = few_tokens.gradients_launch((True, True, True), card, tokens, WIDE, WIDE)
         yield f"few gradients {size}", partial(launch, *[meta(tokens, WIDE)] * 9)
@@ -106,7 +108,11 @@ def calls_of_swiglu(arch: int) -> Calls:
 
 def calls_of_hopper(arch: int) -> Calls:
     """The kernels with fixed roles."""
-    widths = {"fwd": 4096, "bwd": hopper.SHORT_SUM + 16, "bwd ahead": hopper.SHORT_SUM}
+    widths = {
+        "fwd": 4096,
+        "bwd": hopper.MAX_HIDDEN_TO_PREFETCH + 16,
+        "bwd ahead": hopper.MAX_HIDDEN_TO_PREFETCH,
+    }
     for (name, hidden), store, dtype in product(widths.items(), (True, False), (BF16, FP16)):
         matrix = meta(300, hidden, dtype=dtype)
         if name == "fwd":
@@ -133,7 +139,7 @@ def calls_of_split(arch: int) -> Calls:
     for name, columns in (("even", 1024), ("ragged", 1025)):
         source = meta(300, columns, dtype=FP32)
         for by_columns in (False, True):
-            splitting = parts.Splitting(source, by_columns, new)
+            splitting = parts.FactorSplitter(source, by_columns, new)
             yield f"{name} {'columns' if by_columns else 'rows'}", partial(splitting, source)
 
 

@@ -72,7 +72,7 @@ def play(arch: int, processors: int) -> None:
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(
         multi_processor_count=processors
     )
-    functional._PLAIN = frozenset((Paper, torch.Tensor, Parameter))
+    functional._PLAIN_TYPES = frozenset((Paper, torch.Tensor, Parameter))
     from fusedlib.kernels.few_tokens import products as few_products
     from fusedlib.kernels.host import plan, products
     from fusedlib.kernels.split import mm, parts, product
@@ -83,8 +83,8 @@ def play(arch: int, processors: int) -> None:
     plain = products.Products(
         *[by_rows] * 2, *[by_columns] * 2, *[over_tokens] * 2
     )  # fmt: skip
-    products.TORCH = products.FP32 = plain
-    mm.watched = lambda a, b: False
+    products.TORCH_PRODUCTS = products.TORCH_FP32_PRODUCTS = plain
+    mm.is_operator_visible = lambda a, b: False
     for module in (plan, few_products, parts, product):
         module.allocator = lambda device: lambda shape, strides, dtype: paper(shape, dtype, strides)
 
@@ -95,8 +95,8 @@ class Noted:
     def __init__(self):
         from fusedlib.kernels.host import binaries, launch
 
-        binaries.ahead = lambda key, compiled: None
-        binaries._loaded = lambda made: binaries.Binary(lambda *_: None, ())
+        binaries.compile_in_background = lambda key, compiled: None
+        binaries._load = lambda made: binaries.Binary(lambda *_: None, ())
         self.keys, self._seen = {}, []
         triton.knobs.runtime.jit_cache_hook = self.hook
         original = launch.Launch._start
@@ -123,7 +123,10 @@ class Noted:
 def call(weights, tokens):
     """Training by both modes, graphs retained or not, of all gradients or some; inference."""
     (_, hidden), dtype = weights[0].shape, weights[0].dtype
-    if functional.path_of(paper((tokens, hidden), dtype), *weights) == functional.route.PLAIN:
+    if (
+        functional.path_of(paper((tokens, hidden), dtype), *weights)
+        == functional.route.PLAIN_PYTORCH
+    ):
         return
     for save, in_place in (("gate_up", True), ("gate_up", False), ("input", True)):
         x = paper((tokens, hidden), dtype).requires_grad_()
@@ -136,13 +139,13 @@ def call(weights, tokens):
 
 def calls(weights, lengths) -> dict:
     """What they meet, held against what is listed."""
-    from fusedlib.kernels.host import ahead
+    from fusedlib.kernels.host import prebuild
 
     noted = Noted()
     for tokens in lengths:
         call(weights, tokens)
     wide, hidden = weights[0].shape
-    listed = ahead.binaries_of(hidden, wide // 2, weights[0].dtype, CARD)
+    listed = prebuild.layer_binaries(hidden, wide // 2, weights[0].dtype, CARD)
     return {
         "listed": [each.name for each in listed.values()],
         "not listed": [str(key) for key in noted.keys.keys() - listed.keys()],
@@ -160,7 +163,7 @@ def specialise() -> None:
 
     for parameter in swiglu._swiglu_bwd_kernel.params:
         parameter.do_not_specialize = False
-    launch._kind = lambda number, parameter: None
+    launch._specialization_key = lambda number, parameter: None
 
 
 def warm(weights, lengths) -> dict:

@@ -33,24 +33,24 @@ def split_everything(monkeypatch) -> None:
     """Products of any size are split."""
     from fusedlib.kernels import split
 
-    gates = sys.modules[split.split_pays.__module__]
-    for name in ("LEAST_SIZE", "LEAST_RESULTS", "LEAST_WORK"):
+    gates = sys.modules[split.is_faster_split.__module__]
+    for name in ("MIN_SPLIT_SIZE", "MIN_SPLIT_RESULTS", "MIN_SPLIT_WORK"):
         monkeypatch.setattr(gates, name, 1)
 
 
 def note_products(monkeypatch) -> list[tuple[torch.Size, torch.Size]]:
     """Sizes of the factors that are split from now on, product by product; a plan's are none."""
-    from fusedlib.kernels.split.product import Product
+    from fusedlib.kernels.split.product import SplitProduct
 
     sizes = []
-    original = Product.__call__
+    original = SplitProduct.__call__
 
     def noted(self, a, b, below=None):
         if isinstance(a, Tensor):
             sizes.append((a.shape, b.shape))
         return original(self, a, b, below)
 
-    monkeypatch.setattr(Product, "__call__", noted)
+    monkeypatch.setattr(SplitProduct, "__call__", noted)
     return sizes
 
 

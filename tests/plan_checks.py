@@ -43,23 +43,25 @@ def put_apart(monkeypatch, forward: bool = True, backward: bool = True) -> None:
     """Route calls of more than few tokens there, or to one fused kernel; plans are made anew."""
     most = {route.FORWARD_N: forward, route.BACKWARD_N: backward}
     monkeypatch.setattr(
-        route, "most_apart", lambda device, inner, n: 1 << 40 if most[n] else route.FEW_TOKENS
+        route,
+        "max_unfused_tokens",
+        lambda device, inner, n: 1 << 40 if most[n] else route.FEW_TOKENS,
     )
     without_small_tiles(monkeypatch)
 
 
 def without_small_tiles(monkeypatch) -> None:
-    """Route calls as a card without `AT_ONCE` and without their gradients by one launch."""
-    monkeypatch.setattr(swiglu_configs, "AT_ONCE", {})
-    monkeypatch.setattr(route, "most_few_gradients", lambda *_: route.FEW_TOKENS)
-    monkeypatch.setattr(route, "most_tokens", cache(route.most_tokens.__wrapped__))
+    """Route calls as a card without `ONE_WAVE_CONFIGS`, their gradients in several launches."""
+    monkeypatch.setattr(swiglu_configs, "ONE_WAVE_CONFIGS", {})
+    monkeypatch.setattr(route, "max_one_launch_tokens", lambda *_: route.FEW_TOKENS)
+    monkeypatch.setattr(route, "length_class_ends", cache(route.length_class_ends.__wrapped__))
     monkeypatch.setattr(route, "_PLANS", {})
 
 
 def only_tiles(monkeypatch) -> None:
     """Route calls as a card that is no Hopper does."""
     put_apart(monkeypatch, False, False)
-    monkeypatch.setattr(route, "_has_roles", lambda device: False)
+    monkeypatch.setattr(route, "_runs_warp_specialized", lambda device: False)
 
 
 def note_launches(monkeypatch) -> list[str]:
@@ -113,7 +115,7 @@ def check_second_call(monkeypatch, leaves, dy) -> None:
 def check_gate_up_written_over(leaves, dy, retained: bool) -> None:
     """By d(gate|up), and only where nobody sees it: graphs not retained, and no hooks."""
     y = checks.mlp(*leaves)
-    own = y.grad_fn.own
+    own = y.grad_fn.private_gate_up
     before = own.clone()
     first = grad(y, leaves, dy, retain_graph=retained)
     assert torch.equal(own, before) == retained

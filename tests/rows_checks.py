@@ -21,7 +21,7 @@ from fusedlib import reference, rms_norm, rope
 from fusedlib.bench import check
 from fusedlib.kernels.host.route import has_kernels
 from fusedlib.patch import recomputed
-from fusedlib.patch.recomputed import forget
+from fusedlib.patch.recomputed import recompute_in_backward
 from gradient_checks import LAYOUTS, close, same
 from swiglu_checks import worse
 
@@ -190,7 +190,7 @@ def check_norm_output_computed_again(device: str) -> None:
         y, s = rms_norm(own["x"], own["weight"], residual=own["residual"])
         if doubled:  # as a hook might
             y.mul_(2)
-        product = (lambda y, z: forget(y, z)) if forgets else (lambda y, z: z)
+        product = (lambda y, z: recompute_in_backward(y, z)) if forgets else (lambda y, z: z)
         with saved_tensors_hooks(lambda t: t, lambda t: t) if hooked else nullcontext():
             z = product(y, linear(y, own["w"])) + product(y, linear(y, own["w"][:1])) + s.sum()
         return [z.detach(), *grad(z.square().sum(), list(own.values()))]
@@ -204,7 +204,7 @@ def check_norm_output_computed_again(device: str) -> None:
         for one, other in zip(found, of, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
     y = rms_norm(own["x"], own["weight"])
-    loss = forget(y, linear(y, own["w"])).sum()
+    loss = recompute_in_backward(y, linear(y, own["w"])).sum()
     with torch.no_grad():
         own["weight"].mul_(2)
     if kernels:

@@ -20,7 +20,7 @@ from fusedlib.kernels import linear_cross_entropy as linear_cross_entropy_kernel
 from fusedlib.kernels import swiglu_configs
 from fusedlib.kernels.accumulate import accumulate_fwd
 from fusedlib.kernels.host import route
-from fusedlib.kernels.split.product import split_product, stored_product
+from fusedlib.kernels.split.product import split_product, split_product_of_stored
 from fusedlib.loss import linear_cross_entropy
 from swiglu_checks import mlp as mlp_of
 
@@ -78,22 +78,22 @@ def mlp(tokens: int, hidden: int, inner: int) -> None:
 
 
 @run("swiglu-tma")
-@patch.object(route, "most_apart", return_value=route.FEW_TOKENS)
-@patch.object(route, "_has_roles", return_value=False)
-@patch.dict(swiglu_configs.AT_ONCE, clear=True)
+@patch.object(route, "max_unfused_tokens", return_value=route.FEW_TOKENS)
+@patch.object(route, "_runs_warp_specialized", return_value=False)
+@patch.dict(swiglu_configs.ONE_WAVE_CONFIGS, clear=True)
 def swiglu_tma(*_: object) -> None:
     """The fused kernels, where Hopper takes cuBLAS's product and a pointwise kernel."""
     mlp(130, 64, 96)
 
 
 @run("swiglu-pointers")
-@patch.object(route, "most_apart", return_value=route.FEW_TOKENS)
+@patch.object(route, "max_unfused_tokens", return_value=route.FEW_TOKENS)
 def swiglu_pointers(_: object) -> None:
     mlp(70, 49, 83)
 
 
 @run("swiglu-apart")
-@patch.object(route, "most_apart", return_value=1 << 40)
+@patch.object(route, "max_unfused_tokens", return_value=1 << 40)
 def swiglu_apart(_: object) -> None:
     mlp(70, 48, 83)
 
@@ -144,9 +144,9 @@ def split() -> None:
     for left, right in ((a, b), (a.T.contiguous().T, b.T.contiguous().T)):
         near(split_product(left, right), a.double() @ b.double(), 1e-6)
     above, below = (t.clone() for t in b.chunk(2))
-    near(stored_product(a, above, (False, False), below), a.double() @ b.double(), 1e-6)
+    near(split_product_of_stored(a, above, (False, False), below), a.double() @ b.double(), 1e-6)
     above, below = (t.clone() for t in b.T.chunk(2))
-    near(stored_product(a, above, (False, True), below), a.double() @ b.double(), 1e-6)
+    near(split_product_of_stored(a, above, (False, True), below), a.double() @ b.double(), 1e-6)
 
 
 @run("linear-cross-entropy")

@@ -22,7 +22,7 @@ def short_spans(monkeypatch):
     """Sums are of five blocks here; a tile is one block, in a third of the time of eight."""
     monkeypatch.setattr(products, "SPAN", 128)
     monkeypatch.setattr(products, "INTERPRETER", Config(128, 128, 64, 4, 1, group_m=2))
-    monkeypatch.setattr(parts, "LOOKING", 3)
+    monkeypatch.setattr(parts, "SUMMARY_PROGRAMS", 3)
 
 
 @pytest.mark.parametrize("name", checks.FAMILIES)
@@ -53,8 +53,8 @@ def test_small_blocks(monkeypatch):
 
 @pytest.mark.parametrize("shares", [2, 3])
 def test_shares_of_a_sum(monkeypatch, shares):
-    monkeypatch.setattr(products, "LEAST_SHARE", 64)
-    monkeypatch.setattr(products, "shares_of", lambda *_: shares)
+    monkeypatch.setattr(products, "MIN_K_PER_SPLIT", 64)
+    monkeypatch.setattr(products, "choose_k_splits", lambda *_: shares)
     for turned in checks.TURNS:
         checks.check_family("terms that differ by 2^30", "cpu", turned=turned)
     checks.check_not_finite("cpu")
@@ -64,7 +64,7 @@ def test_shares_of_a_sum(monkeypatch, shares):
 def test_few_results_are_shared():
     """On 132 multiprocessors: into rounds that all of them compute, where writing pays."""
     shapes = (1024, 2560, 10240), (1024, 1024, 4096), (4096, 4096, 4096), (20480, 2560, 1024)
-    assert [products.shares_of(*shape, 132) for shape in shapes] == [4, 2, 1, 1]
+    assert [products.choose_k_splits(*shape, 132) for shape in shapes] == [4, 2, 1, 1]
 
 
 @given(
@@ -105,7 +105,7 @@ def test_sums_that_fp32_holds_are_exact():
 def test_parts_add_up(by_columns):
     a = torch.randn(130, 200) * 3e-4 * torch.exp2(torch.randint(-30, 30, (130, 1)).float())
     a[3, :150], a[4], a[5, 7], a[6] = 0.0, 0.0, 1e-42, torch.randn(200) * 1e-41
-    found, words = parts.Splitting(a, by_columns)(a)
+    found, words = parts.FactorSplitter(a, by_columns)(a)
     assert found.shape == (2 * 256, 256) and words.shape == (256,)
     high, low = found.double().chunk(2)
     assert not any(p[130:].any() or p[:, 200:].any() for p in (high, low))
@@ -129,19 +129,19 @@ def test_low_bits_are_seen():
                                (2, 1 + 2.0**-11, [0, 0, 1])):  # fmt: skip
         a[row, 7] = value
         for by_columns, stored in ((False, a), (True, a.mT.contiguous())):
-            _, words = parts.Splitting(stored, by_columns)(stored)
+            _, words = parts.FactorSplitter(stored, by_columns)(stored)
             assert (words[:3] & 1).tolist() == wanted
 
 
 def test_small_products_are_torchs_and_others_are_split(monkeypatch):
     a, b = checks.drawn(checks.SHAPE)
     assert torch.equal(mm.split_mm(a, b), a @ b)
-    for least in ("LEAST_SIZE", "LEAST_RESULTS", "LEAST_WORK"):
+    for least in ("MIN_SPLIT_SIZE", "MIN_SPLIT_RESULTS", "MIN_SPLIT_WORK"):
         monkeypatch.setattr(mm, least, 1)
     assert torch.equal(mm.split_mm(a, b), checks.product(a, b))
-    monkeypatch.setattr(mm, "SPLITS", False)  # FUSEDLIB_SPLIT=0
+    monkeypatch.setattr(mm, "SPLITTING_ALLOWED", False)  # FUSEDLIB_SPLIT=0
     assert torch.equal(mm.split_mm(a, b), a @ b)
-    monkeypatch.setattr(mm, "SPLITS", True)
+    monkeypatch.setattr(mm, "SPLITTING_ALLOWED", True)
     for m, k, n in ((0, 300, 5), (5, 300, 0), (5, 0, 7)):
         c = mm.split_mm(torch.ones(m, k), torch.ones(k, n))
         assert c.shape == (m, n) and not c.any()
@@ -157,19 +157,19 @@ def test_what_does_not_fit_is_refused():
 # --- teeth ---------------------------------------------------------------------------------------
 
 LAST = "((i == m - 1)[:, None] & (j == n - 1)[None, :])"
-BLOCKS = "tl.minimum(begin + share, k), BLOCK_K)"
+BLOCKS = "tl.minimum(begin + k_per_split, k), BLOCK_K)"
 DOTS = "tl.dot(al, bh, tl.dot(ah, bl))"
 BROKEN = {
     "dropped K block": ("range(begin, tl", "range(begin + BLOCK_K, tl"),
-    "dropped ragged K block": ("share, k)", "share, k // 64 * 64)"),
+    "dropped ragged K block": ("k_per_split, k)", "k_per_split, k // 64 * 64)"),
     "first span lost": ("total += acc", "total = tl.zeros_like(acc)"),
     "span added twice": ("            acc = tl.zeros_like(acc)\n", ""),
     "low part of A left out": (DOTS, "tl.dot(ah, bl)"),
     "low part of B left out": (DOTS, "tl.dot(al, bh)"),
     "wrong last element": ("n + j[None, :], total,",
                            f"n + j[None, :], total + tl.where({LAST}, 1e-3, 0.0),"),
-    "first row's scale": ("tl.load(a_words + i)", "tl.load(a_words + i * 0)"),
-    "first column's scale": ("tl.load(b_words + j)", "tl.load(b_words + j * 0)"),
+    "first row's scale": ("tl.load(a_exponents + i)", "tl.load(a_exponents + i * 0)"),
+    "first column's scale": ("tl.load(b_exponents + j)", "tl.load(b_exponents + j * 0)"),
     "half of a scale": ("total *= second", "total *= (second * 0 + (127 << 23))"),
     "rows scaled by their first block": (
         "for start in range(0, columns, WIDTH)", "for start in range(0, WIDTH, WIDTH)",
@@ -193,9 +193,9 @@ def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
         monkeypatch.setattr(products, "split_product", broken.split_product)
         monkeypatch.setattr(broken, "SPAN", 128)
     else:
-        monkeypatch.setattr(broken, "LOOKING", 3)
+        monkeypatch.setattr(broken, "SUMMARY_PROGRAMS", 3)
         monkeypatch.setattr(broken, "INTERPRETED_ROWS", broken.Blocks(4, 64, 128))
-        monkeypatch.setattr(products, "Splitting", broken.Splitting)
+        monkeypatch.setattr(products, "FactorSplitter", broken.FactorSplitter)
     with pytest.raises(AssertionError):
         for turned in ((False, True), (True, False)):
             checks.check_family("terms that differ by 2^30", "cpu", turned=turned)

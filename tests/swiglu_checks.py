@@ -277,7 +277,7 @@ def check_compiled(device: str, dtype: str = "float32", backend: str = "inductor
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         dynamic = torch.compile(swiglu_mlp, fullgraph=True, dynamic=True, backend=backend)
-        for tokens in (SHAPE[0], 33, 2, 130):  # one way and the other of `down_last`
+        for tokens in (SHAPE[0], 33, 2, 130):  # one way and the other of `is_d_w_down_last`
             shape = tokens, HIDDEN, INNER
             assert misses_mlp(device, dtype, shape, "gate_up", dynamic, pair=pair) == []
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

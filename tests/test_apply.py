@@ -21,7 +21,7 @@ pytest.importorskip("transformers")
 
 import fusedlib
 from fusedlib import projection
-from fusedlib.fused import Fused, fusion_of
+from fusedlib.fused import Fused, fusion_state
 from fusedlib.patch import apply
 from fusedlib.patch import modules as fused_modules
 from llama_models import NAMES, TOKENS, VOCABULARY, make, misses_of, parameter, results, tokens
@@ -741,13 +741,13 @@ def test_other_dtypes_keep_their_linear_layers(dtype):
     assert f"{dtype}; only fp32 is split" in str(report)
     assert max(map(len, str(report).splitlines())) < 100
     assert type(model.model.layers[0].self_attn.o_proj) is nn.Linear
-    assert not any("linear" in fusion_of(m).switches for m in model.modules())
+    assert not any("linear" in fusion_state(m).switches for m in model.modules())
 
 
 def test_the_switch_leaves_linear_layers_alone():
     _, patched = pair(switches={"linear": False})
     assert not any(isinstance(m, fused_modules.FusedLinear) for m in patched.modules())
-    assert not any("linear" in fusion_of(m).switches for m in patched.modules())
+    assert not any("linear" in fusion_state(m).switches for m in patched.modules())
 
 
 def test_projections_first_and_the_rest_later():

@@ -17,7 +17,7 @@ from fusedlib import functional
 from fusedlib.bench import allocations
 from fusedlib.kernels.host import ops, products, route
 from fusedlib.kernels.host.launch import Launch
-from fusedlib.kernels.host.products import down_last
+from fusedlib.kernels.host.products import is_d_w_down_last
 from fusedlib.kernels.split import mm
 from measure import ledger
 from measure.ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
@@ -32,7 +32,7 @@ SHAPES = [(128, 384, 512), (384, 128, 96), (128, 128, 192)]
 def test_llama_3_70b_by_hand():
     problem = SwiGLUProblem(4096, 8192, 28672)  # MiB in bf16: F is 224, D is 64, W is 448
     assert total(FUSED.peak(problem)[1]).mib(problem) == 224 + 64 + 2 * 448 + 448 + 64
-    assert down_last(4096, 8192, 28672, ALL) and not down_last(8192, 4096, 14336, ALL)
+    assert is_d_w_down_last(4096, 8192, 28672, ALL) and not is_d_w_down_last(8192, 4096, 14336, ALL)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,10 @@ def test_llama_3_70b_by_hand():
 def test_the_rule_takes_the_order_of_the_lower_peak(splits, books):
     chosen = set()
     for shape in product(SIZES, repeat=3):
-        problem, last = SwiGLUProblem(*shape, "float32"), down_last(*shape, ALL, splits=splits)
+        problem, last = (
+            SwiGLUProblem(*shape, "float32"),
+            is_d_w_down_last(*shape, ALL, splits=splits),
+        )
         chosen.add(last)
         for book in books:
             order = book.otherwise if last else book.backward
@@ -57,14 +60,14 @@ def test_gradients_that_are_not_wanted_are_not_counted():
     # At 96·128·96 F is 3, D is 4, W is 4 (of 3072 elements). All wanted: 6 + 4 + 12 and 3 + 12 + 6;
     # without d_w_gate_up 6 + 4 + 4 and 3 + 4 + 6; without d_x 6 + 4 + 8 and 3 + 8 + 6.
     for wants in (ALL, (True, False, False, True), (False, True, False, True)):
-        assert down_last(96, 128, 96, wants)
+        assert is_d_w_down_last(96, 128, 96, wants)
     # At 128·96·96 F is 4, D is 4, W is 3: 8 + 3 + 4 and 4 + 4 + 8 without d_w_gate_up.
-    assert not down_last(128, 96, 96, (True, False, False, True))
+    assert not is_d_w_down_last(128, 96, 96, (True, False, False, True))
 
 
 def test_of_a_pair_the_order_is_the_packed_weight_s():
     for shape, splits, of_x in product(product(SIZES, repeat=3), (False, True), (False, True)):
-        found = {down_last(*shape, (of_x, *of_gate_up, True), splits=splits)
+        found = {is_d_w_down_last(*shape, (of_x, *of_gate_up, True), splits=splits)
                  for of_gate_up in ((True, True), (True, False), (False, True))}  # fmt: skip
         assert len(found) == 1
 
@@ -73,7 +76,7 @@ def test_of_a_pair_the_order_is_the_packed_weight_s():
 def kernels(monkeypatch):
     """Kernels that are taken for fp32 on the CPU and start nothing."""
     monkeypatch.setattr(route, "has_kernels", lambda _: True)
-    monkeypatch.setattr(route, "TAKEN", (torch.float32,))
+    monkeypatch.setattr(route, "FUSED_KERNEL_DTYPES", (torch.float32,))
     monkeypatch.setattr(route, "_PLANS", {})
     monkeypatch.setattr(Launch, "__call__", lambda *_: None)
 
@@ -106,7 +109,7 @@ def test_a_pass_holds_what_is_counted(kernels, shape, save, pair):
 
 
 def test_the_other_order_is_seen_to_hold_more(kernels, monkeypatch):
-    monkeypatch.setattr(products, "down_last", lambda *_, **_named: False)
+    monkeypatch.setattr(products, "is_d_w_down_last", lambda *_, **_named: False)
     assert peak_mib(functional.swiglu_mlp, SHAPES[0]) > 1.05 * counted(FUSED, SHAPES[0])
 
 
@@ -133,9 +136,9 @@ def test_a_pass_with_products_apart_holds_what_is_counted(kernels, monkeypatch, 
 @pytest.mark.parametrize("save", functional.SAVES)
 @pytest.mark.parametrize("shape", [SHAPES[0], (384, 256, 256)], ids=str)
 def test_split_products_hold_what_is_counted(kernels, monkeypatch, shape, save, pair):
-    monkeypatch.setattr(route, "_full", lambda dtype, device: dtype == torch.float32)
-    route._some_split.cache_clear()
-    for least in ("LEAST_SIZE", "LEAST_RESULTS", "LEAST_WORK"):
+    monkeypatch.setattr(route, "_is_fp32_on_gpu", lambda dtype, device: dtype == torch.float32)
+    route._any_product_splits.cache_clear()
+    for least in ("MIN_SPLIT_SIZE", "MIN_SPLIT_RESULTS", "MIN_SPLIT_WORK"):
         monkeypatch.setattr(mm, least, 1)
     book = {"gate_up": SPLIT, "input": SPLIT_INPUT}[save]
     found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape, pair)

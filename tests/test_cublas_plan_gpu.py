@@ -18,7 +18,7 @@ SHAPES = [(65, 64, 80), (130, 208, 272), (517, 384, 1072), (1024, 256, 4096)]
 @pytest.fixture(autouse=True)
 def _only_plans_made_here(monkeypatch):
     plan_checks.without_small_tiles(monkeypatch)
-    if route.most_apart(torch.device("cuda", 0), 272, route.BACKWARD_N) < 130:
+    if route.max_unfused_tokens(torch.device("cuda", 0), 272, route.BACKWARD_N) < 130:
         plan_checks.put_apart(monkeypatch)  # a card that is no Hopper
 
 
@@ -44,7 +44,7 @@ def test_the_peak_is_that_of_the_chosen_order(monkeypatch, order):
     """d_w_down last, where the tokens are few for the width."""
     tokens, hidden, inner = 512, 2048, 4096
     if order != "chosen":
-        monkeypatch.setattr(products, "down_last", lambda *_, **_named: False)
+        monkeypatch.setattr(products, "is_d_w_down_last", lambda *_, **_named: False)
     leaves, dy = checks.small("cuda", "bfloat16", (tokens, hidden, inner))
 
     def step():

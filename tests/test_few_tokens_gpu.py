@@ -27,7 +27,7 @@ def _no_plans(monkeypatch):
 def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save, pair):
     assert checks.misses_mlp("cuda", dtype, shape, save, pair=pair) == []
     [plan] = route._PLANS.values()
-    assert plan.path == "few tokens" and plan.kind.sizes[1:] == shape[1:]
+    assert plan.path == "few tokens" and plan.problem.sizes[1:] == shape[1:]
 
 
 SMALL_TILES = [(65, 512, 512), (128, 1024, 2064), (130, 272, 528), (256, 512, 2048),
@@ -42,7 +42,7 @@ SMALL_TILES = [(65, 512, 512), (128, 1024, 2064), (130, 272, 528), (256, 512, 20
 def test_small_tiles_and_gradients_vs_float64(shape, dtype, save, pair):
     assert checks.misses_mlp("cuda", dtype, shape, save, pair=pair) == []
     [plan] = route._PLANS.values()
-    if route.architecture(plan.kind.device) == 90:
+    if route.architecture(plan.problem.device) == 90:
         assert plan.path in ("fused by tiles", "dh apart")
 
 

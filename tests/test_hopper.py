@@ -28,13 +28,13 @@ class TestTensorMaps:
 
         monkeypatch.setattr(driver, "make_tensordesc_arg", encode)
         monkeypatch.setattr(hopper_launch, "current_index", lambda: -1)
-        monkeypatch.setattr(hopper_launch, "_ENCODED", {})
+        monkeypatch.setattr(hopper_launch, "_TENSOR_MAPS", {})
         monkeypatch.setattr(hopper_launch, "_stream", lambda _: 0)
         monkeypatch.setattr(hopper_launch, "bind_context", lambda: None)
         signature = dict(enumerate(["tensordesc<bf16[128,64]>"] * 3 + ["*bf16"] * 2))
         wrapper = driver.wrap_handle_tensordesc(lambda *a: started.append(a), signature, KNOWN)
-        launch._run, launch._index, launch._head = wrapper, -1, tuple("function etc")
-        launch._inner = hopper_launch.unwrapped(wrapper)
+        launch._run, launch._index, launch._prefix = wrapper, -1, tuple("function etc")
+        launch._launcher = hopper_launch.unwrap_launcher(wrapper)
         return encoded, started
 
     def test_are_encoded_once_and_passed_as_triton_passes_them(self, launch, card):
@@ -45,7 +45,7 @@ class TestTensorMaps:
         addresses = [t.data_ptr() for t in matrices]
         assert encoded == list(zip(addresses[:3], KNOWN, strict=True))
         maps = [v for found in encoded for v in (found, 64, 64, 64, 1)]
-        wanted = (*launch.programs, 0, *launch._head, *maps, *addresses[3:], *launch._tail)
+        wanted = (*launch.programs, 0, *launch._prefix, *maps, *addresses[3:], *launch._suffix)
         assert started == [wanted, wanted]
 
     def test_serve_every_launch(self, launch, card):
@@ -53,7 +53,7 @@ class TestTensorMaps:
         encoded, _ = card
         matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(5)]
         launch(*matrices)
-        launch._encoded = [{} for _ in launch.blocks]  # as of another launch
+        launch._maps = [{} for _ in launch.blocks]  # as of another launch
         launch(torch.zeros(96, 64, dtype=torch.bfloat16), *matrices[1:])
         assert len(encoded) == 4 and encoded[3][1] == KNOWN[0]
 
@@ -67,20 +67,20 @@ class TestTensorMaps:
     def test_are_not_without_number(self, launch, card, monkeypatch):
         from fusedlib.kernels.hopper import launch as hopper_launch
 
-        monkeypatch.setattr(hopper_launch, "MOST_MAPS", 2)
+        monkeypatch.setattr(hopper_launch, "MAX_CACHED_MAPS", 2)
         matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(5)]
         moved = [torch.zeros_like(matrices[0]) for _ in range(5)]
         for x in moved:
             launch(x, *matrices[1:])
-        assert len(launch._encoded[0]) <= 2 and len(hopper_launch._ENCODED) <= 2
+        assert len(launch._maps[0]) <= 2 and len(hopper_launch._TENSOR_MAPS) <= 2
 
     def test_go_by_triton_itself_where_its_wrapper_is_unknown(self):
-        from fusedlib.kernels.hopper.launch import unwrapped
+        from fusedlib.kernels.hopper.launch import unwrap_launcher
 
         def wrapper(*arguments):
             return launcher, tensordesc_meta
 
         launcher, tensordesc_meta = print, [None]
-        assert [unwrapped(run) for run in (None, print, lambda: 0, wrapper)] == [None] * 4
+        assert [unwrap_launcher(run) for run in (None, print, lambda: 0, wrapper)] == [None] * 4
         tensordesc_meta = ["known"]
-        assert unwrapped(wrapper) == (print, ["known"])
+        assert unwrap_launcher(wrapper) == (print, ["known"])

@@ -87,9 +87,11 @@ def test_a_packed_weight_and_a_pair_start_the_same_binaries(monkeypatch, inner):
         found["few"].add(launch.binary_key(*[x] * 9))
         launch = hopper.forward_launch(x, inner, up_row, True)
         found["roles"].add(launch.binary_key(*[x] * 5))
-    for rows, doubled in ((2 * inner, False), (inner, True)):
+    for rows, has_lower_half in ((2 * inner, False), (inner, True)):
         like = torch.empty(rows, 48, device="meta")
-        by_rows, by_columns = (parts.Splitting(like, c, doubled=doubled) for c in (False, True))
+        by_rows, by_columns = (
+            parts.FactorSplitter(like, c, has_lower_half=has_lower_half) for c in (False, True)
+        )
         found["rows"].add(by_rows._split.binary_key(*[x] * 4))
         found["columns"].add(by_columns._split.binary_key(*[x] * 5))
     assert {name: len(keys) for name, keys in found.items()} == dict.fromkeys(found, 1)
@@ -98,7 +100,10 @@ def test_a_packed_weight_and_a_pair_start_the_same_binaries(monkeypatch, inner):
 def test_tables_have_every_architecture():
     for table in (swiglu_configs.FORWARD, swiglu_configs.BACKWARD, products.CONFIGS):
         assert sorted(table) == ARCHITECTURES
-    assert min(ARCHITECTURES, key=swiglu_configs.SHARED_MEMORY.get) == swiglu_configs.SMALLEST
+    assert (
+        min(ARCHITECTURES, key=swiglu_configs.SHARED_MEMORY.get)
+        == swiglu_configs.DEFAULT_ARCHITECTURE
+    )
 
 
 RIGHT = {"arch": 90, "REG": 168, "STACK": 0, "shared": 200_000, "HGMMA": 8, "UTMALDG": 1}

@@ -104,7 +104,7 @@ class TestWarmUp:
     def test_roles_are_done_without_where_they_do_not_compile(self, monkeypatch, roles):
         errors = pytest.importorskip("triton.errors")
         from fusedlib.kernels import swiglu
-        from fusedlib.kernels.host import ahead
+        from fusedlib.kernels.host import prebuild
 
         if swiglu.hopper is None:
             pytest.skip("another Gluon")
@@ -112,13 +112,13 @@ class TestWarmUp:
         def build():
             raise errors.TritonError("no compiler")
 
-        config = swiglu.hopper.Roles(1, 1) if roles else None
+        config = swiglu.hopper.WarpRoles(1, 1) if roles else None
         launch = SimpleNamespace(config=config, build=build, build_ahead=lambda: None)
         needed = SimpleNamespace(name="h", launch=launch, matrices=())
         monkeypatch.setattr(warm, "has_kernels", lambda device: True)
         monkeypatch.setattr(swiglu, "hopper", swiglu.hopper)
         monkeypatch.setattr(
-            ahead, "binaries_of", lambda *_: {} if swiglu.hopper is None else {"key": needed}
+            prebuild, "layer_binaries", lambda *_: {} if swiglu.hopper is None else {"key": needed}
         )
         with pytest.warns(RuntimeWarning) if roles else pytest.raises(errors.TritonError):
             fusedlib.warm_up(far_mlp(torch.bfloat16), progress=False)
@@ -148,9 +148,9 @@ class TestWarmUp:
 class TestBinaries:
     @pytest.fixture(autouse=True)
     def _fresh(self, monkeypatch):
-        for name in ("_FOUND", "_AHEAD"):
+        for name in ("_LOADED", "_COMPILING"):
             monkeypatch.setattr(binaries, name, {})
-        monkeypatch.setattr(binaries, "_loaded", lambda made: ("loaded", made))
+        monkeypatch.setattr(binaries, "_load", lambda made: ("loaded", made))
         monkeypatch.setattr(binaries, "_with_launcher", lambda compiled: compiled())
 
     def test_threads_that_want_the_same_compile_it_once(self):
@@ -162,7 +162,7 @@ class TestBinaries:
 
         def wanted():
             together.wait()
-            return binaries.kept("key", compiled)
+            return binaries.cached_binary("key", compiled)
 
         with ThreadPoolExecutor(4) as pool:
             found = [future.result() for future in [pool.submit(wanted) for _ in range(4)]]
@@ -176,8 +176,8 @@ class TestBinaries:
             return "kernel"
 
         for _ in range(2):
-            binaries.ahead("key", compiled)
-            assert binaries.kept("key", compiled) == ("loaded", "kernel")
+            binaries.compile_in_background("key", compiled)
+            assert binaries.cached_binary("key", compiled) == ("loaded", "kernel")
         assert len(threads) == 1 and threads[0].startswith("fusedlib-compile")
 
     @pytest.mark.parametrize("ahead", [False, True])
@@ -187,10 +187,10 @@ class TestBinaries:
 
         for _ in range(2):
             if ahead:
-                binaries.ahead("key", fails)
+                binaries.compile_in_background("key", fails)
             with pytest.raises(RuntimeError, match="no compiler"):
-                binaries.kept("key", fails)
-        assert binaries.kept("key", lambda: "kernel") == ("loaded", "kernel")
+                binaries.cached_binary("key", fails)
+        assert binaries.cached_binary("key", lambda: "kernel") == ("loaded", "kernel")
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ import torch
 from fusedlib.functional import path_of
 from fusedlib.kernels import swiglu_configs
 from fusedlib.kernels.host import route
-from fusedlib.kernels.host.route import APART, ROLES, TILES, Kind
+from fusedlib.kernels.host.route import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem
 
 CARD = torch.device("cuda", 0)
 
@@ -24,7 +24,7 @@ def card(monkeypatch):
             monkeypatch.setattr(module, "architecture", lambda _: architecture)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 
-    functions = route.most_apart, route.most_tokens
+    functions = route.max_unfused_tokens, route.length_class_ends
     for each in functions:
         each.cache_clear()
     yield play
@@ -37,29 +37,29 @@ def on_card(tokens, hidden):
 
 
 def way(tokens, hidden, inner, dtype=torch.bfloat16, precision="ieee"):
-    return route.ways(Kind(CARD, dtype, precision, tokens, hidden, inner))
+    return route.choose_route(MLPProblem(CARD, dtype, precision, tokens, hidden, inner))
 
 
 @pytest.mark.parametrize(
     ("shape", "path", "forward", "backward"),
     [
-        ((64, 8192, 8192), "few tokens", TILES, TILES),
-        ((64, 8192, 8200), "fused by tiles", TILES, TILES),
-        ((128, 8192, 8192), "fused by tiles", TILES, TILES),
-        ((256, 8192, 8192), "dh apart", TILES, APART),
-        ((256, 8200, 8192), "apart", APART, APART),
-        ((192, 2048, 5632), "fused by tiles", TILES, TILES),
-        ((384, 2048, 5632), "dh apart", TILES, APART),
-        ((385, 2048, 5632), "dh apart", ROLES, APART),
-        ((768, 2048, 5632), "dh apart", ROLES, APART),
-        ((769, 2048, 5632), "fused by roles", ROLES, ROLES),
-        ((768, 2050, 5632), "dh apart", TILES, APART),
-        ((8192, 4096, 14336), "fused by roles", ROLES, ROLES),
-        ((8192, 4096, 14340), "fused by tiles", TILES, TILES),
-        ((65, 64, 20000), "dh apart", ROLES, APART),  # more columns than programs
-        ((0, 64, 64), "fp32", APART, APART),
-        ((65, 0, 64), "fp32", APART, APART),
-        ((65, 64, 0), "fp32", APART, APART),
+        ((64, 8192, 8192), "few tokens", TILED, TILED),
+        ((64, 8192, 8200), "fused by tiles", TILED, TILED),
+        ((128, 8192, 8192), "fused by tiles", TILED, TILED),
+        ((256, 8192, 8192), "dh apart", TILED, UNFUSED),
+        ((256, 8200, 8192), "apart", UNFUSED, UNFUSED),
+        ((192, 2048, 5632), "fused by tiles", TILED, TILED),
+        ((384, 2048, 5632), "dh apart", TILED, UNFUSED),
+        ((385, 2048, 5632), "dh apart", WARP_SPECIALIZED, UNFUSED),
+        ((768, 2048, 5632), "dh apart", WARP_SPECIALIZED, UNFUSED),
+        ((769, 2048, 5632), "fused by roles", WARP_SPECIALIZED, WARP_SPECIALIZED),
+        ((768, 2050, 5632), "dh apart", TILED, UNFUSED),
+        ((8192, 4096, 14336), "fused by roles", WARP_SPECIALIZED, WARP_SPECIALIZED),
+        ((8192, 4096, 14340), "fused by tiles", TILED, TILED),
+        ((65, 64, 20000), "dh apart", WARP_SPECIALIZED, UNFUSED),  # more columns than programs
+        ((0, 64, 64), "fp32", UNFUSED, UNFUSED),
+        ((65, 0, 64), "fp32", UNFUSED, UNFUSED),
+        ((65, 64, 0), "fp32", UNFUSED, UNFUSED),
     ],
     ids=str,
 )
@@ -89,8 +89,8 @@ def test_one_launch_gives_all_gradients_on_hopper(card, shape, few):
 
 def test_few_tokens_without_a_down_projection(card):
     card(90)
-    kind = Kind(CARD, torch.bfloat16, "ieee", 64, 512, 512, down=False)
-    assert route.ways(kind) == ("fused by tiles", TILES, TILES, False, False)
+    problem = MLPProblem(CARD, torch.bfloat16, "ieee", 64, 512, 512, down=False)
+    assert route.choose_route(problem) == ("fused by tiles", TILED, TILED, False, False)
 
 
 @pytest.mark.parametrize("architecture", [80, 89, 100])
@@ -98,7 +98,7 @@ def test_on_other_cards(card, architecture):
     card(architecture)
     assert way(64, 512, 512).path == "few tokens"
     for shape in ((65, 512, 512), (256, 8192, 8192), (8192, 4096, 14336), (256, 8192, 8190)):
-        assert way(*shape) == ("fused by tiles", TILES, TILES, False, False)
+        assert way(*shape) == ("fused by tiles", TILED, TILED, False, False)
 
 
 @pytest.mark.parametrize("architecture", [80, 90])
@@ -110,14 +110,14 @@ def test_fp32_is_apart(card, architecture):
         ((64, 512, 512), "ieee", "fp32"),
     ):
         found = way(*shape, torch.float32, precision)
-        assert found == (path, APART, APART, False, path == "split fp32")
+        assert found == (path, UNFUSED, UNFUSED, False, path == "split fp32")
 
 
 def test_lengths_of_one_class_go_one_way(card):
     """Half precision at 2048·5632, and fp32, at every bound of a class and one beyond."""
     card(90)
     for hidden, inner in ((2048, 5632), (512, 2048), (1024, 4096), (512, 512), (4096, 14336)):
-        bounds = route.most_tokens(CARD, hidden, inner)
+        bounds = route.length_class_ends(CARD, hidden, inner)
         assert bounds[:2] == (0, 64)
         for least, most in zip(bounds, (*bounds[1:], 20_000), strict=True):
             lengths = range(least + 1, most + 1)
@@ -126,13 +126,13 @@ def test_lengths_of_one_class_go_one_way(card):
                 if least >= 64:
                     tiles = {choose(on_card(tokens, hidden), inner) for tokens in lengths}
                     assert len(tiles) == 1
-    assert route.most_tokens(CARD, 2048, 5632) == (0, 64, 128, 192, 384, 768)
-    assert route.most_tokens(CARD, 64, 0)[:2] == (0, 64)  # no columns at all
+    assert route.length_class_ends(CARD, 2048, 5632) == (0, 64, 128, 192, 384, 768)
+    assert route.length_class_ends(CARD, 64, 0)[:2] == (0, 64)  # no columns at all
 
 
 def test_without_kernels_it_is_plain_pytorch():
     x, w_gate_up, w_down = torch.zeros(3, 16), torch.zeros(32, 16), torch.zeros(16, 16)
-    assert route.route(x, w_gate_up, None, w_down) is None
+    assert route.select_plan(x, w_gate_up, None, w_down) is None
     for weights in (w_gate_up, (w_gate_up[:16], w_gate_up[16:])):
         assert path_of(x, weights, w_down) == path_of(x, weights) == "plain PyTorch"
 
@@ -140,17 +140,21 @@ def test_without_kernels_it_is_plain_pytorch():
 def test_a_plan_is_of_a_packed_weight_or_of_a_pair(monkeypatch):
     """Whose shapes, dtypes and devices are all looked at: a plan that is known checks nothing."""
     monkeypatch.setattr(route, "_PLANS", {})
-    monkeypatch.setattr(route, "TAKEN", (torch.float32,))
-    monkeypatch.setattr(route, "_made", lambda kind: kind)
+    monkeypatch.setattr(route, "FUSED_KERNEL_DTYPES", (torch.float32,))
+    monkeypatch.setattr(route, "_make_plan", lambda problem: problem)
     x, packed, w_down = torch.zeros(3, 16), torch.zeros(32, 16), torch.zeros(16, 16)
     pair = packed[:16], packed[16:]
-    whole, apart = route.plan_of(x, packed, None, w_down), route.plan_of(x, *pair, w_down)
+    whole, apart = route.plan_for(x, packed, None, w_down), route.plan_for(x, *pair, w_down)
     assert (whole.pair, apart.pair) == (False, True) and whole.sizes == apart.sizes == (3, 16, 16)
-    assert route.known(x, packed, None, w_down) is whole
-    assert route.known(x, *pair, w_down) is apart
+    assert route.lookup_plan(x, packed, None, w_down) is whole
+    assert route.lookup_plan(x, *pair, w_down) is apart
     for other in (pair[1][:8], pair[1][:, :8], pair[1].half(), pair[1].to("meta"), packed):
-        assert route.known(x, pair[0], other, w_down) is None
-    assert route.known(x, packed, packed, w_down) is route.known(x, pair[0], None, w_down) is None
+        assert route.lookup_plan(x, pair[0], other, w_down) is None
+    assert (
+        route.lookup_plan(x, packed, packed, w_down)
+        is route.lookup_plan(x, pair[0], None, w_down)
+        is None
+    )
 
 
 @pytest.mark.parametrize(("most", "kernels"), [(64, False), (1 << 16, True)])
@@ -165,7 +169,7 @@ def test_an_export_keeps_the_number_of_tokens_of_fp32_open(monkeypatch, most, ke
             looks = SimpleNamespace(
                 dtype=x.dtype, is_cuda=True, device=CARD, numel=lambda: x.shape[0] * 4096
             )
-            seen.append(route._large_fp32(looks, *weights))
+            seen.append(route._is_large_fp32(looks, *weights))
             return x * 2
 
     tokens = torch.export.Dim("tokens", min=2, max=most)

@@ -7,7 +7,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import rows_checks as checks
 from fusedlib import RMSNorm, rms_norm, rope
 from fusedlib.patch import recomputed
-from fusedlib.patch.recomputed import forget
+from fusedlib.patch.recomputed import recompute_in_backward
 from interpreter import passed_in_the_interpreter
 
 
@@ -155,7 +155,7 @@ def test_a_node_computes_again_what_it_would_have_kept(monkeypatch, multiply):
     y, calls = x + 0, []
     again = lambda: calls.append(1) or y.detach()  # noqa: E731
     monkeypatch.setattr(recomputed, "computed_again", lambda y: again)
-    forget(y, multiply(y, w)).sum().backward()
+    recompute_in_backward(y, multiply(y, w)).sum().backward()
     assert torch.equal(w.grad, x) and torch.equal(x.grad, w) and calls == [1]
 
 
@@ -164,5 +164,7 @@ def test_what_is_compiled_behind_an_uncompiled_norm_keeps_its_graph_whole(monkey
     x = torch.randn(3, 4, requires_grad=True)
     monkeypatch.setattr(recomputed, "computed_again", lambda x: x.detach)
     torch.compiler.reset()
-    torch.compile(lambda x: forget(x, x * 2), backend="eager", fullgraph=True)(x).sum().backward()
+    torch.compile(lambda x: recompute_in_backward(x, x * 2), backend="eager", fullgraph=True)(
+        x
+    ).sum().backward()
     assert torch.equal(x.grad, torch.full_like(x, 2))

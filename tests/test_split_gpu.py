@@ -27,7 +27,7 @@ def broken(monkeypatch, tmp_path):
     def put(module, right, wrong, times=1):
         copy = rewritten(monkeypatch, tmp_path, module, right, wrong, times)
         if module is parts:
-            monkeypatch.setattr(products, "Splitting", copy.Splitting)
+            monkeypatch.setattr(products, "FactorSplitter", copy.Splitting)
         else:
             monkeypatch.setattr(products, "hopper", copy)
         monkeypatch.setattr(products, "_PRODUCTS", {})
@@ -60,7 +60,7 @@ def test_the_kernel_of_tl_vs_the_contract(monkeypatch, turned):
 @pytest.mark.parametrize("turned", checks.TURNS)
 def test_shares_of_a_sum_vs_the_contract(turned):
     shape = (1024, 10300, 2560)
-    assert products.shares_of(1024, 2560, 10300, 132) == 4
+    assert products.choose_k_splits(1024, 2560, 10300, 132) == 4
     for name in ("normal", "positive", "terms that differ by 2^30"):
         checks.check_family(name, "cuda", shape, turned)
 
@@ -119,7 +119,7 @@ WRONG = {
     "the last rows not stored": ("(i < m)[:, None]", "(i < m - 1)[:, None]"),
     "the right half on the left": ("row, column + half, m", "row, column, m"),
     "the low part of B left out": ("warpgroup_mma(ah, bl, zeros", "warpgroup_mma(al, bl, zeros"),
-    "the first row's scale": ("gl.load(a_words + i)", "gl.load(a_words + i * 0)"),
+    "the first row's scale": ("gl.load(a_exponents + i)", "gl.load(a_exponents + i * 0)"),
     "half of a scale": ("acc * second.to", "acc * (second * 0 + (127 << 23)).to"),
 }  # fmt: skip
 
@@ -188,7 +188,7 @@ def test_parts_of_more_than_2_to_the_31_elements(by_columns):
     shape = (2**22 + 130, 520)
     a = torch.ones(shape, device="cuda")
     a[-1, -1] = 3.0
-    found, words = parts.Splitting(a, by_columns)(a)
+    found, words = parts.FactorSplitter(a, by_columns)(a)
     rows = found.shape[0] // 2
     unit = 2.0 ** (words[shape[1] - 1 if by_columns else shape[0] - 1].item() >> 1)
     assert found[shape[0] - 1, shape[1] - 1].item() * unit == 3.0

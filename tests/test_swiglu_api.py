@@ -117,21 +117,21 @@ def test_errors_name_what_was_given():
 
 def test_kernels_are_for_gpus_that_have_them(monkeypatch):
     x = torch.zeros(1, dtype=torch.bfloat16)
-    assert not functional.fused(x)
+    assert not functional.runs_fused_kernels(x)
     cuda = torch.device("cuda", 0)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for capability, wanted in (((7, 5), False), ((8, 0), True), ((9, 0), True), ((12, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
-        assert route._look_for_kernels.__wrapped__(cuda) is wanted
-    assert not route._look_for_kernels.__wrapped__(torch.device("mps"))
+        assert route._find_kernels.__wrapped__(cuda) is wanted
+    assert not route._find_kernels.__wrapped__(torch.device("mps"))
     monkeypatch.setattr(torch.version, "cuda", None)  # ROCm
-    assert not route._look_for_kernels.__wrapped__(cuda)
+    assert not route._find_kernels.__wrapped__(cuda)
 
 
 def test_fp32_products_follow_torch_s_switches():
     pytest.importorskip("triton")
-    from fusedlib.kernels.swiglu_configs import precision_of
+    from fusedlib.kernels.swiglu_configs import fp32_precision
 
     wide, half = torch.zeros(1), torch.zeros(1, dtype=torch.float16)
     before = torch.get_float32_matmul_precision()
@@ -140,10 +140,10 @@ def test_fp32_products_follow_torch_s_switches():
     try:
         for setting, wanted in (("highest", "ieee"), ("high", "tf32"), ("medium", "tf32")):
             torch.set_float32_matmul_precision(setting)
-            assert (precision_of(wide), precision_of(half)) == (wanted, "ieee")
+            assert (fp32_precision(wide), fp32_precision(half)) == (wanted, "ieee")
         torch.set_float32_matmul_precision("highest")
         matmul.fp32_precision = "tf32"
-        assert precision_of(wide) == "tf32"
+        assert fp32_precision(wide) == "tf32"
     finally:
         matmul.fp32_precision = "ieee"
         torch.set_float32_matmul_precision(before)
@@ -184,7 +184,7 @@ def test_a_small_call_is_plain_pytorch_at_a_glance(monkeypatch, pair, dtype):
     x, w_down = torch.randn(3, 16, dtype=dtype), torch.randn(16, 32, dtype=dtype)
     w_gate, w_up = torch.randn(2, 32, 16, dtype=dtype)
     weights = (w_gate, w_up) if pair else torch.cat([w_gate, w_up])
-    wanted = functional._plain(x, *functional._weights(weights), w_down)
+    wanted = functional._plain_pytorch(x, *functional._split_weights(weights), w_down)
     monkeypatch.setattr(functional, "_check", None)
     assert torch.equal(swiglu_mlp(x, weights, w_down), wanted)
     others = [(x[:, :-1], weights, w_down), (x.bfloat16(), weights, w_down),
@@ -201,6 +201,6 @@ def test_a_small_call_is_plain_pytorch_at_a_glance(monkeypatch, pair, dtype):
         swiglu_mlp(x, weights, w_down)
     with pytest.raises(TypeError, match="NoneType"):
         swiglu_mlp(x, weights, w_down, save="input")
-    monkeypatch.setattr(route, "LEAST_WORK", 2 * 3 * 16 * (32 if pair else 64))
+    monkeypatch.setattr(route, "MIN_FP32_WORK", 2 * 3 * 16 * (32 if pair else 64))
     with pytest.raises(TypeError, match="NoneType"):
         swiglu_mlp(x, weights, w_down)

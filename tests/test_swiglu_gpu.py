@@ -15,7 +15,7 @@ import plan_checks
 import swiglu_checks as checks
 from fusedlib import SwiGLUMLP
 from fusedlib.bench import check, rivals
-from fusedlib.functional import SAVES, fused, swiglu_mlp
+from fusedlib.functional import SAVES, runs_fused_kernels, swiglu_mlp
 from fusedlib.kernels.host import route
 from measure import problems
 from measure.problems import SwiGLUProblem, draw
@@ -39,7 +39,7 @@ SHAPES = {
 
 @pytest.fixture(autouse=True)
 def _kernels_run():
-    assert fused(torch.zeros(1, device="cuda", dtype=torch.bfloat16))
+    assert runs_fused_kernels(torch.zeros(1, device="cuda", dtype=torch.bfloat16))
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ def test_drawn_shapes_reach_every_path_of_an_h200(monkeypatch):
     processors = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(route, "architecture", lambda _: 90)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: processors)
-    monkeypatch.setattr(route, "most_apart", route.most_apart.__wrapped__)
-    monkeypatch.setattr(route, "_has_roles", lambda _: True)
+    monkeypatch.setattr(route, "max_unfused_tokens", route.max_unfused_tokens.__wrapped__)
+    monkeypatch.setattr(route, "_runs_warp_specialized", lambda _: True)
     card = torch.device("cuda", 0)
     found = Counter()
 
@@ -39,7 +39,7 @@ def test_drawn_shapes_reach_every_path_of_an_h200(monkeypatch):
     )  # fmt: skip
     @given(shape=drawn.ON_GPU)
     def each(shape):
-        found[route.ways(route.Kind(card, torch.bfloat16, "ieee", *shape)).path] += 1
+        found[route.choose_route(route.MLPProblem(card, torch.bfloat16, "ieee", *shape)).path] += 1
 
     each()
     paths = "few tokens", "apart", "dh apart", "fused by roles", "fused by tiles"

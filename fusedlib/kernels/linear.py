@@ -14,9 +14,9 @@ the parts, as large as both factors, live as long as their product. Splitting ag
 instead of keeping parts costs one pass over x and one over W, 12 bytes an element each (8 by rows):
 8192·4096·4096 reads and writes 0.6 GB, 0.2 ms of 4.6 at an H200's 3.8 TB/s.
 
-A product that does not pay (`split.split_pays`) is torch's. Where backward itself is differentiated
-or batched all are torch's, which have derivatives of every order. Error bound: that of
-`fusedlib.kernels.split`, and with a bias one more rounding of y.
+A product that is not faster split (`split.is_faster_split`) is torch's. Where backward itself is
+differentiated or batched all are torch's, which have derivatives of every order. Error bound: that
+of `fusedlib.kernels.split`, and with a bias one more rounding of y.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from fusedlib.kernels import split
-from fusedlib.kernels.host.first_order import transformed_since
-from fusedlib.kernels.host.operator import Direct, operator
-from fusedlib.kernels.swiglu_configs import precision_of
+from fusedlib.kernels.host.first_order import is_transformed_gradient
+from fusedlib.kernels.host.operator import DirectFunction, operator
+from fusedlib.kernels.swiglu_configs import fp32_precision
 
 
-def linear_call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def run_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """y (..., outputs) of x (..., inputs), fp32."""
     outputs, inputs = weight.shape
     tokens = x.shape[:-1].numel()
     rows = x.reshape(tokens, inputs)
-    if precision_of(x) != "ieee" or not split.split_pays(tokens, outputs, inputs):
+    if fp32_precision(x) != "ieee" or not split.is_faster_split(tokens, outputs, inputs):
         y = functional.linear(rows, weight, bias)
     else:
         y = split.split_mm(rows, weight.t())
@@ -52,7 +52,7 @@ def linear_call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @operator("linear")
 def linear_operator(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The same for whoever watches operators."""
-    return linear_call(x, weight, bias)
+    return run_linear(x, weight, bias)
 
 
 @torch.library.register_fake(linear_operator)
@@ -71,8 +71,8 @@ def _gradients(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
     """Of x, weight and bias, those that are wanted."""
     if dy is None:
         return None, None, None
-    plain = torch.is_grad_enabled() or transformed_since(dy)
-    product = torch.mm if plain or precision_of(dy) != "ieee" else split.multiply
+    plain = torch.is_grad_enabled() or is_transformed_gradient(dy)
+    product = torch.mm if plain or fp32_precision(dy) != "ieee" else split.multiply
     wants_x, wants_weight, wants_bias = ctx.wants
     x, weight = ctx.saved_tensors
     rows = dy.reshape(-1, dy.shape[-1])
@@ -89,7 +89,7 @@ def _gradients(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
 torch.library.register_autograd(linear_operator, _gradients, setup_context=_set_up)
 
 
-class JoinedLinearFunction(Direct):
+class JoinedLinearFunction(DirectFunction):
     """Layers of one x as one: (..., outputs of all) of x, their weights and then their biases.
 
     The weights are joined for each product and not kept; all want gradients, or none does.
@@ -100,7 +100,7 @@ class JoinedLinearFunction(Direct):
         """All results, side by side."""
         operands: Any = weights_and_biases
         weights, biases = operands[: len(operands) // 2], operands[len(operands) // 2 :]
-        return linear_call(x, torch.cat(weights), None if biases[0] is None else torch.cat(biases))
+        return run_linear(x, torch.cat(weights), None if biases[0] is None else torch.cat(biases))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -121,14 +121,14 @@ class JoinedLinearFunction(Direct):
         count = len(weights)
         wants = wants_x, wanted[0], any(wanted[count:])
         saved = x, torch.cat(weights) if wants_x else None
-        found = _gradients(SimpleNamespace(wants=wants, saved_tensors=saved), dy)
-        apart = [[None] * count if g is None else g.split(ctx.outputs) for g in found[1:]]
-        return found[0], *apart[0], *apart[1]
+        gradients = _gradients(SimpleNamespace(wants=wants, saved_tensors=saved), dy)
+        by_layer = [[None] * count if g is None else g.split(ctx.outputs) for g in gradients[1:]]
+        return gradients[0], *by_layer[0], *by_layer[1]
 
 
-class LinearFunction(Direct):
-    """As `linear_call`, without the dispatcher."""
+class LinearFunction(DirectFunction):
+    """As `run_linear`, without the dispatcher."""
 
-    forward = staticmethod(linear_call)
+    forward = staticmethod(run_linear)
     setup_context = staticmethod(_set_up)
     backward = staticmethod(_gradients)

@@ -59,7 +59,7 @@ from torch import Tensor
 
 from fusedlib.kernels import split
 from fusedlib.kernels.host.launch import cdiv, current_device
-from fusedlib.kernels.swiglu_configs import architecture, precision_of
+from fusedlib.kernels.swiglu_configs import architecture, fp32_precision
 
 LEAST, BALANCED = -2, -1  # for bytes: budgets that depend on the shapes
 LOGITS_BYTES = 2**29  # smaller chunks of logits make products slower
@@ -68,11 +68,11 @@ ROWS = 128  # a chunk's rows are a multiple of a product's tile, if there are as
 # What a program has of a row at a time, and a warp of that: each of an H200's 132 multiprocessors
 # has one row; on an H100 the 250 KiB of 128256 seem to leave its L2 before they are read again.
 # With as many warps the code for sm_100 spills 4 to 28 registers.
-BLOCK_BYTES, OTHER_BLOCK_BYTES, WARP_BYTES = 2**15, {100: 2**14}, 2**10
-SCALED, SCALED_WARPS = 4096, 8
+BLOCK_BYTES, BLOCK_BYTES_BY_ARCHITECTURE, WARP_BYTES = 2**15, {100: 2**14}, 2**10
+SCALED_BLOCK, SCALED_WARPS = 4096, 8
 if triton.knobs.runtime.interpret:
-    BLOCK_BYTES, SCALED = 256, 64  # small enough that a test's row has several
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+    BLOCK_BYTES, SCALED_BLOCK = 256, 64  # small enough that a test's row has several
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @triton.jit
@@ -112,8 +112,8 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
                 plain += tl.sum(fours, axis=1)
         m = tl.max(largest)
         total = tl.sum(total * tl.exp(largest - m))
-        known = (label >= 0) & (label < vocabulary)
-        correct = tl.load(logits + label, mask=known, other=float("nan")).to(tl.float32)
+        in_vocabulary = (label >= 0) & (label < vocabulary)
+        correct = tl.load(logits + label, mask=in_vocabulary, other=float("nan")).to(tl.float32)
         log_total = tl.log(total)
         lse = m + log_total
         loss = (1 - label_smoothing) * (m - correct + log_total) + z_loss * lse * lse
@@ -162,7 +162,7 @@ def row_stride(vocabulary: int, itemsize: int) -> int:
 
 def block_and_warps(stride: int, itemsize: int, arch: int) -> tuple[int, int]:
     """How a row of that stride is cut on an architecture: elements at a time, and warps."""
-    most = OTHER_BLOCK_BYTES.get(arch, BLOCK_BYTES) // itemsize
+    most = BLOCK_BYTES_BY_ARCHITECTURE.get(arch, BLOCK_BYTES) // itemsize
     block = min(most, triton.next_power_of_2(stride))
     return block, max(block * itemsize // WARP_BYTES, 4)
 
@@ -207,26 +207,30 @@ def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: int = B
     row_bytes = row_stride(weight.shape[0], dtype.itemsize) * dtype.itemsize
     # Sums of fp32 are 4 bytes a number and half of them more than d_W; a half-precision d_W is
     # made of them at the end, when no logits are left.
-    halves = weight.numel() * 2 if wants_weight and dtype.itemsize == 2 else 0
+    half_sum_bytes = weight.numel() * 2 if wants_weight and dtype.itemsize == 2 else 0
 
-    def of_rows(rows: int) -> Plan:
-        summed = halves and (rows < tokens or dtype == torch.float16)
-        taken = max(rows * row_bytes + halves, 2 * halves) if summed else rows * row_bytes
-        return Plan(rows, torch.float32 if summed else dtype, taken)
+    def plan_of_rows(rows: int) -> Plan:
+        summed = half_sum_bytes and (rows < tokens or dtype == torch.float16)
+        bytes_needed = (
+            max(rows * row_bytes + half_sum_bytes, 2 * half_sum_bytes)
+            if summed
+            else rows * row_bytes
+        )
+        return Plan(rows, torch.float32 if summed else dtype, bytes_needed)
 
     if memory < 0:
-        share = row_bytes * weight.shape[1] if halves else 0  # d_W's bytes, of padded rows
+        share = row_bytes * weight.shape[1] if half_sum_bytes else 0  # d_W's bytes, of padded rows
         logits = max(LOGITS_BYTES, share if memory == LEAST else 2 * share)
         budget = logits + share
     else:
         budget = memory
-        logits = budget - halves
-    whole = of_rows(tokens)
+        logits = budget - half_sum_bytes
+    whole = plan_of_rows(tokens)
     if whole.memory <= budget:
         return whole
-    chunked = of_rows(chunk_rows(tokens, weight.shape[0], dtype.itemsize, logits))
+    chunked = plan_of_rows(chunk_rows(tokens, weight.shape[0], dtype.itemsize, logits))
     if memory > 0 and chunked.memory > budget:
-        least = min(whole.memory, of_rows(1).memory)
+        least = min(whole.memory, plan_of_rows(1).memory)
         raise ValueError(
             f"memory must be at least {least} bytes for {tokens} tokens and {dtype} weight "
             f"{tuple(weight.shape)}, got {memory}: give more, or 'least' for the least that is fast"
@@ -256,10 +260,10 @@ def cross_entropy_rows(
     """
     rows, vocabulary = logits.shape
     stride = row_stride(vocabulary, logits.itemsize)
-    if logits.dtype not in DTYPES or logits.stride() != (stride, 1):
+    if logits.dtype not in KERNEL_DTYPES or logits.stride() != (stride, 1):
         raise ValueError(
             f"logits {tuple(logits.shape)} must be of stride ({stride}, 1) and one of "
-            f"{', '.join(map(str, DTYPES))}; got {logits.stride()}, {logits.dtype}"
+            f"{', '.join(map(str, KERNEL_DTYPES))}; got {logits.stride()}, {logits.dtype}"
         )
     vectors = {"target": (target, torch.int64), "losses": (losses, torch.float32)}
     if token_weights is not None:
@@ -288,35 +292,35 @@ def fill_scaled(source: Tensor, result: Tensor, factor: Tensor) -> Tensor:
     count = source.numel()
     if count:
         with current_device(source):
-            _scaled_kernel[(cdiv(count, SCALED),)](
-                source, result, factor, count, IN_PLACE=result is source, BLOCK=SCALED,
+            _scaled_kernel[(cdiv(count, SCALED_BLOCK),)](
+                source, result, factor, count, IN_PLACE=result is source, BLOCK=SCALED_BLOCK,
                 num_warps=SCALED_WARPS,
             )  # fmt: skip
     return result
 
 
-def _splits(a: Tensor, b: Tensor) -> bool:
+def _is_faster_split(a: Tensor, b: Tensor) -> bool:
     """Whether A B is better of split factors than torch's."""
-    if a.dtype != torch.float32 or b.dtype != torch.float32 or precision_of(a) != "ieee":
+    if a.dtype != torch.float32 or b.dtype != torch.float32 or fp32_precision(a) != "ieee":
         return False
-    return split.split_pays(a.shape[0], b.shape[1], a.shape[1])
+    return split.is_faster_split(a.shape[0], b.shape[1], a.shape[1])
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None = None) -> Tensor:
     """A B, or A B + bias, in `out` if there is one."""
-    if not _splits(a, b):
+    if not _is_faster_split(a, b):
         return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
-    found = split.split_mm(a, b)
+    product = split.split_mm(a, b)
     if bias is not None:
-        found += bias
-    return found if out is None else out.copy_(found)
+        product += bias
+    return product if out is None else out.copy_(product)
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """total + A B in `dtype`, in place; A B where there is no total."""
-    if _splits(a, b):
-        found = split.split_mm(a, b)
-        return found if total is None else total.add_(found)
+    if _is_faster_split(a, b):
+        product = split.split_mm(a, b)
+        return product if total is None else total.add_(product)
     wide: dict[str, Any] = {"out_dtype": dtype} if a.is_cuda and a.dtype != dtype else {}
     if not wide:
         a, b = a.to(dtype), b.to(dtype)
@@ -326,7 +330,7 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype)
     return torch.addmm(total, a, b, **wide, out=total)
 
 
-def compute(
+def losses_and_gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     token_weights: Tensor | None, scale: Tensor,
     ignore_index: int, label_smoothing: float, z_loss: float, memory: int,
@@ -338,7 +342,7 @@ def compute(
     rows, sums, _ = plan(tokens, weight, wants_weight, memory)
     stride = row_stride(vocabulary, dtype.itemsize)
     # A split product makes its own result, which serves where rows need no padding.
-    padded = stride != vocabulary or not _splits(hidden[:rows], weight.t())
+    padded = stride != vocabulary or not _is_faster_split(hidden[:rows], weight.t())
     buffer = hidden.new_empty(rows if padded else 0, stride)
     losses = hidden.new_empty(tokens, dtype=torch.float32)
     d_hidden = hidden.new_empty(hidden.shape) if wants_hidden else None
@@ -348,8 +352,8 @@ def compute(
     for start in range(0, tokens, max(rows, 1)):
         part = slice(start, start + rows)
         h, weights = hidden[part], None if token_weights is None else token_weights[part]
-        own = buffer[: h.shape[0], :vocabulary] if padded else None
-        logits = _product(h, weight.t(), own, bias)
+        out = buffer[: h.shape[0], :vocabulary] if padded else None
+        logits = _product(h, weight.t(), out, bias)
         cross_entropy_rows(
             logits, target[part], weights, scale, losses[part], ignore_index, label_smoothing,
             z_loss, gradient=any(wants),

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.kernels.host.first_order import untransformed
+from fusedlib.kernels.host.first_order import refuses_transforms
 from fusedlib.kernels.host.operator import operator
-from fusedlib.kernels.linear_cross_entropy import compute, fill_scaled, plan
+from fusedlib.kernels.linear_cross_entropy import fill_scaled, losses_and_gradients, plan
 
-_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
-_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def _check_targets(target: Tensor, valid: Tensor, vocabulary: int) -> None:
@@ -53,9 +53,9 @@ def linear_cross_entropy(
         scale = total.reciprocal()
         if hidden.dtype == torch.float16:
             # Over no tokens 1/0 stays where ignored rows do not see it.
-            none = total == 0
-            scale, factor = scale.masked_fill(~none, 1), scale.masked_fill(none, 1)
-    losses, *gradients = compute(
+            no_tokens = total == 0
+            scale, factor = scale.masked_fill(~no_tokens, 1), scale.masked_fill(no_tokens, 1)
+    losses, *gradients = losses_and_gradients(
         hidden, weight, bias, target, token_weights, scale, ignore_index, label_smoothing, z_loss,
         memory, tuple(wants),
     )  # fmt: skip
@@ -71,10 +71,10 @@ def linear_cross_entropy_by_token(
     """Losses (tokens,), fp32; `memory` is `plan`'s, as of the operator above."""
     _check_targets(target, target != ignore_index, weight.shape[0])
     one = torch.ones((), dtype=torch.float32, device=hidden.device)
-    nothing = False, False, False
-    return compute(
+    no_gradients = False, False, False
+    return losses_and_gradients(
         hidden, weight, bias, target, None, one, ignore_index, label_smoothing, z_loss, memory,
-        nothing,
+        no_gradients,
     )[0]  # fmt: skip
 
 
@@ -118,11 +118,11 @@ def _(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.dtype = inputs[0].dtype
-    ctx.own = _default_hooks(False) is None
+    ctx.owns_gradients = _saved_tensor_hooks(False) is None
     ctx.save_for_backward(*output[1:])
 
 
-@untransformed
+@refuses_transforms
 def _gradients(ctx: Any, upstream: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
     """Those of hidden, weight and bias."""
     if any(other is not None for other in others):
@@ -131,23 +131,23 @@ def _gradients(ctx: Any, upstream: Tensor | None, *others: Tensor | None) -> tup
         )
     if upstream is None:
         return (None,) * 11
-    factor, *kept = ctx.saved_tensors
+    factor, *unscaled = ctx.saved_tensors
     factor = factor * upstream
-    found = [
-        _finished(ctx, d, factor) if want else None
-        for d, want in zip(kept, ctx.needs_input_grad[:3], strict=True)
+    gradients = [
+        _scaled_gradient(ctx, d, factor) if want else None
+        for d, want in zip(unscaled, ctx.needs_input_grad[:3], strict=True)
     ]
-    return *found, *(None,) * 8
+    return *gradients, *(None,) * 8
 
 
-def _finished(ctx: Any, kept: Tensor, factor: Tensor) -> Tensor:
+def _scaled_gradient(ctx: Any, unscaled: Tensor, factor: Tensor) -> Tensor:
     """factor · kept in the inputs' dtype, over what was kept if it may be."""
-    watched = type(kept) is not Tensor or torch._C._len_torch_dispatch_stack()
+    watched = type(unscaled) is not Tensor or torch._C._len_torch_dispatch_stack()
     watched = watched or torch.is_grad_enabled()  # somebody may differentiate the result again
-    if watched or not ctx.own or kept.dtype != ctx.dtype or _keeps_graph():
-        return scaled(kept, factor, ctx.dtype)
-    kept = kept.detach()
-    return fill_scaled(kept, kept, factor)
+    if watched or not ctx.owns_gradients or unscaled.dtype != ctx.dtype or _retains_graph():
+        return scaled(unscaled, factor, ctx.dtype)
+    unscaled = unscaled.detach()
+    return fill_scaled(unscaled, unscaled, factor)
 
 
 def _set_up_by_token(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -155,17 +155,17 @@ def _set_up_by_token(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.settings = inputs[4:]
 
 
-@untransformed
+@refuses_transforms
 def _gradients_by_token(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
     hidden, weight, bias, target = ctx.saved_tensors
     wants = list(ctx.needs_input_grad[:3])
-    _, factor, *found = linear_cross_entropy(
+    _, factor, *gradients = linear_cross_entropy(
         hidden, weight, bias, target, upstream.contiguous(), False, *ctx.settings, wants
     )
     dtype = hidden.dtype  # the factor is 1: d_W and d_b may have to be rounded yet
     finished = [
         (d if d.dtype == dtype else scaled(d, factor, dtype)) if want else None
-        for d, want in zip(found, wants, strict=True)
+        for d, want in zip(gradients, wants, strict=True)
     ]
     return *finished, *(None,) * 5
 

@@ -40,9 +40,9 @@ from torch import Tensor
 
 from fusedlib.kernels.host.first_order import first_order
 from fusedlib.kernels.host.launch import Launch, cdiv, multiprocessors, rows_contiguous
-from fusedlib.kernels.host.operator import Direct, operator
+from fusedlib.kernels.host.operator import DirectFunction, operator
 from fusedlib.kernels.operands import check_rms_norm
-from fusedlib.kernels.rows import Warps, kept_launch
+from fusedlib.kernels.rows import Warps, cached_launch
 
 WIDEST = 8192  # numbers of a row that the backward holds in registers: four arrays of 16 a thread
 TILE = 4096  # numbers that a program takes at a time, of several rows where they are narrow
@@ -172,7 +172,7 @@ def rms_norm_fwd(
     matrices = source, added, weight, y, source if s is None else s, rstd
     layout = source.shape, source.stride(0), added.stride(0), residual is None
     key = "rms_norm", *layout, hf, eps, x.dtype, weight.dtype, x.device
-    kept_launch(make, key, *matrices)(*matrices)
+    cached_launch(make, key, *matrices)(*matrices)
     return y, s, rstd
 
 
@@ -201,7 +201,7 @@ def rms_norm_bwd(
     matrices = upstream, stream, source, weight, rstd, source if d_s is None else d_s, partial
     dtypes = upstream.dtype, stream.dtype, source.dtype, weight.dtype
     key = "rms_norm_bwd", *scalars, width, parts, *flags.values(), *dtypes, s.device
-    kept_launch(make, key, *matrices)(*matrices)
+    cached_launch(make, key, *matrices)(*matrices)
     return d_s, _sum_parts(partial, weight) if wants_weight else None
 
 
@@ -218,7 +218,7 @@ def _sum_parts(partial: Tensor, weight: Tensor) -> Tensor:
     programs = cdiv(width, 16), 1, 1
     make = bind(Launch, _sum_parts_kernel, Warps(8), programs, (), (parts, width), constants)
     key = "sum_parts", parts, width, weight.dtype, weight.device
-    kept_launch(make, key, partial, d_weight)(partial, d_weight)
+    cached_launch(make, key, partial, d_weight)(partial, d_weight)
     return d_weight
 
 
@@ -297,7 +297,7 @@ torch.library.register_autograd(
 )
 
 
-class RMSNormFunction(Direct):
+class RMSNormFunction(DirectFunction):
     """y, s and rstd of x, weight, residual, eps and hf, launched without the dispatcher."""
 
     forward = staticmethod(rms_norm_fwd)

@@ -37,9 +37,9 @@ from torch import Tensor
 
 from fusedlib.kernels.host.first_order import first_order
 from fusedlib.kernels.host.launch import Launch, cdiv
-from fusedlib.kernels.host.operator import Direct, operator
+from fusedlib.kernels.host.operator import DirectFunction, operator
 from fusedlib.kernels.operands import check_rope
-from fusedlib.kernels.rows import Warps, kept_launch
+from fusedlib.kernels.rows import Warps, cached_launch
 
 HALVES = 1024  # rotated pairs a program, 8 a thread: two loads of 16 bytes in flight in 16 bits
 MOST_HEADS = 8  # that share the rows of cos and sin they read
@@ -172,7 +172,7 @@ def _start(
         index.dtype,
         first.device,
     )
-    kept_launch(make, key, *matrices)(*matrices)
+    cached_launch(make, key, *matrices)(*matrices)
 
 
 def _like(x: Tensor, width: int) -> Tensor:
@@ -259,7 +259,7 @@ torch.library.register_autograd(
 )
 
 
-class RopeFunction(Direct):
+class RopeFunction(DirectFunction):
     """As `rope_call`, launched without the dispatcher."""
 
     forward = staticmethod(rope_call)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fusedlib.kernels.host.launch import MOST_LAUNCHES, Launch, unaligned
+from fusedlib.kernels.host.launch import MAX_CACHED_LAUNCHES, Launch, misalignment
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,18 @@ class Warps:
 _LAUNCHES: dict[Hashable, Launch] = {}
 
 
-def kept_launch(make: Callable[[], Launch], key: Hashable, *matrices: Tensor) -> Launch:
+def cached_launch(make: Callable[[], Launch], key: Hashable, *matrices: Tensor) -> Launch:
     """`make()`, or what it gave before for the same key.
 
     Its grid and numbers are for the key's exact sizes and 16-byte aligned addresses, so the key
     must hold shapes, strides, dtype, device and variant. Unaligned addresses keep nothing, nor does
     the interpreter, whose configuration tests change.
     """
-    if unaligned(matrices) or not matrices[0].is_cuda:
+    if misalignment(matrices) or not matrices[0].is_cuda:
         return make()
-    found = _LAUNCHES.get(key)
-    if found is None:
-        if len(_LAUNCHES) >= MOST_LAUNCHES:
+    launch = _LAUNCHES.get(key)
+    if launch is None:
+        if len(_LAUNCHES) >= MAX_CACHED_LAUNCHES:
             _LAUNCHES.clear()
-        found = _LAUNCHES[key] = make()
-    return found
+        launch = _LAUNCHES[key] = make()
+    return launch

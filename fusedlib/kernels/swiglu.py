@@ -109,7 +109,7 @@ def _store(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _place(tile, row_tiles, column_tiles, GROUP_M: tl.constexpr):  # type: ignore[no-untyped-def]
+def _tile_position(tile, row_tiles, column_tiles, GROUP_M: tl.constexpr):  # type: ignore[no-untyped-def]
     """Row and column tile of the tile-th, down GROUP_M rows before the next column, for the L2."""
     width = GROUP_M * column_tiles
     first = tile // width * GROUP_M
@@ -118,7 +118,7 @@ def _place(tile, row_tiles, column_tiles, GROUP_M: tl.constexpr):  # type: ignor
 
 
 @triton.jit
-def _halves(block, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _left_and_right(block, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """Left and right half of a [HEIGHT, WIDTH] block.
 
     An epilogue that takes a tile by halves needs registers for half of its reads and writes: on
@@ -152,7 +152,7 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
     row_tiles, column_tiles = tl.cdiv(tokens, BLOCK_M), tl.cdiv(inner, BLOCK_N)
     first, step = tl.program_id(0), tl.num_programs(0)
     for tile in tl.range(first, row_tiles * column_tiles, step, flatten=FLATTEN):
-        row_tile, column_tile = _place(tile, row_tiles, column_tiles, GROUP_M)
+        row_tile, column_tile = _tile_position(tile, row_tiles, column_tiles, GROUP_M)
         row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
         gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -166,8 +166,8 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
             )  # fmt: skip
             gate = tl.dot(a, b.T, gate)
             up = tl.dot(a, c.T, up)
-        gate, gate_right = _halves(gate, BLOCK_M, BLOCK_N)
-        up, up_right = _halves(up, BLOCK_M, BLOCK_N)
+        gate, gate_right = _left_and_right(gate, BLOCK_M, BLOCK_N)
+        up, up_right = _left_and_right(up, BLOCK_M, BLOCK_N)
         half: tl.constexpr = BLOCK_N // 2
         _fwd_epilogue(gate, up, h_ptr, gate_up_ptr, row, column, tokens, inner, SAVE, BLOCK_M, half)
         _fwd_epilogue(
@@ -188,7 +188,7 @@ def fwd_launch(
     return Launch(_swiglu_fwd_kernel, config, programs, blocks, scalars, constants)
 
 
-def do_without_roles(error: TritonError) -> None:
+def disable_hopper_kernels(error: TritonError) -> None:
     """From now on; what did not compile has written nothing."""
     global hopper
     if hopper is not None:
@@ -233,7 +233,7 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
     row_tiles, column_tiles = tl.cdiv(tokens, BLOCK_M), tl.cdiv(inner, BLOCK_N)
     first, step = tl.program_id(0), tl.num_programs(0)
     for tile in tl.range(first, row_tiles * column_tiles, step, flatten=FLATTEN):
-        row_tile, column_tile = _place(tile, row_tiles, column_tiles, GROUP_M)
+        row_tile, column_tile = _tile_position(tile, row_tiles, column_tiles, GROUP_M)
         row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
         dh = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         if PRODUCT:
@@ -244,7 +244,7 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
         elif GRADIENT:
             dh = _block(dh_ptr, row, column, tokens, inner, inner, BLOCK_M, BLOCK_N, False)
             dh = dh.to(tl.float32)
-        left, right = _halves(dh, BLOCK_M, BLOCK_N)
+        left, right = _left_and_right(dh, BLOCK_M, BLOCK_N)
         half: tl.constexpr = BLOCK_N // 2
         _bwd_epilogue(
             left, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column, tokens, inner,

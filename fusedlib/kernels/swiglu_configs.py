@@ -17,7 +17,7 @@ from torch import Tensor
 # Bytes of shared memory that one program may have, by architecture. 8.6, 8.9 and 12.x have the
 # least, so that unknown cards are treated as 8.9.
 SHARED_MEMORY = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
-SMALLEST = 89
+DEFAULT_ARCHITECTURE = 89
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,17 @@ UNALIGNED = Config(64, 64, 32, 8, 2)
 INTERPRETER = Config(32, 32, 32, 4, 1, group_m=2)
 
 FEW_TOKENS = 64
-MOST_PROJECTED = 1024  # the most tokens whose q, k and v one launch may give
+MAX_PROJECTION_TOKENS = 1024  # the most tokens whose q, k and v one launch may give
 ALIGNMENT = 16
 
 
 # On an H200 a program a multiprocessor reads weights fastest, all its shared memory in flight: the
-# smallest tile of which there are no more than FEW_PROGRAMS. 64 tokens, captured in a graph with a
+# smallest tile of which there are no more than ONE_WAVE. 64 tokens, captured in a graph with a
 # cold L2, µs, here and by cuBLAS's product and a pointwise kernel: forward at 512, 2048, 4096, 8192
 # and 16384: 7.1, 12.7, 28.4, 76.6, 261 and 9.0, 14.8, 31.3, 78.6, 261; backward: 8.2, 12.5, 22.9,
 # 47.7, 146 and 9.2, 13.3, 21.8, 48.2, 137. By pointers: two descriptors cost more than a launch.
-FEW_PROGRAMS = 132
-FEW = {
+ONE_WAVE = 132
+FEW_TOKENS_CONFIGS = {
     ("forward", 90): (
         Config(64, 16, 128, 4, 6), Config(64, 32, 128, 4, 6), Config(64, 64, 64, 4, 6),
     ),
@@ -104,16 +104,16 @@ FEW = {
 # Backward, where two programs share a multiprocessor, here and by cuBLAS: 512 tokens at 512·2048
 # 8.2 and 9.4, 256 at 1024·4096 11.5 and 12.3, 128 at 2048·8192 25.1 and 26.8; with twice as many
 # 24.2 and 16.9 at 1024·4096, 40.1 and 31.4 at 2048·8192.
-AT_ONCE: dict[tuple[str, int], tuple[int, tuple[Config, ...]]] = {
+ONE_WAVE_CONFIGS: dict[tuple[str, int], tuple[int, tuple[Config, ...]]] = {
     ("forward", 90): (
-        FEW_PROGRAMS,
+        ONE_WAVE,
         (Config(64, 64, 64, 4, 6), Config(128, 64, 64, 8, 5), Config(128, 128, 64, 8, 4)),
     ),
-    ("backward", 90): (2 * FEW_PROGRAMS, (Config(64, 64, 64, 4, 6, descriptors=True),)),
+    ("backward", 90): (2 * ONE_WAVE, (Config(64, 64, 64, 4, 6, descriptors=True),)),
 }
 
 
-def few_tokens(direction: str, arch: int) -> tuple[Config, ...]:
+def few_tokens_configs(direction: str, arch: int) -> tuple[Config, ...]:
     """What there is for at most FEW_TOKENS tokens, from small to large.
 
     No taller than those, and more, smaller programs than for many.
@@ -121,49 +121,49 @@ def few_tokens(direction: str, arch: int) -> tuple[Config, ...]:
     table = FORWARD if direction == "forward" else BACKWARD
     config = table[arch]
     small = replace(config, block_m=FEW_TOKENS, block_n=32, num_warps=4, persistent=False)
-    return FEW.get((direction, arch), (small,))
+    return FEW_TOKENS_CONFIGS.get((direction, arch), (small,))
 
 
-def smallest(
-    configs: tuple[Config, ...], tokens: int, *widths: int, programs: int = FEW_PROGRAMS
+def smallest_config(
+    configs: tuple[Config, ...], tokens: int, *widths: int, programs: int = ONE_WAVE
 ) -> Config:
     """The smallest that cuts (tokens, width) into at most so many tiles; else the largest.
 
     None is larger than 64 columns of all tokens: a wide weight is read faster by more programs.
     """
-    usable = [c for c in configs if tokens > _too_few(c)]
-    return next((c for c in usable if tiles(c, tokens, *widths) <= programs), usable[-1])
+    usable = [c for c in configs if tokens > _max_oversized_tokens(c)]
+    return next((c for c in usable if count_tiles(c, tokens, *widths) <= programs), usable[-1])
 
 
-def tiles(config: Config, tokens: int, *widths: int) -> int:
+def count_tiles(config: Config, tokens: int, *widths: int) -> int:
     """How many tiles cover (tokens, width) of each of the widths."""
     return -(-tokens // config.block_m) * sum(-(-width // config.block_n) for width in widths)
 
 
-def _too_few(config: Config) -> int:
+def _max_oversized_tokens(config: Config) -> int:
     """Up to so many tokens the tile is larger than 64 columns of them all."""
     return config.block_m * config.block_n // 64 - 64
 
 
-def lengths_at_once(direction: str, arch: int, inner: int) -> list[int]:
-    """The most tokens of each tile of AT_ONCE, ascending: up to the last all tiles run at once."""
-    programs, configs = AT_ONCE.get((direction, arch), (0, ()))
+def one_wave_lengths(direction: str, arch: int, inner: int) -> list[int]:
+    """The most tokens that each tile of ONE_WAVE_CONFIGS covers in one wave, ascending."""
+    programs, configs = ONE_WAVE_CONFIGS.get((direction, arch), (0, ()))
     most = [programs // max(-(-inner // c.block_n), 1) * c.block_m for c in configs]
-    ends = {*most, *map(_too_few, configs)}
+    ends = {*most, *map(_max_oversized_tokens, configs)}
     return sorted(end for end in ends if FEW_TOKENS < end <= max(most))
 
 
 def forward_config(x: Tensor, inner: int) -> Config:
     """The forward kernel's configuration for x (tokens, hidden)."""
-    return _choose("forward", x, inner)
+    return _choose_config("forward", x, inner)
 
 
 def backward_config(dy: Tensor, inner: int) -> Config:
     """The backward kernel's for dy (tokens, hidden), when it computes dy Wd."""
-    return _choose("backward", dy, inner)
+    return _choose_config("backward", dy, inner)
 
 
-def precision_of(like: Tensor) -> str:
+def fp32_precision(like: Tensor) -> str:
     """How torch multiplies fp32; "ieee" for other dtypes.
 
     "tf32" at `torch.set_float32_matmul_precision` "high" and "medium" (which torch on CUDA does not
@@ -174,7 +174,7 @@ def precision_of(like: Tensor) -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
-def _choose(direction: str, like: Tensor, inner: int) -> Config:
+def _choose_config(direction: str, like: Tensor, inner: int) -> Config:
     if not like.is_cuda:
         return INTERPRETER
     tokens, hidden = like.shape
@@ -182,10 +182,10 @@ def _choose(direction: str, like: Tensor, inner: int) -> Config:
         return UNALIGNED
     arch = architecture(like.device)
     if tokens <= FEW_TOKENS:
-        return smallest(few_tokens(direction, arch), tokens, inner)
-    if tokens <= max(lengths_at_once(direction, arch, inner), default=0):
-        programs, configs = AT_ONCE[direction, arch]
-        return smallest(configs, tokens, inner, programs=programs)
+        return smallest_config(few_tokens_configs(direction, arch), tokens, inner)
+    if tokens <= max(one_wave_lengths(direction, arch, inner), default=0):
+        programs, configs = ONE_WAVE_CONFIGS[direction, arch]
+        return smallest_config(configs, tokens, inner, programs=programs)
     return (FORWARD if direction == "forward" else BACKWARD)[arch]
 
 
@@ -193,5 +193,5 @@ def _choose(direction: str, like: Tensor, inner: int) -> Config:
 def architecture(device: torch.device) -> int:
     """The table's key for a GPU."""
     major, minor = torch.cuda.get_device_capability(device)
-    known = {(8, 0): 80, (9, 0): 90, (10, 0): 100, (10, 3): 100}
-    return known.get((major, minor), SMALLEST)
+    architectures = {(8, 0): 80, (9, 0): 90, (10, 0): 100, (10, 3): 100}
+    return architectures.get((major, minor), DEFAULT_ARCHITECTURE)

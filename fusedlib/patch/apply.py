@@ -15,8 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib.fused import LINEAR_FORWARDS, Fused, base_of, fuse, fusion_of, hooked, is_plain
-from fusedlib.kernels.host.route import LEAST_CAPABILITY, has_kernels
+from fusedlib.fused import (
+    LINEAR_FORWARDS,
+    Fused,
+    fuse,
+    fusion_state,
+    has_hooks,
+    is_plain_tensor,
+    original_class,
+)
+from fusedlib.kernels.host.route import MIN_CAPABILITY, has_kernels
 from fusedlib.modules import Linear
 from fusedlib.patch.families import FAMILIES, LITGPT, Family, Part, changed
 from fusedlib.patch.modules import FusedAttention, FusedHead, FusedLinear, FusedMLP, FusedRMSNorm
@@ -144,7 +152,7 @@ def apply_to(
                 report.left[switch].append((path, _unknown(module, switch, family)))
             elif why := changed(module, part.fused) or part.refuse(module):
                 report.left[switch].append((path, why))
-            elif switch in fusion_of(module).switches and part.prepared(module):
+            elif switch in fusion_state(module).switches and part.prepared(module):
                 report.already[switch].append(path)
             else:
                 todo.append((path, module, part))
@@ -157,7 +165,7 @@ def apply_to(
     for module in model.modules():
         fused, norm = family.layers.get(family.known(module) or "", (Fused, ""))
         after = getattr(module, norm, None)
-        adds = isinstance(after, FusedRMSNorm) and not hooked(after)
+        adds = isinstance(after, FusedRMSNorm) and not has_hooks(after)
         if adds and not changed(module, fused):
             fuse(module, fused)
     return report
@@ -180,12 +188,12 @@ def why_plain(parameters: Iterable[Tensor]) -> str | None:
         return f"it lies on {kinds}, the kernels are for NVIDIA GPUs"
     if torch.version.cuda is None:
         return "the kernels are for NVIDIA GPUs"
-    least = ".".join(map(str, LEAST_CAPABILITY))
+    least = ".".join(map(str, MIN_CAPABILITY))
     return f"the kernels are for GPUs of compute capability {least} and higher"
 
 
 def _note(module: Any, switch: str) -> None:
-    fusion = fusion_of(module)
+    fusion = fusion_state(module)
     module._fusion = replace(fusion, switches=fusion.switches | {switch})
 
 
@@ -208,7 +216,7 @@ def _fuse_projections(
         if why is not None:
             report.left["linear"].append((path, why))
             continue
-        already = module in own or "linear" in fusion_of(owner).switches
+        already = module in own or "linear" in fusion_state(owner).switches
         (report.already if already else report.replaced)["linear"].append(path)
         changed.append(owner)
     for module in changed:
@@ -229,7 +237,7 @@ def _computed_by(owner: nn.Module) -> list[nn.Module]:
 
 def _is_ours(module: nn.Module) -> bool:
     """Whether it is a `fusedlib.Linear`."""
-    forward = getattr(base_of(module), "forward", None)
+    forward = getattr(original_class(module), "forward", None)
     return forward is Linear.forward and "forward" not in vars(module)
 
 
@@ -238,7 +246,7 @@ def _no_projection(module: nn.Linear) -> str | None:
     kind = type(module)
     if kind.forward not in {*LINEAR_FORWARDS, FusedHead.forward} or "forward" in vars(module):
         return f"a {kind.__module__}.{kind.__qualname__} with a forward of its own"
-    if not is_plain(module.weight):
+    if not is_plain_tensor(module.weight):
         return f"its weight is a {type(module.weight).__qualname__}"
     dtype = module.weight.dtype
     return None if dtype == torch.float32 else f"{dtype}; only fp32 is split"
@@ -289,7 +297,7 @@ def _of_llama_kind(config: Any) -> bool:
 
 
 def _unknown(module: nn.Module, switch: str, family: Family) -> str:
-    kind = base_of(module)
+    kind = original_class(module)
     if kind.__module__.partition(".")[0] != family.package:
         return f"a {kind.__module__}.{kind.__qualname__}, no class of {family.package}"
     known = [name for name, parts in family.parts.items() if switch in {p.switch for p in parts}]

@@ -20,7 +20,16 @@ from typing import Any
 
 from torch import nn
 
-from fusedlib.fused import Fused, Fusion, base_of, changeable, fuse, fusion_of, hooked, unfuse
+from fusedlib.fused import (
+    Fused,
+    Fusion,
+    fuse,
+    fusion_state,
+    has_hooks,
+    original_class,
+    unfuse,
+    why_not_linear,
+)
 from fusedlib.patch import modules
 
 # Their forward does not call the old one, and relies on what that one takes.
@@ -87,7 +96,7 @@ class Family:
 
     def known(self, module: nn.Module) -> str | None:
         """The class that a module's own reads as, of those in `parts` and `layers`."""
-        return _reads_as(base_of(module), (*self.parts, *self.layers), self.package)
+        return _reads_as(original_class(module), (*self.parts, *self.layers), self.package)
 
 
 # --- reading code --------------------------------------------------------------------------------
@@ -164,7 +173,7 @@ def _bare(function: ast.FunctionDef) -> str:
 
 def changed(module: nn.Module, fused: type[Fused]) -> str | None:
     """Why its forward is another than the one that our class takes the place of."""
-    base = base_of(module)
+    base = original_class(module)
     methods = [*_code(base.__module__).get(base.__name__, ["forward"])]
     for name in methods:
         if name in vars(module):
@@ -203,13 +212,13 @@ def _roots(package: str) -> tuple[str, ...]:
 
 def _functions_patched(module: nn.Module, *names: str) -> str | None:
     """Whether a function is not the one that stands in the file of the module's class."""
-    source = base_of(module).__module__
+    source = original_class(module).__module__
     found = (_patched(getattr(sys.modules[source], name), source) for name in names)
     return next(filter(None, found), None)
 
 
 def _other_rotation(attention: nn.Module) -> str | None:
-    source = base_of(attention).__module__
+    source = original_class(attention).__module__
     if _rotation(source) not in [_rotation(_home(model)) for model in ROTATIONS]:
         return f"{source.rpartition('.')[2]} turns q and k in a way of its own"
     return _functions_patched(attention, *ROTATION)
@@ -236,10 +245,10 @@ def _mlp(fused: type[modules.FusedMLP]) -> tuple[Part, ...]:
             return f"its activation is {kind.__module__}.{kind.__qualname__}, not SiLU"
         if act is not None and "forward" in vars(act):
             return f"the forward of {name} was replaced by someone else's"
-        if act is not None and hooked(act):
+        if act is not None and has_hooks(act):
             return f"{name} has hooks, which the fused MLP would not call"
         projections = *fused._gate_up, fused._down
-        why = _first(changeable(mlp, projection) for projection in projections)
+        why = _first(why_not_linear(mlp, projection) for projection in projections)
         biased = not why and any(getattr(mlp, p).bias is not None for p in projections)
         return "its projections have biases" if biased else why
 
@@ -253,10 +262,10 @@ def _attention(fused: type[modules.FusedAttention]) -> tuple[Part, ...]:
     names = "q_proj", "k_proj", "v_proj"
 
     def refuse(module: Any) -> str | None:
-        return _first(changeable(module, name) for name in names)
+        return _first(why_not_linear(module, name) for name in names)
 
     def prepare(module: Any) -> None:
-        switches = fusion_of(module).switches | _unfuse_linears(module, *names)
+        switches = fusion_state(module).switches | _unfuse_linears(module, *names)
         module._fusion = replace(module._fusion, switches=switches)
 
     return Part("attention", fused, refuse, prepare), Part("rope", fused, _other_rotation)
@@ -271,7 +280,7 @@ def _unfuse_linears(module: nn.Module, *names: str) -> frozenset[str]:
     switches: frozenset[str] = frozenset()
     for name in names:
         child: Any = getattr(module, name)
-        switches |= fusion_of(child).switches
+        switches |= fusion_state(child).switches
         if isinstance(child, modules.FusedLinear):
             unfuse(child)
     return switches
@@ -283,7 +292,7 @@ def _first(reasons: Iterable[str | None]) -> str | None:
 
 def _loss(fused: type[modules.FusedCausalLM]) -> tuple[Part, ...]:
     def refuse(model: Any) -> str | None:
-        return changeable(model, "lm_head")
+        return why_not_linear(model, "lm_head")
 
     def prepared(model: Any) -> bool:  # resize_token_embeddings makes another head
         return isinstance(model.lm_head, modules.FusedHead)
@@ -296,11 +305,11 @@ def _prepare_head(model: Any) -> None:
     fuse(model.lm_head, modules.FusedHead)
     model.lm_head._fusion = Fusion(switches)
     causal = getattr(model.config, "is_causal", True)
-    kind = base_of(model.model)
+    kind = original_class(model.model)
     usual = _reads_as(kind, DECODERS) is not None and not _patched(kind.forward, kind.__module__)
     masks = getattr(sys.modules[kind.__module__], "create_causal_mask", None)
     usual = usual and not _patched(masks, "transformers.masking_utils")
-    model._fusion = Fusion(fusion_of(model).switches, causal and usual)
+    model._fusion = Fusion(fusion_state(model).switches, causal and usual)
 
 
 TRANSFORMERS = Family(

@@ -21,15 +21,15 @@ from fusedlib.fused import (
     LINEAR_FORWARDS,
     PACKED_MLP,
     Fused,
-    hooked,
+    has_global_hooks,
+    has_hooks,
+    has_value_hooks,
     plain_weights,
-    watched,
-    watched_everywhere,
 )
 from fusedlib.loss import linear_cross_entropy
 from fusedlib.norms import rms_norm
 from fusedlib.patch.qkv import projections
-from fusedlib.patch.recomputed import forget
+from fusedlib.patch.recomputed import recompute_in_backward
 from fusedlib.rotary import rope
 
 
@@ -84,7 +84,7 @@ class FusedMLP(Fused):
         weights = self.weights()
         if weights is None:
             return super().forward(x)
-        return forget(x, swiglu_mlp(x, *weights))
+        return recompute_in_backward(x, swiglu_mlp(x, *weights))
 
     def weights(self) -> tuple[Any, Tensor] | None:
         """Those of gate and up, a pair or one above the other, and that of down.
@@ -95,7 +95,7 @@ class FusedMLP(Fused):
         down, gate_up = children[self._down], [children[name] for name in self._gate_up]
         activation = children.get(self._activation)
         if activation is not None and (
-            "forward" in activation.__dict__ or hooked(activation, BRING_TO_READERS)
+            "forward" in activation.__dict__ or has_hooks(activation, BRING_TO_READERS)
         ):
             return None
         weights = plain_weights(*gate_up, down, biased=False)  # as adapters may make them
@@ -180,7 +180,7 @@ class FusedAttention(Fused):
         padded = (
             head_dim % HEAD and x.is_cuda and x.element_size() == 2 and self._turns()
             and self.config._attn_implementation == "sdpa" and not torch.compiler.is_compiling()
-            and not watched_everywhere()  # who counts operations expects heads of one width
+            and not has_global_hooks()  # who counts operations expects heads of one width
         )  # fmt: skip
         return -(-head_dim // HEAD) * HEAD if padded else None
 
@@ -292,7 +292,7 @@ def _adds(norm: Any) -> bool:
 
 def _added_and_normalised(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     """The norm of x + residual, and that sum; hooks see what the unpatched norm gets and gives."""
-    if not watched(norm):
+    if not has_value_hooks(norm):
         return norm(x, residual)
     stream = residual + x
     return norm(stream), stream
@@ -420,7 +420,8 @@ class FusedCausalLM(Fused):
         head, usual = self.lm_head, sys.modules["transformers.loss.loss_utils"].ForCausalLMLoss
         return (
             labels is not None and isinstance(logits_to_keep, int) and logits_to_keep == 0
-            and isinstance(head, FusedHead) and not watched(head) and self.loss_function is usual
+            and isinstance(head, FusedHead) and not has_value_hooks(head)
+            and self.loss_function is usual
         )  # fmt: skip
 
     def _needs_no_mask(self, given: dict[str, Any]) -> bool:
@@ -433,7 +434,7 @@ class FusedCausalLM(Fused):
             torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         ):
             return False
-        if not self._fusion.causal or hooked(self.model) or "forward" in vars(self.model):
+        if not self._fusion.causal or has_hooks(self.model) or "forward" in vars(self.model):
             return False
         masked = "attention_mask", "position_ids", "past_key_values"
         attentions = [layer.self_attn for layer in self.model.layers]

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fusedlib import projection
-from fusedlib.functional import _autocasts, _plain_eager
-from fusedlib.kernels.host.operator import Direct
-from fusedlib.kernels.host.route import has_kernels, transformed
-from fusedlib.kernels.swiglu_configs import MOST_PROJECTED
-from fusedlib.patch.recomputed import forget
+from fusedlib.functional import autocast_enabled, is_plain_eager
+from fusedlib.kernels.host.operator import DirectFunction
+from fusedlib.kernels.host.route import has_kernels, is_transformed
+from fusedlib.kernels.swiglu_configs import MAX_PROJECTION_TOKENS
+from fusedlib.patch.recomputed import recompute_in_backward
 
 # Elements of all three weights, up to which backward joins them, as it joins the gradients. One
 # H100, bf16, µs, the products apart / joined: Llama-1B's (6.3 M) with 512, 2,048 and 8,192 tokens
@@ -42,21 +42,21 @@ def projections(
         (..., outputs) of each.
     """
     if x.dtype == torch.float32 and split:
-        return projection.linears(x, weights, biases)
-    if not _plain_eager(x, *weights) or transformed():
+        return projection.linear_by_each(x, weights, biases)
+    if not is_plain_eager(x, *weights) or is_transformed():
         return tuple(map(partial(linear, x), weights, biases))
     operands: list[Any] = [x, *weights, *biases]
-    if _autocasts(x.device.type) and x.dtype != torch.float64:
+    if autocast_enabled(x.device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
         operands = [None if t is None else t.to(dtype) for t in operands]
     if any(t is not None and t.dtype != operands[0].dtype for t in operands):
         return tuple(map(partial(linear, x), weights, biases))  # torch says what is wrong
     results: tuple[Tensor, ...] = Projections.direct(*operands)
-    forget(x, results[0])
+    recompute_in_backward(x, results[0])
     return results
 
 
-class Projections(Direct):
+class Projections(DirectFunction):
     """Of x, three weights and three biases, which may be None.
 
     At few tokens all results come by one launch and all gradients by another
@@ -70,7 +70,7 @@ class Projections(Direct):
         """Three results (..., outputs)."""
         weights: Any = weights_and_biases[:3]
         biases = weights_and_biases[3:]
-        if x.numel() <= MOST_PROJECTED * x.shape[-1] and has_kernels(x.device):
+        if x.numel() <= MAX_PROJECTION_TOKENS * x.shape[-1] and has_kernels(x.device):
             results: tuple[Tensor, ...] | None = _few_tokens().project(x, weights, biases)
             if results is not None:
                 return results
@@ -96,7 +96,11 @@ class Projections(Direct):
             for wants, dy in zip(wanted[3:], upstream, strict=True)
         ]
         every = wants_x and all(wanted[:3]) and all(dy is not None for dy in upstream)
-        if every and x.numel() <= MOST_PROJECTED * x.shape[-1] and not torch.is_grad_enabled():
+        if (
+            every
+            and x.numel() <= MAX_PROJECTION_TOKENS * x.shape[-1]
+            and not torch.is_grad_enabled()
+        ):
             few = _few_tokens().gradients(x, weights, upstream) if has_kernels(x.device) else None
             if few is not None:
                 return *few, *d_biases

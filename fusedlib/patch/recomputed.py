@@ -22,7 +22,7 @@ _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 DEPTH = 3  # a linear layer's result is a view of its product's, behind one more for its bias
 
 
-def forget(x: Tensor, result: Tensor) -> Tensor:
+def recompute_in_backward(x: Tensor, result: Tensor) -> Tensor:
     """Have `result`'s backward compute x again instead of keeping it, where x is a norm's output.
 
     Nothing changes where others watch what is kept, as activation checkpointing and a compiler do,

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib.kernels.host.route import FUSED_DTYPES, has_kernels
+from fusedlib.kernels.host.route import HALF_DTYPES, has_kernels
 from fusedlib.modules import SwiGLUMLP
 from fusedlib.patch.apply import why_plain
 from fusedlib.patch.modules import FusedMLP
 
-TAKEN = (*FUSED_DTYPES, torch.float32)
+WARM_UP_DTYPES = (*HALF_DTYPES, torch.float32)
 
 
 @dataclass(frozen=True)
-class Warmed:
+class WarmUpReport:
     """What `warm_up` did.
 
     Attributes:
@@ -42,7 +42,7 @@ class Warmed:
 def warm_up(
     module: nn.Module, dtypes: Iterable[torch.dtype] | None = None, *,
     tokens: range | int | None = None, progress: bool = True,
-) -> Warmed:  # fmt: skip
+) -> WarmUpReport:  # fmt: skip
     """Compile all kernels that the SwiGLU MLPs in a module can need, several at a time.
 
     No kernel depends on the number of tokens, so that afterwards no length compiles anything. Every
@@ -77,30 +77,32 @@ def warm_up(
         (*weight.shape, dtype, weight.device)
         for weight in weights
         for dtype in wanted or (weight.dtype,)
-        if dtype in TAKEN and has_kernels(weight.device) and weight.is_cuda
+        if dtype in WARM_UP_DTYPES and has_kernels(weight.device) and weight.is_cuda
     )
     if not layers:
-        return Warmed((), time.perf_counter() - began, _why_nothing(weights))
+        return WarmUpReport((), time.perf_counter() - began, _why_nothing(weights))
     from triton.errors import TritonError
 
     from fusedlib.kernels import swiglu
-    from fusedlib.kernels.host.ahead import Needed, binaries_of
+    from fusedlib.kernels.host.prebuild import NeededBinary, layer_binaries
 
-    found: dict[Hashable, tuple[str, Needed]] = {}
+    found: dict[Hashable, tuple[str, NeededBinary]] = {}
     for hidden, inner, dtype, device in layers:
         where = torch.device("cuda", device.index or 0)
-        listed = binaries_of(hidden, inner, dtype, where, lengths)
+        listed = layer_binaries(hidden, inner, dtype, where, lengths)
         sizes = f"{hidden}·{inner}, {str(dtype).removeprefix('torch.')}"
         found |= {key: (f"{each.name} ({sizes})", each) for key, each in listed.items()}
     failed: list[Any] = []
     try:
         _build([each for _, each in found.values()], failed, progress)
     except TritonError as error:
-        if swiglu.hopper is None or not isinstance(failed[0].launch.config, swiglu.hopper.Roles):
+        if swiglu.hopper is None or not isinstance(
+            failed[0].launch.config, swiglu.hopper.WarpRoles
+        ):
             raise
-        swiglu.do_without_roles(error)
+        swiglu.disable_hopper_kernels(error)
         return warm_up(module, wanted or None, tokens=tokens, progress=progress)
-    return Warmed(tuple(name for name, _ in found.values()), time.perf_counter() - began)
+    return WarmUpReport(tuple(name for name, _ in found.values()), time.perf_counter() - began)
 
 
 def _build(all_needed: list[Any], failed: list[Any], progress: bool) -> None:
@@ -142,8 +144,8 @@ def _dtypes(given: Iterable[torch.dtype] | None) -> tuple[torch.dtype, ...]:
         if not isinstance(dtype, torch.dtype):
             number = f"; tokens={dtype} is for a number of tokens" if isinstance(dtype, int) else ""
             raise TypeError(f"dtypes must be torch dtypes, got {dtype!r}{number}")
-        if dtype not in TAKEN:
-            names = ", ".join(map(str, TAKEN))
+        if dtype not in WARM_UP_DTYPES:
+            names = ", ".join(map(str, WARM_UP_DTYPES))
             raise ValueError(f"dtypes must be among {names}, got {dtype}")
     return listed
 

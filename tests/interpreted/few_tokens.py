@@ -73,7 +73,7 @@ def test_neither_half_of_d_x_sees_the_other_one_s_weight(of):
     packed, wants = torch.cat([w_gate, w_up]), (True, False, False, False)
     true = d_gate_up.float() @ packed.float()
     for weights in ((w_gate, w_up), (packed, None)):
-        products, pair = route.plan_of(dy, *weights, leaves[3]).products, weights[1] is not None
+        products, pair = route.plan_for(dy, *weights, leaves[3]).products, weights[1] is not None
         d_x = products.gradients(wants, pair, [None, d_gate_up], dy, x, *weights)[0]
         assert torch.equal(d_x.isposinf(), true.isposinf())
         assert torch.equal(d_x.isneginf(), true.isneginf()) and not d_x.isnan().any()

@@ -27,8 +27,8 @@ from fusedlib.kernels import split
 from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config
 from fusedlib.patch import recomputed
-from fusedlib.patch.recomputed import forget
-from fusedlib.projection import linears
+from fusedlib.patch.recomputed import recompute_in_backward
+from fusedlib.projection import linear_by_each
 
 torch.set_num_threads(1)  # two wait for one another where others use the cores
 
@@ -88,7 +88,7 @@ def test_layers_of_one_x_are_one_product(started, bias):
     named = joined(bias)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        results = by_layers(named, linears)
+        results = by_layers(named, linear_by_each)
     assert {t.data_ptr() for t in kept} == {t.data_ptr() for n, t in named.items() if n[0] != "b"}
     upstream = [torch.randn_like(y) for y in results]
     found = grad(results, list(named.values()), upstream)
@@ -111,7 +111,7 @@ def test_layers_of_one_x_give_what_is_wanted(frozen):
     def plainly(x, weights, biases):
         return tuple(map(partial(functional.linear, x), weights, biases))
 
-    results, true = by_layers(named, linears), by_layers(wide, plainly)
+    results, true = by_layers(named, linear_by_each), by_layers(wide, plainly)
     upstream = [torch.randn_like(y) for y in results]
     found = grad(results, own, upstream, create_graph=True)
     wanted = grad(true, true_own, [u.double() for u in upstream], create_graph=True)
@@ -131,7 +131,7 @@ def test_another_precision_is_torch_s(started):
 
 def test_every_operand_is_split_once_an_axis_and_only_as_wanted(started):
     leaves, dy = checks.operands("cpu", checks.SMALL)
-    look = "_look_at_columns_kernel"
+    look = "_summarize_columns_kernel"
     y_s, d_x_s = [ROWS, ROWS, MULTIPLY], [ROWS, look, COLUMNS, MULTIPLY]
     d_w_s = [look, COLUMNS, look, COLUMNS, MULTIPLY]
     for wants in ((True, True), (True, False), (False, True)):
@@ -146,12 +146,12 @@ def test_every_operand_is_split_once_an_axis_and_only_as_wanted(started):
 
 def test_a_product_that_does_not_pay_is_torch_s(started, monkeypatch):
     """y and d_x have too few results here, d_W has enough."""
-    gates = sys.modules[split.split_pays.__module__]
+    gates = sys.modules[split.is_faster_split.__module__]
     shape = (20, 136, 140)
-    monkeypatch.setattr(gates, "LEAST_RESULTS", 136 * 140)
+    monkeypatch.setattr(gates, "MIN_SPLIT_RESULTS", 136 * 140)
     assert checks.misses_linear("cpu", shape) == []
     assert started.count(MULTIPLY) == 1
-    monkeypatch.setattr(gates, "LEAST_RESULTS", 1 << 20)
+    monkeypatch.setattr(gates, "MIN_SPLIT_RESULTS", 1 << 20)
     started.clear()
     leaves, dy = checks.operands("cpu", shape)
     torch_s = checks.step(leaves, dy, torch.nn.functional.linear)
@@ -160,8 +160,8 @@ def test_a_product_that_does_not_pay_is_torch_s(started, monkeypatch):
 
 def test_ieee_please(started, monkeypatch):
     """FUSEDLIB_SPLIT=0."""
-    gates = sys.modules[split.split_pays.__module__]
-    monkeypatch.setattr(gates, "SPLITS", False)
+    gates = sys.modules[split.is_faster_split.__module__]
+    monkeypatch.setattr(gates, "SPLITTING_ALLOWED", False)
     leaves, dy = checks.operands("cpu", checks.SMALL)
     torch_s = checks.step(leaves, dy, torch.nn.functional.linear)
     assert checks.same(checks.step(leaves, dy), torch_s) and not started
@@ -185,7 +185,7 @@ def test_a_norm_s_output_is_computed_again_for_it(monkeypatch):
     def step(forgets: bool) -> list[torch.Tensor]:
         y = fusedlib.rms_norm(own[0], scale)
         z = linear(y, *own[1:])
-        return [z.detach(), *grad(forget(y, z) if forgets else z, own, dy)]
+        return [z.detach(), *grad(recompute_in_backward(y, z) if forgets else z, own, dy)]
 
     assert checks.same(step(True), step(False)) and len(calls) == 1
 

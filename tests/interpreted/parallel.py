@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fusedlib import SwiGLUMLP
-from fusedlib.functional import fused
+from fusedlib.functional import runs_fused_kernels
 
 DEVICE = sys.argv[1]
 DTYPE = torch.float32 if DEVICE == "cpu" else torch.bfloat16
@@ -41,7 +41,7 @@ def trained(model: nn.Module, bare: nn.Module, x: Tensor) -> list[Tensor]:
 
 def main() -> None:
     x = torch.randn(37, 48, device=DEVICE).to(DTYPE)
-    assert fused(x)
+    assert runs_fused_kernels(x)
     with tempfile.TemporaryDirectory() as folder:
         backend = "gloo" if DEVICE == "cpu" else "nccl"
         dist.init_process_group(

@@ -33,16 +33,16 @@ def started(monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_results_and_gradients_vs_float64(monkeypatch, started, shape, dtype, biased, many):
     monkeypatch.setattr(qkv, "MOST_JOINED", qkv.MOST_JOINED * (many == "joined"))
-    monkeypatch.setattr(kernels, "_measured", lambda _: many == "at once")
+    monkeypatch.setattr(kernels, "_has_larger_tiles", lambda _: many == "at once")
     assert misses("cpu", dtype, shape, biased) == []
     assert started == ["results", "gradients"] * (shape[0] <= 64 or many == "at once")
 
 
 def test_more_tiles_than_run_at_once_are_torch_s(monkeypatch, started):
-    monkeypatch.setattr(kernels, "FEW_PROGRAMS", 20)  # of 24 in tiles of 32
+    monkeypatch.setattr(kernels, "ONE_WAVE", 20)  # of 24 in tiles of 32
     assert misses("cpu", "float16", SHAPES[3], True) == []
     assert started == ["gradients"]
-    monkeypatch.setattr(kernels, "MOST_OF_SMALL", 69)
+    monkeypatch.setattr(kernels, "MAX_TOKENS_OF_SMALL", 69)
     assert misses("cpu", "float16", SHAPES[3], True) == []
     assert started == ["gradients"]
 

@@ -144,7 +144,7 @@ def mlps(tokens, hidden, inner):
 
 def split_factors(rows, columns):
     for by_columns in (False, True):
-        parts.Splitting(meta(rows, columns), by_columns)(meta(rows, columns))
+        parts.FactorSplitter(meta(rows, columns), by_columns)(meta(rows, columns))
 
 
 def split_products(m, n, k):

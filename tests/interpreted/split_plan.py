@@ -21,7 +21,7 @@ SHAPE = (24, 32, 48)  # tokens, hidden, inner
 LONG = (264, 256, 272)  # sums long enough that the parts' own error is not the largest
 SEVERAL = (130, 48, 80)  # more than one 128-tile of tokens and of 2·inner, the last ones ragged
 ROWS, MULTIPLY = ["_split_rows_kernel"], ["_split_product_kernel"]
-COLUMNS = ["_look_at_columns_kernel", "_split_columns_kernel"]
+COLUMNS = ["_summarize_columns_kernel", "_split_columns_kernel"]
 BOTH_ROWS, ROWS_COLUMNS, BOTH_COLUMNS = (
     ROWS * 2 + MULTIPLY,
     ROWS + COLUMNS + MULTIPLY,
@@ -35,8 +35,8 @@ SPLIT = "split fp32"
 def started(monkeypatch):
     # A tile is one block, in a third of the time; `split_interpreted.py` has several.
     monkeypatch.setattr(products, "INTERPRETER", Config(128, 128, 64, 4, 1, group_m=2))
-    monkeypatch.setattr(route, "_full", lambda dtype, device: dtype == torch.float32)
-    for name in ("LEAST_SIZE", "LEAST_WORK"):
+    monkeypatch.setattr(route, "_is_fp32_on_gpu", lambda dtype, device: dtype == torch.float32)
+    for name in ("MIN_SPLIT_SIZE", "MIN_SPLIT_WORK"):
         monkeypatch.setattr(mm, name, 1)
     least(monkeypatch, SHAPE)
     return plan_checks.note_launches(monkeypatch)
@@ -44,8 +44,8 @@ def started(monkeypatch):
 
 def least(monkeypatch, shape, some=True):
     """`some`: tokens·hidden results are too few to be split, so that y and d_x are torch's."""
-    monkeypatch.setattr(mm, "LEAST_RESULTS", some * shape[0] * shape[1] + 1)
-    route._some_split.cache_clear()
+    monkeypatch.setattr(mm, "MIN_SPLIT_RESULTS", some * shape[0] * shape[1] + 1)
+    route._any_product_splits.cache_clear()
 
 
 def small(shape=SHAPE, dtype="float32", pair=False):
@@ -180,17 +180,17 @@ def test_a_mode_that_watches_the_backward_sees_its_products(monkeypatch, some, s
 def test_lengths_share_two_plans(started, monkeypatch):
     """One where no product is split; in the other each is split from its own length on."""
     hidden, inner = SHAPE[1:]
-    monkeypatch.setattr(mm, "LEAST_SIZE", 6)
-    monkeypatch.setattr(mm, "LEAST_RESULTS", 8 * 2 * inner)
-    route._some_split.cache_clear()
+    monkeypatch.setattr(mm, "MIN_SPLIT_SIZE", 6)
+    monkeypatch.setattr(mm, "MIN_SPLIT_RESULTS", 8 * 2 * inner)
+    route._any_product_splits.cache_clear()
     plans, split = {}, {}
     for tokens in (1, 5, 6, 8, 15, 16, 40):
         leaves, dy = small((tokens, hidden, inner))
         started.clear()
         results(leaves, dy)
         operands = *leaves[:2], None, leaves[2]
-        plans[tokens], split[tokens] = route.route(*operands), started.count(MULTIPLY[0])
-        assert plans[tokens] is route.known(*operands)
+        plans[tokens], split[tokens] = route.select_plan(*operands), started.count(MULTIPLY[0])
+        assert plans[tokens] is route.lookup_plan(*operands)
     assert [plans[t].path for t in (5, 6)] == ["fp32", SPLIT]
     assert plans[1] is plans[5] and len({plans[t] for t in (6, 8, 15, 16, 40)}) == 1
     # The gradients of both weights; gate|up from 8 tokens on, dh from 16, y and d_x from 24.
@@ -201,9 +201,9 @@ def test_where_nothing_is_split_products_are_torch_s(monkeypatch):
     leaves, _ = small()
     assert path_of(*leaves) == SPLIT
     assert path_of(*small((24, 40, 56))[0]) == SPLIT  # whatever the sizes
-    monkeypatch.setattr(mm, "split_pays", lambda *_: False)
+    monkeypatch.setattr(mm, "is_faster_split", lambda *_: False)
     monkeypatch.setattr(route, "_PLANS", {})
-    route._some_split.cache_clear()
+    route._any_product_splits.cache_clear()
     assert path_of(*leaves) == "fp32"
 
 
@@ -227,8 +227,10 @@ def test_a_broken_plan_is_rejected(monkeypatch):
 
 
 def test_gate_s_rows_taken_for_up_s_are_rejected(monkeypatch):
-    split_factor = parts.Splitting.__call__
+    split_factor = parts.FactorSplitter.__call__
     monkeypatch.setattr(
-        parts.Splitting, "__call__", lambda self, source, below=None: split_factor(self, source)
+        parts.FactorSplitter,
+        "__call__",
+        lambda self, source, below=None: split_factor(self, source),
     )
     assert checks.misses_mlp("cpu", "float32", LONG, pair=True) != []

@@ -16,7 +16,7 @@ import broken_kernels
 import plan_checks
 import swiglu_checks as checks
 from called import Called
-from fusedlib.functional import fused, swiglu, swiglu_mlp
+from fusedlib.functional import runs_fused_kernels, swiglu, swiglu_mlp
 from fusedlib.kernels import swiglu as kernels
 from fusedlib.kernels import swiglu_configs
 from fusedlib.kernels.host import launch, ops, route
@@ -31,7 +31,7 @@ SAVES = ("gate_up", "input")
 @pytest.fixture(autouse=True)
 def _kernels_run():
     for dtype in DTYPES:
-        assert fused(torch.zeros(1, dtype=getattr(torch, dtype)))
+        assert runs_fused_kernels(torch.zeros(1, dtype=getattr(torch, dtype)))
 
 
 @pytest.mark.parametrize("pair", checks.PAIRS)
@@ -104,7 +104,7 @@ def test_where_hopper_s_kernel_does_not_compile_another_runs_and_a_warning_says_
     both = {"forward": runs, "backward": lambda *_: fails} | {failing: lambda *_: fails}
     roles = SimpleNamespace(**{f"{name}_launch": made for name, made in both.items()})
     monkeypatch.setattr(kernels, "hopper", roles)
-    monkeypatch.setattr(route, "_has_roles", lambda _: kernels.hopper is not None)
+    monkeypatch.setattr(route, "_runs_warp_specialized", lambda _: kernels.hopper is not None)
     plan_checks.put_apart(monkeypatch, False, False)
     with pytest.warns(RuntimeWarning, match="slower kernel runs.*no such instruction") as warned:
         for tokens, pair in product((70, 66), checks.PAIRS):
@@ -198,8 +198,9 @@ def test_gate_up_is_written_over_only_where_nobody_sees_it(monkeypatch, pair, re
     asked = []
     original = Plan.differentiate
     monkeypatch.setattr(
-        Plan, "differentiate", lambda *a: asked.append((a[-1], a[3])) or original(*a)
-    )
+        Plan, "differentiate",
+        lambda *a, **k: asked.append((k["in_place"], a[3])) or original(*a, **k),
+    )  # fmt: skip
     leaves, dy = checks.small("cpu", pair=pair)
     kept = []
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)

@@ -34,29 +34,30 @@ from fusedlib.kernels import swiglu_configs
 from fusedlib.kernels.host.launch import Launch, cdiv
 from fusedlib.kernels.swiglu import _block, _store
 from fusedlib.kernels.swiglu_configs import (
-    FEW_PROGRAMS,
     FEW_TOKENS,
+    ONE_WAVE,
     Config,
     architecture,
-    smallest,
-    tiles,
+    count_tiles,
+    smallest_config,
 )
 
-# From small to large, see `swiglu_configs.smallest`. One H200, in a graph with a cold L2, µs, here
-# and cuBLAS: y at 512, 2048, 4096, 8192 and 16384: 6.0, 9.2, 18.2, 44.4, 144 and 6.2, 9.9, 18.6,
-# 46.2, 141; the three products of the backward: 7.9, 23.0, 60.0, 198, 737 and 14.6, 28.2, 69.9,
-# 205, 734. A ring of 9 holds no more than one of 4 twice as deep, and two programs still fit.
-DOWN = {
+# From small to large: `swiglu_configs.smallest_config`. One H200, in a graph with a cold L2, µs,
+# here and cuBLAS: y at 512, 2048, 4096, 8192 and 16384: 6.0, 9.2, 18.2, 44.4, 144 and 6.2, 9.9,
+# 18.6, 46.2, 141; the three products of the backward: 7.9, 23.0, 60.0, 198, 737 and 14.6, 28.2,
+# 69.9, 205, 734. A ring of 9 holds no more than one of 4 twice as deep, and two programs still fit.
+ROW_PRODUCT_CONFIGS = {
     90: (
         Config(64, 16, 128, 4, 8), Config(64, 32, 128, 4, 6), Config(64, 64, 128, 8, 5),
         Config(128, 64, 64, 8, 6), Config(128, 128, 64, 8, 5),
     ),
 }  # fmt: skip
-D_X = {90: (Config(64, 32, 64, 4, 9), Config(64, 64, 64, 4, 6), Config(128, 64, 64, 8, 5))}
-# The products over tokens have tiles of SIDE²; deeper ones than MOST_DEEP have no memory for them.
-SIDE, MOST_DEEP = {90: 128}, 128
+D_X_CONFIGS = {90: (Config(64, 32, 64, 4, 9), Config(64, 64, 64, 4, 6), Config(128, 64, 64, 8, 5))}
+# The products over tokens have tiles of OUTER_TILE_SIDE²; for more than MAX_DEPTH tokens those need
+# too much shared memory.
+OUTER_TILE_SIDE, MAX_DEPTH = {90: 128}, 128
 # Elsewhere: shared memory of an RTX 4090, and registers of a B200, where tiles of 128² spill.
-OTHERWISE, OTHER_SIDE = (Config(FEW_TOKENS, 32, 64, 4, 4),), 64
+DEFAULT_CONFIGS, DEFAULT_TILE_SIDE = (Config(FEW_TOKENS, 32, 64, 4, 4),), 64
 MANY_TILES = 8192
 # Triton's interpreter has tiles so small that a test's shape has several each way.
 INTERPRETED = triton.knobs.runtime.interpret
@@ -93,19 +94,19 @@ def _sum_of_products(  # type: ignore[no-untyped-def]
     # of the left weight to the right one. Neither half may see the other's, not even times zero:
     # that would be nan beside inf.
     blocks = tl.cdiv(depth, DEPTH)
-    over = blocks * DEPTH - depth  # where the left half ends within a block
+    overlap = blocks * DEPTH - depth  # where the left half ends within a block
     first_row = right_row.to(tl.int64) - depth
     size: tl.constexpr = b_left.dtype.element_ty.primitive_bitwidth // 8
     gap = ((b_right + first_row * width).to(tl.int64) - b_left.to(tl.int64)) // size
     gap = tl.multiple_of(gap, 8)  # elements, of 16 bits: weights begin at 16 bytes
     for block in range(0, 2 * blocks):
         right = block >= blocks
-        k = block * DEPTH - tl.where(right, over, 0)
+        k = block * DEPTH - tl.where(right, overlap, 0)
         end = tl.where(right, 2 * depth, depth)
-        of_a = _block(a, row, k, tokens, end, 2 * depth, HEIGHT, DEPTH, False)
+        a_block = _block(a, row, k, tokens, end, 2 * depth, HEIGHT, DEPTH, False)
         weight = b_left + tl.where(right, gap, 0)
-        of_b = _block(weight, k, column, end, width, width, DEPTH, WIDTH, False)
-        acc = tl.dot(of_a, of_b, acc)
+        b_block = _block(weight, k, column, end, width, width, DEPTH, WIDTH, False)
+        acc = tl.dot(a_block, b_block, acc)
     _store(c, acc, row, column, tokens, width, width, HEIGHT, WIDTH)
 
 
@@ -134,49 +135,48 @@ def _few_down_kernel(  # type: ignore[no-untyped-def]
     _row_product(h, w_down, y, program, tokens, inner, hidden, BLOCK_M, BLOCK_N, BLOCK_K)
 
 
-@triton.jit(do_not_specialize=("tokens", "up_row", "of_x", "of_gate_up"))
+@triton.jit(do_not_specialize=("tokens", "up_row", "x_programs", "gate_up_programs"))
 def _few_gradients_kernel(  # type: ignore[no-untyped-def]
     dy, x, h, d_gate_up, w_gate, w_up, d_x, d_w_gate_up, d_w_down, tokens, hidden, inner, up_row,
-    of_x, of_gate_up,
+    x_programs, gate_up_programs,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SIDE: tl.constexpr,
     SPAN: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """The first `of_x` programs are d_x's, `of_gate_up` more d_w_gate_up's, the rest d_w_down's."""
+    """`x_programs` programs compute d_x, then `gate_up_programs` d_w_gate_up, the rest d_w_down."""
     # The longest first: programs of d_x sum over 2·inner, all others over the tokens.
     program = tl.program_id(0)
     wide = 2 * inner
-    if program < of_x:
+    if program < x_programs:
         _sum_of_products(
             d_gate_up, w_gate, w_up, d_x, program, tokens, inner, up_row, hidden,
             BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-    elif program < of_x + of_gate_up:
-        _outer_product(
-            d_gate_up, x, d_w_gate_up, program - of_x, tokens, wide, hidden, TOKENS, SIDE, SPAN
-        )
+    elif program < x_programs + gate_up_programs:
+        tile = program - x_programs
+        _outer_product(d_gate_up, x, d_w_gate_up, tile, tokens, wide, hidden, TOKENS, SIDE, SPAN)
     else:
-        tile = program - of_x - of_gate_up
+        tile = program - x_programs - gate_up_programs
         _outer_product(dy, h, d_w_down, tile, tokens, hidden, inner, TOKENS, SIDE, SPAN)
 
 
 def down_launch(device: torch.device, tokens: int, hidden: int, inner: int) -> Launch:
     """What computes y of h, w_down: takes h, w_down, y."""
-    config = chosen(DOWN, device, tokens, hidden)
-    programs = tiles(config, tokens, hidden), 1, 1
+    config = choose_config(ROW_PRODUCT_CONFIGS, device, tokens, hidden)
+    programs = count_tiles(config, tokens, hidden), 1, 1
     return Launch(_few_down_kernel, config, programs, (), (tokens, hidden, inner), {})
 
 
-def span_of(tiles: int) -> int:
+def tiles_per_program(tiles: int) -> int:
     """How many tiles of a weight's gradient a program writes one after the other.
 
     More share a block of d(gate|up) or dy and hide their loads, as long as there are programs
     enough: at 4096 one, two, four and eight take 69.8, 62.8, 63.3 and 71.1 µs, at 512 one takes 7.9
     and two 8.9, at 8192 two and four 225 and 216 (H200).
     """
-    return 1 if tiles <= FEW_PROGRAMS else 2 if tiles <= MANY_TILES else 4
+    return 1 if tiles <= ONE_WAVE else 2 if tiles <= MANY_TILES else 4
 
 
-def block_of_tokens(tokens: int) -> int:
+def token_block(tokens: int) -> int:
     """What a product over tokens takes at once: all of them."""
     return max(FEW_TOKENS, 1 << (tokens - 1).bit_length())
 
@@ -190,37 +190,41 @@ def gradients_launch(
     Its matrices are dy, x, h, d_gate_up, w_gate, w_up and the three results, anything for what is
     not wanted.
     """
-    config = chosen_for_d_x(device, tokens, hidden)
-    depth = block_of_tokens(tokens)
-    side = config.block_n if INTERPRETED else SIDE.get(architecture(device), OTHER_SIDE)
-    if depth > MOST_DEEP:
-        side = OTHER_SIDE
-    span = 2 if INTERPRETED else span_of(3 * cdiv(inner, side) * cdiv(hidden, side))
-    of_x = wants[0] * tiles(config, tokens, hidden)
-    of_gate_up = wants[1] * cdiv(2 * inner, side) * cdiv(hidden, side * span)
-    of_down = wants[2] * cdiv(hidden, side) * cdiv(inner, side * span)
-    programs = of_x + of_gate_up + of_down, 1, 1
+    config = choose_d_x_config(device, tokens, hidden)
+    depth = token_block(tokens)
+    side = (
+        config.block_n
+        if INTERPRETED
+        else OUTER_TILE_SIDE.get(architecture(device), DEFAULT_TILE_SIDE)
+    )
+    if depth > MAX_DEPTH:
+        side = DEFAULT_TILE_SIDE
+    span = 2 if INTERPRETED else tiles_per_program(3 * cdiv(inner, side) * cdiv(hidden, side))
+    x_programs = wants[0] * count_tiles(config, tokens, hidden)
+    gate_up_programs = wants[1] * cdiv(2 * inner, side) * cdiv(hidden, side * span)
+    down_programs = wants[2] * cdiv(hidden, side) * cdiv(inner, side * span)
+    programs = x_programs + gate_up_programs + down_programs, 1, 1
     constants = {"SIDE": side, "SPAN": span, "TOKENS": depth}
-    scalars = tokens, hidden, inner, up_row, of_x, of_gate_up
+    scalars = tokens, hidden, inner, up_row, x_programs, gate_up_programs
     return Launch(_few_gradients_kernel, config, programs, (), scalars, constants)
 
 
-def chosen_for_d_x(device: torch.device, tokens: int, width: int) -> Config:
+def choose_d_x_config(device: torch.device, tokens: int, width: int) -> Config:
     """The tile of d_x (tokens, width), whose programs leave room for those of the weights.
 
     One for all numbers of tokens that a product over them takes as one.
     """
-    depth = block_of_tokens(tokens)
-    share = 1 if depth <= MOST_DEEP else 2
-    return chosen(D_X, device, depth, width, programs=FEW_PROGRAMS // share)
+    depth = token_block(tokens)
+    share = 1 if depth <= MAX_DEPTH else 2
+    return choose_config(D_X_CONFIGS, device, depth, width, programs=ONE_WAVE // share)
 
 
-def chosen(
+def choose_config(
     table: Mapping[int, tuple[Config, ...]], device: torch.device, tokens: int, *widths: int,
-    programs: int = FEW_PROGRAMS,
+    programs: int = ONE_WAVE,
 ) -> Config:  # fmt: skip
     """The table's smallest tile that runs at once over (tokens, width) of each width."""
     if INTERPRETED:
         return swiglu_configs.INTERPRETER
-    configs = table.get(architecture(device), OTHERWISE)
-    return smallest(configs, tokens, *widths, programs=programs)
+    configs = table.get(architecture(device), DEFAULT_CONFIGS)
+    return smallest_config(configs, tokens, *widths, programs=programs)

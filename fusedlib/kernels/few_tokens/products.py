@@ -9,26 +9,26 @@ from torch import Tensor
 
 from fusedlib.kernels.few_tokens import kernels
 from fusedlib.kernels.host import products as plain
-from fusedlib.kernels.host.kinds import Kind
-from fusedlib.kernels.host.launch import Launch, allocator, laid_out
-from fusedlib.kernels.host.products import Gradients, Wants
+from fusedlib.kernels.host.launch import Launch, allocator, contiguous_layout
+from fusedlib.kernels.host.problem import MLPProblem
+from fusedlib.kernels.host.products import Gradients, WantedGradients
 from fusedlib.kernels.swiglu_configs import FEW_TOKENS
 
 
 class Products(plain.Products):
     """Of one MLP, even sizes: y by one launch, up to FEW_TOKENS tokens; the gradients by another.
 
-    At most 256 tokens (`route.most_few_gradients`), so that there are few launches to keep.
+    At most 256 tokens (`route.max_one_launch_tokens`), so that there are few launches to keep.
     """
 
-    def __init__(self, kind: Kind, new: Callable[..., Tensor] | None = None) -> None:
+    def __init__(self, problem: MLPProblem, new: Callable[..., Tensor] | None = None) -> None:
         super().__init__()
-        self._device, self._dtype = kind.device, kind.dtype
-        _, self._hidden, self._inner = kind.sizes
-        self._up_row = 0 if kind.pair else kind.inner
-        self._new = new or allocator(kind.device)
-        self._w_gate_up = laid_out((2 * kind.inner, kind.hidden), kind.dtype)
-        self._w_down = laid_out((kind.hidden, kind.inner), kind.dtype)
+        self._device, self._dtype = problem.device, problem.dtype
+        _, self._hidden, self._inner = problem.sizes
+        self._up_row = 0 if problem.pair else problem.inner
+        self._new = new or allocator(problem.device)
+        self._w_gate_up = contiguous_layout((2 * problem.inner, problem.hidden), problem.dtype)
+        self._w_down = contiguous_layout((problem.hidden, problem.inner), problem.dtype)
         self._launches: dict[Hashable, Launch] = {}
 
     def output(self, h: Tensor, w_down: Tensor, like: Tensor) -> Tensor:
@@ -37,27 +37,29 @@ class Products(plain.Products):
             return super().output(h, w_down, like)
         y = self._new(tuple(like.shape), like.stride(), self._dtype)
         tokens = h.shape[0]
-        launch = self._launches.get(tokens) or self._made(tokens, tokens, kernels.down_launch)
+        launch = self._launches.get(tokens) or self._cache_launch(
+            tokens, tokens, kernels.down_launch
+        )
         launch(h, w_down, y)
         return y
 
     def gradients(
-        self, wants: Wants, pair: bool, held: list[Tensor | None], upstream: Tensor,
+        self, wants: WantedGradients, pair: bool, buffers: list[Tensor | None], upstream: Tensor,
         x: Tensor | None, w_gate: Tensor | None, w_up: Tensor | None,
     ) -> Gradients:  # fmt: skip
         """Those of d_x, of upstream's shape, d_w_gate, d_w_up and d_w_down that are wanted; both of
         a pair are computed where one is.
         """
-        h, d_gate_up = held
+        h, d_gate_up = buffers
         tokens = upstream.numel() // self._hidden
         name = wants, tokens
         launch = self._launches.get(name)
         wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
         wants_w_gate_up = wants_w_gate or wants_w_up
         if launch is None:
-            of = wants_x, wants_w_gate_up, wants_w_down
-            make = partial(kernels.gradients_launch, of, up_row=self._up_row)
-            launch = self._made(name, tokens, make)
+            computed = wants_x, wants_w_gate_up, wants_w_down
+            make = partial(kernels.gradients_launch, computed, up_row=self._up_row)
+            launch = self._cache_launch(name, tokens, make)
         # What is not wanted is neither read nor written: any matrix will do.
         dy = upstream
         d_x = self._new(tuple(dy.shape), dy.stride(), self._dtype) if wants_x else dy
@@ -69,14 +71,14 @@ class Products(plain.Products):
             (dy if w_gate is None else w_gate) if w_up is None else w_up,
             d_x, d_w_gate_up, d_w_down,
         )  # fmt: skip
-        of_gate = d_w_gate_up[: self._inner] if pair and wants_w_gate else d_w_gate_up
+        d_w_gate = d_w_gate_up[: self._inner] if pair and wants_w_gate else d_w_gate_up
         return (
             d_x if wants_x else None,
-            of_gate if wants_w_gate else None,
+            d_w_gate if wants_w_gate else None,
             d_w_gate_up[self._inner :] if wants_w_up else None,
             d_w_down if wants_w_down else None,
         )
 
-    def _made(self, name: Hashable, tokens: int, make: Callable[..., Launch]) -> Launch:
+    def _cache_launch(self, name: Hashable, tokens: int, make: Callable[..., Launch]) -> Launch:
         launch = self._launches[name] = make(self._device, tokens, self._hidden, self._inner)
         return launch

@@ -37,56 +37,56 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedlib.kernels.few_tokens.kernels import (
-    DOWN,
+    DEFAULT_TILE_SIDE,
     INTERPRETED,
-    OTHER_SIDE,
-    SIDE,
+    OUTER_TILE_SIDE,
+    ROW_PRODUCT_CONFIGS,
     _block,
     _outer_product,
     _store,
-    block_of_tokens,
-    chosen,
-    chosen_for_d_x,
-    span_of,
+    choose_config,
+    choose_d_x_config,
+    tiles_per_program,
+    token_block,
 )
 from fusedlib.kernels.host.launch import (
-    MOST_LAUNCHES,
+    MAX_CACHED_LAUNCHES,
     Launch,
     allocator,
     cdiv,
+    contiguous_layout,
     current_device,
     current_index,
-    laid_out,
 )
-from fusedlib.kernels.host.plan import settled
-from fusedlib.kernels.host.route import TAKEN, has_kernels
+from fusedlib.kernels.host.plan import contiguous_and_aligned
+from fusedlib.kernels.host.route import FUSED_KERNEL_DTYPES, has_kernels
 from fusedlib.kernels.swiglu_configs import (
     ALIGNMENT,
-    FEW_PROGRAMS,
     FEW_TOKENS,
-    MOST_PROJECTED,
+    MAX_PROJECTION_TOKENS,
+    ONE_WAVE,
     architecture,
-    tiles,
+    count_tiles,
 )
 
 # The most tokens of which gradients come by one launch: of weights of SMALL elements in all, and of
 # larger ones.
-SMALL, MOST_OF_SMALL, MOST_OF_LARGE = 1 << 23, 256, 128
+SMALL_WEIGHTS, MAX_TOKENS_OF_SMALL, MAX_TOKENS_OF_LARGE = 1 << 23, 256, 128
 
 # Pointers and sizes are chosen, not code: with a loop for each of the three, each would have shared
 # memory of its own.
 
 
-@triton.jit(do_not_specialize=("tokens", "of_q", "of_k"))
+@triton.jit(do_not_specialize=("tokens", "q_programs", "k_programs"))
 def _few_projections_kernel(  # type: ignore[no-untyped-def]
-    x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v, tokens, inputs, q_width, k_width, v_width, of_q, of_k,
-    BIASED: tl.constexpr,
+    x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v, tokens, inputs, q_width, k_width, v_width,
+    q_programs, k_programs, BIASED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The first `of_q` programs are q's, `of_k` more k's, the rest v's."""
+    """The first `q_programs` programs are q's, `k_programs` more k's, the rest v's."""
     program = tl.program_id(0)
-    is_q, is_k = program < of_q, program < of_q + of_k
-    tile = program - tl.where(is_q, 0, tl.where(is_k, of_q, of_q + of_k))
+    is_q, is_k = program < q_programs, program < q_programs + k_programs
+    tile = program - tl.where(is_q, 0, tl.where(is_k, q_programs, q_programs + k_programs))
     weight = tl.where(is_q, w_q, tl.where(is_k, w_k, w_v))
     result = tl.where(is_q, q, tl.where(is_k, k, v))
     width = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
@@ -113,10 +113,11 @@ def _sum_of_products(  # type: ignore[no-untyped-def]
     row_tiles = tl.cdiv(tokens, HEIGHT)
     row, column = tile % row_tiles * HEIGHT, tile // row_tiles * WIDTH
     acc = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
-    of_q, of_k, of_v = tl.cdiv(q_width, DEPTH), tl.cdiv(k_width, DEPTH), tl.cdiv(v_width, DEPTH)
-    for block in range(0, of_q + of_k + of_v):
-        is_q, is_k = block < of_q, block < of_q + of_k
-        k = (block - tl.where(is_q, 0, tl.where(is_k, of_q, of_q + of_k))) * DEPTH
+    q_blocks, k_blocks = tl.cdiv(q_width, DEPTH), tl.cdiv(k_width, DEPTH)
+    v_blocks = tl.cdiv(v_width, DEPTH)
+    for block in range(0, q_blocks + k_blocks + v_blocks):
+        is_q, is_k = block < q_blocks, block < q_blocks + k_blocks
+        k = (block - tl.where(is_q, 0, tl.where(is_k, q_blocks, q_blocks + k_blocks))) * DEPTH
         upstream = tl.where(is_q, d_q, tl.where(is_k, d_k, d_v))
         weight = tl.where(is_q, w_q, tl.where(is_k, w_k, w_v))
         depth = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
@@ -126,24 +127,24 @@ def _sum_of_products(  # type: ignore[no-untyped-def]
     _store(d_x, acc, row, column, tokens, inputs, inputs, HEIGHT, WIDTH)
 
 
-@triton.jit(do_not_specialize=("tokens", "of_x", "of_q", "of_k"))
+@triton.jit(do_not_specialize=("tokens", "x_programs", "q_programs", "k_programs"))
 def _few_projections_gradients_kernel(  # type: ignore[no-untyped-def]
     x, w_q, w_k, w_v, d_q, d_k, d_v, d_x, d_w_q, d_w_k, d_w_v,
-    tokens, inputs, q_width, k_width, v_width, of_x, of_q, of_k,
+    tokens, inputs, q_width, k_width, v_width, x_programs, q_programs, k_programs,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SIDE: tl.constexpr,
     SPAN: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """The first `of_x` programs are d_x's, then those of the weights of q, k and v."""
+    """The first `x_programs` programs are d_x's, then those of the weights of q, k and v."""
     program = tl.program_id(0)
-    if program < of_x:
+    if program < x_programs:
         _sum_of_products(
             d_q, d_k, d_v, w_q, w_k, w_v, d_x, program, tokens, inputs, q_width, k_width, v_width,
             BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     else:
-        program -= of_x
-        is_q, is_k = program < of_q, program < of_q + of_k
-        tile = program - tl.where(is_q, 0, tl.where(is_k, of_q, of_q + of_k))
+        program -= x_programs
+        is_q, is_k = program < q_programs, program < q_programs + k_programs
+        tile = program - tl.where(is_q, 0, tl.where(is_k, q_programs, q_programs + k_programs))
         upstream = tl.where(is_q, d_q, tl.where(is_k, d_k, d_v))
         result = tl.where(is_q, d_w_q, tl.where(is_k, d_w_k, d_w_v))
         width = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
@@ -151,9 +152,9 @@ def _few_projections_gradients_kernel(  # type: ignore[no-untyped-def]
 
 
 # What is kept of calls with the same sizes: a launch and the results' shapes, or None for torch.
-Kept = tuple[Launch, tuple[Any, ...]] | None
-_FORWARD: dict[Hashable, Kept] = {}
-_GRADIENTS: dict[Hashable, Kept] = {}
+CachedLaunch = tuple[Launch, tuple[Any, ...]] | None
+_FORWARD: dict[Hashable, CachedLaunch] = {}
+_GRADIENTS: dict[Hashable, CachedLaunch] = {}
 
 
 def project(
@@ -169,10 +170,10 @@ def project(
     b_q, b_k, b_v = biases
     biased = b_q is not None
     key = x.shape, w_q.shape, w_k.shape, w_v.shape, x.dtype, x.device, biased
-    kept = _FORWARD.get(key, _UNKNOWN)
-    if kept is _UNKNOWN:
-        kept = _keep(_FORWARD, key, partial(_forward_launch, biased=biased), x, weights)
-    if kept is None or (b_k is not None) != biased or (b_v is not None) != biased:
+    cached = _FORWARD.get(key, _NOT_CACHED)
+    if cached is _NOT_CACHED:
+        cached = _cache_launch(_FORWARD, key, partial(_forward_launch, biased=biased), x, weights)
+    if cached is None or (b_k is not None) != biased or (b_v is not None) != biased:
         return None
     if not (x.is_contiguous() and w_q.is_contiguous() and w_k.is_contiguous()):
         return None
@@ -183,34 +184,34 @@ def project(
         b_q = b_k = b_v = x  # which is not read
     if bits % 16 or not w_v.is_contiguous():
         return None
-    launch, results = kept
+    launch, results = cached
     new = allocator(x.device)
     if x.is_cuda and current_index() != x.get_device():
         with current_device(x):
-            return _started(launch, new, results, x, w_q, w_k, w_v, b_q, b_k, b_v)
-    return _started(launch, new, results, x, w_q, w_k, w_v, b_q, b_k, b_v)
+            return _start(launch, new, results, x, w_q, w_k, w_v, b_q, b_k, b_v)
+    return _start(launch, new, results, x, w_q, w_k, w_v, b_q, b_k, b_v)
 
 
 def gradients(
     x: Tensor, weights: Sequence[Tensor], upstream: Sequence[Tensor]
 ) -> tuple[Tensor, ...] | None:
     """d_x and d_W_i, of upstream dy_i (..., outputs_i), or None where they are torch's."""
-    here: Any = settled(x, *weights, *upstream)
-    x, weights = here[0], here[1:4]
+    operands: Any = contiguous_and_aligned(x, *weights, *upstream)
+    x, weights = operands[0], operands[1:4]
     key = x.shape, *(w.shape for w in weights), x.dtype, x.device
-    kept = _GRADIENTS.get(key, _UNKNOWN)
-    if kept is _UNKNOWN:
-        kept = _keep(_GRADIENTS, key, _gradients_launch, x, weights)
-    if kept is None:
+    cached = _GRADIENTS.get(key, _NOT_CACHED)
+    if cached is _NOT_CACHED:
+        cached = _cache_launch(_GRADIENTS, key, _gradients_launch, x, weights)
+    if cached is None:
         return None
     with current_device(x):
-        return _started(kept[0], allocator(x.device), kept[1], *here)
+        return _start(cached[0], allocator(x.device), cached[1], *operands)
 
 
-_UNKNOWN: Any = object()
+_NOT_CACHED: Any = object()
 
 
-def _started(
+def _start(
     launch: Launch, new: Callable[..., Tensor], results: tuple[Any, ...], *operands: Tensor
 ) -> tuple[Tensor, ...]:
     tensors = tuple(new(*shape) for shape in results)
@@ -218,37 +219,41 @@ def _started(
     return tensors
 
 
-def _keep(
-    cache: dict[Hashable, Kept], key: Hashable, make: Callable[..., Launch | None], x: Tensor,
-    weights: Sequence[Tensor],
-) -> Kept:  # fmt: skip
+def _cache_launch(
+    cache: dict[Hashable, CachedLaunch], key: Hashable, make: Callable[..., Launch | None],
+    x: Tensor, weights: Sequence[Tensor],
+) -> CachedLaunch:  # fmt: skip
     """The launch for such operands, kept on a GPU; tests change the interpreter's configuration."""
     inputs, widths = x.shape[-1], tuple(w.shape[0] for w in weights)
     tokens = x.shape[:-1].numel()
     even = inputs % ALIGNMENT == 0 and not any(width % ALIGNMENT for width in widths)
-    runs = 0 < tokens <= MOST_PROJECTED and x.dtype in TAKEN and has_kernels(x.device)
+    runs = (
+        0 < tokens <= MAX_PROJECTION_TOKENS
+        and x.dtype in FUSED_KERNEL_DTYPES
+        and has_kernels(x.device)
+    )
     launch = make(x.device, tokens, inputs, widths) if runs and even else None
-    kept: Kept = None
+    cached: CachedLaunch = None
     if launch is not None:
         shapes: list[tuple[int, ...]] = [(*x.shape[:-1], width) for width in widths]
         if cache is _GRADIENTS:
             shapes = [tuple(x.shape), *((width, inputs) for width in widths)]
-        kept = launch, tuple(laid_out(shape, x.dtype) for shape in shapes)
+        cached = launch, tuple(contiguous_layout(shape, x.dtype) for shape in shapes)
     if x.is_cuda:
-        if len(cache) >= MOST_LAUNCHES:
+        if len(cache) >= MAX_CACHED_LAUNCHES:
             cache.clear()
-        cache[key] = kept
-    return kept
+        cache[key] = cached
+    return cached
 
 
 def _forward_launch(
     device: torch.device, tokens: int, inputs: int, widths: tuple[int, ...], biased: bool
 ) -> Launch | None:
-    config = chosen(DOWN, device, tokens, *widths)
-    programs = tiles(config, tokens, *widths)
-    if tokens > FEW_TOKENS and not (_measured(device) and programs <= FEW_PROGRAMS):
+    config = choose_config(ROW_PRODUCT_CONFIGS, device, tokens, *widths)
+    programs = count_tiles(config, tokens, *widths)
+    if tokens > FEW_TOKENS and not (_has_larger_tiles(device) and programs <= ONE_WAVE):
         return None
-    scalars = tokens, inputs, *widths, *(tiles(config, tokens, width) for width in widths[:2])
+    scalars = tokens, inputs, *widths, *(count_tiles(config, tokens, width) for width in widths[:2])
     grid = programs, 1, 1
     return Launch(_few_projections_kernel, config, grid, (), scalars, {"BIASED": biased})
 
@@ -256,20 +261,24 @@ def _forward_launch(
 def _gradients_launch(
     device: torch.device, tokens: int, inputs: int, widths: tuple[int, ...]
 ) -> Launch | None:
-    most = MOST_OF_SMALL if inputs * sum(widths) <= SMALL else MOST_OF_LARGE
-    if tokens > (most if _measured(device) else FEW_TOKENS):
+    most = MAX_TOKENS_OF_SMALL if inputs * sum(widths) <= SMALL_WEIGHTS else MAX_TOKENS_OF_LARGE
+    if tokens > (most if _has_larger_tiles(device) else FEW_TOKENS):
         return None
-    config = chosen_for_d_x(device, tokens, inputs)
-    side = config.block_n if INTERPRETED else SIDE.get(architecture(device), OTHER_SIDE)
-    span = 2 if INTERPRETED else span_of(cdiv(sum(widths), side) * cdiv(inputs, side))
-    of_x = tiles(config, tokens, inputs)
-    of_weights = [cdiv(width, side) * cdiv(inputs, side * span) for width in widths]
-    constants = {"SIDE": side, "SPAN": span, "TOKENS": block_of_tokens(tokens)}
-    scalars = tokens, inputs, *widths, of_x, *of_weights[:2]
-    grid = of_x + sum(of_weights), 1, 1
+    config = choose_d_x_config(device, tokens, inputs)
+    side = (
+        config.block_n
+        if INTERPRETED
+        else OUTER_TILE_SIDE.get(architecture(device), DEFAULT_TILE_SIDE)
+    )
+    span = 2 if INTERPRETED else tiles_per_program(cdiv(sum(widths), side) * cdiv(inputs, side))
+    x_programs = count_tiles(config, tokens, inputs)
+    weight_programs = [cdiv(width, side) * cdiv(inputs, side * span) for width in widths]
+    constants = {"SIDE": side, "SPAN": span, "TOKENS": token_block(tokens)}
+    scalars = tokens, inputs, *widths, x_programs, *weight_programs[:2]
+    grid = x_programs + sum(weight_programs), 1, 1
     return Launch(_few_projections_gradients_kernel, config, grid, (), scalars, constants)
 
 
-def _measured(device: torch.device) -> bool:
+def _has_larger_tiles(device: torch.device) -> bool:
     """Whether there are tiles for more than FEW_TOKENS tokens."""
-    return INTERPRETED or architecture(device) in DOWN
+    return INTERPRETED or architecture(device) in ROW_PRODUCT_CONFIGS

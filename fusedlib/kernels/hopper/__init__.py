@@ -5,6 +5,6 @@ fails where Triton's Gluon, which is experimental, is another than that of 3.6 a
 """
 
 from fusedlib.kernels.hopper.kernel import backward_launch, forward_launch
-from fusedlib.kernels.hopper.launch import Roles
+from fusedlib.kernels.hopper.launch import WarpRoles
 
-__all__ = ["Roles", "backward_launch", "forward_launch"]
+__all__ = ["WarpRoles", "backward_launch", "forward_launch"]

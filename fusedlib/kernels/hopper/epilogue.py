@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from fusedlib.kernels.hopper.tiles import corner, units
+from fusedlib.kernels.hopper.tiles import count_units, unit_corner
 
 # Triton 3.7 renamed it.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
@@ -26,13 +26,13 @@ _shared = gl.shared_memory_descriptor
 reinterpret = _shared.reinterpret if hasattr(_shared, "reinterpret") else _shared._reinterpret
 
 # Of a part in registers: two warps, 16 bytes a thread, 128 a row.
-LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0]))
+PART_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0]))
 
 
 @gluon.jit
 def _inside(row, column, tokens, inner):  # type: ignore[no-untyped-def]
-    i = row + gl.arange(0, 32, gl.SliceLayout(1, LAYOUT))
-    j = column + gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
+    i = row + gl.arange(0, 32, gl.SliceLayout(1, PART_LAYOUT))
+    j = column + gl.arange(0, 64, gl.SliceLayout(0, PART_LAYOUT))
     return i.to(gl.int64)[:, None], j[None, :], (i < tokens)[:, None] & (j < inner)[None, :]
 
 
@@ -54,7 +54,7 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _at(row, column, group, part):  # type: ignore[no-untyped-def]
+def _part_corner(row, column, group, part):  # type: ignore[no-untyped-def]
     """Where a part of a group's 64 rows begins: two parts down, then the next 64 columns."""
     return row + group * 64 + part % 2 * 32, column + part // 2 * 64
 
@@ -75,17 +75,17 @@ def _fwd_part(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _fwd_tile(  # type: ignore[no-untyped-def]
-    h, gate_up, parts, done, free, row, column, tokens, inner, turn,
+    h, gate_up, parts, ready, free, row, column, tokens, inner, turn,
     SAVE: gl.constexpr, PIECES: gl.constexpr,
 ):  # fmt: skip
     """Of each group's parts the first half is gate, the other up."""
-    of_gate: gl.constexpr = 4 // PIECES
+    gate_parts: gl.constexpr = 4 // PIECES
     for group in range(2):
-        mbarrier.wait(done.index(group), turn)
-        for part in range(of_gate):
-            gate = parts.index(8 * group + part).load(LAYOUT)
-            up = parts.index(8 * group + of_gate + part).load(LAYOUT)
-            i, j = _at(row, column, group, part)
+        mbarrier.wait(ready.index(group), turn)
+        for part in range(gate_parts):
+            gate = parts.index(8 * group + part).load(PART_LAYOUT)
+            up = parts.index(8 * group + gate_parts + part).load(PART_LAYOUT)
+            i, j = _part_corner(row, column, group, part)
             _fwd_part(gate, up, h, gate_up, i, j, tokens, inner, SAVE)
         barrier()
         mbarrier.arrive(free.index(group))
@@ -108,7 +108,7 @@ def _bwd_part(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _read():  # type: ignore[no-untyped-def]
+def _release_reads():  # type: ignore[no-untyped-def]
     """Both warps have what they loaded, and TMA may write over it.
 
     Loads are of another proxy than TMA's writes: without the fence a late one can find the next
@@ -119,38 +119,39 @@ def _read():  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _gates(fetched, arrived, part, wanted):  # type: ignore[no-untyped-def]
+def _load_gates(fetched, gates_ready, part, wanted):  # type: ignore[no-untyped-def]
     """gate and up of a tile's part, once they are there; anything where they are not wanted."""
     slot = part % 2
-    mbarrier.wait(arrived.index(slot), part // 2 % 2, pred=wanted)
-    return fetched.index(2 * slot).load(LAYOUT), fetched.index(2 * slot + 1).load(LAYOUT)
+    mbarrier.wait(gates_ready.index(slot), part // 2 % 2, pred=wanted)
+    return fetched.index(2 * slot).load(PART_LAYOUT), fetched.index(2 * slot + 1).load(PART_LAYOUT)
 
 
 @gluon.jit
 def _bwd_tile(  # type: ignore[no-untyped-def]
-    d_gate_up, h, parts, done, free, fetched, arrived, taken, row, column, tokens, inner, turn,
+    d_gate_up, h, parts, ready, free, fetched, gates_ready, gates_free,
+    row, column, tokens, inner, turn,
     OUTPUT: gl.constexpr, PIECES: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
-    of_group: gl.constexpr = 8 // PIECES
+    group_parts: gl.constexpr = 8 // PIECES
     if AHEAD:
         first = 0
-        gate, up = _gates(fetched, arrived, first, True)
-        _read()
-        mbarrier.arrive(taken.index(first))
-    for part in range(2 * of_group):
-        group = part // of_group
+        gate, up = _load_gates(fetched, gates_ready, first, True)
+        _release_reads()
+        mbarrier.arrive(gates_free.index(first))
+    for part in range(2 * group_parts):
+        group = part // group_parts
         if AHEAD:
-            after, more = part + 1, part + 1 < 2 * of_group
-            next_gate, next_up = _gates(fetched, arrived, after, more)
+            after, more = part + 1, part + 1 < 2 * group_parts
+            next_gate, next_up = _load_gates(fetched, gates_ready, after, more)
         else:
             after, more = part, True
-            gate, up = _gates(fetched, arrived, part, True)
-        mbarrier.wait(done.index(group), turn)
-        dh = parts.index(8 * group + part % of_group).load(LAYOUT)
-        _read()
-        mbarrier.arrive(taken.index(after % 2), pred=more)
-        mbarrier.arrive(free.index(group), pred=part % of_group == of_group - 1)
-        i, j = _at(row, column, group, part % of_group)
+            gate, up = _load_gates(fetched, gates_ready, part, True)
+        mbarrier.wait(ready.index(group), turn)
+        dh = parts.index(8 * group + part % group_parts).load(PART_LAYOUT)
+        _release_reads()
+        mbarrier.arrive(gates_free.index(after % 2), pred=more)
+        mbarrier.arrive(free.index(group), pred=part % group_parts == group_parts - 1)
+        i, j = _part_corner(row, column, group, part % group_parts)
         _bwd_part(dh, gate, up, d_gate_up, h, i, j, tokens, inner, OUTPUT)
         if AHEAD:
             gate, up = next_gate, next_up
@@ -158,52 +159,53 @@ def _bwd_tile(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _fetch_tile(  # type: ignore[no-untyped-def]
-    gates, fetched, arrived, taken, row, column, inner, PIECES: gl.constexpr
+    gates, fetched, gates_ready, gates_free, row, column, inner, PIECES: gl.constexpr
 ):
     """gate and up of the parts that `_bwd_tile` takes, in its order."""
-    of_group: gl.constexpr = 8 // PIECES
-    for part in range(2 * of_group):
+    group_parts: gl.constexpr = 8 // PIECES
+    for part in range(2 * group_parts):
         slot = part % 2
-        i, j = _at(row, column, part // of_group, part % of_group)
-        mbarrier.wait(taken.index(slot), part // 2 % 2 ^ 1)
-        mbarrier.expect(arrived.index(slot), 2 * 32 * 64 * 2)
+        i, j = _part_corner(row, column, part // group_parts, part % group_parts)
+        mbarrier.wait(gates_free.index(slot), part // 2 % 2 ^ 1)
+        mbarrier.expect(gates_ready.index(slot), 2 * 32 * 64 * 2)
         # Past inner and past the last token nothing of it is stored.
-        fetch(gates, [i, j], arrived.index(slot), fetched.index(2 * slot))
-        fetch(gates, [i, inner + j], arrived.index(slot), fetched.index(2 * slot + 1))
+        fetch(gates, [i, j], gates_ready.index(slot), fetched.index(2 * slot))
+        fetch(gates, [i, inner + j], gates_ready.index(slot), fetched.index(2 * slot + 1))
 
 
 @gluon.jit
 def fetch_gates(  # type: ignore[no-untyped-def]
-    gates, fetched, arrived, taken, tokens, inner, FORWARD: gl.constexpr, GROUP_M: gl.constexpr
-):
+    gates, fetched, gates_ready, gates_free, tokens, inner,
+    FORWARD: gl.constexpr, GROUP_M: gl.constexpr,
+):  # fmt: skip
     """For the backward's epilogue, up to two parts ahead of it."""
     if not FORWARD:
         for pieces in gl.static_range(1, 3):
-            end = units(tokens, inner, FORWARD, pieces)
+            end = count_units(tokens, inner, FORWARD, pieces)
             for unit in range(gl.program_id(0), end, gl.num_programs(0)):
-                row, column = corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
-                _fetch_tile(gates, fetched, arrived, taken, row, column, inner, pieces)
+                row, column = unit_corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
+                _fetch_tile(gates, fetched, gates_ready, gates_free, row, column, inner, pieces)
 
 
 @gluon.jit
 def epilogue(  # type: ignore[no-untyped-def]
-    gate_up, h, handed, done, free, fetched, arrived, taken, tokens, inner,
+    gate_up, h, products, ready, free, fetched, gates_ready, gates_free, tokens, inner,
     FORWARD: gl.constexpr, STORE: gl.constexpr, GROUP_M: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """All tiles of this program, for the forward or the backward."""
-    parts = reinterpret(handed, handed.dtype, [16, 32, 64], handed.layout)
+    parts = reinterpret(products, products.dtype, [16, 32, 64], products.layout)
     turn = 0
     for pieces in gl.static_range(1, 3):
-        end = units(tokens, inner, FORWARD, pieces)
+        end = count_units(tokens, inner, FORWARD, pieces)
         for unit in range(gl.program_id(0), end, gl.num_programs(0)):
-            row, column = corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
+            row, column = unit_corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
             if FORWARD:
                 _fwd_tile(
-                    h, gate_up, parts, done, free, row, column, tokens, inner, turn, STORE, pieces
+                    h, gate_up, parts, ready, free, row, column, tokens, inner, turn, STORE, pieces
                 )
             else:
                 _bwd_tile(
-                    gate_up, h, parts, done, free, fetched, arrived, taken, row, column,
+                    gate_up, h, parts, ready, free, fetched, gates_ready, gates_free, row, column,
                     tokens, inner, turn, STORE, pieces, AHEAD,
                 )  # fmt: skip
             turn ^= 1

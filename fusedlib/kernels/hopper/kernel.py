@@ -27,17 +27,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fusedlib.kernels.hopper.epilogue import barrier, epilogue, fetch, fetch_gates
-from fusedlib.kernels.hopper.launch import HopperLaunch, Roles
-from fusedlib.kernels.hopper.tiles import corner, units
+from fusedlib.kernels.hopper.launch import HopperLaunch, WarpRoles
+from fusedlib.kernels.hopper.tiles import count_units, unit_corner
 from fusedlib.kernels.host.launch import multiprocessors
 
 # Three warpgroups share 504 registers a thread: consumers need 154; the epilogue with 168 spilled
 # 48 bytes. Groups of 16 instead of 8 gain up to 1.4 % of the forward, nothing in the backward.
-FORWARD = Roles(160, 184, group_m=16)
-BACKWARD = Roles(160, 184)
+FORWARD = WarpRoles(160, 184, group_m=16)
+BACKWARD = WarpRoles(160, 184)
 # The backward's epilogue takes gate and up out of shared memory a part ahead: a gain of 2.5 % at a
 # hidden size of 2048, a loss of up to 1 % from 4096 on.
-SHORT_SUM = 2048
+MAX_HIDDEN_TO_PREFETCH = 2048
 
 
 @gluon.jit
@@ -66,9 +66,9 @@ def _produce(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     stage, phase = 0, 1
     for pieces in gl.static_range(1, 3):
-        end = units(tokens, inner, FORWARD, pieces)
+        end = count_units(tokens, inner, FORWARD, pieces)
         for unit in range(gl.program_id(0), end, gl.num_programs(0)):
-            row, column = corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
+            row, column = unit_corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
             for k in range(0, hidden, K):
                 mbarrier.wait(empty.index(stage), phase)
                 _produce_block(
@@ -110,7 +110,7 @@ def _multiply(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _halves(block, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
+def _left_and_right(block, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
     """Left and right half of a [HEIGHT, WIDTH] block, in its threads' own registers."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH // 2, 16])
     left, right = block.reshape([HEIGHT, 2, WIDTH // 2]).permute((0, 2, 1)).split()
@@ -118,43 +118,43 @@ def _halves(block, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):  # type: ignore[n
 
 
 @gluon.jit
-def _hand_over(acc, handed, GROUP: gl.constexpr, PIECES: gl.constexpr):  # type: ignore[no-untyped-def]
+def _store_product(acc, products, GROUP: gl.constexpr, PIECES: gl.constexpr):  # type: ignore[no-untyped-def]
     """In chunks of 64 columns."""
-    dtype: gl.constexpr = handed.dtype
-    left, right = _halves(acc, 64, 256 // PIECES)
+    dtype: gl.constexpr = products.dtype
+    left, right = _left_and_right(acc, 64, 256 // PIECES)
     if PIECES == 2:
-        handed.index(4 * GROUP).store(left.to(dtype))
-        handed.index(4 * GROUP + 1).store(right.to(dtype))
+        products.index(4 * GROUP).store(left.to(dtype))
+        products.index(4 * GROUP + 1).store(right.to(dtype))
     else:
-        chunk_0, chunk_1 = _halves(left, 64, 128)
-        chunk_2, chunk_3 = _halves(right, 64, 128)
-        handed.index(4 * GROUP).store(chunk_0.to(dtype))
-        handed.index(4 * GROUP + 1).store(chunk_1.to(dtype))
-        handed.index(4 * GROUP + 2).store(chunk_2.to(dtype))
-        handed.index(4 * GROUP + 3).store(chunk_3.to(dtype))
+        chunk_0, chunk_1 = _left_and_right(left, 64, 128)
+        chunk_2, chunk_3 = _left_and_right(right, 64, 128)
+        products.index(4 * GROUP).store(chunk_0.to(dtype))
+        products.index(4 * GROUP + 1).store(chunk_1.to(dtype))
+        products.index(4 * GROUP + 2).store(chunk_2.to(dtype))
+        products.index(4 * GROUP + 3).store(chunk_3.to(dtype))
 
 
 @gluon.jit
 def _consume(  # type: ignore[no-untyped-def]
-    a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
+    a_ring, b_ring, full, empty, products, ready, free, tokens, hidden, inner,
     FORWARD: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     stage, phase, turn = 0, 0, 1
     for pieces in gl.static_range(1, 3):
-        end = units(tokens, inner, FORWARD, pieces)
+        end = count_units(tokens, inner, FORWARD, pieces)
         for _ in range(gl.program_id(0), end, gl.num_programs(0)):
             acc, stage, phase = _multiply(
                 a_ring, b_ring, full, empty, hidden, stage, phase, FORWARD, pieces, GROUP, K, STAGES
             )
             mbarrier.wait(free.index(GROUP), turn)
-            _hand_over(acc, handed, GROUP, pieces)
+            _store_product(acc, products, GROUP, pieces)
             barrier()
-            mbarrier.arrive(done.index(GROUP))
+            mbarrier.arrive(ready.index(GROUP))
             turn ^= 1
 
 
 @gluon.jit
-def _shared(  # type: ignore[no-untyped-def]
+def _allocate_shared(  # type: ignore[no-untyped-def]
     a, b, FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr
 ):
     """The rings of both factors, what is handed over, and the barriers of each."""
@@ -163,24 +163,24 @@ def _shared(  # type: ignore[no-untyped-def]
     chunk: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
     a_ring = gl.allocate_shared_memory(dtype, [STAGES, 128, K], a.layout)
     b_ring = gl.allocate_shared_memory(dtype, b_shape, b.layout)
-    handed = gl.allocate_shared_memory(dtype, [8, 64, 64], chunk)
+    products = gl.allocate_shared_memory(dtype, [8, 64, 64], chunk)
     # Two parts of gate and of up; the forward has no use for them.
     fetched = gl.allocate_shared_memory(dtype, [1 if FORWARD else 4, 32, 64], chunk)
-    arrived = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    taken = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    gates_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    gates_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=2)
     for group in gl.static_range(2):
-        mbarrier.init(done.index(group), count=1)
+        mbarrier.init(ready.index(group), count=1)
         mbarrier.init(free.index(group), count=1)
-        mbarrier.init(arrived.index(group), count=1)
-        mbarrier.init(taken.index(group), count=1)
-    return a_ring, b_ring, handed, full, empty, done, free, fetched, arrived, taken
+        mbarrier.init(gates_ready.index(group), count=1)
+        mbarrier.init(gates_free.index(group), count=1)
+    return a_ring, b_ring, products, full, empty, ready, free, fetched, gates_ready, gates_free
 
 
 @gluon.jit(do_not_specialize=("tokens", "up_row"))
@@ -192,20 +192,20 @@ def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
     """Forward: x, w_gate, w_up to h and, with STORE, gate_up; up begins at row `up_row` of w_up.
     Backward: dy, w_down, gate_up to d_gate_up and, with STORE, h.
     """
-    a_ring, b_ring, handed, full, empty, done, free, fetched, arrived, taken = _shared(
-        a, b, FORWARD, K, STAGES
+    a_ring, b_ring, products, full, empty, ready, free, fetched, gates_ready, gates_free = (
+        _allocate_shared(a, b, FORWARD, K, STAGES)
     )
     gl.warp_specialize(
         [
-            (_consume, (a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
+            (_consume, (a_ring, b_ring, full, empty, products, ready, free, tokens, hidden, inner,
                         FORWARD, 0, K, STAGES)),
-            (_consume, (a_ring, b_ring, full, empty, handed, done, free, tokens, hidden, inner,
+            (_consume, (a_ring, b_ring, full, empty, products, ready, free, tokens, hidden, inner,
                         FORWARD, 1, K, STAGES)),
-            (epilogue, (gate_up, h, handed, done, free, fetched, arrived, taken, tokens, inner,
-                        FORWARD, STORE, GROUP_M, AHEAD)),
+            (epilogue, (gate_up, h, products, ready, free, fetched, gates_ready, gates_free,
+                        tokens, inner, FORWARD, STORE, GROUP_M, AHEAD)),
             (_produce, (a, b, c, a_ring, b_ring, full, empty, tokens, hidden, inner, up_row,
                         FORWARD, K, STAGES, GROUP_M)),
-            (fetch_gates, (c, fetched, arrived, taken, tokens, inner, FORWARD, GROUP_M)),
+            (fetch_gates, (c, fetched, gates_ready, gates_free, tokens, inner, FORWARD, GROUP_M)),
         ],
         [4, 2, 1, 1],
         [CONSUMER, OTHERS, OTHERS, OTHERS],
@@ -228,13 +228,18 @@ def backward_launch(dy: Tensor, inner: int, store: bool) -> HopperLaunch:
 
     It takes dy, w_down, gate_up, d_gate_up, h; d_gate_up may be gate_up, h is written if stored.
     """
-    k, ahead = BACKWARD.block_k, dy.shape[1] <= SHORT_SUM
+    k, ahead = BACKWARD.block_k, dy.shape[1] <= MAX_HIDDEN_TO_PREFETCH
     blocks = [[128, k], [k, 128], [32, 64]]
     return _launch(BACKWARD, blocks, dy, inner, 0, FORWARD=False, STORE=store, AHEAD=ahead)
 
 
 def _launch(
-    config: Roles, blocks: list[list[int]], like: Tensor, inner: int, up_row: int, **variant: bool
+    config: WarpRoles,
+    blocks: list[list[int]],
+    like: Tensor,
+    inner: int,
+    up_row: int,
+    **variant: bool,
 ) -> HopperLaunch:
     scalars, programs = (*like.shape, inner, up_row), multiprocessors(like.device)
     return HopperLaunch(_hopper_swiglu_kernel, config, programs, blocks, scalars, variant)

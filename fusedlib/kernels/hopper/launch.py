@@ -21,15 +21,21 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fusedlib.kernels.host.binaries import Binary
-from fusedlib.kernels.host.launch import Launch, _stream, _watched, bind_context, current_index
+from fusedlib.kernels.host.launch import (
+    Launch,
+    _has_launch_hooks,
+    _stream,
+    bind_context,
+    current_index,
+)
 
 # Kept by looks, and by address for a matrix of a launch: the allocator gives few addresses, over
 # and over; in a model, a few for every layer.
-MOST_MAPS = 4096
+MAX_CACHED_MAPS = 4096
 
 
 @dataclass(frozen=True)
-class Roles:
+class WarpRoles:
     """How a kernel is cut whose warps have roles, and the registers of those.
 
     A ring of `stages` blocks, `block_k` of the sum each; `group_m` row tiles share their blocks of
@@ -52,7 +58,7 @@ class Roles:
 
 
 @dataclass(frozen=True)
-class _Base:
+class _DescriptorBase:
     """As much of a tensor as a descriptor asks for: the descriptor must not keep it alive."""
 
     address: int
@@ -66,65 +72,68 @@ class HopperLaunch(Launch):
     """A `Launch` whose first matrices, as many as there are blocks, come by TMA."""
 
     def __init__(
-        self, kernel: Any, config: Roles, programs: int, blocks: list[list[int]],
+        self, kernel: Any, config: WarpRoles, programs: int, blocks: list[list[int]],
         scalars: tuple[int, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
         super().__init__(kernel, config, (programs, 1, 1), blocks, scalars, constants)
-        self._encoded: list[dict[int, list[Any]]] = [{} for _ in blocks]
-        self._inner: tuple[Callable[..., None], list[Any]] | None = None
+        self._maps: list[dict[int, list[Any]]] = [{} for _ in blocks]
+        self._launcher: tuple[Callable[..., None], list[Any]] | None = None
 
     def __call__(self, *matrices: Tensor) -> None:
         """As any `Launch`; past Triton's wrapper where that is known."""
-        if self._inner is None or current_index() != self._index or _watched():
+        if self._launcher is None or current_index() != self._index or _has_launch_hooks():
             return super().__call__(*matrices)
         operands: list[Any] = []
-        for place, kept in enumerate(self._encoded):
-            matrix = matrices[place]
-            operands += kept.get(matrix.data_ptr()) or self._encode(place, matrix)
-        operands += [m.data_ptr() for m in matrices[len(self._encoded) :]]
+        for index, maps in enumerate(self._maps):
+            matrix = matrices[index]
+            operands += maps.get(matrix.data_ptr()) or self._tensor_map(index, matrix)
+        operands += [m.data_ptr() for m in matrices[len(self._maps) :]]
         stream = _stream(self._index)
-        return self._inner[0](*self.programs, stream, *self._head, *operands, *self._tail)
+        return self._launcher[0](*self.programs, stream, *self._prefix, *operands, *self._suffix)
 
-    def _take(self, binary: Binary) -> None:
-        super()._take(binary)
-        self._inner = unwrapped(self._run)
+    def _use_binary(self, binary: Binary) -> None:
+        super()._use_binary(binary)
+        self._launcher = unwrap_launcher(self._run)
 
-    def _encode(self, place: int, matrix: Tensor) -> list[Any]:
+    def _tensor_map(self, index: int, matrix: Tensor) -> list[Any]:
         """What the C function wants of a matrix: its map, shape and strides."""
         from triton.backends.nvidia.driver import make_tensordesc_arg
 
-        assert self._inner is not None
-        block, known = self.blocks[place], self._inner[1][place]
+        assert self._launcher is not None
+        block, metadata = self.blocks[index], self._launcher[1][index]
         address = matrix.data_ptr()
         key = address, matrix.dtype, matrix.shape, matrix.stride(), *block  # all that a map holds
-        made = _ENCODED.get(key)
-        if made is None:
+        encoded = _TENSOR_MAPS.get(key)
+        if encoded is None:
             bind_context()
-            made = make_tensordesc_arg(_descriptor(matrix, block), known)
-            _keep(_ENCODED, key, made)
-        _keep(self._encoded[place], address, made)
-        return made
+            encoded = make_tensordesc_arg(_descriptor(matrix, block), metadata)
+            _cache(_TENSOR_MAPS, key, encoded)
+        _cache(self._maps[index], address, encoded)
+        return encoded
 
-    def _described(self, *matrices: Tensor) -> tuple[Any, ...]:
+    def _make_descriptors(self, *matrices: Tensor) -> tuple[Any, ...]:
         return tuple(map(_descriptor, matrices, self.blocks))
 
 
 # By looks, for all launches.
-_ENCODED: dict[Hashable, list[Any]] = {}
+_TENSOR_MAPS: dict[Hashable, list[Any]] = {}
 
 
 def _descriptor(matrix: Tensor, block: list[int]) -> TensorDescriptor:
-    base, layout = _Base(matrix.data_ptr(), matrix.dtype), block_layout(block, matrix.dtype)
+    base, layout = (
+        _DescriptorBase(matrix.data_ptr(), matrix.dtype),
+        block_layout(block, matrix.dtype),
+    )
     return TensorDescriptor(base, list(matrix.shape), list(matrix.stride()), block, layout)
 
 
-def _keep(kept: dict[Any, Any], key: Hashable, made: Any) -> None:
-    if len(kept) >= MOST_MAPS:
-        kept.clear()
-    kept[key] = made
+def _cache(cache: dict[Any, Any], key: Hashable, encoded: Any) -> None:
+    if len(cache) >= MAX_CACHED_MAPS:
+        cache.clear()
+    cache[key] = encoded
 
 
-def unwrapped(run: Any) -> tuple[Callable[..., None], list[Any]] | None:
+def unwrap_launcher(run: Any) -> tuple[Callable[..., None], list[Any]] | None:
     """The C function below Triton 3.6's `wrap_handle_tensordesc`, and what is known of each map.
 
     None where `run` is not that wrapper, as in other releases.
@@ -133,8 +142,8 @@ def unwrapped(run: Any) -> tuple[Callable[..., None], list[Any]] | None:
     if names is None or not cells:
         return None
     held = dict(zip(names.co_freevars, (cell.cell_contents for cell in cells), strict=True))
-    launcher, known = held.get("launcher"), held.get("tensordesc_meta")
-    return (launcher, known) if launcher and known and None not in known else None
+    launcher, metadata = held.get("launcher"), held.get("tensordesc_meta")
+    return (launcher, metadata) if launcher and metadata and None not in metadata else None
 
 
 def block_layout(block: Sequence[int], dtype: torch.dtype) -> gl.NVMMASharedLayout:

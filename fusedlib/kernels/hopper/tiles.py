@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
-def place(tile, row_tiles, column_tiles, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
+def tile_position(tile, row_tiles, column_tiles, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
     """Row and column tile of the tile-th, down GROUP_M rows before the next column, for the L2."""
     width = GROUP_M * column_tiles
     first = tile // width * GROUP_M
@@ -29,14 +29,14 @@ def _count(tokens, inner, FORWARD: gl.constexpr):  # type: ignore[no-untyped-def
 
 
 @gluon.jit
-def units(tokens, inner, FORWARD: gl.constexpr, PIECES: gl.constexpr):  # type: ignore[no-untyped-def]
+def count_units(tokens, inner, FORWARD: gl.constexpr, PIECES: gl.constexpr):  # type: ignore[no-untyped-def]
     """How many whole tiles there are (PIECES is 1), or how many halves (2)."""
     tiles, cut = _count(tokens, inner, FORWARD)
     return tiles - cut if PIECES == 1 else 2 * cut
 
 
 @gluon.jit
-def corner(  # type: ignore[no-untyped-def]
+def unit_corner(  # type: ignore[no-untyped-def]
     unit, tokens, inner, FORWARD: gl.constexpr, PIECES: gl.constexpr, GROUP_M: gl.constexpr
 ):
     """First row and first column, in h or dh, of a whole tile or of half of one."""
@@ -46,5 +46,5 @@ def corner(  # type: ignore[no-untyped-def]
     if PIECES == 2:
         tiles, cut = _count(tokens, inner, FORWARD)
         tile = tiles - cut + unit // 2
-    row_tile, column_tile = place(tile, row_tiles, column_tiles, GROUP_M)
+    row_tile, column_tile = tile_position(tile, row_tiles, column_tiles, GROUP_M)
     return row_tile * 128, column_tile * width + unit % PIECES * (width // PIECES)

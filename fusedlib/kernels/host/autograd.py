@@ -20,19 +20,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fusedlib.kernels.host.ahead import build_for_training
 from fusedlib.kernels.host.first_order import first_order
 from fusedlib.kernels.host.launch import current_device
-from fusedlib.kernels.host.plan import Plan, settled
-from fusedlib.kernels.host.products import Gradients, Products, Wants
-from fusedlib.kernels.host.route import current
+from fusedlib.kernels.host.plan import Plan, contiguous_and_aligned
+from fusedlib.kernels.host.prebuild import build_for_training
+from fusedlib.kernels.host.products import Gradients, Products, WantedGradients
+from fusedlib.kernels.host.route import plan_at_current_precision
 
-Saved = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
-_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+SavedTensors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+_retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-class Steps(Protocol):
+class BackwardSteps(Protocol):
     """What a backward pass is made of: those of a `Plan`, or as registered operators."""
 
     @property
@@ -49,22 +49,22 @@ class Steps(Protocol):
         """h and gate|up."""
 
     def differentiate(
-        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool,
-        in_place: bool,
+        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, *,
+        recompute_h: bool, in_place: bool,
     ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
         """d(gate|up) and h."""
 
 
-def kept(
-    wants: Wants, save: bool, x: Tensor,
+def tensors_to_save(
+    wants: WantedGradients, save: bool, x: Tensor,
     w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, gate_up: Tensor | None,
-) -> Saved:  # fmt: skip
+) -> SavedTensors:  # fmt: skip
     """What the wanted gradients (of x, w_gate, w_up, w_down) need; None for what they do not."""
     wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
-    of_weights = wants_w_gate or wants_w_up
-    gradient = wants_x or of_weights
+    wants_weights = wants_w_gate or wants_w_up
+    gradient = wants_x or wants_weights
     return (
-        x if of_weights or not save else None,
+        x if wants_weights or not save else None,
         w_gate if wants_x or not save else None,
         w_up if wants_x or not save else None,
         w_down if gradient else None,
@@ -73,15 +73,19 @@ def kept(
 
 
 def gradients(
-    steps: Steps, wants: Wants, saved: list[Tensor | None], upstream: Tensor, in_place: bool
+    steps: BackwardSteps,
+    wants: WantedGradients,
+    saved: list[Tensor | None],
+    upstream: Tensor,
+    in_place: bool,
 ) -> Gradients:
     """d_x, d_w_gate, d_w_up and d_w_down, each if wanted; d_w_gate of a packed weight is whole.
 
     Args:
         steps: what computes them.
         wants: which of the four.
-        saved: what `kept` gave. gate|up is taken out of the list, so that nobody holds its memory
-            any longer.
+        saved: what `tensors_to_save` gave. gate|up is taken out of the list, so that nobody holds
+            its memory any longer.
         upstream: dy (..., hidden), or dh (..., inner) where there is no w_down.
         in_place: gate|up may be overwritten; one computed again always may.
     """
@@ -94,16 +98,18 @@ def gradients(
         assert x is not None and w_gate is not None
         h, gate_up = steps.activate(x, w_gate, w_up, gradient)
         h, in_place = (h if wants_w_down else None), True
-    output = wants_w_down and h is None
-    if gradient or output:
+    recompute_h = wants_w_down and h is None
+    if gradient or recompute_h:
         assert gate_up is not None
         dy = upstream if gradient else None
-        d_gate_up, again = steps.differentiate(dy, w_down, gate_up, output, in_place)
-        h = again if output else h
-        again = None
-    held = [h, d_gate_up]
+        d_gate_up, recomputed_h = steps.differentiate(
+            dy, w_down, gate_up, recompute_h=recompute_h, in_place=in_place
+        )
+        h = recomputed_h if recompute_h else h
+        recomputed_h = None
+    buffers = [h, d_gate_up]
     del gate_up, h, d_gate_up
-    return steps.products.gradients(wants, steps.pair, held, upstream, x, w_gate, w_up)
+    return steps.products.gradients(wants, steps.pair, buffers, upstream, x, w_gate, w_up)
 
 
 class SwiGLUFunction(torch.autograd.Function):
@@ -116,15 +122,15 @@ class SwiGLUFunction(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         """Compute, and keep what the wanted gradients need."""
         ctx.plan = plan
-        if plan.cold and w_down is not None:
+        if plan.training_not_built and w_down is not None:
             build_for_training(plan, "gate_up" if save else "input")
-        y, gate_up = compute(x, w_gate, w_up, w_down, save, plan)
+        y, gate_up = run_forward(x, w_gate, w_up, w_down, save, plan)
         ctx.wants = wants = ctx.needs_input_grad[:4]
-        saved = kept(wants, save, x, w_gate, w_up, w_down, gate_up)
+        saved = tensors_to_save(wants, save, x, w_gate, w_up, w_down, gate_up)
         # An attribute is out of every hook's sight, so that backward may write over it.
-        ctx.own = saved[4] if _default_hooks(False) is None else None
-        ctx.kept_own = ctx.own is not None
-        ctx.save_for_backward(*saved[:4], None if ctx.kept_own else saved[4])
+        ctx.private_gate_up = saved[4] if _saved_tensor_hooks(False) is None else None
+        ctx.gate_up_is_private = ctx.private_gate_up is not None
+        ctx.save_for_backward(*saved[:4], None if ctx.gate_up_is_private else saved[4])
         return y
 
     @staticmethod
@@ -133,18 +139,18 @@ class SwiGLUFunction(torch.autograd.Function):
         """The gradients of x, w_gate, w_up and w_down; none for the rest."""
         x, w_gate, w_up, w_down, gate_up = ctx.saved_tensors  # raises where they are freed already
         in_place = False
-        if ctx.kept_own:
-            gate_up, in_place = ctx.own, not _keeps_graph()
+        if ctx.gate_up_is_private:
+            gate_up, in_place = ctx.private_gate_up, not _retains_graph()
             if gate_up is None:
                 raise RuntimeError("backward ran a second time; the first wants retain_graph=True")
             if in_place:
-                ctx.own = None
+                ctx.private_gate_up = None
         plan = ctx.plan
         if upstream.dtype == torch.float32:
-            plan = current(plan, upstream)
+            plan = plan_at_current_precision(plan, upstream)
         # dy may have any strides, and the memory of a saved tensor can have been exchanged
         # (`tensor.data = ...`), which torch does not notice.
-        dy, *others = settled(upstream, x, w_gate, w_up, w_down, gate_up)
+        dy, *others = contiguous_and_aligned(upstream, x, w_gate, w_up, w_down, gate_up)
         saved = [*others]
         del gate_up, others
         assert dy is not None
@@ -152,18 +158,18 @@ class SwiGLUFunction(torch.autograd.Function):
 
 
 # Without `Function.apply`'s own look at torch.func, whose transforms are sent elsewhere before.
-apply: Callable[..., Tensor] = super(torch.autograd.Function, SwiGLUFunction).apply
+apply_swiglu: Callable[..., Tensor] = super(torch.autograd.Function, SwiGLUFunction).apply
 
 
-def compute(
+def run_forward(
     x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, save: bool, plan: Plan
 ) -> tuple[Tensor, Tensor | None]:
     """y (..., hidden), or h where w_down is None, and gate|up (tokens, 2·inner) if saved.
 
     Whatever their strides and addresses, on whichever device.
     """
-    if plan.fits(x, w_gate, w_up, w_down):
+    if plan.accepts(x, w_gate, w_up, w_down):
         return plan.forward(x, w_gate, w_up, w_down, save)
-    here: tuple[Any, ...] = settled(x, w_gate, w_up, w_down)
+    operands: tuple[Any, ...] = contiguous_and_aligned(x, w_gate, w_up, w_down)
     with current_device(x):
-        return plan.forward(here[0], here[1], here[2], here[3], save)
+        return plan.forward(operands[0], operands[1], operands[2], operands[3], save)

@@ -17,51 +17,51 @@ from typing import Any, NamedTuple
 
 import triton
 
-MOST_THREADS = 16  # the front end of the compiler is Python's, one thread at a time
+MAX_COMPILER_THREADS = 16  # the front end of the compiler is Python's, one thread at a time
 
 
 class Binary(NamedTuple):
     """What starts a kernel, and what it takes between the stream and the kernel's arguments."""
 
     run: Callable[..., None]
-    head: tuple[Any, ...]
+    prefix: tuple[Any, ...]
 
 
-_FOUND: dict[Hashable, Future[Binary]] = {}
-_AHEAD: dict[Hashable, Future[Any]] = {}
+_LOADED: dict[Hashable, Future[Binary]] = {}
+_COMPILING: dict[Hashable, Future[Any]] = {}
 _LOCK = Lock()
 
 
-def kept(key: Hashable, compiled: Callable[[], Any]) -> Binary:
+def cached_binary(key: Hashable, compiled: Callable[[], Any]) -> Binary:
     """The binary of that key; `compiled()` gives Triton's, where nobody has built it before.
 
     Called with the device current that it is loaded on. Another thread that wants the same waits.
     """
     with _LOCK:
-        found, ahead = _FOUND.get(key), _AHEAD.pop(key, None)
-        own = found is None
-        if found is None:
-            found = _FOUND[key] = Future()
-    if own:
+        future, compiling = _LOADED.get(key), _COMPILING.pop(key, None)
+        is_first = future is None
+        if future is None:
+            future = _LOADED[key] = Future()
+    if is_first:
         try:
-            found.set_result(_loaded(compiled() if ahead is None else ahead.result()))
+            future.set_result(_load(compiled() if compiling is None else compiling.result()))
         except BaseException as error:
-            del _FOUND[key]
-            found.set_exception(error)
+            del _LOADED[key]
+            future.set_exception(error)
             raise
-    return found.result()
+    return future.result()
 
 
-def ahead(key: Hashable, compiled: Callable[[], Any]) -> None:
-    """Compile in another thread, for `kept` to load, unless that was done before."""
+def compile_in_background(key: Hashable, compiled: Callable[[], Any]) -> None:
+    """Compile in another thread, for `cached_binary` to load, unless that was done before."""
     with _LOCK:
-        if key not in _FOUND and key not in _AHEAD:
-            _AHEAD[key] = _pool().submit(_with_launcher, compiled)
+        if key not in _LOADED and key not in _COMPILING:
+            _COMPILING[key] = _pool().submit(_with_launcher, compiled)
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS), "fusedlib-compile")
+    return ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILER_THREADS), "fusedlib-compile")
 
 
 def _with_launcher(compiled: Callable[[], Any]) -> Any:
@@ -69,23 +69,23 @@ def _with_launcher(compiled: Callable[[], Any]) -> Any:
 
     The device is not asked for anything, for a graph may be captured meanwhile.
     """
-    made = compiled()
-    if made is not None:
-        triton.runtime.driver.active.launcher_cls(made.src, made.metadata)
-    return made
+    kernel = compiled()
+    if kernel is not None:
+        triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
+    return kernel
 
 
-def _loaded(made: Any) -> Binary:
-    """No metadata and no hooks: `launch._watched` sees to those who want them.
+def _load(kernel: Any) -> Binary:
+    """No metadata and no hooks: `launch._has_launch_hooks` sees to those who want them.
 
     `run` looks for scratch memory at every call, 2 µs; these kernels have none, and 3.6 lets us
     past it.
     """
-    run, packed = made.run, made.packed_metadata  # `run` loads the binary
+    run, packed = kernel.run, kernel.packed_metadata  # `run` loads the binary
     scratch = getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1)
     if scratch or not triton.__version__.startswith("3.6."):
-        return Binary(run, (made.function, packed, None, None, None))
+        return Binary(run, (kernel.function, packed, None, None, None))
     options = run.launch_cooperative_grid, run.launch_pdl
     return Binary(
-        run.launch, (made.function, *options, None, None, packed, None, None, None)
+        run.launch, (kernel.function, *options, None, None, packed, None, None, None)
     )  # fmt: skip

@@ -14,7 +14,9 @@ from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedte
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-NO_SECOND = "the fused kernels have no second derivative; differentiate plain PyTorch or float64"
+NO_SECOND_DERIVATIVE = (
+    "the fused kernels have no second derivative; differentiate plain PyTorch or float64"
+)
 NO_TRANSFORM = (
     "the fused kernels' backward takes no batched gradients (is_grads_batched, vectorize=True) and "
     "no tangents: compute the forward inside a transform of torch.func or in forward mode too, or "
@@ -22,10 +24,10 @@ NO_TRANSFORM = (
 )
 
 
-_Leaf: Any = vars(torch._C._functions)["AccumulateGrad"]
+_AccumulateGrad: Any = vars(torch._C._functions)["AccumulateGrad"]
 
 
-class _Once(torch.autograd.Function):
+class _FirstOrderGradient(torch.autograd.Function):
     """A gradient with create_graph=True: differentiating it again raises, wherever it went.
 
     It depends on `others`, so that autograd cannot pass it over on the way to one of them.
@@ -37,10 +39,10 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
-        raise RuntimeError(NO_SECOND)
+        raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
-def untransformed(backward: Callable[..., Any]) -> Callable[..., Any]:
+def refuses_transforms(backward: Callable[..., Any]) -> Callable[..., Any]:
     """A backward that raises where its upstream gradients are batched or have tangents."""
 
     @wraps(backward)
@@ -51,7 +53,7 @@ def untransformed(backward: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def transformed_since(upstream: Tensor) -> bool:
+def is_transformed_gradient(upstream: Tensor) -> bool:
     """Whether a transform that the forward did not see has made this gradient."""
     if is_compiling():
         return False
@@ -63,7 +65,7 @@ def transformed_since(upstream: Tensor) -> bool:
 
 def _refuse_transforms(upstream: tuple[Tensor | None, ...]) -> None:
     for gradient in upstream:
-        if gradient is not None and transformed_since(gradient):
+        if gradient is not None and is_transformed_gradient(gradient):
             raise RuntimeError(NO_TRANSFORM)
 
 
@@ -78,19 +80,21 @@ def first_order(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple
         _refuse_transforms(upstream)
         if not torch.is_grad_enabled():
             return backward(ctx, *upstream)
-        remembering = _Remembering(ctx)
+        remembering = _ContextUnpackedOnce(ctx)
         with torch.no_grad():
             gradients = backward(remembering, *upstream)
         others = [t for t in (*upstream, *remembering.saved_tensors) if t is not None]
         others = [t for t in others if t.requires_grad]
-        others += _leaves(ctx, others)
+        others += _unlisted_leaves(ctx, others)
         others.append(torch.empty(0, requires_grad=True))  # for `backward`, which visits all leaves
-        return tuple(None if f is None else _Once.apply(f, *others) for f in gradients)
+        return tuple(
+            None if f is None else _FirstOrderGradient.apply(f, *others) for f in gradients
+        )
 
     return once
 
 
-class _Remembering:
+class _ContextUnpackedOnce:
     """A backward's `ctx` that unpacks saved tensors once: checkpointing allows no more."""
 
     def __init__(self, ctx: Any) -> None:
@@ -106,13 +110,14 @@ class _Remembering:
         setattr(self.ctx, name, value)
 
 
-def _leaves(node: Any, known: list[Tensor]) -> list[Tensor]:
+def _unlisted_leaves(node: Any, listed: list[Tensor]) -> list[Tensor]:
     """Those that a node's operands depend on, but for operands that are known."""
-    seen = {t.grad_fn for t in known if t.grad_fn is not None}
-    leaves, ahead = [], [] if node in seen else [node]  # its own result leads to all operands
-    while ahead:
-        below = {n for n, _ in ahead.pop().next_functions if n is not None} - seen
-        seen |= below
-        ahead += below
-        leaves += [n.variable for n in below if isinstance(n, _Leaf)]
+    visited = {t.grad_fn for t in listed if t.grad_fn is not None}
+    leaves = []
+    unvisited = [] if node in visited else [node]  # its own result leads to all operands
+    while unvisited:
+        inputs = {n for n, _ in unvisited.pop().next_functions if n is not None} - visited
+        visited |= inputs
+        unvisited += inputs
+        leaves += [n.variable for n in inputs if isinstance(n, _AccumulateGrad)]
     return leaves

@@ -36,7 +36,7 @@ def _product(a: Shape, b: Shape, **_: Any) -> int:
     return 2 * prod(a) * b[1]
 
 
-def _of_gate_up(a: Shape, w_gate: Shape, w_up: Shape, *_: Any, **__: Any) -> int:
+def _product_by_pair(a: Shape, w_gate: Shape, w_up: Shape, *_: Any, **__: Any) -> int:
     return 2 * a[0] * (prod(w_gate) + prod(w_up))
 
 
@@ -54,7 +54,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "swiglu_mlp": _mlp,
     "swiglu_backward": _dh,
     "split_mm": _product,
-    "split_mm_gate_up": _of_gate_up,
+    "split_mm_gate_up": _product_by_pair,
     "linear": _linear,
     "linear_cross_entropy": _loss,
     "linear_cross_entropy_by_token": _linear,

@@ -28,11 +28,11 @@ current_index: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 
 _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 
 INTERPRETED_PROCESSORS = 3  # fewer than a test has tiles, so that a program computes several
-MOST_LAUNCHES = 4096  # kept; varying sequence lengths make one each
-MOST_PROGRAMS = 2**31 - 1, 2**16 - 1, 2**16 - 1  # of a grid along x, y and z, by CUDA
+MAX_CACHED_LAUNCHES = 4096  # kept; varying sequence lengths make one each
+MAX_GRID = 2**31 - 1, 2**16 - 1, 2**16 - 1  # of a grid along x, y and z, by CUDA
 
 
-class Options(Protocol):
+class LaunchConfig(Protocol):
     """What a launch wants of a configuration."""
 
     @property
@@ -96,18 +96,18 @@ class Launch:
     """
 
     def __init__(
-        self, kernel: Any, config: Options, programs: tuple[int, int, int],
+        self, kernel: Any, config: LaunchConfig, programs: tuple[int, int, int],
         blocks: Sequence[list[int]], scalars: tuple[float, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
-        if any(count > most for count, most in zip(programs, MOST_PROGRAMS, strict=True)):
-            raise ValueError(f"a grid of {programs} programs is more than CUDA's {MOST_PROGRAMS}")
+        if any(count > most for count, most in zip(programs, MAX_GRID, strict=True)):
+            raise ValueError(f"a grid of {programs} programs is more than CUDA's {MAX_GRID}")
         self.kernel, self.config, self.programs = kernel, config, programs
         self.blocks = blocks if config.descriptors else ()
-        known = {*kernel.arg_names, "num_warps", "num_stages"}
+        accepted = {*kernel.arg_names, "num_warps", "num_stages"}
         named = constants | config.launch()
-        self.scalars, self.constants = scalars, {n: v for n, v in named.items() if n in known}
+        self.scalars, self.constants = scalars, {n: v for n, v in named.items() if n in accepted}
         ordered = [self.constants[n] for n in kernel.arg_names if n in self.constants]
-        self._tail = (*scalars, *ordered)
+        self._suffix = (*scalars, *ordered)
         self._run: Callable[..., None] | None = None
 
     def __call__(self, *matrices: Tensor) -> None:
@@ -116,46 +116,51 @@ class Launch:
         Matrices go as addresses: Triton asks the driver about every tensor it is given.
         """
         run = self._run
-        if run is None or current_index() != self._index or _watched():
+        if run is None or current_index() != self._index or _has_launch_hooks():
             return self._start(*matrices)
         addresses: list[Any] = [m.data_ptr() for m in matrices]
         if self.blocks:
             bind_context()
             count = len(self.blocks)
-            addresses[:count] = self._described(*matrices[:count])
+            addresses[:count] = self._make_descriptors(*matrices[:count])
         stream = _stream(self._index)
-        return run(*self.programs, stream, *self._head, *addresses, *self._tail)
+        return run(*self.programs, stream, *self._prefix, *addresses, *self._suffix)
 
     def _start(self, *matrices: Tensor) -> None:
         """By the binary of its class; as Triton does it where that is not kept."""
-        listed = getattr(matrices[0], "listed", None)
-        if listed is not None:  # `ahead.Looks`
-            return listed.append((self, matrices))
+        recorded_launches = getattr(matrices[0], "recorded_launches", None)
+        if recorded_launches is not None:  # `prebuild.FakeMatrix`
+            return recorded_launches.append((self, matrices))
         self._index = matrices[0].get_device()
-        if self._index < 0 or self._index != current_index() or _watched() or unaligned(matrices):
+        if (
+            self._index < 0
+            or self._index != current_index()
+            or _has_launch_hooks()
+            or misalignment(matrices)
+        ):
             with current_device(matrices[0]):
                 if self._index >= 0:
                     bind_context()
                 self.kernel[self.programs](*self.operands(*matrices), **self.constants)
             return
-        self._take(self._kept(*matrices))
+        self._use_binary(self._cached_binary(*matrices))
         self(*matrices)
 
-    def _take(self, binary: binaries.Binary) -> None:
-        self._run, self._head = binary
+    def _use_binary(self, binary: binaries.Binary) -> None:
+        self._run, self._prefix = binary
 
     def build(self, *matrices: Tensor) -> binaries.Binary:
         """The binary for such matrices, of which only the looks count, compiled and loaded."""
         with current_device(matrices[0]):
-            return self._kept(*matrices)
+            return self._cached_binary(*matrices)
 
-    def _kept(self, *matrices: Tensor) -> binaries.Binary:
-        return binaries.kept(self.binary_key(*matrices), bind(self.compiled, *matrices))
+    def _cached_binary(self, *matrices: Tensor) -> binaries.Binary:
+        return binaries.cached_binary(self.binary_key(*matrices), bind(self.compiled, *matrices))
 
     def build_ahead(self, *matrices: Tensor) -> None:
         """Have another thread compile it, unless that was done before."""
         _ = triton.runtime.driver.active  # made in one thread alone
-        binaries.ahead(self.binary_key(*matrices), bind(self.compiled, *matrices))
+        binaries.compile_in_background(self.binary_key(*matrices), bind(self.compiled, *matrices))
 
     def compiled(self, *matrices: Tensor) -> Any:
         """Triton's compiled kernel, neither loaded nor started."""
@@ -166,7 +171,7 @@ class Launch:
     def binary_key(self, *matrices: Tensor) -> Hashable:
         """All that the binary is compiled for; matrices lie at multiples of 16 bytes."""
         parameters = self.kernel.params[len(matrices) :]
-        numbers = tuple(map(_kind, self.scalars, parameters))
+        numbers = tuple(map(_specialization_key, self.scalars, parameters))
         return (
             self.kernel, matrices[0].get_device(), tuple(m.dtype for m in matrices),
             tuple(map(tuple, self.blocks)), numbers, tuple(self.constants.items()),
@@ -175,15 +180,15 @@ class Launch:
     def operands(self, *matrices: Tensor) -> tuple[Any, ...]:
         """All but the compile-time arguments, as Triton takes them."""
         count = len(self.blocks)
-        return (*self._described(*matrices[:count]), *matrices[count:], *self.scalars)
+        return (*self._make_descriptors(*matrices[:count]), *matrices[count:], *self.scalars)
 
-    def _described(self, *matrices: Tensor) -> Sequence[Any]:
+    def _make_descriptors(self, *matrices: Tensor) -> Sequence[Any]:
         """Tensor descriptors of the first matrices."""
         pairs = zip(matrices, self.blocks, strict=True)
         return [TensorDescriptor.from_tensor(matrix, block) for matrix, block in pairs]
 
 
-def _kind(number: Any, parameter: Any) -> Hashable:
+def _specialization_key(number: Any, parameter: Any) -> Hashable:
     """What Triton compiles for, of a number."""
     if isinstance(number, float):
         return float
@@ -191,7 +196,7 @@ def _kind(number: Any, parameter: Any) -> Hashable:
     return wide if parameter.do_not_specialize else (wide, number == 1, number % 16 == 0)
 
 
-def unaligned(matrices: Sequence[Tensor]) -> int:
+def misalignment(matrices: Sequence[Tensor]) -> int:
     """Not 0 where a matrix does not begin at 16 bytes."""
     bits = 0
     for matrix in matrices:
@@ -199,14 +204,14 @@ def unaligned(matrices: Sequence[Tensor]) -> int:
     return bits % 16
 
 
-def _watched() -> bool:
+def _has_launch_hooks() -> bool:
     """Whether somebody, a profiler say, has asked Triton to be told of launches."""
     runtime = triton.knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))
 
 
-def laid_out(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+def contiguous_layout(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     """Shape, strides and dtype of a contiguous tensor."""
     strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
     return tuple(shape), tuple(strides), dtype
@@ -214,7 +219,7 @@ def laid_out(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
 
 @cache
 def allocator(device: torch.device) -> Callable[..., Tensor]:
-    """Gives an empty tensor on the current device of that type from what `laid_out` gives.
+    """Gives an empty tensor on the current device of that type from what `contiguous_layout` gives.
 
     Inductor's own where torch has it: on one host 1.0 µs where `new_empty` took 2.5, and 5.5 where
     it took 13.4 in a call after other work.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
 from fusedlib.kernels.host import flops
-from fusedlib.kernels.host.first_order import NO_SECOND
+from fusedlib.kernels.host.first_order import NO_SECOND_DERIVATIVE
 
 
 def operator(name: str, *, last: bool = False) -> Callable[[Callable[..., Any]], Any]:
@@ -38,10 +38,10 @@ def operator(name: str, *, last: bool = False) -> Callable[[Callable[..., Any]],
 
 
 def _no_gradient(*_: Any) -> None:
-    raise RuntimeError(NO_SECOND)
+    raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
-class Direct(torch.autograd.Function):
+class DirectFunction(torch.autograd.Function):
     """A `Function` that plain eager code calls by `direct`, with all its arguments."""
 
     @classmethod
@@ -52,7 +52,7 @@ class Direct(torch.autograd.Function):
         transforms were sent elsewhere before.
         """
         arguments = unwrap_dead_wrappers(arguments)
-        wanted = (isinstance(a, Tensor) and a.requires_grad for a in arguments)
-        if torch.is_grad_enabled() and any(wanted):
+        wants_gradient = (isinstance(a, Tensor) and a.requires_grad for a in arguments)
+        if torch.is_grad_enabled() and any(wants_gradient):
             return super(torch.autograd.Function, cls).apply(*arguments)  # type: ignore[misc]
         return cls.forward(*arguments)

@@ -14,27 +14,27 @@ import torch
 from torch import Tensor
 
 from fusedlib.kernels import split
-from fusedlib.kernels.host.autograd import compute, gradients, kept
+from fusedlib.kernels.host.autograd import gradients, run_forward, tensors_to_save
 from fusedlib.kernels.host.launch import current_device
 from fusedlib.kernels.host.operator import operator
-from fusedlib.kernels.host.plan import settled
-from fusedlib.kernels.host.products import TORCH, Products, Wants
-from fusedlib.kernels.host.route import plan_of, splits
+from fusedlib.kernels.host.plan import contiguous_and_aligned
+from fusedlib.kernels.host.products import TORCH_PRODUCTS, Products, WantedGradients
+from fusedlib.kernels.host.route import may_split, plan_for
 
-DTYPES = torch.bfloat16, torch.float16, torch.float32
+KERNEL_DTYPES = torch.bfloat16, torch.float16, torch.float32
 
 
 def _check(name: str, matrix: Tensor, shape: tuple[int | str, int | str], like: Tensor) -> None:
     """A matrix of that shape (a word stands for any size), of like's dtype and device."""
-    wanted = f"({shape[0]}, {shape[1]})"
+    expected = f"({shape[0]}, {shape[1]})"
     fits = matrix.ndim == 2 and all(
         isinstance(want, str) or want == size
         for want, size in zip(shape, matrix.shape, strict=True)
     )
     if not fits or (str(shape[0]).startswith("2·") and matrix.shape[0] % 2):
-        raise ValueError(f"{name} must be {wanted}, got {tuple(matrix.shape)}")
-    if matrix.dtype != like.dtype or matrix.dtype not in DTYPES:
-        known = ", ".join(map(str, DTYPES))
+        raise ValueError(f"{name} must be {expected}, got {tuple(matrix.shape)}")
+    if matrix.dtype != like.dtype or matrix.dtype not in KERNEL_DTYPES:
+        known = ", ".join(map(str, KERNEL_DTYPES))
         raise ValueError(f"{name} must be {like.dtype}, one of {known}; got {matrix.dtype}")
     if matrix.device != like.device:
         raise ValueError(f"{name} must be on {like.device}, got {matrix.device}")
@@ -51,8 +51,8 @@ def _forward(
         _check("w_up", w_up, (w_gate.shape[0], x.shape[1]), x)
     if w_down is not None:
         _check("w_down", w_down, (x.shape[1], _wide(w_gate, w_up) // 2), x)
-    plan = plan_of(x, w_gate, w_up, w_down)
-    output, gate_up = compute(x, w_gate, w_up, w_down, save, plan)
+    plan = plan_for(x, w_gate, w_up, w_down)
+    output, gate_up = run_forward(x, w_gate, w_up, w_down, save, plan)
     return output, x.new_empty(0, 0) if gate_up is None else gate_up
 
 
@@ -91,7 +91,7 @@ def swiglu_mlp(
 
 @operator("swiglu_backward", last=True)
 def swiglu_backward(
-    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool
+    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, recompute_h: bool
 ) -> tuple[Tensor, Tensor]:
     """d(gate|up) (tokens, 2·inner) and h (tokens, inner), new; empty where not wanted.
 
@@ -102,7 +102,7 @@ def swiglu_backward(
             h is wanted.
         w_down: (hidden, inner), or None.
         gate_up: (tokens, 2·inner), what the forward saved.
-        output: also recompute h.
+        recompute_h: also recompute h.
 
     Raises:
         ValueError: a shape, dtype or device that does not fit.
@@ -118,10 +118,10 @@ def swiglu_backward(
     x, w_gate_up = (
         gate_up.new_empty(()).expand(s) for s in ((tokens, hidden), (2 * inner, hidden))
     )
-    plan = plan_of(x, w_gate_up, None, w_down)
-    here: tuple[Any, ...] = settled(upstream, w_down, gate_up)
+    plan = plan_for(x, w_gate_up, None, w_down)
+    operands: tuple[Any, ...] = contiguous_and_aligned(upstream, w_down, gate_up)
     with current_device(gate_up):
-        results = plan.differentiate(here[0], here[1], here[2], output, False)
+        results = plan.differentiate(*operands, recompute_h=recompute_h, in_place=False)
     d_gate_up, h = (gate_up.new_empty(0, 0) if r is None else r for r in results)
     return d_gate_up, h
 
@@ -143,11 +143,11 @@ def _(
 
 @torch.library.register_fake(swiglu_backward)
 def _(
-    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool
+    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, recompute_h: bool
 ) -> tuple[Tensor, Tensor]:
     tokens, wide = gate_up.shape
     gradient = (0, 0) if upstream is None else (tokens, wide)
-    h = (tokens, wide // 2) if output else (0, 0)
+    h = (tokens, wide // 2) if recompute_h else (0, 0)
     return gate_up.new_empty(gradient), gate_up.new_empty(h)
 
 
@@ -167,10 +167,10 @@ class _Registered(NamedTuple):
         return swiglu(x, w_gate, w_up, save)
 
     def differentiate(
-        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool,
-        _: bool,
+        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, *,
+        recompute_h: bool, in_place: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        return swiglu_backward(upstream, w_down, gate_up, output)
+        return swiglu_backward(upstream, w_down, gate_up, recompute_h)
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -179,10 +179,10 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) ->
     ctx.pair = w_up is not None
     ctx.set_materialize_grads(False)  # gate|up has no gradient: zeros would cost its size
     down = w_down[0] if w_down else None
-    ctx.save_for_backward(*kept(_wants(ctx), save, x, w_gate, w_up, down, output[1]))
+    ctx.save_for_backward(*tensors_to_save(_wants(ctx), save, x, w_gate, w_up, down, output[1]))
 
 
-def _wants(ctx: Any) -> Wants:
+def _wants(ctx: Any) -> WantedGradients:
     wants_x, wants_w_gate, wants_w_up, *wants_w_down = ctx.needs_input_grad[:-1]
     return wants_x, wants_w_gate, wants_w_up, any(wants_w_down)
 
@@ -191,7 +191,7 @@ def _gradients(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Any
     given = len(ctx.needs_input_grad)
     if upstream is None:
         return (None,) * given
-    steps = _Registered(split.PRODUCTS if splits(upstream) else TORCH, ctx.pair)
+    steps = _Registered(split.SPLIT_PRODUCTS if may_split(upstream) else TORCH_PRODUCTS, ctx.pair)
     # Saved tensors are read once: activation checkpointing allows no more.
     results = gradients(steps, _wants(ctx), list(ctx.saved_tensors), upstream, False)
     return *results[: given - 1], None

@@ -17,9 +17,9 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from fusedlib.kernels import swiglu
-from fusedlib.kernels.host.kinds import APART, ROLES, TILES, Kind, Ways
-from fusedlib.kernels.host.launch import MOST_LAUNCHES, Launch, allocator, current_index
-from fusedlib.kernels.host.products import Products, matrix
+from fusedlib.kernels.host.launch import MAX_CACHED_LAUNCHES, Launch, allocator, current_index
+from fusedlib.kernels.host.problem import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem, Route
+from fusedlib.kernels.host.products import Products, as_matrix
 from fusedlib.kernels.swiglu_configs import FEW_TOKENS
 
 
@@ -37,22 +37,27 @@ class Plan:
     """
 
     def __init__(
-        self, kind: Kind, ways: Ways, products: Products, new: Callable[..., Tensor] | None = None
+        self,
+        problem: MLPProblem,
+        route: Route,
+        products: Products,
+        new: Callable[..., Tensor] | None = None,
     ) -> None:
-        self.kind, self.path, self.products, self.pair = kind, ways.path, products, kind.pair
-        self._forward, self._backward = ways.forward, ways.backward
-        self._roles = swiglu.hopper
-        self._hidden, self._inner, self._wide = kind.hidden, kind.inner, 2 * kind.inner
+        self.problem, self.path = problem, route.path
+        self.products, self.pair = products, problem.pair
+        self._forward, self._backward = route.forward, route.backward
+        self._hopper = swiglu.hopper
+        self._hidden, self._inner, self._wide = problem.hidden, problem.inner, 2 * problem.inner
         # The row of `w_up`, or of the packed weight in its place, where up begins.
-        self._up_row = 0 if kind.pair else kind.inner
+        self._up_row = 0 if problem.pair else problem.inner
         # What starts by tensor maps, or is a plain product, wants matrices.
-        self._matrices = not ways.few or kind.tokens > FEW_TOKENS
-        self._dtype, self._new = kind.dtype, new or allocator(kind.device)
-        self._index = -1 if kind.device.type == "cpu" else kind.device.index or 0
+        self._needs_matrices = not route.few or problem.tokens > FEW_TOKENS
+        self._dtype, self._new = problem.dtype, new or allocator(problem.device)
+        self._index = -1 if problem.device.type == "cpu" else problem.device.index or 0
         self._launches: dict[Hashable, Launch] = {}
-        self.cold = self._index >= 0 and 0 not in kind.sizes
+        self.training_not_built = self._index >= 0 and 0 not in problem.sizes
 
-    def fits(
+    def accepts(
         self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
     ) -> bool:  # fmt: skip
         """Whether operands of its kind lie in memory as it wants them.
@@ -82,39 +87,39 @@ class Plan:
         self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool
     ) -> tuple[Tensor, Tensor | None]:
         """h (tokens, inner), and gate|up (tokens, 2·inner) if saved."""
-        if self._matrices:
-            x = matrix(x)
-        if self._forward == APART:
+        if self._needs_matrices:
+            x = as_matrix(x)
+        if self._forward == UNFUSED:
             both = self.products.gate_up(x, w_gate, w_up)
-            _, activated = self.differentiate(None, None, both, True, False)
+            _, activated = self.differentiate(None, None, both, recompute_h=True, in_place=False)
             assert activated is not None
             return activated, both if save else None
         tokens = x.numel() // self._hidden
-        h = self._rows(tokens, self._inner)
-        gate_up = self._rows(tokens, self._wide) if save else None
+        h = self._new_matrix(tokens, self._inner)
+        gate_up = self._new_matrix(tokens, self._wide) if save else None
         stored = h if gate_up is None else gate_up
         name = save, tokens
         launch = self._launches.get(name)
-        of_up = w_gate if w_up is None else w_up
-        if self._forward == ROLES:
+        second_weight = w_gate if w_up is None else w_up
+        if self._forward == WARP_SPECIALIZED:
             try:
                 if launch is None:
-                    by_roles = self._roles.forward_launch(x, self._inner, self._up_row, save)
-                    launch = self._keep(name, by_roles)
-                launch(x, w_gate, of_up, stored, h)
+                    hopper_launch = self._hopper.forward_launch(x, self._inner, self._up_row, save)
+                    launch = self._cache_launch(name, hopper_launch)
+                launch(x, w_gate, second_weight, stored, h)
             except TritonError as error:
-                self._take_tiles(error)
+                self._fall_back_to_tiles(error)
                 return self.activate(x, w_gate, w_up, save)
         else:
             if launch is None:
-                by_tiles = swiglu.fwd_launch(matrix(x), self._inner, self._up_row, save)
-                launch = self._keep(name, by_tiles)
-            launch(x, w_gate, of_up, h, stored)
+                tiled_launch = swiglu.fwd_launch(as_matrix(x), self._inner, self._up_row, save)
+                launch = self._cache_launch(name, tiled_launch)
+            launch(x, w_gate, second_weight, h, stored)
         return h, gate_up
 
     def differentiate(
-        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, output: bool,
-        in_place: bool,
+        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, *,
+        recompute_h: bool, in_place: bool,
     ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
         """d(gate|up) (tokens, 2·inner), if there is an upstream, and h (tokens, inner) if wanted.
 
@@ -122,41 +127,43 @@ class Plan:
             upstream: dy (..., hidden), or dh (..., inner) where w_down is None.
             w_down: (hidden, inner), or None.
             gate_up: (tokens, 2·inner), what the forward saved.
-            output: also recompute h.
+            recompute_h: also recompute h.
             in_place: d(gate|up) is written over gate_up and is the same tensor.
         """
         gradient, product = upstream is not None, w_down is not None and upstream is not None
         if upstream is not None and w_down is not None:
-            if self._matrices:
-                upstream = matrix(upstream)
-            if self._backward == APART:
+            if self._needs_matrices:
+                upstream = as_matrix(upstream)
+            if self._backward == UNFUSED:
                 upstream, product = self.products.dh(upstream, w_down), False
         tokens = gate_up.shape[0]
         d_gate_up = h = None
         if gradient:
-            d_gate_up = gate_up if in_place else self._rows(tokens, self._wide)
-        if output:
-            h = self._rows(tokens, self._inner)
+            d_gate_up = gate_up if in_place else self._new_matrix(tokens, self._wide)
+        if recompute_h:
+            h = self._new_matrix(tokens, self._inner)
         # What a variant does not read or write, it is given gate|up for.
         target, stored = gate_up if d_gate_up is None else d_gate_up, gate_up if h is None else h
         matrices: tuple[Tensor, ...]
         if product:
             assert upstream is not None and w_down is not None
             matrices = upstream, w_down, gate_up, gate_up, target, stored
-            if self._backward == ROLES:
+            if self._backward == WARP_SPECIALIZED:
                 matrices = upstream, w_down, gate_up, target, target if h is None else h
         else:
             dh = gate_up if upstream is None else upstream
             matrices = gate_up, gate_up, dh, gate_up, target, stored
         if gate_up.numel():
-            variant = product, gradient, output, gradient and in_place
+            variant = product, gradient, recompute_h, gradient and in_place
             try:
                 self._start(variant, tokens, matrices)
             except TritonError as error:
-                if not product or self._backward != ROLES:
+                if not product or self._backward != WARP_SPECIALIZED:
                     raise
-                self._take_tiles(error)
-                return self.differentiate(upstream, w_down, gate_up, output, in_place)
+                self._fall_back_to_tiles(error)
+                return self.differentiate(
+                    upstream, w_down, gate_up, recompute_h=recompute_h, in_place=in_place
+                )
         return d_gate_up, h
 
     def _start(
@@ -165,45 +172,45 @@ class Plan:
         name = variant, tokens
         launch = self._launches.get(name)
         if launch is None:
-            product, _, output, _ = variant
-            first = matrix(matrices[0])
-            if product and self._backward == ROLES:
-                launch = self._roles.backward_launch(first, self._inner, output)
+            product, _, recompute_h, _ = variant
+            first = as_matrix(matrices[0])
+            if product and self._backward == WARP_SPECIALIZED:
+                launch = self._hopper.backward_launch(first, self._inner, recompute_h)
             else:
                 launch = swiglu.bwd_launch(first, self._inner, variant)
-            self._keep(name, launch)
+            self._cache_launch(name, launch)
         launch(*matrices)
 
-    def _take_tiles(self, error: TritonError) -> None:
+    def _fall_back_to_tiles(self, error: TritonError) -> None:
         """For good, where the kernels with roles do not compile."""
-        swiglu.do_without_roles(error)
-        ways = self._forward, self._backward
-        self._forward, self._backward = (TILES if way == ROLES else way for way in ways)
-        self.path = self.path.replace(ROLES, TILES)
+        swiglu.disable_hopper_kernels(error)
+        self._forward = TILED if self._forward == WARP_SPECIALIZED else self._forward
+        self._backward = TILED if self._backward == WARP_SPECIALIZED else self._backward
+        self.path = self.path.replace(WARP_SPECIALIZED, TILED)
         self._launches.clear()
 
-    def _rows(self, tokens: int, width: int) -> Tensor:
+    def _new_matrix(self, tokens: int, width: int) -> Tensor:
         return self._new((tokens, width), (width, 1), self._dtype)
 
-    def _keep(self, name: Hashable, launch: Launch) -> Launch:
+    def _cache_launch(self, name: Hashable, launch: Launch) -> Launch:
         """`name` is of a variant and the number of tokens."""
-        if len(self._launches) >= MOST_LAUNCHES:
+        if len(self._launches) >= MAX_CACHED_LAUNCHES:
             self._launches.clear()
         self._launches[name] = launch
         return launch
 
 
-def settled(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
+def contiguous_and_aligned(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
     """The operands, those copied that are not contiguous or do not begin at 16 bytes."""
     bits, whole = 0, True
     for operand in operands:
         if operand is not None:
             bits |= operand.data_ptr()
             whole = whole and operand.is_contiguous()
-    return operands if whole and not bits % 16 else tuple(map(_settled, operands))
+    return operands if whole and not bits % 16 else tuple(map(_contiguous_and_aligned, operands))
 
 
-def _settled(operand: Tensor | None) -> Tensor | None:
+def _contiguous_and_aligned(operand: Tensor | None) -> Tensor | None:
     if operand is None:
         return None
     whole = operand.contiguous()

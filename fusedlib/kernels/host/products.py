@@ -21,20 +21,20 @@ from torch.nn.functional import linear
 
 # d_x, d_w_gate, d_w_up, d_w_down; of a packed weight d_w_gate is all of it, and d_w_up None.
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-Wants = tuple[bool, bool, bool, bool]
+WantedGradients = tuple[bool, bool, bool, bool]
 Multiplication = Callable[[Tensor, Tensor], Tensor]
 # Of a matrix with w_gate and w_up, or with a packed weight and None.
-MultiplicationByGateUp = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+GateUpMultiplication = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-def matrix(tensor: Tensor) -> Tensor:
+def as_matrix(tensor: Tensor) -> Tensor:
     """(tokens, width) of (..., width), contiguous."""
     if tensor.ndim == 2:
         return tensor
     return tensor.view(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
-def turned(a: Tensor, b: Tensor) -> Tensor:
+def transposed_mm(a: Tensor, b: Tensor) -> Tensor:
     """aᵀ b."""
     return torch.mm(a.t(), b)
 
@@ -49,7 +49,7 @@ def gate_up(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> Tensor:
     return both
 
 
-def halves(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> Tensor:
+def gate_up_by_two_products(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> Tensor:
     """The same in fp32, as two products of a packed weight too.
 
     Over packed weights cuBLAS's TF32 took 3 % longer than Liger's two products and kernel at
@@ -79,12 +79,12 @@ class Products:
     `splits`: some split their factors, so that parts as large as both are held meanwhile.
     """
 
-    gate_up: MultiplicationByGateUp = gate_up
+    gate_up: GateUpMultiplication = gate_up
     y: Multiplication = linear
     dh: Multiplication = torch.mm
-    d_x: MultiplicationByGateUp = d_x
-    d_w_gate_up: Multiplication = turned
-    d_w_down: Multiplication = turned
+    d_x: GateUpMultiplication = d_x
+    d_w_gate_up: Multiplication = transposed_mm
+    d_w_down: Multiplication = transposed_mm
     splits: bool = False
 
     def output(self, h: Tensor, w_down: Tensor, like: Tensor) -> Tensor:
@@ -94,19 +94,21 @@ class Products:
         return y if like.ndim == 2 else y.resize_(like.shape)
 
     def gradients(
-        self, wants: Wants, pair: bool, held: list[Tensor | None], upstream: Tensor,
+        self, wants: WantedGradients, pair: bool, buffers: list[Tensor | None], upstream: Tensor,
         x: Tensor | None, w_gate: Tensor | None, w_up: Tensor | None,
     ) -> Gradients:  # fmt: skip
         """Those of d_x, d_w_gate, d_w_up and d_w_down that are wanted, in the order that holds
         less; of a pair d_w_gate and d_w_up are rows of one matrix, where both are wanted.
 
-        `held` is h and d(gate|up), taken out of the list and released when their products are done.
+        `buffers` holds h and d(gate|up); each leaves the list and is released after its products.
         """
-        d_gate_up, h = held.pop(), held.pop()
+        d_gate_up, h = buffers.pop(), buffers.pop()
         d_x = d_w_gate = d_w_up = d_w_down = None
-        rows = matrix(upstream)
+        rows = as_matrix(upstream)
         tokens, hidden = rows.shape
-        if h is not None and not down_last(tokens, hidden, h.shape[1], wants, splits=self.splits):
+        if h is not None and not is_d_w_down_last(
+            tokens, hidden, h.shape[1], wants, splits=self.splits
+        ):
             d_w_down = self.d_w_down(rows, h)
             h = None  # before the next products allocate
         if wants[0]:
@@ -119,15 +121,17 @@ class Products:
             inner = d_gate_up.shape[1] // 2
             if pair and not (wants[1] and wants[2]):
                 d_gate_up = d_gate_up[:, :inner] if wants[1] else d_gate_up[:, inner:]
-            d_w = self.d_w_gate_up(d_gate_up, matrix(x))
-            d_w_gate, d_w_up = _apart(d_w, wants, pair)
+            d_w = self.d_w_gate_up(d_gate_up, as_matrix(x))
+            d_w_gate, d_w_up = _separate_gate_up(d_w, wants, pair)
         d_gate_up = None
         if h is not None:
             d_w_down = self.d_w_down(rows, h)
         return d_x, d_w_gate, d_w_up, d_w_down
 
 
-def _apart(d_w: Tensor, wants: Wants, pair: bool) -> tuple[Tensor | None, Tensor | None]:
+def _separate_gate_up(
+    d_w: Tensor, wants: WantedGradients, pair: bool
+) -> tuple[Tensor | None, Tensor | None]:
     """d_w_gate and d_w_up of a gradient of both, one above the other, or of the one wanted."""
     if pair and wants[1] and wants[2]:
         inner = d_w.shape[0] // 2
@@ -135,12 +139,12 @@ def _apart(d_w: Tensor, wants: Wants, pair: bool) -> tuple[Tensor | None, Tensor
     return (d_w, None) if wants[1] else (None, d_w)
 
 
-TORCH = Products()
-FP32 = Products(gate_up=halves)
+TORCH_PRODUCTS = Products()
+TORCH_FP32_PRODUCTS = Products(gate_up=gate_up_by_two_products)
 
 
-def down_last(
-    tokens: int, hidden: int, inner: int, wants: Wants, *, splits: bool = False
+def is_d_w_down_last(
+    tokens: int, hidden: int, inner: int, wants: WantedGradients, *, splits: bool = False
 ) -> bool:  # fmt: skip
     """Whether less is held with d_w_down last; `wants` are d_x, d_w_gate, d_w_up, d_w_down.
 
@@ -149,19 +153,20 @@ def down_last(
     that torch.compile has seen: a graph compiled again for another order would cost more than the
     order saves.
     """
-    tokens, hidden, inner = map(_seen, (tokens, hidden, inner))
+    tokens, hidden, inner = map(_concrete_size, (tokens, hidden, inner))
     f, d, w = tokens * inner, tokens * hidden, hidden * inner
-    of_gate_up = wants[1] or wants[2]
-    results = wants[0] * d + of_gate_up * 2 * w
+    wants_gate_up = wants[1] or wants[2]
+    results = wants[0] * d + wants_gate_up * 2 * w
     down, others = f + w, 2 * f + results
     if splits:
         down += f + d
-        of_x, of_weights = wants[0] * (2 * f + 2 * w + d), of_gate_up * (2 * f + d + results)
-        others = 2 * f + max(of_x, of_weights)
+        for_d_x = wants[0] * (2 * f + 2 * w + d)
+        for_d_weights = wants_gate_up * (2 * f + d + results)
+        others = 2 * f + max(for_d_x, for_d_weights)
     return max(f + others, results + down) < max(2 * f + down, w + others)
 
 
-def _seen(size: Any) -> int:
+def _concrete_size(size: Any) -> int:
     """The number itself, or the one that a symbol stood for where it was traced."""
-    found = size.node.hint if isinstance(size, torch.SymInt) else size
-    return 1 << 20 if found is None else int(found)
+    hint = size.node.hint if isinstance(size, torch.SymInt) else size
+    return 1 << 20 if hint is None else int(hint)

@@ -1,8 +1,8 @@
-"""Which code runs a call of the MLP: `route` decides that, and nothing else does.
+"""Which code runs a call of the MLP: `select_plan` decides that, and nothing else does.
 
 A call can be followed in five files, in this order:
 
-    functional.py          checks the operands, asks `route`, and calls what it is given
+    functional.py          checks the operands, asks `select_plan`, and calls what it is given
     kernels/route.py       decides, and keeps a plan for each class of calls
     kernels/autograd.py    what is kept for backward, and the one backward pass
     kernels/plan.py        the plan: starts the kernels of both passes
@@ -12,18 +12,20 @@ A call can be followed in five files, in this order:
 |----------------|---------------------------------|----------------|---------------|--------------|
 | plain PyTorch  | any other                       |                |               |              |
 | few tokens     | half, at most 64 tokens, even   | tiles          | tiles         | few_tokens   |
-| fused by tiles | half, Hopper, `most_at_once`    | tiles          | tiles         | torch, few   |
-| apart          | half, Hopper, `most_apart` 128  | apart          | apart         | torch        |
-| dh apart       | half, Hopper, `most_apart` 256  | tiles or roles | apart         | torch, few   |
+| fused by tiles | half, Hopper, one wave of tiles | tiles          | tiles         | torch, few   |
+| apart          | half, Hopper, few 128² tiles    | apart          | apart         | torch        |
+| dh apart       | half, Hopper, few 128·256 tiles | tiles or roles | apart         | torch, few   |
 | fused by roles | half, Hopper, even, more tokens | roles          | roles         | torch        |
 | fused by tiles | half, the rest                  | tiles          | tiles         | torch        |
-| split fp32     | fp32 at "highest", if some pays | apart          | apart         | split, torch |
+| split fp32     | fp32 at "highest", if faster    | apart          | apart         | split, torch |
 | fp32           | fp32, the rest; empty operands  | apart          | apart         | torch        |
 
-Half is bf16 and fp16. Few tokens have a down projection; without one they go by tiles. Even sizes,
-hidden and inner, are multiples of 16. *Tiles* are the kernels of `swiglu`, *roles* those of
-`hopper`; *apart* is a plain product and a pointwise kernel. fp32 comes here from LEAST_WORK on.
-Operands that are not contiguous, or do not begin at 16 bytes, are copied for the call.
+*Half* is bf16 and fp16; *even* sizes, hidden and inner, are multiples of 16. *Few tokens* have a
+down projection; without one they go by tiles. *One wave* is up to `max_one_wave_tokens`, *few*
+tiles up to `max_unfused_tokens`. *Tiles* are the kernels of `swiglu`, *roles* those of `hopper`
+with a role for each warp; *apart* is a plain product and a pointwise kernel. fp32 comes here from
+MIN_FP32_WORK on. Operands that are not contiguous, or do not begin at 16 bytes, are copied for the
+call.
 
 A packed weight goes through all files as `w_gate`, gate rows above up rows, with None for `w_up`;
 of a pair each is its own operand, and a way is the same for both.
@@ -46,39 +48,39 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
-from fusedlib.kernels.host.kinds import APART, ROLES, TILES, Kind, Ways
+from fusedlib.kernels.host.problem import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem, Route
 from fusedlib.kernels.swiglu_configs import (
     ALIGNMENT,
     FEW_TOKENS,
     architecture,
-    lengths_at_once,
-    precision_of,
+    fp32_precision,
+    one_wave_lengths,
 )
 
 if TYPE_CHECKING:
     from fusedlib.kernels.host.plan import Plan
 
-PLAIN = "plain PyTorch"
+PLAIN_PYTORCH = "plain PyTorch"
 # fp32 is for the kernels from the sizes below on, where splitting pays. TF32 products stay torch's:
 # our blocks cut the low bits of their factors off, an error of 1.6e-3 where cuBLAS has 5.1e-4
 # (H200, torch 2.11, triton 3.6).
-LEAST_TOKENS = 256
-MANY_TOKENS = 1 << 20
-LEAST_WORK = 2**33
-FUSED_DTYPES = (torch.bfloat16, torch.float16)
-LEAST_CAPABILITY = (8, 0)
+MIN_FP32_TOKENS = 256
+UNBOUNDED_TOKENS = 1 << 20
+MIN_FP32_WORK = 2**33
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+MIN_CAPABILITY = (8, 0)
 # Tiles of the fused kernels on Hopper.
 BLOCK_M, FORWARD_N, BACKWARD_N = 128, 128, 256
-MOST_PLANS = 1024  # kept
+MAX_CACHED_PLANS = 1024  # kept
 
 # Triton's interpreter runs the kernels on the CPU: for tests. Triton itself reads this once too.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-TAKEN = (*FUSED_DTYPES, torch.float32) if INTERPRETED else FUSED_DTYPES
+FUSED_KERNEL_DTYPES = (*HALF_DTYPES, torch.float32) if INTERPRETED else HALF_DTYPES
 
 _PLANS: dict[Hashable, Plan] = {}
 
 
-def route(
+def select_plan(
     x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None
 ) -> Plan | None:
     """The plan for operands that go together, in autocast's dtype; None is plain PyTorch.
@@ -89,11 +91,11 @@ def route(
         w_up: (inner, hidden); None where w_gate is packed.
         w_down: (hidden, inner), or None for h alone.
     """
-    return plan_of(x, w_gate, w_up, w_down) if runs_kernels(x, w_gate, w_up) else None
+    return plan_for(x, w_gate, w_up, w_down) if runs_kernels(x, w_gate, w_up) else None
 
 
-def known(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Plan | None:
-    """What `route` gave operands like these before.
+def lookup_plan(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Plan | None:
+    """What `select_plan` gave operands like these before.
 
     Nothing is checked, for it was then: at few tokens the checks cost as much as a launch.
     """
@@ -103,98 +105,106 @@ def known(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Pla
     if w_up is not None:
         wide *= 2
     # Small fp32, where looking costs 7 % of PyTorch's own forward of 64·512.
-    if x.dtype not in TAKEN and x.numel() * wide < LEAST_WORK:
+    if x.dtype not in FUSED_KERNEL_DTYPES and x.numel() * wide < MIN_FP32_WORK:
         return None
     if not hidden or not x.ndim or x.shape[-1] != hidden:
         return None
-    plan = _PLANS.get(_key(x, w_gate, w_up, w_down, wide, hidden))
-    if plan is None or transformed():
+    plan = _PLANS.get(_plan_key(x, w_gate, w_up, w_down, wide, hidden))
+    if plan is None or is_transformed():
         return None
-    dead = is_functorch_wrapped_tensor  # left over from a transform: it has no address
-    if dead(x) or dead(w_gate) or dead(w_down) or (w_up is not None and dead(w_up)):
+    # A wrapper that is left over from a transform has no address.
+    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(w_gate):
         return None
-    return plan
+    if is_functorch_wrapped_tensor(w_down):
+        return None
+    return None if w_up is not None and is_functorch_wrapped_tensor(w_up) else plan
 
 
-def plan_of(
+def plan_for(
     x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None
 ) -> Plan:  # fmt: skip
     """The plan for operands that the kernels run for."""
-    key = _key(x, w_gate, w_up, w_down, *_sizes(w_gate, w_up))
+    key = _plan_key(x, w_gate, w_up, w_down, *_weight_sizes(w_gate, w_up))
     plan = _PLANS.get(key)
     if plan is None:
-        if len(_PLANS) >= MOST_PLANS:
+        if len(_PLANS) >= MAX_CACHED_PLANS:
             _PLANS.clear()
-        plan = _PLANS[key] = _made(kind_of(x, w_gate, w_up, w_down is not None))
+        plan = _PLANS[key] = _make_plan(problem_of(x, w_gate, w_up, w_down is not None))
     return plan
 
 
-def kind_of(x: Tensor, w_gate: Tensor, w_up: Tensor | None, down: bool = True) -> Kind:
+def problem_of(x: Tensor, w_gate: Tensor, w_up: Tensor | None, down: bool = True) -> MLPProblem:
     """What a plan for such operands depends on."""
-    wide, hidden = _sizes(w_gate, w_up)
-    tokens, pair = _tokens(x, hidden), w_up is not None
-    return Kind(x.device, x.dtype, precision_of(x), tokens, hidden, wide // 2, down, pair)
+    wide, hidden = _weight_sizes(w_gate, w_up)
+    tokens, pair = _count_tokens(x, hidden), w_up is not None
+    return MLPProblem(x.device, x.dtype, fp32_precision(x), tokens, hidden, wide // 2, down, pair)
 
 
-def _sizes(w_gate: Tensor, w_up: Tensor | None) -> tuple[int, int]:
+def _weight_sizes(w_gate: Tensor, w_up: Tensor | None) -> tuple[int, int]:
     """2·inner and hidden."""
     rows, hidden = w_gate.shape
     return (rows if w_up is None else 2 * rows), hidden
 
 
-def current(plan: Plan, like: Tensor) -> Plan:
+def plan_at_current_precision(plan: Plan, like: Tensor) -> Plan:
     """The plan, or its like where torch's fp32 precision was changed since it was made."""
-    precision, kind = precision_of(like), plan.kind
-    return plan if precision == kind.precision else _made(kind._replace(precision=precision))
+    precision, problem = fp32_precision(like), plan.problem
+    if precision == problem.precision:
+        return plan
+    return _make_plan(problem._replace(precision=precision))
 
 
-def _made(kind: Kind) -> Plan:
+def _make_plan(problem: MLPProblem) -> Plan:
     """Imported late, for Triton need not be there."""
     from fusedlib.kernels import few_tokens, split
     from fusedlib.kernels.host import products
     from fusedlib.kernels.host.plan import Plan
 
-    way = ways(kind)
-    if way.few:
-        return Plan(kind, way, few_tokens.Products(kind))
-    if way.split:
-        return Plan(kind, way, split.PRODUCTS)
-    return Plan(kind, way, products.FP32 if kind.dtype == torch.float32 else products.TORCH)
+    chosen = choose_route(problem)
+    if chosen.few:
+        return Plan(problem, chosen, few_tokens.Products(problem))
+    if chosen.split:
+        return Plan(problem, chosen, split.SPLIT_PRODUCTS)
+    return Plan(
+        problem,
+        chosen,
+        products.TORCH_FP32_PRODUCTS if problem.dtype == torch.float32 else products.TORCH_PRODUCTS,
+    )
 
 
-def ways(kind: Kind) -> Ways:
+def choose_route(problem: MLPProblem) -> Route:
     """The row of the table."""
-    device, dtype, precision, tokens, hidden, inner, down, _ = kind
-    if _full(dtype, device) or 0 in kind.sizes:
-        highest = _full(dtype, device) and precision == "ieee"
-        pays = highest and _some_split(tokens, hidden, inner)
-        return Ways("split fp32" if pays else "fp32", APART, APART, split=pays)
+    device, dtype, precision, tokens, hidden, inner, down, _ = problem
+    if _is_fp32_on_gpu(dtype, device) or 0 in problem.sizes:
+        is_highest = _is_fp32_on_gpu(dtype, device) and precision == "ieee"
+        splits = is_highest and _any_product_splits(tokens, hidden, inner)
+        return Route("split fp32" if splits else "fp32", UNFUSED, UNFUSED, split=splits)
     even = not (hidden % ALIGNMENT or inner % ALIGNMENT)
-    if down and even and tokens <= FEW_TOKENS and dtype in FUSED_DTYPES:
-        return Ways("few tokens", TILES, TILES, few=True)
+    if down and even and tokens <= FEW_TOKENS and dtype in HALF_DTYPES:
+        return Route("few tokens", TILED, TILED, few=True)
     many = tokens > FEW_TOKENS
-    roles = even and many and _has_roles(device)
+    specialized = even and many and _runs_warp_specialized(device)
     forward, backward = (
-        TILES if even and tokens <= most_at_once(device, direction, inner)
-        else APART if many and tokens <= most_apart(device, inner, columns)
-        else ROLES if roles else TILES
+        TILED if even and tokens <= max_one_wave_tokens(device, direction, inner)
+        else UNFUSED if many and tokens <= max_unfused_tokens(device, inner, columns)
+        else WARP_SPECIALIZED if specialized else TILED
         for direction, columns in (("forward", FORWARD_N), ("backward", BACKWARD_N))
     )  # fmt: skip
-    few = down and even and many and tokens <= most_few_gradients(device, hidden, inner)
-    if forward == APART:
-        return Ways("apart", APART, backward, few=few)
-    path = "dh apart" if backward == APART else f"fused by {forward}"
-    return Ways(path, forward, backward, few=few)
+    few = down and even and many and tokens <= max_one_launch_tokens(device, hidden, inner)
+    if forward == UNFUSED:
+        return Route("apart", UNFUSED, backward, few=few)
+    path = "dh apart" if backward == UNFUSED else f"fused by {forward}"
+    return Route(path, forward, backward, few=few)
 
 
-def most_at_once(device: torch.device, direction: str, inner: int) -> int:
-    """The most tokens of which a card runs all tiles of `swiglu_configs.AT_ONCE` at once."""
+def max_one_wave_tokens(device: torch.device, direction: str, inner: int) -> int:
+    """The most tokens whose tiles, of `swiglu_configs.ONE_WAVE_CONFIGS`, run in one wave."""
     if device.type != "cuda":
         return 0
-    return max(lengths_at_once(direction, architecture(device), inner), default=0)
+    return max(one_wave_lengths(direction, architecture(device), inner), default=0)
 
 
-def most_few_gradients(device: torch.device, hidden: int, inner: int) -> int:
+def max_one_launch_tokens(device: torch.device, hidden: int, inner: int) -> int:
     """The most tokens of which one launch gives d_x and the gradients of all weights.
 
     One H100, bf16, in a graph with cold weights, µs, here, by torch for a packed weight, and for a
@@ -207,7 +217,7 @@ def most_few_gradients(device: torch.device, hidden: int, inner: int) -> int:
 
 
 @cache
-def most_apart(device: torch.device, inner: int, block_n: int) -> int:
+def max_unfused_tokens(device: torch.device, inner: int, block_n: int) -> int:
     """The most tokens in half precision for which a plain product and a pointwise kernel run.
 
     They are faster on Hopper where the fused kernel's tiles, BLOCK_M tokens by block_n columns of
@@ -226,7 +236,7 @@ def most_apart(device: torch.device, inner: int, block_n: int) -> int:
     return max(processors // max(columns, 1) * BLOCK_M, FEW_TOKENS)
 
 
-def _has_roles(device: torch.device) -> bool:
+def _runs_warp_specialized(device: torch.device) -> bool:
     """Whether the kernels in Gluon, which is experimental, run there."""
     from fusedlib.kernels import swiglu
 
@@ -236,60 +246,64 @@ def _has_roles(device: torch.device) -> bool:
 # --- classes of lengths --------------------------------------------------------------------------
 
 
-def _key(
+def _plan_key(
     x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, wide: int, hidden: int
 ) -> Hashable:
     dtype, device = x.dtype, x.device
     tokens: Hashable
-    if dtype in FUSED_DTYPES:
-        tokens = bisect_left(most_tokens(device, hidden, wide // 2), _tokens(x, hidden))
+    if dtype in HALF_DTYPES:
+        tokens = bisect_left(length_class_ends(device, hidden, wide // 2), _count_tokens(x, hidden))
     else:
-        tokens = _class_of_fp32(x, hidden, wide // 2)
-    of_up = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
+        tokens = _fp32_length_class(x, hidden, wide // 2)
+    up_key = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
     if w_down is None:
-        return tokens, wide, hidden, dtype, device, of_up
+        return tokens, wide, hidden, dtype, device, up_key
     dtypes, devices = (w_gate.dtype, w_down.dtype), (w_gate.device, w_down.device)
-    return tokens, wide, hidden, w_down.shape, dtype, device, dtypes, devices, of_up
+    return tokens, wide, hidden, w_down.shape, dtype, device, dtypes, devices, up_key
 
 
-def _tokens(x: Tensor, hidden: int) -> int:
+def _count_tokens(x: Tensor, hidden: int) -> int:
     return x.numel() // hidden if hidden else x.shape[:-1].numel()
 
 
-def _class_of_fp32(x: Tensor, hidden: int, inner: int) -> Hashable:
-    precision, tokens = precision_of(x), _tokens(x, hidden)
-    if _full(x.dtype, x.device):
-        return precision, _some_split(tokens, hidden, inner)
-    return precision, bisect_left(most_tokens(x.device, hidden, inner), tokens)
+def _fp32_length_class(x: Tensor, hidden: int, inner: int) -> Hashable:
+    precision, tokens = fp32_precision(x), _count_tokens(x, hidden)
+    if _is_fp32_on_gpu(x.dtype, x.device):
+        return precision, _any_product_splits(tokens, hidden, inner)
+    return precision, bisect_left(length_class_ends(x.device, hidden, inner), tokens)
 
 
 @cache
-def most_tokens(device: torch.device, hidden: int, inner: int) -> tuple[int, ...]:
+def length_class_ends(device: torch.device, hidden: int, inner: int) -> tuple[int, ...]:
     """Of each class of lengths in half precision but the last; the first has none."""
-    ends = {FEW_TOKENS, min(128, most := most_few_gradients(device, hidden, inner)), most}
-    ends |= {most_apart(device, inner, columns) for columns in (FORWARD_N, BACKWARD_N)}
+    ends = {
+        FEW_TOKENS,
+        min(128, most := max_one_launch_tokens(device, hidden, inner)),
+        most,
+    }
+    ends |= {max_unfused_tokens(device, inner, columns) for columns in (FORWARD_N, BACKWARD_N)}
     if device.type == "cuda" and not (hidden % ALIGNMENT or inner % ALIGNMENT):
         for direction in ("forward", "backward"):
-            ends |= {*lengths_at_once(direction, architecture(device), inner)}
+            ends |= {*one_wave_lengths(direction, architecture(device), inner)}
     return 0, *sorted(ends)
 
 
-@lru_cache(MOST_PLANS)
-def _some_split(tokens: int, hidden: int, inner: int) -> bool:
+@lru_cache(MAX_CACHED_PLANS)
+def _any_product_splits(tokens: int, hidden: int, inner: int) -> bool:
     """Whether a product of such an MLP is of split factors: the classes in fp32."""
     from fusedlib.kernels import split
 
-    return split.some_pay(tokens, 2 * inner, hidden)
+    return split.any_is_faster_split(tokens, 2 * inner, hidden)
 
 
-def _full(dtype: torch.dtype, device: torch.device) -> bool:
+def _is_fp32_on_gpu(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether products are plain ones, no epilogue fused: of fp32, but in the interpreter."""
     return dtype == torch.float32 and device.type == "cuda"
 
 
-def splits(like: Tensor) -> bool:
+def may_split(like: Tensor) -> bool:
     """Whether products of such tensors may be of split factors."""
-    return _full(like.dtype, like.device) and precision_of(like) == "ieee"
+    return _is_fp32_on_gpu(like.dtype, like.device) and fp32_precision(like) == "ieee"
 
 
 # --- whether kernels run at all ------------------------------------------------------------------
@@ -297,25 +311,25 @@ def splits(like: Tensor) -> bool:
 
 def runs_kernels(x: Tensor, w_gate: Tensor, w_up: Tensor | None = None) -> bool:
     """Whether a call on these operands runs our kernels; otherwise it runs plain PyTorch."""
-    return fused(x) or _large_fp32(x, w_gate, w_up)
+    return runs_fused_kernels(x) or _is_large_fp32(x, w_gate, w_up)
 
 
-def fused(x: Tensor) -> bool:
+def runs_fused_kernels(x: Tensor) -> bool:
     """Whether the fused kernels run for this dtype, device and kind of differentiation."""
-    return x.dtype in TAKEN and has_kernels(x.device) and not transformed()
+    return x.dtype in FUSED_KERNEL_DTYPES and has_kernels(x.device) and not is_transformed()
 
 
-def _large_fp32(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> bool:
+def _is_large_fp32(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> bool:
     """Whether fp32 takes the kernels: split products are faster than IEEE's from this size on."""
     if x.dtype != torch.float32 or not x.is_cuda or not has_kernels(x.device):
         return False
-    wide, hidden = _sizes(w_gate, w_up)
-    tokens = decided_tokens(x.numel() // max(hidden, 1), LEAST_TOKENS)
-    enough = tokens >= LEAST_TOKENS and min(hidden, wide // 2) >= LEAST_TOKENS
-    return enough and tokens * hidden * wide >= LEAST_WORK and not transformed()
+    wide, hidden = _weight_sizes(w_gate, w_up)
+    tokens = tokens_to_route_by(x.numel() // max(hidden, 1), MIN_FP32_TOKENS)
+    enough = tokens >= MIN_FP32_TOKENS and min(hidden, wide // 2) >= MIN_FP32_TOKENS
+    return enough and tokens * hidden * wide >= MIN_FP32_WORK and not is_transformed()
 
 
-def decided_tokens(tokens: int, least: int) -> int:
+def tokens_to_route_by(tokens: int, least: int) -> int:
     """The number of tokens to decide by: under torch.compile and torch.export an open one may be
     any that its bounds allow, so that it counts as many, unless all of them are fewer than `least`.
     """
@@ -323,11 +337,11 @@ def decided_tokens(tokens: int, least: int) -> int:
         from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
 
         if not has_static_value(tokens):
-            return 0 if statically_known_true(tokens < least) else MANY_TOKENS
+            return 0 if statically_known_true(tokens < least) else UNBOUNDED_TOKENS
     return tokens
 
 
-def transformed() -> bool:
+def is_transformed() -> bool:
     """Whether a transform of torch.func or forward-mode differentiation is under way.
 
     Both need every step as an ordinary operation; the kernels would drop tangents silently.
@@ -340,15 +354,15 @@ def transformed() -> bool:
 @torch.compiler.assume_constant_result
 def has_kernels(device: torch.device) -> bool:
     """Whether Triton and the GPU are there."""
-    return _look_for_kernels(device)
+    return _find_kernels(device)
 
 
 @cache
-def _look_for_kernels(device: torch.device) -> bool:
+def _find_kernels(device: torch.device) -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
     if device.type == "cpu":
         return INTERPRETED
     if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
         return False
-    return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+    return torch.cuda.get_device_capability(device) >= MIN_CAPABILITY

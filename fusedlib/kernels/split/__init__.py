@@ -9,7 +9,7 @@ true sum does not: derived in `parts` and `product`. IEEE fp32's own bound is 2â
 that fp32 holds come out exact if the factors fit in fp16.
 """
 
-from fusedlib.kernels.split.mlp import PRODUCTS
-from fusedlib.kernels.split.mm import multiply, some_pay, split_mm, split_pays
+from fusedlib.kernels.split.mlp import SPLIT_PRODUCTS
+from fusedlib.kernels.split.mm import any_is_faster_split, is_faster_split, multiply, split_mm
 
-__all__ = ["PRODUCTS", "multiply", "some_pay", "split_mm", "split_pays"]
+__all__ = ["SPLIT_PRODUCTS", "any_is_faster_split", "is_faster_split", "multiply", "split_mm"]

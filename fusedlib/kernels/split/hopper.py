@@ -18,56 +18,56 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fusedlib.kernels.hopper.epilogue import fetch
-from fusedlib.kernels.hopper.launch import HopperLaunch, Roles
-from fusedlib.kernels.hopper.tiles import place
+from fusedlib.kernels.hopper.launch import HopperLaunch, WarpRoles
+from fusedlib.kernels.hopper.tiles import tile_position
 from fusedlib.kernels.host.launch import cdiv, multiprocessors
 from fusedlib.kernels.split.parts import TILE
 from fusedlib.kernels.swiglu_configs import architecture
 
-CONFIG = Roles(240, 24)
+CONFIG = WarpRoles(240, 24)
 SPAN = 16  # blocks
 
 
 @gluon.jit
 def _fetch_both(  # type: ignore[no-untyped-def]
-    parts, high_ring, low_ring, stage, outer, inner, low, arrived, TURNED: gl.constexpr,
+    parts, high_ring, low_ring, stage, outer, inner, low, arrived, TRANSPOSED: gl.constexpr,
 ):  # fmt: skip
     """Fetch a block of the high rows of the parts, and the same of the low ones."""
-    row, column = (inner, outer) if TURNED else (outer, inner)
+    row, column = (inner, outer) if TRANSPOSED else (outer, inner)
     fetch(parts, [row, column], arrived, high_ring.index(stage))
     fetch(parts, [low + row, column], arrived, low_ring.index(stage))
 
 
 @gluon.jit
 def _produce(  # type: ignore[no-untyped-def]
-    a, b, ah_ring, al_ring, bh_ring, bl_ring, full, empty, m, n, k, share,
-    A_TURNED: gl.constexpr, B_TURNED: gl.constexpr,
+    a, b, ah_ring, al_ring, bh_ring, bl_ring, full, empty, m, n, k, k_per_split,
+    A_T: gl.constexpr, B_T: gl.constexpr,
     TILE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     row_tiles, column_tiles = gl.cdiv(m, TILE), gl.cdiv(n, TILE)
     tiles = row_tiles * column_tiles
-    a_low = gl.cdiv(k if A_TURNED else m, TILE) * TILE
-    b_low = gl.cdiv(n if B_TURNED else k, TILE) * TILE
+    a_low = gl.cdiv(k if A_T else m, TILE) * TILE
+    b_low = gl.cdiv(n if B_T else k, TILE) * TILE
     stage, phase = 0, 1
-    for unit in range(gl.program_id(0), tiles * gl.cdiv(k, share), gl.num_programs(0)):
-        row_tile, column_tile = place(unit % tiles, row_tiles, column_tiles, GROUP_M)
+    for unit in range(gl.program_id(0), tiles * gl.cdiv(k, k_per_split), gl.num_programs(0)):
+        row_tile, column_tile = tile_position(unit % tiles, row_tiles, column_tiles, GROUP_M)
         row, column = row_tile * TILE, column_tile * TILE
-        begin = unit // tiles * share
-        for start in range(begin, gl.minimum(begin + share, k), K):
+        begin = unit // tiles * k_per_split
+        for start in range(begin, gl.minimum(begin + k_per_split, k), K):
             arrived = full.index(stage)
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(arrived, 4 * TILE * K * 2)
-            _fetch_both(a, ah_ring, al_ring, stage, row, start, a_low, arrived, A_TURNED)
-            _fetch_both(b, bh_ring, bl_ring, stage, column, start, b_low, arrived, not B_TURNED)
+            _fetch_both(a, ah_ring, al_ring, stage, row, start, a_low, arrived, A_T)
+            _fetch_both(b, bh_ring, bl_ring, stage, column, start, b_low, arrived, not B_T)
             stage += 1
             if stage == STAGES:
                 stage, phase = 0, phase ^ 1
 
 
 @gluon.jit
-def _rows(ring, stage, ROW: gl.constexpr, ROWS: gl.constexpr, TURNED: gl.constexpr):  # type: ignore[no-untyped-def]
+def _rows(ring, stage, ROW: gl.constexpr, ROWS: gl.constexpr, TRANSPOSED: gl.constexpr):  # type: ignore[no-untyped-def]
     """Of a block, ROWS from ROW on; it is stored transposed if TURNED."""
-    if TURNED:
+    if TRANSPOSED:
         block = ring.index(stage).slice(ROW, ROWS, 1).permute((1, 0))
     else:
         block = ring.index(stage).slice(ROW, ROWS)
@@ -75,21 +75,22 @@ def _rows(ring, stage, ROW: gl.constexpr, ROWS: gl.constexpr, TURNED: gl.constex
 
 
 @gluon.jit
-def _store(c, acc, a_words, b_words, row, column, m, n, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
+def _store(c, acc, a_exponents, b_exponents, row, column, m, n, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
     """Scale a block of C and store it, WIDTH columns at a time: addresses take registers."""
     if acc.shape[1] > WIDTH:
         half: gl.constexpr = acc.shape[1] // 2
         left, right = acc.reshape([acc.shape[0], 2, half]).permute((0, 2, 1)).split()
-        _store(c, left, a_words, b_words, row, column, m, n, WIDTH)
-        _store(c, right, a_words, b_words, row, column + half, m, n, WIDTH)
+        _store(c, left, a_exponents, b_exponents, row, column, m, n, WIDTH)
+        _store(c, right, a_exponents, b_exponents, row, column + half, m, n, WIDTH)
     else:
         layout: gl.constexpr = acc.type.layout
         i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, layout))
         j = column + gl.arange(0, acc.shape[1], gl.SliceLayout(0, layout))
-        of_a, of_b = gl.load(a_words + i)[:, None], gl.load(b_words + j)[None, :]
-        e = (of_a >> 1) + (of_b >> 1)
+        a_exponent = gl.load(a_exponents + i)[:, None]
+        b_exponent = gl.load(b_exponents + j)[None, :]
+        e = (a_exponent >> 1) + (b_exponent >> 1)
         first = e >> 1
-        second = ((e - first + 127) << 23) | (of_a & of_b & 1)
+        second = ((e - first + 127) << 23) | (a_exponent & b_exponent & 1)
         acc = acc * ((first + 127) << 23).to(gl.float32, bitcast=True)
         acc = acc * second.to(gl.float32, bitcast=True)
         inside = (i < m)[:, None] & (j < n)[None, :]
@@ -98,8 +99,9 @@ def _store(c, acc, a_words, b_words, row, column, m, n, WIDTH: gl.constexpr):  #
 
 @gluon.jit
 def _consume(  # type: ignore[no-untyped-def]
-    ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_words, b_words, c, m, n, k, share,
-    A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, GROUP: gl.constexpr, TILE: gl.constexpr,
+    ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_exponents, b_exponents, c,
+    m, n, k, k_per_split,
+    A_T: gl.constexpr, B_T: gl.constexpr, GROUP: gl.constexpr, TILE: gl.constexpr,
     K: gl.constexpr, SPAN: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     rows: gl.constexpr = TILE // 2
@@ -109,18 +111,18 @@ def _consume(  # type: ignore[no-untyped-def]
     row_tiles, column_tiles = gl.cdiv(m, TILE), gl.cdiv(n, TILE)
     tiles = row_tiles * column_tiles
     stage, phase = 0, 0
-    for unit in range(gl.program_id(0), tiles * gl.cdiv(k, share), gl.num_programs(0)):
-        first_term = unit // tiles * share
-        end = gl.minimum(first_term + share, k)
+    for unit in range(gl.program_id(0), tiles * gl.cdiv(k, k_per_split), gl.num_programs(0)):
+        first_term = unit // tiles * k_per_split
+        end = gl.minimum(first_term + k_per_split, k)
         total = gl.zeros([rows, TILE], gl.float32, layout)
         for begin in range(first_term, end, SPAN * K):
             acc = gl.zeros([rows, TILE], gl.float32, layout)
             for _ in range(begin, gl.minimum(begin + SPAN * K, end), K):
                 mbarrier.wait(full.index(stage), phase)
-                ah = _rows(ah_ring, stage, first, rows, A_TURNED)
-                al = _rows(al_ring, stage, first, rows, A_TURNED)
-                bh = _rows(bh_ring, stage, 0, K, B_TURNED)
-                bl = _rows(bl_ring, stage, 0, K, B_TURNED)
+                ah = _rows(ah_ring, stage, first, rows, A_T)
+                al = _rows(al_ring, stage, first, rows, A_T)
+                bh = _rows(bh_ring, stage, 0, K, B_T)
+                bl = _rows(bl_ring, stage, 0, K, B_T)
                 block = warpgroup_mma(ah, bl, zeros, use_acc=False, is_async=True)
                 block = warpgroup_mma(al, bh, block, is_async=True)
                 block = warpgroup_mma(ah, bh, block, is_async=True)
@@ -131,21 +133,21 @@ def _consume(  # type: ignore[no-untyped-def]
                 if stage == STAGES:
                     stage, phase = 0, phase ^ 1
             total += acc
-        row_tile, column_tile = place(unit % tiles, row_tiles, column_tiles, GROUP_M)
+        row_tile, column_tile = tile_position(unit % tiles, row_tiles, column_tiles, GROUP_M)
         row, column = row_tile * TILE + first, column_tile * TILE
         result = c + (unit // tiles).to(gl.int64) * m * n
-        _store(result, total, a_words, b_words, row, column, m, n, TILE // 4)
+        _store(result, total, a_exponents, b_exponents, row, column, m, n, TILE // 4)
 
 
-@gluon.jit(do_not_specialize=("m", "k", "share"))  # a binary for every number of tokens
+@gluon.jit(do_not_specialize=("m", "k", "k_per_split"))  # a binary for every number of tokens
 def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
-    a, b, a_words, b_words, c, m, n, k, share,
-    A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, TILE: gl.constexpr, K: gl.constexpr,
+    a, b, a_exponents, b_exponents, c, m, n, k, k_per_split,
+    A_T: gl.constexpr, B_T: gl.constexpr, TILE: gl.constexpr, K: gl.constexpr,
     SPAN: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
     CONSUMER: gl.constexpr, OTHERS: gl.constexpr,
 ):  # fmt: skip
-    a_shape: gl.constexpr = [STAGES, K, TILE] if A_TURNED else [STAGES, TILE, K]
-    b_shape: gl.constexpr = [STAGES, TILE, K] if B_TURNED else [STAGES, K, TILE]
+    a_shape: gl.constexpr = [STAGES, K, TILE] if A_T else [STAGES, TILE, K]
+    b_shape: gl.constexpr = [STAGES, TILE, K] if B_T else [STAGES, K, TILE]
     ah_ring = gl.allocate_shared_memory(gl.float16, a_shape, a.layout)
     al_ring = gl.allocate_shared_memory(gl.float16, a_shape, a.layout)
     bh_ring = gl.allocate_shared_memory(gl.float16, b_shape, b.layout)
@@ -157,31 +159,31 @@ def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
         mbarrier.init(empty.index(stage), count=2)
     gl.warp_specialize(
         [
-            (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_words, b_words, c,
-                        m, n, k, share, A_TURNED, B_TURNED, 0, TILE, K, SPAN, STAGES, GROUP_M)),
-            (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_words, b_words, c,
-                        m, n, k, share, A_TURNED, B_TURNED, 1, TILE, K, SPAN, STAGES, GROUP_M)),
+            (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_exponents, b_exponents,
+                        c, m, n, k, k_per_split, A_T, B_T, 0, TILE, K, SPAN, STAGES, GROUP_M)),
+            (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_exponents, b_exponents,
+                        c, m, n, k, k_per_split, A_T, B_T, 1, TILE, K, SPAN, STAGES, GROUP_M)),
             (_produce, (a, b, ah_ring, al_ring, bh_ring, bl_ring, full, empty,
-                        m, n, k, share, A_TURNED, B_TURNED, TILE, K, STAGES, GROUP_M)),
+                        m, n, k, k_per_split, A_T, B_T, TILE, K, STAGES, GROUP_M)),
         ],
         [4, 1],
         [CONSUMER, OTHERS],
     )  # fmt: skip
 
 
-def takes(like: Tensor) -> bool:
+def supports(like: Tensor) -> bool:
     """Whether this kernel runs on that tensor's device."""
     return like.is_cuda and architecture(like.device) == 90
 
 
 def launch(
-    like: Tensor, sizes: tuple[int, int, int, int], turned: tuple[bool, bool]
+    like: Tensor, sizes: tuple[int, int, int, int], transposed: tuple[bool, bool]
 ) -> HopperLaunch:  # fmt: skip
     """For products of these sizes (m, n, k and a share of k), with which factors turned."""
     tiles = cdiv(sizes[0], TILE) * cdiv(sizes[1], TILE)
     tiles *= cdiv(sizes[2], sizes[3])
     k = CONFIG.block_k
-    blocks = [[k, TILE] if turned[0] else [TILE, k], [TILE, k] if turned[1] else [k, TILE]]
-    constants = {"A_TURNED": turned[0], "B_TURNED": turned[1], "TILE": TILE, "SPAN": SPAN}
+    blocks = [[k, TILE] if transposed[0] else [TILE, k], [TILE, k] if transposed[1] else [k, TILE]]
+    constants = {"A_T": transposed[0], "B_T": transposed[1], "TILE": TILE, "SPAN": SPAN}
     programs = min(tiles, multiprocessors(like.device))
     return HopperLaunch(_hopper_split_product_kernel, CONFIG, programs, blocks, sizes, constants)

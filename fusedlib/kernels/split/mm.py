@@ -10,32 +10,36 @@ from torch.nn import Parameter
 
 from fusedlib.kernels.host.launch import current_device
 from fusedlib.kernels.host.operator import operator
-from fusedlib.kernels.split.product import split_product, stored_product
+from fusedlib.kernels.split.product import split_product, split_product_of_stored
 
 # Below these splitting costs what the tensor cores save. The launches take the host 30 to 60 µs,
 # cuBLAS's one 18; of 2³¹ multiplications cuBLAS needs the device for 98 µs, of 2³² for 185.
-LEAST_SIZE = 256
-LEAST_RESULTS = 2**20
-LEAST_WORK = 2**32
+MIN_SPLIT_SIZE = 256
+MIN_SPLIT_RESULTS = 2**20
+MIN_SPLIT_WORK = 2**32
 # IEEE fp32, please: FUSEDLIB_SPLIT=0 leaves every product to torch.
-SPLITS = os.environ.get("FUSEDLIB_SPLIT") != "0"
+SPLITTING_ALLOWED = os.environ.get("FUSEDLIB_SPLIT") != "0"
 
 
-def split_pays(m: int, n: int, k: int) -> bool:
+def is_faster_split(m: int, n: int, k: int) -> bool:
     """Whether (m, k) by (k, n) is faster split than by cuBLAS, and may be."""
-    large = min(m, n, k) >= LEAST_SIZE and m * n >= LEAST_RESULTS and m * n * k >= LEAST_WORK
-    return SPLITS and large
+    large = (
+        min(m, n, k) >= MIN_SPLIT_SIZE
+        and m * n >= MIN_SPLIT_RESULTS
+        and m * n * k >= MIN_SPLIT_WORK
+    )
+    return SPLITTING_ALLOWED and large
 
 
-def some_pay(tokens: int, outputs: int, inputs: int) -> bool:
+def any_is_faster_split(tokens: int, outputs: int, inputs: int) -> bool:
     """Whether of y = x Wᵀ and its two gradients one is better split; of an MLP, of (x, w_gate_up).
 
     The products with w_down are half as large, so that none is split where none of these is.
     """
     return (
-        split_pays(tokens, outputs, inputs)
-        or split_pays(tokens, inputs, outputs)
-        or split_pays(outputs, inputs, tokens)
+        is_faster_split(tokens, outputs, inputs)
+        or is_faster_split(tokens, inputs, outputs)
+        or is_faster_split(outputs, inputs, tokens)
     )
 
 
@@ -53,7 +57,7 @@ def split_mm(a: Tensor, b: Tensor) -> Tensor:
             "A must be (m, k) and B (k, n), float32 on one device, got "
             f"{a.dtype} {tuple(a.shape)} on {a.device} and {b.dtype} {tuple(b.shape)} on {b.device}"
         )
-    if not split_pays(a.shape[0], b.shape[1], a.shape[1]):
+    if not is_faster_split(a.shape[0], b.shape[1], a.shape[1]):
         return torch.mm(a, b)
     return split_product(a, b)
 
@@ -70,21 +74,21 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 
 
 @operator("split_mm_gate_up", last=True)
-def split_mm_gate_up(a: Tensor, w_gate: Tensor, w_up: Tensor, turned: bool) -> Tensor:
+def split_mm_gate_up(a: Tensor, w_gate: Tensor, w_up: Tensor, transposed: bool) -> Tensor:
     """A B, split, of A (m, k) and the rows of w_gate above those of w_up: they are B (k, n), or,
     turned, Bᵀ. All contiguous, fp32, on one device; the weights of one shape.
     """
     a, w_gate, w_up = (t.contiguous() for t in (a, w_gate, w_up))
     with current_device(a):
-        return stored_product(a, w_gate, (False, turned), w_up)
+        return split_product_of_stored(a, w_gate, (False, transposed), w_up)
 
 
 @torch.library.register_fake(split_mm_gate_up)
-def _(a: Tensor, w_gate: Tensor, w_up: Tensor, turned: bool) -> Tensor:
-    return a.new_empty((a.shape[0], 2 * w_gate.shape[0] if turned else w_gate.shape[1]))
+def _(a: Tensor, w_gate: Tensor, w_up: Tensor, transposed: bool) -> Tensor:
+    return a.new_empty((a.shape[0], 2 * w_gate.shape[0] if transposed else w_gate.shape[1]))
 
 
-def watched(*factors: Tensor) -> bool:
+def is_operator_visible(*factors: Tensor) -> bool:
     """Whether a dispatch mode or a subclass would see products as operators."""
     if torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling():
         return True
@@ -93,4 +97,4 @@ def watched(*factors: Tensor) -> bool:
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """`split_mm`, as an operator where one is seen."""
-    return split_mm_operator(a, b) if watched(a, b) else split_mm(a, b)
+    return split_mm_operator(a, b) if is_operator_visible(a, b) else split_mm(a, b)

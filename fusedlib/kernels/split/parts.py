@@ -14,10 +14,10 @@ fp32 itself is no finer there.
 has high = ±2¹⁵ and low = ±inf or nan. So high(A) low(B) + low(A) high(B) + high(A) high(B) is inf
 or nan where IEEE arithmetic has them: inf by a nonzero number is inf of its sign, inf by 0 nan.
 
-A line's *word* is 2e, plus 1 if some element has more bits than fp16: see `product`.
+A line's exponent is stored as 2e, plus 1 if some element has more bits than fp16: see `product`.
 
-The rows of a matrix may lie in two tensors, those from row `cut` on in the one `below`: an MLP's
-weights of gate and up have the same parts as both in one, and none is copied for it.
+The rows of a matrix may lie in two tensors, `source` with its first `upper_rows` and `lower_half`
+with the rest: so an MLP's weights of gate and up are split as one matrix, without a copy.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.kernels.host.launch import Launch, allocator, laid_out
+from fusedlib.kernels.host.launch import Launch, allocator, contiguous_layout
 
 # The parts are filled up with zeros to multiples of it, so that no product masks its loads.
 TILE = 128
 # Programs that look for the largest of columns, four a multiprocessor of an H200.
-LOOKING = 528
+SUMMARY_PROGRAMS = 528
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ INTERPRETED_ROWS, INTERPRETED_COLUMNS = Blocks(4, TILE, 512), Blocks(8, TILE, TI
 
 
 @triton.jit
-def _seen(largest, bits):  # type: ignore[no-untyped-def]
+def _line_summary(largest, bits):  # type: ignore[no-untyped-def]
     """Of a line: twice the biased exponent of its largest magnitude, plus 1 for bits beyond fp16's,
     of which `bits` has one if any element does.
     """
@@ -66,13 +66,13 @@ def _seen(largest, bits):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _word(seen):  # type: ignore[no-untyped-def]
+def _line_exponent(summary):  # type: ignore[no-untyped-def]
     """A line's word, and 2⁻ᵉ."""
-    e = tl.maximum((seen >> 1) - 141, -126)
+    e = tl.maximum((summary >> 1) - 141, -126)
     scale = ((127 - e) << 23).to(tl.float32, bitcast=True)
     # Beside inf and nan no share of a sum may overflow, whatever it is.
-    e = tl.where(seen >> 1 == 255, -60, e)
-    return (e << 1) | (seen & 1), scale
+    e = tl.where(summary >> 1 == 255, -60, e)
+    return (e << 1) | (summary & 1), scale
 
 
 @triton.jit
@@ -85,16 +85,16 @@ def _parts(a, scale):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _block(source, below, i, j, rows, columns, stride, cut):  # type: ignore[no-untyped-def]
+def _block(source, lower_half, i, j, rows, columns, stride, upper_rows):  # type: ignore[no-untyped-def]
     """Rows i and columns j of a matrix, zeros outside."""
-    first = tl.where(i < cut, source, below - cut.to(tl.int64) * stride)
+    first = tl.where(i < upper_rows, source, lower_half - upper_rows.to(tl.int64) * stride)
     places = i.to(tl.int64)[:, None] * stride + j[None, :]
     inside = (i < rows)[:, None] & (j < columns)[None, :]
     return tl.load(first[:, None] + places, mask=inside, other=0.0)
 
 
 @triton.jit
-def _looked(largest, bits, a):  # type: ignore[no-untyped-def]
+def _update_summary(largest, bits, a):  # type: ignore[no-untyped-def]
     """With a block a of its lines: the largest magnitudes so far, and the bits beyond fp16's.
 
     As integers magnitudes are in the same order, inf and nan above all numbers.
@@ -104,7 +104,7 @@ def _looked(largest, bits, a):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _put(parts, low, a, i, j, width, scale):  # type: ignore[no-untyped-def]
+def _store_parts(parts, low, a, i, j, width, scale):  # type: ignore[no-untyped-def]
     """Store both parts of a block, the low one `low` elements after the high one."""
     high, lower = _parts(a, scale)
     places = i.to(tl.int64)[:, None] * width + j[None, :]
@@ -112,9 +112,9 @@ def _put(parts, low, a, i, j, width, scale):  # type: ignore[no-untyped-def]
     tl.store(parts + low + places, lower, mask=(j < width)[None, :])
 
 
-@triton.jit(do_not_specialize=("rows", "cut"))
+@triton.jit(do_not_specialize=("rows", "upper_rows"))
 def _split_rows_kernel(  # type: ignore[no-untyped-def]
-    source, below, parts, words, rows, columns, stride, cut,
+    source, lower_half, parts, exponents, rows, columns, stride, upper_rows,
     TILE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Lines are rows, read twice, the second time from a cache."""
@@ -124,18 +124,18 @@ def _split_rows_kernel(  # type: ignore[no-untyped-def]
     largest = tl.zeros((HEIGHT, WIDTH), dtype=tl.int32)
     bits = tl.zeros_like(largest)
     for start in range(0, columns, WIDTH):
-        a = _block(source, below, i, start + j, rows, columns, stride, cut)
-        largest, bits = _looked(largest, bits, a)
-    word, scale = _word(_seen(tl.max(largest, axis=1), tl.max(bits, axis=1)))
-    tl.store(words + i, word)
+        a = _block(source, lower_half, i, start + j, rows, columns, stride, upper_rows)
+        largest, bits = _update_summary(largest, bits, a)
+    exponent, scale = _line_exponent(_line_summary(tl.max(largest, axis=1), tl.max(bits, axis=1)))
+    tl.store(exponents + i, exponent)
     for start in range(0, width, WIDTH):
-        a = _block(source, below, i, start + j, rows, columns, stride, cut)
-        _put(parts, low, a, i, start + j, width, scale[:, None])
+        a = _block(source, lower_half, i, start + j, rows, columns, stride, upper_rows)
+        _store_parts(parts, low, a, i, start + j, width, scale[:, None])
 
 
-@triton.jit(do_not_specialize=("rows", "cut", "chunk"))
-def _look_at_columns_kernel(  # type: ignore[no-untyped-def]
-    source, below, seen, rows, columns, stride, cut, chunk,
+@triton.jit(do_not_specialize=("rows", "upper_rows", "chunk"))
+def _summarize_columns_kernel(  # type: ignore[no-untyped-def]
+    source, lower_half, summaries, rows, columns, stride, upper_rows, chunk,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Lines are columns: what is seen of each in `chunk` rows, (chunks, columns filled up)."""
@@ -145,36 +145,36 @@ def _look_at_columns_kernel(  # type: ignore[no-untyped-def]
     bits = tl.zeros_like(largest)
     for top in range(first, tl.minimum(first + chunk, rows), HEIGHT):
         i = top + tl.arange(0, HEIGHT)
-        a = _block(source, below, i, j, rows, columns, stride, cut)
-        largest, bits = _looked(largest, bits, a)
-    found = _seen(tl.max(largest, axis=0), tl.max(bits, axis=0))
-    tl.store(seen + nth.to(tl.int64) * tl.cdiv(columns, WIDTH) * WIDTH + j, found)
+        a = _block(source, lower_half, i, j, rows, columns, stride, upper_rows)
+        largest, bits = _update_summary(largest, bits, a)
+    summary = _line_summary(tl.max(largest, axis=0), tl.max(bits, axis=0))
+    tl.store(summaries + nth.to(tl.int64) * tl.cdiv(columns, WIDTH) * WIDTH + j, summary)
 
 
-@triton.jit(do_not_specialize=("rows", "cut", "chunks"))
+@triton.jit(do_not_specialize=("rows", "upper_rows", "chunks"))
 def _split_columns_kernel(  # type: ignore[no-untyped-def]
-    source, below, seen, parts, words, rows, columns, stride, cut, chunks,
+    source, lower_half, summaries, parts, exponents, rows, columns, stride, upper_rows, chunks,
     TILE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Lines are columns: TILE rows a program."""
     tall = tl.cdiv(rows, TILE)
     tile, j = tl.program_id(0) % tall, tl.program_id(0) // tall * WIDTH + tl.arange(0, WIDTH)
     width = tl.cdiv(columns, WIDTH) * WIDTH
-    found = tl.load(seen + j)
+    summary = tl.load(summaries + j)
     for nth in range(1, chunks):
-        other = tl.load(seen + nth * width + j)
-        found = tl.maximum(found | (other & 1), other | (found & 1))
-    word, scale = _word(found)
+        other = tl.load(summaries + nth * width + j)
+        summary = tl.maximum(summary | (other & 1), other | (summary & 1))
+    exponent, scale = _line_exponent(summary)
     if tile == 0:
-        tl.store(words + j, word)
+        tl.store(exponents + j, exponent)
     low = (tall * TILE).to(tl.int64) * width
     for top in range(tile * TILE, (tile + 1) * TILE, HEIGHT):
         i = top + tl.arange(0, HEIGHT)
-        a = _block(source, below, i, j, rows, columns, stride, cut)
-        _put(parts, low, a, i, j, width, scale[None, :])
+        a = _block(source, lower_half, i, j, rows, columns, stride, upper_rows)
+        _store_parts(parts, low, a, i, j, width, scale[None, :])
 
 
-class Splitting:
+class FactorSplitter:
     """Splits matrices like one: its sizes, strides and device.
 
     Args:
@@ -186,46 +186,46 @@ class Splitting:
 
     def __init__(
         self, like: Tensor, by_columns: bool, new: Callable[..., Tensor] | None = None,
-        doubled: bool = False,
+        has_lower_half: bool = False,
     ) -> None:  # fmt: skip
-        cut, columns = like.shape
-        rows = 2 * cut if doubled else cut
+        upper_rows, columns = like.shape
+        rows = 2 * upper_rows if has_lower_half else upper_rows
         tall, wide = -(-rows // TILE), -(-columns // TILE)
-        sizes, constants = (rows, columns, like.stride(0), cut), {"TILE": TILE}
+        sizes, constants = (rows, columns, like.stride(0), upper_rows), {"TILE": TILE}
         self._new = new or allocator(like.device)
-        self._parts = laid_out((2 * tall * TILE, wide * TILE), torch.float16)
-        self._words = laid_out(((wide if by_columns else tall) * TILE,), torch.int32)
-        of_rows, of_columns = ROWS, COLUMNS
+        self._parts = contiguous_layout((2 * tall * TILE, wide * TILE), torch.float16)
+        self._exponents = contiguous_layout(((wide if by_columns else tall) * TILE,), torch.int32)
+        by_rows_blocks, by_columns_blocks = ROWS, COLUMNS
         if not like.is_cuda:
-            of_rows, of_columns = INTERPRETED_ROWS, INTERPRETED_COLUMNS
-        config = of_columns if by_columns else of_rows
-        self._look: Launch | None = None
+            by_rows_blocks, by_columns_blocks = INTERPRETED_ROWS, INTERPRETED_COLUMNS
+        config = by_columns_blocks if by_columns else by_rows_blocks
+        self._summarize: Launch | None = None
         if not by_columns:
             grid = tall * TILE // config.height, 1, 1
             self._split = Launch(_split_rows_kernel, config, grid, (), sizes, constants)
             return
-        chunk = -(-tall * wide // LOOKING) * TILE
+        chunk = -(-tall * wide // SUMMARY_PROGRAMS) * TILE
         chunks = -(-rows // chunk)
-        self._seen = laid_out((chunks, wide * TILE), torch.int32)
-        self._look = Launch(
-            _look_at_columns_kernel, config, (chunks * wide, 1, 1), (), (*sizes, chunk), constants
+        self._summaries = contiguous_layout((chunks, wide * TILE), torch.int32)
+        self._summarize = Launch(
+            _summarize_columns_kernel, config, (chunks * wide, 1, 1), (), (*sizes, chunk), constants
         )
         self._split = Launch(
             _split_columns_kernel, config, (tall * wide, 1, 1), (), (*sizes, chunks), constants
         )
 
-    def __call__(self, source: Tensor, below: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(self, source: Tensor, lower_half: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The parts, (2·rows, columns) fp16 with both sizes filled up to multiples of 128, the high
         rows above the low ones; and the words of its lines.
 
-        `below`, where half of the rows are there, has source's strides.
+        `lower_half`, where half of the rows are there, has source's strides.
         """
-        parts, words = self._new(*self._parts), self._new(*self._words)
-        below = source if below is None else below
-        if self._look is None:
-            self._split(source, below, parts, words)
+        parts, exponents = self._new(*self._parts), self._new(*self._exponents)
+        lower_half = source if lower_half is None else lower_half
+        if self._summarize is None:
+            self._split(source, lower_half, parts, exponents)
         else:
-            seen = self._new(*self._seen)
-            self._look(source, below, seen)
-            self._split(source, below, seen, parts, words)
-        return parts, words
+            summaries = self._new(*self._summaries)
+            self._summarize(source, lower_half, summaries)
+            self._split(source, lower_half, summaries, parts, exponents)
+        return parts, exponents

@@ -31,15 +31,15 @@ from fusedlib.kernels.host.launch import (
     Launch,
     allocator,
     cdiv,
+    contiguous_layout,
     current_device,
     current_index,
-    laid_out,
+    misalignment,
     multiprocessors,
     rows_contiguous,
-    unaligned,
 )
-from fusedlib.kernels.split.parts import TILE, Splitting
-from fusedlib.kernels.swiglu import _place
+from fusedlib.kernels.split.parts import TILE, FactorSplitter
+from fusedlib.kernels.swiglu import _tile_position
 from fusedlib.kernels.swiglu_configs import Config, architecture
 
 try:
@@ -57,16 +57,16 @@ CONFIGS = {
 INTERPRETER = Config(64, 32, 64, 4, 1, group_m=2)  # fewer operations are faster there
 SPAN = 1024  # terms
 # Few results are shared among programs along the sum.
-MOST_SHARES, LEAST_SHARE = 4, 1024
+MAX_K_SPLITS, MIN_K_PER_SPLIT = 4, 1024
 
 
 @triton.jit
 def _part(  # type: ignore[no-untyped-def]
     parts, row, column, width,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TURNED: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
     """[HEIGHT, WIDTH] at (row, column) of a part, which is stored transposed if TURNED."""
-    if TURNED:
+    if TRANSPOSED:
         i, j = column + tl.arange(0, WIDTH), row + tl.arange(0, HEIGHT)
         block = tl.load(parts + i.to(tl.int64)[:, None] * width + j[None, :]).T
     else:
@@ -76,43 +76,43 @@ def _part(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _low(parts, rows, columns, TURNED: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _low_part(parts, rows, columns, TRANSPOSED: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The low part of op(A) (rows, columns), and how wide the parts are stored."""
     row_tiles, column_tiles = tl.cdiv(rows, TILE), tl.cdiv(columns, TILE)
-    width = (row_tiles if TURNED else column_tiles) * TILE
+    width = (row_tiles if TRANSPOSED else column_tiles) * TILE
     return parts + (row_tiles * TILE).to(tl.int64) * (column_tiles * TILE), width
 
 
-@triton.jit(do_not_specialize=("m", "k", "share"))  # a binary for every number of tokens
+@triton.jit(do_not_specialize=("m", "k", "k_per_split"))  # a binary for every number of tokens
 def _split_product_kernel(  # type: ignore[no-untyped-def]
-    a_high, b_high, a_words, b_words, c, m, n, k, share,
-    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
+    a_high, b_high, a_exponents, b_exponents, c, m, n, k, k_per_split,
+    A_T: tl.constexpr, B_T: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPAN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    row_tile, column_tile = _place(
+    row_tile, column_tile = _tile_position(
         tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M
     )
     row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
-    a_low, a_width = _low(a_high, m, k, A_TURNED, TILE)
-    b_low, b_width = _low(b_high, k, n, B_TURNED, TILE)
+    a_low, a_width = _low_part(a_high, m, k, A_T, TILE)
+    b_low, b_width = _low_part(b_high, k, n, B_T, TILE)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     total = tl.zeros_like(acc)
-    begin = tl.multiple_of(tl.program_id(1) * share, BLOCK_K)
-    for start in range(begin, tl.minimum(begin + share, k), BLOCK_K):
-        ah = _part(a_high, row, start, a_width, BLOCK_M, BLOCK_K, A_TURNED)
-        al = _part(a_low, row, start, a_width, BLOCK_M, BLOCK_K, A_TURNED)
-        bh = _part(b_high, start, column, b_width, BLOCK_K, BLOCK_N, B_TURNED)
-        bl = _part(b_low, start, column, b_width, BLOCK_K, BLOCK_N, B_TURNED)
+    begin = tl.multiple_of(tl.program_id(1) * k_per_split, BLOCK_K)
+    for start in range(begin, tl.minimum(begin + k_per_split, k), BLOCK_K):
+        ah = _part(a_high, row, start, a_width, BLOCK_M, BLOCK_K, A_T)
+        al = _part(a_low, row, start, a_width, BLOCK_M, BLOCK_K, A_T)
+        bh = _part(b_high, start, column, b_width, BLOCK_K, BLOCK_N, B_T)
+        bl = _part(b_low, start, column, b_width, BLOCK_K, BLOCK_N, B_T)
         acc += tl.dot(ah, bh, tl.dot(al, bh, tl.dot(ah, bl)))
         if (start + BLOCK_K) % SPAN == 0:
             total += acc
             acc = tl.zeros_like(acc)
     i, j = row + tl.arange(0, BLOCK_M), column + tl.arange(0, BLOCK_N)
-    of_a, of_b = tl.load(a_words + i)[:, None], tl.load(b_words + j)[None, :]
-    e = (of_a >> 1) + (of_b >> 1)  # of two factors, for fp32 may not hold the one
+    a_exponent, b_exponent = tl.load(a_exponents + i)[:, None], tl.load(b_exponents + j)[None, :]
+    e = (a_exponent >> 1) + (b_exponent >> 1)  # of two factors, for fp32 may not hold the one
     first = e >> 1
-    second = ((e - first + 127) << 23) | (of_a & of_b & 1)
+    second = ((e - first + 127) << 23) | (a_exponent & b_exponent & 1)
     total = (total + acc) * ((first + 127) << 23).to(tl.float32, bitcast=True)
     total *= second.to(tl.float32, bitcast=True)
     inside = (i < m)[:, None] & (j < n)[None, :]
@@ -120,7 +120,7 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
     tl.store(c + i.to(tl.int64)[:, None] * n + j[None, :], total, mask=inside)
 
 
-class Product:
+class SplitProduct:
     """C = A B at the sizes, strides and device of two factors.
 
     Args:
@@ -132,38 +132,38 @@ class Product:
     """
 
     def __init__(
-        self, a: Tensor, b: Tensor, turned: tuple[bool, bool],
-        new: Callable[..., Tensor] | None = None, doubled: bool = False,
+        self, a: Tensor, b: Tensor, transposed: tuple[bool, bool],
+        new: Callable[..., Tensor] | None = None, has_lower_half: bool = False,
     ) -> None:  # fmt: skip
-        (m, k), n = a.shape, b.shape[not turned[1]]
-        if turned[0]:
+        (m, k), n = a.shape, b.shape[not transposed[1]]
+        if transposed[0]:
             m, k = k, m
-        if doubled and turned[1]:
+        if has_lower_half and transposed[1]:
             n *= 2
-        self._split_a = Splitting(a, by_columns=turned[0], new=new)
-        self._split_b = Splitting(b, by_columns=not turned[1], new=new, doubled=doubled)
-        shares = shares_of(m, n, k, multiprocessors(a.device))
-        share = cdiv(k, shares * LEAST_SHARE) * LEAST_SHARE
-        shares = cdiv(k, share)
-        self._c = laid_out((m, n) if shares == 1 else (shares, m, n), torch.float32)
+        self._split_a = FactorSplitter(a, by_columns=transposed[0], new=new)
+        self._split_b = FactorSplitter(
+            b, by_columns=not transposed[1], new=new, has_lower_half=has_lower_half
+        )
+        k_splits = choose_k_splits(m, n, k, multiprocessors(a.device))
+        k_per_split = cdiv(k, k_splits * MIN_K_PER_SPLIT) * MIN_K_PER_SPLIT
+        k_splits = cdiv(k, k_per_split)
+        self._c = contiguous_layout((m, n) if k_splits == 1 else (k_splits, m, n), torch.float32)
         self._new = new or allocator(a.device)
-        self._multiply = _launch(a, (m, n, k, share), turned)
+        self._multiply = _launch(a, (m, n, k, k_per_split), transposed)
 
-    def __call__(self, a: Tensor, b: Tensor, below: Tensor | None = None) -> Tensor:
-        """C (m, n), fp32; `below` is the lower half of B's rows. The device must be the current
-        one.
-        """
-        a_parts, a_words = self._split_a(a)
-        b_parts, b_words = self._split_b(b, below)
+    def __call__(self, a: Tensor, b: Tensor, lower_half: Tensor | None = None) -> Tensor:
+        """C (m, n), fp32; `lower_half` is the lower half of B's rows. On the current device."""
+        a_parts, a_exponents = self._split_a(a)
+        b_parts, b_exponents = self._split_b(b, lower_half)
         c = self._new(*self._c)
-        self._multiply(a_parts, b_parts, a_words, b_words, c)
+        self._multiply(a_parts, b_parts, a_exponents, b_exponents, c)
         if c.ndim == 2:
             return c
         del a_parts, b_parts  # before the sum allocates
         return c.sum(0)
 
 
-def shares_of(m: int, n: int, k: int, programs: int) -> int:
+def choose_k_splits(m: int, n: int, k: int, programs: int) -> int:
     """Into how many shares the sum is cut, so that there is no last round of few tiles.
 
     In rounds of whole tiles; shares are written and read again, 8 bytes a result, by a launch more.
@@ -171,28 +171,28 @@ def shares_of(m: int, n: int, k: int, programs: int) -> int:
     """
     tiles = cdiv(m, TILE) * cdiv(n, TILE)
 
-    def rounds(shares: int) -> float:
-        more = (tiles / programs * 250 * shares + 300) / k if shares > 1 else 0
-        return cdiv(tiles * shares, programs) / shares + more
+    def rounds(k_splits: int) -> float:
+        more = (tiles / programs * 250 * k_splits + 300) / k if k_splits > 1 else 0
+        return cdiv(tiles * k_splits, programs) / k_splits + more
 
-    return min(range(1, max(1, min(MOST_SHARES, k // LEAST_SHARE)) + 1), key=rounds)
+    return min(range(1, max(1, min(MAX_K_SPLITS, k // MIN_K_PER_SPLIT)) + 1), key=rounds)
 
 
 def _launch(
-    like: Tensor, sizes: tuple[int, int, int, int], turned: tuple[bool, bool]
+    like: Tensor, sizes: tuple[int, int, int, int], transposed: tuple[bool, bool]
 ) -> Launch:  # fmt: skip
-    if hopper is not None and hopper.takes(like):
-        return hopper.launch(like, sizes, turned)
+    if hopper is not None and hopper.supports(like):
+        return hopper.launch(like, sizes, transposed)
     config = CONFIGS[architecture(like.device)] if like.is_cuda else INTERPRETER
     tiles = cdiv(sizes[0], config.block_m) * cdiv(sizes[1], config.block_n)
     grid = tiles, cdiv(sizes[2], sizes[3]), 1
-    constants = {"A_TURNED": turned[0], "B_TURNED": turned[1], "SPAN": SPAN, "TILE": TILE}
+    constants = {"A_T": transposed[0], "B_T": transposed[1], "SPAN": SPAN, "TILE": TILE}
     return Launch(_split_product_kernel, config, grid, (), sizes, constants)
 
 
 # A product costs an H200's host 25 µs where it is kept, 75 where all is looked up anew, torch's 17.
-MOST_PRODUCTS = 4096  # varying sequence lengths make one each
-_PRODUCTS: dict[Any, Product] = {}
+MAX_CACHED_PRODUCTS = 4096  # varying sequence lengths make one each
+_PRODUCTS: dict[Any, SplitProduct] = {}
 
 
 def split_product(a: Tensor, b: Tensor) -> Tensor:
@@ -200,24 +200,25 @@ def split_product(a: Tensor, b: Tensor) -> Tensor:
 
     A factor stored transposed is taken as it lies; other strides are copied.
     """
-    turned = _turned(a), _turned(b)
-    a, b = rows_contiguous(a.mT if turned[0] else a), rows_contiguous(b.mT if turned[1] else b)
+    transposed = _is_stored_transposed(a), _is_stored_transposed(b)
+    a = rows_contiguous(a.mT if transposed[0] else a)
+    b = rows_contiguous(b.mT if transposed[1] else b)
     if a.is_cuda and current_index() != a.get_device():
         with current_device(a):
-            return stored_product(a, b, turned)
-    return stored_product(a, b, turned)
+            return split_product_of_stored(a, b, transposed)
+    return split_product_of_stored(a, b, transposed)
 
 
-def _turned(factor: Tensor) -> bool:
+def _is_stored_transposed(factor: Tensor) -> bool:
     return factor.stride(0) == 1 and factor.stride(1) != 1
 
 
-def stored_product(
-    a: Tensor, b: Tensor, turned: tuple[bool, bool], below: Tensor | None = None
+def split_product_of_stored(
+    a: Tensor, b: Tensor, transposed: tuple[bool, bool], lower_half: Tensor | None = None
 ) -> Tensor:
     """The same of factors as they are stored, on the current device.
 
-    A `Product` is kept where its binaries serve again: on a GPU, for addresses of 16 bytes.
+    A `SplitProduct` is kept where its binaries serve again: on a GPU, for addresses of 16 bytes.
 
     Args:
         a: A, its elements of a row side by side.
@@ -226,13 +227,13 @@ def stored_product(
         below: the lower half of B's rows as they are stored, of b's shape and strides; b is the
             upper one then.
     """
-    doubled = below is not None
-    if not a.is_cuda or unaligned((a, b, b if below is None else below)):
-        return Product(a, b, turned, doubled=doubled)(a, b, below)
-    key = a.shape, b.shape, a.stride(0), b.stride(0), turned, a.get_device(), doubled
-    made = _PRODUCTS.get(key)
-    if made is None:
-        if len(_PRODUCTS) >= MOST_PRODUCTS:
+    has_lower_half = lower_half is not None
+    if not a.is_cuda or misalignment((a, b, b if lower_half is None else lower_half)):
+        return SplitProduct(a, b, transposed, has_lower_half=has_lower_half)(a, b, lower_half)
+    key = a.shape, b.shape, a.stride(0), b.stride(0), transposed, a.get_device(), has_lower_half
+    product = _PRODUCTS.get(key)
+    if product is None:
+        if len(_PRODUCTS) >= MAX_CACHED_PRODUCTS:
             _PRODUCTS.clear()
-        made = _PRODUCTS[key] = Product(a, b, turned, doubled=doubled)
-    return made(a, b, below)
+        product = _PRODUCTS[key] = SplitProduct(a, b, transposed, has_lower_half=has_lower_half)
+    return product(a, b, lower_half)

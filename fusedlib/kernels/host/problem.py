@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import torch
 
-APART, TILES, ROLES = "apart", "tiles", "roles"
+UNFUSED, TILED, WARP_SPECIALIZED = "apart", "tiles", "roles"
 
 
-class Kind(NamedTuple):
+class MLPProblem(NamedTuple):
     """All that a plan depends on; of the tokens their class alone.
 
     `down`: there is a down projection. `pair`: gate and up have a weight each, none packed.
@@ -30,7 +30,7 @@ class Kind(NamedTuple):
         return self.tokens, self.hidden, self.inner
 
 
-class Ways(NamedTuple):
+class Route(NamedTuple):
     """A row of the table; `few` and `split` say whose the products are."""
 
     path: str

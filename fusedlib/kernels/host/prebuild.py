@@ -1,8 +1,9 @@
 """Every kernel that an MLP's layer can need, at whatever length: listed, and built before it is.
 
 A layer's kernels depend on its two sizes, the dtype, the card and the class of lengths
-(`route.most_tokens`); of a length they know nothing. `binaries_of` goes through the classes as a
-call would, with operands that have a shape and no memory, so that launches are only listed.
+(`route.length_class_ends`); of a length they know nothing. `layer_binaries` goes through the
+classes as a call would, with operands that have a shape and no memory, so that launches are only
+listed.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ from torch import Tensor
 
 from fusedlib.kernels import few_tokens
 from fusedlib.kernels.host import route
-from fusedlib.kernels.host.kinds import Kind
 from fusedlib.kernels.host.launch import Launch
 from fusedlib.kernels.host.plan import Plan
+from fusedlib.kernels.host.problem import MLPProblem
 from fusedlib.kernels.host.products import Products
-from fusedlib.kernels.host.route import MANY_TOKENS
+from fusedlib.kernels.host.route import UNBOUNDED_TOKENS
 from fusedlib.kernels.swiglu_configs import FEW_TOKENS
 
 
 @dataclass(frozen=True)
-class Looks:
+class FakeMatrix:
     """What a plan and its launches ask of a contiguous matrix on a GPU, but its memory.
 
-    A launch whose first matrix it is appends itself and all its matrices to `listed`.
+    A launch whose first matrix it is appends itself and all its matrices to `recorded_launches`.
     """
 
     shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
-    listed: list[Any]
+    recorded_launches: list[Any]
     ndim = 2
     is_cuda = True
 
@@ -58,7 +59,7 @@ class Looks:
 
 
 @dataclass(frozen=True)
-class Needed:
+class NeededBinary:
     """A binary that a layer can need.
 
     Attributes:
@@ -79,89 +80,95 @@ class Needed:
         return self.launch.binary_key(*self.matrices)
 
 
-def binaries_of(
+def layer_binaries(
     hidden: int, inner: int, dtype: torch.dtype, device: torch.device,
     tokens: range | None = None,
-) -> dict[Hashable, Needed]:  # fmt: skip
+) -> dict[Hashable, NeededBinary]:  # fmt: skip
     """By key, what calls of an MLP can need whose numbers of tokens lie in a range; of all: None.
 
     Operands are contiguous and begin at multiples of 16 bytes, as torch's allocator has them; fp32
     is multiplied at "highest".
     """
     wanted = tokens or range(1, 1 << 62)
-    bounds = route.most_tokens(device, hidden, inner)
+    bounds = route.length_class_ends(device, hidden, inner)
     classes = zip(bounds, (*bounds[1:], wanted.stop - 1), strict=True)
     lengths = [most for least, most in classes if least < wanted.stop - 1 and most >= wanted.start]
-    found: dict[Hashable, Needed] = {}
+    binaries: dict[Hashable, NeededBinary] = {}
     for length in lengths:
-        for each in needed(min(length, MANY_TOKENS), hidden, inner, dtype, device):
-            found.setdefault(each.key, each)
-    return found
+        for each in needed_binaries(min(length, UNBOUNDED_TOKENS), hidden, inner, dtype, device):
+            binaries.setdefault(each.key, each)
+    return binaries
 
 
 def build_for_training(plan: Plan, save: str) -> None:
     """Have other threads compile what a step needs, while the first of it is compiled here."""
-    plan.cold = False
-    kind = plan.kind
-    for each in needed(*kind.sizes, kind.dtype, kind.device, kind.precision):
+    plan.training_not_built = False
+    problem = plan.problem
+    for each in needed_binaries(*problem.sizes, problem.dtype, problem.device, problem.precision):
         if save in each.trains:
             each.launch.build_ahead(*each.matrices)
 
 
-BOTH = "gate_up", "input"
-KEPT, AGAIN = BOTH[:1], BOTH[1:]
+EITHER_SAVE = "gate_up", "input"
+SAVES_GATE_UP, SAVES_INPUT = EITHER_SAVE[:1], EITHER_SAVE[1:]
 
 
-def needed(
+def needed_binaries(
     tokens: int, hidden: int, inner: int, dtype: torch.dtype, device: torch.device,
     precision: str = "ieee",
-) -> Iterator[Needed]:  # fmt: skip
+) -> Iterator[NeededBinary]:  # fmt: skip
     """What calls at one number of tokens can need, listed by the plan that would run them.
 
     Of a packed weight; a pair starts the same binaries.
     """
-    listed: list[tuple[Launch, tuple[Tensor, ...]]] = []
+    recorded_launches: list[tuple[Launch, tuple[Tensor, ...]]] = []
 
-    def new(shape: tuple[int, int], _: Any = None, kind: torch.dtype = dtype) -> Tensor:
-        return cast(Tensor, Looks(shape, kind, device, listed))
+    def new(shape: tuple[int, int], _: Any = None, of: torch.dtype = dtype) -> Tensor:
+        return cast(Tensor, FakeMatrix(shape, of, device, recorded_launches))
 
-    def step(name: str, trains: tuple[str, ...], call: Callable[..., Any], *given: Any) -> Needed:
-        call(*given)
-        launch, matrices = listed.pop()
-        return Needed(f"{way.path}{most}, {name}", launch, matrices, trains)
+    def step(
+        name: str, trains: tuple[str, ...], call: Callable[..., Any], *given: Any,
+        **named: Any,
+    ) -> NeededBinary:  # fmt: skip
+        call(*given, **named)
+        launch, matrices = recorded_launches.pop()
+        return NeededBinary(f"{chosen.path}{most}, {name}", launch, matrices, trains)
 
     x, w_gate_up, w_down = map(new, ((tokens, hidden), (2 * inner, hidden), (hidden, inner)))
     h, gate_up = new((tokens, inner)), new((tokens, 2 * inner))
-    kind = Kind(device, dtype, precision, tokens, hidden, inner)
-    way = route.ways(kind)
-    most = f" up to {tokens} tokens" if FEW_TOKENS < tokens < MANY_TOKENS else ""
-    few = few_tokens.Products(kind, new)
+    problem = MLPProblem(device, dtype, precision, tokens, hidden, inner)
+    chosen = route.choose_route(problem)
+    most = f" up to {tokens} tokens" if FEW_TOKENS < tokens < UNBOUNDED_TOKENS else ""
+    few = few_tokens.Products(problem, new)
     plain = Products(gate_up=lambda *_: gate_up, dh=lambda *_: h)
-    plan = Plan(kind, way, few if way.few else plain, new)
-    yield step("h", (), plan.differentiate, None, None, gate_up, True, False)
+    plan = Plan(problem, chosen, few if chosen.few else plain, new)
+    yield step("h", (), plan.differentiate, None, None, gate_up, recompute_h=True, in_place=False)
     for save in (True, False):
         name = f"forward{', gate|up kept' * save}"
-        yield step(name, BOTH if save else AGAIN, plan.activate, x, w_gate_up, None, save)
-    for output, in_place in product((True, False), (False, True)):
-        name = f"backward{', h again' * output}{', in place' * in_place}"
-        trains = (KEPT if output else AGAIN) * in_place
-        yield step(name, trains, plan.differentiate, x, w_down, gate_up, output, in_place)
-    if way.path == "few tokens":
-        yield step("y", BOTH, few.output, h, w_down, x)
-    if way.few:
+        yield step(
+            name, EITHER_SAVE if save else SAVES_INPUT, plan.activate, x, w_gate_up, None, save
+        )
+    for recompute_h, in_place in product((True, False), (False, True)):
+        name = f"backward{', h again' * recompute_h}{', in place' * in_place}"
+        trains = (SAVES_GATE_UP if recompute_h else SAVES_INPUT) * in_place
+        variant = {"recompute_h": recompute_h, "in_place": in_place}
+        yield step(name, trains, plan.differentiate, x, w_down, gate_up, **variant)
+    if chosen.path == "few tokens":
+        yield step("y", EITHER_SAVE, few.output, h, w_down, x)
+    if chosen.few:
         given = (True, True, False, True), False, [h, gate_up], x, x, w_gate_up, None
-        yield step("gradients", BOTH, few.gradients, *given)
-    if way.split:
-        from fusedlib.kernels.split.product import Product
+        yield step("gradients", EITHER_SAVE, few.gradients, *given)
+    if chosen.split:
+        from fusedlib.kernels.split.product import SplitProduct
 
         factors = ((x, gate_up, w_gate_up), (h, x, w_down))
         for rows, upstream, weight in factors:
             forms = {"y": (rows, weight, (False, True)), "d_x": (upstream, weight, (False, False)),
                      "d_w": (upstream, rows, (True, False))}  # fmt: skip
-            for name, (a, b, turned) in forms.items():
-                listed.clear()
-                Product(a, b, turned, new)(a, b)
-                for launch, matrices in listed:
+            for name, (a, b, transposed) in forms.items():
+                recorded_launches.clear()
+                SplitProduct(a, b, transposed, new)(a, b)
+                for launch, matrices in recorded_launches:
                     kernel = launch.kernel.fn.__name__.strip("_").removesuffix("_kernel")
-                    words = f"{way.path}{most}, {kernel.replace('_', ' ')} of {name}"
-                    yield Needed(words, launch, matrices, BOTH)
+                    words = f"{chosen.path}{most}, {kernel.replace('_', ' ')} of {name}"
+                    yield NeededBinary(words, launch, matrices, EITHER_SAVE)
