@@ -1,0 +1,103 @@
+"""The wheel has the library and nothing else; notebooks find what lies beside them."""
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import nbformat
+import pytest
+from packaging.requirements import Requirement
+
+from fusedlib.bench import paths
+
+STEP = """
+import sys
+import fusedlib
+assert "torch" not in sys.modules, "import fusedlib takes torch"
+assert fusedlib.__file__.startswith(sys.prefix), fusedlib.__file__
+import torch
+from fusedlib.bench import timing
+mlp = fusedlib.SwiGLUMLP(32, 64)
+optimizer = torch.optim.SGD(mlp.parameters(), lr=0.1)
+x = torch.randn(4, 32)
+mlp(x).square().mean().backward()
+optimizer.step()
+settings = {"device": "cpu", "warmup": 1, "repetitions": 3, "flush_l2": False}
+times = timing.interleaved({"mlp": lambda: mlp(x)}, **settings)
+assert times["mlp"].figures()["median_ms"] > 0
+for name in ("pandas", "measure", "models", "press", "matplotlib"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError:
+        continue
+    raise AssertionError(f"{name} is here")
+"""
+
+
+def closure(names: set[str]) -> set[str]:
+    """Installed distributions that these need, themselves included."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        try:
+            lines = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:  # of another system, or of a CUDA that is not here
+            continue
+        found.add(name)
+        needed = (Requirement(line) for line in lines)
+        waiting += [r.name for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
+    subprocess.run([*command, str(paths.ROOT)], check=True, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has the wheel and, by links to what is installed here, what it asks for."""
+    folder = tmp_path_factory.mktemp("clean")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]
+    for name in closure({Requirement(line).name for line in project["dependencies"]}):
+        for top in {Path(file).parts[0] for file in metadata.files(name) or []} - {"..", "/"}:
+            source = Path(str(metadata.distribution(name).locate_file(top)))
+            if source.exists() and not (site / top).exists():
+                (site / top).symlink_to(source)
+    python = folder / "bin" / "python"
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    subprocess.run([*command, "--no-deps", "--no-index", str(wheel)], check=True)
+    return python
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_library_typed_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"fusedlib"}
+    assert {"fusedlib/py.typed", "fusedlib/bench/race.py", "fusedlib/patch/apply.py"} <= set(names)
+
+
+@pytest.mark.slow
+def test_a_layer_makes_a_step_where_only_the_wheel_is_installed(clean_python: Path) -> None:
+    subprocess.run([str(clean_python), "-c", STEP], check=True, cwd=clean_python.parent)
+
+
+@pytest.mark.slow
+def test_a_notebook_in_any_folder_imports_measure_models_and_press(tmp_path: Path) -> None:
+    """By a kernel as JupyterLab starts it; `make` without an environment sets PYTHONPATH."""
+    cell = nbformat.v4.new_code_cell("import measure.swiglu, models.transformer, press.claims")
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "n.ipynb")
+    command = [sys.executable, "-m", "nbconvert", "--execute", "--to", "notebook", "n.ipynb"]
+    subprocess.run(command, check=True, cwd=tmp_path)
