@@ -16,7 +16,7 @@ ARGS    ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report study record render figures slides tensorboard list machine pack lab test test-fast test-long test-gpu lint lock clean
+.PHONY: help setup report study record render figures slides docs tensorboard list machine pack lab test test-fast test-long test-gpu lint lock clean
 
 export FUSEDLIB_MACHINE := $(or $(MACHINE),$(FUSEDLIB_MACHINE))
 ifeq ($(FUSEDLIB_MACHINE),)
@@ -44,7 +44,7 @@ help: ## list what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo '  PROFILE=auto|quick|full   whose parameters; auto: full on a GPU of 80 GB or more'
-	@echo '  ONLY=01_warmup            only these notebooks, separated by commas'
+	@echo '  ONLY=01_warmup            only these notebooks, separated by commas; 01 or warmup will do'
 	@echo '  SET="name=value ..."      parameters over those of notebooks/study.toml'
 	@echo '  FRESH=1                   measure and run everything anew'
 	@echo '  PYTHON=python3.12         which Python makes the environment'
@@ -86,6 +86,10 @@ figures: ## draw figures/*.svg with their data from the recorded rows
 slides: ## a deck from the recorded rows: slides.html and slides.pdf
 	$(call READY,report)
 	@$(STUDY) slides
+
+docs: ## the API reference from the docstrings: report/build/docs
+	$(call READY,docs)
+	@$(RUN) tools/docs.py
 
 tensorboard: ## a profile of a Llama step by each arm, for TensorBoard
 	$(call READY,study)

@@ -18,7 +18,17 @@ lives in `press`, the measuring side in `fusedlib.bench`.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for type checkers, editors and the API reference
+    from fusedlib.functional import swiglu, swiglu_mlp
+    from fusedlib.loss import linear_cross_entropy
+    from fusedlib.modules import Linear, LinearCrossEntropyLoss, RMSNorm, SwiGLUMLP
+    from fusedlib.norms import rms_norm
+    from fusedlib.patch.apply import apply_to
+    from fusedlib.patch.warm_up import warm_up
+    from fusedlib.projection import linear
+    from fusedlib.rotary import rope
 
 __version__ = "0.1.0"
 

@@ -240,6 +240,7 @@ def test_lab_uses_this_python_and_goes_before_the_homes_kernels(monkeypatch, tmp
     assert program == sys.executable
     assert command[:3] == [sys.executable, "-m", "jupyterlab"]
     assert command[-1] == "--no-browser"
+    assert ("--allow-root" in command) == (os.geteuid() == 0), "root needs leave to start it"
     assert any(part.endswith("=/lab/tree/notebooks/05_anatomy.ipynb") for part in command)
     assert "FUSEDLIB_STATIC" not in env, "widgets are for whoever sits before them"
     ours, theirs = env["JUPYTER_PATH"].split(os.pathsep)

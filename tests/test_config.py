@@ -54,6 +54,13 @@ def test_select_takes_the_files_order_and_everything_for_nothing(load):
     assert loaded.select([]) == loaded.studies
 
 
+@pytest.mark.parametrize(
+    ("only", "names"), [(["ok"], ["run_ok"]), (["run"], ["run_ok", "run_fails"])]
+)
+def test_select_takes_the_part_of_a_name_before_or_after_its_first_underscore(load, only, names):
+    assert [study.name for study in load(GOOD).select(only)] == names
+
+
 def test_frame_is_relative_to_the_file(load, tmp_path):
     loaded = load('frame = "run_ok.ipynb"\n' + GOOD)
     assert loaded.frame.notebook == tmp_path / "run_ok.ipynb"

@@ -1,12 +1,15 @@
 """Licence, citation, changelog and commit hooks say the same as the project's metadata."""
 
+import importlib.util
 import re
 import shlex
 import tomllib
 
 import pytest
 
+import fusedlib
 from fusedlib.bench import paths
+from slides_checks import loads
 
 yaml = pytest.importorskip("yaml", reason="PyYAML reads these files and is not installed")
 
@@ -57,3 +60,16 @@ def test_hooks_need_no_network_and_use_declared_tools():
         assert hook["language"] == "system"
         assert shlex.split(hook["entry"])[0] in declared
     assert {"nbstripout", "ruff-check", "ruff-format"} <= set(hooks())
+
+
+@pytest.mark.slow
+def test_the_api_reference_has_every_public_name_and_loads_nothing(tmp_path):
+    spec = importlib.util.spec_from_file_location("docs", paths.ROOT / "tools" / "docs.py")
+    docs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(docs)
+    docs.write(tmp_path)
+    page = (tmp_path / "fusedlib.html").read_text(encoding="utf-8")
+    for name in fusedlib.__all__:
+        assert f'<section id="{name}"' in page
+    for path in tmp_path.rglob("*.html"):
+        assert loads(path.read_text(encoding="utf-8")) == []

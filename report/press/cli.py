@@ -250,7 +250,8 @@ def lab(context: typer.Context) -> None:
     search = os.pathsep.join(filter(None, [str(folder.absolute()), os.environ.get("JUPYTER_PATH")]))
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={paths.ROOT}"]
     first = configs.load().studies[0].notebook.relative_to(paths.ROOT)
-    command += [f"--LabApp.default_url=/lab/tree/{first}", *context.args]
+    rights = ["--allow-root"] if os.geteuid() == 0 else []  # as in a container
+    command += [f"--LabApp.default_url=/lab/tree/{first}", *rights, *context.args]
     os.execve(sys.executable, command, kernel.environment({"JUPYTER_PATH": search}))
 
 

@@ -63,14 +63,20 @@ class Config:
     def select(self, only: Sequence[str]) -> tuple[Study, ...]:
         """The named studies in the report's order; all of them for an empty `only`.
 
+        Args:
+            only: names of notebooks, or the part of one before or after its first underscore.
+
         Raises:
             ConfigError: a name is not among the studies.
         """
         names = [study.name for study in self.studies]
+        chosen = set()
         for name in only:
-            if name not in names:
+            alike = {n for n in names if name in (n, n.partition("_")[0], n.partition("_")[2])}
+            if not alike:
                 raise ConfigError(f"notebook {name!r} is unknown; known: {known(names)}")
-        return tuple(study for study in self.studies if not only or study.name in only)
+            chosen |= {name} if name in alike else alike
+        return tuple(study for study in self.studies if not only or study.name in chosen)
 
 
 def known(names: Sequence[str] | Mapping[str, Any]) -> str:

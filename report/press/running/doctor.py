@@ -29,7 +29,7 @@ _TEST_TOOLS = {"pytest", "pytest_timeout", "pytest_xdist", "hypothesis", "pyyaml
 _LINT_TOOLS = {"ruff", "mypy", "import_linter"}
 # What only turns executed notebooks into pages; a machine that measures may lack it.
 _RENDER_TOOLS = {"nbconvert", "pypandoc_binary", "typst"}
-PURPOSES = ("study", "report", "test", "test-gpu", "lint", "lab")
+PURPOSES = ("study", "report", "test", "test-gpu", "lint", "docs", "lab")
 
 
 def needed(purpose: str) -> dict[str, str]:
@@ -44,6 +44,9 @@ def needed(purpose: str) -> dict[str, str]:
     tools = dict(_named(extras["dev"]))
     if purpose == "lint":
         return {name: line for name, line in tools.items() if name in _LINT_TOOLS}
+    if purpose == "docs":
+        own = dict(_named(library["dependencies"]))
+        return own | {name: line for name, line in tools.items() if name == "pdoc"}
     without = _STUDY_WITHOUT - ({"ipywidgets", "jupyterlab"} if purpose == "lab" else set())
     if purpose in ("study", "test-gpu"):
         without = without | _RENDER_TOOLS
