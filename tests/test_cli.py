@@ -317,6 +317,7 @@ def test_doctor_asks_for_what_each_purpose_uses(purpose):
         "test-gpu": {"torch", "papermill", "pytest", "hypothesis"},
         "lint": {"ruff", "mypy"},
         "lab": {"papermill", "jupyterlab"},
+        "docs": {"torch", "pdoc"},
     }
     assert expected[purpose] <= wanted
     assert ("jupyterlab" in wanted) == (purpose == "lab")
