@@ -47,8 +47,8 @@ def reply(status="ok", at=0.0, **more):
         ({"optimizer": "lion"}, r"unknown optimizer 'lion'; known: sgd, adamw"),
         ({"model": "gpt"}, r"unknown model 'gpt'; known: "),
         ({"provider": "nobody"}, r"unknown rival 'nobody'"),
-        ({"processes": 0}, r"processes=\[0\]"),
-        ({"warmup": -1}, r"warmup=-1 at least 0"),
+        ({"processes": 0}, "processes must be at least 1, got 0"),
+        ({"warmup": -1}, "warmup must be at least 0, got -1"),
         ({"strategy": "offload"}, r"give optimizer='adamw', not 'sgd'"),
     ],
 )

@@ -10,7 +10,7 @@ which DeepSpeed's do not. Starting them takes half a minute. Studies use it so:
         dtype="bfloat16", optimizer="sgd", warmup=5, steps=45,
     )
     with distributed.Jobs() as jobs:
-        sweep(recorder, cases, jobs.measure, distributed.label)
+        sweep(recorder, cases, jobs.measure)
 
 Their rows are of the experiment "distributed". `provider` names an arm, and `model` a
 configuration, of `measure.llama`.
@@ -73,6 +73,7 @@ from typing import Any
 
 from fusedlib.bench import machine, paths, rivals
 from fusedlib.bench.attempt import Refused, Unavailable
+from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
 from measure import distributed_worker, llama
 from measure.distributed_worker import OPTIMIZERS, STRATEGIES, is_deepspeed
 
@@ -82,7 +83,6 @@ TIMEOUT_S = 540.0
 LAST_LINES = 6
 # How often a step gathers all weights: stage 3 does so for the backward pass once more.
 GATHERS = {"fsdp2-2": 1, "fsdp2-3": 2, "zero-2": 1, "zero-3": 2}
-Case = Mapping[str, Any]
 
 
 def cases(
@@ -112,40 +112,27 @@ def cases(
         ValueError: an unknown strategy, arm, model or optimizer, CPU Adam asked to be SGD, or a
             number below 1 (below 0 for the warm-up).
     """
-    for name, given, known in (
-        ("strategy", strategies, STRATEGIES), ("optimizer", [optimizer], OPTIMIZERS),
-        ("model", [model], llama.CONFIGS),
-    ):  # fmt: skip
-        if unknown := [g for g in given if g not in known]:
-            raise ValueError(f"unknown {name} {unknown[0]!r}; known: {', '.join(known)}")
-    numbers = [*processes, *batch_sizes, context_length, steps]
-    if not numbers or min(numbers) < 1 or warmup < 0:
-        raise ValueError(
-            f"processes={list(processes)}, batch_sizes={list(batch_sizes)}, "
-            f"context_length={context_length}, steps={steps} must be at least 1, "
-            f"warmup={warmup} at least 0"
-        )
+    require_known("strategy", strategies, STRATEGIES)
+    require_known("optimizer", optimizer, OPTIMIZERS)
+    require_known("model", model, llama.CONFIGS)
+    require_least(
+        1, processes=processes, batch_sizes=batch_sizes, context_length=context_length, steps=steps
+    )
+    require_least(0, warmup=warmup)
     if optimizer != "adamw" and (offloaded := [s for s in strategies if s.startswith("offload")]):
         raise ValueError(
             f"{offloaded[0]} runs DeepSpeed's CPU Adam: give optimizer='adamw', not {optimizer!r}"
         )
-    return [
-        {
-            "experiment": EXPERIMENT, "strategy": strategy, "provider": provider, "model": model,
-            "processes": count, "batch_size": batch_size, "context_length": context_length,
-            "dtype": dtype, "optimizer": optimizer, "learning_rate": OPTIMIZERS[optimizer],
-            "checkpointing": checkpointing, "warmup": warmup, "steps": steps,
-            "device": machine.device_type() if device == "auto" else device,
-        }
-        for strategy in strategies for count in processes for batch_size in batch_sizes
-        for provider in rivals.chosen(llama.TASK, providers)
-    ]  # fmt: skip
-
-
-def label(case: Case) -> str:
-    """A case in a few words."""
-    size = f"{case['batch_size']}×{case['context_length']}"
-    return f"{case['strategy']} {case['provider']} {size} on {case['processes']}"
+    shared = {
+        "experiment": EXPERIMENT, "model": model, "context_length": context_length, "dtype": dtype,
+        "optimizer": optimizer, "learning_rate": OPTIMIZERS[optimizer],
+        "checkpointing": checkpointing, "warmup": warmup, "steps": steps,
+        "device": device_of(device),
+    }  # fmt: skip
+    return grid(
+        shared, strategy=strategies, processes=processes, batch_size=batch_sizes,
+        provider=rivals.chosen(llama.TASK, providers),
+    )  # fmt: skip
 
 
 class Jobs:
