@@ -196,7 +196,7 @@ def test_cases_know_their_limits():
     cases = precision.growth(1000, 100, 5)
     assert max(c["n_terms"] for c in cases if c["method"] == "kahan") == 100
     assert {c["seeds"] for c in cases if c["distribution"] == "constant"} == {1}
-    for too_small in (lambda: precision.grid(9), lambda: precision.lengths(8)):
+    for too_small in (lambda: precision.decades(9), lambda: precision.lengths(8)):
         with pytest.raises(ValueError, match="at least"):
             too_small()
     with pytest.raises(ValueError, match="uniform, normal"):

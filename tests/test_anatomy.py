@@ -81,7 +81,7 @@ def recorder_at(folder):
 def run(folder, cases):
     recorder = recorder_at(folder)
     for name, single in (("errors", anatomy.errors), ("peak", anatomy.peak)):
-        sweep(recorder, [c for c in cases if c["experiment"] == name], single, anatomy.label)
+        sweep(recorder, [c for c in cases if c["experiment"] == name], single)
     race.race(recorder, anatomy.EVENT, [c for c in cases if c["experiment"] == "time"])
     return recorder.rows()
 
@@ -158,7 +158,7 @@ def test_every_setting_and_launch_is_measured_of_everybody_that_takes_it(flawed)
     of_liger = {way[1:] for way in ways if way[0] == "liger"}
     assert len(ways) == len(cases) == 10 and len(of_liger) == 6
     assert of_liger - {w[1:] for w in ways if w[0] != "liger"} == {
-        ("bfloat16", None, launch) for launch in anatomy.LAUNCHES
+        ("bfloat16", None, launch) for launch in race.LAUNCHES
     }
 
 

@@ -259,7 +259,7 @@ def test_what_compiles_comes_at_its_width_dtype_and_context_alone():
         ("flex", "bfloat16", 8, 32),
     }  # fmt: skip
     assert len({tuple(c.items()) for c in found}) == len(found) == 3 * len(added)
-    assert course.problem_of(found[0]) == AttentionProblem(64, 16, 2, "float32")
+    assert AttentionProblem.of(found[0]) == AttentionProblem(64, 16, 2, "float32")
 
 
 @pytest.mark.parametrize(

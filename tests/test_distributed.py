@@ -1,6 +1,7 @@
 """Jobs of several processes: what their rows say, and that none outlives its study."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fusedlib.bench import paths, sweep
-from fusedlib.bench.attempt import Refused, Unavailable
+from fusedlib.bench.attempt import Unavailable
 from measure import distributed, distributed_worker
 from measure.profiles.trace import Piece
 
@@ -33,10 +34,6 @@ def outcome(case):
         return sweep.outcome(jobs.measure, case)
 
 
-def reply(status="ok", at=0.0, **more):
-    return {"status": status, "reason": None, "figures": {}, "value": None, "at": at} | more
-
-
 # --- cases and rows ------------------------------------------------------------------------------
 
 
@@ -47,8 +44,8 @@ def reply(status="ok", at=0.0, **more):
         ({"optimizer": "lion"}, r"unknown optimizer 'lion'; known: sgd, adamw"),
         ({"model": "gpt"}, r"unknown model 'gpt'; known: "),
         ({"provider": "nobody"}, r"unknown rival 'nobody'"),
-        ({"processes": 0}, r"processes=\[0\]"),
-        ({"warmup": -1}, r"warmup=-1 at least 0"),
+        ({"processes": 0}, "processes must be at least 1, got 0"),
+        ({"warmup": -1}, "warmup must be at least 0, got -1"),
         ({"strategy": "offload"}, r"give optimizer='adamw', not 'sgd'"),
     ],
 )
@@ -57,28 +54,38 @@ def test_a_wrong_case_is_refused(wrong, message):
         a_case(**wrong)
 
 
-def test_the_first_process_that_fails_gives_the_reason():
-    late = reply("failed", at=2.0, reason="Connection closed by peer")
-    first = reply("oom", at=1.0, reason="CUDA out of memory", figures={"losses": [1.0]})
-    row = distributed.result(a_case(), [late, first], 1, "")
-    assert row == {"status": "oom", "reason": "CUDA out of memory", "losses": [1.0]}
-    with pytest.raises(MemoryError, match="the system killed"):
-        distributed.result(a_case(), [late], 1, "  exitcode  : -9 (pid: 7)")
+def ends_badly(rank, first, port, study, log):
+    """A process that ends as its case says: instead of `distributed_worker.serve`."""
+    how = study.recv()["provider"]
+    if how == "killed" and rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exits" and rank:
+        Path(log).write_text("a\n\nTypeError: b\n")
+        os._exit(3)
+    status, at = ("oom", 1.0) if rank else ("failed", 2.0)
+    if how != "answers" or rank == 0:
+        time.sleep(1)
+    reply = {"rank": rank, "status": status, "reason": f"of {rank}", "figures": {"losses": [1.0]}}
+    study.send(reply | {"value": None, "at": at, "goes_on": False})
+    study.recv()
 
 
 @pytest.mark.parametrize(
-    ("status", "log", "kind", "message"),
+    ("how", "status", "reason", "figures"),
     [
-        (1, "a\n\nTypeError: b\n", Refused, r"ended with status 1: a \| TypeError: b$"),
-        (1, "", Refused, "status 1: no message"),
-        (None, "step 3", Refused, r"stopped after 540 s, .*: step 3$"),
-        (1, "  exitcode  : -9 (pid: 7)", MemoryError, "out of memory"),
-        (247, "exits with return code = -9", MemoryError, "out of memory"),
+        ("answers", "oom", r"of 1$", {"losses": [1.0]}),
+        ("exits", "failed", r"a process ended with status 3: a \| TypeError: b$", {}),
+        ("killed", "oom", "the system killed a process of the job", {}),
     ],
 )
-def test_a_job_without_an_answer_says_why(status, log, kind, message):
-    with pytest.raises(kind, match=message):
-        distributed.result(a_case(), [reply()], status, log)
+def test_the_first_process_that_fails_gives_the_reason(monkeypatch, how, status, reason, figures):
+    monkeypatch.setattr(distributed_worker, "serve", ends_badly)
+    monkeypatch.setattr(distributed, "_check_available", lambda case: None)
+    with distributed.Jobs() as jobs:
+        found = sweep.outcome(jobs.measure, a_case() | {"provider": how})
+        assert not jobs.processes, "a job that failed is over"
+    assert found[:2] == (figures, status)
+    assert re.match(reason, found[2])
 
 
 @pytest.mark.parametrize("name", ["loss", "gradient norm"])
@@ -162,13 +169,13 @@ BY_FSDP2 = [("fsdp2-2", "sgd"), ("fsdp2-3", "adamw")]
 
 @pytest.fixture(scope="module")
 def in_one_job():
-    """Outcomes of two trainings, a third that fails and one more; the launcher that is left after
+    """Outcomes of two trainings, a third that fails and one more; the processes that are left after
     each.
     """
     cases = [*(training(*by) for by in BY_FSDP2), a_case() | {"learning_rate": "much"}, a_case()]
     with distributed.Jobs() as jobs:
         return [
-            (sweep.outcome(jobs.measure, case), jobs.job and jobs.job.launcher.pid)
+            (sweep.outcome(jobs.measure, case), [p.pid for p in jobs.processes.values()])
             for case in cases
         ]
 
@@ -206,9 +213,9 @@ def test_a_process_that_fails_leaves_its_reason(in_one_job):
 
 @pytest.mark.slow
 def test_processes_go_on_to_the_next_case_until_one_fails(in_one_job):
-    first, second, third, last = [(found[1], launcher) for found, launcher in in_one_job]
-    assert first == second == ("ok", second[1]) and third == ("failed", None)
-    assert last[0] == "ok" and last[1] not in (None, first[1])
+    first, second, third, last = [(found[1], processes) for found, processes in in_one_job]
+    assert first == second == ("ok", second[1]) and third == ("failed", [])
+    assert last[0] == "ok" and len(last[1]) == 2 and not set(last[1]) & set(first[1])
 
 
 def test_a_job_that_takes_too_long_is_stopped(monkeypatch):
@@ -219,25 +226,24 @@ def test_a_job_that_takes_too_long_is_stopped(monkeypatch):
 
 
 @pytest.mark.slow
-def test_no_process_outlives_its_study(tmp_path):
+def test_no_process_outlives_its_study():
     case = a_case(steps=10**6)
     run = f"from measure import distributed as d; d.Jobs().measure({case})"
-    study = subprocess.Popen(
-        [sys.executable, "-c", run],
-        cwd=paths.ROOT, env=os.environ | {"TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+    study = subprocess.Popen([sys.executable, "-c", run], cwd=paths.ROOT)
 
-    def processes():
-        found = 0
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with suppress(OSError):  # it may end meanwhile
-                found += str(tmp_path).encode() in path.read_bytes()
-        return found
+    def spawned():
+        children = Path(f"/proc/{study.pid}/task/{study.pid}/children").read_text().split()
+        commands = {Path(f"/proc/{child}"): b"" for child in children}
+        for process in commands:
+            with suppress(OSError):  # it may not have begun
+                commands[process] = (process / "cmdline").read_bytes()
+        return [process for process, command in commands.items() if b"spawn_main" in command]
 
-    wait(lambda: processes() == 3)  # the launcher and two more
+    wait(lambda: len(spawned()) == 2)
+    processes = spawned()
     study.send_signal(signal.SIGKILL)
     study.wait()
-    wait(lambda: processes() == 0)
+    wait(lambda: not any((process / "stat").exists() for process in processes))
 
 
 def wait(condition, seconds=120):

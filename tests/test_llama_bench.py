@@ -224,7 +224,7 @@ def test_liger_changes_one_model_and_no_class():
     }
     assert not [n for n, m in other.named_modules() if "forward" in vars(m)]
     assert model.lm_head.weight is other.lm_head.weight
-    with pytest.raises(ValueError, match="unknown switch 'swish'; Liger has rope, swiglu"):
+    with pytest.raises(ValueError, match="unknown switch 'swish'; known: rope, swiglu"):
         llama.with_liger(model, ["swish"])
 
 
@@ -421,7 +421,7 @@ def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
     arms = ["huggingface", "liger", "fused"]
     settings = LEARNING | {"dtype": "float32", "seed": 0}
     exact = llama.cases("first-steps", [llama.EXACT, *arms], steps=8, **settings)
-    sweep.sweep(own, exact, llama.measure, llama.label)
+    sweep.sweep(own, exact, llama.measure)
     sweep.sweep(own, llama.cases("gradients", arms, step=1, **settings), llama.Trajectory().measure)
     rows = results.read_rows(own.path)
     assert {(r["provider"], r["status"], r["reason"]) for r in rows if r["status"] != "ok"} <= {
@@ -430,7 +430,7 @@ def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
     assert len(rows) == 7
     assert "Of 2 arms that could be judged 2 pass both rules." in said()
     frozen_too = llama.cases("gradients", ["frozen"], step=1, **settings)
-    sweep.sweep(own, frozen_too, llama.Trajectory().measure, llama.label)
+    sweep.sweep(own, frozen_too, llama.Trajectory().measure)
     assert "Of 3 arms that could be judged 2 pass both rules; **frozen does not**." in said()
 
 
@@ -444,7 +444,7 @@ def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
         ({"model": "gpt"}, "unknown model 'gpt'; known: Llama-3.2-1B"),
         ({"dtype": "int8"}, "unknown dtype 'int8'; known: bfloat16"),
         ({"arms": ["nobody"]}, "unknown rival 'nobody' in llama; known: huggingface"),
-        ({"batch_size": 0}, "batch_size=0, context_length=32: need at least 1 and 2"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"grows": "wider"}, "unknown grows 'wider'; known: batch, context"),
     ],
 )
@@ -477,9 +477,9 @@ def test_experiments_alone_on_a_gpu(tmp_path):
         *llama.cases("memory", arms, **settings),
         *llama.cases("first-steps", arms, steps=5, learning_rate=1e-3, seed=0, **settings),
     ]
-    sweep.sweep(own, asked, llama.measure, llama.label)
+    sweep.sweep(own, asked, llama.measure)
     same = llama.cases("gradients", arms, step=5, learning_rate=1e-3, seed=0, **settings)
-    sweep.sweep(own, same, llama.Trajectory().measure, llama.label)
+    sweep.sweep(own, same, llama.Trajectory().measure)
     rows = results.read_rows(own.path)
     assert [row["status"] for row in rows] == ["ok"] * 6
     assert not any(llama.wrong_gradients(row) for row in rows[4:])
@@ -499,8 +499,8 @@ def test_energy_fp32_and_float64_on_a_gpu(tmp_path):
     training = {"steps": 5, "learning_rate": 1e-3, "seed": 0, "precision": "highest"}
     exact = llama.cases("fp32-train", ["float64", llama.BASELINE, "fused"], **small, **training)
     products = sustained.products("cuda", ["bfloat16"], size=4096, seconds=0.3)
-    sweep.sweep(own, exact, llama.measure, llama.label)
-    sweep.sweep(own, products, sustained.product, sustained.label)
+    sweep.sweep(own, exact, llama.measure)
+    sweep.sweep(own, products, sustained.product)
     rows = results.read_rows(own.path)
     failed = {(r.get("provider"), r["reason"]) for r in rows if r["status"] != "ok"}
     assert {name for name, _ in failed} <= {"liger"}, failed

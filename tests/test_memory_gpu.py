@@ -4,6 +4,7 @@ import pytest
 
 from fusedlib.bench.attempt import Attempt
 from measure import ledger, memory
+from measure.problems import SwiGLUProblem
 
 pytestmark = pytest.mark.gpu
 # Every tensor a multiple of 2 MiB: other sizes CUDA's allocator rounds up to whole blocks.
@@ -17,7 +18,7 @@ def test_a_step_and_a_stack_hold_what_is_counted(name):
     tried = Attempt.at(memory.measure, saved)
     if tried.status == "unavailable":
         pytest.skip(tried.reason)
-    book, problem = ledger.of(name), memory.problem_of(saved)
+    book, problem = ledger.of(name), SwiGLUProblem.of(saved)
     assert tried.ok, tried.reason
     assert tried.value["saved_mib"] == book.kept().mib(problem)
     found = memory.measure(step)

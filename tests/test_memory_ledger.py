@@ -72,7 +72,7 @@ def test_an_unbalanced_ledger_is_refused():
 @pytest.mark.parametrize("shape", [TOKENS_DECIDE, WEIGHTS_DECIDE])
 def test_eager_on_the_cpu_holds_what_is_counted(shape):
     saved, step = (memory.measure(c) for c in memory.cases([shape], ["eager"], **FP32_CPU))
-    problem = memory.problem_of(memory.cases([shape], ["eager"], **FP32_CPU)[0])
+    problem = SwiGLUProblem.of(memory.cases([shape], ["eager"], **FP32_CPU)[0])
     kept, counted = ledger.EAGER.kept().mib(problem), ledger.EAGER.peak(problem)[1]
     assert saved["saved_mib"] == step["saved_mib"] == max(step["live_saved_mib"]) == kept
     assert len(saved["kept"]) == 4
@@ -99,7 +99,7 @@ def test_fused_without_kernels_holds_what_is_counted(save):
 @pytest.mark.parametrize("shape", [TOKENS_DECIDE, WEIGHTS_DECIDE])
 def test_a_stack_holds_what_is_counted_with_and_without_gradients(shape):
     for case in memory.stack_cases(shape, [1, 3], ["eager"], **FP32_CPU):
-        found, problem = memory.measure(case), memory.problem_of(case)
+        found, problem = memory.measure(case), SwiGLUProblem.of(case)
         counted = ledger.stack_peak_mib(ledger.EAGER, case["layers"], problem, held=case["held"])
         assert found["peak_mib"] == sum(counted.values())
         for name in CATEGORIES:
@@ -123,7 +123,7 @@ def test_a_rival_that_nobody_has_counted_is_measured(monkeypatch):
     assert "products" not in {case["provider"] for case in cases}
     (case,) = [c for c in cases if (c["provider"], c["experiment"]) == ("newcomer", "saved")]
     assert ledger.of("newcomer") is None
-    assert memory.measure(case)["saved_mib"] == ledger.EAGER.kept().mib(memory.problem_of(case))
+    assert memory.measure(case)["saved_mib"] == ledger.EAGER.kept().mib(SwiGLUProblem.of(case))
     assert memory.counted_mib(case) > 0
 
 
@@ -175,7 +175,7 @@ def test_a_bad_shape_is_refused(text):
 
 
 def test_bad_lists_are_refused():
-    with pytest.raises(ValueError, match="at least one layer, got 0"):
+    with pytest.raises(ValueError, match="layers must be at least 1, got 0"):
         memory.stack_cases("4·8·8", [0], ["eager"], **FP32_CPU)
     with pytest.raises(ValueError, match="unknown rival 'quack'"):
         memory.stack_cases("4·8·8", [1], ["quack"], **FP32_CPU)

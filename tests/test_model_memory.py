@@ -101,7 +101,7 @@ def test_a_watched_pass_peaks_where_the_formula_says(mode, precision):
 def test_what_cannot_fit_is_predicted_and_not_tried():
     huge = case("step", "fp32", model="2.7b", context_length=10**6)
     figures, status, reason = outcome(Measure(), huge)
-    assert (figures, status) == ({}, "oom (predicted)") and " GiB by formula, more than" in reason
+    assert (figures, status) == ({}, "oom (predicted)") and " GiB counted, more than" in reason
     model_memory.check_size(case("step", "fp32"))
 
 
@@ -174,8 +174,8 @@ def test_a_bad_plan_is_refused(kind, size, message):
 def test_a_plan_is_timed_beside_no_plan(tmp_path):
     asked = plans([1], [2], [1])
     recorder = Recorder(model_memory.STUDY, profile="quick", directory=tmp_path)
-    sweep(recorder, asked[:1], Measure(), model_memory.label)
-    sweep(recorder, asked, Measure(), model_memory.label)
+    sweep(recorder, asked[:1], Measure())
+    sweep(recorder, asked, Measure())
     assert (recorder.measured, recorder.skipped) == (4, 1)  # a stopped run goes on
     rows = recorder.rows()
     assert set(rows["status"]) == {"ok"} and set(rows["gradient_error"]) == {0.0}

@@ -142,7 +142,7 @@ def test_bad_cases_are_named():
     for message, task, change in (
         ("unknown experiment 'mlp'; known: loss, norm, rope", "mlp", {}),
         ("unknown dtype 'int8'", "norm", {"dtype": "int8"}),
-        ("from 1 on", "loss", {"widths": [64, 0]}),
+        ("widths must be at least 1, got 0", "loss", {"widths": [64, 0]}),
         ("width 96 is no multiple of 64", "rope", {"widths": [96]}),
     ):
         with pytest.raises(ValueError, match=message):

@@ -140,7 +140,7 @@ def test_impossible_cases_are_told(change, message):
 def test_impossible_processes_isolation_and_context_are_told():
     with pytest.raises(ValueError, match="processes must be at least 1, got 0"):
         warmup.step_cases(SHARED, "fresh", 0, **OPTIONS)
-    with pytest.raises(ValueError, match="'fresh' or 'shared', got 'both'"):
+    with pytest.raises(ValueError, match="unknown isolation 'both'; known: fresh, shared"):
         warmup.step_cases(SHARED, "both", 1, **OPTIONS)
     with pytest.raises(ValueError, match="context_length must be at least 1, got 0"):
         warmup.problem(0)

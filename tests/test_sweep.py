@@ -89,5 +89,5 @@ def test_the_runner_is_told_notebook_case_and_count(tmp_path, monkeypatch):
     monkeypatch.setenv("FUSEDLIB_PROGRESS", str(told))
     run(tmp_path, CASES[:2])
     lines = [json.loads(line) for line in told.read_text().splitlines()]
-    assert lines[0] == {"study": "01_x", "case": "0", "done": 0, "total": 2}
+    assert lines[0] == {"study": "01_x", "case": "case_no 0", "done": 0, "total": 2}
     assert lines[-1]["done"] == 2

@@ -273,7 +273,7 @@ def test_impossible_shape_raises(overrides, message):
 def test_unknown_size_and_option_list_the_known_ones():
     with pytest.raises(ValueError, match=r"unknown model size 'huge'; known: nano, .*2\.7b"):
         config("huge")
-    with pytest.raises(ValueError, match="unknown model option heads; known: name, d_model"):
+    with pytest.raises(ValueError, match="unknown model option 'heads'; known: name, d_model"):
         config("small", heads=3)
     assert config("small", attention="plain", context_length=512).context_length == 512
 

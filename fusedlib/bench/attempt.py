@@ -46,6 +46,32 @@ class TooLarge(Refused):
     status = "oom (predicted)"
 
 
+MOST_MEMORY = {"cuda": 2.0, "mps": 0.7, "cpu": 0.7}
+"""Times the memory there is: what is counted above is not tried. A card refuses and goes on, so an
+attempt costs a second, and counts may be too high; a host's system ends the process instead."""
+
+
+def require_memory(need_gib: float, device: str) -> None:
+    """Whether work that needs so much memory by count is worth a try.
+
+    Args:
+        need_gib: GiB at its peak.
+        device: "cuda", "mps" or "cpu".
+
+    Raises:
+        TooLarge: it is counted far above the memory there is.
+    """
+    from fusedlib.bench import machine
+
+    facts, most = machine.describe(), MOST_MEMORY[device]
+    there = (facts.device_memory_gib if device == "cuda" else None) or facts.memory_gib
+    if there is not None and need_gib > most * there:
+        raise TooLarge(
+            f"not tried: {need_gib:,.0f} GiB counted, more than {most:g} times the {there:,.0f} "
+            "GiB there are"
+        )
+
+
 @dataclass(frozen=True)
 class Attempt(Generic[T]):
     """What came of a try: `value` when `status` is ok, else a status with its reason."""

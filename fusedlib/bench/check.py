@@ -62,6 +62,16 @@ def _distance(tensor: Tensor, true: Tensor, name: str) -> Errors:
     return Errors(norm, worst)
 
 
+def allowed(own: float, dtype: torch.dtype) -> float:
+    """The largest error that the rule accepts where plain PyTorch makes the error `own`.
+
+    Args:
+        own: an error relative to the truth.
+        dtype: whose roundoff the floor is made of.
+    """
+    return TIMES_EAGER * own + FLOOR_ROUNDOFFS * torch.finfo(dtype).eps / 2
+
+
 def misses(
     found: Mapping[str, Errors], usual: Mapping[str, Errors], dtype: torch.dtype,
     asked: Iterable[str] | None = None,
@@ -74,30 +84,36 @@ def misses(
         dtype: whose roundoff the floor is made of.
         asked: names that the problem asks for; by default all of `usual`.
     """
-    floor = FLOOR_ROUNDOFFS * torch.finfo(dtype).eps / 2
     wrong = []
     for name in usual if asked is None else asked:
         if name not in found:
             wrong.append(f"no gradient arrived at {name.removeprefix('d_')}")
             continue
         for measure in ("norm", "worst"):
-            value, own = getattr(found[name], measure), getattr(usual[name], measure)
-            allowed = TIMES_EAGER * own + floor
-            if not value <= allowed:
-                wrong.append(f"{name}: {measure} error {value:.2e}, allowed {allowed:.2e}")
+            value, most = (
+                getattr(found[name], measure),
+                allowed(getattr(usual[name], measure), dtype),
+            )
+            if not value <= most:
+                wrong.append(f"{name}: {measure} error {value:.2e}, allowed {most:.2e}")
     return wrong
 
 
 def require(
     found: Mapping[str, Errors], usual: Mapping[str, Errors], dtype: torch.dtype,
-    asked: Iterable[str] | None = None,
+    asked: Iterable[str] | None = None, figures: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The errors as figures of a row.
+    """The figures of a row whose errors the rule accepts; arguments as of `misses`.
+
+    Args:
+        figures: by default each error in norm, as `NAME_error`.
 
     Raises:
-        Wrong: the rule rejects one, with the figures all the same.
+        Wrong: the rule rejects one; the reason names the first nine, and the figures are the row's
+            all the same.
     """
-    figures = {f"{name}_error": error.norm for name, error in found.items()}
+    if figures is None:
+        figures = {f"{name}_error": error.norm for name, error in found.items()}
     if wrong := misses(found, usual, dtype, asked):
-        raise Wrong("; ".join(wrong), figures)
-    return figures
+        raise Wrong("; ".join(wrong[:9]), figures)
+    return dict(figures)

@@ -11,12 +11,12 @@ Ways to launch:
   the head start that it has in a loop.
 - "graph": a replay of a CUDA graph of the same call, the L2 flushed before each: what the device
   needs.
-- "sustained": each rival alone for seconds on end, after heating: how training runs, at the card's
-  power limit. Study 03 measures so by `fusedlib.bench.sustained`: in rounds, with energy and clock.
+
+How a rival runs alone for seconds on end, as training does, measures `fusedlib.bench.sustained`.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fusedlib.bench import graphs, machine, timing
 from fusedlib.bench.attempt import Attempt, Unavailable, free_memory
+from fusedlib.bench.cases import Case, differing, label
 from fusedlib.bench.progress import progress
 from fusedlib.bench.results import Recorder
 from fusedlib.bench.rivals import Workload
@@ -36,9 +37,7 @@ BURST_MS = 2.0
 MOST_CALLS = 20
 # A round that takes longer is not short of samples: fewer rounds, the same for all in it.
 SLOW_MS, SLOW_ROUNDS = 100.0, 5
-HEAT_S, SUSTAINED_S, SUSTAINED_BURST_MS = 1.0, 2.0, 30.0
-LAUNCHES = ("python", "graph", "sustained")
-Case = Mapping[str, Any]
+LAUNCHES = ("python", "graph")
 Figures = dict[str, Any]
 
 
@@ -106,7 +105,6 @@ class Event:
     seconds: float = 0.0
     most: int | None = None
     bursts: bool = True
-    label: Callable[[Case], str] = lambda case: " ".join(map(str, case.values()))
 
 
 def race(recorder: Recorder, event: Event, cases: Iterable[Case]) -> None:
@@ -132,12 +130,13 @@ def race(recorder: Recorder, event: Event, cases: Iterable[Case]) -> None:
         wanted for there in courses.values()
         if (wanted := [cases for cases in there.values() if recorder.missing(cases)])
     ]  # fmt: skip
+    names = [name for name in differing(cases[0] for cases, *_ in todo) if name in event.fields]
     with progress(recorder.study, len(todo)) as shown:
         for heats in todo:
             if recorder.is_over():
                 break
             first = heats[0][0]
-            shown.case(event.label(first))
+            shown.case(label(first, names))
             with event.settings(first):
                 _run(recorder, event, heats)
             free_memory()
@@ -226,10 +225,8 @@ class _Clock:
 
     def run(self) -> dict[str, Figures]:
         """Figures of everybody's times."""
-        device, launch = self.case["device"], self.case.get("launch", "python")
-        if launch == "sustained":
-            return {name: self._sustained(name) for name in self.laps}
-        calls, round_ms = self._burst_size() if self.event.bursts and launch == "python" else (1, 0)
+        device, in_bursts = self.case["device"], self.case.get("launch", "python") == "python"
+        calls, round_ms = self._burst_size() if self.event.bursts and in_bursts else (1, 0)
         rounds = self.event.rounds(self.case)
         if round_ms > SLOW_MS:
             rounds = min(rounds, SLOW_ROUNDS)
@@ -286,27 +283,6 @@ class _Clock:
             lap.reset()
             told = lap.run()
         return told
-
-    def _sustained(self, name: str) -> Figures:
-        """One rival alone, with the energy that a call takes where the card counts it."""
-        lap, device = self.laps[name], self.case["device"]
-        calls = max(1, round(SUSTAINED_BURST_MS / max(self._once_ms(name), 1e-3)))
-        self._prepare(calls, name)
-
-        def once() -> None:
-            lap.reset()
-            lap.run()
-
-        with machine.energy() as used:
-            taken = timing.sustained(
-                once, device=device, calls=calls, heat_s=HEAT_S, seconds=SUSTAINED_S
-            )
-            timing.synchronize(device)
-        lap.reset()
-        figures = taken.figures() | {"in_turns": False}
-        if used.joules is not None:
-            figures["power_w"] = used.joules / used.seconds
-        return figures
 
 
 def workload_lap(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fusedlib.bench import timing
+from fusedlib.bench.cases import grid, require_known, require_least
 from fusedlib.bench.settings import DTYPES, matmul_settings
 
 COPY, GEMM = "copy", "gemm"
@@ -23,27 +24,15 @@ def cases(
     Raises:
         ValueError: an unknown format, a size or number of repetitions below 1.
     """
-    if min(gemm_size, copy_mib, repetitions) < 1:
-        raise ValueError(
-            f"gemm_size={gemm_size}, copy_mib={copy_mib}, repetitions={repetitions}: each must be "
-            "at least 1"
-        )
-    shared = {"experiment": "ceiling", "device": device, "repetitions": repetitions}
-    found: list[dict[str, Any]] = [{**shared, "ceiling": COPY, "size": copy_mib, "dtype": "int8"}]
+    require_least(1, gemm_size=gemm_size, copy_mib=copy_mib, repetitions=repetitions)
+    require_known("format", formats, [*DTYPES, "float32 high"])
+    ceilings: list[dict[str, Any]] = [{"ceiling": COPY, "size": copy_mib, "dtype": "int8"}]
     for name in formats:
         dtype, _, precision = name.partition(" ")
-        if dtype not in DTYPES:
-            raise ValueError(f"unknown format {name!r}; known: {', '.join(DTYPES)}, float32 high")
         setting = (precision or "highest") if dtype == "float32" else None
-        found.append(
-            {**shared, "ceiling": GEMM, "size": gemm_size, "dtype": dtype, "precision": setting}
-        )
-    return found
-
-
-def label(case: Mapping[str, Any]) -> str:
-    """A case in a few words."""
-    return f"ceiling {case['ceiling']} {case['dtype']} {case.get('precision') or ''}".rstrip()
+        ceilings.append({"ceiling": GEMM, "size": gemm_size, "dtype": dtype, "precision": setting})
+    shared = {"experiment": "ceiling", "device": device, "repetitions": repetitions}
+    return grid(shared, ceiling=ceilings)
 
 
 def precision_of(setting: str | None) -> AbstractContextManager[None]:

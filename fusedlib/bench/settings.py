@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
+from fusedlib.bench.cases import require_known
+
 DIRECTIONS = ("forward", "backward", "forward+backward")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes an element
 PRECISIONS = ("highest", "high", "medium")
@@ -21,8 +23,7 @@ def matmul_settings(precision: str, reduced: bool) -> Iterator[None]:
     Raises:
         ValueError: an unknown precision.
     """
-    if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}: choose one of {', '.join(PRECISIONS)}")
+    require_known("precision", precision, PRECISIONS)
     cuda = torch.backends.cuda.matmul
     names = [f"allow_{half}_reduced_precision_reduction" for half in ("fp16", "bf16")]
     before = torch.get_float32_matmul_precision(), [getattr(cuda, name) for name in names]

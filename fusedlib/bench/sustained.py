@@ -163,11 +163,6 @@ def products(
     ]  # fmt: skip
 
 
-def label(case: Case) -> str:
-    """A case of `products` in a few words."""
-    return f"{case['size']}³ {case['dtype']} sustained"
-
-
 def product(case: Case) -> dict[str, Any]:
     """Time, `flops`, `joules` and power of a plain product under load.
 

@@ -1,27 +1,18 @@
 """Measuring many cases: each gets a row, whatever happens to it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fusedlib.bench import machine
-from fusedlib.bench.attempt import Attempt, is_out_of_memory
+from fusedlib.bench.attempt import Attempt
+from fusedlib.bench.cases import Case, differing, label
 from fusedlib.bench.progress import progress
 from fusedlib.bench.results import Recorder
 
-Case = Mapping[str, Any]
-
-__all__ = ["default_label", "is_out_of_memory", "outcome", "sweep"]
-
-
-def default_label(case: Case) -> str:
-    """The values of a case in one line."""
-    return " · ".join(str(v) for v in case.values() if v is not None)
-
 
 def sweep(
-    recorder: Recorder, cases: Iterable[Case], measure: Callable[[Case], dict[str, Any]],
-    label: Callable[[Case], str] = default_label,
-) -> None:  # fmt: skip
+    recorder: Recorder, cases: Iterable[Case], measure: Callable[[Case], dict[str, Any]]
+) -> None:
     """Measure the cases that have no row yet and record each as soon as it is done.
 
     `measure` returns the row's figures, among them `status` and `reason` where the case is not ok,
@@ -30,11 +21,12 @@ def sweep(
     carries the card's clocks, power and temperature before and after.
     """
     todo = recorder.missing(cases)
+    names = differing(todo)
     with progress(recorder.study, len(todo)) as shown:
         for case in todo:
             if recorder.is_over():
                 break
-            shown.case(label(case))
+            shown.case(label(case, names))
             before = machine.conditions()
             figures, status, reason = outcome(measure, case)
             state = machine.before_and_after(before, machine.conditions())

@@ -8,7 +8,6 @@ Sci. Comput. 41(5), 2019.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -18,9 +17,9 @@ import numpy as np
 import torch
 
 from fusedlib.bench.attempt import Wrong
+from fusedlib.bench.cases import Case, require_known
 from measure import formats
 
-Case = Mapping[str, Any]
 Figures = dict[str, Any]
 
 CONSTANT = Fraction(1, 100)
@@ -97,8 +96,7 @@ def draw(distribution: str, n_terms: int, seeds: int) -> np.ndarray:
         elif distribution == "normal":
             terms[:, seed] = generator.standard_normal(n_terms, np.float32)
         else:
-            known = ", ".join(DISTRIBUTIONS[1:])
-            raise ValueError(f"unknown distribution {distribution!r}: choose one of {known}")
+            require_known("distribution", distribution, DISTRIBUTIONS[1:])
     terms.flags.writeable = False
     return terms
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fusedlib.bench import check, race, rivals, roofline
 from fusedlib.bench.attempt import Unavailable, free_memory
-from fusedlib.bench.race import Case, Entry, Figures
+from fusedlib.bench.cases import Case, grid
+from fusedlib.bench.race import Entry, Figures
 from measure import problems, swiglu
 from measure.problems import SwiGLUProblem, draw
 
@@ -22,7 +23,6 @@ STUDY = "05_anatomy"
 TASK = "published swiglu"
 BLOCK, TEST_BLOCK = 64, 16  # of the published kernel, and of its published test
 SETTINGS = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
-LAUNCHES = ("python", "graph")
 MIB = 2**20
 
 
@@ -36,24 +36,22 @@ def cases(
     device: str, repetitions: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Every rival in every setting and launch that it takes, at square sizes (tokens, width)."""
-    return [
-        {"experiment": "time", "provider": name, **problem.fields(), "launch": launch,
-         "device": device, "repetitions": repetitions}
+    problems = [
+        square(tokens, width, dtype, direction, precision).fields()
         for tokens, width in sizes for dtype, precision in SETTINGS for direction in directions
-        for problem in [square(tokens, width, dtype, direction, precision)]
-        for launch in LAUNCHES for name in asked if dtype in rival_of(name).dtypes
     ]  # fmt: skip
+    shared = {"experiment": "time", "device": device, "repetitions": repetitions}
+    found = grid(shared, problem=problems, launch=race.LAUNCHES, provider=asked)
+    return [case for case in found if case["dtype"] in rival_of(case["provider"]).dtypes]
 
 
 def single_cases(
     experiment: str, sizes: Iterable[tuple[int, int]], asked: Sequence[str], device: str
 ) -> list[dict[str, Any]]:
     """Every rival at every square size, of `errors` or `peak`; fp32, forward and backward."""
-    return [
-        {"experiment": experiment, "provider": name, **square(tokens, width).fields(),
-         "launch": "python", "device": device}
-        for tokens, width in sizes for name in asked
-    ]  # fmt: skip
+    problems = [square(tokens, width).fields() for tokens, width in sizes]
+    shared = {"experiment": experiment, "launch": "python", "device": device}
+    return grid(shared, problem=problems, provider=asked)
 
 
 def square(
@@ -133,7 +131,7 @@ def peak(case: Case) -> Figures:
         raise Unavailable("peaks are read from CUDA's allocator: no CUDA GPU here")
     figures = errors(case)
     free_memory()
-    inputs = draw(swiglu.problem_of(case), case["device"])
+    inputs = draw(SwiGLUProblem.of(case), case["device"])
     work = rival_of(case["provider"]).build(inputs)
     for _ in range(2):  # libraries take their workspace in the first
         work.reset()
@@ -151,8 +149,3 @@ def peak(case: Case) -> Figures:
         "peak_mib": (held + inputs.x.nbytes + top) / MIB,
         "weights_mib": held / MIB, "gradients_mib": gradients / MIB,
     }  # fmt: skip
-
-
-def label(case: Case) -> str:
-    """A case in a few words."""
-    return f"{case['experiment']} {case['tokens']}·{case['hidden_size']} {case['provider']}"

@@ -1,8 +1,4 @@
-"""Training runs on launchers of their own: FSDP2 on any number of processes, and DeepSpeed.
-
-A launcher (`torch.distributed.run`, or DeepSpeed's own) starts the processes of a job, which run
-`measure.distributed_worker`: one case after the other, as long as they give all memory back,
-which DeepSpeed's do not. Starting them takes half a minute. Studies use it so:
+"""Training runs on several processes: FSDP2, and DeepSpeed.
 
     cases = distributed.cases(
         ["fsdp2-2", "fsdp2-3", "zero-2", "zero-3"], ["huggingface", "fused"],
@@ -10,9 +6,10 @@ which DeepSpeed's do not. Starting them takes half a minute. Studies use it so:
         dtype="bfloat16", optimizer="sgd", warmup=5, steps=45,
     )
     with distributed.Jobs() as jobs:
-        sweep(recorder, cases, jobs.measure, distributed.label)
+        sweep(recorder, cases, jobs.measure)
 
-Their rows are of the experiment "distributed". `provider` names an arm, and `model` a
+The processes of a job run `measure.distributed_worker`: one case after the other, as long as they
+give all memory back, which DeepSpeed's do not. `provider` names an arm, and `model` a
 configuration, of `measure.llama`.
 
 `strategy` (how the model is divided; `STRATEGIES`):
@@ -48,41 +45,35 @@ None are device memory without a GPU, hidden communication without two, and band
 process. Every job first trains the plain Hugging Face model in one process, on the sequences of all
 processes one by one; losses or the first gradient's norm outside the band are `wrong`. Other rows
 without a time: `unavailable` (package or GPUs missing), `oom`, and `failed` with the last lines of
-the job, or the rule that stopped it (`TIMEOUT_S` for a case). DeepSpeed compiles CPU Adam in its
-first job.
+the job (`TIMEOUT_S` for a case). DeepSpeed compiles CPU Adam in its first job.
 
 `step_time_ms` and `memory_mib` are a model of more processes, from the rows of one and two.
 """
 
-from __future__ import annotations
-
-import json
-import os
-import re
+import multiprocessing
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from importlib.util import find_spec
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from fusedlib.bench import machine, paths, rivals
+from fusedlib.bench import machine, rivals
 from fusedlib.bench.attempt import Refused, Unavailable
+from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
 from measure import distributed_worker, llama
 from measure.distributed_worker import OPTIMIZERS, STRATEGIES, is_deepspeed
 
 EXPERIMENT = "distributed"
-WORKER = distributed_worker.__name__
 TIMEOUT_S = 540.0
 LAST_LINES = 6
 # How often a step gathers all weights: stage 3 does so for the backward pass once more.
 GATHERS = {"fsdp2-2": 1, "fsdp2-3": 2, "zero-2": 1, "zero-3": 2}
-Case = Mapping[str, Any]
+Reply = dict[str, Any]
 
 
 def cases(
@@ -112,153 +103,123 @@ def cases(
         ValueError: an unknown strategy, arm, model or optimizer, CPU Adam asked to be SGD, or a
             number below 1 (below 0 for the warm-up).
     """
-    for name, given, known in (
-        ("strategy", strategies, STRATEGIES), ("optimizer", [optimizer], OPTIMIZERS),
-        ("model", [model], llama.CONFIGS),
-    ):  # fmt: skip
-        if unknown := [g for g in given if g not in known]:
-            raise ValueError(f"unknown {name} {unknown[0]!r}; known: {', '.join(known)}")
-    numbers = [*processes, *batch_sizes, context_length, steps]
-    if not numbers or min(numbers) < 1 or warmup < 0:
-        raise ValueError(
-            f"processes={list(processes)}, batch_sizes={list(batch_sizes)}, "
-            f"context_length={context_length}, steps={steps} must be at least 1, "
-            f"warmup={warmup} at least 0"
-        )
+    require_known("strategy", strategies, STRATEGIES)
+    require_known("optimizer", optimizer, OPTIMIZERS)
+    require_known("model", model, llama.CONFIGS)
+    require_least(
+        1, processes=processes, batch_sizes=batch_sizes, context_length=context_length, steps=steps
+    )
+    require_least(0, warmup=warmup)
     if optimizer != "adamw" and (offloaded := [s for s in strategies if s.startswith("offload")]):
         raise ValueError(
             f"{offloaded[0]} runs DeepSpeed's CPU Adam: give optimizer='adamw', not {optimizer!r}"
         )
-    return [
-        {
-            "experiment": EXPERIMENT, "strategy": strategy, "provider": provider, "model": model,
-            "processes": count, "batch_size": batch_size, "context_length": context_length,
-            "dtype": dtype, "optimizer": optimizer, "learning_rate": OPTIMIZERS[optimizer],
-            "checkpointing": checkpointing, "warmup": warmup, "steps": steps,
-            "device": machine.device_type() if device == "auto" else device,
-        }
-        for strategy in strategies for count in processes for batch_size in batch_sizes
-        for provider in rivals.chosen(llama.TASK, providers)
-    ]  # fmt: skip
-
-
-def label(case: Case) -> str:
-    """A case in a few words."""
-    size = f"{case['batch_size']}×{case['context_length']}"
-    return f"{case['strategy']} {case['provider']} {size} on {case['processes']}"
+    shared = {
+        "experiment": EXPERIMENT, "model": model, "context_length": context_length, "dtype": dtype,
+        "optimizer": optimizer, "learning_rate": OPTIMIZERS[optimizer],
+        "checkpointing": checkpointing, "warmup": warmup, "steps": steps,
+        "device": device_of(device),
+    }  # fmt: skip
+    return grid(
+        shared, strategy=strategies, processes=processes, batch_size=batch_sizes,
+        provider=rivals.chosen(llama.TASK, providers),
+    )  # fmt: skip
 
 
 class Jobs:
-    """Runs cases, in processes that go on from one to the next where both are of one kind."""
+    """Runs cases in processes that go on from one to the next where both are of one kind.
+
+    The processes are spawned, so that each has a CUDA context of its own, and their output goes
+    into a log. Starting them takes half a minute.
+    """
 
     def __init__(self) -> None:
-        self.job: Job | None = None
+        self.kind: tuple[Any, ...] = ()
+        self.processes: dict[Connection, SpawnProcess] = {}
+        self.log = tempfile.NamedTemporaryFile(prefix="fusedlib-distributed-")  # noqa: SIM115
 
-    def __enter__(self) -> Jobs:
+    def __enter__(self) -> "Jobs":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def end(self) -> None:
-        """End the processes that wait for another case."""
-        if self.job is not None:
-            self.job.end()
-        self.job = None
-
     def measure(self, case: Case) -> dict[str, Any]:
         """The row's figures of one case, with `status` and `reason` where it is not ok.
 
         Raises:
-            Unavailable: DeepSpeed is not installed, or there are fewer GPUs than processes.
+            Refused: a package or GPUs are missing, the time was up, or a process ended.
+            MemoryError: the system killed a process.
         """
         _check_available(case)
-        if self.job is None or self.job.kind != _kind(case):
+        kind = is_deepspeed(case), case["processes"], case["device"]
+        if not self.processes or kind != self.kind:
             self.end()
-            self.job = Job(case)
-        job, goes_on = self.job, False
+            self._start(case)
+            self.kind = kind
+        replies: list[Reply] = []
         try:
-            replies, status = job.run(case)
-            goes_on = len(replies) == case["processes"] and all(r["goes_on"] for r in replies)
+            return self._run(case, replies)
         finally:
-            if not goes_on:
+            if not all(reply["goes_on"] for reply in replies) or len(replies) < case["processes"]:
                 self.end()
-        return result(case, replies, status, job.log)
 
+    def _start(self, case: Case) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.log.truncate(0)
+        for rank in range(case["processes"]):
+            own, theirs = spawn.Pipe()
+            arguments = (rank, dict(case), port, theirs, self.log.name)
+            process = spawn.Process(target=distributed_worker.serve, args=arguments)
+            process.start()
+            theirs.close()  # so that `own` is at its end when the process is
+            self.processes[own] = process
 
-class Job:
-    """Processes of one kind, which take cases from a folder and leave their answers there."""
+    def _run(self, case: Case, replies: list[Reply]) -> dict[str, Any]:
+        """The figures of process 0; `replies` gets what all processes answered.
 
-    def __init__(self, case: Case) -> None:
-        self.kind, self.cases, self.log = _kind(case), 0, ""
-        environment = {**os.environ, "NCCL_NVLS_ENABLE": "0"}
-        if case["device"] == "cpu":
-            environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-        self.place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        self.folder = Path(self.place.name)
-        first = {"case": dict(case), "study": os.getpid()}
-        (self.folder / "job.json").write_text(json.dumps(first))
-        with (self.folder / "log").open("wb") as log:
-            self.launcher = subprocess.Popen(
-                [sys.executable, "-m", *_launcher(case), self.place.name],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=paths.ROOT, env=environment,
-                start_new_session=True,
-            )  # fmt: skip
-
-    def run(self, case: Case) -> tuple[list[dict[str, Any]], int | None]:
-        """What the processes answered, process 0 first, and the launcher's status, None while it
-        runs.
+        The first one that fails tells why: the others fail because of it.
         """
-        self.cases += 1
-        answers = f"reply-{self.cases}-*.json"
-        distributed_worker.put(self.folder / f"case-{self.cases}.json", dict(case))
         deadline = time.monotonic() + TIMEOUT_S
-        while (status := self.launcher.poll()) is None and time.monotonic() < deadline:
-            if len([*self.folder.glob(answers)]) == case["processes"]:
-                break
-            time.sleep(0.05)
-        self.log = (self.folder / "log").read_text(errors="replace")
-        return [json.loads(p.read_text()) for p in sorted(self.folder.glob(answers))], status
+        waiting = dict(self.processes)
+        for connection in waiting:
+            connection.send(dict(case))
+        while waiting:
+            ready = wait(list(waiting), deadline - time.monotonic())
+            if not ready:
+                raise self._refused(f"stopped after {TIMEOUT_S:g} s, the most that a case may take")
+            for connection in (own for own in self.processes if own in ready):
+                process = waiting.pop(connection)
+                try:
+                    replies.append(connection.recv())
+                except EOFError:
+                    process.join()
+                    if process.exitcode == -signal.SIGKILL:
+                        raise MemoryError(
+                            "the system killed a process of the job: most likely out of memory"
+                        ) from None
+                    ended = f"a process ended with status {process.exitcode}"
+                    raise self._refused(ended) from None
+            if broken := [reply for reply in replies if reply["status"] != "ok"]:
+                first = min(broken, key=lambda reply: reply["at"])
+                return {**first["figures"], "status": first["status"], "reason": first["reason"]}
+        return next(dict(reply["value"]) for reply in replies if reply["rank"] == 0)
+
+    def _refused(self, why: str) -> Refused:
+        text = Path(self.log.name).read_text(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()][-LAST_LINES:]
+        return Refused(f"{why}: {' | '.join(lines) or 'no message'}")
 
     def end(self) -> None:
-        """End the processes, which see that their launcher is gone."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.launcher.pid, signal.SIGKILL)
-        self.launcher.wait()
-        self.place.cleanup()
-
-
-def _kind(case: Case) -> tuple[Any, ...]:
-    return is_deepspeed(case), case["processes"], case["device"]
-
-
-def result(
-    case: Case, replies: Sequence[Mapping[str, Any]], status: int | None, log: str
-) -> dict[str, Any]:
-    """A job's figures from what its processes answered, process 0 first.
-
-    `status` is the launcher's, None where the time was up. The first process that failed tells
-    why: the others fail because of it.
-
-    Raises:
-        Refused: the time was up, or a process ended without an answer.
-        MemoryError: the system killed a process.
-    """
-    silent = len(replies) < case["processes"]
-    killed = silent and re.search(r"exitcode\s*: -9|return code = -9|Signal 9", log)
-    broken = sorted((r for r in replies if r["status"] != "ok"), key=lambda reply: reply["at"])
-    if broken and not (killed and broken[0]["status"] == "failed"):
-        first = broken[0]
-        return {**first["figures"], "status": first["status"], "reason": first["reason"]}
-    if not silent:
-        return dict(replies[0]["value"])
-    if killed:
-        raise MemoryError("the system killed a process of the job: most likely out of memory")
-    why = f"the job ended with status {status}"
-    if status is None:
-        why = f"the job was stopped after {TIMEOUT_S:g} s, the most that one may take"
-    lines = [line.strip() for line in log.splitlines() if line.strip()][-LAST_LINES:]
-    raise Refused(f"{why}: {' | '.join(lines) or 'no message'}")
+        """End the processes."""
+        for connection, process in self.processes.items():
+            process.kill()
+            process.join()
+            connection.close()
+        self.processes = {}
 
 
 def _check_available(case: Case) -> None:
@@ -279,19 +240,6 @@ def _check_available(case: Case) -> None:
             f"needs {case['processes']} GPUs, one a process; this machine has {there}"
         )
     arm.check_available(case["device"], case["dtype"])
-
-
-def _launcher(case: Case) -> list[str]:
-    count = str(case["processes"])
-    if not is_deepspeed(case):
-        return ["torch.distributed.run", "--standalone", "--nproc-per-node", count, "-m", WORKER]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    return [
-        "deepspeed.launcher.runner", "--num_gpus", count, "--master_port", port,
-        "--no_local_rank", "--module", WORKER,
-    ]  # fmt: skip
 
 
 # --- communication, and a model of more processes -----------------------------------------------

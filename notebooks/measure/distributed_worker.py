@@ -1,19 +1,15 @@
-"""What each process of a job of `measure.distributed` runs; the job's launcher starts it.
-
-Usage: python -m measure.distributed_worker FOLDER, with RANK, WORLD_SIZE and so on set. The
-folder holds the first case, in `job.json`, and each case when its turn has come, in
-`case-<number>.json`; the process leaves its answers there, in `reply-<number>-<rank>.json`.
-"""
+"""What the processes of `measure.distributed` run: a training, and the plain one beside it."""
 
 import json
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
-from itertools import count, pairwise
+from itertools import pairwise
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -458,44 +454,49 @@ def _facts(case: Case) -> dict[str, Any]:
 # --- the process ---------------------------------------------------------------------------------
 
 
-def _follow(study: int, launcher: int) -> None:
-    """End this process when the study that asked for the job, or its launcher, is gone."""
-    while os.getppid() == launcher and Path(f"/proc/{study}").exists():
-        time.sleep(0.5)
-    os._exit(1)
+def serve(rank: int, first: Case, port: int, study: Connection, log: str) -> None:
+    """What a process of a job does: train each case that the study sends, and send back how it was.
 
+    It ends with the study, after a case that failed, and after one whose memory it cannot give
+    back, as DeepSpeed's engines do not.
 
-def put(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file that is either there as a whole or not at all."""
-    path.with_suffix(".new").write_text(json.dumps(content))
-    path.with_suffix(".new").rename(path)
-
-
-def main(folder: Path) -> None:
-    """Run the folder's cases in their order and leave the answers there.
-
-    A process goes on to the next case if this one is done and gave back what it had taken;
-    DeepSpeed's engines do not.
+    Args:
+        rank: of this process.
+        first: a case, whose processes, device and launcher all cases share.
+        port: at which the processes meet.
+        study: takes a case, gives the reply: rank, status, reason, figures, value, `at` what time
+            it was, and whether the process `goes_on`.
+        log: the file of what libraries print.
     """
-    job = json.loads((folder / "job.json").read_text())
-    watch = (job["study"], os.getppid())
-    threading.Thread(target=_follow, args=watch, daemon=True).start()
-    joined = Attempt.at(_join, job["case"])
-    started = _give_back()
-    for number in count(1):
-        while not (folder / f"case-{number}.json").exists():
-            time.sleep(0.05)
-        case = json.loads((folder / f"case-{number}.json").read_text())
+    with Path(log).open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    threading.Thread(target=_follow_study, daemon=True).start()
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(first["processes"]),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NCCL_NVLS_ENABLE": "0",
+    }  # fmt: skip
+    if first["device"] == "cpu":
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    joined = Attempt.at(_join, first)
+    started, goes_on = _give_back(), True
+    while goes_on:
+        case = study.recv()
         tried = Attempt.at(train, case, joined.value) if joined.value is not None else joined
         goes_on = tried.ok and _give_back() < started + KEPT_MIB * MIB
-        reply = {
-            "status": tried.status, "reason": tried.reason, "figures": tried.figures,
-            "value": tried.value, "at": time.time(), "goes_on": goes_on,
-        }  # fmt: skip
-        put(folder / f"reply-{number}-{os.environ['RANK']}.json", reply)
-        if not goes_on:
-            # Skips teardown: other processes may be gone, and nothing is left to save.
-            os._exit(0 if tried.ok else 1)
+        study.send(
+            {"rank": rank, "status": tried.status, "reason": tried.reason, "at": time.time(),
+             "figures": tried.figures, "value": tried.value, "goes_on": goes_on}
+        )  # fmt: skip
+    os._exit(0)  # skips teardown: other processes may be gone, and nothing is left to save
+
+
+def _follow_study() -> None:
+    """End this process when the study that started it is gone."""
+    study = parent_process()
+    assert study is not None
+    study.join()
+    os._exit(1)
 
 
 def _give_back() -> int:
@@ -506,7 +507,3 @@ def _give_back() -> int:
         return _resident()
     torch._C._host_emptyCache()
     return _resident() + torch.cuda.memory_allocated()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -17,6 +17,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from fusedlib.bench.cases import require_known
+
 
 @dataclass(frozen=True)
 class Format:
@@ -44,9 +46,7 @@ FORMATS: dict[str, Format] = {
 
 def get(name: str) -> Format:
     """The format called `name`; ValueError with the known ones when there is none."""
-    if name not in FORMATS:
-        known = ", ".join(FORMATS)
-        raise ValueError(f"unknown number format {name!r}: choose one of {known}")
+    require_known("number format", name, FORMATS)
     return FORMATS[name]
 
 

@@ -18,6 +18,7 @@ import torch
 import fusedlib
 from fusedlib.bench import check, fresh, rivals, timing
 from fusedlib.bench.attempt import Wrong
+from fusedlib.bench.cases import Case, grid
 from fusedlib.bench.rivals import Workload
 from measure import problems, swiglu
 from measure.problems import Inputs, SwiGLUProblem, draw
@@ -61,17 +62,12 @@ def cases(
         "device": device,
     }  # fmt: skip
     names = rivals.chosen(swiglu.TASK, asked)
-    runs = [(name, False) for name in names] + [(name, True) for name in warmed if name in names]
-    return [shared | {"provider": name, "warmed": ahead} for name, ahead in runs]
+    runs = [{"provider": name, "warmed": False} for name in names]
+    runs += [{"provider": name, "warmed": True} for name in warmed if name in names]
+    return grid(shared, run=runs)
 
 
-def label(case: Mapping[str, Any]) -> str:
-    """A case in a few words."""
-    warmed = " warmed" if case["warmed"] else ""
-    return f"lengths {case['dtype']} {case['provider']}{warmed}"
-
-
-def measure(case: Mapping[str, Any]) -> dict[str, Any]:
+def measure(case: Case) -> dict[str, Any]:
     """The figures of a case: see `in_one_process`.
 
     Raises:

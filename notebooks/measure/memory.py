@@ -5,16 +5,17 @@ it, and the peak that CUDA's allocator keeps itself. What is counted stands in `
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedlib.bench import allocations, check, machine, rivals
+from fusedlib.bench import allocations, check, rivals
 from fusedlib.bench.allocations import CATEGORIES, MIB, Trace
-from fusedlib.bench.attempt import TooLarge, free_memory
+from fusedlib.bench.attempt import free_memory, require_memory
+from fusedlib.bench.cases import Case, grid, require_least
 from fusedlib.bench.rivals import Rival, Workload
 from measure import ledger, problems, stacks
 from measure.problems import Inputs, SwiGLUProblem, draw
@@ -22,11 +23,8 @@ from measure.stacks import STACK
 from measure.swiglu import BASELINE, TASK, sizes
 
 STUDY = "04_memory"
-Case = Mapping[str, Any]
 # The check in float64 takes many times a step's memory: at most so many tokens, and so wide.
 MOST_TOKENS, WIDEST = 8192, 16_384
-# An attempt costs a second; only what is counted at more than twice the memory is not tried.
-HOPELESS = 2.0
 # Share of the peak that the events may be off before they are not taken for its parts.
 COMPLETE = 0.005
 SHAPE = ("tokens", "hidden_size", "intermediate_size", "dtype")
@@ -47,10 +45,10 @@ def cases(
         ValueError: a text that is not three whole numbers from 1, or an unknown rival.
     """
     names = [n for n in rivals.chosen(TASK, asked) if "bound" not in rivals.get(TASK, n).traits]
-    return [
-        {"experiment": experiment, "provider": name, **_fields(shape, dtype), "device": device}
-        for shape in shapes for name in names for experiment in ("saved", "step")
-    ]  # fmt: skip
+    return grid(
+        {"device": device}, shape=[_fields(shape, dtype) for shape in shapes], provider=names,
+        experiment=("saved", "step"),
+    )  # fmt: skip
 
 
 def stack_cases(
@@ -61,30 +59,15 @@ def stack_cases(
     Raises:
         ValueError: a number of layers below 1, or a rival that has no module.
     """
-    if least := [n for n in layers if n < 1]:
-        raise ValueError(f"a stack has at least one layer, got {least[0]}")
-    return [
-        {"experiment": "stack", "provider": name, "layers": n, "held": held,
-         **_fields(shape, dtype), "device": device}
-        for n in layers for name in rivals.chosen(STACK, asked) for held in (False, True)
-    ]  # fmt: skip
+    require_least(1, layers=layers)
+    shared = {"experiment": "stack", "device": device, **_fields(shape, dtype)}
+    names = rivals.chosen(STACK, asked)
+    return grid(shared, layers=layers, provider=names, held=(False, True))
 
 
 def _fields(shape: str | tuple[int, int, int], dtype: str) -> dict[str, Any]:
     problem = SwiGLUProblem(*sizes(shape), dtype)
     return {name: getattr(problem, name) for name in SHAPE}
-
-
-def problem_of(case: Case) -> SwiGLUProblem:
-    """The problem that a case or a row speaks of."""
-    tokens, hidden, inner = (int(case[name]) for name in SHAPE[:3])
-    return SwiGLUProblem(tokens, hidden, inner, str(case["dtype"]))
-
-
-def label(case: Case) -> str:
-    """A case in a few words."""
-    layers = f" × {case['layers']}" if case["experiment"] == "stack" else ""
-    return f"{case['experiment']} {case['provider']} {problem_of(case).shape}{layers}"
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -94,9 +77,9 @@ def measure(case: Case) -> dict[str, Any]:
         Refused: the rival is wrong, cannot run here, or is counted far above the memory there is.
     """
     rival = rivals.get(STACK if case["experiment"] == "stack" else TASK, case["provider"])
-    problem, device = problem_of(case), case["device"]
+    problem, device = SwiGLUProblem.of(case), case["device"]
     rival.check_available(device, problem.dtype)
-    _require_hope(case)
+    require_memory(counted_mib(case) / 1024, device)
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # its cache is bounded: eight shapes of one function
     free_memory()  # also when the case before ended in an exception
@@ -116,24 +99,12 @@ def measure(case: Case) -> dict[str, Any]:
     return figures | {"idle_mib": idle / MIB} | _step(work, inputs.dy, device)
 
 
-def _require_hope(case: Case) -> None:
-    described = machine.describe()
-    there = described.device_memory_gib if case["device"] == "cuda" else None
-    there = there or described.memory_gib
-    need = counted_mib(case) / 1024
-    if there is not None and need > HOPELESS * there:
-        raise TooLarge(
-            f"not tried: {need:.0f} GiB counted, more than {HOPELESS:g} times the "
-            f"{there:.0f} GiB there are"
-        )
-
-
 def counted_mib(case: Case) -> float:
     """All that a case needs at its peak by the ledger, weights, x and dy included, in MiB.
 
     Weights and inputs alone for a rival that nobody has counted.
     """
-    problem = problem_of(case)
+    problem = SwiGLUProblem.of(case)
     book = ledger.of(case["provider"], case.get("path"), problem.dtype)
     deep = case["experiment"] == "stack"
     layers, held = (int(case["layers"]), bool(case["held"])) if deep else (1, False)
@@ -243,7 +214,7 @@ def _moments(trace: Trace, device: str, base: int) -> dict[str, Any]:
 
 
 def _stack(case: Case) -> dict[str, Any]:
-    problem, device = problem_of(case), case["device"]
+    problem, device = SwiGLUProblem.of(case), case["device"]
     held = bool(case["held"])
     modules = stacks.build(case["provider"], problem, int(case["layers"]), device)
     x = torch.randn(problem.tokens, problem.hidden_size, device=device).to(problem.torch_dtype)

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fusedlib.bench import machine, paths, timing
-from fusedlib.bench.attempt import TooLarge, Unavailable, Wrong, is_out_of_memory
-from fusedlib.bench.check import FLOOR_ROUNDOFFS, TIMES_EAGER
+from fusedlib.bench import check, paths, timing
+from fusedlib.bench.attempt import Unavailable, Wrong, is_out_of_memory, require_memory
+from fusedlib.bench.cases import device_of, grid, require_least
 from measure import allocator_history, steps
 from measure.allocator_history import CATEGORIES, History, Known, Watch, watching
 from models import activations, checkpointed, transformer
@@ -34,8 +34,6 @@ MODES = ("forward, no_grad", "forward", "step")
 STEPS = 2  # the second has AdamW's moments from its beginning
 WHOLE = Plan("none")
 POINTS, LARGEST = 400, 8
-# A case is tried unless it is counted at this many times the memory there is.
-HOPELESS = 1.5
 MIB, GIB = 2**20, 2**30
 PROGRAM = ("model", "context_length", "batch_size", "attention", "precision", "device")
 # The parts that `models.activations` names, by the modules' names.
@@ -60,12 +58,10 @@ def setting(
     """
     config(model, context_length=context_length, attention=attention)
     activations.widths(precision)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    device = machine.device_type() if device == "auto" else device
+    require_least(1, batch_size=batch_size)
     return {
         "model": model, "context_length": context_length, "batch_size": batch_size,
-        "attention": attention, "precision": precision, "device": device,
+        "attention": attention, "precision": precision, "device": device_of(device),
     }  # fmt: skip
 
 
@@ -105,21 +101,9 @@ def checkpoints(
         plans += [Plan(kind, size) for size in chosen]  # type: ignore[arg-type]
     for plan in plans:
         plan.segments(config(shared["model"]).num_layers)
-    if repetitions < 1:
-        raise ValueError(f"repetitions must be at least 1, got {repetitions}")
-    return [
-        {"experiment": "checkpoint", "plan": plan.kind, "blocks": plan.size,
-         "repetitions": repetitions, **shared}
-        for plan in plans
-    ]  # fmt: skip
-
-
-def label(case: Mapping[str, Any]) -> str:
-    """A case in a few words."""
-    plan = f"checkpoint {case.get('plan')} {case.get('blocks')}"
-    what = case["mode"] if case["experiment"] == "pass" else plan
-    where = f"{case['model']} T={case['context_length']}"
-    return f"{where} {case['attention']} {case['precision']} {what}"
+    require_least(1, repetitions=repetitions)
+    fields = [{"plan": plan.kind, "blocks": plan.size} for plan in plans]
+    return grid({"experiment": "checkpoint", "repetitions": repetitions, **shared}, plan=fields)
 
 
 def shape_of(case: Mapping[str, Any]) -> TransformerConfig:
@@ -178,16 +162,9 @@ def counted_mib(case: Mapping[str, Any]) -> float:
 
 def check_size(case: Mapping[str, Any]) -> None:
     """Raise `TooLarge` for a case that is counted far above the memory there is."""
-    facts = machine.describe()
-    there = facts.device_memory_gib if case["device"] == "cuda" else None
-    there = there or facts.memory_gib
     width = activations.widths(str(case["precision"])).weight
     held = 2 * shape_of(case).num_parameters * width if case["experiment"] == "checkpoint" else 0
-    need = (counted_mib(case) * MIB + held) / GIB
-    if there is not None and need > HOPELESS * there:
-        raise TooLarge(
-            f"{need:.0f} GiB by formula, more than {HOPELESS:g} times the {there:.0f} GiB there are"
-        )
+    require_memory((counted_mib(case) * MIB + held) / GIB, case["device"])
 
 
 # --- what runs -----------------------------------------------------------------------------------
@@ -380,7 +357,7 @@ class Measure:
         error = gradient_error(program.gradients(), self._true)
         figures |= {"gradient_error": error, "num_layers": program.shape.num_layers}
         dtype = torch.float32 if program.precision == "fp32" else torch.bfloat16
-        allowed = TIMES_EAGER * self._usual + FLOOR_ROUNDOFFS * torch.finfo(dtype).eps / 2
+        allowed = check.allowed(self._usual, dtype)
         if not error <= allowed:
             raise Wrong(f"gradients: error {error:.2e}, allowed {allowed:.2e}", figures)
         times = timing.interleaved(  # all in it have just run once: no round to warm them up
@@ -498,8 +475,9 @@ def _watched(case: Case, kept_at: Path | None) -> dict[str, Any]:
 
 def snapshot_path(case: Mapping[str, Any]) -> Path:
     """Where CUDA's snapshot of a case lies, under the products."""
-    name = label(case).replace(" ", "-").replace(",", "").replace("=", "")
-    return paths.build_dir() / "snapshots" / f"{name}.pickle"
+    names = ("attention", "precision", "mode")
+    name = f"{case['model']} T{case['context_length']} {' '.join(case[name] for name in names)}"
+    return paths.build_dir() / "snapshots" / f"{name.replace(' ', '-').replace(',', '')}.pickle"
 
 
 def _run_pass(mode: str, program: Program, watch: Watch, known: Known, number: int) -> None:

@@ -28,9 +28,10 @@ from torch.nn.functional import cross_entropy, linear
 
 import fusedlib
 from fusedlib import reference
-from fusedlib.bench import check, graphs, machine, rivals, timing
+from fusedlib.bench import check, graphs, rivals, timing
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.race import Case, Entry, Event, Figures, Lap
+from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
+from fusedlib.bench.race import Entry, Event, Figures, Lap
 from fusedlib.bench.rivals import rival
 from fusedlib.bench.settings import DTYPES
 from fusedlib.bench.step_clock import MIB
@@ -317,25 +318,24 @@ def cases(
         ValueError: an unknown experiment, dtype or rival, a size below 1, or a width that heads of
             an even size do not share.
     """
-    for name, given, known in (("experiment", experiment, TASKS), ("dtype", dtype, DTYPES)):
-        if given not in known:
-            raise ValueError(f"unknown {name} {given!r}; known: {', '.join(known)}")
-    if min(vocabulary, batch_size, context_length, repetitions, *widths) < 1:
-        raise ValueError("vocabulary, batch_size, context_length, repetitions, widths: from 1 on")
+    require_known("experiment", experiment, TASKS)
+    require_known("dtype", dtype, DTYPES)
+    require_least(
+        1, vocabulary=vocabulary, batch_size=batch_size, context_length=context_length,
+        repetitions=repetitions, widths=widths,
+    )  # fmt: skip
     heads = {"heads": HEADS, "key_heads": KEY_HEADS} if experiment == "rope" else {}
     if odd := [width for width in widths if heads and width % (2 * HEADS)]:
         raise ValueError(f"width {odd[0]} is no multiple of {2 * HEADS}: {HEADS} heads turn pairs")
-    where = machine.device_type() if device == "auto" else device
+    where = device_of(device)
     graph = experiment != "loss" and torch.device(where).type == "cuda"
-    return [
-        {"experiment": experiment, "provider": name, "batch_size": batch_size,
-         "context_length": context_length, "hidden_size": width, **heads,
-         "vocabulary": vocabulary if experiment == "loss" else None, "dtype": dtype,
-         "direction": direction, "launch": "graph" if graph else "python", "device": where,
-         "repetitions": repetitions}
-        for width in widths for direction in DIRECTIONS[experiment]
-        for name in rivals.chosen(experiment, asked)
-    ]  # fmt: skip
+    shared = {
+        "experiment": experiment, "batch_size": batch_size, "context_length": context_length,
+        **heads, "vocabulary": vocabulary if experiment == "loss" else None, "dtype": dtype,
+        "launch": "graph" if graph else "python", "device": where, "repetitions": repetitions,
+    }  # fmt: skip
+    names = rivals.chosen(experiment, asked)
+    return grid(shared, hidden_size=widths, direction=DIRECTIONS[experiment], provider=names)
 
 
 def work(case: Case) -> Figures:
@@ -473,15 +473,9 @@ def _peaks(call: Callable[[], Results]) -> Figures:
     return {"peak_mib": peak / MIB, "gradients_mib": gradients / MIB}
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    size = f"{case['batch_size']}×{case['context_length']}·{case['hidden_size']}"
-    return f"{case['experiment']} {size} {case['dtype']}"
-
-
 EVENT = Event(
     course=Course, settings=llama.few_threads, available=available, work=work, bursts=False,
     fields=("experiment", "batch_size", "context_length", "hidden_size", "vocabulary", "dtype",
             "launch", "device"),
-    seconds=0.5, most=30, label=label,
+    seconds=0.5, most=30,
 )  # fmt: skip

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fusedlib import reference
+from fusedlib.bench.cases import Case, require_known
 from fusedlib.bench.check import results_of
 from fusedlib.bench.rivals import Workload
 from fusedlib.bench.settings import DIRECTIONS, DTYPES
@@ -44,14 +45,18 @@ class SwiGLUProblem:
             size = getattr(self, name)
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} must be a whole number from 1, got {size!r}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
-        if self.direction not in DIRECTIONS:
-            known = ", ".join(DIRECTIONS)
-            raise ValueError(f"unknown direction {self.direction!r}; known: {known}")
-        if self.precision not in PRECISIONS:
-            known = ", ".join(PRECISIONS)
-            raise ValueError(f"unknown precision {self.precision!r}; known: {known}")
+        require_known("dtype", self.dtype, DTYPES)
+        require_known("direction", self.direction, DIRECTIONS)
+        require_known("precision", self.precision, PRECISIONS)
+
+    @classmethod
+    def of(cls, case: Case) -> "SwiGLUProblem":
+        """The problem that a case or a row speaks of."""
+        return cls(
+            int(case["tokens"]), int(case["hidden_size"]), int(case["intermediate_size"]),
+            str(case["dtype"]), case.get("direction", "forward+backward"),
+            bool(case.get("weight_gradients", True)), case.get("precision") or "highest",
+        )  # fmt: skip
 
     def fields(self) -> dict[str, Any]:
         """The fields of a case; `precision` is None where no fp32 product is asked for."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fusedlib.bench.attempt import free_memory, is_out_of_memory
+from fusedlib.bench.cases import require_known
 from fusedlib.bench.timing import Sections, synchronize
 from models.transformer import Transformer, config, loss
 
@@ -56,10 +57,8 @@ class Trainer:
         self, model: str, direction: str, device: str, dtype: str, batch_size: int,
         context_length: int, attention: str, provider: str = "eager",
     ) -> None:  # fmt: skip
-        if direction not in DIRECTIONS:
-            raise ValueError(f"unknown direction {direction!r}; known: {', '.join(DIRECTIONS)}")
-        if provider not in ("eager", "inductor"):
-            raise ValueError(f"unknown provider {provider!r}; known: eager, inductor")
+        require_known("direction", direction, DIRECTIONS)
+        require_known("provider", provider, ("eager", "inductor"))
         weights = getattr(torch, dtype, None)
         if not isinstance(weights, torch.dtype):
             raise ValueError(f"unknown dtype {dtype!r}; give torch's name, such as 'float32'")

@@ -8,17 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib import functional, reference
-from fusedlib.bench import (
-    check,
-    graphs,
-    machine,
-    race,
-    rivals,
-    roofline,
-    timing,
-)
+from fusedlib.bench import check, graphs, race, rivals, roofline, timing
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.race import Case, Entry, Event, Lap
+from fusedlib.bench.cases import Case, grid, require_known
+from fusedlib.bench.race import Entry, Event, Lap
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
 from measure import problems
@@ -164,23 +157,17 @@ def cases(
     Raises:
         ValueError: a text that is not three whole numbers, an unknown rival, launch or direction.
     """
-    if unknown := [launch for launch in launches if launch not in race.LAUNCHES]:
-        known = ", ".join(race.LAUNCHES)
-        raise ValueError(f"unknown launch {unknown[0]!r}; known: {known}")
-    found = []
-    for shape in shapes:
-        ways = [(direction, True) for direction in directions] + [("backward", False)] * frozen
-        for direction, trained in ways:
-            problem = SwiGLUProblem(*sizes(shape), dtype, direction, trained, precision)
-            for launch in launches:
-                if direction == "backward" and launch != "python":
-                    continue
-                found += [
-                    {"experiment": TASK, "group": group, "provider": name, **problem.fields(),
-                     "launch": launch, "device": device, "repetitions": repetitions}
-                    for name in rivals.chosen(TASK, asked)
-                ]  # fmt: skip
-    return found
+    require_known("launch", launches, race.LAUNCHES)
+    ways = [(direction, True) for direction in directions] + [("backward", False)] * frozen
+    found = grid(
+        {"experiment": TASK, "group": group, "device": device, "repetitions": repetitions},
+        problem=[
+            SwiGLUProblem(*sizes(shape), dtype, direction, trained, precision).fields()
+            for shape in shapes for direction, trained in ways
+        ],
+        launch=launches, provider=rivals.chosen(TASK, asked),
+    )  # fmt: skip
+    return [c for c in found if c["launch"] == "python" or c["direction"] != "backward"]
 
 
 def sizes(shape: str | tuple[int, int, int]) -> tuple[int, int, int]:
@@ -194,19 +181,10 @@ def sizes(shape: str | tuple[int, int, int]) -> tuple[int, int, int]:
     return tokens, hidden, inner
 
 
-def problem_of(case: Case) -> SwiGLUProblem:
-    """The problem that a case or a row speaks of."""
-    return SwiGLUProblem(
-        int(case["tokens"]), int(case["hidden_size"]), int(case["intermediate_size"]),
-        case["dtype"], case["direction"], bool(case["weight_gradients"]),
-        case["precision"] or "highest",
-    )  # fmt: skip
-
-
 def available(case: Case) -> None:
     """Raise `Unavailable` for what cannot run here, before anything is drawn."""
     if case["launch"] != "python" and torch.device(case["device"]).type != "cuda":
-        raise Unavailable("CUDA graphs and sustained runs need a CUDA GPU")
+        raise Unavailable("CUDA graphs need a CUDA GPU")
     rivals.get(TASK, case["provider"]).check_available(case["device"], case["dtype"])
 
 
@@ -214,7 +192,7 @@ class Course:
     """One problem, drawn, with the truth and the errors that plain PyTorch makes on it."""
 
     def __init__(self, case: Case) -> None:
-        problem = problem_of(case)
+        problem = SwiGLUProblem.of(case)
         self.device, self.dtype = case["device"], problem.torch_dtype
         self.inputs = draw(problem, self.device)
         self.true = problems.truth(self.inputs)
@@ -260,7 +238,7 @@ def _products_lap(parts: PlainProducts, heat: Case) -> Lap:
 
 
 def _work(case: Case) -> dict[str, Any]:
-    problem = problem_of(case)
+    problem = SwiGLUProblem.of(case)
     return {"flops": problem.flops, "compulsory_bytes": problem.compulsory_bytes}
 
 
@@ -268,10 +246,4 @@ EVENT = Event(
     course=Course, available=available, work=_work, entrant=("weight_gradients",),
     fields=("tokens", "hidden_size", "intermediate_size", "dtype", "precision", "device"),
     settings=lambda case: roofline.precision_of(case["precision"]),
-    label=lambda case: f"{problem_of(case).shape} {case['dtype']}",
 )  # fmt: skip
-
-
-def where(device: str) -> str:
-    """The device that `auto` means here."""
-    return machine.device_type() if device == "auto" else device

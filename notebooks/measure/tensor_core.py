@@ -23,8 +23,9 @@ from torch import Tensor
 
 from fusedlib.bench import settings
 from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.cases import Case
 from measure import accumulation, formats
-from measure.accumulation import Case, Figures
+from measure.accumulation import Figures
 
 SIZE = 128  # C is [SIZE, SIZE]: 16384 samples of the error
 MODEL_SIZE = 32

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusedlib.bench import attempt, fresh, machine
+from fusedlib.bench import attempt, fresh
+from fusedlib.bench.cases import device_of, grid, require_known, require_least
 from measure import steps
 from models import transformer
 
@@ -23,12 +24,10 @@ def problem(
     Raises:
         ValueError: context or batch not positive.
     """
-    for name, value in (("context_length", context_length), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    require_least(1, context_length=context_length, batch_size=batch_size)
     return {
         "context_length": context_length, "batch_size": batch_size, "dtype": dtype,
-        "attention": attention, "device": machine.device_type() if device == "auto" else device,
+        "attention": attention, "device": device_of(device),
     }  # fmt: skip
 
 
@@ -50,12 +49,9 @@ def step_cases(
         )
     for model in models:
         transformer.config(model)
-    if unknown := [d for d in directions if d not in steps.DIRECTIONS]:
-        raise ValueError(f"unknown direction {unknown[0]!r}; known: {', '.join(steps.DIRECTIONS)}")
-    if processes < 1:
-        raise ValueError(f"processes must be at least 1, got {processes}")
-    if isolation not in ("fresh", "shared"):
-        raise ValueError(f"isolation must be 'fresh' or 'shared', got {isolation!r}")
+    require_known("direction", directions, steps.DIRECTIONS)
+    require_least(1, processes=processes)
+    require_known("isolation", isolation, ("fresh", "shared"))
     least = max(warmups) + 2 * MEASURED_STEPS
     if min(warmups) < 0 or count < least:
         raise ValueError(
@@ -63,37 +59,24 @@ def step_cases(
             f"and {MEASURED_STEPS} settled ones: need {least}, and no warm-up below 0"
         )
     together = "" if isolation == "fresh" else ",".join(models)
-    return [
-        {
-            "experiment": "steps", "model": model, "direction": direction, "provider": "eager",
-            "isolation": isolation, "process": process, "steps": count, "together": together,
-            **shared,
-        }
-        for direction in directions for process in range(1, processes + 1) for model in models
-    ]  # fmt: skip
+    fields = {
+        "experiment": "steps", "provider": "eager", "isolation": isolation, "steps": count,
+        "together": together, **shared,
+    }  # fmt: skip
+    return grid(fields, direction=directions, process=range(1, processes + 1), model=models)
 
 
 def first_step_cases(
     shared: Case, *, models: Sequence[str], compiled: Sequence[str], stage_processes: int = 1
 ) -> list[Case]:
     """Cases that take the first step apart: stages, driver calls, and compilation."""
-    chosen = [("stages", "eager", m, p) for m in models for p in range(1, stage_processes + 1)]
-    chosen += [("calls", "eager", m, 1) for m in models]
-    chosen += [("compilation", "inductor", m, 1) for m in compiled]
+    alone = {"direction": "step", "provider": "eager", "process": 1, **shared}
     return [
-        {
-            "experiment": experiment, "model": model, "direction": "step", "provider": provider,
-            "process": process, **shared,
-        }
-        for experiment, provider, model, process in chosen
+        *grid({**alone, "experiment": "stages"}, model=models,
+              process=range(1, stage_processes + 1)),
+        *grid({**alone, "experiment": "calls"}, model=models),
+        *grid({**alone, "experiment": "compilation", "provider": "inductor"}, model=compiled),
     ]  # fmt: skip
-
-
-def label(case: Mapping[str, Any]) -> str:
-    """A case in a few words."""
-    if case["experiment"] != "steps":
-        return f"{case['model']} {case['experiment']}"
-    return f"{case['model']} {case['direction']} {case['isolation']} process {case['process']}"
 
 
 class Measure:

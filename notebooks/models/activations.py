@@ -36,6 +36,7 @@ generator's state, and its fp32 backend pads T to a multiple of 32: neither is c
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
+from fusedlib.bench.cases import require_known
 from models.transformer import BATCH_SIZE, TransformerConfig
 
 Precision = Literal["fp32", "bf16 autocast", "bf16"]
@@ -75,8 +76,7 @@ class Kept:
 
 def widths(precision: str) -> Widths:
     """Bytes an element. Raises ValueError for an unknown precision, listing the known ones."""
-    if precision not in _WIDTHS:
-        raise ValueError(f"unknown precision {precision!r}; known: {', '.join(_WIDTHS)}")
+    require_known("precision", precision, _WIDTHS)
     return _WIDTHS[precision]
 
 

@@ -19,6 +19,7 @@ from typing import Literal, get_args
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from fusedlib.bench.cases import require_known
 from models import activations
 from models.transformer import BATCH_SIZE, Transformer, TransformerConfig
 
@@ -39,10 +40,7 @@ class Plan:
     size: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ValueError(
-                f"unknown kind of checkpointing {self.kind!r}; known: {', '.join(get_args(Kind))}"
-            )
+        require_known("kind of checkpointing", self.kind, get_args(Kind))
         if (self.kind == "none") != (self.size == 0) or self.size < 0:
             raise ValueError(
                 f"{self.kind!r} cannot have size {self.size}: 'none' has size 0, all others count "

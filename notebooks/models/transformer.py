@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fusedlib.bench.cases import require_known
+
 AttentionKind = Literal["sdpa", "plain"]
 BATCH_SIZE = 4
 ROPE_BASE = 10_000.0
@@ -62,9 +64,7 @@ class TransformerConfig:
                 f"RoPE rotates pairs, so d_model / num_heads must be even, got "
                 f"{self.d_model} / {self.num_heads} = {self.head_dim}"
             )
-        if self.attention not in get_args(AttentionKind):
-            known = ", ".join(get_args(AttentionKind))
-            raise ValueError(f"unknown attention {self.attention!r}; known: {known}")
+        require_known("attention", self.attention, get_args(AttentionKind))
 
     @property
     def head_dim(self) -> int:
@@ -103,12 +103,8 @@ def config(name: str, **overrides: Any) -> TransformerConfig:
 
     Raises ValueError for an unknown size or field (listing the known ones) or an invalid value.
     """
-    if name not in SIZES:
-        raise ValueError(f"unknown model size {name!r}; known: {', '.join(SIZES)}")
-    known = [field.name for field in fields(TransformerConfig)]
-    unknown = sorted(set(overrides) - set(known))
-    if unknown:
-        raise ValueError(f"unknown model option {', '.join(unknown)}; known: {', '.join(known)}")
+    require_known("model size", name, SIZES)
+    require_known("model option", overrides, [field.name for field in fields(TransformerConfig)])
     return replace(SIZES[name], **overrides)
 
 

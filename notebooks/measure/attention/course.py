@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fusedlib.bench import check, machine, race, rivals, roofline, timing
-from fusedlib.bench.attempt import TooLarge, Unavailable
-from fusedlib.bench.race import Case, Entry, Event
+from fusedlib.bench.attempt import TooLarge, Unavailable, require_memory
+from fusedlib.bench.cases import Case, require_known, require_least
+from fusedlib.bench.cases import grid as cases_of
+from fusedlib.bench.race import Entry, Event
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
 from measure.attention import footprint, truth
@@ -27,9 +30,6 @@ BASELINE = "plain"
 FUSED = "fused"
 GRIDS = ("course", "published", "long")
 """Of the course behind seed 001, of what its script ran, and beyond what fits a card."""
-# Counted at more than this share of the memory there is, a case is not tried. A card refuses and
-# goes on, so that an attempt costs little; a host's system ends the process instead.
-HOPELESS = {"cuda": 4.0, "mps": 0.7, "cpu": 0.5}
 PROBE = 128
 _SHAPE = ("context_length", "head_dim", "batch_size", "dtype")
 # How torch begins its refusal, on CUDA and elsewhere.
@@ -162,26 +162,22 @@ def cases(
     Raises:
         ValueError: an unknown grid, rival or dtype, a size or number of repetitions below 1.
     """
-    if grid not in GRIDS:
-        raise ValueError(f"unknown grid {grid!r}; known: {', '.join(GRIDS)}")
-    if repetitions < 1:
-        raise ValueError(f"repetitions must be at least 1, got {repetitions}")
+    require_known("grid", grid, GRIDS)
+    require_least(1, repetitions=repetitions)
     added = [_added(text) for text in more]
+    shared = {
+        "experiment": EXPERIMENT, "grid": grid, "repetitions": repetitions, "device": device
+    }  # fmt: skip
     found = []
-    for dtype in dtypes:
-        for width in widths:
-            for context in contexts:
-                problem = AttentionProblem(context, width, batch_size, dtype)
-                shape = {name: getattr(problem, name) for name in _SHAPE}
-                here = [
-                    name for name, at in added
-                    if all(str(shape[field]) == value for field, value in at.items())
-                ]  # fmt: skip
-                found += [
-                    {"experiment": EXPERIMENT, "grid": grid, "provider": name, **shape,
-                     "direction": direction, "repetitions": repetitions, "device": device}
-                    for direction in DIRECTIONS for name in rivals.chosen(TASK, [*asked, *here])
-                ]  # fmt: skip
+    for dtype, width, context in product(dtypes, widths, contexts):
+        problem = AttentionProblem(context, width, batch_size, dtype)
+        shape = {name: getattr(problem, name) for name in _SHAPE}
+        here = [
+            name for name, at in added
+            if all(str(shape[field]) == value for field, value in at.items())
+        ]  # fmt: skip
+        names = rivals.chosen(TASK, [*asked, *here])
+        found += cases_of(shared | shape, direction=DIRECTIONS, provider=names)
     return found
 
 
@@ -195,12 +191,6 @@ def _added(text: str) -> tuple[str, dict[str, str]]:
         )
     fields = {name: value for name, value in found.groupdict().items() if value}
     return rivals.get(TASK, found[1]).name, fields
-
-
-def problem_of(case: Case) -> AttentionProblem:
-    """The problem that a case or a row speaks of."""
-    context, width, batch = (int(case[name]) for name in _SHAPE[:3])
-    return AttentionProblem(context, width, batch, str(case["dtype"]))
 
 
 def available(case: Case) -> None:
@@ -228,23 +218,18 @@ def check_size(name: str, problem: AttentionProblem, device: str) -> None:
     """Whether a rival that holds T × T tensors is worth a try.
 
     Raises:
-        TooLarge: it is counted far above the memory there is, see `HOPELESS`.
+        TooLarge: it is counted far above the memory there is.
     """
-    facts = machine.describe()
-    total = facts.device_memory_gib if device == "cuda" else facts.memory_gib
-    need = (plain_peak(problem, device) + operands_bytes(problem)) / 2**30
-    if not is_fused(name) and total is not None and need > HOPELESS[device] * total:
-        raise TooLarge(
-            f"not tried: {need:,.0f} GiB counted, more than {HOPELESS[device]:g} times the "
-            f"{total:,.0f} GiB there are"
-        )
+    if not is_fused(name):
+        need = plain_peak(problem, device) + operands_bytes(problem)
+        require_memory(need / 2**30, device)
 
 
 class Course:
     """One problem, drawn, with the truth and the errors that plain attention makes on it."""
 
     def __init__(self, case: Case) -> None:
-        self.problem, self.device = problem_of(case), case["device"]
+        self.problem, self.device = AttentionProblem.of(case), case["device"]
         self.operands = draw(self.problem, self.device)
         self.true = truth.truth(self.operands)
         try:
@@ -273,7 +258,4 @@ class Course:
 EVENT = Event(
     course=Course, fields=(*_SHAPE, "device"), available=available, warmup=1,
     settings=lambda case: roofline.precision_of("highest"),
-    label=lambda case: (
-        f"context {case['context_length']}, width {case['head_dim']}, {case['dtype']}"
-    ),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fusedlib.bench.cases import Case, require_known
 from fusedlib.bench.settings import DTYPES
 
 HEADS = 1
@@ -47,8 +48,15 @@ class AttentionProblem:
             size = getattr(self, name)
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} must be a whole number from 1, got {size!r}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+        require_known("dtype", self.dtype, DTYPES)
+
+    @classmethod
+    def of(cls, case: Case) -> "AttentionProblem":
+        """The problem that a case or a row speaks of."""
+        return cls(
+            int(case["context_length"]), int(case["head_dim"]), int(case["batch_size"]),
+            str(case["dtype"]),
+        )  # fmt: skip
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -15,16 +15,16 @@ dynamic      the same from the first step on, every step another length         
 
 from typing import Any
 
+from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Event
 from measure.compilers.arms import BASELINE, TASK
-from measure.compilers.case import OPTIMIZERS, SUBJECTS, Case, cases, label, require_possible
+from measure.compilers.case import OPTIMIZERS, SUBJECTS, cases, require_possible
 from measure.compilers.changing import dynamic
 from measure.compilers.courses import TURN, Course, Decoding, Forward, Training
 from measure.compilers.samplers import SAMPLERS
 
 __all__ = [
     "BASELINE", "EVENT", "OPTIMIZERS", "SAMPLERS", "STUDY", "TASK", "TURN", "cases", "dynamic",
-    "label",
 ]  # fmt: skip
 
 STUDY = "12_compilers"
@@ -42,5 +42,5 @@ def work(case: Case) -> dict[str, Any]:
 EVENT = Event(
     course=lambda case: COURSES[SUBJECTS[case["experiment"]]](case), available=require_possible,
     fields=("subject", "model", "batch_size", "context_length", "dtype", "device"),
-    work=work, warmup=1, bursts=False, label=label,
+    work=work, warmup=1, bursts=False,
 )  # fmt: skip

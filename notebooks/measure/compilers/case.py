@@ -1,13 +1,14 @@
 """What can be asked: each arm in turns with the baseline."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from fusedlib.bench import machine, rivals
+from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.cases import Case, device_of, require_known, require_least
 from measure import llama
 from measure.compilers.arms import BASELINE, TASK
 from measure.compilers.samplers import SAMPLERS
@@ -22,7 +23,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": partial(torch.optim.AdamW, lr=1e-4, weight_decay=0.1, fused=True),
 }
 """SGD is set as seed 003 published it."""
-Case = Mapping[str, Any]
 
 
 def cases(
@@ -45,24 +45,20 @@ def cases(
     Raises:
         ValueError: an unknown experiment, sampler, optimizer, model or arm, or a size below 1.
     """
-    known: dict[str, Mapping[str, Any]] = {
-        "experiment": SUBJECTS,
-        "sampler": SAMPLERS,
-        "optimizer": OPTIMIZERS,
-    }
-    asked = [("model", model), *(pair for variant in variants for pair in variant.items())]
-    for field, value in asked:
-        if value not in (fits := known.get(field, llama.CONFIGS)):
-            raise ValueError(f"unknown {field} {value!r}; known: {', '.join(fits)}")
-    if min(batch_size, context_length, repetitions) < 1 or limit_s < 0:
-        raise ValueError(
-            f"batch_size={batch_size}, context_length={context_length}, repetitions={repetitions} "
-            f"must be at least 1, limit_s={limit_s} at least 0"
-        )
+    require_known("model", model, llama.CONFIGS)
+    known: dict[str, Collection[str]] = {
+        "experiment": SUBJECTS, "sampler": SAMPLERS, "optimizer": OPTIMIZERS
+    }  # fmt: skip
+    for field, value in (pair for variant in variants for pair in variant.items()):
+        require_known(field, value, known[field])
+    require_least(
+        1, batch_size=batch_size, context_length=context_length, repetitions=repetitions
+    )  # fmt: skip
+    require_least(0, limit_s=limit_s)
     shared = {
         "model": model, "batch_size": batch_size, "context_length": context_length,
         "dtype": "bfloat16", "repetitions": repetitions, "limit_s": float(limit_s),
-        "device": machine.device_type() if device == "auto" else device,
+        "device": device_of(device),
     }  # fmt: skip
     found: list[dict[str, Any]] = []
     for arm in rivals.chosen(TASK, arms):
@@ -75,12 +71,6 @@ def cases(
             if arm != BASELINE:
                 found += [{**case, "provider": name} for name in (BASELINE, arm)]
     return found
-
-
-def label(case: Case) -> str:
-    """A case in a few words."""
-    how = case.get("sampler") or case.get("optimizer") or ""
-    return f"{case['model']} {case['experiment']} {how} {case.get('against', case['provider'])}"
 
 
 def require_possible(case: Case) -> None:

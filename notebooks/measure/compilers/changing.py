@@ -7,10 +7,11 @@ import torch
 
 from fusedlib.bench import rivals, timing
 from fusedlib.bench.attempt import Unavailable, free_memory
+from fusedlib.bench.cases import Case
 from fusedlib.bench.statistics import summarize
 from measure import llama
 from measure.compilers.arms import TASK
-from measure.compilers.case import OPTIMIZERS, Case, require_possible
+from measure.compilers.case import OPTIMIZERS, require_possible
 from measure.compilers.courses import Training
 from measure.compilers.ready import TooLong, cold, limited
 from measure.end_to_end.course import graphs_compiled

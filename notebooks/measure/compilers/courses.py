@@ -12,11 +12,12 @@ from torch import Tensor, nn
 import fusedlib
 from fusedlib.bench import check, rivals, step_clock, timing
 from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
+from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Entry, Lap
 from fusedlib.bench.step_clock import MIB
 from measure import llama
 from measure.compilers.arms import TASK, Arm, Call
-from measure.compilers.case import OPTIMIZERS, Case
+from measure.compilers.case import OPTIMIZERS
 from measure.compilers.ready import LEAST_CALLS, TooLong, cold, in_fp32, limited, settled
 from measure.compilers.samplers import DRAWS, MOST_MISFIT, SAMPLERS, misfit
 from measure.end_to_end.course import _watched
@@ -85,9 +86,8 @@ class Course:
         """
         errors = check.errors(found, self.true)
         figures = {"error": max(e.norm for e in errors.values())}
-        if wrong := check.misses(errors, self.usual, getattr(torch, self.case["dtype"])):
-            raise Wrong("; ".join(wrong[:5]), figures)
-        return figures
+        dtype = getattr(torch, self.case["dtype"])
+        return check.require(errors, self.usual, dtype, figures=figures)
 
 
 class Forward(Course):

@@ -1,12 +1,13 @@
 """Study 06's cases: steps alone and under the profiler, rivals' steps in turns, optimizers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from fusedlib.bench import machine, rivals, roofline
-from fusedlib.bench.attempt import TooLarge, Unavailable
+from fusedlib.bench import rivals
+from fusedlib.bench.attempt import Unavailable, require_memory
+from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
 from measure.steps import Trainer
 from models import transformer
 from models.transformer import TransformerConfig, config
@@ -17,9 +18,6 @@ WEIGHTS = {"fp32": "float32", "bf16 autocast": "float32", "bf16": "bfloat16"}
 RACES = {"mlp": "mlp", "model": "compile"}
 """The task of the rivals by experiment: whose MLP, or whether the model is compiled."""
 OPTIMIZERS = ("for-loop", "foreach", "fused")
-# Of the card's memory: what needs at least so much is not tried.
-HOPELESS = 1.5
-Case = Mapping[str, Any]
 
 
 def setting(
@@ -37,14 +35,11 @@ def setting(
     Raises:
         ValueError: a number out of its bounds.
     """
-    if batch_size < 1 or repetitions < 1 or seconds < 0:
-        raise ValueError(
-            f"batch_size={batch_size}, repetitions={repetitions}, seconds={seconds}: need at "
-            "least 1, 1 and 0"
-        )
-    where = machine.device_type() if device == "auto" else device
+    require_least(1, batch_size=batch_size, repetitions=repetitions)
+    require_least(0, seconds=seconds)
     return {
-        "device": where, "batch_size": batch_size, "seconds": seconds, "repetitions": repetitions
+        "device": device_of(device), "batch_size": batch_size, "seconds": seconds,
+        "repetitions": repetitions,
     }  # fmt: skip
 
 
@@ -66,13 +61,11 @@ def steps(
     Raises:
         ValueError: an unknown size or precision, or a context below 1.
     """
-    if unknown := [p for p in precisions if p not in WEIGHTS]:
-        raise ValueError(f"unknown precision {unknown[0]!r}; known: {', '.join(WEIGHTS)}")
-    found = [
-        {"experiment": experiment, "model": model, "context_length": context,
-         "precision": precision, "attention": attention, "inference": inference, **shared}
-        for context in contexts for model in models for precision in precisions
-    ]  # fmt: skip
+    require_known("precision", precisions, WEIGHTS)
+    found = grid(
+        {"experiment": experiment, "attention": attention, "inference": inference, **shared},
+        context_length=contexts, model=models, precision=precisions,
+    )  # fmt: skip
     for case in found:
         shape(case)
     return found
@@ -95,19 +88,16 @@ def races(
     Raises:
         ValueError: as `steps`, and an unknown experiment or rival.
     """
-    if experiment not in RACES:
-        raise ValueError(f"unknown race {experiment!r}; known: {', '.join(RACES)}")
+    require_known("race", experiment, RACES)
     names = rivals.chosen(RACES[experiment], asked)
     wanted = steps(shared, models, contexts, precisions, experiment=experiment)
-    return [{**case, "provider": name} for case in wanted for name in names]
+    return grid(step=wanted, provider=names)
 
 
 def optimizers(shared: Case, models: Sequence[str]) -> list[dict[str, Any]]:
     """AdamW's own step on fp32 weights, each way that torch has."""
-    return [
-        {"experiment": "optimizer", "optimizer": kind, "model": config(model).name, **shared}
-        for model in models for kind in OPTIMIZERS
-    ]  # fmt: skip
+    names = [config(model).name for model in models]
+    return grid({"experiment": "optimizer", **shared}, model=names, optimizer=OPTIMIZERS)
 
 
 def shape(case: Case) -> TransformerConfig:
@@ -115,16 +105,6 @@ def shape(case: Case) -> TransformerConfig:
     return config(
         case["model"], context_length=int(case["context_length"]), attention=case["attention"]
     )
-
-
-def label(case: Case) -> str:
-    """A case in a few words."""
-    if case["experiment"] == "ceiling":
-        return roofline.label(case)
-    if case["experiment"] == "optimizer":
-        return f"{case['model']} AdamW {case['optimizer']}"
-    size = f"{case['model']}·{case['context_length']} {case['precision']}"
-    return f"{size} {case['experiment']} on {case['device']}"
 
 
 def require_possible(case: Case) -> None:
@@ -139,14 +119,7 @@ def require_possible(case: Case) -> None:
         raise Unavailable(f"this machine has no {case['device']} device")
     if "precision" not in case or "context_length" not in case:
         return
-    facts = machine.describe()
-    on_card = facts.device_memory_gib if case["device"] == "cuda" else None
-    memory, least = on_card or facts.memory_gib, least_bytes(case) / 2**30
-    if memory is not None and least > HOPELESS * memory:
-        raise TooLarge(
-            f"not tried: at least {least:.0f} GiB, more than {HOPELESS:g} times the "
-            f"{memory:.0f} GiB there are"
-        )
+    require_memory(least_bytes(case) / 2**30, case["device"])
 
 
 def least_bytes(case: Case) -> int:

@@ -26,7 +26,8 @@ from fusedlib.bench import (
     sustained,
     timing,
 )  # fmt: skip
-from fusedlib.bench.attempt import Unavailable, Wrong
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Entry, Event, Lap
 from fusedlib.bench.rivals import Rival, rival
 from fusedlib.bench.settings import matmul_settings
@@ -36,9 +37,7 @@ from measure.end_to_end import measure
 from measure.end_to_end.cases import (
     RACES,
     WEIGHTS,
-    Case,
     autocast,
-    label,
     require_possible,
     shape,
     trainer,
@@ -206,9 +205,7 @@ def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
         "path": _path(model.blocks[0].get_submodule("mlp"), case),
     }  # fmt: skip
     rounded = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
-    if wrong := check.misses(errors, usual, rounded, true):
-        raise Wrong("; ".join(wrong[:5]), figures)
-    return figures
+    return check.require(errors, usual, rounded, true, figures)
 
 
 def _results(model: Transformer, call: Call, batch: Tensor) -> dict[str, Tensor]:
@@ -303,6 +300,6 @@ EVENT = Event(
     course=Course, available=_require_available, settings=cold, work=measure.work, warmup=1,
     fields=("experiment", "model", "context_length", "precision", "attention", "device",
             "batch_size"),
-    seconds=2.0, most=15, bursts=False, label=label,
+    seconds=2.0, most=15, bursts=False,
 )  # fmt: skip
 LOADED = sustained.event(replace(EVENT, course=Loaded))

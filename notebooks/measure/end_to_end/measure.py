@@ -8,10 +8,11 @@ from torch.autograd import DeviceType
 from fusedlib.bench import roofline, step_clock, timing
 from fusedlib.bench.allocations import quiet
 from fusedlib.bench.attempt import free_memory
+from fusedlib.bench.cases import Case
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.step_clock import MIB, Limits
-from measure.end_to_end.cases import Case, require_possible, shape, trainer
+from measure.end_to_end.cases import require_possible, shape, trainer
 from measure.steps import Trainer, adamw
 from models import flops
 from models.transformer import Transformer, config

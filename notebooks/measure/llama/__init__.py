@@ -18,7 +18,8 @@ fp32-train  losses of a training at a setting of torch's fp32 products, and in f
 from collections.abc import Iterable
 from typing import Any
 
-from fusedlib.bench import machine, rivals
+from fusedlib.bench import rivals
+from fusedlib.bench.cases import device_of, grid, require_known, require_least
 from measure.llama.alone import GROWING, MEASURES, measure
 from measure.llama.arms import (
     BASELINE,
@@ -29,7 +30,6 @@ from measure.llama.arms import (
     causal_attention,
     with_liger,
 )
-from measure.llama.case import label
 from measure.llama.models import CONFIGS, build, copy_of, tokens
 from measure.llama.races import EVENT, FP32, LOADED, few_threads, flops, path_of
 from measure.llama.step import Program, try_capture
@@ -49,7 +49,7 @@ __all__ = [
     "BASELINE", "CONFIGS", "EVENT", "EXACT", "FIRST_STEPS", "FP32", "LOADED", "MOMENTS",
     "MOMENT_SEEDS", "OTHER_ATTENTION", "PARTS", "PLAIN_PATH", "SEEDS", "STUDY", "SWITCHES", "TASK",
     "Judge", "Program", "Trajectory", "build", "cases", "causal_attention", "copy_of",
-    "few_threads", "flops", "gradients", "label", "loss_distances", "measure", "path_of", "tokens",
+    "few_threads", "flops", "gradients", "loss_distances", "measure", "path_of", "tokens",
     "try_capture", "with_liger", "wrong_gradients",
 ]  # fmt: skip
 
@@ -78,21 +78,14 @@ def cases(
     Raises:
         ValueError: an unknown experiment, model, dtype or arm, or a size below 1.
     """
-    for name, given, known in (
-        ("experiment", experiment, ("step", "fp32", "gradients", *MEASURES)),
-        ("model", model, CONFIGS), ("dtype", dtype, DTYPES),
-        ("grows", more.get("grows", "batch"), GROWING),
-    ):  # fmt: skip
-        if given not in known:
-            raise ValueError(f"unknown {name} {given!r}; known: {', '.join(known)}")
-    if batch_size < 1 or context_length < 2:
-        raise ValueError(
-            f"batch_size={batch_size}, context_length={context_length}: need at least 1 and 2"
-        )
-    where = machine.device_type() if device == "auto" else device
-    shared = {"model": model, "dtype": dtype, "batch_size": batch_size,
-              "context_length": context_length, "device": where, **more}  # fmt: skip
-    return [
-        {"experiment": experiment, "provider": name, **shared}
-        for name in rivals.chosen(TASK, arms)
-    ]  # fmt: skip
+    require_known("experiment", experiment, ("step", "fp32", "gradients", *MEASURES))
+    require_known("model", model, CONFIGS)
+    require_known("dtype", dtype, DTYPES)
+    require_known("grows", more.get("grows", ()), GROWING)
+    require_least(1, batch_size=batch_size)
+    require_least(2, context_length=context_length)
+    shared = {
+        "experiment": experiment, "model": model, "dtype": dtype, "batch_size": batch_size,
+        "context_length": context_length, "device": device_of(device), **more,
+    }  # fmt: skip
+    return grid(shared, provider=rivals.chosen(TASK, arms))

@@ -8,10 +8,10 @@ import torch
 from fusedlib.bench import paths, timing
 from fusedlib.bench.allocations import quiet
 from fusedlib.bench.attempt import Attempt, free_memory
+from fusedlib.bench.cases import Case
 from measure.llama import cases
-from measure.llama.arms import BASELINE, alone
-from measure.llama.case import label, require_possible
-from measure.llama.models import Case, tokens
+from measure.llama.arms import BASELINE, alone, require_possible
+from measure.llama.models import tokens
 from measure.llama.races import few_threads
 from measure.llama.step import Program
 
@@ -42,7 +42,7 @@ def main() -> None:
     for case in cases("step", SHOWN, model=model, batch_size=batch, context_length=context):
         with few_threads(case):
             tried = Attempt.at(profile, case, folder / case["provider"])
-        print(f"{label(case)}: {tried.status} {tried.reason or ''}", flush=True)
+        print(f"{case['provider']}: {tried.status} {tried.reason or ''}", flush=True)
         free_memory()
     print(
         f"tensorboard --logdir {folder}\n"

@@ -10,12 +10,12 @@ import torch
 
 from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable, free_memory, is_out_of_memory
+from fusedlib.bench.cases import Case
 from fusedlib.bench.step_clock import MIB
 from measure import allocator_history
 from measure.allocator_history import Known, watching
-from measure.llama.arms import alone
-from measure.llama.case import require_possible
-from measure.llama.models import CONFIGS, Case, tokens
+from measure.llama.arms import alone, require_possible
+from measure.llama.models import CONFIGS, tokens
 from measure.llama.races import few_threads, path_of, work
 from measure.llama.step import Program
 from measure.llama.training import train, train_at_precision

@@ -11,8 +11,9 @@ from torch import nn
 import fusedlib
 from fusedlib.bench import fresh, rivals
 from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.cases import Case, require_known
 from fusedlib.bench.rivals import rival
-from measure.llama.models import Call, Case, build
+from measure.llama.models import Call, build
 
 TASK, BASELINE = "llama", "huggingface"
 OTHER_ATTENTION = "huggingface-eager"
@@ -24,6 +25,11 @@ PARTS = ("mlp", "rms_norm", "rope", "attention", "loss")
 WHOLE = frozenset({"whole"})
 """Trait of an arm that compiles the whole model."""
 _NEEDS_LIGER = {"requires": ("transformers", "liger_kernel"), "needs_cuda": True}
+
+
+def require_possible(case: Case) -> None:
+    """Raise `Unavailable` where the device or a package is missing."""
+    rivals.get(TASK, case["provider"]).check_available(case["device"], case["dtype"])
 
 
 @rival(TASK, BASELINE, requires=("transformers",))
@@ -89,8 +95,7 @@ def with_liger(model: nn.Module, switches: Iterable[str], **loss: Any) -> nn.Mod
         ValueError: an unknown switch.
     """
     wanted = set(switches)
-    if unknown := sorted(wanted - set(SWITCHES)):
-        raise ValueError(f"unknown switch {unknown[0]!r}; Liger has {', '.join(SWITCHES)}")
+    require_known("switch", sorted(wanted), SWITCHES)
     from liger_kernel.transformers import apply_liger_kernel_to_llama, liger_rotary_pos_emb
     from transformers.models.llama import modeling_llama
 

@@ -1,13 +1,14 @@
 """Hugging Face's Llamas with random weights, by name, and their tokens."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Case = Mapping[str, Any]
+from fusedlib.bench.cases import require_known
+
 Call = Callable[..., Any]
 _LLAMA_32 = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
              "num_key_value_heads": 8}  # fmt: skip
@@ -54,8 +55,7 @@ def build(
         ValueError: an unknown name.
         ModuleNotFoundError: transformers is not installed.
     """
-    if config not in CONFIGS:
-        raise ValueError(f"unknown model {config!r}; known: {', '.join(CONFIGS)}")
+    require_known("model", config, CONFIGS)
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     fields = CONFIGS[config] | ({"num_hidden_layers": layers} if layers else {})

@@ -10,12 +10,12 @@ from torch import nn
 
 from fusedlib.bench import check, rivals, step_clock, sustained
 from fusedlib.bench.attempt import Wrong, free_memory
+from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Entry, Event, Lap
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.kernels.host import route
-from measure.llama.arms import TASK
-from measure.llama.case import label, require_possible
-from measure.llama.models import CONFIGS, Call, Case, build, copy_of, tokens
+from measure.llama.arms import TASK, require_possible
+from measure.llama.models import CONFIGS, Call, build, copy_of, tokens
 from measure.llama.step import Program
 from measure.llama.truth import Judge, plain_loss
 from measure.swiglu import PLAIN_PATH
@@ -68,8 +68,8 @@ def _checked_loss(program: Program, usual: float, dtype: str) -> float:
     program.optimizer = optimizer
     assert program.loss is not None
     loss = program.loss.item()
-    allowed = check.FLOOR_ROUNDOFFS * _loss_roundoff(dtype, program.ids.numel())
-    if not abs(loss / usual - 1) <= allowed:
+    most = check.FLOOR_ROUNDOFFS * _loss_roundoff(dtype, program.ids.numel())
+    if not abs(loss / usual - 1) <= most:
         raise Wrong(f"loss {loss:.6g}, Hugging Face's is {usual:.6g}", {"loss": loss})
     return loss
 
@@ -108,7 +108,7 @@ def few_threads(case: Case) -> Iterator[None]:
 
 EVENT = Event(
     course=Course, settings=few_threads, fields=("model", "dtype", "device", "optimizer", "group"),
-    available=require_possible, work=work, warmup=1, bursts=False, label=label,
+    available=require_possible, work=work, warmup=1, bursts=False,
 )  # fmt: skip
 
 

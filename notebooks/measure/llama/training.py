@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fusedlib.bench import check, rivals
 from fusedlib.bench.attempt import free_memory
+from fusedlib.bench.cases import Case
 from measure import steps
-from measure.llama.arms import BASELINE, OTHER_ATTENTION, TASK, alone
-from measure.llama.case import require_possible
-from measure.llama.models import CONFIGS, Case
+from measure.llama.arms import BASELINE, OTHER_ATTENTION, TASK, alone, require_possible
+from measure.llama.models import CONFIGS
 from measure.llama.races import at_precision, few_threads, path_of
 from measure.llama.truth import EXACT, Judge
 
@@ -150,14 +150,14 @@ def wrong_gradients(row: Mapping[str, Any]) -> list[str]:
         row: of `Trajectory.measure`, with its case's `dtype`; `gradient_errors` is no list where
             one of them was not finite.
     """
-    floor = check.FLOOR_ROUNDOFFS * torch.finfo(getattr(torch, row["dtype"])).eps / 2
+    dtype = getattr(torch, row["dtype"])
     names, usual = row["parameters"], row["usual_errors"]
     errors = row["gradient_errors"]
     if not isinstance(errors, list):
         return list(names)
     return [
         name for name, error, own in zip(names, errors, usual, strict=True)
-        if error is None or not error <= check.TIMES_EAGER * own + floor
+        if error is None or not error <= check.allowed(own, dtype)
     ]  # fmt: skip
 
 

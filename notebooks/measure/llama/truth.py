@@ -12,10 +12,11 @@ from torch.nn.functional import cross_entropy
 
 from fusedlib import reference
 from fusedlib.bench import check, rivals
-from fusedlib.bench.attempt import Wrong, free_memory
+from fusedlib.bench.attempt import free_memory
+from fusedlib.bench.cases import Case
 from fusedlib.bench.rivals import rival
 from measure.llama.arms import TASK
-from measure.llama.models import CONFIGS, Call, Case, build, copy_of, tokens
+from measure.llama.models import CONFIGS, Call, build, copy_of, tokens
 from measure.llama.step import Program
 
 EXACT = "exact-gradients"
@@ -70,10 +71,7 @@ class Judge:
             "head_gradient_error": gradients.get(self.names[0]),
             "gradients_error": max(gradients.values(), default=None),
         }  # fmt: skip
-        rounded = getattr(torch, dtype)
-        if wrong := check.misses(found, self.usual, rounded):
-            raise Wrong("; ".join(wrong[:5]), figures)
-        return figures
+        return check.require(found, self.usual, getattr(torch, dtype), figures=figures)
 
     def _of(self, model: nn.Module, call: Call, graph: bool = False) -> dict[str, Tensor]:
         if not graph:

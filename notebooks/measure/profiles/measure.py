@@ -14,6 +14,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 
 from fusedlib.bench import machine, paths, step_clock, timing
 from fusedlib.bench.attempt import Unavailable, free_memory
+from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
 from measure.end_to_end.cases import WEIGHTS, autocast, require_possible, trainer
 from measure.profiles import classes, trace
 from measure.profiles.trace import Piece, Trace
@@ -38,7 +40,6 @@ WARMUP = 2
 TOP = 10  # of each section and of the step: these a row names, the others it adds up by class
 REST = "rest"
 PERCENTILES = (0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)  # of the gaps' lengths
-Case = Mapping[str, Any]
 Figures = dict[str, Any]
 # A key such as (class,) or (class, name), calls and µs.
 Totals = list[tuple[Any, int, float]]
@@ -64,28 +65,15 @@ def cases(
     Raises:
         ValueError: an unknown size, precision or attention; a size that is not positive.
     """
-    for context in contexts:
-        for model in models:
-            transformer.config(model, context_length=context, attention=attention)
-    if unknown := [p for p in precisions if p not in WEIGHTS]:
-        raise ValueError(f"unknown precision {unknown[0]!r}; known: {', '.join(WEIGHTS)}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    where = machine.device_type() if device == "auto" else device
-    return [
-        {
-            "experiment": experiment, "model": model, "context_length": context,
-            "batch_size": batch_size, "precision": precision, "attention": attention,
-            "provider": provider, "device": where,
-        }
-        for context in contexts for precision in precisions for model in models
-    ]  # fmt: skip
-
-
-def label(case: Case) -> str:
-    """A case in a few words."""
-    fields = ("experiment", "model", "context_length", "precision", "attention", "provider")
-    return " ".join(str(case[name]) for name in fields)
+    for context, model in product(contexts, models):
+        transformer.config(model, context_length=context, attention=attention)
+    require_known("precision", precisions, WEIGHTS)
+    require_least(1, batch_size=batch_size)
+    shared = {
+        "experiment": experiment, "batch_size": batch_size, "attention": attention,
+        "provider": provider, "device": device_of(device),
+    }  # fmt: skip
+    return grid(shared, context_length=contexts, precision=precisions, model=models)
 
 
 def measure(case: Case, limits: step_clock.Limits | None = None) -> Figures:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, log_softmax
 
 from fusedlib import functional, reference
+from fusedlib.bench.cases import require_known
 from fusedlib.bench.rivals import get, rival
 from fusedlib.bench.settings import matmul_settings
 
@@ -83,8 +84,7 @@ class Network(nn.Module):
 
     def __init__(self, kind: str, arm: str, width: int, device: torch.device | str) -> None:
         super().__init__()
-        if kind not in NETWORKS:
-            raise ValueError(f"unknown network {kind!r}; known: {', '.join(NETWORKS)}")
+        require_known("network", kind, NETWORKS)
         before: list[nn.Module] = []
         if kind == "convolutions":
             before = [
@@ -157,8 +157,7 @@ def settings(precision: str) -> Iterator[None]:
     Raises:
         ValueError: unknown precision.
     """
-    if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
+    require_known("precision", precision, PRECISIONS)
     cudnn: Any = torch.backends.cudnn
     before = cudnn.conv.fp32_precision, cudnn.deterministic
     with ExitStack() as stack:

@@ -6,7 +6,7 @@ published kernel is wrong and the subject of the study, so it is trained all the
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache, partial
 from itertools import count
 from typing import Any
@@ -17,7 +17,8 @@ from torch import Tensor
 from fusedlib import reference
 from fusedlib.bench import check, rivals, timing
 from fusedlib.bench.attempt import Unavailable, Wrong
-from fusedlib.bench.race import Case, Entry, Event, Figures, Lap
+from fusedlib.bench.cases import Case, grid, require_known, require_least
+from fusedlib.bench.race import LAUNCHES, Entry, Event, Figures, Lap
 from fusedlib.bench.statistics import summarize
 from measure.training import batches, mnist, network
 from measure.training.batches import Batch, Data
@@ -31,7 +32,7 @@ WINDOWS = 67  # an epoch's 938 steps in windows of 14; a subset has as many step
 WARM_BATCHES = 5
 # Before a timed epoch: kernels are compiled and libraries set up by then.
 WARM_STEPS = 3
-SOURCES, LAUNCHES = ("device", "loader"), ("python", "graph")
+SOURCES = ("device", "loader")
 PARTS = ("data", "forward", "backward", "optimizer")
 Cases = list[dict[str, Any]]
 
@@ -74,29 +75,19 @@ def cases(experiment: str, names: Iterable[str], shared: Case, **fields: Any) ->
         ValueError: an unknown arm, network, source or launch, or less than one of what is counted.
     """
     for name, known in (("network", NETWORKS), ("source", SOURCES), ("launch", LAUNCHES)):
-        if fields.get(name, next(iter(known))) not in known:
-            raise ValueError(f"unknown {name} {fields[name]!r}; known: {', '.join(known)}")
-    for name in ("epochs", "rounds", "steps"):
-        if fields.get(name, 1) < 1:
-            raise ValueError(f"{name} must be at least 1, got {fields[name]}")
+        require_known(name, fields.get(name, ()), known)
+    require_least(1, **{name: fields.get(name, 1) for name in ("epochs", "rounds", "steps")})
     if "launch" in fields:  # steps whose losses are kept as means of windows
         steps = -(-shared["train_images"] // BATCH_SIZE)
         fields["window"] = max(1, steps // WINDOWS)
     fields = {"experiment": experiment, "network": "convolutions", **fields, **shared}
-    return [{"provider": arm, "precision": kind, **fields} for arm, kind in named(names)]
+    arms = [{"provider": arm, "precision": kind} for arm, kind in named(names)]
+    return grid(fields, arm=arms)
 
 
 def data_cases(shared: Case, number: int) -> Cases:
     """So many batches of training images from each source, with nobody to train."""
-    return [
-        {"experiment": "data", "source": source, "batches": number, **shared} for source in SOURCES
-    ]
-
-
-def label(case: Mapping[str, Any]) -> str:
-    """A case in a few words."""
-    names = ("experiment", "provider", "precision", "network", "seed", "source", "launch")
-    return " ".join(str(case[name]) for name in names if name in case)
+    return grid({"experiment": "data", "batches": number, **shared}, source=SOURCES)
 
 
 # --- the layer before it trains ------------------------------------------------------------------
@@ -382,5 +373,5 @@ def lap(case: Case) -> Lap:
 EVENT = Event(
     course=Course, available=available, warmup=1, rounds=lambda case: case["rounds"], bursts=False,
     fields=("network", "precision", "width", "batch_size", "train_images", "test_images", "device"),
-    settings=lambda case: network.settings(case["precision"]), label=label,
+    settings=lambda case: network.settings(case["precision"]),
 )  # fmt: skip

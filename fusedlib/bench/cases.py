@@ -1,0 +1,75 @@
+"""Cases: what is measured, a flat dictionary each. They are made by `grid` and checked before."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from fusedlib.bench import machine
+
+Case = Mapping[str, Any]
+
+
+def grid(shared: Case | None = None, /, **axes: Iterable[Any]) -> list[dict[str, Any]]:
+    """A case for each combination of the axes' values, the last axis varying fastest.
+
+    Args:
+        shared: fields that all cases have.
+        axes: values by field. A value that is a mapping gives all its fields instead, so that
+            fields that belong together, such as the sizes of one shape, make one axis.
+
+    >>> grid({"device": "cpu"}, size=[{"rows": 1, "columns": 2}], provider=["eager", "fused"])
+    [{'device': 'cpu', 'rows': 1, 'columns': 2, 'provider': 'eager'}, \
+{'device': 'cpu', 'rows': 1, 'columns': 2, 'provider': 'fused'}]
+    """
+    cases = [dict(shared or {})]
+    for name, values in axes.items():
+        fields = [value if isinstance(value, Mapping) else {name: value} for value in values]
+        cases = [{**case, **more} for case in cases for more in fields]
+    return cases
+
+
+def differing(cases: Iterable[Case]) -> list[str]:
+    """Names of the fields in which cases differ, in the order of the first case that has each; of
+    a case alone all that it has.
+    """
+    listed = list(cases)
+    names = dict.fromkeys(name for case in listed for name in case)
+    alone = len(listed) == 1
+    return [name for name in names if alone or len({case.get(name) for case in listed}) > 1]
+
+
+def label(case: Case, names: Iterable[str]) -> str:
+    """The case or row in a few words: these of its fields, numbers with their names."""
+    given = {name: case.get(name) for name in names}
+    shown = {name: value for name, value in given.items() if value not in (None, "")}
+    return " · ".join(
+        value if isinstance(value, str) else f"{name} {value:g}"
+        for name, value in shown.items() if value == value
+    )  # fmt: skip
+
+
+def device_of(device: str) -> str:
+    """The device's type; of "auto" the best that this machine has."""
+    return machine.device_type() if device == "auto" else device
+
+
+def require_known(name: str, given: str | Iterable[str], known: Collection[str]) -> None:
+    """Refuse a text, or one of several, that is not among the known ones.
+
+    Raises:
+        ValueError: with the field's name, the first unknown text, and what is known.
+    """
+    for text in [given] if isinstance(given, str) else given:
+        if text not in known:
+            raise ValueError(f"unknown {name} {text!r}; known: {', '.join(known)}")
+
+
+def require_least(least: float, **numbers: float | Iterable[float]) -> None:
+    """Refuse a number, or one of several, that is below `least`.
+
+    Raises:
+        ValueError: with the field's name and the number.
+    """
+    for name, given in numbers.items():
+        for number in given if isinstance(given, Iterable) else [given]:
+            if number < least:
+                raise ValueError(f"{name} must be at least {least}, got {number}")
