@@ -5,14 +5,14 @@ import pandas as pd
 import pytest
 
 from press import display, headlines, readme
-from press.headlines import Stated
+from press.headlines import ShownClaim
 
 README = f"# Title\n\nbefore\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
 
 
 def stated(
     study: str, sentence: str, headline: bool = True, held: int = 3, others: int = 0
-) -> Stated:
+) -> ShownClaim:
     card = {
         "machine": "card",
         "label": "H200",
@@ -22,7 +22,7 @@ def stated(
     }
     other = card | {"machine": "other", "label": "H100", "measured": others, "count": "1 of 1"}
     mine = {"machine": "me", "label": "me", "own": True, "measured": 1, "count": "1 of 1"}
-    return Stated(study, study.title(), "name", sentence, headline, {}, [card, other, mine])
+    return ShownClaim(study, study.title(), "name", sentence, headline, {}, [card, other, mine])
 
 
 CLAIMS = [
@@ -44,7 +44,7 @@ def test_block_has_the_headlines_and_counts_the_recorded_machines_alone():
 
 
 def test_page_one_also_says_what_the_machine_itself_found(monkeypatch):
-    monkeypatch.setattr(headlines, "stated", lambda: iter(CLAIMS))
+    monkeypatch.setattr(headlines, "read_claims", lambda: iter(CLAIMS))
     assert headlines.table()["holds in"].tolist() == [
         "H200: 3 of 3; here 1 of 1",
         "H200: 2 of 3; H100: 1 of 1; here 1 of 1",
@@ -64,7 +64,7 @@ def test_who_is_fastest_in_which_regime_follows_where_it_is_recorded(tmp_path):
     copy = tmp_path / "notebooks" / f"{readme.REGIMES[0]}.ipynb"
     copy.parent.mkdir()
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), copy)
-    lines = readme.made(tmp_path).splitlines()
+    lines = readme.block_of(tmp_path).splitlines()
     assert lines[3:-1] == [
         "", "bf16, *whose* is fastest.", "",
         "| regime | Liger | fastest |",
@@ -73,7 +73,7 @@ def test_who_is_fastest_in_which_regime_follows_where_it_is_recorded(tmp_path):
         "| sustained | 1.03× | fusedlib 3 |",
     ]  # fmt: skip
     copy.unlink()
-    assert readme.made(tmp_path) == readme.block([]), "no empty table"
+    assert readme.block_of(tmp_path) == readme.block([]), "no empty table"
 
 
 def test_updating_replaces_the_block_once_and_keeps_the_rest():

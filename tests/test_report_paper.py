@@ -154,7 +154,7 @@ def test_the_committed_figures_show_what_the_rows_say(products: Path) -> None:
 
 def test_the_readme_block_is_what_the_rows_say(products: Path) -> None:
     text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
-    new = readme.updated(text, readme.made(products))
+    new = readme.updated(text, readme.block_of(products))
     assert text == new, "run `python -m press.readme --write`"
 
 
@@ -228,7 +228,7 @@ def test_slides_show_every_study_with_its_headlines_and_each_machine_s_verdict(p
     assert 12 <= pages(pdf) == html.count("<section") <= slides.MOST and not loads(html)
     studies = config.load().studies
     alone = 2 * (slides.MOST - 4) - len(studies)
-    stated = list(headlines.stated(products))
+    stated = list(headlines.read_claims(products))
     shown = text_of(html)
     for at, study in enumerate(studies):
         assert study.question in shown

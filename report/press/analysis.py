@@ -15,10 +15,10 @@ def leading(rows: pd.DataFrame) -> str:
     return str(rows["machine"].cat.categories[0])
 
 
-def here(rows: pd.DataFrame, status: str | None = "ok") -> pd.DataFrame:
+def leading_rows(rows: pd.DataFrame, status: str | None = "ok") -> pd.DataFrame:
     """Rows of the leading machine with this status; with any for None."""
-    found = rows[rows["machine"] == leading(rows)]
-    return found if status is None else found[found["status"] == status]
+    leader = rows[rows["machine"] == leading(rows)]
+    return leader if status is None else leader[leader["status"] == status]
 
 
 def ratios(
@@ -41,14 +41,14 @@ def ratios(
     known = rows[rows[value].notna()] if value in rows else rows.iloc[:0]
     other = known[known["provider"] == baseline].drop_duplicates(keys).set_index(keys)
     mine = known[known["provider"] != baseline]
-    found = []
+    pairs = []
     samples = value.replace("median_ms", "samples_ms")
     for row in mine.to_dict("records"):
         key = tuple(row[k] for k in keys)
         if key in other.index:
             partner = other.loc[key]
-            found.append({**row, "ratio": _ratio(partner, row, value, samples)})
-    return pd.DataFrame(found, columns=[*rows.columns, "ratio"])
+            pairs.append({**row, "ratio": _ratio(partner, row, value, samples)})
+    return pd.DataFrame(pairs, columns=[*rows.columns, "ratio"])
 
 
 def _ratio(partner: pd.Series, row: dict, value: str, samples: str) -> float:
@@ -62,8 +62,8 @@ def _ratio(partner: pd.Series, row: dict, value: str, samples: str) -> float:
 def over_recordings(rows: pd.DataFrame, by: Sequence[str], value: str) -> pd.DataFrame:
     """A line a group: `value` the median over recordings, `low` and `high` their range, `n`."""
     each = rows.groupby([*by, "recording"], observed=True, sort=False, dropna=False)[value].median()
-    found = each.groupby(list(by), observed=True, sort=False, dropna=False)
-    table = found.agg(value="median", low="min", high="max", n="count").reset_index()
+    groups = each.groupby(list(by), observed=True, sort=False, dropna=False)
+    table = groups.agg(value="median", low="min", high="max", n="count").reset_index()
     return table[table["value"].notna()]
 
 
@@ -79,22 +79,22 @@ def energy(rows: pd.DataFrame) -> pd.DataFrame:
     keys = ["machine", "recording", "dtype"]
     plain = known[known["experiment"] == "product"]
     of_flop = plain["joules"].div(plain["flops"]).groupby([plain[k] for k in keys], observed=True)
-    found = known[known["experiment"] == "sustained"].copy()
-    roof = found.join(of_flop.median().rename("of_flop"), on=keys)["of_flop"] * found["flops"]
-    return found.assign(
-        token_mj=1e3 * found["joules"] / found["tokens"], roof_mj=1e3 * roof / found["tokens"]
+    loaded = known[known["experiment"] == "sustained"].copy()
+    roof = loaded.join(of_flop.median().rename("of_flop"), on=keys)["of_flop"] * loaded["flops"]
+    return loaded.assign(
+        token_mj=1e3 * loaded["joules"] / loaded["tokens"], roof_mj=1e3 * roof / loaded["tokens"]
     )
 
 
-def lacking(rows: pd.DataFrame, column: str = "provider") -> pd.DataFrame:
+def unmeasured(rows: pd.DataFrame, column: str = "provider") -> pd.DataFrame:
     """Why cases have no figure: status and reason with who and how many, the commonest first."""
     rest = rows[rows["status"] != "ok"]
-    told = rest.assign(reason=rest["reason"].fillna("").map(_brief))
-    found = told.groupby(["status", "reason"], sort=False).agg(
+    brief = rest.assign(reason=rest["reason"].fillna("").map(_brief))
+    counts = brief.groupby(["status", "reason"], sort=False).agg(
         who=(column, lambda names: ", ".join(dict.fromkeys(map(str, names)))),
         cases=("case", "nunique"),
     )
-    return found.sort_values("cases", ascending=False).reset_index()
+    return counts.sort_values("cases", ascending=False).reset_index()
 
 
 def _brief(reason: str) -> str:

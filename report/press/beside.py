@@ -26,15 +26,15 @@ _NUMBER = re.compile(
 
 def shown_machines(studies: Iterable[str]) -> list[str]:
     """The machine that leads in these studies, then those with rows of the full profile there."""
-    found: dict[str, None] = {}
+    shown: dict[str, None] = {}
     leader = ""
     for study in studies:
         rows = results.Recorder(study, profile="full").rows()
         full = rows.loc[rows["profile"] == "full", "machine"].unique()
         names = [str(name) for name in rows["machine"].cat.categories]
         leader = leader or names[0]
-        found |= dict.fromkeys(name for name in names if name in full)
-    return [leader, *(name for name in found if name != leader)]
+        shown |= dict.fromkeys(name for name in names if name in full)
+    return [leader, *(name for name in shown if name != leader)]
 
 
 def put_beside(notebook: Any, leader: str, views: Mapping[str, Any]) -> None:
@@ -52,13 +52,13 @@ def put_beside(notebook: Any, leader: str, views: Mapping[str, Any]) -> None:
             meaning = output["metadata"].get("fusedlib", {})
             kind, name = meaning.get("kind"), meaning.get("name")
             if kind in ("table", "figure"):
-                found = {m: o for m, f in floats.items() if (o := f.get((kind, name)))}
+                others = {m: o for m, f in floats.items() if (o := f.get((kind, name)))}
             elif kind == "prose":
-                found = {m: o for m, c in cells.items() if (o := _prose(c.get(cell.id), number))}
+                others = {m: o for m, c in cells.items() if (o := _prose(c.get(cell.id), number))}
             else:
                 continue
             merge = {"table": _tables, "figure": _figures, "prose": _paragraphs}[kind]
-            apart = {m: other for m, other in found.items() if _differs(kind, output, other)}
+            apart = {m: other for m, other in others.items() if _differs(kind, output, other)}
             if apart:
                 merge(output, {leader: output, **apart})
 
@@ -78,9 +78,9 @@ def _floats(notebook: Any) -> dict[tuple[str, str], Any]:
 
 def _prose(cell: Any, number: int) -> Any:
     outputs = _shown(cell)
-    found = outputs[number] if number < len(outputs) else None
-    kind = found and found["metadata"].get("fusedlib", {}).get("kind")
-    return found if kind == "prose" else None
+    output = outputs[number] if number < len(outputs) else None
+    kind = output and output["metadata"].get("fusedlib", {}).get("kind")
+    return output if kind == "prose" else None
 
 
 def _differs(kind: str, one: Output, other: Output) -> bool:

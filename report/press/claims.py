@@ -6,7 +6,7 @@
         gain = ratios(rows, "plain").ratio.max()
         return {"gain": gain}, gain > 3
 
-It is evaluated in each recording that holds all cases that it selects under the profile `full`;
+It is result in each recording that holds all cases that it selects under the profile `full`;
 nothing is borrowed from another. Numbers are medians over the recordings of a machine, their range
 in brackets where rounding shows one. Where another recorded machine's number differs in the digits
 printed, it follows in parentheses.
@@ -184,10 +184,10 @@ class Claim:
             v.machine: f"{THIS if v.own else machines.label(v.machine)}: " for v in self.verdicts
         }
         who[published.MACHINE] = ""  # the verdict says where
-        told = "; ".join(who[v.machine] + v.text(self.study) for v in self.verdicts) + "."
+        sentence = "; ".join(who[v.machine] + v.text(self.study) for v in self.verdicts) + "."
         mine = machines.key()
         known = mine != leading(self.selection) and any(v.own and v.measured for v in self.verdicts)
-        return f"{told} Measured here: {self.sentence(mine)}" if known else told
+        return f"{sentence} Measured here: {self.sentence(mine)}" if known else sentence
 
 
 def _of(machine: str, text: str) -> str:
@@ -238,19 +238,19 @@ def claim(
         text = " ".join((inspect.getdoc(rule) or "").split())
         if not text:
             raise ValueError(f'the claim "{name}" needs its sentence as the function\'s docstring')
-        made = Claim(name, selection, rule, text, headline, repeats)
-        made.judge()
-        CLAIMS.append(made)
+        result = Claim(name, selection, rule, text, headline, repeats)
+        result.judge()
+        CLAIMS.append(result)
         display.claim(
-            made.sentence(), made.verdict(), name, headline=headline, study=made.study,
-            numbers=made.numbers(), verdicts=[
+            result.sentence(), result.verdict(), name, headline=headline, study=result.study,
+            numbers=result.numbers(), verdicts=[
                 {"machine": v.machine, "label": machines.label(v.machine), "own": v.own,
                  "held": v.held, "measured": v.measured, "count": v.count,
-                 "text": v.text(made.study), "errors": v.errors}
-                for v in made.verdicts
+                 "text": v.text(result.study), "errors": v.errors}
+                for v in result.verdicts
             ],
         )  # fmt: skip
-        return made
+        return result
 
     return state
 

@@ -167,8 +167,8 @@ def measure(study: str) -> None:
     """Run the measuring cells of one notebook; the environment says which cases, and where to."""
     from press import plan
 
-    [found] = configs.load().select([study])
-    plan.run_measuring(found)
+    [selected] = configs.load().select([study])
+    plan.run_measuring(selected)
 
 
 @app.command()

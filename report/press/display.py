@@ -323,9 +323,9 @@ def _cell(value: object) -> str:
 
 
 def _alignment(cells: list[str]) -> str:
-    told = [cell for cell in cells if cell not in ("", MISSING)]
-    numeric = sum(bool(_NUMBER.fullmatch(cell)) and len(cell) <= 32 for cell in told)
-    return "right" if told and 2 * numeric >= len(told) else "left"
+    filled = [cell for cell in cells if cell not in ("", MISSING)]
+    numeric = sum(bool(_NUMBER.fullmatch(cell)) and len(cell) <= 32 for cell in filled)
+    return "right" if filled and 2 * numeric >= len(filled) else "left"
 
 
 def _inline(text: str) -> str:

@@ -94,11 +94,11 @@ def _range(low: float, high: float, spec: str) -> str:
 
 def _parts(spec: str) -> tuple[int | None, str]:
     """Digits (None: a whole number) and unit."""
-    found = _SPEC.fullmatch(spec)
-    assert found is not None
-    if found["whole"]:
+    match = _SPEC.fullmatch(spec)
+    assert match is not None
+    if match["whole"]:
         return None, ""
-    return int(found["digits"] or 4), found["unit"].strip()
+    return int(match["digits"] or 4), match["unit"].strip()
 
 
 def _unit(spec: str) -> str:

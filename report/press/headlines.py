@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"\{([^}]+)\}")
 
 
 @dataclass(frozen=True)
-class Stated:
+class ShownClaim:
     """A claim as an executed notebook shows it.
 
     Attributes:
@@ -53,23 +53,23 @@ class Stated:
         return "; ".join(counts) or MISSING
 
 
-def stated(folder: Path | None = None) -> Iterator[Stated]:
+def read_claims(folder: Path | None = None) -> Iterator[ShownClaim]:
     """Every claim of the executed notebooks in the report's order.
 
     Args:
         folder: of products; by default the one that the runner writes to.
     """
     for study in config.load().studies:
-        for _, said in shown(_copy(study.name, folder)):
-            if said.get("kind") == "claim":
-                known = (said["name"], said["sentence"], said["headline"], said["numbers"])
-                yield Stated(study.name, study.title, *known, said["verdicts"])
+        for _, claim in shown(_copy(study.name, folder)):
+            if claim.get("kind") == "claim":
+                known = (claim["name"], claim["sentence"], claim["headline"], claim["numbers"])
+                yield ShownClaim(study.name, study.title, *known, claim["verdicts"])
 
 
 def table_of(study: str, name: str, folder: Path | None = None) -> dict[str, Any] | None:
     """What `display.table_json` says of a table that an executed notebook shows, else None."""
-    for output, said in shown(_copy(study, folder)):
-        if said.get("kind") == "table" and said["name"] == name:
+    for output, meaning in shown(_copy(study, folder)):
+        if meaning.get("kind") == "table" and meaning["name"] == name:
             content: dict[str, Any] = output["data"][TABLE_MIME]
             return content
     return None
@@ -82,7 +82,7 @@ def _copy(study: str, folder: Path | None) -> Path:
 def table() -> pd.DataFrame:
     """Headline claims by study, and in how many recordings each holds, this machine's behind."""
     lines = []
-    for c in (c for c in stated() if c.headline):
+    for c in (c for c in read_claims() if c.headline):
         own = f"; here {c.verdict(True)}" if c.verdict(True) != MISSING else ""
         claim = with_units(plain_text(c.sentence))
         lines.append({"study": c.title, "claim": claim, "holds in": c.verdict(False) + own})
@@ -96,7 +96,7 @@ def filled(words: str) -> str:
     """
     numbers = {
         f"{claim.study}/{claim.name}/{key}": text
-        for claim in stated()
+        for claim in read_claims()
         for key, text in claim.numbers.items()
     }
-    return _NUMBER.sub(lambda found: numbers.get(found[1], MISSING), words)
+    return _NUMBER.sub(lambda match: numbers.get(match[1], MISSING), words)

@@ -11,12 +11,14 @@ from press.formats import formatted
 
 def seen() -> pd.DataFrame:
     """A line a run: machine, recording, and what `machine.json` says of it."""
-    found = [
+    recordings = [
         {"machine": r.machine, "recording": r.name, "own": r.machine == machines.key()} | run
         for r in results.recordings() for run in r.runs
     ]  # fmt: skip
     columns = ["machine", "recording", "own", "began", *_FACTS]
-    frame = pd.DataFrame(found, columns=columns) if not found else pd.DataFrame(found)
+    frame = (
+        pd.DataFrame(recordings, columns=columns) if not recordings else pd.DataFrame(recordings)
+    )
     return frame.sort_values(["machine", "began"]).reset_index(drop=True)
 
 
@@ -28,16 +30,18 @@ _FACTS = (
 
 def hardware() -> pd.DataFrame:
     """One row a machine and hardware."""
-    found = seen()
+    recordings = seen()
     rows = pd.DataFrame(
         {
-            "machine": found["machine"].where(~found["own"], found["machine"] + " (this one)"),
-            "device": found["device_name"],
-            "memory": found["device_memory_gib"].map(lambda v: formatted(v, "3 GiB")),
-            "power limit": found["power_limit_w"].map(lambda v: formatted(v, "3 W")),
-            "CPU": found["cpu"],
-            "cores": found["cpu_cores"].map(_whole),
-            "RAM": found["memory_gib"].map(lambda v: formatted(v, "3 GiB")),
+            "machine": recordings["machine"].where(
+                ~recordings["own"], recordings["machine"] + " (this one)"
+            ),
+            "device": recordings["device_name"],
+            "memory": recordings["device_memory_gib"].map(lambda v: formatted(v, "3 GiB")),
+            "power limit": recordings["power_limit_w"].map(lambda v: formatted(v, "3 W")),
+            "CPU": recordings["cpu"],
+            "cores": recordings["cpu_cores"].map(_whole),
+            "RAM": recordings["memory_gib"].map(lambda v: formatted(v, "3 GiB")),
         }
     )
     return rows.drop_duplicates().reset_index(drop=True)
@@ -50,8 +54,8 @@ def software() -> pd.DataFrame:
         "numpy": "numpy", "cuda": "CUDA", "driver": "driver", "os": "system",
     }  # fmt: skip
     groups = seen().groupby(list(names), sort=False, dropna=False)["recording"]
-    told = groups.agg(lambda recordings: ", ".join(sorted(set(recordings))))
-    return told.rename("recordings").reset_index().rename(columns=names)
+    table = groups.agg(lambda recordings: ", ".join(sorted(set(recordings))))
+    return table.rename("recordings").reset_index().rename(columns=names)
 
 
 def packages() -> pd.DataFrame:
@@ -99,13 +103,13 @@ def dates() -> pd.DataFrame:
     `differ` is of the recording whose files differ least.
     """
     groups = recorded().sort_values("began").groupby("machine", sort=True)
-    found = groups.agg(
+    spans = groups.agg(
         rows=("rows", "sum"), first=("first", "min"), newest=("newest", "max"),
         commits=("commits", lambda c: len({name for names in c for name in names.split(", ")})),
         newest_commit=("commits", lambda c: c.iloc[-1].split(", ")[-1]),
         least=("differ", "min"), most=("differ", "max"), own=("own", "any"),
     ).reset_index()  # fmt: skip
-    return found.assign(label=found["machine"].map(machines.label))
+    return spans.assign(label=spans["machine"].map(machines.label))
 
 
 def differing() -> pd.DataFrame:

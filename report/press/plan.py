@@ -39,7 +39,7 @@ def full_cases(study: str) -> dict[str, dict[str, Any]]:
         ConfigError: no study of that name.
         Exception: whatever a cell raises.
     """
-    [found] = load().select([study])
+    [selected] = load().select([study])
     with tempfile.TemporaryDirectory(prefix="fusedlib-plan-") as name:
         listed = Path(name) / "cases"
         listing = {
@@ -48,7 +48,7 @@ def full_cases(study: str) -> dict[str, dict[str, Any]]:
         }  # fmt: skip
         quiet = contextlib.redirect_stdout(io.StringIO())
         with environment(listing | {PROGRESS: os.devnull}), quiet:
-            run_measuring(found)
+            run_measuring(selected)
         lines = listed.read_text(encoding="utf-8").splitlines() if listed.exists() else []
     split = (line.split(" ", 2) for line in lines)
     return {case: json.loads(fields) for case, of, fields in split if of == study}

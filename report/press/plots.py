@@ -104,7 +104,7 @@ def points(
     tall = height or 0.9 + 0.42 * len(order)
     fig, axes = _panels(data, panel, tall, columns, True, sharey=True)
     for ax, part in _each(axes, data, panel):
-        beside = {v: [n for n in names if n in set(found[by])] for v, found in part.groupby(y)}
+        beside = {v: [n for n in names if n in set(rows_of[by])] for v, rows_of in part.groupby(y)}
         apart = min(0.7 / max(map(len, beside.values()), default=1), 0.18)
         for name in names:
             own = part[part[by] == name]
@@ -277,8 +277,8 @@ def _at_ends(ax: Axes, rows: np.ndarray, lengths: np.ndarray, spec: str, ends: A
 
 
 def _title(text: str, spec: str) -> str:
-    told = unit(spec)
-    return f"{text}, {told}" if told and told != "×" else text
+    label = unit(spec)
+    return f"{text}, {label}" if label and label != "×" else text
 
 
 def _alt(
@@ -293,6 +293,6 @@ def _alt(
     for key, line in data.groupby(keys, sort=False, observed=True):
         names = ", ".join(style.label(str(k)) for k in (key if isinstance(key, tuple) else (key,)))
         shown = line if len(data) <= MOST_NAMED else line.iloc[[0, -1]].drop_duplicates()
-        told = [f"{formatted(p[y], spec)} at {p[x]}" for p in shown.to_dict("records")]
-        parts.append(f"{names}: {', '.join(told)}")
+        values = [f"{formatted(p[y], spec)} at {p[x]}" for p in shown.to_dict("records")]
+        parts.append(f"{names}: {', '.join(values)}")
     return f"{kind}: {label or y} by {x}. {'; '.join(parts)}."

@@ -15,7 +15,7 @@ from typing import Any
 
 from fusedlib.bench import paths
 from press import headlines, recording
-from press.headlines import Stated
+from press.headlines import ShownClaim
 from press.running import config
 
 BEGIN, END = "<!-- claims:begin -->", "<!-- claims:end -->"
@@ -24,7 +24,7 @@ BEGIN, END = "<!-- claims:begin -->", "<!-- claims:end -->"
 REGIMES = "03_kernels", "kernels-whose"
 
 
-def block(stated: Iterable[Stated], regimes: Mapping[str, Any] | None = None) -> str:
+def block(stated: Iterable[ShownClaim], regimes: Mapping[str, Any] | None = None) -> str:
     """The block, markers included: a line a headline claim, and in how many recordings it holds.
 
     Args:
@@ -45,9 +45,9 @@ def block(stated: Iterable[Stated], regimes: Mapping[str, Any] | None = None) ->
     return "\n".join([BEGIN, *lines, END])
 
 
-def made(folder: Path) -> str:
+def block_of(folder: Path) -> str:
     """The block from a folder of products."""
-    return block(headlines.stated(folder), headlines.table_of(*REGIMES, folder))
+    return block(headlines.read_claims(folder), headlines.table_of(*REGIMES, folder))
 
 
 def updated(text: str, new: str) -> str:
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
     write = parser.parse_args(arguments).write
     with tempfile.TemporaryDirectory(prefix="fusedlib-readme-") as name:
         recording.executed(config.load(), Path(name))
-        new = made(Path(name))
+        new = block_of(Path(name))
     path = paths.ROOT / "README.md"
     if write:
         path.write_text(updated(path.read_text(encoding="utf-8"), new), encoding="utf-8")

@@ -58,19 +58,19 @@ def units(config: Config, only: Sequence[str] = ()) -> list[Unit]:
     """
     packed = provenance.packed().get(PLAN)
     if packed is not None:
-        found = [Unit(**{**unit, "cases": tuple(unit["cases"])}) for unit in packed]
+        all_units = [Unit(**{**unit, "cases": tuple(unit["cases"])}) for unit in packed]
         names = {study.name for study in config.select(only)}
-        return [unit for unit in found if unit.study in names]
+        return [unit for unit in all_units if unit.study in names]
     from press import recording
 
-    found = []
+    all_units = []
     with recording.recorded_rows():
         for study in config.select(only):
             stated = recording.analysis_of(study.notebook).claims
             selected = [{*claim.selection["case"]} for claim in stated]
             rows = results.Recorder(study.name, profile="full").rows()
-            found += _of_study(study.name, rows, selected)
-    return sorted(found, key=lambda unit: (-unit.claims, unit.seconds))
+            all_units += _of_study(study.name, rows, selected)
+    return sorted(all_units, key=lambda unit: (-unit.claims, unit.seconds))
 
 
 def _of_study(study: str, rows: Any, selected: list[set[str]]) -> Iterator[Unit]:
@@ -78,13 +78,13 @@ def _of_study(study: str, rows: Any, selected: list[set[str]]) -> Iterator[Unit]
     last = rows[rows["machine"] == leading(rows)].drop_duplicates("case", keep="last")
     last = last.set_index("case").reindex(columns=["took_s", "session"])
     known = last["took_s"].dropna()
-    usual = statistics.median(known) if len(known) else UNKNOWN_S
+    typical_s = statistics.median(known) if len(known) else UNKNOWN_S
     races: dict[str, list[str]] = {}
     for case in plan.full_cases(study):
         session = last["session"].get(case)
         races.setdefault(session if isinstance(session, str) else case, []).append(case)
     for cases in races.values():
-        times = [float(known.get(case, usual)) for case in cases]
+        times = [float(known.get(case, typical_s)) for case in cases]
         claims = sum(bool(wanted & {*cases}) for wanted in selected)
         yield Unit(study, tuple(cases), claims, sum(times))
 
@@ -175,16 +175,16 @@ def chosen_name(name: str, folder: Path, facts: machines.Machine) -> str:
     Raises:
         ConfigError: a recording of that name is of another commit or another type of card.
     """
-    found = [Recording.read(p.parent) for p in folder.glob(f"*/{results.DESCRIPTION}")]
+    existing = [Recording.read(p.parent) for p in folder.glob(f"*/{results.DESCRIPTION}")]
     alike = [
-        r for r in found
+        r for r in existing
         if r.runs[-1]["commit"] == facts.commit and r.profile == "full"
         and r.runs[-1]["device_name"] == facts.device_name and r.name != results.ASSEMBLED
     ]  # fmt: skip
     if not name:
         new = f"{datetime.now(UTC):%Y-%m-%d}-{(facts.commit or '')[:7]}"
         return max(alike, key=lambda r: str(r.runs[-1]["began"])).name if alike else new
-    for old in (r for r in found if r.name == name):
+    for old in (r for r in existing if r.name == name):
         was = old.runs[-1]
         if was["commit"] != facts.commit or was["device_name"] != facts.device_name:
             raise ConfigError(

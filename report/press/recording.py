@@ -108,8 +108,8 @@ def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
 
 def recorded_machines() -> list[str]:
     """The machines whose recordings are part of the repository."""
-    found = results.recordings(paths.RECORDED)
-    return sorted({recording.machine for recording in found if recording.is_committed})
+    recorded = results.recordings(paths.RECORDED)
+    return sorted({recording.machine for recording in recorded if recording.is_committed})
 
 
 @contextlib.contextmanager

@@ -26,18 +26,18 @@ class Rendered:
 
 def sections(config: Config, build: Path) -> list[Section]:
     """The parts of the report, as far as a folder of products has them executed."""
-    found = []
+    parts = []
     for part in config.parts:
         copy = build / "notebooks" / f"{part.name}.ipynb"
         noted = read_metadata(copy)
         missing = f"not executed yet; `make report ONLY={part.name}` does it"
-        found.append(
+        parts.append(
             Section(
                 part.name, part.title, copy if noted else None,
                 noted.get("error") if noted else missing, noted.get("profile", ""), part.question,
             )
         )  # fmt: skip
-    return found
+    return parts
 
 
 def render(sections: Sequence[Section], out_dir: Path) -> Rendered:

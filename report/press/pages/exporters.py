@@ -164,8 +164,8 @@ class PDFExporter(TypstExporter):
         Raises:
             ReportError: Typst does not accept the document, with its message.
         """
-        source, found = super().from_notebook_node(nb, resources, **more)
-        pictures, found["outputs"] = found["outputs"] or {}, {}
+        source, written = super().from_notebook_node(nb, resources, **more)
+        pictures, written["outputs"] = written["outputs"] or {}, {}
         with tempfile.TemporaryDirectory(prefix="fusedlib-report-") as name:
             folder = Path(name)
             shutil.copy(paths.TEMPLATES / "fusedlib_typst" / "report.typ", folder)
@@ -174,13 +174,13 @@ class PDFExporter(TypstExporter):
                 (folder / file).parent.mkdir(exist_ok=True)
                 (folder / file).write_bytes(drawn if file.endswith(".svg") else content)
             try:
-                return compiled(source, folder), found
+                return compiled(source, folder), written
             except RuntimeError:
-                refused = typst.refused(found, lambda text: compiled(text, folder))
+                refused = typst.refused(written, lambda text: compiled(text, folder))
                 given = {**(resources or {}), "as_source": refused}
-                source, found = super().from_notebook_node(nb, given, **more)
+                source, written = super().from_notebook_node(nb, given, **more)
             try:
-                return compiled(source, folder), found
+                return compiled(source, folder), written
             except RuntimeError as error:
                 raise ReportError(
                     f"Typst cannot set the PDF: {str(error)[:400]}. Simplify what the message "

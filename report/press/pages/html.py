@@ -55,8 +55,8 @@ def contents(cells: list[Any], lines: dict[str, str]) -> list[dict[str, Any]]:
 
 def alternative(output: Any) -> str:
     """What a reader who cannot see a picture should know."""
-    said = meaning(output)
-    text = said.get("alt") or plain(output.data.get("text/plain", "")) or said.get("caption")
+    shown = meaning(output)
+    text = shown.get("alt") or plain(output.data.get("text/plain", "")) or shown.get("caption")
     return text or "Picture without a caption."
 
 

@@ -63,26 +63,26 @@ def convert_inline(fragments: Sequence[str], target: str) -> list[str]:
 def prepare(text: str) -> str:
     """Markdown that pandoc renders as JupyterLab does; see the functions below for what differs."""
     done, at = [], 0
-    for found in _PARTS.finditer(text):
-        done += [_text(text[at : found.start()]), _part(found)]
-        at = found.end()
+    for part in _PARTS.finditer(text):
+        done += [_text(text[at : part.start()]), _part(part)]
+        at = part.end()
     return "".join([*done, _text(text[at:])])
 
 
-def _part(found: re.Match[str]) -> str:
-    if found["fence"]:
+def _part(part: re.Match[str]) -> str:
+    if part["fence"]:
         # No language: pandoc's highlighting needs a style of its own in each target.
-        return re.sub(r"^( {0,3})([`~]+)[^\n]*", r"\1\2", found[0], count=1)
-    if found["display"]:
-        return f"$${_math(found[0][2:-2])}$$"
-    if found["inline"]:
-        return f"${_math(found[0][1:-1])}$"
-    return found[0]
+        return re.sub(r"^( {0,3})([`~]+)[^\n]*", r"\1\2", part[0], count=1)
+    if part["display"]:
+        return f"$${_math(part[0][2:-2])}$$"
+    if part["inline"]:
+        return f"${_math(part[0][1:-1])}$"
+    return part[0]
 
 
 def _text(text: str) -> str:
     text = _TAG.sub(r"\\<", _COMMENT.sub("", text))
-    text = _ENVIRONMENT.sub(lambda found: _environment(*found.groups()), text)
+    text = _ENVIRONMENT.sub(lambda match: _environment(*match.groups()), text)
     return with_units(_PICTURE.sub(_picture, text))
 
 
@@ -110,8 +110,8 @@ def _math(tex: str) -> str:
     return tex.strip()
 
 
-def _picture(found: re.Match[str]) -> str:
-    alt, address = found[1] or "picture", found[2]
+def _picture(match: re.Match[str]) -> str:
+    alt, address = match[1] or "picture", match[2]
     return f"[{alt}]({address})" if re.match(r"https?:", address) else alt
 
 
@@ -129,7 +129,7 @@ def _mended(part: str, target: str) -> str:
         part = re.sub(r"<table[^>]*>", '<div class="scroll" tabindex="0"><table>', part)
         return part.replace("</table>", "</table></div>")
     part = re.sub(r"#image\([^)]*\)", "", part)
-    return _TYPST_MATH.sub(lambda found: _typst_math(found[0]), part)
+    return _TYPST_MATH.sub(lambda match: _typst_math(match[0]), part)
 
 
 def _typst_math(formula: str) -> str:
@@ -142,5 +142,5 @@ def _typst_math(formula: str) -> str:
 
 
 def _unwrapped(part: str) -> str:
-    found = re.fullmatch(r"<p>(.*)</p>", part.strip(), re.DOTALL)
-    return found[1] if found and "<p>" not in found[1] else part.strip()
+    match = re.fullmatch(r"<p>(.*)</p>", part.strip(), re.DOTALL)
+    return match[1] if match and "<p>" not in match[1] else part.strip()

@@ -119,16 +119,16 @@ class Numbers(Preprocessor):
             title = f"Section {at.number}" if at.number else cell.source
             targets.add(at.anchor, title, slugify(cell.source))
         for output in cell.get("outputs", []):
-            said = meaning(output)
-            if said.get("kind") == "claim":
-                press(output).anchor = self._anchor(study or "cell", said.name)
-                targets.add(press(output).anchor, "the claim", said.name)
+            shown = meaning(output)
+            if shown.get("kind") == "claim":
+                press(output).anchor = self._anchor(study or "cell", shown.name)
+                targets.add(press(output).anchor, "the claim", shown.name)
                 continue
             table = TABLE_MIME in output.get("data", {})
             if table or is_figure(output):
                 kind = "Table" if table else "Figure"
                 self._counts[kind] += 1
-                name = said.get("name", "figure")
+                name = shown.get("name", "figure")
                 anchor = self._anchor(study or "cell", name)
                 press(output).update(number=self._counts[kind], anchor=anchor)
                 targets.add(anchor, f"{kind} {self._counts[kind]}", name)
@@ -178,8 +178,8 @@ def _neighbours(resources: Any) -> dict[str, str]:
 
 
 def _mended(targets: _Targets, addresses: dict[str, str], study: str, text: str) -> str:
-    def link(found: re.Match[str]) -> str:
-        words, anchor, _, notebook = found.groups()
+    def link(match: re.Match[str]) -> str:
+        words, anchor, _, notebook = match.groups()
         if notebook:
             address = addresses.get(notebook)
             return f"[{words}]({address})" if address else words
@@ -237,10 +237,10 @@ class Fragments(Preprocessor):
                 if not own and MARKDOWN in output.get("data", {}):
                     texts[output.data[MARKDOWN]] = None
         kept = resources.get("as_source", {})
-        for name, found, convert in (
+        for name, fragments, convert in (
             ("texts", texts, pandoc.convert),
             ("lines", lines, pandoc.convert_inline),
         ):
-            done = dict(zip(found, convert(list(found), self.target), strict=True))
-            resources[name] = done | {text: kept[text] for text in found if text in kept}
+            done = dict(zip(fragments, convert(list(fragments), self.target), strict=True))
+            resources[name] = done | {text: kept[text] for text in fragments if text in kept}
         return nb, resources

@@ -124,7 +124,7 @@ class SlidesPDFExporter(SlidesExporter):
         Raises:
             ReportError: a slide's text does not fit however small; the message names the slide.
         """
-        _, found = Exporter.from_notebook_node(self, nb, resources, **more)
+        _, written = Exporter.from_notebook_node(self, nb, resources, **more)
         with tempfile.TemporaryDirectory(prefix="fusedlib-slides-") as name:
             folder = Path(name)
 
@@ -133,11 +133,11 @@ class SlidesPDFExporter(SlidesExporter):
                 path.write_text(drawing.svg.replace(INK, PAPER_INK), encoding="utf-8")
                 return {"file": path.name, "alt": drawing.alt}
 
-            content = {"title": found["title"], "slides": found["slides"]}
+            content = {"title": written["title"], "slides": written["slides"]}
             (folder / "deck.json").write_text(json.dumps(content, default=saved), encoding="utf-8")
             shutil.copy(paths.TEMPLATES / "fusedlib_slides" / "slides.typ", folder)
             try:
-                return compiled('#include "slides.typ"', folder), found
+                return compiled('#include "slides.typ"', folder), written
             except RuntimeError as error:
                 raise ReportError(f"Typst cannot set the slides: {str(error)[:400]}") from error
 
@@ -153,8 +153,8 @@ def deck(nb: Any) -> list[Slide]:
         raise ReportError("slides are of the whole paper: report/build/paper.ipynb")
     outputs = [output for cell in nb.cells for output in cell.get("outputs", [])]
 
-    def first(found: Iterable[Any], name: str) -> Any:
-        for item in found:
+    def first(candidates: Iterable[Any], name: str) -> Any:
+        for item in candidates:
             return item
         raise ReportError(f"the report has no {name}; report/report.ipynb makes it")
 
@@ -243,9 +243,9 @@ def _with_bold_numbers(claim: Any) -> str:
     either = "|".join(map(re.escape, numbers)) or "(?!)"
     pattern = rf"`[^`]*`|\$[^$]*\$|(?<![\w.,·])(?P<number>{either})(?![\w·]|[.,]\d)"
 
-    def bold(found: re.Match[str]) -> str:
-        whole = found[0].replace("–", "–\N{WORD JOINER}")
-        return f"**{whole}**" if found["number"] else found[0]
+    def bold(match: re.Match[str]) -> str:
+        whole = match[0].replace("–", "–\N{WORD JOINER}")
+        return f"**{whole}**" if match["number"] else match[0]
 
     return re.sub(pattern, bold, claim.sentence)
 

@@ -17,10 +17,10 @@ def inline(svg: str, prefix: str, alt: str) -> str:
         prefix: starts every id, so that clip paths and glyphs of two figures do not meet.
         alt: alternative text, plain.
     """
-    found = re.search(r"<svg\b.*</svg>", svg, re.DOTALL)
-    if found is None:
+    element = re.search(r"<svg\b.*</svg>", svg, re.DOTALL)
+    if element is None:
         raise ValueError(f"not an SVG document: {svg[:60]!r}")
-    body = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", found[0], flags=re.DOTALL)
+    body = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", element[0], flags=re.DOTALL)
     body = re.sub(r"<(script|title|desc)\b.*?</\1>\s*", "", body, flags=re.DOTALL)
     body = _own_ids(body, prefix)
     body = re.sub(rf"{INK}|#000000\b", "currentColor", body, flags=re.IGNORECASE)
@@ -37,14 +37,14 @@ def stacked(parts: Sequence[tuple[str, str]]) -> str:
     wide = at = 0.0
     bodies = []
     for number, (name, svg) in enumerate(parts):
-        found = re.search(r"<svg\b.*</svg>", svg, re.DOTALL)
+        element = re.search(r"<svg\b.*</svg>", svg, re.DOTALL)
         size = re.search(r'\swidth="([\d.]+)pt"\s+height="([\d.]+)pt"', svg) or re.search(
             r'(?=.*?\swidth="([\d.]+)pt")(?=.*?\sheight="([\d.]+)pt")', svg, re.DOTALL
         )
-        if found is None or size is None:
+        if element is None or size is None:
             raise ValueError(f"not an SVG document with a size in points: {svg[:60]!r}")
         width, height = float(size[1]), float(size[2])
-        body = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", found[0], flags=re.DOTALL)
+        body = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", element[0], flags=re.DOTALL)
         bodies += [
             f'<text x="4" y="{at + NAME_PT:g}" font-size="{NAME_PT}pt" '
             f'font-family="Libertinus Serif, serif" fill="{INK}">{html.escape(name)}</text>',
@@ -65,8 +65,8 @@ def _own_ids(body: str, prefix: str) -> str:
     names = {old: f"{prefix}-{at}" for at, old in enumerate(ids)}
     body = re.sub(r'(\sid=")([^"]+)"', lambda m: f'{m[1]}{names[m[2]]}"', body)
 
-    def target(found: re.Match[str]) -> str:
-        return f"{found[1]}{names.get(found[2], found[2])}{found[3]}"
+    def target(match: re.Match[str]) -> str:
+        return f"{match[1]}{names.get(match[2], match[2])}{match[3]}"
 
     body = re.sub(r'((?:xlink:)?href="#)([^"]+)(")', target, body)
     return re.sub(r"(url\(#)([^)]+)(\))", target, body)

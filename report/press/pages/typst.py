@@ -25,7 +25,7 @@ def array(items: Iterable[str]) -> str:
 def soft(text: str) -> str:
     """Text in which very long words may break."""
     return _UNBROKEN.sub(
-        lambda found: "\N{ZERO WIDTH SPACE}".join(re.findall(r".{1,24}", found[0])), text
+        lambda match: "\N{ZERO WIDTH SPACE}".join(re.findall(r".{1,24}", match[0])), text
     )
 
 
@@ -64,18 +64,18 @@ def _wrapped(header: str, cells: list[str]) -> str:
 
 def width(svg: str) -> str:
     """Drawings keep their size up to the text's width, other pictures fill it."""
-    found = re.search(r'<svg[^>]*\swidth="([\d.]+)pt"', svg)
-    return f"{found[1]}pt" if found and float(found[1]) < _TEXT_WIDTH_PT else "100%"
+    match = re.search(r'<svg[^>]*\swidth="([\d.]+)pt"', svg)
+    return f"{match[1]}pt" if match and float(match[1]) < _TEXT_WIDTH_PT else "100%"
 
 
 def refused(resources: Any, compiled: Callable[[str], object]) -> dict[str, str]:
     """The Markdown texts whose conversion Typst does not accept, each as its own source."""
     anchors = "\n".join(f"#figure([x]) #label({quoted(a)})" for a in resources["anchors"])
-    found = {}
+    sources = {}
     for texts in (resources["texts"], resources["lines"]):
         for markdown, written in texts.items():
             try:
                 compiled(f'#import "report.typ": *\n{anchors}\n#[{written}]\n')
             except RuntimeError:
-                found[markdown] = f"#raw({quoted(markdown)})"
-    return found
+                sources[markdown] = f"#raw({quoted(markdown)})"
+    return sources

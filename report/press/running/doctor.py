@@ -75,12 +75,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="only look, do not import")
     options = parser.parse_args(arguments)
     requirements = needed(options.purpose)
-    found = problems(requirements, really_import=not options.quiet)
-    if found:
+    missing = problems(requirements, really_import=not options.quiet)
+    if missing:
         print(f"{sys.executable} lacks what `{options.purpose}` needs:", file=sys.stderr)
-        for line in found:
+        for line in missing:
             print(f"  {line}", file=sys.stderr)
-        names = " ".join(f"'{line.partition(':')[0]}'" for line in found)
+        names = " ".join(f"'{line.partition(':')[0]}'" for line in missing)
         print(
             f"Install it there (python -m pip install {names}), or put a folder that holds it on "
             "PYTHONPATH, or run make without VENV= to get an environment of its own.",

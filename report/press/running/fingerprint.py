@@ -42,8 +42,8 @@ def rows(studies: Iterable[str] | None) -> Fingerprint:
     """
     names = ["*"] if studies is None else sorted(studies)
     folder = paths.results_dir()
-    found = [path for name in names for path in folder.glob(f"*/*/{name}.jsonl")]
-    known = {"rows": _files(found, folder)}
+    files = [path for name in names for path in folder.glob(f"*/*/{name}.jsonl")]
+    known = {"rows": _files(files, folder)}
     if studies is None:
         copies = copy_path(FRAME).parent
         others = [path for path in copies.glob("*.ipynb") if path != copy_path(FRAME)]
@@ -68,9 +68,9 @@ def _notebook(path: Path) -> str:
     return _digest(parts)
 
 
-def _files(found: Iterable[Path], base: Path) -> str:
+def _files(files: Iterable[Path], base: Path) -> str:
     parts = []
-    for path in sorted(path for path in found if path.is_file()):
+    for path in sorted(path for path in files if path.is_file()):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         parts.append(f"{path.relative_to(base)} {content}")
     return _digest(parts)

@@ -139,11 +139,11 @@ def descendants(pid: int) -> list[int]:
             # The name in parentheses may hold anything, also spaces and parentheses.
             parent = int(entry.read_text().rpartition(")")[2].split()[1])
             parents.setdefault(parent, []).append(int(entry.parent.name))
-    found, new = [], [pid]
+    family, new = [], [pid]
     while new:
         new = [child for parent in new for child in parents.get(parent, [])]
-        found += new
-    return found
+        family += new
+    return family
 
 
 def _forget_tasks() -> None:

@@ -64,11 +64,11 @@ class Parameter:
         return ParameterError(f"{where}: {self.name} must be {self.type}, not {value!r}")
 
     def _check_bounds(self, value: Any, where: str) -> None:
-        found = _BOUNDS.search(self.help)
+        bounds = _BOUNDS.search(self.help)
         for entry in value if isinstance(value, list) else [value]:
-            if found and not _within(entry, found[1]):
+            if bounds and not _within(entry, bounds[1]):
                 raise ParameterError(
-                    f"{where}: {self.name} must be in [{found[1]}], but {entry!r} is not"
+                    f"{where}: {self.name} must be in [{bounds[1]}], but {entry!r} is not"
                 )
 
 
@@ -88,13 +88,13 @@ def read(notebook: Path) -> dict[str, Parameter]:
         raise ParameterError(
             f"{notebook}: {len(tagged) or 'no'} cells carry the tag '{TAG}'; exactly one must"
         )
-    found = _parse_cell("".join(tagged[0].get("source", "")), notebook)
-    if "profile" not in found:
+    parameters = _parse_cell("".join(tagged[0].get("source", "")), notebook)
+    if "profile" not in parameters:
         raise ParameterError(
             f"{notebook}: its parameters cell lacks the line "
             '`profile: str = "quick"  # which profile the rows are filed under`'
         )
-    return found
+    return parameters
 
 
 def values(
@@ -140,9 +140,13 @@ def assign_overrides(
                 f"{setting!r}: notebook {notebook!r} is unknown or not selected; "
                 f"known: {known(sorted(declared))}"
             )
-        takers = [notebook] if dot else [n for n, found in declared.items() if key in found]
+        takers = (
+            [notebook] if dot else [n for n, parameters in declared.items() if key in parameters]
+        )
         if not takers:
-            every = sorted({k for found in declared.values() for k in found} - {"profile"})
+            every = sorted(
+                {k for parameters in declared.values() for k in parameters} - {"profile"}
+            )
             raise ParameterError(f"parameter {key!r} is unknown; known: {known(every)}")
         for taker in takers:
             out[taker][key] = text

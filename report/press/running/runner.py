@@ -146,8 +146,8 @@ def execute(job: Job, monitor: Monitor, *, fresh: bool = False) -> Outcome:
         outcome = _beside(job, session, outcome)
     with kernel.uninterrupted():
         _write_copy(job, session, outcome, {**before, **fingerprint.rows(job.reads)})
-    said = f"{outcome.status} after {outcome.seconds:.1f} s"
-    monitor.ended(f"{said}: {outcome.error}" if outcome.error else said)
+    summary = f"{outcome.status} after {outcome.seconds:.1f} s"
+    monitor.ended(f"{summary}: {outcome.error}" if outcome.error else summary)
     if stop is not None:
         raise stop
     return outcome
