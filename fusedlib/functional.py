@@ -11,10 +11,10 @@ environment asks for IEEE arithmetic). At "high" they are torch's, in TF32. Othe
 devices run the same lines in plain PyTorch, whose own autograd then decides what is kept for
 backward. So do transforms of `torch.func` and forward-mode derivatives.
 
-`fusedlib.kernels.host.route.select_plan` decides which code runs. In plain eager mode
-`fusedlib.kernels.host.autograd` runs its plan. Where something watches operators (torch.compile, a
-dispatch mode, a tensor subclass) the registered ones of `fusedlib.kernels.host.ops` do the same; a
-forward through them costs the host 25 µs more.
+`fusedlib.kernels.host.route` decides which code runs, and `plan_cache` beside it keeps its plans.
+In plain eager mode `fusedlib.kernels.host.autograd` runs the plan. Where something watches
+operators (torch.compile, a dispatch mode, a tensor subclass) the registered ones of
+`fusedlib.kernels.host.ops` do the same; a forward through them costs the host 25 µs more.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import unwrap_if_dead
-from torch.nn import Parameter
 from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 
 from fusedlib.arguments import require_tensors
-from fusedlib.kernels.host import route
+from fusedlib.call_context import autocast_enabled, cast_for_autocast, is_plain_eager, present
+from fusedlib.kernels.host import plan_cache, route
+from fusedlib.kernels.host.internals import autocasts_anywhere, unwrap_if_dead
 from fusedlib.kernels.host.route import HALF_DTYPES, runs_fused_kernels, runs_kernels
+from fusedlib.kernels.operands import shape_of
 
 __all__ = [
     "HALF_DTYPES",
@@ -135,9 +136,9 @@ def _is_small_and_valid(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: 
             w_gate.dtype is dtype is w_down.dtype
             and rows == inner
             and x.shape[-1] == hidden == outputs
-            and x.numel() * rows < route.MIN_FP32_WORK // 2
+            and x.numel() * rows < route.MIN_SPLIT_WORK
             and x.device == w_gate.device == w_down.device
-            and not torch._C._is_any_autocast_enabled()
+            and not autocasts_anywhere()
             and not torch.compiler.is_compiling()
         )
     except (AttributeError, ValueError, IndexError):  # no tensors, or no matrices: `_check` says so
@@ -145,25 +146,13 @@ def _is_small_and_valid(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: 
 
 
 _WIDE_DTYPES = frozenset((torch.float32, torch.float64))
-_PLAIN_TYPES = frozenset((Tensor, Parameter))
-
-
-def is_plain_eager(*operands: Tensor) -> bool:
-    """Whether nothing stands between this call and its tensors that would see an operator."""
-    return (
-        not torch.compiler.is_compiling()
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._len_torch_function_stack()
-        and torch._C._get_tracing_state() is None
-        and _PLAIN_TYPES.issuperset(map(type, operands))
-    )
 
 
 def _cached_plan(save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Any:
     """The plan of such operands, where nothing has to be looked at anew."""
     if not is_plain_eager(x, w_gate, w_gate if w_up is None else w_up, w_down) or save not in SAVES:
         return None
-    plan = route.lookup_plan(x, w_gate, w_up, w_down)
+    plan = plan_cache.lookup_plan(x, w_gate, w_up, w_down)
     return None if plan is None or autocast_enabled(x.device.type) else plan
 
 
@@ -172,19 +161,15 @@ def _run(
 ) -> Tensor:
     """By the kernels, directly or as operators, or in plain PyTorch."""
     operands: Any = x, w_gate, w_up, w_down
-    if is_plain_eager(*_present(*operands)):
+    if is_plain_eager(*present(*operands)):
         # Left over from torch.func.
         operands = [t if t is None else unwrap_if_dead(t) for t in operands]
-        plan = route.select_plan(*operands)
+        plan = plan_cache.select_plan(*operands)
         if plan is not None:
             return _run_plan(save, plan, *operands)
     elif runs_kernels(x, w_gate, w_up):
         return _run_operators(save, *operands)
     return _checkpointed(save, _plain_pytorch, *operands)
-
-
-def _present(*operands: Tensor | None) -> list[Tensor]:
-    return [t for t in operands if t is not None]
 
 
 def _run_operators(
@@ -222,24 +207,8 @@ def _run_plan(
 
 def _saves_gate_up(save: str, *operands: Tensor | None) -> bool:
     """Whether gate|up is stored at all: not when no gradient will be asked for."""
-    wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in _present(*operands))
+    wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in present(*operands))
     return wants_gradient and save == "gate_up"
-
-
-def cast_for_autocast(x: Tensor, *weights: Tensor | None) -> Any:
-    """The operands in autocast's dtype where it is on, as `torch.nn.functional.linear` has them.
-
-    float64 stays as it is.
-    """
-    device, operands = x.device.type, (x, *weights)
-    if not autocast_enabled(device) or any(t.dtype == torch.float64 for t in _present(*operands)):
-        return operands
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(t if t is None else t.to(dtype) for t in operands)
-
-
-def autocast_enabled(device: str) -> bool:
-    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def _plain_pytorch(
@@ -335,7 +304,3 @@ def _check_shapes(save: str, x: Tensor, w_gate: Any, w_up: Any, *w_down: Tensor)
                 f"{name} is {operand.dtype}, x is {x.dtype}: they must have one floating-point "
                 "dtype, or run under autocast"
             )
-
-
-def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.shape)

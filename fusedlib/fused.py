@@ -6,14 +6,15 @@ where a call of them would be the plain product and nothing else: `plain_weights
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
+
+from fusedlib.kernels.host.internals import has_global_hooks as has_global_hooks
+from fusedlib.kernels.host.internals import has_own_hooks, hooks_of, is_fake
 
 # The forwards of linear layers that give x Wᵀ + b; ours are added where they are defined.
 LINEAR_FORWARDS: set[Any] = {nn.Linear.forward}
@@ -127,35 +128,15 @@ def plain_weights(*children: Any, biased: bool = True) -> list[Tensor] | None:
 
 def has_hooks(module: Any, besides: tuple[str, ...] = ()) -> bool:
     """Whether a call of the module runs hooks of its own, of others than these libraries."""
-    some = (
-        module._forward_hooks or module._forward_pre_hooks
-        or module._backward_hooks or module._backward_pre_hooks
-    )  # fmt: skip
-    return bool(some) and any(
+    return has_own_hooks(module) and any(
         str(getattr(hook, "__module__", None)).partition(".")[0] not in besides
-        for hook in _hooks(module)
+        for hook in hooks_of(module)
     )
 
 
 def has_value_hooks(module: Any) -> bool:
     """Whether a call of the module runs hooks that may look at values or change them."""
     return has_global_hooks() or has_hooks(module, BRING_TO_CALLS)
-
-
-def has_global_hooks() -> bool:
-    """Whether someone hooks every module there is, to count operations say."""
-    return bool(
-        torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
-        or torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
-    )  # fmt: skip
-
-
-def _hooks(module: Any) -> Iterator[Any]:
-    for hooks in (
-        module._forward_hooks, module._forward_pre_hooks,
-        module._backward_hooks, module._backward_pre_hooks,
-    ):  # fmt: skip
-        yield from hooks.values()
 
 
 def is_plain_tensor(weight: Any) -> bool:
@@ -166,7 +147,7 @@ def is_plain_tensor(weight: Any) -> bool:
     cls = type(weight)
     if cls is nn.Parameter or cls is Tensor:
         return True
-    return cls.__module__.startswith("torch._subclasses.")
+    return is_fake(cls)
 
 
 # --- checkpoints of earlier releases -------------------------------------------------------------

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from fusedlib.arguments import is_whole, require_number, require_tensors
-from fusedlib.functional import autocast_enabled, cast_for_autocast, shape_of
+from fusedlib.call_context import autocast_enabled, cast_for_autocast
 from fusedlib.kernels.host.route import has_kernels, is_transformed
+from fusedlib.kernels.operands import KERNEL_DTYPES, shape_of
 
 MEMORY_PLANS = ("least", "balanced")
 REDUCTIONS = ("mean", "sum", "none")
-KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def linear_cross_entropy(

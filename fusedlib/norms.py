@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from fusedlib.arguments import require_number, require_tensors
-from fusedlib.compiled import left_to_compiler
-from fusedlib.functional import autocast_enabled, is_plain_eager
+from fusedlib.call_context import autocast_enabled, is_plain_eager, left_to_compiler
 from fusedlib.kernels.host.route import has_kernels, is_transformed
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rms_norm
 

@@ -11,8 +11,9 @@ from torch.nn import Parameter, functional
 from torch.overrides import has_torch_function
 
 from fusedlib.arguments import STRIDED, require_tensors
-from fusedlib.functional import autocast_enabled, is_plain_eager, shape_of
-from fusedlib.kernels.host.route import has_kernels, is_transformed, tokens_to_route_by
+from fusedlib.call_context import autocast_enabled, is_plain_eager
+from fusedlib.kernels.host.route import is_transformed, may_split_linear
+from fusedlib.kernels.operands import shape_of
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -87,15 +88,9 @@ def _requires_grad(operand: Tensor) -> bool:
 
 
 def _may_split(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
-    """Whether some product of this call or of its backward may be of split factors."""
-    if x.dtype != torch.float32 or not has_kernels(x.device):
-        return False
-    from fusedlib.kernels.split import any_is_faster_split, mm
-
-    outputs, inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
-    tokens = tokens_to_route_by(x.numel() // max(inputs, 1), mm.MIN_SPLIT_SIZE)
+    """True if a product of this call or of its backward may run from split factors."""
     return (
-        any_is_faster_split(tokens, outputs, inputs)
+        may_split_linear(x, sum(weight.shape[0] for weight in weights))
         and _is_plain(x)
         and all(map(_is_plain, weights))
         and all(bias is None or _is_plain(bias) for bias in biases)

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, pad
 
 from fusedlib.arguments import require_size, require_tensors
-from fusedlib.compiled import left_to_compiler
-from fusedlib.functional import is_plain_eager
+from fusedlib.call_context import is_plain_eager, left_to_compiler
 from fusedlib.kernels.host.route import has_kernels, is_transformed
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rope
 

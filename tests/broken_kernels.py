@@ -9,7 +9,7 @@ import torch
 from fusedlib.kernels import swiglu
 from fusedlib.kernels.few_tokens import kernels as few_tokens
 from fusedlib.kernels.few_tokens import products as few_products
-from fusedlib.kernels.host import binaries, plan, route
+from fusedlib.kernels.host import binaries, plan, plan_cache
 from fusedlib.kernels.host.launch import Launch
 from rewritten import rewritten
 
@@ -93,7 +93,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     results, so that a gradient which nobody writes would look right.
     """
     monkeypatch.setattr(binaries, "_LOADED", {})
-    monkeypatch.setattr(route, "_PLANS", {})
+    monkeypatch.setattr(plan_cache, "_PLANS", {})
 
     def allocator(device):
         return lambda shape, _, dtype: torch.full(shape, torch.nan, dtype=dtype, device=device)

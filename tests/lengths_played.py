@@ -26,6 +26,8 @@ import triton  # noqa: E402
 from torch.nn import Parameter  # noqa: E402
 
 import fusedlib.functional as functional  # noqa: E402
+from fusedlib import call_context  # noqa: E402
+from fusedlib.kernels.host import plan_cache  # noqa: E402
 from played_driver import play_driver  # noqa: E402
 
 CARD = torch.device("cuda", 0)
@@ -72,7 +74,7 @@ def play(arch: int, processors: int) -> None:
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(
         multi_processor_count=processors
     )
-    functional._PLAIN_TYPES = frozenset((Paper, torch.Tensor, Parameter))
+    call_context._PLAIN_TYPES = frozenset((Paper, torch.Tensor, Parameter))
     from fusedlib.kernels.few_tokens import products as few_products
     from fusedlib.kernels.host import plan, products
     from fusedlib.kernels.split import mm, parts, product
@@ -152,7 +154,7 @@ def calls(weights, lengths) -> dict:
         "met": [listed[key].name for key in noted.keys if key in listed],
         "of Triton": len(set.union(*noted.keys.values())),
         "shared wrongly": [str(key) for key, asked in noted.keys.items() if len(asked) != 1],
-        "plans": len(functional.route._PLANS),
+        "plans": len(plan_cache._PLANS),
     }
 
 

@@ -4,7 +4,6 @@ Each check takes the device and sizes. `tests/test_linear.py` runs them on the C
 `tests/interpreted/linear.py` over interpreted kernels, `tests/test_linear_gpu.py` on a GPU.
 """
 
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +16,7 @@ from torch.nn import functional
 import gradient_checks
 from fusedlib import linear
 from fusedlib.bench.settings import matmul_settings
+from fusedlib.kernels.host import route
 from gradient_checks import close, same
 from rewritten import rewritten
 from rows_checks import drawn, misses
@@ -31,9 +31,8 @@ LONG: Shape = (264, 256, 272)
 
 def split_everything(monkeypatch) -> None:
     """Products of any size are split."""
-    from fusedlib.kernels import split
 
-    gates = sys.modules[split.is_faster_split.__module__]
+    gates = route
     for name in ("MIN_SPLIT_SIZE", "MIN_SPLIT_RESULTS", "MIN_SPLIT_WORK"):
         monkeypatch.setattr(gates, name, 1)
 

@@ -11,7 +11,7 @@ import called
 import swiglu_checks as checks
 from fusedlib import functional
 from fusedlib.kernels import swiglu_configs
-from fusedlib.kernels.host import route
+from fusedlib.kernels.host import plan_cache, route
 from gradient_checks import subsets
 
 HOLDS = (
@@ -55,7 +55,7 @@ def without_small_tiles(monkeypatch) -> None:
     monkeypatch.setattr(swiglu_configs, "ONE_WAVE_CONFIGS", {})
     monkeypatch.setattr(route, "max_one_launch_tokens", lambda *_: route.FEW_TOKENS)
     monkeypatch.setattr(route, "length_class_ends", cache(route.length_class_ends.__wrapped__))
-    monkeypatch.setattr(route, "_PLANS", {})
+    monkeypatch.setattr(plan_cache, "_PLANS", {})
 
 
 def only_tiles(monkeypatch) -> None:
@@ -66,7 +66,7 @@ def only_tiles(monkeypatch) -> None:
 
 def note_launches(monkeypatch) -> list[str]:
     """Names of the kernels that are started from now on; plans are made anew."""
-    monkeypatch.setattr(route, "_PLANS", {})
+    monkeypatch.setattr(plan_cache, "_PLANS", {})
     return called.note_launches(monkeypatch)
 
 

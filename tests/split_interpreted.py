@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import split_checks as checks
+from fusedlib.kernels.host import route
 from fusedlib.kernels.split import mm, parts
 from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config
@@ -137,11 +138,11 @@ def test_small_products_are_torchs_and_others_are_split(monkeypatch):
     a, b = checks.drawn(checks.SHAPE)
     assert torch.equal(mm.split_mm(a, b), a @ b)
     for least in ("MIN_SPLIT_SIZE", "MIN_SPLIT_RESULTS", "MIN_SPLIT_WORK"):
-        monkeypatch.setattr(mm, least, 1)
+        monkeypatch.setattr(route, least, 1)
     assert torch.equal(mm.split_mm(a, b), checks.product(a, b))
-    monkeypatch.setattr(mm, "SPLITTING_ALLOWED", False)  # FUSEDLIB_SPLIT=0
+    monkeypatch.setattr(route, "SPLITTING_ALLOWED", False)  # FUSEDLIB_SPLIT=0
     assert torch.equal(mm.split_mm(a, b), a @ b)
-    monkeypatch.setattr(mm, "SPLITTING_ALLOWED", True)
+    monkeypatch.setattr(route, "SPLITTING_ALLOWED", True)
     for m, k, n in ((0, 300, 5), (5, 300, 0), (5, 0, 7)):
         c = mm.split_mm(torch.ones(m, k), torch.ones(k, n))
         assert c.shape == (m, n) and not c.any()

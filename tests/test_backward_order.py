@@ -15,10 +15,9 @@ pytest.importorskip("triton")
 
 from fusedlib import functional
 from fusedlib.bench import allocations
-from fusedlib.kernels.host import ops, products, route
+from fusedlib.kernels.host import ops, plan_cache, products, route
 from fusedlib.kernels.host.launch import Launch
 from fusedlib.kernels.host.products import is_d_w_down_last
-from fusedlib.kernels.split import mm
 from measure import ledger
 from measure.ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
 from measure.problems import SwiGLUProblem
@@ -77,7 +76,7 @@ def kernels(monkeypatch):
     """Kernels that are taken for fp32 on the CPU and start nothing."""
     monkeypatch.setattr(route, "has_kernels", lambda _: True)
     monkeypatch.setattr(route, "FUSED_KERNEL_DTYPES", (torch.float32,))
-    monkeypatch.setattr(route, "_PLANS", {})
+    monkeypatch.setattr(plan_cache, "_PLANS", {})
     monkeypatch.setattr(Launch, "__call__", lambda *_: None)
 
 
@@ -129,19 +128,19 @@ def test_a_pass_with_products_apart_holds_what_is_counted(kernels, monkeypatch, 
     # dh is no allocation of the fused kernels; it is gone before d(gate|up)'s products.
     with_dh = (ledger.F * 4 + ledger.D).mib(SwiGLUProblem(*shape, "float32"))
     assert found == max(counted(book, shape), with_dh)
-    assert [plan.path for plan in route._PLANS.values()] == ["apart"]
+    assert [plan.path for plan in plan_cache._PLANS.values()] == ["apart"]
 
 
 @pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", functional.SAVES)
 @pytest.mark.parametrize("shape", [SHAPES[0], (384, 256, 256)], ids=str)
 def test_split_products_hold_what_is_counted(kernels, monkeypatch, shape, save, pair):
-    monkeypatch.setattr(route, "_is_fp32_on_gpu", lambda dtype, device: dtype == torch.float32)
-    route._any_product_splits.cache_clear()
+    monkeypatch.setattr(route, "is_fp32_on_gpu", lambda dtype, device: dtype == torch.float32)
+    route.any_mlp_product_splits.cache_clear()
     for least in ("MIN_SPLIT_SIZE", "MIN_SPLIT_RESULTS", "MIN_SPLIT_WORK"):
-        monkeypatch.setattr(mm, least, 1)
+        monkeypatch.setattr(route, least, 1)
     book = {"gate_up": SPLIT, "input": SPLIT_INPUT}[save]
     found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape, pair)
     # Beside the parts there are their words and what is seen of columns.
     assert counted(book, shape) <= found < counted(book, shape) + 0.02
-    assert [plan.path for plan in route._PLANS.values()] == ["split fp32"]
+    assert [plan.path for plan in plan_cache._PLANS.values()] == ["split fp32"]

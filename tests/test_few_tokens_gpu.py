@@ -6,7 +6,7 @@ from torch.autograd import grad
 import plan_checks
 import swiglu_checks as checks
 from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.kernels.host import route
+from fusedlib.kernels.host import plan_cache, route
 
 pytestmark = pytest.mark.gpu
 
@@ -17,7 +17,7 @@ SHAPES = [(64, 512, 512), (37, 512, 1056), (1, 256, 512), (33, 16, 16), (50, 819
 
 @pytest.fixture(autouse=True)
 def _no_plans(monkeypatch):
-    monkeypatch.setattr(route, "_PLANS", {})
+    monkeypatch.setattr(plan_cache, "_PLANS", {})
 
 
 @pytest.mark.parametrize("pair", checks.PAIRS)
@@ -26,7 +26,7 @@ def _no_plans(monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save, pair):
     assert checks.misses_mlp("cuda", dtype, shape, save, pair=pair) == []
-    [plan] = route._PLANS.values()
+    [plan] = plan_cache._PLANS.values()
     assert plan.path == "few tokens" and plan.problem.sizes[1:] == shape[1:]
 
 
@@ -41,7 +41,7 @@ SMALL_TILES = [(65, 512, 512), (128, 1024, 2064), (130, 272, 528), (256, 512, 20
 @pytest.mark.parametrize("shape", SMALL_TILES, ids=str)
 def test_small_tiles_and_gradients_vs_float64(shape, dtype, save, pair):
     assert checks.misses_mlp("cuda", dtype, shape, save, pair=pair) == []
-    [plan] = route._PLANS.values()
+    [plan] = plan_cache._PLANS.values()
     if route.architecture(plan.problem.device) == 90:
         assert plan.path in ("fused by tiles", "dh apart")
 
@@ -51,7 +51,7 @@ def test_small_tiles_and_gradients_vs_float64(shape, dtype, save, pair):
 )
 def test_small_tiles_hold(monkeypatch, check):
     plan_checks.run_at(monkeypatch, check, "cuda", "bfloat16", (100, 64, 80))
-    assert route._PLANS
+    assert plan_cache._PLANS
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_small_tiles_hold(monkeypatch, check):
 )
 def test_holds(monkeypatch, check):
     plan_checks.run_at(monkeypatch, check, "cuda", "bfloat16", (37, 64, 80))
-    assert route._PLANS
+    assert plan_cache._PLANS
 
 
 def test_who_asks_triton_is_told_of_every_launch():

@@ -7,7 +7,7 @@ import torch
 
 from fusedlib.functional import path_of
 from fusedlib.kernels import swiglu_configs
-from fusedlib.kernels.host import route
+from fusedlib.kernels.host import plan_cache, route
 from fusedlib.kernels.host.route import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem
 
 CARD = torch.device("cuda", 0)
@@ -132,27 +132,30 @@ def test_lengths_of_one_class_go_one_way(card):
 
 def test_without_kernels_it_is_plain_pytorch():
     x, w_gate_up, w_down = torch.zeros(3, 16), torch.zeros(32, 16), torch.zeros(16, 16)
-    assert route.select_plan(x, w_gate_up, None, w_down) is None
+    assert plan_cache.select_plan(x, w_gate_up, None, w_down) is None
     for weights in (w_gate_up, (w_gate_up[:16], w_gate_up[16:])):
         assert path_of(x, weights, w_down) == path_of(x, weights) == "plain PyTorch"
 
 
 def test_a_plan_is_of_a_packed_weight_or_of_a_pair(monkeypatch):
     """Whose shapes, dtypes and devices are all looked at: a plan that is known checks nothing."""
-    monkeypatch.setattr(route, "_PLANS", {})
+    monkeypatch.setattr(plan_cache, "_PLANS", {})
     monkeypatch.setattr(route, "FUSED_KERNEL_DTYPES", (torch.float32,))
-    monkeypatch.setattr(route, "_make_plan", lambda problem: problem)
+    monkeypatch.setattr(plan_cache, "_make_plan", lambda problem: problem)
     x, packed, w_down = torch.zeros(3, 16), torch.zeros(32, 16), torch.zeros(16, 16)
     pair = packed[:16], packed[16:]
-    whole, apart = route.plan_for(x, packed, None, w_down), route.plan_for(x, *pair, w_down)
+    whole, apart = (
+        plan_cache.plan_for(x, packed, None, w_down),
+        plan_cache.plan_for(x, *pair, w_down),
+    )
     assert (whole.pair, apart.pair) == (False, True) and whole.sizes == apart.sizes == (3, 16, 16)
-    assert route.lookup_plan(x, packed, None, w_down) is whole
-    assert route.lookup_plan(x, *pair, w_down) is apart
+    assert plan_cache.lookup_plan(x, packed, None, w_down) is whole
+    assert plan_cache.lookup_plan(x, *pair, w_down) is apart
     for other in (pair[1][:8], pair[1][:, :8], pair[1].half(), pair[1].to("meta"), packed):
-        assert route.lookup_plan(x, pair[0], other, w_down) is None
+        assert plan_cache.lookup_plan(x, pair[0], other, w_down) is None
     assert (
-        route.lookup_plan(x, packed, packed, w_down)
-        is route.lookup_plan(x, pair[0], None, w_down)
+        plan_cache.lookup_plan(x, packed, packed, w_down)
+        is plan_cache.lookup_plan(x, pair[0], None, w_down)
         is None
     )
 

@@ -8,7 +8,7 @@ import plan_checks
 import swiglu_checks as checks
 from called import Called
 from fusedlib.functional import SAVES
-from fusedlib.kernels.host import route
+from fusedlib.kernels.host import plan_cache
 
 pytestmark = pytest.mark.gpu
 
@@ -18,7 +18,7 @@ MODEL, FEW, ALL = (1024, 1024, 4096), (256, 2048, 8192), (2048, 2048, 2048)
 
 @pytest.fixture(autouse=True)
 def _only_plans_made_here(monkeypatch):
-    monkeypatch.setattr(route, "_PLANS", {})
+    monkeypatch.setattr(plan_cache, "_PLANS", {})
 
 
 def results(leaves, dy, save="gate_up"):
@@ -42,7 +42,7 @@ def test_gives_what_the_operators_give(shape, save, scale, pair):
     (x, *weights, w_down), dy = checks.small("cuda", "float32", shape, pair)
     leaves = x, *weights, (w_down.detach() * scale).requires_grad_()
     planned = [results(leaves, dy, save) for _ in range(3)]
-    [plan] = route._PLANS.values()
+    [plan] = plan_cache._PLANS.values()
     assert plan.path == "split fp32"
     leaves[1].data.mul_(2.0)
     changed = results(leaves, dy, save)
@@ -71,7 +71,7 @@ HOLDS = (
 @pytest.mark.parametrize("check", HOLDS, ids=plan_checks.name_of)
 def test_holds(monkeypatch, check):
     plan_checks.run_at(monkeypatch, check, "cuda", "float32", (1032, 1024, 4096))
-    assert "split fp32" in {plan.path for plan in route._PLANS.values()}
+    assert "split fp32" in {plan.path for plan in plan_cache._PLANS.values()}
 
 
 def test_captured_in_a_graph():

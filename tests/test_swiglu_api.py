@@ -8,6 +8,7 @@ import torch
 
 import broken_calls
 import fusedlib
+import measure.swiglu  # noqa: F401  (registers the rivals)
 import swiglu_checks as checks
 from fusedlib import functional
 from fusedlib.bench import paths, rivals
@@ -201,6 +202,6 @@ def test_a_small_call_is_plain_pytorch_at_a_glance(monkeypatch, pair, dtype):
         swiglu_mlp(x, weights, w_down)
     with pytest.raises(TypeError, match="NoneType"):
         swiglu_mlp(x, weights, w_down, save="input")
-    monkeypatch.setattr(route, "MIN_FP32_WORK", 2 * 3 * 16 * (32 if pair else 64))
+    monkeypatch.setattr(route, "MIN_SPLIT_WORK", 3 * 16 * (32 if pair else 64))
     with pytest.raises(TypeError, match="NoneType"):
         swiglu_mlp(x, weights, w_down)

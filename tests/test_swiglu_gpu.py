@@ -16,7 +16,7 @@ import swiglu_checks as checks
 from fusedlib import SwiGLUMLP
 from fusedlib.bench import check, rivals
 from fusedlib.functional import SAVES, runs_fused_kernels, swiglu_mlp
-from fusedlib.kernels.host import route
+from fusedlib.kernels.host import plan_cache
 from measure import problems
 from measure.problems import SwiGLUProblem, draw
 
@@ -239,13 +239,13 @@ def test_peak_memory_of_forward_and_backward(save, pair):
 
 def test_a_kept_launch_serves_its_own_sizes_only():
     """Sizes of 1, multiples of 16 or not, other strides and addresses, each after the others."""
-    route._PLANS.clear()
+    plan_cache._PLANS.clear()
     shapes = [(64, 64, 64), (1, 64, 64), (64, 1, 64), (17, 64, 48), (64, 64, 65), (17, 63, 48)]
     for _ in range(2):
         for shape, pair in product(shapes, checks.PAIRS):
             assert checks.misses_mlp("cuda", "bfloat16", shape, pair=pair) == [], shape
             assert checks.misses_mlp("cuda", "float16", shape, "input", pair=pair) == [], shape
-    kept = len(route._PLANS)
+    kept = len(plan_cache._PLANS)
     (x, w_gate_up, w_down), _ = checks.small("cuda", "bfloat16", shapes[0])
     wanted = swiglu_mlp(x, w_gate_up, w_down)
     for off in range(1, 9):
@@ -255,7 +255,7 @@ def test_a_kept_launch_serves_its_own_sizes_only():
         wide = torch.empty(x.shape[0], x.shape[1] + off, device="cuda", dtype=x.dtype)
         rows = wide[:, : x.shape[1]].copy_(x.detach())
         assert checks.close([swiglu_mlp(rows, w_gate_up, w_down)], [wanted]), off
-    assert len(route._PLANS) == kept
+    assert len(plan_cache._PLANS) == kept
 
 
 def test_module_trains_under_autocast_as_the_plain_one():

@@ -12,7 +12,7 @@ import broken_kernels
 import plan_checks
 import swiglu_checks as checks
 from fusedlib.functional import path_of
-from fusedlib.kernels.host import route
+from fusedlib.kernels.host import plan_cache
 from fusedlib.kernels.swiglu_configs import architecture
 
 pytestmark = pytest.mark.gpu
@@ -41,7 +41,7 @@ def test_a_broken_kernel_of_tl_is_rejected(monkeypatch, tmp_path, fault, path):
     assert checks.misses_mlp("cuda", "bfloat16", TL[path]) != []
     assert broken_kernels.names(started) == set(broken_kernels.NAMES)
     wanted = path if path == "few tokens" else "fused by tiles"
-    assert {plan.path for plan in route._PLANS.values()} == {wanted}
+    assert {plan.path for plan in plan_cache._PLANS.values()} == {wanted}
     if architecture(torch.device("cuda", 0)) == HOPPER:
         assert all(launched.config.descriptors == (path == "tma") for launched in started)
 

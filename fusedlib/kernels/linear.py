@@ -14,7 +14,7 @@ the parts, as large as both factors, live as long as their product. Splitting ag
 instead of keeping parts costs one pass over x and one over W, 12 bytes an element each (8 by rows):
 8192·4096·4096 reads and writes 0.6 GB, 0.2 ms of 4.6 at an H200's 3.8 TB/s.
 
-A product that is not faster split (`split.is_faster_split`) is torch's. Where backward itself is
+A product that is not faster split (`route.is_faster_split`) is torch's. Where backward itself is
 differentiated or batched all are torch's, which have derivatives of every order. Error bound: that
 of `fusedlib.kernels.split`, and with a bias one more rounding of y.
 """
@@ -31,6 +31,7 @@ from torch.nn import functional
 from fusedlib.kernels import split
 from fusedlib.kernels.host.first_order import is_transformed_gradient
 from fusedlib.kernels.host.operator import DirectFunction, operator
+from fusedlib.kernels.host.route import splits_product
 from fusedlib.kernels.swiglu_configs import fp32_precision
 
 
@@ -39,7 +40,7 @@ def run_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     outputs, inputs = weight.shape
     tokens = x.shape[:-1].numel()
     rows = x.reshape(tokens, inputs)
-    if fp32_precision(x) != "ieee" or not split.is_faster_split(tokens, outputs, inputs):
+    if not splits_product(x, tokens, outputs, inputs):
         y = functional.linear(rows, weight, bias)
     else:
         y = split.split_mm(rows, weight.t())

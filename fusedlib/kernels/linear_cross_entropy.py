@@ -59,7 +59,9 @@ from torch import Tensor
 
 from fusedlib.kernels import split
 from fusedlib.kernels.host.launch import cdiv, current_device
-from fusedlib.kernels.swiglu_configs import architecture, fp32_precision
+from fusedlib.kernels.host.route import splits_product
+from fusedlib.kernels.operands import KERNEL_DTYPES
+from fusedlib.kernels.swiglu_configs import architecture
 
 LEAST, BALANCED = -2, -1  # for bytes: budgets that depend on the shapes
 LOGITS_BYTES = 2**29  # smaller chunks of logits make products slower
@@ -72,7 +74,6 @@ BLOCK_BYTES, BLOCK_BYTES_BY_ARCHITECTURE, WARP_BYTES = 2**15, {100: 2**14}, 2**1
 SCALED_BLOCK, SCALED_WARPS = 4096, 8
 if triton.knobs.runtime.interpret:
     BLOCK_BYTES, SCALED_BLOCK = 256, 64  # small enough that a test's row has several
-KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @triton.jit
@@ -300,10 +301,7 @@ def fill_scaled(source: Tensor, result: Tensor, factor: Tensor) -> Tensor:
 
 
 def _is_faster_split(a: Tensor, b: Tensor) -> bool:
-    """Whether A B is better of split factors than torch's."""
-    if a.dtype != torch.float32 or b.dtype != torch.float32 or fp32_precision(a) != "ieee":
-        return False
-    return split.is_faster_split(a.shape[0], b.shape[1], a.shape[1])
+    return splits_product(a, a.shape[0], b.shape[1], a.shape[1])
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None = None) -> Tensor:

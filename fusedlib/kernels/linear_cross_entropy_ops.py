@@ -17,16 +17,19 @@ import torch
 from torch import Tensor
 
 from fusedlib.kernels.host.first_order import refuses_transforms
+from fusedlib.kernels.host.internals import (
+    assert_async,
+    dispatch_mode_count,
+    retains_graph,
+    saved_tensor_hooks,
+)
 from fusedlib.kernels.host.operator import operator
 from fusedlib.kernels.linear_cross_entropy import fill_scaled, losses_and_gradients, plan
-
-_retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
-_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def _check_targets(target: Tensor, valid: Tensor, vocabulary: int) -> None:
     """As torch's own loss: an error of the device, without waiting for it."""
-    torch._assert_async(
+    assert_async(
         (((target >= 0) & (target < vocabulary)) | ~valid).all(),
         f"a target is neither in [0, {vocabulary}) nor ignore_index",
     )
@@ -118,7 +121,7 @@ def _(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.dtype = inputs[0].dtype
-    ctx.owns_gradients = _saved_tensor_hooks(False) is None
+    ctx.owns_gradients = saved_tensor_hooks(False) is None
     ctx.save_for_backward(*output[1:])
 
 
@@ -142,9 +145,9 @@ def _gradients(ctx: Any, upstream: Tensor | None, *others: Tensor | None) -> tup
 
 def _scaled_gradient(ctx: Any, unscaled: Tensor, factor: Tensor) -> Tensor:
     """factor · kept in the inputs' dtype, over what was kept if it may be."""
-    watched = type(unscaled) is not Tensor or torch._C._len_torch_dispatch_stack()
+    watched = type(unscaled) is not Tensor or dispatch_mode_count()
     watched = watched or torch.is_grad_enabled()  # somebody may differentiate the result again
-    if watched or not ctx.owns_gradients or unscaled.dtype != ctx.dtype or _retains_graph():
+    if watched or not ctx.owns_gradients or unscaled.dtype != ctx.dtype or retains_graph():
         return scaled(unscaled, factor, ctx.dtype)
     unscaled = unscaled.detach()
     return fill_scaled(unscaled, unscaled, factor)

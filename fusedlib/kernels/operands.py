@@ -1,4 +1,4 @@
-"""What `rms_norm` and `rope` take: for kernels and for plain PyTorch alike, without Triton."""
+"""Dtypes that kernels take, and the checks of `rms_norm` and `rope`; imports no Triton."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 CASTS = ("hf", "litgpt")
-KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+KERNEL_DTYPES = (*HALF_DTYPES, torch.float32)  # that the library's kernels take
 
 
 def check_rms_norm(x: Tensor, weight: Tensor, residual: Tensor | None, cast: str) -> None:

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib.kernels.host.route import HALF_DTYPES, has_kernels
+from fusedlib.kernels.host.route import has_kernels
+from fusedlib.kernels.operands import KERNEL_DTYPES
 from fusedlib.modules import SwiGLUMLP
 from fusedlib.patch.apply import why_plain
 from fusedlib.patch.modules import FusedMLP
-
-WARM_UP_DTYPES = (*HALF_DTYPES, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def warm_up(
         (*weight.shape, dtype, weight.device)
         for weight in weights
         for dtype in wanted or (weight.dtype,)
-        if dtype in WARM_UP_DTYPES and has_kernels(weight.device) and weight.is_cuda
+        if dtype in KERNEL_DTYPES and has_kernels(weight.device) and weight.is_cuda
     )
     if not layers:
         return WarmUpReport((), time.perf_counter() - began, _why_nothing(weights))
@@ -144,8 +143,8 @@ def _dtypes(given: Iterable[torch.dtype] | None) -> tuple[torch.dtype, ...]:
         if not isinstance(dtype, torch.dtype):
             number = f"; tokens={dtype} is for a number of tokens" if isinstance(dtype, int) else ""
             raise TypeError(f"dtypes must be torch dtypes, got {dtype!r}{number}")
-        if dtype not in WARM_UP_DTYPES:
-            names = ", ".join(map(str, WARM_UP_DTYPES))
+        if dtype not in KERNEL_DTYPES:
+            names = ", ".join(map(str, KERNEL_DTYPES))
             raise ValueError(f"dtypes must be among {names}, got {dtype}")
     return listed
 

@@ -9,7 +9,7 @@ import broken_kernels
 import plan_checks
 import swiglu_checks as checks
 from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.kernels.host import route
+from fusedlib.kernels.host import plan_cache
 
 SHAPE = (65, 48, 32)  # tokens, hidden, inner: one token more than the kernels for few take
 POINTWISE = "_swiglu_bwd_kernel"
@@ -37,14 +37,14 @@ def test_one_plan_serves_every_length_of_its_class(started, monkeypatch):
     for tokens in (65, 96, 130, 72):
         leaves, dy = small((tokens, *SHAPE[1:]))
         found = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
-        [plan] = route._PLANS.values()
+        [plan] = plan_cache._PLANS.values()
         with monkeypatch.context() as anew:
-            anew.setattr(route, "_PLANS", {})
+            anew.setattr(plan_cache, "_PLANS", {})
             wanted = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
         assert checks.same(found, wanted)
     assert {tokens for _, tokens in plan._launches} == {65, 96, 130, 72}
     swiglu_mlp(*small((64, *SHAPE[1:]))[0])
-    assert len(route._PLANS) == 2
+    assert len(plan_cache._PLANS) == 2
 
 
 @pytest.mark.parametrize("save", SAVES)
@@ -53,7 +53,7 @@ def test_one_plan_serves_every_length_of_its_class(started, monkeypatch):
 def test_swiglu_mlp_and_gradients_vs_float64(started, monkeypatch, fused, dtype, save):
     fuse(monkeypatch, fused)
     assert checks.misses_mlp("cpu", dtype, SHAPE, save) == []
-    [plan] = route._PLANS.values()
+    [plan] = plan_cache._PLANS.values()
     assert plan.path == FUSED[fused]
     assert set(started) == {POINTWISE, *["_swiglu_fwd_kernel"] * (fused != "nothing")}
 
@@ -61,7 +61,7 @@ def test_swiglu_mlp_and_gradients_vs_float64(started, monkeypatch, fused, dtype,
 @pytest.mark.parametrize("check", plan_checks.HOLDS, ids=plan_checks.name_of)
 def test_holds(monkeypatch, check):
     plan_checks.run_at(monkeypatch, check, "cpu", "float16", (72, *SHAPE[1:]))
-    assert "apart" in {plan.path for plan in route._PLANS.values()}
+    assert "apart" in {plan.path for plan in plan_cache._PLANS.values()}
 
 
 @pytest.mark.parametrize("fused", FUSED)
@@ -74,7 +74,7 @@ def test_leading_dimensions_are_a_plan_s_too(monkeypatch, save, fused):
     deep = x.detach().view(2, 3, 12, -1).requires_grad_()
     y = swiglu_mlp(deep, *weights, save=save)
     found = [y, *grad(y, (deep, *weights), dy.view_as(y))]
-    assert y.shape == found[1].shape == deep.shape and len(route._PLANS) == 1
+    assert y.shape == found[1].shape == deep.shape and len(plan_cache._PLANS) == 1
     assert checks.same([t.view_as(w) for t, w in zip(found, wanted, strict=True)], wanted)
 
 
@@ -89,7 +89,7 @@ def test_a_second_call_looks_nothing_up(monkeypatch):
 
 def test_rows_that_are_not_even_go_the_same_way(started):
     assert checks.misses_mlp("cpu", "float16", (65, 41, 33)) == []
-    [plan] = route._PLANS.values()
+    [plan] = plan_cache._PLANS.values()
     assert plan.path == "apart" and set(started) == {POINTWISE}
 
 
@@ -104,4 +104,4 @@ def test_a_broken_pointwise_kernel_is_rejected(monkeypatch, tmp_path, fault):
     assert checks.misses_mlp("cpu", "float16", SHAPE) == []
     started = broken_kernels.put(monkeypatch, tmp_path, fault, off=0.5)
     assert checks.misses_mlp("cpu", "float16", SHAPE) != []
-    assert POINTWISE in broken_kernels.names(started) and route._PLANS
+    assert POINTWISE in broken_kernels.names(started) and plan_cache._PLANS

@@ -10,7 +10,7 @@ import broken_kernels
 import plan_checks
 import swiglu_checks as checks
 from fusedlib.functional import path_of, swiglu_mlp
-from fusedlib.kernels.host import route
+from fusedlib.kernels.host import plan_cache
 
 SHAPE = (37, 48, 80)  # two of the interpreter's 32-tiles each way, the last ones ragged
 SAVES = ("gate_up", "input")
@@ -43,7 +43,7 @@ def test_swiglu_mlp_and_gradients_vs_float64(started, shape, dtype, save, pair):
 def test_without_a_down_projection_no_product_is_for_few_tokens(started, save):
     assert checks.misses_half("cpu", "float16", SHAPE, save) == []
     assert set(started) == {FORWARD[0], BACKWARD[0]}
-    assert {plan.path for plan in route._PLANS.values()} == {"fused by tiles"}
+    assert {plan.path for plan in plan_cache._PLANS.values()} == {"fused by tiles"}
 
 
 @pytest.mark.parametrize("check", plan_checks.HOLDS, ids=plan_checks.name_of)
@@ -73,7 +73,10 @@ def test_neither_half_of_d_x_sees_the_other_one_s_weight(of):
     packed, wants = torch.cat([w_gate, w_up]), (True, False, False, False)
     true = d_gate_up.float() @ packed.float()
     for weights in ((w_gate, w_up), (packed, None)):
-        products, pair = route.plan_for(dy, *weights, leaves[3]).products, weights[1] is not None
+        products, pair = (
+            plan_cache.plan_for(dy, *weights, leaves[3]).products,
+            weights[1] is not None,
+        )
         d_x = products.gradients(wants, pair, [None, d_gate_up], dy, x, *weights)[0]
         assert torch.equal(d_x.isposinf(), true.isposinf())
         assert torch.equal(d_x.isneginf(), true.isneginf()) and not d_x.isnan().any()
@@ -112,7 +115,7 @@ def test_operands_that_lie_otherwise_are_copied(started):
     for own in ([moved, *leaves[1:]], turned):
         y = swiglu_mlp(*own)
         assert checks.same([y, *grad(y, own, dy.mT.contiguous().mT)], wanted)
-    assert set(started) == {*FORWARD, *BACKWARD} and len(route._PLANS) == 1
+    assert set(started) == {*FORWARD, *BACKWARD} and len(plan_cache._PLANS) == 1
 
 
 def test_weights_changed_between_the_passes():

@@ -23,7 +23,7 @@ from broken_kernels import without_scales
 from called import note_launches
 from fusedlib import linear, reference
 from fusedlib.bench import check
-from fusedlib.kernels import split
+from fusedlib.kernels.host import route
 from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config
 from fusedlib.patch import recomputed
@@ -146,7 +146,7 @@ def test_every_operand_is_split_once_an_axis_and_only_as_wanted(started):
 
 def test_a_product_that_does_not_pay_is_torch_s(started, monkeypatch):
     """y and d_x have too few results here, d_W has enough."""
-    gates = sys.modules[split.is_faster_split.__module__]
+    gates = route
     shape = (20, 136, 140)
     monkeypatch.setattr(gates, "MIN_SPLIT_RESULTS", 136 * 140)
     assert checks.misses_linear("cpu", shape) == []
@@ -160,7 +160,7 @@ def test_a_product_that_does_not_pay_is_torch_s(started, monkeypatch):
 
 def test_ieee_please(started, monkeypatch):
     """FUSEDLIB_SPLIT=0."""
-    gates = sys.modules[split.is_faster_split.__module__]
+    gates = route
     monkeypatch.setattr(gates, "SPLITTING_ALLOWED", False)
     leaves, dy = checks.operands("cpu", checks.SMALL)
     torch_s = checks.step(leaves, dy, torch.nn.functional.linear)

@@ -12,7 +12,7 @@ from broken_kernels import without_scales
 from called import Called
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.functional import SAVES, path_of, swiglu_mlp
-from fusedlib.kernels.host import route
+from fusedlib.kernels.host import plan_cache, route
 from fusedlib.kernels.split import mm, parts
 from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config
@@ -35,17 +35,17 @@ SPLIT = "split fp32"
 def started(monkeypatch):
     # A tile is one block, in a third of the time; `split_interpreted.py` has several.
     monkeypatch.setattr(products, "INTERPRETER", Config(128, 128, 64, 4, 1, group_m=2))
-    monkeypatch.setattr(route, "_is_fp32_on_gpu", lambda dtype, device: dtype == torch.float32)
+    monkeypatch.setattr(route, "is_fp32_on_gpu", lambda dtype, device: dtype == torch.float32)
     for name in ("MIN_SPLIT_SIZE", "MIN_SPLIT_WORK"):
-        monkeypatch.setattr(mm, name, 1)
+        monkeypatch.setattr(route, name, 1)
     least(monkeypatch, SHAPE)
     return plan_checks.note_launches(monkeypatch)
 
 
 def least(monkeypatch, shape, some=True):
     """`some`: tokens·hidden results are too few to be split, so that y and d_x are torch's."""
-    monkeypatch.setattr(mm, "MIN_SPLIT_RESULTS", some * shape[0] * shape[1] + 1)
-    route._any_product_splits.cache_clear()
+    monkeypatch.setattr(route, "MIN_SPLIT_RESULTS", some * shape[0] * shape[1] + 1)
+    route.any_mlp_product_splits.cache_clear()
 
 
 def small(shape=SHAPE, dtype="float32", pair=False):
@@ -62,7 +62,7 @@ def results(leaves, dy, save="gate_up"):
 def test_swiglu_mlp_and_gradients_vs_float64(monkeypatch, some, save, pair):
     least(monkeypatch, LONG, some)
     assert checks.misses_mlp("cpu", "float32", LONG, save, pair=pair) == []
-    [plan] = route._PLANS.values()
+    [plan] = plan_cache._PLANS.values()
     assert plan.path == SPLIT
 
 
@@ -83,7 +83,7 @@ def test_gives_what_the_operators_give(started, monkeypatch, shape, some, save, 
     leaves = deep, *gate_up, w_down
     started.clear()
     planned, by_plan = results(leaves, dy.view_as(deep), save), started.copy()
-    assert route._PLANS
+    assert plan_cache._PLANS
     started.clear()
     with Called():
         assert checks.same(results(leaves, dy.view_as(deep), save), planned)
@@ -110,7 +110,7 @@ def test_a_pair_gives_what_the_packed_weight_gives(started, monkeypatch, shape, 
 @pytest.mark.parametrize("check", plan_checks.HOLDS, ids=plan_checks.name_of)
 def test_holds(monkeypatch, check):
     plan_checks.run_at(monkeypatch, check, "cpu", "float32", (36, *SHAPE[1:]))
-    assert SPLIT in {plan.path for plan in route._PLANS.values()}
+    assert SPLIT in {plan.path for plan in plan_cache._PLANS.values()}
 
 
 @pytest.mark.parametrize("pair", checks.PAIRS)
@@ -180,17 +180,17 @@ def test_a_mode_that_watches_the_backward_sees_its_products(monkeypatch, some, s
 def test_lengths_share_two_plans(started, monkeypatch):
     """One where no product is split; in the other each is split from its own length on."""
     hidden, inner = SHAPE[1:]
-    monkeypatch.setattr(mm, "MIN_SPLIT_SIZE", 6)
-    monkeypatch.setattr(mm, "MIN_SPLIT_RESULTS", 8 * 2 * inner)
-    route._any_product_splits.cache_clear()
+    monkeypatch.setattr(route, "MIN_SPLIT_SIZE", 6)
+    monkeypatch.setattr(route, "MIN_SPLIT_RESULTS", 8 * 2 * inner)
+    route.any_mlp_product_splits.cache_clear()
     plans, split = {}, {}
     for tokens in (1, 5, 6, 8, 15, 16, 40):
         leaves, dy = small((tokens, hidden, inner))
         started.clear()
         results(leaves, dy)
         operands = *leaves[:2], None, leaves[2]
-        plans[tokens], split[tokens] = route.select_plan(*operands), started.count(MULTIPLY[0])
-        assert plans[tokens] is route.lookup_plan(*operands)
+        plans[tokens], split[tokens] = plan_cache.select_plan(*operands), started.count(MULTIPLY[0])
+        assert plans[tokens] is plan_cache.lookup_plan(*operands)
     assert [plans[t].path for t in (5, 6)] == ["fp32", SPLIT]
     assert plans[1] is plans[5] and len({plans[t] for t in (6, 8, 15, 16, 40)}) == 1
     # The gradients of both weights; gate|up from 8 tokens on, dh from 16, y and d_x from 24.
@@ -202,8 +202,8 @@ def test_where_nothing_is_split_products_are_torch_s(monkeypatch):
     assert path_of(*leaves) == SPLIT
     assert path_of(*small((24, 40, 56))[0]) == SPLIT  # whatever the sizes
     monkeypatch.setattr(mm, "is_faster_split", lambda *_: False)
-    monkeypatch.setattr(route, "_PLANS", {})
-    route._any_product_splits.cache_clear()
+    monkeypatch.setattr(plan_cache, "_PLANS", {})
+    route.any_mlp_product_splits.cache_clear()
     assert path_of(*leaves) == "fp32"
 
 

@@ -19,7 +19,7 @@ from called import Called
 from fusedlib.functional import runs_fused_kernels, swiglu, swiglu_mlp
 from fusedlib.kernels import swiglu as kernels
 from fusedlib.kernels import swiglu_configs
-from fusedlib.kernels.host import launch, ops, route
+from fusedlib.kernels.host import launch, ops, plan_cache, route
 from fusedlib.kernels.host.plan import Plan
 from gradient_checks import refuses_transforms_of_backward
 
@@ -55,7 +55,7 @@ def test_products_apart_from_their_epilogues_vs_float64(monkeypatch, save, pair)
     plan_checks.put_apart(monkeypatch)
     for misses in (checks.misses_mlp, checks.misses_half):
         assert misses("cpu", "float16", SHAPE, save, pair=pair) == []
-    assert {plan.path for plan in route._PLANS.values()} == {"apart"}
+    assert {plan.path for plan in plan_cache._PLANS.values()} == {"apart"}
 
 
 @pytest.mark.parametrize("pair", checks.PAIRS)
@@ -78,7 +78,7 @@ def test_swiglu_mlp_at_other_shapes_vs_float64(shape):
 def test_persistent_programs_vs_float64(monkeypatch, dtype, descriptors, pair):
     config = replace(swiglu_configs.INTERPRETER, persistent=True, descriptors=descriptors)
     monkeypatch.setattr(swiglu_configs, "INTERPRETER", config)
-    monkeypatch.setattr(route, "_PLANS", {})
+    monkeypatch.setattr(plan_cache, "_PLANS", {})
     made = []
     original = launch.Launch.operands
     monkeypatch.setattr(
@@ -110,7 +110,7 @@ def test_where_hopper_s_kernel_does_not_compile_another_runs_and_a_warning_says_
         for tokens, pair in product((70, 66), checks.PAIRS):
             assert checks.misses_mlp("cpu", "float16", (tokens, 48, 80), pair=pair) == []
     assert len(warned) == 1 and kernels.hopper is None
-    assert {plan.path for plan in route._PLANS.values()} == {"fused by tiles"}
+    assert {plan.path for plan in plan_cache._PLANS.values()} == {"fused by tiles"}
 
 
 @pytest.mark.parametrize("check", checks.ALL, ids=lambda f: f.__name__[6:])

@@ -16,14 +16,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from fusedlib.kernels.hopper.tiles import count_units, unit_corner
+from fusedlib.kernels.host import internals
 
 # Triton 3.7 renamed it.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 # Triton 3.8 renamed it.
 fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-# Triton 3.9 renamed it.
-_shared = gl.shared_memory_descriptor
-reinterpret = _shared.reinterpret if hasattr(_shared, "reinterpret") else _shared._reinterpret
+reinterpret = internals.reinterpret(gl.shared_memory_descriptor)
 
 # Of a part in registers: two warps, 16 bytes a thread, 128 a row.
 PART_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0]))

@@ -21,15 +21,14 @@ import torch
 from torch import Tensor
 
 from fusedlib.kernels.host.first_order import first_order
+from fusedlib.kernels.host.internals import retains_graph, saved_tensor_hooks
 from fusedlib.kernels.host.launch import current_device
 from fusedlib.kernels.host.plan import Plan, contiguous_and_aligned
+from fusedlib.kernels.host.plan_cache import plan_at_current_precision
 from fusedlib.kernels.host.prebuild import build_for_training
 from fusedlib.kernels.host.products import Gradients, Products, WantedGradients
-from fusedlib.kernels.host.route import plan_at_current_precision
 
 SavedTensors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-_retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
-_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class BackwardSteps(Protocol):
@@ -128,7 +127,7 @@ class SwiGLUFunction(torch.autograd.Function):
         ctx.wants = wants = ctx.needs_input_grad[:4]
         saved = tensors_to_save(wants, save, x, w_gate, w_up, w_down, gate_up)
         # An attribute is out of every hook's sight, so that backward may write over it.
-        ctx.private_gate_up = saved[4] if _saved_tensor_hooks(False) is None else None
+        ctx.private_gate_up = saved[4] if saved_tensor_hooks(False) is None else None
         ctx.gate_up_is_private = ctx.private_gate_up is not None
         ctx.save_for_backward(*saved[:4], None if ctx.gate_up_is_private else saved[4])
         return y
@@ -140,7 +139,7 @@ class SwiGLUFunction(torch.autograd.Function):
         x, w_gate, w_up, w_down, gate_up = ctx.saved_tensors  # raises where they are freed already
         in_place = False
         if ctx.gate_up_is_private:
-            gate_up, in_place = ctx.private_gate_up, not _retains_graph()
+            gate_up, in_place = ctx.private_gate_up, not retains_graph()
             if gate_up is None:
                 raise RuntimeError("backward ran a second time; the first wants retain_graph=True")
             if in_place:

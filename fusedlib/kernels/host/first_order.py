@@ -10,9 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
+
+from fusedlib.kernels.host.internals import (
+    AccumulateGrad,
+    in_forward_mode,
+    is_batched_gradient,
+    is_transform_wrapper,
+)
 
 NO_SECOND_DERIVATIVE = (
     "the fused kernels have no second derivative; differentiate plain PyTorch or float64"
@@ -22,9 +28,6 @@ NO_TRANSFORM = (
     "no tangents: compute the forward inside a transform of torch.func or in forward mode too, or "
     "differentiate float64"
 )
-
-
-_AccumulateGrad: Any = vars(torch._C._functions)["AccumulateGrad"]
 
 
 class _FirstOrderGradient(torch.autograd.Function):
@@ -57,10 +60,9 @@ def is_transformed_gradient(upstream: Tensor) -> bool:
     """Whether a transform that the forward did not see has made this gradient."""
     if is_compiling():
         return False
-    if is_legacy_batchedtensor(upstream) or is_functorch_wrapped_tensor(upstream):
+    if is_batched_gradient(upstream) or is_transform_wrapper(upstream):
         return True
-    dual = forward_ad._current_level >= 0
-    return dual and forward_ad.unpack_dual(upstream).tangent is not None
+    return in_forward_mode() and forward_ad.unpack_dual(upstream).tangent is not None
 
 
 def _refuse_transforms(upstream: tuple[Tensor | None, ...]) -> None:
@@ -119,5 +121,5 @@ def _unlisted_leaves(node: Any, listed: list[Tensor]) -> list[Tensor]:
         inputs = {n for n, _ in unvisited.pop().next_functions if n is not None} - visited
         visited |= inputs
         unvisited += inputs
-        leaves += [n.variable for n in inputs if isinstance(n, _AccumulateGrad)]
+        leaves += [n.variable for n in inputs if isinstance(n, AccumulateGrad)]
     return leaves

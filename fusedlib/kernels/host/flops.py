@@ -13,8 +13,9 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from fusedlib.kernels.host.internals import dispatch_modes
 
 Shape = tuple[int, ...]
 
@@ -66,7 +67,7 @@ def count(name: str, packet: Any) -> None:
     if name not in FORMULAS:
         return
     register_flop_formula(packet)(FORMULAS[name])
-    for mode in _get_current_dispatch_mode_stack():
+    for mode in dispatch_modes():
         counter: Any = getattr(mode, "counter", None)
         if hasattr(counter, "flop_registry"):  # a copy
             counter.flop_registry[packet] = flop_registry[packet]

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from functools import partial as bind
 from math import prod
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -22,10 +22,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusedlib.kernels.host import binaries
-
-# What Triton's own launcher asks of torch; absent from a torch without CUDA, where nobody asks.
-current_index: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
-_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
+from fusedlib.kernels.host.internals import current_device_index as current_index
+from fusedlib.kernels.host.internals import current_stream as _stream
+from fusedlib.kernels.host.internals import empty_strided
 
 INTERPRETED_PROCESSORS = 3  # fewer than a test has tiles, so that a program computes several
 MAX_CACHED_LAUNCHES = 4096  # kept; varying sequence lengths make one each
@@ -224,7 +223,5 @@ def allocator(device: torch.device) -> Callable[..., Tensor]:
     Inductor's own where torch has it: on one host 1.0 µs where `new_empty` took 2.5, and 5.5 where
     it took 13.4 in a call after other work.
     """
-    quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
-    if quick is not None:
-        return cast(Callable[..., Tensor], quick)
-    return lambda shape, strides, dtype: torch.empty(shape, dtype=dtype, device=device)
+    quick = empty_strided(device.type)
+    return quick or (lambda shape, strides, dtype: torch.empty(shape, dtype=dtype, device=device))

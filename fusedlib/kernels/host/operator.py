@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
 
 from fusedlib.kernels.host import flops
 from fusedlib.kernels.host.first_order import NO_SECOND_DERIVATIVE
+from fusedlib.kernels.host.internals import unwrap_dead_wrappers
 
 
 def operator(name: str, *, last: bool = False) -> Callable[[Callable[..., Any]], Any]:

@@ -18,10 +18,10 @@ from fusedlib.kernels.host.autograd import gradients, run_forward, tensors_to_sa
 from fusedlib.kernels.host.launch import current_device
 from fusedlib.kernels.host.operator import operator
 from fusedlib.kernels.host.plan import contiguous_and_aligned
+from fusedlib.kernels.host.plan_cache import plan_for
 from fusedlib.kernels.host.products import TORCH_PRODUCTS, Products, WantedGradients
-from fusedlib.kernels.host.route import may_split, plan_for
-
-KERNEL_DTYPES = torch.bfloat16, torch.float16, torch.float32
+from fusedlib.kernels.host.route import may_split
+from fusedlib.kernels.operands import KERNEL_DTYPES
 
 
 def _check(name: str, matrix: Tensor, shape: tuple[int | str, int | str], like: Tensor) -> None:

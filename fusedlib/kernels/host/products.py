@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+from fusedlib.kernels.host.internals import size_hint
 
 # d_x, d_w_gate, d_w_up, d_w_down; of a packed weight d_w_gate is all of it, and d_w_up None.
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -153,7 +154,8 @@ def is_d_w_down_last(
     that torch.compile has seen: a graph compiled again for another order would cost more than the
     order saves.
     """
-    tokens, hidden, inner = map(_concrete_size, (tokens, hidden, inner))
+    hints = map(size_hint, (tokens, hidden, inner))
+    tokens, hidden, inner = (1 << 20 if hint is None else hint for hint in hints)
     f, d, w = tokens * inner, tokens * hidden, hidden * inner
     wants_gate_up = wants[1] or wants[2]
     results = wants[0] * d + wants_gate_up * 2 * w
@@ -164,9 +166,3 @@ def is_d_w_down_last(
         for_d_weights = wants_gate_up * (2 * f + d + results)
         others = 2 * f + max(for_d_x, for_d_weights)
     return max(f + others, results + down) < max(2 * f + down, w + others)
-
-
-def _concrete_size(size: Any) -> int:
-    """The number itself, or the one that a symbol stood for where it was traced."""
-    hint = size.node.hint if isinstance(size, torch.SymInt) else size
-    return 1 << 20 if hint is None else int(hint)

@@ -1,12 +1,14 @@
-"""Which code runs a call of the MLP: `select_plan` decides that, and nothing else does.
+"""Which code runs a call: the routes of the MLP, and which fp32 products are split.
 
-A call can be followed in five files, in this order:
+This module decides, from dtypes, devices and sizes alone; all others ask it. A call of the MLP goes
+through these files, in this order:
 
-    functional.py          checks the operands, asks `select_plan`, and calls what it is given
-    kernels/route.py       decides, and keeps a plan for each class of calls
-    kernels/autograd.py    what is kept for backward, and the one backward pass
-    kernels/plan.py        the plan: starts the kernels of both passes
-    kernels/products.py    the plain products; `few_tokens` and `split` have their own
+    functional.py           checks the operands, asks for a plan, and calls what it is given
+    kernels/host/plan_cache keeps a plan for each class of calls that take one route
+    kernels/host/route      decides the route
+    kernels/host/autograd   saves tensors for backward, and runs the one backward pass
+    kernels/host/plan       starts the kernels of both passes
+    kernels/host/products   the plain matrix products; `few_tokens` and `split` have their own
 
 | `path`         | calls                           | gate, up, h    | d(gate|up), h | products     |
 |----------------|---------------------------------|----------------|---------------|--------------|
@@ -23,32 +25,27 @@ A call can be followed in five files, in this order:
 *Half* is bf16 and fp16; *even* sizes, hidden and inner, are multiples of 16. *Few tokens* have a
 down projection; without one they go by tiles. *One wave* is up to `max_one_wave_tokens`, *few*
 tiles up to `max_unfused_tokens`. *Tiles* are the kernels of `swiglu`, *roles* those of `hopper`
-with a role for each warp; *apart* is a plain product and a pointwise kernel. fp32 comes here from
-MIN_FP32_WORK on. Operands that are not contiguous, or do not begin at 16 bytes, are copied for the
-call.
+with a role for each warp; *apart* is a plain product and a pointwise kernel. fp32 takes
+the kernels from MIN_SPLIT_WORK multiplications a weight on. Operands that are not contiguous, or do
+not begin at 16 bytes, are copied for the call.
 
-A packed weight goes through all files as `w_gate`, gate rows above up rows, with None for `w_up`;
-of a pair each is its own operand, and a way is the same for both.
-
-A plan belongs to a class of lengths, all that go one way with the same products. Importing this
-module imports no Triton.
+`w_gate` is a packed weight, its gate rows above its up rows, where `w_up` is None; otherwise gate
+and up have a weight each, a pair. Both take the same routes. Importing this module imports no
+Triton.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from bisect import bisect_left
-from collections.abc import Hashable
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.autograd import forward_ad
 
+from fusedlib.kernels.host.internals import is_transformed as is_transformed
 from fusedlib.kernels.host.problem import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem, Route
+from fusedlib.kernels.operands import HALF_DTYPES, KERNEL_DTYPES
 from fusedlib.kernels.swiglu_configs import (
     ALIGNMENT,
     FEW_TOKENS,
@@ -57,127 +54,45 @@ from fusedlib.kernels.swiglu_configs import (
     one_wave_lengths,
 )
 
-if TYPE_CHECKING:
-    from fusedlib.kernels.host.plan import Plan
-
 PLAIN_PYTORCH = "plain PyTorch"
-# fp32 is for the kernels from the sizes below on, where splitting pays. TF32 products stay torch's:
-# our blocks cut the low bits of their factors off, an error of 1.6e-3 where cuBLAS has 5.1e-4
-# (H200, torch 2.11, triton 3.6).
-MIN_FP32_TOKENS = 256
+# Below these sizes splitting an fp32 product costs what the tensor cores save, and the MLP in fp32
+# is plain PyTorch. The launches take the host 30 to 60 µs, cuBLAS's one 18; for 2³¹ multiplications
+# cuBLAS needs the device for 98 µs, for 2³² 185. TF32 products stay torch's: our blocks cut the low
+# bits of their factors off, an error of 1.6e-3 where cuBLAS has 5.1e-4 (H200, torch 2.11, triton
+# 3.6).
+MIN_SPLIT_SIZE = 256
+MIN_SPLIT_RESULTS = 2**20
+MIN_SPLIT_WORK = 2**32
+SPLITTING_ALLOWED = os.environ.get("FUSEDLIB_SPLIT") != "0"  # 0: IEEE fp32, every product torch's
 UNBOUNDED_TOKENS = 1 << 20
-MIN_FP32_WORK = 2**33
-HALF_DTYPES = (torch.bfloat16, torch.float16)
 MIN_CAPABILITY = (8, 0)
 # Tiles of the fused kernels on Hopper.
 BLOCK_M, FORWARD_N, BACKWARD_N = 128, 128, 256
-MAX_CACHED_PLANS = 1024  # kept
 
 # Triton's interpreter runs the kernels on the CPU: for tests. Triton itself reads this once too.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-FUSED_KERNEL_DTYPES = (*HALF_DTYPES, torch.float32) if INTERPRETED else HALF_DTYPES
-
-_PLANS: dict[Hashable, Plan] = {}
-
-
-def select_plan(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None
-) -> Plan | None:
-    """The plan for operands that go together, in autocast's dtype; None is plain PyTorch.
-
-    Args:
-        x: (..., hidden).
-        w_gate: (inner, hidden), or packed (2·inner, hidden).
-        w_up: (inner, hidden); None where w_gate is packed.
-        w_down: (hidden, inner), or None for h alone.
-    """
-    return plan_for(x, w_gate, w_up, w_down) if runs_kernels(x, w_gate, w_up) else None
-
-
-def lookup_plan(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Plan | None:
-    """What `select_plan` gave operands like these before.
-
-    Nothing is checked, for it was then: at few tokens the checks cost as much as a launch.
-    """
-    if w_gate.ndim != 2:
-        return None
-    wide, hidden = w_gate.shape
-    if w_up is not None:
-        wide *= 2
-    # Small fp32, where looking costs 7 % of PyTorch's own forward of 64·512.
-    if x.dtype not in FUSED_KERNEL_DTYPES and x.numel() * wide < MIN_FP32_WORK:
-        return None
-    if not hidden or not x.ndim or x.shape[-1] != hidden:
-        return None
-    plan = _PLANS.get(_plan_key(x, w_gate, w_up, w_down, wide, hidden))
-    if plan is None or is_transformed():
-        return None
-    # A wrapper that is left over from a transform has no address.
-    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(w_gate):
-        return None
-    if is_functorch_wrapped_tensor(w_down):
-        return None
-    return None if w_up is not None and is_functorch_wrapped_tensor(w_up) else plan
-
-
-def plan_for(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None
-) -> Plan:  # fmt: skip
-    """The plan for operands that the kernels run for."""
-    key = _plan_key(x, w_gate, w_up, w_down, *_weight_sizes(w_gate, w_up))
-    plan = _PLANS.get(key)
-    if plan is None:
-        if len(_PLANS) >= MAX_CACHED_PLANS:
-            _PLANS.clear()
-        plan = _PLANS[key] = _make_plan(problem_of(x, w_gate, w_up, w_down is not None))
-    return plan
+FUSED_KERNEL_DTYPES = KERNEL_DTYPES if INTERPRETED else HALF_DTYPES
 
 
 def problem_of(x: Tensor, w_gate: Tensor, w_up: Tensor | None, down: bool = True) -> MLPProblem:
     """What a plan for such operands depends on."""
-    wide, hidden = _weight_sizes(w_gate, w_up)
-    tokens, pair = _count_tokens(x, hidden), w_up is not None
+    wide, hidden = weight_sizes(w_gate, w_up)
+    tokens, pair = count_tokens(x, hidden), w_up is not None
     return MLPProblem(x.device, x.dtype, fp32_precision(x), tokens, hidden, wide // 2, down, pair)
 
 
-def _weight_sizes(w_gate: Tensor, w_up: Tensor | None) -> tuple[int, int]:
-    """2·inner and hidden."""
+def weight_sizes(w_gate: Tensor, w_up: Tensor | None) -> tuple[int, int]:
+    """2·inner and hidden, of a pair or of a packed weight and None."""
     rows, hidden = w_gate.shape
     return (rows if w_up is None else 2 * rows), hidden
-
-
-def plan_at_current_precision(plan: Plan, like: Tensor) -> Plan:
-    """The plan, or its like where torch's fp32 precision was changed since it was made."""
-    precision, problem = fp32_precision(like), plan.problem
-    if precision == problem.precision:
-        return plan
-    return _make_plan(problem._replace(precision=precision))
-
-
-def _make_plan(problem: MLPProblem) -> Plan:
-    """Imported late, for Triton need not be there."""
-    from fusedlib.kernels import few_tokens, split
-    from fusedlib.kernels.host import products
-    from fusedlib.kernels.host.plan import Plan
-
-    chosen = choose_route(problem)
-    if chosen.few:
-        return Plan(problem, chosen, few_tokens.Products(problem))
-    if chosen.split:
-        return Plan(problem, chosen, split.SPLIT_PRODUCTS)
-    return Plan(
-        problem,
-        chosen,
-        products.TORCH_FP32_PRODUCTS if problem.dtype == torch.float32 else products.TORCH_PRODUCTS,
-    )
 
 
 def choose_route(problem: MLPProblem) -> Route:
     """The row of the table."""
     device, dtype, precision, tokens, hidden, inner, down, _ = problem
-    if _is_fp32_on_gpu(dtype, device) or 0 in problem.sizes:
-        is_highest = _is_fp32_on_gpu(dtype, device) and precision == "ieee"
-        splits = is_highest and _any_product_splits(tokens, hidden, inner)
+    if is_fp32_on_gpu(dtype, device) or 0 in problem.sizes:
+        is_highest = is_fp32_on_gpu(dtype, device) and precision == "ieee"
+        splits = is_highest and any_mlp_product_splits(tokens, hidden, inner)
         return Route("split fp32" if splits else "fp32", UNFUSED, UNFUSED, split=splits)
     even = not (hidden % ALIGNMENT or inner % ALIGNMENT)
     if down and even and tokens <= FEW_TOKENS and dtype in HALF_DTYPES:
@@ -246,31 +161,9 @@ def _runs_warp_specialized(device: torch.device) -> bool:
 # --- classes of lengths --------------------------------------------------------------------------
 
 
-def _plan_key(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, wide: int, hidden: int
-) -> Hashable:
-    dtype, device = x.dtype, x.device
-    tokens: Hashable
-    if dtype in HALF_DTYPES:
-        tokens = bisect_left(length_class_ends(device, hidden, wide // 2), _count_tokens(x, hidden))
-    else:
-        tokens = _fp32_length_class(x, hidden, wide // 2)
-    up_key = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
-    if w_down is None:
-        return tokens, wide, hidden, dtype, device, up_key
-    dtypes, devices = (w_gate.dtype, w_down.dtype), (w_gate.device, w_down.device)
-    return tokens, wide, hidden, w_down.shape, dtype, device, dtypes, devices, up_key
-
-
-def _count_tokens(x: Tensor, hidden: int) -> int:
+def count_tokens(x: Tensor, hidden: int) -> int:
+    """Rows of x (..., hidden)."""
     return x.numel() // hidden if hidden else x.shape[:-1].numel()
-
-
-def _fp32_length_class(x: Tensor, hidden: int, inner: int) -> Hashable:
-    precision, tokens = fp32_precision(x), _count_tokens(x, hidden)
-    if _is_fp32_on_gpu(x.dtype, x.device):
-        return precision, _any_product_splits(tokens, hidden, inner)
-    return precision, bisect_left(length_class_ends(x.device, hidden, inner), tokens)
 
 
 @cache
@@ -288,22 +181,57 @@ def length_class_ends(device: torch.device, hidden: int, inner: int) -> tuple[in
     return 0, *sorted(ends)
 
 
-@lru_cache(MAX_CACHED_PLANS)
-def _any_product_splits(tokens: int, hidden: int, inner: int) -> bool:
-    """Whether a product of such an MLP is of split factors: the classes in fp32."""
-    from fusedlib.kernels import split
-
-    return split.any_is_faster_split(tokens, 2 * inner, hidden)
-
-
-def _is_fp32_on_gpu(dtype: torch.dtype, device: torch.device) -> bool:
+def is_fp32_on_gpu(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether products are plain ones, no epilogue fused: of fp32, but in the interpreter."""
     return dtype == torch.float32 and device.type == "cuda"
 
 
 def may_split(like: Tensor) -> bool:
     """Whether products of such tensors may be of split factors."""
-    return _is_fp32_on_gpu(like.dtype, like.device) and fp32_precision(like) == "ieee"
+    return is_fp32_on_gpu(like.dtype, like.device) and fp32_precision(like) == "ieee"
+
+
+# --- which fp32 products are split ---------------------------------------------------------------
+
+
+def is_faster_split(m: int, n: int, k: int) -> bool:
+    """True if the fp32 product of (m, k) by (k, n) is faster split than by cuBLAS, and allowed."""
+    large = min(m, n, k) >= MIN_SPLIT_SIZE and m * n >= MIN_SPLIT_RESULTS
+    return SPLITTING_ALLOWED and large and m * n * k >= MIN_SPLIT_WORK
+
+
+def any_is_faster_split(tokens: int, outputs: int, inputs: int) -> bool:
+    """True if any of the three products of a linear layer, y, d_x and d_W, is faster split."""
+    return (
+        is_faster_split(tokens, outputs, inputs)
+        or is_faster_split(tokens, inputs, outputs)
+        or is_faster_split(outputs, inputs, tokens)
+    )
+
+
+@lru_cache(1024)
+def any_mlp_product_splits(tokens: int, hidden: int, inner: int) -> bool:
+    """True if any product of an MLP is faster split.
+
+    Those with w_down are half as large as those with gate and up, and need no look.
+    """
+    return any_is_faster_split(tokens, 2 * inner, hidden)
+
+
+def splits_product(like: Tensor, m: int, n: int, k: int) -> bool:
+    """True if the product (m, k) by (k, n) of tensors like this one runs from split factors."""
+    if like.dtype != torch.float32 or fp32_precision(like) != "ieee":
+        return False
+    return is_faster_split(m, n, k)
+
+
+def may_split_linear(x: Tensor, outputs: int) -> bool:
+    """True if a linear layer of x, or its backward, may run a product from split factors."""
+    if x.dtype != torch.float32 or not has_kernels(x.device):
+        return False
+    inputs = x.shape[-1]
+    tokens = tokens_to_route_by(x.numel() // max(inputs, 1), MIN_SPLIT_SIZE)
+    return any_is_faster_split(tokens, outputs, inputs)
 
 
 # --- whether kernels run at all ------------------------------------------------------------------
@@ -323,10 +251,10 @@ def _is_large_fp32(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> bool:
     """Whether fp32 takes the kernels: split products are faster than IEEE's from this size on."""
     if x.dtype != torch.float32 or not x.is_cuda or not has_kernels(x.device):
         return False
-    wide, hidden = _weight_sizes(w_gate, w_up)
-    tokens = tokens_to_route_by(x.numel() // max(hidden, 1), MIN_FP32_TOKENS)
-    enough = tokens >= MIN_FP32_TOKENS and min(hidden, wide // 2) >= MIN_FP32_TOKENS
-    return enough and tokens * hidden * wide >= MIN_FP32_WORK and not is_transformed()
+    wide, hidden = weight_sizes(w_gate, w_up)
+    tokens = tokens_to_route_by(x.numel() // max(hidden, 1), MIN_SPLIT_SIZE)
+    enough = min(tokens, hidden, wide // 2) >= MIN_SPLIT_SIZE
+    return enough and tokens * hidden * wide >= 2 * MIN_SPLIT_WORK and not is_transformed()
 
 
 def tokens_to_route_by(tokens: int, least: int) -> int:
@@ -339,16 +267,6 @@ def tokens_to_route_by(tokens: int, least: int) -> int:
         if not has_static_value(tokens):
             return 0 if statically_known_true(tokens < least) else UNBOUNDED_TOKENS
     return tokens
-
-
-def is_transformed() -> bool:
-    """Whether a transform of torch.func or forward-mode differentiation is under way.
-
-    Both need every step as an ordinary operation; the kernels would drop tangents silently.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 @torch.compiler.assume_constant_result

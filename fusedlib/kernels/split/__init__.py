@@ -10,6 +10,6 @@ that fp32 holds come out exact if the factors fit in fp16.
 """
 
 from fusedlib.kernels.split.mlp import SPLIT_PRODUCTS
-from fusedlib.kernels.split.mm import any_is_faster_split, is_faster_split, multiply, split_mm
+from fusedlib.kernels.split.mm import multiply, split_mm
 
-__all__ = ["SPLIT_PRODUCTS", "any_is_faster_split", "is_faster_split", "multiply", "split_mm"]
+__all__ = ["SPLIT_PRODUCTS", "multiply", "split_mm"]

@@ -10,6 +10,7 @@ from fusedlib.kernels.host.products import (
     Multiplication,
     Products,
 )
+from fusedlib.kernels.host.route import is_faster_split
 from fusedlib.kernels.split import mm
 from fusedlib.kernels.split.product import split_product_of_stored
 
@@ -21,7 +22,7 @@ def _split_if_faster(
     transposed = a_transposed, b_transposed
 
     def product(a: Tensor, b: Tensor) -> Tensor:
-        if not mm.is_faster_split(
+        if not is_faster_split(
             a.shape[a_transposed], b.shape[not b_transposed], a.shape[not a_transposed]
         ):
             return plain(a, b)
@@ -43,7 +44,7 @@ def _split_gate_up_if_faster(plain: GateUpMultiplication, transposed: bool) -> G
         if w_up is None:
             return by_packed(a, w_gate)
         wide, hidden = 2 * w_gate.shape[0], w_gate.shape[1]
-        if not mm.is_faster_split(a.shape[0], *((wide, hidden) if transposed else (hidden, wide))):
+        if not is_faster_split(a.shape[0], *((wide, hidden) if transposed else (hidden, wide))):
             return plain(a, w_gate, w_up)
         if mm.is_operator_visible(a, w_gate, w_up):
             return mm.split_mm_gate_up(a, w_gate, w_up, transposed)

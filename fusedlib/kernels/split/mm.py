@@ -1,46 +1,16 @@
-"""When a product is split, by its sizes; split products as a function and as an operator."""
+"""Split products as a function and as an operator."""
 
 from __future__ import annotations
-
-import os
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fusedlib.kernels.host.internals import dispatch_mode_count
 from fusedlib.kernels.host.launch import current_device
 from fusedlib.kernels.host.operator import operator
+from fusedlib.kernels.host.route import is_faster_split
 from fusedlib.kernels.split.product import split_product, split_product_of_stored
-
-# Below these splitting costs what the tensor cores save. The launches take the host 30 to 60 µs,
-# cuBLAS's one 18; of 2³¹ multiplications cuBLAS needs the device for 98 µs, of 2³² for 185.
-MIN_SPLIT_SIZE = 256
-MIN_SPLIT_RESULTS = 2**20
-MIN_SPLIT_WORK = 2**32
-# IEEE fp32, please: FUSEDLIB_SPLIT=0 leaves every product to torch.
-SPLITTING_ALLOWED = os.environ.get("FUSEDLIB_SPLIT") != "0"
-
-
-def is_faster_split(m: int, n: int, k: int) -> bool:
-    """Whether (m, k) by (k, n) is faster split than by cuBLAS, and may be."""
-    large = (
-        min(m, n, k) >= MIN_SPLIT_SIZE
-        and m * n >= MIN_SPLIT_RESULTS
-        and m * n * k >= MIN_SPLIT_WORK
-    )
-    return SPLITTING_ALLOWED and large
-
-
-def any_is_faster_split(tokens: int, outputs: int, inputs: int) -> bool:
-    """Whether of y = x Wᵀ and its two gradients one is better split; of an MLP, of (x, w_gate_up).
-
-    The products with w_down are half as large, so that none is split where none of these is.
-    """
-    return (
-        is_faster_split(tokens, outputs, inputs)
-        or is_faster_split(tokens, inputs, outputs)
-        or is_faster_split(outputs, inputs, tokens)
-    )
 
 
 def split_mm(a: Tensor, b: Tensor) -> Tensor:
@@ -90,7 +60,7 @@ def _(a: Tensor, w_gate: Tensor, w_up: Tensor, transposed: bool) -> Tensor:
 
 def is_operator_visible(*factors: Tensor) -> bool:
     """Whether a dispatch mode or a subclass would see products as operators."""
-    if torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling():
+    if dispatch_mode_count() or torch.compiler.is_compiling():
         return True
     return any(type(t) is not Tensor and type(t) is not Parameter for t in factors)
 

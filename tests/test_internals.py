@@ -1,0 +1,146 @@
+"""Each private name of torch that the library uses still means what the library takes it for."""
+
+import ast
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad, graph
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusedlib.bench import paths
+from fusedlib.kernels.host import internals
+
+HOME = "fusedlib/kernels/host/internals.py"
+PRIVATE = (
+    "_C", "_functorch", "_dynamo", "_python_dispatch", "_subclasses", "_current_level",
+    "_assert_async", "_global_forward_hooks", "_forward_hooks", "_backward_hooks", "_reinterpret",
+)  # fmt: skip
+
+
+def test_no_other_file_of_the_library_spells_them():
+    found = []
+    for path in sorted((paths.ROOT / "fusedlib").rglob("*.py")):
+        name = path.relative_to(paths.ROOT).as_posix()
+        if name == HOME or name.startswith("fusedlib/bench"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            words = [node.attr] if isinstance(node, ast.Attribute) else []
+            if isinstance(node, ast.ImportFrom):
+                words = (node.module or "").split(".")
+            found += [f"{name}:{node.lineno} {word}" for word in words if word in PRIVATE]
+    assert found == []
+
+
+def test_wrappers_of_transforms_are_known_alive_and_dead():
+    left = []
+    torch.func.grad(lambda x: left.append(x) or x.sum())(torch.ones(3))
+    assert internals.is_transform_wrapper(left[0])
+    assert not internals.is_transform_wrapper(torch.ones(3))
+    assert not internals.is_transform_wrapper(internals.unwrap_if_dead(left[0]))
+    assert not internals.is_transform_wrapper(internals.unwrap_dead_wrappers((left[0],))[0])
+
+
+def test_transforms_and_forward_mode_are_seen():
+    seen = []
+    torch.func.vmap(lambda x: seen.append(internals.is_transformed()) or x)(torch.ones(3))
+    assert seen == [True] and not internals.is_transformed() and not internals.in_forward_mode()
+    with forward_ad.dual_level():
+        assert internals.is_transformed() and internals.in_forward_mode()
+
+
+def test_batched_gradients_are_seen():
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 1
+    y.register_hook(lambda g: seen.append(internals.is_batched_gradient(g)))
+    torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True)
+    assert seen == [True] and not internals.is_batched_gradient(x)
+
+
+def test_modes_tracing_and_autocast_are_seen():
+    def state() -> tuple:
+        counts = internals.dispatch_mode_count(), internals.function_mode_count()
+        return *counts, internals.autocasts_anywhere(), internals.tracing_state() is not None
+
+    assert state() == (0, 0, False, False) and internals.dispatch_modes() == []
+    with TorchDispatchMode() as mode:
+        assert state() == (1, 0, False, False) and internals.dispatch_modes() == [mode]
+    with TorchFunctionMode():
+        assert state() == (0, 1, False, False)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert state()[2]
+    seen = []
+    torch.jit.trace(lambda x: seen.append(state()[3]) or x + 1, torch.ones(1), check_trace=False)
+    assert seen == [True]
+
+
+@pytest.mark.parametrize(
+    "register",
+    ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
+     "register_full_backward_pre_hook"],
+)  # fmt: skip
+def test_hooks_of_one_module_and_of_all_are_seen(register):
+    module, hook = nn.Linear(1, 1), lambda *_: None
+    assert not internals.has_own_hooks(module) and not internals.has_global_hooks()
+    handle = getattr(module, register)(hook)
+    assert internals.has_own_hooks(module) and hook in [*internals.hooks_of(module)]
+    handle.remove()
+    handle = getattr(nn.modules.module, f"register_module_{register.removeprefix('register_')}")(
+        hook
+    )
+    assert internals.has_global_hooks() and not internals.has_own_hooks(module)
+    handle.remove()
+    assert not internals.has_global_hooks()
+
+
+def test_fakes_and_open_sizes_are_known():
+    from torch._subclasses import FakeTensorMode
+
+    sizes = []
+
+    def backend(module, inputs):
+        sizes.extend(size for size in inputs if isinstance(size, torch.SymInt))
+        return module.forward
+
+    torch.compile(lambda x: x * x.shape[0], backend=backend, dynamic=True)(torch.ones(5, 7))
+    assert internals.size_hint(sizes[0]) == 5 == internals.size_hint(5)
+    torch.compiler.reset()
+    with FakeTensorMode():
+        assert internals.is_fake(type(torch.empty(2))) and not internals.is_fake(nn.Parameter)
+
+
+def test_leaves_kept_graphs_and_hooks_of_saved_tensors_are_seen():
+    kept = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 1
+    assert isinstance(y.grad_fn.next_functions[0][0], internals.AccumulateGrad)
+    y.register_hook(lambda _: kept.append(internals.retains_graph()))
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    assert kept == [True, False] and internals.saved_tensor_hooks(False) is None
+    with graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        assert internals.saved_tensor_hooks(False) is not None
+
+
+def test_an_asynchronous_assertion_fails_on_what_is_false():
+    internals.assert_async(torch.tensor(True), "no")
+    with pytest.raises(RuntimeError, match="a reason"):
+        internals.assert_async(torch.tensor(False), "a reason")
+
+
+def test_the_device_s_index_stream_and_allocator_are_asked_for():
+    if torch.cuda.is_available():
+        assert internals.current_device_index() == torch.cuda.current_device()
+        stream = torch.cuda.current_stream().cuda_stream
+        assert internals.current_stream(torch.cuda.current_device()) == stream
+    new = internals.empty_strided("cpu")
+    made = new((2, 3), (1, 2), torch.float16)
+    assert (made.shape, made.stride(), made.dtype) == ((2, 3), (1, 2), torch.float16)
+    assert internals.empty_strided("no such device") is None
+
+
+def test_gluon_s_shared_memory_is_reinterpreted_by_either_name():
+    gl = pytest.importorskip("triton.experimental.gluon.language")
+    assert callable(internals.reinterpret(gl.shared_memory_descriptor))
