@@ -91,7 +91,7 @@ def test_a_readme_without_exactly_one_block_raises(text):
 
 def test_write_puts_the_block_into_the_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(readme.recording, "executed", lambda config, folder: None)
-    monkeypatch.setattr(readme.headlines, "stated", lambda folder: iter(CLAIMS))
+    monkeypatch.setattr(readme.headlines, "read_claims", lambda folder: iter(CLAIMS))
     path = tmp_path / "README.md"
     path.write_text(README, encoding="utf-8")
     monkeypatch.setattr(readme.paths, "ROOT", tmp_path)
