@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_core.utils import ensure_event_loop
@@ -132,18 +133,10 @@ def _signal(group: int, others: list[int], number: signal.Signals) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """A process's children and theirs, also those of another group; empty without /proc."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name in parentheses may hold anything, also spaces and parentheses.
-            parent = int(entry.read_text().rpartition(")")[2].split()[1])
-            parents.setdefault(parent, []).append(int(entry.parent.name))
-    family, new = [], [pid]
-    while new:
-        new = [child for parent in new for child in parents.get(parent, [])]
-        family += new
-    return family
+    """A process's children and theirs, also those of another group."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return []
 
 
 def _forget_tasks() -> None:
