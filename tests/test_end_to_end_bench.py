@@ -10,8 +10,9 @@ from fusedlib import projection
 from fusedlib.bench import attempt, machine, race, results, rivals, sustained, sweep
 from fusedlib.bench.race import Lap
 from fusedlib.patch import apply
+from measure import mlps
 from measure.end_to_end import cases, course, measure
-from models import flops, mlps, transformer
+from models import flops, transformer
 from models.transformer import SwiGLU, Transformer
 
 TINY = cases.setting("cpu", batch_size=2, seconds=0.0, repetitions=3)

@@ -5,7 +5,8 @@ import torch
 from torch.utils import flop_counter
 
 from fusedlib.modules import SwiGLUMLP
-from models import flops, mlps
+from measure import mlps
+from models import flops
 from models.transformer import Transformer, config, loss
 
 aten = torch.ops.aten

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusedlib import functional
+from fusedlib import functional, reference
 from fusedlib.bench import allocations, rivals
 from fusedlib.bench.allocations import CATEGORIES
 from fusedlib.bench.attempt import Attempt
 from fusedlib.bench.rivals import Workload, rival
-from measure import ledger, memory, stacks
+from measure import ledger, memory, mlps
 from measure.ledger import LEDGERS, D, F, W
-from measure.problems import SwiGLUProblem, draw
-from measure.stacks import STACK
-from measure.swiglu import PLAIN_PATH, TASK
+from measure.mlps import MODULE
+from measure.problems import PLAIN_PATH, SwiGLUProblem, draw
+from measure.swiglu import TASK
 
 LLM = SwiGLUProblem(8192, 4096, 14336)
 # MiB at 8192·4096·14336 in bf16: F is 224, D is 64, W is 112; sums worked by hand.
@@ -141,12 +141,11 @@ def test_a_rival_without_a_gradient_is_wrong_and_has_no_figures(monkeypatch):
 
 
 def test_a_stack_of_layers_that_compute_something_else_is_wrong(monkeypatch):
-    class Forgetful(stacks.PlainMLP):
-        def forward(self, x):
-            return super().forward(x) + x
+    def build(own):
+        return mlps.FunctionMLP(own, lambda x, *weights: reference.swiglu_mlp(x, *weights) + x)
 
-    forged = replace(rivals.get(STACK, "eager"), build=Forgetful)
-    monkeypatch.setitem(rivals.RIVALS, (STACK, "eager"), forged)
+    forged = replace(rivals.get(MODULE, "eager"), build=build)
+    monkeypatch.setitem(rivals.RIVALS, (MODULE, "eager"), forged)
     case = memory.stack_cases(WEIGHTS_DECIDE, [2], ["eager"], **FP32_CPU)[0]
     assert Attempt.at(memory.measure, case).status == "wrong"
 
@@ -155,7 +154,7 @@ def test_a_stack_of_layers_that_compute_something_else_is_wrong(monkeypatch):
 def test_a_packed_layer_of_a_stack_gets_the_weights_it_is_checked_with(name):
     problem = SwiGLUProblem(8, 16, 24, "float32")
     inputs = draw(problem, "cpu")
-    work = stacks.one_layer(name, problem, inputs)
+    work = mlps.one_layer(name, problem, inputs)
     torch.testing.assert_close(
         work.forward(), rivals.get(TASK, "eager").build(inputs).forward(), rtol=1e-5, atol=1e-5
     )

@@ -8,10 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from fusedlib import bench
+import measure
+from fusedlib import reference
 from fusedlib.bench import paths, rivals
 from fusedlib.bench.results import DESCRIPTION, case_id, read_rows
-from measure import swiglu
+from measure import memory, mlps, swiglu
+from measure.end_to_end import cases as end_to_end
+from measure.end_to_end import course as end_to_end_course
 from press import display, plan, recording, style
 
 STUDY = "03_kernels"
@@ -92,12 +95,13 @@ def test_a_name_has_one_label_and_one_slot_in_all_tasks(swift, name, other):
 
 def test_no_two_arms_of_one_study_look_alike(monkeypatch):
     monkeypatch.syspath_prepend(str(paths.NOTEBOOKS))
-    for module in pkgutil.walk_packages(bench.__path__, "fusedlib.bench."):
-        importlib.import_module(module.name)
+    for module in pkgutil.walk_packages(measure.__path__, "measure."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
     importlib.import_module("flawed_swiglu")
     importlib.import_module("flawed_layer")
     together = [
-        {"swiglu", "swiglu stack"}, {"swiglu", "published swiglu"}, {"mlp", "compile"},
+        {"swiglu", "mlp"}, {"swiglu", "published swiglu"}, {"mlp", "compile"},
         {"attention"}, {"mnist"}, {"llama", "loss", "norm", "rope"}, {"compiler"},
     ]  # fmt: skip
     arms = rivals.RIVALS.values()
@@ -109,3 +113,34 @@ def test_no_two_arms_of_one_study_look_alike(monkeypatch):
     for tasks in together:
         mine = {r.name: r for r in arms if r.task in tasks}.values()
         assert len({r.place % slots for r in mine}) == len({r.label for r in mine}) == len(mine)
+
+
+def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeypatch, one_thread):
+    """Alone (03), its memory and deep stacks (04), and in a whole model (06): right in each."""
+    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+
+    @mlps.swiglu_mlp("swift", label="Swift MLP")
+    def swift(x, w_gate, w_up, w_down):
+        """Faster than light."""
+        return reference.swiglu_mlp(x, w_gate, w_up, w_down)
+
+    small = {"dtype": "float32", "device": "cpu"}
+    alone = swiglu.cases(["8·16·24"], ["all"], repetitions=1, **small)
+    held = memory.cases(["8·16·24"], ["all"], **small)
+    deep = memory.stack_cases("8·16·24", [2], ["all"], **small)
+    shared = end_to_end.setting("cpu", batch_size=1, seconds=0.0, repetitions=1)
+    whole = end_to_end.races(shared, "mlp", ["nano"], [8], ["fp32"])
+    for cases in (alone, held, deep, whole):
+        assert "swift" in {case["provider"] for case in cases}
+    for case in [*held, *deep]:
+        if case["provider"] == "swift":
+            assert memory.measure(case)["y_error"] < 1e-6
+    for course, cases in ((swiglu.Course, alone), (end_to_end_course.Course, whole)):
+        case = next(case for case in cases if case["provider"] == "swift")
+        assert course(case).enter(case).figures["settings"] == "Faster than light"
+
+
+def test_what_a_family_needs_stands_once():
+    liger = [one for (_, name), one in rivals.RIVALS.items() if name.startswith("liger")]
+    assert {one.task for one in liger} >= {"swiglu", "mlp"}
+    assert all("liger_kernel" in one.requires and one.needs_cuda for one in liger)

@@ -142,6 +142,15 @@ ARMS: dict[str, tuple[str, int]] = {
     "copy": ("a copy", 27),
 }
 """Label and slot of names that several tasks register."""
+HALVES = ("bfloat16", "float16")
+FAMILIES: dict[str, dict[str, Any]] = {
+    "liger": {"requires": ("liger_kernel",), "needs_cuda": True},
+    "quack": {
+        "requires": ("quack",), "needs_cuda": True, "dtypes": HALVES, "capability": (9, 0),
+    },
+    "cut": {"requires": ("cut_cross_entropy",), "needs_cuda": True, "dtypes": HALVES},
+}  # fmt: skip
+"""What every rival needs whose name begins so, besides what its task does."""
 
 
 def rival(
@@ -174,8 +183,13 @@ def rival(
                 f"{name!r} is {look[0]!r} in slot {look[1]}, not {label!r} in {place}: a name has "
                 "one label and one slot in all tasks"
             )
+        needs = FAMILIES.get(name.partition("-")[0], {})
+        packages = dict.fromkeys((*options.get("requires", ()), *needs.get("requires", ())))
         settings = (build.__doc__ or "").partition("\n")[0].rstrip(".")
-        RIVALS[task, name] = Rival(task, name, *look, build, settings, **options)
+        RIVALS[task, name] = Rival(
+            task, name, *look, build, settings,
+            **(needs | options | {"requires": tuple(packages)}),
+        )  # fmt: skip
         return build
 
     return register

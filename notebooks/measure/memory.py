@@ -17,10 +17,10 @@ from fusedlib.bench.allocations import CATEGORIES, MIB, Trace
 from fusedlib.bench.attempt import free_memory, require_memory
 from fusedlib.bench.cases import Case, grid, require_least
 from fusedlib.bench.rivals import Rival, Workload
-from measure import ledger, problems, stacks
+from measure import ledger, mlps, problems
+from measure.mlps import MODULE, TASK
 from measure.problems import Inputs, SwiGLUProblem, draw
-from measure.stacks import STACK
-from measure.swiglu import BASELINE, TASK, sizes
+from measure.swiglu import BASELINE, sizes
 
 STUDY = "04_memory"
 # The check in float64 takes many times a step's memory: at most so many tokens, and so wide.
@@ -61,7 +61,7 @@ def stack_cases(
     """
     require_least(1, layers=layers)
     shared = {"experiment": "stack", "device": device, **_fields(shape, dtype)}
-    names = rivals.chosen(STACK, asked)
+    names = rivals.chosen(MODULE, asked)
     return grid(shared, layers=layers, provider=names, held=(False, True))
 
 
@@ -76,7 +76,7 @@ def measure(case: Case) -> dict[str, Any]:
     Raises:
         Refused: the rival is wrong, cannot run here, or is counted far above the memory there is.
     """
-    rival = rivals.get(STACK if case["experiment"] == "stack" else TASK, case["provider"])
+    rival = rivals.get(MODULE if case["experiment"] == "stack" else TASK, case["provider"])
     problem, device = SwiGLUProblem.of(case), case["device"]
     rival.check_available(device, problem.dtype)
     require_memory(counted_mib(case) / 1024, device)
@@ -88,7 +88,7 @@ def measure(case: Case) -> dict[str, Any]:
         min(problem.intermediate_size, WIDEST), problem.dtype,
     )  # fmt: skip
     figures = rival.facts() | {"checked_at": checked.shape} | _errors(rival, checked, device)
-    if rival.task == STACK:
+    if rival.task == MODULE:
         return figures | _stack(case)
     idle = _allocated(device)
     inputs = draw(problem, device)
@@ -132,8 +132,8 @@ def _errors(rival: Rival, problem: SwiGLUProblem, device: str) -> dict[str, Any]
 
 
 def _one_layer(rival: Rival, problem: SwiGLUProblem, inputs: Inputs) -> Workload:
-    if rival.task == STACK:
-        return stacks.one_layer(rival.name, problem, inputs)
+    if rival.task == MODULE:
+        return mlps.one_layer(rival.name, problem, inputs)
     return rival.build(inputs)
 
 
@@ -216,7 +216,7 @@ def _moments(trace: Trace, device: str, base: int) -> dict[str, Any]:
 def _stack(case: Case) -> dict[str, Any]:
     problem, device = SwiGLUProblem.of(case), case["device"]
     held = bool(case["held"])
-    modules = stacks.build(case["provider"], problem, int(case["layers"]), device)
+    modules = mlps.stack(case["provider"], problem, int(case["layers"]), device)
     x = torch.randn(problem.tokens, problem.hidden_size, device=device).to(problem.torch_dtype)
     x, dy = x.requires_grad_(), torch.ones_like(x)
     modules[0](x).backward(dy)  # libraries, kernels and workspaces are there from now on
@@ -230,7 +230,7 @@ def _stack(case: Case) -> dict[str, Any]:
     weights = sum(w.untyped_storage().nbytes() for w in modules.parameters()) / MIB
     ends = 2 * dy.untyped_storage().nbytes() / MIB
     figures["total_peak_mib"] = (2 if held else 1) * weights + ends + figures["peak_mib"]
-    return figures | {"path": stacks.path(modules[0], x)}
+    return figures | {"path": mlps.path(modules[0], x)}
 
 
 def _allocated(device: str) -> int:

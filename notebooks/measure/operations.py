@@ -176,19 +176,15 @@ for _task, _build in zip(TASKS, _HUGGING_FACE, strict=True):
     rival(_task, llama.BASELINE, requires=_packages)(_build)
     # Not of "all": a compilation takes longer than everything else in `quick`.
     rival(_task, "inductor", requires=_packages, traits=COMPILED)(_build)
-_LIGER: dict[str, Any] = {"requires": ("liger_kernel",), "needs_cuda": True}
-_CUT: dict[str, Any] = {
-    "requires": ("cut_cross_entropy",), "needs_cuda": True, "dtypes": ("bfloat16", "float16")
-}  # fmt: skip
 
 
-@rival("loss", "liger", **_LIGER)
+@rival("loss", "liger")
 def liger_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """Liger's fused linear cross entropy as it comes: d_weight summed in the weight's dtype."""
     return _liger_loss(hidden, weight, target)
 
 
-@rival("loss", "liger-fp32", **_LIGER)
+@rival("loss", "liger-fp32")
 def liger_loss_fp32(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """Liger's fused linear cross entropy, accum_dtype=torch.float32."""
     return _liger_loss(hidden, weight, target, accum_dtype=torch.float32)
@@ -200,7 +196,7 @@ def _liger_loss(*operands: Tensor, **settings: Any) -> Outputs:
     return (liger_fused_linear_cross_entropy(*operands, **settings),)
 
 
-@rival("norm", "liger", **_LIGER)
+@rival("norm", "liger")
 def liger_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
     """Liger's fused add RMSNorm, in_place=False: its default writes over the incoming gradient."""
     from liger_kernel.transformers.functional import liger_fused_add_rms_norm
@@ -209,7 +205,7 @@ def liger_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
     return found
 
 
-@rival("rope", "liger", traits=frozenset({"in place"}), **_LIGER)
+@rival("rope", "liger", traits=frozenset({"in place"}))
 def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     """Liger's RoPE, in place on operands and incoming gradients that nobody else reads."""
     from liger_kernel.transformers import liger_rotary_pos_emb
@@ -218,13 +214,13 @@ def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return turned
 
 
-@rival("loss", "cut", label="cut cross entropy", place=5, **_CUT)
+@rival("loss", "cut", label="cut cross entropy", place=5)
 def cut(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """Cut cross entropy as it comes: skips blocks of gradients below a 32nd of the dtype's eps."""
     return _cut(hidden, weight, target)
 
 
-@rival("loss", "cut-whole", label="cut cross entropy, nothing skipped", place=12, **_CUT)
+@rival("loss", "cut-whole", label="cut cross entropy, nothing skipped", place=12)
 def cut_whole(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """Cut cross entropy, filter_eps=None: no block is skipped."""
     return _cut(hidden, weight, target, filter_eps=None)

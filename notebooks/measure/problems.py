@@ -13,6 +13,8 @@ from fusedlib.bench.rivals import Workload
 from fusedlib.bench.settings import DIRECTIONS, DTYPES
 
 PRECISIONS = ("highest", "high")
+PLAIN_PATH = "plain PyTorch"
+"""`path` of a row whose rival ran no kernel of ours."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import linear
 
 from fusedlib import functional, reference
 from fusedlib.bench import check, graphs, race, rivals, roofline, timing
@@ -15,15 +16,13 @@ from fusedlib.bench.race import Entry, Event, Lap
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
 from measure import problems
+from measure.mlps import TASK, swiglu_mlp
 from measure.plain_products import PlainProducts
 from measure.problems import Inputs, SwiGLUProblem, draw
 
-TASK = "swiglu"
 STUDY = "03_kernels"
 BASELINE = "eager"
 PRODUCTS = "products"
-PLAIN_PATH = "plain PyTorch"
-HALVES = ("bfloat16", "float16")
 
 
 @rival(TASK, "fused", requires=("triton",), needs_cuda=True)
@@ -83,31 +82,22 @@ def _compiled(inputs: Inputs, mode: str) -> Workload:
     return Workload(lambda: compiled(**leaves), leaves)
 
 
-@rival(TASK, "liger", requires=("liger_kernel",), needs_cuda=True)
-def liger(inputs: Inputs) -> Workload:
+@swiglu_mlp("liger")
+def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     """Liger's fused silu(gate) · up between cuBLAS products, as its `LigerSwiGLUMLP` does it."""
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
-    leaves = inputs.leaves()
-
-    def forward() -> Tensor:
-        gate = nn.functional.linear(leaves["x"], leaves["w_gate"])
-        up = nn.functional.linear(leaves["x"], leaves["w_up"])
-        return nn.functional.linear(LigerSiLUMulFunction.apply(gate, up), leaves["w_down"])
-
-    return Workload(forward, leaves)
+    gated = LigerSiLUMulFunction.apply(linear(x, w_gate), linear(x, w_up))
+    return linear(gated, w_down)
 
 
-@rival(TASK, "quack", label="QuACK", place=4, requires=("quack",), needs_cuda=True, dtypes=HALVES,
-       capability=(9, 0))  # fmt: skip
+@rival(TASK, "quack", label="QuACK", place=4)
 def quack(inputs: Inputs) -> Workload:
     """quack.mlp.mlp_func, swiglu, gate and up rows by turns, its tiles as they come."""
     return _quack(inputs, tuned=False)
 
 
-@rival(TASK, "quack-searched", label="QuACK, searched", place=5, requires=("quack",),
-       needs_cuda=True, dtypes=HALVES, capability=(9, 0),
-       traits=frozenset({"asked for"}))  # fmt: skip
+@rival(TASK, "quack-searched", label="QuACK, searched", place=5, traits=frozenset({"asked for"}))
 def quack_searched(inputs: Inputs) -> Workload:
     """The same with its search for the fastest tiles, one to three minutes a shape."""
     return _quack(inputs, tuned=True)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib import functional, fused
+from fusedlib import fused
 from fusedlib.bench import (
     check,
     rivals,
@@ -31,8 +31,8 @@ from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Entry, Event, Lap
 from fusedlib.bench.rivals import Rival, rival
 from fusedlib.bench.settings import matmul_settings
-from fusedlib.modules import SwiGLUMLP
 from fusedlib.patch import apply
+from measure import mlps
 from measure.end_to_end import measure
 from measure.end_to_end.cases import (
     RACES,
@@ -42,9 +42,7 @@ from measure.end_to_end.cases import (
     shape,
     trainer,
 )
-from measure.swiglu import PLAIN_PATH
-from models import mlps
-from models.transformer import SwiGLU, Transformer, loss
+from models.transformer import Transformer, loss
 
 LAYERS = 2
 # A step that still compiles after so many others never settles.
@@ -52,33 +50,6 @@ MOST_STEPS = 8
 # Of a turn, after a step that gives the host the head start which it has in a loop.
 STEPS = 1
 Call = Callable[..., Any]
-
-
-# --- who computes the MLP: from the model's own SwiGLU, on its weights ----------------------------
-
-
-@rival("mlp", "eager")
-def eager_mlp(own: SwiGLU) -> nn.Module:
-    """The model's own SwiGLU, plain PyTorch."""
-    return own
-
-
-@rival("mlp", "inductor")
-def compiled_mlp(own: SwiGLU) -> nn.Module:
-    """The model's own lines through torch.compile, dynamic=False, one graph for all layers."""
-    return mlps.CompiledMLP(own)
-
-
-@rival("mlp", "liger", requires=("liger_kernel",), needs_cuda=True)
-def liger_mlp(own: SwiGLU) -> nn.Module:
-    """Liger's fused silu(gate) · up between plain products, as its `LigerSwiGLUMLP` does it."""
-    return mlps.LigerMLP(own)
-
-
-@rival("mlp", "fused", requires=("triton",), needs_cuda=True)
-def fused_mlp(own: SwiGLU) -> nn.Module:
-    """fusedlib.SwiGLUMLP, which runs plain PyTorch where fp32 products are small."""
-    return mlps.FusedMLP(own)
 
 
 # --- whether it is compiled: from a callable ------------------------------------------------------
@@ -202,7 +173,7 @@ def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
     gradients = [error.norm for name, error in errors.items() if name != "logits"]
     figures = {
         "logits_error": errors["logits"].norm, "gradients_error": max(gradients, default=None),
-        "path": _path(model.blocks[0].get_submodule("mlp"), case),
+        "path": _path(model, case),
     }  # fmt: skip
     rounded = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
     return check.require(errors, usual, rounded, true, figures)
@@ -217,15 +188,12 @@ def _results(model: Transformer, call: Call, batch: Tensor) -> dict[str, Tensor]
     return {"logits": logits.detach(), **arrived}
 
 
-def _path(mlp: nn.Module, case: Case) -> str | None:
-    """Which code a fused MLP runs at the case's tokens; of others nothing."""
-    if not isinstance(mlp, SwiGLUMLP):
-        return None
+def _path(model: Transformer, case: Case) -> str | None:
+    """Which code the model's MLPs run at the case's tokens, where they are ours."""
+    tokens, width = case["batch_size"] * case["context_length"], model.embedding.embedding_dim
     dtype = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
-    tokens = case["batch_size"] * case["context_length"]
-    x = torch.empty(tokens, mlp.hidden_size, device=case["device"], dtype=dtype)
-    gate, up = mlp.gate_proj.weight, mlp.up_proj.weight
-    return "kernels" if functional.runs_kernels(x, gate, up) else PLAIN_PATH
+    x = torch.empty(tokens, width, device=case["device"], dtype=dtype)
+    return mlps.path(model.blocks[0].get_submodule("mlp"), x)
 
 
 # --- compilation ----------------------------------------------------------------------------------

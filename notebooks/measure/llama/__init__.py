@@ -43,7 +43,7 @@ from measure.llama.training import (
     wrong_gradients,
 )
 from measure.llama.truth import EXACT, Judge, gradients
-from measure.swiglu import PLAIN_PATH
+from measure.problems import PLAIN_PATH
 
 __all__ = [
     "BASELINE", "CONFIGS", "EVENT", "EXACT", "FIRST_STEPS", "FP32", "LOADED", "MOMENTS",

@@ -24,7 +24,6 @@ PARTS = ("mlp", "rms_norm", "rope", "attention", "loss")
 """Those of `fusedlib.apply_to`."""
 WHOLE = frozenset({"whole"})
 """Trait of an arm that compiles the whole model."""
-_NEEDS_LIGER = {"requires": ("transformers", "liger_kernel"), "needs_cuda": True}
 
 
 def require_possible(case: Case) -> None:
@@ -127,7 +126,7 @@ def _liger_arm(
 
     settings = ", ".join([*switches, *(f"{k}={v}" for k, v in loss.items())])
     arm.__doc__ = f"Liger's {settings}"
-    rival(TASK, name, label=label, place=place, **_NEEDS_LIGER)(arm)
+    rival(TASK, name, label=label, place=place, requires=("transformers",))(arm)
 
 
 _liger_arm("liger", SWITCHES)
@@ -185,8 +184,8 @@ def fused_captured(model: nn.Module) -> Call:
     return model
 
 
-@rival(TASK, "liger-graph", label="Liger, CUDA graph", place=15, traits=frozenset({"graph"}),
-       **_NEEDS_LIGER)  # fmt: skip
+@rival(TASK, "liger-graph", label="Liger, CUDA graph", place=15, requires=("transformers",),
+       traits=frozenset({"graph"}))  # fmt: skip
 def liger_captured(model: nn.Module) -> Call:
     """Liger with all its switches, forward and backward captured in one CUDA graph."""
     try:  # a capture that fails can leave the allocator of its process useless

@@ -18,7 +18,7 @@ from measure.llama.arms import TASK, require_possible
 from measure.llama.models import CONFIGS, Call, build, copy_of, tokens
 from measure.llama.step import Program
 from measure.llama.truth import Judge, plain_loss
-from measure.swiglu import PLAIN_PATH
+from measure.problems import PLAIN_PATH
 
 
 class Course:

@@ -124,7 +124,7 @@ def _compiled() -> Callable[..., Tensor]:
     return torch.compile(reference.swiglu, fullgraph=True, dynamic=False)
 
 
-@rival(TASK, "liger", requires=("liger_kernel",), needs_cuda=True)
+@rival(TASK, "liger")
 def liger(hidden: int, width: int, device: str) -> Layer:
     """Liger's silu(gate) · up behind two products, as its `LigerSwiGLUMLP` has it."""
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction

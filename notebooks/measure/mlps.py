@@ -1,0 +1,132 @@
+"""SwiGLU MLPs as modules that a network would hold: rivals of the task `MODULE`.
+
+A rival makes a module of the network's own `models.transformer.SwiGLU`: same projections, same
+memory, same names, computed otherwise. So several can take turns in one model, and what one step
+updates all have. `swiglu_mlp` registers a plain function here and in the races of the MLP alone.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusedlib import functional
+from fusedlib.bench import rivals
+from fusedlib.bench.rivals import Workload, rival
+from fusedlib.modules import SwiGLUMLP
+from measure.problems import PLAIN_PATH, Inputs, SwiGLUProblem
+from models.transformer import SwiGLU
+
+TASK, MODULE = "swiglu", "mlp"
+# How the reference calls the modules' weights.
+_OPERANDS = {"gate_proj.weight": "w_gate", "up_proj.weight": "w_up", "down_proj.weight": "w_down"}
+
+
+def swiglu_mlp(
+    name: str, **options: Any
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:  # fmt: skip
+    """Register a function of x, w_gate, w_up and w_down that gives y, as in `fusedlib.reference`,
+    as a rival of every study that races a SwiGLU MLP.
+
+    Args:
+        name: in the rows.
+        options: label, packages and so on, as of `fusedlib.bench.rivals.rival`.
+    """
+
+    def register(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def alone(inputs: Inputs) -> Workload:
+            leaves = inputs.leaves()
+            return Workload(lambda: compute(**leaves), leaves)
+
+        def module(own: SwiGLU) -> nn.Module:
+            return FunctionMLP(own, compute)
+
+        for task, build in ((TASK, alone), (MODULE, module)):
+            build.__doc__ = compute.__doc__
+            rival(task, name, **options)(build)
+        return compute
+
+    return register
+
+
+class FunctionMLP(nn.Module):
+    """An MLP's own projections, computed by a function of x and their three weights."""
+
+    def __init__(self, own: SwiGLU, compute: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = own.gate_proj, own.up_proj, own.down_proj
+        self.compute = compute
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., D) -> (..., D)."""
+        return self.compute(x, *(p.weight for p in (self.gate_proj, self.up_proj, self.down_proj)))
+
+
+class CompiledMLP(SwiGLU):
+    """The model's own lines through torch.compile (dynamic=False); all layers share one graph."""
+
+    def __init__(self, own: SwiGLU, backend: str = "inductor") -> None:
+        nn.Module.__init__(self)
+        self.gate_proj, self.up_proj, self.down_proj = own.gate_proj, own.up_proj, own.down_proj
+        self.compile(backend=backend, dynamic=False)
+
+
+class FusedMLP(SwiGLUMLP):
+    """`fusedlib.SwiGLUMLP`."""
+
+    def __init__(self, own: SwiGLU, save: str = "gate_up") -> None:
+        inner, width = own.gate_proj.weight.shape
+        super().__init__(width, inner, save=save, device="meta")
+        self.gate_proj, self.up_proj, self.down_proj = own.gate_proj, own.up_proj, own.down_proj
+
+
+@rival(MODULE, "eager")
+def eager(own: SwiGLU) -> nn.Module:
+    """The model's own SwiGLU, plain PyTorch."""
+    return own
+
+
+@rival(MODULE, "inductor")
+def inductor(own: SwiGLU) -> nn.Module:
+    """The model's own lines through torch.compile, dynamic=False, one graph for all layers."""
+    return CompiledMLP(own)
+
+
+@rival(MODULE, "fused", requires=("triton",), needs_cuda=True)
+def fused(own: SwiGLU) -> nn.Module:
+    """fusedlib.SwiGLUMLP, which runs plain PyTorch where fp32 products are small."""
+    return FusedMLP(own)
+
+
+@rival(MODULE, "fused-input", requires=("triton",), needs_cuda=True,
+       traits=frozenset({"asked for"}))  # fmt: skip
+def fused_input(own: SwiGLU) -> nn.Module:
+    """fusedlib.SwiGLUMLP with save="input"."""
+    return FusedMLP(own, save="input")
+
+
+def path(layer: nn.Module, x: Tensor) -> str | None:
+    """Which code of ours a layer runs on x; None for other rivals' layers."""
+    if not isinstance(layer, SwiGLUMLP):
+        return None
+    gate, up = layer.gate_proj.weight, layer.up_proj.weight
+    return "kernels" if functional.runs_kernels(x, gate, up) else PLAIN_PATH
+
+
+def stack(name: str, problem: SwiGLUProblem, layers: int, device: str) -> nn.Sequential:
+    """That many layers of a rival in the problem's dtype, weights drawn small."""
+    sizes = problem.hidden_size, problem.intermediate_size, device, problem.torch_dtype
+    build = rivals.get(MODULE, name).build
+    return nn.Sequential(*(build(SwiGLU(*sizes)) for _ in range(layers)))
+
+
+def one_layer(name: str, problem: SwiGLUProblem, inputs: Inputs) -> Workload:
+    """A layer with the inputs' weights, to be held against the reference."""
+    layer = stack(name, problem, 1, str(inputs.x.device))[0]
+    given = inputs.leaves()
+    leaves = {_OPERANDS[name]: weight for name, weight in layer.named_parameters()}
+    with torch.no_grad():
+        for operand, weight in leaves.items():
+            weight.copy_(given[operand])
+    return Workload(lambda: layer(inputs.x), {"x": inputs.x, **leaves}, path=path(layer, inputs.x))
