@@ -133,46 +133,53 @@ def _start(
     inverse: bool,
 ) -> None:  # fmt: skip
     """Launch for one or two tensors of heads."""
+    operands = given, results, cos, sin, positions, inverse
+    index = cos if positions is None else positions
+    matrices = given[0], given[-1], results[0], results[-1], cos, sin, index
+    looks = [(x.shape, x.stride()) for x in (*given, *results, cos, index)]
+    dtypes = given[0].dtype, cos.dtype, index.dtype
+    key = "rope", inverse, positions is None, *looks, *dtypes, cos.device
+    cached_launch(bind(rotation_launch, *operands), key, *matrices)(*matrices)
+
+
+def rotation_launch(
+    given: list[Tensor], results: list[Tensor], cos: Tensor, sin: Tensor, positions: Tensor | None,
+    inverse: bool,
+) -> Launch:  # fmt: skip
+    """Of the first and last of `given` and of `results`, cos, sin, and positions or cos again.
+
+    Args:
+        given: q and k, or one of them, of which the looks count.
+        results: of each; they may lie where q and k do, in heads of the same width.
+        cos: with sin and positions as `_tables` gives them.
+        sin: likewise.
+        positions: likewise.
+        inverse: they are turned back.
+    """
     first, last = given[0], given[-1]
     batch, heads, tokens, head_dim = first.shape
     key_heads = last.shape[1] if len(given) > 1 else 0
     wide = results[0].shape[-1]
     half, rest = cos.shape[-1] // 2, min(head_dim, wide) - cos.shape[-1]
     zeros = max(wide - head_dim, 0)
+    block = triton.next_power_of_2(half)
+    shared = gcd(heads, key_heads, MOST_HEADS)
+    rows = max(1, HALVES // block)
     constants = {
         "POSITIONS": positions is not None, "INVERSE": inverse,
-        "HALF": half, "REST": rest, "ZEROS": zeros,
+        "HALF": half, "HALF_BLOCK": block, "REST": rest, "ZEROS": zeros,
+        "REST_BLOCK": triton.next_power_of_2(max(rest + zeros, 1)),
+        "TOKENS": max(1, rows // shared), "HEADS": shared,
     }  # fmt: skip
-
-    def make() -> Launch:
-        block = triton.next_power_of_2(half)
-        shared = gcd(heads, key_heads, MOST_HEADS)
-        rows = max(1, HALVES // block)
-        cut = {"HALF_BLOCK": block, "REST_BLOCK": triton.next_power_of_2(max(rest + zeros, 1))}
-        cut |= {"TOKENS": max(1, rows // shared), "HEADS": shared}
-        groups = (heads + key_heads) // shared
-        # Sequences too along x: along y and z a grid ends at 65,535.
-        programs = batch * cdiv(tokens, cut["TOKENS"]) * groups, 1, 1
-        return Launch(_rope_kernel, Warps(4), programs, (), scalars, constants | cut)
-
     strides = [x.stride()[:3] for x in (first, last, results[0], results[-1])]
     table = 0 if cos.shape[0] == 1 or cos.ndim == 2 else cos.stride(0), cos.stride(-2)
     of_positions = 0 if positions is None or positions.shape[0] == 1 else tokens
     sizes = heads, key_heads, tokens, cos.shape[-2]
     scalars = (*sizes, *(n for each in strides for n in each), *table, of_positions)
-    index = cos if positions is None else positions
-    matrices = first, last, results[0], results[-1], cos, sin, index
-    key = (
-        "rope",
-        batch,
-        *scalars,
-        *constants.values(),
-        first.dtype,
-        cos.dtype,
-        index.dtype,
-        first.device,
-    )
-    cached_launch(make, key, *matrices)(*matrices)
+    groups = (heads + key_heads) // shared
+    # Sequences too along x: along y and z a grid ends at 65,535.
+    programs = batch * cdiv(tokens, constants["TOKENS"]) * groups, 1, 1
+    return Launch(_rope_kernel, Warps(4), programs, (), scalars, constants)
 
 
 def _like(x: Tensor, width: int) -> Tensor:

@@ -1,0 +1,466 @@
+"""A decoder layer in half precision as two autograd functions, one on each side of attention.
+
+    AttentionInput    n = norm(x)       q, k = rotated(n Wqᵀ), rotated(n Wkᵀ)     v = n Wvᵀ
+    LayerOutput       s = x + a Woᵀ     n = norm(s)                              y = s + MLP(n)
+
+With few tokens the host decides how long a step takes, and every module, view and autograd node in
+Python costs it more than a launch. So a layer's modules are read once (`Parts`), and everything
+that depends on shapes alone is kept in a plan (`LayerPlan`). The stream x goes through
+`AttentionInput` unchanged, so that its two gradients are added inside the norm's backward. Outputs
+of norms are computed again in backward, not kept.
+
+A layer takes this way where all of its modules compute what they did when `apply_to` found them.
+Hooks, adapters, a `forward` of someone else's, compilers, autocast and transforms send it the usual
+way, module by module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import reduce
+from itertools import repeat
+from operator import attrgetter, contains, itemgetter, or_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn import Parameter
+from torch.nn.functional import linear
+
+from fusedlib.functional import autocast_enabled, is_plain_eager
+from fusedlib.fused import LINEAR_FORWARDS, fusion_state, has_global_hooks
+from fusedlib.kernels.few_tokens import projections as few_tokens
+from fusedlib.kernels.host import route
+from fusedlib.kernels.host.autograd import gradients as mlp_gradients
+from fusedlib.kernels.host.autograd import save_for_backward, saved_for_backward
+from fusedlib.kernels.host.first_order import first_order
+from fusedlib.kernels.host.launch import (
+    MAX_CACHED_LAUNCHES,
+    Launch,
+    allocator,
+    contiguous_layout,
+    current_index,
+)
+from fusedlib.kernels.host.prebuild import build_for_training
+from fusedlib.kernels.rms_norm import backward_launch, forward_launch, parts_of, sum_launch
+from fusedlib.kernels.rope import rotation_launch
+from fusedlib.kernels.swiglu_configs import MAX_PROJECTION_TOKENS
+from fusedlib.patch import qkv
+
+HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+LOOKS = attrgetter("shape", "dtype", "device")
+WEIGHT, BIAS = itemgetter("weight"), itemgetter("bias")
+PARAMETERS = frozenset((Parameter, type(None)))
+
+
+class Parts:
+    """The modules that a layer consists of, each read once.
+
+    Attributes:
+        whole: whether the layer is one that the functions of this file compute.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        self._owners = [vars(layer)]
+        self._owners += [vars(m) for m in layer.children() if isinstance(m, nn.Module)]
+        self._children = self._read()
+        self._types = [*map(type, self._children)]
+        self._fusions = [*map(fusion_state, (layer, *layer.children()))]
+        self.whole = False
+        self._look_at(layer)
+
+    def _read(self) -> list[Any]:
+        return [child for owner in self._owners for child in owner["_modules"].values()]
+
+    def _look_at(self, layer: Any) -> None:
+        from fusedlib.patch import modules
+
+        attention, mlp = layer.self_attn, layer.mlp
+        norms = layer.input_layernorm, layer.post_attention_layernorm
+        fused = isinstance(attention, modules.FusedAttention) and isinstance(mlp, modules.FusedMLP)
+        if not fused or any(getattr(n, "_fused", None) is not modules.FusedRMSNorm for n in norms):
+            return
+        kind = type(attention)
+        names = "q_proj", "k_proj", "v_proj", "o_proj"
+        linears = [attention._modules.get(name) for name in names]
+        linears += [mlp._modules.get(name) for name in ("gate_proj", "up_proj", "down_proj")]
+        if (
+            kind._projected is not modules.FusedAttention._projected
+            or attention._norms
+            or not attention._turns()
+            or not {"attention", "rope"} <= attention._fusion.switches
+            or any(getattr(type(m), "forward", None) not in LINEAR_FORWARDS for m in linears)
+        ):
+            return
+        self.attention, self._norms = attention, [vars(n) for n in norms]
+        self._modules = [vars(m) for m in self._children if m is not None]
+        owners: list[Any] = [norms[0], *linears[:4], norms[1], *linears[4:]]
+        parameters = [vars(m)["_parameters"] for m in owners]
+        self._parameters = parameters
+        self._biased, self._unbiased = parameters[1:4], [parameters[4], *parameters[6:]]
+        self.whole = True
+
+    def hold(self, layer: Any) -> bool:
+        """Whether the layer still consists of these modules."""
+        return (
+            self._owners[0] is layer.__dict__
+            and self._read() == self._children
+            and [*map(type, self._children)] == self._types
+            and [*map(fusion_state, (layer, *layer._modules.values()))] == self._fusions
+        )
+
+    def plain(self) -> bool:
+        """Whether calls of all modules would compute what their classes do and nothing else."""
+        modules = self._modules
+        return not (
+            any(map(any, map(HOOKS, modules)))
+            or any(map(contains, modules, repeat("forward")))
+            or any(map(contains, modules, repeat("_compiled_call_impl")))
+            or any(map(BIAS, self._unbiased))
+            or has_global_hooks()
+        )
+
+    def weights(self) -> tuple[list[Any], list[Any]]:
+        """Of norm, q, k, v, o, norm, gate, up and down; biases of q, k and v."""
+        return [*map(WEIGHT, self._parameters)], [*map(BIAS, self._biased)]
+
+    def eps(self) -> tuple[float, float]:
+        """Of both norms."""
+        first, second = self._norms
+        return first["variance_epsilon"], second["variance_epsilon"]
+
+
+def whole_layer(
+    layer: Any, x: Tensor, attention_mask: Tensor | None, past_key_values: Any,
+    position_embeddings: tuple[Tensor, Tensor] | None, kwargs: dict[str, Any],
+) -> Tensor | None:  # fmt: skip
+    """The stream behind the layer, or None where it goes module by module."""
+    parts = layer.__dict__.get("_parts")
+    if parts is None or not parts.hold(layer):
+        parts = layer.__dict__["_parts"] = Parts(layer)
+    if not parts.whole or position_embeddings is None or not parts.plain():
+        return None
+    weights, biases = parts.weights()
+    plan = plan_of(x, position_embeddings, weights, biases, parts)
+    if plan is None:
+        return None
+    cos, sin = position_embeddings
+    w_norm, w_q, w_k, w_v, *others = weights
+    q, k, v, x = project(plan, x, w_norm, w_q, w_k, w_v, *biases, cos, sin)
+    attended, _ = parts.attention.attend(q, k, v, attention_mask, past_key_values, kwargs)
+    return complete(plan, attended, x, *others, torch.is_grad_enabled())
+
+
+class Sizes(NamedTuple):
+    """Of a layer's call."""
+
+    batch: int
+    tokens: int
+    hidden: int
+    heads: int
+    key_heads: int
+    head_dim: int
+
+
+_PLANS: dict[Hashable, Any] = {}
+
+
+def plan_of(
+    x: Tensor, tables: tuple[Tensor, Tensor], weights: list[Any], biases: list[Any], parts: Parts
+) -> LayerPlan | None:
+    """The plan for a call on such operands; None where it goes module by module."""
+    if not is_plain_eager(x, *tables) or not PARAMETERS.issuperset(map(type, (*weights, *biases))):
+        return None
+    present = [b for b in biases if b is not None]
+    operands = x, *tables, *weights, *present
+    eps = parts.eps()
+    try:
+        key = *map(LOOKS, operands), len(present), *eps
+    except AttributeError:  # a weight that is None
+        return None
+    plan = _PLANS.get(key, parts)
+    if plan is parts:
+        if len(_PLANS) >= MAX_CACHED_LAUNCHES:
+            _PLANS.clear()
+        plan = _PLANS[key] = _made(operands, len(present), eps, parts)
+    if plan is None or route.is_transformed() or is_functorch_wrapped_tensor(x):
+        return None
+    if (plan.index >= 0 and plan.index != current_index()) or autocast_enabled(x.device.type):
+        return None
+    if torch.is_grad_enabled() and (tables[0].requires_grad or tables[1].requires_grad):
+        return None
+    if not all(map(Tensor.is_contiguous, operands)):
+        return None
+    return None if reduce(or_, map(Tensor.data_ptr, operands)) % 16 else plan
+
+
+def _made(
+    operands: tuple[Tensor, ...], biased: int, eps: tuple[float, float], parts: Parts
+) -> LayerPlan | None:
+    """A new plan, where the operands go together and are such as the kernels take."""
+    x, cos, sin, _, w_q, w_k, _, _, _, w_gate, w_up, w_down, *_ = operands
+    if x.ndim != 3 or not x.numel() or biased not in (0, 3):
+        return None
+    looks = {(t.dtype, t.device) for t in operands}
+    if (
+        len(looks) != 1
+        or x.dtype not in route.FUSED_KERNEL_DTYPES
+        or not route.runs_fused_kernels(x)
+    ):
+        return None
+    batch, tokens, hidden = x.shape
+    head_dim = parts.attention.head_dim
+    heads, key_heads = w_q.shape[0] // head_dim, w_k.shape[0] // head_dim
+    sizes = Sizes(batch, tokens, hidden, heads, key_heads, head_dim)
+    inner, rows, key_rows = w_gate.shape[0], heads * head_dim, key_heads * head_dim
+    shapes = [
+        (hidden,), (rows, hidden), (key_rows, hidden), (key_rows, hidden), (hidden, rows),
+        (hidden,), (inner, hidden), (inner, hidden), (hidden, inner), (rows,), (key_rows,),
+        (key_rows,),
+    ]  # fmt: skip
+    table = cos.shape == sin.shape and cos.ndim == 3 and cos.shape[0] in (1, batch)
+    table = table and cos.shape[1] == tokens and cos.shape[2] == head_dim
+    given = [tuple(t.shape) for t in operands[3:]]
+    if not table or head_dim % 8 or given != shapes[: len(given)]:
+        return None
+    return LayerPlan(x, cos, sin, sizes, eps, (w_gate, w_up, w_down))
+
+
+class LayerPlan:
+    """What depends on the looks of a layer's operands and on nothing else.
+
+    Attributes:
+        sizes: of the call.
+        mlp: the plan of its MLP.
+        index: of the device; -1 off a GPU.
+    """
+
+    def __init__(
+        self, x: Tensor, cos: Tensor, sin: Tensor, sizes: Sizes, eps: tuple[float, float],
+        mlp: tuple[Tensor, Tensor, Tensor],
+    ) -> None:  # fmt: skip
+        batch, tokens, hidden, heads, key_heads, head_dim = self.sizes = sizes
+        self.rows, self.index = batch * tokens, x.get_device()
+        self.shape, self.eps = x.shape, eps
+        rows, dtype, device = self.rows, x.dtype, x.device
+        self.widths = heads * head_dim, key_heads * head_dim, key_heads * head_dim
+        self.new = allocator(device)
+        self.mlp = route.plan_for(x.view(rows, hidden), *mlp)
+        self._stream = contiguous_layout((rows, hidden), dtype)
+        self._rstd = contiguous_layout((rows,), torch.float32)
+        self._of_norm = contiguous_layout((hidden,), dtype)
+        self._joined = contiguous_layout((rows, sum(self.widths)), dtype)
+        self._partial = contiguous_layout((parts_of(rows, hidden, device), hidden), torch.float32)
+        self._nothing = contiguous_layout((0,), torch.float32)
+        first, second = (
+            forward_launch((rows, hidden), (hidden, hidden), each, False, True) for each in eps
+        )
+        self._norms = first, second
+        self._adding = forward_launch((rows, hidden), (hidden, hidden), eps[1], True, True)
+        self._sum = sum_launch(self._partial[0][0], hidden, device)
+        # q, k and v as attention takes them: sizes and strides.
+        self.heads = [
+            ((batch, count, tokens, head_dim), (tokens * width, head_dim, width, 1))
+            for count, width in zip((heads, key_heads, key_heads), self.widths, strict=True)
+        ]
+        given = [x.new_empty_strided(*looks) for looks in self.heads[:2]]
+        self._rotation = rotation_launch(given, given, cos, sin, None, False)
+        self._launches: dict[Hashable, Launch] = {}
+        self.few = rows <= MAX_PROJECTION_TOKENS
+
+    def normalise(self, index: int, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The first (0) or second (1) norm's output (rows, hidden) and rstd."""
+        y, rstd = self.new(*self._stream), self.new(*self._rstd)
+        self._norms[index](x, x, weight, y, x, rstd)
+        return y, rstd
+
+    def add_and_normalise(
+        self, x: Tensor, residual: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The second norm's of x + residual, which is then where x was."""
+        y, rstd = self.new(*self._stream), self.new(*self._rstd)
+        self._adding(x, residual, weight, y, x, rstd)
+        return y, rstd
+
+    def norm_gradients(
+        self, dy: Tensor | None, ds: Tensor | None, s: Tensor, weight: Tensor, rstd: Tensor,
+        wants_s: bool, wants_weight: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+        """d_s (rows, hidden) and d_weight, each if wanted, of contiguous matrices."""
+        if dy is None:
+            return (ds if wants_s else None), None
+        key = ds is not None, wants_s, wants_weight
+        launch = self._launches.get(key)
+        if launch is None:
+            shape, parts = self._stream[0], self._partial[0][0]
+            launch = backward_launch(shape, (shape[1], shape[1]), parts, *key)
+            self._launches[key] = launch
+        d_s = self.new(*self._stream) if wants_s else s
+        partial = self.new(*(self._partial if wants_weight else self._nothing))
+        launch(dy, dy if ds is None else ds, s, weight, rstd, d_s, partial)
+        if not wants_weight:
+            return (d_s if wants_s else None), None
+        d_weight = self.new(*self._of_norm)
+        self._sum(partial, d_weight)
+        return (d_s if wants_s else None), d_weight
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """q and k (rows, heads · head_dim), where they lie."""
+        self._rotation(q, k, q, k, cos, sin, cos)
+
+    def rotate_back(
+        self, dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, joins: bool
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Gradients of the projections' results (rows, heads · head_dim), and all side by side.
+
+        They are parts of one matrix, but that of v where nobody `joins` them.
+        """
+        operands = [_settled(d) for d in (dq, dk)]
+        joined = self.new(*self._joined)
+        q, k, _ = self.widths
+        key = operands[0].stride(), operands[1].stride()
+        parts = [joined[:, :q], joined[:, q : q + k]]
+        launch = self._launches.get(key)
+        if launch is None:
+            results = [
+                part.view(self.sizes.batch, self.sizes.tokens, -1, self.sizes.head_dim)
+                .transpose(1, 2)
+                for part in parts
+            ]  # fmt: skip
+            launch = self._launches[key] = rotation_launch(operands, results, cos, sin, None, True)
+        launch(*operands, *parts, cos, sin, cos)
+        values = dv.transpose(1, 2)
+        if not joins:
+            return [*parts, values.reshape(self.rows, -1)], None
+        parts.append(joined[:, q + k :])
+        parts[2].view(values.shape).copy_(values)
+        return parts, joined
+
+
+def _settled(d: Tensor) -> Tensor:
+    """Heads contiguous, at 16 bytes."""
+    if d.stride(-1) != 1:
+        d = d.contiguous()
+    return d.clone() if d.data_ptr() % 16 else d
+
+
+class AttentionInput(torch.autograd.Function):
+    """q, k and v (batch, heads, tokens, head_dim), and x itself, for who adds to the stream."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: LayerPlan, x: Tensor, *operands: Tensor | None) -> Any:
+        """Of x, the norm's weight, weights and biases of q, k and v, cos and sin."""
+        w_norm, w_q, w_k, w_v, b_q, b_k, b_v, cos, sin = operands
+        assert w_norm is not None and w_q is not None and w_k is not None and w_v is not None
+        assert cos is not None and sin is not None
+        normed, rstd = plan.normalise(0, x, w_norm)
+        results = None
+        if plan.few:
+            results = few_tokens.project(normed, (w_q, w_k, w_v), (b_q, b_k, b_v))
+            plan.few = results is not None
+        if results is None:
+            results = linear(normed, w_q, b_q), linear(normed, w_k, b_k), linear(normed, w_v, b_v)
+        q, k, v = results
+        plan.rotate(q, k, cos, sin)
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, w_norm, rstd, w_q, w_k, w_v, cos, sin)
+        of_q, of_k, of_v = plan.heads
+        return q.as_strided(*of_q), k.as_strided(*of_k), v.as_strided(*of_v), x
+
+    @staticmethod
+    @first_order
+    def backward(
+        ctx: Any, dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, ds: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Those of x, the norm's weight, weights and biases that are wanted."""
+        x, w_norm, rstd, w_q, w_k, w_v, cos, sin = ctx.saved_tensors
+        plan: LayerPlan = ctx.plan
+        wants = ctx.needs_input_grad
+        if dq is None and dk is None and dv is None:
+            return None, ds, *(None,) * 9
+        dq, dk, dv = (
+            x.new_zeros(shape) if d is None else d
+            for d, (shape, _) in zip((dq, dk, dv), plan.heads, strict=True)
+        )
+        weights = w_q, w_k, w_v
+        parts, joined = plan.rotate_back(dq, dk, dv, cos, sin, qkv.joins(*weights))
+        wants_normed = wants[1] or wants[2]
+        normed = plan.normalise(0, x, w_norm)[0] if any(wants[3:6]) else None
+        found: tuple[Tensor | None, ...] | None = None
+        if plan.few and wants_normed and all(wants[3:6]):
+            assert normed is not None
+            found = few_tokens.gradients(normed, weights, parts)
+        if found is None:
+            found = qkv.gradients(normed, weights, parts, wants_normed, wants[3:6], joined)
+        d_normed, *d_weights = found
+        d_biases = [part.sum(0) if want else None for part, want in zip(parts, wants[6:9])]  # noqa: B905
+        if ds is not None:
+            ds = _matrix(ds, plan.rows)
+        d_x, d_norm = plan.norm_gradients(d_normed, ds, x, w_norm, rstd, wants[1], wants[2])
+        if d_x is not None:
+            d_x = d_x.view(plan.shape)
+        return None, d_x, d_norm, *d_weights, *d_biases, None, None
+
+
+class LayerOutput(torch.autograd.Function):
+    """The stream behind the layer (batch, tokens, hidden)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: LayerPlan, attended: Tensor, stream: Tensor, w_o: Tensor, w_norm: Tensor,
+        w_gate: Tensor, w_up: Tensor, w_down: Tensor, training: bool,
+    ) -> Tensor:  # fmt: skip
+        """Of attention's result (batch, tokens, heads · head_dim) and the stream before it."""
+        mlp = plan.mlp
+        training = training and any(ctx.needs_input_grad)
+        if mlp.training_not_built and training:
+            build_for_training(mlp, "gate_up")
+        attended = _matrix(attended, plan.rows)
+        s = linear(attended, w_o)
+        normed, rstd = plan.add_and_normalise(s, stream, w_norm)
+        y, gate_up = mlp.forward(normed, w_gate, w_up, w_down, training)
+        y.add_(s)
+        ctx.plan = plan
+        save_for_backward(ctx, attended, s, rstd, w_o, w_norm, w_gate, w_up, w_down, gate_up)
+        # In place: autograd lets nobody write to a view that a Function returns.
+        return y.resize_(plan.shape)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        """Those of attention's result, the stream and all weights that are wanted."""
+        kept, in_place = saved_for_backward(ctx)
+        attended, s, rstd, w_o, w_norm, w_gate, w_up, w_down, gate_up = kept
+        plan: LayerPlan = ctx.plan
+        _, wants_attended, wants_stream, wants_o, wants_norm, *wants_mlp, _ = ctx.needs_input_grad
+        wants_s = wants_attended or wants_stream or wants_o
+        dy = _matrix(upstream, plan.rows)
+        normed = plan.normalise(1, s, w_norm)[0] if wants_mlp[0] or wants_mlp[1] else None
+        wants = wants_s or wants_norm, *wants_mlp
+        saved = [normed, w_gate, w_up, w_down, gate_up]
+        del kept, gate_up, normed
+        d_normed, *d_mlp = mlp_gradients(plan.mlp, wants, saved, dy, in_place)
+        d_s, d_norm = plan.norm_gradients(d_normed, dy, s, w_norm, rstd, wants_s, wants_norm)
+        d_attended = d_o = None
+        if d_s is not None:
+            if wants_attended:
+                d_attended = torch.mm(d_s, w_o).view(*plan.shape[:2], w_o.shape[1])
+            if wants_o:
+                d_o = torch.mm(d_s.t(), attended)
+            d_s = d_s.view(plan.shape) if wants_stream else None
+        return None, d_attended, d_s, d_o, d_norm, *d_mlp, None
+
+
+# Without `Function.apply`'s own look at torch.func, whose transforms go module by module.
+project: Any = super(torch.autograd.Function, AttentionInput).apply
+complete: Any = super(torch.autograd.Function, LayerOutput).apply
+
+
+def _matrix(x: Tensor, rows: int) -> Tensor:
+    """(rows, width), contiguous, at 16 bytes."""
+    x = x.reshape(rows, -1)
+    if not x.is_contiguous():
+        x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x

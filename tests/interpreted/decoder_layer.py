@@ -1,0 +1,19 @@
+"""Decoder layers as a whole in Triton's interpreter: `tests/test_decoder_layer.py` runs this file
+in a process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
+"""
+
+import pytest
+import torch
+
+import decoder_layer_checks as checks
+
+
+@pytest.mark.parametrize("case", checks.SETTINGS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_loss_and_all_gradients_vs_float64(dtype, case):
+    checks.check_loss_and_gradients("cpu", dtype, case)
+
+
+@pytest.mark.parametrize("check", checks.ALL, ids=lambda f: f.__name__[6:])
+def test_holds(check):
+    check("cpu")
