@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("case", checks.SETTINGS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_loss_and_all_gradients_vs_float64(dtype, case):
-    checks.check_loss_and_gradients("cuda", dtype, case)
+    assert checks.misses("cuda", dtype, case) == []
 
 
 @pytest.mark.parametrize("check", checks.ALL, ids=lambda f: f.__name__[6:])

@@ -44,7 +44,8 @@ from fusedlib.kernels.host.launch import (
 )
 from fusedlib.kernels.host.prebuild import build_for_training
 from fusedlib.kernels.rms_norm import backward_launch, forward_launch, parts_of, sum_launch
-from fusedlib.kernels.rope import rotation_launch
+from fusedlib.kernels.rope import normed_backward_launch, rotation_launch
+from fusedlib.kernels.rope import parts_of as rope_parts_of
 from fusedlib.kernels.swiglu_configs import MAX_PROJECTION_TOKENS
 from fusedlib.patch import qkv
 
@@ -77,28 +78,30 @@ class Parts:
         from fusedlib.patch import modules
 
         attention, mlp = layer.self_attn, layer.mlp
-        norms = layer.input_layernorm, layer.post_attention_layernorm
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
         fused = isinstance(attention, modules.FusedAttention) and isinstance(mlp, modules.FusedMLP)
-        if not fused or any(getattr(n, "_fused", None) is not modules.FusedRMSNorm for n in norms):
+        if not fused:
             return
-        kind = type(attention)
-        names = "q_proj", "k_proj", "v_proj", "o_proj"
-        linears = [attention._modules.get(name) for name in names]
-        linears += [mlp._modules.get(name) for name in ("gate_proj", "up_proj", "down_proj")]
+        head_norms = [attention.q_norm, attention.k_norm] if attention._norms else []
+        linears = [
+            owner._modules.get(f"{name}_proj")
+            for owner, names in ((attention, "qkvo"), (mlp, ("gate", "up", "down")))
+            for name in names
+        ]
         if (
-            kind._projected is not modules.FusedAttention._projected
-            or attention._norms
+            any(getattr(n, "_fused", None) is not modules.FusedRMSNorm for n in norms + head_norms)
+            or any(getattr(type(m), "forward", None) not in LINEAR_FORWARDS for m in linears)
+            or type(attention)._projected is not modules.FusedAttention._projected
             or not attention._turns()
             or not {"attention", "rope"} <= attention._fusion.switches
-            or any(getattr(type(m), "forward", None) not in LINEAR_FORWARDS for m in linears)
         ):
             return
-        self.attention, self._norms = attention, [vars(n) for n in norms]
+        self.attention, self._norms = attention, [vars(n) for n in norms + head_norms]
         self._modules = [vars(m) for m in self._children if m is not None]
-        owners: list[Any] = [norms[0], *linears[:4], norms[1], *linears[4:]]
-        parameters = [vars(m)["_parameters"] for m in owners]
-        self._parameters = parameters
-        self._biased, self._unbiased = parameters[1:4], [parameters[4], *parameters[6:]]
+        owners: list[Any] = [norms[0], *linears[:4], norms[1], *linears[4:], *head_norms]
+        self._parameters = [vars(m)["_parameters"] for m in owners]
+        of_linears = [vars(m)["_parameters"] for m in linears]
+        self._biased, self._unbiased = of_linears[:3], of_linears[3:]
         self.whole = True
 
     def hold(self, layer: Any) -> bool:
@@ -122,13 +125,14 @@ class Parts:
         )
 
     def weights(self) -> tuple[list[Any], list[Any]]:
-        """Of norm, q, k, v, o, norm, gate, up and down; biases of q, k and v."""
+        """Of norm, q, k, v, o, norm, gate, up, down, and the norms of q and k, where heads have
+        them; biases of q, k and v, each or None.
+        """
         return [*map(WEIGHT, self._parameters)], [*map(BIAS, self._biased)]
 
-    def eps(self) -> tuple[float, float]:
-        """Of both norms."""
-        first, second = self._norms
-        return first["variance_epsilon"], second["variance_epsilon"]
+    def eps(self) -> list[float]:
+        """Of both norms, and of those of q and k."""
+        return [norm["variance_epsilon"] for norm in self._norms]
 
 
 def whole_layer(
@@ -146,10 +150,12 @@ def whole_layer(
     if plan is None:
         return None
     cos, sin = position_embeddings
-    w_norm, w_q, w_k, w_v, *others = weights
-    q, k, v, x = project(plan, x, w_norm, w_q, w_k, w_v, *biases, cos, sin)
+    w_norm, w_q, w_k, w_v, w_o, w_norm_2, w_gate, w_up, w_down, *head_norms = weights
+    n_q, n_k = head_norms or (None, None)
+    q, k, v, x = project(plan, x, w_norm, w_q, w_k, w_v, *biases, n_q, n_k, cos, sin)
     attended, _ = parts.attention.attend(q, k, v, attention_mask, past_key_values, kwargs)
-    return complete(plan, attended, x, *others, torch.is_grad_enabled())
+    training = torch.is_grad_enabled()
+    return complete(plan, attended, x, w_o, w_norm_2, w_gate, w_up, w_down, training)
 
 
 class Sizes(NamedTuple):
@@ -196,11 +202,11 @@ def plan_of(
 
 
 def _made(
-    operands: tuple[Tensor, ...], biased: int, eps: tuple[float, float], parts: Parts
+    operands: tuple[Tensor, ...], biased: int, eps: list[float], parts: Parts
 ) -> LayerPlan | None:
     """A new plan, where the operands go together and are such as the kernels take."""
     x, cos, sin, _, w_q, w_k, _, _, _, w_gate, w_up, w_down, *_ = operands
-    if x.ndim != 3 or not x.numel() or biased not in (0, 3):
+    if x.ndim != 3 or not x.numel() or biased not in (0, 3) or eps[2:3] != eps[3:]:
         return None
     looks = {(t.dtype, t.device) for t in operands}
     if (
@@ -216,13 +222,13 @@ def _made(
     inner, rows, key_rows = w_gate.shape[0], heads * head_dim, key_heads * head_dim
     shapes = [
         (hidden,), (rows, hidden), (key_rows, hidden), (key_rows, hidden), (hidden, rows),
-        (hidden,), (inner, hidden), (inner, hidden), (hidden, inner), (rows,), (key_rows,),
-        (key_rows,),
+        (hidden,), (inner, hidden), (inner, hidden), (hidden, inner),
     ]  # fmt: skip
+    shapes += [(head_dim,)] * len(eps[2:]) + [(rows,), (key_rows,), (key_rows,)][:biased]
     table = cos.shape == sin.shape and cos.ndim == 3 and cos.shape[0] in (1, batch)
     table = table and cos.shape[1] == tokens and cos.shape[2] == head_dim
     given = [tuple(t.shape) for t in operands[3:]]
-    if not table or head_dim % 8 or given != shapes[: len(given)]:
+    if not table or head_dim % 8 or given != shapes:
         return None
     return LayerPlan(x, cos, sin, sizes, eps, (w_gate, w_up, w_down))
 
@@ -237,7 +243,7 @@ class LayerPlan:
     """
 
     def __init__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, sizes: Sizes, eps: tuple[float, float],
+        self, x: Tensor, cos: Tensor, sin: Tensor, sizes: Sizes, eps: list[float],
         mlp: tuple[Tensor, Tensor, Tensor],
     ) -> None:  # fmt: skip
         batch, tokens, hidden, heads, key_heads, head_dim = self.sizes = sizes
@@ -253,10 +259,9 @@ class LayerPlan:
         self._joined = contiguous_layout((rows, sum(self.widths)), dtype)
         self._partial = contiguous_layout((parts_of(rows, hidden, device), hidden), torch.float32)
         self._nothing = contiguous_layout((0,), torch.float32)
-        first, second = (
-            forward_launch((rows, hidden), (hidden, hidden), each, False, True) for each in eps
-        )
-        self._norms = first, second
+        self._norms = [
+            forward_launch((rows, hidden), (hidden, hidden), each, False, True) for each in eps[:2]
+        ]
         self._adding = forward_launch((rows, hidden), (hidden, hidden), eps[1], True, True)
         self._sum = sum_launch(self._partial[0][0], hidden, device)
         # q, k and v as attention takes them: sizes and strides.
@@ -265,9 +270,15 @@ class LayerPlan:
             for count, width in zip((heads, key_heads, key_heads), self.widths, strict=True)
         ]
         given = [x.new_empty_strided(*looks) for looks in self.heads[:2]]
-        self._rotation = rotation_launch(given, given, cos, sin, None, False)
+        self.head_eps = eps[2] if eps[2:] else None  # of the norms of q and k
+        self._rotation = rotation_launch(given, given, cos, sin, None, False, self.head_eps)
+        parts = rope_parts_of(rows * heads, head_dim, device)
+        self._head_partial = contiguous_layout((parts, 2 * head_dim), torch.float32)
+        self._of_head_norms = contiguous_layout((2 * head_dim,), dtype)
+        self._sum_heads = sum_launch(parts, 2 * head_dim, device)
         self._launches: dict[Hashable, Launch] = {}
-        self.few = rows <= MAX_PROJECTION_TOKENS
+        # Whether q, k and v, and their gradients, come by one launch each: until one is refused.
+        self.few = self.few_gradients = rows <= MAX_PROJECTION_TOKENS
 
     def normalise(self, index: int, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The first (0) or second (1) norm's output (rows, hidden) and rstd."""
@@ -305,37 +316,53 @@ class LayerPlan:
         self._sum(partial, d_weight)
         return (d_s if wants_s else None), d_weight
 
-    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """q and k (rows, heads · head_dim), where they lie."""
-        self._rotation(q, k, q, k, cos, sin, cos)
+    def rotate(
+        self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, n_q: Tensor | None, n_k: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """q and k (rows, heads · head_dim): where they lie, or beside them after their norms."""
+        if n_q is None or n_k is None:
+            self._rotation(q, k, q, k, cos, sin, cos, cos, cos)
+            return q, k
+        results = torch.empty_like(q), torch.empty_like(k)
+        self._rotation(q, k, *results, cos, sin, cos, n_q, n_k)
+        return results
 
     def rotate_back(
-        self, dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, joins: bool
-    ) -> tuple[list[Tensor], Tensor | None]:
-        """Gradients of the projections' results (rows, heads · head_dim), and all side by side.
+        self, dq: Tensor, dk: Tensor, cos: Tensor, sin: Tensor, normed: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        """d_q and d_k in a matrix of all three gradients (rows, columns of q, k and v), and the
+        gradients of both norms' weights (2 head_dim,).
 
-        They are parts of one matrix, but that of v where nobody `joins` them.
+        Args:
+            dq: (batch, heads, tokens, head_dim), of the rotated q, with any strides; dk likewise.
+            cos: as in `rotate`, with sin.
+            normed: q and k before their norms, and the norms' weights; none without.
         """
-        operands = [_settled(d) for d in (dq, dk)]
+        upstream = [_settled(dq), _settled(dk)]
         joined = self.new(*self._joined)
         q, k, _ = self.widths
-        key = operands[0].stride(), operands[1].stride()
-        parts = [joined[:, :q], joined[:, q : q + k]]
+        columns = joined[:, :q], joined[:, q : q + k]
+        key = upstream[0].stride(), upstream[1].stride()
         launch = self._launches.get(key)
         if launch is None:
-            results = [
-                part.view(self.sizes.batch, self.sizes.tokens, -1, self.sizes.head_dim)
-                .transpose(1, 2)
-                for part in parts
-            ]  # fmt: skip
-            launch = self._launches[key] = rotation_launch(operands, results, cos, sin, None, True)
-        launch(*operands, *parts, cos, sin, cos)
-        values = dv.transpose(1, 2)
-        if not joins:
-            return [*parts, values.reshape(self.rows, -1)], None
-        parts.append(joined[:, q + k :])
-        parts[2].view(values.shape).copy_(values)
-        return parts, joined
+            batch, tokens, _, _, _, head_dim = self.sizes
+            results = [d.view(batch, tokens, -1, head_dim).transpose(1, 2) for d in columns]
+            if self.head_eps is None:
+                launch = rotation_launch(upstream, results, cos, sin, None, True)
+            else:
+                given = [dq.new_empty_strided(*looks) for looks in self.heads[:2]]
+                parts = self._head_partial[0][0]
+                launch = normed_backward_launch(
+                    given, upstream, results, cos, self.head_eps, parts
+                )  # fmt: skip
+            self._launches[key] = launch
+        if not normed:
+            launch(*upstream, *columns, cos, sin, cos, cos, cos)
+            return joined, None
+        partial, d_weights = self.new(*self._head_partial), self.new(*self._of_head_norms)
+        launch(*normed[:2], *upstream, *columns, cos, sin, *normed[2:], partial)
+        self._sum_heads(partial, d_weights)
+        return joined, d_weights
 
 
 def _settled(d: Tensor) -> Tensor:
@@ -350,8 +377,10 @@ class AttentionInput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: LayerPlan, x: Tensor, *operands: Tensor | None) -> Any:
-        """Of x, the norm's weight, weights and biases of q, k and v, cos and sin."""
-        w_norm, w_q, w_k, w_v, b_q, b_k, b_v, cos, sin = operands
+        """Of x, the norm's weight, weights and biases of q, k and v, weights of the norms of q and
+        k, cos and sin.
+        """
+        w_norm, w_q, w_k, w_v, b_q, b_k, b_v, n_q, n_k, cos, sin = operands
         assert w_norm is not None and w_q is not None and w_k is not None and w_v is not None
         assert cos is not None and sin is not None
         normed, rstd = plan.normalise(0, x, w_norm)
@@ -362,10 +391,11 @@ class AttentionInput(torch.autograd.Function):
         if results is None:
             results = linear(normed, w_q, b_q), linear(normed, w_k, b_k), linear(normed, w_v, b_v)
         q, k, v = results
-        plan.rotate(q, k, cos, sin)
+        normed_heads = () if n_q is None else (q, k, n_q, n_k)
+        q, k = plan.rotate(q, k, cos, sin, n_q, n_k)
         ctx.plan = plan
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, w_norm, rstd, w_q, w_k, w_v, cos, sin)
+        ctx.save_for_backward(x, w_norm, rstd, w_q, w_k, w_v, cos, sin, *normed_heads)
         of_q, of_k, of_v = plan.heads
         return q.as_strided(*of_q), k.as_strided(*of_k), v.as_strided(*of_v), x
 
@@ -374,26 +404,34 @@ class AttentionInput(torch.autograd.Function):
     def backward(
         ctx: Any, dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, ds: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        """Those of x, the norm's weight, weights and biases that are wanted."""
-        x, w_norm, rstd, w_q, w_k, w_v, cos, sin = ctx.saved_tensors
+        """Those of x and of all weights and biases that are wanted."""
+        x, w_norm, rstd, w_q, w_k, w_v, cos, sin, *heads = ctx.saved_tensors
         plan: LayerPlan = ctx.plan
         wants = ctx.needs_input_grad
         if dq is None and dk is None and dv is None:
-            return None, ds, *(None,) * 9
+            return None, ds, *(None,) * 11
         dq, dk, dv = (
             x.new_zeros(shape) if d is None else d
             for d, (shape, _) in zip((dq, dk, dv), plan.heads, strict=True)
         )
         weights = w_q, w_k, w_v
-        parts, joined = plan.rotate_back(dq, dk, dv, cos, sin, qkv.joins(*weights))
+        joined, d_heads = plan.rotate_back(dq, dk, cos, sin, heads)
+        parts = [*joined.split(plan.widths, dim=1)]
+        values, joins = dv.transpose(1, 2), qkv.joins(*weights)
+        if joins:
+            parts[2].view(values.shape).copy_(values)
+        else:
+            parts[2] = values.reshape(plan.rows, -1)
         wants_normed = wants[1] or wants[2]
         normed = plan.normalise(0, x, w_norm)[0] if any(wants[3:6]) else None
         found: tuple[Tensor | None, ...] | None = None
-        if plan.few and wants_normed and all(wants[3:6]):
+        if plan.few_gradients and wants_normed and all(wants[3:6]):
             assert normed is not None
             found = few_tokens.gradients(normed, weights, parts)
+            plan.few_gradients = found is not None
         if found is None:
-            found = qkv.gradients(normed, weights, parts, wants_normed, wants[3:6], joined)
+            side_by_side = joined if joins else None
+            found = qkv.gradients(normed, weights, parts, wants_normed, wants[3:6], side_by_side)
         d_normed, *d_weights = found
         d_biases = [part.sum(0) if want else None for part, want in zip(parts, wants[6:9])]  # noqa: B905
         if ds is not None:
@@ -401,7 +439,8 @@ class AttentionInput(torch.autograd.Function):
         d_x, d_norm = plan.norm_gradients(d_normed, ds, x, w_norm, rstd, wants[1], wants[2])
         if d_x is not None:
             d_x = d_x.view(plan.shape)
-        return None, d_x, d_norm, *d_weights, *d_biases, None, None
+        d_q_norm, d_k_norm = (None, None) if d_heads is None else d_heads.chunk(2)
+        return None, d_x, d_norm, *d_weights, *d_biases, d_q_norm, d_k_norm, None, None
 
 
 class LayerOutput(torch.autograd.Function):
