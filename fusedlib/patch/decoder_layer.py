@@ -24,17 +24,22 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import Parameter
 from torch.nn.functional import linear
 
-from fusedlib.functional import autocast_enabled, is_plain_eager
-from fusedlib.fused import LINEAR_FORWARDS, fusion_state, has_global_hooks
-from fusedlib.kernels.few_tokens import projections as few_tokens
+from fusedlib.call_context import autocast_enabled, is_plain_eager
+from fusedlib.fused import LINEAR_FORWARDS, fusion_state
 from fusedlib.kernels.host import route
 from fusedlib.kernels.host.autograd import gradients as mlp_gradients
 from fusedlib.kernels.host.autograd import save_for_backward, saved_for_backward
 from fusedlib.kernels.host.first_order import first_order
+from fusedlib.kernels.host.internals import (
+    COMPILED_CALL,
+    has_global_hooks,
+    is_transform_wrapper,
+    is_transformed,
+    own_hooks,
+)
 from fusedlib.kernels.host.launch import (
     MAX_CACHED_LAUNCHES,
     Launch,
@@ -42,17 +47,19 @@ from fusedlib.kernels.host.launch import (
     contiguous_layout,
     current_index,
 )
+from fusedlib.kernels.host.plan import contiguous_and_aligned
+from fusedlib.kernels.host.plan_cache import plan_for
 from fusedlib.kernels.host.prebuild import build_for_training
 from fusedlib.kernels.rms_norm import backward_launch, forward_launch, parts_of, sum_launch
 from fusedlib.kernels.rope import normed_backward_launch, rotation_launch
 from fusedlib.kernels.rope import parts_of as rope_parts_of
-from fusedlib.kernels.swiglu_configs import MAX_PROJECTION_TOKENS
 from fusedlib.patch import qkv
 
-HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 LOOKS = attrgetter("shape", "dtype", "device")
 WEIGHT, BIAS = itemgetter("weight"), itemgetter("bias")
 PARAMETERS = frozenset((Parameter, type(None)))
+# In backward too: memory of a saved tensor can have been exchanged since (`tensor.data = ...`).
+_usable: Any = contiguous_and_aligned
 
 
 class Parts:
@@ -117,9 +124,9 @@ class Parts:
         """Whether calls of all modules would compute what their classes do and nothing else."""
         modules = self._modules
         return not (
-            any(map(any, map(HOOKS, modules)))
+            any(map(any, map(own_hooks, modules)))
             or any(map(contains, modules, repeat("forward")))
-            or any(map(contains, modules, repeat("_compiled_call_impl")))
+            or any(map(contains, modules, repeat(COMPILED_CALL)))
             or any(map(BIAS, self._unbiased))
             or has_global_hooks()
         )
@@ -190,7 +197,7 @@ def plan_of(
         if len(_PLANS) >= MAX_CACHED_LAUNCHES:
             _PLANS.clear()
         plan = _PLANS[key] = _made(operands, len(present), eps, parts)
-    if plan is None or route.is_transformed() or is_functorch_wrapped_tensor(x):
+    if plan is None or is_transformed() or is_transform_wrapper(x):
         return None
     if (plan.index >= 0 and plan.index != current_index()) or autocast_enabled(x.device.type):
         return None
@@ -252,7 +259,7 @@ class LayerPlan:
         rows, dtype, device = self.rows, x.dtype, x.device
         self.widths = heads * head_dim, key_heads * head_dim, key_heads * head_dim
         self.new = allocator(device)
-        self.mlp = route.plan_for(x.view(rows, hidden), *mlp)
+        self.mlp = plan_for(x.view(rows, hidden), *mlp)
         self._stream = contiguous_layout((rows, hidden), dtype)
         self._rstd = contiguous_layout((rows,), torch.float32)
         self._of_norm = contiguous_layout((hidden,), dtype)
@@ -277,8 +284,6 @@ class LayerPlan:
         self._of_head_norms = contiguous_layout((2 * head_dim,), dtype)
         self._sum_heads = sum_launch(parts, 2 * head_dim, device)
         self._launches: dict[Hashable, Launch] = {}
-        # Whether q, k and v, and their gradients, come by one launch each: until one is refused.
-        self.few = self.few_gradients = rows <= MAX_PROJECTION_TOKENS
 
     def normalise(self, index: int, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The first (0) or second (1) norm's output (rows, hidden) and rstd."""
@@ -338,7 +343,7 @@ class LayerPlan:
             cos: as in `rotate`, with sin.
             normed: q and k before their norms, and the norms' weights; none without.
         """
-        upstream = [_settled(dq), _settled(dk)]
+        upstream = [_heads_usable(dq), _heads_usable(dk)]
         joined = self.new(*self._joined)
         q, k, _ = self.widths
         columns = joined[:, :q], joined[:, q : q + k]
@@ -365,11 +370,10 @@ class LayerPlan:
         return joined, d_weights
 
 
-def _settled(d: Tensor) -> Tensor:
-    """Heads contiguous, at 16 bytes."""
-    if d.stride(-1) != 1:
-        d = d.contiguous()
-    return d.clone() if d.data_ptr() % 16 else d
+def _heads_usable(d: Tensor) -> Tensor:
+    """Each head contiguous, at 16 bytes."""
+    usable: Tensor = _usable(d)[0] if d.stride(-1) != 1 or d.data_ptr() % 16 else d
+    return usable
 
 
 class AttentionInput(torch.autograd.Function):
@@ -384,13 +388,7 @@ class AttentionInput(torch.autograd.Function):
         assert w_norm is not None and w_q is not None and w_k is not None and w_v is not None
         assert cos is not None and sin is not None
         normed, rstd = plan.normalise(0, x, w_norm)
-        results = None
-        if plan.few:
-            results = few_tokens.project(normed, (w_q, w_k, w_v), (b_q, b_k, b_v))
-            plan.few = results is not None
-        if results is None:
-            results = linear(normed, w_q, b_q), linear(normed, w_k, b_k), linear(normed, w_v, b_v)
-        q, k, v = results
+        q, k, v = qkv.Projections.forward(normed, w_q, w_k, w_v, b_q, b_k, b_v)
         normed_heads = () if n_q is None else (q, k, n_q, n_k)
         q, k = plan.rotate(q, k, cos, sin, n_q, n_k)
         ctx.plan = plan
@@ -405,7 +403,7 @@ class AttentionInput(torch.autograd.Function):
         ctx: Any, dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, ds: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """Those of x and of all weights and biases that are wanted."""
-        x, w_norm, rstd, w_q, w_k, w_v, cos, sin, *heads = ctx.saved_tensors
+        x, w_norm, rstd, w_q, w_k, w_v, cos, sin, *heads = _usable(*ctx.saved_tensors)
         plan: LayerPlan = ctx.plan
         wants = ctx.needs_input_grad
         if dq is None and dk is None and dv is None:
@@ -424,15 +422,9 @@ class AttentionInput(torch.autograd.Function):
             parts[2] = values.reshape(plan.rows, -1)
         wants_normed = wants[1] or wants[2]
         normed = plan.normalise(0, x, w_norm)[0] if any(wants[3:6]) else None
-        found: tuple[Tensor | None, ...] | None = None
-        if plan.few_gradients and wants_normed and all(wants[3:6]):
-            assert normed is not None
-            found = few_tokens.gradients(normed, weights, parts)
-            plan.few_gradients = found is not None
-        if found is None:
-            side_by_side = joined if joins else None
-            found = qkv.gradients(normed, weights, parts, wants_normed, wants[3:6], side_by_side)
-        d_normed, *d_weights = found
+        d_normed, *d_weights = qkv.gradients(
+            normed, weights, parts, wants_normed, wants[3:6], joined if joins else None
+        )
         d_biases = [part.sum(0) if want else None for part, want in zip(parts, wants[6:9])]  # noqa: B905
         if ds is not None:
             ds = _matrix(ds, plan.rows)
@@ -471,7 +463,7 @@ class LayerOutput(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Those of attention's result, the stream and all weights that are wanted."""
         kept, in_place = saved_for_backward(ctx)
-        attended, s, rstd, w_o, w_norm, w_gate, w_up, w_down, gate_up = kept
+        attended, s, rstd, w_o, w_norm, w_gate, w_up, w_down, gate_up = kept = _usable(*kept)
         plan: LayerPlan = ctx.plan
         _, wants_attended, wants_stream, wants_o, wants_norm, *wants_mlp, _ = ctx.needs_input_grad
         wants_s = wants_attended or wants_stream or wants_o
@@ -499,7 +491,5 @@ complete: Any = super(torch.autograd.Function, LayerOutput).apply
 
 def _matrix(x: Tensor, rows: int) -> Tensor:
     """(rows, width), contiguous, at 16 bytes."""
-    x = x.reshape(rows, -1)
-    if not x.is_contiguous():
-        x = x.contiguous()
-    return x.clone() if x.data_ptr() % 16 else x
+    [matrix] = _usable(x.reshape(rows, -1))
+    return matrix

@@ -71,7 +71,7 @@ class Projections(DirectFunction):
         """Three results (..., outputs)."""
         weights: Any = weights_and_biases[:3]
         biases = weights_and_biases[3:]
-        if x.numel() <= MAX_PROJECTION_TOKENS * x.shape[-1] and has_kernels(x.device):
+        if _has_few_tokens(x):
             results: tuple[Tensor, ...] | None = _few_tokens().project(x, weights, biases)
             if results is not None:
                 return results
@@ -96,15 +96,6 @@ class Projections(DirectFunction):
             dy.flatten(0, -2).sum(0) if wants and dy is not None else None
             for wants, dy in zip(wanted[3:], upstream, strict=True)
         ]
-        every = wants_x and all(wanted[:3]) and all(dy is not None for dy in upstream)
-        if (
-            every
-            and x.numel() <= MAX_PROJECTION_TOKENS * x.shape[-1]
-            and not torch.is_grad_enabled()
-        ):
-            few = _few_tokens().gradients(x, weights, upstream) if has_kernels(x.device) else None
-            if few is not None:
-                return *few, *d_biases
         matrices = [None if dy is None else dy.reshape(-1, dy.shape[-1]) for dy in upstream]
         found, *d_weights = gradients(
             x if x is None else x.reshape(-1, x.shape[-1]), weights, matrices, wants_x, wanted[:3]
@@ -129,6 +120,10 @@ def gradients(
         joined: all dy side by side, where their columns lie so.
     """
     every = wants_x and all(wants_weights) and all(dy is not None for dy in upstream)
+    if every and _has_few_tokens(x) and not torch.is_grad_enabled():
+        few: tuple[Tensor | None, ...] | None = _few_tokens().gradients(x, weights, upstream)
+        if few is not None:
+            return few
     if every and joins(*weights):
         assert x is not None
         if joined is None:
@@ -149,6 +144,11 @@ def gradients(
             assert x is not None
             d_weights[index] = torch.mm(dy.t(), x)
     return found, *d_weights
+
+
+def _has_few_tokens(x: Any) -> bool:
+    """Whether the kernels for few tokens are asked for x (..., inputs)."""
+    return x.numel() <= MAX_PROJECTION_TOKENS * x.shape[-1] and has_kernels(x.device)
 
 
 def joins(*weights: Tensor | None) -> bool:
