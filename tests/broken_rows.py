@@ -42,6 +42,19 @@ BROKEN_ROPE = {
     "first sequence's angles for all": ("batch * table_batch + token", "token"),
     "k's first head for all": ("batch, head - heads, token", "batch, head * 0, token"),
 }  # fmt: skip
+# With the norms of q and k in the same launch.
+BROKEN_NORMED_ROPE = {
+    "mean of squares over half a head": ("(0.5 / HALF) + eps", "(1.0 / HALF) + eps"),
+    "weight left out": ("a *= scale * tl.load(weight", "a *= scale + 0 * tl.load(weight"),
+    "weight left out of d_q and d_k": ("back_a *= w_a", "back_a *= 1.0"),
+    "mean term left out of d_q and d_k": ("back_b - b * mean", "back_b"),
+    "first rows alone in d_weight": ("total_a += back_a * a", "total_a = back_a * a"),
+    "k's d_weight where q's is": ("own + 2 * HALF, eps", "own, eps"),
+    "k's weight for q": ("sin, q_weight, own", "sin, k_weight, own"),
+    "last head left out": ("(i < rows)", "(i < rows - 1)"),
+    "backward turns on": ("up_a * c + up_b * f, up_b * d - up_a * e",
+                          "up_a * c - up_b * f, up_b * d + up_a * e"),
+}  # fmt: skip
 
 
 def put(

@@ -165,6 +165,15 @@ def calls_of_rows(arch: int) -> Calls:
             yield f"rope of wider heads {name}", call
             call = partial(rope.rope_call, q, k, cos[0], cos[0], at, True)
             yield f"rope back at positions {name}", call
+            if rotary == head_dim and dtype == BF16:
+                weight, partial_sums = cos[0, 0], meta(264, 2 * head_dim, dtype=FP32)
+                heads = [q, k]
+                launch = rope.rotation_launch(heads, heads, cos, cos, None, False, 1e-6)
+                call = partial(launch, *heads * 2, cos, cos, cos, weight, weight)
+                yield f"normed rope {name}", call
+                launch = rope.normed_backward_launch(heads, heads, heads, cos, 1e-6, 264)
+                call = partial(launch, *heads * 3, cos, cos, weight, weight, partial_sums)
+                yield f"normed rope back {name}", call
 
 
 def calls_of_loss(arch: int) -> Calls:

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd import grad
 
+import decoder_layer_checks
 import hopper_checks
+import llama_models
 from fusedlib import rms_norm, rope
 from fusedlib.functional import swiglu
 from fusedlib.kernels import linear_cross_entropy as linear_cross_entropy_kernels
@@ -199,6 +201,16 @@ def rope_both() -> None:
     turned = rope(q, k, angles.cos(), angles.sin(), positions=at)
     near(grad(turned[0], q, turned[0])[0], q)
     near(turned[1].norm(dim=-1), k.norm(dim=-1))
+
+
+@run("decoder-layer")
+def decoder_layer() -> None:
+    """With norms of q and k, and without; the last tiles are ragged."""
+    for name, head_dim in (("Llama", 40), ("Qwen3", 24)):
+        plain, patched = decoder_layer_checks.pair("cuda", name=name, head_dim=head_dim)
+        ids, labels = llama_models.tokens("cuda")
+        assert decoder_layer_checks.whole_layers(patched, ids, labels=labels)[0]
+        assert not llama_models.misses_of(plain, patched, ids, labels)
 
 
 def main(names: list[str]) -> None:

@@ -144,3 +144,10 @@ def test_the_device_s_index_stream_and_allocator_are_asked_for():
 def test_gluon_s_shared_memory_is_reinterpreted_by_either_name():
     gl = pytest.importorskip("triton.experimental.gluon.language")
     assert callable(internals.reinterpret(gl.shared_memory_descriptor))
+
+
+def test_a_module_compiled_by_itself_is_known():
+    layer = nn.Linear(2, 2)
+    assert internals.COMPILED_CALL not in vars(layer)
+    layer.compile()
+    assert internals.COMPILED_CALL in vars(layer)

@@ -23,9 +23,13 @@ COUNTS = {
 }
 # Of `rows`: the usual width, and the one of each kernel that needs most registers.
 ROWS = ("fwd half 4096", "fwd fp32 32768", "bwd half 4096", "bwd fp32 8192", "bwd fp32 32768",
-        "rope half 64 of 64", "rope back at positions half 32 of 96")  # fmt: skip
+        "rope half 64 of 64", "rope back at positions half 32 of 96",
+        "normed rope half 128 of 128", "normed rope back half 128 of 128")  # fmt: skip
 # Two programs of a multiprocessor's 65,536 registers; some for every instruction in flight.
-MOST_REGISTERS = {"bwd half 4096": 128, "fwd half 4096": 64, "rope half 64 of 64": 64}
+MOST_REGISTERS = {
+    "bwd half 4096": 128, "fwd half 4096": 64, "rope half 64 of 64": 64,
+    "normed rope half 128 of 128": 64, "normed rope back half 128 of 128": 128,
+}  # fmt: skip
 
 
 BY_TMA = ("fwd half", "bwd half", "bwd half in place", "bwd half at once 64 by 64",

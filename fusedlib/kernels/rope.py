@@ -6,6 +6,12 @@ With a, b the halves of a head's first rotary_dim elements, c, d those of cos an
     forward     a' = a ⊙ c − b ⊙ e        b' = b ⊙ d + a ⊙ f        the rest of the head is copied
     backward    da = da' ⊙ c + db' ⊙ f    db = db' ⊙ d − da' ⊙ e    by the same kernel
 
+With the norms of q and k that come before it in Qwen3 and others, in the same launch, x a head:
+
+    forward     n = x / √(mean(x²) + eps)    (a, b) = weight ⊙ n, in fp32, then as above
+    backward    d = weight ⊙ (da, db)        dx = (d − n ⊙ mean(d ⊙ n)) / √(mean(x²) + eps)
+                d_weight = Σ (da, db) ⊙ n over all heads and tokens, by partial sums
+
 | tensor    | shape                                 | strides                                     |
 |-----------|---------------------------------------|---------------------------------------------|
 | q, dq     | (batch, heads, tokens, head_dim)      | any; copied unless heads are contiguous     |
@@ -15,13 +21,16 @@ With a, b the halves of a head's first rotary_dim elements, c, d those of cos an
 | cos, sin  | (1 or batch, tokens, rotary_dim)      | alike, rows contiguous; or copied           |
 | … by positions | (length, rotary_dim)             | likewise                                    |
 | positions | (1 or batch, tokens), int32 or int64  | contiguous; or copied                       |
+| weights   | (head_dim,), of q's and of k's norm   | contiguous, of q's dtype                    |
+| partial   | (parts, 2 head_dim)                   | contiguous, fp32: q's and k's d_weight      |
 
 Results wider than q end in zeros: heads that attention's kernels take as they are. Saved: cos, sin
 and positions. A row of cos and sin is read once for up to eight heads. A position outside the table
 reads nothing and gives NaN: nobody waits for the device to find out.
 
 Error bound, u = 2⁻²⁴ and v the results' roundoff: every element a' errs by at most
-3 u·(|a c| + |b e|) + v·|a'|, and so do the others: fp32 inside, rounded once.
+3 u·(|a c| + |b e|) + v·|a'|, and so do the others: fp32 inside, rounded once. After a norm by at
+most 48 u·(|a c| + |b e|) + v·|a'|; dx by 128 u·‖d‖ / √(mean(x²) + eps) + v·‖dx‖ in norm.
 """
 
 from __future__ import annotations
@@ -39,6 +48,7 @@ from fusedlib.kernels.host.first_order import first_order
 from fusedlib.kernels.host.launch import Launch, cdiv
 from fusedlib.kernels.host.operator import DirectFunction, operator
 from fusedlib.kernels.operands import check_rope
+from fusedlib.kernels.rms_norm import most_parts
 from fusedlib.kernels.rows import Warps, cached_launch
 
 HALVES = 1024  # rotated pairs a program, 8 a thread: two loads of 16 bytes in flight in 16 bits
@@ -46,10 +56,16 @@ MOST_HEADS = 8  # that share the rows of cos and sin they read
 
 
 @triton.jit
+def _rstd(a, b, eps, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """1 / √(mean(x²) + eps) of heads with the halves a and b."""
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(a * a + b * b, axis=1) * (0.5 / HALF) + eps))
+
+
+@triton.jit
 def _rotate(  # type: ignore[no-untyped-def]
-    x, y, cos, sin, batch, head, token, tokens, table, known,
+    x, y, cos, sin, weight, eps, batch, head, token, tokens, table, known,
     x_batch, x_head, x_token, y_batch, y_head, y_token,
-    INVERSE: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    INVERSE: tl.constexpr, NORM: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
     REST: tl.constexpr, ZEROS: tl.constexpr, REST_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows (head, token) of x into y; `table` is where a known one's row of cos begins."""
@@ -64,6 +80,10 @@ def _rotate(  # type: ignore[no-untyped-def]
     sin += table[:, None] + j
     a = tl.load(x + j, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(x + HALF + j, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        scale = _rstd(a, b, eps, HALF)[:, None]
+        a *= scale * tl.load(weight + j, mask=j < HALF, other=0.0).to(tl.float32)
+        b *= scale * tl.load(weight + HALF + j, mask=j < HALF, other=0.0).to(tl.float32)
     c = tl.load(cos, mask=known, other=nan).to(tl.float32)
     d = tl.load(cos + HALF, mask=known, other=nan).to(tl.float32)
     e = tl.load(sin, mask=known, other=nan).to(tl.float32)
@@ -81,11 +101,12 @@ def _rotate(  # type: ignore[no-untyped-def]
 # Strides are multiples of a head, whatever the length.
 @triton.jit(do_not_specialize=("tokens", "length", "positions_batch"))
 def _rope_kernel(  # type: ignore[no-untyped-def]
-    q, k, q_out, k_out, cos, sin, positions, heads, key_heads, tokens, length,
+    q, k, q_out, k_out, cos, sin, positions, q_weight, k_weight, heads, key_heads, tokens, length,
     q_batch, q_head, q_token, k_batch, k_head, k_token,
     qo_batch, qo_head, qo_token, ko_batch, ko_head, ko_token,
-    table_batch, table_row, positions_batch,
-    POSITIONS: tl.constexpr, INVERSE: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    table_batch, table_row, positions_batch, eps,
+    POSITIONS: tl.constexpr, INVERSE: tl.constexpr, NORM: tl.constexpr,
+    HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
     REST: tl.constexpr, ZEROS: tl.constexpr, REST_BLOCK: tl.constexpr,
     TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
@@ -106,13 +127,81 @@ def _rope_kernel(  # type: ignore[no-untyped-def]
         known = token < tokens
         table = batch * table_batch + token * table_row
     if group * HEADS < heads:
-        _rotate(q, q_out, cos, sin, batch, head, token, tokens, table, known,
+        _rotate(q, q_out, cos, sin, q_weight, eps, batch, head, token, tokens, table, known,
                 q_batch, q_head, q_token, qo_batch, qo_head, qo_token,
-                INVERSE, HALF, HALF_BLOCK, REST, ZEROS, REST_BLOCK)  # fmt: skip
+                INVERSE, NORM, HALF, HALF_BLOCK, REST, ZEROS, REST_BLOCK)  # fmt: skip
     else:
-        _rotate(k, k_out, cos, sin, batch, head - heads, token, tokens, table, known,
+        _rotate(k, k_out, cos, sin, k_weight, eps, batch, head - heads, token, tokens, table, known,
                 k_batch, k_head, k_token, ko_batch, ko_head, ko_token,
-                INVERSE, HALF, HALF_BLOCK, REST, ZEROS, REST_BLOCK)  # fmt: skip
+                INVERSE, NORM, HALF, HALF_BLOCK, REST, ZEROS, REST_BLOCK)  # fmt: skip
+
+
+@triton.jit
+def _normed_back(  # type: ignore[no-untyped-def]
+    x, dy, dx, cos, sin, weight, partial, eps, batches, heads, tokens,
+    x_batch, x_head, x_token, dy_batch, dy_head, dy_token, dx_batch, dx_head, dx_token,
+    table_batch, table_row, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """dx of one tensor of heads, by all programs in turns, and this program's d_weight."""
+    j = tl.arange(0, HALF_BLOCK)[None, :]
+    within = j < HALF
+    w_a = tl.load(weight + j, mask=within, other=0.0).to(tl.float32)
+    w_b = tl.load(weight + HALF + j, mask=within, other=0.0).to(tl.float32)
+    total_a = tl.zeros((ROWS, HALF_BLOCK), dtype=tl.float32)
+    total_b = tl.zeros((ROWS, HALF_BLOCK), dtype=tl.float32)
+    rows = batches.to(tl.int64) * tokens * heads
+    for first in range(tl.program_id(0).to(tl.int64) * ROWS, rows, tl.num_programs(0) * ROWS):
+        i = first + tl.arange(0, ROWS)
+        head, at = i % heads, i // heads
+        token, batch = at % tokens, at // tokens
+        inside = (i < rows)[:, None] & within
+        from_x = x + (batch * x_batch + head * x_head + token * x_token)[:, None] + j
+        from_dy = dy + (batch * dy_batch + head * dy_head + token * dy_token)[:, None] + j
+        to_dx = dx + (batch * dx_batch + head * dx_head + token * dx_token)[:, None] + j
+        table = (batch * table_batch + token * table_row)[:, None] + j
+        a = tl.load(from_x, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(from_x + HALF, mask=inside, other=0.0).to(tl.float32)
+        up_a = tl.load(from_dy, mask=inside, other=0.0).to(tl.float32)
+        up_b = tl.load(from_dy + HALF, mask=inside, other=0.0).to(tl.float32)
+        c = tl.load(cos + table, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(cos + table + HALF, mask=inside, other=0.0).to(tl.float32)
+        e = tl.load(sin + table, mask=inside, other=0.0).to(tl.float32)
+        f = tl.load(sin + table + HALF, mask=inside, other=0.0).to(tl.float32)
+        back_a, back_b = up_a * c + up_b * f, up_b * d - up_a * e
+        scale = _rstd(a, b, eps, HALF)[:, None]
+        a *= scale
+        b *= scale
+        total_a += back_a * a
+        total_b += back_b * b
+        back_a *= w_a
+        back_b *= w_b
+        mean = tl.sum(back_a * a + back_b * b, axis=1)[:, None] * (0.5 / HALF)
+        tl.store(to_dx, ((back_a - a * mean) * scale).to(dx.dtype.element_ty), mask=inside)
+        tl.store(to_dx + HALF, ((back_b - b * mean) * scale).to(dx.dtype.element_ty), mask=inside)
+    j = tl.arange(0, HALF_BLOCK)
+    tl.store(partial + j, tl.sum(total_a, axis=0), mask=j < HALF)
+    tl.store(partial + HALF + j, tl.sum(total_b, axis=0), mask=j < HALF)
+
+
+@triton.jit(do_not_specialize=("batches", "tokens"))
+def _normed_rope_bwd_kernel(  # type: ignore[no-untyped-def]
+    q, k, dq, dk, d_q, d_k, cos, sin, q_weight, k_weight, partial,
+    batches, heads, key_heads, tokens,
+    q_batch, q_head, q_token, k_batch, k_head, k_token,
+    dq_batch, dq_head, dq_token, dk_batch, dk_head, dk_token,
+    qo_batch, qo_head, qo_token, ko_batch, ko_head, ko_token,
+    table_batch, table_row, eps,
+    HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    own = partial + tl.program_id(0).to(tl.int64) * (4 * HALF)
+    _normed_back(q, dq, d_q, cos, sin, q_weight, own, eps, batches, heads, tokens,
+                 q_batch, q_head, q_token, dq_batch, dq_head, dq_token,
+                 qo_batch, qo_head, qo_token, table_batch, table_row,
+                 HALF, HALF_BLOCK, ROWS)  # fmt: skip
+    _normed_back(k, dk, d_k, cos, sin, k_weight, own + 2 * HALF, eps, batches, key_heads, tokens,
+                 k_batch, k_head, k_token, dk_batch, dk_head, dk_token,
+                 ko_batch, ko_head, ko_token, table_batch, table_row,
+                 HALF, HALF_BLOCK, ROWS)  # fmt: skip
 
 
 def rope_call(
@@ -133,46 +222,93 @@ def _start(
     inverse: bool,
 ) -> None:  # fmt: skip
     """Launch for one or two tensors of heads."""
+    operands = given, results, cos, sin, positions, inverse
+    index = cos if positions is None else positions
+    matrices = given[0], given[-1], results[0], results[-1], cos, sin, index, cos, cos
+    looks = [(x.shape, x.stride()) for x in (*given, *results, cos, index)]
+    dtypes = given[0].dtype, cos.dtype, index.dtype
+    key = "rope", inverse, positions is None, *looks, *dtypes, cos.device
+    cached_launch(bind(rotation_launch, *operands), key, *matrices)(*matrices)
+
+
+def rotation_launch(
+    given: list[Tensor], results: list[Tensor], cos: Tensor, sin: Tensor, positions: Tensor | None,
+    inverse: bool, eps: float | None = None,
+) -> Launch:  # fmt: skip
+    """Of the first and last of `given` and of `results`, cos, sin, positions, and weights of norms.
+
+    What it does not read, positions or weights, it is given any matrix for.
+
+    Args:
+        given: q and k, or one of them, of which the looks count.
+        results: of each; they may lie where q and k do, in heads of the same width.
+        cos: with sin and positions as `_tables` gives them.
+        sin: likewise.
+        positions: likewise.
+        inverse: they are turned back.
+        eps: of the norms of q and k that come first, with heads as wide as cos; None without.
+    """
     first, last = given[0], given[-1]
     batch, heads, tokens, head_dim = first.shape
     key_heads = last.shape[1] if len(given) > 1 else 0
     wide = results[0].shape[-1]
     half, rest = cos.shape[-1] // 2, min(head_dim, wide) - cos.shape[-1]
     zeros = max(wide - head_dim, 0)
+    block = triton.next_power_of_2(half)
+    shared = gcd(heads, key_heads, MOST_HEADS)
+    rows = max(1, HALVES // block)
     constants = {
-        "POSITIONS": positions is not None, "INVERSE": inverse,
-        "HALF": half, "REST": rest, "ZEROS": zeros,
+        "POSITIONS": positions is not None, "INVERSE": inverse, "NORM": eps is not None,
+        "HALF": half, "HALF_BLOCK": block, "REST": rest, "ZEROS": zeros,
+        "REST_BLOCK": triton.next_power_of_2(max(rest + zeros, 1)),
+        "TOKENS": max(1, rows // shared), "HEADS": shared,
     }  # fmt: skip
-
-    def make() -> Launch:
-        block = triton.next_power_of_2(half)
-        shared = gcd(heads, key_heads, MOST_HEADS)
-        rows = max(1, HALVES // block)
-        cut = {"HALF_BLOCK": block, "REST_BLOCK": triton.next_power_of_2(max(rest + zeros, 1))}
-        cut |= {"TOKENS": max(1, rows // shared), "HEADS": shared}
-        groups = (heads + key_heads) // shared
-        # Sequences too along x: along y and z a grid ends at 65,535.
-        programs = batch * cdiv(tokens, cut["TOKENS"]) * groups, 1, 1
-        return Launch(_rope_kernel, Warps(4), programs, (), scalars, constants | cut)
-
-    strides = [x.stride()[:3] for x in (first, last, results[0], results[-1])]
-    table = 0 if cos.shape[0] == 1 or cos.ndim == 2 else cos.stride(0), cos.stride(-2)
+    strides = _strides(first, last, results[0], results[-1])
     of_positions = 0 if positions is None or positions.shape[0] == 1 else tokens
     sizes = heads, key_heads, tokens, cos.shape[-2]
-    scalars = (*sizes, *(n for each in strides for n in each), *table, of_positions)
-    index = cos if positions is None else positions
-    matrices = first, last, results[0], results[-1], cos, sin, index
-    key = (
-        "rope",
-        batch,
-        *scalars,
-        *constants.values(),
-        first.dtype,
-        cos.dtype,
-        index.dtype,
-        first.device,
-    )
-    cached_launch(make, key, *matrices)(*matrices)
+    scalars = (*sizes, *strides, *_table_strides(cos), of_positions, eps or 0.0)
+    groups = (heads + key_heads) // shared
+    # Sequences too along x: along y and z a grid ends at 65,535.
+    programs = batch * cdiv(tokens, constants["TOKENS"]) * groups, 1, 1
+    return Launch(_rope_kernel, Warps(4), programs, (), scalars, constants)
+
+
+def normed_backward_launch(
+    given: list[Tensor], upstream: list[Tensor], results: list[Tensor], cos: Tensor, eps: float,
+    parts: int,
+) -> Launch:  # fmt: skip
+    """Of q, k, their upstream gradients and their own, cos, sin, both weights, and partial sums.
+
+    Args:
+        given: q and k (batch, heads, tokens, head_dim), of which the looks count.
+        upstream: dq and dk likewise, of the rotated ones.
+        results: d_q and d_k likewise.
+        cos: (1 or batch, tokens, head_dim), rows contiguous, as sin.
+        eps: of the norms.
+        parts: programs, each with a partial row (2 head_dim,).
+    """
+    batch, heads, tokens, head_dim = given[0].shape
+    block = triton.next_power_of_2(head_dim // 2)
+    constants = {"HALF": head_dim // 2, "HALF_BLOCK": block, "ROWS": max(1, HALVES // block)}
+    strides = _strides(*given, *upstream, *results)
+    scalars = batch, heads, given[1].shape[1], tokens, *strides, *_table_strides(cos), eps
+    return Launch(
+        _normed_rope_bwd_kernel, Warps(4), (parts, 1, 1), (), scalars, constants
+    )  # fmt: skip
+
+
+def parts_of(rows: int, head_dim: int, device: torch.device) -> int:
+    """Programs of that backward for so many heads of q over all tokens."""
+    block = max(1, HALVES // triton.next_power_of_2(head_dim // 2))
+    return min(cdiv(rows, block), most_parts(device))
+
+
+def _strides(*heads: Tensor) -> list[int]:
+    return [n for x in heads for n in x.stride()[:3]]
+
+
+def _table_strides(cos: Tensor) -> tuple[int, int]:
+    return (0 if cos.shape[0] == 1 or cos.ndim == 2 else cos.stride(0)), cos.stride(-2)
 
 
 def _like(x: Tensor, width: int) -> Tensor:

@@ -7,6 +7,7 @@ module's old `forward` runs.
 from __future__ import annotations
 
 import sys
+from functools import cache
 from functools import partial as bind
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from fusedlib.fused import (
     has_value_hooks,
     plain_weights,
 )
+from fusedlib.kernels.host.route import FUSED_KERNEL_DTYPES, has_kernels
 from fusedlib.loss import linear_cross_entropy
 from fusedlib.norms import rms_norm
 from fusedlib.patch.qkv import projections
@@ -159,20 +161,41 @@ class FusedAttention(Fused):
         if self._turns():
             assert position_embeddings is not None
             q, k = turn(q, k, *position_embeddings)
+        attended, weights = self.attend(q, k, v, attention_mask, past_key_values, kwargs)
+        return self.o_proj(attended), weights
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, past_key_values: Any,
+        kwargs: dict[str, Any],
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """What the model's attention function gives.
+
+        Args:
+            q: (batch, heads, tokens, head_dim), as k and v with as many heads as these have.
+            k: rotated, as q.
+            v: of head_dim or wider, as the others.
+            attention_mask: what attention takes for one.
+            past_key_values: a cache, or None.
+            kwargs: what the model hands on to attention.
+
+        Returns:
+            (batch, tokens, heads · head_dim), and attention's weights where they are computed.
+        """
         if attention_mask is not None and attention_mask.shape == CAUSAL:
             attention_mask = None
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
-        attend = source.ALL_ATTENTION_FUNCTIONS.get_interface(
+        source = sys.modules[self._base.__module__]
+        function = source.ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, source.eager_attention_forward
         )
-        attended, weights = attend(
+        attended, weights = function(
             self, q, k, v, attention_mask,
             dropout=self.attention_dropout if self.training else 0.0,
             scaling=self.scaling, **self._windowed(), **kwargs,
         )  # fmt: skip
-        attended = attended[..., : self.head_dim].reshape(*hidden_states.shape[:-1], -1)
-        return self.o_proj(attended.contiguous()), weights
+        attended = attended[..., : self.head_dim].reshape(q.shape[0], q.shape[2], -1)
+        return attended.contiguous(), weights
 
     def _width(self, x: Tensor) -> int | None:
         """Of heads that torch would pad for its kernels; None for others."""
@@ -298,6 +321,20 @@ def _added_and_normalised(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tenso
     return norm(stream), stream
 
 
+def _fusible(x: Tensor) -> bool:
+    """Whether a layer on such an x may be computed as a whole."""
+    dtypes = FUSED_KERNEL_DTYPES
+    return x.dtype in dtypes and not torch.compiler.is_compiling() and has_kernels(x.device)
+
+
+@cache
+def _decoder_layer() -> Any:
+    """Imported late, for Triton need not be there."""
+    from fusedlib.patch import decoder_layer
+
+    return decoder_layer
+
+
 class FusedLayer(Fused):
     """Hugging Face's layer, where attention's output is added inside the norm that follows."""
 
@@ -308,9 +345,15 @@ class FusedLayer(Fused):
         position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any,
     ) -> Tensor:  # fmt: skip
         """The residual stream behind this layer."""
+        kwargs |= {"position_ids": position_ids, "use_cache": use_cache}
+        if _fusible(hidden_states):
+            whole = _decoder_layer().whole_layer(
+                self, hidden_states, attention_mask, past_key_values, position_embeddings, kwargs
+            )
+            if whole is not None:
+                return whole
         kwargs |= {
-            "attention_mask": attention_mask, "position_ids": position_ids,
-            "past_key_values": past_key_values, "use_cache": use_cache,
+            "attention_mask": attention_mask, "past_key_values": past_key_values,
             "position_embeddings": position_embeddings,
         }  # fmt: skip
         if not _adds(self.post_attention_layernorm):
@@ -326,6 +369,12 @@ class FusedLayer(Fused):
     def _dropped(self, x: Tensor, source: str) -> Tensor:
         """What is left of attention's or the MLP's result: Llama drops nothing."""
         return x
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was read of its modules, which a copy has of its own."""
+        state: dict[str, Any] = super().__getstate__()
+        state.pop("_parts", None)
+        return state
 
 
 class FusedPhi3Layer(FusedLayer):

@@ -6,6 +6,7 @@ adds to the one before it. The weights are used where they lie.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -70,7 +71,7 @@ class Projections(DirectFunction):
         """Three results (..., outputs)."""
         weights: Any = weights_and_biases[:3]
         biases = weights_and_biases[3:]
-        if x.numel() <= MAX_PROJECTION_TOKENS * x.shape[-1] and has_kernels(x.device):
+        if _has_few_tokens(x):
             results: tuple[Tensor, ...] | None = _few_tokens().project(x, weights, biases)
             if results is not None:
                 return results
@@ -95,34 +96,64 @@ class Projections(DirectFunction):
             dy.flatten(0, -2).sum(0) if wants and dy is not None else None
             for wants, dy in zip(wanted[3:], upstream, strict=True)
         ]
-        every = wants_x and all(wanted[:3]) and all(dy is not None for dy in upstream)
-        if (
-            every
-            and x.numel() <= MAX_PROJECTION_TOKENS * x.shape[-1]
-            and not torch.is_grad_enabled()
-        ):
-            few = _few_tokens().gradients(x, weights, upstream) if has_kernels(x.device) else None
-            if few is not None:
-                return *few, *d_biases
-        if every and sum(w.numel() for w in weights) <= MOST_JOINED:
-            joined = torch.cat(
-                [d.reshape(-1, d.shape[-1]) for d in upstream if d is not None], dim=1
-            )
-            d_joined = torch.mm(joined, torch.cat(weights)).view_as(x)
-            d_weight = torch.mm(joined.t(), x.reshape(-1, x.shape[-1]))
-            return d_joined, *d_weight.split([w.shape[0] for w in weights]), *d_biases
-        d_x: Tensor | None = None
-        d_weights: list[Tensor | None] = [None] * 3
-        for index, dy in enumerate(upstream):
-            if dy is None:
-                continue
-            rows, weight = dy.reshape(-1, dy.shape[-1]), weights[index]
-            if wants_x:
-                shape = *dy.shape[:-1], weight.shape[1]
-                d_x = torch.mm(rows, weight) if d_x is None else d_x.addmm_(rows, weight)
-            if wanted[index]:
-                d_weights[index] = torch.mm(rows.t(), x.reshape(-1, x.shape[-1]))
-        return None if d_x is None else d_x.view(shape), *d_weights, *d_biases
+        matrices = [None if dy is None else dy.reshape(-1, dy.shape[-1]) for dy in upstream]
+        found, *d_weights = gradients(
+            x if x is None else x.reshape(-1, x.shape[-1]), weights, matrices, wants_x, wanted[:3]
+        )
+        shape = next((dy.shape[:-1] for dy in upstream if dy is not None), ())
+        d_x = None if found is None else found.view(*shape, found.shape[-1])
+        return d_x, *d_weights, *d_biases
+
+
+def gradients(
+    x: Tensor | None, weights: Sequence[Tensor | None], upstream: Sequence[Tensor | None],
+    wants_x: bool, wants_weights: Sequence[bool], joined: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """d_x (tokens, inputs) and d_W (outputs, inputs) of each projection, each if wanted.
+
+    Args:
+        x: (tokens, inputs), where a weight wants a gradient.
+        weights: (outputs, inputs) each, where x does.
+        upstream: dy (tokens, outputs) of each, or None.
+        wants_x: d_x is wanted.
+        wants_weights: d_W of each is.
+        joined: all dy side by side, where their columns lie so.
+    """
+    every = wants_x and all(wants_weights) and all(dy is not None for dy in upstream)
+    if every and _has_few_tokens(x) and not torch.is_grad_enabled():
+        few: tuple[Tensor | None, ...] | None = _few_tokens().gradients(x, weights, upstream)
+        if few is not None:
+            return few
+    if every and joins(*weights):
+        assert x is not None
+        if joined is None:
+            joined = torch.cat([dy for dy in upstream if dy is not None], dim=1)
+        present = [w for w in weights if w is not None]
+        d_x = torch.mm(joined, torch.cat(present))
+        d_weight = torch.mm(joined.t(), x)
+        return d_x, *d_weight.split([w.shape[0] for w in present])
+    found: Tensor | None = None
+    d_weights: list[Tensor | None] = [None] * 3
+    for index, (dy, weight) in enumerate(zip(upstream, weights, strict=True)):
+        if dy is None:
+            continue
+        if wants_x:
+            assert weight is not None
+            found = torch.mm(dy, weight) if found is None else found.addmm_(dy, weight)
+        if wants_weights[index]:
+            assert x is not None
+            d_weights[index] = torch.mm(dy.t(), x)
+    return found, *d_weights
+
+
+def _has_few_tokens(x: Any) -> bool:
+    """Whether the kernels for few tokens are asked for x (..., inputs)."""
+    return x.numel() <= MAX_PROJECTION_TOKENS * x.shape[-1] and has_kernels(x.device)
+
+
+def joins(*weights: Tensor | None) -> bool:
+    """Whether weights are so small that their gradients come by one product."""
+    return sum(w.numel() for w in weights if w is not None) <= MOST_JOINED
 
 
 @cache

@@ -196,14 +196,13 @@ def gradients(
     x: Tensor, weights: Sequence[Tensor], upstream: Sequence[Tensor]
 ) -> tuple[Tensor, ...] | None:
     """d_x and d_W_i, of upstream dy_i (..., outputs_i), or None where they are torch's."""
-    operands: Any = contiguous_and_aligned(x, *weights, *upstream)
-    x, weights = operands[0], operands[1:4]
     key = x.shape, *(w.shape for w in weights), x.dtype, x.device
     cached = _GRADIENTS.get(key, _NOT_CACHED)
     if cached is _NOT_CACHED:
         cached = _cache_launch(_GRADIENTS, key, _gradients_launch, x, weights)
     if cached is None:
         return None
+    operands: Any = contiguous_and_aligned(x, *weights, *upstream)
     with current_device(x):
         return _start(cached[0], allocator(x.device), cached[1], *operands)
 

@@ -111,6 +111,34 @@ def gradients(
     return steps.products.gradients(wants, steps.pair, buffers, upstream, x, w_gate, w_up)
 
 
+def save_for_backward(ctx: Any, *tensors: Tensor | None) -> None:
+    """Keep tensors, of which the last is gate|up, that nobody else holds.
+
+    An attribute is out of every hook's sight, so that backward may write over it.
+    """
+    *others, gate_up = tensors
+    ctx.private_gate_up = gate_up if saved_tensor_hooks(False) is None else None
+    ctx.gate_up_is_private = ctx.private_gate_up is not None
+    ctx.save_for_backward(*others, None if ctx.gate_up_is_private else gate_up)
+
+
+def saved_for_backward(ctx: Any) -> tuple[tuple[Any, ...], bool]:
+    """What was kept, and whether backward may write over the last.
+
+    Raises:
+        RuntimeError: they are freed already.
+    """
+    *others, gate_up = ctx.saved_tensors
+    in_place = False
+    if ctx.gate_up_is_private:
+        gate_up, in_place = ctx.private_gate_up, not retains_graph()
+        if gate_up is None:
+            raise RuntimeError("backward ran a second time; the first wants retain_graph=True")
+        if in_place:
+            ctx.private_gate_up = None
+    return (*others, gate_up), in_place
+
+
 class SwiGLUFunction(torch.autograd.Function):
     """y (..., hidden) or, where w_down is None, h (..., inner), launched without the dispatcher."""
 
@@ -125,25 +153,14 @@ class SwiGLUFunction(torch.autograd.Function):
             build_for_training(plan, "gate_up" if save else "input")
         y, gate_up = run_forward(x, w_gate, w_up, w_down, save, plan)
         ctx.wants = wants = ctx.needs_input_grad[:4]
-        saved = tensors_to_save(wants, save, x, w_gate, w_up, w_down, gate_up)
-        # An attribute is out of every hook's sight, so that backward may write over it.
-        ctx.private_gate_up = saved[4] if saved_tensor_hooks(False) is None else None
-        ctx.gate_up_is_private = ctx.private_gate_up is not None
-        ctx.save_for_backward(*saved[:4], None if ctx.gate_up_is_private else saved[4])
+        save_for_backward(ctx, *tensors_to_save(wants, save, x, w_gate, w_up, w_down, gate_up))
         return y
 
     @staticmethod
     @first_order
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of x, w_gate, w_up and w_down; none for the rest."""
-        x, w_gate, w_up, w_down, gate_up = ctx.saved_tensors  # raises where they are freed already
-        in_place = False
-        if ctx.gate_up_is_private:
-            gate_up, in_place = ctx.private_gate_up, not retains_graph()
-            if gate_up is None:
-                raise RuntimeError("backward ran a second time; the first wants retain_graph=True")
-            if in_place:
-                ctx.private_gate_up = None
+        (x, w_gate, w_up, w_down, gate_up), in_place = saved_for_backward(ctx)
         plan = ctx.plan
         if upstream.dtype == torch.float32:
             plan = plan_at_current_precision(plan, upstream)

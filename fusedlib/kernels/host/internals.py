@@ -7,6 +7,7 @@ its name. None of them has a public counterpart that costs as little, or any at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -51,20 +52,23 @@ tracing_state = torch._C._get_tracing_state  # of torch.jit.trace
 autocasts_anywhere = torch._C._is_any_autocast_enabled
 
 
+# The collections of hooks in a module's `__dict__`.
+own_hooks = itemgetter(
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+)
+
+
 def has_own_hooks(module: Any) -> bool:
     """True if a call of the module runs hooks that were registered on it."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks
-        or module._backward_hooks or module._backward_pre_hooks
-    )  # fmt: skip
+    return any(own_hooks(module.__dict__))
+
+
+COMPILED_CALL = "_compiled_call_impl"  # in the `__dict__` of a module that was compiled by itself
 
 
 def hooks_of(module: Any) -> Iterator[Any]:
     """The hooks that were registered on a module and run when it is called."""
-    for hooks in (
-        module._forward_hooks, module._forward_pre_hooks,
-        module._backward_hooks, module._backward_pre_hooks,
-    ):  # fmt: skip
+    for hooks in own_hooks(module.__dict__):
         yield from hooks.values()
 
 

@@ -1,0 +1,219 @@
+"""What must hold of a patched decoder layer in half precision, which goes as a whole or by modules.
+
+`tests/interpreted/decoder_layer.py` runs these in Triton's interpreter, and
+`tests/test_decoder_layer_gpu.py` on a GPU.
+"""
+
+import copy
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import fusedlib
+from fusedlib.patch import decoder_layer, modules
+from llama_models import make, misses_of, results, tokens
+
+LAYERS = 2  # of `llama_models`' models
+UNEVEN = "Qwen3, heads that no block divides"
+SETTINGS = {
+    "Llama": {"name": "Llama"},
+    "Mistral": {"name": "Mistral", "sliding_window": 8},
+    "Qwen2, q, k and v with biases": {"name": "Qwen2"},
+    "Qwen3, norms of q and k": {"name": "Qwen3", "head_dim": 16},
+    UNEVEN: {
+        "name": "Qwen3",
+        "head_dim": 24,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+    },
+    "one head of keys": {"name": "Llama", "num_key_value_heads": 1},
+    "rows that no block divides": {
+        "name": "Llama",
+        "hidden_size": 80,
+        "intermediate_size": 144,
+        "head_dim": 24,
+    },
+    "wide heads": {"name": "Llama", "head_dim": 40},
+}
+
+
+def pair(device, dtype=torch.bfloat16, **settings):
+    """A model and the same patched, but for its loss: on the CPU torch's products of bf16 with an
+    odd number of columns read one more, which in the loss's kernels may hold a NaN.
+    """
+    plain = make(**settings or {"name": "Llama"}).to(device, dtype)
+    patched = copy.deepcopy(plain)
+    fusedlib.apply_to(patched, loss=False)
+    return plain, patched
+
+
+def whole_layers(model, *arguments, **keywords):
+    """How many layers of a call go as a whole, and what it gives."""
+    with mock.patch.object(decoder_layer, "complete", wraps=decoder_layer.complete) as calls:
+        result = model(*arguments, **keywords)
+    return calls.call_count, result
+
+
+def gradients(model, device, run=None, whole=True):
+    """The loss and all gradients; not `whole`: every layer by modules."""
+    ids, labels = tokens(device)
+    run = run or (lambda model: model(ids, labels=labels).loss)
+    names = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    with mock.patch.object(modules, "_fusible", wraps=modules._fusible) as fusible:
+        if not whole:
+            fusible.side_effect = lambda x: False
+        return results(model, names, run(model))
+
+
+def misses(device, dtype, case):
+    """What the project's rule rejects of the loss and all gradients of layers as a whole."""
+    plain, patched = pair(device, dtype, **SETTINGS[case])
+    ids, labels = tokens(device)
+    assert whole_layers(patched, ids, labels=labels)[0] == LAYERS
+    return misses_of(plain, patched, ids, labels)
+
+
+def unlike(found, wanted):
+    """Names of results that differ by more than the order of roundings."""
+    return [
+        name
+        for name, value in wanted.items()
+        if (found[name].double() - value.double()).norm() > 0.03 * value.double().norm()
+    ]
+
+
+def check_frozen_weights(device):
+    """Whatever is frozen, the others get the gradients that they get by modules."""
+    _, patched = pair(device)
+    frozen = (
+        "q_proj", "o_proj", "input_layernorm", "gate_proj", "down_proj", "mlp", "self_attn",
+        "norm", "embed", "proj",
+    )  # fmt: skip
+    for part in frozen:
+        for name, weight in patched.named_parameters():
+            weight.requires_grad_(part not in name)
+        whole, by_modules = (gradients(patched, device, whole=w) for w in (True, False))
+        assert len(whole) > 1 and not unlike(whole, by_modules), part
+        assert all(w.grad is None for n, w in patched.named_parameters() if part in n)
+
+
+def check_what_stands_in_the_way(device):
+    """Hooks, a forward, adapters, a compiled child: that layer alone goes by modules."""
+    ids, _ = tokens(device)
+    paths = [
+        name
+        for name, _ in pair(device)[1].model.layers[0].named_modules()
+        if name and not name.endswith("rotary_emb")
+    ]
+    changes = {
+        "hook": lambda m, path: m.register_forward_hook(lambda *_: None),
+        "pre-hook": lambda m, path: m.register_forward_pre_hook(lambda *_: None),
+        "gradient": lambda m, path: m.register_full_backward_hook(lambda *_: None),
+        "forward": lambda m, path: setattr(m, "forward", m.forward),
+    }
+    assert len(paths) == 12
+    for path in paths:
+        for change in changes.values():
+            _, patched = pair(device)
+            change(patched.model.layers[0].get_submodule(path), path)
+            count, result = whole_layers(patched, ids)
+            assert count == LAYERS - 1, path
+    _, patched = pair(device)
+    wanted = patched(ids).logits
+    handle = patched.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    assert whole_layers(patched, ids)[0] == LAYERS - 1
+    handle.remove()
+    count, result = whole_layers(patched, ids)
+    assert count == LAYERS and torch.equal(result.logits, wanted)
+
+
+def check_children_put_in_later(device):
+    """Another module, another weight, another class: seen at the next call."""
+    ids, _ = tokens(device)
+    plain, patched = pair(device)
+    whole_layers(patched, ids)
+    for model in (plain, patched):
+        attention = model.model.layers[0].self_attn
+        torch.manual_seed(0)
+        attention.q_proj = nn.Linear(64, 64, bias=False).to(device, torch.bfloat16)
+        model.model.layers[1].mlp.up_proj.weight.data = torch.full_like(
+            model.model.layers[1].mlp.up_proj.weight, 0.125
+        )
+    count, found = whole_layers(patched, ids)
+    assert count == LAYERS
+    torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)
+    patched.model.layers[0].self_attn.q_proj = nn.Sequential(
+        patched.model.layers[0].self_attn.q_proj
+    )
+    count, found = whole_layers(patched, ids)
+    assert count == LAYERS - 1
+    torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)
+    fresh = copy.deepcopy(patched)
+    for weight in patched.parameters():
+        weight.data.zero_()
+    assert torch.equal(fresh(ids).logits, found.logits)  # by weights of its own
+
+
+def check_other_ways_to_call(device):
+    """A cache, a mask, no gradients, autocast, checkpointing, graphs that are kept."""
+    _, patched = pair(device)
+    ids, labels = tokens(device)
+    with torch.no_grad():
+        count, whole = whole_layers(patched, ids, use_cache=True)
+    assert count == LAYERS
+    with mock.patch.object(modules, "_fusible", lambda x: False):
+        by_modules = patched(ids, use_cache=True)
+    assert torch.equal(whole.logits, by_modules.logits)
+    following = ids[:, :1]
+    count, again = whole_layers(patched, following, past_key_values=whole.past_key_values)
+    assert count == LAYERS
+    torch.testing.assert_close(
+        again.logits, patched(torch.cat([ids, following], 1)).logits[:, -1:], rtol=0.05, atol=0.02
+    )
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    count, masked = whole_layers(patched, ids, attention_mask=mask)
+    with mock.patch.object(modules, "_fusible", lambda x: False):
+        wanted = patched(ids, attention_mask=mask)
+    assert count == LAYERS and torch.equal(masked.logits[mask > 0], wanted.logits[mask > 0])
+    with torch.autocast(device, torch.bfloat16):
+        assert whole_layers(patched, ids)[0] == 0
+
+    first = gradients(patched, device)
+    patched.zero_grad()
+    loss = patched(ids, labels=labels).loss
+    loss.backward(retain_graph=True)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+    twice = {n: p.grad for n, p in patched.named_parameters()}
+    assert not unlike(twice, {n: 2 * t for n, t in first.items() if n != "loss"})
+    patched.gradient_checkpointing_enable({"use_reentrant": False})
+    assert not unlike(gradients(patched, device), first)
+    patched.gradient_checkpointing_disable()
+    layer, x = patched.model.layers[0], torch.randn(2, 33, 64, device=device).bfloat16()
+    tables = patched.model.rotary_emb(x, torch.arange(33, device=device)[None])
+    x.requires_grad_()
+    y = checkpoint(layer, x, position_embeddings=tables, use_reentrant=False)
+    [d_x] = torch.autograd.grad(layer(x, position_embeddings=tables).sum(), x)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], d_x)
+
+
+def check_second_derivatives_raise(device):
+    _, patched = pair(device)
+    layer, x = patched.model.layers[0], torch.randn(1, 7, 64, device=device).bfloat16()
+    tables = patched.model.rotary_emb(x, torch.arange(7, device=device)[None])
+    x.requires_grad_()
+    y = layer(x, position_embeddings=tables)
+    [d_x] = torch.autograd.grad(y.float().square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        d_x.float().square().sum().backward()
+
+
+ALL = [
+    check_frozen_weights, check_what_stands_in_the_way, check_children_put_in_later,
+    check_other_ways_to_call, check_second_derivatives_raise,
+]  # fmt: skip
