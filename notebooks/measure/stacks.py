@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from fusedlib import functional, modules, reference
+from fusedlib import modules, reference
 from fusedlib.bench import rivals
 from fusedlib.bench.rivals import Workload, rival
+from fusedlib.kernels.host import route
 from measure.problems import Inputs, SwiGLUProblem
 from measure.swiglu import PLAIN_PATH
 
@@ -77,7 +78,7 @@ def path(layer: nn.Module, x: Tensor) -> str | None:
     if not isinstance(layer, modules.SwiGLUMLP):
         return None
     gate, up = layer.gate_proj.weight, layer.up_proj.weight
-    return "kernels" if functional.runs_kernels(x, gate, up) else PLAIN_PATH
+    return "kernels" if route.runs_kernels(x, gate, up) else PLAIN_PATH
 
 
 def one_layer(name: str, problem: SwiGLUProblem, inputs: Inputs) -> Workload:

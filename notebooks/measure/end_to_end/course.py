@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib import functional, fused
+from fusedlib import fused
 from fusedlib.bench import (
     check,
     rivals,
@@ -30,6 +30,7 @@ from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.race import Entry, Event, Lap
 from fusedlib.bench.rivals import Rival, rival
 from fusedlib.bench.settings import matmul_settings
+from fusedlib.kernels.host import route
 from fusedlib.modules import SwiGLUMLP
 from fusedlib.patch import apply
 from measure.end_to_end import measure
@@ -228,7 +229,7 @@ def _path(mlp: nn.Module, case: Case) -> str | None:
     tokens = case["batch_size"] * case["context_length"]
     x = torch.empty(tokens, mlp.hidden_size, device=case["device"], dtype=dtype)
     gate, up = mlp.gate_proj.weight, mlp.up_proj.weight
-    return "kernels" if functional.runs_kernels(x, gate, up) else PLAIN_PATH
+    return "kernels" if route.runs_kernels(x, gate, up) else PLAIN_PATH
 
 
 # --- compilation ----------------------------------------------------------------------------------
