@@ -32,18 +32,7 @@ from fusedlib.arguments import require_tensors
 from fusedlib.call_context import autocast_enabled, cast_for_autocast, is_plain_eager, present
 from fusedlib.kernels.host import plan_cache, route
 from fusedlib.kernels.host.internals import autocasts_anywhere, unwrap_if_dead
-from fusedlib.kernels.host.route import HALF_DTYPES, runs_fused_kernels, runs_kernels
 from fusedlib.kernels.operands import shape_of
-
-__all__ = [
-    "HALF_DTYPES",
-    "SAVES",
-    "path_of",
-    "runs_fused_kernels",
-    "runs_kernels",
-    "swiglu",
-    "swiglu_mlp",
-]
 
 SAVES = ("gate_up", "input")
 GateUp = Tensor | tuple[Tensor, Tensor] | list[Tensor]
@@ -104,9 +93,9 @@ def swiglu_mlp(x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, save: str = "gat
 
 
 def path_of(x: Tensor, w_gate_up: GateUp, w_down: Tensor | None = None) -> str:
-    """What runs for a call on these operands, in the words of the table in `kernels.host.route`."""
+    """The name of the route that a call on these operands takes: see `kernels.host.route`."""
     w_gate, w_up = _split_weights(w_gate_up)
-    if not runs_kernels(x, w_gate, w_up):
+    if not route.runs_kernels(x, w_gate, w_up):
         return route.PLAIN_PYTORCH
     return route.choose_route(route.problem_of(x, w_gate, w_up, w_down is not None)).path
 
@@ -119,8 +108,9 @@ def _split_weights(w_gate_up: Any) -> tuple[Any, Any]:
 
 
 def _is_small_and_valid(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> bool:
-    """Whether operands go together and are too small, in fp32 or float64, for anything but plain
-    PyTorch: seen at a glance, for there the host's time is the call's.
+    """True if operands are valid and so small, in fp32 or float64, that plain PyTorch runs.
+
+    The check is short, for such a call takes no longer than the host does.
     """
     try:
         dtype = x.dtype
@@ -167,7 +157,7 @@ def _run(
         plan = plan_cache.select_plan(*operands)
         if plan is not None:
             return _run_plan(save, plan, *operands)
-    elif runs_kernels(x, w_gate, w_up):
+    elif route.runs_kernels(x, w_gate, w_up):
         return _run_operators(save, *operands)
     return _checkpointed(save, _plain_pytorch, *operands)
 
@@ -206,14 +196,12 @@ def _run_plan(
 
 
 def _saves_gate_up(save: str, *operands: Tensor | None) -> bool:
-    """Whether gate|up is stored at all: not when no gradient will be asked for."""
+    """True if gate|up is stored, which takes a gradient that may be asked for."""
     wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in present(*operands))
     return wants_gradient and save == "gate_up"
 
 
-def _plain_pytorch(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
-) -> Tensor:  # fmt: skip
+def _plain_pytorch(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None) -> Tensor:
     if w_up is None:
         gate, up = linear(x, w_gate).chunk(2, dim=-1)
     else:
