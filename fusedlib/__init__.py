@@ -13,8 +13,8 @@
     fusedlib.LinearCrossEntropyLoss()                     the module
     fusedlib.warm_up(model)                               all kernels compiled before the first step
 
-Importing this package imports neither torch nor a notebook tool nor a plotting library; the study
-lives in `press`, the measuring side in `fusedlib.bench`.
+Importing this package imports neither torch nor anything else. `fusedlib.bench` times anybody's
+kernels; the study that measures these lies in a checkout, in `notebooks` and `report`.
 """
 
 from importlib import import_module
@@ -46,7 +46,20 @@ _PUBLIC = {
     "warm_up": "fusedlib.patch.warm_up",
     "SwiGLUMLP": "fusedlib.modules",
 }
-__all__ = [*_PUBLIC]
+__all__ = [
+    "Linear",
+    "LinearCrossEntropyLoss",
+    "RMSNorm",
+    "SwiGLUMLP",
+    "apply_to",
+    "linear",
+    "linear_cross_entropy",
+    "rms_norm",
+    "rope",
+    "swiglu",
+    "swiglu_mlp",
+    "warm_up",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -109,6 +109,24 @@ def apply_to(
     `attention_mask`, `position_ids` and a cache are left away; ones in `attention_mask` ask for one
     too. Of other models compile each layer: `for layer in model.model.layers: layer.compile()`.
 
+    In bf16 and fp16 a layer as Llama's whose modules are all plain is computed as a whole: by two
+    autograd functions, one on each side of attention. With few tokens the host still takes longer
+    than the card; then a step can be one CUDA graph, its optimizer included:
+
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
+        def step():
+            optimizer.zero_grad()
+            loss = model(ids, labels=ids, use_cache=False).loss
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3): step()  # compiles
+        with torch.cuda.graph(graph):
+            loss = step()  # ids.copy_(batch) and graph.replay() are a step from now on
+
     Libraries that go by a module's exact type, `type(module) is torch.nn.Linear`, do not find the
     layers that `linear` and `loss` changed: `torch.ao.quantization.quantize_dynamic` leaves them.
 
