@@ -46,20 +46,7 @@ _PUBLIC = {
     "warm_up": "fusedlib.patch.warm_up",
     "SwiGLUMLP": "fusedlib.modules",
 }
-__all__ = [
-    "Linear",
-    "LinearCrossEntropyLoss",
-    "RMSNorm",
-    "SwiGLUMLP",
-    "apply_to",
-    "linear",
-    "linear_cross_entropy",
-    "rms_norm",
-    "rope",
-    "swiglu",
-    "swiglu_mlp",
-    "warm_up",
-]
+__all__ = [*_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:

@@ -32,18 +32,7 @@ from fusedlib.arguments import require_tensors
 from fusedlib.call_context import autocast_enabled, cast_for_autocast, is_plain_eager, present
 from fusedlib.kernels.host import plan_cache, route
 from fusedlib.kernels.host.internals import autocasts_anywhere, unwrap_if_dead
-from fusedlib.kernels.host.route import HALF_DTYPES, runs_fused_kernels, runs_kernels
 from fusedlib.kernels.operands import shape_of
-
-__all__ = [
-    "HALF_DTYPES",
-    "SAVES",
-    "path_of",
-    "runs_fused_kernels",
-    "runs_kernels",
-    "swiglu",
-    "swiglu_mlp",
-]
 
 SAVES = ("gate_up", "input")
 GateUp = Tensor | tuple[Tensor, Tensor] | list[Tensor]
@@ -106,7 +95,7 @@ def swiglu_mlp(x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, save: str = "gat
 def path_of(x: Tensor, w_gate_up: GateUp, w_down: Tensor | None = None) -> str:
     """What runs for a call on these operands, in the words of the table in `kernels.host.route`."""
     w_gate, w_up = _split_weights(w_gate_up)
-    if not runs_kernels(x, w_gate, w_up):
+    if not route.runs_kernels(x, w_gate, w_up):
         return route.PLAIN_PYTORCH
     return route.choose_route(route.problem_of(x, w_gate, w_up, w_down is not None)).path
 
@@ -167,7 +156,7 @@ def _run(
         plan = plan_cache.select_plan(*operands)
         if plan is not None:
             return _run_plan(save, plan, *operands)
-    elif runs_kernels(x, w_gate, w_up):
+    elif route.runs_kernels(x, w_gate, w_up):
         return _run_operators(save, *operands)
     return _checkpointed(save, _plain_pytorch, *operands)
 
@@ -211,9 +200,7 @@ def _saves_gate_up(save: str, *operands: Tensor | None) -> bool:
     return wants_gradient and save == "gate_up"
 
 
-def _plain_pytorch(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
-) -> Tensor:  # fmt: skip
+def _plain_pytorch(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None) -> Tensor:
     if w_up is None:
         gate, up = linear(x, w_gate).chunk(2, dim=-1)
     else:

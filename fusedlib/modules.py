@@ -222,9 +222,7 @@ class RMSNorm(nn.Module):
         """Fill the weight with ones."""
         nn.init.ones_(self.weight)
 
-    def forward(
-        self, x: Tensor, residual: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """y of x (..., hidden_size); with a residual also the stream x + residual."""
         return rms_norm(x, self.weight, self.eps, residual=residual, cast=self.cast)
 

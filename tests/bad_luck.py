@@ -32,7 +32,7 @@ from fusedlib.bench.sweep import sweep
 def measure(case):
     print("measuring", case["case_no"], flush=True)
     if case["needs"] == "triton":
-        import fusedlib.kernels.accumulate
+        import measure.accumulate_kernel
     if case["needs"] == "gpu":
         from measure import precision, tensor_core
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from triton.runtime import JITFunction
 
 from fusedlib.kernels import linear_cross_entropy, rms_norm, rope, swiglu, swiglu_configs
-from fusedlib.kernels.accumulate import accumulate_fwd
 from fusedlib.kernels.few_tokens import kernels as few_tokens
 from fusedlib.kernels.few_tokens import projections
 from fusedlib.kernels.hopper import kernel as hopper
@@ -25,6 +24,7 @@ from fusedlib.kernels.split import hopper as split_hopper
 from fusedlib.kernels.split import parts
 from fusedlib.kernels.split import product as split
 from fusedlib.kernels.swiglu_configs import UNALIGNED, Config
+from measure.accumulate_kernel import accumulate_fwd
 from played_driver import play_driver
 from sass import show
 

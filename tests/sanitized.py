@@ -20,10 +20,10 @@ from fusedlib import rms_norm, rope
 from fusedlib.functional import swiglu
 from fusedlib.kernels import linear_cross_entropy as linear_cross_entropy_kernels
 from fusedlib.kernels import swiglu_configs
-from fusedlib.kernels.accumulate import accumulate_fwd
 from fusedlib.kernels.host import route
 from fusedlib.kernels.split.product import split_product, split_product_of_stored
 from fusedlib.loss import linear_cross_entropy
+from measure.accumulate_kernel import accumulate_fwd
 from swiglu_checks import mlp as mlp_of
 
 RUNS: dict[str, Callable[[], None]] = {}

@@ -118,7 +118,7 @@ def test_errors_name_what_was_given():
 
 def test_kernels_are_for_gpus_that_have_them(monkeypatch):
     x = torch.zeros(1, dtype=torch.bfloat16)
-    assert not functional.runs_fused_kernels(x)
+    assert not route.runs_fused_kernels(x)
     cuda = torch.device("cuda", 0)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -15,8 +15,9 @@ import plan_checks
 import swiglu_checks as checks
 from fusedlib import SwiGLUMLP
 from fusedlib.bench import check, rivals
-from fusedlib.functional import SAVES, runs_fused_kernels, swiglu_mlp
+from fusedlib.functional import SAVES, swiglu_mlp
 from fusedlib.kernels.host import plan_cache
+from fusedlib.kernels.host.route import runs_fused_kernels
 from measure import problems
 from measure.problems import SwiGLUProblem, draw
 

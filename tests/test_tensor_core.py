@@ -148,7 +148,7 @@ def test_promotion_beats_the_tensor_core_whose_bits_the_model_gives(dtype: str):
 
 def test_launcher_says_what_it_takes():
     pytest.importorskip("triton")
-    from fusedlib.kernels.accumulate import accumulate_fwd
+    from measure.accumulate_kernel import accumulate_fwd
 
     half = torch.zeros(64, 64, dtype=torch.float16)
     for a, b, options, words in [

@@ -27,9 +27,7 @@ def check_rms_norm(x: Tensor, weight: Tensor, residual: Tensor | None, cast: str
         raise ValueError(f"residual must be {x.dtype} as x, got {residual.dtype}")
 
 
-def check_rope(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
-) -> None:  # fmt: skip
+def check_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> None:
     """Raise a ValueError where the operands of `rope` do not go together."""
     for name, x in (("q", q), ("k", k)):
         if x.ndim != 4:

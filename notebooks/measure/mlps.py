@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib import functional
+from fusedlib.kernels.host import route
 from fusedlib.bench import rivals
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.modules import SwiGLUMLP
@@ -111,7 +111,7 @@ def path(layer: nn.Module, x: Tensor) -> str | None:
     if not isinstance(layer, SwiGLUMLP):
         return None
     gate, up = layer.gate_proj.weight, layer.up_proj.weight
-    return "kernels" if functional.runs_kernels(x, gate, up) else PLAIN_PATH
+    return "kernels" if route.runs_kernels(x, gate, up) else PLAIN_PATH
 
 
 def stack(name: str, problem: SwiGLUProblem, layers: int, device: str) -> nn.Sequential:

@@ -102,7 +102,7 @@ def corner(distribution: str, dtype: str, k: int, device: str) -> Tensor:
 
 def product(provider: str, left: Tensor, right: Tensor) -> Tensor:
     """The product by one provider on a CUDA device, fp32 [m, n]."""
-    from fusedlib.kernels.accumulate import accumulate_fwd
+    from measure.accumulate_kernel import accumulate_fwd
 
     if provider == "IEEE fp32":
         return accumulate_fwd(left.float(), right.float(), promote=False, precision="ieee")

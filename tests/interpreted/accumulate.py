@@ -5,7 +5,7 @@ process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 import pytest
 import torch
 
-from fusedlib.kernels.accumulate import accumulate_fwd
+from measure.accumulate_kernel import accumulate_fwd
 
 
 @pytest.mark.parametrize("promote", [False, True])

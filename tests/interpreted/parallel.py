@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fusedlib import SwiGLUMLP
-from fusedlib.functional import runs_fused_kernels
+from fusedlib.kernels.host.route import runs_fused_kernels
 
 DEVICE = sys.argv[1]
 DTYPE = torch.float32 if DEVICE == "cpu" else torch.bfloat16

@@ -16,11 +16,12 @@ import broken_kernels
 import plan_checks
 import swiglu_checks as checks
 from called import Called
-from fusedlib.functional import runs_fused_kernels, swiglu, swiglu_mlp
+from fusedlib.functional import swiglu, swiglu_mlp
 from fusedlib.kernels import swiglu as kernels
 from fusedlib.kernels import swiglu_configs
 from fusedlib.kernels.host import launch, ops, plan_cache, route
 from fusedlib.kernels.host.plan import Plan
+from fusedlib.kernels.host.route import runs_fused_kernels
 from gradient_checks import refuses_transforms_of_backward
 
 SHAPE = (70, 83, 101)  # tokens, hidden, inner: not square, ragged in 32-blocks, several each way

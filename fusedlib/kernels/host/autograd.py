@@ -72,12 +72,9 @@ def tensors_to_save(
 
 
 def gradients(
-    steps: BackwardSteps,
-    wants: WantedGradients,
-    saved: list[Tensor | None],
-    upstream: Tensor,
+    steps: BackwardSteps, wants: WantedGradients, saved: list[Tensor | None], upstream: Tensor,
     in_place: bool,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """d_x, d_w_gate, d_w_up and d_w_down, each if wanted; d_w_gate of a packed weight is whole.
 
     Args:

@@ -62,9 +62,7 @@ def _wide(w_gate: Tensor, w_up: Tensor | None) -> int:
 
 
 @operator("swiglu")
-def swiglu(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
     """h (tokens, inner), and gate|up (tokens, 2·inner) or, not saved, an empty tensor.
 
     w_gate and w_up are (inner, hidden); without w_up w_gate is packed, (2·inner, hidden).
@@ -127,9 +125,7 @@ def swiglu_backward(
 
 
 @torch.library.register_fake(swiglu)
-def _(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _(x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
     wide = _wide(w_gate, w_up)
     return x.new_empty(x.shape[0], wide // 2), _fake_gate_up(x, wide, save)
 

@@ -67,9 +67,7 @@ def lookup_plan(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) 
     return None if w_up is not None and is_transform_wrapper(w_up) else plan
 
 
-def plan_for(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None
-) -> Plan:  # fmt: skip
+def plan_for(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None) -> Plan:
     """The plan for operands that the kernels run for."""
     key = _plan_key(x, w_gate, w_up, w_down, *route.weight_sizes(w_gate, w_up))
     plan = _PLANS.get(key)
