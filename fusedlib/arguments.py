@@ -1,4 +1,4 @@
-"""What functions and modules say of arguments of another kind than theirs."""
+"""Errors for arguments of a wrong type: tensors, numbers, sizes."""
 
 from numbers import Integral
 from typing import SupportsFloat
@@ -43,5 +43,5 @@ def require_size(name: str, value: object) -> None:
 
 
 def is_whole(value: object) -> bool:
-    """Whether it is a whole number, also NumPy's or one that torch.export keeps open; no bool."""
+    """True for a whole number, also NumPy's or one that torch.export keeps open; no bool."""
     return isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)

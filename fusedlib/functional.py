@@ -93,7 +93,7 @@ def swiglu_mlp(x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, save: str = "gat
 
 
 def path_of(x: Tensor, w_gate_up: GateUp, w_down: Tensor | None = None) -> str:
-    """What runs for a call on these operands, in the words of the table in `kernels.host.route`."""
+    """The name of the route that a call on these operands takes: see `kernels.host.route`."""
     w_gate, w_up = _split_weights(w_gate_up)
     if not route.runs_kernels(x, w_gate, w_up):
         return route.PLAIN_PYTORCH
@@ -108,8 +108,9 @@ def _split_weights(w_gate_up: Any) -> tuple[Any, Any]:
 
 
 def _is_small_and_valid(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> bool:
-    """Whether operands go together and are too small, in fp32 or float64, for anything but plain
-    PyTorch: seen at a glance, for there the host's time is the call's.
+    """True if operands are valid and so small, in fp32 or float64, that plain PyTorch runs.
+
+    The check is short, for such a call takes no longer than the host does.
     """
     try:
         dtype = x.dtype
@@ -195,7 +196,7 @@ def _run_plan(
 
 
 def _saves_gate_up(save: str, *operands: Tensor | None) -> bool:
-    """Whether gate|up is stored at all: not when no gradient will be asked for."""
+    """True if gate|up is stored, which takes a gradient that may be asked for."""
     wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in present(*operands))
     return wants_gradient and save == "gate_up"
 

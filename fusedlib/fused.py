@@ -25,7 +25,7 @@ BRING_TO_CALLS, BRING_TO_READERS = ("torch", "deepspeed"), ("deepspeed",)
 
 @dataclass(frozen=True)
 class Fusion:
-    """What `apply_to` keeps on a module, as its `_fusion`.
+    """The state that `apply_to` keeps on a module, as its `_fusion`.
 
     Attributes:
         switches: those of `apply_to` that changed this module.
@@ -88,7 +88,7 @@ def original_class(module: nn.Module) -> type[nn.Module]:
 
 
 def fusion_state(module: nn.Module) -> Fusion:
-    """What `apply_to` keeps on a module; of others nothing."""
+    """The state that `apply_to` keeps on a module; an empty one for all others."""
     return vars(module).get("_fusion", Fused._fusion)
 
 
@@ -127,7 +127,7 @@ def plain_weights(*children: Any, biased: bool = True) -> list[Tensor] | None:
 
 
 def has_hooks(module: Any, besides: tuple[str, ...] = ()) -> bool:
-    """Whether a call of the module runs hooks of its own, of others than these libraries."""
+    """True if a call of the module runs hooks of its own, except those of these libraries."""
     return has_own_hooks(module) and any(
         str(getattr(hook, "__module__", None)).partition(".")[0] not in besides
         for hook in hooks_of(module)
@@ -135,12 +135,12 @@ def has_hooks(module: Any, besides: tuple[str, ...] = ()) -> bool:
 
 
 def has_value_hooks(module: Any) -> bool:
-    """Whether a call of the module runs hooks that may look at values or change them."""
+    """True if a call of the module runs hooks that may read values or change them."""
     return has_global_hooks() or has_hooks(module, BRING_TO_CALLS)
 
 
 def is_plain_tensor(weight: Any) -> bool:
-    """Whether a weight is a tensor of torch's own, or one that stands for it while it traces.
+    """True if a weight is a tensor of torch's own, or one that stands for it while it traces.
 
     Subclasses, DTensor say, may have rules for torch's operators and none for ours.
     """

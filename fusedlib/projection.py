@@ -114,12 +114,12 @@ def _is_nested(operand: object) -> bool:
 
 @torch.compiler.assume_constant_result
 def _is_highest_precision() -> bool:
-    """Whether torch's own fp32 products are IEEE's; torch.compile traces anew when that changes."""
+    """True if torch's fp32 products are IEEE's; torch.compile traces anew when that changes."""
     return torch.backends.cuda.matmul.fp32_precision != "tf32"
 
 
 def _are_valid(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the operands go together without a look at autocast; quick, for most do."""
+    """True if the operands are valid whether autocast is on or not; quick, for most are."""
     tensors = isinstance(x, Tensor) and isinstance(weight, Tensor)
     if not tensors or x.is_nested or weight.is_nested or weight.ndim != 2:
         return False

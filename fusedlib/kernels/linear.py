@@ -52,7 +52,7 @@ def run_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @operator("linear")
 def linear_operator(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The same for whoever watches operators."""
+    """`run_linear` as a registered operator, for torch.compile and dispatch modes."""
     return run_linear(x, weight, bias)
 
 
@@ -69,7 +69,7 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Of x, weight and bias, those that are wanted."""
+    """The wanted gradients of x, weight and bias."""
     if dy is None:
         return None, None, None
     plain = torch.is_grad_enabled() or is_transformed_gradient(dy)
@@ -116,7 +116,7 @@ class JoinedLinearFunction(DirectFunction):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Of x, weights and biases."""
+        """The gradients of x, the weights and the biases."""
         x, *weights = ctx.saved_tensors
         wants_x, *wanted = ctx.needs_input_grad
         count = len(weights)

@@ -127,7 +127,7 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> No
 
 @refuses_transforms
 def _gradients(ctx: Any, upstream: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
-    """Those of hidden, weight and bias."""
+    """The gradients of hidden, weight and bias."""
     if any(other is not None for other in others):
         raise RuntimeError(
             "the fused linear_cross_entropy has no second derivative; differentiate float64"

@@ -1,4 +1,4 @@
-"""What the kernels over rows of elements share: `rms_norm` and `rope`."""
+"""Launches of the kernels over rows of elements, `rms_norm` and `rope`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fusedlib.kernels.host.launch import MAX_CACHED_LAUNCHES, Launch, misalignme
 
 @dataclass(frozen=True)
 class Warps:
-    """How wide a program is; `Launch` takes it for a configuration."""
+    """A configuration for `Launch` that is a number of warps alone."""
 
     num_warps: int
     descriptors: ClassVar[bool] = False
@@ -27,7 +27,7 @@ _LAUNCHES: dict[Hashable, Launch] = {}
 
 
 def cached_launch(make: Callable[[], Launch], key: Hashable, *matrices: Tensor) -> Launch:
-    """`make()`, or what it gave before for the same key.
+    """The launch that `make()` gives, cached by the key.
 
     Its grid and numbers are for the key's exact sizes and 16-byte aligned addresses, so the key
     must hold shapes, strides, dtype, device and variant. Unaligned addresses keep nothing, nor does

@@ -114,7 +114,7 @@ ONE_WAVE_CONFIGS: dict[tuple[str, int], tuple[int, tuple[Config, ...]]] = {
 
 
 def few_tokens_configs(direction: str, arch: int) -> tuple[Config, ...]:
-    """What there is for at most FEW_TOKENS tokens, from small to large.
+    """The configurations for at most FEW_TOKENS tokens, from small to large.
 
     No taller than those, and more, smaller programs than for many.
     """

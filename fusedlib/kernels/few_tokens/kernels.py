@@ -160,7 +160,7 @@ def _few_gradients_kernel(  # type: ignore[no-untyped-def]
 
 
 def down_launch(device: torch.device, tokens: int, hidden: int, inner: int) -> Launch:
-    """What computes y of h, w_down: takes h, w_down, y."""
+    """The launch of y = h Wdᵀ; it takes h, w_down and y."""
     config = choose_config(ROW_PRODUCT_CONFIGS, device, tokens, hidden)
     programs = count_tiles(config, tokens, hidden), 1, 1
     return Launch(_few_down_kernel, config, programs, (), (tokens, hidden, inner), {})
@@ -177,7 +177,7 @@ def tiles_per_program(tiles: int) -> int:
 
 
 def token_block(tokens: int) -> int:
-    """What a product over tokens takes at once: all of them."""
+    """Rows of the block in which a product over tokens takes all of them."""
     return max(FEW_TOKENS, 1 << (tokens - 1).bit_length())
 
 
@@ -185,7 +185,7 @@ def gradients_launch(
     wants: tuple[bool, bool, bool], device: torch.device, tokens: int, hidden: int, inner: int,
     up_row: int = 0,
 ) -> Launch:  # fmt: skip
-    """What computes the wanted ones of d_x, d_w_gate_up and d_w_down: it takes all tokens at once.
+    """The launch of the wanted ones of d_x, d_w_gate_up and d_w_down, over all tokens at once.
 
     Its matrices are dy, x, h, d_gate_up, w_gate, w_up and the three results, anything for what is
     not wanted.

@@ -16,7 +16,9 @@ from fusedlib.kernels.swiglu_configs import FEW_TOKENS
 
 
 class Products(plain.Products):
-    """Of one MLP, even sizes: y by one launch, up to FEW_TOKENS tokens; the gradients by another.
+    """The plain products of an MLP of even sizes: y in one launch, all gradients in another.
+
+    y takes up to FEW_TOKENS tokens, more go to torch.
 
     At most 256 tokens (`route.max_one_launch_tokens`), so that there are few launches to keep.
     """
@@ -47,8 +49,9 @@ class Products(plain.Products):
         self, wants: WantedGradients, pair: bool, buffers: list[Tensor | None], upstream: Tensor,
         x: Tensor | None, w_gate: Tensor | None, w_up: Tensor | None,
     ) -> Gradients:  # fmt: skip
-        """Those of d_x, of upstream's shape, d_w_gate, d_w_up and d_w_down that are wanted; both of
-        a pair are computed where one is.
+        """The wanted ones of d_x, d_w_gate, d_w_up and d_w_down, in one launch.
+
+        d_x has upstream's shape. Both gradients of a pair are computed where one is wanted.
         """
         h, d_gate_up = buffers
         tokens = upstream.numel() // self._hidden

@@ -279,5 +279,5 @@ def _gradients_launch(
 
 
 def _has_larger_tiles(device: torch.device) -> bool:
-    """Whether there are tiles for more than FEW_TOKENS tokens."""
+    """True if the device has configurations for more than FEW_TOKENS tokens."""
     return INTERPRETED or architecture(device) in ROW_PRODUCT_CONFIGS

@@ -1,5 +1,5 @@
 # ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
-"""What the epilogue's two warps do in `fusedlib.kernels.hopper`, and the one that fetches for them.
+"""The epilogue's two warps of `fusedlib.kernels.hopper`, and the one that fetches for them.
 
 They take a tile's product, rounded, out of shared memory, in parts of 32·64, and store
 
@@ -54,7 +54,7 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _part_corner(row, column, group, part):  # type: ignore[no-untyped-def]
-    """Where a part of a group's 64 rows begins: two parts down, then the next 64 columns."""
+    """Row and column where a part of a group's 64 rows begins: two down, then 64 columns on."""
     return row + group * 64 + part % 2 * 32, column + part // 2 * 64
 
 

@@ -96,7 +96,7 @@ class HopperLaunch(Launch):
         self._launcher = unwrap_launcher(self._run)
 
     def _tensor_map(self, index: int, matrix: Tensor) -> list[Any]:
-        """What the C function wants of a matrix: its map, shape and strides."""
+        """The tensor map, shape and strides of a matrix, as Triton's C function takes them."""
         from triton.backends.nvidia.driver import make_tensordesc_arg
 
         assert self._launcher is not None

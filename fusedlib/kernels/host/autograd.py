@@ -1,4 +1,4 @@
-"""The gradients of the SwiGLU MLP, once for the registered operators and once for plain eager mode.
+"""The gradients of the SwiGLU MLP: one backward pass for registered operators and for eager mode.
 
 What is kept for backward, when the weights and x all want gradients:
 
@@ -32,15 +32,15 @@ SavedTensors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None,
 
 
 class BackwardSteps(Protocol):
-    """What a backward pass is made of: those of a `Plan`, or as registered operators."""
+    """The steps of a backward pass: methods of a `Plan`, or registered operators."""
 
     @property
     def products(self) -> Products:
-        """Of which it takes `gradients`."""
+        """The plain matrix products."""
 
     @property
     def pair(self) -> bool:
-        """Whether gate and up have a weight each."""
+        """True if gate and up have a weight each."""
 
     def activate(
         self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool
@@ -58,7 +58,7 @@ def tensors_to_save(
     wants: WantedGradients, save: bool, x: Tensor,
     w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, gate_up: Tensor | None,
 ) -> SavedTensors:  # fmt: skip
-    """What the wanted gradients (of x, w_gate, w_up, w_down) need; None for what they do not."""
+    """x, weights and gate|up where a wanted gradient needs them, otherwise None."""
     wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
     wants_weights = wants_w_gate or wants_w_up
     gradient = wants_x or wants_weights
@@ -144,7 +144,7 @@ class SwiGLUFunction(torch.autograd.Function):
         ctx: Any, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None,
         save: bool, plan: Plan,
     ) -> Tensor:  # fmt: skip
-        """Compute, and keep what the wanted gradients need."""
+        """Compute y or h, and save what the wanted gradients need."""
         ctx.plan = plan
         if plan.training_not_built and w_down is not None:
             build_for_training(plan, "gate_up" if save else "input")
@@ -179,7 +179,7 @@ def run_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """y (..., hidden), or h where w_down is None, and gate|up (tokens, 2·inner) if saved.
 
-    Whatever their strides and addresses, on whichever device.
+    The operands may have any strides and addresses, on any device.
     """
     if plan.accepts(x, w_gate, w_up, w_down):
         return plan.forward(x, w_gate, w_up, w_down, save)

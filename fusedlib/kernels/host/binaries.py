@@ -21,7 +21,12 @@ MAX_COMPILER_THREADS = 16  # the front end of the compiler is Python's, one thre
 
 
 class Binary(NamedTuple):
-    """What starts a kernel, and what it takes between the stream and the kernel's arguments."""
+    """A loaded kernel.
+
+    Attributes:
+        run: the function that starts it.
+        prefix: what `run` takes between the stream and the kernel's own arguments.
+    """
 
     run: Callable[..., None]
     prefix: tuple[Any, ...]
@@ -33,9 +38,9 @@ _LOCK = Lock()
 
 
 def cached_binary(key: Hashable, compiled: Callable[[], Any]) -> Binary:
-    """The binary of that key; `compiled()` gives Triton's, where nobody has built it before.
+    """The binary of that key; `compiled()` compiles it, where nobody has before.
 
-    Called with the device current that it is loaded on. Another thread that wants the same waits.
+    The device that it is loaded on must be current. A second thread with the same key waits.
     """
     with _LOCK:
         future, compiling = _LOADED.get(key), _COMPILING.pop(key, None)
@@ -76,7 +81,7 @@ def _with_launcher(compiled: Callable[[], Any]) -> Any:
 
 
 def _load(kernel: Any) -> Binary:
-    """No metadata and no hooks: `launch._has_launch_hooks` sees to those who want them.
+    """The binary of Triton's compiled kernel, started without metadata and hooks.
 
     `run` looks for scratch memory at every call, 2 µs; these kernels have none, and 3.6 lets us
     past it.

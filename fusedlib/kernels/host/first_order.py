@@ -57,7 +57,7 @@ def refuses_transforms(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_transformed_gradient(upstream: Tensor) -> bool:
-    """Whether a transform that the forward did not see has made this gradient."""
+    """True if a transform that began after the forward has made this gradient."""
     if is_compiling():
         return False
     if is_batched_gradient(upstream) or is_transform_wrapper(upstream):
@@ -113,7 +113,7 @@ class _ContextUnpackedOnce:
 
 
 def _unlisted_leaves(node: Any, listed: list[Tensor]) -> list[Tensor]:
-    """Those that a node's operands depend on, but for operands that are known."""
+    """The leaves that a node's operands depend on, except through the listed tensors."""
     visited = {t.grad_fn for t in listed if t.grad_fn is not None}
     leaves = []
     unvisited = [] if node in visited else [node]  # its own result leads to all operands

@@ -1,4 +1,4 @@
-"""What `torch.utils.flop_counter.FlopCounterMode` counts of our operators: 2 m n k a product.
+"""FLOPs of our operators for `torch.utils.flop_counter.FlopCounterMode`: 2 m n k a product.
 
 Products alone, as torch counts them of its own operators, and all that are computed: where a
 backward computes gate|up or logits again (save="input", losses by token), those count again.

@@ -1,4 +1,4 @@
-"""What every launcher does: start programs on their matrices' device.
+"""Launches: a kernel with its grid and scalars, started on its matrices' device.
 
 Triton's own `kernel[grid](...)` looks at every argument to find the binary: 20 to 40 µs for a score
 of them. `Launch` starts a binary directly, by `CompiledKernel.run`, which takes the same arguments
@@ -32,11 +32,11 @@ MAX_GRID = 2**31 - 1, 2**16 - 1, 2**16 - 1  # of a grid along x, y and z, by CUD
 
 
 class LaunchConfig(Protocol):
-    """What a launch wants of a configuration."""
+    """The part of a configuration that a launch reads."""
 
     @property
     def descriptors(self) -> bool:
-        """Whether the first matrices go by tensor descriptors."""
+        """True if the first matrices are passed as tensor descriptors."""
 
     def launch(self) -> dict[str, Any]:
         """The keyword arguments of a kernel's launch."""
@@ -126,7 +126,7 @@ class Launch:
         return run(*self.programs, stream, *self._prefix, *addresses, *self._suffix)
 
     def _start(self, *matrices: Tensor) -> None:
-        """By the binary of its class; as Triton does it where that is not kept."""
+        """Find the binary and start it; Triton starts what no cached binary serves."""
         recorded_launches = getattr(matrices[0], "recorded_launches", None)
         if recorded_launches is not None:  # `prebuild.FakeMatrix`
             return recorded_launches.append((self, matrices))
@@ -149,7 +149,7 @@ class Launch:
         self._run, self._prefix = binary
 
     def build(self, *matrices: Tensor) -> binaries.Binary:
-        """The binary for such matrices, of which only the looks count, compiled and loaded."""
+        """The binary for matrices of such dtypes and devices, compiled and loaded."""
         with current_device(matrices[0]):
             return self._cached_binary(*matrices)
 
@@ -188,7 +188,7 @@ class Launch:
 
 
 def _specialization_key(number: Any, parameter: Any) -> Hashable:
-    """What Triton compiles for, of a number."""
+    """Triton's specialization key for a scalar: it compiles anew where this differs."""
     if isinstance(number, float):
         return float
     wide = not -(2**31) <= number < 2**31
@@ -196,7 +196,7 @@ def _specialization_key(number: Any, parameter: Any) -> Hashable:
 
 
 def misalignment(matrices: Sequence[Tensor]) -> int:
-    """Not 0 where a matrix does not begin at 16 bytes."""
+    """Bytes by which some matrix misses a multiple of 16; 0 if none does."""
     bits = 0
     for matrix in matrices:
         bits |= matrix.data_ptr()
@@ -204,7 +204,7 @@ def misalignment(matrices: Sequence[Tensor]) -> int:
 
 
 def _has_launch_hooks() -> bool:
-    """Whether somebody, a profiler say, has asked Triton to be told of launches."""
+    """True if a profiler, say, has registered hooks that Triton calls at every launch."""
     runtime = triton.knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))

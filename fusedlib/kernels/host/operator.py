@@ -1,4 +1,4 @@
-"""How our operators are registered and our autograd functions called, at the least cost."""
+"""Operators registered, and autograd functions called, at the least cost to the host."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DirectFunction(torch.autograd.Function):
 
     @classmethod
     def direct(cls, *arguments: Any) -> Any:
-        """What `forward` gives, with a graph behind it where one is wanted.
+        """The result of `forward`, with a graph where an argument wants a gradient.
 
         `Function.apply` looks at forward's signature each time, for 28 µs, and at torch.func, whose
         transforms were sent elsewhere before.

@@ -152,7 +152,7 @@ def _fake_gate_up(x: Tensor, wide: int, save: bool) -> Tensor:
 
 
 class _Registered(NamedTuple):
-    """The steps of a backward as operators."""
+    """The steps of a backward pass as registered operators."""
 
     products: Products
     pair: bool

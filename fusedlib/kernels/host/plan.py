@@ -1,4 +1,4 @@
-"""How the MLP of one kind is computed: a `Plan`, made by `route` of two ways and six products.
+"""A `Plan` computes the MLP of one problem: two fused kernels, forward and backward, and products.
 
     forward     gate|up = x Wguᵀ    h = silu(gate) ⊙ up            y = h Wdᵀ
     backward    dh = dy Wd          d_gate|up, h                   d_x, d_Wgu, d_Wd
@@ -24,16 +24,16 @@ from fusedlib.kernels.swiglu_configs import FEW_TOKENS
 
 
 class Plan:
-    """The MLP of a kind: x (..., hidden), weights as everywhere, all contiguous, at 16 bytes.
+    """The MLP of a problem: x (..., hidden) and its weights, all contiguous and 16-byte aligned.
 
     Attributes:
-        kind: what it was made for.
-        path: what runs, in the words of `route`'s table.
-        products: whose the plain products are.
+        problem: what it was made for.
+        path: the name of its route in the table of `route`.
+        products: the implementation of the plain matrix products.
         pair: gate and up have a weight each; a packed weight comes without a w_up.
-        cold: nobody has yet looked for what its first training step must compile.
+        training_not_built: nobody has started to compile what its first training step needs.
 
-    `new` allocates; None is the device's allocator.
+    `new(shape, strides, dtype)` allocates a tensor; None is the device's allocator.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Plan:
     def accepts(
         self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
     ) -> bool:  # fmt: skip
-        """Whether operands of its kind lie in memory as it wants them.
+        """True if the operands are contiguous, 16-byte aligned, and on the current device.
 
-        The device must be the current one too, where the allocator takes its memory from.
+        The allocator takes its memory from the current device.
         """
         if self._index >= 0 and self._index != current_index():
             return False
@@ -201,7 +201,7 @@ class Plan:
 
 
 def contiguous_and_aligned(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The operands, those copied that are not contiguous or do not begin at 16 bytes."""
+    """The operands; those that are not contiguous or not 16-byte aligned are copied."""
     bits, whole = 0, True
     for operand in operands:
         if operand is not None:

@@ -42,7 +42,7 @@ def select_plan(
 
 
 def lookup_plan(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Plan | None:
-    """What `select_plan` gave operands like these before.
+    """The plan that `select_plan` gave operands like these before, or None.
 
     Nothing is checked, for it was then: at few tokens the checks cost as much as a launch.
     """
@@ -79,7 +79,7 @@ def plan_for(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | No
 
 
 def plan_at_current_precision(plan: Plan, like: Tensor) -> Plan:
-    """The plan, or its like where torch's fp32 precision was changed since it was made."""
+    """The plan, or a new one if torch's fp32 precision was changed since it was made."""
     precision, problem = fp32_precision(like), plan.problem
     if precision == problem.precision:
         return plan
@@ -87,7 +87,7 @@ def plan_at_current_precision(plan: Plan, like: Tensor) -> Plan:
 
 
 def _make_plan(problem: MLPProblem) -> Plan:
-    """Imported late, for Triton need not be there."""
+    """A new plan; imports Triton, which need not be installed for all else here."""
     from fusedlib.kernels import few_tokens, split
     from fusedlib.kernels.host import products
     from fusedlib.kernels.host.plan import Plan

@@ -1,4 +1,4 @@
-"""Every kernel that an MLP's layer can need, at whatever length: listed, and built before it is.
+"""Every kernel that an MLP can need, at any length: listed, and compiled before it is needed.
 
 A layer's kernels depend on its two sizes, the dtype, the card and the class of lengths
 (`route.length_class_ends`); of a length they know nothing. `layer_binaries` goes through the
@@ -28,7 +28,7 @@ from fusedlib.kernels.swiglu_configs import FEW_TOKENS
 
 @dataclass(frozen=True)
 class FakeMatrix:
-    """What a plan and its launches ask of a contiguous matrix on a GPU, but its memory.
+    """A contiguous matrix on a GPU without memory, which a plan and its launches take for one.
 
     A launch whose first matrix it is appends itself and all its matrices to `recorded_launches`.
     """
@@ -76,7 +76,7 @@ class NeededBinary:
 
     @property
     def key(self) -> Hashable:
-        """What it is compiled for."""
+        """The key of all that it is compiled for."""
         return self.launch.binary_key(*self.matrices)
 
 
@@ -84,7 +84,7 @@ def layer_binaries(
     hidden: int, inner: int, dtype: torch.dtype, device: torch.device,
     tokens: range | None = None,
 ) -> dict[Hashable, NeededBinary]:  # fmt: skip
-    """By key, what calls of an MLP can need whose numbers of tokens lie in a range; of all: None.
+    """The binaries that calls of so many tokens can need, by key; None is any number of tokens.
 
     Operands are contiguous and begin at multiples of 16 bytes, as torch's allocator has them; fp32
     is multiplied at "highest".
@@ -117,9 +117,9 @@ def needed_binaries(
     tokens: int, hidden: int, inner: int, dtype: torch.dtype, device: torch.device,
     precision: str = "ieee",
 ) -> Iterator[NeededBinary]:  # fmt: skip
-    """What calls at one number of tokens can need, listed by the plan that would run them.
+    """The binaries that calls at one number of tokens can need, listed by the plan that runs them.
 
-    Of a packed weight; a pair starts the same binaries.
+    Those of a packed weight; a pair starts the same.
     """
     recorded_launches: list[tuple[Launch, tuple[Tensor, ...]]] = []
 

@@ -1,4 +1,4 @@
-"""What `route` hands to a plan: what it is for, and which way it goes."""
+"""The two values that a plan is made of: the MLP's problem, and the route that it takes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ UNFUSED, TILED, WARP_SPECIALIZED = "apart", "tiles", "roles"
 
 
 class MLPProblem(NamedTuple):
-    """All that a plan depends on; of the tokens their class alone.
+    """An MLP on operands of certain sizes and dtype: all that a plan depends on.
 
-    `down`: there is a down projection. `pair`: gate and up have a weight each, none packed.
+    Attributes:
+        device: where all operands lie.
+        dtype: of all operands.
+        precision: how torch multiplies fp32, "ieee" or "tf32".
+        tokens: rows of x; the plan serves their whole class of lengths.
+        hidden: columns of x.
+        inner: columns of h, the intermediate size.
+        down: there is a down projection.
+        pair: gate and up have a weight each, none packed.
     """
 
     device: torch.device
@@ -31,7 +39,15 @@ class MLPProblem(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A row of the table; `few` and `split` say whose the products are."""
+    """A row of the table in `route`.
+
+    Attributes:
+        path: its name.
+        forward: how gate, up and h are computed: UNFUSED, TILED or WARP_SPECIALIZED.
+        backward: how d(gate|up) is computed, likewise.
+        few: the plain matrix products are those of `few_tokens`.
+        split: they are those of `split`; otherwise torch's.
+    """
 
     path: str
     forward: str

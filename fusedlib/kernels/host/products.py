@@ -1,4 +1,4 @@
-"""The plain products of the MLP by torch, and the order of a backward's: d_w_down first or last.
+"""The plain matrix products of the MLP by torch, and when backward computes d_w_down.
 
 After dh and its epilogue a pass holds d(gate|up), 2·F, and h, F (F = tokens·inner, D =
 tokens·hidden, W = hidden·inner elements). Before, h is gone when d_x and d_w_gate_up come, D + 2·W,
@@ -41,7 +41,7 @@ def transposed_mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def gate_up(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> Tensor:
-    """gate|up (tokens, 2·inner): of a pair by a product each, written to its columns."""
+    """gate|up (tokens, 2·inner); a pair is two products, each written to its columns."""
     if w_up is None:
         return linear(x, w_gate)
     both = x.new_empty((x.shape[0], 2 * w_gate.shape[0]))
@@ -51,7 +51,7 @@ def gate_up(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> Tensor:
 
 
 def gate_up_by_two_products(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> Tensor:
-    """The same in fp32, as two products of a packed weight too.
+    """gate|up (tokens, 2·inner) in fp32, by two products for a packed weight too.
 
     Over packed weights cuBLAS's TF32 took 3 % longer than Liger's two products and kernel at
     4096·4096 (H200, torch 2.11), and its IEEE product erred 1.3 times more at 256·4096.
@@ -63,7 +63,7 @@ def gate_up_by_two_products(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> T
 
 
 def d_x(d_gate_up: Tensor, w_gate: Tensor, w_up: Tensor | None) -> Tensor:
-    """d_gate|up Wgu; of a pair d_gate Wg, rounded, to which d_up Wu is added.
+    """d_x = d_gate|up Wgu; for a pair d_gate Wg is rounded, and d_up Wu added to it.
 
     On an H100 that took 1.5 to 4 % longer than the one product; packing the weights takes more.
     """
@@ -75,9 +75,10 @@ def d_x(d_gate_up: Tensor, w_gate: Tensor, w_up: Tensor | None) -> Tensor:
 
 @dataclass
 class Products:
-    """All six, each of two matrices as they are stored: tokens come first, then outputs.
+    """An implementation of the six plain matrix products.
 
-    `splits`: some split their factors, so that parts as large as both are held meanwhile.
+    Each multiplies two matrices as they are stored: rows are tokens, or outputs for a weight. With
+    `splits` some split their factors, and hold parts as large as both meanwhile.
     """
 
     gate_up: GateUpMultiplication = gate_up
@@ -98,8 +99,9 @@ class Products:
         self, wants: WantedGradients, pair: bool, buffers: list[Tensor | None], upstream: Tensor,
         x: Tensor | None, w_gate: Tensor | None, w_up: Tensor | None,
     ) -> Gradients:  # fmt: skip
-        """Those of d_x, d_w_gate, d_w_up and d_w_down that are wanted, in the order that holds
-        less; of a pair d_w_gate and d_w_up are rows of one matrix, where both are wanted.
+        """The wanted ones of d_x, d_w_gate, d_w_up and d_w_down, in the order of less memory.
+
+        Both weights' gradients of a pair are rows of one matrix.
 
         `buffers` holds h and d(gate|up); each leaves the list and is released after its products.
         """
@@ -147,12 +149,12 @@ TORCH_FP32_PRODUCTS = Products(gate_up=gate_up_by_two_products)
 def is_d_w_down_last(
     tokens: int, hidden: int, inner: int, wants: WantedGradients, *, splits: bool = False
 ) -> bool:  # fmt: skip
-    """Whether less is held with d_w_down last; `wants` are d_x, d_w_gate, d_w_up, d_w_down.
+    """True if backward holds less memory with d_w_down computed last.
 
-    One of a pair's gradients is counted as both, which never changes the order. If a product
-    `splits` its factors, parts as large as both are held meanwhile. Of symbolic sizes those decide
-    that torch.compile has seen: a graph compiled again for another order would cost more than the
-    order saves.
+    `wants` are d_x, d_w_gate, d_w_up and d_w_down. One of a pair's gradients counts as both, which
+    never changes the order. A product that `splits` its factors holds parts as large as both
+    meanwhile. Symbolic sizes count as what torch.compile traced them with: to compile the graph again
+    for another order would cost more than the order saves.
     """
     hints = map(size_hint, (tokens, hidden, inner))
     tokens, hidden, inner = (1 << 20 if hint is None else hint for hint in hints)

@@ -75,7 +75,7 @@ FUSED_KERNEL_DTYPES = KERNEL_DTYPES if INTERPRETED else HALF_DTYPES
 
 
 def problem_of(x: Tensor, w_gate: Tensor, w_up: Tensor | None, down: bool = True) -> MLPProblem:
-    """What a plan for such operands depends on."""
+    """The problem that these operands pose."""
     wide, hidden = weight_sizes(w_gate, w_up)
     tokens, pair = count_tokens(x, hidden), w_up is not None
     return MLPProblem(x.device, x.dtype, fp32_precision(x), tokens, hidden, wide // 2, down, pair)
@@ -88,7 +88,7 @@ def weight_sizes(w_gate: Tensor, w_up: Tensor | None) -> tuple[int, int]:
 
 
 def choose_route(problem: MLPProblem) -> Route:
-    """The row of the table."""
+    """The row of the table that a problem takes."""
     device, dtype, precision, tokens, hidden, inner, down, _ = problem
     if is_fp32_on_gpu(dtype, device) or 0 in problem.sizes:
         is_highest = is_fp32_on_gpu(dtype, device) and precision == "ieee"
@@ -152,7 +152,7 @@ def max_unfused_tokens(device: torch.device, inner: int, block_n: int) -> int:
 
 
 def _runs_warp_specialized(device: torch.device) -> bool:
-    """Whether the kernels in Gluon, which is experimental, run there."""
+    """True if the warp-specialized kernels run there; Gluon, their language, is experimental."""
     from fusedlib.kernels import swiglu
 
     return device.type == "cuda" and architecture(device) == 90 and swiglu.hopper is not None
@@ -168,7 +168,7 @@ def count_tokens(x: Tensor, hidden: int) -> int:
 
 @cache
 def length_class_ends(device: torch.device, hidden: int, inner: int) -> tuple[int, ...]:
-    """Of each class of lengths in half precision but the last; the first has none."""
+    """The most tokens of each class of lengths in half precision; the last class is open."""
     ends = {
         FEW_TOKENS,
         min(128, most := max_one_launch_tokens(device, hidden, inner)),
@@ -182,12 +182,12 @@ def length_class_ends(device: torch.device, hidden: int, inner: int) -> tuple[in
 
 
 def is_fp32_on_gpu(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether products are plain ones, no epilogue fused: of fp32, but in the interpreter."""
+    """True if nothing is fused with products: in fp32, except in the interpreter."""
     return dtype == torch.float32 and device.type == "cuda"
 
 
 def may_split(like: Tensor) -> bool:
-    """Whether products of such tensors may be of split factors."""
+    """True if fp32 products of such tensors may run from split factors."""
     return is_fp32_on_gpu(like.dtype, like.device) and fp32_precision(like) == "ieee"
 
 
@@ -238,17 +238,17 @@ def may_split_linear(x: Tensor, outputs: int) -> bool:
 
 
 def runs_kernels(x: Tensor, w_gate: Tensor, w_up: Tensor | None = None) -> bool:
-    """Whether a call on these operands runs our kernels; otherwise it runs plain PyTorch."""
+    """True if a call on these operands runs our kernels; otherwise it runs plain PyTorch."""
     return runs_fused_kernels(x) or _is_large_fp32(x, w_gate, w_up)
 
 
 def runs_fused_kernels(x: Tensor) -> bool:
-    """Whether the fused kernels run for this dtype, device and kind of differentiation."""
+    """True if the fused kernels run for x's dtype and device, and no transform is active."""
     return x.dtype in FUSED_KERNEL_DTYPES and has_kernels(x.device) and not is_transformed()
 
 
 def _is_large_fp32(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> bool:
-    """Whether fp32 takes the kernels: split products are faster than IEEE's from this size on."""
+    """True if an fp32 MLP is so large that split products are faster than IEEE's."""
     if x.dtype != torch.float32 or not x.is_cuda or not has_kernels(x.device):
         return False
     wide, hidden = weight_sizes(w_gate, w_up)
@@ -271,7 +271,7 @@ def tokens_to_route_by(tokens: int, least: int) -> int:
 
 @torch.compiler.assume_constant_result
 def has_kernels(device: torch.device) -> bool:
-    """Whether Triton and the GPU are there."""
+    """True if Triton is installed and the device is a GPU that the kernels run on."""
     return _find_kernels(device)
 
 

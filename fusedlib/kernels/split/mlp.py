@@ -18,7 +18,7 @@ from fusedlib.kernels.split.product import split_product_of_stored
 def _split_if_faster(
     plain: Multiplication, a_transposed: bool = False, b_transposed: bool = False
 ) -> Multiplication:
-    """A B of A and B as they are stored, transposed if turned; `plain` is how torch computes it."""
+    """A product A B, split if that is faster; otherwise `plain`, torch's own, computes it."""
     transposed = a_transposed, b_transposed
 
     def product(a: Tensor, b: Tensor) -> Tensor:
@@ -35,8 +35,9 @@ def _split_if_faster(
 
 
 def _split_gate_up_if_faster(plain: GateUpMultiplication, transposed: bool) -> GateUpMultiplication:
-    """The same by the weights of gate and up. A pair is split as if it were one matrix: its parts,
-    and so the product, are those of a packed weight.
+    """A product with the weights of gate and up, split if that is faster.
+
+    A pair is split as one matrix, so that its product has the bits of a packed weight's.
     """
     by_packed = _split_if_faster(lambda a, b: plain(a, b, None), b_transposed=transposed)
 

@@ -59,7 +59,7 @@ def _(a: Tensor, w_gate: Tensor, w_up: Tensor, transposed: bool) -> Tensor:
 
 
 def is_operator_visible(*factors: Tensor) -> bool:
-    """Whether a dispatch mode or a subclass would see products as operators."""
+    """True if a dispatch mode, a compiler or a subclass would see products as operators."""
     if dispatch_mode_count() or torch.compiler.is_compiling():
         return True
     return any(type(t) is not Tensor and type(t) is not Parameter for t in factors)

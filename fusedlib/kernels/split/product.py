@@ -216,7 +216,7 @@ def _is_stored_transposed(factor: Tensor) -> bool:
 def split_product_of_stored(
     a: Tensor, b: Tensor, transposed: tuple[bool, bool], lower_half: Tensor | None = None
 ) -> Tensor:
-    """The same of factors as they are stored, on the current device.
+    """A B (m, n) of fp32 factors as they are stored, on the current device.
 
     A `SplitProduct` is kept where its binaries serve again: on a GPU, for addresses of 16 bytes.
 
