@@ -153,8 +153,8 @@ def is_d_w_down_last(
 
     `wants` are d_x, d_w_gate, d_w_up and d_w_down. One of a pair's gradients counts as both, which
     never changes the order. A product that `splits` its factors holds parts as large as both
-    meanwhile. Symbolic sizes count as what torch.compile traced them with: to compile the graph again
-    for another order would cost more than the order saves.
+    meanwhile. Symbolic sizes count as what torch.compile traced them with: to compile the graph
+    again for another order would cost more than the order saves.
     """
     hints = map(size_hint, (tokens, hidden, inner))
     tokens, hidden, inner = (1 << 20 if hint is None else hint for hint in hints)
