@@ -46,7 +46,20 @@ _PUBLIC = {
     "warm_up": "fusedlib.patch.warm_up",
     "SwiGLUMLP": "fusedlib.modules",
 }
-__all__ = [*_PUBLIC]
+__all__ = [
+    "Linear",
+    "LinearCrossEntropyLoss",
+    "RMSNorm",
+    "SwiGLUMLP",
+    "apply_to",
+    "linear",
+    "linear_cross_entropy",
+    "rms_norm",
+    "rope",
+    "swiglu",
+    "swiglu_mlp",
+    "warm_up",
+]
 
 
 def __getattr__(name: str) -> Any:

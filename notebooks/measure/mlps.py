@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib.kernels.host import route
 from fusedlib.bench import rivals
 from fusedlib.bench.rivals import Workload, rival
+from fusedlib.kernels.host import route
 from fusedlib.modules import SwiGLUMLP
 from measure.problems import PLAIN_PATH, Inputs, SwiGLUProblem
 from models.transformer import SwiGLU
