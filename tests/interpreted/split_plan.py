@@ -13,7 +13,7 @@ from called import Called
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.functional import SAVES, path_of, swiglu_mlp
 from fusedlib.kernels.host import plan_cache, route
-from fusedlib.kernels.split import mm, parts
+from fusedlib.kernels.split import parts
 from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config
 
@@ -201,7 +201,7 @@ def test_where_nothing_is_split_products_are_torch_s(monkeypatch):
     leaves, _ = small()
     assert path_of(*leaves) == SPLIT
     assert path_of(*small((24, 40, 56))[0]) == SPLIT  # whatever the sizes
-    monkeypatch.setattr(mm, "is_faster_split", lambda *_: False)
+    monkeypatch.setattr(route, "is_faster_split", lambda *_: False)
     monkeypatch.setattr(plan_cache, "_PLANS", {})
     route.any_mlp_product_splits.cache_clear()
     assert path_of(*leaves) == "fp32"
