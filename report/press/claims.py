@@ -6,7 +6,7 @@
         gain = ratios(rows, "plain").ratio.max()
         return {"gain": gain}, gain > 3
 
-It is result in each recording that holds all cases that it selects under the profile `full`;
+It is evaluated in each recording that holds all cases that it selects under the profile `full`;
 nothing is borrowed from another. Numbers are medians over the recordings of a machine, their range
 in brackets where rounding shows one. Where another recorded machine's number differs in the digits
 printed, it follows in parentheses.
