@@ -52,7 +52,9 @@ def pair(device, dtype=torch.bfloat16, **settings):
 
 def whole_layers(model, *arguments, **keywords):
     """How many layers of a call go as a whole, and what it gives."""
-    with mock.patch.object(decoder_layer, "complete", wraps=decoder_layer.complete) as calls:
+    with mock.patch.object(
+        decoder_layer, "apply_layer_output", wraps=decoder_layer.apply_layer_output
+    ) as calls:
         result = model(*arguments, **keywords)
     return calls.call_count, result
 
@@ -62,9 +64,11 @@ def gradients(model, device, run=None, whole=True):
     ids, labels = tokens(device)
     run = run or (lambda model: model(ids, labels=labels).loss)
     names = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    with mock.patch.object(modules, "_fusible", wraps=modules._fusible) as fusible:
+    with mock.patch.object(
+        modules, "_may_run_as_a_whole", wraps=modules._may_run_as_a_whole
+    ) as allowed:
         if not whole:
-            fusible.side_effect = lambda x: False
+            allowed.side_effect = lambda x: False
         return results(model, names, run(model))
 
 
@@ -164,7 +168,7 @@ def check_other_ways_to_call(device):
     with torch.no_grad():
         count, whole = whole_layers(patched, ids, use_cache=True)
     assert count == LAYERS
-    with mock.patch.object(modules, "_fusible", lambda x: False):
+    with mock.patch.object(modules, "_may_run_as_a_whole", lambda x: False):
         by_modules = patched(ids, use_cache=True)
     assert torch.equal(whole.logits, by_modules.logits)
     following = ids[:, :1]
@@ -176,7 +180,7 @@ def check_other_ways_to_call(device):
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
     count, masked = whole_layers(patched, ids, attention_mask=mask)
-    with mock.patch.object(modules, "_fusible", lambda x: False):
+    with mock.patch.object(modules, "_may_run_as_a_whole", lambda x: False):
         wanted = patched(ids, attention_mask=mask)
     assert count == LAYERS and torch.equal(masked.logits[mask > 0], wanted.logits[mask > 0])
     with torch.autocast(device, torch.bfloat16):

@@ -321,7 +321,7 @@ def _added_and_normalised(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tenso
     return norm(stream), stream
 
 
-def _fusible(x: Tensor) -> bool:
+def _may_run_as_a_whole(x: Tensor) -> bool:
     """Whether a layer on such an x may be computed as a whole."""
     dtypes = FUSED_KERNEL_DTYPES
     return x.dtype in dtypes and not torch.compiler.is_compiling() and has_kernels(x.device)
@@ -346,8 +346,8 @@ class FusedLayer(Fused):
     ) -> Tensor:  # fmt: skip
         """The residual stream behind this layer."""
         kwargs |= {"position_ids": position_ids, "use_cache": use_cache}
-        if _fusible(hidden_states):
-            whole = _decoder_layer().whole_layer(
+        if _may_run_as_a_whole(hidden_states):
+            whole = _decoder_layer().run_layer(
                 self, hidden_states, attention_mask, past_key_values, position_embeddings, kwargs
             )
             if whole is not None:
@@ -373,7 +373,7 @@ class FusedLayer(Fused):
     def __getstate__(self) -> dict[str, Any]:
         """Without what was read of its modules, which a copy has of its own."""
         state: dict[str, Any] = super().__getstate__()
-        state.pop("_parts", None)
+        state.pop("_layer_modules", None)
         return state
 
 
