@@ -93,8 +93,7 @@ def check_frozen_weights(device):
     """Whatever is frozen, the others get the gradients that they get by modules."""
     _, patched = pair(device)
     frozen = (
-        "q_proj", "o_proj", "input_layernorm", "gate_proj", "down_proj", "mlp", "self_attn",
-        "norm", "embed", "proj",
+        "q_proj", "o_proj", "input_layernorm", "gate_proj", "mlp", "norm", "embed", "proj",
     )  # fmt: skip
     for part in frozen:
         for name, weight in patched.named_parameters():
@@ -113,18 +112,16 @@ def check_what_stands_in_the_way(device):
         if name and not name.endswith("rotary_emb")
     ]
     changes = {
-        "hook": lambda m, path: m.register_forward_hook(lambda *_: None),
-        "pre-hook": lambda m, path: m.register_forward_pre_hook(lambda *_: None),
-        "gradient": lambda m, path: m.register_full_backward_hook(lambda *_: None),
-        "forward": lambda m, path: setattr(m, "forward", m.forward),
+        "hook": lambda m: m.register_forward_hook(lambda *_: None),
+        "pre-hook": lambda m: m.register_forward_pre_hook(lambda *_: None),
+        "gradient": lambda m: m.register_full_backward_hook(lambda *_: None),
+        "forward": lambda m: setattr(m, "forward", m.forward),
     }
     assert len(paths) == 12
-    for path in paths:
-        for change in changes.values():
-            _, patched = pair(device)
-            change(patched.model.layers[0].get_submodule(path), path)
-            count, result = whole_layers(patched, ids)
-            assert count == LAYERS - 1, path
+    for path, change in zip(paths, 3 * [*changes.values()], strict=True):
+        _, patched = pair(device)
+        change(patched.model.layers[0].get_submodule(path))
+        assert whole_layers(patched, ids)[0] == LAYERS - 1, path
     _, patched = pair(device)
     wanted = patched(ids).logits
     handle = patched.model.layers[1].mlp.register_forward_hook(lambda *_: None)
@@ -154,6 +151,11 @@ def check_children_put_in_later(device):
     )
     count, found = whole_layers(patched, ids)
     assert count == LAYERS - 1
+    torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)
+    for model in (plain, patched):
+        model.model.layers[1].mlp.act_fn = nn.GELU()
+    count, found = whole_layers(patched, ids)
+    assert count == LAYERS - 2
     torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)
     fresh = copy.deepcopy(patched)
     for weight in patched.parameters():

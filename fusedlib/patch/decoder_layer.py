@@ -98,6 +98,7 @@ class LayerModules:
         if (
             any(getattr(n, "_fused", None) is not modules.FusedRMSNorm for n in norms + head_norms)
             or any(getattr(type(m), "forward", None) not in LINEAR_FORWARDS for m in linears)
+            or not modules.is_silu(mlp._modules.get(mlp._activation))
             or type(attention)._projected is not modules.FusedAttention._projected
             or not attention._turns()
             or not {"attention", "rope"} <= attention._fusion.switches

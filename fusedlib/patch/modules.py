@@ -73,6 +73,15 @@ class FusedCenteredNorm(FusedLitGPTNorm):
     _centered = True
 
 
+SILU = ("torch", "SiLU"), ("transformers", "SiLUActivation")
+
+
+def is_silu(activation: nn.Module | None) -> bool:
+    """Whether a module is the activation that the fused MLP computes; None is a function of it."""
+    kind = type(activation)
+    return activation is None or (kind.__module__.partition(".")[0], kind.__name__) in SILU
+
+
 class FusedMLP(Fused):
     """The whole MLP as one operation, by the weights of its projections."""
 
@@ -96,8 +105,9 @@ class FusedMLP(Fused):
         children: Any = self._modules
         down, gate_up = children[self._down], [children[name] for name in self._gate_up]
         activation = children.get(self._activation)
-        if activation is not None and (
-            "forward" in activation.__dict__ or has_hooks(activation, BRING_TO_READERS)
+        if not is_silu(activation) or (
+            activation is not None
+            and ("forward" in activation.__dict__ or has_hooks(activation, BRING_TO_READERS))
         ):
             return None
         weights = plain_weights(*gate_up, down, biased=False)  # as adapters may make them

@@ -52,17 +52,18 @@ tracing_state = torch._C._get_tracing_state  # of torch.jit.trace
 autocasts_anywhere = torch._C._is_any_autocast_enabled
 
 
-# The collections of hooks in a module's `__dict__`.
+def has_own_hooks(module: Any) -> bool:
+    """True if a call of the module runs hooks that were registered on it."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks
+        or module._backward_hooks or module._backward_pre_hooks
+    )  # fmt: skip
+
+
+# The collections of hooks in a module's `__dict__`, at the least cost; Dynamo cannot trace it.
 own_hooks = itemgetter(
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 )
-
-
-def has_own_hooks(module: Any) -> bool:
-    """True if a call of the module runs hooks that were registered on it."""
-    return any(own_hooks(module.__dict__))
-
-
 COMPILED_CALL = "_compiled_call_impl"  # in the `__dict__` of a module that was compiled by itself
 
 
