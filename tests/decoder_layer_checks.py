@@ -52,7 +52,9 @@ def pair(device, dtype=torch.bfloat16, **settings):
 
 def whole_layers(model, *arguments, **keywords):
     """How many layers of a call go as a whole, and what it gives."""
-    with mock.patch.object(decoder_layer, "complete", wraps=decoder_layer.complete) as calls:
+    with mock.patch.object(
+        decoder_layer, "apply_layer_output", wraps=decoder_layer.apply_layer_output
+    ) as calls:
         result = model(*arguments, **keywords)
     return calls.call_count, result
 
@@ -62,9 +64,11 @@ def gradients(model, device, run=None, whole=True):
     ids, labels = tokens(device)
     run = run or (lambda model: model(ids, labels=labels).loss)
     names = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    with mock.patch.object(modules, "_fusible", wraps=modules._fusible) as fusible:
+    with mock.patch.object(
+        modules, "_may_run_as_a_whole", wraps=modules._may_run_as_a_whole
+    ) as allowed:
         if not whole:
-            fusible.side_effect = lambda x: False
+            allowed.side_effect = lambda x: False
         return results(model, names, run(model))
 
 
@@ -89,8 +93,7 @@ def check_frozen_weights(device):
     """Whatever is frozen, the others get the gradients that they get by modules."""
     _, patched = pair(device)
     frozen = (
-        "q_proj", "o_proj", "input_layernorm", "gate_proj", "down_proj", "mlp", "self_attn",
-        "norm", "embed", "proj",
+        "q_proj", "o_proj", "input_layernorm", "gate_proj", "mlp", "norm", "embed", "proj",
     )  # fmt: skip
     for part in frozen:
         for name, weight in patched.named_parameters():
@@ -109,18 +112,16 @@ def check_what_stands_in_the_way(device):
         if name and not name.endswith("rotary_emb")
     ]
     changes = {
-        "hook": lambda m, path: m.register_forward_hook(lambda *_: None),
-        "pre-hook": lambda m, path: m.register_forward_pre_hook(lambda *_: None),
-        "gradient": lambda m, path: m.register_full_backward_hook(lambda *_: None),
-        "forward": lambda m, path: setattr(m, "forward", m.forward),
+        "hook": lambda m: m.register_forward_hook(lambda *_: None),
+        "pre-hook": lambda m: m.register_forward_pre_hook(lambda *_: None),
+        "gradient": lambda m: m.register_full_backward_hook(lambda *_: None),
+        "forward": lambda m: setattr(m, "forward", m.forward),
     }
     assert len(paths) == 12
-    for path in paths:
-        for change in changes.values():
-            _, patched = pair(device)
-            change(patched.model.layers[0].get_submodule(path), path)
-            count, result = whole_layers(patched, ids)
-            assert count == LAYERS - 1, path
+    for path, change in zip(paths, 3 * [*changes.values()], strict=True):
+        _, patched = pair(device)
+        change(patched.model.layers[0].get_submodule(path))
+        assert whole_layers(patched, ids)[0] == LAYERS - 1, path
     _, patched = pair(device)
     wanted = patched(ids).logits
     handle = patched.model.layers[1].mlp.register_forward_hook(lambda *_: None)
@@ -151,6 +152,11 @@ def check_children_put_in_later(device):
     count, found = whole_layers(patched, ids)
     assert count == LAYERS - 1
     torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)
+    for model in (plain, patched):
+        model.model.layers[1].mlp.act_fn = nn.GELU()
+    count, found = whole_layers(patched, ids)
+    assert count == LAYERS - 2
+    torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)
     fresh = copy.deepcopy(patched)
     for weight in patched.parameters():
         weight.data.zero_()
@@ -164,7 +170,7 @@ def check_other_ways_to_call(device):
     with torch.no_grad():
         count, whole = whole_layers(patched, ids, use_cache=True)
     assert count == LAYERS
-    with mock.patch.object(modules, "_fusible", lambda x: False):
+    with mock.patch.object(modules, "_may_run_as_a_whole", lambda x: False):
         by_modules = patched(ids, use_cache=True)
     assert torch.equal(whole.logits, by_modules.logits)
     following = ids[:, :1]
@@ -176,7 +182,7 @@ def check_other_ways_to_call(device):
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
     count, masked = whole_layers(patched, ids, attention_mask=mask)
-    with mock.patch.object(modules, "_fusible", lambda x: False):
+    with mock.patch.object(modules, "_may_run_as_a_whole", lambda x: False):
         wanted = patched(ids, attention_mask=mask)
     assert count == LAYERS and torch.equal(masked.logits[mask > 0], wanted.logits[mask > 0])
     with torch.autocast(device, torch.bfloat16):

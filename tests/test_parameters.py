@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 import fusedlib
 from fusedlib.fused import Fused
-from llama_models import NAMES, make, tokens
+from llama_models import NAMES, make, misses_of, tokens
 
 GATE = "model.layers.0.mlp.gate_proj"
 QUERY = "model.layers.0.self_attn.q_proj"
@@ -199,6 +199,13 @@ def test_hooks_of_every_module_see_every_module():
         handle.remove()
         seen[model] = [name for name in calls if name and "layers" in name]
     assert seen[patched] == seen[plain] and QUERY in seen[plain]
+
+
+def test_another_activation_put_in_afterwards_is_computed():
+    plain, patched = pair()
+    for model in (plain, patched):
+        model.model.layers[1].mlp.act_fn = nn.GELU()
+    assert misses_of(plain, patched, *tokens()) == []
 
 
 def test_an_activation_hooked_afterwards_is_called():

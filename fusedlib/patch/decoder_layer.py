@@ -3,15 +3,15 @@
     AttentionInput    n = norm(x)       q, k = rotated(n Wqᵀ), rotated(n Wkᵀ)     v = n Wvᵀ
     LayerOutput       s = x + a Woᵀ     n = norm(s)                              y = s + MLP(n)
 
-With few tokens the host decides how long a step takes, and every module, view and autograd node in
-Python costs it more than a launch. So a layer's modules are read once (`Parts`), and everything
-that depends on shapes alone is kept in a plan (`LayerPlan`). The stream x goes through
-`AttentionInput` unchanged, so that its two gradients are added inside the norm's backward. Outputs
-of norms are computed again in backward, not kept.
+With few tokens the host decides how long a step takes, and each module, view and autograd node in
+Python costs it more than a launch. So `LayerModules` reads a layer's modules once, and `LayerPlan`
+keeps the launches of all calls with the same shapes. The stream x passes through `AttentionInput`
+unchanged: its two gradients are then added inside the norm's backward. Backward computes the norms'
+outputs again; they are not kept.
 
-A layer takes this way where all of its modules compute what they did when `apply_to` found them.
-Hooks, adapters, a `forward` of someone else's, compilers, autocast and transforms send it the usual
-way, module by module.
+A layer is computed so where its modules are what they were when `apply_to` fused them. Hooks,
+adapters, a replaced `forward`, torch.compile, autocast and transforms of torch.func send it the
+other way, module by module.
 """
 
 from __future__ import annotations
@@ -48,25 +48,24 @@ from fusedlib.kernels.host.launch import (
     current_index,
 )
 from fusedlib.kernels.host.plan import contiguous_and_aligned
-from fusedlib.kernels.host.plan_cache import plan_for
+from fusedlib.kernels.host.plan_cache import plan_for as mlp_plan_for
 from fusedlib.kernels.host.prebuild import build_for_training
 from fusedlib.kernels.rms_norm import backward_launch, forward_launch, parts_of, sum_launch
 from fusedlib.kernels.rope import normed_backward_launch, rotation_launch
 from fusedlib.kernels.rope import parts_of as rope_parts_of
 from fusedlib.patch import qkv
 
-LOOKS = attrgetter("shape", "dtype", "device")
+METADATA = attrgetter("shape", "dtype", "device")
 WEIGHT, BIAS = itemgetter("weight"), itemgetter("bias")
 PARAMETERS = frozenset((Parameter, type(None)))
-# In backward too: memory of a saved tensor can have been exchanged since (`tensor.data = ...`).
-_usable: Any = contiguous_and_aligned
 
 
-class Parts:
+class LayerModules:
     """The modules that a layer consists of, each read once.
 
     Attributes:
-        whole: whether the layer is one that the functions of this file compute.
+        are_supported: the functions of this file compute what these modules do.
+        attention: the attention, where they are supported.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -75,19 +74,20 @@ class Parts:
         self._children = self._read()
         self._types = [*map(type, self._children)]
         self._fusions = [*map(fusion_state, (layer, *layer.children()))]
-        self.whole = False
-        self._look_at(layer)
+        self.are_supported = False
+        self._find(layer)
 
     def _read(self) -> list[Any]:
         return [child for owner in self._owners for child in owner["_modules"].values()]
 
-    def _look_at(self, layer: Any) -> None:
+    def _find(self, layer: Any) -> None:
         from fusedlib.patch import modules
 
         attention, mlp = layer.self_attn, layer.mlp
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
-        fused = isinstance(attention, modules.FusedAttention) and isinstance(mlp, modules.FusedMLP)
-        if not fused:
+        if not (
+            isinstance(attention, modules.FusedAttention) and isinstance(mlp, modules.FusedMLP)
+        ):
             return
         head_norms = [attention.q_norm, attention.k_norm] if attention._norms else []
         linears = [
@@ -98,6 +98,7 @@ class Parts:
         if (
             any(getattr(n, "_fused", None) is not modules.FusedRMSNorm for n in norms + head_norms)
             or any(getattr(type(m), "forward", None) not in LINEAR_FORWARDS for m in linears)
+            or not modules.is_silu(mlp._modules.get(mlp._activation))
             or type(attention)._projected is not modules.FusedAttention._projected
             or not attention._turns()
             or not {"attention", "rope"} <= attention._fusion.switches
@@ -107,11 +108,12 @@ class Parts:
         self._modules = [vars(m) for m in self._children if m is not None]
         owners: list[Any] = [norms[0], *linears[:4], norms[1], *linears[4:], *head_norms]
         self._parameters = [vars(m)["_parameters"] for m in owners]
-        of_linears = [vars(m)["_parameters"] for m in linears]
-        self._biased, self._unbiased = of_linears[:3], of_linears[3:]
-        self.whole = True
+        self._may_have_bias, self._without_bias = (
+            [vars(m)["_parameters"] for m in some] for some in (linears[:3], linears[3:])
+        )
+        self.are_supported = True
 
-    def hold(self, layer: Any) -> bool:
+    def are_current(self, layer: Any) -> bool:
         """Whether the layer still consists of these modules."""
         return (
             self._owners[0] is layer.__dict__
@@ -120,14 +122,14 @@ class Parts:
             and [*map(fusion_state, (layer, *layer._modules.values()))] == self._fusions
         )
 
-    def plain(self) -> bool:
+    def are_plain(self) -> bool:
         """Whether calls of all modules would compute what their classes do and nothing else."""
         modules = self._modules
         return not (
             any(map(any, map(own_hooks, modules)))
             or any(map(contains, modules, repeat("forward")))
             or any(map(contains, modules, repeat(COMPILED_CALL)))
-            or any(map(BIAS, self._unbiased))
+            or any(map(BIAS, self._without_bias))
             or has_global_hooks()
         )
 
@@ -135,34 +137,34 @@ class Parts:
         """Of norm, q, k, v, o, norm, gate, up, down, and the norms of q and k, where heads have
         them; biases of q, k and v, each or None.
         """
-        return [*map(WEIGHT, self._parameters)], [*map(BIAS, self._biased)]
+        return [*map(WEIGHT, self._parameters)], [*map(BIAS, self._may_have_bias)]
 
     def eps(self) -> list[float]:
         """Of both norms, and of those of q and k."""
         return [norm["variance_epsilon"] for norm in self._norms]
 
 
-def whole_layer(
+def run_layer(
     layer: Any, x: Tensor, attention_mask: Tensor | None, past_key_values: Any,
     position_embeddings: tuple[Tensor, Tensor] | None, kwargs: dict[str, Any],
 ) -> Tensor | None:  # fmt: skip
     """The stream behind the layer, or None where it goes module by module."""
-    parts = layer.__dict__.get("_parts")
-    if parts is None or not parts.hold(layer):
-        parts = layer.__dict__["_parts"] = Parts(layer)
-    if not parts.whole or position_embeddings is None or not parts.plain():
+    modules = layer.__dict__.get("_layer_modules")
+    if modules is None or not modules.are_current(layer):
+        modules = layer.__dict__["_layer_modules"] = LayerModules(layer)
+    if not modules.are_supported or position_embeddings is None or not modules.are_plain():
         return None
-    weights, biases = parts.weights()
-    plan = plan_of(x, position_embeddings, weights, biases, parts)
+    weights, biases = modules.weights()
+    plan = plan_for_call(x, position_embeddings, weights, biases, modules)
     if plan is None:
         return None
     cos, sin = position_embeddings
     w_norm, w_q, w_k, w_v, w_o, w_norm_2, w_gate, w_up, w_down, *head_norms = weights
     n_q, n_k = head_norms or (None, None)
-    q, k, v, x = project(plan, x, w_norm, w_q, w_k, w_v, *biases, n_q, n_k, cos, sin)
-    attended, _ = parts.attention.attend(q, k, v, attention_mask, past_key_values, kwargs)
+    q, k, v, x = apply_attention_input(plan, x, w_norm, w_q, w_k, w_v, *biases, n_q, n_k, cos, sin)
+    attended, _ = modules.attention.attend(q, k, v, attention_mask, past_key_values, kwargs)
     training = torch.is_grad_enabled()
-    return complete(plan, attended, x, w_o, w_norm_2, w_gate, w_up, w_down, training)
+    return apply_layer_output(plan, attended, x, w_o, w_norm_2, w_gate, w_up, w_down, training)
 
 
 class Sizes(NamedTuple):
@@ -177,26 +179,31 @@ class Sizes(NamedTuple):
 
 
 _PLANS: dict[Hashable, Any] = {}
+_NOT_CACHED = object()
 
 
-def plan_of(
-    x: Tensor, tables: tuple[Tensor, Tensor], weights: list[Any], biases: list[Any], parts: Parts
+def plan_for_call(
+    x: Tensor,
+    tables: tuple[Tensor, Tensor],
+    weights: list[Any],
+    biases: list[Any],
+    modules: LayerModules,
 ) -> LayerPlan | None:
     """The plan for a call on such operands; None where it goes module by module."""
     if not is_plain_eager(x, *tables) or not PARAMETERS.issuperset(map(type, (*weights, *biases))):
         return None
     present = [b for b in biases if b is not None]
     operands = x, *tables, *weights, *present
-    eps = parts.eps()
+    eps = modules.eps()
     try:
-        key = *map(LOOKS, operands), len(present), *eps
+        key = *map(METADATA, operands), len(present), *eps
     except AttributeError:  # a weight that is None
         return None
-    plan = _PLANS.get(key, parts)
-    if plan is parts:
+    plan = _PLANS.get(key, _NOT_CACHED)
+    if plan is _NOT_CACHED:
         if len(_PLANS) >= MAX_CACHED_LAUNCHES:
             _PLANS.clear()
-        plan = _PLANS[key] = _made(operands, len(present), eps, parts)
+        plan = _PLANS[key] = _make_plan(operands, len(present), eps, modules)
     if plan is None or is_transformed() or is_transform_wrapper(x):
         return None
     if (plan.index >= 0 and plan.index != current_index()) or autocast_enabled(x.device.type):
@@ -208,22 +215,17 @@ def plan_of(
     return None if reduce(or_, map(Tensor.data_ptr, operands)) % 16 else plan
 
 
-def _made(
-    operands: tuple[Tensor, ...], biased: int, eps: list[float], parts: Parts
+def _make_plan(
+    operands: tuple[Tensor, ...], biased: int, eps: list[float], modules: LayerModules
 ) -> LayerPlan | None:
     """A new plan, where the operands go together and are such as the kernels take."""
     x, cos, sin, _, w_q, w_k, _, _, _, w_gate, w_up, w_down, *_ = operands
     if x.ndim != 3 or not x.numel() or biased not in (0, 3) or eps[2:3] != eps[3:]:
         return None
-    looks = {(t.dtype, t.device) for t in operands}
-    if (
-        len(looks) != 1
-        or x.dtype not in route.FUSED_KERNEL_DTYPES
-        or not route.runs_fused_kernels(x)
-    ):
+    if len({(t.dtype, t.device) for t in operands}) != 1 or not route.runs_fused_kernels(x):
         return None
     batch, tokens, hidden = x.shape
-    head_dim = parts.attention.head_dim
+    head_dim = modules.attention.head_dim
     heads, key_heads = w_q.shape[0] // head_dim, w_k.shape[0] // head_dim
     sizes = Sizes(batch, tokens, hidden, heads, key_heads, head_dim)
     inner, rows, key_rows = w_gate.shape[0], heads * head_dim, key_heads * head_dim
@@ -241,7 +243,7 @@ def _made(
 
 
 class LayerPlan:
-    """What depends on the looks of a layer's operands and on nothing else.
+    """What depends on the metadata of a layer's operands and on nothing else.
 
     Attributes:
         sizes: of the call.
@@ -259,35 +261,37 @@ class LayerPlan:
         rows, dtype, device = self.rows, x.dtype, x.device
         self.widths = heads * head_dim, key_heads * head_dim, key_heads * head_dim
         self.new = allocator(device)
-        self.mlp = plan_for(x.view(rows, hidden), *mlp)
-        self._stream = contiguous_layout((rows, hidden), dtype)
+        self.mlp = mlp_plan_for(x.view(rows, hidden), *mlp)
+        self._matrix = contiguous_layout((rows, hidden), dtype)
         self._rstd = contiguous_layout((rows,), torch.float32)
-        self._of_norm = contiguous_layout((hidden,), dtype)
+        self._norm_weight = contiguous_layout((hidden,), dtype)
         self._joined = contiguous_layout((rows, sum(self.widths)), dtype)
         self._partial = contiguous_layout((parts_of(rows, hidden, device), hidden), torch.float32)
         self._nothing = contiguous_layout((0,), torch.float32)
         self._norms = [
             forward_launch((rows, hidden), (hidden, hidden), each, False, True) for each in eps[:2]
         ]
-        self._adding = forward_launch((rows, hidden), (hidden, hidden), eps[1], True, True)
-        self._sum = sum_launch(self._partial[0][0], hidden, device)
+        self._norm_with_residual = forward_launch(
+            (rows, hidden), (hidden, hidden), eps[1], True, True
+        )
+        self._sum_partials = sum_launch(self._partial[0][0], hidden, device)
         # q, k and v as attention takes them: sizes and strides.
         self.heads = [
             ((batch, count, tokens, head_dim), (tokens * width, head_dim, width, 1))
             for count, width in zip((heads, key_heads, key_heads), self.widths, strict=True)
         ]
-        given = [x.new_empty_strided(*looks) for looks in self.heads[:2]]
+        given = [x.new_empty_strided(*metadata) for metadata in self.heads[:2]]
         self.head_eps = eps[2] if eps[2:] else None  # of the norms of q and k
         self._rotation = rotation_launch(given, given, cos, sin, None, False, self.head_eps)
         parts = rope_parts_of(rows * heads, head_dim, device)
         self._head_partial = contiguous_layout((parts, 2 * head_dim), torch.float32)
-        self._of_head_norms = contiguous_layout((2 * head_dim,), dtype)
-        self._sum_heads = sum_launch(parts, 2 * head_dim, device)
+        self._head_norm_weights = contiguous_layout((2 * head_dim,), dtype)
+        self._sum_head_partials = sum_launch(parts, 2 * head_dim, device)
         self._launches: dict[Hashable, Launch] = {}
 
     def normalise(self, index: int, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The first (0) or second (1) norm's output (rows, hidden) and rstd."""
-        y, rstd = self.new(*self._stream), self.new(*self._rstd)
+        y, rstd = self.new(*self._matrix), self.new(*self._rstd)
         self._norms[index](x, x, weight, y, x, rstd)
         return y, rstd
 
@@ -295,8 +299,8 @@ class LayerPlan:
         self, x: Tensor, residual: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The second norm's of x + residual, which is then where x was."""
-        y, rstd = self.new(*self._stream), self.new(*self._rstd)
-        self._adding(x, residual, weight, y, x, rstd)
+        y, rstd = self.new(*self._matrix), self.new(*self._rstd)
+        self._norm_with_residual(x, residual, weight, y, x, rstd)
         return y, rstd
 
     def norm_gradients(
@@ -309,16 +313,16 @@ class LayerPlan:
         key = ds is not None, wants_s, wants_weight
         launch = self._launches.get(key)
         if launch is None:
-            shape, parts = self._stream[0], self._partial[0][0]
+            shape, parts = self._matrix[0], self._partial[0][0]
             launch = backward_launch(shape, (shape[1], shape[1]), parts, *key)
             self._launches[key] = launch
-        d_s = self.new(*self._stream) if wants_s else s
+        d_s = self.new(*self._matrix) if wants_s else s
         partial = self.new(*(self._partial if wants_weight else self._nothing))
         launch(dy, dy if ds is None else ds, s, weight, rstd, d_s, partial)
         if not wants_weight:
             return (d_s if wants_s else None), None
-        d_weight = self.new(*self._of_norm)
-        self._sum(partial, d_weight)
+        d_weight = self.new(*self._norm_weight)
+        self._sum_partials(partial, d_weight)
         return (d_s if wants_s else None), d_weight
 
     def rotate(
@@ -343,7 +347,7 @@ class LayerPlan:
             cos: as in `rotate`, with sin.
             normed: q and k before their norms, and the norms' weights; none without.
         """
-        upstream = [_heads_usable(dq), _heads_usable(dk)]
+        upstream = [_with_contiguous_heads(dq), _with_contiguous_heads(dk)]
         joined = self.new(*self._joined)
         q, k, _ = self.widths
         columns = joined[:, :q], joined[:, q : q + k]
@@ -355,7 +359,7 @@ class LayerPlan:
             if self.head_eps is None:
                 launch = rotation_launch(upstream, results, cos, sin, None, True)
             else:
-                given = [dq.new_empty_strided(*looks) for looks in self.heads[:2]]
+                given = [dq.new_empty_strided(*metadata) for metadata in self.heads[:2]]
                 parts = self._head_partial[0][0]
                 launch = normed_backward_launch(
                     given, upstream, results, cos, self.head_eps, parts
@@ -364,16 +368,22 @@ class LayerPlan:
         if not normed:
             launch(*upstream, *columns, cos, sin, cos, cos, cos)
             return joined, None
-        partial, d_weights = self.new(*self._head_partial), self.new(*self._of_head_norms)
+        partial, d_weights = self.new(*self._head_partial), self.new(*self._head_norm_weights)
         launch(*normed[:2], *upstream, *columns, cos, sin, *normed[2:], partial)
-        self._sum_heads(partial, d_weights)
+        self._sum_head_partials(partial, d_weights)
         return joined, d_weights
 
 
-def _heads_usable(d: Tensor) -> Tensor:
+def _contiguous(*operands: Tensor | None) -> Any:
+    """The operands, contiguous and at 16 bytes: the memory of a saved tensor can have been
+    exchanged since the forward (`tensor.data = ...`), and gradients may have any strides.
+    """
+    return contiguous_and_aligned(*operands)
+
+
+def _with_contiguous_heads(d: Tensor) -> Any:
     """Each head contiguous, at 16 bytes."""
-    usable: Tensor = _usable(d)[0] if d.stride(-1) != 1 or d.data_ptr() % 16 else d
-    return usable
+    return _contiguous(d)[0] if d.stride(-1) != 1 or d.data_ptr() % 16 else d
 
 
 class AttentionInput(torch.autograd.Function):
@@ -403,7 +413,7 @@ class AttentionInput(torch.autograd.Function):
         ctx: Any, dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, ds: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """Those of x and of all weights and biases that are wanted."""
-        x, w_norm, rstd, w_q, w_k, w_v, cos, sin, *heads = _usable(*ctx.saved_tensors)
+        x, w_norm, rstd, w_q, w_k, w_v, cos, sin, *heads = _contiguous(*ctx.saved_tensors)
         plan: LayerPlan = ctx.plan
         wants = ctx.needs_input_grad
         if dq is None and dk is None and dv is None:
@@ -463,7 +473,7 @@ class LayerOutput(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Those of attention's result, the stream and all weights that are wanted."""
         kept, in_place = saved_for_backward(ctx)
-        attended, s, rstd, w_o, w_norm, w_gate, w_up, w_down, gate_up = kept = _usable(*kept)
+        attended, s, rstd, w_o, w_norm, w_gate, w_up, w_down, gate_up = kept = _contiguous(*kept)
         plan: LayerPlan = ctx.plan
         _, wants_attended, wants_stream, wants_o, wants_norm, *wants_mlp, _ = ctx.needs_input_grad
         wants_s = wants_attended or wants_stream or wants_o
@@ -485,11 +495,11 @@ class LayerOutput(torch.autograd.Function):
 
 
 # Without `Function.apply`'s own look at torch.func, whose transforms go module by module.
-project: Any = super(torch.autograd.Function, AttentionInput).apply
-complete: Any = super(torch.autograd.Function, LayerOutput).apply
+apply_attention_input: Any = super(torch.autograd.Function, AttentionInput).apply
+apply_layer_output: Any = super(torch.autograd.Function, LayerOutput).apply
 
 
 def _matrix(x: Tensor, rows: int) -> Tensor:
     """(rows, width), contiguous, at 16 bytes."""
-    [matrix] = _usable(x.reshape(rows, -1))
+    [matrix] = _contiguous(x.reshape(rows, -1))
     return matrix

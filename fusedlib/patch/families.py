@@ -42,7 +42,6 @@ REWRITTEN = (
 )
 # Of these, Phi-3's leaves what lies in a head behind the cosines, as `fusedlib.rope` does.
 ROTATION, ROTATIONS = ("apply_rotary_pos_emb", "rotate_half"), ("Llama", "Olmo2", "Phi3")
-SILU = ("torch", "SiLU"), ("transformers", "SiLUActivation")
 DECORATORS = "torch", "kernels"  # packages that may stand around a function of transformers
 # Models with a class that `TRANSFORMERS` names.
 MODELS = (
@@ -239,9 +238,8 @@ def _mlp(fused: type[modules.FusedMLP]) -> tuple[Part, ...]:
     def refuse(mlp: Any) -> str | None:
         name = fused._activation
         act = getattr(mlp, name, None)
-        kind = nn.SiLU if act is None else type(act)
-        named = kind.__module__.partition(".")[0], kind.__name__
-        if named not in SILU:
+        if not modules.is_silu(act):
+            kind = type(act)
             return f"its activation is {kind.__module__}.{kind.__qualname__}, not SiLU"
         if act is not None and "forward" in vars(act):
             return f"the forward of {name} was replaced by someone else's"

@@ -73,6 +73,15 @@ class FusedCenteredNorm(FusedLitGPTNorm):
     _centered = True
 
 
+SILU = ("torch", "SiLU"), ("transformers", "SiLUActivation")
+
+
+def is_silu(activation: nn.Module | None) -> bool:
+    """Whether a module is the activation that the fused MLP computes; None is a function of it."""
+    kind = type(activation)
+    return activation is None or (kind.__module__.partition(".")[0], kind.__name__) in SILU
+
+
 class FusedMLP(Fused):
     """The whole MLP as one operation, by the weights of its projections."""
 
@@ -96,8 +105,9 @@ class FusedMLP(Fused):
         children: Any = self._modules
         down, gate_up = children[self._down], [children[name] for name in self._gate_up]
         activation = children.get(self._activation)
-        if activation is not None and (
-            "forward" in activation.__dict__ or has_hooks(activation, BRING_TO_READERS)
+        if not is_silu(activation) or (
+            activation is not None
+            and ("forward" in activation.__dict__ or has_hooks(activation, BRING_TO_READERS))
         ):
             return None
         weights = plain_weights(*gate_up, down, biased=False)  # as adapters may make them
@@ -321,7 +331,7 @@ def _added_and_normalised(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tenso
     return norm(stream), stream
 
 
-def _fusible(x: Tensor) -> bool:
+def _may_run_as_a_whole(x: Tensor) -> bool:
     """Whether a layer on such an x may be computed as a whole."""
     dtypes = FUSED_KERNEL_DTYPES
     return x.dtype in dtypes and not torch.compiler.is_compiling() and has_kernels(x.device)
@@ -346,8 +356,8 @@ class FusedLayer(Fused):
     ) -> Tensor:  # fmt: skip
         """The residual stream behind this layer."""
         kwargs |= {"position_ids": position_ids, "use_cache": use_cache}
-        if _fusible(hidden_states):
-            whole = _decoder_layer().whole_layer(
+        if _may_run_as_a_whole(hidden_states):
+            whole = _decoder_layer().run_layer(
                 self, hidden_states, attention_mask, past_key_values, position_embeddings, kwargs
             )
             if whole is not None:
@@ -373,7 +383,7 @@ class FusedLayer(Fused):
     def __getstate__(self) -> dict[str, Any]:
         """Without what was read of its modules, which a copy has of its own."""
         state: dict[str, Any] = super().__getstate__()
-        state.pop("_parts", None)
+        state.pop("_layer_modules", None)
         return state
 
 

@@ -52,12 +52,6 @@ tracing_state = torch._C._get_tracing_state  # of torch.jit.trace
 autocasts_anywhere = torch._C._is_any_autocast_enabled
 
 
-# The collections of hooks in a module's `__dict__`; Dynamo of torch 2.11 cannot trace the call.
-own_hooks = itemgetter(
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-)
-
-
 def has_own_hooks(module: Any) -> bool:
     """True if a call of the module runs hooks that were registered on it."""
     return bool(
@@ -66,6 +60,10 @@ def has_own_hooks(module: Any) -> bool:
     )  # fmt: skip
 
 
+# The collections of hooks in a module's `__dict__`, at the least cost; Dynamo cannot trace it.
+own_hooks = itemgetter(
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+)
 COMPILED_CALL = "_compiled_call_impl"  # in the `__dict__` of a module that was compiled by itself
 
 
