@@ -27,7 +27,8 @@ from fusedlib.fused import (
     has_value_hooks,
     plain_weights,
 )
-from fusedlib.kernels.host.route import FUSED_KERNEL_DTYPES, has_kernels
+from fusedlib.kernels.host.route import has_kernels
+from fusedlib.kernels.operands import HALF_DTYPES
 from fusedlib.loss import linear_cross_entropy
 from fusedlib.norms import rms_norm
 from fusedlib.patch.qkv import projections
@@ -333,8 +334,7 @@ def _added_and_normalised(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tenso
 
 def _may_run_as_a_whole(x: Tensor) -> bool:
     """Whether a layer on such an x may be computed as a whole."""
-    dtypes = FUSED_KERNEL_DTYPES
-    return x.dtype in dtypes and not torch.compiler.is_compiling() and has_kernels(x.device)
+    return x.dtype in HALF_DTYPES and not torch.compiler.is_compiling() and has_kernels(x.device)
 
 
 @cache
