@@ -166,13 +166,9 @@ def calls_of_rows(arch: int) -> Calls:
             call = partial(rope.rope_call, q, k, cos[0], cos[0], at, True)
             yield f"rope back at positions {name}", call
             if rotary == head_dim and dtype == BF16:
-                weight, partial_sums = cos[0, 0], meta(264, 2 * head_dim, dtype=FP32)
-                heads = [q, k]
-                launch = rope.rotation_launch(heads, heads, cos, cos, None, False, 1e-6)
-                call = partial(launch, *heads * 2, cos, cos, cos, weight, weight)
-                yield f"normed rope {name}", call
-                launch = rope.normed_backward_launch(heads, heads, heads, cos, 1e-6, 264)
-                call = partial(launch, *heads * 3, cos, cos, weight, weight, partial_sums)
+                of_norms = cos[0, 0], cos[0, 0], cos, cos, 1e-6
+                yield f"normed rope {name}", partial(rope.normed_rope_fwd, q, k, *of_norms)
+                call = partial(rope.normed_rope_bwd, q, k, q, k, *of_norms)
                 yield f"normed rope back {name}", call
 
 

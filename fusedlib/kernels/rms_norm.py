@@ -149,42 +149,31 @@ def tile(width: int, widest: int) -> tuple[Warps, dict[str, int]]:
     return Warps(min(16, rows * block // 512)), {"WIDTH": width, "ROWS": rows, "BLOCK": block}
 
 
-def forward_launch(
-    shape: tuple[int, ...], strides: tuple[int, int], eps: float, residual: bool, hf: bool
-) -> Launch:
-    """Of x, residual (x where there is none), weight, y, s (x where there is none) and rstd.
-
-    Args:
-        shape: (rows, width).
-        strides: between rows of x and of the residual.
-        eps: added to the mean of squares.
-        residual: it is added first, and s stored, which may lie where x does.
-        hf: the order of casts.
-    """
-    rows, width = shape
-    config, constants = tile(width, 1 << 30)
-    programs = cdiv(rows, constants["ROWS"]), 1, 1
-    constants |= {"RESIDUAL": residual, "HF": hf}
-    return Launch(_rms_norm_fwd_kernel, config, programs, (), (rows, *strides, eps), constants)
-
-
 def rms_norm_fwd(
     x: Tensor, weight: Tensor, residual: Tensor | None, eps: float, hf: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """y and s of x's shape (s only with a residual), and rstd (rows,)."""
-    y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype) if hf else x.dtype)
+    dtype = x.dtype
+    if hf and weight.dtype != dtype:
+        dtype = torch.promote_types(dtype, weight.dtype)
+    y = x.new_empty(x.shape, dtype=dtype)
     s = None if residual is None else x.new_empty(x.shape)
     source, weight = _rows(x), weight.contiguous()
     added = source if residual is None else _rows(residual)
-    rows = source.shape[0]
+    rows, width = source.shape
     rstd = x.new_empty(rows, dtype=torch.float32)
     if not rows:
         return y, s, rstd
 
-    strides = source.stride(0), added.stride(0)
-    make = bind(forward_launch, source.shape, strides, eps, residual is not None, hf)
+    def make() -> Launch:
+        config, constants = tile(width, 1 << 30)
+        programs = cdiv(rows, constants["ROWS"]), 1, 1
+        constants |= {"RESIDUAL": residual is not None, "HF": hf}
+        scalars = rows, source.stride(0), added.stride(0), eps
+        return Launch(_rms_norm_fwd_kernel, config, programs, (), scalars, constants)
+
     matrices = source, added, weight, y, source if s is None else s, rstd
-    layout = source.shape, *strides, residual is None
+    layout = source.shape, source.stride(0), added.stride(0), residual is None
     key = "rms_norm", *layout, hf, eps, x.dtype, weight.dtype, x.device
     cached_launch(make, key, *matrices)(*matrices)
     return y, s, rstd
@@ -197,49 +186,26 @@ def rms_norm_bwd(
     """d_s of s's shape and d_weight, each if wanted."""
     d_s = s.new_empty(s.shape) if wants_s else None
     width = weight.shape[0]
+    config, constants = tile(width, WIDEST)
     source, upstream, weight = _rows(s).contiguous(), _rows(dy), weight.contiguous()
     stream = upstream if ds is None else _rows(ds)
     rows = source.shape[0]
     if not rows:
         return d_s, weight.new_zeros(width) if wants_weight else None
-    parts = parts_of(rows, width, s.device)
+    # No more than there are tiles of rows; d_weight has one partial row for each.
+    parts = min(cdiv(rows, constants["ROWS"]), most_parts(s.device))
     partial = s.new_empty((parts, width) if wants_weight else 0, dtype=torch.float32)
-    strides, wants = (upstream.stride(0), stream.stride(0)), (ds is not None, wants_s, wants_weight)
-    make = bind(backward_launch, source.shape, strides, parts, *wants)
+    flags: dict[str, int] = {"RESIDUAL": ds is not None}
+    flags |= {"WANTS_S": wants_s, "WANTS_WEIGHT": wants_weight}
+    # Loads ahead of a wide row's partial sums would read them before they are written.
+    flags["LOADED"] = LOADED if constants["BLOCK"] >= width else 1
+    scalars = rows, upstream.stride(0), stream.stride(0)
+    make = bind(Launch, _rms_norm_bwd_kernel, config, (parts, 1, 1), (), scalars, constants | flags)
     matrices = upstream, stream, source, weight, rstd, source if d_s is None else d_s, partial
     dtypes = upstream.dtype, stream.dtype, source.dtype, weight.dtype
-    key = "rms_norm_bwd", rows, *strides, width, parts, *wants, *dtypes, s.device
+    key = "rms_norm_bwd", *scalars, width, parts, *flags.values(), *dtypes, s.device
     cached_launch(make, key, *matrices)(*matrices)
-    return d_s, _sum_parts(partial, weight) if wants_weight else None
-
-
-def backward_launch(
-    shape: tuple[int, ...], strides: tuple[int, int], parts: int,
-    residual: bool, wants_s: bool, wants_weight: bool,
-) -> Launch:  # fmt: skip
-    """Of dy, ds (dy where there is none), s, weight, rstd, d_s and the partial rows of d_weight.
-
-    Args:
-        shape: (rows, width).
-        strides: between rows of dy and of ds.
-        parts: programs, each with a partial row.
-        residual: ds is added to d_s.
-        wants_s: d_s is stored.
-        wants_weight: the partial rows are.
-    """
-    rows, width = shape
-    config, constants = tile(width, WIDEST)
-    constants |= {"RESIDUAL": residual, "WANTS_S": wants_s, "WANTS_WEIGHT": wants_weight}
-    # Loads ahead of a wide row's partial sums would read them before they are written.
-    constants["LOADED"] = LOADED if constants["BLOCK"] >= width else 1
-    return Launch(
-        _rms_norm_bwd_kernel, config, (parts, 1, 1), (), (rows, *strides), constants
-    )  # fmt: skip
-
-
-def parts_of(rows: int, width: int, device: torch.device) -> int:
-    """Programs of a backward, no more than there are tiles of rows."""
-    return min(cdiv(rows, tile(width, WIDEST)[1]["ROWS"]), most_parts(device))
+    return d_s, sum_parts(partial, weight.dtype) if wants_weight else None
 
 
 def most_parts(device: torch.device) -> int:
@@ -247,21 +213,16 @@ def most_parts(device: torch.device) -> int:
     return PER_PROCESSOR * multiprocessors(device)
 
 
-def _sum_parts(partial: Tensor, weight: Tensor) -> Tensor:
-    """The sum of the partial rows in weight's dtype: 16 columns a program, all parts at once."""
+def sum_parts(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum (width,) of the partial rows: 16 columns a program, all parts at once."""
     parts, width = partial.shape
-    d_weight = torch.empty_like(weight)
-    make = bind(sum_launch, parts, width, weight.device)
-    key = "sum_parts", parts, width, weight.dtype, weight.device
-    cached_launch(make, key, partial, d_weight)(partial, d_weight)
-    return d_weight
-
-
-def sum_launch(parts: int, width: int, device: torch.device) -> Launch:
-    """Of the partial rows (parts, width) and their sum (width,)."""
-    constants = {"PARTS": 1 << (most_parts(device) - 1).bit_length(), "COLUMNS": 16}
+    total = partial.new_empty(width, dtype=dtype)
+    constants = {"PARTS": 1 << (most_parts(partial.device) - 1).bit_length(), "COLUMNS": 16}
     programs = cdiv(width, 16), 1, 1
-    return Launch(_sum_parts_kernel, Warps(8), programs, (), (parts, width), constants)
+    make = bind(Launch, _sum_parts_kernel, Warps(8), programs, (), (parts, width), constants)
+    key = "sum_parts", parts, width, dtype, partial.device
+    cached_launch(make, key, partial, total)(partial, total)
+    return total
 
 
 def _rows(x: Tensor) -> Tensor:

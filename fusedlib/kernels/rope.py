@@ -48,7 +48,7 @@ from fusedlib.kernels.host.first_order import first_order
 from fusedlib.kernels.host.launch import Launch, cdiv
 from fusedlib.kernels.host.operator import DirectFunction, operator
 from fusedlib.kernels.operands import check_rope
-from fusedlib.kernels.rms_norm import most_parts
+from fusedlib.kernels.rms_norm import most_parts, sum_parts
 from fusedlib.kernels.rows import Warps, cached_launch
 
 HALVES = 1024  # rotated pairs a program, 8 a thread: two loads of 16 bytes in flight in 16 bits
@@ -217,90 +217,79 @@ def rope_call(
     return None if q is None else next(found), None if k is None else next(found)
 
 
+def normed_rope_fwd(
+    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """q and k, each head normalised by its RMS and its weight (head_dim,), then turned.
+
+    Heads are contiguous and as wide as cos and sin, which are (1 or batch, tokens, head_dim).
+    """
+    results = [torch.empty_like(q), torch.empty_like(k)]
+    _start([q, k], results, *_tables(cos, sin, None), False, (q_weight, k_weight), eps)
+    return results[0], results[1]
+
+
+def normed_rope_bwd(
+    dq: Tensor, dk: Tensor, q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor,
+    cos: Tensor, sin: Tensor, eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of q, k and both weights."""
+    given, upstream = [q, k], [_heads_contiguous(dq), _heads_contiguous(dk)]
+    results = [torch.empty_like(q), torch.empty_like(k)]
+    cos, sin, _ = _tables(cos, sin, None)
+    batch, heads, tokens, head_dim = q.shape
+    block = triton.next_power_of_2(head_dim // 2)
+    constants = {"HALF": head_dim // 2, "HALF_BLOCK": block, "ROWS": max(1, HALVES // block)}
+    parts = min(cdiv(batch * heads * tokens, constants["ROWS"]), most_parts(q.device))
+    partial = q.new_empty((parts, 2 * head_dim), dtype=torch.float32)
+    strides = _strides(*given, *upstream, *results)
+    scalars = batch, heads, k.shape[1], tokens, *strides, *_table_strides(cos), eps
+    grid = parts, 1, 1
+    make = bind(Launch, _normed_rope_bwd_kernel, Warps(4), grid, (), scalars, constants)
+    matrices = *given, *upstream, *results, cos, sin, q_weight, k_weight, partial
+    key = "normed_rope_bwd", parts, head_dim, *scalars, q.dtype, q.device
+    cached_launch(make, key, *matrices)(*matrices)
+    d_q_weight, d_k_weight = sum_parts(partial, q_weight.dtype).chunk(2)
+    return results[0], results[1], d_q_weight, d_k_weight
+
+
 def _start(
     given: list[Tensor], results: list[Tensor], cos: Tensor, sin: Tensor, positions: Tensor | None,
-    inverse: bool,
+    inverse: bool, weights: tuple[Tensor, ...] = (), eps: float | None = None,
 ) -> None:  # fmt: skip
-    """Launch for one or two tensors of heads."""
-    operands = given, results, cos, sin, positions, inverse
-    index = cos if positions is None else positions
-    matrices = given[0], given[-1], results[0], results[-1], cos, sin, index, cos, cos
-    looks = [(x.shape, x.stride()) for x in (*given, *results, cos, index)]
-    dtypes = given[0].dtype, cos.dtype, index.dtype
-    key = "rope", inverse, positions is None, *looks, *dtypes, cos.device
-    cached_launch(bind(rotation_launch, *operands), key, *matrices)(*matrices)
-
-
-def rotation_launch(
-    given: list[Tensor], results: list[Tensor], cos: Tensor, sin: Tensor, positions: Tensor | None,
-    inverse: bool, eps: float | None = None,
-) -> Launch:  # fmt: skip
-    """Of the first and last of `given` and of `results`, cos, sin, positions, and weights of norms.
-
-    What it does not read, positions or weights, it is given any matrix for.
-
-    Args:
-        given: q and k, or one of them, of which the looks count.
-        results: of each; they may lie where q and k do, in heads of the same width.
-        cos: with sin and positions as `_tables` gives them.
-        sin: likewise.
-        positions: likewise.
-        inverse: they are turned back.
-        eps: of the norms of q and k that come first, with heads as wide as cos; None without.
-    """
+    """Launch for one or two tensors of heads; `weights` and `eps` are of norms that come first."""
     first, last = given[0], given[-1]
     batch, heads, tokens, head_dim = first.shape
     key_heads = last.shape[1] if len(given) > 1 else 0
     wide = results[0].shape[-1]
     half, rest = cos.shape[-1] // 2, min(head_dim, wide) - cos.shape[-1]
     zeros = max(wide - head_dim, 0)
-    block = triton.next_power_of_2(half)
-    shared = gcd(heads, key_heads, MOST_HEADS)
-    rows = max(1, HALVES // block)
     constants = {
         "POSITIONS": positions is not None, "INVERSE": inverse, "NORM": eps is not None,
-        "HALF": half, "HALF_BLOCK": block, "REST": rest, "ZEROS": zeros,
-        "REST_BLOCK": triton.next_power_of_2(max(rest + zeros, 1)),
-        "TOKENS": max(1, rows // shared), "HEADS": shared,
+        "HALF": half, "REST": rest, "ZEROS": zeros,
     }  # fmt: skip
+
+    def make() -> Launch:
+        block = triton.next_power_of_2(half)
+        shared = gcd(heads, key_heads, MOST_HEADS)
+        rows = max(1, HALVES // block)
+        cut = {"HALF_BLOCK": block, "REST_BLOCK": triton.next_power_of_2(max(rest + zeros, 1))}
+        cut |= {"TOKENS": max(1, rows // shared), "HEADS": shared}
+        groups = (heads + key_heads) // shared
+        # Sequences too along x: along y and z a grid ends at 65,535.
+        programs = batch * cdiv(tokens, cut["TOKENS"]) * groups, 1, 1
+        return Launch(_rope_kernel, Warps(4), programs, (), scalars, constants | cut)
+
     strides = _strides(first, last, results[0], results[-1])
     of_positions = 0 if positions is None or positions.shape[0] == 1 else tokens
     sizes = heads, key_heads, tokens, cos.shape[-2]
     scalars = (*sizes, *strides, *_table_strides(cos), of_positions, eps or 0.0)
-    groups = (heads + key_heads) // shared
-    # Sequences too along x: along y and z a grid ends at 65,535.
-    programs = batch * cdiv(tokens, constants["TOKENS"]) * groups, 1, 1
-    return Launch(_rope_kernel, Warps(4), programs, (), scalars, constants)
-
-
-def normed_backward_launch(
-    given: list[Tensor], upstream: list[Tensor], results: list[Tensor], cos: Tensor, eps: float,
-    parts: int,
-) -> Launch:  # fmt: skip
-    """Of q, k, their upstream gradients and their own, cos, sin, both weights, and partial sums.
-
-    Args:
-        given: q and k (batch, heads, tokens, head_dim), of which the looks count.
-        upstream: dq and dk likewise, of the rotated ones.
-        results: d_q and d_k likewise.
-        cos: (1 or batch, tokens, head_dim), rows contiguous, as sin.
-        eps: of the norms.
-        parts: programs, each with a partial row (2 head_dim,).
-    """
-    batch, heads, tokens, head_dim = given[0].shape
-    block = triton.next_power_of_2(head_dim // 2)
-    constants = {"HALF": head_dim // 2, "HALF_BLOCK": block, "ROWS": max(1, HALVES // block)}
-    strides = _strides(*given, *upstream, *results)
-    scalars = batch, heads, given[1].shape[1], tokens, *strides, *_table_strides(cos), eps
-    return Launch(
-        _normed_rope_bwd_kernel, Warps(4), (parts, 1, 1), (), scalars, constants
-    )  # fmt: skip
-
-
-def parts_of(rows: int, head_dim: int, device: torch.device) -> int:
-    """Programs of that backward for so many heads of q over all tokens."""
-    block = max(1, HALVES // triton.next_power_of_2(head_dim // 2))
-    return min(cdiv(rows, block), most_parts(device))
+    index = cos if positions is None else positions
+    # What it does not read, positions or weights, it is given cos for.
+    matrices = first, last, results[0], results[-1], cos, sin, index, *(weights or (cos, cos))
+    dtypes = first.dtype, cos.dtype, index.dtype
+    key = "rope", batch, *scalars, *constants.values(), *dtypes, first.device
+    cached_launch(make, key, *matrices)(*matrices)
 
 
 def _strides(*heads: Tensor) -> list[int]:

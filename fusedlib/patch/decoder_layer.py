@@ -4,10 +4,10 @@
     LayerOutput       s = x + a Woᵀ     n = norm(s)                              y = s + MLP(n)
 
 With few tokens the host decides how long a step takes, and each module, view and autograd node in
-Python costs it more than a launch. So `LayerModules` reads a layer's modules once, and `LayerPlan`
-keeps the launches of all calls with the same shapes. The stream x passes through `AttentionInput`
-unchanged: its two gradients are then added inside the norm's backward. Backward computes the norms'
-outputs again; they are not kept.
+Python costs it more than a launch. So `LayerModules` reads a layer's modules once, and operands are
+checked once for all calls with the same shapes, dtypes and devices. The stream x passes through
+`AttentionInput` unchanged: its two gradients are then added inside the norm's backward. Backward
+computes the norms' outputs again; they are not kept.
 
 A layer is computed so where its modules are what they were when `apply_to` fused them. Hooks,
 adapters, a replaced `forward`, torch.compile, autocast and transforms of torch.func send it the
@@ -16,10 +16,9 @@ other way, module by module.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from functools import reduce
+from collections.abc import Hashable, Sequence
 from itertools import repeat
-from operator import attrgetter, contains, itemgetter, or_
+from operator import attrgetter, contains, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -29,30 +28,17 @@ from torch.nn.functional import linear
 
 from fusedlib.call_context import autocast_enabled, is_plain_eager
 from fusedlib.fused import LINEAR_FORWARDS, fusion_state
-from fusedlib.kernels.host import route
+from fusedlib.kernels.host import internals
 from fusedlib.kernels.host.autograd import gradients as mlp_gradients
-from fusedlib.kernels.host.autograd import save_for_backward, saved_for_backward
+from fusedlib.kernels.host.autograd import run_forward, save_for_backward, saved_for_backward
 from fusedlib.kernels.host.first_order import first_order
-from fusedlib.kernels.host.internals import (
-    COMPILED_CALL,
-    has_global_hooks,
-    is_transform_wrapper,
-    is_transformed,
-    own_hooks,
-)
-from fusedlib.kernels.host.launch import (
-    MAX_CACHED_LAUNCHES,
-    Launch,
-    allocator,
-    contiguous_layout,
-    current_index,
-)
-from fusedlib.kernels.host.plan import contiguous_and_aligned
-from fusedlib.kernels.host.plan_cache import plan_for as mlp_plan_for
+from fusedlib.kernels.host.launch import MAX_CACHED_LAUNCHES
+from fusedlib.kernels.host.plan import Plan, contiguous_and_aligned
+from fusedlib.kernels.host.plan_cache import plan_for
 from fusedlib.kernels.host.prebuild import build_for_training
-from fusedlib.kernels.rms_norm import backward_launch, forward_launch, parts_of, sum_launch
-from fusedlib.kernels.rope import normed_backward_launch, rotation_launch
-from fusedlib.kernels.rope import parts_of as rope_parts_of
+from fusedlib.kernels.host.route import runs_fused_kernels
+from fusedlib.kernels.rms_norm import rms_norm_bwd, rms_norm_fwd
+from fusedlib.kernels.rope import normed_rope_bwd, normed_rope_fwd, rope_call
 from fusedlib.patch import qkv
 
 METADATA = attrgetter("shape", "dtype", "device")
@@ -126,11 +112,11 @@ class LayerModules:
         """Whether calls of all modules would compute what their classes do and nothing else."""
         modules = self._modules
         return not (
-            any(map(any, map(own_hooks, modules)))
+            any(map(any, map(internals.own_hooks, modules)))
             or any(map(contains, modules, repeat("forward")))
-            or any(map(contains, modules, repeat(COMPILED_CALL)))
+            or any(map(contains, modules, repeat(internals.COMPILED_CALL)))
             or any(map(BIAS, self._without_bias))
-            or has_global_hooks()
+            or internals.has_global_hooks()
         )
 
     def weights(self) -> tuple[list[Any], list[Any]]:
@@ -167,281 +153,138 @@ def run_layer(
     return apply_layer_output(plan, attended, x, w_o, w_norm_2, w_gate, w_up, w_down, training)
 
 
-class Sizes(NamedTuple):
-    """Of a layer's call."""
+class LayerPlan(NamedTuple):
+    """What depends on the shapes, dtypes and devices of a call's operands alone.
 
-    batch: int
-    tokens: int
-    hidden: int
-    heads: int
-    key_heads: int
-    head_dim: int
+    Attributes:
+        shape: (batch, tokens, hidden).
+        heads: sizes and strides of q, k and v (batch, heads, tokens, head_dim).
+        eps: of both norms, and of those of q and k.
+        mlp: the plan of the MLP.
+    """
+
+    shape: torch.Size
+    heads: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+    eps: list[float]
+    mlp: Plan
 
 
-_PLANS: dict[Hashable, Any] = {}
-_NOT_CACHED = object()
+_PLANS: dict[Hashable, LayerPlan | None] = {}
 
 
 def plan_for_call(
-    x: Tensor,
-    tables: tuple[Tensor, Tensor],
-    weights: list[Any],
-    biases: list[Any],
+    x: Tensor, tables: tuple[Tensor, Tensor], weights: list[Any], biases: list[Any],
     modules: LayerModules,
-) -> LayerPlan | None:
+) -> LayerPlan | None:  # fmt: skip
     """The plan for a call on such operands; None where it goes module by module."""
     if not is_plain_eager(x, *tables) or not PARAMETERS.issuperset(map(type, (*weights, *biases))):
         return None
+    if (
+        internals.is_transformed()
+        or internals.is_transform_wrapper(x)
+        or autocast_enabled(x.device.type)
+    ):
+        return None
+    if torch.is_grad_enabled() and (tables[0].requires_grad or tables[1].requires_grad):
+        return None
     present = [b for b in biases if b is not None]
-    operands = x, *tables, *weights, *present
-    eps = modules.eps()
+    operands, eps = (x, *tables, *weights, *present), modules.eps()
     try:
         key = *map(METADATA, operands), len(present), *eps
     except AttributeError:  # a weight that is None
         return None
-    plan = _PLANS.get(key, _NOT_CACHED)
-    if plan is _NOT_CACHED:
+    if key not in _PLANS:
         if len(_PLANS) >= MAX_CACHED_LAUNCHES:
             _PLANS.clear()
-        plan = _PLANS[key] = _make_plan(operands, len(present), eps, modules)
-    if plan is None or is_transformed() or is_transform_wrapper(x):
-        return None
-    if (plan.index >= 0 and plan.index != current_index()) or autocast_enabled(x.device.type):
-        return None
-    if torch.is_grad_enabled() and (tables[0].requires_grad or tables[1].requires_grad):
-        return None
-    if not all(map(Tensor.is_contiguous, operands)):
-        return None
-    return None if reduce(or_, map(Tensor.data_ptr, operands)) % 16 else plan
+        _PLANS[key] = _make_plan(operands, len(present), eps, modules.attention.head_dim)
+    return _PLANS[key]
 
 
 def _make_plan(
-    operands: tuple[Tensor, ...], biased: int, eps: list[float], modules: LayerModules
+    operands: tuple[Tensor, ...], bias_count: int, eps: list[float], head_dim: int
 ) -> LayerPlan | None:
     """A new plan, where the operands go together and are such as the kernels take."""
     x, cos, sin, _, w_q, w_k, _, _, _, w_gate, w_up, w_down, *_ = operands
-    if x.ndim != 3 or not x.numel() or biased not in (0, 3) or eps[2:3] != eps[3:]:
+    if x.ndim != 3 or not x.numel() or bias_count not in (0, 3) or eps[2:3] != eps[3:]:
         return None
-    if len({(t.dtype, t.device) for t in operands}) != 1 or not route.runs_fused_kernels(x):
+    if len({(t.dtype, t.device) for t in operands}) != 1 or not runs_fused_kernels(x):
         return None
     batch, tokens, hidden = x.shape
-    head_dim = modules.attention.head_dim
-    heads, key_heads = w_q.shape[0] // head_dim, w_k.shape[0] // head_dim
-    sizes = Sizes(batch, tokens, hidden, heads, key_heads, head_dim)
-    inner, rows, key_rows = w_gate.shape[0], heads * head_dim, key_heads * head_dim
+    width, key_width, inner = w_q.shape[0], w_k.shape[0], w_gate.shape[0]
     shapes = [
-        (hidden,), (rows, hidden), (key_rows, hidden), (key_rows, hidden), (hidden, rows),
+        (hidden,), (width, hidden), (key_width, hidden), (key_width, hidden), (hidden, width),
         (hidden,), (inner, hidden), (inner, hidden), (hidden, inner),
+        *[(head_dim,)] * len(eps[2:]), *[(width,), (key_width,), (key_width,)][:bias_count],
     ]  # fmt: skip
-    shapes += [(head_dim,)] * len(eps[2:]) + [(rows,), (key_rows,), (key_rows,)][:biased]
-    table = cos.shape == sin.shape and cos.ndim == 3 and cos.shape[0] in (1, batch)
-    table = table and cos.shape[1] == tokens and cos.shape[2] == head_dim
-    given = [tuple(t.shape) for t in operands[3:]]
-    if not table or head_dim % 8 or given != shapes:
+    fits = [tuple(t.shape) for t in operands[3:]] == shapes and cos.shape == sin.shape
+    fits = fits and cos.shape in ((1, tokens, head_dim), (batch, tokens, head_dim))
+    if not fits or head_dim % 8 or width % head_dim or key_width % head_dim:
         return None
-    return LayerPlan(x, cos, sin, sizes, eps, (w_gate, w_up, w_down))
-
-
-class LayerPlan:
-    """What depends on the metadata of a layer's operands and on nothing else.
-
-    Attributes:
-        sizes: of the call.
-        mlp: the plan of its MLP.
-        index: of the device; -1 off a GPU.
-    """
-
-    def __init__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, sizes: Sizes, eps: list[float],
-        mlp: tuple[Tensor, Tensor, Tensor],
-    ) -> None:  # fmt: skip
-        batch, tokens, hidden, heads, key_heads, head_dim = self.sizes = sizes
-        self.rows, self.index = batch * tokens, x.get_device()
-        self.shape, self.eps = x.shape, eps
-        rows, dtype, device = self.rows, x.dtype, x.device
-        self.widths = heads * head_dim, key_heads * head_dim, key_heads * head_dim
-        self.new = allocator(device)
-        self.mlp = mlp_plan_for(x.view(rows, hidden), *mlp)
-        self._matrix = contiguous_layout((rows, hidden), dtype)
-        self._rstd = contiguous_layout((rows,), torch.float32)
-        self._norm_weight = contiguous_layout((hidden,), dtype)
-        self._joined = contiguous_layout((rows, sum(self.widths)), dtype)
-        self._partial = contiguous_layout((parts_of(rows, hidden, device), hidden), torch.float32)
-        self._nothing = contiguous_layout((0,), torch.float32)
-        self._norms = [
-            forward_launch((rows, hidden), (hidden, hidden), each, False, True) for each in eps[:2]
-        ]
-        self._norm_with_residual = forward_launch(
-            (rows, hidden), (hidden, hidden), eps[1], True, True
-        )
-        self._sum_partials = sum_launch(self._partial[0][0], hidden, device)
-        # q, k and v as attention takes them: sizes and strides.
-        self.heads = [
-            ((batch, count, tokens, head_dim), (tokens * width, head_dim, width, 1))
-            for count, width in zip((heads, key_heads, key_heads), self.widths, strict=True)
-        ]
-        given = [x.new_empty_strided(*metadata) for metadata in self.heads[:2]]
-        self.head_eps = eps[2] if eps[2:] else None  # of the norms of q and k
-        self._rotation = rotation_launch(given, given, cos, sin, None, False, self.head_eps)
-        parts = rope_parts_of(rows * heads, head_dim, device)
-        self._head_partial = contiguous_layout((parts, 2 * head_dim), torch.float32)
-        self._head_norm_weights = contiguous_layout((2 * head_dim,), dtype)
-        self._sum_head_partials = sum_launch(parts, 2 * head_dim, device)
-        self._launches: dict[Hashable, Launch] = {}
-
-    def normalise(self, index: int, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The first (0) or second (1) norm's output (rows, hidden) and rstd."""
-        y, rstd = self.new(*self._matrix), self.new(*self._rstd)
-        self._norms[index](x, x, weight, y, x, rstd)
-        return y, rstd
-
-    def add_and_normalise(
-        self, x: Tensor, residual: Tensor, weight: Tensor
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The second norm's of x + residual, which is then where x was."""
-        y, rstd = self.new(*self._matrix), self.new(*self._rstd)
-        self._norm_with_residual(x, residual, weight, y, x, rstd)
-        return y, rstd
-
-    def norm_gradients(
-        self, dy: Tensor | None, ds: Tensor | None, s: Tensor, weight: Tensor, rstd: Tensor,
-        wants_s: bool, wants_weight: bool,
-    ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-        """d_s (rows, hidden) and d_weight, each if wanted, of contiguous matrices."""
-        if dy is None:
-            return (ds if wants_s else None), None
-        key = ds is not None, wants_s, wants_weight
-        launch = self._launches.get(key)
-        if launch is None:
-            shape, parts = self._matrix[0], self._partial[0][0]
-            launch = backward_launch(shape, (shape[1], shape[1]), parts, *key)
-            self._launches[key] = launch
-        d_s = self.new(*self._matrix) if wants_s else s
-        partial = self.new(*(self._partial if wants_weight else self._nothing))
-        launch(dy, dy if ds is None else ds, s, weight, rstd, d_s, partial)
-        if not wants_weight:
-            return (d_s if wants_s else None), None
-        d_weight = self.new(*self._norm_weight)
-        self._sum_partials(partial, d_weight)
-        return (d_s if wants_s else None), d_weight
-
-    def rotate(
-        self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, n_q: Tensor | None, n_k: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """q and k (rows, heads · head_dim): where they lie, or beside them after their norms."""
-        if n_q is None or n_k is None:
-            self._rotation(q, k, q, k, cos, sin, cos, cos, cos)
-            return q, k
-        results = torch.empty_like(q), torch.empty_like(k)
-        self._rotation(q, k, *results, cos, sin, cos, n_q, n_k)
-        return results
-
-    def rotate_back(
-        self, dq: Tensor, dk: Tensor, cos: Tensor, sin: Tensor, normed: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor | None]:
-        """d_q and d_k in a matrix of all three gradients (rows, columns of q, k and v), and the
-        gradients of both norms' weights (2 head_dim,).
-
-        Args:
-            dq: (batch, heads, tokens, head_dim), of the rotated q, with any strides; dk likewise.
-            cos: as in `rotate`, with sin.
-            normed: q and k before their norms, and the norms' weights; none without.
-        """
-        upstream = [_with_contiguous_heads(dq), _with_contiguous_heads(dk)]
-        joined = self.new(*self._joined)
-        q, k, _ = self.widths
-        columns = joined[:, :q], joined[:, q : q + k]
-        key = upstream[0].stride(), upstream[1].stride()
-        launch = self._launches.get(key)
-        if launch is None:
-            batch, tokens, _, _, _, head_dim = self.sizes
-            results = [d.view(batch, tokens, -1, head_dim).transpose(1, 2) for d in columns]
-            if self.head_eps is None:
-                launch = rotation_launch(upstream, results, cos, sin, None, True)
-            else:
-                given = [dq.new_empty_strided(*metadata) for metadata in self.heads[:2]]
-                parts = self._head_partial[0][0]
-                launch = normed_backward_launch(
-                    given, upstream, results, cos, self.head_eps, parts
-                )  # fmt: skip
-            self._launches[key] = launch
-        if not normed:
-            launch(*upstream, *columns, cos, sin, cos, cos, cos)
-            return joined, None
-        partial, d_weights = self.new(*self._head_partial), self.new(*self._head_norm_weights)
-        launch(*normed[:2], *upstream, *columns, cos, sin, *normed[2:], partial)
-        self._sum_head_partials(partial, d_weights)
-        return joined, d_weights
-
-
-def _contiguous(*operands: Tensor | None) -> Any:
-    """The operands, contiguous and at 16 bytes: the memory of a saved tensor can have been
-    exchanged since the forward (`tensor.data = ...`), and gradients may have any strides.
-    """
-    return contiguous_and_aligned(*operands)
-
-
-def _with_contiguous_heads(d: Tensor) -> Any:
-    """Each head contiguous, at 16 bytes."""
-    return _contiguous(d)[0] if d.stride(-1) != 1 or d.data_ptr() % 16 else d
+    heads = [
+        ((batch, n // head_dim, tokens, head_dim), (tokens * n, head_dim, n, 1))
+        for n in (width, key_width, key_width)
+    ]
+    return LayerPlan(x.shape, heads, eps, plan_for(x, w_gate, w_up, w_down))
 
 
 class AttentionInput(torch.autograd.Function):
     """q, k and v (batch, heads, tokens, head_dim), and x itself, for who adds to the stream."""
 
     @staticmethod
-    def forward(ctx: Any, plan: LayerPlan, x: Tensor, *operands: Tensor | None) -> Any:
+    def forward(ctx: Any, plan: LayerPlan, x: Tensor, *operands: Any) -> Any:
         """Of x, the norm's weight, weights and biases of q, k and v, weights of the norms of q and
         k, cos and sin.
         """
         w_norm, w_q, w_k, w_v, b_q, b_k, b_v, n_q, n_k, cos, sin = operands
-        assert w_norm is not None and w_q is not None and w_k is not None and w_v is not None
-        assert cos is not None and sin is not None
-        normed, rstd = plan.normalise(0, x, w_norm)
-        q, k, v = qkv.Projections.forward(normed, w_q, w_k, w_v, b_q, b_k, b_v)
-        normed_heads = () if n_q is None else (q, k, n_q, n_k)
-        q, k = plan.rotate(q, k, cos, sin, n_q, n_k)
+        normed, _, rstd = rms_norm_fwd(_matrix(x), w_norm, None, plan.eps[0], True)
+        results = qkv.Projections.forward(normed, w_q, w_k, w_v, b_q, b_k, b_v)
+        q, k, v = (y.as_strided(*of) for y, of in zip(results, plan.heads, strict=True))
+        before_norms = () if n_q is None else (q, k, n_q, n_k)
+        if n_q is None:
+            rotated = rope_call(q, k, cos, sin, None, False)
+        else:
+            rotated = normed_rope_fwd(q, k, n_q, n_k, cos, sin, plan.eps[2])
         ctx.plan = plan
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, w_norm, rstd, w_q, w_k, w_v, cos, sin, *normed_heads)
-        of_q, of_k, of_v = plan.heads
-        return q.as_strided(*of_q), k.as_strided(*of_k), v.as_strided(*of_v), x
+        ctx.save_for_backward(x, w_norm, rstd, w_q, w_k, w_v, cos, sin, *before_norms)
+        return *rotated, v, x
 
     @staticmethod
     @first_order
     def backward(
-        ctx: Any, dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, ds: Tensor | None
+        ctx: Any, dq: Any, dk: Any, dv: Any, ds: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """Those of x and of all weights and biases that are wanted."""
-        x, w_norm, rstd, w_q, w_k, w_v, cos, sin, *heads = _contiguous(*ctx.saved_tensors)
+        x, w_norm, rstd, w_q, w_k, w_v, cos, sin, *before_norms = ctx.saved_tensors
         plan: LayerPlan = ctx.plan
         wants = ctx.needs_input_grad
         if dq is None and dk is None and dv is None:
             return None, ds, *(None,) * 11
         dq, dk, dv = (
-            x.new_zeros(shape) if d is None else d
-            for d, (shape, _) in zip((dq, dk, dv), plan.heads, strict=True)
+            x.new_zeros(size) if d is None else d
+            for d, (size, _) in zip((dq, dk, dv), plan.heads, strict=True)
         )
-        weights = w_q, w_k, w_v
-        joined, d_heads = plan.rotate_back(dq, dk, cos, sin, heads)
-        parts = [*joined.split(plan.widths, dim=1)]
-        values, joins = dv.transpose(1, 2), qkv.joins(*weights)
-        if joins:
-            parts[2].view(values.shape).copy_(values)
+        d_q_norm = d_k_norm = None
+        if before_norms:
+            q, k, n_q, n_k = before_norms
+            dq, dk, d_q_norm, d_k_norm = normed_rope_bwd(
+                dq, dk, q, k, n_q, n_k, cos, sin, plan.eps[2]
+            )
         else:
-            parts[2] = values.reshape(plan.rows, -1)
+            dq, dk = rope_call(dq, dk, cos, sin, None, True)
+        rows = rstd.shape[0]
+        upstream = [d.transpose(1, 2).reshape(rows, -1) for d in (dq, dk, dv)]
+        normed = None
+        if any(wants[3:6]):
+            normed, _, _ = rms_norm_fwd(_matrix(x), w_norm, None, plan.eps[0], True)
         wants_normed = wants[1] or wants[2]
-        normed = plan.normalise(0, x, w_norm)[0] if any(wants[3:6]) else None
         d_normed, *d_weights = qkv.gradients(
-            normed, weights, parts, wants_normed, wants[3:6], joined if joins else None
+            normed, (w_q, w_k, w_v), upstream, wants_normed, wants[3:6]
         )
-        d_biases = [part.sum(0) if want else None for part, want in zip(parts, wants[6:9])]  # noqa: B905
-        if ds is not None:
-            ds = _matrix(ds, plan.rows)
-        d_x, d_norm = plan.norm_gradients(d_normed, ds, x, w_norm, rstd, wants[1], wants[2])
-        if d_x is not None:
-            d_x = d_x.view(plan.shape)
-        d_q_norm, d_k_norm = (None, None) if d_heads is None else d_heads.chunk(2)
+        d_biases = [d.sum(0) if want else None for d, want in zip(upstream, wants[6:9])]  # noqa: B905
+        d_x, d_norm = ds, None
+        if d_normed is not None:
+            d_x, d_norm = rms_norm_bwd(d_normed, ds, x, w_norm, rstd, wants[1], wants[2])
         return None, d_x, d_norm, *d_weights, *d_biases, d_q_norm, d_k_norm, None, None
 
 
@@ -454,44 +297,43 @@ class LayerOutput(torch.autograd.Function):
         w_gate: Tensor, w_up: Tensor, w_down: Tensor, training: bool,
     ) -> Tensor:  # fmt: skip
         """Of attention's result (batch, tokens, heads · head_dim) and the stream before it."""
-        mlp = plan.mlp
         training = training and any(ctx.needs_input_grad)
-        if mlp.training_not_built and training:
-            build_for_training(mlp, "gate_up")
-        attended = _matrix(attended, plan.rows)
-        s = linear(attended, w_o)
-        normed, rstd = plan.add_and_normalise(s, stream, w_norm)
-        y, gate_up = mlp.forward(normed, w_gate, w_up, w_down, training)
-        y.add_(s)
+        if plan.mlp.training_not_built and training:
+            build_for_training(plan.mlp, "gate_up")
+        product = linear(_matrix(attended), w_o)
+        s: Any
+        normed, s, rstd = rms_norm_fwd(product, w_norm, _matrix(stream), plan.eps[1], True)
+        y, gate_up = run_forward(normed, w_gate, w_up, w_down, training, plan.mlp)
         ctx.plan = plan
         save_for_backward(ctx, attended, s, rstd, w_o, w_norm, w_gate, w_up, w_down, gate_up)
         # In place: autograd lets nobody write to a view that a Function returns.
-        return y.resize_(plan.shape)
+        return y.add_(s).resize_(plan.shape)
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Any) -> tuple[Tensor | None, ...]:
         """Those of attention's result, the stream and all weights that are wanted."""
-        kept, in_place = saved_for_backward(ctx)
-        attended, s, rstd, w_o, w_norm, w_gate, w_up, w_down, gate_up = kept = _contiguous(*kept)
+        saved, in_place = saved_for_backward(ctx)
+        attended, s, rstd, w_o, w_norm, w_gate, w_up, w_down, gate_up = saved
         plan: LayerPlan = ctx.plan
         _, wants_attended, wants_stream, wants_o, wants_norm, *wants_mlp, _ = ctx.needs_input_grad
         wants_s = wants_attended or wants_stream or wants_o
-        dy = _matrix(upstream, plan.rows)
-        normed = plan.normalise(1, s, w_norm)[0] if wants_mlp[0] or wants_mlp[1] else None
+        normed = None
+        if wants_mlp[0] or wants_mlp[1]:
+            normed, _, _ = rms_norm_fwd(s, w_norm, None, plan.eps[1], True)
+        operands = normed, w_gate, w_up, w_down, gate_up
+        dy, *operands_of_mlp = contiguous_and_aligned(_matrix(dy), *operands)
+        del saved, operands, gate_up, normed  # so that nobody else holds gate|up
         wants = wants_s or wants_norm, *wants_mlp
-        saved = [normed, w_gate, w_up, w_down, gate_up]
-        del kept, gate_up, normed
-        d_normed, *d_mlp = mlp_gradients(plan.mlp, wants, saved, dy, in_place)
-        d_s, d_norm = plan.norm_gradients(d_normed, dy, s, w_norm, rstd, wants_s, wants_norm)
-        d_attended = d_o = None
-        if d_s is not None:
-            if wants_attended:
-                d_attended = torch.mm(d_s, w_o).view(*plan.shape[:2], w_o.shape[1])
-            if wants_o:
-                d_o = torch.mm(d_s.t(), attended)
-            d_s = d_s.view(plan.shape) if wants_stream else None
-        return None, d_attended, d_s, d_o, d_norm, *d_mlp, None
+        d_normed, *d_mlp = mlp_gradients(plan.mlp, wants, operands_of_mlp, dy, in_place)
+        d_s: Any = dy
+        d_norm: Tensor | None = None
+        if d_normed is not None:
+            d_s, d_norm = rms_norm_bwd(d_normed, dy, s, w_norm, rstd, wants_s, wants_norm)
+        d_attended = torch.mm(d_s, w_o).view(attended.shape) if wants_attended else None
+        d_o = torch.mm(d_s.t(), _matrix(attended)) if wants_o else None
+        d_stream = d_s.view(plan.shape) if wants_stream else None
+        return None, d_attended, d_stream, d_o, d_norm, *d_mlp, None
 
 
 # Without `Function.apply`'s own look at torch.func, whose transforms go module by module.
@@ -499,7 +341,6 @@ apply_attention_input: Any = super(torch.autograd.Function, AttentionInput).appl
 apply_layer_output: Any = super(torch.autograd.Function, LayerOutput).apply
 
 
-def _matrix(x: Tensor, rows: int) -> Tensor:
-    """(rows, width), contiguous, at 16 bytes."""
-    [matrix] = _contiguous(x.reshape(rows, -1))
-    return matrix
+def _matrix(x: Tensor) -> Tensor:
+    """(rows, width) of (..., width)."""
+    return x.reshape(-1, x.shape[-1])

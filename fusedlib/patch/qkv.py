@@ -107,7 +107,7 @@ class Projections(DirectFunction):
 
 def gradients(
     x: Tensor | None, weights: Sequence[Tensor | None], upstream: Sequence[Tensor | None],
-    wants_x: bool, wants_weights: Sequence[bool], joined: Tensor | None = None,
+    wants_x: bool, wants_weights: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """d_x (tokens, inputs) and d_W (outputs, inputs) of each projection, each if wanted.
 
@@ -117,17 +117,15 @@ def gradients(
         upstream: dy (tokens, outputs) of each, or None.
         wants_x: d_x is wanted.
         wants_weights: d_W of each is.
-        joined: all dy side by side, where their columns lie so.
     """
     every = wants_x and all(wants_weights) and all(dy is not None for dy in upstream)
     if every and _has_few_tokens(x) and not torch.is_grad_enabled():
         few: tuple[Tensor | None, ...] | None = _few_tokens().gradients(x, weights, upstream)
         if few is not None:
             return few
-    if every and joins(*weights):
+    if every and sum(w.numel() for w in weights if w is not None) <= MOST_JOINED:
         assert x is not None
-        if joined is None:
-            joined = torch.cat([dy for dy in upstream if dy is not None], dim=1)
+        joined = torch.cat([dy for dy in upstream if dy is not None], dim=1)
         present = [w for w in weights if w is not None]
         d_x = torch.mm(joined, torch.cat(present))
         d_weight = torch.mm(joined.t(), x)
@@ -149,11 +147,6 @@ def gradients(
 def _has_few_tokens(x: Any) -> bool:
     """Whether the kernels for few tokens are asked for x (..., inputs)."""
     return x.numel() <= MAX_PROJECTION_TOKENS * x.shape[-1] and has_kernels(x.device)
-
-
-def joins(*weights: Tensor | None) -> bool:
-    """Whether weights are so small that their gradients come by one product."""
-    return sum(w.numel() for w in weights if w is not None) <= MOST_JOINED
 
 
 @cache
