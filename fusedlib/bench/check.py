@@ -73,7 +73,7 @@ def allowed(own: float, dtype: torch.dtype) -> float:
 
 
 def misses(
-    found: Mapping[str, Errors], usual: Mapping[str, Errors], dtype: torch.dtype,
+    found: Mapping[str, Errors], baseline: Mapping[str, Errors], dtype: torch.dtype,
     asked: Iterable[str] | None = None,
 ) -> list[str]:  # fmt: skip
     """What the rule rejects, one line a tensor; empty when all is right. NaN is never right.
@@ -85,14 +85,14 @@ def misses(
         asked: names that the problem asks for; by default all of `usual`.
     """
     wrong = []
-    for name in usual if asked is None else asked:
+    for name in baseline if asked is None else asked:
         if name not in found:
             wrong.append(f"no gradient arrived at {name.removeprefix('d_')}")
             continue
         for measure in ("norm", "worst"):
             value, most = (
                 getattr(found[name], measure),
-                allowed(getattr(usual[name], measure), dtype),
+                allowed(getattr(baseline[name], measure), dtype),
             )
             if not value <= most:
                 wrong.append(f"{name}: {measure} error {value:.2e}, allowed {most:.2e}")
@@ -100,7 +100,7 @@ def misses(
 
 
 def require(
-    found: Mapping[str, Errors], usual: Mapping[str, Errors], dtype: torch.dtype,
+    found: Mapping[str, Errors], baseline: Mapping[str, Errors], dtype: torch.dtype,
     asked: Iterable[str] | None = None, figures: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The figures of a row whose errors the rule accepts; arguments as of `misses`.
@@ -114,6 +114,6 @@ def require(
     """
     if figures is None:
         figures = {f"{name}_error": error.norm for name, error in found.items()}
-    if wrong := misses(found, usual, dtype, asked):
+    if wrong := misses(found, baseline, dtype, asked):
         raise Wrong("; ".join(wrong[:9]), figures)
     return dict(figures)

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from fusedlib.bench import check, paths, timing
 from fusedlib.bench.attempt import Unavailable, Wrong, is_out_of_memory, require_memory
 from fusedlib.bench.cases import device_of, grid, require_least
-from measure import allocator_history, steps
+from measure import allocator_history, transformer_trainer
 from measure.allocator_history import CATEGORIES, History, Known, Watch, watching
 from models import activations, checkpointed, transformer
 from models.checkpointed import Plan
@@ -200,7 +200,9 @@ class Program:
         self.tokens = torch.randint(*drawn, device=self.device)
         self.targets = torch.randint(*drawn, device=self.device)
         kind = "foreach" if self.device.type == "cuda" else "single"
-        self.optimizer = steps.adamw(self.model.parameters(), kind) if optimizer else None
+        self.optimizer = (
+            transformer_trainer.adamw(self.model.parameters(), kind) if optimizer else None
+        )
 
     def precise(self) -> AbstractContextManager[object]:
         """Autocast where the precision asks for it."""
@@ -316,7 +318,7 @@ class Measure:
         self._key: tuple[Any, ...] = ()
         self._program: Program | None = None
         self._true: list[Tensor] = []
-        self._usual = 0.0
+        self._baseline = 0.0
         self._whole_fits = True
         self._saved: set[tuple[str, str]] = set()
 
@@ -357,7 +359,7 @@ class Measure:
         error = gradient_error(program.gradients(), self._true)
         figures |= {"gradient_error": error, "num_layers": program.shape.num_layers}
         dtype = torch.float32 if program.precision == "fp32" else torch.bfloat16
-        allowed = check.allowed(self._usual, dtype)
+        allowed = check.allowed(self._baseline, dtype)
         if not error <= allowed:
             raise Wrong(f"gradients: error {error:.2e}, allowed {allowed:.2e}", figures)
         times = timing.interleaved(  # all in it have just run once: no round to warm them up
@@ -384,7 +386,7 @@ class Measure:
             self._true = [g.clone() for g in program.gradients()]
             _zero(program)
             program.run(Plan("segments", 1))
-            self._usual = gradient_error(program.gradients(), self._true)
+            self._baseline = gradient_error(program.gradients(), self._true)
             self._key, self._program, self._whole_fits = key, program, True
         _clear(case["device"], workspaces=False)
         return self._program

@@ -8,7 +8,7 @@ import torch
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable, require_memory
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
-from measure.steps import Trainer
+from measure.transformer_trainer import Trainer
 from models import transformer
 from models.transformer import TransformerConfig, config
 

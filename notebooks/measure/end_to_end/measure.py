@@ -13,7 +13,7 @@ from fusedlib.bench.settings import matmul_settings
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.step_clock import MIB, Limits
 from measure.end_to_end.cases import require_possible, shape, trainer
-from measure.steps import Trainer, adamw
+from measure.transformer_trainer import Trainer, adamw
 from models import flops
 from models.transformer import Transformer, config
 

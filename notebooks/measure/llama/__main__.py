@@ -13,7 +13,7 @@ from measure.llama import cases
 from measure.llama.arms import BASELINE, alone, require_possible
 from measure.llama.models import tokens
 from measure.llama.races import few_threads
-from measure.llama.step import Program
+from measure.llama.trainer import LlamaTrainer
 
 SHOWN = (BASELINE, "liger", "inductor", "fused")
 
@@ -23,7 +23,7 @@ def profile(case: Case, folder: Path) -> None:
     require_possible(case)
     model, call = alone(case)
     ids = tokens(case["model"], case["batch_size"], case["context_length"], case["device"])
-    program = Program(model, call, ids, optimizer=True)
+    program = LlamaTrainer(model, call, ids, optimizer=True)
     for _ in range(3):
         program.issue()
     timing.synchronize(program.device)

@@ -27,7 +27,7 @@ from fusedlib.bench.cases import Case, device_of, grid, require_known, require_l
 from measure.end_to_end.cases import WEIGHTS, autocast, require_possible, trainer
 from measure.profiles import classes, trace
 from measure.profiles.trace import Piece, Trace
-from measure.steps import Trainer
+from measure.transformer_trainer import Trainer
 from models import transformer
 from models.ranges import Range, Tracer, named_ranges
 from models.transformer import loss

@@ -17,7 +17,7 @@ from fusedlib.bench.allocations import CATEGORIES, MIB, Trace
 from fusedlib.bench.attempt import free_memory, require_memory
 from fusedlib.bench.cases import Case, grid, require_least
 from fusedlib.bench.rivals import Rival, Workload
-from measure import ledger, mlps, problems
+from measure import mlp_ledger, mlps, problems
 from measure.mlps import MODULE, TASK
 from measure.problems import Inputs, SwiGLUProblem, draw
 from measure.swiglu import BASELINE, sizes
@@ -105,11 +105,11 @@ def counted_mib(case: Case) -> float:
     Weights and inputs alone for a rival that nobody has counted.
     """
     problem = SwiGLUProblem.of(case)
-    book = ledger.of(case["provider"], case.get("path"), problem.dtype)
+    book = mlp_ledger.of(case["provider"], case.get("path"), problem.dtype)
     deep = case["experiment"] == "stack"
     layers, held = (int(case["layers"]), bool(case["held"])) if deep else (1, False)
-    weights, ends = (ledger.W * 3 * layers).mib(problem), (ledger.D * 2).mib(problem)
-    over = ledger.stack_peak_mib(book, layers, problem, held=held) if book else {}
+    weights, ends = (mlp_ledger.W * 3 * layers).mib(problem), (mlp_ledger.D * 2).mib(problem)
+    over = mlp_ledger.stack_peak_mib(book, layers, problem, held=held) if book else {}
     return ends + (2 if held else 1) * weights + sum(over.values())
 
 
@@ -126,9 +126,9 @@ def _errors(rival: Rival, problem: SwiGLUProblem, device: str) -> dict[str, Any]
     def found(work: Workload) -> dict[str, check.Errors]:
         return check.errors(check.results_of(work, inputs.dy), true)
 
-    usual = found(rivals.get(TASK, BASELINE).build(inputs))
+    baseline = found(rivals.get(TASK, BASELINE).build(inputs))
     own = _one_layer(rival, problem, inputs)
-    return check.require(found(own), usual, problem.torch_dtype, problems.asked(inputs))
+    return check.require(found(own), baseline, problem.torch_dtype, problems.asked(inputs))
 
 
 def _one_layer(rival: Rival, problem: SwiGLUProblem, inputs: Inputs) -> Workload:
