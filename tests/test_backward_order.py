@@ -14,11 +14,10 @@ import swiglu_checks as checks
 pytest.importorskip("triton")
 
 from fusedlib import functional
-from fusedlib.bench import allocations
 from fusedlib.kernels.host import ops, plan_cache, products, route
 from fusedlib.kernels.host.launch import Launch
 from fusedlib.kernels.host.products import is_d_w_down_last
-from measure import mlp_ledger
+from measure import mlp_ledger, pass_memory
 from measure.mlp_ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
 from measure.problems import SwiGLUProblem
 
@@ -84,7 +83,7 @@ def peak_mib(function, shape, pair=False):
     """Of `function(x, w_gate_up, w_down)` and its backward pass."""
     (x, *gate_up, w_down), dy = checks.small("cpu", "float32", shape, pair)
     operands = x, gate_up if pair else gate_up[0], w_down
-    live = allocations.trace(lambda: function(*operands), dy).live_mib()
+    live = pass_memory.trace(lambda: function(*operands), dy).live_mib()
     return max(sum(parts) for parts in zip(*live.values(), strict=True))
 
 

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from fusedlib import functional, reference
-from fusedlib.bench import allocations, rivals
-from fusedlib.bench.allocations import CATEGORIES
+from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt
 from fusedlib.bench.rivals import Workload, rival
-from measure import mlp_ledger, mlp_memory, mlps
+from measure import mlp_ledger, mlp_memory, mlps, pass_memory
+from measure.allocator_history import Change, History
 from measure.mlp_ledger import LEDGERS, D, F, W
 from measure.mlps import MODULE
+from measure.pass_memory import CATEGORIES
 from measure.problems import PLAIN_PATH, SwiGLUProblem, draw
 from measure.swiglu import TASK
 
@@ -91,7 +92,7 @@ def test_fused_without_kernels_holds_what_is_counted(save):
     problem = SwiGLUProblem(512, 128, 512, "float32")
     inputs = draw(problem, "cpu")
     w_gate_up = torch.cat([inputs.w_gate, inputs.w_up]).detach().requires_grad_()
-    found = allocations.trace(
+    found = pass_memory.trace(
         lambda: functional.swiglu_mlp(inputs.x, w_gate_up, inputs.w_down, save=save), inputs.dy
     ).live_mib()
     book = mlp_ledger.of({"gate_up": "fused", "input": "fused-input"}[save], PLAIN_PATH)
@@ -191,8 +192,8 @@ def test_bad_lists_are_refused():
 
 
 def test_a_block_whose_release_was_not_told_ends_where_its_address_comes_again():
-    changes = [(1, 8), (2, 4), (1, 8), (1, -8)]
-    trace = allocations._classified(changes, done=2, output=2)
-    assert [(b.start, b.end, name) for b, name in trace.blocks] == [
+    changes = [Change(1, 8), Change(2, 4), Change(1, 8), Change(1, 0)]
+    trace = pass_memory.classified(History(changes, {"forward": 2}), output=2)
+    assert [(b.start, b.end, b.category) for b in trace.blocks] == [
         (0, 2, "saved"), (1, None, "output"), (2, 3, "temporaries"),
     ]  # fmt: skip

@@ -16,6 +16,7 @@ import torch
 
 from fusedlib.bench import timing
 from fusedlib.bench.race import Turn
+from fusedlib.bench.settings import MIB
 from fusedlib.bench.statistics import summarize
 
 AGREE = 0.02  # two blocks show the same pace when their medians differ by no more
@@ -24,7 +25,6 @@ DISCARDED = 3
 SLOW_MS, SLOW_STEPS = 200.0, 3
 VERY_SLOW_MS = 1000.0  # alone in its block
 TURN = 3  # steps when it is a rival's turn
-MIB = 2**20
 # Issues one step, waits for nothing and gives the marks of its sections.
 Issue = Callable[[], timing.Sections]
 

@@ -17,13 +17,13 @@ from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.cases import Case, grid
 from fusedlib.bench.race import Checked, Figures
 from measure import problems, swiglu
+from measure.pass_memory import mib_of, peak_over_mib
 from measure.problems import SwiGLUProblem, draw
 
 STUDY = "05_anatomy"
 TASK = "published swiglu"
 BLOCK, TEST_BLOCK = 64, 16  # of the published kernel, and of its published test
 SETTINGS = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
-MIB = 2**20
 
 
 def rival_of(name: str) -> rivals.Rival:
@@ -135,19 +135,18 @@ def peak(case: Case) -> Figures:
     free_memory()
     inputs = draw(SwiGLUProblem.of(case), case["device"])
     work = rival_of(case["provider"]).build(inputs)
-    for _ in range(2):  # libraries take their workspace in the first
+
+    def step() -> None:
         work.reset()
-        torch.cuda.synchronize()
-        base = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
         with RACE.settings(case):
             work.forward().backward(inputs.dy)
-        torch.cuda.synchronize()
-        top = torch.cuda.max_memory_allocated() - base
+
+    step()  # libraries take their workspace in the first
+    work.reset()
+    top_mib = peak_over_mib(step)
     weights = [leaf for name, leaf in work.leaves.items() if name != "x"]
-    held = sum(w.nbytes for w in weights)
-    gradients = sum(w.grad.nbytes for w in weights if w.grad is not None)
+    held_mib = mib_of(weights)
     return figures | {
-        "peak_mib": (held + inputs.x.nbytes + top) / MIB,
-        "weights_mib": held / MIB, "gradients_mib": gradients / MIB,
+        "peak_mib": held_mib + mib_of([inputs.x]) + top_mib, "weights_mib": held_mib,
+        "gradients_mib": mib_of(w.grad for w in weights),
     }  # fmt: skip

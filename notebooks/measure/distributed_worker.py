@@ -23,13 +23,13 @@ from torch.profiler import record_function
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt, Wrong, free_memory
 from fusedlib.bench.machine import version_of
+from fusedlib.bench.settings import MIB
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.timing import Sections, clock_for, synchronize
 from measure import llama
 from measure.profiles import trace
 from measure.profiles.trace import Piece
 
-MIB = 2**20
 SEED = 0
 OFFLOAD = {
     "stage": 3,

@@ -23,8 +23,10 @@ from torch.utils._pytree import tree_leaves
 from fusedlib.bench import check, paths, timing
 from fusedlib.bench.attempt import Unavailable, Wrong, is_out_of_memory, require_memory
 from fusedlib.bench.cases import device_of, grid, require_least
+from fusedlib.bench.settings import MIB
 from measure import allocator_history, transformer_trainer
 from measure.allocator_history import CATEGORIES, History, Known, Watch, watching
+from measure.pass_memory import no_backward
 from models import activations, checkpointed, transformer
 from models.checkpointed import Plan
 from models.transformer import BATCH_SIZE, Transformer, TransformerConfig, config
@@ -34,7 +36,7 @@ MODES = ("forward, no_grad", "forward", "step")
 STEPS = 2  # the second has AdamW's moments from its beginning
 WHOLE = Plan("none")
 POINTS, LARGEST = 400, 8
-MIB, GIB = 2**20, 2**30
+GIB = 2**30
 PROGRAM = ("model", "context_length", "batch_size", "attention", "precision", "device")
 # The parts that `models.activations` names, by the modules' names.
 PARTS = {
@@ -283,13 +285,9 @@ def saved_bytes(program: Program) -> dict[str, int]:
                 found["casts" if cast else part[-1]] += storage.nbytes()
 
         # There will be no backward. Given back to autograd, a saved output would keep itself.
-        with torch.autograd.graph.saved_tensors_hooks(pack, _no_backward), casts:
+        with torch.autograd.graph.saved_tensors_hooks(pack, no_backward), casts:
             program.forward()
     return dict(found)
-
-
-def _no_backward(packed: None) -> Tensor:
-    raise AssertionError("no backward runs through a graph that kept nothing")
 
 
 @contextmanager

@@ -13,8 +13,7 @@ from torch import nn
 
 from fusedlib.bench import timing
 from fusedlib.bench.attempt import Unavailable, free_memory
-from fusedlib.bench.settings import matmul_settings
-from fusedlib.bench.step_clock import MIB
+from fusedlib.bench.settings import MIB, matmul_settings
 from measure.end_to_end.races import _warm_compiler, graphs_compiled
 
 LEAST_CALLS, MOST_CALLS = 4, 10  # before the clock; a CUDA graph is captured in the second

@@ -14,7 +14,7 @@ from fusedlib.bench import check, rivals, step_clock, timing
 from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Turn
-from fusedlib.bench.step_clock import MIB
+from fusedlib.bench.settings import MIB
 from measure import llama
 from measure.compilers.arms import TASK, Arm, Call
 from measure.compilers.case import OPTIMIZERS
@@ -28,6 +28,7 @@ from measure.compilers.ready import (
 )
 from measure.compilers.samplers import DRAWS, MOST_MISFIT, SAMPLERS, misfit
 from measure.end_to_end.races import _watched
+from measure.pass_memory import mib_of, peak_over_mib
 
 PROMPT, FORCED, TURN = 6, 8, 20  # tokens: of the prompt, that are checked, of a turn
 STEPS = 2  # of a training's turn, after one that gives the host its head start
@@ -294,16 +295,14 @@ def taken(program: Any, held_mib: float, keeps: bool) -> dict[str, float]:
         keeps: whether that memory is a CUDA graph's, which has it during the update too.
     """
     program.issue()
-    optimizer, before = program.optimizer, torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    optimizer.step()
-    temporaries = (torch.cuda.max_memory_allocated() - before) / MIB
+    optimizer = program.optimizer
+    temporaries = peak_over_mib(optimizer.step)
     weights = list(program.model.parameters())
     kept = [v for state in optimizer.state.values() for v in state.values()]
-    state = sum(v.nbytes for v in kept if isinstance(v, Tensor)) / MIB
-    gradients = sum(p.grad.nbytes for p in weights if p.grad is not None) / MIB
+    state = mib_of(v for v in kept if isinstance(v, Tensor))
+    gradients = mib_of(p.grad for p in weights)
     over = held_mib + temporaries if keeps else max(held_mib, gradients + temporaries)
     return {
-        "peak_mib": sum(p.nbytes for p in weights) / MIB + state + over, "state_mib": state,
+        "peak_mib": mib_of(weights) + state + over, "state_mib": state,
         "gradients_mib": gradients, "temporaries_mib": temporaries,
     }  # fmt: skip

@@ -6,13 +6,14 @@ import torch
 from torch.autograd import DeviceType
 
 from fusedlib.bench import roofline, step_clock, timing
-from fusedlib.bench.allocations import quiet
 from fusedlib.bench.attempt import free_memory
 from fusedlib.bench.cases import Case
-from fusedlib.bench.settings import matmul_settings
+from fusedlib.bench.settings import MIB, matmul_settings
 from fusedlib.bench.statistics import summarize
-from fusedlib.bench.step_clock import MIB, Limits
+from fusedlib.bench.step_clock import Limits
 from measure.end_to_end.cases import require_possible, shape, trainer
+from measure.pass_memory import peak_over_mib
+from measure.profiler import profiling
 from measure.transformer_trainer import Trainer, adamw
 from models import flops
 from models.transformer import Transformer, config
@@ -72,18 +73,8 @@ def _profiled(made: Trainer) -> dict[str, Any]:
     it launches, on a CPU that of the operator. On MPS the profiler sees the host alone.
     """
     on_cuda = made.device.type == "cuda"
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if on_cuda:
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    profile = torch.profiler.profile(activities=activities)
-    with quiet():
-        profile.start()
-    try:
+    with profiling(made.device) as profile:
         made.step()
-        timing.synchronize(made.device)
-    finally:
-        with quiet():
-            profile.stop()
     row: dict[str, Any] = {"operators": 0, "casts": 0, "casts_ms": 0.0}
     kernels, kernels_us = 0, 0.0
     for event in profile.key_averages():
@@ -112,10 +103,7 @@ def optimizer(case: Case) -> dict[str, Any]:
     adam.step()
     row: dict[str, Any] = {}
     if torch.device(case["device"]).type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        adam.step()
-        row["transient_mib"] = (torch.cuda.max_memory_allocated() - before) / MIB
+        row["transient_mib"] = peak_over_mib(adam.step)
     found = timing.interleaved(
         {"optimizer": adam.step}, device=case["device"], warmup=1, repetitions=5, most=20,
         seconds=case["seconds"], flush_l2=False,

@@ -11,7 +11,7 @@ import torch
 from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable, free_memory, is_out_of_memory
 from fusedlib.bench.cases import Case
-from fusedlib.bench.step_clock import MIB
+from fusedlib.bench.settings import MIB
 from measure import allocator_history
 from measure.allocator_history import Known, watching
 from measure.llama.arms import alone, require_possible

@@ -33,8 +33,7 @@ from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
 from fusedlib.bench.race import Checked, Figures, Race, Turn
 from fusedlib.bench.rivals import rival
-from fusedlib.bench.settings import DTYPES
-from fusedlib.bench.step_clock import MIB
+from fusedlib.bench.settings import DTYPES, MIB
 from measure import llama
 
 HEADS, KEY_HEADS = 32, 8

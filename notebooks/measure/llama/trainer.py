@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from fusedlib.bench import cuda_graphs, rivals
 from fusedlib.bench.rivals import Workload
-from fusedlib.bench.step_clock import MIB
 from fusedlib.bench.timing import Sections
 from measure import transformer_trainer
 from measure.llama.arms import TASK
 from measure.llama.models import Call, build, tokens
+from measure.pass_memory import peak_over_mib
 
 
 class LlamaTrainer:
@@ -64,11 +64,9 @@ class LlamaTrainer:
         """
         if self.device.type != "cuda" or self.captured is not None:
             return {}
-        torch.cuda.synchronize()
-        held = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        self.call(self.ids, labels=self.ids).loss.backward()
-        return {"activations_mib": (torch.cuda.max_memory_allocated() - held) / MIB}
+        return {"activations_mib": peak_over_mib(
+            lambda: self.call(self.ids, labels=self.ids).loss.backward()
+        )}  # fmt: skip
 
 
 def _capture(model: nn.Module, call: Call, ids: Tensor) -> cuda_graphs.Captured:
