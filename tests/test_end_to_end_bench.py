@@ -66,7 +66,7 @@ def test_a_step_has_its_parts_and_its_work(precision):
 
 
 def test_autocast_computes_in_bf16_on_fp32_weights():
-    made = cases.trainer(step("bf16 autocast"))
+    made = cases.make_trainer(step("bf16 autocast"))
     assert made.call(made.tokens).dtype == torch.bfloat16
     assert {p.dtype for p in made.model.parameters()} == {torch.float32}
 
@@ -233,7 +233,7 @@ def test_what_never_settles_is_unavailable(monkeypatch):
 def test_a_graph_compiled_in_a_measured_step_marks_the_row(monkeypatch):
     count = iter([3, 3, 3, 5])
     monkeypatch.setattr(races, "graphs_compiled", lambda: next(count))
-    turn = races._watched(Turn(lambda: {"total": 1.0}))
+    turn = races.counting_graphs(Turn(lambda: {"total": 1.0}))
     assert [turn.run(), turn.run()] == [{"total": 1.0}] * 2 and turn.figures["recompiled"] == 2
 
 
@@ -260,14 +260,14 @@ def test_only_what_is_far_above_the_memory_is_not_tried(monkeypatch):
 
 
 def test_a_case_out_of_memory_leaves_the_next_one(monkeypatch, tmp_path):
-    real = measure.trainer
+    real = measure.make_trainer
 
-    def trainer(case):
+    def make_trainer(case):
         if case["precision"] == "fp32":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
         return real(case)
 
-    monkeypatch.setattr(measure, "trainer", trainer)
+    monkeypatch.setattr(measure, "make_trainer", make_trainer)
     todo = cases.steps(TINY, ["nano"], [8], ["fp32", "bf16"])
     own = recorder(tmp_path)
     sweep.sweep(own, todo, measure.measure)

@@ -27,7 +27,7 @@ from measure.compilers.ready import (
     limited,
 )
 from measure.compilers.samplers import DRAWS, MOST_MISFIT, SAMPLERS, misfit
-from measure.end_to_end.races import _watched
+from measure.end_to_end.races import counting_graphs
 from measure.pass_memory import mib_of, peak_over_mib
 
 PROMPT, FORCED, TURN = 6, 8, 20  # tokens: of the prompt, that are checked, of a turn
@@ -80,7 +80,7 @@ class Setup:
         figures |= {"weights_mib": weights, "path": llama.path_of(case)}
         if "held_mib" in figures:
             figures["peak_mib"] = weights + figures["held_mib"]
-        return Checked({**one.facts(), **figures}, lambda timed: _watched(turn(timed)))
+        return Checked({**one.facts(), **figures}, lambda timed: counting_graphs(turn(timed)))
 
     def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Turn]]:
         """Figures of an arm that was found right, and what makes its turn of a case."""

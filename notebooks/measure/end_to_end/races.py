@@ -38,9 +38,9 @@ from measure.end_to_end.cases import (
     RACES,
     WEIGHTS,
     autocast,
+    make_trainer,
     require_possible,
     shape,
-    trainer,
 )
 from models.transformer import Transformer, loss
 
@@ -84,32 +84,35 @@ class Setup:
     """A trainer whose model the rivals take turns in; each parameter has its moments."""
 
     def __init__(self, case: Case) -> None:
-        self.trainer = trainer(case)
+        self.trainer = make_trainer(case)
         self.own = [b.get_submodule("mlp") for b in self.trainer.model.blocks]
 
     def check(self, case: Case) -> Checked:
         """Put a rival into the model, step until nothing compiles any more, weigh and check it."""
-        made, one = self.trainer, rivals.get(RACES[case["experiment"]], case["provider"])
-        place = mlp_placer(case, one, made.model, self.own)
+        trainer, one = self.trainer, rivals.get(RACES[case["experiment"]], case["provider"])
+        rival_in = rival_placer(case, one, trainer.model, self.own)
 
-        def check() -> None:
-            made.call = autocast(case, place())
+        def put_rival_in() -> None:
+            trainer.call = autocast(case, rival_in())
 
-        check()
-        assert made.optimizer is not None
-        stepped = made.optimizer.param_groups[0]["params"]
+        put_rival_in()
+        assert trainer.optimizer is not None
+        stepped = trainer.optimizer.param_groups[0]["params"]
         held = set(map(id, stepped))
-        stepped.extend(p for p in made.model.parameters() if id(p) not in held)
+        stepped.extend(p for p in trainer.model.parameters() if id(p) not in held)
         try:
-            figures = {**one.facts(), **step_until_compiled(made.step, case["device"])}
-            figures |= step_clock.peaks(made)
+            figures = {**one.facts(), **step_until_compiled(trainer.step, case["device"])}
+            figures |= step_clock.peaks(trainer)
         finally:
-            made.model.zero_grad(set_to_none=True)
+            trainer.model.zero_grad(set_to_none=True)
         figures |= checked(case, one)
-        return Checked(figures, lambda timed: _watched(step_clock.turn(made, check, STEPS)))
+        return Checked(
+            figures,
+            lambda timed: counting_graphs(step_clock.turn(trainer, put_rival_in, STEPS)),
+        )
 
 
-def mlp_placer(
+def rival_placer(
     case: Case, one: Rival, model: Transformer, own: Sequence[nn.Module]
 ) -> Callable[[], Call]:
     """What puts a rival into a model of these own MLPs and gives the model as it is called then."""
@@ -118,12 +121,12 @@ def mlp_placer(
         return lambda: call
     parts = [one.build(mlp) for mlp in own]
 
-    def place() -> Call:
+    def rival_in() -> Call:
         for block, part in zip(model.blocks, parts, strict=True):
             block.mlp = part
         return model
 
-    return place
+    return rival_in
 
 
 class Loaded(Setup):
@@ -140,7 +143,7 @@ class Loaded(Setup):
         return Checked(checked.figures, turn)
 
 
-def _watched(turn: Turn) -> Turn:
+def counting_graphs(turn: Turn) -> Turn:
     """The turn, with a figure for graphs compiled during the measured steps."""
     turn.figures["recompiled"] = 0
 
@@ -168,8 +171,8 @@ def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
     exact = copy.deepcopy(model).double()
     true = _results(exact, exact, batch)
     baseline = check.errors(_results(model, autocast(case, model), batch), true)
-    place = mlp_placer(case, one, model, [b.get_submodule("mlp") for b in model.blocks])
-    errors = check.errors(_results(model, autocast(case, place()), batch), true)
+    rival_in = rival_placer(case, one, model, [b.get_submodule("mlp") for b in model.blocks])
+    errors = check.errors(_results(model, autocast(case, rival_in()), batch), true)
     gradients = [error.norm for name, error in errors.items() if name != "logits"]
     figures = {
         "logits_error": errors["logits"].norm, "gradients_error": max(gradients, default=None),

@@ -15,10 +15,10 @@ from torch import Tensor
 from fusedlib.bench import check, rivals
 from fusedlib.bench.attempt import free_memory
 from fusedlib.bench.cases import Case
-from measure import transformer_trainer
 from measure.llama.arms import BASELINE, OTHER_ATTENTION, TASK, alone, require_possible
 from measure.llama.models import CONFIGS
 from measure.llama.races import at_precision, few_threads, path_of
+from measure.llama.trainer import LlamaTrainer
 from measure.llama.truth import EXACT, Judge
 
 FIRST_STEPS, SEEDS = 30, 5
@@ -29,7 +29,7 @@ DECIMALS = 8
 """Of losses in rows: finer than fp32 itself for any loss above 0.1."""
 
 
-class Training:
+class Training(LlamaTrainer):
     """An arm in training; weights and data of a seed are the same for every arm.
 
     Args:
@@ -41,20 +41,17 @@ class Training:
     """
 
     def __init__(self, case: Case) -> None:
-        self.model, self.call = alone(case)
-        self.optimizer = transformer_trainer.adamw(self.model.parameters(), "fused")
+        self.batches, self.done = batches(case), 0
+        super().__init__(*alone(case), next(self.batches), optimizer=True)
+        assert self.optimizer is not None
         self.optimizer.param_groups[0]["lr"] = case["learning_rate"]
-        self.batches = batches(case)
-        self.ids, self.done = next(self.batches), 0
 
     def step(self) -> Tensor:
         """Forward, backward and AdamW; the loss, a scalar without a graph."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss: Tensor = self.call(self.ids, labels=self.ids).loss
-        loss.backward()
-        self.optimizer.step()
+        self.issue()
+        assert self.loss is not None
         self.ids, self.done = next(self.batches), self.done + 1
-        return loss.detach()
+        return self.loss
 
 
 def batches(case: Case) -> Iterator[Tensor]:
