@@ -82,7 +82,7 @@ def run(folder, cases):
     recorder = recorder_at(folder)
     for name, single in (("errors", anatomy.errors), ("peak", anatomy.peak)):
         sweep(recorder, [c for c in cases if c["experiment"] == name], single)
-    race.race(recorder, anatomy.EVENT, [c for c in cases if c["experiment"] == "time"])
+    race.race(recorder, anatomy.RACE, [c for c in cases if c["experiment"] == "time"])
     return recorder.rows()
 
 

@@ -16,7 +16,7 @@ from fusedlib.bench import check, results, rivals
 from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.race import race
 from fusedlib.bench.rivals import Workload
-from measure.attention import course, footprint, problem, truth
+from measure.attention import footprint, problem, races, truth
 from measure.attention.problem import AttentionProblem, draw, flops, kept, traffic
 from models.transformer import plain_attention
 
@@ -28,7 +28,7 @@ SHAPES = [(96, 16, 3), (33, 24, 2), (16, 128, 2)]
 def prepared(name, shape, dtype="float32"):
     one = AttentionProblem(*shape, dtype)
     operands = draw(one, "cpu")
-    return one, operands, rivals.get(course.TASK, name).build(operands)
+    return one, operands, rivals.get(races.TASK, name).build(operands)
 
 
 # --- counting ------------------------------------------------------------------------------------
@@ -40,9 +40,9 @@ def prepared(name, shape, dtype="float32"):
 def test_kept_bytes_are_those_of_the_formula(name, shape, dtype):
     one, operands, work = prepared(name, shape, dtype)
     seen = footprint.measure(work, operands.dout)
-    assert seen["kept_mib"] * MIB == sum(kept(course.counted_form(name), one).values())
+    assert seen["kept_mib"] * MIB == sum(kept(races.counted_form(name), one).values())
     assert seen["operands_mib"] * MIB == problem.operands_bytes(one)
-    assert len(seen["kept"]) == len(kept(course.counted_form(name), one))
+    assert len(seen["kept"]) == len(kept(races.counted_form(name), one))
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (64, 64, 2), (32, 96, 2), (256, 16, 1)])
@@ -187,7 +187,7 @@ def test_an_error_counts_relative_to_its_tokens_terms_where_they_are_large():
 def test_backends_are_right(name, dtype):
     one, operands, work = prepared(name, (128, 64, 4), dtype)
     true = truth.truth(operands)
-    found, usual = check.results_of(work, operands.dout), truth.usual_errors(operands, true)
+    found, usual = check.results_of(work, operands.dout), truth.baseline_errors(operands, true)
     figures = check.require(truth.errors(found, true), usual, one.torch_dtype)
     assert set(figures) == {"y_error", "d_query_error", "d_key_error", "d_value_error"}
     del found["d_key"]
@@ -198,7 +198,7 @@ def test_backends_are_right(name, dtype):
 def test_the_measure_is_plain_attention_by_sequence_and_whole(monkeypatch):
     _, operands, _ = prepared("plain", (32, 8, 4), "float32")
     true = truth.truth(operands)
-    usual = truth.usual_errors(operands, true)
+    usual = truth.baseline_errors(operands, true)
     sizes = []
 
     def rounding_by_batch(query, key, value):  # as cuBLAS, which splits the sums of one product
@@ -208,9 +208,9 @@ def test_the_measure_is_plain_attention_by_sequence_and_whole(monkeypatch):
     truth_plain = truth.plain_attention
     monkeypatch.setattr(truth, "BLOCK", 32**2)
     monkeypatch.setattr(truth, "plain_attention", rounding_by_batch)
-    apart = truth.usual_errors(operands, true, whole=False)
+    apart = truth.baseline_errors(operands, true, whole=False)
     assert sizes == [1] * 4
-    both = truth.usual_errors(operands, true)
+    both = truth.baseline_errors(operands, true)
     assert sizes == [1] * 8 + [4]
     assert usual["y"].norm < 2e-7 and apart["y"].norm == pytest.approx(2.5e-7, rel=0.3)
     assert both["y"].norm == pytest.approx(1e-6, rel=0.2)
@@ -227,8 +227,8 @@ def test_a_measure_that_does_not_fit_whole_is_taken_by_sequence(monkeypatch):
 
     monkeypatch.setattr(truth, "BLOCK", 32**2)
     monkeypatch.setattr(truth, "plain_attention", small)
-    alone = truth.usual_errors(operands, true, whole=False)
-    assert truth.usual_errors(operands, true) == alone
+    alone = truth.baseline_errors(operands, true, whole=False)
+    assert truth.baseline_errors(operands, true) == alone
 
 
 def test_a_wrong_measure_is_refused(monkeypatch):
@@ -240,7 +240,7 @@ def test_a_wrong_measure_is_refused(monkeypatch):
 
     monkeypatch.setattr(truth, "plain_attention", without_mask)
     with pytest.raises(ValueError, match=r"misses float64 in y by .* no measure"):
-        truth.usual_errors(operands, true)
+        truth.baseline_errors(operands, true)
 
 
 # --- cases ---------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ SHAPE = {"batch_size": 2, "repetitions": 2, "device": "cpu"}
 
 
 def test_what_compiles_comes_at_its_width_dtype_and_context_alone():
-    found = course.cases(
+    found = races.cases(
         "course", [64, 32], [16, 8], ["float32", "bfloat16"], ["plain"], **SHAPE,
         more=["inductor float32 16", "flex bfloat16 8 32"],
     )  # fmt: skip
@@ -275,7 +275,7 @@ def test_what_compiles_comes_at_its_width_dtype_and_context_alone():
 def test_bad_cases_are_refused(change, message):
     good = {"grid": "course", "contexts": [8], "widths": [8], "dtypes": ["float32"]}
     with pytest.raises(ValueError, match=message):
-        course.cases(**good | {"asked": ["plain"]} | SHAPE | change)
+        races.cases(**good | {"asked": ["plain"]} | SHAPE | change)
 
 
 # --- the race ------------------------------------------------------------------------------------
@@ -283,8 +283,8 @@ def test_bad_cases_are_refused(change, message):
 
 def raced(tmp_path, *names, contexts=(24,)):
     """Rows of a race at width 8 in fp32, and the recorder that wrote them."""
-    recorder = results.Recorder(course.STUDY, "quick", fresh=False, directory=tmp_path)
-    race(recorder, course.EVENT, course.cases("course", contexts, [8], ["float32"], names, **SHAPE))
+    recorder = results.Recorder(races.STUDY, "quick", fresh=False, directory=tmp_path)
+    race(recorder, races.RACE, races.cases("course", contexts, [8], ["float32"], names, **SHAPE))
     return recorder.rows().set_index(["context_length", "provider", "direction"]), recorder
 
 
@@ -292,14 +292,14 @@ def raced(tmp_path, *names, contexts=(24,)):
 def added(monkeypatch):
     """Registers a rival for one test; what was asked of former ones is forgotten."""
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
-    course._refusal.cache_clear()
+    races._refusal.cache_clear()
     yield rivals.rival
-    course._refusal.cache_clear()
+    races._refusal.cache_clear()
 
 
 def test_all_that_runs_is_timed_in_each_direction_and_the_rest_says_why_not(tmp_path):
     rows, _ = raced(tmp_path, "all", "flex", contexts=(24, 40))
-    assert len(rows) == 2 * 3 * len([*rivals.chosen(course.TASK, ["all"]), "flex"])
+    assert len(rows) == 2 * 3 * len([*rivals.chosen(races.TASK, ["all"]), "flex"])
     good = rows[rows["status"] == "ok"]
     assert set(good.index.get_level_values("provider")) == set(ON_CPU)
     assert (good[["median_ms", "kept_mib", "peak_mib", "operands_mib"]] > 0).all(axis=None)
@@ -317,7 +317,7 @@ def test_a_device_that_is_not_there_is_unavailable(tmp_path, monkeypatch):
 
 
 def test_what_forgets_the_mask_is_wrong_and_gets_no_time(tmp_path, added):
-    @added(course.TASK, "unmasked")
+    @added(races.TASK, "unmasked")
     def unmasked(operands):
         """Attention to the future."""
         leaves = operands.leaves()
@@ -332,7 +332,7 @@ def test_what_forgets_the_mask_is_wrong_and_gets_no_time(tmp_path, added):
 
 
 def test_a_rival_whose_probe_fails_fails_in_its_own_case(tmp_path, added):
-    @added(course.TASK, "broken")
+    @added(races.TASK, "broken")
     def broken(operands):
         """Raises."""
         raise RuntimeError("no such kernel image")
@@ -344,8 +344,8 @@ def test_a_rival_whose_probe_fails_fails_in_its_own_case(tmp_path, added):
 
 
 def test_what_is_counted_far_above_the_memory_is_not_tried(tmp_path, monkeypatch):
-    small = replace(course.machine.describe(), memory_gib=1e-6)
-    monkeypatch.setattr(course.machine, "describe", lambda: small)
+    small = replace(races.machine.describe(), memory_gib=1e-6)
+    monkeypatch.setattr(races.machine, "describe", lambda: small)
     rows, _ = raced(tmp_path, *ON_CPU)
     status = rows["status"].groupby("provider").unique().map(list)
     assert dict(status) == {
@@ -364,6 +364,6 @@ def test_a_refusal_keeps_the_reasons_of_the_backend_asked_for():
         ):
             warnings.warn(text, stacklevel=1)
     error = RuntimeError("No available kernel. Aborting execution.")
-    reasons = course._reasons(error, given)
+    reasons = races._reasons(error, given)
     assert reasons.startswith("Expected query") and reasons.endswith("Got float instead.")
-    assert course._reasons(error, []) == "No available kernel. Aborting execution."
+    assert races._reasons(error, []) == "No available kernel. Aborting execution."

@@ -7,7 +7,7 @@ from fusedlib.bench import check, results, rivals
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.race import race
 from fusedlib.bench.roofline import precision_of
-from measure.attention import course, footprint, truth
+from measure.attention import footprint, races, truth
 from measure.attention.problem import AttentionProblem, draw, kept, plain_peak
 
 pytestmark = pytest.mark.gpu
@@ -20,23 +20,23 @@ def prepared(name, dtype, context=1024):
     one = AttentionProblem(context, 64, 8, dtype)
     operands = draw(one, "cuda")
     try:
-        return one, operands, rivals.get(course.TASK, name).build(operands)
+        return one, operands, rivals.get(races.TASK, name).build(operands)
     except Unavailable as error:
         pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", rivals.names(course.TASK))
+@pytest.mark.parametrize("name", rivals.names(races.TASK))
 def test_a_way_is_right_and_keeps_what_is_counted(name, dtype):
     torch.compiler.reset()
     one, operands, work = prepared(name, dtype)
     with precision_of("highest"):
         true = truth.truth(operands)
         found = truth.errors(check.results_of(work, operands.dout), true)
-        check.require(found, truth.usual_errors(operands, true), one.torch_dtype)
+        check.require(found, truth.baseline_errors(operands, true), one.torch_dtype)
         seen = footprint.measure(work, operands.dout)
     assert NODES.get(name, "") in seen["backward_node"]
-    if form := course.counted_form(name):
+    if form := races.counted_form(name):
         # Flash and cuDNN keep a random state besides, FlexAttention its mask of blocks.
         assert seen["kept_mib"] * MIB == pytest.approx(sum(kept(form, one).values()), abs=16 * 1024)
     if name == "plain":
@@ -56,8 +56,8 @@ def test_a_look_at_what_is_kept_leaves_nothing_behind(name):
 
 def test_running_out_of_memory_leaves_the_next_shape_whole(tmp_path, limit_memory):
     def raced(*contexts):
-        recorder = results.Recorder(course.STUDY, "quick", fresh=True, directory=tmp_path)
-        race(recorder, course.EVENT, course.cases(
+        recorder = results.Recorder(races.STUDY, "quick", fresh=True, directory=tmp_path)
+        race(recorder, races.RACE, races.cases(
             "course", contexts, [64], ["float32"], ["plain", "efficient"], batch_size=8,
             repetitions=2, device="cuda",
         ))  # fmt: skip

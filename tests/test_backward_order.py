@@ -14,12 +14,11 @@ import swiglu_checks as checks
 pytest.importorskip("triton")
 
 from fusedlib import functional
-from fusedlib.bench import allocations
 from fusedlib.kernels.host import ops, plan_cache, products, route
 from fusedlib.kernels.host.launch import Launch
 from fusedlib.kernels.host.products import is_d_w_down_last
-from measure import ledger
-from measure.ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
+from measure import mlp_ledger, pass_memory
+from measure.mlp_ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
 from measure.problems import SwiGLUProblem
 
 ALL = True, True, False, True  # of a packed weight
@@ -84,7 +83,7 @@ def peak_mib(function, shape, pair=False):
     """Of `function(x, w_gate_up, w_down)` and its backward pass."""
     (x, *gate_up, w_down), dy = checks.small("cpu", "float32", shape, pair)
     operands = x, gate_up if pair else gate_up[0], w_down
-    live = allocations.trace(lambda: function(*operands), dy).live_mib()
+    live = pass_memory.trace(lambda: function(*operands), dy).live_mib()
     return max(sum(parts) for parts in zip(*live.values(), strict=True))
 
 
@@ -97,7 +96,7 @@ def counted(book, shape):
 @pytest.mark.parametrize("save", functional.SAVES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_pass_holds_what_is_counted(kernels, shape, save, pair):
-    book = ledger.of({"gate_up": "fused", "input": "fused-input"}[save])
+    book = mlp_ledger.of({"gate_up": "fused", "input": "fused-input"}[save])
 
     def mlp(*operands):
         y = functional.swiglu_mlp(*operands, save=save)
@@ -114,7 +113,7 @@ def test_the_other_order_is_seen_to_hold_more(kernels, monkeypatch):
 
 def test_registered_operators_hold_a_second_gate_up_and_no_more(kernels):
     found = peak_mib(lambda x, *w: ops.swiglu_mlp(x, w[0], None, w[1], True)[0], SHAPES[0])
-    more = (ledger.F * 2).mib(SwiGLUProblem(*SHAPES[0], "float32"))
+    more = (mlp_ledger.F * 2).mib(SwiGLUProblem(*SHAPES[0], "float32"))
     assert found == counted(FUSED, SHAPES[0]) + more
 
 
@@ -123,10 +122,10 @@ def test_registered_operators_hold_a_second_gate_up_and_no_more(kernels):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_pass_with_products_apart_holds_what_is_counted(kernels, monkeypatch, shape, save, pair):
     plan_checks.put_apart(monkeypatch)
-    book = ledger.of({"gate_up": "fused", "input": "fused-input"}[save])
+    book = mlp_ledger.of({"gate_up": "fused", "input": "fused-input"}[save])
     found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape, pair)
     # dh is no allocation of the fused kernels; it is gone before d(gate|up)'s products.
-    with_dh = (ledger.F * 4 + ledger.D).mib(SwiGLUProblem(*shape, "float32"))
+    with_dh = (mlp_ledger.F * 4 + mlp_ledger.D).mib(SwiGLUProblem(*shape, "float32"))
     assert found == max(counted(book, shape), with_dh)
     assert [plan.path for plan in plan_cache._PLANS.values()] == ["apart"]
 

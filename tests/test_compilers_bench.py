@@ -13,7 +13,7 @@ from fusedlib.bench import results, rivals
 from fusedlib.bench.attempt import Attempt, Unavailable
 from fusedlib.bench.race import race
 from measure import compilers, llama
-from measure.compilers import changing, courses, ready, samplers
+from measure.compilers import changing, ready, samplers, subjects
 from measure.compilers.arms import Arm
 from measure.compilers.case import require_possible
 from measure.compilers.samplers import SAMPLERS
@@ -110,7 +110,7 @@ def test_an_arm_whose_results_miss_is_wrong_and_gets_no_time(recorder, arm, expe
         return off
 
     arm(compile_)
-    race(recorder, compilers.EVENT, cases(experiment, ["test arm"]))
+    race(recorder, compilers.RACE, cases(experiment, ["test arm"]))
     plain, wrong = sorted(results.read_rows(recorder.path), key=lambda row: row["provider"])
     assert (plain["status"], wrong["status"]) == ("ok", "wrong")
     assert "median_ms" not in wrong and wrong["error"] > 0.04
@@ -119,14 +119,14 @@ def test_an_arm_whose_results_miss_is_wrong_and_gets_no_time(recorder, arm, expe
 def test_an_arm_takes_turns_with_the_baseline(recorder):
     wanted = cases("inference", ["fused"])
     assert [c["provider"] for c in wanted] == [compilers.BASELINE, "fused"]
-    race(recorder, compilers.EVENT, wanted)
+    race(recorder, compilers.RACE, wanted)
     found = results.read_rows(recorder.path)
     assert [row["status"] for row in found] == ["ok", "ok"]
     assert len({row["session"] for row in found}) == 1
     assert all(row["weights_bytes"] and row["misfit"] < samplers.MOST_MISFIT for row in found)
     folder = recorder.path.parents[2]
     again = results.Recorder("12_compilers", "quick", directory=folder)
-    race(again, compilers.EVENT, wanted)
+    race(again, compilers.RACE, wanted)
     assert again.measured == 0
 
 
@@ -216,7 +216,7 @@ def test_memory_of_a_step_is_the_larger_of_its_two_halves(monkeypatch, held, kee
         optimizer.step()
 
     issue()
-    found = courses.taken(SimpleNamespace(model=model, optimizer=optimizer, issue=issue), held,
+    found = subjects.taken(SimpleNamespace(model=model, optimizer=optimizer, issue=issue), held,
                             keeps)  # fmt: skip
     rounded = {name: round(value) for name, value in found.items()}
     assert rounded == {"peak_mib": peak, "state_mib": 4, "gradients_mib": 2, "temporaries_mib": 7}
@@ -279,7 +279,7 @@ def test_what_an_arm_holds_is_told_from_the_same_base_whatever_ran_before(monkey
         return None
 
     held = {"eager": 37, "graph": 37, "graph without cuBLAS": 0.25, "frees what was there": 0}
-    assert ready.settled(call, "cuda")["held_mib"] == held[kind]
+    assert ready.call_until_compiled(call, "cuda")["held_mib"] == held[kind]
 
 
 @pytest.mark.gpu
@@ -294,7 +294,7 @@ def test_what_an_arm_holds_is_the_same_for_the_first_graph_of_a_process_as_for_l
             torch.compiler.cudagraph_mark_step_begin()
             return call()
 
-        return ready.settled(run, "cuda")["held_mib"]
+        return ready.call_until_compiled(run, "cuda")["held_mib"]
 
     graph = partial(torch.compile, mode="reduce-overhead")
     (x @ weight.requires_grad_()).sum().backward()  # workspaces of two threads
@@ -316,7 +316,7 @@ def test_an_arm_that_is_not_ready_in_time_is_stopped(recorder, arm):
 
     arm(compile_, traits=["compiles"])
     begin, handler = time.perf_counter(), signal.getsignal(signal.SIGALRM)
-    race(recorder, compilers.EVENT, cases("forward", ["test arm"], limit_s=0.3))
+    race(recorder, compilers.RACE, cases("forward", ["test arm"], limit_s=0.3))
     row = next(r for r in results.read_rows(recorder.path) if r["provider"] == "test arm")
     assert row["status"] == "unavailable" and "not ready after 0.3 s" in row["reason"]
     assert time.perf_counter() - begin < 55
@@ -353,7 +353,7 @@ def test_a_model_is_itself_again_after_fp32():
         assert model.weight.dtype == torch.float32
     assert model.weight.dtype == torch.bfloat16 and torch.equal(model.weight, before)
     with pytest.raises(Unavailable, match="still compiles"):
-        ready.settled(_compiling_for_ever(), "cpu")
+        ready.call_until_compiled(_compiling_for_ever(), "cpu")
 
 
 def _compiling_for_ever():

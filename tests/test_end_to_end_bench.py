@@ -8,10 +8,10 @@ from torch import nn
 
 from fusedlib import projection
 from fusedlib.bench import attempt, machine, race, results, rivals, sustained, sweep
-from fusedlib.bench.race import Lap
+from fusedlib.bench.race import Turn
 from fusedlib.patch import apply
 from measure import mlps
-from measure.end_to_end import cases, course, measure
+from measure.end_to_end import cases, measure, races
 from models import flops, transformer
 from models.transformer import SwiGLU, Transformer
 
@@ -49,7 +49,7 @@ def recorder(folder):
 
 def raced(folder, experiment, precision="fp32"):
     own = recorder(folder)
-    race.race(own, course.EVENT, cases.races(TINY, experiment, ["nano"], [8], [precision]))
+    race.race(own, races.RACE, cases.races(TINY, experiment, ["nano"], [8], [precision]))
     return {row["provider"]: row for row in results.read_rows(own.path)}
 
 
@@ -66,7 +66,7 @@ def test_a_step_has_its_parts_and_its_work(precision):
 
 
 def test_autocast_computes_in_bf16_on_fp32_weights():
-    made = cases.trainer(step("bf16 autocast"))
+    made = cases.make_trainer(step("bf16 autocast"))
     assert made.call(made.tokens).dtype == torch.bfloat16
     assert {p.dtype for p in made.model.parameters()} == {torch.float32}
 
@@ -98,15 +98,15 @@ def test_rivals_share_weights_take_turns_and_say_which_code_ran(tmp_path, entran
 def test_what_one_rival_trains_all_have(entrants):
     entrants("mlp", fused=mlps.FusedMLP)
     eager, packed = cases.races(TINY, "mlp", ["nano"], [8], ["fp32"])
-    shared = course.Course(eager)
-    laps = [shared.enter(case).lap(case) for case in (eager, packed)]
+    shared = races.Setup(eager)
+    turns = [shared.check(case).turn(case) for case in (eager, packed)]
     own = shared.own[0].gate_proj.weight
-    for lap in laps:
+    for turn in turns:
         before = own.clone()
-        lap.prepare(1)
-        lap.run()
+        turn.prepare(1)
+        turn.run()
         assert not torch.equal(own, before)
-        lap.reset()
+        turn.reset()
     weights = {id(p) for p in shared.trainer.optimizer.state}
     assert id(own) in weights
 
@@ -125,17 +125,17 @@ def test_under_load_each_rival_trains_by_its_own_mlp_and_nothing_waits(
         monkeypatch.setattr(sustained, name, value)
     seen, real = [], sustained.under_load
 
-    def under_load(lap, *settings):
+    def under_load(turn, *settings):
         before = len(calls)
         # A step's sections, whose times nobody has asked for.
-        seen.append((set(lap.run().elapsed_ms()), len(calls) > before))
-        return real(lap, *settings)
+        seen.append((set(turn.run().elapsed_ms()), len(calls) > before))
+        return real(turn, *settings)
 
     monkeypatch.setattr(sustained, "under_load", under_load)
     own = recorder(tmp_path)
-    event = replace(course.LOADED, available=lambda case: None)
+    event = replace(races.LOADED, available=lambda case: None)
     turns = cases.races(TINY, "mlp", ["nano"], [8], ["fp32"])
-    race.race(own, event, sustained.lasting(turns, seconds=0.01))
+    race.race(own, event, sustained.loaded_cases(turns, seconds=0.01))
     whole = {"forward", "backward", "optimizer", "total"}
     assert seen == [(whole, False), (whole, True), (whole, True), (whole, False)]
     rows = results.read_rows(own.path)
@@ -146,7 +146,7 @@ def test_under_load_each_rival_trains_by_its_own_mlp_and_nothing_waits(
 
 def test_linear_computes_every_projection_of_the_same_weights(tmp_path, monkeypatch):
     model = Transformer(transformer.config("nano"))
-    ours = course.by_linear(model)
+    ours = races.by_linear(model)
     linear = [m for m in ours.modules() if isinstance(m, nn.Linear)]
     assert linear and all(isinstance(m, apply.FusedLinear) for m in linear)
     assert not any(isinstance(m, apply.FusedLinear) for m in model.modules())
@@ -155,7 +155,7 @@ def test_linear_computes_every_projection_of_the_same_weights(tmp_path, monkeypa
     monkeypatch.setattr(projection, "linear", lambda *a: calls.append(1) or real(*a))
     own = recorder(tmp_path)
     asked = cases.races(TINY, "model", ["nano"], [8], ["fp32"], ["eager", "linear"])
-    race.race(own, course.EVENT, asked)
+    race.race(own, races.RACE, asked)
     rows = {row["provider"]: row for row in results.read_rows(own.path)}
     assert {row["status"] for row in rows.values()} == {"ok"} and rows["linear"]["graphs"] == 0
     assert rows["linear"]["gradients_error"] < 1e-5 and len(calls) >= 4 * len(linear)
@@ -217,24 +217,24 @@ def test_a_compiler_that_fails_says_why_and_eager_has_its_row(tmp_path, entrants
 
 def test_compile_time_leaves_out_what_a_step_takes_anyway(monkeypatch):
     graphs, now = iter([0, 0, 1, 1, 1, 1]), iter([0.0, 5.0, 5.0, 7.0])  # before and after each step
-    monkeypatch.setattr(course, "graphs_compiled", lambda: next(graphs))
-    monkeypatch.setattr(course.time, "perf_counter", lambda: next(now))
-    found = course.settle(lambda: None, "cpu")
+    monkeypatch.setattr(races, "graphs_compiled", lambda: next(graphs))
+    monkeypatch.setattr(races.time, "perf_counter", lambda: next(now))
+    found = races.step_until_compiled(lambda: None, "cpu")
     assert found == {"compile_s": 3.0, "compile_steps": 1, "graphs": 1}
 
 
 def test_what_never_settles_is_unavailable(monkeypatch):
     count = iter(range(100))
-    monkeypatch.setattr(course, "graphs_compiled", lambda: next(count))
+    monkeypatch.setattr(races, "graphs_compiled", lambda: next(count))
     with pytest.raises(attempt.Unavailable, match="still compiles after 8 steps"):
-        course.settle(lambda: None, "cpu")
+        races.step_until_compiled(lambda: None, "cpu")
 
 
 def test_a_graph_compiled_in_a_measured_step_marks_the_row(monkeypatch):
     count = iter([3, 3, 3, 5])
-    monkeypatch.setattr(course, "graphs_compiled", lambda: next(count))
-    lap = course._watched(Lap(lambda: {"total": 1.0}))
-    assert [lap.run(), lap.run()] == [{"total": 1.0}] * 2 and lap.figures["recompiled"] == 2
+    monkeypatch.setattr(races, "graphs_compiled", lambda: next(count))
+    turn = races.counting_graphs(Turn(lambda: {"total": 1.0}))
+    assert [turn.run(), turn.run()] == [{"total": 1.0}] * 2 and turn.figures["recompiled"] == 2
 
 
 def test_a_device_that_is_not_there_is_unavailable(tmp_path):
@@ -260,14 +260,14 @@ def test_only_what_is_far_above_the_memory_is_not_tried(monkeypatch):
 
 
 def test_a_case_out_of_memory_leaves_the_next_one(monkeypatch, tmp_path):
-    real = measure.trainer
+    real = measure.make_trainer
 
-    def trainer(case):
+    def make_trainer(case):
         if case["precision"] == "fp32":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
         return real(case)
 
-    monkeypatch.setattr(measure, "trainer", trainer)
+    monkeypatch.setattr(measure, "make_trainer", make_trainer)
     todo = cases.steps(TINY, ["nano"], [8], ["fp32", "bf16"])
     own = recorder(tmp_path)
     sweep.sweep(own, todo, measure.measure)

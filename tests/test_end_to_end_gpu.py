@@ -5,7 +5,7 @@ import torch
 
 from fusedlib.bench import race, results, rivals, sustained, sweep
 from fusedlib.bench.attempt import Unavailable, free_memory
-from measure.end_to_end import cases, course, measure
+from measure.end_to_end import cases, measure, races
 
 pytestmark = pytest.mark.gpu
 SHORT = cases.setting("cuda", seconds=0.0, repetitions=2)
@@ -14,7 +14,7 @@ SHORT = cases.setting("cuda", seconds=0.0, repetitions=2)
 def raced(folder, experiment, precision, context=128):
     own = results.Recorder(cases.STUDY, "quick", fresh=False, directory=folder)
     todo = cases.races(SHORT, experiment, ["small"], [context], [precision])
-    race.race(own, course.EVENT, todo)
+    race.race(own, races.RACE, todo)
     return {row["provider"]: row for row in results.read_rows(own.path)}
 
 
@@ -37,11 +37,11 @@ def test_a_case_out_of_memory_leaves_the_process_able_to_measure_the_next():
 def test_every_mlp_is_right_in_a_model(name, precision):
     [case] = cases.races(SHORT, "mlp", ["small"], [128], [precision], [name])
     try:
-        course.EVENT.available(case)
+        races.RACE.available(case)
     except Unavailable as refusal:
         pytest.skip(str(refusal))
-    with course.cold(case):
-        figures = course.checked(case, rivals.get("mlp", name))
+    with races.cold_compiler(case):
+        figures = races.checked(case, rivals.get("mlp", name))
     assert (figures["path"] is None) == (name != "fused")
     assert (figures["path"] == "plain PyTorch") == (name == "fused" and precision == "fp32")
 
@@ -66,7 +66,7 @@ def test_mlps_take_turns_without_compiling_again_and_hold_no_more_than_eager(tmp
 def test_under_load_mlps_tell_their_energy(tmp_path):
     own = results.Recorder(cases.STUDY, "quick", directory=tmp_path)
     turns = cases.races(SHORT, "mlp", ["small"], [256], ["bf16"], ["eager", "fused"])
-    race.race(own, course.LOADED, sustained.lasting(turns, seconds=0.3))
+    race.race(own, races.LOADED, sustained.loaded_cases(turns, seconds=0.3))
     rows = results.read_rows(own.path)
     assert [(r["provider"], r["status"]) for r in rows] == [
         ("eager", "ok"), ("fused", "ok"), ("fused", "ok"), ("eager", "ok"),
@@ -77,7 +77,7 @@ def test_under_load_mlps_tell_their_energy(tmp_path):
 def test_linear_is_right_in_a_model(tmp_path):
     own = results.Recorder(cases.STUDY, "quick", directory=tmp_path)
     wide = cases.races(SHORT, "model", ["large"], [256], ["fp32"], ["eager", "linear"])
-    race.race(own, course.EVENT, wide)
+    race.race(own, races.RACE, wide)
     rows = {row["provider"]: row for row in results.read_rows(own.path)}
     assert {row["status"] for row in rows.values()} == {"ok"}, rows
     assert rows["linear"]["gradients_error"] < 2 * rows["eager"]["gradients_error"]

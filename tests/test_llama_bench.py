@@ -28,7 +28,7 @@ def recorder(folder):
 
 def raced(folder, arms, **settings):
     own = recorder(folder)
-    race.race(own, llama.EVENT, llama.cases("step", arms, **TINY | TURNS | settings))
+    race.race(own, llama.RACE, llama.cases("step", arms, **TINY | TURNS | settings))
     return {row["provider"]: row for row in results.read_rows(own.path)}
 
 
@@ -96,13 +96,13 @@ def loaded(folder, monkeypatch, arms):
     own = recorder(folder)
     event = replace(llama.LOADED, available=lambda case: None)
     turns = llama.cases("step", arms, **TINY | TURNS)
-    race.race(own, event, sustained.lasting(turns, seconds=0.05))
+    race.race(own, event, sustained.loaded_cases(turns, seconds=0.05))
     return results.read_rows(own.path)
 
 
 def test_under_load_an_arm_s_step_is_forward_and_backward_and_nothing_waits(tmp_path, monkeypatch):
     issued = []
-    real = llama.Program.issue
+    real = llama.LlamaTrainer.issue
 
     def issue(program):
         issued.append(program.optimizer)
@@ -110,7 +110,7 @@ def test_under_load_an_arm_s_step_is_forward_and_backward_and_nothing_waits(tmp_
         monkeypatch.setattr(sections, "elapsed_ms", None)  # what waits for the card calls it
         return sections
 
-    monkeypatch.setattr(llama.Program, "issue", issue)
+    monkeypatch.setattr(llama.LlamaTrainer, "issue", issue)
     rows = loaded(tmp_path, monkeypatch, [llama.BASELINE, "fused"])
     assert [(r["round"], r["provider"], r["status"]) for r in rows] == [
         (1, "huggingface", "ok"), (1, "fused", "ok"), (2, "fused", "ok"), (2, "huggingface", "ok"),
@@ -492,7 +492,7 @@ def test_energy_fp32_and_float64_on_a_gpu(tmp_path):
     small = TINY | {"device": "cuda", "context_length": 128}
     arms = [llama.BASELINE, "liger", "fused", "fused-graph", "fused-inductor"]
     turns = llama.cases("step", arms, **small | TURNS | {"dtype": "bfloat16"})
-    race.race(own, llama.LOADED, sustained.lasting(turns, seconds=0.3))
+    race.race(own, llama.LOADED, sustained.loaded_cases(turns, seconds=0.3))
     for precision in ("highest", "high"):
         settings = small | TURNS | {"precision": precision}
         race.race(own, llama.FP32, llama.cases("fp32", arms[:3], **settings))

@@ -3,7 +3,7 @@
 import pytest
 
 from fusedlib.bench.attempt import Attempt
-from measure import ledger, memory
+from measure import mlp_ledger, mlp_memory
 from measure.problems import SwiGLUProblem
 
 pytestmark = pytest.mark.gpu
@@ -14,37 +14,37 @@ BF16_CUDA = {"dtype": "bfloat16", "device": "cuda"}
 
 @pytest.mark.parametrize("name", ["eager", "liger", "fused", "fused-input"])
 def test_a_step_and_a_stack_hold_what_is_counted(name):
-    saved, step = memory.cases([SHAPE], [name], **BF16_CUDA)
-    tried = Attempt.at(memory.measure, saved)
+    saved, step = mlp_memory.cases([SHAPE], [name], **BF16_CUDA)
+    tried = Attempt.at(mlp_memory.measure, saved)
     if tried.status == "unavailable":
         pytest.skip(tried.reason)
-    book, problem = ledger.of(name), SwiGLUProblem.of(saved)
+    book, problem = mlp_ledger.of(name), SwiGLUProblem.of(saved)
     assert tried.ok, tried.reason
     assert tried.value["saved_mib"] == book.kept().mib(problem)
-    found = memory.measure(step)
+    found = mlp_memory.measure(step)
     assert found["complete"]
-    assert found["peak_mib"] == ledger.total(book.peak(problem)[1]).mib(problem)
-    for case in memory.stack_cases(SHAPE, [3], [name], **BF16_CUDA):
-        assert memory.measure(case)["total_peak_mib"] == memory.counted_mib(case)
+    assert found["peak_mib"] == mlp_ledger.total(book.peak(problem)[1]).mib(problem)
+    for case in mlp_memory.stack_cases(SHAPE, [3], [name], **BF16_CUDA):
+        assert mlp_memory.measure(case)["total_peak_mib"] == mlp_memory.counted_mib(case)
 
 
 @pytest.mark.parametrize(("tokens", "path"), [(64, "plain PyTorch"), (2048, "kernels")])
 def test_rows_say_which_path_fp32_took(tokens, path):
     shape, at = f"{tokens}·2048·2048", {"dtype": "float32", "device": "cuda"}
     (case, _), stack = (
-        memory.cases([shape], ["fused"], **at),
-        memory.stack_cases(shape, [1], ["fused"], **at),
+        mlp_memory.cases([shape], ["fused"], **at),
+        mlp_memory.stack_cases(shape, [1], ["fused"], **at),
     )
-    assert memory.measure(stack[0])["path"] == path
+    assert mlp_memory.measure(stack[0])["path"] == path
     own = "split fp32" if path == "kernels" else path
-    assert memory.measure(case)["path"] == own
+    assert mlp_memory.measure(case)["path"] == own
 
 
 def test_running_out_of_memory_leaves_the_next_case_whole(limit_memory):
-    case = memory.cases([SHAPE], ["eager"], **BF16_CUDA)[1]
-    usual = memory.measure(case)["peak_mib"]
-    deep = memory.stack_cases(SHAPE, [64], ["eager"], **BF16_CUDA)[0]
+    case = mlp_memory.cases([SHAPE], ["eager"], **BF16_CUDA)[1]
+    usual = mlp_memory.measure(case)["peak_mib"]
+    deep = mlp_memory.stack_cases(SHAPE, [64], ["eager"], **BF16_CUDA)[0]
     limit_memory(1)
-    tried = Attempt.at(memory.measure, deep)
+    tried = Attempt.at(mlp_memory.measure, deep)
     assert tried.status == "oom" and "out of memory" in tried.reason
-    assert memory.measure(case)["peak_mib"] == usual
+    assert mlp_memory.measure(case)["peak_mib"] == usual

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from fusedlib import functional, reference
-from fusedlib.bench import allocations, rivals
-from fusedlib.bench.allocations import CATEGORIES
+from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt
 from fusedlib.bench.rivals import Workload, rival
-from measure import ledger, memory, mlps
-from measure.ledger import LEDGERS, D, F, W
+from measure import mlp_ledger, mlp_memory, mlps, pass_memory
+from measure.allocator_history import Change, History
+from measure.mlp_ledger import LEDGERS, D, F, W
 from measure.mlps import MODULE
+from measure.pass_memory import CATEGORIES
 from measure.problems import PLAIN_PATH, SwiGLUProblem, draw
 from measure.swiglu import TASK
 
@@ -32,10 +33,10 @@ FP32_CPU = {"dtype": "float32", "device": "cpu"}
 
 @pytest.mark.parametrize("name", LEDGERS)
 def test_kept_and_peak_by_hand(name):
-    book = ledger.of(name)
+    book = mlp_ledger.of(name)
     kept, peak = BY_HAND[name]
     assert book.kept().mib(LLM) == kept
-    assert ledger.total(book.peak(LLM)[1]).mib(LLM) == peak
+    assert mlp_ledger.total(book.peak(LLM)[1]).mib(LLM) == peak
 
 
 def test_units_in_bytes_and_words():
@@ -49,34 +50,38 @@ def test_units_in_bytes_and_words():
 )
 @pytest.mark.parametrize("name", LEDGERS)
 def test_every_ledger_ends_with_y_and_all_gradients(name, path, dtype):
-    *_, (what, held) = ledger.of(name, path, dtype).moments()
+    *_, (what, held) = mlp_ledger.of(name, path, dtype).moments()
     assert what == "end"
-    assert ledger.total(held) == D * 2 + W * 3
+    assert mlp_ledger.total(held) == D * 2 + W * 3
 
 
 def test_the_ledger_is_that_of_the_path_that_ran():
-    assert ledger.of("fused", PLAIN_PATH, "float32") is ledger.PLAIN
-    assert ledger.of("fused", "kernels", "float32") is ledger.SPLIT
-    assert ledger.of("fused", "kernels", "bfloat16") is ledger.of("fused") is ledger.FUSED
+    assert mlp_ledger.of("fused", PLAIN_PATH, "float32") is mlp_ledger.PLAIN
+    assert mlp_ledger.of("fused", "kernels", "float32") is mlp_ledger.SPLIT
+    assert (
+        mlp_ledger.of("fused", "kernels", "bfloat16") is mlp_ledger.of("fused") is mlp_ledger.FUSED
+    )
 
 
 def test_an_unbalanced_ledger_is_refused():
-    lost = replace(ledger.FUSED, backward=ledger.FUSED.backward[:1])
+    lost = replace(mlp_ledger.FUSED, backward=mlp_ledger.FUSED.backward[:1])
     with pytest.raises(ValueError, match=r"never freed: .*gate\|up"):
         list(lost.moments())
-    twice = replace(ledger.FUSED, backward=(*ledger.FUSED.backward, ledger.FUSED.backward[1]))
+    twice = replace(
+        mlp_ledger.FUSED, backward=(*mlp_ledger.FUSED.backward, mlp_ledger.FUSED.backward[1])
+    )
     with pytest.raises(ValueError, match="which nobody holds"):
         list(twice.moments())
 
 
 @pytest.mark.parametrize("shape", [TOKENS_DECIDE, WEIGHTS_DECIDE])
 def test_eager_on_the_cpu_holds_what_is_counted(shape):
-    saved, step = (memory.measure(c) for c in memory.cases([shape], ["eager"], **FP32_CPU))
-    problem = SwiGLUProblem.of(memory.cases([shape], ["eager"], **FP32_CPU)[0])
-    kept, counted = ledger.EAGER.kept().mib(problem), ledger.EAGER.peak(problem)[1]
+    saved, step = (mlp_memory.measure(c) for c in mlp_memory.cases([shape], ["eager"], **FP32_CPU))
+    problem = SwiGLUProblem.of(mlp_memory.cases([shape], ["eager"], **FP32_CPU)[0])
+    kept, counted = mlp_ledger.EAGER.kept().mib(problem), mlp_ledger.EAGER.peak(problem)[1]
     assert saved["saved_mib"] == step["saved_mib"] == max(step["live_saved_mib"]) == kept
     assert len(saved["kept"]) == 4
-    assert step["peak_mib"] == ledger.total(counted).mib(problem)
+    assert step["peak_mib"] == mlp_ledger.total(counted).mib(problem)
     for name in CATEGORIES:
         assert step[f"peak_{name}_mib"] == counted[name].mib(problem), name
     assert step["gradients_mib"] == (W * 3 + D).mib(problem)
@@ -87,24 +92,26 @@ def test_fused_without_kernels_holds_what_is_counted(save):
     problem = SwiGLUProblem(512, 128, 512, "float32")
     inputs = draw(problem, "cpu")
     w_gate_up = torch.cat([inputs.w_gate, inputs.w_up]).detach().requires_grad_()
-    found = allocations.trace(
+    found = pass_memory.trace(
         lambda: functional.swiglu_mlp(inputs.x, w_gate_up, inputs.w_down, save=save), inputs.dy
     ).live_mib()
-    book = ledger.of({"gate_up": "fused", "input": "fused-input"}[save], PLAIN_PATH)
+    book = mlp_ledger.of({"gate_up": "fused", "input": "fused-input"}[save], PLAIN_PATH)
     peak = max(sum(parts) for parts in zip(*found.values(), strict=True))
     # torch's checkpoint keeps the state of the generator, 5 KiB, beside.
-    assert peak == pytest.approx(ledger.total(book.peak(problem)[1]).mib(problem), rel=2e-3)
+    assert peak == pytest.approx(mlp_ledger.total(book.peak(problem)[1]).mib(problem), rel=2e-3)
 
 
 @pytest.mark.parametrize("shape", [TOKENS_DECIDE, WEIGHTS_DECIDE])
 def test_a_stack_holds_what_is_counted_with_and_without_gradients(shape):
-    for case in memory.stack_cases(shape, [1, 3], ["eager"], **FP32_CPU):
-        found, problem = memory.measure(case), SwiGLUProblem.of(case)
-        counted = ledger.stack_peak_mib(ledger.EAGER, case["layers"], problem, held=case["held"])
+    for case in mlp_memory.stack_cases(shape, [1, 3], ["eager"], **FP32_CPU):
+        found, problem = mlp_memory.measure(case), SwiGLUProblem.of(case)
+        counted = mlp_ledger.stack_peak_mib(
+            mlp_ledger.EAGER, case["layers"], problem, held=case["held"]
+        )
         assert found["peak_mib"] == sum(counted.values())
         for name in CATEGORIES:
             assert found[f"peak_{name}_mib"] == counted[name], name
-        assert found["total_peak_mib"] == pytest.approx(memory.counted_mib(case))
+        assert found["total_peak_mib"] == pytest.approx(mlp_memory.counted_mib(case))
 
 
 # --- who is measured -----------------------------------------------------------------------------
@@ -119,12 +126,14 @@ def test_a_rival_that_nobody_has_counted_is_measured(monkeypatch):
         """Plain."""
         return rivals.get(TASK, "eager").build(inputs)
 
-    cases = memory.cases([WEIGHTS_DECIDE], ["all"], **FP32_CPU)
+    cases = mlp_memory.cases([WEIGHTS_DECIDE], ["all"], **FP32_CPU)
     assert "products" not in {case["provider"] for case in cases}
     (case,) = [c for c in cases if (c["provider"], c["experiment"]) == ("newcomer", "saved")]
-    assert ledger.of("newcomer") is None
-    assert memory.measure(case)["saved_mib"] == ledger.EAGER.kept().mib(SwiGLUProblem.of(case))
-    assert memory.counted_mib(case) > 0
+    assert mlp_ledger.of("newcomer") is None
+    assert mlp_memory.measure(case)["saved_mib"] == mlp_ledger.EAGER.kept().mib(
+        SwiGLUProblem.of(case)
+    )
+    assert mlp_memory.counted_mib(case) > 0
 
 
 def test_a_rival_without_a_gradient_is_wrong_and_has_no_figures(monkeypatch):
@@ -135,7 +144,7 @@ def test_a_rival_without_a_gradient_is_wrong_and_has_no_figures(monkeypatch):
 
     forged = replace(rivals.get(TASK, "eager"), name="liger", build=forgetful)
     monkeypatch.setitem(rivals.RIVALS, (TASK, "liger"), forged)
-    found = Attempt.at(memory.measure, memory.cases(["8·16·16"], ["liger"], **FP32_CPU)[0])
+    found = Attempt.at(mlp_memory.measure, mlp_memory.cases(["8·16·16"], ["liger"], **FP32_CPU)[0])
     assert found.status == "wrong" and "no gradient arrived at w_down" in found.reason
     assert "saved_mib" not in found.figures
 
@@ -146,8 +155,8 @@ def test_a_stack_of_layers_that_compute_something_else_is_wrong(monkeypatch):
 
     forged = replace(rivals.get(MODULE, "eager"), build=build)
     monkeypatch.setitem(rivals.RIVALS, (MODULE, "eager"), forged)
-    case = memory.stack_cases(WEIGHTS_DECIDE, [2], ["eager"], **FP32_CPU)[0]
-    assert Attempt.at(memory.measure, case).status == "wrong"
+    case = mlp_memory.stack_cases(WEIGHTS_DECIDE, [2], ["eager"], **FP32_CPU)[0]
+    assert Attempt.at(mlp_memory.measure, case).status == "wrong"
 
 
 @pytest.mark.parametrize("name", ["fused", "fused-input"])
@@ -162,29 +171,29 @@ def test_a_packed_layer_of_a_stack_gets_the_weights_it_is_checked_with(name):
 
 
 def test_what_cannot_fit_is_not_tried_and_says_so():
-    case = memory.stack_cases("16384·8192·28672", [4096], ["eager"], **FP32_CPU)[0]
-    found = Attempt.at(memory.measure, case)
+    case = mlp_memory.stack_cases("16384·8192·28672", [4096], ["eager"], **FP32_CPU)[0]
+    found = Attempt.at(mlp_memory.measure, case)
     assert found.status == "oom (predicted)" and "not tried" in found.reason
 
 
 @pytest.mark.parametrize("text", ["64·128", "64·0·128", "a·b·c"])
 def test_a_bad_shape_is_refused(text):
     with pytest.raises(ValueError, match=r"tokens·hidden·intermediate|whole number from 1"):
-        memory.cases([text], ["eager"], **FP32_CPU)
+        mlp_memory.cases([text], ["eager"], **FP32_CPU)
 
 
 def test_bad_lists_are_refused():
     with pytest.raises(ValueError, match="layers must be at least 1, got 0"):
-        memory.stack_cases("4·8·8", [0], ["eager"], **FP32_CPU)
+        mlp_memory.stack_cases("4·8·8", [0], ["eager"], **FP32_CPU)
     with pytest.raises(ValueError, match="unknown rival 'quack'"):
-        memory.stack_cases("4·8·8", [1], ["quack"], **FP32_CPU)
+        mlp_memory.stack_cases("4·8·8", [1], ["quack"], **FP32_CPU)
     with pytest.raises(ValueError, match="unknown rival 'nobody'"):
-        memory.cases(["4·8·8"], ["nobody"], **FP32_CPU)
+        mlp_memory.cases(["4·8·8"], ["nobody"], **FP32_CPU)
 
 
 def test_a_block_whose_release_was_not_told_ends_where_its_address_comes_again():
-    changes = [(1, 8), (2, 4), (1, 8), (1, -8)]
-    trace = allocations._classified(changes, done=2, output=2)
-    assert [(b.start, b.end, name) for b, name in trace.blocks] == [
+    changes = [Change(1, 8), Change(2, 4), Change(1, 8), Change(1, 0)]
+    trace = pass_memory.classified(History(changes, {"forward": 2}), output=2)
+    assert [(b.start, b.end, b.category) for b in trace.blocks] == [
         (0, 2, "saved"), (1, None, "output"), (2, 3, "temporaries"),
     ]  # fmt: skip

@@ -58,8 +58,8 @@ def test_turns_of_a_graph_tell_of_data_and_replay():
     fields = {"source": "device", "launch": "graph", "rounds": 2, "steps": 3}
     [case] = study.cases("pace", ["eager fp32"], SETTING, **fields)
     with network.settings("fp32"):
-        lap = study.lap(case)
-        lap.prepare(1)
-        times = lap.run()
+        turn = study.turn(case)
+        turn.prepare(1)
+        times = turn.run()
     assert set(times) == {"data", "replay", "total"}
     assert 0.5 * times["total"] < times["data"] + times["replay"] <= 1.001 * times["total"]

@@ -85,7 +85,7 @@ def test_a_broken_arm_is_rejected_and_neither_trained_nor_timed(name, recorder, 
     register("broken", by(function))
     sweep(recorder, study.cases("run", ["broken fp32"], SETTING, **RUN), study.measure)
     paces = study.cases("pace", ["broken fp32"], SETTING, **PACE | {"network": "swiglu only"})
-    race(recorder, study.EVENT, paces)
+    race(recorder, study.RACE, paces)
     rows = rows_of(recorder)
     assert [row["status"] for row in rows] == ["wrong", "wrong"]
     for row in rows:
@@ -206,7 +206,7 @@ def test_without_mnist_every_row_says_so(recorder, monkeypatch):
     monkeypatch.setattr(mnist, "load", none)
     asked = study.cases("run", ["eager fp32"], SETTING, **RUN) + study.data_cases(SETTING, 2)
     sweep(recorder, asked, study.measure)
-    race(recorder, study.EVENT, study.cases("pace", ["eager fp32"], SETTING, **PACE))
+    race(recorder, study.RACE, study.cases("pace", ["eager fp32"], SETTING, **PACE))
     assert {(r["status"], r["reason"]) for r in rows_of(recorder)} == {
         ("unavailable", "MNIST is nowhere")
     }
@@ -216,7 +216,7 @@ def test_without_mnist_every_row_says_so(recorder, monkeypatch):
 def test_a_steps_parts_make_up_the_step(source, recorder, flawed):
     fields = PACE | {"network": "swiglu only", "source": source}
     names = ["eager fp32", "fused fp32", "published-kernel fp32"]
-    race(recorder, study.EVENT, study.cases("pace", names, SETTING, **fields))
+    race(recorder, study.RACE, study.cases("pace", names, SETTING, **fields))
     eager, fused, wrong = rows_of(recorder)
     for row in (eager, fused):
         parts = [row[f"{part}_samples_ms"] for part in study.PARTS]
@@ -230,7 +230,7 @@ def test_a_steps_parts_make_up_the_step(source, recorder, flawed):
 
 def test_graphs_need_a_gpu_and_say_so(recorder):
     asked = study.cases("pace", ["eager fp32"], SETTING, **PACE | {"launch": "graph"})
-    race(recorder, study.EVENT, asked)
+    race(recorder, study.RACE, asked)
     assert [r["reason"] for r in rows_of(recorder)] == ["CUDA graphs need a CUDA GPU"]
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusedlib.bench import graphs, race, results, rivals
-from measure import llama, operations
+from fusedlib.bench import cuda_graphs, race, results, rivals
+from measure import llama
+from measure.llama import operations
 
 SMALL = {"widths": [64], "vocabulary": 200, "batch_size": 2, "context_length": 16,
          "dtype": "float32", "device": "cpu", "repetitions": 2}  # fmt: skip
@@ -18,7 +19,7 @@ BROKEN = {"loud": "d_x: norm error 1.00e-02", "frozen": "no gradient arrived at 
 
 def raced(folder, cases):
     own = results.Recorder(llama.STUDY, profile="quick", directory=folder)
-    race.race(own, replace(operations.EVENT, seconds=0.0, most=2), cases)
+    race.race(own, replace(operations.RACE, seconds=0.0, most=2), cases)
     return results.read_rows(own.path)
 
 
@@ -28,9 +29,9 @@ def graphed(monkeypatch):
 
     def capture(call):
         call()
-        return graphs.Captured(call, {})
+        return cuda_graphs.Captured(call, {})
 
-    monkeypatch.setattr(graphs, "capture_call", capture)
+    monkeypatch.setattr(cuda_graphs, "capture_call", capture)
     return lambda *given: [c | {"launch": "graph"} for c in operations.cases(*given, **SMALL)]
 
 
@@ -111,9 +112,9 @@ def test_a_graph_is_of_all_sets_and_its_time_that_of_one_call(monkeypatch, graph
     called = []
     calls = [lambda at=at: called.append(at) for at in range(operations.SETS)]
     monkeypatch.setattr(operations.timing.HostClock, "elapsed_ms", lambda *_: 24.0)
-    lap = operations.Course(case)._lap(case, calls)
+    turn = operations.Setup(case)._turn(case, calls)
     called.clear()
-    assert lap.run() == {"total": 24.0 / operations.SETS}
+    assert turn.run() == {"total": 24.0 / operations.SETS}
     assert called == 2 * list(range(operations.SETS))  # the first time to keep the device busy
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib import reference
-from fusedlib.bench import check, graphs, rivals
+from fusedlib.bench import check, cuda_graphs, rivals
 from fusedlib.bench.race import race
 from fusedlib.bench.results import Recorder
 from fusedlib.bench.rivals import Workload
@@ -78,7 +78,7 @@ def recorder_at(tmp_path):
 def run(tmp_path, names, shape=(37, 45, 83), directions=("forward+backward",), **options):
     recorder = recorder_at(tmp_path)
     options = {"dtype": "float32", "device": "cpu", "repetitions": 5} | options
-    race(recorder, swiglu.EVENT, swiglu.cases([shape], names, directions=directions, **options))
+    race(recorder, swiglu.RACE, swiglu.cases([shape], names, directions=directions, **options))
     return recorder.rows(), recorder
 
 
@@ -97,7 +97,7 @@ def test_a_right_rival_is_timed_in_turns_beside_the_baseline(tmp_path):
     row = frame.set_index("provider").loc["rival"]
     assert row["status"] == "ok"
     assert row["n"] == 5
-    assert frame["session"].nunique() == 1, "rows of a heat are pairs, sample by sample"
+    assert frame["session"].nunique() == 1, "rows timed together are pairs, sample by sample"
     for name in ("y", "d_x", "d_w_gate", "d_w_up", "d_w_down"):
         assert 0 < row[f"{name}_error"] < 1e-5
 
@@ -183,8 +183,8 @@ def test_a_sample_begins_on_an_idle_device(monkeypatch):
 
     seen = []
     monkeypatch.setattr(racing.timing, "synchronize", seen.append)
-    laps = {"a": racing.Lap(lambda: None, prepare=seen.append)}
-    racing._Clock(swiglu.EVENT, laps, {"device": "cpu"})._prepare(3, "a")
+    turns = {"a": racing.Turn(lambda: None, prepare=seen.append)}
+    racing._Clock(swiglu.RACE, turns, {"device": "cpu"})._prepare(3, "a")
     assert seen == [3, "cpu"]
 
 
@@ -257,7 +257,7 @@ def test_plain_products_are_those_of_the_reference():
 def test_a_replay_gives_the_same_results_and_writes_gradients_anew(provider, direction):
     inputs = draw(SwiGLUProblem(64, 128, 256, "bfloat16"), "cuda")
     work = rivals.get("swiglu", provider).build(inputs)
-    graph = graphs.capture(work, inputs.dy, direction)
+    graph = cuda_graphs.capture(work, inputs.dy, direction)
     graph.replay()
     torch.cuda.synchronize()
     once = check.results_of(work, inputs.dy)
@@ -271,7 +271,7 @@ def test_a_replay_s_alternating_rows_are_read_after_it():
     inputs = draw(SwiGLUProblem(64, 128, 256, "float32"), "cuda")
     work = by_turns(inputs)
     found = check.errors(
-        graphs.capture(work, inputs.dy, "forward+backward").results, problems.truth(inputs)
+        cuda_graphs.capture(work, inputs.dy, "forward+backward").results, problems.truth(inputs)
     )
     assert max(found["d_w_gate"].norm, found["d_w_up"].norm) < 1e-5
 
@@ -279,7 +279,7 @@ def test_a_replay_s_alternating_rows_are_read_after_it():
 def test_a_backward_alone_is_not_captured():
     work = rivals.get("swiglu", "eager").build(draw(RAGGED, "cpu"))
     with pytest.raises(ValueError, match="not 'backward'"):
-        graphs.capture(work, draw(RAGGED, "cpu").dy, "backward")
+        cuda_graphs.capture(work, draw(RAGGED, "cpu").dy, "backward")
 
 
 def test_an_unknown_rival_lists_the_known(tmp_path):

@@ -12,9 +12,9 @@ import measure
 from fusedlib import reference
 from fusedlib.bench import paths, rivals
 from fusedlib.bench.results import DESCRIPTION, case_id, read_rows
-from measure import memory, mlps, swiglu
+from measure import mlp_memory, mlps, swiglu
 from measure.end_to_end import cases as end_to_end
-from measure.end_to_end import course as end_to_end_course
+from measure.end_to_end import races as end_to_end_course
 from press import display, plan, recording, style
 
 STUDY = "03_kernels"
@@ -75,22 +75,22 @@ def test_a_new_rival_is_everywhere(swift, monkeypatch):
 
 def test_a_new_rival_gets_a_free_colour_and_keeps_everybody_s(swift):
     assert style.label("swift") == swift
-    known = [(r.label, r.place) for r in rivals.RIVALS.values() if r.task == "swiglu"]
-    assert rivals.get("swiglu", "swift").place not in {
-        place for label, place in [*known, *rivals.ARMS.values()] if label != swift
+    known = [(r.label, r.slot) for r in rivals.RIVALS.values() if r.task == "swiglu"]
+    assert rivals.get("swiglu", "swift").slot not in {
+        slot for label, slot in [*known, *rivals.ARMS.values()] if label != swift
     }
     assert style.colour("fused") == style.PALETTE[0]
 
 
-@pytest.mark.parametrize("other", [{"label": "Kernels"}, {"place": 5}])
+@pytest.mark.parametrize("other", [{"label": "Kernels"}, {"slot": 5}])
 @pytest.mark.parametrize("name", ["fused", "swift"])
 def test_a_name_has_one_label_and_one_slot_in_all_tasks(swift, name, other):
     kept = rivals.get("swiglu", name)
-    with pytest.raises(ValueError, match=f"'{name}' is '{kept.label}' in slot {kept.place}"):
+    with pytest.raises(ValueError, match=f"'{name}' is '{kept.label}' in slot {kept.slot}"):
         rivals.rival("another task", name, **other)(lambda: None)
     rivals.rival("another task", name)(lambda: None)
     again = rivals.get("another task", name)
-    assert (again.label, again.place) == (kept.label, kept.place)
+    assert (again.label, again.slot) == (kept.label, kept.slot)
 
 
 def test_no_two_arms_of_one_study_look_alike(monkeypatch):
@@ -106,13 +106,13 @@ def test_no_two_arms_of_one_study_look_alike(monkeypatch):
     ]  # fmt: skip
     arms = rivals.RIVALS.values()
     assert {r.task for r in arms} == set().union(*together)
-    looks = {(r.name, r.label, r.place) for r in arms}
+    looks = {(r.name, r.label, r.slot) for r in arms}
     names = sorted(name for name, _, _ in looks)
     assert not [a for a, b in pairwise(names) if a == b], "each has one label and one slot"
     slots = len(style.PALETTE) * len(style.DASHES)
     for tasks in together:
         mine = {r.name: r for r in arms if r.task in tasks}.values()
-        assert len({r.place % slots for r in mine}) == len({r.label for r in mine}) == len(mine)
+        assert len({r.slot % slots for r in mine}) == len({r.label for r in mine}) == len(mine)
 
 
 def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeypatch, one_thread):
@@ -126,18 +126,18 @@ def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeyp
 
     small = {"dtype": "float32", "device": "cpu"}
     alone = swiglu.cases(["8·16·24"], ["all"], repetitions=1, **small)
-    held = memory.cases(["8·16·24"], ["all"], **small)
-    deep = memory.stack_cases("8·16·24", [2], ["all"], **small)
+    held = mlp_memory.cases(["8·16·24"], ["all"], **small)
+    deep = mlp_memory.stack_cases("8·16·24", [2], ["all"], **small)
     shared = end_to_end.setting("cpu", batch_size=1, seconds=0.0, repetitions=1)
     whole = end_to_end.races(shared, "mlp", ["nano"], [8], ["fp32"])
     for cases in (alone, held, deep, whole):
         assert "swift" in {case["provider"] for case in cases}
     for case in [*held, *deep]:
         if case["provider"] == "swift":
-            assert memory.measure(case)["y_error"] < 1e-6
-    for course, cases in ((swiglu.Course, alone), (end_to_end_course.Course, whole)):
+            assert mlp_memory.measure(case)["y_error"] < 1e-6
+    for setup, cases in ((swiglu.Setup, alone), (end_to_end_course.Setup, whole)):
         case = next(case for case in cases if case["provider"] == "swift")
-        assert course(case).enter(case).figures["settings"] == "Faster than light"
+        assert setup(case).check(case).figures["settings"] == "Faster than light"
 
 
 def test_what_a_family_needs_stands_once():

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fusedlib.bench import paths, step_clock, timing
-from fusedlib.bench.race import Lap
+from fusedlib.bench.race import Turn
 from fusedlib.bench.step_clock import Limits
-from measure import steps
+from measure import transformer_trainer
 
 LIMITS = Limits(seconds=0.5, blocks=3, steps=10, settling=6)
 PARTS = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
@@ -122,22 +122,24 @@ def test_a_turn_is_the_same_step_as_a_measured_one(simulated):
     made = simulated(30.0)
     made.model = torch.nn.Linear(2, 2)
     made.model.weight.grad = torch.ones(2, 2)
-    entered = []
-    lap = step_clock.lap(made, lambda: entered.append(made.issued))
-    assert isinstance(lap, Lap)
+    prepared = []
+    turn = step_clock.turn(made, lambda: prepared.append(made.issued))
+    assert isinstance(turn, Turn)
     for _ in range(3):
-        lap.reset()
-        lap.prepare(1)
-        found = lap.run()
+        turn.reset()
+        turn.prepare(1)
+        found = turn.run()
     assert made.model.weight.grad is None
-    assert entered == [0, 1, 2 + step_clock.TURN], "one step, then turns of several and their first"
+    assert prepared == [0, 1, 2 + step_clock.TURN], (
+        "one step, then turns of several and their first"
+    )
     assert found["total"] == found["step"] == pytest.approx(30.0)
     assert found["forward"] == pytest.approx(9.0)
-    assert lap.figures == {"issue_ms": pytest.approx(1.0), "host_bound": False}
+    assert turn.figures == {"issue_ms": pytest.approx(1.0), "host_bound": False}
 
 
 def test_on_a_cpu_it_times_real_steps_and_the_host_bounds_nothing():
-    trainer = steps.Trainer("nano", "step", "cpu", "float32", 2, 16, "plain")
+    trainer = transformer_trainer.Trainer("nano", "step", "cpu", "float32", 2, 16, "plain")
     row = step_clock.measure(trainer, Limits(seconds=0.0, blocks=1, steps=2, settling=2))
     sections = [row[f"{name}_median_ms"] for name in PARTS]
     assert min(sections) > 0
@@ -152,7 +154,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @needs_cuda
 def test_a_tiny_model_on_a_card_waits_for_its_host():
-    trainer = steps.Trainer("nano", "step", "cuda", "float32", 1, 16, "plain")
+    trainer = transformer_trainer.Trainer("nano", "step", "cuda", "float32", 1, 16, "plain")
     row = step_clock.measure(trainer, LIMITS)
     assert row["host_bound"]
     sections = sum(row[f"{name}_median_ms"] for name in PARTS)
@@ -161,7 +163,7 @@ def test_a_tiny_model_on_a_card_waits_for_its_host():
 
 @needs_cuda
 def test_peaks_before_the_optimizer_are_below_those_of_the_step():
-    trainer = steps.Trainer("nano", "step", "cuda", "float32", 2, 16, "plain")
+    trainer = transformer_trainer.Trainer("nano", "step", "cuda", "float32", 2, 16, "plain")
     trainer.step()
     found = step_clock.peaks(trainer)
     assert 0 < found["held_mib"] < found["both_peak_mib"] <= found["peak_mib"]
@@ -170,19 +172,18 @@ def test_peaks_before_the_optimizer_are_below_those_of_the_step():
 
 # --- the only one --------------------------------------------------------------------------------
 
-# Study 01 is about the first steps of a process, which no settled clock sees; the trainer of
-# MNIST is another one.
-ALLOWED = {"step_clock.py", "steps.py", "first_step.py"}
-TRAINER = r"^from fusedlib\.bench(\.steps)? import (\([^)]*|.*)\b(Trainer|steps)\b"
+# Study 01 is about the first steps of a process, which no settled clock sees.
+ALLOWED = {"transformer_trainer.py", "first_step.py"}
 
 
 def test_no_other_module_times_a_trainer_or_makes_its_optimizer():
-    bench = paths.ROOT / "fusedlib" / "bench"
-    for path in bench.rglob("*.py"):
-        if path.parent.name == "training" or path.name in ALLOWED:
-            continue
+    users = []
+    for path in sorted((paths.NOTEBOOKS / "measure").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
+        if path.name in ALLOWED or "measure.transformer_trainer" not in text:
+            continue
+        users.append(path.name)
         assert not re.search(r"trainer\.step\(", text), f"{path}: issue() warms up"
-        if re.search(TRAINER, text, re.MULTILINE):
-            assert not re.search(r"\.(clock_for|elapsed_ms)\(", text), f"{path}: step_clock times"
-            assert ".AdamW(" not in text, f"{path}: steps.adamw makes it"
+        assert not re.search(r"\.(clock_for|elapsed_ms)\(", text), f"{path}: step_clock times"
+        assert ".AdamW(" not in text, f"{path}: transformer_trainer.adamw makes it"
+    assert users

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fusedlib.bench.attempt import Attempt, Unavailable
-from measure import first_step, steps, warmup
+from measure import first_step, transformer_trainer, warmup
 
 PROBLEM = {
     "device": "cpu", "dtype": "float32", "batch_size": 2, "context_length": 16,
@@ -13,22 +13,22 @@ PROBLEM = {
 START = {"interpreter_ms": 1.0, "import_torch_ms": 2.0}
 
 
-@pytest.mark.parametrize("direction", list(steps.DIRECTIONS))
+@pytest.mark.parametrize("direction", list(transformer_trainer.DIRECTIONS))
 def test_each_step_has_the_sections_of_its_direction(direction):
-    trainer = steps.Trainer(model="nano", direction=direction, **PROBLEM)
-    row = steps.record(trainer, steps=4)
-    for section in (*steps.DIRECTIONS[direction], "total"):
+    trainer = transformer_trainer.Trainer(model="nano", direction=direction, **PROBLEM)
+    row = transformer_trainer.record(trainer, steps=4)
+    for section in (*transformer_trainer.DIRECTIONS[direction], "total"):
         assert len(row[f"{section}_samples_ms"]) == 4
         assert min(row[f"{section}_samples_ms"]) > 0, "a time is never negative"
     assert "optimizer_samples_ms" in row or direction != "step"
     timed = {"forward": "forward", "backward": "backward"}.get(direction, "total")
     assert row["samples_ms"] == row[f"{timed}_samples_ms"]
-    parts = sum(row[f"{s}_samples_ms"][1] for s in steps.DIRECTIONS[direction])
+    parts = sum(row[f"{s}_samples_ms"][1] for s in transformer_trainer.DIRECTIONS[direction])
     assert row["total_samples_ms"][1] >= 0.99 * parts
 
 
 def test_the_full_step_learns():
-    trainer = steps.Trainer(model="nano", direction="step", **PROBLEM)
+    trainer = transformer_trainer.Trainer(model="nano", direction="step", **PROBLEM)
     before = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.step()
     after = list(trainer.model.parameters())
@@ -36,7 +36,7 @@ def test_the_full_step_learns():
 
 
 def test_the_corner_step_takes_a_part_of_the_batch(monkeypatch):
-    trainer = steps.Trainer(model="nano", direction="forward", **PROBLEM)
+    trainer = transformer_trainer.Trainer(model="nano", direction="forward", **PROBLEM)
     shapes = []
     call = trainer.call
     monkeypatch.setattr(trainer, "call", lambda t: shapes.append(tuple(t.shape)) or call(t))
@@ -58,22 +58,22 @@ def test_the_corner_step_takes_a_part_of_the_batch(monkeypatch):
 def test_bad_input_is_told(change, message):
     options = {"model": "nano", "direction": "forward", **PROBLEM} | change
     if message is None:
-        steps.Trainer(**options)
+        transformer_trainer.Trainer(**options)
         return
     with pytest.raises(ValueError, match=message):
-        steps.Trainer(**options)
+        transformer_trainer.Trainer(**options)
 
 
 def test_sizes_in_one_process_go_on_after_one_that_does_not_fit(monkeypatch):
-    real = steps.Trainer
+    real = transformer_trainer.Trainer
 
     def limited(model, **options):
         if model == "micro":
             raise torch.OutOfMemoryError("CUDA out of memory.\nadvice")
         return real(model=model, **options)
 
-    monkeypatch.setattr(steps, "Trainer", limited)
-    runs = steps.in_one_process(
+    monkeypatch.setattr(transformer_trainer, "Trainer", limited)
+    runs = transformer_trainer.in_one_process(
         ["nano", "micro", "nano"], steps=2, start=START, direction="forward", **PROBLEM
     )
     assert ["oom" in r for r in runs] == [False, True, False]

@@ -9,16 +9,16 @@ import torch
 
 from fusedlib.bench import machine, results, rivals, sustained
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.race import Lap, race
+from fusedlib.bench.race import Turn, race
 from measure import swiglu
 
-EVENT = sustained.event(swiglu.EVENT)
+RACE = sustained.loaded_race(swiglu.RACE)
 
 
 def listed(**options):
     given = {"device": "cpu", "group": "models", "dtype": "float32", "repetitions": 1}
     given |= {"directions": ["forward", "forward+backward"], "asked": ["eager", "products"]}
-    return sustained.lasting(swiglu.cases(["37·45·83"], **given | options), seconds=0.05)
+    return sustained.loaded_cases(swiglu.cases(["37·45·83"], **given | options), seconds=0.05)
 
 
 def test_every_second_round_goes_backwards():
@@ -35,7 +35,7 @@ def test_a_round_is_a_heat_of_rows_with_every_burst(tmp_path, monkeypatch):
     used = machine.Energy(joules=35.0, seconds=0.05, sm_mhz=1400.0)
     monkeypatch.setattr(machine, "energy", lambda: _Given(used))
     recorder = results.Recorder(swiglu.STUDY, "quick", directory=tmp_path)
-    race(recorder, replace(EVENT, available=lambda case: None), listed())
+    race(recorder, replace(RACE, available=lambda case: None), listed())
     rows = recorder.rows()
     assert rows["status"].tolist() == ["ok"] * 8
     assert rows.groupby(["direction", "round"])["session"].nunique().tolist() == [1] * 4
@@ -71,7 +71,7 @@ def test_a_call_takes_as_long_as_it_does_without_a_pause():
 
         time.sleep(0.002)
 
-    found = sustained.under_load(Lap(run), "cpu", 0.01, 0.1)
+    found = sustained.under_load(Turn(run), "cpu", 0.01, 0.1)
     assert 2.0 <= found["burst_median_ms"] < 6.0
     assert found["joules"] is None and found["sm_mhz"] is None
     assert next(calls) == int(slept.item())
@@ -87,8 +87,8 @@ def test_a_long_call_that_heated_the_card_is_not_heated_for_again(monkeypatch):
         ),
     )  # fmt: skip
     monkeypatch.setattr(sustained, "_second_ms", lambda once, device: 400.0)
-    sustained.under_load(Lap(lambda: None), "cpu", 0.25, 1.0)
-    sustained.under_load(Lap(lambda: None), "cpu", 1.0, 1.0)
+    sustained.under_load(Turn(lambda: None), "cpu", 0.25, 1.0)
+    sustained.under_load(Turn(lambda: None), "cpu", 1.0, 1.0)
     assert asked == [(0.0, 1.0), (0.6, 0.0), (0.0, 1.0)]
 
 
@@ -114,23 +114,23 @@ def test_a_product_under_load_is_of_its_size_and_precision(monkeypatch):
 
 def test_the_race_in_turns_sees_its_own_experiment(monkeypatch):
     seen = []
-    course = replace(
-        swiglu.EVENT, course=lambda case: seen.append(case["experiment"]) or swiglu.Course(case),
+    setup = replace(
+        swiglu.RACE, setup=lambda case: seen.append(case["experiment"]) or swiglu.Setup(case),
         settings=lambda case: seen.append(case["experiment"]) or nullcontext(),
         available=lambda case: seen.append(case["experiment"]),
     )  # fmt: skip
-    event = sustained.event(course)
+    event = sustained.loaded_race(setup)
     case = listed()[0]
     with pytest.raises(Unavailable), event.settings(case):
-        event.course(case)
+        event.setup(case)
         event.available(case)
     assert seen == ["swiglu"] * 3 and case["experiment"] == "sustained"
-    assert event.fields == (*swiglu.EVENT.fields, "race"), "two races share no course"
+    assert event.fields == (*swiglu.RACE.fields, "race"), "two races share no setup"
 
 
 def test_without_a_card_it_is_unavailable_and_a_wrong_rival_gets_no_time(tmp_path, monkeypatch):
     recorder = results.Recorder(swiglu.STUDY, "quick", directory=tmp_path)
-    race(recorder, EVENT, listed())
+    race(recorder, RACE, listed())
     assert set(recorder.rows()["reason"]) == {"sustained runs need a CUDA GPU"}
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
 
@@ -140,7 +140,7 @@ def test_without_a_card_it_is_unavailable_and_a_wrong_rival_gets_no_time(tmp_pat
         work = rivals.get("swiglu", "eager").build(inputs)
         return replace(work, forward=lambda: 2 * work.forward())
 
-    race(recorder, replace(EVENT, available=lambda case: None), listed(asked=["wrong"]))
+    race(recorder, replace(RACE, available=lambda case: None), listed(asked=["wrong"]))
     rows = recorder.rows().query("provider == 'wrong'")
     assert set(rows["status"]) == {"wrong"}
     assert "median_ms" not in rows or rows["median_ms"].isna().all()
@@ -153,8 +153,8 @@ def test_a_card_under_load_tells_its_power_and_clock(tmp_path):
         ["4096·4096·4096"], ["eager", "products"], dtype="bfloat16", device="cuda", group="models",
         directions=["forward+backward"], repetitions=1,
     )  # fmt: skip
-    cases = sustained.lasting(alone, seconds=0.5)
-    race(recorder, EVENT, cases)
+    cases = sustained.loaded_cases(alone, seconds=0.5)
+    race(recorder, RACE, cases)
     rows = recorder.rows()
     assert rows["status"].tolist() == ["ok"] * 4
     assert rows["power_w"].between(100, 1200).all() and rows["sm_mhz"].between(300, 3000).all()

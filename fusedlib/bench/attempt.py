@@ -100,8 +100,8 @@ class Attempt(Generic[T]):
                 return cls("oom", _first_line(error))
             where = traceback.extract_tb(error.__traceback__)[-1]
             file = where.filename.rsplit("/", 1)[-1]
-            told = f"{type(error).__name__}: {_first_line(error)} ({file}:{where.lineno})"
-            return cls("failed", told)
+            reason = f"{type(error).__name__}: {_first_line(error)} ({file}:{where.lineno})"
+            return cls("failed", reason)
 
     @property
     def ok(self) -> bool:

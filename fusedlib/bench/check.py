@@ -36,20 +36,20 @@ def results_of(workload: Workload, dy: Tensor) -> dict[str, Tensor]:
     workload.reset()
     y = workload.forward()
     y.backward(dy)
-    found = {"y": y.detach(), **workload.gradients()}
+    results = {"y": y.detach(), **workload.gradients()}
     workload.reset()
-    return found
+    return results
 
 
-def errors(found: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> dict[str, Errors]:
+def errors(results: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> dict[str, Errors]:
     """Errors by name, of what arrived of what is true.
 
     Raises:
         ValueError: a tensor of another shape, or one that the truth does not know.
     """
-    if unknown := set(found) - set(true):
+    if unknown := set(results) - set(true):
         raise ValueError(f"{sorted(unknown)} are no results of this problem: {sorted(true)}")
-    return {name: _distance(tensor, true[name], name) for name, tensor in found.items()}
+    return {name: _distance(tensor, true[name], name) for name, tensor in results.items()}
 
 
 def _distance(tensor: Tensor, true: Tensor, name: str) -> Errors:
@@ -73,34 +73,32 @@ def allowed(own: float, dtype: torch.dtype) -> float:
 
 
 def misses(
-    found: Mapping[str, Errors], usual: Mapping[str, Errors], dtype: torch.dtype,
+    rival_errors: Mapping[str, Errors], baseline: Mapping[str, Errors], dtype: torch.dtype,
     asked: Iterable[str] | None = None,
 ) -> list[str]:  # fmt: skip
     """What the rule rejects, one line a tensor; empty when all is right. NaN is never right.
 
     Args:
-        found: a rival's errors by name.
-        usual: plain PyTorch's.
+        rival_errors: a rival's errors by name.
+        baseline: plain PyTorch's.
         dtype: whose roundoff the floor is made of.
-        asked: names that the problem asks for; by default all of `usual`.
+        asked: names that the problem asks for; by default all of `baseline`.
     """
     wrong = []
-    for name in usual if asked is None else asked:
-        if name not in found:
+    for name in baseline if asked is None else asked:
+        if name not in rival_errors:
             wrong.append(f"no gradient arrived at {name.removeprefix('d_')}")
             continue
         for measure in ("norm", "worst"):
-            value, most = (
-                getattr(found[name], measure),
-                allowed(getattr(usual[name], measure), dtype),
-            )
+            value = getattr(rival_errors[name], measure)
+            most = allowed(getattr(baseline[name], measure), dtype)
             if not value <= most:
                 wrong.append(f"{name}: {measure} error {value:.2e}, allowed {most:.2e}")
     return wrong
 
 
 def require(
-    found: Mapping[str, Errors], usual: Mapping[str, Errors], dtype: torch.dtype,
+    rival_errors: Mapping[str, Errors], baseline: Mapping[str, Errors], dtype: torch.dtype,
     asked: Iterable[str] | None = None, figures: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The figures of a row whose errors the rule accepts; arguments as of `misses`.
@@ -113,7 +111,7 @@ def require(
             all the same.
     """
     if figures is None:
-        figures = {f"{name}_error": error.norm for name, error in found.items()}
-    if wrong := misses(found, usual, dtype, asked):
+        figures = {f"{name}_error": error.norm for name, error in rival_errors.items()}
+    if wrong := misses(rival_errors, baseline, dtype, asked):
         raise Wrong("; ".join(wrong[:9]), figures)
     return dict(figures)

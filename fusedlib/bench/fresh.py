@@ -49,21 +49,22 @@ def run(target: str, arguments: dict[str, Any], *, timeout_s: float) -> Any:
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.write(json.dumps(call).encode() + b"\n")
                 child.stdin.flush()
-            told, _, _ = select.select([child.stdout], [], [], timeout_s)
-            answer = child.stdout.read() if told else b""
+            readable, _, _ = select.select([child.stdout], [], [], timeout_s)
+            answer = child.stdout.read() if readable else b""
         finally:
             child.kill()
             status = child.wait()
         errors.seek(0)
-        said = errors.read().decode(errors="replace").strip().splitlines()[-5:]
+        last_lines = errors.read().decode(errors="replace").strip().splitlines()[-5:]
     if answer.strip():
         return _value(json.loads(answer))
-    if not told:
+    if not readable:
         raise FreshProcessError(f"{target} did not end within {timeout_s:g} s; its process is gone")
     if status == -signal.SIGKILL:
         raise MemoryError(f"the system killed the process of {target}: most likely out of memory")
     raise FreshProcessError(
-        f"the process of {target} ended with status {status}: {' | '.join(said) or 'no message'}"
+        f"the process of {target} ended with status {status}: "
+        f"{' | '.join(last_lines) or 'no message'}"
     )
 
 

@@ -1,8 +1,9 @@
-"""The one race: every entrant is checked against the reference, then all are timed in turns.
+"""The one race: every rival is checked against the reference, then all are timed in turns.
 
-A study says what its cases are and makes a *course* of them: one problem with its inputs and its
-truth. Cases that share a course are checked on it once; those that differ in their provider alone
-make a *heat* and take turns, so that drift hits all alike. Each case gets a row, whatever happens.
+A study says what its cases are and makes a `Setup` of them: one problem with its inputs and its
+truth. A rival is checked once on a setup; cases that differ in their provider alone are timed
+together, a `Turn` after the other, so that drift hits all alike. Each case gets a row, whatever
+happens.
 
 Ways to launch:
 
@@ -26,7 +27,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fusedlib.bench import graphs, machine, timing
+from fusedlib.bench import cuda_graphs, machine, timing
 from fusedlib.bench.attempt import Attempt, Unavailable, free_memory
 from fusedlib.bench.cases import Case, differing, label
 from fusedlib.bench.progress import progress
@@ -42,14 +43,14 @@ Figures = dict[str, Any]
 
 
 @dataclass
-class Lap:
-    """What one entrant does when it is its turn.
+class Turn:
+    """What one rival does when it is its turn.
 
     Attributes:
-        run: the work, once. What returns a mapping tells of its own parts in ms.
+        run: the work, once; it may return the ms of its own parts by name.
         prepare: called before each sample with the number of calls in it, outside the clock.
         reset: called between the calls of a burst.
-        figures: what was found out on the way here.
+        figures: of the row, beside the times.
     """
 
     run: Callable[[], object]
@@ -59,18 +60,18 @@ class Lap:
 
 
 @dataclass
-class Entry:
-    """An entrant that is right: its figures, and its lap in a heat."""
+class Checked:
+    """A rival that was found right: its figures, and what makes its turn of a case."""
 
     figures: Figures
-    lap: Callable[[Case], Lap]
+    turn: Callable[[Case], Turn]
 
 
-class Course(Protocol):
-    """One problem made once: its inputs, and what is right."""
+class Setup(Protocol):
+    """One problem, made once: its inputs, and what is right."""
 
-    def enter(self, case: Case) -> Entry:
-        """Set a case's provider up and hold it against the truth.
+    def check(self, case: Case) -> Checked:
+        """Set a case's rival up and hold it against the truth.
 
         Raises:
             Refused: it is wrong, too large or cannot run here.
@@ -78,15 +79,15 @@ class Course(Protocol):
 
 
 @dataclass(frozen=True)
-class Event:
+class Race:
     """How a study races.
 
     Attributes:
-        course: makes the course of a case.
-        fields: the fields of a case that make its course.
-        entrant: further fields that decide how a provider is set up on it.
+        setup: makes the setup of a case.
+        fields: the fields of a case that decide its setup.
+        rival_fields: further fields that decide how a rival is set up on it.
         available: raises `Unavailable` for what cannot run here, before anything is made.
-        settings: torch's settings around a course.
+        settings: torch's settings around a setup.
         work: figures that a case implies, such as its FLOPs.
         warmup: rounds thrown away.
         rounds: rounds measured at least, by a case.
@@ -94,9 +95,9 @@ class Event:
         bursts: whether short calls are timed several at once.
     """
 
-    course: Callable[[Case], Course]
+    setup: Callable[[Case], Setup]
     fields: tuple[str, ...]
-    entrant: tuple[str, ...] = ()
+    rival_fields: tuple[str, ...] = ()
     available: Callable[[Case], None] = lambda case: None
     settings: Callable[[Case], AbstractContextManager[Any]] = lambda case: nullcontext()
     work: Callable[[Case], Figures] = lambda case: {}
@@ -107,64 +108,64 @@ class Event:
     bursts: bool = True
 
 
-def race(recorder: Recorder, event: Event, cases: Iterable[Case]) -> None:
-    """Check and time all cases, course by course, and record each.
+def race(recorder: Recorder, spec: Race, cases: Iterable[Case]) -> None:
+    """Check and time all cases, setup by setup, and record each.
 
-    All of a heat run again when one is missing: a time means something beside the others. Rows
-    with one `session` were timed in turns, sample by sample.
+    Cases that are timed together are all timed again when one is missing: a time means something
+    beside the others. Rows with one `session` were timed in turns, sample by sample.
     """
     able = []
     for case in cases:
-        tried = Attempt.at(event.available, case)
+        tried = Attempt.at(spec.available, case)
         if tried.ok:
             able.append(case)
         else:
             recorder.append(case, tried.figures, status=tried.status, reason=tried.reason)
-    courses: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Case]]] = {}
+    by_setup: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Case]]] = {}
     for case in able:
-        heat = tuple((k, v) for k, v in case.items() if k != "provider")
-        there = courses.setdefault(tuple(case[name] for name in event.fields), {})
-        if case not in there.setdefault(heat, []):
-            there[heat].append(case)
+        alike = tuple((k, v) for k, v in case.items() if k != "provider")
+        groups = by_setup.setdefault(tuple(case[name] for name in spec.fields), {})
+        if case not in groups.setdefault(alike, []):
+            groups[alike].append(case)
     todo = [
-        wanted for there in courses.values()
-        if (wanted := [cases for cases in there.values() if recorder.missing(cases)])
+        missing for groups in by_setup.values()
+        if (missing := [group for group in groups.values() if recorder.missing(group)])
     ]  # fmt: skip
-    names = [name for name in differing(cases[0] for cases, *_ in todo) if name in event.fields]
+    names = [name for name in differing(cases[0] for cases, *_ in todo) if name in spec.fields]
     with progress(recorder.study, len(todo)) as shown:
-        for heats in todo:
+        for missing in todo:
             if recorder.is_over():
                 break
-            first = heats[0][0]
+            first = missing[0][0]
             shown.case(label(first, names))
-            with event.settings(first):
-                _run(recorder, event, heats)
+            with spec.settings(first):
+                _run(recorder, spec, missing)
             free_memory()
             shown.done()
     print(recorder.summary())
 
 
-def _run(recorder: Recorder, event: Event, heats: list[list[Case]]) -> None:
-    """All heats of one course: make it, check everybody once, time heat by heat."""
+def _run(recorder: Recorder, spec: Race, groups: list[list[Case]]) -> None:
+    """All groups of one setup: make it, check every rival once, time group by group."""
     _forget_compiled()
-    course = Attempt.at(event.course, heats[0][0])
-    entered: dict[tuple[Any, ...], Attempt[Entry]] = {}
-    for heat in heats:
-        ready: dict[str, tuple[Case, Entry]] = {}
-        for case in heat:
-            if course.value is None:
-                reason = f"the check: {course.reason}"
-                recorder.append(case, status=course.status, reason=reason)
+    setup = Attempt.at(spec.setup, groups[0][0])
+    checked: dict[tuple[Any, ...], Attempt[Checked]] = {}
+    for group in groups:
+        ready: dict[str, tuple[Case, Checked]] = {}
+        for case in group:
+            if setup.value is None:
+                reason = f"the check: {setup.reason}"
+                recorder.append(case, status=setup.status, reason=reason)
                 continue
-            key = tuple(case[name] for name in ("provider", *event.entrant))
-            if key not in entered:
-                entered[key] = Attempt.at(course.value.enter, case)
-            tried = entered[key]
+            key = tuple(case[name] for name in ("provider", *spec.rival_fields))
+            if key not in checked:
+                checked[key] = Attempt.at(setup.value.check, case)
+            tried = checked[key]
             if tried.value is None:
                 recorder.append(case, tried.figures, status=tried.status, reason=tried.reason)
             else:
                 ready[case["provider"]] = case, tried.value
-        _heat(recorder, event, ready)
+        _time_together(recorder, spec, ready)
 
 
 def _forget_compiled() -> None:
@@ -175,68 +176,68 @@ def _forget_compiled() -> None:
         torch.compiler.reset()
 
 
-def _heat(recorder: Recorder, event: Event, ready: dict[str, tuple[Case, Entry]]) -> None:
+def _time_together(recorder: Recorder, spec: Race, ready: dict[str, tuple[Case, Checked]]) -> None:
     """Time all who are ready in turns; whoever fails gets a row, the others are timed again."""
-    laps: dict[str, Lap] = {}
-    for name, (case, entry) in ready.items():
-        tried = Attempt.at(entry.lap, case)
+    turns: dict[str, Turn] = {}
+    for name, (case, checked) in ready.items():
+        tried = Attempt.at(checked.turn, case)
         if tried.value is not None:
-            laps[name] = tried.value
+            turns[name] = tried.value
             continue
-        figures = {**entry.figures, **tried.figures}
+        figures = {**checked.figures, **tried.figures}
         recorder.append(case, figures, status=tried.status, reason=tried.reason)
-    while laps:
-        clock = _Clock(event, laps, ready[next(iter(laps))][0])
+    while turns:
+        clock = _Clock(spec, turns, ready[next(iter(turns))][0])
         before = machine.conditions()
         timed = Attempt.at(clock.run)
         state = machine.before_and_after(before, machine.conditions())
         if timed.value is not None:
             session = {"session": datetime.now(UTC).isoformat()}
             for name, figures in timed.value.items():
-                case, entry = ready[name]
-                told = {**entry.figures, **laps[name].figures, **figures, **event.work(case)}
-                recorder.append(case, {**told, **session, **state})
+                case, checked = ready[name]
+                known = {**checked.figures, **turns[name].figures, **spec.work(case)}
+                recorder.append(case, {**known, **figures, **session, **state})
             return
-        for name in _gone(timed, laps, ready, clock.last):
-            case, entry = ready[name]
-            recorder.append(case, entry.figures, status=timed.status, reason=timed.reason)
-            del laps[name]
+        for name in _gone(timed, turns, ready, clock.last):
+            case, checked = ready[name]
+            recorder.append(case, checked.figures, status=timed.status, reason=timed.reason)
+            del turns[name]
         free_memory()
 
 
 def _gone(
-    timed: Attempt[Any], laps: dict[str, Lap], ready: dict[str, tuple[Case, Entry]],
+    timed: Attempt[Any], turns: dict[str, Turn], ready: dict[str, tuple[Case, Checked]],
     last: str | None,
 ) -> list[str]:  # fmt: skip
     """Who is out: of memory the one that holds most, after another failure whose turn it was."""
     if timed.status == "oom":
-        return [max(laps, key=lambda name: ready[name][1].figures.get("peak_mib") or 0.0)]
-    return [last] if last in laps else list(laps)
+        return [max(turns, key=lambda name: ready[name][1].figures.get("peak_mib") or 0.0)]
+    return [last] if last in turns else list(turns)
 
 
 @dataclass
 class _Clock:
-    """Times the laps of one heat."""
+    """Times the turns of one group."""
 
-    event: Event
-    laps: dict[str, Lap]
+    spec: Race
+    turns: dict[str, Turn]
     case: Case
     last: str | None = None
 
     def run(self) -> dict[str, Figures]:
         """Figures of everybody's times."""
         device, in_bursts = self.case["device"], self.case.get("launch", "python") == "python"
-        calls, round_ms = self._burst_size() if self.event.bursts and in_bursts else (1, 0)
-        rounds = self.event.rounds(self.case)
+        calls, round_ms = self._burst_size() if self.spec.bursts and in_bursts else (1, 0)
+        rounds = self.spec.rounds(self.case)
         if round_ms > SLOW_MS:
             rounds = min(rounds, SLOW_ROUNDS)
         times = timing.interleaved(
-            {name: partial(self._burst, name, calls) for name in self.laps},
-            device=device, warmup=self.event.warmup, repetitions=rounds,
-            flush_l2=calls == 1 and self.event.bursts, prepare=partial(self._prepare, calls),
-            calls=calls, seconds=self.event.seconds, most=self.event.most,
+            {name: partial(self._burst, name, calls) for name in self.turns},
+            device=device, warmup=self.spec.warmup, repetitions=rounds,
+            flush_l2=calls == 1 and self.spec.bursts, prepare=partial(self._prepare, calls),
+            calls=calls, seconds=self.spec.seconds, most=self.spec.most,
         )  # fmt: skip
-        return {name: found.figures() for name, found in times.items()}
+        return {name: times_of.figures() for name, times_of in times.items()}
 
     def _burst_size(self) -> tuple[int, float]:
         """As many calls a sample as make `BURST_MS` for the fastest; and the ms of a round. One
@@ -246,7 +247,7 @@ class _Clock:
         if torch.device(device).type != "cuda":
             return 1, 0.0
         fastest, whole = BURST_MS, 0.0
-        for name in self.laps:
+        for name in self.turns:
             taken = self._once_ms(name)
             fastest, whole = min(fastest, taken), whole + taken
         calls = min(MOST_CALLS, max(1, round(BURST_MS / fastest)))
@@ -258,7 +259,7 @@ class _Clock:
         for _ in range(2):
             self._prepare(1, name)
             begin = time.perf_counter()
-            self.laps[name].run()
+            self.turns[name].run()
             timing.synchronize(self.case["device"])
             taken = (time.perf_counter() - begin) * 1e3
             if taken > 10 * BURST_MS:
@@ -266,29 +267,29 @@ class _Clock:
         return taken
 
     def _prepare(self, calls: int, name: str) -> None:
-        """Drop what everybody holds, run what the lap needs, and wait.
+        """Drop what everybody holds, run what the turn needs, and wait.
 
         A host that ran ahead while a slow rival computed would launch the next one for nothing.
         """
         self.last = name
-        for lap in self.laps.values():
-            lap.reset()
-        self.laps[name].prepare(calls)
+        for turn in self.turns.values():
+            turn.reset()
+        self.turns[name].prepare(calls)
         timing.synchronize(self.case["device"])
 
     def _burst(self, name: str, calls: int) -> object:
-        lap = self.laps[name]
-        told = lap.run()
+        turn = self.turns[name]
+        parts = turn.run()
         for _ in range(calls - 1):
-            lap.reset()
-            told = lap.run()
-        return told
+            turn.reset()
+            parts = turn.run()
+        return parts
 
 
-def workload_lap(
+def workload_turn(
     work: Workload, dy: Tensor, case: Case, judge: Callable[[dict[str, Tensor]], Figures]
-) -> Lap:
-    """The lap of a workload: "forward", "backward" of a forward outside the clock, or both.
+) -> Turn:
+    """The turn of a workload: "forward", "backward" of a forward outside the clock, or both.
 
     Args:
         work: what runs.
@@ -303,8 +304,8 @@ def workload_lap(
     if launch == "graph":
         if not dy.is_cuda:
             raise Unavailable("CUDA graphs need a CUDA GPU")
-        graph = graphs.capture(work, dy, direction)
-        return Lap(graph.replay, figures=judge(graph.results))
+        graph = cuda_graphs.capture(work, dy, direction)
+        return Turn(graph.replay, figures=judge(graph.results))
     outputs: list[Tensor] = []
 
     def prepare(calls: int) -> None:
@@ -318,4 +319,4 @@ def workload_lap(
         else:
             (outputs.pop() if direction == "backward" else work.forward()).backward(dy)
 
-    return Lap(run, prepare, work.reset)
+    return Turn(run, prepare, work.reset)

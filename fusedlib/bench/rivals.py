@@ -82,7 +82,7 @@ class Rival:
     task: str
     name: str
     label: str
-    place: int
+    slot: int
     build: Callable[..., Any]
     settings: str
     requires: tuple[str, ...] = ()
@@ -154,7 +154,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def rival(
-    task: str, name: str, *, label: str | None = None, place: int | None = None, **options: Any
+    task: str, name: str, *, label: str | None = None, slot: int | None = None, **options: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as a rival; its docstring's first line says in its rows how it is set.
 
@@ -173,14 +173,14 @@ def rival(
         if (task, name) in RIVALS:
             raise ValueError(f"{task} has a rival named {name!r} already")
         known = ARMS.get(name) or next(
-            ((r.label, r.place) for r in RIVALS.values() if r.name == name), None
+            ((r.label, r.slot) for r in RIVALS.values() if r.name == name), None
         )
-        taken = {slot for _, slot in ARMS.values()} | {get(task, n).place for n in names(task)}
-        free = next(slot for slot in count() if slot not in taken)
-        look = known or (label or name, free if place is None else place)
-        if label not in (None, look[0]) or place not in (None, look[1]):
+        taken = {number for _, number in ARMS.values()} | {get(task, n).slot for n in names(task)}
+        free = next(number for number in count() if number not in taken)
+        look = known or (label or name, free if slot is None else slot)
+        if label not in (None, look[0]) or slot not in (None, look[1]):
             raise ValueError(
-                f"{name!r} is {look[0]!r} in slot {look[1]}, not {label!r} in {place}: a name has "
+                f"{name!r} is {look[0]!r} in slot {look[1]}, not {label!r} in {slot}: a name has "
                 "one label and one slot in all tasks"
             )
         needs = FAMILIES.get(name.partition("-")[0], {})

@@ -9,6 +9,7 @@ from fusedlib.bench.cases import require_known
 
 DIRECTIONS = ("forward", "backward", "forward+backward")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes an element
+MIB = 2**20
 PRECISIONS = ("highest", "high", "medium")
 
 

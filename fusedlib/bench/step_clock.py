@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 
 from fusedlib.bench import timing
-from fusedlib.bench.race import Lap
+from fusedlib.bench.race import Turn
+from fusedlib.bench.settings import MIB
 from fusedlib.bench.statistics import summarize
 
 AGREE = 0.02  # two blocks show the same pace when their medians differ by no more
@@ -24,7 +25,6 @@ DISCARDED = 3
 SLOW_MS, SLOW_STEPS = 200.0, 3
 VERY_SLOW_MS = 1000.0  # alone in its block
 TURN = 3  # steps when it is a rival's turn
-MIB = 2**20
 # Issues one step, waits for nothing and gives the marks of its sections.
 Issue = Callable[[], timing.Sections]
 
@@ -123,17 +123,18 @@ def clock(issue: Issue, device: torch.device | str, limits: Limits) -> Clocked:
     return Clocked(samples, issue_ms, bound, settled, [block.step_ms for block in blocks])
 
 
-def lap(
-    trainer: Trainer, enter: Callable[[], object] = lambda: None, steps: int = TURN
-) -> Lap:  # fmt: skip
-    """A rival's turns in a race (`Event(bursts=False)`): each a short block of the same clock.
+def turn(
+    trainer: Trainer, prepare: Callable[[], object] = lambda: None, steps: int = TURN
+) -> Turn:  # fmt: skip
+    """A rival's turns in a race (`Race(bursts=False)`): each a short block of the same clock.
 
     A sample is a block's median. Beside the whole's `median_ms` the row has `step_median_ms` and
     all else that `measure` gives but `settled` and `blocks_ms`.
 
     Args:
-        trainer: may be shared by the rivals of a heat; its gradients are dropped between turns.
-        enter: called before each turn, outside the clock, to put the rival's parts into the model.
+        trainer: may be shared by rivals that are timed together; its gradients are dropped between
+            turns.
+        prepare: called before each turn, outside the clock; puts the rival's parts into the model.
         steps: of a turn; fewer where they are slow. The first turn, a warm-up, has one.
     """
     figures: dict[str, Any] = {}
@@ -154,7 +155,7 @@ def lap(
     def drop() -> None:
         trainer.model.zero_grad(set_to_none=True)
 
-    return Lap(run, lambda calls: enter(), drop, figures)
+    return Turn(run, lambda calls: prepare(), drop, figures)
 
 
 def peaks(trainer: Trainer, steps: int = 2) -> dict[str, float]:

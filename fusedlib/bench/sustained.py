@@ -1,9 +1,9 @@
 """Under load: how fast, and at what energy, a rival runs when the card never rests.
 
 Training keeps a card at its power limit, and the clock falls until the power fits. So each rival
-works alone for about a second, heated first, and all of a heat do so in rounds: A B C, then C B A,
-so that drift hits all alike. Any race in turns can be run so: `lasting` makes its cases, `event`
-its event. A round is a heat of its own.
+works alone for about a second, heated first, and all that are timed together do so in rounds: A B
+C, then C B A, so that drift hits all alike. Any race in turns can be run so: `loaded_cases` makes
+its cases, `loaded_race` its race.
 
 A step cannot take fewer joules than its products unless it makes cheaper ones: "product" is what a
 FLOP of a plain square product takes under the same load.
@@ -19,7 +19,7 @@ import torch
 
 from fusedlib.bench import machine, race, roofline, timing
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.race import Case, Entry, Event, Lap
+from fusedlib.bench.race import Case, Checked, Race, Turn
 from fusedlib.bench.statistics import summarize
 
 EXPERIMENT, PRODUCT = "sustained", "product"
@@ -29,7 +29,7 @@ HEAT_S, SETTLE_S, REST_S = 1.0, 0.25, 0.5
 BURST_MS = 30.0
 
 
-def lasting(
+def loaded_cases(
     cases: Iterable[Case], *, seconds: float, rounds: int = ROUNDS
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Cases of a race in turns as cases under load, every second round in the opposite order.
@@ -52,39 +52,39 @@ def _in_turns(case: Case) -> dict[str, Any]:
     return {**case, "experiment": case["race"]}
 
 
-class Course:
-    """Another course, whose laps last for a case's `seconds`."""
+class Setup:
+    """Another setup, whose turns last for a case's `seconds`."""
 
-    def __init__(self, course: race.Course, device: str) -> None:
-        self.course, self.device = course, device
+    def __init__(self, setup: race.Setup, device: str) -> None:
+        self.setup, self.device = setup, device
         self.busy_until = float("-inf")
 
-    def enter(self, case: Case) -> Entry:
+    def check(self, case: Case) -> Checked:
         """As in turns: held against the truth first."""
-        entry = self.course.enter(_in_turns(case))
+        checked = self.setup.check(_in_turns(case))
 
-        def lap(heat: Case) -> Lap:
-            return self._lasting(entry.lap(_in_turns(heat)), heat["seconds"])
+        def turn(timed: Case) -> Turn:
+            return self._loaded(checked.turn(_in_turns(timed)), timed["seconds"])
 
-        return Entry(entry.figures, lap)
+        return Checked(checked.figures, turn)
 
-    def _lasting(self, lap: Lap, seconds: float) -> Lap:
-        figures = {**lap.figures, "in_turns": False}
+    def _loaded(self, turn: Turn, seconds: float) -> Turn:
+        figures = {**turn.figures, "in_turns": False}
 
         def run() -> dict[str, float]:
             rested = time.perf_counter() - self.busy_until > REST_S
             heat_s = HEAT_S if rested else SETTLE_S
-            figures.update(under_load(lap, self.device, heat_s, seconds))
+            figures.update(under_load(turn, self.device, heat_s, seconds))
             self.busy_until = time.perf_counter()
             return {"total": figures["burst_median_ms"]}
 
-        return Lap(run, lap.prepare, lap.reset, figures)
+        return Turn(run, turn.prepare, turn.reset, figures)
 
 
-def event(turns: Event) -> Event:
-    """How a study that races in turns races under load; its cases are `lasting`.
+def loaded_race(turns: Race) -> Race:
+    """How a study that races in turns races under load, with `loaded_cases`.
 
-    A lap of `turns` must issue its work and not wait for it, or the card rests between two calls.
+    A turn of `turns` must issue its work and not wait for it, or the card rests between two calls.
     """
 
     def available(case: Case) -> None:
@@ -92,7 +92,7 @@ def event(turns: Event) -> Event:
         _require_cuda(case)
 
     return replace(
-        turns, course=lambda case: Course(turns.course(_in_turns(case)), case["device"]),
+        turns, setup=lambda case: Setup(turns.setup(_in_turns(case)), case["device"]),
         available=available, settings=lambda case: turns.settings(_in_turns(case)),
         fields=(*turns.fields, "race"), warmup=0, rounds=lambda case: 1, seconds=0.0, most=None,
         bursts=False,
@@ -104,8 +104,8 @@ def _require_cuda(case: Case) -> None:
         raise Unavailable("sustained runs need a CUDA GPU")
 
 
-def under_load(lap: Lap, device: str, heat_s: float, seconds: float) -> dict[str, Any]:
-    """Run a lap alone without a pause for `heat_s`, then measure `seconds` of the same.
+def under_load(turn: Turn, device: str, heat_s: float, seconds: float) -> dict[str, Any]:
+    """Run a turn alone without a pause for `heat_s`, then measure `seconds` of the same.
 
     Returns:
         Per call `burst_median_ms`, with the other statistics and every burst's sample, and
@@ -113,8 +113,8 @@ def under_load(lap: Lap, device: str, heat_s: float, seconds: float) -> dict[str
     """
 
     def once() -> None:
-        lap.reset()
-        lap.run()
+        turn.reset()
+        turn.run()
 
     once_ms = _second_ms(once, device)
     calls = max(1, round(BURST_MS / max(once_ms, 1e-3)))
@@ -176,7 +176,7 @@ def product(case: Case) -> dict[str, Any]:
         torch.randn(size, size, generator=generator, device=device).to(dtype) for _ in range(2)
     )
     out = torch.empty_like(left)
-    lap = Lap(lambda: torch.mm(left, right.mT, out=out))
+    turn = Turn(lambda: torch.mm(left, right.mT, out=out))
     with roofline.precision_of(case["precision"]):
-        found = under_load(lap, device, HEAT_S, case["seconds"])
+        found = under_load(turn, device, HEAT_S, case["seconds"])
     return {**found, "median_ms": found["burst_median_ms"], "flops": 2 * size**3}

@@ -173,14 +173,14 @@ def interleaved(
             if flush_l2 and buffer is not None:
                 buffer.zero_()
             start = clock.mark()
-            told = call()
-            marks[name] = (start, clock.mark(), told)
+            parts_ms = call()
+            marks[name] = (start, clock.mark(), parts_ms)
         synchronize(device)
         if index < warmup:
             begin = time.perf_counter()
             continue
-        for name, (start, end, told) in marks.items():
-            own = dict(told) if isinstance(told, Mapping) else {}
+        for name, (start, end, parts_ms) in marks.items():
+            own = dict(parts_ms) if isinstance(parts_ms, Mapping) else {}
             whole = own.pop("total", None)
             samples[name].append((clock.elapsed_ms(start, end) if whole is None else whole) / calls)
             for part, ms in own.items():

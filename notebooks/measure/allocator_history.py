@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from fusedlib.bench import paths
-from fusedlib.bench.allocations import quiet
 from fusedlib.bench.attempt import Unavailable
+from measure.profiler import profiling
 
 CATEGORIES = (
     "weights", "gradients", "optimizer", "activations", "casts", "other", "temporaries",
@@ -54,8 +54,8 @@ class History:
 class Watch:
     """Marks moments while a history is taken; `history` is there when the watch is over."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, *, by_profiler: bool = False) -> None:
+        self.device, self.by_profiler = device, by_profiler
         self.history = History()
         self.names: list[str] = []
         self.snapshot: dict[str, Any] | None = None
@@ -63,7 +63,7 @@ class Watch:
     def mark(self, name: str) -> None:
         """Name this moment."""
         self.names.append(name)
-        if self.device.type == "cuda":
+        if not self.by_profiler:
             _sentinel(self.device)
         else:
             with torch.profiler.record_function(_MARK + name):
@@ -87,7 +87,8 @@ def watching(device: torch.device) -> Iterator[Watch]:
     if device.type == "cuda":
         yield from _cuda(watch)
     elif device.type == "cpu":
-        yield from _host(watch)
+        with profiled(device) as watch:
+            yield watch
     else:
         raise Unavailable(f"the allocator of {device.type} keeps no history")
 
@@ -152,20 +153,20 @@ def _stack(frames: Any) -> str:
     return " ← ".join(lines) or AUTOGRAD
 
 
-def _host(watch: Watch) -> Iterator[Watch]:
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    profile = torch.profiler.profile(activities=activities, profile_memory=True)
-    with quiet():
-        profile.start()
-    try:
+@contextmanager
+def profiled(device: torch.device) -> Iterator[Watch]:
+    """Take the history of the host's or CUDA's allocator from the profiler's memory events.
+
+    Raises:
+        Unavailable: the device's allocator tells the profiler nothing.
+    """
+    watch = Watch(device, by_profiler=True)
+    with profiling("cpu", profile_memory=True) as profile:
         yield watch
-    finally:
-        with quiet():
-            profile.stop()
-    watch.history = _read_profile(profile)
+    watch.history = _read_profile(profile, device.type)
 
 
-def _read_profile(profile: torch.profiler.profile) -> History:
+def _read_profile(profile: torch.profiler.profile, device: str) -> History:
     from torch._C._profiler import _EventType
 
     assert profile.profiler is not None and profile.profiler.kineto_results is not None
@@ -178,7 +179,7 @@ def _read_profile(profile: torch.profiler.profile) -> History:
             events.append((event.start_time_ns, event.name.removeprefix(_MARK)))
         elif event.tag == _EventType.Allocation:
             fields: Any = event.extra_fields
-            if fields.device.type == "cpu":
+            if fields.device.type == device:
                 change = Change(fields.ptr, max(fields.alloc_size, 0))
                 events.append((event.start_time_ns, change))
     history = History()
@@ -188,7 +189,7 @@ def _read_profile(profile: torch.profiler.profile) -> History:
         else:
             history.changes.append(entry)
     if not history.changes:
-        raise Unavailable("the allocator of cpu tells the profiler nothing")
+        raise Unavailable(f"the allocator of {device} tells the profiler nothing")
     return history
 
 
@@ -258,9 +259,11 @@ def classify(history: History, known: Known) -> list[Block]:
     return every
 
 
-def live(every: Sequence[Block], changes: int) -> dict[str, np.ndarray]:
+def live(
+    every: Sequence[Block], changes: int, categories: Sequence[str] = CATEGORIES
+) -> dict[str, np.ndarray]:
     """Bytes held after each change, by category."""
-    steps = {name: [0] * (changes + 1) for name in CATEGORIES}
+    steps = {name: [0] * (changes + 1) for name in categories}
     for block in every:
         steps[block.category][block.start] += block.nbytes
         steps[block.category][changes if block.end is None else block.end] -= block.nbytes

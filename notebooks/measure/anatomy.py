@@ -1,4 +1,4 @@
-"""Study 05: the published kernel and its repairs race Liger and our kernels, one heat a setting.
+"""Study 05: the published kernel and its repairs race Liger and our kernels in turns.
 
 The published kernel is wrong and may not be imported from here: `notebooks/flawed_swiglu.py`
 registers it and its repairs as rivals of the task `TASK`. It is the subject, so it is timed all the
@@ -15,15 +15,15 @@ from torch import Tensor
 from fusedlib.bench import check, race, rivals, roofline
 from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.cases import Case, grid
-from fusedlib.bench.race import Entry, Figures
+from fusedlib.bench.race import Checked, Figures
 from measure import problems, swiglu
+from measure.pass_memory import mib_of, peak_over_mib
 from measure.problems import SwiGLUProblem, draw
 
 STUDY = "05_anatomy"
 TASK = "published swiglu"
 BLOCK, TEST_BLOCK = 64, 16  # of the published kernel, and of its published test
 SETTINGS = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
-MIB = 2**20
 
 
 def rival_of(name: str) -> rivals.Rival:
@@ -80,8 +80,8 @@ def available(case: Case) -> None:
     rival_of(case["provider"]).check_available(case["device"], case["dtype"])
 
 
-class Course(swiglu.Course):
-    """Study 03's course, on which the published kernel and its repairs run too."""
+class Setup(swiglu.Setup):
+    """Study 03's setup, on which the published kernel and its repairs run too."""
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
@@ -91,38 +91,40 @@ class Course(swiglu.Course):
         # Triton cuts the low bits of a TF32 factor off where cuBLAS rounds: twice the error.
         self.cut = {n: check.Errors(2 * e.norm, 2 * e.worst) for n, e in rounded.items()}
 
-    def enter(self, case: Case) -> Entry:
+    def check(self, case: Case) -> Checked:
         """Set a rival up and hold it to the truth; what is published or repaired may be wrong."""
         one = rival_of(case["provider"])
-        return super().enter(case) if one.task == swiglu.TASK else self._published(one)
+        return super().check(case) if one.task == swiglu.TASK else self._published(one)
 
-    def _published(self, one: rivals.Rival) -> Entry:
+    def _published(self, one: rivals.Rival) -> Checked:
         work, dy = one.build(self.inputs), self.inputs.dy
         figures = one.facts() | self._verdict(one, check.results_of(work, dy))
-        return Entry(
+        return Checked(
             figures,
-            lambda heat: race.workload_lap(work, dy, heat, lambda again: self._verdict(one, again)),
+            lambda timed: race.workload_turn(
+                work, dy, timed, lambda again: self._verdict(one, again)
+            ),
         )
 
     def _verdict(self, one: rivals.Rival, found: dict[str, Tensor]) -> Figures:
         """Errors of what arrived, and what is wrong; a forward's replay gives y alone."""
         tf32 = "tf32" in one.traits
-        usual, dtype = (self.cut, torch.float16) if tf32 else (self.usual, self.dtype)
+        baseline, dtype = (self.cut, torch.float16) if tf32 else (self.baseline, self.dtype)
         distances = check.errors(found, self.true)
         asked = ["y"] if set(found) == {"y"} else problems.asked(self.inputs)
-        wrong = check.misses(distances, usual, dtype, asked)
+        wrong = check.misses(distances, baseline, dtype, asked)
         figures = {f"{name}_error": e.norm for name, e in distances.items()}
         return figures | ({"wrong": "; ".join(wrong)} if wrong else {})
 
 
-EVENT = replace(swiglu.EVENT, course=Course, available=available)
+RACE = replace(swiglu.RACE, setup=Setup, available=available)
 
 
 def errors(case: Case) -> Figures:
     """Errors of a rival's output and gradients, and `wrong` where it is."""
     available(case)
-    with EVENT.settings(case):
-        return Course(case).enter(case).figures
+    with RACE.settings(case):
+        return Setup(case).check(case).figures
 
 
 def peak(case: Case) -> Figures:
@@ -133,19 +135,18 @@ def peak(case: Case) -> Figures:
     free_memory()
     inputs = draw(SwiGLUProblem.of(case), case["device"])
     work = rival_of(case["provider"]).build(inputs)
-    for _ in range(2):  # libraries take their workspace in the first
+
+    def step() -> None:
         work.reset()
-        torch.cuda.synchronize()
-        base = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        with EVENT.settings(case):
+        with RACE.settings(case):
             work.forward().backward(inputs.dy)
-        torch.cuda.synchronize()
-        top = torch.cuda.max_memory_allocated() - base
+
+    step()  # libraries take their workspace in the first
+    work.reset()
+    top_mib = peak_over_mib(step)
     weights = [leaf for name, leaf in work.leaves.items() if name != "x"]
-    held = sum(w.nbytes for w in weights)
-    gradients = sum(w.grad.nbytes for w in weights if w.grad is not None)
+    held_mib = mib_of(weights)
     return figures | {
-        "peak_mib": (held + inputs.x.nbytes + top) / MIB,
-        "weights_mib": held / MIB, "gradients_mib": gradients / MIB,
+        "peak_mib": held_mib + mib_of([inputs.x]) + top_mib, "weights_mib": held_mib,
+        "gradients_mib": mib_of(w.grad for w in weights),
     }  # fmt: skip

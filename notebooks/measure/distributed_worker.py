@@ -23,13 +23,13 @@ from torch.profiler import record_function
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt, Wrong, free_memory
 from fusedlib.bench.machine import version_of
+from fusedlib.bench.settings import MIB
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.timing import Sections, clock_for, synchronize
 from measure import llama
 from measure.profiles import trace
 from measure.profiles.trace import Piece
 
-MIB = 2**20
 SEED = 0
 OFFLOAD = {
     "stage": 3,
@@ -321,13 +321,13 @@ def compared(
 ) -> dict[str, Any]:
     """Differences to the plain model, and under `why` what is out of its band or not finite."""
     assert norm is not None
-    usual, usual_norm = true["reference_losses"], true["reference_gradient_norm"]
-    off = [abs(a / b - 1) for a, b in zip(losses, usual, strict=False)]
+    baseline, baseline_norm = true["reference_losses"], true["reference_gradient_norm"]
+    off = [abs(a / b - 1) for a, b in zip(losses, baseline, strict=False)]
     off += [math.nan for loss in losses if not math.isfinite(loss)]
     figures = {**true, "gradient_norm": norm}
     for name, error, bands in (
         ("loss", float(np.max(off)), LOSS_BAND),
-        ("gradient_norm", abs(norm / usual_norm - 1), GRADIENT_BAND),
+        ("gradient_norm", abs(norm / baseline_norm - 1), GRADIENT_BAND),
     ):
         band = bands[case["dtype"]]
         figures |= {f"{name}_error": error, f"{name}_band": band}

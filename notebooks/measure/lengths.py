@@ -161,6 +161,6 @@ def _missed(workload: Workload, inputs: Inputs) -> list[str]:
     """What is wrong with a workload's results, by the one rule."""
     true = problems.truth(inputs)
     plain = rivals.get(swiglu.TASK, swiglu.BASELINE).build(inputs)
-    usual = check.errors(check.results_of(plain, inputs.dy), true)
+    baseline = check.errors(check.results_of(plain, inputs.dy), true)
     found = check.errors(check.results_of(workload, inputs.dy), true)
-    return check.misses(found, usual, inputs.x.dtype)
+    return check.misses(found, baseline, inputs.x.dtype)

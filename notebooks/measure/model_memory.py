@@ -23,8 +23,10 @@ from torch.utils._pytree import tree_leaves
 from fusedlib.bench import check, paths, timing
 from fusedlib.bench.attempt import Unavailable, Wrong, is_out_of_memory, require_memory
 from fusedlib.bench.cases import device_of, grid, require_least
-from measure import allocator_history, steps
+from fusedlib.bench.settings import MIB
+from measure import allocator_history, transformer_trainer
 from measure.allocator_history import CATEGORIES, History, Known, Watch, watching
+from measure.pass_memory import no_backward
 from models import activations, checkpointed, transformer
 from models.checkpointed import Plan
 from models.transformer import BATCH_SIZE, Transformer, TransformerConfig, config
@@ -34,7 +36,7 @@ MODES = ("forward, no_grad", "forward", "step")
 STEPS = 2  # the second has AdamW's moments from its beginning
 WHOLE = Plan("none")
 POINTS, LARGEST = 400, 8
-MIB, GIB = 2**20, 2**30
+GIB = 2**30
 PROGRAM = ("model", "context_length", "batch_size", "attention", "precision", "device")
 # The parts that `models.activations` names, by the modules' names.
 PARTS = {
@@ -200,7 +202,9 @@ class Program:
         self.tokens = torch.randint(*drawn, device=self.device)
         self.targets = torch.randint(*drawn, device=self.device)
         kind = "foreach" if self.device.type == "cuda" else "single"
-        self.optimizer = steps.adamw(self.model.parameters(), kind) if optimizer else None
+        self.optimizer = (
+            transformer_trainer.adamw(self.model.parameters(), kind) if optimizer else None
+        )
 
     def precise(self) -> AbstractContextManager[object]:
         """Autocast where the precision asks for it."""
@@ -281,13 +285,9 @@ def saved_bytes(program: Program) -> dict[str, int]:
                 found["casts" if cast else part[-1]] += storage.nbytes()
 
         # There will be no backward. Given back to autograd, a saved output would keep itself.
-        with torch.autograd.graph.saved_tensors_hooks(pack, _no_backward), casts:
+        with torch.autograd.graph.saved_tensors_hooks(pack, no_backward), casts:
             program.forward()
     return dict(found)
-
-
-def _no_backward(packed: None) -> Tensor:
-    raise AssertionError("no backward runs through a graph that kept nothing")
 
 
 @contextmanager
@@ -316,7 +316,7 @@ class Measure:
         self._key: tuple[Any, ...] = ()
         self._program: Program | None = None
         self._true: list[Tensor] = []
-        self._usual = 0.0
+        self._baseline = 0.0
         self._whole_fits = True
         self._saved: set[tuple[str, str]] = set()
 
@@ -357,7 +357,7 @@ class Measure:
         error = gradient_error(program.gradients(), self._true)
         figures |= {"gradient_error": error, "num_layers": program.shape.num_layers}
         dtype = torch.float32 if program.precision == "fp32" else torch.bfloat16
-        allowed = check.allowed(self._usual, dtype)
+        allowed = check.allowed(self._baseline, dtype)
         if not error <= allowed:
             raise Wrong(f"gradients: error {error:.2e}, allowed {allowed:.2e}", figures)
         times = timing.interleaved(  # all in it have just run once: no round to warm them up
@@ -384,7 +384,7 @@ class Measure:
             self._true = [g.clone() for g in program.gradients()]
             _zero(program)
             program.run(Plan("segments", 1))
-            self._usual = gradient_error(program.gradients(), self._true)
+            self._baseline = gradient_error(program.gradients(), self._true)
             self._key, self._program, self._whole_fits = key, program, True
         _clear(case["device"], workspaces=False)
         return self._program

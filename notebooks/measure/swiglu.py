@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fusedlib import functional, reference
-from fusedlib.bench import check, graphs, race, rivals, roofline, timing
+from fusedlib.bench import check, cuda_graphs, race, rivals, roofline, timing
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.cases import Case, grid, require_known
-from fusedlib.bench.race import Entry, Event, Lap
+from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
 from measure import problems
@@ -60,14 +60,14 @@ def inductor(inputs: Inputs) -> Workload:
     return _compiled(inputs, mode="default")
 
 
-@rival(TASK, "inductor-searched", label="torch.compile, searched", place=9, needs_cuda=True,
+@rival(TASK, "inductor-searched", label="torch.compile, searched", slot=9, needs_cuda=True,
        traits=frozenset({"asked for"}))  # fmt: skip
 def inductor_max(inputs: Inputs) -> Workload:
     """torch.compile, mode max-autotune-no-cudagraphs, fullgraph=True, dynamic=False."""
     return _compiled(inputs, mode="max-autotune-no-cudagraphs")
 
 
-@rival(TASK, "inductor-dynamic", label="torch.compile, any length", place=16,
+@rival(TASK, "inductor-dynamic", label="torch.compile, any length", slot=16,
        traits=frozenset({"asked for"}))  # fmt: skip
 def inductor_dynamic(inputs: Inputs) -> Workload:
     """torch.compile, default mode, fullgraph=True, dynamic=True."""
@@ -91,13 +91,13 @@ def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     return linear(gated, w_down)
 
 
-@rival(TASK, "quack", label="QuACK", place=4)
+@rival(TASK, "quack", label="QuACK", slot=4)
 def quack(inputs: Inputs) -> Workload:
     """quack.mlp.mlp_func, swiglu, gate and up rows by turns, its tiles as they come."""
     return _quack(inputs, tuned=False)
 
 
-@rival(TASK, "quack-searched", label="QuACK, searched", place=5, traits=frozenset({"asked for"}))
+@rival(TASK, "quack-searched", label="QuACK, searched", slot=5, traits=frozenset({"asked for"}))
 def quack_searched(inputs: Inputs) -> Workload:
     """The same with its search for the fastest tiles, one to three minutes a shape."""
     return _quack(inputs, tuned=True)
@@ -178,7 +178,7 @@ def available(case: Case) -> None:
     rivals.get(TASK, case["provider"]).check_available(case["device"], case["dtype"])
 
 
-class Course:
+class Setup:
     """One problem, drawn, with the truth and the errors that plain PyTorch makes on it."""
 
     def __init__(self, case: Case) -> None:
@@ -187,44 +187,44 @@ class Course:
         self.inputs = draw(problem, self.device)
         self.true = problems.truth(self.inputs)
         plain = rivals.get(TASK, BASELINE).build(self.inputs)
-        self.usual = check.errors(check.results_of(plain, self.inputs.dy), self.true)
+        self.baseline = check.errors(check.results_of(plain, self.inputs.dy), self.true)
 
-    def enter(self, case: Case) -> Entry:
+    def check(self, case: Case) -> Checked:
         """Set a rival up and hold y and every gradient that the problem asks for to the truth."""
         inputs = self.inputs if case["weight_gradients"] else self.inputs.frozen()
         asked = problems.asked(inputs)
         one = rivals.get(TASK, case["provider"])
         if case["provider"] == PRODUCTS:
             parts = one.build(inputs)
-            return Entry(one.facts(), lambda heat: _products_lap(parts, heat))
+            return Checked(one.facts(), lambda timed: _products_turn(parts, timed))
         begin = time.perf_counter()
         work = one.build(inputs)
         found = check.results_of(work, inputs.dy)
         timing.synchronize(self.device)
         figures = {"first_call_s": time.perf_counter() - begin, "path": work.path, **one.facts()}
         figures |= self._judged(found, asked)
-        return Entry(
+        return Checked(
             figures,
-            lambda heat: race.workload_lap(
-                work, inputs.dy, heat,
-                lambda again: self._judged(again, [n for n in asked if _gives(n, heat)]),
+            lambda timed: race.workload_turn(
+                work, inputs.dy, timed,
+                lambda again: self._judged(again, [n for n in asked if _gives(n, timed)]),
             ),
         )  # fmt: skip
 
     def _judged(self, found: dict[str, Tensor], asked: list[str]) -> dict[str, Any]:
-        return check.require(check.errors(found, self.true), self.usual, self.dtype, asked)
+        return check.require(check.errors(found, self.true), self.baseline, self.dtype, asked)
 
 
-def _gives(name: str, heat: Case) -> bool:
-    """Whether a heat's direction gives this result."""
-    return name == "y" or heat["direction"] != "forward"
+def _gives(name: str, timed: Case) -> bool:
+    """Whether a case's direction gives this result."""
+    return name == "y" or timed["direction"] != "forward"
 
 
-def _products_lap(parts: PlainProducts, heat: Case) -> Lap:
+def _products_turn(parts: PlainProducts, timed: Case) -> Turn:
     def run() -> None:
-        parts.run(heat["direction"], heat["weight_gradients"])
+        parts.run(timed["direction"], timed["weight_gradients"])
 
-    return Lap(graphs.capture_call(run).replay if heat["launch"] == "graph" else run)
+    return Turn(cuda_graphs.capture_call(run).replay if timed["launch"] == "graph" else run)
 
 
 def _work(case: Case) -> dict[str, Any]:
@@ -232,8 +232,8 @@ def _work(case: Case) -> dict[str, Any]:
     return {"flops": problem.flops, "compulsory_bytes": problem.compulsory_bytes}
 
 
-EVENT = Event(
-    course=Course, available=available, work=_work, entrant=("weight_gradients",),
+RACE = Race(
+    setup=Setup, available=available, work=_work, rival_fields=("weight_gradients",),
     fields=("tokens", "hidden_size", "intermediate_size", "dtype", "precision", "device"),
     settings=lambda case: roofline.precision_of(case["precision"]),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Any
 
 from fusedlib.bench import attempt, fresh
 from fusedlib.bench.cases import device_of, grid, require_known, require_least
-from measure import steps
+from measure import transformer_trainer
 from models import transformer
 
 STUDY = "01_warmup"
@@ -49,7 +49,7 @@ def step_cases(
         )
     for model in models:
         transformer.config(model)
-    require_known("direction", directions, steps.DIRECTIONS)
+    require_known("direction", directions, transformer_trainer.DIRECTIONS)
     require_least(1, processes=processes)
     require_known("isolation", isolation, ("fresh", "shared"))
     least = max(warmups) + 2 * MEASURED_STEPS
@@ -103,7 +103,7 @@ class Measure:
         process = (case["direction"], case["isolation"], case["process"], *models)
         if process not in self._runs:
             arguments |= {"models": models, "steps": case["steps"]}
-            target = "measure.steps:in_one_process"
+            target = "measure.transformer_trainer:in_one_process"
             self._runs[process] = fresh.run(target, arguments, timeout_s=TIMEOUT_S)
         figures = self._runs[process][models.index(case["model"])]
         if "oom" in figures:

@@ -77,7 +77,7 @@ register("fusedlib, warmed up", first=21)
 
 def _place(name: str) -> int:
     """Slot: a rival's own, a registered name's, else one derived from the name, always the same."""
-    if (own := next((r.place for r in rivals.RIVALS.values() if r.name == name), None)) is not None:
+    if (own := next((r.slot for r in rivals.RIVALS.values() if r.name == name), None)) is not None:
         return own
     size = len(PALETTE) * len(DASHES)
     return _REGISTRY.get(name, zlib.crc32(name.encode()) % size)

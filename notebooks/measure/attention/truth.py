@@ -84,7 +84,9 @@ def _future(rows: slice, device: torch.device) -> Tensor:
     return torch.arange(rows.stop, device=device)[None] > here
 
 
-def usual_errors(operands: Operands, true: Truth, *, whole: bool = True) -> dict[str, check.Errors]:
+def baseline_errors(
+    operands: Operands, true: Truth, *, whole: bool = True
+) -> dict[str, check.Errors]:
     """The errors of plain attention in the operands' dtype, the measure of everybody's errors.
 
     They are the larger ones of two runs: one sequence at a time and, where `whole` asks for it and

@@ -1,7 +1,7 @@
 """Study 12: what a compiler gives a Llama on one device, and what it costs.
 
 An *arm* is a rival of the task "compiler": whose operations run, transformers' or fusedlib's, and
-what compiles them. Each takes turns with Hugging Face's eager model in a heat of its own, so that a
+what compiles them. Each takes turns with Hugging Face's eager model in turns of its own, so that a
 run that is stopped keeps the arms that were done. Before its turns an arm is compiled from an empty
 cache, called until it compiles no more, and held against the same weights in fp32 at full size.
 
@@ -16,19 +16,27 @@ dynamic      the same from the first step on, every step another length         
 from typing import Any
 
 from fusedlib.bench.cases import Case
-from fusedlib.bench.race import Event
+from fusedlib.bench.race import Race
 from measure.compilers.arms import BASELINE, TASK
 from measure.compilers.case import OPTIMIZERS, SUBJECTS, cases, require_possible
 from measure.compilers.changing import dynamic
-from measure.compilers.courses import TURN, Course, Decoding, Forward, Training
 from measure.compilers.samplers import SAMPLERS
+from measure.compilers.subjects import TURN, Decoding, Forward, Setup, Training
 
 __all__ = [
-    "BASELINE", "EVENT", "OPTIMIZERS", "SAMPLERS", "STUDY", "TASK", "TURN", "cases", "dynamic",
+    "BASELINE",
+    "OPTIMIZERS",
+    "RACE",
+    "SAMPLERS",
+    "STUDY",
+    "TASK",
+    "TURN",
+    "cases",
+    "dynamic",
 ]  # fmt: skip
 
 STUDY = "12_compilers"
-COURSES: dict[str, type[Course]] = {
+SETUPS: dict[str, type[Setup]] = {
     "forward": Forward, "decoding": Decoding, "training": Training,
 }  # fmt: skip
 
@@ -39,8 +47,8 @@ def work(case: Case) -> dict[str, Any]:
     return {"tokens": TURN if decoding else case["batch_size"] * case["context_length"]}
 
 
-EVENT = Event(
-    course=lambda case: COURSES[SUBJECTS[case["experiment"]]](case), available=require_possible,
+RACE = Race(
+    setup=lambda case: SETUPS[SUBJECTS[case["experiment"]]](case), available=require_possible,
     fields=("subject", "model", "batch_size", "context_length", "dtype", "device"),
     work=work, warmup=1, bursts=False,
 )  # fmt: skip

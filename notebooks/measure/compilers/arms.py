@@ -40,7 +40,7 @@ def ours() -> Arm:
     return Arm(True, _as_it_is)
 
 
-@rival(TASK, "thunder", label="Thunder", place=5, requires=("transformers", "thunder"),
+@rival(TASK, "thunder", label="Thunder", slot=5, requires=("transformers", "thunder"),
        traits=frozenset({"compiles"}))  # fmt: skip
 def thunder() -> Arm:
     """thunder.dynamo.thunderfx with the executors that it finds."""
@@ -65,25 +65,25 @@ def _inductor_arm(name: str, mode: str, *traits: str, **look: Any) -> None:
 
 _inductor_arm("inductor", "default")
 _inductor_arm("inductor-graphs", "reduce-overhead", "graphs",
-              label="torch.compile, CUDA graphs", place=3)  # fmt: skip
+              label="torch.compile, CUDA graphs", slot=3)  # fmt: skip
 _inductor_arm("inductor-graphs-searched", "max-autotune", "graphs", "asked for",
-              label="torch.compile, searched, CUDA graphs", place=10)  # fmt: skip
+              label="torch.compile, searched, CUDA graphs", slot=10)  # fmt: skip
 _inductor_arm("fused-inductor", "default")
 _inductor_arm("fused-inductor-graphs", "reduce-overhead", "graphs",
-              label="fusedlib, torch.compile, CUDA graphs", place=6)  # fmt: skip
+              label="fusedlib, torch.compile, CUDA graphs", slot=6)  # fmt: skip
 
 
 @rival(TASK, "inductor-causal", requires=("transformers",),
        traits=frozenset({"compiles", "asked for"}))  # fmt: skip
 def causal() -> Arm:
     """torch.compile of the whole, mode default, attention by the flag is_causal."""
-    told = llama.causal_attention()
+    attention = llama.causal_attention()
 
     def compiled(model: Any) -> Call:
         inner = torch.compile(model)
 
         def call(*given: Any, **named: Any) -> Any:
-            model.set_attn_implementation(told)
+            model.set_attn_implementation(attention)
             try:
                 return inner(*given, **named)
             finally:

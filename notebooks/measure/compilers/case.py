@@ -17,7 +17,7 @@ SUBJECTS = {
     "forward": "forward", "inference": "decoding", "generation": "decoding",
     "training": "training", "dynamic": "training",
 }  # fmt: skip
-"""Experiments of one subject share a course, with what is compiled."""
+"""Experiments of one subject share a setup, with what is compiled."""
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=6e-4, weight_decay=0.1, foreach=True),
     "adamw": partial(torch.optim.AdamW, lr=1e-4, weight_decay=0.1, fused=True),

@@ -12,9 +12,9 @@ from fusedlib.bench.statistics import summarize
 from measure import llama
 from measure.compilers.arms import TASK
 from measure.compilers.case import OPTIMIZERS, require_possible
-from measure.compilers.courses import Training
-from measure.compilers.ready import TooLong, cold, limited
-from measure.end_to_end.course import graphs_compiled
+from measure.compilers.ready import TooLong, empty_compile_cache, limited
+from measure.compilers.subjects import Training
+from measure.end_to_end.races import graphs_compiled
 
 SHORTEST = 16
 
@@ -46,15 +46,15 @@ def dynamic(case: Case) -> dict[str, Any]:
     torch.compiler.reset()
     free_memory()
     asked, device, one = lengths(case), case["device"], rivals.get(TASK, case["provider"])
-    course = Training({**case, "context_length": asked[0]})
+    setup = Training({**case, "context_length": asked[0]})
     arm, limit = one.build(), case["limit_s"] or 1e6
-    model = course.model_of(arm)
-    program: Any = llama.Program(model, arm.compile(model), course.ids)
+    model = setup.model_of(arm)
+    program: Any = llama.LlamaTrainer(model, arm.compile(model), setup.ids)
     batches = [llama.tokens(case["model"], case["batch_size"], n, device) for n in asked]
     times: list[float] = []
     graphs: list[int] = []
     checked: dict[str, Any] = {}
-    with cold(device):
+    with empty_compile_cache(device):
         start = graphs_compiled()
         for program.ids in batches:
             begin = time.perf_counter()
@@ -67,8 +67,8 @@ def dynamic(case: Case) -> dict[str, Any]:
             times.append((time.perf_counter() - begin) * 1e3)
             graphs.append(graphs_compiled() - start)
             if len(times) == 1:
-                gradients = llama.gradients(model, course.names)
-                checked = course.judged({"loss": program.loss} | gradients)
+                gradients = llama.gradients(model, setup.names)
+                checked = setup.judged({"loss": program.loss} | gradients)
                 program.optimizer = OPTIMIZERS[case["optimizer"]](model.parameters())
     if not times:
         raise Unavailable(f"not one iteration was done in {limit:g} s")

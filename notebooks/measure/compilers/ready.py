@@ -13,9 +13,8 @@ from torch import nn
 
 from fusedlib.bench import timing
 from fusedlib.bench.attempt import Unavailable, free_memory
-from fusedlib.bench.settings import matmul_settings
-from fusedlib.bench.step_clock import MIB
-from measure.end_to_end.course import _warm_compiler, graphs_compiled
+from fusedlib.bench.settings import MIB, matmul_settings
+from measure.end_to_end.races import _warm_compiler, graphs_compiled
 
 LEAST_CALLS, MOST_CALLS = 4, 10  # before the clock; a CUDA graph is captured in the second
 
@@ -43,7 +42,7 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def cold(device: str) -> AbstractContextManager[Any]:
+def empty_compile_cache(device: str) -> AbstractContextManager[Any]:
     """An empty compile cache on disk; on a CPU, where its headers alone take half a minute to
     compile anew, the one that is there.
     """
@@ -53,7 +52,7 @@ def cold(device: str) -> AbstractContextManager[Any]:
     return fresh_cache() if device == "cuda" else nullcontext()
 
 
-def settled(call: Callable[[], object], device: str) -> dict[str, Any]:
+def call_until_compiled(call: Callable[[], object], device: str) -> dict[str, Any]:
     """Call until nothing compiles any more.
 
     Returns:

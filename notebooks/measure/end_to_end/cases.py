@@ -8,7 +8,7 @@ import torch
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable, require_memory
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
-from measure.steps import Trainer
+from measure.transformer_trainer import Trainer
 from models import transformer
 from models.transformer import TransformerConfig, config
 
@@ -133,15 +133,15 @@ def least_bytes(case: Case) -> int:
     return (4 * model.num_parameters + matrices) * size
 
 
-def trainer(case: Case) -> Trainer:
+def make_trainer(case: Case) -> Trainer:
     """The trainer of a case; under autocast its forward pass runs so, the backward pass follows."""
-    made = Trainer(
+    trainer = Trainer(
         model=case["model"], direction="step", device=case["device"],
         dtype=WEIGHTS[case["precision"]], batch_size=case["batch_size"],
         context_length=case["context_length"], attention=case["attention"],
     )  # fmt: skip
-    made.call = autocast(case, made.model)
-    return made
+    trainer.call = autocast(case, trainer.model)
+    return trainer
 
 
 def autocast(case: Case, call: Any) -> Any:

@@ -6,14 +6,15 @@ import torch
 from torch.autograd import DeviceType
 
 from fusedlib.bench import roofline, step_clock, timing
-from fusedlib.bench.allocations import quiet
 from fusedlib.bench.attempt import free_memory
 from fusedlib.bench.cases import Case
-from fusedlib.bench.settings import matmul_settings
+from fusedlib.bench.settings import MIB, matmul_settings
 from fusedlib.bench.statistics import summarize
-from fusedlib.bench.step_clock import MIB, Limits
-from measure.end_to_end.cases import require_possible, shape, trainer
-from measure.steps import Trainer, adamw
+from fusedlib.bench.step_clock import Limits
+from measure.end_to_end.cases import make_trainer, require_possible, shape
+from measure.pass_memory import peak_over_mib
+from measure.profiler import profiling
+from measure.transformer_trainer import Trainer, adamw
 from models import flops
 from models.transformer import Transformer, config
 
@@ -41,12 +42,12 @@ def measure(case: Case) -> dict[str, Any]:
 
 def step(case: Case) -> dict[str, Any]:
     """Times of the step's parts, then its memory, then what else is asked for."""
-    made = trainer(case)
-    row = step_clock.measure(made, Limits(case["seconds"], BLOCKS, STEPS))
-    row |= work(case) | step_clock.peaks(made)
+    trainer = make_trainer(case)
+    row = step_clock.measure(trainer, Limits(case["seconds"], BLOCKS, STEPS))
+    row |= work(case) | step_clock.peaks(trainer)
     if case["inference"]:
-        row |= _inference(made)
-    return row | (_profiled(made) if case["experiment"] == "profile" else {})
+        row |= _inference(trainer)
+    return row | (_profiled(trainer) if case["experiment"] == "profile" else {})
 
 
 def work(case: Case) -> dict[str, Any]:
@@ -55,35 +56,25 @@ def work(case: Case) -> dict[str, Any]:
     return {"flops": flops.count(shape(case), batch, context), "tokens": batch * context}
 
 
-def _inference(made: Trainer) -> dict[str, Any]:
+def _inference(trainer: Trainer) -> dict[str, Any]:
     """The model alone without gradients and loss."""
     with torch.no_grad():
         found = timing.interleaved(
-            {"inference": lambda: made.call(made.tokens)}, device=made.device, warmup=1,
+            {"inference": lambda: trainer.call(trainer.tokens)}, device=trainer.device, warmup=1,
             repetitions=INFERENCES, flush_l2=False,
         )  # fmt: skip
     return summarize(found["inference"].samples_ms, "inference")
 
 
-def _profiled(made: Trainer) -> dict[str, Any]:
+def _profiled(trainer: Trainer) -> dict[str, Any]:
     """Operators, kernels with their time, and casts of one step.
 
     A cast is `aten::_to_copy`, by which a tensor changes its dtype; its time is that of the kernels
     it launches, on a CPU that of the operator. On MPS the profiler sees the host alone.
     """
-    on_cuda = made.device.type == "cuda"
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if on_cuda:
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    profile = torch.profiler.profile(activities=activities)
-    with quiet():
-        profile.start()
-    try:
-        made.step()
-        timing.synchronize(made.device)
-    finally:
-        with quiet():
-            profile.stop()
+    on_cuda = trainer.device.type == "cuda"
+    with profiling(trainer.device) as profile:
+        trainer.issue()
     row: dict[str, Any] = {"operators": 0, "casts": 0, "casts_ms": 0.0}
     kernels, kernels_us = 0, 0.0
     for event in profile.key_averages():
@@ -112,10 +103,7 @@ def optimizer(case: Case) -> dict[str, Any]:
     adam.step()
     row: dict[str, Any] = {}
     if torch.device(case["device"]).type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        adam.step()
-        row["transient_mib"] = (torch.cuda.max_memory_allocated() - before) / MIB
+        row["transient_mib"] = peak_over_mib(adam.step)
     found = timing.interleaved(
         {"optimizer": adam.step}, device=case["device"], warmup=1, repetitions=5, most=20,
         seconds=case["seconds"], flush_l2=False,

@@ -31,8 +31,8 @@ from measure.llama.arms import (
     with_liger,
 )
 from measure.llama.models import CONFIGS, build, copy_of, tokens
-from measure.llama.races import EVENT, FP32, LOADED, few_threads, flops, path_of
-from measure.llama.step import Program, try_capture
+from measure.llama.races import FP32, LOADED, RACE, few_threads, flops, path_of
+from measure.llama.trainer import LlamaTrainer, try_capture
 from measure.llama.training import (
     FIRST_STEPS,
     MOMENT_SEEDS,
@@ -46,11 +46,39 @@ from measure.llama.truth import EXACT, Judge, gradients
 from measure.problems import PLAIN_PATH
 
 __all__ = [
-    "BASELINE", "CONFIGS", "EVENT", "EXACT", "FIRST_STEPS", "FP32", "LOADED", "MOMENTS",
-    "MOMENT_SEEDS", "OTHER_ATTENTION", "PARTS", "PLAIN_PATH", "SEEDS", "STUDY", "SWITCHES", "TASK",
-    "Judge", "Program", "Trajectory", "build", "cases", "causal_attention", "copy_of",
-    "few_threads", "flops", "gradients", "loss_distances", "measure", "path_of", "tokens",
-    "try_capture", "with_liger", "wrong_gradients",
+    "BASELINE",
+    "CONFIGS",
+    "EXACT",
+    "FIRST_STEPS",
+    "FP32",
+    "LOADED",
+    "MOMENTS",
+    "MOMENT_SEEDS",
+    "OTHER_ATTENTION",
+    "PARTS",
+    "PLAIN_PATH",
+    "RACE",
+    "SEEDS",
+    "STUDY",
+    "SWITCHES",
+    "TASK",
+    "Judge",
+    "LlamaTrainer",
+    "Trajectory",
+    "build",
+    "cases",
+    "causal_attention",
+    "copy_of",
+    "few_threads",
+    "flops",
+    "gradients",
+    "loss_distances",
+    "measure",
+    "path_of",
+    "tokens",
+    "try_capture",
+    "with_liger",
+    "wrong_gradients",
 ]  # fmt: skip
 
 STUDY = "11_llama"

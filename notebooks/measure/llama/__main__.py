@@ -6,14 +6,14 @@ from pathlib import Path
 import torch
 
 from fusedlib.bench import paths, timing
-from fusedlib.bench.allocations import quiet
 from fusedlib.bench.attempt import Attempt, free_memory
 from fusedlib.bench.cases import Case
 from measure.llama import cases
 from measure.llama.arms import BASELINE, alone, require_possible
 from measure.llama.models import tokens
 from measure.llama.races import few_threads
-from measure.llama.step import Program
+from measure.llama.trainer import LlamaTrainer
+from measure.profiler import profiling
 
 SHOWN = (BASELINE, "liger", "inductor", "fused")
 
@@ -23,15 +23,14 @@ def profile(case: Case, folder: Path) -> None:
     require_possible(case)
     model, call = alone(case)
     ids = tokens(case["model"], case["batch_size"], case["context_length"], case["device"])
-    program = Program(model, call, ids, optimizer=True)
+    program = LlamaTrainer(model, call, ids, optimizer=True)
     for _ in range(3):
         program.issue()
     timing.synchronize(program.device)
     written = torch.profiler.tensorboard_trace_handler(str(folder))
     options = {"profile_memory": True, "with_stack": True, "on_trace_ready": written}
-    with quiet(), torch.profiler.profile(**options):
+    with profiling(program.device, **options):
         program.issue()
-        timing.synchronize(program.device)
 
 
 def main() -> None:

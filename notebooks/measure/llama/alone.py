@@ -11,13 +11,13 @@ import torch
 from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable, free_memory, is_out_of_memory
 from fusedlib.bench.cases import Case
-from fusedlib.bench.step_clock import MIB
+from fusedlib.bench.settings import MIB
 from measure import allocator_history
 from measure.allocator_history import Known, watching
 from measure.llama.arms import alone, require_possible
 from measure.llama.models import CONFIGS, tokens
 from measure.llama.races import few_threads, path_of, work
-from measure.llama.step import Program
+from measure.llama.trainer import LlamaTrainer
 from measure.llama.training import train, train_at_precision
 from measure.model_memory import addresses_of
 
@@ -37,7 +37,7 @@ def memory(case: Case) -> dict[str, Any]:
     with watching(device) as watch:
         model, call = alone(case)
         ids = tokens(case["model"], *size, device)
-        program = Program(model, call, ids, optimizer=True)
+        program = LlamaTrainer(model, call, ids, optimizer=True)
         watch.mark("built")
         known.named.append(("built", "weights", addresses_of(model.parameters())))
         for number in (1, 2):
@@ -111,7 +111,7 @@ def limit(case: Case) -> dict[str, Any]:
     if case["device"] != "cuda":
         raise Unavailable("only a CUDA card's memory has an end that a step meets")
     model, call = alone(case)
-    program = Program(model, call, tokens(case["model"], 1, 2, "cuda"), optimizer=True)
+    program = LlamaTrainer(model, call, tokens(case["model"], 1, 2, "cuda"), optimizer=True)
     grows, unit = case["grows"], GROWING[case["grows"]]
     at = ("batch", "context").index(grows)
 

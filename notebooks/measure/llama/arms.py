@@ -45,7 +45,7 @@ def alone(case: Case) -> tuple[nn.Module, Call]:
     return model, rivals.get(TASK, case["provider"]).build(model)
 
 
-@rival(TASK, OTHER_ATTENTION, label="Hugging Face, eager attention", place=16,
+@rival(TASK, OTHER_ATTENTION, label="Hugging Face, eager attention", slot=16,
        requires=("transformers",), traits=frozenset({"asked for"}))  # fmt: skip
 def plain_eager(model: nn.Module) -> Call:
     """The model as transformers makes it, attention by its "eager" implementation."""
@@ -118,7 +118,7 @@ def with_liger(model: nn.Module, switches: Iterable[str], **loss: Any) -> nn.Mod
 
 
 def _liger_arm(
-    name: str, switches: Sequence[str], label: str | None = None, place: int | None = None,
+    name: str, switches: Sequence[str], label: str | None = None, slot: int | None = None,
     **loss: Any,
 ) -> None:  # fmt: skip
     def arm(model: nn.Module) -> Call:
@@ -126,16 +126,16 @@ def _liger_arm(
 
     settings = ", ".join([*switches, *(f"{k}={v}" for k, v in loss.items())])
     arm.__doc__ = f"Liger's {settings}"
-    rival(TASK, name, label=label, place=place, requires=("transformers",))(arm)
+    rival(TASK, name, label=label, slot=slot, requires=("transformers",))(arm)
 
 
 _liger_arm("liger", SWITCHES)
 _liger_arm("liger-without-flce", SWITCHES[:3], "Liger without FLCE", 10)
 _liger_arm("liger-fp32", SWITCHES, accum_dtype=torch.float32)
-for _place, _name in enumerate(SWITCHES, 18):
+for _slot, _name in enumerate(SWITCHES, 18):
     _short = _name.replace("fused_linear_cross_entropy", "FLCE")
     _slug = _short.lower().replace("_", "-")
-    _liger_arm(f"liger-{_slug}", (_name,), f"Liger, {_short} alone", _place)
+    _liger_arm(f"liger-{_slug}", (_name,), f"Liger, {_short} alone", _slot)
 
 
 def _fused_arm(name: str, parts: Sequence[str], **look: Any) -> None:
@@ -148,9 +148,9 @@ def _fused_arm(name: str, parts: Sequence[str], **look: Any) -> None:
 
 
 _fused_arm("fused", PARTS)
-for _place, _name in enumerate(PARTS, 22):
+for _slot, _name in enumerate(PARTS, 22):
     _slug = _name.replace("_", "-")
-    _fused_arm(f"fused-{_slug}", (_name,), label=f"fusedlib, {_name} alone", place=_place)
+    _fused_arm(f"fused-{_slug}", (_name,), label=f"fusedlib, {_name} alone", slot=_slot)
 
 
 @rival(TASK, "fused-inductor", requires=("transformers",), traits=WHOLE)
@@ -176,7 +176,7 @@ def fused_compiled_layers(model: nn.Module) -> Call:
     return compiled_layers(model)
 
 
-@rival(TASK, "fused-graph", label="fusedlib, CUDA graph", place=14, needs_cuda=True,
+@rival(TASK, "fused-graph", label="fusedlib, CUDA graph", slot=14, needs_cuda=True,
        requires=("transformers",), traits=frozenset({"graph"}))  # fmt: skip
 def fused_captured(model: nn.Module) -> Call:
     """fusedlib.apply_to with all its parts, forward and backward captured in one CUDA graph."""
@@ -184,7 +184,7 @@ def fused_captured(model: nn.Module) -> Call:
     return model
 
 
-@rival(TASK, "liger-graph", label="Liger, CUDA graph", place=15, requires=("transformers",),
+@rival(TASK, "liger-graph", label="Liger, CUDA graph", slot=15, requires=("transformers",),
        traits=frozenset({"graph"}))  # fmt: skip
 def liger_captured(model: nn.Module) -> Call:
     """Liger with all its switches, forward and backward captured in one CUDA graph."""

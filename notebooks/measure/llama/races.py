@@ -11,18 +11,18 @@ from torch import nn
 from fusedlib.bench import check, rivals, step_clock, sustained
 from fusedlib.bench.attempt import Wrong, free_memory
 from fusedlib.bench.cases import Case
-from fusedlib.bench.race import Entry, Event, Lap
+from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.kernels.host import route
 from measure.llama.arms import TASK, require_possible
 from measure.llama.models import CONFIGS, Call, build, copy_of, tokens
-from measure.llama.step import Program
+from measure.llama.trainer import LlamaTrainer
 from measure.llama.truth import Judge, plain_loss
 from measure.problems import PLAIN_PATH
 
 
-class Course:
-    """One model; each arm is checked once and has its heats, one a batch and context.
+class Setup:
+    """One model; each arm is checked once and timed at each batch and context.
 
     Without an optimizer all arms share one set of weights.
     """
@@ -32,16 +32,16 @@ class Course:
         self.base = build(case["model"], case["dtype"], case["device"])
         self.losses: dict[tuple[int, int], float] = {}
 
-    def enter(self, case: Case) -> Entry:
+    def check(self, case: Case) -> Checked:
         """Hold an arm against the truth and set it up on the whole model."""
         one = rivals.get(TASK, case["provider"])
         figures = {**one.facts(), **self.judge.errors(one, case["dtype"]), "path": path_of(case)}
         free_memory()
         model = copy_of(self.base, weights=case["optimizer"])
         call = one.build(model)
-        return Entry(figures, lambda heat: self.lap(heat, model, call, "graph" in one.traits))
+        return Checked(figures, lambda timed: self.turn(timed, model, call, "graph" in one.traits))
 
-    def lap(self, case: Case, model: nn.Module, call: Call, graph: bool) -> Lap:
+    def turn(self, case: Case, model: nn.Module, call: Call, graph: bool) -> Turn:
         """An arm's turns on one batch, whose loss at full size is compared and whose peaks are
         taken first.
         """
@@ -49,15 +49,15 @@ class Course:
         size = case["batch_size"], case["context_length"]
         if size not in self.losses:
             self.losses[size] = plain_loss(self.base, ids)
-        program: Any = Program(model, call, ids, optimizer=case["optimizer"], graph=graph)
+        program: Any = LlamaTrainer(model, call, ids, optimizer=case["optimizer"], graph=graph)
         figures = {"loss": _checked_loss(program, self.losses[size], case["dtype"])}
         figures |= program.activations() | ({} if graph else step_clock.peaks(program, steps=1))
-        lap = step_clock.lap(program, steps=1)
-        lap.figures |= figures
-        return lap
+        turn = step_clock.turn(program, steps=1)
+        turn.figures |= figures
+        return turn
 
 
-def _checked_loss(program: Program, usual: float, dtype: str) -> float:
+def _checked_loss(program: LlamaTrainer, baseline: float, dtype: str) -> float:
     """The loss of a step.
 
     Raises:
@@ -69,8 +69,8 @@ def _checked_loss(program: Program, usual: float, dtype: str) -> float:
     assert program.loss is not None
     loss = program.loss.item()
     most = check.FLOOR_ROUNDOFFS * _loss_roundoff(dtype, program.ids.numel())
-    if not abs(loss / usual - 1) <= most:
-        raise Wrong(f"loss {loss:.6g}, Hugging Face's is {usual:.6g}", {"loss": loss})
+    if not abs(loss / baseline - 1) <= most:
+        raise Wrong(f"loss {loss:.6g}, Hugging Face's is {baseline:.6g}", {"loss": loss})
     return loss
 
 
@@ -106,8 +106,8 @@ def few_threads(case: Case) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-EVENT = Event(
-    course=Course, settings=few_threads, fields=("model", "dtype", "device", "optimizer", "group"),
+RACE = Race(
+    setup=Setup, settings=few_threads, fields=("model", "dtype", "device", "optimizer", "group"),
     available=require_possible, work=work, warmup=1, bursts=False,
 )  # fmt: skip
 
@@ -119,25 +119,25 @@ def at_precision(case: Case) -> Iterator[None]:
         yield
 
 
-class InFp32(Course):
+class InFp32(Setup):
     """The same arms in fp32; where torch takes TF32, the floor of an error is TF32's roundoff."""
 
-    def enter(self, case: Case) -> Entry:
+    def check(self, case: Case) -> Checked:
         """As in other dtypes."""
         rounded = "float32" if case["precision"] == "highest" else "float16"  # eleven bits, as TF32
-        entry = super().enter({**case, "dtype": rounded})
-        return Entry(entry.figures | {"path": path_of(case)}, entry.lap)
+        checked = super().check({**case, "dtype": rounded})
+        return Checked(checked.figures | {"path": path_of(case)}, checked.turn)
 
 
-class Loaded(Course):
-    """The same arms; a lap is one step of forward and backward, issued and not waited for."""
+class Loaded(Setup):
+    """The same arms; a turn is one step of forward and backward, issued and not waited for."""
 
-    def lap(self, case: Case, model: nn.Module, call: Call, graph: bool) -> Lap:
+    def turn(self, case: Case, model: nn.Module, call: Call, graph: bool) -> Turn:
         """An arm's steps on the case's batch, whose loss at full size is compared first."""
         ids = tokens(case["model"], case["batch_size"], case["context_length"], case["device"])
-        program = Program(model, call, ids, graph=graph)
+        program = LlamaTrainer(model, call, ids, graph=graph)
         loss = _checked_loss(program, plain_loss(self.base, ids), case["dtype"])
-        return Lap(program.issue, reset=model.zero_grad, figures={"loss": loss})
+        return Turn(program.issue, reset=model.zero_grad, figures={"loss": loss})
 
 
 def flops(case: Case) -> int:
@@ -154,8 +154,8 @@ def flops(case: Case) -> int:
 
 
 FP32 = replace(
-    EVENT, course=InFp32, fields=(*EVENT.fields, "precision"), settings=at_precision
+    RACE, setup=InFp32, fields=(*RACE.fields, "precision"), settings=at_precision
 )  # fmt: skip
-LOADED = sustained.event(
-    replace(EVENT, course=Loaded, work=lambda case: work(case) | {"flops": flops(case)})
+LOADED = sustained.loaded_race(
+    replace(RACE, setup=Loaded, work=lambda case: work(case) | {"flops": flops(case)})
 )

@@ -15,10 +15,10 @@ from torch import Tensor
 from fusedlib.bench import check, rivals
 from fusedlib.bench.attempt import free_memory
 from fusedlib.bench.cases import Case
-from measure import steps
 from measure.llama.arms import BASELINE, OTHER_ATTENTION, TASK, alone, require_possible
 from measure.llama.models import CONFIGS
 from measure.llama.races import at_precision, few_threads, path_of
+from measure.llama.trainer import LlamaTrainer
 from measure.llama.truth import EXACT, Judge
 
 FIRST_STEPS, SEEDS = 30, 5
@@ -29,7 +29,7 @@ DECIMALS = 8
 """Of losses in rows: finer than fp32 itself for any loss above 0.1."""
 
 
-class Training:
+class Training(LlamaTrainer):
     """An arm in training; weights and data of a seed are the same for every arm.
 
     Args:
@@ -41,20 +41,17 @@ class Training:
     """
 
     def __init__(self, case: Case) -> None:
-        self.model, self.call = alone(case)
-        self.optimizer = steps.adamw(self.model.parameters(), "fused")
+        self.batches, self.done = batches(case), 0
+        super().__init__(*alone(case), next(self.batches), optimizer=True)
+        assert self.optimizer is not None
         self.optimizer.param_groups[0]["lr"] = case["learning_rate"]
-        self.batches = batches(case)
-        self.ids, self.done = next(self.batches), 0
 
     def step(self) -> Tensor:
         """Forward, backward and AdamW; the loss, a scalar without a graph."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss: Tensor = self.call(self.ids, labels=self.ids).loss
-        loss.backward()
-        self.optimizer.step()
+        self.issue()
+        assert self.loss is not None
         self.ids, self.done = next(self.batches), self.done + 1
-        return loss.detach()
+        return self.loss
 
 
 def batches(case: Case) -> Iterator[Tensor]:
@@ -98,7 +95,7 @@ class Trajectory:
         self.shared: Case = {}
         self.training: Training
         self.judge: Judge | None = None
-        self.usual: dict[str, float] = {}
+        self.baseline: dict[str, float] = {}
 
     def measure(self, case: Case) -> dict[str, Any]:
         """Errors of an arm's gradients after `step` steps, on the tokens of the next one.
@@ -119,7 +116,7 @@ class Trajectory:
         norms = {name: error.norm for name, error in errors.items()}
         return {
             "parameters": judge.names, "gradient_errors": [norms.get(n) for n in judge.names],
-            "usual_errors": [self.usual[n] for n in judge.names], "path": path_of(case),
+            "usual_errors": [self.baseline[n] for n in judge.names], "path": path_of(case),
         }  # fmt: skip
 
     def _at(self, case: Case) -> Judge:
@@ -136,7 +133,7 @@ class Trajectory:
             self.training.step()
         self.judge = judge = Judge(self.training.model, self.training.ids)
         other = judge.errors_of(rivals.get(TASK, OTHER_ATTENTION))
-        self.usual = {n: max(judge.usual[n].norm, other[n].norm) for n in judge.names}
+        self.baseline = {n: max(judge.baseline[n].norm, other[n].norm) for n in judge.names}
         return judge
 
 
@@ -151,12 +148,12 @@ def wrong_gradients(row: Mapping[str, Any]) -> list[str]:
             one of them was not finite.
     """
     dtype = getattr(torch, row["dtype"])
-    names, usual = row["parameters"], row["usual_errors"]
+    names, baseline = row["parameters"], row["usual_errors"]
     errors = row["gradient_errors"]
     if not isinstance(errors, list):
         return list(names)
     return [
-        name for name, error, own in zip(names, errors, usual, strict=True)
+        name for name, error, own in zip(names, errors, baseline, strict=True)
         if error is None or not error <= check.allowed(own, dtype)
     ]  # fmt: skip
 

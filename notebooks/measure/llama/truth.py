@@ -17,7 +17,7 @@ from fusedlib.bench.cases import Case
 from fusedlib.bench.rivals import rival
 from measure.llama.arms import TASK
 from measure.llama.models import CONFIGS, Call, build, copy_of, tokens
-from measure.llama.step import Program
+from measure.llama.trainer import LlamaTrainer
 
 EXACT = "exact-gradients"
 LAYERS, CHECKED_TOKENS, CHECKED_CONTEXT = 2, 4096, 2048
@@ -38,7 +38,7 @@ class Judge:
         exact = copy_of(self.model, weights=True).double()
         self.true = self._results(exact, _exact_loss(exact, self.ids))
         del exact
-        self.usual = check.errors(self._of(self.model, self.model), self.true)
+        self.baseline = check.errors(self._of(self.model, self.model), self.true)
         free_memory()
 
     @classmethod
@@ -71,12 +71,12 @@ class Judge:
             "head_gradient_error": gradients.get(self.names[0]),
             "gradients_error": max(gradients.values(), default=None),
         }  # fmt: skip
-        return check.require(found, self.usual, getattr(torch, dtype), figures=figures)
+        return check.require(found, self.baseline, getattr(torch, dtype), figures=figures)
 
     def _of(self, model: nn.Module, call: Call, graph: bool = False) -> dict[str, Tensor]:
         if not graph:
             return self._results(model, call(self.ids, labels=self.ids).loss)
-        program = Program(model, call, self.ids, graph=True)
+        program = LlamaTrainer(model, call, self.ids, graph=True)
         program.issue()
         assert program.loss is not None
         return self._results(model, program.loss)
@@ -129,14 +129,14 @@ def plain_loss(model: Any, ids: Tensor) -> float:
     return total.item() / (ids.shape[0] * (ids.shape[1] - 1))
 
 
-@rival(TASK, "float64", place=13, requires=("transformers",), traits=frozenset({"asked for"}))
+@rival(TASK, "float64", slot=13, requires=("transformers",), traits=frozenset({"asked for"}))
 def in_float64(model: nn.Module) -> Call:
     """The model's fp32 weights and all it computes, norms and loss too, in float64."""
     model.double()
     return lambda ids, labels: SimpleNamespace(loss=_exact_loss(model, ids))
 
 
-@rival(TASK, EXACT, label="exact gradients", place=7, requires=("transformers",),
+@rival(TASK, EXACT, label="exact gradients", slot=7, requires=("transformers",),
        traits=frozenset({"asked for"}))  # fmt: skip
 def with_exact_gradients(model: nn.Module) -> Call:
     """Weights in their dtype, all else in float64, each gradient rounded once into its weight's."""

@@ -24,10 +24,10 @@ import torch
 from fusedlib.bench import machine, paths, step_clock, timing
 from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
-from measure.end_to_end.cases import WEIGHTS, autocast, require_possible, trainer
+from measure.end_to_end.cases import WEIGHTS, autocast, make_trainer, require_possible
 from measure.profiles import classes, trace
 from measure.profiles.trace import Piece, Trace
-from measure.steps import Trainer
+from measure.transformer_trainer import Trainer
 from models import transformer
 from models.ranges import Range, Tracer, named_ranges
 from models.transformer import loss
@@ -110,70 +110,70 @@ def clocked(case: Case, limits: step_clock.Limits | None = None) -> Figures:
 
 def build(case: Case) -> Trainer:
     """The trainer of a case, its model to be compiled in the first step or as it is."""
-    made = trainer(case)
+    trainer = make_trainer(case)
     if case["provider"] == "inductor":
-        made.call = autocast(case, torch.compile(made.model))
-    return made
+        trainer.call = autocast(case, torch.compile(trainer.model))
+    return trainer
 
 
 # --- under the profiler ---------------------------------------------------------------------------
 
 
-def step(made: Trainer, tracer: Tracer | None = None) -> None:
+def step(trainer: Trainer, tracer: Tracer | None = None) -> None:
     """A step like `Trainer.issue`'s, with ranges instead of marks; the tracer's around the loss."""
-    made.model.zero_grad(set_to_none=True)
+    trainer.model.zero_grad(set_to_none=True)
     with Range(STEP):
         with Range("forward"):
-            logits = made.call(made.tokens)
+            logits = trainer.call(trainer.tokens)
             with tracer.within("loss") if tracer else contextlib.nullcontext():
-                value = loss(logits, made.targets)
+                value = loss(logits, trainer.targets)
         del logits
         with Range("backward"):
             value.backward()
         with Range("optimizer"):
-            assert made.optimizer is not None
-            made.optimizer.step()
+            assert trainer.optimizer is not None
+            trainer.optimizer.step()
 
 
-def named_step(made: Trainer) -> None:
+def named_step(trainer: Trainer) -> None:
     """A step of an eager model with the names of all its modules."""
-    with named_ranges(made.model) as tracer:
-        step(made, tracer)
+    with named_ranges(trainer.model) as tracer:
+        step(trainer, tracer)
 
 
-def inference(made: Trainer) -> None:
+def inference(trainer: Trainer) -> None:
     """The forward pass alone, to the logits."""
     with torch.no_grad(), Range(INFERENCE):
-        made.call(made.tokens)
+        trainer.call(trainer.tokens)
 
 
 def warm(case: Case) -> Trainer:
     """The trainer of a case after its first steps."""
-    made = build(case)
+    trainer = build(case)
     if case["provider"] == "eager":
-        inference(made)
+        inference(trainer)
     for _ in range(WARMUP):
-        step(made)
-    return made
+        step(trainer)
+    return trainer
 
 
 def profiled(case: Case) -> Figures:
     """What a step consists of."""
-    made, eager, path = warm(case), case["provider"] == "eager", trace_path(case)
+    trainer, eager, path = warm(case), case["provider"] == "eager", trace_path(case)
     before = _graphs()
 
     def run() -> None:
         if eager:  # compiled, it would be another model to compile
-            inference(made)
-        step(made)
-        step(made)
+            inference(trainer)
+        step(trainer)
+        step(trainer)
 
-    bare = trace.record(made.device, run, None if eager else path)
+    bare = trace.record(trainer.device, run, None if eager else path)
     if _graphs() != before:
         raise RuntimeError("a profiled step compiled the model once more")
     figures = {"on_device": bare.on_device, **taken_apart(bare), **idleness(bare)}
     if eager:
-        ranged = trace.record(made.device, lambda: named_step(made), path)
+        ranged = trace.record(trainer.device, lambda: named_step(trainer), path)
         figures |= {"ranged_ms": span_ms(ranged), "parts": parts(ranged)}
     return figures | {"trace_file": path.name, "trace_mib": path.stat().st_size / 2**20}
 
@@ -317,12 +317,12 @@ def main(words: Sequence[str]) -> None:
     """One warm step of a size, context and precision, with all names, for nsys to record."""
     model, context, precision = words
     [case] = cases(STEP, [model], [int(context)], [precision])
-    made = warm(case)
-    on_cuda = made.device.type == "cuda"
+    trainer = warm(case)
+    on_cuda = trainer.device.type == "cuda"
     if on_cuda:
         torch.cuda.profiler.start()
-    named_step(made)
-    timing.synchronize(made.device)
+    named_step(trainer)
+    timing.synchronize(trainer.device)
     if on_cuda:
         torch.cuda.profiler.stop()
 

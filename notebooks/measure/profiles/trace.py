@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fusedlib.bench import timing
-from fusedlib.bench.allocations import quiet
+from measure.profiler import profiling
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCH = ("cuda_runtime", "cuda_driver")
@@ -86,18 +85,8 @@ def record(
     Raises:
         OSError: the trace cannot be written.
     """
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    if torch.device(device).type == "cuda":
-        kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    profile = torch.profiler.profile(activities=kinds)
-    with quiet():
-        profile.start()
-    try:
+    with profiling(device) as profile:
         work()
-        timing.synchronize(device)
-    finally:
-        with quiet():
-            profile.stop()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))

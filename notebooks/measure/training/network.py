@@ -141,7 +141,7 @@ def fused(hidden: int, width: int, device: str) -> Layer:
     return Layer(hidden, width, device, functional.swiglu, packed=True)
 
 
-@rival(TASK, "frozen", label="PyTorch, frozen", place=13, traits=frozenset({FROZEN}))
+@rival(TASK, "frozen", label="PyTorch, frozen", slot=13, traits=frozenset({FROZEN}))
 def frozen(hidden: int, width: int, device: str) -> Layer:
     """Plain PyTorch; gate and up weights stay as they were drawn."""
     return Layer(hidden, width, device, reference.swiglu, trained=False)

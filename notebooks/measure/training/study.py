@@ -18,7 +18,7 @@ from fusedlib import reference
 from fusedlib.bench import check, rivals, timing
 from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.cases import Case, grid, require_known, require_least
-from fusedlib.bench.race import LAUNCHES, Entry, Event, Figures, Lap
+from fusedlib.bench.race import LAUNCHES, Checked, Figures, Race, Turn
 from fusedlib.bench.statistics import summarize
 from measure.training import batches, mnist, network
 from measure.training.batches import Batch, Data
@@ -142,13 +142,13 @@ def checked(
         torch.manual_seed(0)
         layers.append(drawn.build(hidden, width, device))
     true = _truth(layers[1], x, dh)
-    usual = check.errors(_results(layers[1], x, dh, precision)[0], true)
+    baseline = check.errors(_results(layers[1], x, dh, precision)[0], true)
     found, backward = _results(layers[0], x, dh, precision)
     figures = {**one.facts(), "layer_backward": backward}
     asked = [n for n in true if not (FROZEN in one.traits and n.startswith("d_w"))]
     try:
         errors = check.errors(found, true)
-        return figures | check.require(errors, usual, PRECISIONS[precision], asked)
+        return figures | check.require(errors, baseline, PRECISIONS[precision], asked)
     except Wrong as refusal:
         if WRONG not in one.traits:
             raise Wrong(str(refusal), figures | refusal.figures) from None
@@ -220,7 +220,7 @@ def run(case: Case) -> Figures:
                 "correct": answers.correct, **_layer(one, epoch),
             }
         )  # fmt: skip
-    figures = {f"epoch_{name}": [told[name] for told in seen] for name in seen[0]}
+    figures = {f"epoch_{name}": [epoch_figures[name] for epoch_figures in seen] for name in seen[0]}
     confusion = answers.confusion.flatten().tolist()
     return {**figures, "losses": losses, "confusion": confusion, **_parameters(one)}
 
@@ -318,18 +318,18 @@ def _parameters(one: Trainer) -> dict[str, int]:
 # --- a step in turns -----------------------------------------------------------------------------
 
 
-class Course:
-    """The arms of one precision: each is checked once and has a trainer of its own in each heat."""
+class Setup:
+    """The arms of one precision: each is checked once and has a trainer for each case."""
 
     def __init__(self, case: Case) -> None:
         self.images = _data(case)
 
-    def enter(self, case: Case) -> Entry:
+    def check(self, case: Case) -> Checked:
         """Hold an arm's layer against float64."""
-        return Entry(_checked(case), lap)
+        return Checked(_checked(case), turn)
 
 
-def lap(case: Case) -> Lap:
+def turn(case: Case) -> Turn:
     """So many steps on images drawn for the turn. Each step's parts are timed by marks inside it,
     and given as means over the steps; with a DataLoader the turn has a worker of its own.
     """
@@ -367,11 +367,11 @@ def lap(case: Case) -> Lap:
         found = {name: sum(t[name] for t in times) / steps for name in times[0]}
         return found | {"total": whole.elapsed_ms()["step"] / steps}
 
-    return Lap(run, prepare)
+    return Turn(run, prepare)
 
 
-EVENT = Event(
-    course=Course, available=available, warmup=1, rounds=lambda case: case["rounds"], bursts=False,
+RACE = Race(
+    setup=Setup, available=available, warmup=1, rounds=lambda case: case["rounds"], bursts=False,
     fields=("network", "precision", "width", "batch_size", "train_images", "test_images", "device"),
     settings=lambda case: network.settings(case["precision"]),
 )  # fmt: skip

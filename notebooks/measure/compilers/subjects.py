@@ -1,4 +1,4 @@
-"""The courses: what an arm computes, held against fp32, and what is timed of it."""
+"""The subjects: what an arm computes, held against fp32, and what is timed of it."""
 
 import copy
 import time
@@ -13,24 +13,32 @@ import fusedlib
 from fusedlib.bench import check, rivals, step_clock, timing
 from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
 from fusedlib.bench.cases import Case
-from fusedlib.bench.race import Entry, Lap
-from fusedlib.bench.step_clock import MIB
+from fusedlib.bench.race import Checked, Turn
+from fusedlib.bench.settings import MIB
 from measure import llama
 from measure.compilers.arms import TASK, Arm, Call
 from measure.compilers.case import OPTIMIZERS
-from measure.compilers.ready import LEAST_CALLS, TooLong, cold, in_fp32, limited, settled
+from measure.compilers.ready import (
+    LEAST_CALLS,
+    TooLong,
+    call_until_compiled,
+    empty_compile_cache,
+    in_fp32,
+    limited,
+)
 from measure.compilers.samplers import DRAWS, MOST_MISFIT, SAMPLERS, misfit
-from measure.end_to_end.course import _watched
+from measure.end_to_end.races import counting_graphs
+from measure.pass_memory import mib_of, peak_over_mib
 
 PROMPT, FORCED, TURN = 6, 8, 20  # tokens: of the prompt, that are checked, of a turn
 STEPS = 2  # of a training's turn, after one that gives the host its head start
 
 
-class Course:
+class Setup:
     """A plain model and, once it is asked for, one with fusedlib's operations and equal weights."""
 
     true: dict[str, Tensor]
-    usual: dict[str, check.Errors]
+    baseline: dict[str, check.Errors]
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -45,7 +53,7 @@ class Course:
             fusedlib.apply_to(self.twin)
         return self.twin if arm.fused and self.twin is not None else self.plain
 
-    def enter(self, case: Case) -> Entry:
+    def check(self, case: Case) -> Checked:
         """Compile an arm, see that it has settled, and hold it against the truth.
 
         Raises:
@@ -61,8 +69,8 @@ class Course:
         arm = one.build()
         model = self.model_of(arm)
         try:
-            with cold(case["device"]), within:
-                figures, lap = self.set_up(model, arm)
+            with empty_compile_cache(case["device"]), within:
+                figures, turn = self.set_up(model, arm)
         except TooLong:
             torch.compiler.reset()
             raise Unavailable(
@@ -72,10 +80,10 @@ class Course:
         figures |= {"weights_mib": weights, "path": llama.path_of(case)}
         if "held_mib" in figures:
             figures["peak_mib"] = weights + figures["held_mib"]
-        return Entry({**one.facts(), **figures}, lambda heat: _watched(lap(heat)))
+        return Checked({**one.facts(), **figures}, lambda timed: counting_graphs(turn(timed)))
 
-    def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Lap]]:
-        """Figures of an arm that was found right, and what makes its lap in a heat."""
+    def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Turn]]:
+        """Figures of an arm that was found right, and what makes its turn of a case."""
         raise NotImplementedError
 
     def judged(self, found: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -87,10 +95,10 @@ class Course:
         errors = check.errors(found, self.true)
         figures = {"error": max(e.norm for e in errors.values())}
         dtype = getattr(torch, self.case["dtype"])
-        return check.require(errors, self.usual, dtype, figures=figures)
+        return check.require(errors, self.baseline, dtype, figures=figures)
 
 
-class Forward(Course):
+class Forward(Setup):
     """Logits of a batch; the last sequence's are held against fp32."""
 
     def __init__(self, case: Case) -> None:
@@ -100,9 +108,9 @@ class Forward(Course):
         with torch.no_grad():
             with in_fp32(self.plain) as exact:
                 self.true = {"logits": exact(self.ids[-1:]).logits[0]}
-            self.usual = check.errors({"logits": self.plain(self.ids).logits[-1]}, self.true)
+            self.baseline = check.errors({"logits": self.plain(self.ids).logits[-1]}, self.true)
 
-    def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Lap]]:
+    def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Turn]]:
         """The whole batch's logits, once a turn."""
         call = arm.compile(model)
 
@@ -112,9 +120,9 @@ class Forward(Course):
             logits: Tensor = call(self.ids).logits
             return logits
 
-        figures = settled(run, self.case["device"])
+        figures = call_until_compiled(run, self.case["device"])
         figures |= self.judged({"logits": run()[-1]})
-        return figures, lambda heat: Lap(run)
+        return figures, lambda timed: Turn(run)
 
 
 class Session:
@@ -157,7 +165,7 @@ class Session:
             self.token.copy_(sample(self.logits(self.token)))
 
 
-class Decoding(Course):
+class Decoding(Setup):
     """Tokens one by one; logits with the cache are held against fp32 without one."""
 
     def __init__(self, case: Case) -> None:
@@ -166,14 +174,14 @@ class Decoding(Course):
         with torch.no_grad(), in_fp32(self.plain) as exact:
             self.true = {"logits": exact(self.ids).logits[0, PROMPT:]}
         logits = self.session(self.plain, self.plain).forced(self.ids[:, PROMPT:])
-        self.usual = check.errors({"logits": logits}, self.true)
+        self.baseline = check.errors({"logits": logits}, self.true)
 
     def session(self, model: nn.Module, call: Call) -> Session:
         """A new sequence that begins with the prompt; the cache ends at a multiple of 64."""
         length = -(-(PROMPT + max(self.case["context_length"], FORCED, TURN)) // 64) * 64
         return Session(model, call, self.ids[:, :PROMPT], length)
 
-    def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Lap]]:
+    def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Turn]]:
         """`TURN` tokens a turn, from the prompt again when the cache is full."""
         session = self.session(model, arm.compile(model))
 
@@ -181,7 +189,7 @@ class Decoding(Course):
             session.rewind()
             session.logits(self.ids[:, PROMPT : PROMPT + 1])
 
-        figures = settled(once, self.case["device"])
+        figures = call_until_compiled(once, self.case["device"])
         figures |= self.judged({"logits": session.forced(self.ids[:, PROMPT:])})
         table: Any = model.get_input_embeddings()  # type: ignore[operator]
         weights = sum(p.nbytes for p in model.parameters()) - table.weight.nbytes
@@ -195,25 +203,25 @@ class Decoding(Course):
             if session.position + TURN > session.length:
                 session.rewind()
 
-        def lap(heat: Case) -> Lap:
-            sample, told = self.sampler(heat, arm)
+        def turn(timed: Case) -> Turn:
+            sample, sampler_figures = self.sampler(timed, arm)
             session.rewind()
             session.generate(LEAST_CALLS, sample)
-            return Lap(lambda: session.generate(TURN, sample), prepare, figures=told)
+            return Turn(lambda: session.generate(TURN, sample), prepare, figures=sampler_figures)
 
-        return figures, lap
+        return figures, turn
 
-    def sampler(self, heat: Case, arm: Arm) -> tuple[Call, dict[str, Any]]:
-        """The heat's sampler, compiled in a generation, with `sampler_s` of its first calls and
+    def sampler(self, timed: Case, arm: Arm) -> tuple[Call, dict[str, Any]]:
+        """The case's sampler, compiled in a generation, with `sampler_s` of its first calls and
         its `misfit`.
 
         Raises:
             Wrong: what it draws is not distributed so.
         """
-        sample, device = SAMPLERS[heat["sampler"]], heat["device"]
-        width, dtype = self.true["logits"].shape[-1], getattr(torch, heat["dtype"])
-        with cold(device), torch.no_grad():
-            if heat["experiment"] == "generation":
+        sample, device = SAMPLERS[timed["sampler"]], timed["device"]
+        width, dtype = self.true["logits"].shape[-1], getattr(torch, timed["dtype"])
+        with empty_compile_cache(device), torch.no_grad():
+            if timed["experiment"] == "generation":
                 sample = arm.compile(sample)
             begin = time.perf_counter()
             for _ in range(LEAST_CALLS):
@@ -227,7 +235,7 @@ class Decoding(Course):
         return sample, figures
 
 
-class Training(Course):
+class Training(Setup):
     """A step's loss and the gradient of every parameter, held against fp32 on the whole batch."""
 
     def __init__(self, case: Case) -> None:
@@ -237,7 +245,7 @@ class Training(Course):
         self.names = [name for name, _ in self.plain.named_parameters()]
         with in_fp32(self.plain) as exact:
             self.true = self.results(exact, exact)
-        self.usual = check.errors(self.results(self.plain, self.plain), self.true)
+        self.baseline = check.errors(self.results(self.plain, self.plain), self.true)
         self.plain.zero_grad(set_to_none=True)
         self.initial = {name: value.clone() for name, value in self.plain.state_dict().items()}
         self.programs: list[Any] = []
@@ -249,29 +257,29 @@ class Training(Course):
         loss.backward()
         return {"loss": loss.detach()} | llama.gradients(model, self.names)
 
-    def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Lap]]:
-        """`STEPS` steps a turn with the heat's optimizer, after one that is not counted."""
+    def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Turn]]:
+        """`STEPS` steps a turn with the case's optimizer, after one that is not counted."""
         for former in self.programs:
             former.optimizer = None  # with its moments
         free_memory()
         model.load_state_dict(self.initial)
         model.zero_grad(set_to_none=True)  # of the arm before, which would count as there already
-        program: Any = llama.Program(model, arm.compile(model), self.ids)
+        program: Any = llama.LlamaTrainer(model, arm.compile(model), self.ids)
         self.programs.append(program)
-        figures = settled(program.issue, self.case["device"])
+        figures = call_until_compiled(program.issue, self.case["device"])
         figures |= self.judged({"loss": program.loss} | llama.gradients(model, self.names))
         model.zero_grad(set_to_none=True)
 
-        def lap(heat: Case) -> Lap:
+        def turn(timed: Case) -> Turn:
             program.optimizer = None
-            program.optimizer = OPTIMIZERS[heat["optimizer"]](model.parameters())
-            made = step_clock.lap(program, steps=STEPS)
-            if heat["device"] == "cuda":
-                keeps = "graphs" in rivals.get(TASK, heat["provider"]).traits
+            program.optimizer = OPTIMIZERS[timed["optimizer"]](model.parameters())
+            made = step_clock.turn(program, steps=STEPS)
+            if timed["device"] == "cuda":
+                keeps = "graphs" in rivals.get(TASK, timed["provider"]).traits
                 made.figures |= taken(program, figures["held_mib"], keeps)
             return made
 
-        return figures, lap
+        return figures, turn
 
 
 def taken(program: Any, held_mib: float, keeps: bool) -> dict[str, float]:
@@ -287,16 +295,14 @@ def taken(program: Any, held_mib: float, keeps: bool) -> dict[str, float]:
         keeps: whether that memory is a CUDA graph's, which has it during the update too.
     """
     program.issue()
-    optimizer, before = program.optimizer, torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    optimizer.step()
-    temporaries = (torch.cuda.max_memory_allocated() - before) / MIB
+    optimizer = program.optimizer
+    temporaries = peak_over_mib(optimizer.step)
     weights = list(program.model.parameters())
     kept = [v for state in optimizer.state.values() for v in state.values()]
-    state = sum(v.nbytes for v in kept if isinstance(v, Tensor)) / MIB
-    gradients = sum(p.grad.nbytes for p in weights if p.grad is not None) / MIB
+    state = mib_of(v for v in kept if isinstance(v, Tensor))
+    gradients = mib_of(p.grad for p in weights)
     over = held_mib + temporaries if keeps else max(held_mib, gradients + temporaries)
     return {
-        "peak_mib": sum(p.nbytes for p in weights) / MIB + state + over, "state_mib": state,
+        "peak_mib": mib_of(weights) + state + over, "state_mib": state,
         "gradients_mib": gradients, "temporaries_mib": temporaries,
     }  # fmt: skip

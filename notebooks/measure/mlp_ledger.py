@@ -11,8 +11,8 @@ gradient with it; the order below is the engine's, latest operation first.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from fusedlib.bench.allocations import CATEGORIES, MIB
-from fusedlib.bench.settings import DTYPES
+from fusedlib.bench.settings import DTYPES, MIB
+from measure.pass_memory import CATEGORIES
 from measure.problems import SwiGLUProblem
 
 GRADIENTS = {"d_x", "d_w_gate", "d_w_up", "d_w_gate_up", "d_w_down"}

@@ -17,7 +17,7 @@ from fusedlib.bench import check, machine, race, rivals, roofline, timing
 from fusedlib.bench.attempt import TooLarge, Unavailable, require_memory
 from fusedlib.bench.cases import Case, require_known, require_least
 from fusedlib.bench.cases import grid as cases_of
-from fusedlib.bench.race import Entry, Event
+from fusedlib.bench.race import Checked, Race
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
 from measure.attention import footprint, truth
@@ -37,38 +37,38 @@ _REFUSED = ("No available kernel", "No viable backend")
 _KEEPS_NO_SQUARE = frozenset({FUSED})
 
 
-@rival(TASK, BASELINE, label="plain", place=1)
+@rival(TASK, BASELINE, label="plain", slot=1)
 def plain(operands: Operands) -> Workload:
     """Every step an operation of its own, as in `models.transformer`."""
     leaves = operands.leaves()
     return Workload(lambda: plain_attention(*leaves.values()), leaves)
 
 
-@rival(TASK, "math", label="SDPA math", place=3)
+@rival(TASK, "math", label="SDPA math", slot=3)
 def math(operands: Operands) -> Workload:
     """scaled_dot_product_attention, backend MATH."""
     return _backend(operands, SDPBackend.MATH)
 
 
-@rival(TASK, "flash", label="SDPA flash", place=14, traits=_KEEPS_NO_SQUARE)
+@rival(TASK, "flash", label="SDPA flash", slot=14, traits=_KEEPS_NO_SQUARE)
 def flash(operands: Operands) -> Workload:
     """scaled_dot_product_attention, backend FLASH_ATTENTION."""
     return _backend(operands, SDPBackend.FLASH_ATTENTION)
 
 
-@rival(TASK, "efficient", label="SDPA efficient", place=4, traits=_KEEPS_NO_SQUARE)
+@rival(TASK, "efficient", label="SDPA efficient", slot=4, traits=_KEEPS_NO_SQUARE)
 def efficient(operands: Operands) -> Workload:
     """scaled_dot_product_attention, backend EFFICIENT_ATTENTION."""
     return _backend(operands, SDPBackend.EFFICIENT_ATTENTION)
 
 
-@rival(TASK, "cudnn", label="SDPA cuDNN", place=5, traits=_KEEPS_NO_SQUARE)
+@rival(TASK, "cudnn", label="SDPA cuDNN", slot=5, traits=_KEEPS_NO_SQUARE)
 def cudnn(operands: Operands) -> Workload:
     """scaled_dot_product_attention, backend CUDNN_ATTENTION."""
     return _backend(operands, SDPBackend.CUDNN_ATTENTION)
 
 
-@rival(TASK, "flex", label="FlexAttention", place=6, traits=_KEEPS_NO_SQUARE | {"asked for"})
+@rival(TASK, "flex", label="FlexAttention", slot=6, traits=_KEEPS_NO_SQUARE | {"asked for"})
 def flex(operands: Operands) -> Workload:
     """FlexAttention with a causal block mask, torch.compile, fullgraph=True, dynamic=False."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -225,7 +225,7 @@ def check_size(name: str, problem: AttentionProblem, device: str) -> None:
         require_memory(need / 2**30, device)
 
 
-class Course:
+class Setup:
     """One problem, drawn, with the truth and the errors that plain attention makes on it."""
 
     def __init__(self, case: Case) -> None:
@@ -237,9 +237,9 @@ class Course:
             whole = True
         except TooLarge:
             whole = False
-        self.usual = truth.usual_errors(self.operands, self.true, whole=whole)
+        self.baseline = truth.baseline_errors(self.operands, self.true, whole=whole)
 
-    def enter(self, case: Case) -> Entry:
+    def check(self, case: Case) -> Checked:
         """Set a rival up, hold all that it gives against the truth, and weigh what it holds."""
         name, dout = case["provider"], self.operands.dout
         check_size(name, self.problem, self.device)
@@ -250,12 +250,14 @@ class Course:
         timing.synchronize(self.device)
         figures = {"first_call_s": time.perf_counter() - begin, **one.facts()}
         errors = truth.errors(found, self.true)
-        figures |= check.require(errors, self.usual, self.problem.torch_dtype)
+        figures |= check.require(errors, self.baseline, self.problem.torch_dtype)
         figures |= footprint.measure(work, dout)
-        return Entry(figures, lambda heat: race.workload_lap(work, dout, heat, lambda again: {}))
+        return Checked(
+            figures, lambda timed: race.workload_turn(work, dout, timed, lambda again: {})
+        )
 
 
-EVENT = Event(
-    course=Course, fields=(*_SHAPE, "device"), available=available, warmup=1,
+RACE = Race(
+    setup=Setup, fields=(*_SHAPE, "device"), available=available, warmup=1,
     settings=lambda case: roofline.precision_of("highest"),
 )  # fmt: skip

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.bench import allocations, check, rivals
-from fusedlib.bench.allocations import CATEGORIES, MIB, Trace
+from fusedlib.bench import check, rivals
 from fusedlib.bench.attempt import free_memory, require_memory
 from fusedlib.bench.cases import Case, grid, require_least
 from fusedlib.bench.rivals import Rival, Workload
-from measure import ledger, mlps, problems
+from fusedlib.bench.settings import MIB
+from measure import mlp_ledger, mlps, pass_memory, problems
 from measure.mlps import MODULE, TASK
+from measure.pass_memory import CATEGORIES, Trace
 from measure.problems import Inputs, SwiGLUProblem, draw
 from measure.swiglu import BASELINE, sizes
 
@@ -95,7 +96,8 @@ def measure(case: Case) -> dict[str, Any]:
     work = rival.build(inputs)
     figures["path"] = work.path
     if case["experiment"] == "saved":
-        return figures | _saved(work)
+        kept = pass_memory.kept_for_backward(work)
+        return figures | {"saved_mib": kept["mib"], "kept": kept["tensors"]}
     return figures | {"idle_mib": idle / MIB} | _step(work, inputs.dy, device)
 
 
@@ -105,11 +107,11 @@ def counted_mib(case: Case) -> float:
     Weights and inputs alone for a rival that nobody has counted.
     """
     problem = SwiGLUProblem.of(case)
-    book = ledger.of(case["provider"], case.get("path"), problem.dtype)
+    book = mlp_ledger.of(case["provider"], case.get("path"), problem.dtype)
     deep = case["experiment"] == "stack"
     layers, held = (int(case["layers"]), bool(case["held"])) if deep else (1, False)
-    weights, ends = (ledger.W * 3 * layers).mib(problem), (ledger.D * 2).mib(problem)
-    over = ledger.stack_peak_mib(book, layers, problem, held=held) if book else {}
+    weights, ends = (mlp_ledger.W * 3 * layers).mib(problem), (mlp_ledger.D * 2).mib(problem)
+    over = mlp_ledger.stack_peak_mib(book, layers, problem, held=held) if book else {}
     return ends + (2 if held else 1) * weights + sum(over.values())
 
 
@@ -126,39 +128,15 @@ def _errors(rival: Rival, problem: SwiGLUProblem, device: str) -> dict[str, Any]
     def found(work: Workload) -> dict[str, check.Errors]:
         return check.errors(check.results_of(work, inputs.dy), true)
 
-    usual = found(rivals.get(TASK, BASELINE).build(inputs))
+    baseline = found(rivals.get(TASK, BASELINE).build(inputs))
     own = _one_layer(rival, problem, inputs)
-    return check.require(found(own), usual, problem.torch_dtype, problems.asked(inputs))
+    return check.require(found(own), baseline, problem.torch_dtype, problems.asked(inputs))
 
 
 def _one_layer(rival: Rival, problem: SwiGLUProblem, inputs: Inputs) -> Workload:
     if rival.task == MODULE:
         return mlps.one_layer(rival.name, problem, inputs)
     return rival.build(inputs)
-
-
-def _saved(work: Workload) -> dict[str, Any]:
-    """What autograd keeps, storage by storage; the operands themselves left out.
-
-    `kept` names each storage by its MiB, and the shape and dtype of the first tensor that uses it.
-    """
-    operands = {leaf.untyped_storage().data_ptr() for leaf in work.leaves.values()}
-    kept: dict[int, tuple[int, str]] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in operands and storage.nbytes():
-            text = f"{'·'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}"
-            kept.setdefault(storage.data_ptr(), (storage.nbytes(), text))
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = work.forward()
-    del y
-    return {
-        "saved_mib": sum(nbytes for nbytes, _ in kept.values()) / MIB,
-        "kept": sorted(text for _, text in kept.values()),
-    }
 
 
 def _step(work: Workload, dy: Tensor, device: str) -> dict[str, Any]:
@@ -183,7 +161,7 @@ def _traced(forward: Callable[[], Tensor], dy: Tensor, device: str) -> Trace:
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    return allocations.trace(forward, dy)
+    return pass_memory.trace(forward, dy)
 
 
 def _moments(trace: Trace, device: str, base: int) -> dict[str, Any]:
@@ -201,7 +179,7 @@ def _moments(trace: Trace, device: str, base: int) -> dict[str, Any]:
     if device == "cuda" and trace.forward_bytes is not None:
         peak = (torch.cuda.max_memory_allocated() - base) / MIB
         after = (trace.forward_bytes - base) / MIB
-    output = sum(b.nbytes for b, name in trace.blocks if name == "output") / MIB
+    output = sum(b.nbytes for b in trace.blocks if b.category == "output") / MIB
     complete = abs(held[at] - peak) <= COMPLETE * peak
     figures = {
         "after_forward_mib": after, "output_mib": output, "saved_mib": after - output,

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fusedlib.bench import graphs, rivals
+from fusedlib.bench import cuda_graphs, rivals
 from fusedlib.bench.rivals import Workload
-from fusedlib.bench.step_clock import MIB
 from fusedlib.bench.timing import Sections
-from measure import steps
+from measure import transformer_trainer
 from measure.llama.arms import TASK
 from measure.llama.models import Call, build, tokens
+from measure.pass_memory import peak_over_mib
 
 
-class Program:
+class LlamaTrainer:
     """An arm's model with its tokens, as `step_clock` runs it; with AdamW where asked.
 
     Args:
@@ -30,7 +30,9 @@ class Program:
         graph: bool = False,
     ) -> None:  # fmt: skip
         self.model, self.call, self.ids, self.device = model, call, ids, ids.device
-        self.optimizer = steps.adamw(model.parameters(), "fused") if optimizer else None
+        self.optimizer = (
+            transformer_trainer.adamw(model.parameters(), "fused") if optimizer else None
+        )
         self.loss: Tensor | None = None
         self.captured = _capture(model, call, ids) if graph else None
 
@@ -42,7 +44,7 @@ class Program:
             with sections.section("graph"):
                 self.captured.replay()
             self.loss = self.captured.results["y"]
-            adopt(self.model, self.captured.results)
+            assign_gradients(self.model, self.captured.results)
         else:
             with sections.section("forward"):
                 loss = self.call(self.ids, labels=self.ids).loss
@@ -62,20 +64,18 @@ class Program:
         """
         if self.device.type != "cuda" or self.captured is not None:
             return {}
-        torch.cuda.synchronize()
-        held = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        self.call(self.ids, labels=self.ids).loss.backward()
-        return {"activations_mib": (torch.cuda.max_memory_allocated() - held) / MIB}
+        return {"activations_mib": peak_over_mib(
+            lambda: self.call(self.ids, labels=self.ids).loss.backward()
+        )}  # fmt: skip
 
 
-def _capture(model: nn.Module, call: Call, ids: Tensor) -> graphs.Captured:
+def _capture(model: nn.Module, call: Call, ids: Tensor) -> cuda_graphs.Captured:
     work = Workload(lambda: call(ids, labels=ids).loss, dict(model.named_parameters()))
     one = torch.ones((), device=ids.device, dtype=work.forward().dtype)
-    return graphs.capture(work, one, "forward+backward")
+    return cuda_graphs.capture(work, one, "forward+backward")
 
 
-def adopt(model: nn.Module, results: Mapping[str, Tensor]) -> None:
+def assign_gradients(model: nn.Module, results: Mapping[str, Tensor]) -> None:
     """Give parameters the gradients that a graph writes."""
     for name, parameter in model.named_parameters():
         parameter.grad = results[f"d_{name}"]

@@ -28,13 +28,12 @@ from torch.nn.functional import cross_entropy, linear
 
 import fusedlib
 from fusedlib import reference
-from fusedlib.bench import check, graphs, rivals, timing
+from fusedlib.bench import check, cuda_graphs, rivals, timing
 from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
-from fusedlib.bench.race import Entry, Event, Figures, Lap
+from fusedlib.bench.race import Checked, Figures, Race, Turn
 from fusedlib.bench.rivals import rival
-from fusedlib.bench.settings import DTYPES
-from fusedlib.bench.step_clock import MIB
+from fusedlib.bench.settings import DTYPES, MIB
 from measure import llama
 
 HEADS, KEY_HEADS = 32, 8
@@ -214,13 +213,13 @@ def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return turned
 
 
-@rival("loss", "cut", label="cut cross entropy", place=5)
+@rival("loss", "cut", label="cut cross entropy", slot=5)
 def cut(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """Cut cross entropy as it comes: skips blocks of gradients below a 32nd of the dtype's eps."""
     return _cut(hidden, weight, target)
 
 
-@rival("loss", "cut-whole", label="cut cross entropy, nothing skipped", place=12)
+@rival("loss", "cut-whole", label="cut cross entropy, nothing skipped", slot=12)
 def cut_whole(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """Cut cross entropy, filter_eps=None: no block is skipped."""
     return _cut(hidden, weight, target, filter_eps=None)
@@ -362,20 +361,20 @@ def available(case: Case) -> None:
     rivals.get(case["experiment"], case["provider"]).check_available(case["device"], case["dtype"])
 
 
-class Course:
+class Setup:
     """Sets of operands, and of the first one the truth in float64 and plain PyTorch's errors."""
 
     def __init__(self, case: Case) -> None:
         self.case, plain = case, PLAIN[case["experiment"]]
         self.first, self.sets = draw(case, 0), self._draw()
         self.true = results(plain, self.first.to(torch.float64), BOTH)
-        self.usual = check.errors(results(plain, self.first, BOTH), self.true)
+        self.baseline = check.errors(results(plain, self.first, BOTH), self.true)
 
     def _draw(self) -> list[Operands]:
         sets = SETS if self.case["launch"] == "graph" else 1
         return [draw(self.case, seed) for seed in range(sets)]
 
-    def enter(self, case: Case) -> Entry:
+    def check(self, case: Case) -> Checked:
         """Set a rival up and hold all outputs and gradients against the truth.
 
         Raises:
@@ -383,9 +382,9 @@ class Course:
         """
         one = rivals.get(case["experiment"], case["provider"])
         if "bound" in one.traits:
-            return Entry(
+            return Checked(
                 one.facts(),
-                lambda heat: self._lap(heat, [one.build(each, heat) for each in self.sets]),
+                lambda timed: self._turn(timed, [one.build(each, timed) for each in self.sets]),
             )
         in_place, compiled = "in place" in one.traits, "compiled" in one.traits
         sets = self._draw() if in_place else self.sets
@@ -402,16 +401,16 @@ class Course:
         if written and not in_place:
             raise Wrong(f"wrote over {', '.join(written)}", figures)
 
-        def lap(heat: Case) -> Lap:
-            calls = [partial(results, forward, each, heat["direction"]) for each in sets]
-            return self._lap(heat, calls, sets[0])
+        def turn(timed: Case) -> Turn:
+            calls = [partial(results, forward, each, timed["direction"]) for each in sets]
+            return self._turn(timed, calls, sets[0])
 
-        return Entry(figures, lap)
+        return Checked(figures, turn)
 
     def _judged(self, found: Results, direction: str) -> Figures:
         asked = list(self.true if direction == BOTH else self.first.upstream)
         dtype = getattr(torch, self.case["dtype"])
-        return check.require(check.errors(found, self.true), self.usual, dtype, asked)
+        return check.require(check.errors(found, self.true), self.baseline, dtype, asked)
 
     @torch.no_grad()
     def _restore(self, operands: Operands) -> list[str]:
@@ -422,19 +421,19 @@ class Course:
             now[name].copy_(drawn[name])
         return written
 
-    def _lap(
-        self, heat: Case, calls: Sequence[Callable[[], Any]], judged: Operands | None = None
-    ) -> Lap:  # fmt: skip
+    def _turn(
+        self, timed: Case, calls: Sequence[Callable[[], Any]], judged: Operands | None = None
+    ) -> Turn:  # fmt: skip
         """The turns of one call, or of a graph of all; what is judged is what the first one gives
         on the operands that it is given.
         """
-        if heat["launch"] != "graph":
+        if timed["launch"] != "graph":
 
             def once() -> None:
                 calls[0]()
 
-            return Lap(
-                once, figures=_peaks(calls[0]) if judged and heat["device"] == "cuda" else {}
+            return Turn(
+                once, figures=_peaks(calls[0]) if judged and timed["device"] == "cuda" else {}
             )
         kept: list[Any] = []
 
@@ -442,12 +441,12 @@ class Course:
             kept.clear()
             kept.extend(call() for call in calls)
 
-        replay, clock = graphs.capture_call(every).replay, timing.clock_for(heat["device"])
+        replay, clock = cuda_graphs.capture_call(every).replay, timing.clock_for(timed["device"])
         figures: Figures = {}
         if judged:
             self._restore(judged)
             replay()
-            figures = self._judged(kept[0], heat["direction"])
+            figures = self._judged(kept[0], timed["direction"])
 
         def run() -> Mapping[str, float]:
             replay()  # the device is busy while the host issues what is timed
@@ -455,7 +454,7 @@ class Course:
             replay()
             return {"total": clock.elapsed_ms(start, clock.mark()) / len(calls)}
 
-        return Lap(run, figures=figures)
+        return Turn(run, figures=figures)
 
 
 def _peaks(call: Callable[[], Results]) -> Figures:
@@ -469,8 +468,8 @@ def _peaks(call: Callable[[], Results]) -> Figures:
     return {"peak_mib": peak / MIB, "gradients_mib": gradients / MIB}
 
 
-EVENT = Event(
-    course=Course, settings=llama.few_threads, available=available, work=work, bursts=False,
+RACE = Race(
+    setup=Setup, settings=llama.few_threads, available=available, work=work, bursts=False,
     fields=("experiment", "batch_size", "context_length", "hidden_size", "vocabulary", "dtype",
             "launch", "device"),
     seconds=0.5, most=30,

@@ -28,7 +28,7 @@ from fusedlib.bench import (
 )  # fmt: skip
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.cases import Case
-from fusedlib.bench.race import Entry, Event, Lap
+from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.rivals import Rival, rival
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.patch import apply
@@ -38,9 +38,9 @@ from measure.end_to_end.cases import (
     RACES,
     WEIGHTS,
     autocast,
+    make_trainer,
     require_possible,
     shape,
-    trainer,
 )
 from models.transformer import Transformer, loss
 
@@ -67,7 +67,7 @@ def compiled(call: Call) -> Call:
     return torch.compile(call, dynamic=False)
 
 
-@rival("compile", "linear", label="fusedlib.linear", place=27, traits=frozenset({"asked for"}))
+@rival("compile", "linear", label="fusedlib.linear", slot=27, traits=frozenset({"asked for"}))
 def by_linear(model: Transformer) -> Call:
     """Every projection, the head's too, by fusedlib.linear; all else plain PyTorch."""
     same = copy.deepcopy(model, {id(p): p for p in model.parameters()})
@@ -77,39 +77,42 @@ def by_linear(model: Transformer) -> Call:
     return same
 
 
-# --- the course -----------------------------------------------------------------------------------
+# --- the setup ------------------------------------------------------------------------------------
 
 
-class Course:
-    """A trainer whose model the rivals of a heat enter in turns; each parameter has its moments."""
+class Setup:
+    """A trainer whose model the rivals take turns in; each parameter has its moments."""
 
     def __init__(self, case: Case) -> None:
-        self.trainer = trainer(case)
+        self.trainer = make_trainer(case)
         self.own = [b.get_submodule("mlp") for b in self.trainer.model.blocks]
 
-    def enter(self, case: Case) -> Entry:
+    def check(self, case: Case) -> Checked:
         """Put a rival into the model, step until nothing compiles any more, weigh and check it."""
-        made, one = self.trainer, rivals.get(RACES[case["experiment"]], case["provider"])
-        place = placing(case, one, made.model, self.own)
+        trainer, one = self.trainer, rivals.get(RACES[case["experiment"]], case["provider"])
+        rival_in = rival_placer(case, one, trainer.model, self.own)
 
-        def enter() -> None:
-            made.call = autocast(case, place())
+        def put_rival_in() -> None:
+            trainer.call = autocast(case, rival_in())
 
-        enter()
-        assert made.optimizer is not None
-        stepped = made.optimizer.param_groups[0]["params"]
+        put_rival_in()
+        assert trainer.optimizer is not None
+        stepped = trainer.optimizer.param_groups[0]["params"]
         held = set(map(id, stepped))
-        stepped.extend(p for p in made.model.parameters() if id(p) not in held)
+        stepped.extend(p for p in trainer.model.parameters() if id(p) not in held)
         try:
-            figures = {**one.facts(), **settle(made.step, case["device"])}
-            figures |= step_clock.peaks(made)
+            figures = {**one.facts(), **step_until_compiled(trainer.step, case["device"])}
+            figures |= step_clock.peaks(trainer)
         finally:
-            made.model.zero_grad(set_to_none=True)
+            trainer.model.zero_grad(set_to_none=True)
         figures |= checked(case, one)
-        return Entry(figures, lambda heat: _watched(step_clock.lap(made, enter, STEPS)))
+        return Checked(
+            figures,
+            lambda timed: counting_graphs(step_clock.turn(trainer, put_rival_in, STEPS)),
+        )
 
 
-def placing(
+def rival_placer(
     case: Case, one: Rival, model: Transformer, own: Sequence[nn.Module]
 ) -> Callable[[], Call]:
     """What puts a rival into a model of these own MLPs and gives the model as it is called then."""
@@ -118,39 +121,39 @@ def placing(
         return lambda: call
     parts = [one.build(mlp) for mlp in own]
 
-    def place() -> Call:
+    def rival_in() -> Call:
         for block, part in zip(model.blocks, parts, strict=True):
             block.mlp = part
         return model
 
-    return place
+    return rival_in
 
 
-class Loaded(Course):
-    """The same rivals; a lap is one step, which is issued and not waited for."""
+class Loaded(Setup):
+    """The same rivals; a turn is one step, which is issued and not waited for."""
 
-    def enter(self, case: Case) -> Entry:
+    def check(self, case: Case) -> Checked:
         """As in turns."""
-        entry = super().enter(case)
+        checked = super().check(case)
 
-        def lap(heat: Case) -> Lap:
-            turn = entry.lap(heat)
-            return Lap(self.trainer.issue, turn.prepare, turn.reset)
+        def turn(timed: Case) -> Turn:
+            turn = checked.turn(timed)
+            return Turn(self.trainer.issue, turn.prepare, turn.reset)
 
-        return Entry(entry.figures, lap)
+        return Checked(checked.figures, turn)
 
 
-def _watched(lap: Lap) -> Lap:
-    """The lap, with a figure for graphs compiled during the measured steps."""
-    lap.figures["recompiled"] = 0
+def counting_graphs(turn: Turn) -> Turn:
+    """The turn, with a figure for graphs compiled during the measured steps."""
+    turn.figures["recompiled"] = 0
 
     def run() -> object:
         before = graphs_compiled()
-        parts = lap.run()
-        lap.figures["recompiled"] += graphs_compiled() - before
+        parts = turn.run()
+        turn.figures["recompiled"] += graphs_compiled() - before
         return parts
 
-    return Lap(run, lap.prepare, lap.reset, lap.figures)
+    return Turn(run, turn.prepare, turn.reset, turn.figures)
 
 
 def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
@@ -167,16 +170,16 @@ def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
     batch = torch.randint(small.vocab_size, size, device=device)
     exact = copy.deepcopy(model).double()
     true = _results(exact, exact, batch)
-    usual = check.errors(_results(model, autocast(case, model), batch), true)
-    place = placing(case, one, model, [b.get_submodule("mlp") for b in model.blocks])
-    errors = check.errors(_results(model, autocast(case, place()), batch), true)
+    baseline = check.errors(_results(model, autocast(case, model), batch), true)
+    rival_in = rival_placer(case, one, model, [b.get_submodule("mlp") for b in model.blocks])
+    errors = check.errors(_results(model, autocast(case, rival_in()), batch), true)
     gradients = [error.norm for name, error in errors.items() if name != "logits"]
     figures = {
         "logits_error": errors["logits"].norm, "gradients_error": max(gradients, default=None),
         "path": _path(model, case),
     }  # fmt: skip
     rounded = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
-    return check.require(errors, usual, rounded, true, figures)
+    return check.require(errors, baseline, rounded, true, figures)
 
 
 def _results(model: Transformer, call: Call, batch: Tensor) -> dict[str, Tensor]:
@@ -206,7 +209,7 @@ def graphs_compiled() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def settle(step: Callable[[], object], device: str) -> dict[str, Any]:
+def step_until_compiled(step: Callable[[], object], device: str) -> dict[str, Any]:
     """Step until nothing compiles any more.
 
     Returns:
@@ -232,10 +235,10 @@ def settle(step: Callable[[], object], device: str) -> dict[str, Any]:
 
 
 @contextmanager
-def cold(case: Case) -> Iterator[None]:
+def cold_compiler(case: Case) -> Iterator[None]:
     """fp32 products in fp32; where compilation is timed, an empty cache on disk and warm imports.
 
-    What is compiled in this process the race forgets before each course.
+    What is compiled in this process the race forgets before each setup.
     """
     with matmul_settings("highest", True), warnings.catch_warnings():
         # This study wants its fp32 products in fp32, which Inductor takes for an oversight.
@@ -264,10 +267,10 @@ def _require_available(case: Case) -> None:
     one.check_available(case["device"], WEIGHTS[case["precision"]])
 
 
-EVENT = Event(
-    course=Course, available=_require_available, settings=cold, work=measure.work, warmup=1,
+RACE = Race(
+    setup=Setup, available=_require_available, settings=cold_compiler, work=measure.work, warmup=1,
     fields=("experiment", "model", "context_length", "precision", "attention", "device",
             "batch_size"),
     seconds=2.0, most=15, bursts=False,
 )  # fmt: skip
-LOADED = sustained.event(replace(EVENT, course=Loaded))
+LOADED = sustained.loaded_race(replace(RACE, setup=Loaded))

@@ -1,0 +1,115 @@
+"""What one forward and backward pass holds: each allocation, tensors kept, the allocator's peak.
+
+The profiler's memory events name address and size of each block handed out and taken back, by the
+host's allocator as by CUDA's. From them follow what is held at each moment and what it is: a block
+that outlives the forward is saved (or y), one made in the backward that outlives it is a gradient,
+all else is temporary.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedlib.bench.rivals import Workload
+from fusedlib.bench.settings import MIB
+from measure import allocator_history
+from measure.allocator_history import Block, History
+
+CATEGORIES = ("output", "saved", "gradients", "temporaries")
+_FORWARD = "forward"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The blocks of one pass, each with its category, and the event at which the forward was done.
+
+    `forward_bytes` is what CUDA's allocator itself had handed out by then; None elsewhere.
+    """
+
+    blocks: list[Block]
+    events: int
+    forward_events: int
+    forward_bytes: int | None = None
+
+    def live_mib(self) -> dict[str, list[float]]:
+        """MiB held over base after each event, by category."""
+        held = allocator_history.live(self.blocks, self.events, CATEGORIES)
+        return {name: (nbytes / MIB).tolist() for name, nbytes in held.items()}
+
+
+def trace(forward: Callable[[], Tensor], dy: Tensor) -> Trace:
+    """Run forward and backward once under the profiler.
+
+    Raises:
+        Unavailable: the device's allocator tells the profiler nothing.
+    """
+    with allocator_history.profiled(dy.device) as watch:
+        y = forward()
+        watch.mark(_FORWARD)
+        output = y.untyped_storage().data_ptr()
+        allocated = torch.cuda.memory_allocated() if dy.is_cuda else None
+        y.backward(dy)
+    return classified(watch.history, output, allocated)
+
+
+def classified(history: History, output: int, forward_bytes: int | None = None) -> Trace:
+    """The trace of a pass whose forward ends at the moment "forward", with y at this address."""
+    every, done = allocator_history.blocks(history), history.moments[_FORWARD]
+    for block in every:
+        if block.lives(done):
+            block.category = "output" if block.address == output else "saved"
+        elif block.start >= done and block.end is None:
+            block.category = "gradients"
+    return Trace(every, len(history.changes), done, forward_bytes)
+
+
+def kept_for_backward(work: Workload) -> dict[str, Any]:
+    """What autograd keeps of a forward, storage by storage, the operands left out.
+
+    Returns:
+        `mib` in all; `tensors`, for each storage the shape and dtype of the first tensor in it;
+        `backward`, the name of y's node in the graph.
+    """
+    known = {leaf.untyped_storage().data_ptr() for leaf in work.leaves.values()}
+    kept: dict[int, tuple[int, str]] = {}
+    held: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.data_ptr() not in known:
+            shape, dtype = "·".join(map(str, tensor.shape)), str(tensor.dtype)
+            text = f"{shape} {dtype.removeprefix('torch.')}"
+            kept.setdefault(storage.data_ptr(), (storage.nbytes(), text))
+            held.append(tensor.detach())  # so that no address comes twice
+
+    # There is no backward. Given back to autograd, a saved output would keep itself for good.
+    with torch.autograd.graph.saved_tensors_hooks(pack, no_backward):
+        y = work.forward()
+    return {
+        "mib": sum(nbytes for nbytes, _ in kept.values()) / MIB,
+        "tensors": sorted(text for _, text in kept.values()),
+        "backward": y.grad_fn.name() if y.grad_fn is not None else None,
+    }
+
+
+def no_backward(packed: None) -> Tensor:
+    """What unpacks the tensors of a graph that kept none."""
+    raise AssertionError("no backward runs through a graph that kept nothing")
+
+
+def peak_over_mib(work: Callable[[], object]) -> float:
+    """MiB at the peak of some work over what CUDA's allocator had handed out before."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / MIB
+
+
+def mib_of(tensors: Iterable[Tensor | None]) -> float:
+    """MiB of those that are tensors."""
+    return sum(t.nbytes for t in tensors if t is not None) / MIB
