@@ -140,8 +140,8 @@ def _memory_gib() -> float | None:
 def _cpu_name() -> str | None:
     try:
         text = Path("/proc/cpuinfo").read_text()
-        if found := re.search(r"model name\s*:\s*(.+)", text):
-            return found[1].strip()
+        if model := re.search(r"model name\s*:\s*(.+)", text):
+            return model[1].strip()
     except OSError:
         pass
     if sys.platform == "darwin":

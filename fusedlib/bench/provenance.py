@@ -22,9 +22,9 @@ CODE = ("fusedlib", "notebooks")  # `report` measures nothing
 @cache
 def files() -> dict[str, str]:
     """Git's hash of each file of the library and of what measures, by its path."""
-    found = [path for folder in CODE for path in (paths.ROOT / folder).rglob("*.py")]
-    found.append(paths.NOTEBOOKS / "study.toml")
-    named = {path.relative_to(paths.ROOT).as_posix(): path for path in sorted(found)}
+    files_of_code = [path for folder in CODE for path in (paths.ROOT / folder).rglob("*.py")]
+    files_of_code.append(paths.NOTEBOOKS / "study.toml")
+    named = {path.relative_to(paths.ROOT).as_posix(): path for path in sorted(files_of_code)}
     return {name: _blob(path.read_bytes()) for name, path in named.items()}
 
 

@@ -99,8 +99,9 @@ class Recording:
         """
         path = folder / DESCRIPTION
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            schema, fields = found["schema"], (found["profile"], tuple(found["runs"]))
+            description = json.loads(path.read_text(encoding="utf-8"))
+            schema, profile = description["schema"], description["profile"]
+            runs = tuple(description["runs"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ResultsError(
                 f"{path} cannot be read ({type(error).__name__}: {error}); rows beside it are of "
@@ -111,7 +112,7 @@ class Recording:
                 f"{path} has schema {schema}, this fusedlib reads up to {SCHEMA}. "
                 "Update fusedlib, or point FUSEDLIB_RESULTS to another folder."
             )
-        return cls(folder, *fields, found.get("files", {}))
+        return cls(folder, profile, runs, description.get("files", {}))
 
     @property
     def machine(self) -> str:
@@ -145,8 +146,9 @@ def recordings(directory: Path | None = None) -> list[Recording]:
         ResultsError: a folder of rows has no readable `machine.json`.
     """
     folders = [directory] if directory else [paths.RECORDED, paths.results_dir()]
-    found = {p.parent.resolve(): p.parent for d in folders for p in sorted(d.glob("*/*/*.jsonl"))}
-    return [Recording.read(folder) for folder in found.values()]
+    rows = (path for folder in folders for path in sorted(folder.glob("*/*/*.jsonl")))
+    with_rows = {path.parent.resolve(): path.parent for path in rows}
+    return [Recording.read(folder) for folder in with_rows.values()]
 
 
 def check(studies: Iterable[str] | None = None, directory: Path | None = None) -> list[str]:

@@ -48,17 +48,17 @@ class Workload:
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradients that arrived, by `d_` and the reference's names; packed rows apart."""
-        found: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
         for name, leaf in self.leaves.items():
             if leaf.grad is None:
                 continue
             rows = leaf.grad.detach()
             if name == "w_gate_up":
                 gate, up = (rows[0::2], rows[1::2]) if self.alternating else rows.chunk(2)
-                found |= {"d_w_gate": gate, "d_w_up": up}
+                gradients |= {"d_w_gate": gate, "d_w_up": up}
             else:
-                found[f"d_{name}"] = rows
-        return found
+                gradients[f"d_{name}"] = rows
+        return gradients
 
 
 @dataclass(frozen=True)
@@ -218,8 +218,8 @@ def chosen(task: str, asked: Iterable[str]) -> list[str]:
         ValueError: an unknown name.
     """
     every = [n for n in names(task) if "asked for" not in get(task, n).traits]
-    found = [name for a in asked for name in (every if a == "all" else [a])]
-    return [get(task, name).name for name in dict.fromkeys(found)]
+    chosen_names = [name for a in asked for name in (every if a == "all" else [a])]
+    return [get(task, name).name for name in dict.fromkeys(chosen_names)]
 
 
 def labels(task: str | None = None) -> dict[str, str]:

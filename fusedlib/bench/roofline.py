@@ -50,16 +50,16 @@ def measure(case: Mapping[str, Any]) -> dict[str, Any]:
     if case["ceiling"] == COPY:
         source = torch.zeros(size * 2**20, dtype=torch.int8, device=device)
         target = torch.empty_like(source)
-        found = _timed(case, lambda: target.copy_(source))
-        return {**found, "bytes_per_s": 2 * source.numel() / (found["median_ms"] / 1e3)}
+        times = _timed(case, lambda: target.copy_(source))
+        return {**times, "bytes_per_s": 2 * source.numel() / (times["median_ms"] / 1e3)}
     dtype = getattr(torch, case["dtype"])
     left, right = (
         torch.randn(size, size, generator=generator, device=device).to(dtype) for _ in range(2)
     )
     out = torch.empty_like(left)
     with precision_of(case["precision"]):
-        found = _timed(case, lambda: torch.mm(left, right.mT, out=out))
-    return {**found, "flops_per_s": 2 * size**3 / (found["median_ms"] / 1e3)}
+        times = _timed(case, lambda: torch.mm(left, right.mT, out=out))
+    return {**times, "flops_per_s": 2 * size**3 / (times["median_ms"] / 1e3)}
 
 
 def _timed(case: Mapping[str, Any], call: Any) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def peaks(trainer: Trainer, steps: int = 2) -> dict[str, float]:
     hook = trainer.optimizer and trainer.optimizer.register_step_pre_hook(
         lambda *_: before_optimizer.append(torch.cuda.max_memory_allocated())
     )
-    found = {"both_peak_mib": 0.0, "peak_mib": 0.0, "held_mib": 0.0}
+    most = {"both_peak_mib": 0.0, "peak_mib": 0.0, "held_mib": 0.0}
     for _ in range(steps):
         trainer.model.zero_grad(set_to_none=True)
         torch.cuda.reset_peak_memory_stats()
@@ -179,10 +179,10 @@ def peaks(trainer: Trainer, steps: int = 2) -> dict[str, float]:
         peak = torch.cuda.max_memory_allocated()
         both = before_optimizer[-1] if before_optimizer else peak
         sizes = {"both_peak_mib": both, "peak_mib": peak, "held_mib": both - held}
-        found = {name: max(found[name], size / MIB) for name, size in sizes.items()}
+        most = {name: max(most[name], size / MIB) for name, size in sizes.items()}
     if hook:
         hook.remove()
-    return found
+    return most
 
 
 class _Block:

@@ -178,5 +178,5 @@ def product(case: Case) -> dict[str, Any]:
     out = torch.empty_like(left)
     turn = Turn(lambda: torch.mm(left, right.mT, out=out))
     with roofline.precision_of(case["precision"]):
-        found = under_load(turn, device, HEAT_S, case["seconds"])
-    return {**found, "median_ms": found["burst_median_ms"], "flops": 2 * size**3}
+        figures = under_load(turn, device, HEAT_S, case["seconds"])
+    return {**figures, "median_ms": figures["burst_median_ms"], "flops": 2 * size**3}

@@ -120,11 +120,11 @@ class Timing:
 
     def figures(self) -> dict[str, Any]:
         """The row's figures: of the whole, and `part_median_ms` and so on of each part."""
-        found = summarize(self.samples_ms)
+        figures = summarize(self.samples_ms)
         for name, samples in self.parts.items():
-            found |= summarize(samples, name)
+            figures |= summarize(samples, name)
         return {
-            **found, "warmup": self.warmup, "flush_l2": self.flush_l2, "calls": self.calls
+            **figures, "warmup": self.warmup, "flush_l2": self.flush_l2, "calls": self.calls
         }  # fmt: skip
 
     def ratio_to(self, other: "Timing") -> Interval:
@@ -191,7 +191,7 @@ def interleaved(
     return {
         name: Timing(
             tuple(samples[name]), warmup, flush_l2 and on_cuda, calls,
-            {part: tuple(found) for part, found in parts[name].items()},
+            {part: tuple(part_samples) for part, part_samples in parts[name].items()},
         )
         for name in work
     }  # fmt: skip

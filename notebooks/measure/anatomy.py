@@ -41,8 +41,8 @@ def cases(
         for tokens, width in sizes for dtype, precision in SETTINGS for direction in directions
     ]  # fmt: skip
     shared = {"experiment": "time", "device": device, "repetitions": repetitions}
-    found = grid(shared, problem=problems, launch=race.LAUNCHES, provider=asked)
-    return [case for case in found if case["dtype"] in rival_of(case["provider"]).dtypes]
+    every = grid(shared, problem=problems, launch=race.LAUNCHES, provider=asked)
+    return [case for case in every if case["dtype"] in rival_of(case["provider"]).dtypes]
 
 
 def single_cases(
@@ -106,12 +106,12 @@ class Setup(swiglu.Setup):
             ),
         )
 
-    def _verdict(self, one: rivals.Rival, found: dict[str, Tensor]) -> Figures:
+    def _verdict(self, one: rivals.Rival, results: dict[str, Tensor]) -> Figures:
         """Errors of what arrived, and what is wrong; a forward's replay gives y alone."""
         tf32 = "tf32" in one.traits
         baseline, dtype = (self.cut, torch.float16) if tf32 else (self.baseline, self.dtype)
-        distances = check.errors(found, self.true)
-        asked = ["y"] if set(found) == {"y"} else problems.asked(self.inputs)
+        distances = check.errors(results, self.true)
+        asked = ["y"] if set(results) == {"y"} else problems.asked(self.inputs)
         wrong = check.misses(distances, baseline, dtype, asked)
         figures = {f"{name}_error": e.norm for name, e in distances.items()}
         return figures | ({"wrong": "; ".join(wrong)} if wrong else {})

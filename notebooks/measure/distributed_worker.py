@@ -235,8 +235,8 @@ def _timed_step(
     sections = Sections(device)
     loss = _step(engine, ids, sections)
     synchronize(device)
-    found = sections.elapsed_ms() | {"total": (time.perf_counter() - begin) * 1e3}
-    slowest = torch.tensor([found[name] for name in SECTIONS], device=device)
+    times_ms = sections.elapsed_ms() | {"total": (time.perf_counter() - begin) * 1e3}
+    slowest = torch.tensor([times_ms[name] for name in SECTIONS], device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     mean = loss.detach().float() / dist.get_world_size()
     dist.all_reduce(mean)
@@ -259,8 +259,8 @@ def _steady_ms(engine: Engine, ids: Tensor, device: torch.device, steps: int) ->
     spans = [clock.elapsed_ms(begin, end) for begin, end in pairwise(marks)]
     slowest = torch.tensor(spans, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    found: list[float] = slowest.tolist()
-    return found
+    slowest_ms: list[float] = slowest.tolist()
+    return slowest_ms
 
 
 def _step(engine: Engine, ids: Tensor, sections: Sections) -> Tensor:

@@ -78,10 +78,10 @@ def measure(case: Case) -> dict[str, Any]:
     names = "provider", "hidden_size", "intermediate_size", "dtype", "device", "warmed"
     arguments = {name: case[name] for name in names}
     arguments["tokens"] = drawn(case["lengths"], case["most"])
-    found = dict(fresh.run(f"{__name__}:in_one_process", arguments, timeout_s=TIMEOUT_S))
-    if missed := found.pop("missed"):
+    figures = dict(fresh.run(f"{__name__}:in_one_process", arguments, timeout_s=TIMEOUT_S))
+    if missed := figures.pop("missed"):
         raise Wrong("; ".join(missed))
-    return found
+    return figures
 
 
 def in_one_process(
@@ -162,5 +162,5 @@ def _missed(workload: Workload, inputs: Inputs) -> list[str]:
     true = problems.truth(inputs)
     plain = rivals.get(swiglu.TASK, swiglu.BASELINE).build(inputs)
     baseline = check.errors(check.results_of(plain, inputs.dy), true)
-    found = check.errors(check.results_of(workload, inputs.dy), true)
-    return check.misses(found, baseline, inputs.x.dtype)
+    rival_errors = check.errors(check.results_of(workload, inputs.dy), true)
+    return check.misses(rival_errors, baseline, inputs.x.dtype)

@@ -109,10 +109,10 @@ class Ledger:
         yield "end", self._by_category(live)
 
     def _by_category(self, live: Mapping[str, Size]) -> dict[str, Size]:
-        found = dict.fromkeys(CATEGORIES, NOTHING)
+        sizes = dict.fromkeys(CATEGORIES, NOTHING)
         for name, size in live.items():
-            found[self._category(name)] += size
-        return found
+            sizes[self._category(name)] += size
+        return sizes
 
     def _category(self, name: str) -> str:
         if name == "y":
@@ -264,7 +264,7 @@ def stack_peak_mib(
     `held` says that all weights have a gradient from an earlier pass: then a new one is a
     temporary, added to the old. Categories as in `CATEGORIES`; the gradients held are base.
     """
-    found, ledger = [], ledger.at(problem)
+    moments, ledger = [], ledger.at(problem)
     for done in range(layers):  # layers whose backward is complete
         below = (ledger.kept() + D) * (layers - done - 1)
         before = NOTHING if held else W * (3 * done)
@@ -280,5 +280,5 @@ def stack_peak_mib(
                 "gradients": before + (NOTHING if held else fresh),
                 "temporaries": own["temporaries"] + incoming + (fresh if held else NOTHING),
             }
-            found.append({name: size.mib(problem) for name, size in here.items()})
-    return max(found, key=lambda moment: sum(moment.values()))
+            moments.append({name: size.mib(problem) for name, size in here.items()})
+    return max(moments, key=lambda moment: sum(moment.values()))

@@ -125,12 +125,12 @@ def _errors(rival: Rival, problem: SwiGLUProblem, device: str) -> dict[str, Any]
     inputs = draw(problem, device)
     true = problems.truth(inputs)
 
-    def found(work: Workload) -> dict[str, check.Errors]:
+    def errors_of(work: Workload) -> dict[str, check.Errors]:
         return check.errors(check.results_of(work, inputs.dy), true)
 
-    baseline = found(rivals.get(TASK, BASELINE).build(inputs))
+    baseline = errors_of(rivals.get(TASK, BASELINE).build(inputs))
     own = _one_layer(rival, problem, inputs)
-    return check.require(found(own), baseline, problem.torch_dtype, problems.asked(inputs))
+    return check.require(errors_of(own), baseline, problem.torch_dtype, problems.asked(inputs))
 
 
 def _one_layer(rival: Rival, problem: SwiGLUProblem, inputs: Inputs) -> Workload:

@@ -272,7 +272,7 @@ def saved_bytes(program: Program) -> dict[str, int]:
     """
     given = [*program.weights(), *program.model.buffers(), program.tokens, program.targets]
     seen = addresses_of(given)
-    found: Counter[str] = Counter()
+    nbytes: Counter[str] = Counter()
     casts, held = Casts(program.weights()), []
     with _current_part(program.model) as part:
 
@@ -282,12 +282,12 @@ def saved_bytes(program: Program) -> dict[str, int]:
                 seen.add(storage.data_ptr())
                 held.append(tensor.detach())  # so that no address comes twice
                 cast = storage.data_ptr() in casts.addresses
-                found["casts" if cast else part[-1]] += storage.nbytes()
+                nbytes["casts" if cast else part[-1]] += storage.nbytes()
 
         # There will be no backward. Given back to autograd, a saved output would keep itself.
         with torch.autograd.graph.saved_tensors_hooks(pack, no_backward), casts:
             program.forward()
-    return dict(found)
+    return dict(nbytes)
 
 
 @contextmanager
@@ -407,13 +407,13 @@ class Measure:
         _clear(device)
 
 
-def gradient_error(found: list[Tensor], true: list[Tensor]) -> float:
+def gradient_error(gradients: list[Tensor], true: list[Tensor]) -> float:
     """The largest ‖g − g₀‖ / ‖g₀‖ of all weights; NaN where one is, or one is missing."""
-    if len(found) != len(true):
+    if len(gradients) != len(true):
         return float("nan")
     errors = [
         ((g.float() - t.float()).norm() / t.float().norm()).item()
-        for g, t in zip(found, true, strict=True)
+        for g, t in zip(gradients, true, strict=True)
     ]
     return float(np.max(errors))
 
@@ -546,11 +546,11 @@ def _statistics(device: str) -> dict[str, int]:
     torch.cuda.synchronize()
     counters = torch.cuda.memory_stats()
     names = ("allocated_bytes", "requested_bytes", "reserved_bytes")
-    found = {
+    statistics = {
         f"{n} {when}": counters[f"{n}.all.{when}"] for n in names for when in ("current", "peak")
     }
     torch.cuda.reset_peak_memory_stats()
-    return found
+    return statistics
 
 
 def _witness(base: dict[str, int], peaks: dict[str, int]) -> dict[str, float]:

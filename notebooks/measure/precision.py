@@ -59,10 +59,10 @@ def decades(largest: int) -> list[int]:
 def lengths(largest: int, step: int = 4) -> list[int]:
     """Powers of two from 16 up to `largest`, each `step` times the one before."""
     require_least(16, largest=largest)
-    found = [16]
-    while found[-1] * step <= largest:
-        found.append(found[-1] * step)
-    return found
+    powers = [16]
+    while powers[-1] * step <= largest:
+        powers.append(powers[-1] * step)
+    return powers
 
 
 def four_sums() -> list[dict[str, Any]]:
@@ -78,13 +78,13 @@ def growth(max_terms: int, kahan_terms: int, seeds: int) -> list[dict[str, Any]]
         {"distribution": name, "seeds": 1 if name == "constant" else seeds}
         for name in accumulation.DISTRIBUTIONS
     ]
-    found = grid(
+    every = grid(
         {**FORWARD, "experiment": "growth", "seed": 0, "device": "cpu"},
         n_terms=decades(max_terms), distribution=distributions, dtype=FORMATS,
         method=accumulation.SUMS,
     )  # fmt: skip
     return [
-        {**case, "provider": f"{case['method']} {case['dtype']}"} for case in found
+        {**case, "provider": f"{case['method']} {case['dtype']}"} for case in every
         if case["method"] != "kahan" or case["n_terms"] <= kahan_terms
     ]  # fmt: skip
 
@@ -112,12 +112,12 @@ def torch_sums(max_terms: int, seeds: int) -> list[dict[str, Any]]:
         raise ValueError(f"at most 100000 uniform terms, got {max_terms}: fp16 ends at 65504")
     alone = torch_precision.ONE_BY_ONE
     shared = {**FORWARD, "experiment": "torch_sum", "distribution": "uniform", "seed": 0}
-    found = grid(
+    every = grid(
         {**shared, "seeds": seeds}, device=devices(),
         n_terms=sorted({min(1000, max_terms), max_terms}), dtype=DTYPES,
         provider=(*torch_precision.SUMS, alone),
     )  # fmt: skip
-    return [c for c in found if c["provider"] != alone or c["device"] == "cpu"]
+    return [c for c in every if c["provider"] != alone or c["device"] == "cpu"]
 
 
 def torch_products(size: int, k: int) -> list[dict[str, Any]]:
@@ -153,8 +153,8 @@ def tensor_cores(max_k: int, step: int = 4) -> list[dict[str, Any]]:
     """One case a way to accumulate, operand format, distribution and K; models of fp16 alone."""
     ways = [{"provider": name, "device": "cuda"} for name in tensor_core.MEASURED]
     ways += [{"provider": name, "device": "cpu"} for name in tensor_core.MODELS]
-    found = grid(
+    every = grid(
         {**FORWARD, "experiment": "tensor_core", "seed": 0}, distribution=("uniform", "normal"),
         dtype=tensor_core.DTYPES, k=lengths(max_k, step), way=ways,
     )  # fmt: skip
-    return [c for c in found if c["provider"] in tensor_core.MEASURED or c["dtype"] == "fp16"]
+    return [c for c in every if c["provider"] in tensor_core.MEASURED or c["dtype"] == "fp16"]

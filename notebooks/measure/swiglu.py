@@ -149,7 +149,7 @@ def cases(
     """
     require_known("launch", launches, race.LAUNCHES)
     ways = [(direction, True) for direction in directions] + [("backward", False)] * frozen
-    found = grid(
+    every = grid(
         {"experiment": TASK, "group": group, "device": device, "repetitions": repetitions},
         problem=[
             SwiGLUProblem(*sizes(shape), dtype, direction, trained, precision).fields()
@@ -157,7 +157,7 @@ def cases(
         ],
         launch=launches, provider=rivals.chosen(TASK, asked),
     )  # fmt: skip
-    return [c for c in found if c["launch"] == "python" or c["direction"] != "backward"]
+    return [c for c in every if c["launch"] == "python" or c["direction"] != "backward"]
 
 
 def sizes(shape: str | tuple[int, int, int]) -> tuple[int, int, int]:
@@ -199,10 +199,10 @@ class Setup:
             return Checked(one.facts(), lambda timed: _products_turn(parts, timed))
         begin = time.perf_counter()
         work = one.build(inputs)
-        found = check.results_of(work, inputs.dy)
+        results = check.results_of(work, inputs.dy)
         timing.synchronize(self.device)
         figures = {"first_call_s": time.perf_counter() - begin, "path": work.path, **one.facts()}
-        figures |= self._judged(found, asked)
+        figures |= self._judged(results, asked)
         return Checked(
             figures,
             lambda timed: race.workload_turn(
@@ -211,8 +211,8 @@ class Setup:
             ),
         )  # fmt: skip
 
-    def _judged(self, found: dict[str, Tensor], asked: list[str]) -> dict[str, Any]:
-        return check.require(check.errors(found, self.true), self.baseline, self.dtype, asked)
+    def _judged(self, results: dict[str, Tensor], asked: list[str]) -> dict[str, Any]:
+        return check.require(check.errors(results, self.true), self.baseline, self.dtype, asked)
 
 
 def _gives(name: str, timed: Case) -> bool:

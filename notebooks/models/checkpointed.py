@@ -121,17 +121,17 @@ def held_bytes(
     casts = activations.cast_weights(shape, precision)
     passing = activations.loss_temporaries(shape, precision, batch_size)
     held = inputs + plain * block + head
-    found = {
+    moments = {
         "forward": held + casts + passing["forward"],
         "loss": held + casts - (layers - plain) * cast + passing["backward"],
     }
     if segments:
         # In at least fp32 the first block of a segment keeps the segment's input itself.
         shared = 0 if precision == "bf16" else entry
-        found["again"] = max(
+        moments["again"] = max(
             number * entry
             - shared
             + (len(s) * entry + block + cast if plan.kind == "nested" else len(s) * (block + cast))
             for number, s in enumerate(segments, 1)
         )
-    return found
+    return moments

@@ -61,9 +61,9 @@ class AttentionProblem:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype as torch knows it."""
-        found = getattr(torch, self.dtype)
-        assert isinstance(found, torch.dtype)
-        return found
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
 
     @property
     def square(self) -> int:

@@ -168,7 +168,7 @@ def cases(
     shared = {
         "experiment": EXPERIMENT, "grid": grid, "repetitions": repetitions, "device": device
     }  # fmt: skip
-    found = []
+    listed = []
     for dtype, width, context in product(dtypes, widths, contexts):
         problem = AttentionProblem(context, width, batch_size, dtype)
         shape = {name: getattr(problem, name) for name in _SHAPE}
@@ -177,20 +177,20 @@ def cases(
             if all(str(shape[field]) == value for field, value in at.items())
         ]  # fmt: skip
         names = rivals.chosen(TASK, [*asked, *here])
-        found += cases_of(shared | shape, direction=DIRECTIONS, provider=names)
-    return found
+        listed += cases_of(shared | shape, direction=DIRECTIONS, provider=names)
+    return listed
 
 
 def _added(text: str) -> tuple[str, dict[str, str]]:
     """A rival's name and the fields at which it is measured besides."""
-    found = re.fullmatch(r"(\S+) (?P<dtype>\S+) (?P<head_dim>\d+)( (?P<context_length>\d+))?", text)
-    if found is None:
+    match = re.fullmatch(r"(\S+) (?P<dtype>\S+) (?P<head_dim>\d+)( (?P<context_length>\d+))?", text)
+    if match is None:
         raise ValueError(
             "give a rival, a dtype, a width and at will a context, 'inductor float32 64' or "
             f"'flex float32 64 1024', got {text!r}"
         )
-    fields = {name: value for name, value in found.groupdict().items() if value}
-    return rivals.get(TASK, found[1]).name, fields
+    fields = {name: value for name, value in match.groupdict().items() if value}
+    return rivals.get(TASK, match[1]).name, fields
 
 
 def available(case: Case) -> None:
@@ -246,10 +246,10 @@ class Setup:
         one = rivals.get(TASK, name)
         begin = time.perf_counter()
         work = one.build(self.operands)
-        found = check.results_of(work, dout)
+        results = check.results_of(work, dout)
         timing.synchronize(self.device)
         figures = {"first_call_s": time.perf_counter() - begin, **one.facts()}
-        errors = truth.errors(found, self.true)
+        errors = truth.errors(results, self.true)
         figures |= check.require(errors, self.baseline, self.problem.torch_dtype)
         figures |= footprint.measure(work, dout)
         return Checked(

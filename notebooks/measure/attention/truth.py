@@ -100,14 +100,14 @@ def baseline_errors(
     """
     batch, _, length, head_dim = operands.dout.shape
     step = min(batch, max(1, BLOCK // length**2))
-    found = [errors(_plain(operands, step), true)]
+    runs = [errors(_plain(operands, step), true)]
     if whole and step < batch:
         try:
-            found.append(errors(_plain(operands, batch), true))
+            runs.append(errors(_plain(operands, batch), true))
         except Exception as problem:
             if not is_out_of_memory(problem):
                 raise
-    largest = {name: _larger([each[name] for each in found]) for name in NAMES}
+    largest = {name: _larger([each[name] for each in runs]) for name in NAMES}
     roundoff = torch.finfo(operands.dout.dtype).eps / 2
     most = MOST_ROUNDOFFS * (length + head_dim) ** 0.5 * roundoff
     for name, error in largest.items():
@@ -123,8 +123,8 @@ def baseline_errors(
     }
 
 
-def _larger(found: list[check.Errors]) -> check.Errors:
-    return check.Errors(max(e.norm for e in found), max(e.worst for e in found))
+def _larger(runs: list[check.Errors]) -> check.Errors:
+    return check.Errors(max(e.norm for e in runs), max(e.worst for e in runs))
 
 
 def _plain(operands: Operands, step: int) -> dict[str, Tensor]:
@@ -138,14 +138,14 @@ def _plain(operands: Operands, step: int) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def errors(found: dict[str, Tensor], true: Truth) -> dict[str, check.Errors]:
+def errors(results: dict[str, Tensor], true: Truth) -> dict[str, check.Errors]:
     """`check.errors` with each token relative to the size of its terms where that is larger.
 
     Gradients of the first keys are sums over all queries, and those of the first queries are
     differences of large terms: one rounding there would outweigh every error elsewhere.
     """
     scaled, target = {}, {}
-    for name, result in found.items():
+    for name, result in results.items():
         ref = true.values[name]
         whole = ref.square().mean().sqrt()
         weight = whole / torch.maximum(true.sizes[name], whole)

@@ -60,17 +60,17 @@ def cases(
         "dtype": "bfloat16", "repetitions": repetitions, "limit_s": float(limit_s),
         "device": device_of(device),
     }  # fmt: skip
-    found: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     for arm in rivals.chosen(TASK, arms):
         for variant in variants:
             case = {"subject": SUBJECTS[variant["experiment"]], **variant, **shared}
             if variant["experiment"] == "dynamic":
-                found.append({**case, "provider": arm})
+                listed.append({**case, "provider": arm})
                 continue
             case["against"] = arm
             if arm != BASELINE:
-                found += [{**case, "provider": name} for name in (BASELINE, arm)]
-    return found
+                listed += [{**case, "provider": name} for name in (BASELINE, arm)]
+    return listed
 
 
 def require_possible(case: Case) -> None:

@@ -86,13 +86,13 @@ class Setup:
         """Figures of an arm that was found right, and what makes its turn of a case."""
         raise NotImplementedError
 
-    def judged(self, found: Mapping[str, Tensor]) -> dict[str, Any]:
+    def judged(self, results: Mapping[str, Tensor]) -> dict[str, Any]:
         """The largest relative error, as a figure.
 
         Raises:
             Wrong: the rule of `check` rejects one of the results.
         """
-        errors = check.errors(found, self.true)
+        errors = check.errors(results, self.true)
         figures = {"error": max(e.norm for e in errors.values())}
         dtype = getattr(torch, self.case["dtype"])
         return check.require(errors, self.baseline, dtype, figures=figures)
@@ -150,8 +150,8 @@ class Session:
         """Logits (1, vocabulary) behind a token (1, 1), which is added."""
         torch.compiler.cudagraph_mark_step_begin()
         self.position += 1
-        found: Tensor = self.call(token, past_key_values=self.cache, use_cache=True).logits[:, -1]
-        return found
+        logits: Tensor = self.call(token, past_key_values=self.cache, use_cache=True).logits[:, -1]
+        return logits
 
     def forced(self, tokens: Tensor) -> Tensor:
         """Logits behind each of these tokens (1, n), which follow the prompt."""

@@ -62,13 +62,13 @@ def steps(
         ValueError: an unknown size or precision, or a context below 1.
     """
     require_known("precision", precisions, WEIGHTS)
-    found = grid(
+    listed = grid(
         {"experiment": experiment, "attention": attention, "inference": inference, **shared},
         context_length=contexts, model=models, precision=precisions,
     )  # fmt: skip
-    for case in found:
+    for case in listed:
         shape(case)
-    return found
+    return listed
 
 
 def races(

@@ -59,11 +59,11 @@ def work(case: Case) -> dict[str, Any]:
 def _inference(trainer: Trainer) -> dict[str, Any]:
     """The model alone without gradients and loss."""
     with torch.no_grad():
-        found = timing.interleaved(
+        times = timing.interleaved(
             {"inference": lambda: trainer.call(trainer.tokens)}, device=trainer.device, warmup=1,
             repetitions=INFERENCES, flush_l2=False,
         )  # fmt: skip
-    return summarize(found["inference"].samples_ms, "inference")
+    return summarize(times["inference"].samples_ms, "inference")
 
 
 def _profiled(trainer: Trainer) -> dict[str, Any]:
@@ -104,11 +104,11 @@ def optimizer(case: Case) -> dict[str, Any]:
     row: dict[str, Any] = {}
     if torch.device(case["device"]).type == "cuda":
         row["transient_mib"] = peak_over_mib(adam.step)
-    found = timing.interleaved(
+    times = timing.interleaved(
         {"optimizer": adam.step}, device=case["device"], warmup=1, repetitions=5, most=20,
         seconds=case["seconds"], flush_l2=False,
     )  # fmt: skip
-    row |= summarize(found["optimizer"].samples_ms, "optimizer")
+    row |= summarize(times["optimizer"].samples_ms, "optimizer")
     moments = [m for s in adam.state.values() for m in s.values() if isinstance(m, torch.Tensor)]
     weights, state = (sum(t.nbytes for t in tensors) for tensors in (parameters, moments))
     return row | {

@@ -105,15 +105,15 @@ def results(forward: Callable[..., Outputs], operands: Operands, direction: str)
     """The outputs by name and, going backward, the gradients that arrive."""
     outputs = forward(**operands.leaves, **operands.fixed)
     named = list(zip(operands.upstream, outputs, strict=True))
-    found = {name: output.detach() for name, output in named}
+    named_results = {name: output.detach() for name, output in named}
     reached = [(o, operands.upstream[name]) for name, o in named if o.requires_grad]
     if direction == "forward" or not reached:
-        return found
+        return named_results
     gradients = torch.autograd.grad(
         [o for o, _ in reached], list(operands.leaves.values()), [d for _, d in reached],
         allow_unused=True,
     )  # fmt: skip
-    return found | {
+    return named_results | {
         f"d_{name}": gradient
         for name, gradient in zip(operands.leaves, gradients, strict=True)
         if gradient is not None
@@ -200,8 +200,8 @@ def liger_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
     """Liger's fused add RMSNorm, in_place=False: its default writes over the incoming gradient."""
     from liger_kernel.transformers.functional import liger_fused_add_rms_norm
 
-    found: Outputs = liger_fused_add_rms_norm(x, residual, weight, EPS, in_place=False)
-    return found
+    outputs: Outputs = liger_fused_add_rms_norm(x, residual, weight, EPS, in_place=False)
+    return outputs
 
 
 @rival("rope", "liger", traits=frozenset({"in place"}))
@@ -390,12 +390,12 @@ class Setup:
         sets = self._draw() if in_place else self.sets
         begin = time.perf_counter()
         forward = torch.compile(one.build, **COMPILER) if compiled else one.build
-        found = results(forward, sets[0], BOTH)
+        first_results = results(forward, sets[0], BOTH)
         timing.synchronize(case["device"])
         figures = {"first_call_s": time.perf_counter() - begin, "path": llama.path_of(case)}
         figures |= {**one.facts(), "compiler": str(COMPILER) if compiled else None}
         try:
-            figures |= self._judged(found, BOTH)
+            figures |= self._judged(first_results, BOTH)
         finally:
             written = self._restore(sets[0])
         if written and not in_place:
@@ -407,10 +407,10 @@ class Setup:
 
         return Checked(figures, turn)
 
-    def _judged(self, found: Results, direction: str) -> Figures:
+    def _judged(self, results_of_call: Results, direction: str) -> Figures:
         asked = list(self.true if direction == BOTH else self.first.upstream)
         dtype = getattr(torch, self.case["dtype"])
-        return check.require(check.errors(found, self.true), self.baseline, dtype, asked)
+        return check.require(check.errors(results_of_call, self.true), self.baseline, dtype, asked)
 
     @torch.no_grad()
     def _restore(self, operands: Operands) -> list[str]:
@@ -462,8 +462,8 @@ def _peaks(call: Callable[[], Results]) -> Figures:
     torch.cuda.synchronize()
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    found = call()
-    gradients = sum(t.nbytes for name, t in found.items() if name.startswith("d_"))
+    results_of_call = call()
+    gradients = sum(t.nbytes for name, t in results_of_call.items() if name.startswith("d_"))
     peak = torch.cuda.max_memory_allocated() - held
     return {"peak_mib": peak / MIB, "gradients_mib": gradients / MIB}
 

@@ -64,14 +64,14 @@ class Judge:
         Raises:
             Wrong: the rule of `check` rejects one.
         """
-        found = self.errors_of(one)
-        gradients = {name: e.norm for name, e in found.items() if name != "loss"}
+        rival_errors = self.errors_of(one)
+        gradients = {name: e.norm for name, e in rival_errors.items() if name != "loss"}
         figures = {
-            "loss_error": found["loss"].norm, "checked_tokens": self.ids.numel(),
+            "loss_error": rival_errors["loss"].norm, "checked_tokens": self.ids.numel(),
             "head_gradient_error": gradients.get(self.names[0]),
             "gradients_error": max(gradients.values(), default=None),
         }  # fmt: skip
-        return check.require(found, self.baseline, getattr(torch, dtype), figures=figures)
+        return check.require(rival_errors, self.baseline, getattr(torch, dtype), figures=figures)
 
     def _of(self, model: nn.Module, call: Call, graph: bool = False) -> dict[str, Tensor]:
         if not graph:
@@ -85,20 +85,20 @@ class Judge:
         if loss.requires_grad:
             model.zero_grad(set_to_none=True)
             loss.backward()
-        found = {name: g.clone() for name, g in gradients(model, self.names).items()}
+        arrived = {name: g.clone() for name, g in gradients(model, self.names).items()}
         model.zero_grad(set_to_none=True)
-        return {"loss": loss.detach()} | found
+        return {"loss": loss.detach()} | arrived
 
 
 def gradients(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
     """Those that arrived, by the parameters' names in checkpoints, packed ones too."""
-    found = {}
+    arrived = {}
     for name in names:
         path, _, leaf = name.rpartition(".")
         gradient = getattr(model.get_submodule(path), leaf).grad
         if gradient is not None:
-            found[name] = gradient.detach()
-    return found
+            arrived[name] = gradient.detach()
+    return arrived
 
 
 def _exact_loss(

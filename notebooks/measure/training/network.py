@@ -69,10 +69,10 @@ class Layer(nn.Module):
         """Those of their gradients that arrived."""
         return self._by_name([p.grad for p in self.parameters()])
 
-    def _by_name(self, found: list[Tensor | None]) -> dict[str, Tensor]:
+    def _by_name(self, tensors: list[Tensor | None]) -> dict[str, Tensor]:
         if len(self._parameters) == 1:
-            found = [None, None] if found[0] is None else list(found[0].chunk(2))
-        return {n: t for n, t in zip(("gate", "up"), found, strict=True) if t is not None}
+            tensors = [None, None] if tensors[0] is None else list(tensors[0].chunk(2))
+        return {n: t for n, t in zip(("gate", "up"), tensors, strict=True) if t is not None}
 
 
 class Network(nn.Module):

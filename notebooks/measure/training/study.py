@@ -54,13 +54,13 @@ def named(names: Iterable[str]) -> list[tuple[str, str]]:
     Raises:
         ValueError: an unknown arm or precision.
     """
-    found = []
+    arms = []
     for text in names:
         arm, _, precision = text.partition(" ")
         if precision not in PRECISIONS:
             raise ValueError(f"{text!r}: give an arm and one of {', '.join(PRECISIONS)}")
-        found.append((rivals.get(TASK, arm).name, precision))
-    return found
+        arms.append((rivals.get(TASK, arm).name, precision))
+    return arms
 
 
 def cases(experiment: str, names: Iterable[str], shared: Case, **fields: Any) -> Cases:
@@ -143,11 +143,11 @@ def checked(
         layers.append(drawn.build(hidden, width, device))
     true = _truth(layers[1], x, dh)
     baseline = check.errors(_results(layers[1], x, dh, precision)[0], true)
-    found, backward = _results(layers[0], x, dh, precision)
+    results, backward = _results(layers[0], x, dh, precision)
     figures = {**one.facts(), "layer_backward": backward}
     asked = [n for n in true if not (FROZEN in one.traits and n.startswith("d_w"))]
     try:
-        errors = check.errors(found, true)
+        errors = check.errors(results, true)
         return figures | check.require(errors, baseline, PRECISIONS[precision], asked)
     except Wrong as refusal:
         if WRONG not in one.traits:
@@ -173,9 +173,9 @@ def _results(
         h = layer(x)
     backward = h.grad_fn.name() if h.grad_fn is not None else "none"
     h.backward(dh.to(h.dtype))
-    found = {f"d_w_{name}": gradient for name, gradient in layer.gradients().items()}
-    found |= {} if x.grad is None else {"d_x": x.grad}
-    return {"h": h.detach(), **found}, backward
+    results = {f"d_w_{name}": gradient for name, gradient in layer.gradients().items()}
+    results |= {} if x.grad is None else {"d_x": x.grad}
+    return {"h": h.detach(), **results}, backward
 
 
 def _checked(case: Case) -> Figures:
@@ -228,13 +228,13 @@ def run(case: Case) -> Figures:
 def repeat(case: Case) -> Figures:
     """Largest difference of the losses between two runs, and between a run and its graph's."""
     first, again = (_losses(case, graph=False) for _ in range(2))
-    found = {
+    differences = {
         "repeat_difference": float((first - again).abs().max()), "last_loss": float(first[-1])
     }  # fmt: skip
     if torch.device(case["device"]).type == "cuda":
         graph = _losses(case, graph=True)
-        found["graph_difference"] = float((first - graph).abs().max())
-    return found
+        differences["graph_difference"] = float((first - graph).abs().max())
+    return differences
 
 
 def wait(case: Case) -> Figures:
@@ -277,9 +277,9 @@ def _clocked(case: Case, work: Callable[[], Any]) -> tuple[Any, float]:
     """What the work gives, and the seconds that a user waits for it."""
     timing.synchronize(case["device"])
     begin = time.perf_counter()
-    found = work()
+    result = work()
     timing.synchronize(case["device"])
-    return found, time.perf_counter() - begin
+    return result, time.perf_counter() - begin
 
 
 def _losses(case: Case, *, graph: bool) -> Tensor:
@@ -301,8 +301,8 @@ def _layer(one: Trainer, epoch: Epoch) -> dict[str, float | None]:
     """Change of the layer's weights so far, and mean norm of their gradients over the epoch."""
     change = one.change()
     norms = {name: float(seen.mean()) for name, seen in epoch.gradient_norms.items()}
-    found: dict[str, float | None] = {f"{name}_change": value for name, value in change.items()}
-    return found | {f"{name}_gradient_norm": norms.get(name) for name in change}
+    figures: dict[str, float | None] = {f"{name}_change": value for name, value in change.items()}
+    return figures | {f"{name}_gradient_norm": norms.get(name) for name in change}
 
 
 def _parameters(one: Trainer) -> dict[str, int]:
@@ -364,8 +364,8 @@ def turn(case: Case) -> Turn:
                 parts.append(sections)
         timing.synchronize(device)
         times = [sections.elapsed_ms() for sections in parts]
-        found = {name: sum(t[name] for t in times) / steps for name in times[0]}
-        return found | {"total": whole.elapsed_ms()["step"] / steps}
+        times_ms = {name: sum(t[name] for t in times) / steps for name in times[0]}
+        return times_ms | {"total": whole.elapsed_ms()["step"] / steps}
 
     return Turn(run, prepare)
 

@@ -100,7 +100,7 @@ class Trainer:
                 for name, gradient in self.model.layer.gradients().items():
                     norms.setdefault(name, []).append(torch.linalg.vector_norm(gradient))
         self.schedule.step()
-        seen = {name: torch.stack(found).cpu() for name, found in norms.items()}
+        seen = {name: torch.stack(samples).cpu() for name, samples in norms.items()}
         return Epoch(torch.stack(losses).cpu(), seen)
 
     def change(self) -> dict[str, float]:
