@@ -213,7 +213,8 @@ def test_a_plan_s_memory_is_what_is_allocated(monkeypatch, dtype, shape, rows):
     results = sum(t.numel() * t.itemsize for t in (hidden, weight))
     with Allocated() as allocated:
         settings = -100, 0.0, 0.0, memory, (True, True, False)
-        kept = kernels.losses_and_gradients(hidden, weight, None, target, None, torch.ones(()), *settings)
+        operands = hidden, weight, None, target, None, torch.ones(())
+        kept = kernels.losses_and_gradients(*operands, *settings)
         if kept[2].dtype != weight.dtype:
             weight.new_empty(weight.shape)
     losses = 4 * shape[0]
