@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 
 import nbformat
@@ -126,3 +128,28 @@ def test_measuring_cells_run_with_the_full_parameters_and_no_other_cell(folders,
     assert list(found) == [results.case_id("tiny", case) for case in found.values()]
     assert json.loads(json.dumps(found)) == found
     assert list((folders / "rows").iterdir()) == []
+
+
+LISTED = """
+import json, sys
+from press import plan
+print(json.dumps([*plan.full_cases(sys.argv[1])]))
+"""
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        pytest.param(name, marks=[] if name == "06_end_to_end" else pytest.mark.long)
+        for name in plan.studies()
+    ],
+)
+@pytest.mark.slow
+def test_a_study_s_cases_do_not_depend_on_what_other_studies_have_imported(study):
+    """Who computes an MLP is registered where it is imported: study 06 once lost Liger so."""
+    for name in ("03_kernels", "04_memory"):  # whose imports register most
+        plan.full_cases(name)
+    here = plan.full_cases(study)
+    command = [sys.executable, "-c", LISTED, study]
+    alone = subprocess.run(command, check=True, capture_output=True, text=True, cwd=paths.ROOT)
+    assert json.loads(alone.stdout.splitlines()[-1]) == [*here]

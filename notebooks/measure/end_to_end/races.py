@@ -32,7 +32,7 @@ from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.rivals import Rival, rival
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.patch import apply
-from measure import mlps
+from measure import mlps, swiglu  # noqa: F401  (swiglu registers who else computes the MLP)
 from measure.end_to_end import measure
 from measure.end_to_end.cases import (
     RACES,
