@@ -207,6 +207,7 @@ def test_memory_of_a_step_is_the_larger_of_its_two_halves(monkeypatch, held, kee
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: before)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: at_most)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     model = torch.nn.Linear(2**9, 2**10, bias=False)
     optimizer = torch.optim.Adam(model.parameters())
 
