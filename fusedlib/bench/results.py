@@ -214,8 +214,10 @@ class Recorder:
         ]  # fmt: skip
         own = [recording for recording in own if recording.profile == self.profile]
         if own and not self.fresh:
-            newest = max(own, key=lambda r: (self._has_rows(r.name), str(r.runs[-1]["began"])))
-            return newest.name
+            # Of two that began within a second the one whose name counts on: day, day.2, day.10.
+            return max(
+                (self._has_rows(r.name), str(r.runs[-1]["began"]), len(r.name), r.name) for r in own
+            )[-1]
         day = datetime.now(UTC).date().isoformat()
         if self.profile != "full":
             day += f"-{self.profile}"
