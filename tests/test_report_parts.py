@@ -42,6 +42,8 @@ def test_headings_are_found_outside_of_code_only() -> None:
     assert [level for level, _ in found] == [1, 0, 2, 0]
     assert "# no" in found[1][1] and "# code" in found[3][1]
     assert list(parts("```\nopen\n## no")) == [(0, "```\nopen\n## no")]
+    fenced = "```\na = 1\n# \nb = 2\n```"
+    assert list(parts(f"{fenced}\n# \nend")) == [(0, fenced), (0, "end")]
 
 
 def test_anchors_are_given_out_once() -> None:

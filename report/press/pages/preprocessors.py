@@ -53,21 +53,18 @@ class Headings(Preprocessor):
 
 def parts(text: str) -> Iterator[tuple[int, str]]:
     """Headings of a Markdown text with their levels, and with level 0 the text between them."""
-    pending: list[str] = []
+    pieces: list[tuple[int, list[str]]] = [(0, [])]
     fence = ""
-    for line in [*text.split("\n"), "# "]:
+    for line in text.split("\n"):
         if mark := _FENCE.match(line):
             fence = "" if fence and mark[1].startswith(fence) else fence or mark[1]
-        last = line == "# "
-        heading = _HEADING.match(line) if not fence or last else None
-        if not heading:
-            pending.append(line)
-            continue
-        if any(part.strip() for part in pending):
-            yield 0, "\n".join(pending).strip("\n")
-        pending = []
-        if not last:
-            yield len(heading[1]), heading[2]
+        if heading := None if fence else _HEADING.match(line):
+            pieces += [(len(heading[1]), [heading[2]]), (0, [])]
+        else:
+            pieces[-1][1].append(line)
+    for level, lines in pieces:
+        if any(line.strip() for line in lines):
+            yield level, "\n".join(lines).strip("\n")
 
 
 @dataclass
