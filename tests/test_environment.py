@@ -8,10 +8,7 @@ import yaml
 
 from fusedlib.bench import paths
 
-PROJECT, *STUDY = (
-    tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    for folder in (paths.ROOT, paths.NOTEBOOKS, paths.REPORT)
-)
+PROJECT = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]
 PINS = [
     line
     for line in (paths.ROOT / "constraints.txt").read_text().splitlines()
@@ -20,9 +17,8 @@ PINS = [
 
 
 def requirement_lines() -> list[str]:
-    lines = [line for project in (PROJECT, *STUDY) for line in project["dependencies"]]
-    lines += [line for extra in PROJECT["optional-dependencies"].values() for line in extra]
-    return [line for line in lines if not line.startswith("fusedlib")]
+    extras = PROJECT["optional-dependencies"].values()
+    return [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]
 
 
 def normal(name: str) -> str:
@@ -42,9 +38,16 @@ def test_conda_installs_the_project_with_its_extras_but_deepspeed(conda):
     [pip] = [entry["pip"] for entry in conda["dependencies"] if isinstance(entry, dict)]
     editable = [line for line in pip if line.startswith("-e")]
     assert editable == ["-e .[dev]", "-e notebooks", "-e report"]
-    assert "fusedlib[bench]" in STUDY[0]["dependencies"]
-    assert set(PROJECT["optional-dependencies"]) == {"bench", "dev", "llama"}
     assert "-c constraints.txt" in pip
+    for folder, asked in ((paths.NOTEBOOKS, "fusedlib[study]"), (paths.REPORT, "fusedlib-measure")):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        assert project["dependencies"] == [asked]
+
+
+def test_what_the_study_was_asked_for_is_required():
+    names = {line.partition(">")[0] for line in requirement_lines()}
+    asked = {"torch", "triton", "jupyterlab", "pandas", "matplotlib", "papermill", "nbconvert"}
+    assert asked <= names
 
 
 def test_conda_names_no_package_that_pyproject_would_have_to_follow(conda):

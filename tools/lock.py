@@ -1,7 +1,7 @@
 """Write constraints.txt: the exact version of every package of the environment.
 
 `make lock` runs it. A fresh virtual environment is made in a temporary folder, everything that
-the pyproject.toml files ask for (with all extras) is installed there, and what pip resolved is
+pyproject.toml asks for (with all extras) is installed there, and what pip resolved is
 written down. Local versions are dropped (`2.13.0+cpu` becomes `2.13.0`), so that one file serves
 machines with and without a GPU. Run it with the oldest supported Python: what installs there
 installs on the newer ones. Each `--also PYTHON` adds the packages that only that one needs.
@@ -30,22 +30,16 @@ LEFT_OUT = re.compile(r"(?!nvidia-ml-py$)(nvidia-|cuda-).*|fusedlib|pip|setuptoo
 
 HEADER = """\
 # Exact versions of the whole environment. Written by `make lock` (tools/lock.py): do not edit.
-# The pyproject.toml files say what is needed and in which ranges; this file says what was tested.
+# pyproject.toml says what is needed and in which ranges; this file says what was tested.
 # It serves Python 3.11 to 3.13. torch's own requirements pin the CUDA libraries.
 """
 
 
-def requirements(root: Path) -> list[str]:
-    """Every requirement of the three distributions, the extras' included, but one another."""
-    lines = []
-    for folder in (root, root / "notebooks", root / "report"):
-        text = (folder / "pyproject.toml").read_text(encoding="utf-8")
-        project = tomllib.loads(text)["project"]
-        lines += project["dependencies"]
-        lines += [
-            line for extra in project.get("optional-dependencies", {}).values() for line in extra
-        ]
-    return [line for line in lines if not line.startswith("fusedlib")]
+def requirements(pyproject: Path) -> list[str]:
+    """Every requirement of pyproject.toml, the extras' included."""
+    project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    return [*project["dependencies"], *(line for extra in extras for line in extra)]
 
 
 def pins(found: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -86,7 +80,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "constraints.txt")
     parser.add_argument("--also", action="append", default=[], metavar="PYTHON")
     options = parser.parse_args()
-    wanted = requirements(ROOT)
+    wanted = requirements(ROOT / "pyproject.toml")
     with tempfile.TemporaryDirectory(prefix="fusedlib-lock-") as name:
         folder = Path(name)
         constraints = folder / "constraints.txt"

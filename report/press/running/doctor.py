@@ -1,6 +1,6 @@
 """Can this Python run the study? Names what is missing, by the names that pip knows.
 
-Imports nothing outside the standard library; what is needed stands in the pyproject.toml files.
+Imports nothing outside the standard library; what is needed stands in pyproject.toml.
 """
 
 import argparse
@@ -33,19 +33,16 @@ PURPOSES = ("study", "report", "test", "test-gpu", "lint", "docs", "lab")
 
 
 def needed(purpose: str) -> dict[str, str]:
-    """Requirements of a purpose as the pyproject.toml files write them, by normalised name."""
-    library, *study = [
-        tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        for folder in (paths.ROOT, paths.NOTEBOOKS, paths.REPORT)
-    ]
-    extras = library["optional-dependencies"]
-    lines = [line for project in (library, *study) for line in project["dependencies"]]
-    base = dict(_named([*lines, *extras["bench"]]))
+    """Requirements of a purpose as pyproject.toml writes them, by normalised name."""
+    text = (paths.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = tomllib.loads(text)["project"]
+    extras = project["optional-dependencies"]
+    base = dict(_named([*project["dependencies"], *extras["study"]]))
     tools = dict(_named(extras["dev"]))
     if purpose == "lint":
         return {name: line for name, line in tools.items() if name in _LINT_TOOLS}
     if purpose == "docs":
-        own = dict(_named(library["dependencies"]))
+        own = dict(_named(project["dependencies"]))
         return own | {name: line for name, line in tools.items() if name == "pdoc"}
     without = _STUDY_WITHOUT - ({"ipywidgets", "jupyterlab"} if purpose == "lab" else set())
     if purpose in ("study", "test-gpu"):
@@ -103,8 +100,6 @@ def _named(lines: list[str]) -> Iterator[tuple[str, str]]:
         if "linux" in marker and sys.platform != "linux":
             continue
         name = re.split(r"[<>=!~\[ ]", requirement, maxsplit=1)[0]
-        if name.startswith("fusedlib"):
-            continue
         yield name.lower().replace("-", "_"), requirement
 
 
