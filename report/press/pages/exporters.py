@@ -9,7 +9,7 @@ the same bytes.
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import typst as compiler
 from nbconvert.exporters import TemplateExporter
@@ -28,9 +28,17 @@ PRIORITY = [TABLE_MIME, "image/svg+xml", "image/png", MARKDOWN, "text/plain"]
 
 
 class PressExporter(TemplateExporter):
-    """What our exporters share: preprocessors, templates, filters."""
+    """What our exporters share: preprocessors, templates, filters.
+
+    Attributes:
+        target: what Markdown becomes, "html" or "typst".
+        suffix: of the file written; `folder` holds its template, index with `template_suffix`.
+        own_filters: of a template beside those that all of ours ask.
+    """
 
     target = "html"
+    suffix, folder, template_suffix = ".html", "fusedlib_html", ".html.j2"
+    own_filters: ClassVar[dict[str, Any]] = {}
 
     @property
     def default_config(self) -> Config:
@@ -50,6 +58,18 @@ class PressExporter(TemplateExporter):
         coalesce = "nbconvert.preprocessors.CoalesceStreamsPreprocessor"
         return [coalesce, Headings(), Numbers(), Fragments(self.target)]
 
+    @default("file_extension")
+    def _file_extension_default(self) -> str:
+        return self.suffix
+
+    @default("template_extension")
+    def _template_extension_default(self) -> str:
+        return self.template_suffix
+
+    @default("template_name")
+    def _template_name_default(self) -> str:
+        return self.folder
+
     @default("extra_template_basedirs")
     def _extra_template_basedirs_default(self) -> list[str]:
         return [str(paths.TEMPLATES)]
@@ -67,7 +87,7 @@ class PressExporter(TemplateExporter):
             "plain_text": outputs.plain_text,
             "alternative": html.alternative,
         }
-        return [*super().default_filters(), *ours.items()]
+        return [*super().default_filters(), *(ours | self.own_filters).items()]
 
     def _create_environment(self) -> Any:
         environment = super()._create_environment()
@@ -85,24 +105,12 @@ class HTMLExporter(PressExporter):
 
     export_from_notebook = "Page of fusedlib's report"
     output_mimetype = "text/html"
-
-    @default("file_extension")
-    def _file_extension_default(self) -> str:
-        return ".html"
-
-    @default("template_name")
-    def _template_name_default(self) -> str:
-        return "fusedlib_html"
-
-    def default_filters(self) -> list[tuple[str, Any]]:
-        """Those of HTML besides."""
-        ours: dict[str, Any] = {
-            "drawing": svg.inline,
-            "highlighted": html.highlighted,
-            "table_parts": html.table_parts,
-            "contents": html.contents,
-        }
-        return [*super().default_filters(), *ours.items()]
+    own_filters: ClassVar[dict[str, Any]] = {
+        "drawing": svg.inline,
+        "highlighted": html.highlighted,
+        "table_parts": html.table_parts,
+        "contents": html.contents,
+    }
 
     def _init_resources(self, resources: Any) -> Any:
         resources = super()._init_resources(resources)
@@ -115,34 +123,19 @@ class TypstExporter(PressExporter):
 
     target = "typst"
     output_mimetype = "text/x-typst"
-
-    @default("file_extension")
-    def _file_extension_default(self) -> str:
-        return ".typ"
-
-    @default("template_extension")
-    def _template_extension_default(self) -> str:
-        return ".typ.j2"
-
-    @default("template_name")
-    def _template_name_default(self) -> str:
-        return "fusedlib_typst"
+    suffix, folder, template_suffix = ".typ", "fusedlib_typst", ".typ.j2"
+    own_filters: ClassVar[dict[str, Any]] = {
+        "quoted": typst.quoted,
+        "soft": typst.soft,
+        "array": typst.array,
+        "datatable": typst.datatable,
+        "width": typst.width,
+    }
 
     @default("preprocessors")
     def _preprocessors_default(self) -> list[Any]:
         extract = "nbconvert.preprocessors.ExtractOutputPreprocessor"
         return [extract, *super()._preprocessors_default()]
-
-    def default_filters(self) -> list[tuple[str, Any]]:
-        """Those of Typst besides."""
-        ours: dict[str, Any] = {
-            "quoted": typst.quoted,
-            "soft": typst.soft,
-            "array": typst.array,
-            "datatable": typst.datatable,
-            "width": typst.width,
-        }
-        return [*super().default_filters(), *ours.items()]
 
 
 class PDFExporter(TypstExporter):
@@ -153,10 +146,7 @@ class PDFExporter(TypstExporter):
 
     export_from_notebook = "PDF of fusedlib's report"
     output_mimetype = "application/pdf"
-
-    @default("file_extension")
-    def _file_extension_default(self) -> str:
-        return ".pdf"
+    suffix = ".pdf"
 
     def from_notebook_node(self, nb: Any, resources: Any = None, **more: Any) -> tuple[Any, Any]:
         """The PDF's bytes.

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from nbconvert.exporters import Exporter
 from nbconvert.preprocessors import Preprocessor
@@ -80,26 +80,12 @@ class SlidesExporter(PressExporter):
 
     export_from_notebook = "Slides of fusedlib's report"
     output_mimetype = "text/html"
-
-    @default("file_extension")
-    def _file_extension_default(self) -> str:
-        return ".slides.html"
-
-    @default("template_extension")
-    def _template_extension_default(self) -> str:
-        return ".html.j2"
-
-    @default("template_name")
-    def _template_name_default(self) -> str:
-        return "fusedlib_slides"
+    suffix, folder = ".slides.html", "fusedlib_slides"
+    own_filters: ClassVar[dict[str, Any]] = {"drawing": svg.inline}
 
     @default("preprocessors")
     def _preprocessors_default(self) -> list[Any]:
         return [Headings(), Numbers(), Deck(self.target)]
-
-    def default_filters(self) -> list[tuple[str, Any]]:
-        """A drawing as SVG for the page."""
-        return [*super().default_filters(), ("drawing", svg.inline)]
 
     def _init_resources(self, resources: Any) -> Any:
         resources = super()._init_resources(resources)
@@ -112,11 +98,7 @@ class SlidesPDFExporter(SlidesExporter):
 
     export_from_notebook = "PDF slides of fusedlib's report"
     output_mimetype = "application/pdf"
-    target = "typst"
-
-    @default("file_extension")
-    def _file_extension_default(self) -> str:
-        return ".slides.pdf"
+    target, suffix = "typst", ".slides.pdf"
 
     def from_notebook_node(self, nb: Any, resources: Any = None, **more: Any) -> tuple[Any, Any]:
         """The PDF's bytes.
