@@ -69,7 +69,7 @@ class Rival:
         task: what it computes, such as "swiglu".
         name: in the rows.
         label: in tables and figures.
-        place: its slot among the colours and markers of `press.style`.
+        slot: of it among the colours and markers of `press.style`.
         build: from the task's inputs to what runs.
         settings: how it was set, the first line of its docstring.
         requires: packages it cannot do without.
@@ -162,7 +162,7 @@ def rival(
         task: what it computes.
         name: in the rows; one rival may do several tasks under one name.
         label: for people; by default that in `ARMS`, else the name.
-        place: colour slot; by default that in `ARMS`, else one that is free in the task.
+        slot: of its colour; by default that in `ARMS`, else one that is free in the task.
         options: further fields of `Rival`.
 
     Raises:

@@ -162,7 +162,7 @@ def apply_to(
     todo: list[tuple[str, nn.Module, Part]] = []
     for path, module in model.named_modules():
         parts = {part.switch: part for part in family.parts.get(family.known(module) or "", ())}
-        for switch in parts or family.usual.get(path.rpartition(".")[2], ()):
+        for switch in parts or family.switches_by_child.get(path.rpartition(".")[2], ()):
             part = parts.get(switch)
             if not wanted[switch]:
                 report.left[switch].append((path, OFF))

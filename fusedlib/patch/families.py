@@ -86,7 +86,7 @@ class Family:
     model: str
     parts: dict[str, tuple[Part, ...]]
     layers: dict[str, tuple[type[Fused], str]]
-    usual: dict[str, tuple[str, ...]]
+    switches_by_child: dict[str, tuple[str, ...]]
 
     def has(self, kind: type) -> bool:
         """Whether a class is one of the family's models."""
@@ -304,10 +304,12 @@ def _prepare_head(model: Any) -> None:
     model.lm_head._fusion = Fusion(switches)
     causal = getattr(model.config, "is_causal", True)
     kind = original_class(model.model)
-    usual = _reads_as(kind, DECODERS) is not None and not _patched(kind.forward, kind.__module__)
+    unchanged = _reads_as(kind, DECODERS) is not None and not _patched(
+        kind.forward, kind.__module__
+    )
     masks = getattr(sys.modules[kind.__module__], "create_causal_mask", None)
-    usual = usual and not _patched(masks, "transformers.masking_utils")
-    model._fusion = Fusion(fusion_state(model).switches, causal and usual)
+    unchanged = unchanged and not _patched(masks, "transformers.masking_utils")
+    model._fusion = Fusion(fusion_state(model).switches, causal and unchanged)
 
 
 TRANSFORMERS = Family(

@@ -476,11 +476,11 @@ class FusedCausalLM(Fused):
     def _fuses(self, labels: Tensor | None, logits_to_keep: int | Tensor) -> bool:
         """Whether the loss of a call is the usual one, over all of its tokens."""
         # Others put a head, hooks or a loss here: PEFT, resized embeddings, `loss_function = `.
-        head, usual = self.lm_head, sys.modules["transformers.loss.loss_utils"].ForCausalLMLoss
+        head, own_loss = self.lm_head, sys.modules["transformers.loss.loss_utils"].ForCausalLMLoss
         return (
             labels is not None and isinstance(logits_to_keep, int) and logits_to_keep == 0
             and isinstance(head, FusedHead) and not has_value_hooks(head)
-            and self.loss_function is usual
+            and self.loss_function is own_loss
         )  # fmt: skip
 
     def _needs_no_mask(self, given: dict[str, Any]) -> bool:

@@ -97,11 +97,11 @@ class Projections(DirectFunction):
             for wants, dy in zip(wanted[3:], upstream, strict=True)
         ]
         matrices = [None if dy is None else dy.reshape(-1, dy.shape[-1]) for dy in upstream]
-        found, *d_weights = gradients(
+        d_rows, *d_weights = gradients(
             x if x is None else x.reshape(-1, x.shape[-1]), weights, matrices, wants_x, wanted[:3]
         )
         shape = next((dy.shape[:-1] for dy in upstream if dy is not None), ())
-        d_x = None if found is None else found.view(*shape, found.shape[-1])
+        d_x = None if d_rows is None else d_rows.view(*shape, d_rows.shape[-1])
         return d_x, *d_weights, *d_biases
 
 
@@ -130,18 +130,18 @@ def gradients(
         d_x = torch.mm(joined, torch.cat(present))
         d_weight = torch.mm(joined.t(), x)
         return d_x, *d_weight.split([w.shape[0] for w in present])
-    found: Tensor | None = None
+    d_rows: Tensor | None = None
     d_weights: list[Tensor | None] = [None] * 3
     for index, (dy, weight) in enumerate(zip(upstream, weights, strict=True)):
         if dy is None:
             continue
         if wants_x:
             assert weight is not None
-            found = torch.mm(dy, weight) if found is None else found.addmm_(dy, weight)
+            d_rows = torch.mm(dy, weight) if d_rows is None else d_rows.addmm_(dy, weight)
         if wants_weights[index]:
             assert x is not None
             d_weights[index] = torch.mm(dy.t(), x)
-    return found, *d_weights
+    return d_rows, *d_weights
 
 
 def _has_few_tokens(x: Any) -> bool:

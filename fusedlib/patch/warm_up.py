@@ -85,15 +85,15 @@ def warm_up(
     from fusedlib.kernels import swiglu
     from fusedlib.kernels.host.prebuild import NeededBinary, layer_binaries
 
-    found: dict[Hashable, tuple[str, NeededBinary]] = {}
+    needed: dict[Hashable, tuple[str, NeededBinary]] = {}
     for hidden, inner, dtype, device in layers:
         where = torch.device("cuda", device.index or 0)
         listed = layer_binaries(hidden, inner, dtype, where, lengths)
         sizes = f"{hidden}·{inner}, {str(dtype).removeprefix('torch.')}"
-        found |= {key: (f"{each.name} ({sizes})", each) for key, each in listed.items()}
+        needed |= {key: (f"{each.name} ({sizes})", each) for key, each in listed.items()}
     failed: list[Any] = []
     try:
-        _build([each for _, each in found.values()], failed, progress)
+        _build([each for _, each in needed.values()], failed, progress)
     except TritonError as error:
         if swiglu.hopper is None or not isinstance(
             failed[0].launch.config, swiglu.hopper.WarpRoles
@@ -101,7 +101,7 @@ def warm_up(
             raise
         swiglu.disable_hopper_kernels(error)
         return warm_up(module, wanted or None, tokens=tokens, progress=progress)
-    return WarmUpReport(tuple(name for name, _ in found.values()), time.perf_counter() - began)
+    return WarmUpReport(tuple(name for name, _ in needed.values()), time.perf_counter() - began)
 
 
 def _build(all_needed: list[Any], failed: list[Any], progress: bool) -> None:

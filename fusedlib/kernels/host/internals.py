@@ -113,8 +113,8 @@ def empty_strided(device_type: str) -> Callable[..., Tensor] | None:
 
     None where torch has none for that type of device.
     """
-    found = getattr(torch._C._dynamo.guards, f"_empty_strided_{device_type}", None)
-    return cast("Callable[..., Tensor] | None", found)
+    function = getattr(torch._C._dynamo.guards, f"_empty_strided_{device_type}", None)
+    return cast("Callable[..., Tensor] | None", function)
 
 
 # --- Triton --------------------------------------------------------------------------------------

@@ -273,11 +273,11 @@ class Training(Setup):
         def turn(timed: Case) -> Turn:
             program.optimizer = None
             program.optimizer = OPTIMIZERS[timed["optimizer"]](model.parameters())
-            made = step_clock.turn(program, steps=STEPS)
+            turn = step_clock.turn(program, steps=STEPS)
             if timed["device"] == "cuda":
                 keeps = "graphs" in rivals.get(TASK, timed["provider"]).traits
-                made.figures |= taken(program, figures["held_mib"], keeps)
-            return made
+                turn.figures |= taken(program, figures["held_mib"], keeps)
+            return turn
 
         return figures, turn
 
