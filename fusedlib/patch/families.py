@@ -79,7 +79,7 @@ class Family:
         model: name of a class that all of them descend from.
         parts: by the name of the class whose code is known.
         layers: likewise, what a layer becomes, and the name of its norm that follows attention.
-        usual: what stands at a name, the last of a path; "" is the model itself.
+        switches_by_child: what stands at a name, the last of a path; "" is the model itself.
     """
 
     package: str
