@@ -20,13 +20,8 @@ from fusedlib.kernels.swiglu_configs import Config
 SHAPE = (24, 32, 48)  # tokens, hidden, inner
 LONG = (264, 256, 272)  # sums long enough that the parts' own error is not the largest
 SEVERAL = (130, 48, 80)  # more than one 128-tile of tokens and of 2·inner, the last ones ragged
-ROWS, MULTIPLY = ["_split_rows_kernel"], ["_split_product_kernel"]
-COLUMNS = ["_summarize_columns_kernel", "_split_columns_kernel"]
-BOTH_ROWS, ROWS_COLUMNS, BOTH_COLUMNS = (
-    ROWS * 2 + MULTIPLY,
-    ROWS + COLUMNS + MULTIPLY,
-    COLUMNS * 2 + MULTIPLY,
-)
+MULTIPLY = ["_split_product_kernel"]
+PRODUCT = ["_split_kernel"] * 2 + MULTIPLY
 POINTWISE = ["_swiglu_bwd_kernel"]
 SPLIT = "split fp32"
 
@@ -119,11 +114,11 @@ def test_frozen_subsets_get_what_they_want_and_cost_no_more(started, save, pair)
     leaves, dy = small(pair=pair)
     for chosen in plan_checks.frozen_subsets(started, leaves, dy, save, checks.same):
         gradient = chosen != {"w_down"}
-        again = (BOTH_ROWS + POINTWISE) * (save == "input")
+        again = (PRODUCT + POINTWISE) * (save == "input")
         needed = POINTWISE * (gradient or save == "gate_up")
         of_gate_up = bool(chosen & {"w_gate_up", "w_gate", "w_up"})
-        of_weights = BOTH_COLUMNS * (of_gate_up + ("w_down" in chosen))
-        assert started == again + ROWS_COLUMNS * gradient + needed + of_weights
+        of_weights = PRODUCT * (of_gate_up + ("w_down" in chosen))
+        assert started == again + PRODUCT * gradient + needed + of_weights
 
 
 @pytest.mark.parametrize("pair", checks.PAIRS)
