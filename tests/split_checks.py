@@ -28,7 +28,11 @@ def bound(a: Tensor, b: Tensor) -> Tensor:
     """What the contract of `fusedlib.kernels.split` allows, and roundings where fp32 ends."""
     a, b = a.double().abs(), b.double().abs()
     small = a.amax(1, True) * b.sum(0, True) + b.amax(0, True) * a.sum(1, True)
-    return (18 + a.shape[1] / 4096) * 2.0**-22 * (a @ b) + 2.0**-39 * small + (1 + cdiv(a.shape[1], parts.SPAN)) * 2.0**-150
+    return (
+        (18 + a.shape[1] / 4096) * 2.0**-22 * (a @ b)
+        + 2.0**-39 * small
+        + (1 + cdiv(a.shape[1], parts.SPAN)) * 2.0**-150
+    )
 
 
 def errors(found: Tensor, a: Tensor, b: Tensor) -> tuple[float, float]:

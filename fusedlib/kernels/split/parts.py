@@ -32,6 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedlib.kernels.host.fixed import kept_of_fixed
 from fusedlib.kernels.host.launch import Launch, allocator, cdiv, contiguous_layout
 
 # The parts are filled up with zeros to multiples of it, so that no product masks its loads.
@@ -139,7 +140,7 @@ class FactorSplitter:
         upper_rows, columns = like.shape
         rows = 2 * upper_rows if has_lower_half else upper_rows
         tall, wide = cdiv(rows, TILE) * TILE, cdiv(columns, TILE) * TILE
-        self._new = new or allocator(like.device)
+        self._new, self._by_columns = new or allocator(like.device), by_columns
         self._parts = contiguous_layout((2 * tall, wide), torch.float16)
         length, lines = (tall, wide) if by_columns else (wide, tall)
         spans = cdiv(length, SPAN)
@@ -156,6 +157,9 @@ class FactorSplitter:
 
         `lower_half`, where half of the rows are there, has source's strides.
         """
+        return kept_of_fixed(self._split_now, self._by_columns, source, lower_half)
+
+    def _split_now(self, source: Tensor, lower_half: Tensor | None) -> tuple[Tensor, Tensor]:
         parts, exponents = self._new(*self._parts), self._new(*self._exponents)
         self._split(source, source if lower_half is None else lower_half, parts, exponents)
         return parts, exponents
