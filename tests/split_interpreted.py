@@ -105,15 +105,20 @@ def test_parts_add_up(by_columns):
     """By spans of 128, of which there are two, the second ragged."""
     a = torch.randn(130, 200) * 3e-4 * torch.exp2(torch.randint(-30, 30, (130, 1)).float())
     a[3, :150], a[4], a[5, 7], a[6] = 0.0, 0.0, 1e-42, torch.randn(200) * 1e-41
-    found, words = parts.FactorSplitter(a, by_columns)(a)
-    assert found.shape == (2 * 256, 256) and words.shape == (2, 256)
+    found, factors = parts.FactorSplitter(a, by_columns)(a)
+    assert found.shape == (2 * 256, 256) and factors.shape == (2 * 2, 256)
     parted = found.double().chunk(2)
     assert not any(p[130:].any() or p[:, 200:].any() for p in parted)
     high, low = (p[:130, :200] for p in parted)
     a, high, low = (t.mT if by_columns else t for t in (a.double(), high, low))
     assert ((high != 0) == (a != 0)).all()
     for i, span in enumerate((slice(0, 128), slice(128, None))):
-        unit = torch.exp2((words[i, : len(a)] >> 1).double())[:, None]
+        unit = (
+            (factors[2 * i : 2 * i + 2, : len(a)] & -2)
+            .view(torch.float32)
+            .double()
+            .prod(0)[:, None]
+        )
         largest = a[:, span].abs().amax(1, True)
         off = ((high + low)[:, span] * unit - a[:, span]).abs()
         assert (off <= torch.maximum(2.0**-23 * a[:, span].abs(), 2.0**-39 * largest)).all()
@@ -130,8 +135,8 @@ def test_low_bits_are_seen():
                                (2, 1 + 2.0**-11, [0, 0, 1])):  # fmt: skip
         a[row, 7] = value
         for by_columns, stored in ((False, a), (True, a.mT.contiguous())):
-            _, words = parts.FactorSplitter(stored, by_columns)(stored)
-            assert (words[0, :3] & 1).tolist() == wanted
+            _, factors = parts.FactorSplitter(stored, by_columns)(stored)
+            assert (factors[1, :3] & 1).tolist() == wanted
 
 
 def test_small_products_are_torchs_and_others_are_split(monkeypatch):
@@ -168,13 +173,15 @@ BROKEN = {
     "low part of B left out": (DOTS, "tl.dot(al, bh)"),
     "wrong last element": ("n + j[None, :], total,",
                            f"n + j[None, :], total + tl.where({LAST}, 1e-3, 0.0),"),
-    "first row's scale": ("span * a_lines + i)", "span * a_lines + i * 0)"),
-    "first column's scale": ("span * b_lines + j)", "span * b_lines + j * 0)"),
-    "half of a scale": ("acc * second.to", "acc * (second * 0 + (127 << 23)).to"),
-    "every span scaled as the first of A": ("span * a_lines", "0 * a_lines"),
-    "every span scaled as the first of B": ("span * b_lines", "0 * b_lines"),
-    "lines scaled by the largest of all": ("tl.max(magnitudes, axis=axis) >>",
-                                           "tl.max(magnitudes, axis=axis) * 0 + tl.max(magnitudes) >>"),
+    "first row's scale": ("2 * span * a_lines + i)", "2 * span * a_lines + i * 0)"),
+    "first column's scale": ("2 * span * b_lines + j)", "2 * span * b_lines + j * 0)"),
+    "half of a scale": ("acc *= (a2 & -2).to(tl.float32, bitcast=True)", "acc *= 1.0"),
+    "every span scaled as the first of A": ("2 * span * a_lines", "0 * a_lines"),
+    "every span scaled as the first of B": ("2 * span * b_lines", "0 * b_lines"),
+    "lines scaled by the largest of all": (
+        "tl.max(magnitudes, axis=axis) >>",
+        "tl.max(magnitudes * 0 + tl.max(magnitudes), axis=axis) >>",
+    ),
     "low parts cut": ("(v - high.to(tl.float32)).to", "(v * 0.0).to"),
     "the sign of faint elements lost": ("tl.where(a == 0.0, 0.0,", "tl.where(a == a, 0.0,"),
     "inf in the high part": ("tl.minimum(tl.maximum(tl.abs(v), least), 32768.0)",

@@ -66,7 +66,7 @@ def _produce(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _rows(ring, stage, ROW: gl.constexpr, ROWS: gl.constexpr, TRANSPOSED: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Of a block, ROWS from ROW on; it is stored transposed if TURNED."""
+    """Of a block, ROWS from ROW on; it is stored transposed if TRANSPOSED."""
     if TRANSPOSED:
         block = ring.index(stage).slice(ROW, ROWS, 1).permute((1, 0))
     else:
@@ -75,18 +75,24 @@ def _rows(ring, stage, ROW: gl.constexpr, ROWS: gl.constexpr, TRANSPOSED: gl.con
 
 
 @gluon.jit
-def _scaled(acc, a_exponents, b_exponents, row, column):  # type: ignore[no-untyped-def]
-    """A span's sum times 2ᵉ of each row and column, by two factors, for fp32 may not hold one."""
-    layout: gl.constexpr = acc.type.layout
-    i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, layout))
-    j = column + gl.arange(0, acc.shape[1], gl.SliceLayout(0, layout))
-    a_exponent = gl.load(a_exponents + i)[:, None]
-    b_exponent = gl.load(b_exponents + j)[None, :]
-    e = (a_exponent >> 1) + (b_exponent >> 1)
-    first = e >> 1
-    second = ((e - first + 127) << 23) | (a_exponent & b_exponent & 1)
-    acc = acc * ((first + 127) << 23).to(gl.float32, bitcast=True)
-    return acc * second.to(gl.float32, bitcast=True)
+def _load_factors(factors, line, lines, COUNT: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Both factors of a span of COUNT lines: an element or two a thread, so that they take no
+    registers while they are on their way.
+    """
+    factors += line + gl.arange(0, COUNT, gl.BlockedLayout([1], [32], [4], [0]))
+    return gl.load(factors), gl.load(factors + lines)
+
+
+@gluon.jit
+def _scaled(acc, a1, a2, b1, b2):  # type: ignore[no-untyped-def]
+    """A span's sum times both factors of its row and of its column."""
+    rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    columns: gl.constexpr = gl.SliceLayout(0, acc.type.layout)
+    a1, a2 = gl.convert_layout(a1, rows)[:, None], gl.convert_layout(a2, rows)[:, None]
+    b1, b2 = gl.convert_layout(b1, columns)[None, :], gl.convert_layout(b2, columns)[None, :]
+    acc = acc * a1.to(gl.float32, bitcast=True) * b1.to(gl.float32, bitcast=True)
+    acc = acc * (a2 & -2).to(gl.float32, bitcast=True)
+    return acc * (b2 & (a2 | -2)).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
@@ -107,7 +113,7 @@ def _store(c, total, row, column, m, n, WIDTH: gl.constexpr):  # type: ignore[no
 
 @gluon.jit
 def _consume(  # type: ignore[no-untyped-def]
-    ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_exponents, b_exponents, c,
+    ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_factors, b_factors, c,
     m, n, k, k_per_split,
     A_T: gl.constexpr, B_T: gl.constexpr, GROUP: gl.constexpr, TILE: gl.constexpr,
     K: gl.constexpr, SPAN: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
@@ -118,6 +124,7 @@ def _consume(  # type: ignore[no-untyped-def]
     zeros = gl.zeros([rows, TILE], gl.float32, layout)
     row_tiles, column_tiles = gl.cdiv(m, TILE), gl.cdiv(n, TILE)
     tiles = row_tiles * column_tiles
+    a_lines, b_lines = row_tiles * TILE, column_tiles * TILE
     stage, phase = 0, 0
     for unit in range(gl.program_id(0), tiles * gl.cdiv(k, k_per_split), gl.num_programs(0)):
         row_tile, column_tile = tile_position(unit % tiles, row_tiles, column_tiles, GROUP_M)
@@ -126,6 +133,9 @@ def _consume(  # type: ignore[no-untyped-def]
         end = gl.minimum(first_term + k_per_split, k)
         total = gl.zeros([rows, TILE], gl.float32, layout)
         for begin in range(first_term, end, SPAN * K):
+            span = 2 * (begin // (SPAN * K))
+            a1, a2 = _load_factors(a_factors + span * a_lines, row, a_lines, rows)
+            b1, b2 = _load_factors(b_factors + span * b_lines, column, b_lines, TILE)
             acc = gl.zeros([rows, TILE], gl.float32, layout)
             for _ in range(begin, gl.minimum(begin + SPAN * K, end), K):
                 mbarrier.wait(full.index(stage), phase)
@@ -142,17 +152,14 @@ def _consume(  # type: ignore[no-untyped-def]
                 stage += 1
                 if stage == STAGES:
                     stage, phase = 0, phase ^ 1
-            span = begin // (SPAN * K)
-            a_words = a_exponents + span * row_tiles * TILE
-            b_words = b_exponents + span * column_tiles * TILE
-            total += _scaled(acc, a_words, b_words, row, column)
+            total += _scaled(acc, a1, a2, b1, b2)
         result = c + (unit // tiles).to(gl.int64) * m * n
         _store(result, total, row, column, m, n, TILE // 4)
 
 
 @gluon.jit(do_not_specialize=("m", "k", "k_per_split"))  # a binary for every number of tokens
 def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
-    a, b, a_exponents, b_exponents, c, m, n, k, k_per_split,
+    a, b, a_factors, b_factors, c, m, n, k, k_per_split,
     A_T: gl.constexpr, B_T: gl.constexpr, TILE: gl.constexpr, K: gl.constexpr,
     SPAN: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
     CONSUMER: gl.constexpr, OTHERS: gl.constexpr,
@@ -170,9 +177,9 @@ def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
         mbarrier.init(empty.index(stage), count=2)
     gl.warp_specialize(
         [
-            (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_exponents, b_exponents,
+            (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_factors, b_factors,
                         c, m, n, k, k_per_split, A_T, B_T, 0, TILE, K, SPAN, STAGES, GROUP_M)),
-            (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_exponents, b_exponents,
+            (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_factors, b_factors,
                         c, m, n, k, k_per_split, A_T, B_T, 1, TILE, K, SPAN, STAGES, GROUP_M)),
             (_produce, (a, b, ah_ring, al_ring, bh_ring, bl_ring, full, empty,
                         m, n, k, k_per_split, A_T, B_T, TILE, K, STAGES, GROUP_M)),
@@ -190,7 +197,7 @@ def supports(like: Tensor) -> bool:
 def launch(
     like: Tensor, sizes: tuple[int, int, int, int], transposed: tuple[bool, bool]
 ) -> HopperLaunch:  # fmt: skip
-    """For products of these sizes (m, n, k and a share of k), with which factors turned."""
+    """For products of these sizes (m, n, k and a share of k); whether each factor is transposed."""
     tiles = cdiv(sizes[0], TILE) * cdiv(sizes[1], TILE)
     tiles *= cdiv(sizes[2], sizes[3])
     k = CONFIG.block_k

@@ -45,8 +45,8 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 
 @operator("split_mm_gate_up", last=True)
 def split_mm_gate_up(a: Tensor, w_gate: Tensor, w_up: Tensor, transposed: bool) -> Tensor:
-    """A B, split, of A (m, k) and the rows of w_gate above those of w_up: they are B (k, n), or,
-    turned, Bᵀ. All contiguous, fp32, on one device; the weights of one shape.
+    """A B, split, of A (m, k) and the rows of w_gate above those of w_up: they are B (k, n),
+    or Bᵀ if transposed. All contiguous, fp32, on one device; the weights of one shape.
     """
     a, w_gate, w_up = (t.contiguous() for t in (a, w_gate, w_up))
     with current_device(a):

@@ -15,7 +15,8 @@ fp32 itself is no finer there.
 has high = ±2¹⁵ and low = ±inf or nan. So high(A) low(B) + low(A) high(B) + high(A) high(B) is inf
 or nan where IEEE arithmetic has them: inf by a nonzero number is inf of its sign, inf by 0 nan.
 
-A span's exponent is stored as 2e, plus 1 if some element has more bits than fp16: see `product`.
+A span's 2ᵉ is stored as two factors, for with another's it may be no number of fp32: 2^⌊e/2⌋ and
+2^⌈e/2⌉, whose last bit is set if some element has more bits than fp16 (see `product`).
 
 The rows of a matrix may lie in two tensors, `source` with its first `upper_rows` and `lower_half`
 with the rest: so an MLP's weights of gate and up are split as one matrix, without a copy.
@@ -62,8 +63,8 @@ INTERPRETED = Blocks(4, TILE)  # fewer operations are faster there
 
 
 @triton.jit
-def _span_exponents(magnitudes, axis: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of spans along an axis, from their magnitudes' bits: the words, and 2⁻ᵉ.
+def _span_factors(magnitudes, axis: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of spans along an axis, from their magnitudes' bits: both factors' bits, and 2⁻ᵉ.
 
     As integers magnitudes are in the same order, inf and nan above all numbers.
     """
@@ -73,7 +74,8 @@ def _span_exponents(magnitudes, axis: tl.constexpr):  # type: ignore[no-untyped-
     scale = ((127 - e) << 23).to(tl.float32, bitcast=True)
     # Beside inf and nan no share of a sum may overflow, whatever it is.
     e = tl.where(biased == 255, -60, e)
-    return (e << 1) | has_more_bits, scale
+    half = e >> 1
+    return (half + 127) << 23, ((e - half + 127) << 23) | has_more_bits, scale
 
 
 @triton.jit
@@ -96,25 +98,29 @@ def _block(source, lower_half, i, j, rows, columns, stride, upper_rows):  # type
 
 @triton.jit(do_not_specialize=("rows", "upper_rows"))
 def _split_kernel(  # type: ignore[no-untyped-def]
-    source, lower_half, parts, exponents, rows, columns, stride, upper_rows,
+    source, lower_half, parts, factors, rows, columns, stride, upper_rows,
     BY_COLUMNS: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """A program has a span of some LINES, which are rows, or columns."""
-    HEIGHT: tl.constexpr = SPAN if BY_COLUMNS else LINES
-    WIDTH: tl.constexpr = LINES if BY_COLUMNS else SPAN
+    height: tl.constexpr = SPAN if BY_COLUMNS else LINES
+    width: tl.constexpr = LINES if BY_COLUMNS else SPAN
     tall, wide = tl.cdiv(rows, TILE) * TILE, tl.cdiv(columns, TILE) * TILE
-    blocks = tl.cdiv(wide, WIDTH)
+    blocks = tl.cdiv(wide, width)
     row, column = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    i, j = row * HEIGHT + tl.arange(0, HEIGHT), column * WIDTH + tl.arange(0, WIDTH)
+    i, j = row * height + tl.arange(0, height), column * width + tl.arange(0, width)
     a = _block(source, lower_half, i, j, rows, columns, stride, upper_rows)
     magnitudes = a.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     if BY_COLUMNS:
-        words, scale = _span_exponents(magnitudes, 0)
-        tl.store(exponents + row.to(tl.int64) * wide + j, words, mask=j < wide)
+        first, second, scale = _span_factors(magnitudes, 0)
+        factors += 2 * row.to(tl.int64) * wide + j
+        tl.store(factors, first, mask=j < wide)
+        tl.store(factors + wide, second, mask=j < wide)
         scale = scale[None, :]
     else:
-        words, scale = _span_exponents(magnitudes, 1)
-        tl.store(exponents + column.to(tl.int64) * tall + i, words, mask=i < tall)
+        first, second, scale = _span_factors(magnitudes, 1)
+        factors += 2 * column.to(tl.int64) * tall + i
+        tl.store(factors, first, mask=i < tall)
+        tl.store(factors + tall, second, mask=i < tall)
         scale = scale[:, None]
     high, low = _parts(a, scale)
     places = i.to(tl.int64)[:, None] * wide + j[None, :]
@@ -144,7 +150,7 @@ class FactorSplitter:
         self._parts = contiguous_layout((2 * tall, wide), torch.float16)
         length, lines = (tall, wide) if by_columns else (wide, tall)
         spans = cdiv(length, SPAN)
-        self._exponents = contiguous_layout((spans, lines), torch.int32)
+        self._factors = contiguous_layout((2 * spans, lines), torch.int32)
         config = (COLUMNS if by_columns else ROWS) if like.is_cuda else INTERPRETED
         programs = spans * cdiv(lines, config.lines), 1, 1
         sizes = rows, columns, like.stride(0), upper_rows
@@ -153,13 +159,13 @@ class FactorSplitter:
 
     def __call__(self, source: Tensor, lower_half: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The parts, (2·rows, columns) fp16 with both sizes filled up to multiples of 128, the high
-        rows above the low ones; and the words of its lines, a row of them for each span.
+        rows above the low ones; and the factors of its lines, two rows of them for each span.
 
         `lower_half`, where half of the rows are there, has source's strides.
         """
         return kept_of_fixed(self._split_now, self._by_columns, source, lower_half)
 
     def _split_now(self, source: Tensor, lower_half: Tensor | None) -> tuple[Tensor, Tensor]:
-        parts, exponents = self._new(*self._parts), self._new(*self._exponents)
-        self._split(source, source if lower_half is None else lower_half, parts, exponents)
-        return parts, exponents
+        parts, factors = self._new(*self._parts), self._new(*self._factors)
+        self._split(source, source if lower_half is None else lower_half, parts, factors)
+        return parts, factors

@@ -2,19 +2,20 @@
 """The product of two split factors: C = A B, of A (m, k) and B (k, n), either stored transposed.
 
     block = high(A) low(B) + low(A) high(B) + high(A) high(B)      over 64 terms, on the tensor core
-    span  = Σ block, of 16 blocks          C = 2ᵉ Σ span, with the sum of a row's and a column's e
+    span  = Σ block, of 16 blocks          C = Σ 2ᵉ span, with the sum of a row's and a column's e
 
 The tensor core adds 16 terms at a time, keeps 26 bits of the largest and cuts off the rest, so the
 small products come first. A block falls short by 0.9e-7 of itself for normal numbers and 2e-7 for
-positive ones (H200). Where both lines have elements of more than fp16's bits C's factor is
+positive ones (H200). Where both lines have elements of more than fp16's bits a span's factor is
 therefore the next number above 2ᵉ, 1 + 2⁻²³ times as large; of integers and the like, whose sums
 may be exact, it is not.
 
 **Error**, in units of 2⁻²² Σ|a||b|, at most: 2 of the parts, of which low(A) low(B), left out, is
 one; 10.5 cut off, 17 numbers 2⁻²⁵ of the largest each and a result 2⁻²³ of itself, four times a
 block; k/4096 + 4 of rounding spans and their sum, ½ of the factor and ¼ of the result. Together
-18 + k/4096, and 2⁻³⁹ (max|a| Σ|b| + max|b| Σ|a|) of elements that are small in their line. Older
-tensor cores add eight terms and keep 25 bits: 30 + k/4096 there.
+18 + k/4096, and 2⁻³⁹ (max|a| Σ|b| + max|b| Σ|a|) of elements that are small in their span, the
+largest being that of each span. Below 2⁻¹²⁶ a span's rounding is 2⁻¹⁵⁰ at most. Older tensor cores
+add eight terms and keep 25 bits: 30 + k/4096 there.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _part(  # type: ignore[no-untyped-def]
     parts, row, column, width,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """[HEIGHT, WIDTH] at (row, column) of a part, which is stored transposed if TURNED."""
+    """[HEIGHT, WIDTH] at (row, column) of a part, which is stored transposed if TRANSPOSED."""
     if TRANSPOSED:
         i, j = column + tl.arange(0, WIDTH), row + tl.arange(0, HEIGHT)
         block = tl.load(parts + i.to(tl.int64)[:, None] * width + j[None, :]).T
@@ -85,7 +86,7 @@ def _low_part(parts, rows, columns, TRANSPOSED: tl.constexpr, TILE: tl.constexpr
 
 @triton.jit(do_not_specialize=("m", "k", "k_per_split"))  # a binary for every number of tokens
 def _split_product_kernel(  # type: ignore[no-untyped-def]
-    a_high, b_high, a_exponents, b_exponents, c, m, n, k, k_per_split,
+    a_high, b_high, a_factors, b_factors, c, m, n, k, k_per_split,
     A_T: tl.constexpr, B_T: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPAN: tl.constexpr, TILE: tl.constexpr,
@@ -110,13 +111,13 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
         acc += tl.dot(ah, bh, tl.dot(al, bh, tl.dot(ah, bl)))
         if (start + BLOCK_K) % SPAN == 0 or start + BLOCK_K >= end:
             span = start // SPAN
-            a_exponent = tl.load(a_exponents + span * a_lines + i)[:, None]
-            b_exponent = tl.load(b_exponents + span * b_lines + j)[None, :]
-            e = (a_exponent >> 1) + (b_exponent >> 1)  # of two factors, for fp32 may not hold one
-            first = e >> 1
-            second = ((e - first + 127) << 23) | (a_exponent & b_exponent & 1)
-            acc *= ((first + 127) << 23).to(tl.float32, bitcast=True)
-            total += acc * second.to(tl.float32, bitcast=True)
+            a1 = tl.load(a_factors + 2 * span * a_lines + i)[:, None]
+            a2 = tl.load(a_factors + (2 * span + 1) * a_lines + i)[:, None]
+            b1 = tl.load(b_factors + 2 * span * b_lines + j)[None, :]
+            b2 = tl.load(b_factors + (2 * span + 1) * b_lines + j)[None, :]
+            acc *= a1.to(tl.float32, bitcast=True) * b1.to(tl.float32, bitcast=True)
+            acc *= (a2 & -2).to(tl.float32, bitcast=True)
+            total += acc * (b2 & (a2 | -2)).to(tl.float32, bitcast=True)
             acc = tl.zeros_like(acc)
     inside = (i < m)[:, None] & (j < n)[None, :]
     c += tl.program_id(1).to(tl.int64) * m * n
@@ -127,11 +128,11 @@ class SplitProduct:
     """C = A B at the sizes, strides and device of two factors.
 
     Args:
-        a: (m, k) as it is stored, (k, m) if turned; elements of a row side by side.
-        b: (k, n), or (n, k) if turned.
-        turned: whether A, whether B is stored transposed.
+        a: (m, k) as it is stored, (k, m) if transposed; elements of a row side by side.
+        b: (k, n), or (n, k) if transposed.
+        transposed: whether A, whether B is stored transposed.
         new: allocates; None is the device's allocator.
-        doubled: b is the upper half of B's rows as they are stored.
+        has_lower_half: b is the upper half of B's rows as they are stored.
     """
 
     def __init__(
@@ -156,10 +157,10 @@ class SplitProduct:
 
     def __call__(self, a: Tensor, b: Tensor, lower_half: Tensor | None = None) -> Tensor:
         """C (m, n), fp32; `lower_half` is the lower half of B's rows. On the current device."""
-        a_parts, a_exponents = self._split_a(a)
-        b_parts, b_exponents = self._split_b(b, lower_half)
+        a_parts, a_factors = self._split_a(a)
+        b_parts, b_factors = self._split_b(b, lower_half)
         c = self._new(*self._c)
-        self._multiply(a_parts, b_parts, a_exponents, b_exponents, c)
+        self._multiply(a_parts, b_parts, a_factors, b_factors, c)
         if c.ndim == 2:
             return c
         del a_parts, b_parts  # before the sum allocates
@@ -228,9 +229,9 @@ def split_product_of_stored(
     Args:
         a: A, its elements of a row side by side.
         b: B likewise.
-        turned: whether A, whether B is stored transposed.
-        below: the lower half of B's rows as they are stored, of b's shape and strides; b is the
-            upper one then.
+        transposed: whether A, whether B is stored transposed.
+        lower_half: the lower half of B's rows as they are stored, of b's shape and strides; b is
+            the upper one then.
     """
     has_lower_half = lower_half is not None
     if not a.is_cuda or misalignment((a, b, b if lower_half is None else lower_half)):
