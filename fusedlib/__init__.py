@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, editors and the API reference
     from fusedlib.functional import swiglu, swiglu_mlp
-    from fusedlib.loss import linear_cross_entropy
+    from fusedlib.loss import linear_cross_entropy, linear_cross_entropy_and_accuracy
     from fusedlib.modules import Linear, LinearCrossEntropyLoss, RMSNorm, SwiGLUMLP
     from fusedlib.norms import rms_norm
     from fusedlib.patch.apply import apply_to
@@ -40,6 +40,7 @@ _PUBLIC = {
     "rope": "fusedlib.rotary",
     "RMSNorm": "fusedlib.modules",
     "linear_cross_entropy": "fusedlib.loss",
+    "linear_cross_entropy_and_accuracy": "fusedlib.loss",
     "LinearCrossEntropyLoss": "fusedlib.modules",
     "swiglu": "fusedlib.functional",
     "swiglu_mlp": "fusedlib.functional",
@@ -54,6 +55,7 @@ __all__ = [
     "apply_to",
     "linear",
     "linear_cross_entropy",
+    "linear_cross_entropy_and_accuracy",
     "rms_norm",
     "rope",
     "swiglu",

@@ -156,37 +156,42 @@ class LinearCrossEntropyLoss(nn.Module):
         ignore_index: the target of tokens that have no loss and no gradient.
         label_smoothing: ε from 0 to 1.
         z_loss: weight of the squared logsumexp.
+        softcap: κ of logits κ tanh(logits / κ).
         reduction: "mean", "sum" or "none".
+        class_weights: (vocabulary,), a buffer of the module, as torch's `weight`.
         memory: "least", "balanced" or bytes, what the kernels may take beside the gradients.
 
     Raises:
         ValueError: an unknown reduction or plan of memory, or a number out of range.
     """
 
+    _settings = "ignore_index", "label_smoothing", "z_loss", "softcap", "reduction", "memory"
+
     def __init__(
         self, *, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
-        reduction: str = "mean", memory: str | int = "balanced",
+        softcap: float | None = None, reduction: str = "mean",
+        class_weights: Tensor | None = None, memory: str | int = "balanced",
     ) -> None:  # fmt: skip
         super().__init__()
-        _check_numbers(ignore_index, label_smoothing, z_loss, reduction, memory)
+        _check_numbers(ignore_index, label_smoothing, z_loss, softcap, reduction, memory)
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
-        self.z_loss, self.reduction, self.memory = z_loss, reduction, memory
+        self.z_loss, self.softcap = z_loss, softcap
+        self.reduction, self.memory = reduction, memory
+        self.register_buffer("class_weights", class_weights)
 
     def forward(
         self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None,
         token_weights: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """The loss of hidden (..., hidden) and weight (vocabulary, hidden) at target (...)."""
+        settings = {name: getattr(self, name) for name in (*self._settings, "class_weights")}
         return linear_cross_entropy(
-            hidden, weight, target, bias=bias, ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing, z_loss=self.z_loss, reduction=self.reduction,
-            token_weights=token_weights, memory=self.memory,
-        )  # fmt: skip
+            hidden, weight, target, bias=bias, token_weights=token_weights, **settings
+        )
 
     def extra_repr(self) -> str:
         """The settings, for print."""
-        names = "ignore_index", "label_smoothing", "z_loss", "reduction", "memory"
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._settings)
 
 
 class RMSNorm(nn.Module):

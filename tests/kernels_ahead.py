@@ -175,20 +175,25 @@ def calls_of_rows(arch: int) -> Calls:
 def calls_of_loss(arch: int) -> Calls:
     """`linear_cross_entropy`'s, at any vocabulary."""
     kernels, cut = linear_cross_entropy, CUT
-    kernels.block_and_warps = lambda stride, itemsize, _: cut(stride, itemsize, arch)
-    variants = {"gradient": (None, 0.0, True), "gradient, all": (True, 0.1, True),
-                "loss alone": (None, 0.0, False)}  # fmt: skip
+    kernels.block_and_warps = lambda stride, itemsize, _, more: cut(stride, itemsize, arch, more)
+    variants = {  # weights, smoothing, softcap, gradient
+        "gradient": (None, 0.0, 0.0, True), "gradient, all": (True, 0.1, 30.0, True),
+        "gradient, smoothed": (None, 0.1, 0.0, True), "gradient, capped": (None, 0.0, 30.0, True),
+        "loss alone": (None, 0.0, 0.0, False),
+    }  # fmt: skip
     for dtype, name, vocabulary in (
         (BF16, "gradient", 128255), (BF16, "gradient", 63), (BF16, "gradient, all", 128255),
+        (BF16, "gradient, smoothed", 128255), (BF16, "gradient, capped", 128255),
         (BF16, "loss alone", 128255), (FP16, "gradient, all", 128255),
         (FP32, "gradient, all", 128255),
     ):  # fmt: skip
         stride = kernels.row_stride(vocabulary, dtype.itemsize)
         logits, losses = meta(300, stride, dtype=dtype)[:, :vocabulary], meta(300, dtype=FP32)
-        weighted, smoothing, gradient = variants[name]
+        weighted, smoothing, softcap, gradient = variants[name]
         call = partial(
             kernels.cross_entropy_rows, logits, meta(300, dtype=torch.int64), weighted and losses,
-            meta(1, dtype=FP32), losses, -100, smoothing, 1e-2, gradient=gradient,
+            weighted and meta(vocabulary, dtype=FP32), meta(1, dtype=FP32), losses,
+            weighted and losses, -100, smoothing, 1e-2, softcap, gradient=gradient,
         )  # fmt: skip
         yield f"{dtype} {name}, {stride} a row", call
     factor, result = meta(1, dtype=FP32), meta(2**20)

@@ -160,7 +160,9 @@ def loss() -> None:
     target = torch.randint(16500, (20,), device="cuda")
     target[::7] = -100
     wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
-    for settings in ({}, {"label_smoothing": 0.1, "z_loss": 1e-2}):
+    by_class = torch.rand(16500, device="cuda")
+    more = {"label_smoothing": 0.1, "z_loss": 1e-2, "softcap": 5.0, "class_weights": by_class}
+    for settings in ({}, more):
         for reduction in ("mean", "none"):
             chunked = {"reduction": reduction, "memory": memory, **settings}
             losses = linear_cross_entropy(hidden, weight, target, **chunked)

@@ -34,6 +34,7 @@ MODELS = {
     "Ernie4_5": ({"head_dim": 16}, "2 5 0 2 1"),
     "Helium": ({"head_dim": 16}, "2 0 0 2 1"),
     "Gemma": ({"head_dim": 16}, "0 5 2 2 1"),
+    "Gemma2": ({"head_dim": 16, "final_logit_softcapping": 1.0}, "0 9 0 0 1"),
     "Mixtral": (EXPERTS, "0 5 2 2 1"),
     "Qwen2Moe": (EXPERTS, "2 5 2 2 1"),
     "Qwen3Moe": (
@@ -80,7 +81,9 @@ def test_models_of_other_names_compute_as_before(name):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", ["Phi3", "Olmo2", "Olmo3", "SmolLM3", "Granite", "Gemma"])
+@pytest.mark.parametrize(
+    "name", ["Phi3", "Olmo2", "Olmo3", "SmolLM3", "Granite", "Gemma", "Gemma2"]
+)
 def test_errors_in_bf16_are_those_of_the_plain_model(name, device):
     plain = make(name, resid_pdrop=0.0, hidden_size=128).to(device, torch.bfloat16)
     true, patched = copy.deepcopy(plain).float(), copy.deepcopy(plain)

@@ -45,7 +45,8 @@ ROTATION, ROTATIONS = ("apply_rotary_pos_emb", "rotate_half"), ("Llama", "Olmo2"
 DECORATORS = "torch", "kernels"  # packages that may stand around a function of transformers
 # Models with a class that `TRANSFORMERS` names.
 MODELS = (
-    "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma", "Mixtral",
+    "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma2", "Gemma",
+    "Mixtral",
 )  # fmt: skip
 # Decoders that ask transformers for a causal mask and no other, where no layer has a window.
 DECODERS = "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "SmolLM3Model", "Phi3Model"
@@ -337,6 +338,7 @@ TRANSFORMERS = Family(
             Part("rope", modules.FusedPhi3Attention, _other_rotation),
         ),
         "LlamaForCausalLM": _loss(modules.FusedCausalLM),
+        "Gemma2ForCausalLM": _loss(modules.FusedSoftcappedCausalLM),
         "MixtralForCausalLM": _loss(modules.FusedMoeCausalLM),
     },
     {

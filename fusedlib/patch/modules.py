@@ -459,7 +459,8 @@ class FusedCausalLM(Fused):
             return super().forward(**given, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
         return_dict = kwargs.pop("return_dict", None)
         outputs = self.model(**given, **kwargs)
-        loss = _causal_loss(self.lm_head, outputs.last_hidden_state, labels, **kwargs)
+        hidden, softcap = outputs.last_hidden_state, self._softcap()
+        loss = _causal_loss(self.lm_head, hidden, labels, softcap, **kwargs)
         output = self._output(outputs, loss, attention_mask, **kwargs)
         as_dict = self.config.return_dict if return_dict is None else return_dict
         return output if as_dict else output.to_tuple()
@@ -472,6 +473,10 @@ class FusedCausalLM(Fused):
             loss=loss, past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states, attentions=outputs.attentions,
         )  # fmt: skip
+
+    def _softcap(self) -> float | None:
+        """What bounds the logits."""
+        return None
 
     def _fuses(self, labels: Tensor | None, logits_to_keep: int | Tensor) -> bool:
         """Whether the loss of a call is the usual one, over all of its tokens."""
@@ -502,6 +507,14 @@ class FusedCausalLM(Fused):
             and self.config._attn_implementation == "sdpa"
             and all(isinstance(a, FusedAttention) and a.looks_back() is None for a in attentions)
         )
+
+
+class FusedSoftcappedCausalLM(FusedCausalLM):
+    """With bounded logits, as Gemma 2."""
+
+    def _softcap(self) -> float | None:
+        softcap: float | None = self.config.final_logit_softcapping
+        return softcap
 
 
 class FusedMoeCausalLM(FusedCausalLM):
@@ -543,7 +556,7 @@ class FusedMoeCausalLM(FusedCausalLM):
 
 
 def _causal_loss(
-    head: nn.Module, hidden: Tensor, labels: Tensor | None,
+    head: nn.Module, hidden: Tensor, labels: Tensor | None, softcap: float | None,
     num_items_in_batch: Tensor | int | None = None, ignore_index: int = -100,
     shift_labels: Tensor | None = None, **_: Any,
 ) -> Tensor:  # fmt: skip
@@ -555,7 +568,7 @@ def _causal_loss(
     reduction = "mean" if num_items_in_batch is None else "sum"
     loss: Tensor = head(
         hidden.reshape(-1, hidden.shape[-1]), target, ignore_index=ignore_index,
-        reduction=reduction,
+        reduction=reduction, softcap=softcap,
     )  # fmt: skip
     if num_items_in_batch is None:
         return loss
