@@ -203,6 +203,7 @@ class RMSNorm(nn.Module):
         hidden_size: width of x and y.
         eps: added to the mean of squares.
         cast: "hf" or "litgpt"; see `fusedlib.rms_norm`.
+        elementwise_affine: whether there is a weight.
         device: where the weight lies.
         dtype: the weight's dtype.
 
@@ -213,19 +214,23 @@ class RMSNorm(nn.Module):
 
     def __init__(
         self, hidden_size: int, eps: float = 1e-6, *, cast: str = "hf",
-        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+        elementwise_affine: bool = True, device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         require_size("hidden_size", hidden_size)
         require_number("eps", eps)
         if cast not in CASTS:
             raise ValueError(f"cast must be one of {', '.join(CASTS)}, got {cast!r}")
-        self.eps, self.cast = eps, cast
-        self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+        self.hidden_size, self.eps, self.cast = hidden_size, eps, cast
+        self.weight: nn.Parameter | None
+        ones = torch.ones(hidden_size, device=device, dtype=dtype) if elementwise_affine else None
+        self.register_parameter("weight", None if ones is None else nn.Parameter(ones))
 
     def reset_parameters(self) -> None:
         """Fill the weight with ones."""
-        nn.init.ones_(self.weight)
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """y of x (..., hidden_size); with a residual also the stream x + residual."""
@@ -233,4 +238,5 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         """The size, eps and order of casts, for print."""
-        return f"{self.weight.shape[0]}, eps={self.eps}, cast={self.cast!r}"
+        affine = "" if self.weight is not None else ", elementwise_affine=False"
+        return f"{self.hidden_size}, eps={self.eps}, cast={self.cast!r}{affine}"

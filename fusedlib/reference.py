@@ -18,13 +18,15 @@ def swiglu_mlp(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tenso
     return swiglu(x, w_gate, w_up) @ w_down.mT
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, cast: str = "hf") -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6, *, cast: str = "hf") -> Tensor:
     """weight ⊙ x / √(mean(x²) + eps), x (..., width): fp32 inside unless x is float64.
 
     "hf" as transformers' `LlamaRMSNorm`, "litgpt" as litgpt's `RMSNorm` place their casts.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return normed.to(x.dtype)
     if cast == "hf":
         return weight * normed.to(x.dtype)
     return (normed * weight.to(wide.dtype)).to(x.dtype)

@@ -156,6 +156,11 @@ def calls_of_rows(arch: int) -> Calls:
             yield f"fwd {kind} {width}", call
             call = partial(rms_norm.rms_norm_bwd, x, x, x, weight, rstd, True, True)
             yield f"bwd {kind} {width}", call
+            if width in (128, 16384):
+                call = partial(rms_norm.rms_norm_fwd, x, None, x, 1e-6, True)
+                yield f"fwd without a weight {kind} {width}", call
+                call = partial(rms_norm.rms_norm_bwd, x, x, x, None, rstd, True, False)
+                yield f"bwd without a weight {kind} {width}", call
         for head_dim, rotary in ((64, 64), (128, 128), (80, 80), (96, 32), (10, 6)):
             q, k = (meta(2, 64, h, head_dim, dtype=dtype).transpose(1, 2) for h in (32, 8))
             cos, at = meta(1, 64, rotary, dtype=dtype), meta(64, dtype=torch.int64)

@@ -35,6 +35,7 @@ MODELS = {
     "Helium": ({"head_dim": 16}, "2 0 0 2 1"),
     "Gemma": ({"head_dim": 16}, "0 5 2 2 1"),
     "Gemma2": ({"head_dim": 16, "final_logit_softcapping": 1.0}, "0 9 0 0 1"),
+    "NanoChat": ({"head_dim": 16}, "0 9 0 0 1"),
     "Mixtral": (EXPERTS, "0 5 2 2 1"),
     "Qwen2Moe": (EXPERTS, "2 5 2 2 1"),
     "Qwen3Moe": (

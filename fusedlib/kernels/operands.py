@@ -10,13 +10,13 @@ HALF_DTYPES = (torch.bfloat16, torch.float16)
 KERNEL_DTYPES = (*HALF_DTYPES, torch.float32)  # that the library's kernels take
 
 
-def check_rms_norm(x: Tensor, weight: Tensor, residual: Tensor | None, cast: str) -> None:
+def check_rms_norm(x: Tensor, weight: Tensor | None, residual: Tensor | None, cast: str) -> None:
     """Raise a ValueError where the operands of `rms_norm` do not go together."""
     if cast not in CASTS:
         raise ValueError(f"cast must be one of {', '.join(CASTS)}, got {cast!r}")
     if x.ndim == 0 or x.shape[-1] == 0:
         raise ValueError(f"x must be (..., width) with a width of at least 1, got {shape_of(x)}")
-    if weight.shape != x.shape[-1:]:
+    if weight is not None and weight.shape != x.shape[-1:]:
         raise ValueError(
             f"weight must be ({x.shape[-1]},) for x {shape_of(x)}, got {shape_of(weight)}"
         )

@@ -46,7 +46,7 @@ DECORATORS = "torch", "kernels"  # packages that may stand around a function of 
 # Models with a class that `TRANSFORMERS` names.
 MODELS = (
     "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma2", "Gemma",
-    "Mixtral",
+    "Mixtral", "NanoChat",
 )  # fmt: skip
 # Decoders that ask transformers for a causal mask and no other, where no layer has a window.
 DECODERS = "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "SmolLM3Model", "Phi3Model"
@@ -319,6 +319,7 @@ TRANSFORMERS = Family(
     {
         "LlamaRMSNorm": (Part("rms_norm", modules.FusedRMSNorm),),
         "Olmo2RMSNorm": (Part("rms_norm", modules.FusedWideNorm),),
+        "NanoChatRMSNorm": (Part("rms_norm", modules.FusedBareNorm),),
         "GemmaRMSNorm": (Part("rms_norm", modules.FusedCenteredNorm),),
         "LlamaMLP": _mlp(modules.FusedMLP),
         "Phi3MLP": _mlp(modules.FusedPhi3MLP),

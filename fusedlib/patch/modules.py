@@ -40,7 +40,6 @@ class FusedRMSNorm(Fused):
     """Also adds the residual stream: `norm(x, residual)` gives what is normalised as well."""
 
     _eps, _cast = "variance_epsilon", "hf"
-    _centered = False  # whether its weight is what is added to 1
 
     def forward(self, hidden_states: Tensor, residual: Tensor | None = None) -> Any:
         """weight ⊙ s / √(mean(s²) + eps) of s = x, or of s = x + residual and s."""
@@ -48,8 +47,25 @@ class FusedRMSNorm(Fused):
         if residual is not None and residual.dtype != x.dtype:  # added as torch adds
             wide = torch.promote_types(x.dtype, residual.dtype)
             x, residual = x.to(wide), residual.to(wide)
-        weight = 1.0 + self.weight.float() if self._centered else self.weight
+        weight = self._weight()
         return rms_norm(x, weight, getattr(self, self._eps), residual=residual, cast=self._cast)
+
+    def _weight(self) -> Tensor | None:
+        weight: Tensor = self.weight
+        return weight
+
+
+class FusedBareNorm(FusedRMSNorm):
+    """Without a weight, as Llama 4's of q and k and nanochat's."""
+
+    _eps = "eps"
+
+    def _weight(self) -> Tensor | None:
+        return None
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        """As the others', whose argument has another name."""
+        return super().forward(x, residual)
 
 
 class FusedWideNorm(FusedRMSNorm):
@@ -71,7 +87,8 @@ class FusedLitGPTNorm(FusedWideNorm):
 class FusedCenteredNorm(FusedLitGPTNorm):
     """Gemma's multiplies by 1 + weight."""
 
-    _centered = True
+    def _weight(self) -> Tensor:
+        return 1.0 + self.weight.float()
 
 
 SILU = ("torch", "SiLU"), ("transformers", "SiLUActivation")
