@@ -47,7 +47,7 @@ several chunks by way of another 4·V·H.
 Error bound: logits are rounded to the inputs' dtype once; in fp32 each product errs as torch's own,
 or within the bound of `fusedlib.kernels.split`. Of those logits, with M the largest of a row's
 |logits| and |lse|, a loss errs by (8 + log₂ V) (1 + M) (1 + 2 ζ M) 2⁻²⁴ at most, and each p_c by
-(8 + log₂ V + M) 2⁻²³ of itself. A softcap adds 12 κ (1 + 2 ζ M) 2⁻²⁴ to the first, 12 κ 2⁻²⁴ to
+(8 + log₂ V + M) 2⁻²³ of itself. A softcap adds 20 M (1 + 2 ζ M) 2⁻²⁴ to the first, 20 M 2⁻²⁴ to
 the second, and its derivative errs by (8 + 6 |x| / κ) 2⁻²⁴ of itself at a logit x before it; class
 weights multiply a loss's bound by the largest of them. d_logits are rounded to the inputs' dtype
 once, d_W and d_b are summed over all tokens in fp32 and rounded once, or twice where the upstream
@@ -85,11 +85,15 @@ if triton.knobs.runtime.interpret:
 
 @triton.jit
 def _softcapped(x, softcap, CAPPED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """κ tanh(x / κ), or x where there is no softcap."""
+    """κ tanh(x / κ), or x where there is no softcap; small ones by the polynomial of Cephes."""
     if CAPPED:
-        e = tl.exp(tl.abs(x) * (-2 / softcap))
-        bounded = softcap * ((1 - e) / (1 + e))
-        x = tl.where(x < 0, -bounded, bounded)
+        u = x * (1 / softcap)
+        e = tl.exp(tl.abs(u) * -2)
+        large = (1 - e) / (1 + e)
+        z = u * u
+        small = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
+        small = ((small + 1.33314422036e-1) * z - 3.33332819422e-1) * z * u + u
+        x = softcap * tl.where(tl.abs(u) < 0.625, small, tl.where(u < 0, -large, large))
     return x
 
 

@@ -217,7 +217,7 @@ BROKEN = {
     "smoothing not by class in the gradient": ("share = everywhere * by", "share = everywhere"),
     "all classes' weights left out": ("average = tl.sum(weighed)", "average = 1.0 * vocabulary"),
     "a softcap without derivative": ("d *= _softcap_derivative(x, softcap)", "d *= 1.0"),
-    "a softcap without sign": ("tl.where(x < 0, -bounded, bounded)", "bounded"),
+    "a softcap without sign": ("tl.where(u < 0, -large, large)", "large"),
     "weights not in the gradient": ("factor *= weight", "factor *= 1.0"),
     "weights not in the loss": ("loss *= weight", "loss *= 1.0"),
     "ignored rows keep their logits": ("lanes, zeros, mask=", "lanes, zeros, mask=row < 0 and "),
