@@ -192,6 +192,10 @@ def rms_norm_all() -> None:
         near(y, n * weight.double())
         near(d_weight, (dy.double() * n).sum(0))
         near((d_x * s).sum(-1) + dy.norm(dim=-1), dy.norm(dim=-1))  # d_x is orthogonal to s
+        bare = rms_norm(x, None)
+        near(bare, x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt())
+        [d_x] = grad(bare, x, dy)
+        near((d_x * x).sum(-1) + dy.norm(dim=-1), dy.norm(dim=-1))
 
 
 @run("rope")
