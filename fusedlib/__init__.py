@@ -6,6 +6,7 @@
     fusedlib.SwiGLUMLP(hidden_size, intermediate_size)    the module
     fusedlib.linear(x, weight, bias)                      fp32 products on tensor cores
     fusedlib.Linear(in_features, out_features)            the module
+    fusedlib.fixed_weights()                              split fp32 weights once for many batches
     fusedlib.rms_norm(x, weight, residual=stream)         RMSNorm, the residual added in one pass
     fusedlib.RMSNorm(hidden_size)                         the module
     fusedlib.rope(q, k, cos, sin)                         rotary embedding of q and k
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, editors and the API reference
     from fusedlib.functional import swiglu, swiglu_mlp
+    from fusedlib.kernels.host.fixed import fixed_weights
     from fusedlib.loss import linear_cross_entropy, linear_cross_entropy_and_accuracy
     from fusedlib.modules import Linear, LinearCrossEntropyLoss, RMSNorm, SwiGLUMLP
     from fusedlib.norms import rms_norm
@@ -34,6 +36,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "apply_to": "fusedlib.patch.apply",
+    "fixed_weights": "fusedlib.kernels.host.fixed",
     "linear": "fusedlib.projection",
     "Linear": "fusedlib.modules",
     "rms_norm": "fusedlib.norms",
@@ -53,6 +56,7 @@ __all__ = [
     "RMSNorm",
     "SwiGLUMLP",
     "apply_to",
+    "fixed_weights",
     "linear",
     "linear_cross_entropy",
     "linear_cross_entropy_and_accuracy",

@@ -126,7 +126,6 @@ def calls_of_split(arch: int) -> Calls:
     """Products of factors that lie as they are and transposed, and what splits factors."""
     config = split.CONFIGS[arch]
     split.INTERPRETER, split.hopper = config, None
-    parts.INTERPRETED_ROWS, parts.INTERPRETED_COLUMNS = parts.ROWS, parts.COLUMNS
     sizes = 300, 1024, 500, 1024
     halves, words = meta(512, 512, dtype=FP16), meta(512, dtype=torch.int32)
     matrices = halves, halves, words, words, meta(300, 1024, dtype=FP32)
@@ -139,6 +138,7 @@ def calls_of_split(arch: int) -> Calls:
     for name, columns in (("even", 1024), ("ragged", 1025)):
         source = meta(300, columns, dtype=FP32)
         for by_columns in (False, True):
+            parts.INTERPRETED = parts.COLUMNS if by_columns else parts.ROWS
             splitting = parts.FactorSplitter(source, by_columns, new)
             yield f"{name} {'columns' if by_columns else 'rows'}", partial(splitting, source)
 
