@@ -168,10 +168,7 @@ def _run_operators(
     from fusedlib.kernels.host import ops
 
     matrix, saves = x.reshape(-1, x.shape[-1]), _saves_gate_up(save, x, w_gate, w_up, w_down)
-    if w_down is None:
-        result, _ = ops.swiglu(matrix, w_gate, w_up, saves)
-    else:
-        result, _ = ops.swiglu_mlp(matrix, w_gate, w_up, w_down, saves)
+    result, _ = ops.swiglu_mlp(matrix, w_gate, w_up, w_down, saves)
     return result.reshape(*x.shape[:-1], result.shape[-1])
 
 

@@ -30,7 +30,12 @@ from fusedlib.call_context import autocast_enabled, is_plain_eager
 from fusedlib.fused import LINEAR_FORWARDS, fusion_state
 from fusedlib.kernels.host import internals
 from fusedlib.kernels.host.autograd import gradients as mlp_gradients
-from fusedlib.kernels.host.autograd import run_forward, save_for_backward, saved_for_backward
+from fusedlib.kernels.host.autograd import (
+    run_forward,
+    save_for_backward,
+    saved_for_backward,
+    separate_gate_up,
+)
 from fusedlib.kernels.host.first_order import first_order
 from fusedlib.kernels.host.launch import MAX_CACHED_LAUNCHES
 from fusedlib.kernels.host.plan import Plan, contiguous_and_aligned
@@ -325,7 +330,10 @@ class LayerOutput(torch.autograd.Function):
         dy, *operands_of_mlp = contiguous_and_aligned(_matrix(dy), *operands)
         del saved, operands, gate_up, normed  # so that nobody else holds gate|up
         wants = wants_s or wants_norm, *wants_mlp
-        d_normed, *d_mlp = mlp_gradients(plan.mlp, wants, operands_of_mlp, dy, in_place)
+        d_normed, d_w_gate_up, d_down = mlp_gradients(
+            plan.mlp, wants, operands_of_mlp, dy, in_place
+        )
+        d_gate_up = separate_gate_up(d_w_gate_up, wants, True)
         d_s: Any = dy
         d_norm: Tensor | None = None
         if d_normed is not None:
@@ -333,7 +341,7 @@ class LayerOutput(torch.autograd.Function):
         d_attended = torch.mm(d_s, w_o).view(attended.shape) if wants_attended else None
         d_o = torch.mm(d_s.t(), _matrix(attended)) if wants_o else None
         d_stream = d_s.view(plan.shape) if wants_stream else None
-        return None, d_attended, d_stream, d_o, d_norm, *d_mlp, None
+        return None, d_attended, d_stream, d_o, d_norm, *d_gate_up, d_down, None
 
 
 # Without `Function.apply`'s own look at torch.func, whose transforms go module by module.

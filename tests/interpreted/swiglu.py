@@ -158,9 +158,7 @@ def test_frozen_operands_cost_nothing(pair, wanted, save):
         watched = checks.mlp(*leaves, save=save)
         assert called.names.count("swiglu_mlp") == 1
         watched.backward(dy)
-    assert called.names.count("mm") + called.names.count("addmm_") == products
-    assert called.names.count("swiglu") == again
-    assert called.names.count("swiglu_backward") == (gradient or not again)
+    assert called.names.count("swiglu_mlp_backward") == 1
 
 
 def test_a_half_frozen_swiglu_keeps_only_what_it_needs():
@@ -261,11 +259,17 @@ def test_opcheck(save):
     (x, w_gate_up, w_down), dy = checks.small("cpu", shape=(33, 20, 36))
     w_gate, w_up = (t.detach().clone().requires_grad_() for t in w_gate_up.chunk(2))
     for weights in ((w_gate_up, None), (w_gate, w_up), (w_gate, w_up.detach())):
-        torch.library.opcheck(ops.swiglu_mlp, (x, *weights, w_down, save))
-        torch.library.opcheck(ops.swiglu, (x, *weights, save))
-    gate_up = torch.randn(33, 72)
-    for upstream, weight in ((dy, w_down.detach()), (torch.randn(33, 36), None), (None, None)):
-        torch.library.opcheck(ops.swiglu_backward, (upstream, weight, gate_up, save))
+        for down in (w_down, None):
+            torch.library.opcheck(ops.swiglu_mlp, (x, *weights, down, save))
+    saved = [t.detach() for t in (x, w_gate, w_up, w_down)]
+    gate_up = torch.randn(33, 72) if save else None
+    for wanted in range(1, 16):
+        wants = [bool(wanted >> i & 1) for i in range(4)]
+        arguments = wants, (20, 36), True
+        torch.library.opcheck(ops.swiglu_mlp_backward, (dy, *saved, gate_up, *arguments))
+    packed = x.detach(), w_gate_up.detach(), None, None, gate_up
+    arguments = (True, True, False, False), (20, 36), False
+    torch.library.opcheck(ops.swiglu_mlp_backward, (torch.randn(33, 36), *packed, *arguments))
 
 
 def test_fake_tensors_have_the_shapes_of_real_ones():
@@ -280,7 +284,16 @@ def test_fake_tensors_have_the_shapes_of_real_ones():
 
 def test_operators_say_what_is_wrong():
     x, w_gate_up, w_down = torch.zeros(3, 5), torch.zeros(8, 5), torch.zeros(5, 4)
-    gate_up, forward, backward = torch.zeros(3, 8), ops.swiglu, ops.swiglu_backward
+    gate_up, dh = torch.zeros(3, 8), torch.zeros(3, 4)
+
+    def forward(x, w_gate, w_up, save):
+        return ops.swiglu_mlp(x, w_gate, w_up, None, save)
+
+    def backward(upstream, w_down, gate_up, x=None):
+        wants, sizes = (x is not None, False, False, w_down is not None), (5, 4)
+        given = upstream, x, w_gate_up, None, w_down, gate_up
+        return ops.swiglu_mlp_backward(*given, wants, sizes, False)
+
     for call, words in [
         (lambda: forward(x[0], w_gate_up, None, True), r"x must be .*\(5,\)"),
         (lambda: forward(x, w_gate_up[:7], None, True), r"2·inner, 5\), got \(7, 5\)"),
@@ -290,9 +303,11 @@ def test_operators_say_what_is_wrong():
         (lambda: forward(x, w_gate_up, w_gate_up[:4], True), r"w_up must be \(8, 5\), got"),
         (lambda: ops.swiglu_mlp(x, w_gate_up, None, w_down.mT, True), r"w_down must be \(5, 4\)"),
         (lambda: ops.swiglu_mlp(x, *[w_gate_up] * 2, w_down, True), r"w_down must be \(5, 8\)"),
-        (lambda: backward(x, w_down[:, :3], gate_up, True), r"got \(5, 3\)"),
-        (lambda: backward(x[:2], w_down, gate_up, True), r"dy must be \(3, 5\)"),
-        (lambda: backward(x, None, gate_up, True), r"dh must be \(3, 4\)"),
+        (lambda: backward(x, w_down[:, :3], gate_up), r"got \(5, 3\)"),
+        (lambda: backward(dh, w_down, gate_up), r"dy must be \(tokens, 5\)"),
+        (lambda: backward(x, None, gate_up, x), r"dh must be \(tokens, 4\)"),
+        (lambda: backward(dh, None, gate_up, x[:2]), r"x must be \(3, 5\)"),
+        (lambda: backward(x, w_down, gate_up[:2]), r"gate_up must be \(3, 8\)"),
     ]:
         with pytest.raises(ValueError, match=words):
             call()
