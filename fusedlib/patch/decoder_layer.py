@@ -57,6 +57,7 @@ class LayerModules:
     Attributes:
         are_supported: the functions of this file compute what these modules do.
         attention: the attention, where they are supported.
+        activation: of the MLP, likewise.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -89,12 +90,13 @@ class LayerModules:
         if (
             any(getattr(n, "_fused", None) is not modules.FusedRMSNorm for n in norms + head_norms)
             or any(getattr(type(m), "forward", None) not in LINEAR_FORWARDS for m in linears)
-            or not modules.is_silu(mlp._modules.get(mlp._activation))
+            or mlp.activation is None
             or type(attention)._projected is not modules.FusedAttention._projected
             or not attention._turns()
             or not {"attention", "rope"} <= attention._fusion.switches
         ):
             return
+        self.activation = mlp.activation
         self.attention, self._norms = attention, [vars(n) for n in norms + head_norms]
         self._modules = [vars(m) for m in self._children if m is not None]
         owners: list[Any] = [norms[0], *linears[:4], norms[1], *linears[4:], *head_norms]
@@ -195,20 +197,21 @@ def plan_for_call(
     present = [b for b in biases if b is not None]
     operands, eps = (x, *tables, *weights, *present), modules.eps()
     try:
-        key = *map(METADATA, operands), len(present), *eps
+        key = *map(METADATA, operands), len(present), *eps, modules.activation
     except AttributeError:  # a weight that is None
         return None
     if key not in _PLANS:
         if len(_PLANS) >= MAX_CACHED_LAUNCHES:
             _PLANS.clear()
-        _PLANS[key] = _make_plan(operands, len(present), eps, modules.attention.head_dim)
+        _PLANS[key] = _make_plan(operands, len(present), eps, modules)
     return _PLANS[key]
 
 
 def _make_plan(
-    operands: tuple[Tensor, ...], bias_count: int, eps: list[float], head_dim: int
+    operands: tuple[Tensor, ...], bias_count: int, eps: list[float], modules: LayerModules
 ) -> LayerPlan | None:
     """A new plan, where the operands go together and are such as the kernels take."""
+    head_dim = modules.attention.head_dim
     x, cos, sin, _, w_q, w_k, _, _, _, w_gate, w_up, w_down, *_ = operands
     if x.ndim != 3 or not x.numel() or bias_count not in (0, 3) or eps[2:3] != eps[3:]:
         return None
@@ -229,7 +232,8 @@ def _make_plan(
         ((batch, n // head_dim, tokens, head_dim), (tokens * n, head_dim, n, 1))
         for n in (width, key_width, key_width)
     ]
-    return LayerPlan(x.shape, heads, eps, plan_for(x, w_gate, w_up, w_down))
+    mlp = plan_for(x, w_gate, w_up, w_down, modules.activation)
+    return LayerPlan(x.shape, heads, eps, mlp)
 
 
 class AttentionInput(torch.autograd.Function):

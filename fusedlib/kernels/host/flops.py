@@ -29,7 +29,7 @@ def _mlp(
 def _mlp_backward(
     upstream: Shape, x: Shape | None, w_gate: Shape | None, w_up: Shape | None,
     w_down: Shape | None, gate_up: Shape | None, wants: Sequence[bool], sizes: Sequence[int],
-    pair: bool, **_: Any,
+    pair: bool, *_: Any, **__: Any,
 ) -> int:  # fmt: skip
     wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
     of_gate_up = wants_w_gate + wants_w_up if pair else 2 * wants_w_gate

@@ -42,8 +42,9 @@ def _check(name: str, matrix: Tensor, shape: tuple[int | str, int | str], like: 
 
 @operator("swiglu_mlp")
 def swiglu_mlp(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, save: bool
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, activation: str,
+    save: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """y (tokens, hidden), and gate|up (tokens, 2·inner) or, not saved, an empty tensor.
 
     w_gate and w_up are (inner, hidden); without w_up w_gate is packed, (2·inner, hidden). Without
@@ -60,7 +61,7 @@ def swiglu_mlp(
         _check("w_up", w_up, (w_gate.shape[0], x.shape[1]), x)
     if w_down is not None:
         _check("w_down", w_down, (x.shape[1], weight_sizes(w_gate, w_up)[0] // 2), x)
-    plan = plan_for(x, w_gate, w_up, w_down)
+    plan = plan_for(x, w_gate, w_up, w_down, activation)
     output, gate_up = run_forward(x, w_gate, w_up, w_down, save, plan)
     return output, x.new_empty(0, 0) if gate_up is None else gate_up
 
@@ -69,7 +70,7 @@ def swiglu_mlp(
 def swiglu_mlp_backward(
     upstream: Tensor, x: Tensor | None, w_gate: Tensor | None, w_up: Tensor | None,
     w_down: Tensor | None, gate_up: Tensor | None, wants: Sequence[bool],
-    sizes: Sequence[int], pair: bool,
+    sizes: Sequence[int], pair: bool, activation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """d_x, d_w_gate_up and d_w_down, new; empty where not wanted. They have no gradients.
 
@@ -83,6 +84,7 @@ def swiglu_mlp_backward(
         wants: d_x, d_w_gate, d_w_up, d_w_down.
         sizes: hidden and inner.
         pair: gate and up have a weight each, whose gradients are rows of d_w_gate_up.
+        activation: of gate.
 
     Raises:
         ValueError: a shape, dtype or device that does not fit.
@@ -98,7 +100,7 @@ def swiglu_mlp_backward(
     ):  # fmt: skip
         if matrix is not None:
             _check(name, matrix, shape, upstream)
-    plan = _plan_of_sizes(upstream, tokens, hidden, inner, pair, down)
+    plan = _plan_of_sizes(upstream, tokens, hidden, inner, pair, down, activation)
     dy, *saved = contiguous_and_aligned(upstream, x, w_gate, w_up, w_down, gate_up)
     assert dy is not None
     with current_device(upstream):
@@ -108,12 +110,12 @@ def swiglu_mlp_backward(
 
 
 def _plan_of_sizes(
-    like: Tensor, tokens: int, hidden: int, inner: int, pair: bool, down: bool
+    like: Tensor, tokens: int, hidden: int, inner: int, pair: bool, down: bool, activation: str
 ) -> Plan:
     """The plan of a forward that had these sizes, found by operands of one element."""
     shapes = (tokens, hidden), ((2 - pair) * inner, hidden), (inner, hidden), (hidden, inner)
     x, w_gate, w_up, w_down = (like.new_empty(()).expand(shape) for shape in shapes)
-    return plan_for(x, w_gate, w_up if pair else None, w_down if down else None)
+    return plan_for(x, w_gate, w_up if pair else None, w_down if down else None, activation)
 
 
 def _wants(wants: Sequence[bool]) -> WantedGradients:
@@ -123,8 +125,9 @@ def _wants(wants: Sequence[bool]) -> WantedGradients:
 
 @torch.library.register_fake(swiglu_mlp)
 def _(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, save: bool
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, activation: str,
+    save: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     tokens, wide = x.shape[0], weight_sizes(w_gate, w_up)[0]
     output = x.new_empty(tokens, wide // 2 if w_down is None else w_down.shape[0])
     return output, x.new_empty(tokens, wide) if save else x.new_empty(0, 0)
@@ -133,7 +136,7 @@ def _(
 @torch.library.register_fake(swiglu_mlp_backward)
 def _(
     upstream: Tensor, x: Any, w_gate: Any, w_up: Any, w_down: Any, gate_up: Any,
-    wants: Sequence[bool], sizes: Sequence[int], pair: bool,
+    wants: Sequence[bool], sizes: Sequence[int], pair: bool, activation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     (hidden, inner), both = sizes, not pair or (wants[1] and wants[2])
     shapes = (
@@ -147,23 +150,23 @@ def _(
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keep what the wanted gradients need, and nothing else."""
-    x, w_gate, w_up, w_down, save = inputs
+    x, w_gate, w_up, w_down, activation, save = inputs
     wide, hidden = weight_sizes(w_gate, w_up)
-    ctx.wants, ctx.sizes, ctx.pair = ctx.needs_input_grad[:4], (hidden, wide // 2), w_up is not None
+    ctx.wants, ctx.pair = ctx.needs_input_grad[:4], w_up is not None
+    ctx.settings = ctx.wants, (hidden, wide // 2), ctx.pair, activation
     ctx.set_materialize_grads(False)  # gate|up has no gradient: zeros would cost its size
     ctx.save_for_backward(*tensors_to_save(ctx.wants, save, x, w_gate, w_up, w_down, output[1]))
 
 
 def _gradients(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
     if upstream is None:
-        return (None,) * 5
+        return (None,) * 6
     # Saved tensors are read once: activation checkpointing allows no more.
-    d_x, d_w_gate_up, d_w_down = swiglu_mlp_backward(
-        upstream, *ctx.saved_tensors, ctx.wants, ctx.sizes, ctx.pair
-    )
+    found = swiglu_mlp_backward(upstream, *ctx.saved_tensors, *ctx.settings)
+    d_x, d_w_gate_up, d_w_down = found
     wants_x, *_, wants_w_down = ctx.wants
     d_weights = separate_gate_up(d_w_gate_up, ctx.wants, ctx.pair)
-    return d_x if wants_x else None, *d_weights, d_w_down if wants_w_down else None, None
+    return d_x if wants_x else None, *d_weights, d_w_down if wants_w_down else None, None, None
 
 
 torch.library.register_autograd(swiglu_mlp, _gradients, setup_context=_set_up)
