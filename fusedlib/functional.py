@@ -1,4 +1,4 @@
-"""The SwiGLU MLP as functions: fused on NVIDIA GPUs from compute capability 8.0 on, else PyTorch.
+"""The SwiGLU and GeGLU MLPs: fused on NVIDIA GPUs from compute capability 8.0 on, else PyTorch.
 
 The fused path takes bf16 and fp16, and fp32 where products are large. In fp32 they are not fused
 with what follows, which is one kernel of ours: at torch's "highest" they run on the tensor cores
@@ -19,19 +19,19 @@ operators (torch.compile, a dispatch mode, a tensor subclass) the registered one
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from fusedlib.arguments import require_tensors
 from fusedlib.call_context import autocast_enabled, cast_for_autocast, is_plain_eager, present
 from fusedlib.kernels.host import plan_cache, route
 from fusedlib.kernels.host.internals import autocasts_anywhere, unwrap_if_dead
+from fusedlib.kernels.host.problem import ACTIVATIONS
 from fusedlib.kernels.operands import shape_of
 
 SAVES = ("gate_up", "input")
@@ -57,9 +57,7 @@ def swiglu(x: Tensor, w_gate_up: GateUp, *, save: str = "gate_up") -> Tensor:
         ValueError: shapes, dtypes or devices that do not go together, more or fewer weights than
             a pair, or an unknown `save`.
     """
-    w_gate, w_up = _split_weights(w_gate_up)
-    _check(save, x, w_gate, w_up)
-    return _run(save, *cast_for_autocast(x, w_gate, w_up, None))
+    return gated_mlp("silu", save, x, w_gate_up)
 
 
 def swiglu_mlp(x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, save: str = "gate_up") -> Tensor:
@@ -83,13 +81,55 @@ def swiglu_mlp(x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, save: str = "gat
         ValueError: shapes, dtypes or devices that do not go together, more or fewer weights than
             a pair, or an unknown `save`.
     """
+    return gated_mlp("silu", save, x, w_gate_up, w_down)
+
+
+def geglu_mlp(
+    x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, approximate: str = "tanh",
+    save: str = "gate_up",
+) -> Tensor:  # fmt: skip
+    """(gelu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ: `swiglu_mlp` with another activation, as Gemma's MLPs.
+
+    Args:
+        x: (..., hidden).
+        w_gate_up: as of `swiglu_mlp`.
+        w_down: (hidden, intermediate).
+        approximate: "tanh", or "none" for the exact gelu, as of `torch.nn.functional.gelu`.
+        save: as of `swiglu_mlp`.
+
+    Returns:
+        (..., hidden), in x's dtype, or autocast's.
+
+    Raises:
+        TypeError: an operand that is no tensor.
+        ValueError: an unknown `approximate`, and what `swiglu_mlp` refuses.
+    """
+    return gated_mlp(gelu_name(approximate), save, x, w_gate_up, w_down)
+
+
+def gelu_name(approximate: str) -> str:
+    """The name in ACTIVATIONS of torch's gelu with that `approximate`.
+
+    Raises:
+        ValueError: neither "tanh" nor "none".
+    """
+    if approximate not in ("tanh", "none"):
+        raise ValueError(f"approximate must be one of tanh, none, got {approximate!r}")
+    return "gelu_tanh" if approximate == "tanh" else "gelu"
+
+
+def gated_mlp(activation: str, save: str, x: Tensor, w_gate_up: GateUp, *w_down: Tensor) -> Tensor:
+    """`swiglu_mlp`, or `swiglu` where no w_down is given, with one of ACTIVATIONS."""
     w_gate, w_up = _split_weights(w_gate_up)
-    if save == "gate_up" and _is_small_and_valid(x, w_gate, w_up, w_down):
-        return _plain_pytorch(x, w_gate, w_up, w_down)
-    if (plan := _cached_plan(save, x, w_gate, w_up, w_down)) is not None:
-        return _run_plan(save, plan, x, w_gate, w_up, w_down)
-    _check(save, x, w_gate, w_up, w_down)
-    return _run(save, *cast_for_autocast(x, w_gate, w_up, w_down))
+    if w_down:
+        if save == "gate_up" and _is_small_and_valid(x, w_gate, w_up, *w_down):
+            return _plain_pytorch(activation, x, w_gate, w_up, *w_down)
+        plan = _cached_plan(activation, save, x, w_gate, w_up, *w_down)
+        if plan is not None:
+            return _run_plan(save, plan, x, w_gate, w_up, *w_down)
+    _check(save, x, w_gate, w_up, *w_down)
+    down = w_down[0] if w_down else None
+    return _run(activation, save, *cast_for_autocast(x, w_gate, w_up, down))
 
 
 def path_of(x: Tensor, w_gate_up: GateUp, w_down: Tensor | None = None) -> str:
@@ -138,40 +178,47 @@ def _is_small_and_valid(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: 
 _WIDE_DTYPES = frozenset((torch.float32, torch.float64))
 
 
-def _cached_plan(save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Any:
+def _cached_plan(
+    activation: str, save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor
+) -> Any:
     """The plan of such operands, where nothing has to be looked at anew."""
     if not is_plain_eager(x, w_gate, w_gate if w_up is None else w_up, w_down) or save not in SAVES:
         return None
-    plan = plan_cache.lookup_plan(x, w_gate, w_up, w_down)
+    plan = plan_cache.lookup_plan(x, w_gate, w_up, w_down, activation)
     return None if plan is None or autocast_enabled(x.device.type) else plan
 
 
 def _run(
-    save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
-) -> Tensor:
+    activation: str, save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None,
+    w_down: Tensor | None,
+) -> Tensor:  # fmt: skip
     """By the kernels, directly or as operators, or in plain PyTorch."""
     operands: Any = x, w_gate, w_up, w_down
     if is_plain_eager(*present(*operands)):
         # Left over from torch.func.
-        operands = [t if t is None else unwrap_if_dead(t) for t in operands]
-        plan = plan_cache.select_plan(*operands)
+        living: Any = [t if t is None else unwrap_if_dead(t) for t in operands]
+        x, w_gate, w_up, w_down = living
+        plan = plan_cache.select_plan(x, w_gate, w_up, w_down, activation)
         if plan is not None:
-            return _run_plan(save, plan, *operands)
+            return _run_plan(save, plan, x, w_gate, w_up, w_down)
     elif route.runs_kernels(x, w_gate, w_up):
-        return _run_operators(save, *operands)
-    return _checkpointed(save, _plain_pytorch, *operands)
+        return _run_operator(activation, save, *operands)
+    if save == "input" and torch.is_grad_enabled():  # keep operands alone, and compute again later
+        return checkpoint(_plain_pytorch, activation, *operands, use_reentrant=False)
+    return _plain_pytorch(activation, *operands)
 
 
-def _run_operators(
-    save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
-) -> Tensor:
+def _run_operator(
+    activation: str, save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None,
+    w_down: Tensor | None,
+) -> Tensor:  # fmt: skip
     from fusedlib.kernels.host import ops
 
-    matrix, saves = x.reshape(-1, x.shape[-1]), _saves_gate_up(save, x, w_gate, w_up, w_down)
-    if w_down is None:
-        result, _ = ops.swiglu(matrix, w_gate, w_up, saves)
-    else:
-        result, _ = ops.swiglu_mlp(matrix, w_gate, w_up, w_down, saves)
+    # gate|up is stored where a gradient may be asked for.
+    wants_gradient = any(t.requires_grad for t in present(x, w_gate, w_up, w_down))
+    saves = save == "gate_up" and wants_gradient and torch.is_grad_enabled()
+    matrix = x.reshape(-1, x.shape[-1])
+    result, _ = ops.swiglu_mlp(matrix, w_gate, w_up, w_down, activation, saves)
     return result.reshape(*x.shape[:-1], result.shape[-1])
 
 
@@ -195,26 +242,15 @@ def _run_plan(
     return compute(x, w_gate, w_up, w_down, False, plan)[0]
 
 
-def _saves_gate_up(save: str, *operands: Tensor | None) -> bool:
-    """True if gate|up is stored, which takes a gradient that may be asked for."""
-    wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in present(*operands))
-    return wants_gradient and save == "gate_up"
-
-
-def _plain_pytorch(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None) -> Tensor:
+def _plain_pytorch(
+    activation: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
+) -> Tensor:
     if w_up is None:
         gate, up = linear(x, w_gate).chunk(2, dim=-1)
     else:
         gate, up = linear(x, w_gate), linear(x, w_up)
-    h = silu(gate) * up
+    h = ACTIVATIONS[activation](gate) * up
     return h if w_down is None else linear(h, w_down)
-
-
-def _checkpointed(save: str, function: Callable[..., Tensor], *operands: Tensor | None) -> Tensor:
-    """Call the function; with save="input" keep its operands alone, and call it again later."""
-    if save == "input" and torch.is_grad_enabled():
-        return checkpoint(function, *operands, use_reentrant=False)
-    return function(*operands)
 
 
 def _check(save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, *w_down: Tensor) -> None:

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
 from fusedlib.arguments import require_number, require_size, require_tensors
-from fusedlib.functional import SAVES, swiglu_mlp
+from fusedlib.functional import SAVES, gated_mlp, gelu_name
 from fusedlib.fused import (
     LINEAR_FORWARDS,
     PACKED_MLP,
@@ -18,6 +17,7 @@ from fusedlib.fused import (
     plain_weights,
     unpack_earlier_checkpoint,
 )
+from fusedlib.kernels.host.problem import ACTIVATIONS
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
 from fusedlib.norms import rms_norm
@@ -42,6 +42,8 @@ class SwiGLUMLP(nn.Module):
     Raises:
         ValueError: a size that is no whole number of at least 1, or an unknown `save`.
     """
+
+    activation = "silu"
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, *, save: str = "gate_up",
@@ -69,10 +71,11 @@ class SwiGLUMLP(nn.Module):
         """y (..., hidden_size) of x (..., hidden_size)."""
         weights = self.weights()
         if weights is None:
-            y: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+            activated = ACTIVATIONS[self.activation](self.gate_proj(x))
+            y: Tensor = self.down_proj(activated * self.up_proj(x))
             return y
         require_tensors(x=x)
-        return swiglu_mlp(x, *weights, save=self.save)
+        return gated_mlp(self.activation, self.save, x, *weights)
 
     def weights(self) -> tuple[tuple[Tensor, Tensor], Tensor] | None:
         """Those of gate and up, and that of down; None where a call of them would be more."""
@@ -87,6 +90,30 @@ class SwiGLUMLP(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         unpack_earlier_checkpoint(self, PACKED_MLP, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class GeGLUMLP(SwiGLUMLP):
+    """y = (gelu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ: all else is `SwiGLUMLP`'s.
+
+    Args:
+        hidden_size: width of x and y.
+        intermediate_size: width of gate and up.
+        approximate: "tanh" or "none"; see `fusedlib.geglu_mlp`.
+        options: those of `SwiGLUMLP`.
+
+    Raises:
+        ValueError: an unknown `approximate`, and what `SwiGLUMLP` refuses.
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, approximate: str = "tanh", **options: Any
+    ) -> None:
+        super().__init__(hidden_size, intermediate_size, **options)
+        self.activation = gelu_name(approximate)
+
+    def extra_repr(self) -> str:
+        """The sizes, what is saved and the activation, for print."""
+        return f"{super().extra_repr()}, activation={self.activation!r}"
 
 
 class Linear(nn.Linear):

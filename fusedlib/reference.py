@@ -5,7 +5,7 @@ Called with float64 tensors this is what everything is compared with.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 
 def swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
@@ -16,6 +16,13 @@ def swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
 def swiglu_mlp(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     """swiglu(x) Wdᵀ: w_down (hidden, intermediate), result (..., hidden)."""
     return swiglu(x, w_gate, w_up) @ w_down.mT
+
+
+def geglu_mlp(
+    x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *, approximate: str = "tanh"
+) -> Tensor:
+    """(gelu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ, of operands as of `swiglu_mlp`."""
+    return (gelu(x @ w_gate.mT, approximate=approximate) * (x @ w_up.mT)) @ w_down.mT
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6, *, cast: str = "hf") -> Tensor:

@@ -29,6 +29,8 @@ SETTINGS = {
         "num_attention_heads": 6,
         "num_key_value_heads": 3,
     },
+    "gelu": {"name": "Llama", "hidden_act": "gelu"},
+    "gelu by tanh": {"name": "Llama", "hidden_act": "gelu_pytorch_tanh"},
     "one head of keys": {"name": "Llama", "num_key_value_heads": 1},
     "rows that no block divides": {
         "name": "Llama",

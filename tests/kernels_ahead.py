@@ -44,17 +44,19 @@ def new(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) ->
     return meta(*shape, dtype=dtype)
 
 
-def forward(config: Config, width: int = WIDE) -> None:
+def forward(config: Config, width: int = WIDE, activation: str = "silu") -> None:
     x, h = meta(300, width), meta(300, width)
-    launch = swiglu.fwd_launch(x, width, 0, True, config)
+    launch = swiglu.fwd_launch(x, width, 0, True, config, activation)
     launch(x, *[meta(width, width)] * 2, h, meta(300, 2 * width))
 
 
 def backward(
-    variant: tuple[bool, ...], config: Config, width: int = WIDE, dtype: torch.dtype = BF16
-) -> None:
+    variant: tuple[bool, ...], config: Config, width: int = WIDE, dtype: torch.dtype = BF16,
+    activation: str = "silu",
+) -> None:  # fmt: skip
     dy, w_down, gate_up = (meta(n, width, dtype=dtype) for n in (300, width, 300))
-    swiglu.bwd_launch(dy, width, variant, config)(dy, w_down, *[gate_up] * 4)
+    launch = swiglu.bwd_launch(dy, width, variant, config, activation)
+    launch(dy, w_down, *[gate_up] * 4)
 
 
 def calls_of_swiglu(arch: int) -> Calls:
@@ -72,18 +74,22 @@ def calls_of_swiglu(arch: int) -> Calls:
             yield f"{name} at once {tile.block_m} by {tile.block_n}", partial(call, tile)
         if "in place" not in name:
             yield f"{name} unaligned", partial(call, UNALIGNED, WIDE + 1)
+        for activation in ("gelu", "gelu_tanh"):
+            yield f"{name} {activation}", partial(call, table[arch], activation=activation)
     for (kind, dtype), (even, width) in product(
         {"half": BF16, "ieee": FP32}.items(), {"": WIDE, " unaligned": WIDE + 1}.items()
     ):
         call = partial(backward, POINTWISE, swiglu_configs.POINTWISE, width, dtype)
         yield f"bwd {kind} pointwise{even}", call
+        for activation in ("gelu", "gelu_tanh"):
+            yield f"bwd {kind} pointwise{even} {activation}", partial(call, activation=activation)
     for module in (few_tokens, projections):
         module.architecture = lambda _: arch
     card, widths = torch.device("meta"), (WIDE, 1024, 1024)
     deepest = 256 if arch in few_tokens.D_X_CONFIGS else 64
     for config in few_tokens.ROW_PRODUCT_CONFIGS.get(arch, few_tokens.DEFAULT_CONFIGS):
         for module in (few_tokens, projections):
-            module.chosen = lambda *_, config=config, **__: config
+            module.choose_config = lambda *_, config=config, **__: config
         size = f"{config.block_m} by {config.block_n}"
         if config.block_m == 64:
             launch = few_tokens.down_launch(card, 37, WIDE, WIDE)
@@ -113,13 +119,17 @@ def calls_of_hopper(arch: int) -> Calls:
         "bwd": hopper.MAX_HIDDEN_TO_PREFETCH + 16,
         "bwd ahead": hopper.MAX_HIDDEN_TO_PREFETCH,
     }
-    for (name, hidden), store, dtype in product(widths.items(), (True, False), (BF16, FP16)):
+    variants = [*product(widths, (True, False), (BF16, FP16), ("silu",))]
+    variants += product(("fwd", "bwd"), (True,), (BF16,), ("gelu", "gelu_tanh"))
+    for name, store, dtype, activation in variants:
+        hidden = widths[name]
         matrix = meta(300, hidden, dtype=dtype)
         if name == "fwd":
-            launch = hopper.forward_launch(matrix, hidden, 0, store)
+            launch = hopper.forward_launch(matrix, hidden, 0, store, activation)
         else:
-            launch = hopper.backward_launch(matrix, hidden, store)
-        yield f"{name} {dtype}{' storing' * store}", partial(launch, *[matrix] * 5)
+            launch = hopper.backward_launch(matrix, hidden, store, activation)
+        words = f"{name} {dtype}{' storing' * store}{f' {activation}' * (activation != 'silu')}"
+        yield words, partial(launch, *[matrix] * 5)
 
 
 def calls_of_split(arch: int) -> Calls:

@@ -228,10 +228,11 @@ def row_stride(vocabulary: int, itemsize: int) -> int:
 def block_and_warps(stride: int, itemsize: int, arch: int, more: bool = False) -> tuple[int, int]:
     """How a row of that stride is cut on an architecture: elements at a time, and warps.
 
-    Of a row that is computed with more than a plain loss, half as much at a time: a thread of half
-    as many warps may have twice as many registers, and spills none.
+    Of a row that is computed with more than a plain loss, half as much at a time, a quarter in
+    fp32: a thread of fewer warps may have more registers, and spills none.
     """
-    most = (BLOCK_BYTES_BY_ARCHITECTURE.get(arch, BLOCK_BYTES) >> more) // itemsize
+    most = BLOCK_BYTES_BY_ARCHITECTURE.get(arch, BLOCK_BYTES) // itemsize
+    most >>= itemsize // 2 if more else 0
     block = min(most, triton.next_power_of_2(stride))
     return block, max(block * itemsize // WARP_BYTES, 4)
 

@@ -239,9 +239,9 @@ def _mlp(fused: type[modules.FusedMLP]) -> tuple[Part, ...]:
     def refuse(mlp: Any) -> str | None:
         name = fused._activation
         act = getattr(mlp, name, None)
-        if not modules.is_silu(act):
+        if modules.activation_of(act) is None:
             kind = type(act)
-            return f"its activation is {kind.__module__}.{kind.__qualname__}, not SiLU"
+            return f"its activation is {kind.__module__}.{kind.__qualname__}, not SiLU or GELU"
         if act is not None and "forward" in vars(act):
             return f"the forward of {name} was replaced by someone else's"
         if act is not None and has_hooks(act):

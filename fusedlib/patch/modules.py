@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from fusedlib import projection
-from fusedlib.functional import swiglu_mlp
+from fusedlib.functional import gated_mlp, gelu_name
 from fusedlib.fused import (
     BRING_TO_READERS,
     LINEAR_FORWARDS,
@@ -91,13 +91,23 @@ class FusedCenteredNorm(FusedLitGPTNorm):
         return 1.0 + self.weight.float()
 
 
-SILU = ("torch", "SiLU"), ("transformers", "SiLUActivation")
+# The activation that the fused MLP has for a module of a package and class.
+ACTIVATION_MODULES = {
+    ("torch", "SiLU"): "silu",
+    ("transformers", "SiLUActivation"): "silu",
+    ("transformers", "GELUActivation"): "gelu",
+    ("transformers", "GELUTanh"): "gelu_tanh",
+    ("transformers", "NewGELUActivation"): "gelu_tanh",
+}
 
 
-def is_silu(activation: nn.Module | None) -> bool:
-    """Whether a module is the activation that the fused MLP computes; None is a function of it."""
-    kind = type(activation)
-    return activation is None or (kind.__module__.partition(".")[0], kind.__name__) in SILU
+def activation_of(module: nn.Module | None) -> str | None:
+    """The activation that a module computes, where the fused MLP has it; litgpt's has no module."""
+    if type(module) is nn.GELU:
+        return gelu_name(module.approximate)
+    cls = type(module)
+    name = ACTIVATION_MODULES.get((cls.__module__.partition(".")[0], cls.__name__))
+    return "silu" if module is None else name
 
 
 class FusedMLP(Fused):
@@ -109,25 +119,29 @@ class FusedMLP(Fused):
     _packed: ClassVar = PACKED_MLP
 
     def forward(self, x: Tensor) -> Tensor:
-        """(silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ."""
-        weights = self.weights()
-        if weights is None:
+        """(act(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ."""
+        activation, weights = self.activation, self.weights()
+        if activation is None or weights is None:
             return super().forward(x)
-        return recompute_in_backward(x, swiglu_mlp(x, *weights))
+        return recompute_in_backward(x, gated_mlp(activation, "gate_up", x, *weights))
+
+    @property
+    def activation(self) -> str | None:
+        """Its name in ACTIVATIONS; None where a call of it may be something else."""
+        module = self._modules.get(self._activation)
+        if module is not None and (
+            "forward" in module.__dict__ or has_hooks(module, BRING_TO_READERS)
+        ):
+            return None
+        return activation_of(module)
 
     def weights(self) -> tuple[Any, Tensor] | None:
         """Those of gate and up, a pair or one above the other, and that of down.
 
-        None where a call of the projections or of the activation is more than what they compute.
+        None where a call of the projections is more than what they compute.
         """
         children: Any = self._modules
         down, gate_up = children[self._down], [children[name] for name in self._gate_up]
-        activation = children.get(self._activation)
-        if not is_silu(activation) or (
-            activation is not None
-            and ("forward" in activation.__dict__ or has_hooks(activation, BRING_TO_READERS))
-        ):
-            return None
         weights = plain_weights(*gate_up, down, biased=False)  # as adapters may make them
         if weights is None:
             return None
