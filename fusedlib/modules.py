@@ -9,14 +9,7 @@ from torch import Tensor, nn
 
 from fusedlib.arguments import require_number, require_size, require_tensors
 from fusedlib.functional import SAVES, gated_mlp, gelu_name
-from fusedlib.fused import (
-    LINEAR_FORWARDS,
-    PACKED_MLP,
-    Fused,
-    has_hooks,
-    plain_weights,
-    unpack_earlier_checkpoint,
-)
+from fusedlib.fused import LINEAR_FORWARDS, Fused, has_hooks, plain_weights
 from fusedlib.kernels.host.problem import ACTIVATIONS
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
@@ -86,10 +79,6 @@ class SwiGLUMLP(nn.Module):
         """The sizes and what is saved, for print."""
         sizes = f"hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}"
         return f"{sizes}, save={self.save!r}"
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        unpack_earlier_checkpoint(self, PACKED_MLP, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class GeGLUMLP(SwiGLUMLP):

@@ -155,13 +155,6 @@ def test_loading_what_there_is():
     assert torch.equal(ours.down_proj.weight, before[KEYS[2]])
 
 
-def test_packed_names_of_earlier_releases_load():
-    ours, plain = SwiGLUMLP(HIDDEN, INNER), Plain()
-    gate, up, down = (weight.detach() for weight in plain.state_dict().values())
-    ours.load_state_dict({"w_gate_up": torch.cat([gate, up]), "w_down": down})
-    assert all(map(torch.equal, ours.state_dict().values(), (gate, up, down)))
-
-
 def test_weights_come_to_a_module_without_memory():
     plain = Plain().to(torch.bfloat16)
     ours = SwiGLUMLP(HIDDEN, INNER, device="meta")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from functools import cache
 from functools import partial as bind
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from fusedlib.functional import gated_mlp, gelu_name
 from fusedlib.fused import (
     BRING_TO_READERS,
     LINEAR_FORWARDS,
-    PACKED_MLP,
     Fused,
     has_global_hooks,
     has_hooks,
@@ -116,7 +115,6 @@ class FusedMLP(Fused):
     # Names of the projections of gate and up, or of both in one, and of down; of the activation.
     _gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     _down, _activation = "down_proj", "act_fn"
-    _packed: ClassVar = PACKED_MLP
 
     def forward(self, x: Tensor) -> Tensor:
         """(act(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ."""
@@ -154,7 +152,6 @@ class FusedPhi3MLP(FusedMLP):
 
     _gate_up: tuple[str, ...] = ("gate_up_proj",)
     _activation = "activation_fn"
-    _packed: ClassVar = {"w_gate_up": ("gate_up_proj.weight",), "w_down": ("down_proj.weight",)}
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """As the others', whose argument has another name."""
@@ -166,7 +163,6 @@ class FusedLitGPTMLP(FusedMLP):
 
     _gate_up: tuple[str, ...] = ("fc_1", "fc_2")
     _down = "proj"
-    _packed: ClassVar = {"w_gate_up": ("fc_1.weight", "fc_2.weight"), "w_down": ("proj.weight",)}
 
 
 # A mask of this shape, which hides nothing, says that attention is causal and no more.
@@ -178,10 +174,6 @@ class FusedAttention(Fused):
     """Llama's attention with q, k and v as one operation, and q and k turned in one launch."""
 
     _norms = False  # of q and k
-    _packed: ClassVar = {
-        packed: tuple(f"{name}_proj.{kind}" for name in "qkv")
-        for packed, kind in (("w_qkv", "weight"), ("bias_qkv", "bias"))
-    }
 
     def forward(
         self, hidden_states: Tensor,

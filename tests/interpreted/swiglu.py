@@ -344,8 +344,8 @@ def test_operators_say_what_is_wrong():
 
     for call, words in [
         (lambda: forward(x[0], w_gate_up, None, True), r"x must be .*\(5,\)"),
-        (lambda: forward(x, w_gate_up[:7], None, True), r"2·inner, 5\), got \(7, 5\)"),
-        (lambda: forward(x, w_gate_up[:, :4], None, True), r"got \(8, 4\)"),
+        (lambda: forward(x, w_gate_up[:7], None, True), r"w_gate must be \(6, 5\), got \(7, 5\)"),
+        (lambda: forward(x, w_gate_up[:, :4], None, True), r"x must be \(3, 4\), got \(3, 5\)"),
         (lambda: forward(x, w_gate_up.half(), None, True), "got torch.float16"),
         (lambda: forward(x.int(), w_gate_up.int(), None, True), "got torch.int32"),
         (lambda: forward(x, w_gate_up, w_gate_up[:4], True), r"w_up must be \(8, 5\), got"),
@@ -358,8 +358,8 @@ def test_operators_say_what_is_wrong():
             r"w_down must be \(5, 8\)",
         ),
         (lambda: backward(x, w_down[:, :3], gate_up), r"got \(5, 3\)"),
-        (lambda: backward(dh, w_down, gate_up), r"dy must be \(tokens, 5\)"),
-        (lambda: backward(x, None, gate_up, x), r"dh must be \(tokens, 4\)"),
+        (lambda: backward(dh, w_down, gate_up), r"upstream must be \(3, 5\)"),
+        (lambda: backward(x, None, gate_up, x), r"upstream must be \(3, 4\)"),
         (lambda: backward(dh, None, gate_up, x[:2]), r"x must be \(3, 5\)"),
         (lambda: backward(x, w_down, gate_up[:2]), r"gate_up must be \(3, 8\)"),
     ]:

@@ -21,23 +21,21 @@ from fusedlib.kernels.host.plan import Plan, contiguous_and_aligned
 from fusedlib.kernels.host.plan_cache import plan_for
 from fusedlib.kernels.host.products import WantedGradients
 from fusedlib.kernels.host.route import weight_sizes
-from fusedlib.kernels.operands import KERNEL_DTYPES
+from fusedlib.kernels.operands import KERNEL_DTYPES, shape_of
 
 
-def _check(name: str, matrix: Tensor, shape: tuple[int | str, int | str], like: Tensor) -> None:
-    """A matrix of that shape (a word stands for any size), of like's dtype and device."""
-    expected = f"({shape[0]}, {shape[1]})"
-    fits = matrix.ndim == 2 and all(
-        isinstance(want, str) or want == size
-        for want, size in zip(shape, matrix.shape, strict=True)
-    )
-    if not fits or (str(shape[0]).startswith("2·") and matrix.shape[0] % 2):
-        raise ValueError(f"{name} must be {expected}, got {tuple(matrix.shape)}")
-    if matrix.dtype != like.dtype or matrix.dtype not in KERNEL_DTYPES:
-        known = ", ".join(map(str, KERNEL_DTYPES))
-        raise ValueError(f"{name} must be {like.dtype}, one of {known}; got {matrix.dtype}")
-    if matrix.device != like.device:
-        raise ValueError(f"{name} must be on {like.device}, got {matrix.device}")
+def _check(like: Tensor, **named: tuple[Tensor | None, tuple[int, ...]]) -> None:
+    """Raise a ValueError where a matrix is not of its shape and of like's dtype and device."""
+    for name, (matrix, shape) in named.items():
+        if matrix is None:
+            continue
+        if matrix.shape != shape:
+            raise ValueError(f"{name} must be {shape}, got {shape_of(matrix)}")
+        if matrix.dtype != like.dtype or matrix.dtype not in KERNEL_DTYPES:
+            known = ", ".join(map(str, KERNEL_DTYPES))
+            raise ValueError(f"{name} must be {like.dtype}, one of {known}; got {matrix.dtype}")
+        if matrix.device != like.device:
+            raise ValueError(f"{name} must be on {like.device}, got {matrix.device}")
 
 
 @operator("swiglu_mlp")
@@ -53,14 +51,12 @@ def swiglu_mlp(
     Raises:
         ValueError: a shape, dtype or device that does not fit.
     """
-    _check("x", x, ("tokens", "hidden"), x)
-    if w_up is None:
-        _check("w_gate_up", w_gate, ("2·inner", x.shape[1]), x)
-    else:
-        _check("w_gate", w_gate, ("inner", x.shape[1]), x)
-        _check("w_up", w_up, (w_gate.shape[0], x.shape[1]), x)
-    if w_down is not None:
-        _check("w_down", w_down, (x.shape[1], weight_sizes(w_gate, w_up)[0] // 2), x)
+    wide, hidden = weight_sizes(w_gate, w_up)
+    inner, rows = wide // 2, wide // 2 * (2 if w_up is None else 1)
+    _check(
+        x, x=(x, (x.shape[0], hidden)), w_gate=(w_gate, (rows, hidden)),
+        w_up=(w_up, (inner, hidden)), w_down=(w_down, (hidden, inner)),
+    )  # fmt: skip
     plan = plan_for(x, w_gate, w_up, w_down, activation)
     output, gate_up = run_forward(x, w_gate, w_up, w_down, save, plan)
     return output, x.new_empty(0, 0) if gate_up is None else gate_up
@@ -90,16 +86,12 @@ def swiglu_mlp_backward(
         ValueError: a shape, dtype or device that does not fit.
     """
     (hidden, inner), down = sizes, w_down is not None or wants[3]
-    tokens, wide = upstream.shape[0], 2 * inner
-    rows = inner if pair else wide
-    for name, matrix, shape in (
-        ("dy" if down else "dh", upstream, ("tokens", hidden if down else inner)),
-        ("x", x, (tokens, hidden)), ("w_gate", w_gate, (rows, hidden)),
-        ("w_up", w_up, (inner, hidden)), ("w_down", w_down, (hidden, inner)),
-        ("gate_up", gate_up, (tokens, wide)),
-    ):  # fmt: skip
-        if matrix is not None:
-            _check(name, matrix, shape, upstream)
+    tokens, rows = upstream.shape[0], inner if pair else 2 * inner
+    _check(
+        upstream, upstream=(upstream, (tokens, hidden if down else inner)),
+        x=(x, (tokens, hidden)), w_gate=(w_gate, (rows, hidden)), w_up=(w_up, (inner, hidden)),
+        w_down=(w_down, (hidden, inner)), gate_up=(gate_up, (tokens, 2 * inner)),
+    )  # fmt: skip
     plan = _plan_of_sizes(upstream, tokens, hidden, inner, pair, down, activation)
     dy, *saved = contiguous_and_aligned(upstream, x, w_gate, w_up, w_down, gate_up)
     assert dy is not None

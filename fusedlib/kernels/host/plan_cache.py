@@ -46,8 +46,9 @@ def select_plan(
 
 
 def lookup_plan(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor, activation: str = "silu"
-) -> Plan | None:
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None,
+    activation: str = "silu",
+) -> Plan | None:  # fmt: skip
     """The plan that `select_plan` gave operands like these before, or None.
 
     Nothing is checked, for it was then: at few tokens the checks cost as much as a launch.
@@ -68,7 +69,7 @@ def lookup_plan(
     # A wrapper that is left over from a transform has no address.
     if is_transform_wrapper(x) or is_transform_wrapper(w_gate):
         return None
-    if is_transform_wrapper(w_down):
+    if w_down is not None and is_transform_wrapper(w_down):
         return None
     return None if w_up is not None and is_transform_wrapper(w_up) else plan
 
@@ -124,11 +125,10 @@ def _plan_key(
         )
     else:
         tokens = _fp32_length_class(x, hidden, wide // 2)
-    up_key = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
-    if w_down is None:
-        return activation, tokens, wide, hidden, dtype, device, up_key
-    dtypes, devices = (w_gate.dtype, w_down.dtype), (w_gate.device, w_down.device)
-    return activation, tokens, wide, hidden, w_down.shape, dtype, device, dtypes, devices, up_key
+    up = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
+    down = None if w_down is None else (w_down.shape, w_down.dtype, w_down.device)
+    gate = w_gate.dtype, w_gate.device
+    return activation, tokens, wide, hidden, dtype, device, gate, up, down
 
 
 def _fp32_length_class(x: Tensor, hidden: int, inner: int) -> Hashable:
