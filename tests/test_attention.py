@@ -55,7 +55,6 @@ def test_plain_attentions_peak_is_that_of_the_formula(shape):
     assert seen["after_forward_mib"] * MIB == pytest.approx(
         sum(kept("plain", one).values()) + one.linear, abs=64
     )
-    assert seen["forward_peak_mib"] <= seen["peak_mib"]
 
 
 def test_on_cuda_the_softmax_backward_writes_a_square_more():

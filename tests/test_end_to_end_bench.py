@@ -12,6 +12,7 @@ from fusedlib.bench.race import Turn
 from fusedlib.patch import apply
 from measure import mlps
 from measure.end_to_end import cases, measure, races
+from measure.transformer_trainer import Trainer
 from models import flops, transformer
 from models.transformer import SwiGLU, Transformer
 
@@ -66,8 +67,8 @@ def test_a_step_has_its_parts_and_its_work(precision):
 
 
 def test_autocast_computes_in_bf16_on_fp32_weights():
-    made = cases.make_trainer(step("bf16 autocast"))
-    assert made.call(made.tokens).dtype == torch.bfloat16
+    made = Trainer.of(step("bf16 autocast"))
+    assert made.logits().dtype == torch.bfloat16
     assert {p.dtype for p in made.model.parameters()} == {torch.float32}
 
 
@@ -260,14 +261,14 @@ def test_only_what_is_far_above_the_memory_is_not_tried(monkeypatch):
 
 
 def test_a_case_out_of_memory_leaves_the_next_one(monkeypatch, tmp_path):
-    real = measure.make_trainer
+    real = Trainer.of
 
-    def make_trainer(case):
+    def of(case):
         if case["precision"] == "fp32":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
         return real(case)
 
-    monkeypatch.setattr(measure, "make_trainer", make_trainer)
+    monkeypatch.setattr(measure.Trainer, "of", of)
     todo = cases.steps(TINY, ["nano"], [8], ["fp32", "bf16"])
     own = recorder(tmp_path)
     sweep.sweep(own, todo, measure.measure)

@@ -15,7 +15,7 @@ LIMITS = Limits(seconds=0.5, blocks=3, steps=10, settling=6)
 PARTS = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
 
 
-class Simulated:
+class Simulated(step_clock.Trainer):
     """A device that works off what a host issues, each at a pace in ms a step, and their clocks."""
 
     def __init__(self, device_ms, host_ms=1.0):
@@ -25,7 +25,7 @@ class Simulated:
         self.issued = self.synchronised = 0
 
     # what a trainer has
-    def issue(self):
+    def issue(self, section=None):
         pace = self.device_ms(self.issued) if callable(self.device_ms) else self.device_ms
         self.issued += 1
         sections = timing.Sections("cuda")

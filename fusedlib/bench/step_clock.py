@@ -7,12 +7,14 @@ as the step, the time is the host's, not the card's.
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from fusedlib.bench import timing
 from fusedlib.bench.race import Turn
@@ -27,25 +29,68 @@ VERY_SLOW_MS = 1000.0  # alone in its block
 TURN = 3  # steps when it is a rival's turn
 # Issues one step, waits for nothing and gives the marks of its sections.
 Issue = Callable[[], timing.Sections]
+Section = Callable[[str], AbstractContextManager[object]]
 
 
-class Trainer(Protocol):
-    """What has a training step: `issue` runs one and does not wait for the device."""
+class Trainer:
+    """A model and its training step: a subclass says what its loss is, and what else it does.
 
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
+    Attributes:
+        model: whose gradients a step leaves.
+        device: where it runs.
+        optimizer: what ends a step, if anything does.
+        loss: of the last step, without its graph.
+    """
 
-    @property
-    def model(self) -> torch.nn.Module:
-        """Whose gradients a step leaves."""
+    goes_backward = True
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """What ends a step, if anything does."""
+    def __init__(
+        self, model: nn.Module, device: torch.device | str,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.device, self.optimizer = model, torch.device(device), optimizer
+        self.loss: Tensor
 
-    def issue(self) -> timing.Sections:
-        """One step, with marks at the borders of its sections."""
+    def forward(self) -> Tensor:
+        """The loss, with its graph."""
+        raise NotImplementedError
+
+    def around_forward(self) -> AbstractContextManager[object]:
+        """What a forward runs in; its end belongs to no section."""
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of all parameters."""
+        loss.backward()
+
+    def update(self) -> None:
+        """The optimizer's step."""
+        assert self.optimizer is not None
+        self.optimizer.step()
+
+    def clear(self) -> None:
+        """Drop the gradients."""
+        self.model.zero_grad(set_to_none=True)
+
+    def issue(self, section: Section | None = None) -> timing.Sections:
+        """One step, not waited for, with marks at the borders of its sections.
+
+        Args:
+            section: around each section by its name, instead of marks.
+        """
+        sections = timing.Sections(self.device)
+        around = section or sections.section
+        self.clear()
+        with self.around_forward(), around("forward"):
+            loss = self.forward()
+        if self.goes_backward:
+            with around("backward"):
+                self.backward(loss)
+        if self.optimizer is not None:
+            with around("optimizer"):
+                self.update()
+        self.loss = loss.detach()
+        return sections
 
 
 @dataclass(frozen=True)
@@ -152,10 +197,7 @@ def turn(
         medians = {name: median(samples) for name, samples in block.samples_ms.items()}
         return medians | {"total": block.step_ms}
 
-    def drop() -> None:
-        trainer.model.zero_grad(set_to_none=True)
-
-    return Turn(run, lambda calls: prepare(), drop, figures)
+    return Turn(run, lambda calls: prepare(), trainer.clear, figures)
 
 
 def peaks(trainer: Trainer, steps: int = 2) -> dict[str, float]:
@@ -172,7 +214,7 @@ def peaks(trainer: Trainer, steps: int = 2) -> dict[str, float]:
     )
     most = {"both_peak_mib": 0.0, "peak_mib": 0.0, "held_mib": 0.0}
     for _ in range(steps):
-        trainer.model.zero_grad(set_to_none=True)
+        trainer.clear()
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         trainer.issue()

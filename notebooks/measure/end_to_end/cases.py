@@ -8,13 +8,11 @@ import torch
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable, require_memory
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
-from measure.transformer_trainer import Trainer
+from measure.transformer_trainer import WEIGHTS
 from models import transformer
 from models.transformer import TransformerConfig, config
 
 STUDY = "06_end_to_end"
-WEIGHTS = {"fp32": "float32", "bf16 autocast": "float32", "bf16": "bfloat16"}
-"""Dtype of the weights by precision; fp32 products are IEEE's, not TF32's."""
 RACES = {"mlp": "mlp", "model": "compile"}
 """The task of the rivals by experiment: whose MLP, or whether the model is compiled."""
 OPTIMIZERS = ("for-loop", "foreach", "fused")
@@ -131,26 +129,3 @@ def least_bytes(case: Case) -> int:
     pairs = case["batch_size"] * model.num_heads * model.context_length**2
     matrices = model.num_layers * pairs if model.attention == "plain" else 0
     return (4 * model.num_parameters + matrices) * size
-
-
-def make_trainer(case: Case) -> Trainer:
-    """The trainer of a case; under autocast its forward pass runs so, the backward pass follows."""
-    trainer = Trainer(
-        model=case["model"], direction="step", device=case["device"],
-        dtype=WEIGHTS[case["precision"]], batch_size=case["batch_size"],
-        context_length=case["context_length"], attention=case["attention"],
-    )  # fmt: skip
-    trainer.call = autocast(case, trainer.model)
-    return trainer
-
-
-def autocast(case: Case, call: Any) -> Any:
-    """The call as the case's precision has it."""
-    if case["precision"] != "bf16 autocast":
-        return call
-
-    def under_autocast(tokens: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(torch.device(case["device"]).type, torch.bfloat16):
-            return call(tokens)
-
-    return under_autocast

@@ -10,7 +10,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -34,14 +34,8 @@ from fusedlib.bench.settings import matmul_settings
 from fusedlib.patch import apply
 from measure import mlps, swiglu  # noqa: F401  (swiglu registers who else computes the MLP)
 from measure.end_to_end import measure
-from measure.end_to_end.cases import (
-    RACES,
-    WEIGHTS,
-    autocast,
-    make_trainer,
-    require_possible,
-    shape,
-)
+from measure.end_to_end.cases import RACES, require_possible, shape
+from measure.transformer_trainer import WEIGHTS, Trainer, autocast_bf16
 from models.transformer import Transformer, loss
 
 LAYERS = 2
@@ -84,7 +78,7 @@ class Setup:
     """A trainer whose model the rivals take turns in; each parameter has its moments."""
 
     def __init__(self, case: Case) -> None:
-        self.trainer = make_trainer(case)
+        self.trainer = Trainer.of(case)
         self.own = [b.get_submodule("mlp") for b in self.trainer.model.blocks]
 
     def check(self, case: Case) -> Checked:
@@ -93,7 +87,7 @@ class Setup:
         rival_in = rival_placer(case, one, trainer.model, self.own)
 
         def put_rival_in() -> None:
-            trainer.call = autocast(case, rival_in())
+            trainer.call = rival_in()
 
         put_rival_in()
         assert trainer.optimizer is not None
@@ -104,7 +98,7 @@ class Setup:
             figures = {**one.facts(), **step_until_compiled(trainer.step, case["device"])}
             figures |= step_clock.peaks(trainer)
         finally:
-            trainer.model.zero_grad(set_to_none=True)
+            trainer.clear()
         figures |= checked(case, one)
         return Checked(
             figures,
@@ -170,9 +164,10 @@ def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
     batch = torch.randint(small.vocab_size, size, device=device)
     exact = copy.deepcopy(model).double()
     true = _results(exact, exact, batch)
-    baseline = check.errors(_results(model, autocast(case, model), batch), true)
+    cast = case["precision"] == "bf16 autocast"
+    baseline = check.errors(_results(model, model, batch, cast), true)
     rival_in = rival_placer(case, one, model, [b.get_submodule("mlp") for b in model.blocks])
-    errors = check.errors(_results(model, autocast(case, rival_in()), batch), true)
+    errors = check.errors(_results(model, rival_in(), batch, cast), true)
     gradients = [error.norm for name, error in errors.items() if name != "logits"]
     figures = {
         "logits_error": errors["logits"].norm, "gradients_error": max(gradients, default=None),
@@ -182,10 +177,13 @@ def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
     return check.require(errors, baseline, rounded, true, figures)
 
 
-def _results(model: Transformer, call: Call, batch: Tensor) -> dict[str, Tensor]:
-    """Logits, and the gradients that arrived by the state dict's names."""
+def _results(
+    model: Transformer, call: Call, batch: Tensor, cast: bool = False
+) -> dict[str, Tensor]:
+    """Logits, under autocast or not, and the gradients that arrived by the state dict's names."""
     model.zero_grad(set_to_none=True)
-    logits = call(batch[0])
+    with autocast_bf16(batch.device) if cast else nullcontext():
+        logits = call(batch[0])
     loss(logits, batch[1]).backward()
     arrived = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {"logits": logits.detach(), **arrived}

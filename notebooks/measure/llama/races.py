@@ -49,7 +49,7 @@ class Setup:
         size = case["batch_size"], case["context_length"]
         if size not in self.losses:
             self.losses[size] = plain_loss(self.base, ids)
-        program: Any = LlamaTrainer(model, call, ids, optimizer=case["optimizer"], graph=graph)
+        program = LlamaTrainer(model, call, ids, optimizer=case["optimizer"], graph=graph)
         figures = {"loss": _checked_loss(program, self.losses[size], case["dtype"])}
         figures |= program.activations() | ({} if graph else step_clock.peaks(program, steps=1))
         turn = step_clock.turn(program, steps=1)
@@ -66,7 +66,6 @@ def _checked_loss(program: LlamaTrainer, baseline: float, dtype: str) -> float:
     optimizer, program.optimizer = program.optimizer, None
     program.issue()
     program.optimizer = optimizer
-    assert program.loss is not None
     loss = program.loss.item()
     most = check.FLOOR_ROUNDOFFS * _loss_roundoff(dtype, program.ids.numel())
     if not abs(loss / baseline - 1) <= most:

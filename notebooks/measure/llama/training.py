@@ -49,7 +49,6 @@ class Training(LlamaTrainer):
     def step(self) -> Tensor:
         """Forward, backward and AdamW; the loss, a scalar without a graph."""
         self.issue()
-        assert self.loss is not None
         self.ids, self.done = next(self.batches), self.done + 1
         return self.loss
 

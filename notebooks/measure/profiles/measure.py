@@ -10,7 +10,6 @@ the host further, which part of the model they belong to.
 own, such as nsys, between `cudaProfilerStart` and `cudaProfilerStop`.
 """
 
-import contextlib
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,16 +19,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fusedlib.bench import machine, paths, step_clock, timing
 from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
-from measure.end_to_end.cases import WEIGHTS, autocast, make_trainer, require_possible
+from measure.end_to_end.cases import require_possible
 from measure.profiles import classes, trace
 from measure.profiles.trace import Piece, Trace
-from measure.transformer_trainer import Trainer
+from measure.transformer_trainer import WEIGHTS, Trainer
 from models import transformer
-from models.ranges import Range, Tracer, named_ranges
+from models.ranges import Range, named_ranges
 from models.transformer import loss
 
 STUDY = "08_profile"
@@ -105,51 +105,41 @@ def measure(case: Case, limits: step_clock.Limits | None = None) -> Figures:
 
 def clocked(case: Case, limits: step_clock.Limits | None = None) -> Figures:
     """A step's time, the time the host takes to issue it, and whether these are one."""
-    return step_clock.measure(build(case), limits or step_clock.Limits())
-
-
-def build(case: Case) -> Trainer:
-    """The trainer of a case, its model to be compiled in the first step or as it is."""
-    trainer = make_trainer(case)
-    if case["provider"] == "inductor":
-        trainer.call = autocast(case, torch.compile(trainer.model))
-    return trainer
+    trainer = Trainer.of(case, provider=case["provider"])
+    return step_clock.measure(trainer, limits or step_clock.Limits())
 
 
 # --- under the profiler ---------------------------------------------------------------------------
 
 
-def step(trainer: Trainer, tracer: Tracer | None = None) -> None:
-    """A step like `Trainer.issue`'s, with ranges instead of marks; the tracer's around the loss."""
-    trainer.model.zero_grad(set_to_none=True)
+def step(trainer: Trainer) -> None:
+    """A step with ranges instead of marks."""
     with Range(STEP):
-        with Range("forward"):
-            logits = trainer.call(trainer.tokens)
-            with tracer.within("loss") if tracer else contextlib.nullcontext():
-                value = loss(logits, trainer.targets)
-        del logits
-        with Range("backward"):
-            value.backward()
-        with Range("optimizer"):
-            assert trainer.optimizer is not None
-            trainer.optimizer.step()
+        trainer.issue(Range)
 
 
 def named_step(trainer: Trainer) -> None:
-    """A step of an eager model with the names of all its modules."""
+    """A step of an eager model with the names of all its modules, and the loss's."""
     with named_ranges(trainer.model) as tracer:
-        step(trainer, tracer)
+
+        def named_loss(logits: Tensor, targets: Tensor) -> Tensor:
+            with tracer.within("loss"):
+                return loss(logits, targets)
+
+        trainer.criterion = named_loss
+        step(trainer)
+        trainer.criterion = loss
 
 
 def inference(trainer: Trainer) -> None:
     """The forward pass alone, to the logits."""
     with torch.no_grad(), Range(INFERENCE):
-        trainer.call(trainer.tokens)
+        trainer.logits()
 
 
 def warm(case: Case) -> Trainer:
     """The trainer of a case after its first steps."""
-    trainer = build(case)
+    trainer = Trainer.of(case, provider=case["provider"])
     if case["provider"] == "eager":
         inference(trainer)
     for _ in range(WARMUP):
