@@ -44,23 +44,16 @@ def cases(
     """Training runs of each provider under each strategy, on each number of processes.
 
     Args:
-        strategies: of `STRATEGIES`.
-        providers: arms of `measure.llama`, or "all".
-        model: of `llama.CONFIGS`.
         processes: numbers of processes, one GPU each.
         batch_sizes: sequences a step and process.
-        context_length: tokens a sequence.
         dtype: of weights and products; DeepSpeed keeps fp32 copies of 16-bit weights.
         optimizer: "sgd" or "adamw", which is DeepSpeed's CPU Adam where the optimizer is in the
             host's memory.
         checkpointing: whether backward computes each layer's activations anew.
         warmup: steps before the clock counts.
-        steps: steps that are timed.
-        device: "cuda" or "cpu"; "auto" takes the best there is.
 
     Raises:
-        ValueError: an unknown strategy, arm, model or optimizer, CPU Adam asked to be SGD, or a
-            number below 1 (below 0 for the warm-up).
+        ValueError: an unknown name, CPU Adam asked to be SGD, or a number below 1.
     """
     require_known("strategy", strategies, STRATEGIES)
     require_known("optimizer", optimizer, OPTIMIZERS)

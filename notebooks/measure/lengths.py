@@ -47,14 +47,7 @@ def cases(
         asked: names of rivals; torch.compile with dynamic=False compiles anew for every length.
         lengths: how many different ones.
         most: the longest one possible, in tokens.
-        hidden_size: width of x and y.
-        intermediate_size: width of gate and up.
-        dtype: of inputs, weights and results.
-        device: where it runs.
         warmed: those of them that are measured once more, after `fusedlib.warm_up`.
-
-    Raises:
-        ValueError: an unknown rival.
     """
     shared = {
         "experiment": EXPERIMENT, "direction": "forward+backward", "lengths": lengths, "most": most,

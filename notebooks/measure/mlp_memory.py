@@ -34,17 +34,7 @@ SHAPE = ("tokens", "hidden_size", "intermediate_size", "dtype")
 def cases(
     shapes: Iterable[str | tuple[int, int, int]], asked: Sequence[str], *, dtype: str, device: str,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """For each shape and rival what autograd keeps ("saved") and what one step holds ("step").
-
-    Args:
-        shapes: "tokens·hidden·intermediate", or the three numbers.
-        asked: names of rivals; `all` for every one that is registered.
-        dtype: of inputs, weights and results.
-        device: where it runs.
-
-    Raises:
-        ValueError: a text that is not three whole numbers from 1, or an unknown rival.
-    """
+    """For each shape and rival what autograd keeps ("saved") and what one step holds ("step")."""
     names = [n for n in rivals.chosen(TASK, asked) if "bound" not in rivals.get(TASK, n).traits]
     return grid(
         {"device": device}, shape=[_fields(shape, dtype) for shape in shapes], provider=names,
@@ -55,11 +45,7 @@ def cases(
 def stack_cases(
     shape: str, layers: Sequence[int], asked: Sequence[str], *, dtype: str, device: str
 ) -> list[dict[str, Any]]:
-    """Stacks of that many layers, without gradients from an earlier pass and with them held.
-
-    Raises:
-        ValueError: a number of layers below 1, or a rival that has no module.
-    """
+    """Stacks of that many layers, without gradients from an earlier pass and with them held."""
     require_least(1, layers=layers)
     shared = {"experiment": "stack", "device": device, **_fields(shape, dtype)}
     names = rivals.chosen(MODULE, asked)

@@ -116,9 +116,9 @@ def path(layer: nn.Module, x: Tensor) -> str | None:
 
 def stack(name: str, problem: SwiGLUProblem, layers: int, device: str) -> nn.Sequential:
     """That many layers of a rival in the problem's dtype, weights drawn small."""
-    sizes = problem.hidden_size, problem.intermediate_size, device, problem.torch_dtype
-    build = rivals.get(MODULE, name).build
-    return nn.Sequential(*(build(SwiGLU(*sizes)) for _ in range(layers)))
+    sizes, build = (problem.hidden_size, problem.intermediate_size), rivals.get(MODULE, name).build
+    factory: dict[str, Any] = {"device": device, "dtype": problem.torch_dtype}
+    return nn.Sequential(*(build(SwiGLU(*sizes, **factory)) for _ in range(layers)))
 
 
 def one_layer(name: str, problem: SwiGLUProblem, inputs: Inputs) -> Workload:

@@ -54,11 +54,7 @@ def setting(
     model: str, context_length: int, *, attention: str, precision: str, device: str,
     batch_size: int = BATCH_SIZE,
 ) -> Case:  # fmt: skip
-    """What every case of one model and size of work shares; device "auto" takes the best one.
-
-    Raises:
-        ValueError: unknown model, attention or precision, a context or batch below 1.
-    """
+    """What every case of one model and size of work shares; device "auto" takes the best one."""
     config(model, context_length=context_length, attention=attention)
     activations.widths(precision)
     require_least(1, batch_size=batch_size)
@@ -94,11 +90,7 @@ def checkpoints(
     shared: Case, sizes: Iterable[int], nested: Iterable[int], first: Iterable[int],
     repetitions: int,
 ) -> list[Case]:  # fmt: skip
-    """No checkpoint, then segments, the first blocks alone, and nested segments, of these sizes.
-
-    Raises:
-        ValueError: a size that the model's blocks do not allow, or no repetition.
-    """
+    """No checkpoint, then segments, the first blocks alone, and nested segments, of these sizes."""
     plans = [WHOLE]
     for kind, chosen in (("segments", sizes), ("first", first), ("nested", nested)):
         plans += [Plan(kind, size) for size in chosen]  # type: ignore[arg-type]

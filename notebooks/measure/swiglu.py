@@ -130,17 +130,11 @@ def cases(
     repetitions: int, precision: str = "highest", launches: Sequence[str] = ("python",),
     directions: Sequence[str] = DIRECTIONS, frozen: bool = False, group: str = "",
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """One case a shape, direction, launch and rival.
+    """One case a shape, direction, launch and rival; a backward alone is launched from Python only.
 
     Args:
         shapes: "tokens·hidden·intermediate", with · or x, or the three numbers.
         asked: names of rivals; `all` for every one that is registered.
-        dtype: of inputs, weights and results.
-        device: where it runs.
-        repetitions: rounds.
-        precision: torch's setting for fp32 products, "highest" or "high" (TF32).
-        launches: ways to launch; a backward alone is launched from Python only.
-        directions: "forward", "backward", "forward+backward".
         frozen: also the backward pass that gives x alone a gradient.
         group: what the shapes are, for the notebook's selections.
 

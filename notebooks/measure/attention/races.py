@@ -149,13 +149,7 @@ def cases(
 
     Args:
         grid: one of `GRIDS`, for the notebook's selections.
-        contexts: tokens a sequence.
-        widths: of the one head.
-        dtypes: of all tensors.
         asked: names of rivals; `all` for every one but those that compile for long.
-        batch_size: sequences.
-        repetitions: rounds.
-        device: where it runs.
         more: a rival at one dtype and width besides, "inductor float32 64", or at one context of
             these, "flex float32 64 1024".
 

@@ -29,9 +29,6 @@ def setting(
         batch_size: sequences a step.
         seconds: steps alone are measured for so long at least.
         repetitions: rounds of a race at least. The range of six pairs covers their median at 97 %.
-
-    Raises:
-        ValueError: a number out of its bounds.
     """
     require_least(1, batch_size=batch_size, repetitions=repetitions)
     require_least(0, seconds=seconds)
@@ -48,11 +45,6 @@ def steps(
     """Eager training steps with AdamW, a context after the other, sizes as given.
 
     Args:
-        shared: from `setting`.
-        models: names of sizes.
-        contexts: tokens a sequence.
-        precisions: of `WEIGHTS`.
-        attention: "plain" or "sdpa".
         inference: whether the model is timed without gradients too.
         experiment: "step", or "profile" for one more step under the profiler.
 
@@ -73,19 +65,7 @@ def races(
     shared: Case, experiment: str, models: Sequence[str], contexts: Sequence[int],
     precisions: Sequence[str], asked: Sequence[str] = ("all",),
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The same steps by each rival in turns, plain attention.
-
-    Args:
-        shared: from `setting`.
-        experiment: of `RACES`: "mlp", whose MLP; "model", whether it is compiled.
-        models: names of sizes.
-        contexts: tokens a sequence.
-        precisions: of `WEIGHTS`.
-        asked: names of rivals; `all` for every one that is registered.
-
-    Raises:
-        ValueError: as `steps`, and an unknown experiment or rival.
-    """
+    """The same steps by each rival in turns, plain attention; the experiment is one of `RACES`."""
     require_known("race", experiment, RACES)
     names = rivals.chosen(RACES[experiment], asked)
     wanted = steps(shared, models, contexts, precisions, experiment=experiment)

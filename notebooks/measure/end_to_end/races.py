@@ -7,12 +7,10 @@ timed: logits and the gradient of every parameter against float64, by the rule o
 """
 
 import copy
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -24,23 +22,20 @@ from fusedlib.bench import (
     rivals,
     step_clock,
     sustained,
-    timing,
 )  # fmt: skip
-from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.rivals import Rival, rival
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.patch import apply
 from measure import mlps, swiglu  # noqa: F401  (swiglu registers who else computes the MLP)
+from measure.compiling import call_until_compiled, counting_graphs, warm_compiler
 from measure.end_to_end import measure
 from measure.end_to_end.cases import RACES, require_possible, shape
 from measure.transformer_trainer import WEIGHTS, Trainer, autocast_bf16
 from models.transformer import Transformer, loss
 
 LAYERS = 2
-# A step that still compiles after so many others never settles.
-MOST_STEPS = 8
 # Of a turn, after a step that gives the host the head start which it has in a loop.
 STEPS = 1
 Call = Callable[..., Any]
@@ -95,7 +90,7 @@ class Setup:
         held = set(map(id, stepped))
         stepped.extend(p for p in trainer.model.parameters() if id(p) not in held)
         try:
-            figures = {**one.facts(), **step_until_compiled(trainer.step, case["device"])}
+            figures = {**one.facts(), **call_until_compiled(trainer.step, case["device"], 1)}
             figures |= step_clock.peaks(trainer)
         finally:
             trainer.clear()
@@ -135,19 +130,6 @@ class Loaded(Setup):
             return Turn(self.trainer.issue, turn.prepare, turn.reset)
 
         return Checked(checked.figures, turn)
-
-
-def counting_graphs(turn: Turn) -> Turn:
-    """The turn, with a figure for graphs compiled during the measured steps."""
-    turn.figures["recompiled"] = 0
-
-    def run() -> object:
-        before = graphs_compiled()
-        parts = turn.run()
-        turn.figures["recompiled"] += graphs_compiled() - before
-        return parts
-
-    return Turn(run, turn.prepare, turn.reset, turn.figures)
 
 
 def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
@@ -200,38 +182,6 @@ def _path(model: Transformer, case: Case) -> str | None:
 # --- compilation ----------------------------------------------------------------------------------
 
 
-def graphs_compiled() -> int:
-    """Graphs that Dynamo compiled in this process."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
-
-
-def step_until_compiled(step: Callable[[], object], device: str) -> dict[str, Any]:
-    """Step until nothing compiles any more.
-
-    Returns:
-        `compile_s`, the wall time of the steps that compiled over that of as many that did not,
-        their number (`compile_steps`) and that of `graphs`.
-
-    Raises:
-        Unavailable: it goes on compiling.
-    """
-    start, seconds = graphs_compiled(), 0.0
-    for count in range(MOST_STEPS):
-        before, begin = graphs_compiled(), time.perf_counter()
-        step()
-        timing.synchronize(device)
-        spent = time.perf_counter() - begin
-        if graphs_compiled() == before:
-            graphs = graphs_compiled() - start
-            return {
-                "compile_s": seconds - count * spent, "compile_steps": count, "graphs": graphs
-            }  # fmt: skip
-        seconds += spent
-    raise Unavailable(f"torch.compile still compiles after {MOST_STEPS} steps")
-
-
 @contextmanager
 def cold_compiler(case: Case) -> Iterator[None]:
     """fp32 products in fp32; where compilation is timed, an empty cache on disk and warm imports.
@@ -246,17 +196,9 @@ def cold_compiler(case: Case) -> Iterator[None]:
             return
         from torch._inductor.utils import fresh_cache
 
-        _warm_compiler(case["device"])
+        warm_compiler(case["device"])
         with fresh_cache():
             yield
-
-
-@cache
-def _warm_compiler(device: str) -> None:
-    """Compile next to nothing once, so that no model pays for imports and worker processes."""
-    weights = torch.ones(8, 8, device=device, requires_grad=True)
-    with suppress(Exception):  # whoever needs the compiler meets the same, and has a row for it
-        torch.compile(lambda w: (w @ w).sin().sum())(weights).backward()
 
 
 def _require_available(case: Case) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from fusedlib.bench import machine, paths, step_clock, timing
 from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
+from measure.compiling import graphs_compiled
 from measure.end_to_end.cases import require_possible
 from measure.profiles import classes, trace
 from measure.profiles.trace import Piece, Trace
@@ -50,21 +51,7 @@ def cases(
     attention: str = "plain", provider: str = "eager",
     batch_size: int = transformer.BATCH_SIZE, device: str = "auto",
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A case a size, context and precision.
-
-    Args:
-        experiment: "step" by the clock, or "profile".
-        models: sizes of the Transformer.
-        contexts: tokens a sequence.
-        precisions: "fp32", "bf16 autocast" or "bf16".
-        attention: "plain" or "sdpa".
-        provider: "eager", or "inductor" for `torch.compile`.
-        batch_size: sequences a step.
-        device: where it runs; "auto" takes the best there is.
-
-    Raises:
-        ValueError: an unknown size, precision or attention; a size that is not positive.
-    """
+    """A case a size, context and precision; the experiment is "step" by the clock, or "profile"."""
     for context, model in product(contexts, models):
         transformer.config(model, context_length=context, attention=attention)
     require_known("precision", precisions, WEIGHTS)
@@ -150,7 +137,7 @@ def warm(case: Case) -> Trainer:
 def profiled(case: Case) -> Figures:
     """What a step consists of."""
     trainer, eager, path = warm(case), case["provider"] == "eager", trace_path(case)
-    before = _graphs()
+    before = graphs_compiled()
 
     def run() -> None:
         if eager:  # compiled, it would be another model to compile
@@ -159,22 +146,13 @@ def profiled(case: Case) -> Figures:
         step(trainer)
 
     bare = trace.record(trainer.device, run, None if eager else path)
-    if _graphs() != before:
+    if graphs_compiled() != before:
         raise RuntimeError("a profiled step compiled the model once more")
     figures = {"on_device": bare.on_device, **taken_apart(bare), **idleness(bare)}
     if eager:
         ranged = trace.record(trainer.device, lambda: named_step(trainer), path)
         figures |= {"ranged_ms": span_ms(ranged), "parts": parts(ranged)}
     return figures | {"trace_file": path.name, "trace_mib": path.stat().st_size / 2**20}
-
-
-def _graphs() -> int:
-    """Graphs that Dynamo has compiled in this process."""
-    if "torch._dynamo" not in sys.modules:
-        return 0
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
 
 
 def trace_path(case: Case) -> Path:
