@@ -16,7 +16,6 @@ Ways to launch:
 How a rival runs alone for seconds on end, as training does, measures `fusedlib.bench.sustained`.
 """
 
-import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -248,23 +247,13 @@ class _Clock:
             return 1, 0.0
         fastest, whole = BURST_MS, 0.0
         for name in self.turns:
-            taken = self._once_ms(name)
+            taken = timing.second_call_ms(
+                self.turns[name].run, device, prepare=partial(self._prepare, 1, name),
+                enough=10 * BURST_MS,
+            )  # fmt: skip
             fastest, whole = min(fastest, taken), whole + taken
         calls = min(MOST_CALLS, max(1, round(BURST_MS / fastest)))
         return calls, calls * whole
-
-    def _once_ms(self, name: str) -> float:
-        """ms of one call, the second of two where they are short."""
-        taken = 0.0
-        for _ in range(2):
-            self._prepare(1, name)
-            begin = time.perf_counter()
-            self.turns[name].run()
-            timing.synchronize(self.case["device"])
-            taken = (time.perf_counter() - begin) * 1e3
-            if taken > 10 * BURST_MS:
-                break
-        return taken
 
     def _prepare(self, calls: int, name: str) -> None:
         """Drop what everybody holds, run what the turn needs, and wait.

@@ -214,7 +214,7 @@ def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return turned
 
 
-@rival("loss", "torch-chunked", label="PyTorch, chunked")
+@rival("loss", "torch-chunked", label="PyTorch, chunked", slot=10)
 def torch_chunked(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """torch.nn.functional.linear_cross_entropy, options=LinearCrossEntropyOptions()."""
     if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
@@ -229,7 +229,7 @@ def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     return _quack(hidden, weight, target)
 
 
-@rival("loss", "quack-unfused", label="QuACK, backward not fused")
+@rival("loss", "quack-unfused", label="QuACK, backward not fused", slot=13)
 def quack_unfused(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """QuACK's chunked_linear_cross_entropy, use_scaled_exp=False, tiles as they come."""
     return _quack(hidden, weight, target, use_scaled_exp=False)
@@ -255,7 +255,7 @@ def cut_whole(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     return _cut(hidden, weight, target, filter_eps=None)
 
 
-@rival("loss", "cut-kahan", label="cut cross entropy, compensated sums")
+@rival("loss", "cut-kahan", label="cut cross entropy, compensated sums", slot=14)
 def cut_kahan(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """Cut cross entropy, filter_eps=None, use_kahan=True: gradients by compensated sums."""
     return _cut(hidden, weight, target, filter_eps=None, use_kahan=True)
