@@ -16,7 +16,7 @@ from fusedlib.bench.rivals import Workload, rival
 from fusedlib.kernels.host import route
 from fusedlib.modules import SwiGLUMLP
 from measure.problems import PLAIN_PATH, Inputs, SwiGLUProblem
-from models.transformer import SwiGLU
+from models.transformer import SwiGLU, sharing_copy
 
 TASK, MODULE = "swiglu", "mlp"
 # How the reference calls the modules' weights.
@@ -63,13 +63,11 @@ class FunctionMLP(nn.Module):
         return self.compute(x, *(p.weight for p in (self.gate_proj, self.up_proj, self.down_proj)))
 
 
-class CompiledMLP(SwiGLU):
+def compiled(own: SwiGLU, backend: str = "inductor") -> nn.Module:
     """The model's own lines through torch.compile (dynamic=False); all layers share one graph."""
-
-    def __init__(self, own: SwiGLU, backend: str = "inductor") -> None:
-        nn.Module.__init__(self)
-        self.gate_proj, self.up_proj, self.down_proj = own.gate_proj, own.up_proj, own.down_proj
-        self.compile(backend=backend, dynamic=False)
+    same = sharing_copy(own)
+    same.compile(backend=backend, dynamic=False)
+    return same
 
 
 class FusedMLP(SwiGLUMLP):
@@ -90,7 +88,7 @@ def eager(own: SwiGLU) -> nn.Module:
 @rival(MODULE, "inductor")
 def inductor(own: SwiGLU) -> nn.Module:
     """The model's own lines through torch.compile, dynamic=False, one graph for all layers."""
-    return CompiledMLP(own)
+    return compiled(own)
 
 
 @rival(MODULE, "fused", requires=("triton",), needs_cuda=True)

@@ -17,6 +17,7 @@ everything else runs in the dtype of the weights, or as autocast decides. `facto
 dtype, as torch's own layers take them.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
@@ -107,6 +108,11 @@ def config(name: str, **overrides: Any) -> TransformerConfig:
     require_known("model size", name, SIZES)
     require_known("model option", overrides, [field.name for field in fields(TransformerConfig)])
     return replace(SIZES[name], **overrides)
+
+
+def sharing_copy(model: nn.Module) -> nn.Module:
+    """A model of the same layers whose parameters are the given one's."""
+    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:

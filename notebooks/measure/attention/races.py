@@ -1,7 +1,6 @@
 """Attention's rivals and races: who computes it, on which problems, and how each is checked."""
 
 import re
-import time
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fusedlib.bench import check, machine, race, rivals, roofline, timing
+from fusedlib.bench import check, machine, race, rivals, roofline
 from fusedlib.bench.attempt import TooLarge, Unavailable, require_memory
 from fusedlib.bench.cases import Case, require_known, require_least
 from fusedlib.bench.cases import grid as cases_of
@@ -238,13 +237,9 @@ class Setup:
         name, dout = case["provider"], self.operands.dout
         check_size(name, self.problem, self.device)
         one = rivals.get(TASK, name)
-        begin = time.perf_counter()
         work = one.build(self.operands)
-        results = check.results_of(work, dout)
-        timing.synchronize(self.device)
-        figures = {"first_call_s": time.perf_counter() - begin, **one.facts()}
-        errors = truth.errors(results, self.true)
-        figures |= check.require(errors, self.baseline, self.problem.torch_dtype)
+        errors = truth.errors(check.results_of(work, dout), self.true)
+        figures = one.facts() | check.require(errors, self.baseline, self.problem.torch_dtype)
         figures |= footprint.measure(work, dout)
         return Checked(
             figures, lambda timed: race.workload_turn(work, dout, timed, lambda again: {})

@@ -33,7 +33,7 @@ from measure.compiling import call_until_compiled, counting_graphs, warm_compile
 from measure.end_to_end import measure
 from measure.end_to_end.cases import RACES, require_possible, shape
 from measure.transformer_trainer import WEIGHTS, Trainer, autocast_bf16
-from models.transformer import Transformer, loss
+from models.transformer import Transformer, loss, sharing_copy
 
 LAYERS = 2
 # Of a turn, after a step that gives the host the head start which it has in a loop.
@@ -59,7 +59,7 @@ def compiled(call: Call) -> Call:
 @rival("compile", "linear", label="fusedlib.linear", slot=27, traits=frozenset({"asked for"}))
 def by_linear(model: Transformer) -> Call:
     """Every projection, the head's too, by fusedlib.linear; all else plain PyTorch."""
-    same = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    same = sharing_copy(model)
     for module in list(same.modules()):
         if isinstance(module, nn.Linear):
             fused.fuse(module, apply.FusedLinear)

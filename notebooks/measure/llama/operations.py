@@ -16,7 +16,6 @@ own, all results kept: no host's time, and an L2 that holds little of what comes
 some rivals wait for the host, so all are launched from Python.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -421,12 +420,10 @@ class Setup:
             )
         in_place, compiled = "in place" in one.traits, "compiled" in one.traits
         sets = self._draw() if in_place else self.sets
-        begin = time.perf_counter()
         forward = torch.compile(one.build, **COMPILER) if compiled else one.build
         first_results = results(forward, sets[0], BOTH)
-        timing.synchronize(case["device"])
-        figures = {"first_call_s": time.perf_counter() - begin, "path": llama.path_of(case)}
-        figures |= {**one.facts(), "compiler": str(COMPILER) if compiled else None}
+        figures = {**one.facts(), "path": llama.path_of(case)}
+        figures["compiler"] = str(COMPILER) if compiled else None
         try:
             figures |= self._judged(first_results, BOTH)
         finally:
