@@ -77,7 +77,7 @@ def test_a_new_rival_gets_a_free_colour_and_keeps_everybody_s(swift):
     assert style.label("swift") == swift
     known = [(r.label, r.slot) for r in rivals.RIVALS.values() if r.task == "swiglu"]
     assert rivals.get("swiglu", "swift").slot not in {
-        slot for label, slot in [*known, *rivals.ARMS.values()] if label != swift
+        slot for label, slot in [*known, *rivals.LOOKS.values()] if label != swift
     }
     assert style.colour("fused") == style.PALETTE[0]
 

@@ -138,7 +138,7 @@ def test_a_turn_is_the_same_step_as_a_measured_one(simulated):
     assert turn.figures == {"issue_ms": pytest.approx(1.0), "host_bound": False}
 
 
-def test_on_a_cpu_it_times_real_steps_and_the_host_bounds_nothing():
+def test_on_a_cpu_it_times_real_steps_and_the_host_bounds_nothing(one_thread):
     trainer = transformer_trainer.Trainer("nano", "step", "cpu", "float32", 2, 16, "plain")
     row = step_clock.measure(trainer, Limits(seconds=0.0, blocks=1, steps=2, settling=2))
     sections = [row[f"{name}_median_ms"] for name in PARTS]

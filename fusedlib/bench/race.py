@@ -50,12 +50,14 @@ class Turn:
         prepare: called before each sample with the number of calls in it, outside the clock.
         reset: called between the calls of a burst.
         figures: of the row, beside the times.
+        issue: the work, not waited for, where `run` waits for its parts.
     """
 
     run: Callable[[], object]
     prepare: Callable[[int], object] = lambda calls: None
     reset: Callable[[], object] = lambda: None
     figures: Figures = field(default_factory=dict)
+    issue: Callable[[], object] | None = None
 
 
 @dataclass
@@ -230,7 +232,7 @@ class _Clock:
         rounds = self.spec.rounds(self.case)
         if round_ms > SLOW_MS:
             rounds = min(rounds, SLOW_ROUNDS)
-        times = timing.interleaved(
+        times = timing.in_turns(
             {name: partial(self._burst, name, calls) for name in self.turns},
             device=device, warmup=self.spec.warmup, repetitions=rounds,
             flush_l2=calls == 1 and self.spec.bursts, prepare=partial(self._prepare, calls),

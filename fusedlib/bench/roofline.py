@@ -72,7 +72,7 @@ def square_product(case: Mapping[str, Any]) -> Callable[[], Tensor]:
 
 
 def _timed(case: Mapping[str, Any], call: Any) -> dict[str, Any]:
-    times = timing.interleaved(
+    times = timing.in_turns(
         {"it": call}, device=case["device"], warmup=3, repetitions=case["repetitions"],
         flush_l2=True,
     )  # fmt: skip

@@ -166,7 +166,7 @@ def turn(
         medians = {name: median(samples) for name, samples in block.samples_ms.items()}
         return medians | {"total": block.step_ms}
 
-    return Turn(run, lambda calls: prepare(), trainer.clear, figures)
+    return Turn(run, lambda calls: prepare(), trainer.clear, figures, trainer.issue)
 
 
 def peaks(trainer: Trainer, steps: int = 2) -> dict[str, float]:

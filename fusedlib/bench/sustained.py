@@ -84,7 +84,7 @@ class Setup:
 def loaded_race(turns: Race) -> Race:
     """How a study that races in turns races under load, with `loaded_cases`.
 
-    A turn of `turns` must issue its work and not wait for it, or the card rests between two calls.
+    What a turn issues must not wait for the card, or it rests between two calls.
     """
 
     def available(case: Case) -> None:
@@ -112,9 +112,11 @@ def under_load(turn: Turn, device: str, heat_s: float, seconds: float) -> dict[s
         `joules`; the mean `power_w` and the median clock `sm_mhz` while it was measured.
     """
 
+    issue = turn.issue or turn.run
+
     def once() -> None:
         turn.reset()
-        turn.run()
+        issue()
 
     once_ms = timing.second_call_ms(once, device)
     calls = max(1, round(BURST_MS / max(once_ms, 1e-3)))

@@ -129,11 +129,11 @@ class Timing:
         }  # fmt: skip
 
     def ratio_to(self, other: "Timing") -> Interval:
-        """How many times longer this took than `other`, from the interleaved pairs."""
+        """How many times longer this took than `other`, from the pairs of turns."""
         return paired_ratio(self.samples_ms, other.samples_ms)
 
 
-def interleaved(
+def in_turns(
     work: Mapping[str, Callable[[], object]], *, device: torch.device | str, warmup: int,
     repetitions: int, flush_l2: bool, prepare: Callable[[str], None] | None = None,
     calls: int = 1, seconds: float = 0.0, most: int | None = None,

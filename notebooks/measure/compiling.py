@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import cache
 from types import FrameType
 from typing import Any
@@ -80,7 +81,7 @@ def counting_graphs(turn: Turn) -> Turn:
         turn.figures["recompiled"] += graphs_compiled() - before
         return parts
 
-    return Turn(run, turn.prepare, turn.reset, turn.figures)
+    return replace(turn, run=run)
 
 
 def call_until_compiled(

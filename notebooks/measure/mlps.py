@@ -85,7 +85,7 @@ def eager(own: SwiGLU) -> nn.Module:
     return own
 
 
-@rival(MODULE, "inductor")
+@rival(MODULE, "inductor", traits=frozenset({"slow to set up"}))
 def inductor(own: SwiGLU) -> nn.Module:
     """The model's own lines through torch.compile, dynamic=False, one graph for all layers."""
     return compiled(own)

@@ -280,7 +280,7 @@ class Measure:
         allowed = check.allowed(self._baseline, dtype)
         if not error <= allowed:
             raise Wrong(f"gradients: error {error:.2e}, allowed {allowed:.2e}", figures)
-        times = timing.interleaved(  # all in it have just run once: no round to warm them up
+        times = timing.in_turns(  # all in it have just run once: no round to warm them up
             {name: lambda one=one: program.run(one) for name, one in both.items()},  # type: ignore[misc]
             device=program.device, warmup=0, repetitions=case["repetitions"], flush_l2=False,
         )  # fmt: skip

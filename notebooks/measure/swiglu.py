@@ -54,7 +54,7 @@ def eager(inputs: Inputs) -> Workload:
     return Workload(lambda: reference.swiglu_mlp(**leaves), leaves)
 
 
-@rival(TASK, "inductor")
+@rival(TASK, "inductor", traits=frozenset({"slow to set up"}))
 def inductor(inputs: Inputs) -> Workload:
     """torch.compile, default mode, fullgraph=True, dynamic=False."""
     return _compiled(inputs, mode="default")
@@ -91,7 +91,7 @@ def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     return linear(gated, w_down)
 
 
-@rival(TASK, "quack", label="QuACK", slot=4)
+@rival(TASK, "quack", label="QuACK", slot=4, traits=frozenset({"slow to set up"}))
 def quack(inputs: Inputs) -> Workload:
     """quack.mlp.mlp_func, swiglu, gate and up rows by turns, its tiles as they come."""
     return _quack(inputs, tuned=False)

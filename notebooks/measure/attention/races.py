@@ -19,7 +19,7 @@ from fusedlib.bench.cases import grid as cases_of
 from fusedlib.bench.race import Checked, Race
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
-from measure.attention import footprint, truth
+from measure.attention import exact, footprint
 from measure.attention.problem import AttentionProblem, Operands, draw, operands_bytes, plain_peak
 from models.transformer import plain_attention
 
@@ -224,13 +224,13 @@ class Setup:
     def __init__(self, case: Case) -> None:
         self.problem, self.device = AttentionProblem.of(case), case["device"]
         self.operands = draw(self.problem, self.device)
-        self.true = truth.truth(self.operands)
+        self.true = exact.results(self.operands)
         try:
             check_size(BASELINE, self.problem, self.device)
             whole = True
         except TooLarge:
             whole = False
-        self.baseline = truth.baseline_errors(self.operands, self.true, whole=whole)
+        self.baseline = exact.baseline_errors(self.operands, self.true, whole=whole)
 
     def check(self, case: Case) -> Checked:
         """Set a rival up, hold all that it gives against the truth, and weigh what it holds."""
@@ -238,7 +238,7 @@ class Setup:
         check_size(name, self.problem, self.device)
         one = rivals.get(TASK, name)
         work = one.build(self.operands)
-        errors = truth.errors(check.results_of(work, dout), self.true)
+        errors = exact.errors(check.results_of(work, dout), self.true)
         figures = one.facts() | check.require(errors, self.baseline, self.problem.torch_dtype)
         figures |= footprint.measure(work, dout)
         return Checked(

@@ -59,7 +59,7 @@ def work(case: Case) -> dict[str, Any]:
 def _inference(trainer: Trainer) -> dict[str, Any]:
     """The model alone without gradients and loss."""
     with torch.no_grad():
-        times = timing.interleaved(
+        times = timing.in_turns(
             {"inference": trainer.logits}, device=trainer.device, warmup=1,
             repetitions=INFERENCES, flush_l2=False,
         )  # fmt: skip
@@ -104,7 +104,7 @@ def optimizer(case: Case) -> dict[str, Any]:
     row: dict[str, Any] = {}
     if torch.device(case["device"]).type == "cuda":
         row["transient_mib"] = peak_over_mib(adam.step)
-    times = timing.interleaved(
+    times = timing.in_turns(
         {"optimizer": adam.step}, device=case["device"], warmup=1, repetitions=5, most=20,
         seconds=case["seconds"], flush_l2=False,
     )  # fmt: skip

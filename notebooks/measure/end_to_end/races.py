@@ -24,7 +24,7 @@ from fusedlib.bench import (
     sustained,
 )  # fmt: skip
 from fusedlib.bench.cases import Case
-from fusedlib.bench.race import Checked, Race, Turn
+from fusedlib.bench.race import Checked, Race
 from fusedlib.bench.rivals import Rival, rival
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.patch import apply
@@ -118,20 +118,6 @@ def rival_placer(
     return rival_in
 
 
-class Loaded(Setup):
-    """The same rivals; a turn is one step, which is issued and not waited for."""
-
-    def check(self, case: Case) -> Checked:
-        """As in turns."""
-        checked = super().check(case)
-
-        def turn(timed: Case) -> Turn:
-            turn = checked.turn(timed)
-            return Turn(self.trainer.issue, turn.prepare, turn.reset)
-
-        return Checked(checked.figures, turn)
-
-
 def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
     """Errors of the logits and, the largest, of the gradients; and which code ran, where it varies.
 
@@ -213,4 +199,4 @@ RACE = Race(
             "batch_size"),
     seconds=2.0, most=15, bursts=False,
 )  # fmt: skip
-LOADED = sustained.loaded_race(replace(RACE, setup=Loaded))
+LOADED = sustained.loaded_race(RACE)

@@ -30,6 +30,7 @@ from measure.llama.arms import (
     causal_attention,
     with_liger,
 )
+from measure.llama.exact import EXACT, Judge, gradients
 from measure.llama.models import CONFIGS, build, copy_of, tokens
 from measure.llama.races import FP32, LOADED, RACE, few_threads, flops, path_of
 from measure.llama.trainer import LlamaTrainer, try_capture
@@ -42,7 +43,6 @@ from measure.llama.training import (
     loss_distances,
     wrong_gradients,
 )
-from measure.llama.truth import EXACT, Judge, gradients
 from measure.problems import PLAIN_PATH
 
 __all__ = [
