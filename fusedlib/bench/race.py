@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fusedlib.bench import cuda_graphs, machine, timing
-from fusedlib.bench.attempt import Attempt, Unavailable, free_memory
+from fusedlib.bench.attempt import Attempt, Unavailable, forget_compiled, free_memory
 from fusedlib.bench.cases import Case, differing, label
 from fusedlib.bench.progress import progress
 from fusedlib.bench.results import Recorder
@@ -148,7 +148,7 @@ def race(recorder: Recorder, spec: Race, cases: Iterable[Case]) -> None:
 
 def _run(recorder: Recorder, spec: Race, groups: list[list[Case]]) -> None:
     """All groups of one setup: make it, check every rival once, time group by group."""
-    _forget_compiled()
+    forget_compiled()
     setup = Attempt.at(spec.setup, groups[0][0])
     checked: dict[tuple[Any, ...], Attempt[Checked]] = {}
     for group in groups:
@@ -167,14 +167,6 @@ def _run(recorder: Recorder, spec: Race, groups: list[list[Case]]) -> None:
             else:
                 ready[case["provider"]] = case, tried.value
         _time_together(recorder, spec, ready)
-
-
-def _forget_compiled() -> None:
-    """torch.compile's cache is bounded: eight shapes of one function at most."""
-    import sys
-
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
 
 
 def _time_together(recorder: Recorder, spec: Race, ready: dict[str, tuple[Case, Checked]]) -> None:

@@ -4,7 +4,6 @@ Three ways to measure that share nothing: saved-tensor hooks, every allocation a
 it, and the peak that CUDA's allocator keeps itself. What is counted stands in `ledger`.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -12,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.bench import check, rivals
-from fusedlib.bench.attempt import free_memory, require_memory
+from fusedlib.bench import rivals
+from fusedlib.bench.attempt import forget_compiled, free_memory, require_memory
 from fusedlib.bench.cases import Case, grid, require_least
 from fusedlib.bench.rivals import Rival, Workload
 from fusedlib.bench.settings import MIB
 from measure import mlp_ledger, mlps, pass_memory, problems
 from measure.mlps import MODULE, TASK
 from measure.pass_memory import CATEGORIES, Trace
-from measure.problems import Inputs, SwiGLUProblem, draw
-from measure.swiglu import BASELINE, sizes
+from measure.problems import SwiGLUProblem, draw
+from measure.swiglu import sizes
 
 STUDY = "04_memory"
 # The check in float64 takes many times a step's memory: at most so many tokens, and so wide.
@@ -67,8 +66,7 @@ def measure(case: Case) -> dict[str, Any]:
     problem, device = SwiGLUProblem.of(case), case["device"]
     rival.check_available(device, problem.dtype)
     require_memory(counted_mib(case) / 1024, device)
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # its cache is bounded: eight shapes of one function
+    forget_compiled()
     free_memory()  # also when the case before ended in an exception
     checked = SwiGLUProblem(
         min(problem.tokens, MOST_TOKENS), min(problem.hidden_size, WIDEST),
@@ -109,20 +107,9 @@ def _errors(rival: Rival, problem: SwiGLUProblem, device: str) -> dict[str, Any]
         Wrong: it misses the reference.
     """
     inputs = draw(problem, device)
-    true = problems.truth(inputs)
-
-    def errors_of(work: Workload) -> dict[str, check.Errors]:
-        return check.errors(check.results_of(work, inputs.dy), true)
-
-    baseline = errors_of(rivals.get(TASK, BASELINE).build(inputs))
-    own = _one_layer(rival, problem, inputs)
-    return check.require(errors_of(own), baseline, problem.torch_dtype, problems.asked(inputs))
-
-
-def _one_layer(rival: Rival, problem: SwiGLUProblem, inputs: Inputs) -> Workload:
     if rival.task == MODULE:
-        return mlps.one_layer(rival.name, problem, inputs)
-    return rival.build(inputs)
+        return problems.require_right(mlps.one_layer(rival.name, problem, inputs), inputs)
+    return problems.require_right(rival.build(inputs), inputs)
 
 
 def _step(work: Workload, dy: Tensor, device: str) -> dict[str, Any]:

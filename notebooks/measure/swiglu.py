@@ -214,8 +214,7 @@ class Setup:
         self.device, self.dtype = case["device"], problem.torch_dtype
         self.inputs = draw(problem, self.device)
         self.true = problems.truth(self.inputs)
-        plain = rivals.get(TASK, BASELINE).build(self.inputs)
-        self.baseline = check.errors(check.results_of(plain, self.inputs.dy), self.true)
+        self.baseline = problems.plain_errors(self.inputs, self.true)
 
     def check(self, case: Case) -> Checked:
         """Set a rival up and hold y and every gradient that the problem asks for to the truth."""

@@ -1,6 +1,5 @@
 """One arm alone: what fills its memory, and how far it reaches."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 
 from fusedlib.bench import paths
-from fusedlib.bench.attempt import Unavailable, free_memory, is_out_of_memory
+from fusedlib.bench.attempt import Unavailable, forget_compiled, free_memory, is_out_of_memory
 from fusedlib.bench.cases import Case
 from fusedlib.bench.settings import MIB
 from measure import allocator_history
@@ -164,8 +163,7 @@ def measure(case: Case) -> dict[str, Any]:
     """
     require_possible(case)
     free_memory()
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
+    forget_compiled()
     try:
         with few_threads(case):
             return MEASURES[case["experiment"]](case)
