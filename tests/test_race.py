@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib import reference
-from fusedlib.bench import check, cuda_graphs, rivals
+from fusedlib.bench import check, cuda_graphs, operation, rivals
 from fusedlib.bench.race import race
 from fusedlib.bench.results import Recorder
 from fusedlib.bench.rivals import Workload
@@ -202,8 +202,8 @@ def test_every_direction_and_dtype_is_measured_on_ragged_shapes(tmp_path, dtype)
 
 def test_the_truth_is_made_once_a_problem_whatever_its_directions(tmp_path, monkeypatch):
     made = []
-    truth = problems.truth
-    monkeypatch.setattr(problems, "truth", lambda inputs: made.append(1) or truth(inputs))
+    exact = operation.exact_results
+    monkeypatch.setattr(operation, "exact_results", lambda *of: made.append(1) or exact(*of))
     run(tmp_path, ["eager"], directions=swiglu.DIRECTIONS, frozen=True, repetitions=2)
     assert made == [1]
 

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 
 import fusedlib
-from fusedlib.bench import fresh, rivals, timing
+from fusedlib.bench import check, fresh, rivals, timing
 from fusedlib.bench.cases import Case, grid
+from fusedlib.bench.operation import Operation, asked_of
 from fusedlib.bench.rivals import Workload
-from measure import problems, swiglu
+from fusedlib.reference import swiglu_mlp
+from measure import swiglu
 from measure.problems import SwiGLUProblem, draw
 
 EXPERIMENT = "lengths"
@@ -115,7 +117,8 @@ def in_one_process(
         binaries = _compiled(folder)
         for count in (tokens[0], max(tokens)):
             inputs.x.data = rows[:count].clone()
-            problems.require_right(workload, replace(inputs, dy=upstream[:count]))
+            setup = Operation(swiglu.TASK, replace(inputs, dy=upstream[:count]), swiglu_mlp)
+            setup.judged(rival, check.results_of(workload, upstream[:count]), asked_of(inputs))
     over = [a - b for a, b, new in zip(first, second, made, strict=True) if new]
     return {
         "tokens": list(tokens), "first_ms": first, "second_ms": second, "made": made,

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.bench import rivals
+from fusedlib import reference
+from fusedlib.bench import check, rivals
 from fusedlib.bench.attempt import forget_compiled, free_memory, require_memory
 from fusedlib.bench.cases import Case, grid, require_least
+from fusedlib.bench.operation import Operation, asked_of
 from fusedlib.bench.rivals import Rival, Workload
 from fusedlib.bench.settings import MIB
-from measure import mlp_ledger, mlps, pass_memory, problems
+from measure import mlp_ledger, mlps, pass_memory
 from measure.mlps import MODULE, TASK
 from measure.pass_memory import CATEGORIES, Trace
 from measure.problems import SwiGLUProblem, draw
@@ -107,9 +109,10 @@ def _errors(rival: Rival, problem: SwiGLUProblem, device: str) -> dict[str, Any]
         Wrong: it misses the reference.
     """
     inputs = draw(problem, device)
-    if rival.task == MODULE:
-        return problems.require_right(mlps.one_layer(rival.name, problem, inputs), inputs)
-    return problems.require_right(rival.build(inputs), inputs)
+    setup = Operation(TASK, inputs, reference.swiglu_mlp)
+    module = rival.task == MODULE
+    work = mlps.one_layer(rival.name, problem, inputs) if module else rival.build(inputs)
+    return setup.judged(rival, check.results_of(work, inputs.dy), asked_of(inputs))
 
 
 def _step(work: Workload, dy: Tensor, device: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What is measured: a shape, a dtype and a direction, with the work and traffic they imply."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -8,9 +7,8 @@ import torch
 from torch import Tensor
 
 from fusedlib import reference
-from fusedlib.bench import check
 from fusedlib.bench.cases import Case, require_known
-from fusedlib.bench.rivals import Workload
+from fusedlib.bench.operation import exact_results
 from fusedlib.bench.settings import DIRECTIONS, DTYPES
 
 PRECISIONS = ("highest", "high")
@@ -147,29 +145,4 @@ def draw(problem: SwiGLUProblem, device: torch.device | str, seed: int = 0) -> I
 
 def truth(inputs: Inputs) -> dict[str, Tensor]:
     """y and all gradients by name, in float64 on the inputs' own device."""
-    leaves = {n: t.detach().double().requires_grad_() for n, t in inputs.leaves().items()}
-    work = Workload(lambda: reference.swiglu_mlp(**leaves), leaves)
-    return check.results_of(work, inputs.dy.double())
-
-
-def plain_errors(inputs: Inputs, true: Mapping[str, Tensor]) -> dict[str, check.Errors]:
-    """How far plain PyTorch is off in the inputs' dtype: the measure of everybody's errors."""
-    leaves = inputs.leaves()
-    work = Workload(lambda: reference.swiglu_mlp(**leaves), leaves)
-    return check.errors(check.results_of(work, inputs.dy), true)
-
-
-def require_right(work: Workload, inputs: Inputs) -> dict[str, Any]:
-    """Errors of a workload on these inputs, as figures.
-
-    Raises:
-        Wrong: y or a gradient that the problem asks for misses the truth.
-    """
-    true = truth(inputs)
-    errors = check.errors(check.results_of(work, inputs.dy), true)
-    return check.require(errors, plain_errors(inputs, true), inputs.x.dtype, asked(inputs))
-
-
-def asked(inputs: Inputs) -> list[str]:
-    """What a problem asks for: y, and the gradient of every operand that is not frozen."""
-    return ["y", *(f"d_{n}" for n, leaf in inputs.leaves().items() if leaf.requires_grad)]
+    return exact_results(inputs, reference.swiglu_mlp)

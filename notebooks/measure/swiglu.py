@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from fusedlib import functional, reference
-from fusedlib.bench import check, cuda_graphs, race, rivals, roofline
+from fusedlib.bench import cuda_graphs, race, rivals, roofline
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.cases import Case, grid, require_known
+from fusedlib.bench.operation import Operation
 from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
-from measure import problems
 from measure.mlps import TASK, swiglu_mlp
 from measure.problems import Inputs, SwiGLUProblem, draw
 
@@ -206,42 +206,21 @@ def available(case: Case) -> None:
     rivals.get(TASK, case["provider"]).check_available(case["device"], case["dtype"])
 
 
-class Setup:
-    """One problem, drawn, with the truth and the errors that plain PyTorch makes on it."""
+class Setup(Operation):
+    """One problem; weights may be frozen, and the products alone are judged by nobody."""
 
     def __init__(self, case: Case) -> None:
-        problem = SwiGLUProblem.of(case)
-        self.device, self.dtype = case["device"], problem.torch_dtype
-        self.inputs = draw(problem, self.device)
-        self.true = problems.truth(self.inputs)
-        self.baseline = problems.plain_errors(self.inputs, self.true)
+        inputs = draw(SwiGLUProblem.of(case), case["device"])
+        super().__init__(TASK, inputs, reference.swiglu_mlp)
 
     def check(self, case: Case) -> Checked:
         """Set a rival up and hold y and every gradient that the problem asks for to the truth."""
         inputs = self.inputs if case["weight_gradients"] else self.inputs.frozen()
-        asked = problems.asked(inputs)
         one = rivals.get(TASK, case["provider"])
         if case["provider"] == PRODUCTS:
             run, _ = one.build(inputs)
             return Checked(one.facts(), lambda timed: _products_turn(run, timed))
-        work = one.build(inputs)
-        figures = {"path": work.path, **one.facts()}
-        figures |= self._judged(check.results_of(work, inputs.dy), asked)
-        return Checked(
-            figures,
-            lambda timed: race.workload_turn(
-                work, inputs.dy, timed,
-                lambda again: self._judged(again, [n for n in asked if _gives(n, timed)]),
-            ),
-        )  # fmt: skip
-
-    def _judged(self, results: dict[str, Tensor], asked: list[str]) -> dict[str, Any]:
-        return check.require(check.errors(results, self.true), self.baseline, self.dtype, asked)
-
-
-def _gives(name: str, timed: Case) -> bool:
-    """Whether a case's direction gives this result."""
-    return name == "y" or timed["direction"] != "forward"
+        return self.checked(one, inputs)
 
 
 def _products_turn(run: Callable[[str, bool], None], timed: Case) -> Turn:
