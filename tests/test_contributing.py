@@ -115,7 +115,7 @@ def test_what_does_not_exist_is_found(text, problem):
         "`make`, `make study PROFILE=full ONLY=01_warmup`, `make report VENV= PYTHON=python3`",
         "```sh\nmake report  # makes it all\n```\n",
         EXCERPT.format("def eager(inputs: Inputs) -> Workload:"),
-        EXCERPT.format('...\n@rival(TASK, "inductor")'),
+        EXCERPT.format('...\n@swiglu_mlp("liger")'),
         "```python\n# notebooks/measure/swiglu.py\nleaves = inputs.leaves()\n```\n",
         "`name: type = default  # help`, `1 / 2`, `wrong`",
         "[a link](https://host.example/none.md)",

@@ -13,7 +13,7 @@ from fusedlib.bench import check, machine, paths, race, results, rivals, sustain
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.settings import matmul_settings
 from measure import llama
-from measure.llama import alone, races, truth
+from measure.llama import alone, races
 from press import recording
 
 transformers = pytest.importorskip("transformers")
@@ -195,9 +195,9 @@ def test_losses_in_float64_are_the_same_training_without_rounding(monkeypatch):
     exact, plain = losses("float64"), losses(llama.BASELINE)
     assert exact == pytest.approx(plain, abs=1e-4) and exact[-1] < exact[0] - 0.2
     dtypes = []
-    real = truth._exact_norm
+    real = exact._exact_norm
     monkeypatch.setattr(
-        truth, "_exact_norm", lambda norm, x: dtypes.append(x.dtype) or real(norm, x)
+        exact, "_exact_norm", lambda norm, x: dtypes.append(x.dtype) or real(norm, x)
     )
     losses("float64", "high")
     assert set(dtypes) == {torch.float64} and torch.get_float32_matmul_precision() == "highest"
