@@ -76,7 +76,11 @@ def test_frame_is_relative_to_the_file(load, tmp_path):
         ("title =", "titel =", r"unknown key titel; known keys: .*title"),
         ("[[study]]", "[[studies]]", r"unknown key studies"),
         ('question = "Does it?"', 'question = " "', r"question is missing or not a text"),
-        ("quick = {count = 3}", "quick = 3", r"run_ok: quick is missing or not a table"),
+        (
+            "quick = {count = 3}",
+            "quick = 3",
+            r"run_ok: quick is missing or not a table",
+        ),
         ("full = {count = 5}", "", r"run_ok: full is missing"),
         ("{count = 3}", '{profile = "full"}', r"sets 'profile', which the runner always passes"),
         ('name = "run_ok"', 'name = "run_gone"', r"run_gone.ipynb does not exist"),
@@ -84,7 +88,7 @@ def test_frame_is_relative_to_the_file(load, tmp_path):
         ('name = "run_ok"', 'name = "../run_ok"', r"a name is made of letters, digits"),
         ('name = "run_ok"', 'name = "report"', r"is not 'report'"),
         ('reads = ["run_ok"]', 'reads = ["other"]', r"reads other, unknown; known: run_ok"),
-        ('reads = ["run_ok"]', "reads = 1", r"reads must be a list"),
+        ('reads = ["run_ok"]', "reads = 1", r"reads is missing or not a list"),
         ("[[study]]", "[[study", r"is not valid TOML"),
     ],
 )
@@ -99,7 +103,7 @@ def test_a_file_without_studies_is_refused(load):
 
 
 def test_a_missing_file_is_said(tmp_path):
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
         config.load(tmp_path / "none.toml")
 
 

@@ -17,7 +17,7 @@ from claims_checks import (
     check_some_change_makes_each_false,
 )
 from fusedlib.bench import paths, results
-from press import display, figures, headlines, readme, recording, render
+from press import display, figures, headlines, recording, render
 from press.display import TABLE_MIME
 from press.pages import slides
 from press.pages.outputs import meaning, plain_text, press, tags
@@ -154,8 +154,8 @@ def test_the_committed_figures_show_what_the_rows_say(products: Path) -> None:
 
 def test_the_readme_block_is_what_the_rows_say(products: Path) -> None:
     text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
-    new = readme.updated(text, readme.block_of(products))
-    assert text == new, "run `python -m press.readme --write`"
+    new = headlines.updated_readme(text, headlines.readme_block_of(products))
+    assert text == new, "run `python -m press readme --write`"
 
 
 # --- teeth ---------------------------------------------------------------------------------------

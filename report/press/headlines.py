@@ -1,7 +1,7 @@
 """What executed notebooks claim: the headlines of page one and the README, and single numbers."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,10 @@ from press.pages.pandoc import with_units
 from press.running import config
 
 _NUMBER = re.compile(r"\{([^}]+)\}")
+BEGIN, END = "<!-- claims:begin -->", "<!-- claims:end -->"
+"""Where the README's block of claims begins and ends."""
+REGIMES = "03_kernels", "kernels-whose"
+"""Study and table of whose MLP is fastest in which regime, below the README's claims."""
 
 
 @dataclass(frozen=True)
@@ -100,3 +104,41 @@ def filled(words: str) -> str:
         for key, text in claim.numbers.items()
     }
     return _NUMBER.sub(lambda match: numbers.get(match[1], MISSING), words)
+
+
+def readme_block(stated: Iterable[ShownClaim], regimes: Mapping[str, Any] | None = None) -> str:
+    """The block, markers included: a line a headline claim, and in how many recordings it holds.
+
+    Args:
+        stated: the claims.
+        regimes: a table that follows, with its caption, as `display.table_json` has it; None where
+            nobody has recorded it.
+    """
+    lines = ["| | Claim | Holds in |", "| --- | --- | --- |"]
+    before = None
+    for claim in (c for c in stated if c.headline):
+        link = f"[{claim.title}](notebooks/{claim.study}.ipynb)" if claim.study != before else ""
+        lines.append(f"| {link} | {claim.sentence} | {claim.verdict(own=False)} |")
+        before = claim.study
+    if regimes:
+        rules = [":--" if side == "left" else "--:" for side in regimes["align"]]
+        cells = [[names[-1] for names in regimes["columns"]], rules, *regimes["rows"]]
+        lines += ["", regimes["caption"], "", *(f"| {' | '.join(row)} |" for row in cells)]
+    return "\n".join([BEGIN, *lines, END])
+
+
+def readme_block_of(folder: Path) -> str:
+    """The block from a folder of products."""
+    return readme_block(read_claims(folder), table_of(*REGIMES, folder))
+
+
+def updated_readme(text: str, new: str) -> str:
+    """The README `text` with a new block in the place of its own.
+
+    Raises:
+        ValueError: it has not exactly one block.
+    """
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    if len(pattern.findall(text)) != 1:
+        raise ValueError(f"README.md needs exactly one block from {BEGIN} to {END}")
+    return pattern.sub(lambda _: new, text)
