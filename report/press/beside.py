@@ -13,7 +13,7 @@ import pandas as pd
 
 from fusedlib.bench import machine as machines
 from fusedlib.bench import results
-from press.display import TABLE_MIME, figure_html, table_html
+from press.display import TABLE_MIME, figure_data, table_data
 from press.pages import svg
 
 Output = dict[str, Any]
@@ -122,10 +122,7 @@ def _tables(output: Output, of: Mapping[str, Output]) -> None:
     }  # fmt: skip
     if not first["stub"]:
         merged["align"][0] = "left"
-    output["data"] = {
-        TABLE_MIME: merged, "text/html": table_html(merged),
-        "text/plain": "\n".join("  ".join(row) for row in rows),
-    }  # fmt: skip
+    output["data"] = table_data(merged)
 
 
 def _figures(output: Output, of: Mapping[str, Output]) -> None:
@@ -150,8 +147,7 @@ def _figures(output: Output, of: Mapping[str, Output]) -> None:
     data = pd.concat(frames).to_csv(index=False) if frames else None
     caption = _caption([meaning["caption"] for meaning in meanings.values()])
     own = meanings[next(iter(of))] | {"alt": alt, "data": data, "caption": caption}
-    page = figure_html(own["name"], drawn, caption)
-    output["data"] = {"image/svg+xml": drawn, "text/html": page, "text/plain": alt}
+    output["data"] = figure_data(drawn, own)
     output["metadata"] = {"fusedlib": own}
 
 

@@ -17,7 +17,7 @@ from traitlets import default
 from traitlets.config import Config
 
 from fusedlib.bench import paths
-from press.display import TABLE_MIME
+from press.display import TABLE_MIME, header_groups
 from press.pages import ReportError, html, outputs, svg, typst
 from press.pages.outputs import MARKDOWN, meaning, press
 from press.pages.paper import PAPERMILL_ERROR
@@ -74,6 +74,10 @@ class PressExporter(TemplateExporter):
     def _extra_template_basedirs_default(self) -> list[str]:
         return [str(paths.TEMPLATES)]
 
+    @default("extra_template_paths")
+    def _extra_template_paths_default(self) -> list[str]:
+        return [str(paths.TEMPLATES)]
+
     def default_filters(self) -> list[tuple[str, Any]]:
         """nbconvert's, and what our templates ask."""
         ours: dict[str, Any] = {
@@ -108,7 +112,7 @@ class HTMLExporter(PressExporter):
     own_filters: ClassVar[dict[str, Any]] = {
         "drawing": svg.inline,
         "highlighted": html.highlighted,
-        "table_parts": html.table_parts,
+        "header_groups": header_groups,
         "contents": html.contents,
     }
 

@@ -9,7 +9,6 @@ from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
 from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
 
 from fusedlib.bench import paths
-from press.display import LONG, table_rows
 from press.pages.outputs import meaning, plain, press
 
 _FACES = (
@@ -58,17 +57,6 @@ def alternative(output: Any) -> str:
     shown = meaning(output)
     text = shown.get("alt") or plain(output.data.get("text/plain", "")) or shown.get("caption")
     return text or "Picture without a caption."
-
-
-def table_parts(content: dict[str, Any]) -> tuple[str, str, str]:
-    """Classes, head and body of a table in the report's looks.
-
-    A row's one name stays in view when scrolled; beside long text all text may wrap.
-    """
-    head, body = (re.sub(r' style="[^"]*"', "", part) for part in table_rows(content))
-    named = " named" if content["stub"] == 1 else ""
-    long = any(len(cell) > LONG for row in content["rows"] for cell in row)
-    return f"data{named}{' worded' if long else ''}", head, body
 
 
 def highlighted(source: str) -> str:
