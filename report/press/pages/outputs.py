@@ -74,6 +74,13 @@ def error_lines(output: Any) -> str:
     return last_lines("\n".join(output.traceback) or f"{output.ename}: {output.evalue}")
 
 
+def alternative(output: Any) -> str:
+    """What a reader who cannot see a picture should know."""
+    shown = meaning(output)
+    text = shown.get("alt") or plain(output.data.get("text/plain", "")) or shown.get("caption")
+    return text or "Picture without a caption."
+
+
 def shown(notebook: Path, tag: str = "") -> Iterator[tuple[Any, dict[str, Any]]]:
     """Outputs of an executed notebook, each with what `display` says of it; none without one.
 

@@ -216,10 +216,6 @@ class Fragments(Preprocessor):
     one line, as a heading or a caption. `resources["as_source"]` names texts to show unconverted.
     """
 
-    def __init__(self, target: str, **more: Any) -> None:
-        super().__init__(**more)
-        self.target = target
-
     def preprocess(self, nb: Any, resources: Any) -> Any:
         """Fill `resources.texts` and `resources.lines`."""
         texts = dict.fromkeys([press(nb).get("lead", "")])
@@ -238,6 +234,6 @@ class Fragments(Preprocessor):
             ("texts", texts, pandoc.convert),
             ("lines", lines, pandoc.convert_inline),
         ):
-            done = dict(zip(fragments, convert(list(fragments), self.target), strict=True))
+            done = dict(zip(fragments, convert(list(fragments), resources["target"]), strict=True))
             resources[name] = done | {text: kept[text] for text in fragments if text in kept}
         return nb, resources

@@ -5,6 +5,8 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from press.pages import svg
+
 _UNBROKEN = re.compile(r"\S{25,}")
 _LONG, _SHORT = 34, 14  # characters from which a column of a table holds text that wraps
 _HEADER = 9
@@ -62,10 +64,10 @@ def _wrapped(header: str, cells: list[str]) -> str:
     return "\n".join(lines).replace(" \N{WORD JOINER}", "").replace("\N{WORD JOINER}", "")
 
 
-def width(svg: str) -> str:
+def width(drawing: str) -> str:
     """Drawings keep their size up to the text's width, other pictures fill it."""
-    match = re.search(r'<svg[^>]*\swidth="([\d.]+)pt"', svg)
-    return f"{match[1]}pt" if match and float(match[1]) < _TEXT_WIDTH_PT else "100%"
+    wide, _, unit = svg.size(drawing)
+    return f"{wide:g}pt" if unit == "pt" and wide < _TEXT_WIDTH_PT else "100%"
 
 
 def refused(resources: Any, compiled: Callable[[str], object]) -> dict[str, str]:
