@@ -228,8 +228,8 @@ def test_a_study_of_which_nothing_came_here_still_shows_the_recorded_rows(failed
         shown = recording.analysis_of(paths.ROOT / "notebooks" / f"{warmup.STUDY}.ipynb")
     assert len(shown.claims) >= 3
     for stated in shown.claims:
-        assert stated.verdict().count("holds in") >= 1, "the recorded machine's"
-        assert "this machine: not measured; on a large GPU `make study" in stated.verdict()
+        assert stated.summary().count("holds in") >= 1, "the recorded machine's"
+        assert "this machine: not measured; on a large GPU `make study" in stated.summary()
         assert "—" not in stated.sentence()
 
 

@@ -223,7 +223,7 @@ def test_recorded_rows_are_those_of_the_repository_seen_from_nowhere(monkeypatch
     assert tmp_path == paths.RECORDED
 
 
-def test_slides_show_every_study_with_its_headlines_and_each_machine_s_verdict(products, deck):
+def test_slides_show_every_study_with_its_headlines_and_each_machine_s_standing(products, deck):
     html, pdf = deck
     assert 12 <= pages(pdf) == html.count("<section") <= slides.MOST and not loads(html)
     studies = config.load().studies
@@ -235,11 +235,11 @@ def test_slides_show_every_study_with_its_headlines_and_each_machine_s_verdict(p
         claims = [c for c in stated if c.study == study.name and c.headline]
         for claim in claims if at < alone else claims[:1]:
             told = " ".join(plain_text(claim.sentence).split())
-            recorded = [v for v in claim.verdicts if v["measured"] and not v["own"]]
+            recorded = [s for s in claim.standings if s["measured"] and not s["own"]]
             assert recorded, f"{claim.study}/{claim.name} is measured nowhere"
             said = [f"{v['text']} on the {v['label']}" for v in recorded]
-            verdict = ", ".join(said) if len(said) > 1 else recorded[0]["text"]
-            assert f"{told} {verdict}" in shown
+            standing = ", ".join(said) if len(said) > 1 else recorded[0]["text"]
+            assert f"{told} {standing}" in shown
     assert "not recorded yet" not in shown and "error in the claim" not in shown
 
 

@@ -32,7 +32,11 @@ SVG = (
 
 
 def stated(study: str, name: str = "speed", sentence: str = "", **known: Any) -> Any:
-    given = {"headline": True, "numbers": {"gain": "2.5×", "who": "ours"}, "verdicts": [CARD, MINE]}
+    given = {
+        "headline": True,
+        "numbers": {"gain": "2.5×", "who": "ours"},
+        "standings": [CARD, MINE],
+    }
     sentence = sentence or f"In {study} the {name} of ours is 2.5× that of `x = 2.5×`."
     [output] = outputs_of(lambda: display.claim(sentence, "", name, study=study, **given | known))
     return output
@@ -151,7 +155,7 @@ def test_numbers_are_bold_and_code_and_names_are_not(tmp_path):
 def test_a_machine_is_named_where_several_measured_and_unmeasured_is_said(tmp_path):
     other = CARD | {"machine": "other", "label": "OTHER", "text": "does not hold"}
     none = [v | {"measured": 0} for v in (CARD, MINE)]
-    claims = [stated(name(0), verdicts=[CARD, other]), stated(name(1), verdicts=none)]
+    claims = [stated(name(0), standings=[CARD, other]), stated(name(1), standings=none)]
     shown = words(page(report(tmp_path, 2, claims)))
     assert "holds in 2 of 3 on the CARD, does not hold on the OTHER · 00_study/speed" in shown
     assert "not recorded yet · 01_study/speed" in shown and "holds here" not in shown

@@ -40,18 +40,17 @@ def prose(text: str) -> None:
 
 
 def claim(
-    sentence: str, verdict: str, name: str, *, headline: bool, study: str,
-    numbers: Mapping[str, str], verdicts: Sequence[dict[str, Any]],
+    sentence: str, summary: str, name: str, *, headline: bool, study: str,
+    numbers: Mapping[str, str], standings: Sequence[dict[str, Any]],
 ) -> None:  # fmt: skip
-    """Show a claim with its verdict; `press.claims` calls this."""
+    """Show a claim and how it stands on each machine; `press.claims` calls this."""
     _check("claim", name=name, sentence=sentence)
-    text = f"**Claim.** {sentence}\n\n*{verdict}*"
+    text = f"**Claim.** {sentence}\n\n*{summary}*"
     meaning = {
-        "kind": "claim", "name": name, "sentence": sentence, "verdict": verdict,
-        "headline": headline, "study": study, "numbers": dict(numbers),
-        "verdicts": list(verdicts),
+        "kind": "claim", "name": name, "sentence": sentence, "headline": headline, "study": study,
+        "numbers": dict(numbers), "standings": list(standings),
     }  # fmt: skip
-    _emit({"text/markdown": text, "text/plain": f"{sentence} {verdict}"}, meaning)
+    _emit({"text/markdown": text, "text/plain": f"{sentence} {summary}"}, meaning)
 
 
 def whose(rows: pd.DataFrame) -> None:

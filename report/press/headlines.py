@@ -33,7 +33,7 @@ class ShownClaim:
         sentence: with the numbers of the leading machine.
         headline: whether it stands on page one.
         numbers: the sentence's numbers as they are written in it.
-        verdicts: a dictionary a machine: machine, label, own, held, measured, count, text.
+        standings: how it stands on each machine, as `press.claims.Standing.as_json` says.
     """
 
     study: str
@@ -42,18 +42,17 @@ class ShownClaim:
     sentence: str
     headline: bool
     numbers: dict[str, str]
-    verdicts: Sequence[dict[str, Any]]
+    standings: Sequence[dict[str, Any]]
 
-    def verdict(self, own: bool) -> str:
+    def counts(self, own: bool) -> str:
         """In how many recordings of each machine it holds, such as "H200: 3 of 3; H100: 1 of 1".
 
         Args:
             own: of this machine alone, which needs no name; else of the others.
         """
-        measured = [v for v in self.verdicts if v["own"] == own and v["measured"]]
-        counts = [
-            v["count"] if own or not v["label"] else f"{v['label']}: {v['count']}" for v in measured
-        ]
+        measured = [s for s in self.standings if s["own"] == own and s["measured"]]
+        names = ["" if own else f"{s['label']}: " for s in measured]
+        counts = [name + s["count"] for name, s in zip(names, measured, strict=True)]
         return "; ".join(counts) or MISSING
 
 
@@ -67,7 +66,7 @@ def read_claims(folder: Path | None = None) -> Iterator[ShownClaim]:
         for _, claim in shown(_copy(study.name, folder)):
             if claim.get("kind") == "claim":
                 known = (claim["name"], claim["sentence"], claim["headline"], claim["numbers"])
-                yield ShownClaim(study.name, study.title, *known, claim["verdicts"])
+                yield ShownClaim(study.name, study.title, *known, claim["standings"])
 
 
 def table_of(study: str, name: str, folder: Path | None = None) -> dict[str, Any] | None:
@@ -87,9 +86,9 @@ def table() -> pd.DataFrame:
     """Headline claims by study, and in how many recordings each holds, this machine's behind."""
     lines = []
     for c in (c for c in read_claims() if c.headline):
-        own = f"; here {c.verdict(True)}" if c.verdict(True) != MISSING else ""
+        own = f"; here {c.counts(True)}" if c.counts(True) != MISSING else ""
         claim = with_units(plain_text(c.sentence))
-        lines.append({"study": c.title, "claim": claim, "holds in": c.verdict(False) + own})
+        lines.append({"study": c.title, "claim": claim, "holds in": c.counts(False) + own})
     return pd.DataFrame(lines, columns=["study", "claim", "holds in"])
 
 
@@ -118,7 +117,7 @@ def readme_block(stated: Iterable[ShownClaim], regimes: Mapping[str, Any] | None
     before = None
     for claim in (c for c in stated if c.headline):
         link = f"[{claim.title}](notebooks/{claim.study}.ipynb)" if claim.study != before else ""
-        lines.append(f"| {link} | {claim.sentence} | {claim.verdict(own=False)} |")
+        lines.append(f"| {link} | {claim.sentence} | {claim.counts(own=False)} |")
         before = claim.study
     if regimes:
         rules = [":--" if side == "left" else "--:" for side in regimes["align"]]

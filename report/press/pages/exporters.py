@@ -24,7 +24,7 @@ PRIORITY = [TABLE_MIME, "image/svg+xml", "image/png", outputs.MARKDOWN, "text/pl
 FILTERS = {
     function.__name__: function
     for function in (
-        outputs.meaning, outputs.press, outputs.verdicts, outputs.plain, outputs.error_title,
+        outputs.meaning, outputs.press, outputs.where_it_holds, outputs.plain, outputs.error_title,
         outputs.error_lines, outputs.last_lines, outputs.plain_text, outputs.alternative,
         html.contents, html.font_data, html.highlighted, svg.inline, header_groups,
         typst.quoted, typst.soft, typst.datatable, typst.width,

@@ -22,8 +22,6 @@ from press.pages.outputs import (
 from press.pages.preprocessors import parts
 from press.running.config import FRAME
 
-PAPERMILL_ERROR = "papermill-error-cell-tag"
-
 
 @dataclass(frozen=True)
 class Section:
@@ -167,7 +165,7 @@ def _ran(section: Section) -> list[Any]:
     """The cells of an executed notebook; a failed one ends with the last cell that ran."""
     if section.notebook is None:
         return []
-    cells = [c for c in load(section.notebook).cells if PAPERMILL_ERROR not in tags(c)]
+    cells = load(section.notebook).cells
     outputs = [o for cell in cells for o in cell.get("outputs", [])]
     if not section.error and not any(o.output_type == "error" for o in outputs):
         return cells

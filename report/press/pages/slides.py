@@ -171,7 +171,7 @@ def _study(cells: Sequence[Any]) -> dict[str, Any]:
     outputs = [output for cell in own for output in cell.get("outputs", [])]
     claims = [
         {"sentence": _with_bold_numbers(claim), "example": _example(claim),
-         "verdict": f"{_verdict(claim)} · `{claim.study}/{claim.name}`"}
+         "standing": f"{_summary(claim)} · `{claim.study}/{claim.name}`"}
         for claim in map(meaning, outputs) if claim.get("kind") == "claim" and claim.headline
     ]  # fmt: skip
     drawn = [o for o in outputs if claims and "image/svg+xml" in o.get("data", {})]
@@ -181,14 +181,14 @@ def _study(cells: Sequence[Any]) -> dict[str, Any]:
 
 
 def _recorded(claim: Any) -> list[dict[str, Any]]:
-    """The verdicts of the recorded machines that measured it."""
-    return [v for v in claim.verdicts if v["measured"] and not v["own"]]
+    """How it stands on the recorded machines that measured it."""
+    return [s for s in claim.standings if s["measured"] and not s["own"]]
 
 
-def _verdict(claim: Any) -> str:
+def _summary(claim: Any) -> str:
     recorded = _recorded(claim)
-    named = [f"{v['text']} on the {v['label']}" for v in recorded]
-    texts = named if len(recorded) > 1 else [v["text"] for v in recorded]
+    named = [f"{s['text']} on the {s['label']}" for s in recorded]
+    texts = named if len(recorded) > 1 else [s["text"] for s in recorded]
     return ", ".join(texts) or "not recorded yet"
 
 
@@ -214,12 +214,12 @@ def _with_bold_numbers(claim: Any) -> str:
 def _example(claim: Any) -> str:
     """Where a claim's first number comes from; nothing if it has none."""
     numbers, recorded = _numbers(claim), _recorded(claim)
-    rows = " and ".join(f"`report/results/{v['machine']}`" for v in recorded)
+    rows = " and ".join(f"`report/results/{s['machine']}`" for s in recorded)
     if not numbers or not recorded:
         return ""
     return (
         f"For instance **{numbers[0]}**: computed from rows in {rows} by the claim "
-        f"`{claim.study}/{claim.name}`, which {_verdict(claim)}."
+        f"`{claim.study}/{claim.name}`, which {_summary(claim)}."
     )
 
 
