@@ -3,27 +3,22 @@
 import nbformat
 import pandas as pd
 import pytest
+from nbformat import NotebookNode
 from typer.testing import CliRunner
 
 from press import cli, display, headlines, recording
-from press.headlines import ShownClaim
 
 README = f"# Title\n\nbefore\n{headlines.BEGIN}\nold\n{headlines.END}\nafter\n"
 
 
-def stated(
-    study: str, sentence: str, headline: bool = True, held: int = 3, others: int = 0
-) -> ShownClaim:
-    card = {
-        "machine": "card",
-        "label": "H200",
-        "own": False,
-        "measured": 3,
-        "count": f"{held} of 3",
-    }
-    other = card | {"machine": "other", "label": "H100", "measured": others, "count": "1 of 1"}
-    mine = {"machine": "me", "label": "me", "own": True, "measured": 1, "count": "1 of 1"}
-    return ShownClaim(study, study.title(), "name", sentence, headline, {}, [card, other, mine])
+def stated(study: str, sentence: str, headline: bool = True, held: int = 3, others: int = 0):
+    card = {"label": "H200", "own": False, "measured": 3, "count": f"{held} of 3"}
+    other = {"label": "H100", "own": False, "measured": others, "count": "1 of 1"}
+    mine = {"label": "me", "own": True, "measured": 1, "count": "1 of 1"}
+    return NotebookNode(
+        study=study, title=study.title(), sentence=sentence, headline=headline,
+        standings=[card, other, mine],
+    )  # fmt: skip
 
 
 CLAIMS = [

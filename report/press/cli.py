@@ -194,7 +194,8 @@ def figures(only: Only = None, config: StudyFile = None) -> None:
     from press import figures as drawing
 
     with _executed_on_recordings(configs.load(config), _names(only)) as folder:
-        written = drawing.write(drawing.drawn(folder))
+        files = drawing.drawn(folder)
+    written = [write_whole(drawing.FOLDER / name, text) for name, text in files.items()]
     if not only:
         for gone in {*drawing.FOLDER.iterdir()} - {*written}:
             gone.unlink()
