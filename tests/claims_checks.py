@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 
 from press import claims as stating
-from press import published, recording
+from press import published, replay
 from press.claims import Claim
 
 MOST = 5
-RECORDED = {*recording.recorded_machines()}
+RECORDED = {*replay.recorded_machines()}
 
 
 def check_one_to_five_by_name(claims: list[Claim]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fusedlib.bench import machine
 from press import claims as stating
-from press import display, plan, published, recording
+from press import display, measuring, published, replay
 from press.claims import Claim
 from press.pages.outputs import where_it_holds
 
@@ -82,8 +82,8 @@ def test_only_recordings_of_all_cases_answer_and_none_borrows():
 
 
 def test_cases_that_the_full_profile_does_not_measure_are_not_asked_for(monkeypatch):
-    monkeypatch.setattr(plan, "studies", lambda: ["00_x"])
-    monkeypatch.setattr(plan, "full_cases", lambda study: {"1": {}, "2": {}})
+    monkeypatch.setattr(measuring, "studies", lambda: ["00_x"])
+    monkeypatch.setattr(measuring, "full_cases", lambda study: {"1": {}, "2": {}})
     rows = frame(
         recording=["a", "a", "a", "b", "b"], case=["1", "2", "former", "1", "2"],
         median_ms=[1.0, 2.0, 99.0, 1.0, 3.0], study=["00_x"] * 5,
@@ -194,4 +194,4 @@ def test_the_analysis_of_a_notebook_runs_without_its_measuring(tmp_path):
     notebook = tmp_path / "n.ipynb"
     cells = [cell("x = 1"), cell("raise SystemExit", "measure"), cell("print(x)")]
     notebook.write_text(json.dumps({"cells": cells}))
-    assert recording.analysis_of(notebook).claims == []
+    assert replay.analysis_of(notebook).claims == []

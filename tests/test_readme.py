@@ -6,7 +6,7 @@ import pytest
 from nbformat import NotebookNode
 from typer.testing import CliRunner
 
-from press import cli, display, headlines, recording
+from press import cli, display, headlines, replay
 
 README = f"# Title\n\nbefore\n{headlines.BEGIN}\nold\n{headlines.END}\nafter\n"
 
@@ -86,7 +86,7 @@ def test_a_readme_without_exactly_one_block_raises(text):
 
 
 def test_write_puts_the_block_into_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(recording, "executed", lambda config, folder, only: None)
+    monkeypatch.setattr(replay, "executed", lambda config, folder, only: None)
     monkeypatch.setattr(headlines, "read_claims", lambda folder: iter(CLAIMS))
     path = tmp_path / "README.md"
     path.write_text(README, encoding="utf-8")

@@ -17,7 +17,7 @@ from claims_checks import (
     check_some_change_makes_each_false,
 )
 from fusedlib.bench import paths, results
-from press import display, figures, headlines, recording, render
+from press import display, figures, headlines, render, replay
 from press.display import TABLE_MIME
 from press.pages import slides
 from press.pages.outputs import meaning, plain_text, press, tags
@@ -40,7 +40,7 @@ STUDIES = [s.name for s in config.load().studies]
 def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list]]:
     """The notebooks as they execute on the repository's rows alone, and the claims they state."""
     folder = tmp_path_factory.mktemp("paper")
-    return folder, recording.executed(config.load(), folder)
+    return folder, replay.executed(config.load(), folder)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def test_recorded_rows_are_those_of_the_repository_seen_from_nowhere(monkeypatch
         (tmp_path / name / "one" / "01_x.jsonl").write_text('{"case": "a", "status": "ok"}\n')
     (tmp_path / "mine" / ".gitignore").write_text("*\n")
     monkeypatch.setattr(paths, "RECORDED", tmp_path)
-    with recording.recorded_rows():
+    with replay.recorded_rows():
         assert [p.name for p in paths.results_dir().iterdir() if p.exists()] == ["card"]
         assert paths.RECORDED == paths.results_dir() != tmp_path
         assert [one.machine for one in results.recordings()] == ["card"], "each once"

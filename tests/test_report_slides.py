@@ -9,7 +9,7 @@ from nbformat import from_dict
 from nbformat.v4 import new_output
 from typer.testing import CliRunner
 
-from press import cli, display, recording
+from press import cli, display, replay
 from press.pages import ReportError, slides
 from press.pages.paper import combined
 from press.pages.slides import SlidesExporter, SlidesPDFExporter
@@ -207,7 +207,7 @@ def test_long_claims_are_set_smaller_on_the_screen_too(tmp_path, size):
 def test_the_command_says_in_one_line_what_stands_in_its_way(monkeypatch, tmp_path):
     monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the command sets it for its process
-    monkeypatch.setattr(recording, "executed", lambda config, folder, only: None)
+    monkeypatch.setattr(replay, "executed", lambda config, folder, only: None)
     done = CliRunner().invoke(cli.app, ["slides"])
     assert done.exit_code == 2 and list(tmp_path.iterdir()) == []
     assert done.stderr.startswith("fusedlib: the report has no figure")

@@ -23,7 +23,7 @@ import pandas as pd
 
 from fusedlib.bench import machine as machines
 from fusedlib.bench.results import ASSEMBLED
-from press import display, plan, published
+from press import display, measuring, published
 from press.analysis import leading
 from press.formats import MISSING, is_missing, spread
 
@@ -212,10 +212,10 @@ def complete(rows: pd.DataFrame, machine: str) -> Iterable[tuple[str, pd.DataFra
 
 def required(rows: pd.DataFrame) -> set[str]:
     """The cases of a selection that the profile `full` measures; of published tables, all."""
-    studies = {*rows["study"]} & {*plan.studies()} if "study" in rows else ()
+    studies = {*rows["study"]} & {*measuring.studies()} if "study" in rows else ()
     if not studies:
         return {*rows["case"]}
-    return {*rows["case"]} & {case for study in studies for case in plan.full_cases(study)}
+    return {*rows["case"]} & {case for study in studies for case in measuring.full_cases(study)}
 
 
 CLAIMS: list[Claim] = []

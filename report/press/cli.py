@@ -168,10 +168,10 @@ def record(
 @app.command(hidden=True)
 def measure(study: str) -> None:
     """Run the measuring cells of one notebook; the environment says which cases, and where to."""
-    from press import plan
+    from press import measuring
 
     [selected] = configs.load().select([study])
-    plan.run_measuring(selected)
+    measuring.run_measuring(selected)
 
 
 @app.command()
@@ -234,10 +234,10 @@ def _executed_on_recordings(config: Config, only: Sequence[str] = ()) -> Iterato
     """A folder of products with the notebooks as they execute on the repository's rows alone."""
     # Before torch is there: what a notebook trains is tiny, and two threads wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from press import recording
+    from press import replay
 
     with tempfile.TemporaryDirectory(prefix="fusedlib-executed-") as name:
-        recording.executed(config, Path(name), only)
+        replay.executed(config, Path(name), only)
         yield Path(name)
 
 

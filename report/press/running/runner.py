@@ -20,8 +20,8 @@ from papermill.execute import remove_error_markers
 
 from fusedlib.bench import paths, results
 from fusedlib.bench.progress import FILE as PROGRESS
-from press import recording
-from press.plan import environment
+from press import replay
+from press.measuring import environment
 from press.running import config as configs
 from press.running import fingerprint, kernel, parameters
 from press.running.config import FRAME, STATIC, Study
@@ -222,7 +222,7 @@ def _put_others_beside(job: Job, session: _Session, outcome: Outcome) -> Outcome
     """Put what other recorded machines show beside what the leading one does."""
     studies = [job.name] if job.reads is not None else [s.name for s in configs.load().studies]
     try:
-        recording.show_others(session.notebook, job.notebook, studies)
+        replay.show_others(session.notebook, job.notebook, studies)
     except Exception as failure:
         error = f"on another machine's rows: {type(failure).__name__}: {failure}"
         return replace(outcome, status="failed", error=error)
