@@ -25,7 +25,6 @@ title = "Fails"
 question = "Does it?"
 quick = {}
 full = {}
-reads = ["run_ok"]
 """
 
 
@@ -45,7 +44,6 @@ def test_studies_keep_the_order_of_the_file(load):
     loaded = load(GOOD)
     assert [study.name for study in loaded.studies] == ["run_ok", "run_fails"]
     assert loaded.studies[0].profiles["full"] == {"count": 5}
-    assert loaded.studies[1].reads == ("run_ok",)
 
 
 def test_select_takes_the_files_order_and_everything_for_nothing(load):
@@ -87,14 +85,20 @@ def test_frame_is_relative_to_the_file(load, tmp_path):
         ('name = "run_fails"', 'name = "run_ok"', r"run_ok stands there more than once"),
         ('name = "run_ok"', 'name = "../run_ok"', r"a name is made of letters, digits"),
         ('name = "run_ok"', 'name = "report"', r"is not 'report'"),
-        ('reads = ["run_ok"]', 'reads = ["other"]', r"reads other, unknown; known: run_ok"),
-        ('reads = ["run_ok"]', "reads = 1", r"reads is missing or not a list"),
         ("[[study]]", "[[study", r"is not valid TOML"),
     ],
 )
 def test_a_faulty_file_is_refused_with_the_reason(load, old, new, message):
     with pytest.raises(ConfigError, match=message):
         load(GOOD.replace(old, new))
+
+
+def test_a_study_reads_its_own_rows_and_those_of_the_studies_that_its_cells_name(load):
+    own = {study.name: study.reads for study in load(GOOD).studies}
+    assert own == {"run_ok": {"run_ok"}, "run_fails": {"run_fails"}}
+    known = {study.name: study.reads for study in config.load().studies}
+    assert known["08_profile"] == {"08_profile", "06_end_to_end"}
+    assert known["03_kernels"] == {"03_kernels"} and config.load().frame.reads is None
 
 
 def test_a_file_without_studies_is_refused(load):

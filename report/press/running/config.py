@@ -20,7 +20,7 @@ FULL_MEMORY_BYTES = 80e9
 
 _TEXTS = ("name", "title", "question")
 _FILE_KEYS = {"study": list, "frame": str}
-_STUDY_KEYS = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(PROFILES, dict), "reads": list}
+_STUDY_KEYS = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(PROFILES, dict)}
 _KINDS: dict[Any, str] = {
     str: "a text",
     list: "a list",
@@ -42,7 +42,6 @@ class Study:
         question: what it asks, one sentence.
         notebook: path of the notebook.
         profiles: parameters of each profile, by profile and name.
-        reads: other studies whose rows it shows as well.
     """
 
     name: str
@@ -50,7 +49,15 @@ class Study:
     question: str
     notebook: Path
     profiles: Mapping[str, Mapping[str, Any]]
-    reads: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> set[str] | None:
+        """Studies whose rows it shows: its own and those that its cells name; of the frame all: None."""
+        if self.name == FRAME:
+            return None
+        text = self.notebook.read_text(encoding="utf-8")
+        others = {path.stem for path in self.notebook.parent.glob("*.ipynb")}
+        return {self.name, *(name for name in others if f'\\"{name}\\"' in text)}
 
 
 @dataclass(frozen=True)
@@ -111,11 +118,6 @@ def load(path: Path | None = None) -> Config:
     names = [study.name for study in studies]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{path}: {known(twice)} stands there more than once")
-    for study in studies:
-        if strange := [name for name in study.reads if name not in names]:
-            raise ConfigError(
-                f"{path}: {study.name} reads {known(strange)}, unknown; known: {known(names)}"
-            )
     frame = (path.parent / data["frame"]).resolve()
     if not frame.is_file():
         raise ConfigError(f"{path}: the report's frame {frame} does not exist")
@@ -135,9 +137,8 @@ def _check(table: Any, types: Mapping[str, type], where: str) -> None:
 
 def _study(table: Any, number: int, path: Path) -> Study:
     where = f"{path}: [[study]] number {number}"
-    if isinstance(table, dict):
-        table = {"reads": [], **table}
-        where += f", {table['name']}" if "name" in table else ""
+    if isinstance(table, dict) and "name" in table:
+        where += f", {table['name']}"
     _check(table, _STUDY_KEYS, where)
     # The name becomes file names, and the report's frame has taken one of them.
     if not re.fullmatch(r"[A-Za-z0-9_-]+", table["name"]) or table["name"] == FRAME:
@@ -152,7 +153,7 @@ def _study(table: Any, number: int, path: Path) -> Study:
     if not notebook.is_file():
         raise ConfigError(f"{where}: its notebook {notebook} does not exist")
     name, title, question = (table[key] for key in _TEXTS)
-    return Study(name, title, question, notebook, profiles, tuple(table["reads"]))
+    return Study(name, title, question, notebook, profiles)
 
 
 def choose_profile(asked: str) -> tuple[str, str]:

@@ -92,36 +92,28 @@ def read(notebook: Path) -> dict[str, Parameter]:
     return parameters
 
 
-def values(
-    name: str, declared: Mapping[str, Parameter], asked: Mapping[str, Any],
-    overrides: Mapping[str, str], profile: str,
-) -> dict[str, Any]:  # fmt: skip
-    """What a notebook is run with: the profile, the study file's values, the command line's.
+def choose(
+    declared: Mapping[str, Mapping[str, Parameter]], asked: Mapping[str, Mapping[str, Any]],
+    settings: Sequence[str], profile: str,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """What each notebook is run with: the profile, the study file's values, the command line's.
+
+    Args:
+        declared: parameters of the selected notebooks.
+        asked: what the study file sets for each.
+        settings: `name=value`, for every selected notebook that has the parameter, or
+            `notebook.name=value`.
+        profile: goes to all.
 
     Raises:
-        ParameterError: a parameter that the notebook does not have, or a value that does not fit.
+        ParameterError: a parameter that a notebook does not have, or a value that does not fit; a
+            setting without `=`, of an unselected notebook, or of `profile`.
     """
-    out: dict[str, Any] = {"profile": profile}
-    for key, value in asked.items():
+    chosen: dict[str, dict[str, Any]] = {name: {"profile": profile} for name in declared}
+    for name, values in asked.items():
         where = f"study file, {name}, {profile}"
-        out[key] = _known(declared, key, where).check(value, where)
-    for key, text in overrides.items():
-        out[key] = _known(declared, key, name).parse(text, name)
-    return out
-
-
-def assign_overrides(
-    settings: Sequence[str], declared: Mapping[str, Mapping[str, Parameter]]
-) -> dict[str, dict[str, str]]:
-    """Sort `name=value` and `notebook.name=value` settings by notebook.
-
-    A setting without a notebook goes to every selected notebook that has the parameter.
-
-    Raises:
-        ParameterError: no `=`, an unselected notebook, a parameter that none of them has, or
-            `profile`, which is not set this way.
-    """
-    out: dict[str, dict[str, str]] = {name: {} for name in declared}
+        for key, value in values.items():
+            chosen[name][key] = _known(declared[name], key, where).check(value, where)
     for setting in settings:
         target, equals, text = setting.partition("=")
         notebook, dot, key = target.strip().rpartition(".")
@@ -138,9 +130,9 @@ def assign_overrides(
         if not takers:
             names = {name for parameters in declared.values() for name in parameters} - {"profile"}
             raise ParameterError(f"parameter {key!r} is unknown; known: {known(sorted(names))}")
-        for taker in takers:
-            out[taker][key] = text
-    return out
+        for name in takers:
+            chosen[name][key] = _known(declared[name], key, name).parse(text, name)
+    return chosen
 
 
 def _known(declared: Mapping[str, Parameter], key: str, where: str) -> Parameter:

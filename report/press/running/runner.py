@@ -45,7 +45,7 @@ class Job:
     notebook: Path
     parameters: Mapping[str, Any]
     profile: str
-    reads: tuple[str, ...] | None
+    reads: set[str] | None
 
     @property
     def cells(self) -> int:
@@ -77,14 +77,9 @@ def jobs(studies: Sequence[Study], settings: Sequence[str], profile: str) -> lis
         ParameterError: a notebook without its parameters cell, an unknown parameter, a wrong value.
     """
     declared = {study.name: parameters.read(study.notebook) for study in studies}
-    overrides = parameters.assign_overrides(settings, declared)
-    found = []
-    for study in studies:
-        asked, name = study.profiles[profile], study.name
-        values = parameters.values(name, declared[name], asked, overrides[name], profile)
-        reads = None if name == FRAME else (name, *study.reads)
-        found.append(Job(name, study.notebook, values, profile, reads))
-    return found
+    asked = {study.name: study.profiles[profile] for study in studies}
+    values = parameters.choose(declared, asked, settings, profile)
+    return [Job(s.name, s.notebook, values[s.name], profile, s.reads) for s in studies]
 
 
 def run(jobs: Sequence[Job], monitor: Monitor, *, fresh: bool = False) -> list[Outcome]:
