@@ -52,7 +52,7 @@ class Study:
 
     @property
     def reads(self) -> set[str] | None:
-        """Studies whose rows it shows: its own, and those that its cells name. The frame: all (None)."""
+        """Studies whose rows it shows: its own, and those that its cells name; None: all."""
         if self.name == FRAME:
             return None
         text = self.notebook.read_text(encoding="utf-8")
