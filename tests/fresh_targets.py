@@ -40,6 +40,28 @@ def sleep(path, start):
     time.sleep(600)
 
 
+def sleep_or_fail(path, wrong, start):
+    from fusedlib.bench.attempt import Wrong
+
+    if wrong is None:
+        sleep(path, start)
+    while not (Path(path).exists() and Path(path).read_text()):
+        time.sleep(0.01)
+    raise Wrong("of one", wrong)
+
+
+def wait_for_others(path, at, of, start):
+    """The last to come sees that those before, which have answered, are still there."""
+    here = Path(path)
+    while at and not (here / str(at - 1)).exists():
+        time.sleep(0.01)
+    (here / str(at)).write_text(str(os.getpid()))
+    if at:
+        time.sleep(0.3)
+        os.kill(int((here / str(at - 1)).read_text()), 0)
+    return at
+
+
 def lengths_of_a_wrong_rival(**arguments):
     from dataclasses import replace
 

@@ -7,7 +7,7 @@ from fusedlib.bench import check, results, rivals
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.race import race
 from fusedlib.bench.roofline import precision_of
-from measure.attention import footprint, races, truth
+from measure.attention import exact, footprint, races
 from measure.attention.problem import AttentionProblem, draw, kept, plain_peak
 
 pytestmark = pytest.mark.gpu
@@ -31,11 +31,11 @@ def test_a_way_is_right_and_keeps_what_is_counted(name, dtype):
     torch.compiler.reset()
     one, operands, work = prepared(name, dtype)
     with precision_of("highest"):
-        true = truth.truth(operands)
-        found = truth.errors(check.results_of(work, operands.dout), true)
-        check.require(found, truth.baseline_errors(operands, true), one.torch_dtype)
+        true = exact.results(operands)
+        found = exact.errors(check.results_of(work, operands.dout), true)
+        check.require(found, exact.baseline_errors(operands, true), one.torch_dtype)
         seen = footprint.measure(work, operands.dout)
-    assert NODES.get(name, "") in seen["backward_node"]
+    assert NODES.get(name, "") in work.forward().grad_fn.name()
     if form := races.counted_form(name):
         # Flash and cuDNN keep a random state besides, FlexAttention its mask of blocks.
         assert seen["kept_mib"] * MIB == pytest.approx(sum(kept(form, one).values()), abs=16 * 1024)

@@ -12,8 +12,8 @@ import fusedlib
 from fusedlib.bench import results, rivals
 from fusedlib.bench.attempt import Attempt, Unavailable
 from fusedlib.bench.race import race
-from measure import compilers, llama
-from measure.compilers import changing, ready, samplers, subjects
+from measure import compilers, compiling, llama
+from measure.compilers import changing, samplers, subjects
 from measure.compilers.arms import Arm
 from measure.compilers.case import require_possible
 from measure.compilers.samplers import SAMPLERS
@@ -243,7 +243,7 @@ class Allocator:
             monkeypatch.setattr(torch.cuda, name, call)
         clear = "_cuda_clearCublasWorkspaces"
         monkeypatch.setattr(torch._C, clear, self.clear, raising=False)
-        monkeypatch.setattr(ready.timing, "synchronize", lambda device: None)
+        monkeypatch.setattr(compiling.timing, "synchronize", lambda device: None)
 
     def take(self, mib):
         self.now += mib
@@ -280,7 +280,7 @@ def test_what_an_arm_holds_is_told_from_the_same_base_whatever_ran_before(monkey
         return None
 
     held = {"eager": 37, "graph": 37, "graph without cuBLAS": 0.25, "frees what was there": 0}
-    assert ready.call_until_compiled(call, "cuda")["held_mib"] == held[kind]
+    assert compiling.call_until_compiled(call, "cuda")["held_mib"] == held[kind]
 
 
 @pytest.mark.gpu
@@ -295,7 +295,7 @@ def test_what_an_arm_holds_is_the_same_for_the_first_graph_of_a_process_as_for_l
             torch.compiler.cudagraph_mark_step_begin()
             return call()
 
-        return ready.call_until_compiled(run, "cuda")["held_mib"]
+        return compiling.call_until_compiled(run, "cuda")["held_mib"]
 
     graph = partial(torch.compile, mode="reduce-overhead")
     (x @ weight.requires_grad_()).sum().backward()  # workspaces of two threads
@@ -350,11 +350,11 @@ def test_lengths_are_the_same_for_all_arms_and_lie_within_bounds():
 def test_a_model_is_itself_again_after_fp32():
     model = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
     before = model.weight.detach().clone()
-    with ready.in_fp32(model):
+    with subjects.in_fp32(model):
         assert model.weight.dtype == torch.float32
     assert model.weight.dtype == torch.bfloat16 and torch.equal(model.weight, before)
     with pytest.raises(Unavailable, match="still compiles"):
-        ready.call_until_compiled(_compiling_for_ever(), "cpu")
+        compiling.call_until_compiled(_compiling_for_ever(), "cpu")
 
 
 def _compiling_for_ever():

@@ -10,8 +10,9 @@ from fusedlib import projection
 from fusedlib.bench import attempt, machine, race, results, rivals, sustained, sweep
 from fusedlib.bench.race import Turn
 from fusedlib.patch import apply
-from measure import mlps
+from measure import compiling, mlps
 from measure.end_to_end import cases, measure, races
+from measure.transformer_trainer import Trainer
 from models import flops, transformer
 from models.transformer import SwiGLU, Transformer
 
@@ -66,8 +67,8 @@ def test_a_step_has_its_parts_and_its_work(precision):
 
 
 def test_autocast_computes_in_bf16_on_fp32_weights():
-    made = cases.make_trainer(step("bf16 autocast"))
-    assert made.call(made.tokens).dtype == torch.bfloat16
+    made = Trainer.of(step("bf16 autocast"))
+    assert made.logits().dtype == torch.bfloat16
     assert {p.dtype for p in made.model.parameters()} == {torch.float32}
 
 
@@ -216,24 +217,25 @@ def test_a_compiler_that_fails_says_why_and_eager_has_its_row(tmp_path, entrants
 
 
 def test_compile_time_leaves_out_what_a_step_takes_anyway(monkeypatch):
-    graphs, now = iter([0, 0, 1, 1, 1, 1]), iter([0.0, 5.0, 5.0, 7.0])  # before and after each step
-    monkeypatch.setattr(races, "graphs_compiled", lambda: next(graphs))
-    monkeypatch.setattr(races.time, "perf_counter", lambda: next(now))
-    found = races.step_until_compiled(lambda: None, "cpu")
-    assert found == {"compile_s": 3.0, "compile_steps": 1, "graphs": 1}
+    now = iter([0.0, 5.0, 5.0, 7.0])  # before and after each step
+    compiled = [0]
+    monkeypatch.setattr(compiling, "graphs_compiled", lambda: compiled[0])
+    monkeypatch.setattr(compiling.time, "perf_counter", lambda: next(now))
+    found = compiling.call_until_compiled(lambda: compiled.__setitem__(0, 1), "cpu", 1)
+    assert (found["compile_s"], found["compile_steps"], found["graphs"]) == (3.0, 1, 1)
 
 
 def test_what_never_settles_is_unavailable(monkeypatch):
     count = iter(range(100))
-    monkeypatch.setattr(races, "graphs_compiled", lambda: next(count))
-    with pytest.raises(attempt.Unavailable, match="still compiles after 8 steps"):
-        races.step_until_compiled(lambda: None, "cpu")
+    monkeypatch.setattr(compiling, "graphs_compiled", lambda: next(count))
+    with pytest.raises(attempt.Unavailable, match="still compiles after 10 calls"):
+        compiling.call_until_compiled(lambda: None, "cpu", 1)
 
 
 def test_a_graph_compiled_in_a_measured_step_marks_the_row(monkeypatch):
     count = iter([3, 3, 3, 5])
-    monkeypatch.setattr(races, "graphs_compiled", lambda: next(count))
-    turn = races.counting_graphs(Turn(lambda: {"total": 1.0}))
+    monkeypatch.setattr(compiling, "graphs_compiled", lambda: next(count))
+    turn = compiling.counting_graphs(Turn(lambda: {"total": 1.0}))
     assert [turn.run(), turn.run()] == [{"total": 1.0}] * 2 and turn.figures["recompiled"] == 2
 
 
@@ -260,14 +262,14 @@ def test_only_what_is_far_above_the_memory_is_not_tried(monkeypatch):
 
 
 def test_a_case_out_of_memory_leaves_the_next_one(monkeypatch, tmp_path):
-    real = measure.make_trainer
+    real = Trainer.of
 
-    def make_trainer(case):
+    def of(case):
         if case["precision"] == "fp32":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
         return real(case)
 
-    monkeypatch.setattr(measure, "make_trainer", make_trainer)
+    monkeypatch.setattr(measure.Trainer, "of", of)
     todo = cases.steps(TINY, ["nano"], [8], ["fp32", "bf16"])
     own = recorder(tmp_path)
     sweep.sweep(own, todo, measure.measure)

@@ -61,7 +61,7 @@ def variants(model):
     own = [block.mlp for block in model.blocks]
     return {
         "fused": [mlps.FusedMLP(one) for one in own],
-        "compiled": [mlps.CompiledMLP(one, "eager") for one in own],
+        "compiled": [mlps.compiled(one, "eager") for one in own],
         "own": own,
     }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusedlib.bench import fresh, paths
-from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.attempt import Unavailable, Wrong
 from processes import alive, wait_for
 
 HERE = Path(__file__).parent
@@ -52,6 +52,20 @@ def test_the_answer_comes_from_another_process_with_its_start(real_torch):
 def test_failures_are_told_apart(function, kind, message):
     with pytest.raises(kind, match=message):
         call(function)
+
+
+def test_the_first_of_several_that_fails_ends_all_and_gives_the_reason(tmp_path):
+    note = tmp_path / "pid"
+    ways = [{"path": str(note), "wrong": None}, {"path": str(note), "wrong": {"losses": [1.0]}}]
+    with pytest.raises(Wrong, match="of one") as failed:
+        fresh.run_together("fresh_targets:sleep_or_fail", ways, timeout_s=60)
+    assert failed.value.figures == {"losses": [1.0]}
+    assert not alive(int(note.read_text()))
+
+
+def test_several_processes_answer_in_order_and_live_until_the_last(tmp_path):
+    calls = [{"path": str(tmp_path), "at": at, "of": 2} for at in range(2)]
+    assert fresh.run_together("fresh_targets:wait_for_others", calls, timeout_s=60) == [0, 1]
 
 
 def test_a_late_process_is_ended(tmp_path):

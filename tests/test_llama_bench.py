@@ -13,8 +13,8 @@ from fusedlib.bench import check, machine, paths, race, results, rivals, sustain
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.settings import matmul_settings
 from measure import llama
-from measure.llama import alone, races, truth
-from press import recording
+from measure.llama import alone, races
+from press import replay
 
 transformers = pytest.importorskip("transformers")
 TINY = {"model": "two layers", "dtype": "float32", "batch_size": 2, "context_length": 32,
@@ -195,9 +195,9 @@ def test_losses_in_float64_are_the_same_training_without_rounding(monkeypatch):
     exact, plain = losses("float64"), losses(llama.BASELINE)
     assert exact == pytest.approx(plain, abs=1e-4) and exact[-1] < exact[0] - 0.2
     dtypes = []
-    real = truth._exact_norm
+    real = exact._exact_norm
     monkeypatch.setattr(
-        truth, "_exact_norm", lambda norm, x: dtypes.append(x.dtype) or real(norm, x)
+        exact, "_exact_norm", lambda norm, x: dtypes.append(x.dtype) or real(norm, x)
     )
     losses("float64", "high")
     assert set(dtypes) == {torch.float64} and torch.get_float32_matmul_precision() == "highest"
@@ -412,7 +412,7 @@ def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
     monkeypatch.setenv(results.LEADING, machine.key())
 
     def said():
-        cells = recording.analysis_of(paths.NOTEBOOKS / "11_llama.ipynb").notebook.cells
+        cells = replay.analysis_of(paths.NOTEBOOKS / "11_llama.ipynb").notebook.cells
         [cell] = [cell for cell in cells if cell.id == "llama-rules-said"]
         return " ".join(nbformat.from_dict(o).data["text/plain"] for o in cell.outputs)
 

@@ -11,6 +11,7 @@ from fusedlib.bench.results import Recorder
 from fusedlib.bench.sweep import outcome, sweep
 from measure import model_memory
 from measure.model_memory import Measure, Program
+from measure.step_memory import gradients_of
 from models import activations, checkpointed, transformer
 from models.activations import PRECISIONS
 from models.checkpointed import Plan
@@ -27,8 +28,11 @@ PLANS = [
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def program(precision, attention="plain", model="nano", context=24, batch=3, **options):
-    return Program(model, context, batch, attention, precision, "cpu", **options)
+def program(precision, attention="plain", model="nano", context=24):
+    shared = model_memory.setting(
+        model, context, attention=attention, precision=precision, device="cpu", batch_size=3
+    )
+    return Program.of(shared, "forward+backward")
 
 
 def case(mode, precision, **options):
@@ -129,8 +133,8 @@ def test_checkpoints_leave_every_gradient_as_it_is(precision):
     for plan in PLANS:
         one.model.zero_grad(set_to_none=True)
         one.run(plan)
-        true = true or [g.clone() for g in one.gradients()]
-        found = one.gradients()
+        true = true or [g.clone() for g in gradients_of(one)]
+        found = gradients_of(one)
         assert all(torch.equal(f, t) for f, t in zip(found, true, strict=True)), plan
         assert model_memory.gradient_error(found, true) == 0.0
 

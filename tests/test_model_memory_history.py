@@ -8,7 +8,7 @@ from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable
 from measure import allocator_history
 from measure.allocator_history import CATEGORIES, Change, History, Known, watching
-from measure.model_memory import Casts, addresses_of
+from measure.step_memory import Casts, addresses_of
 from models.transformer import RMSNorm
 
 

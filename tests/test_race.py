@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib import reference
-from fusedlib.bench import check, cuda_graphs, rivals
+from fusedlib.bench import check, cuda_graphs, operation, rivals
 from fusedlib.bench.race import race
 from fusedlib.bench.results import Recorder
 from fusedlib.bench.rivals import Workload
 from measure import problems, swiglu
-from measure.plain_products import PlainProducts
 from measure.problems import Inputs, SwiGLUProblem, draw
 
 RAGGED = SwiGLUProblem(37, 45, 83, "float32")
@@ -203,8 +202,8 @@ def test_every_direction_and_dtype_is_measured_on_ragged_shapes(tmp_path, dtype)
 
 def test_the_truth_is_made_once_a_problem_whatever_its_directions(tmp_path, monkeypatch):
     made = []
-    truth = problems.truth
-    monkeypatch.setattr(problems, "truth", lambda inputs: made.append(1) or truth(inputs))
+    exact = operation.exact_results
+    monkeypatch.setattr(operation, "exact_results", lambda *of: made.append(1) or exact(*of))
     run(tmp_path, ["eager"], directions=swiglu.DIRECTIONS, frozen=True, repetitions=2)
     assert made == [1]
 
@@ -243,12 +242,12 @@ def test_alternating_rows_are_checked_in_their_order(tmp_path):
 
 def test_plain_products_are_those_of_the_reference():
     inputs = draw(RAGGED, "cpu")
-    products = PlainProducts.of(inputs)
-    products.run("forward+backward", weight_gradients=True)
+    run, results = swiglu.products(inputs)
+    run("forward+backward", True)
     true = problems.truth(inputs)
     true["d_w_gate_up"] = torch.cat([true["d_w_gate"], true["d_w_up"]])
     for name in ("y", "d_x", "d_w_gate_up", "d_w_down"):
-        torch.testing.assert_close(getattr(products, name), true[name].float())
+        torch.testing.assert_close(results[name], true[name].float())
 
 
 @pytest.mark.gpu

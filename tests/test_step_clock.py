@@ -15,7 +15,7 @@ LIMITS = Limits(seconds=0.5, blocks=3, steps=10, settling=6)
 PARTS = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
 
 
-class Simulated:
+class Simulated(step_clock.Trainer):
     """A device that works off what a host issues, each at a pace in ms a step, and their clocks."""
 
     def __init__(self, device_ms, host_ms=1.0):
@@ -25,7 +25,7 @@ class Simulated:
         self.issued = self.synchronised = 0
 
     # what a trainer has
-    def issue(self):
+    def issue(self, section=None):
         pace = self.device_ms(self.issued) if callable(self.device_ms) else self.device_ms
         self.issued += 1
         sections = timing.Sections("cuda")
@@ -138,7 +138,7 @@ def test_a_turn_is_the_same_step_as_a_measured_one(simulated):
     assert turn.figures == {"issue_ms": pytest.approx(1.0), "host_bound": False}
 
 
-def test_on_a_cpu_it_times_real_steps_and_the_host_bounds_nothing():
+def test_on_a_cpu_it_times_real_steps_and_the_host_bounds_nothing(one_thread):
     trainer = transformer_trainer.Trainer("nano", "step", "cpu", "float32", 2, 16, "plain")
     row = step_clock.measure(trainer, Limits(seconds=0.0, blocks=1, steps=2, settling=2))
     sections = [row[f"{name}_median_ms"] for name in PARTS]

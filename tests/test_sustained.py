@@ -86,7 +86,7 @@ def test_a_long_call_that_heated_the_card_is_not_heated_for_again(monkeypatch):
             asked.append((round(heat_s, 3), seconds)) or real(*a, heat_s=0.0, seconds=0.0, **k)
         ),
     )  # fmt: skip
-    monkeypatch.setattr(sustained, "_second_ms", lambda once, device: 400.0)
+    monkeypatch.setattr(sustained.timing, "second_call_ms", lambda once, device: 400.0)
     sustained.under_load(Turn(lambda: None), "cpu", 0.25, 1.0)
     sustained.under_load(Turn(lambda: None), "cpu", 1.0, 1.0)
     assert asked == [(0.0, 1.0), (0.6, 0.0), (0.0, 1.0)]

@@ -26,9 +26,9 @@ def test_sections_without_a_section_say_what_to_do():
         timing.Sections("cpu").elapsed_ms()
 
 
-def test_interleaved_takes_turns_and_keeps_every_sample():
+def test_in_turns_takes_turns_and_keeps_every_sample():
     order = []
-    times = timing.interleaved(
+    times = timing.in_turns(
         {n: (lambda n=n: order.append(n)) for n in "ABC"},
         device="cpu", warmup=2, repetitions=3, flush_l2=True,
     )  # fmt: skip
@@ -38,7 +38,7 @@ def test_interleaved_takes_turns_and_keeps_every_sample():
 
 
 def test_preparation_stays_outside_the_clock():
-    times = timing.interleaved(
+    times = timing.in_turns(
         {"quick": lambda: None}, device="cpu", warmup=0, repetitions=3, flush_l2=False,
         prepare=lambda _: time.sleep(0.03),
     )  # fmt: skip
@@ -46,7 +46,7 @@ def test_preparation_stays_outside_the_clock():
 
 
 def test_samples_measure_the_work():
-    times = timing.interleaved(
+    times = timing.in_turns(
         {"a": lambda: time.sleep(0.01), "b": lambda: time.sleep(0.03)},
         device="cpu", warmup=0, repetitions=5, flush_l2=False,
     )  # fmt: skip
@@ -60,7 +60,7 @@ def test_samples_measure_the_work():
 def test_nothing_to_time_is_an_error(bad):
     options = {"work": {"a": print}, "warmup": 0, "repetitions": 1} | bad
     with pytest.raises(ValueError, match="nothing to time"):
-        timing.interleaved(options.pop("work"), device="cpu", flush_l2=False, **options)
+        timing.in_turns(options.pop("work"), device="cpu", flush_l2=False, **options)
 
 
 def test_summary_of_known_samples():
@@ -106,7 +106,7 @@ def test_ratio_comes_from_pairs_so_that_drift_cancels():
 def test_cuda_clock_sees_the_device_not_the_launch():
     x = torch.randn(8192, 8192, device="cuda")
     torch.cuda.synchronize()
-    times = timing.interleaved(
+    times = timing.in_turns(
         {"product": lambda: x @ x}, device="cuda", warmup=3, repetitions=5, flush_l2=True
     )
     # 2 · 8192³ operations cannot take less than a millisecond on any card of today.

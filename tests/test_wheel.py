@@ -26,7 +26,7 @@ x = torch.randn(4, 32)
 mlp(x).square().mean().backward()
 optimizer.step()
 settings = {"device": "cpu", "warmup": 1, "repetitions": 3, "flush_l2": False}
-times = timing.interleaved({"mlp": lambda: mlp(x)}, **settings)
+times = timing.in_turns({"mlp": lambda: mlp(x)}, **settings)
 assert times["mlp"].figures()["median_ms"] > 0
 for name in ("pandas", "measure", "models", "press", "matplotlib"):
     try:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -126,6 +127,14 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def forget_compiled() -> None:
+    """Empty torch.compile's cache, which is bounded: eight shapes of one function at most."""
+    import torch
+
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def _missing_package(error: BaseException) -> str | None:

@@ -1,4 +1,7 @@
-"""Cases: what is measured, a flat dictionary each. They are made by `grid` and checked before."""
+"""Cases: what is measured, a flat dictionary each. They are made by `grid` and checked before.
+
+What lists a study's cases refuses unknown names, and sizes and counts below one, by `ValueError`.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any

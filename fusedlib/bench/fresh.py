@@ -16,9 +16,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from fusedlib.bench import paths
+
+Process = subprocess.Popen[bytes]
 
 
 class FreshProcessError(RuntimeError):
@@ -33,9 +36,38 @@ def run(target: str, arguments: dict[str, Any], *, timeout_s: float) -> Any:
 
     Raises:
         MemoryError: the function ran out of device or host memory.
-        Unavailable: the function raised it.
+        Refused: the function raised it.
         FreshProcessError: anything else went wrong, or the time was up.
     """
+    return run_together(target, [arguments], timeout_s=timeout_s)[0]
+
+
+def run_together(target: str, each: Sequence[dict[str, Any]], *, timeout_s: float) -> list[Any]:
+    """`run` for each of these arguments at the same time, in processes that may need one another.
+
+    All live until the last has answered. The first one that fails ends all, and its failure is
+    raised: the others would fail because of it.
+    """
+    deadline = time.monotonic() + timeout_s
+    values: dict[int, Any] = {}
+    with contextlib.ExitStack() as stack:
+        started = [stack.enter_context(_child(target, arguments)) for arguments in each]
+        waiting: dict[Any, int] = {child.stdout: at for at, (child, _) in enumerate(started)}
+        while waiting:
+            readable, _, _ = select.select([*waiting], [], [], max(deadline - time.monotonic(), 0))
+            if not readable:
+                raise FreshProcessError(
+                    f"{target} did not end within {timeout_s:g} s; its process is gone"
+                )
+            for stdout in readable:
+                at = waiting.pop(stdout)
+                values[at] = _answer(target, *started[at])
+    return [values[at] for at in range(len(started))]
+
+
+@contextlib.contextmanager
+def _child(target: str, arguments: dict[str, Any]) -> Iterator[tuple[Process, IO[bytes]]]:
+    """A process that is called, and what it prints; it ends with this block at the latest."""
     call = {"target": target, "arguments": arguments, "called_ns": time.monotonic_ns()}
     environment = {**os.environ, "PYTHONPATH": _search_path()}
     with tempfile.TemporaryFile() as errors:
@@ -43,25 +75,25 @@ def run(target: str, arguments: dict[str, Any], *, timeout_s: float) -> Any:
             [sys.executable, "-m", "fusedlib.bench.fresh"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment,
         )  # fmt: skip
-        assert child.stdin is not None
-        assert child.stdout is not None
         try:
+            assert child.stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.write(json.dumps(call).encode() + b"\n")
                 child.stdin.flush()
-            readable, _, _ = select.select([child.stdout], [], [], timeout_s)
-            answer = child.stdout.read() if readable else b""
+            yield child, errors
         finally:
             child.kill()
-            status = child.wait()
-        errors.seek(0)
-        last_lines = errors.read().decode(errors="replace").strip().splitlines()[-5:]
-    if answer.strip():
+            child.wait()
+
+
+def _answer(target: str, child: Process, errors: IO[bytes]) -> Any:
+    assert child.stdout is not None
+    if answer := child.stdout.readline().strip():
         return _value(json.loads(answer))
-    if not readable:
-        raise FreshProcessError(f"{target} did not end within {timeout_s:g} s; its process is gone")
-    if status == -signal.SIGKILL:
+    if (status := child.wait()) == -signal.SIGKILL:
         raise MemoryError(f"the system killed the process of {target}: most likely out of memory")
+    errors.seek(0)
+    last_lines = errors.read().decode(errors="replace").strip().splitlines()[-5:]
     raise FreshProcessError(
         f"the process of {target} ended with status {status}: "
         f"{' | '.join(last_lines) or 'no message'}"
@@ -69,12 +101,15 @@ def run(target: str, arguments: dict[str, Any], *, timeout_s: float) -> Any:
 
 
 def _value(reply: dict[str, Any]) -> Any:
-    from fusedlib.bench.attempt import Unavailable
+    from fusedlib.bench.attempt import TooLarge, Unavailable, Wrong
 
-    kinds = {"oom": MemoryError, "unavailable": Unavailable}
-    if reply["status"] == "ok":
+    status, reason = reply["status"], reply["reason"]
+    if status == "ok":
         return reply["value"]
-    raise kinds.get(reply["status"], FreshProcessError)(reply["reason"])
+    for kind in (Unavailable, Wrong, TooLarge):
+        if status == kind.status:
+            raise kind(reason, reply["figures"])
+    raise MemoryError(reason) if status == "oom" else FreshProcessError(reason)
 
 
 def _search_path() -> str:
@@ -103,10 +138,10 @@ def _serve() -> None:
 
     tried = Attempt.at(lambda: _target(call["target"])(**call["arguments"], start=start))
     reply = {"status": tried.status, "reason": tried.reason, "value": tried.value}
-    json.dump(reply, out)
+    out.write(json.dumps(reply | {"figures": tried.figures}) + "\n")
     out.flush()
-    # Skips teardown: some runtimes take seconds to unload, and nothing is left to save.
-    os._exit(0)
+    # Others may need this process, whose end is the parent's: no teardown, nothing is left to save.
+    threading.Event().wait()
 
 
 def _target(name: str) -> Any:

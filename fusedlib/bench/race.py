@@ -16,7 +16,6 @@ Ways to launch:
 How a rival runs alone for seconds on end, as training does, measures `fusedlib.bench.sustained`.
 """
 
-import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fusedlib.bench import cuda_graphs, machine, timing
-from fusedlib.bench.attempt import Attempt, Unavailable, free_memory
+from fusedlib.bench.attempt import Attempt, Unavailable, forget_compiled, free_memory
 from fusedlib.bench.cases import Case, differing, label
 from fusedlib.bench.progress import progress
 from fusedlib.bench.results import Recorder
@@ -51,12 +50,14 @@ class Turn:
         prepare: called before each sample with the number of calls in it, outside the clock.
         reset: called between the calls of a burst.
         figures: of the row, beside the times.
+        issue: the work, not waited for, where `run` waits for its parts.
     """
 
     run: Callable[[], object]
     prepare: Callable[[int], object] = lambda calls: None
     reset: Callable[[], object] = lambda: None
     figures: Figures = field(default_factory=dict)
+    issue: Callable[[], object] | None = None
 
 
 @dataclass
@@ -147,7 +148,7 @@ def race(recorder: Recorder, spec: Race, cases: Iterable[Case]) -> None:
 
 def _run(recorder: Recorder, spec: Race, groups: list[list[Case]]) -> None:
     """All groups of one setup: make it, check every rival once, time group by group."""
-    _forget_compiled()
+    forget_compiled()
     setup = Attempt.at(spec.setup, groups[0][0])
     checked: dict[tuple[Any, ...], Attempt[Checked]] = {}
     for group in groups:
@@ -166,14 +167,6 @@ def _run(recorder: Recorder, spec: Race, groups: list[list[Case]]) -> None:
             else:
                 ready[case["provider"]] = case, tried.value
         _time_together(recorder, spec, ready)
-
-
-def _forget_compiled() -> None:
-    """torch.compile's cache is bounded: eight shapes of one function at most."""
-    import sys
-
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
 
 
 def _time_together(recorder: Recorder, spec: Race, ready: dict[str, tuple[Case, Checked]]) -> None:
@@ -231,7 +224,7 @@ class _Clock:
         rounds = self.spec.rounds(self.case)
         if round_ms > SLOW_MS:
             rounds = min(rounds, SLOW_ROUNDS)
-        times = timing.interleaved(
+        times = timing.in_turns(
             {name: partial(self._burst, name, calls) for name in self.turns},
             device=device, warmup=self.spec.warmup, repetitions=rounds,
             flush_l2=calls == 1 and self.spec.bursts, prepare=partial(self._prepare, calls),
@@ -248,23 +241,13 @@ class _Clock:
             return 1, 0.0
         fastest, whole = BURST_MS, 0.0
         for name in self.turns:
-            taken = self._once_ms(name)
+            taken = timing.second_call_ms(
+                self.turns[name].run, device, prepare=partial(self._prepare, 1, name),
+                enough=10 * BURST_MS,
+            )  # fmt: skip
             fastest, whole = min(fastest, taken), whole + taken
         calls = min(MOST_CALLS, max(1, round(BURST_MS / fastest)))
         return calls, calls * whole
-
-    def _once_ms(self, name: str) -> float:
-        """ms of one call, the second of two where they are short."""
-        taken = 0.0
-        for _ in range(2):
-            self._prepare(1, name)
-            begin = time.perf_counter()
-            self.turns[name].run()
-            timing.synchronize(self.case["device"])
-            taken = (time.perf_counter() - begin) * 1e3
-            if taken > 10 * BURST_MS:
-                break
-        return taken
 
     def _prepare(self, calls: int, name: str) -> None:
         """Drop what everybody holds, run what the turn needs, and wait.

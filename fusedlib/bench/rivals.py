@@ -125,7 +125,7 @@ class Rival:
 
 
 RIVALS: dict[tuple[str, str], Rival] = {}
-ARMS: dict[str, tuple[str, int]] = {
+LOOKS: dict[str, tuple[str, int]] = {
     "fused": ("fusedlib", 0),
     "eager": ("PyTorch", 1),
     "huggingface": ("Hugging Face", 1),
@@ -161,8 +161,8 @@ def rival(
     Args:
         task: what it computes.
         name: in the rows; one rival may do several tasks under one name.
-        label: for people; by default that in `ARMS`, else the name.
-        slot: of its colour; by default that in `ARMS`, else one that is free in the task.
+        label: for people; by default that in `LOOKS`, else the name.
+        slot: of its colour; by default that in `LOOKS`, else one that is free in the task.
         options: further fields of `Rival`.
 
     Raises:
@@ -172,10 +172,10 @@ def rival(
     def register(build: Callable[..., Any]) -> Callable[..., Any]:
         if (task, name) in RIVALS:
             raise ValueError(f"{task} has a rival named {name!r} already")
-        known = ARMS.get(name) or next(
+        known = LOOKS.get(name) or next(
             ((r.label, r.slot) for r in RIVALS.values() if r.name == name), None
         )
-        taken = {number for _, number in ARMS.values()} | {get(task, n).slot for n in names(task)}
+        taken = {number for _, number in LOOKS.values()} | {get(task, n).slot for n in names(task)}
         free = next(number for number in count() if number not in taken)
         look = known or (label or name, free if slot is None else slot)
         if label not in (None, look[0]) or slot not in (None, look[1]):
@@ -212,13 +212,16 @@ def names(task: str, *traits: str) -> list[str]:
 
 
 def chosen(task: str, asked: Iterable[str]) -> list[str]:
-    """The names asked for; `all` stands for the task's rivals but those of the trait `asked for`.
+    """The names asked for. `all` stands for the task's rivals but those of the trait `asked for`;
+    `light` leaves out also bounds, and those of the trait `slow to set up` at each new shape.
 
     Raises:
         ValueError: an unknown name.
     """
-    every = [n for n in names(task) if "asked for" not in get(task, n).traits]
-    chosen_names = [name for a in asked for name in (every if a == "all" else [a])]
+    left_out = {"all": {"asked for"}, "light": {"asked for", "slow to set up", "bound"}}
+    every = {word: [n for n in names(task) if not traits & get(task, n).traits]
+             for word, traits in left_out.items()}  # fmt: skip
+    chosen_names = [name for a in asked for name in every.get(a, [a])]
     return [get(task, name).name for name in dict.fromkeys(chosen_names)]
 
 

@@ -3,11 +3,12 @@
 Williams, Waterman and Patterson 2009: time ≥ max(FLOPs / rate, bytes / bandwidth).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fusedlib.bench import timing
 from fusedlib.bench.cases import grid, require_known, require_least
@@ -45,25 +46,33 @@ def measure(case: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns the times, and `bytes_per_s` (read and written) or `flops_per_s` at the median.
     """
-    device, size = case["device"], case["size"]
-    generator = torch.Generator(device=device).manual_seed(0)
+    size = case["size"]
     if case["ceiling"] == COPY:
-        source = torch.zeros(size * 2**20, dtype=torch.int8, device=device)
+        source = torch.zeros(size * 2**20, dtype=torch.int8, device=case["device"])
         target = torch.empty_like(source)
         times = _timed(case, lambda: target.copy_(source))
         return {**times, "bytes_per_s": 2 * source.numel() / (times["median_ms"] / 1e3)}
-    dtype = getattr(torch, case["dtype"])
-    left, right = (
-        torch.randn(size, size, generator=generator, device=device).to(dtype) for _ in range(2)
-    )
-    out = torch.empty_like(left)
     with precision_of(case["precision"]):
-        times = _timed(case, lambda: torch.mm(left, right.mT, out=out))
+        times = _timed(case, square_product(case))
     return {**times, "flops_per_s": 2 * size**3 / (times["median_ms"] / 1e3)}
 
 
+def square_product(case: Mapping[str, Any]) -> Callable[[], Tensor]:
+    """A product of two matrices of `size`² random numbers, into a tensor that exists."""
+    size, device = case["size"], case["device"]
+    generator = torch.Generator(device=device).manual_seed(0)
+    left, right = (
+        torch.randn(size, size, generator=generator, device=device).to(
+            getattr(torch, case["dtype"])
+        )
+        for _ in range(2)
+    )
+    out = torch.empty_like(left)
+    return lambda: torch.mm(left, right.mT, out=out)
+
+
 def _timed(case: Mapping[str, Any], call: Any) -> dict[str, Any]:
-    times = timing.interleaved(
+    times = timing.in_turns(
         {"it": call}, device=case["device"], warmup=3, repetitions=case["repetitions"],
         flush_l2=True,
     )  # fmt: skip

@@ -7,12 +7,14 @@ as the step, the time is the host's, not the card's.
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from fusedlib.bench import timing
 from fusedlib.bench.race import Turn
@@ -25,27 +27,68 @@ DISCARDED = 3
 SLOW_MS, SLOW_STEPS = 200.0, 3
 VERY_SLOW_MS = 1000.0  # alone in its block
 TURN = 3  # steps when it is a rival's turn
-# Issues one step, waits for nothing and gives the marks of its sections.
-Issue = Callable[[], timing.Sections]
+Section = Callable[[str], AbstractContextManager[object]]
 
 
-class Trainer(Protocol):
-    """What has a training step: `issue` runs one and does not wait for the device."""
+class Trainer:
+    """A model and its training step: a subclass says what its loss is, and what else it does.
 
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
+    Attributes:
+        model: whose gradients a step leaves.
+        device: where it runs.
+        optimizer: what ends a step, if anything does.
+        loss: of the last step, without its graph.
+    """
 
-    @property
-    def model(self) -> torch.nn.Module:
-        """Whose gradients a step leaves."""
+    goes_backward = True
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """What ends a step, if anything does."""
+    def __init__(
+        self, model: nn.Module, device: torch.device | str,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.device, self.optimizer = model, torch.device(device), optimizer
+        self.loss: Tensor
 
-    def issue(self) -> timing.Sections:
-        """One step, with marks at the borders of its sections."""
+    def forward(self) -> Tensor:
+        """The loss, with its graph."""
+        raise NotImplementedError
+
+    def around_forward(self) -> AbstractContextManager[object]:
+        """What a forward runs in; its end belongs to no section."""
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of all parameters."""
+        loss.backward()
+
+    def update(self) -> None:
+        """The optimizer's step."""
+        assert self.optimizer is not None
+        self.optimizer.step()
+
+    def clear(self) -> None:
+        """Drop the gradients."""
+        self.model.zero_grad(set_to_none=True)
+
+    def issue(self, section: Section | None = None) -> timing.Sections:
+        """One step, not waited for, with marks at the borders of its sections.
+
+        Args:
+            section: around each section by its name, instead of marks.
+        """
+        sections = timing.Sections(self.device)
+        around = section or sections.section
+        self.clear()
+        with self.around_forward(), around("forward"):
+            loss = self.forward()
+        if self.goes_backward:
+            with around("backward"):
+                self.backward(loss)
+        if self.optimizer is not None:
+            with around("optimizer"):
+                self.update()
+        self.loss = loss.detach()
+        return sections
 
 
 @dataclass(frozen=True)
@@ -65,62 +108,35 @@ class Limits:
     settling: int = 12
 
 
-@dataclass(frozen=True)
-class Clocked:
-    """Samples of settled steps.
-
-    Attributes:
-        samples_ms: by section; `step` from a step's begin to the next one's, `both` is forward and
-            backward.
-        issue_ms: the host's time to issue a step, from an idle device, without waiting.
-        host_bound: whether the step takes no longer than that. Never on a CPU, which is the host.
-        settled: whether two blocks agreed before the first of these.
-        blocks_ms: each block's median step.
-    """
-
-    samples_ms: dict[str, list[float]]
-    issue_ms: float
-    host_bound: bool
-    settled: bool
-    blocks_ms: list[float]
-
-    def figures(self) -> dict[str, Any]:
-        """A row's figures: `forward_median_ms`, `step_median_ms` and so on."""
-        row: dict[str, Any] = {}
-        for name, samples in self.samples_ms.items():
-            row |= summarize(samples, name)
-        return row | {
-            "issue_ms": self.issue_ms, "host_bound": self.host_bound, "settled": self.settled,
-            "blocks_ms": [round(ms, 6) for ms in self.blocks_ms],
-        }  # fmt: skip
-
-
 def measure(trainer: Trainer, limits: Limits) -> dict[str, Any]:
-    """Figures of the trainer's settled steps; memory is `peaks`, in steps of its own."""
-    return clock(trainer.issue, trainer.device, limits).figures()
+    """Time a trainer's steps: first until they are settled, then for good. Memory is `peaks`.
 
-
-def clock(issue: Issue, device: torch.device | str, limits: Limits) -> Clocked:
-    """Times any step: first until it is settled, then for good."""
+    Returns:
+        `forward_median_ms` and so on of each section, of `both` (forward and backward) and of
+        `step`, from a step's begin to the next one's; `issue_ms`, the host's time to issue a step
+        from an idle device; `host_bound`, whether the step takes no longer than that, never on a
+        CPU, which is the host; `settled`, whether two blocks agreed before these samples; and
+        `blocks_ms`, each block's median step.
+    """
     for done in range(1, DISCARDED + 1):
-        pace = _Block(issue, device, 1).step_ms
+        pace = _Block(trainer, 1).step_ms
         if done > 1 and pace > VERY_SLOW_MS:  # the first one loads and compiles
             break
     steps = _steps(pace, limits.steps)
-    medians = [_Block(issue, device, steps).step_ms]
+    medians = [_Block(trainer, steps).step_ms]
     while not (settled := _agree(medians)) and len(medians) < limits.settling:
-        medians.append(_Block(issue, device, steps).step_ms)
+        medians.append(_Block(trainer, steps).step_ms)
     blocks: list[_Block] = []
     begin = time.perf_counter()
     while len(blocks) < limits.blocks or time.perf_counter() - begin < limits.seconds:
-        blocks.append(_Block(issue, device, steps))
-    samples = {
-        name: [ms for block in blocks for ms in block.samples_ms[name]]
-        for name in blocks[0].samples_ms
-    }
-    issue_ms = median(block.issue_ms for block in blocks)
-    bound = _host_bound(issue_ms, median(samples["step"]), device)
-    return Clocked(samples, issue_ms, bound, settled, [block.step_ms for block in blocks])
+        blocks.append(_Block(trainer, steps))
+    row: dict[str, Any] = {}
+    for name in blocks[0].samples_ms:
+        row |= summarize([ms for block in blocks for ms in block.samples_ms[name]], name)
+    return row | {
+        **_pace([b.issue_ms for b in blocks], row["step_median_ms"], trainer.device),
+        "settled": settled, "blocks_ms": [round(block.step_ms, 6) for block in blocks],
+    }  # fmt: skip
 
 
 def turn(
@@ -143,19 +159,14 @@ def turn(
 
     def run() -> dict[str, float]:
         count = _steps(paces[-1], steps) if paces else 1
-        block = _Block(trainer.issue, trainer.device, count)
+        block = _Block(trainer, count)
         paces.append(block.step_ms)
         issued.append(block.issue_ms)
-        issue_ms = median(issued)
-        bound = _host_bound(issue_ms, median(paces), trainer.device)
-        figures.update({"issue_ms": issue_ms, "host_bound": bound})
+        figures.update(_pace(issued, median(paces), trainer.device))
         medians = {name: median(samples) for name, samples in block.samples_ms.items()}
         return medians | {"total": block.step_ms}
 
-    def drop() -> None:
-        trainer.model.zero_grad(set_to_none=True)
-
-    return Turn(run, lambda calls: prepare(), drop, figures)
+    return Turn(run, lambda calls: prepare(), trainer.clear, figures, trainer.issue)
 
 
 def peaks(trainer: Trainer, steps: int = 2) -> dict[str, float]:
@@ -172,7 +183,7 @@ def peaks(trainer: Trainer, steps: int = 2) -> dict[str, float]:
     )
     most = {"both_peak_mib": 0.0, "peak_mib": 0.0, "held_mib": 0.0}
     for _ in range(steps):
-        trainer.model.zero_grad(set_to_none=True)
+        trainer.clear()
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         trainer.issue()
@@ -192,17 +203,17 @@ class _Block:
     first one's, and the samples are the others' unless it is alone.
     """
 
-    def __init__(self, issue: Issue, device: torch.device | str, steps: int) -> None:
-        on_device = timing.clock_for(device)
-        timing.synchronize(device)
+    def __init__(self, trainer: Trainer, steps: int) -> None:
+        on_device = timing.clock_for(trainer.device)
+        timing.synchronize(trainer.device)
         begin = time.perf_counter()
-        marks, parts = [on_device.mark()], [issue()]
+        marks, parts = [on_device.mark()], [trainer.issue()]
         self.issue_ms = (time.perf_counter() - begin) * 1e3
         marks.append(on_device.mark())
         for _ in range(steps - 1):
-            parts.append(issue())
+            parts.append(trainer.issue())
             marks.append(on_device.mark())
-        timing.synchronize(device)
+        timing.synchronize(trainer.device)
         self.samples_ms: dict[str, list[float]] = {}
         spans = list(zip(parts, pairwise(marks), strict=True))
         for sections, (start, end) in spans[1:] or spans:
@@ -227,5 +238,7 @@ def _agree(medians: list[float]) -> bool:
     return len(medians) > 1 and abs(medians[-1] / medians[-2] - 1) <= AGREE
 
 
-def _host_bound(issue_ms: float, step_ms: float, device: torch.device | str) -> bool:
-    return torch.device(device).type != "cpu" and issue_ms >= HOST_BOUND * step_ms
+def _pace(issued_ms: list[float], step_ms: float, device: torch.device) -> dict[str, Any]:
+    issue_ms = median(issued_ms)
+    bound = device.type != "cpu" and issue_ms >= HOST_BOUND * step_ms
+    return {"issue_ms": issue_ms, "host_bound": bound}

@@ -84,7 +84,7 @@ class Setup:
 def loaded_race(turns: Race) -> Race:
     """How a study that races in turns races under load, with `loaded_cases`.
 
-    A turn of `turns` must issue its work and not wait for it, or the card rests between two calls.
+    What a turn issues must not wait for the card, or it rests between two calls.
     """
 
     def available(case: Case) -> None:
@@ -112,11 +112,13 @@ def under_load(turn: Turn, device: str, heat_s: float, seconds: float) -> dict[s
         `joules`; the mean `power_w` and the median clock `sm_mhz` while it was measured.
     """
 
+    issue = turn.issue or turn.run
+
     def once() -> None:
         turn.reset()
-        turn.run()
+        issue()
 
-    once_ms = _second_ms(once, device)
+    once_ms = timing.second_call_ms(once, device)
     calls = max(1, round(BURST_MS / max(once_ms, 1e-3)))
     load = partial(timing.sustained, once, device=device, calls=calls)
     if heat_s > once_ms / 1e3:  # that call has heated too
@@ -131,18 +133,6 @@ def under_load(turn: Turn, device: str, heat_s: float, seconds: float) -> dict[s
         **figures, "burst_calls": calls, "heat_s": heat_s, "power_w": power, "joules": joules,
         "sm_mhz": used.sm_mhz,
     }  # fmt: skip
-
-
-def _second_ms(once: Any, device: str) -> float:
-    """ms of the second of two calls."""
-    taken = 0.0
-    for _ in range(2):
-        timing.synchronize(device)
-        begin = time.perf_counter()
-        once()
-        timing.synchronize(device)
-        taken = (time.perf_counter() - begin) * 1e3
-    return taken
 
 
 # --- what a FLOP costs at the least ---------------------------------------------------------------
@@ -170,13 +160,7 @@ def product(case: Case) -> dict[str, Any]:
         Unavailable: away from CUDA.
     """
     _require_cuda(case)
-    size, device, dtype = case["size"], case["device"], getattr(torch, case["dtype"])
-    generator = torch.Generator(device).manual_seed(0)
-    left, right = (
-        torch.randn(size, size, generator=generator, device=device).to(dtype) for _ in range(2)
-    )
-    out = torch.empty_like(left)
-    turn = Turn(lambda: torch.mm(left, right.mT, out=out))
     with roofline.precision_of(case["precision"]):
-        figures = under_load(turn, device, HEAT_S, case["seconds"])
-    return {**figures, "median_ms": figures["burst_median_ms"], "flops": 2 * size**3}
+        turn = Turn(roofline.square_product(case))
+        figures = under_load(turn, case["device"], HEAT_S, case["seconds"])
+    return {**figures, "median_ms": figures["burst_median_ms"], "flops": 2 * case["size"] ** 3}

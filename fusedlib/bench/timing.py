@@ -1,5 +1,6 @@
 """The only clock: CUDA events on NVIDIA cards, the host's clock with synchronisation elsewhere."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -128,11 +129,11 @@ class Timing:
         }  # fmt: skip
 
     def ratio_to(self, other: "Timing") -> Interval:
-        """How many times longer this took than `other`, from the interleaved pairs."""
+        """How many times longer this took than `other`, from the pairs of turns."""
         return paired_ratio(self.samples_ms, other.samples_ms)
 
 
-def interleaved(
+def in_turns(
     work: Mapping[str, Callable[[], object]], *, device: torch.device | str, warmup: int,
     repetitions: int, flush_l2: bool, prepare: Callable[[str], None] | None = None,
     calls: int = 1, seconds: float = 0.0, most: int | None = None,
@@ -195,6 +196,24 @@ def interleaved(
         )
         for name in work
     }  # fmt: skip
+
+
+def second_call_ms(
+    call: Callable[[], object], device: torch.device | str, *,
+    prepare: Callable[[], object] = lambda: None, enough: float = math.inf,
+) -> float:  # fmt: skip
+    """ms of the second of two calls, by the host's clock; of the first where it takes `enough`."""
+    taken = 0.0
+    for _ in range(2):
+        prepare()
+        synchronize(device)
+        begin = time.perf_counter()
+        call()
+        synchronize(device)
+        taken = (time.perf_counter() - begin) * 1e3
+        if taken > enough:
+            break
+    return taken
 
 
 def sustained(

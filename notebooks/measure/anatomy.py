@@ -5,18 +5,20 @@ registers it and its repairs as rivals of the task `TASK`. It is the subject, so
 same, as `fusedlib.bench.results.Recorder.append` has it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fusedlib import reference
 from fusedlib.bench import check, race, rivals, roofline
 from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.cases import Case, grid
+from fusedlib.bench.operation import plain_results
 from fusedlib.bench.race import Checked, Figures
-from measure import problems, swiglu
+from measure import swiglu
 from measure.pass_memory import mib_of, peak_over_mib
 from measure.problems import SwiGLUProblem, draw
 
@@ -86,32 +88,25 @@ class Setup(swiglu.Setup):
     def __init__(self, case: Case) -> None:
         super().__init__(case)
         with roofline.precision_of("high"):
-            plain = rivals.get(swiglu.TASK, swiglu.BASELINE).build(self.inputs)
-            rounded = check.errors(check.results_of(plain, self.inputs.dy), self.true)
+            rounded = check.errors(plain_results(self.inputs, reference.swiglu_mlp), self.true)
         # Triton cuts the low bits of a TF32 factor off where cuBLAS rounds: twice the error.
         self.cut = {n: check.Errors(2 * e.norm, 2 * e.worst) for n, e in rounded.items()}
 
     def check(self, case: Case) -> Checked:
         """Set a rival up and hold it to the truth; what is published or repaired may be wrong."""
         one = rival_of(case["provider"])
-        return super().check(case) if one.task == swiglu.TASK else self._published(one)
+        return super().check(case) if one.task == swiglu.TASK else self.checked(one, self.inputs)
 
-    def _published(self, one: rivals.Rival) -> Checked:
-        work, dy = one.build(self.inputs), self.inputs.dy
-        figures = one.facts() | self._verdict(one, check.results_of(work, dy))
-        return Checked(
-            figures,
-            lambda timed: race.workload_turn(
-                work, dy, timed, lambda again: self._verdict(one, again)
-            ),
-        )
-
-    def _verdict(self, one: rivals.Rival, results: dict[str, Tensor]) -> Figures:
-        """Errors of what arrived, and what is wrong; a forward's replay gives y alone."""
+    def judged(
+        self, one: rivals.Rival, results: Mapping[str, Tensor], asked: list[str]
+    ) -> Figures:  # fmt: skip
+        """Errors of what arrived and, of what is published or repaired, what is wrong."""
+        if one.task == swiglu.TASK:
+            return super().judged(one, results, asked)
         tf32 = "tf32" in one.traits
-        baseline, dtype = (self.cut, torch.float16) if tf32 else (self.baseline, self.dtype)
+        baseline = self.cut if tf32 else self.baseline
+        dtype = torch.float16 if tf32 else self.inputs.dy.dtype
         distances = check.errors(results, self.true)
-        asked = ["y"] if set(results) == {"y"} else problems.asked(self.inputs)
         wrong = check.misses(distances, baseline, dtype, asked)
         figures = {f"{name}_error": e.norm for name, e in distances.items()}
         return figures | ({"wrong": "; ".join(wrong)} if wrong else {})

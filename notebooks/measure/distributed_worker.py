@@ -3,13 +3,9 @@
 import json
 import math
 import os
-import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from itertools import pairwise
-from multiprocessing import parent_process
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +16,15 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.profiler import record_function
 
-from fusedlib.bench import rivals
-from fusedlib.bench.attempt import Attempt, Wrong, free_memory
+from fusedlib.bench import rivals, step_clock
+from fusedlib.bench.attempt import Wrong, free_memory
+from fusedlib.bench.cases import Case
 from fusedlib.bench.machine import version_of
 from fusedlib.bench.settings import MIB
 from fusedlib.bench.statistics import summarize
-from fusedlib.bench.timing import Sections, clock_for, synchronize
+from fusedlib.bench.timing import clock_for, synchronize
 from measure import llama
+from measure.pass_memory import mib_of
 from measure.profiles import trace
 from measure.profiles.trace import Piece
 
@@ -60,10 +58,8 @@ CHECKED_STEPS = 3
 LOSS_BAND = {"float32": 1e-5, "float16": 5e-4, "bfloat16": 1e-3}
 GRADIENT_BAND = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 3e-2}
 TRANSFERS, TRANSFER_MIB = 10, 64
-KEPT_MIB = 2048  # that a process may keep of a case; loaded code takes half, DeepSpeed keeps all
 SECTIONS = ("forward", "backward", "optimizer", "total")
 STEP = "fusedlib: step"
-Case = Mapping[str, Any]
 
 
 def is_deepspeed(case: Case) -> bool:
@@ -71,53 +67,70 @@ def is_deepspeed(case: Case) -> bool:
     return not case["strategy"].startswith("fsdp2")
 
 
-def train(case: Case, device: torch.device) -> dict[str, Any]:
-    """A case's figures, from one of the processes.
+def train(case: Case, rank: int, port: int, start: dict[str, float]) -> dict[str, Any]:
+    """Entry of a fresh process: one of those that train a case together.
+
+    Args:
+        case: of `measure.distributed.cases`.
+        rank: of this process.
+        port: at which the processes meet.
+        start: unused; every entry gets it.
+
+    Returns:
+        The row's figures. `samples_ms` and its kin are steps from an idle device, the slowest
+        process of each, `forward_...` and so on their parts; `steady_...` steps that follow without
+        a wait, where the host may be ahead; `first_ms` the very first. `peak_mib` and `state_mib`
+        are device memory of the fullest process, most in a step and between steps, `host_mib` the
+        host's of all. Bandwidths are bytes that a process sends a second. What there is not, as
+        device memory without a GPU, is None.
 
     Raises:
         Wrong: losses or the gradient's norm are not the plain model's; on process 0.
     """
-    rank, processes = dist.get_rank(), dist.get_world_size()
+    device = _join(case, rank, port)
     true = reference(case, device) if rank == 0 else {}
     free_memory()
     engine = (DeepSpeed if is_deepspeed(case) else FSDP2)(case, device)
     share = case["batch_size"]
-    ids = _tokens(case, engine.model.config.vocab_size)
-    own = ids[rank * share : (rank + 1) * share].to(device)
+    engine.ids = _tokens(case, engine.model.config.vocab_size)[rank * share : (rank + 1) * share]
+    engine.ids = engine.ids.to(device)
     losses: list[float] = []
     times: list[dict[str, float]] = []
     for index in range(case["warmup"] + case["steps"]):
         if index == case["warmup"] and device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        loss, parts = _timed_step(engine, own, device)
+        loss, parts = _timed_step(engine)
         losses.append(loss)
         times.append(parts)
-    figures: dict[str, Any] = {"losses": losses, "first_ms": times[0]["total"]}
-    figures |= compared(case, true, losses, engine.gradient_norm) if rank == 0 else {}
-    figures |= _memory(engine, device)
-    steady = _steady_ms(engine, own, device, max(2, case["steps"] // 2))
-    figures |= _communication(engine, own, device)
+    figures: dict[str, Any] = {"losses": losses}
+    wrong = compared(case, true, losses, engine.gradient_norm, figures) if rank == 0 else []
+    figures |= _memory(engine)
+    steady = _steady_ms(engine, max(2, case["steps"] // 2))
+    figures |= _communication(engine)
     dist.barrier()
-    if why := figures.pop("why", None):
-        del figures["first_ms"]
-        raise Wrong(why, figures)
+    if wrong:
+        raise Wrong("; ".join(wrong), figures)
     timed = times[case["warmup"] :]
     for name in SECTIONS:
         figures |= summarize([t[name] for t in timed], "" if name == "total" else name)
-    figures |= summarize(steady, "steady")
-    tokens = processes * share * case["context_length"]
+    figures |= {"first_ms": times[0]["total"], **summarize(steady, "steady")}
+    tokens = case["processes"] * share * case["context_length"]
     figures["tokens_per_s"] = tokens / figures["median_ms"] * 1e3
     return figures | _facts(case)
 
 
-def _join(case: Case) -> torch.device:
+def _join(case: Case, rank: int, port: int) -> torch.device:
     """Enter the job's group of processes and take its device."""
-    local, backend = int(os.environ["LOCAL_RANK"]), "gloo"
-    device = torch.device("cpu")
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(case["processes"]),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NCCL_NVLS_ENABLE": "0",
+    }  # fmt: skip
     if case["device"] == "cuda":
-        device, backend = torch.device("cuda", local), "nccl"
+        device, backend = torch.device("cuda", rank), "nccl"
         torch.cuda.set_device(device)
     else:
+        device, backend = torch.device("cpu"), "gloo"
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
         torch.set_num_threads(max((os.cpu_count() or 1) // case["processes"], 1))
     if is_deepspeed(case):
         import_module("deepspeed").init_distributed(dist_backend=backend)
@@ -157,23 +170,26 @@ def _optimizer(case: Case, parameters: Iterable[Any]) -> torch.optim.Optimizer:
 # --- engines -------------------------------------------------------------------------------------
 
 
-class Engine:
-    """An arm's model as a strategy divides it among the processes."""
+class Engine(step_clock.Trainer):
+    """An arm's model as a strategy divides it among the processes; `ids` are its own sequences."""
+
+    ids: Tensor
 
     def __init__(self, case: Case, device: torch.device) -> None:
-        self.model, self.call = _model(case, device, case["provider"])
-        self.weights_mib = sum(p.numel() * p.element_size() for p in self.model.parameters()) / MIB
+        model, self.call = _model(case, device, case["provider"])
+        super().__init__(model, device)
+        self.model: Any = model
+        self.weights_mib = mib_of(model.parameters())
         self.gradient_norm: float | None = None
         if case["checkpointing"]:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.gradient_checkpointing_enable({"use_reentrant": False})
 
-    def backward(self, loss: Tensor) -> None:
-        """Gradients, averaged over the processes."""
-        raise NotImplementedError
+    def forward(self) -> Tensor:
+        """The loss of this process."""
+        return _loss(self.call, self.ids)
 
-    def update(self) -> None:
-        """The optimizer's step; the first one keeps the gradient's norm."""
-        raise NotImplementedError
+    def clear(self) -> None:
+        """Nothing: an update drops the gradients, so that none lie between steps."""
 
 
 class FSDP2(Engine):
@@ -187,10 +203,9 @@ class FSDP2(Engine):
             fully_shard(module, **STRATEGIES[case["strategy"]])
         self.optimizer = _optimizer(case, self.model.parameters())
 
-    def backward(self, loss: Tensor) -> None:  # noqa: D102
-        loss.backward()
-
-    def update(self) -> None:  # noqa: D102
+    def update(self) -> None:
+        """The optimizer's step; the first one keeps the gradient's norm."""
+        assert self.optimizer is not None
         if self.gradient_norm is None:
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
             norm: Any = torch.nn.utils.get_total_norm(gradients)
@@ -212,65 +227,54 @@ class DeepSpeed(Engine):
             "fp16": {"enabled": case["dtype"] == "float16", "loss_scale": LOSS_SCALE},
             "bf16": {"enabled": case["dtype"] == "bfloat16"},
         }
-        optimizer = _optimizer(case, self.model.parameters())
+        self.optimizer = _optimizer(case, self.model.parameters())
         initialize = import_module("deepspeed").initialize
-        self.call, *_ = initialize(model=self.model, optimizer=optimizer, config=config)
+        self.call, *_ = initialize(model=self.model, optimizer=self.optimizer, config=config)
 
-    def backward(self, loss: Tensor) -> None:  # noqa: D102
+    def backward(self, loss: Tensor) -> None:
+        """Gradients, averaged over the processes."""
         self.call.backward(loss)
 
-    def update(self) -> None:  # noqa: D102
+    def update(self) -> None:
+        """The optimizer's step; the first one keeps the gradient's norm."""
         self.call.step()
         if self.gradient_norm is None:
             self.gradient_norm = float(self.call.get_global_grad_norm())
 
 
-def _timed_step(
-    engine: Engine, ids: Tensor, device: torch.device
-) -> tuple[float, dict[str, float]]:
+def _timed_step(engine: Engine) -> tuple[float, dict[str, float]]:
     """One step that all processes begin together: the mean loss, and ms of the slowest process."""
     dist.barrier()
-    synchronize(device)
-    begin = time.perf_counter()
-    sections = Sections(device)
-    loss = _step(engine, ids, sections)
-    synchronize(device)
-    times_ms = sections.elapsed_ms() | {"total": (time.perf_counter() - begin) * 1e3}
-    slowest = torch.tensor([times_ms[name] for name in SECTIONS], device=device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    mean = loss.detach().float() / dist.get_world_size()
+    synchronize(engine.device)
+    times_ms = engine.issue().elapsed_ms()
+    slowest = _slowest([times_ms[name] for name in SECTIONS], engine)
+    mean = engine.loss.float() / dist.get_world_size()
     dist.all_reduce(mean)
-    return mean.item(), dict(zip(SECTIONS, slowest.tolist(), strict=True))
+    return mean.item(), dict(zip(SECTIONS, slowest, strict=True))
 
 
-def _steady_ms(engine: Engine, ids: Tensor, device: torch.device, steps: int) -> list[float]:
+def _steady_ms(engine: Engine, steps: int) -> list[float]:
     """From a step's begin to the next one's, without a wait between them: ms, the slowest process.
 
     One step more begins on an idle device; its time is left out.
     """
-    clock = clock_for(device)
+    clock = clock_for(engine.device)
     dist.barrier()
-    synchronize(device)
+    synchronize(engine.device)
     marks = []
     for _ in range(1 + steps):
-        _step(engine, ids, Sections(device))
+        engine.issue()
         marks.append(clock.mark())
-    synchronize(device)
-    spans = [clock.elapsed_ms(begin, end) for begin, end in pairwise(marks)]
-    slowest = torch.tensor(spans, device=device)
+    synchronize(engine.device)
+    return _slowest([clock.elapsed_ms(begin, end) for begin, end in pairwise(marks)], engine)
+
+
+def _slowest(times_ms: list[float], engine: Engine) -> list[float]:
+    """Each time in the process that has the largest."""
+    slowest = torch.tensor(times_ms, device=engine.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     slowest_ms: list[float] = slowest.tolist()
     return slowest_ms
-
-
-def _step(engine: Engine, ids: Tensor, sections: Sections) -> Tensor:
-    with sections.section("forward"):
-        loss = _loss(engine.call, ids)
-    with sections.section("backward"):
-        engine.backward(loss)
-    with sections.section("optimizer"):
-        engine.update()
-    return loss
 
 
 # --- the plain model in one process --------------------------------------------------------------
@@ -317,14 +321,16 @@ def reference(case: Case, device: torch.device) -> dict[str, Any]:
 
 
 def compared(
-    case: Case, true: dict[str, Any], losses: list[float], norm: float | None
-) -> dict[str, Any]:
-    """Differences to the plain model, and under `why` what is out of its band or not finite."""
+    case: Case, true: dict[str, Any], losses: list[float], norm: float | None,
+    figures: dict[str, Any],
+) -> list[str]:  # fmt: skip
+    """What is out of its band beside the plain model, or not finite; adds to the figures."""
     assert norm is not None
     baseline, baseline_norm = true["reference_losses"], true["reference_gradient_norm"]
     off = [abs(a / b - 1) for a, b in zip(losses, baseline, strict=False)]
     off += [math.nan for loss in losses if not math.isfinite(loss)]
-    figures = {**true, "gradient_norm": norm}
+    figures |= {**true, "gradient_norm": norm}
+    wrong = []
     for name, error, bands in (
         ("loss", float(np.max(off)), LOSS_BAND),
         ("gradient_norm", abs(norm / baseline_norm - 1), GRADIENT_BAND),
@@ -332,45 +338,32 @@ def compared(
         band = bands[case["dtype"]]
         figures |= {f"{name}_error": error, f"{name}_band": band}
         if not error <= band:
-            figures["why"] = (
+            wrong.append(
                 f"the {name.replace('_', ' ')} differs from the plain model's in one process by "
                 f"{error:.2g} of it, more than {band:g}"
             )
-    return figures
+    return wrong
 
 
 # --- memory, communication, facts ----------------------------------------------------------------
 
 
-def _memory(engine: Engine, device: torch.device) -> dict[str, Any]:
+def _memory(engine: Engine) -> dict[str, Any]:
     """MiB: of the device in the fullest process, of the host in all together."""
-    figures: dict[str, Any] = {"weights_mib": engine.weights_mib}
-    figures["host_mib"] = _total(_resident(), device)
-    if device.type != "cuda":
-        return figures | dict.fromkeys(("peak_mib", "state_mib", "pinned_mib"))
-    pinned = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
-    held = [torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()]
-    most = torch.tensor(held, device=device)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    peak, state = (most / MIB).tolist()
-    return figures | {
-        "peak_mib": peak, "state_mib": state, "pinned_mib": _total(pinned, device),
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    host = torch.tensor(resident / MIB, dtype=torch.float64, device=engine.device)
+    dist.all_reduce(host)
+    peak = state = None
+    if engine.device.type == "cuda":
+        held = torch.cuda.max_memory_allocated() / MIB, torch.cuda.memory_allocated() / MIB
+        peak, state = _slowest(list(held), engine)
+    return {
+        "weights_mib": engine.weights_mib, "host_mib": host.item(), "peak_mib": peak,
+        "state_mib": state,
     }  # fmt: skip
 
 
-def _resident() -> int:
-    """Bytes of the host's memory that this process has."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _total(nbytes: int, device: torch.device) -> float:
-    """MiB of all processes."""
-    total = torch.tensor(nbytes / MIB, dtype=torch.float64, device=device)
-    dist.all_reduce(total)
-    return total.item()
-
-
-def _communication(engine: Engine, ids: Tensor, device: torch.device) -> dict[str, Any]:
+def _communication(engine: Engine) -> dict[str, Any]:
     """Of one profiled step what is communication and what of it hidden; and the bandwidths.
 
     The step before it, under the profiler too, takes up that profilers start at different times.
@@ -379,23 +372,21 @@ def _communication(engine: Engine, ids: Tensor, device: torch.device) -> dict[st
     def steps() -> None:
         for _ in range(2):
             with record_function(STEP):
-                _step(engine, ids, Sections(device))
-                synchronize(device)
+                engine.issue()
+                synchronize(engine.device)
 
-    if device.type == "cuda" and dist.get_world_size() > 1:
-        figures: dict[str, Any] = overlap(trace.record(device, steps).during(STEP))
-    else:
-        figures = dict.fromkeys(overlap([]))
-    return figures | dict(_bandwidths(device))
+    pieces: Iterable[Piece] = []
+    if engine.device.type == "cuda" and dist.get_world_size() > 1:
+        pieces = trace.record(engine.device, steps).during(STEP)
+    return {**overlap(pieces), **dict(_bandwidths(engine.device))}
 
 
 def overlap(pieces: Iterable[Piece]) -> dict[str, float | None]:
     """How much of a step's communication is hidden, in ms of the device's time.
 
     `communication_ms` is the time in which a kernel of NCCL runs, its waiting for other processes
-    included, `compute_ms` that in which any other kernel, copy or fill runs, and `hidden_ms` that
-    in which both do: |communication| + |compute| - |their union|. `hidden_share` is of the
-    communication, None where there is none.
+    included. Hidden is what of it another kernel, copy or fill runs beside: |communication| +
+    |compute| - |their union|. Both are None where nothing communicates.
     """
     parts: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for piece in pieces:
@@ -403,7 +394,7 @@ def overlap(pieces: Iterable[Piece]) -> dict[str, float | None]:
     communication, compute = _covered_ms(parts[True]), _covered_ms(parts[False])
     hidden = communication + compute - _covered_ms(parts[True] + parts[False])
     return {
-        "communication_ms": communication, "compute_ms": compute, "hidden_ms": hidden,
+        "communication_ms": communication or None,
         "hidden_share": hidden / communication if communication else None,
     }  # fmt: skip
 
@@ -431,14 +422,13 @@ def _bandwidths(device: torch.device) -> Iterator[tuple[str, float | None]]:
         if processes == 1:
             yield f"{name}_gb_s", None
             continue
-        times = []
+        clock, times = clock_for(device), []
         for _ in range(TRANSFERS):
             dist.barrier()
-            sections = Sections(device)
             synchronize(device)
-            with sections.section(name):
-                call()
-            times.append(sections.elapsed_ms()["total"])
+            begin = clock.mark()
+            call()
+            times.append(clock.elapsed_ms(begin, clock.mark()))
         yield f"{name}_gb_s", sent / sorted(times)[TRANSFERS // 2] / 1e6
 
 
@@ -449,61 +439,3 @@ def _facts(case: Case) -> dict[str, Any]:
         "version": ", ".join(f"{p} {version_of(p)}" for p in packages),
         "settings": json.dumps(STRATEGIES[case["strategy"]]), "path": llama.path_of(case),
     }  # fmt: skip
-
-
-# --- the process ---------------------------------------------------------------------------------
-
-
-def serve(rank: int, first: Case, port: int, study: Connection, log: str) -> None:
-    """What a process of a job does: train each case that the study sends, and send back how it was.
-
-    It ends with the study, after a case that failed, and after one whose memory it cannot give
-    back, as DeepSpeed's engines do not.
-
-    Args:
-        rank: of this process.
-        first: a case, whose processes, device and launcher all cases share.
-        port: at which the processes meet.
-        study: takes a case, gives the reply: rank, status, reason, figures, value, `at` what time
-            it was, and whether the process `goes_on`.
-        log: the file of what libraries print.
-    """
-    with Path(log).open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    threading.Thread(target=_follow_study, daemon=True).start()
-    os.environ |= {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(first["processes"]),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NCCL_NVLS_ENABLE": "0",
-    }  # fmt: skip
-    if first["device"] == "cpu":
-        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-    joined = Attempt.at(_join, first)
-    started, goes_on = _give_back(), True
-    while goes_on:
-        case = study.recv()
-        tried = Attempt.at(train, case, joined.value) if joined.value is not None else joined
-        goes_on = tried.ok and _give_back() < started + KEPT_MIB * MIB
-        study.send(
-            {"rank": rank, "status": tried.status, "reason": tried.reason, "at": time.time(),
-             "figures": tried.figures, "value": tried.value, "goes_on": goes_on}
-        )  # fmt: skip
-    os._exit(0)  # skips teardown: other processes may be gone, and nothing is left to save
-
-
-def _follow_study() -> None:
-    """End this process when the study that started it is gone."""
-    study = parent_process()
-    assert study is not None
-    study.join()
-    os._exit(1)
-
-
-def _give_back() -> int:
-    """Free what a case took; bytes that this process still has, of the host and the device."""
-    torch.compiler.reset()
-    free_memory()
-    if not torch.cuda.is_available():
-        return _resident()
-    torch._C._host_emptyCache()
-    return _resident() + torch.cuda.memory_allocated()

@@ -11,6 +11,7 @@ from torch.autograd import DeviceType
 
 from fusedlib.bench.attempt import Unavailable, is_out_of_memory
 from fusedlib.bench.timing import synchronize
+from measure.profiler import profiling
 from measure.transformer_trainer import Trainer
 
 # A corner of the batch: every kernel of the step runs, on next to no data.
@@ -99,8 +100,7 @@ def calls(start: dict[str, float], **problem: Any) -> dict[str, Any]:
 
 
 def _profiled(trainer: Trainer, when: str) -> dict[str, Any]:
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    with profiling("cuda") as profile:
         step_ms = _timed("cuda", trainer.step)
     time_ms = dict.fromkeys(CALLS, 0.0)
     count = dict.fromkeys(CALLS, 0)

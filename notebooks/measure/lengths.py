@@ -17,11 +17,12 @@ import torch
 
 import fusedlib
 from fusedlib.bench import check, fresh, rivals, timing
-from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.cases import Case, grid
+from fusedlib.bench.operation import Operation, asked_of
 from fusedlib.bench.rivals import Workload
-from measure import problems, swiglu
-from measure.problems import Inputs, SwiGLUProblem, draw
+from fusedlib.reference import swiglu_mlp
+from measure import swiglu
+from measure.problems import SwiGLUProblem, draw
 
 EXPERIMENT = "lengths"
 TIMEOUT_S = 300.0
@@ -47,14 +48,7 @@ def cases(
         asked: names of rivals; torch.compile with dynamic=False compiles anew for every length.
         lengths: how many different ones.
         most: the longest one possible, in tokens.
-        hidden_size: width of x and y.
-        intermediate_size: width of gate and up.
-        dtype: of inputs, weights and results.
-        device: where it runs.
         warmed: those of them that are measured once more, after `fusedlib.warm_up`.
-
-    Raises:
-        ValueError: an unknown rival.
     """
     shared = {
         "experiment": EXPERIMENT, "direction": "forward+backward", "lengths": lengths, "most": most,
@@ -78,10 +72,7 @@ def measure(case: Case) -> dict[str, Any]:
     names = "provider", "hidden_size", "intermediate_size", "dtype", "device", "warmed"
     arguments = {name: case[name] for name in names}
     arguments["tokens"] = drawn(case["lengths"], case["most"])
-    figures = dict(fresh.run(f"{__name__}:in_one_process", arguments, timeout_s=TIMEOUT_S))
-    if missed := figures.pop("missed"):
-        raise Wrong("; ".join(missed))
-    return figures
+    return dict(fresh.run(f"{__name__}:in_one_process", arguments, timeout_s=TIMEOUT_S))
 
 
 def in_one_process(
@@ -98,8 +89,10 @@ def in_one_process(
         `tokens`, `first_ms`, `second_ms` and `made`, the kernels that the first call compiled for
         the GPU, in the order of the calls; `first_use_ms`, the very first call; `compile_s`, what
         calls that compiled took over their second ones; `binaries`, all that were compiled;
-        `warm_s` and `warm_binaries` of `fusedlib.warm_up`, None without it; `missed`, what is
-        wrong with the results, and the rival's facts.
+        `warm_s` and `warm_binaries` of `fusedlib.warm_up`, None without it; and the rival's facts.
+
+    Raises:
+        Wrong: y or a gradient misses the truth.
     """
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
@@ -122,16 +115,16 @@ def in_one_process(
             made.append(_compiled(folder) - known)
             second.append(_call_ms(workload, upstream[:count].clone(), device))
         binaries = _compiled(folder)
-        missed = []
         for count in (tokens[0], max(tokens)):
             inputs.x.data = rows[:count].clone()
-            missed += _missed(workload, replace(inputs, dy=upstream[:count]))
+            setup = Operation(swiglu.TASK, replace(inputs, dy=upstream[:count]), swiglu_mlp)
+            setup.judged(rival, check.results_of(workload, upstream[:count]), asked_of(inputs))
     over = [a - b for a, b, new in zip(first, second, made, strict=True) if new]
     return {
         "tokens": list(tokens), "first_ms": first, "second_ms": second, "made": made,
         "first_use_ms": first[0], "compile_s": sum(over) / 1e3, "binaries": binaries,
-        "warm_s": warm_s, "warm_binaries": before if warmed else None, "missed": missed,
-        "path": workload.path, **rival.facts(),
+        "warm_s": warm_s, "warm_binaries": before if warmed else None, "path": workload.path,
+        **rival.facts(),
     }  # fmt: skip
 
 
@@ -155,12 +148,3 @@ def _warm_up(hidden_size: int, intermediate_size: int, dtype: str, device: str) 
         hidden_size, intermediate_size, device=device, dtype=getattr(torch, dtype)
     )
     return fusedlib.warm_up(layer, progress=False).seconds
-
-
-def _missed(workload: Workload, inputs: Inputs) -> list[str]:
-    """What is wrong with a workload's results, by the one rule."""
-    true = problems.truth(inputs)
-    plain = rivals.get(swiglu.TASK, swiglu.BASELINE).build(inputs)
-    baseline = check.errors(check.results_of(plain, inputs.dy), true)
-    rival_errors = check.errors(check.results_of(workload, inputs.dy), true)
-    return check.misses(rival_errors, baseline, inputs.x.dtype)

@@ -4,7 +4,6 @@ Three ways to measure that share nothing: saved-tensor hooks, every allocation a
 it, and the peak that CUDA's allocator keeps itself. What is counted stands in `ledger`.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -12,16 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedlib import reference
 from fusedlib.bench import check, rivals
-from fusedlib.bench.attempt import free_memory, require_memory
+from fusedlib.bench.attempt import forget_compiled, free_memory, require_memory
 from fusedlib.bench.cases import Case, grid, require_least
+from fusedlib.bench.operation import Operation, asked_of
 from fusedlib.bench.rivals import Rival, Workload
 from fusedlib.bench.settings import MIB
-from measure import mlp_ledger, mlps, pass_memory, problems
+from measure import mlp_ledger, mlps, pass_memory
 from measure.mlps import MODULE, TASK
 from measure.pass_memory import CATEGORIES, Trace
-from measure.problems import Inputs, SwiGLUProblem, draw
-from measure.swiglu import BASELINE, sizes
+from measure.problems import SwiGLUProblem, draw
+from measure.swiglu import sizes
 
 STUDY = "04_memory"
 # The check in float64 takes many times a step's memory: at most so many tokens, and so wide.
@@ -34,17 +35,7 @@ SHAPE = ("tokens", "hidden_size", "intermediate_size", "dtype")
 def cases(
     shapes: Iterable[str | tuple[int, int, int]], asked: Sequence[str], *, dtype: str, device: str,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """For each shape and rival what autograd keeps ("saved") and what one step holds ("step").
-
-    Args:
-        shapes: "tokens·hidden·intermediate", or the three numbers.
-        asked: names of rivals; `all` for every one that is registered.
-        dtype: of inputs, weights and results.
-        device: where it runs.
-
-    Raises:
-        ValueError: a text that is not three whole numbers from 1, or an unknown rival.
-    """
+    """For each shape and rival what autograd keeps ("saved") and what one step holds ("step")."""
     names = [n for n in rivals.chosen(TASK, asked) if "bound" not in rivals.get(TASK, n).traits]
     return grid(
         {"device": device}, shape=[_fields(shape, dtype) for shape in shapes], provider=names,
@@ -55,11 +46,7 @@ def cases(
 def stack_cases(
     shape: str, layers: Sequence[int], asked: Sequence[str], *, dtype: str, device: str
 ) -> list[dict[str, Any]]:
-    """Stacks of that many layers, without gradients from an earlier pass and with them held.
-
-    Raises:
-        ValueError: a number of layers below 1, or a rival that has no module.
-    """
+    """Stacks of that many layers, without gradients from an earlier pass and with them held."""
     require_least(1, layers=layers)
     shared = {"experiment": "stack", "device": device, **_fields(shape, dtype)}
     names = rivals.chosen(MODULE, asked)
@@ -81,8 +68,7 @@ def measure(case: Case) -> dict[str, Any]:
     problem, device = SwiGLUProblem.of(case), case["device"]
     rival.check_available(device, problem.dtype)
     require_memory(counted_mib(case) / 1024, device)
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # its cache is bounded: eight shapes of one function
+    forget_compiled()
     free_memory()  # also when the case before ended in an exception
     checked = SwiGLUProblem(
         min(problem.tokens, MOST_TOKENS), min(problem.hidden_size, WIDEST),
@@ -123,20 +109,10 @@ def _errors(rival: Rival, problem: SwiGLUProblem, device: str) -> dict[str, Any]
         Wrong: it misses the reference.
     """
     inputs = draw(problem, device)
-    true = problems.truth(inputs)
-
-    def errors_of(work: Workload) -> dict[str, check.Errors]:
-        return check.errors(check.results_of(work, inputs.dy), true)
-
-    baseline = errors_of(rivals.get(TASK, BASELINE).build(inputs))
-    own = _one_layer(rival, problem, inputs)
-    return check.require(errors_of(own), baseline, problem.torch_dtype, problems.asked(inputs))
-
-
-def _one_layer(rival: Rival, problem: SwiGLUProblem, inputs: Inputs) -> Workload:
-    if rival.task == MODULE:
-        return mlps.one_layer(rival.name, problem, inputs)
-    return rival.build(inputs)
+    setup = Operation(TASK, inputs, reference.swiglu_mlp)
+    module = rival.task == MODULE
+    work = mlps.one_layer(rival.name, problem, inputs) if module else rival.build(inputs)
+    return setup.judged(rival, check.results_of(work, inputs.dy), asked_of(inputs))
 
 
 def _step(work: Workload, dy: Tensor, device: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fusedlib.bench.rivals import Workload, rival
 from fusedlib.kernels.host import route
 from fusedlib.modules import SwiGLUMLP
 from measure.problems import PLAIN_PATH, Inputs, SwiGLUProblem
-from models.transformer import SwiGLU
+from models.transformer import SwiGLU, sharing_copy
 
 TASK, MODULE = "swiglu", "mlp"
 # How the reference calls the modules' weights.
@@ -63,13 +63,11 @@ class FunctionMLP(nn.Module):
         return self.compute(x, *(p.weight for p in (self.gate_proj, self.up_proj, self.down_proj)))
 
 
-class CompiledMLP(SwiGLU):
+def compiled(own: SwiGLU, backend: str = "inductor") -> nn.Module:
     """The model's own lines through torch.compile (dynamic=False); all layers share one graph."""
-
-    def __init__(self, own: SwiGLU, backend: str = "inductor") -> None:
-        nn.Module.__init__(self)
-        self.gate_proj, self.up_proj, self.down_proj = own.gate_proj, own.up_proj, own.down_proj
-        self.compile(backend=backend, dynamic=False)
+    same = sharing_copy(own)
+    same.compile(backend=backend, dynamic=False)
+    return same
 
 
 class FusedMLP(SwiGLUMLP):
@@ -87,10 +85,10 @@ def eager(own: SwiGLU) -> nn.Module:
     return own
 
 
-@rival(MODULE, "inductor")
+@rival(MODULE, "inductor", traits=frozenset({"slow to set up"}))
 def inductor(own: SwiGLU) -> nn.Module:
     """The model's own lines through torch.compile, dynamic=False, one graph for all layers."""
-    return CompiledMLP(own)
+    return compiled(own)
 
 
 @rival(MODULE, "fused", requires=("triton",), needs_cuda=True)
@@ -116,9 +114,9 @@ def path(layer: nn.Module, x: Tensor) -> str | None:
 
 def stack(name: str, problem: SwiGLUProblem, layers: int, device: str) -> nn.Sequential:
     """That many layers of a rival in the problem's dtype, weights drawn small."""
-    sizes = problem.hidden_size, problem.intermediate_size, device, problem.torch_dtype
-    build = rivals.get(MODULE, name).build
-    return nn.Sequential(*(build(SwiGLU(*sizes)) for _ in range(layers)))
+    sizes, build = (problem.hidden_size, problem.intermediate_size), rivals.get(MODULE, name).build
+    factory: dict[str, Any] = {"device": device, "dtype": problem.torch_dtype}
+    return nn.Sequential(*(build(SwiGLU(*sizes, **factory)) for _ in range(layers)))
 
 
 def one_layer(name: str, problem: SwiGLUProblem, inputs: Inputs) -> Workload:

@@ -10,6 +10,7 @@ import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fusedlib.bench import check, paths, timing
 from fusedlib.bench.attempt import Unavailable, Wrong, is_out_of_memory, require_memory
 from fusedlib.bench.cases import device_of, grid, require_least
 from fusedlib.bench.settings import MIB
-from measure import allocator_history, transformer_trainer
-from measure.allocator_history import CATEGORIES, History, Known, Watch, watching
-from measure.pass_memory import no_backward
+from measure import allocator_history
+from measure.allocator_history import History, Known, watching
+from measure.pass_memory import noting_saved
+from measure.step_memory import Casts, curve, gradients_of, moments_of, total, watched_steps
+from measure.transformer_trainer import Trainer
 from models import activations, checkpointed, transformer
 from models.checkpointed import Plan
-from models.transformer import BATCH_SIZE, Transformer, TransformerConfig, config
+from models.transformer import BATCH_SIZE, TransformerConfig, config
 
 STUDY = "09_model_memory"
 MODES = ("forward, no_grad", "forward", "step")
@@ -53,11 +54,7 @@ def setting(
     model: str, context_length: int, *, attention: str, precision: str, device: str,
     batch_size: int = BATCH_SIZE,
 ) -> Case:  # fmt: skip
-    """What every case of one model and size of work shares; device "auto" takes the best one.
-
-    Raises:
-        ValueError: unknown model, attention or precision, a context or batch below 1.
-    """
+    """What every case of one model and size of work shares; device "auto" takes the best one."""
     config(model, context_length=context_length, attention=attention)
     activations.widths(precision)
     require_least(1, batch_size=batch_size)
@@ -93,11 +90,7 @@ def checkpoints(
     shared: Case, sizes: Iterable[int], nested: Iterable[int], first: Iterable[int],
     repetitions: int,
 ) -> list[Case]:  # fmt: skip
-    """No checkpoint, then segments, the first blocks alone, and nested segments, of these sizes.
-
-    Raises:
-        ValueError: a size that the model's blocks do not allow, or no repetition.
-    """
+    """No checkpoint, then segments, the first blocks alone, and nested segments, of these sizes."""
     plans = [WHOLE]
     for kind, chosen in (("segments", sizes), ("first", first), ("nested", nested)):
         plans += [Plan(kind, size) for size in chosen]  # type: ignore[arg-type]
@@ -172,97 +165,29 @@ def check_size(case: Mapping[str, Any]) -> None:
 # --- what runs -----------------------------------------------------------------------------------
 
 
-class Program:
-    """A model with its data, its precision and, for a step, its optimizer.
+class Program(Trainer):
+    """A Transformer whose forward follows a plan; autocast keeps its casts until a forward ends."""
 
-    Args:
-        model: name of the size.
-        context_length: tokens a sequence.
-        batch_size: sequences.
-        attention: "plain" or "sdpa".
-        precision: "fp32", "bf16 autocast" (fp32 weights) or "bf16" (weights and all).
-        device: where it runs.
-        optimizer: with AdamW, whose state the first step makes.
+    plan = WHOLE
 
-    Raises:
-        ValueError: unknown size, attention or precision.
-    """
+    def around_forward(self) -> AbstractContextManager[object]:
+        """Autocast where the precision asks for it, the loss included."""
+        return self.precise()
 
-    def __init__(
-        self, model: str, context_length: int, batch_size: int, attention: str, precision: str,
-        device: str, *, optimizer: bool = False,
-    ) -> None:  # fmt: skip
-        self.shape = config(model, context_length=context_length, attention=attention)
-        self.precision, self.device = precision, torch.device(device)
-        activations.widths(precision)  # refuses what is unknown
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        torch.manual_seed(0)
-        self.model = Transformer(self.shape, device=self.device, dtype=dtype)
-        drawn = (self.shape.vocab_size, (batch_size, context_length))
-        self.tokens = torch.randint(*drawn, device=self.device)
-        self.targets = torch.randint(*drawn, device=self.device)
-        kind = "foreach" if self.device.type == "cuda" else "single"
-        self.optimizer = (
-            transformer_trainer.adamw(self.model.parameters(), kind) if optimizer else None
-        )
-
-    def precise(self) -> AbstractContextManager[object]:
-        """Autocast where the precision asks for it."""
-        if self.precision == "bf16 autocast":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return nullcontext()
-
-    def forward(self, plan: Plan = WHOLE) -> Tensor:
+    def forward(self) -> Tensor:
         """The loss, a scalar; the logits are given up with it."""
-        with self.precise():
-            logits = checkpointed.forward(self.model, self.tokens, plan)
-            return transformer.loss(logits, self.targets)
+        logits = checkpointed.forward(self.model, self.tokens, self.plan)
+        return transformer.loss(logits, self.targets)
+
+    def loss_by(self, plan: Plan) -> Tensor:
+        """The loss of a forward with this plan."""
+        self.plan = plan
+        with self.around_forward():
+            return self.forward()
 
     def run(self, plan: Plan) -> None:
-        """Forward and backward."""
-        self.forward(plan).backward()
-
-    def weights(self) -> list[nn.Parameter]:
-        """All parameters."""
-        return list(self.model.parameters())
-
-    def gradients(self) -> list[Tensor]:
-        """The gradients that exist now."""
-        return [p.grad for p in self.model.parameters() if p.grad is not None]
-
-    def state(self) -> list[Tensor]:
-        """AdamW's moments that exist now."""
-        held = self.optimizer.state.values() if self.optimizer else ()
-        return [t for one in held for t in one.values() if isinstance(t, Tensor) and t.dim()]
-
-
-class Casts(TorchDispatchMode):
-    """Notes the addresses of copies of weights in another dtype.
-
-    A dispatch mode sees every operation below autograd and autocast, so also autocast's casts.
-    """
-
-    def __init__(self, weights: Iterable[Tensor]) -> None:
-        super().__init__()
-        self._weights = addresses_of(weights)
-        self.addresses: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Run the operation and note what it made; an address that comes again is another block."""
-        result = func(*args, **(kwargs or {}))
-        given = addresses_of(t for t in tree_leaves(args) if isinstance(t, Tensor))
-        made = addresses_of(t for t in tree_leaves(result) if isinstance(t, Tensor)) - given
-        self.addresses -= made
-        if func.overloadpacket.__name__ == "_to_copy" and given & self._weights:
-            self.addresses |= made
-        return result
-
-
-def addresses_of(tensors: Iterable[Tensor]) -> set[int]:
-    """Addresses of the tensors' storages."""
-    return {t.untyped_storage().data_ptr() for t in tensors}
+        """Forward and backward; gradients are added to those that are there."""
+        self.loss_by(plan).backward()
 
 
 def saved_bytes(program: Program) -> dict[str, int]:
@@ -270,23 +195,18 @@ def saved_bytes(program: Program) -> dict[str, int]:
 
     Autograd's saved-tensor hooks see each; what runs outside all parts is the loss.
     """
-    given = [*program.weights(), *program.model.buffers(), program.tokens, program.targets]
-    seen = addresses_of(given)
-    nbytes: Counter[str] = Counter()
-    casts, held = Casts(program.weights()), []
-    with _current_part(program.model) as part:
+    model, nbytes = program.model, Counter[str]()
+    given = [*model.parameters(), *model.buffers(), program.tokens, program.targets]
+    casts = Casts(model.parameters())
+    with _current_part(model) as part:
 
-        def pack(tensor: Tensor) -> None:
+        def note(tensor: Tensor) -> None:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in seen and storage.nbytes():
-                seen.add(storage.data_ptr())
-                held.append(tensor.detach())  # so that no address comes twice
-                cast = storage.data_ptr() in casts.addresses
-                nbytes["casts" if cast else part[-1]] += storage.nbytes()
+            cast = storage.data_ptr() in casts.addresses
+            nbytes["casts" if cast else part[-1]] += storage.nbytes()
 
-        # There will be no backward. Given back to autograd, a saved output would keep itself.
-        with torch.autograd.graph.saved_tensors_hooks(pack, no_backward), casts:
-            program.forward()
+        with noting_saved(given, note), casts:
+            program.loss_by(WHOLE)
     return dict(nbytes)
 
 
@@ -354,13 +274,13 @@ class Measure:
         if plan == WHOLE or not self._fits(program):
             del both["none"]
         figures = _held(program, plan)
-        error = gradient_error(program.gradients(), self._true)
+        error = gradient_error(gradients_of(program), self._true)
         figures |= {"gradient_error": error, "num_layers": program.shape.num_layers}
-        dtype = torch.float32 if program.precision == "fp32" else torch.bfloat16
+        dtype = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
         allowed = check.allowed(self._baseline, dtype)
         if not error <= allowed:
             raise Wrong(f"gradients: error {error:.2e}, allowed {allowed:.2e}", figures)
-        times = timing.interleaved(  # all in it have just run once: no round to warm them up
+        times = timing.in_turns(  # all in it have just run once: no round to warm them up
             {name: lambda one=one: program.run(one) for name, one in both.items()},  # type: ignore[misc]
             device=program.device, warmup=0, repetitions=case["repetitions"], flush_l2=False,
         )  # fmt: skip
@@ -377,14 +297,14 @@ class Measure:
         key = tuple(case[name] for name in PROGRAM)
         if self._program is None or key != self._key:
             self._forget(case["device"])
-            program = Program(**{name: case[name] for name in PROGRAM})
-            for weight in program.weights():
+            program = Program.of(case, "forward+backward")
+            for weight in program.model.parameters():
                 weight.grad = torch.zeros_like(weight)
             program.run(Plan("segments", 1))
-            self._true = [g.clone() for g in program.gradients()]
+            self._true = [g.clone() for g in gradients_of(program)]
             _zero(program)
             program.run(Plan("segments", 1))
-            self._baseline = gradient_error(program.gradients(), self._true)
+            self._baseline = gradient_error(gradients_of(program), self._true)
             self._key, self._program, self._whole_fits = key, program, True
         _clear(case["device"], workspaces=False)
         return self._program
@@ -419,7 +339,7 @@ def gradient_error(gradients: list[Tensor], true: list[Tensor]) -> float:
 
 
 def _zero(program: Program) -> None:
-    for gradient in program.gradients():
+    for gradient in gradients_of(program):
         gradient.zero_()
 
 
@@ -430,44 +350,43 @@ def _held(program: Program, plan: Plan) -> dict[str, Any]:
     _zero(program)
     base = _statistics(program.device.type)
     with watching(program.device) as watch:
-        loss = program.forward(plan)
+        loss = program.loss_by(plan)
         watch.mark("forward")
         loss.backward()
-        peaks = _statistics(program.device.type)
+    counters = _witness(base, _statistics(program.device.type))
+    counters.pop("reserved_peak_mib", None)  # of the pass without checkpoints just before
     every = allocator_history.blocks(watch.history)
-    total = _total(allocator_history.live(every, len(watch.history.changes)))
-    at, forward = int(np.argmax(total)), watch.history.moments["forward"]
+    held = total(allocator_history.live(every, len(watch.history.changes)))
+    at, forward = int(np.argmax(held)), watch.history.moments["forward"]
     groups = _listed(allocator_history.largest(every, at + 1, LARGEST))
     del groups["largest_category"]  # nothing was named here
-    counters = _witness(base, peaks)
-    counters.pop("reserved_peak_mib", None)  # of the pass without checkpoints just before
     return {
-        "kept_mib": int(total[forward - 1]) / MIB, "events_peak_mib": int(total[at]) / MIB,
-        "peak_mib": int(total[at]) / MIB, "peak_in": "forward" if at < forward else "backward",
+        "kept_mib": int(held[forward - 1]) / MIB, "events_peak_mib": int(held[at]) / MIB,
+        "peak_mib": int(held[at]) / MIB, "peak_in": "forward" if at < forward else "backward",
         **groups, **counters,
     }  # fmt: skip
 
 
 def _watched(case: Case, kept_at: Path | None) -> dict[str, Any]:
-    base = _statistics(case["device"])
-    known = Known()
-    with watching(torch.device(case["device"])) as watch:
-        program = Program(
-            **{name: case[name] for name in PROGRAM}, optimizer=case["mode"] == "step"
+    device, whole = case["device"], case["mode"] == "step"
+    adam = "foreach" if device == "cuda" else "single"
+    make = partial(Program.of, case, "step" if whole else "forward", adam=adam)
+    base = _statistics(device)
+    with torch.no_grad() if case["mode"] == MODES[0] else nullcontext():
+        program, watch, known = watched_steps(
+            make, torch.device(device), STEPS if whole else 1, note_casts=True
         )
-        watch.mark("built")
-        known.named.append(("built", "weights", addresses_of(program.weights())))
-        for number in range(1, STEPS + 1 if case["mode"] == "step" else 2):
-            _run_pass(case["mode"], program, watch, known, number)
-        peaks = _statistics(case["device"])
+    counters = _witness(base, _statistics(device))
     figures = _figures(watch.history, known)
-    figures |= {"peak_mib": figures["events_peak_mib"], **_witness(base, peaks)}
-    if kept_at and case["device"] == "cuda":
+    figures |= {"peak_mib": figures["events_peak_mib"], **counters}
+    if kept_at and device == "cuda":
         figures |= {"snapshot": kept_at.name, "snapshot_mib": watch.save(kept_at) / MIB}
-    for name in ("weights", "gradients", "state"):
-        tensors = getattr(program, name)()
-        figures[f"{name}_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
+    moments = moments_of(program.optimizer)
+    held = {"weights": program.model.parameters(), "gradients": gradients_of(program)}
+    for name, tensors in (held | {"state": moments}).items():
+        figures[f"{name}_bytes"] = sum(t.nbytes for t in tensors)
     if case["mode"] == "forward":
+        assert isinstance(program, Program)
         saved = saved_bytes(program)
         figures |= {f"saved_{part.replace(' ', '_')}_bytes": n for part, n in saved.items()}
     return figures
@@ -480,52 +399,24 @@ def snapshot_path(case: Mapping[str, Any]) -> Path:
     return paths.build_dir() / "snapshots" / f"{name.replace(' ', '-').replace(',', '')}.pickle"
 
 
-def _run_pass(mode: str, program: Program, watch: Watch, known: Known, number: int) -> None:
-    """One pass; the casts of autocast's cache are there until its context ends."""
-    begin, forward, backward, step = (
-        f"{name} {number}" for name in ("begin", "forward", "backward", "step")
-    )
-    program.model.zero_grad(set_to_none=True)
-    watch.mark(begin)
-    casts = Casts(program.weights())
-    gradients = torch.no_grad() if mode == MODES[0] else nullcontext()
-    with gradients, program.precise():
-        with casts:
-            loss = program.forward()
-        watch.mark(forward)
-    known.forwards.append((begin, forward, casts.addresses))
-    if program.optimizer is None:
-        return
-    loss.backward()
-    watch.mark(backward)
-    known.named.append((backward, "gradients", addresses_of(program.gradients())))
-    program.optimizer.step()
-    watch.mark(step)
-    known.named.append((step, "optimizer", addresses_of(program.state())))
-
-
 def _figures(history: History, known: Known) -> dict[str, Any]:
     """The timeline, its peak, the moments, and what the last forward left."""
     every = allocator_history.classify(history, known)
     held = allocator_history.live(every, len(history.changes))
-    total, marks = _total(held), history.moments
-    at = int(np.argmax(total))
-    points = allocator_history.thinned(total, [m - 1 for m in marks.values()], POINTS)
+    together, marks = total(held), history.moments
     forward = marks[known.forwards[-1][1]]
     before = ("weights", "gradients", "optimizer")  # there without the forward
     figures: dict[str, Any] = {
-        "events_peak_mib": int(total[at]) / MIB, "peak_at": at,
+        "events_peak_mib": int(together.max()) / MIB,
         "moment_names": list(marks), "moment_at": list(marks.values()),
-        "live_at": points.tolist(),
+        **curve(held, POINTS, [m - 1 for m in marks.values()]),
         **_listed(allocator_history.largest(every, forward, LARGEST, before)),
     }  # fmt: skip
-    for name in CATEGORIES:
-        figures[f"live_{name}_mib"] = [round(float(v), 4) for v in held[name][points] / MIB]
-        figures[f"peak_{name}_mib"] = int(held[name][at]) / MIB
-        figures[f"forward_{name}_mib"] = int(held[name][forward - 1]) / MIB
+    for name, series in held.items():
+        figures[f"forward_{name}_mib"] = int(series[forward - 1]) / MIB
     edges = list(marks.items())[list(marks).index(known.forwards[-1][0]) :]  # of the last pass
     for (_, low), (name, high) in pairwise(edges):
-        figures[f"peak_in_{name.split()[0]}_mib"] = int(total[low - 1 : high].max()) / MIB
+        figures[f"peak_in_{name.split()[0]}_mib"] = int(together[low - 1 : high].max()) / MIB
     return figures
 
 
@@ -533,10 +424,6 @@ def _listed(groups: Sequence[tuple[int, int, str, str]]) -> dict[str, list[Any]]
     """Groups of blocks as a row's lists."""
     names = ("largest_count", "largest_bytes", "largest_category", "largest_where")
     return {name: [group[at] for group in groups] for at, name in enumerate(names)}
-
-
-def _total(held: Mapping[str, np.ndarray]) -> np.ndarray:
-    return np.sum(list(held.values()), axis=0)
 
 
 def _statistics(device: str) -> dict[str, int]:

@@ -6,7 +6,8 @@ that outlives the forward is saved (or y), one made in the backward that outlive
 all else is temporary.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,34 +71,43 @@ def kept_for_backward(work: Workload) -> dict[str, Any]:
     """What autograd keeps of a forward, storage by storage, the operands left out.
 
     Returns:
-        `mib` in all; `tensors`, for each storage the shape and dtype of the first tensor in it;
-        `backward`, the name of y's node in the graph.
+        `mib` in all, and `tensors`, for each storage the shape and dtype of the first tensor in it.
     """
-    known = {leaf.untyped_storage().data_ptr() for leaf in work.leaves.values()}
-    kept: dict[int, tuple[int, str]] = {}
+    kept: list[tuple[int, str]] = []
+
+    def note(tensor: Tensor) -> None:
+        shape, dtype = "·".join(map(str, tensor.shape)), str(tensor.dtype)
+        kept.append((tensor.untyped_storage().nbytes(), f"{shape} {dtype.removeprefix('torch.')}"))
+
+    with noting_saved(work.leaves.values(), note):
+        work.forward()
+    return {
+        "mib": sum(nbytes for nbytes, _ in kept) / MIB,
+        "tensors": sorted(text for _, text in kept),
+    }  # fmt: skip
+
+
+@contextmanager
+def noting_saved(given: Iterable[Tensor], note: Callable[[Tensor], None]) -> Iterator[None]:
+    """Call `note` once for each storage that autograd saves inside, those of `given` left out.
+
+    There is no backward: given back to autograd, a saved output would keep itself for good.
+    """
+    seen = {tensor.untyped_storage().data_ptr() for tensor in given}
     held: list[Tensor] = []
 
     def pack(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if storage.nbytes() and storage.data_ptr() not in known:
-            shape, dtype = "·".join(map(str, tensor.shape)), str(tensor.dtype)
-            text = f"{shape} {dtype.removeprefix('torch.')}"
-            kept.setdefault(storage.data_ptr(), (storage.nbytes(), text))
+        if storage.nbytes() and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
             held.append(tensor.detach())  # so that no address comes twice
+            note(tensor)
 
-    # There is no backward. Given back to autograd, a saved output would keep itself for good.
-    with torch.autograd.graph.saved_tensors_hooks(pack, no_backward):
-        y = work.forward()
-    return {
-        "mib": sum(nbytes for nbytes, _ in kept.values()) / MIB,
-        "tensors": sorted(text for _, text in kept.values()),
-        "backward": y.grad_fn.name() if y.grad_fn is not None else None,
-    }
+    def unpack(packed: None) -> Tensor:
+        raise AssertionError("no backward runs through a graph that kept nothing")
 
-
-def no_backward(packed: None) -> Tensor:
-    """What unpacks the tensors of a graph that kept none."""
-    raise AssertionError("no backward runs through a graph that kept nothing")
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
 
 
 def peak_over_mib(work: Callable[[], object]) -> float:

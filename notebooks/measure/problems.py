@@ -8,8 +8,7 @@ from torch import Tensor
 
 from fusedlib import reference
 from fusedlib.bench.cases import Case, require_known
-from fusedlib.bench.check import results_of
-from fusedlib.bench.rivals import Workload
+from fusedlib.bench.operation import exact_results
 from fusedlib.bench.settings import DIRECTIONS, DTYPES
 
 PRECISIONS = ("highest", "high")
@@ -146,10 +145,4 @@ def draw(problem: SwiGLUProblem, device: torch.device | str, seed: int = 0) -> I
 
 def truth(inputs: Inputs) -> dict[str, Tensor]:
     """y and all gradients by name, in float64 on the inputs' own device."""
-    leaves = {n: t.detach().double().requires_grad_() for n, t in inputs.leaves().items()}
-    return results_of(Workload(lambda: reference.swiglu_mlp(**leaves), leaves), inputs.dy.double())
-
-
-def asked(inputs: Inputs) -> list[str]:
-    """What a problem asks for: y, and the gradient of every operand that is not frozen."""
-    return ["y", *(f"d_{n}" for n, leaf in inputs.leaves().items() if leaf.requires_grad)]
+    return exact_results(inputs, reference.swiglu_mlp)

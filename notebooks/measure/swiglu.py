@@ -1,28 +1,28 @@
 """The SwiGLU MLP's rivals and races: who computes it, on which problems, and how it is checked."""
 
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 
 from fusedlib import functional, reference
-from fusedlib.bench import check, cuda_graphs, race, rivals, roofline, timing
+from fusedlib.bench import cuda_graphs, race, rivals, roofline
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.cases import Case, grid, require_known
+from fusedlib.bench.operation import Operation
 from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
-from measure import problems
 from measure.mlps import TASK, swiglu_mlp
-from measure.plain_products import PlainProducts
 from measure.problems import Inputs, SwiGLUProblem, draw
 
 STUDY = "03_kernels"
 BASELINE = "eager"
 PRODUCTS = "products"
+Products = tuple[Callable[[str, bool], None], dict[str, Tensor]]
 
 
 @rival(TASK, "fused", requires=("triton",), needs_cuda=True)
@@ -54,7 +54,7 @@ def eager(inputs: Inputs) -> Workload:
     return Workload(lambda: reference.swiglu_mlp(**leaves), leaves)
 
 
-@rival(TASK, "inductor")
+@rival(TASK, "inductor", traits=frozenset({"slow to set up"}))
 def inductor(inputs: Inputs) -> Workload:
     """torch.compile, default mode, fullgraph=True, dynamic=False."""
     return _compiled(inputs, mode="default")
@@ -91,7 +91,7 @@ def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     return linear(gated, w_down)
 
 
-@rival(TASK, "quack", label="QuACK", slot=4)
+@rival(TASK, "quack", label="QuACK", slot=4, traits=frozenset({"slow to set up"}))
 def quack(inputs: Inputs) -> Workload:
     """quack.mlp.mlp_func, swiglu, gate and up rows by turns, its tiles as they come."""
     return _quack(inputs, tuned=False)
@@ -117,9 +117,43 @@ def _quack(inputs: Inputs, tuned: bool) -> Workload:
 
 
 @rival(TASK, PRODUCTS, traits=frozenset({"bound"}))
-def products(inputs: Inputs) -> PlainProducts:
-    """The problem's matrix products by torch.mm, gate and up packed: what no fusion removes."""
-    return PlainProducts.of(inputs)
+@torch.no_grad()
+def products(inputs: Inputs) -> Products:
+    """The problem's matrix products by torch.mm, gate and up packed: what no fusion removes.
+
+    A forward is two products and a backward four (two with frozen weights), each into a tensor that
+    exists already. The operands are the problem's own (gate|up, h and their gradients computed
+    once, outside the clock): power, and with it the clock, depends on the data.
+
+    Returns:
+        What runs the products of a direction, with the weights' gradients or without; and its
+        results by name.
+    """
+    x, w_down, dy = inputs.x.detach(), inputs.w_down.detach(), inputs.dy
+    w_gate_up = torch.cat([inputs.w_gate.detach(), inputs.w_up.detach()])
+    gate_up = x @ w_gate_up.mT
+    gate, up = gate_up.chunk(2, dim=-1)
+    sigmoid = torch.sigmoid(gate)
+    h, d_h = silu(gate) * up, dy @ w_down
+    d_gate = d_h * up * sigmoid * (1 + gate * (1 - sigmoid))
+    d_gate_up = torch.cat([d_gate, d_h * silu(gate)], dim=-1)
+    results = {
+        "y": torch.empty_like(x), "d_x": torch.empty_like(x),
+        "d_w_gate_up": torch.empty_like(w_gate_up), "d_w_down": torch.empty_like(w_down),
+    }  # fmt: skip
+
+    def run(direction: str, weight_gradients: bool) -> None:
+        if direction != "backward":
+            torch.mm(x, w_gate_up.mT, out=gate_up)
+            torch.mm(h, w_down.mT, out=results["y"])
+        if direction != "forward":
+            torch.mm(dy, w_down, out=d_h)
+            torch.mm(d_gate_up, w_gate_up, out=results["d_x"])
+            if weight_gradients:
+                torch.mm(dy.mT, h, out=results["d_w_down"])
+                torch.mm(d_gate_up.mT, x, out=results["d_w_gate_up"])
+
+    return run, results
 
 
 # --- what is measured ----------------------------------------------------------------------------
@@ -130,17 +164,11 @@ def cases(
     repetitions: int, precision: str = "highest", launches: Sequence[str] = ("python",),
     directions: Sequence[str] = DIRECTIONS, frozen: bool = False, group: str = "",
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """One case a shape, direction, launch and rival.
+    """One case a shape, direction, launch and rival; a backward alone is launched from Python only.
 
     Args:
         shapes: "tokens·hidden·intermediate", with · or x, or the three numbers.
         asked: names of rivals; `all` for every one that is registered.
-        dtype: of inputs, weights and results.
-        device: where it runs.
-        repetitions: rounds.
-        precision: torch's setting for fp32 products, "highest" or "high" (TF32).
-        launches: ways to launch; a backward alone is launched from Python only.
-        directions: "forward", "backward", "forward+backward".
         frozen: also the backward pass that gives x alone a gradient.
         group: what the shapes are, for the notebook's selections.
 
@@ -178,53 +206,26 @@ def available(case: Case) -> None:
     rivals.get(TASK, case["provider"]).check_available(case["device"], case["dtype"])
 
 
-class Setup:
-    """One problem, drawn, with the truth and the errors that plain PyTorch makes on it."""
+class Setup(Operation):
+    """One problem; weights may be frozen, and the products alone are judged by nobody."""
 
     def __init__(self, case: Case) -> None:
-        problem = SwiGLUProblem.of(case)
-        self.device, self.dtype = case["device"], problem.torch_dtype
-        self.inputs = draw(problem, self.device)
-        self.true = problems.truth(self.inputs)
-        plain = rivals.get(TASK, BASELINE).build(self.inputs)
-        self.baseline = check.errors(check.results_of(plain, self.inputs.dy), self.true)
+        inputs = draw(SwiGLUProblem.of(case), case["device"])
+        super().__init__(TASK, inputs, reference.swiglu_mlp)
 
     def check(self, case: Case) -> Checked:
         """Set a rival up and hold y and every gradient that the problem asks for to the truth."""
         inputs = self.inputs if case["weight_gradients"] else self.inputs.frozen()
-        asked = problems.asked(inputs)
         one = rivals.get(TASK, case["provider"])
         if case["provider"] == PRODUCTS:
-            parts = one.build(inputs)
-            return Checked(one.facts(), lambda timed: _products_turn(parts, timed))
-        begin = time.perf_counter()
-        work = one.build(inputs)
-        results = check.results_of(work, inputs.dy)
-        timing.synchronize(self.device)
-        figures = {"first_call_s": time.perf_counter() - begin, "path": work.path, **one.facts()}
-        figures |= self._judged(results, asked)
-        return Checked(
-            figures,
-            lambda timed: race.workload_turn(
-                work, inputs.dy, timed,
-                lambda again: self._judged(again, [n for n in asked if _gives(n, timed)]),
-            ),
-        )  # fmt: skip
-
-    def _judged(self, results: dict[str, Tensor], asked: list[str]) -> dict[str, Any]:
-        return check.require(check.errors(results, self.true), self.baseline, self.dtype, asked)
+            run, _ = one.build(inputs)
+            return Checked(one.facts(), lambda timed: _products_turn(run, timed))
+        return self.checked(one, inputs)
 
 
-def _gives(name: str, timed: Case) -> bool:
-    """Whether a case's direction gives this result."""
-    return name == "y" or timed["direction"] != "forward"
-
-
-def _products_turn(parts: PlainProducts, timed: Case) -> Turn:
-    def run() -> None:
-        parts.run(timed["direction"], timed["weight_gradients"])
-
-    return Turn(cuda_graphs.capture_call(run).replay if timed["launch"] == "graph" else run)
+def _products_turn(run: Callable[[str, bool], None], timed: Case) -> Turn:
+    once = partial(run, timed["direction"], timed["weight_gradients"])
+    return Turn(cuda_graphs.capture_call(once).replay if timed["launch"] == "graph" else once)
 
 
 def _work(case: Case) -> dict[str, Any]:

@@ -5,15 +5,17 @@ measures, steps 2 to 11 "one warm-up step", and so on. `step_clock` times settle
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fusedlib.bench import step_clock
 from fusedlib.bench.attempt import free_memory, is_out_of_memory
-from fusedlib.bench.cases import require_known
-from fusedlib.bench.timing import Sections, synchronize
+from fusedlib.bench.cases import Case, require_known
+from fusedlib.bench.timing import synchronize
 from models.transformer import Transformer, config, loss
 
 # What a direction runs, and which of its sections is its time.
@@ -24,6 +26,8 @@ DIRECTIONS = {
     "step": ("forward", "backward", "optimizer"),
 }
 TIMED = {"forward": "forward", "backward": "backward"}
+WEIGHTS = {"fp32": "float32", "bf16 autocast": "float32", "bf16": "bfloat16"}
+"""Dtype of the weights by precision; fp32 products are IEEE's, not TF32's."""
 LEARNING_RATE = 1e-4
 
 
@@ -36,8 +40,13 @@ def adamw(parameters: Iterable[Parameter], kind: str = "foreach") -> torch.optim
     )
 
 
-class Trainer:
-    """A model with everything one training step needs, made before any clock starts.
+def autocast_bf16(device: torch.device | str) -> torch.autocast:
+    """bf16 autocast on a device."""
+    return torch.autocast(torch.device(device).type, torch.bfloat16)
+
+
+class Trainer(step_clock.Trainer):
+    """A Transformer with everything one training step needs, made before any clock starts.
 
     Args:
         model: name of the size.
@@ -48,6 +57,8 @@ class Trainer:
         context_length: tokens a sequence.
         attention: "plain" or "sdpa".
         provider: "eager", or "inductor" for `torch.compile`.
+        autocast: whether the model runs under bf16 autocast.
+        adam: AdamW's form, as of `adamw`.
 
     Raises:
         ValueError: unknown direction, dtype or provider.
@@ -55,7 +66,8 @@ class Trainer:
 
     def __init__(
         self, model: str, direction: str, device: str, dtype: str, batch_size: int,
-        context_length: int, attention: str, provider: str = "eager",
+        context_length: int, attention: str, provider: str = "eager", autocast: bool = False,
+        adam: str = "foreach",
     ) -> None:  # fmt: skip
         require_known("direction", direction, DIRECTIONS)
         require_known("provider", provider, ("eager", "inductor"))
@@ -63,46 +75,53 @@ class Trainer:
         if not isinstance(weights, torch.dtype):
             raise ValueError(f"unknown dtype {dtype!r}; give torch's name, such as 'float32'")
         torch.manual_seed(0)
-        self.device = torch.device(device)
-        self.direction = direction
-        shape = config(model, context_length=context_length, attention=attention)
-        self.model = Transformer(shape, device=self.device, dtype=weights)
+        self.direction, self.goes_backward = direction, "backward" in DIRECTIONS[direction]
+        self.autocast, self.criterion = autocast, loss
+        self.shape = config(model, context_length=context_length, attention=attention)
+        self.model: Transformer
+        super().__init__(Transformer(self.shape, device=device, dtype=weights), device)
         self.call: Callable[[Tensor], Tensor] = (
             torch.compile(self.model) if provider == "inductor" else self.model
         )
-        self.tokens = self._draw(shape.vocab_size, batch_size, context_length)
-        self.targets = self._draw(shape.vocab_size, batch_size, context_length)
-        # Only where it steps: making one imports torch._dynamo, which takes over a second.
-        self.optimizer = (
-            adamw(self.model.parameters()) if "optimizer" in DIRECTIONS[direction] else None
-        )
+        drawn = self.shape.vocab_size, (batch_size, context_length)
+        self.tokens = torch.randint(*drawn, device=self.device)
+        self.targets = torch.randint(*drawn, device=self.device)
+        self.part = self.tokens.shape
+        if "optimizer" in DIRECTIONS[direction]:  # only there: it imports torch._dynamo, a second
+            self.optimizer = adamw(self.model.parameters(), adam)
 
-    def _draw(self, vocab_size: int, *shape: int) -> Tensor:
-        return torch.randint(vocab_size, shape, device=self.device)
+    @classmethod
+    def of(cls, case: Case, direction: str = "step", **options: Any) -> Self:
+        """The trainer of a case with one of the precisions in `WEIGHTS`."""
+        names = ("model", "device", "batch_size", "context_length", "attention")
+        return cls(
+            direction=direction, dtype=WEIGHTS[case["precision"]],
+            autocast=case["precision"] == "bf16 autocast", **{n: case[n] for n in names}, **options,
+        )  # fmt: skip
 
-    def issue(self, part: tuple[int, int] | None = None) -> Sections:
-        """One step, not waited for, with marks at the borders of its sections.
+    def precise(self) -> AbstractContextManager[object]:
+        """Autocast, where the trainer was made with it."""
+        return autocast_bf16(self.device) if self.autocast else nullcontext()
+
+    def logits(self) -> Tensor:
+        """Of `part` of the batch."""
+        rows, columns = self.part
+        with self.precise():
+            return self.call(self.tokens[:rows, :columns])
+
+    def forward(self) -> Tensor:
+        """The mean cross entropy of `part` of the batch."""
+        rows, columns = self.part
+        return self.criterion(self.logits(), self.targets[:rows, :columns])
+
+    def step(self, part: tuple[int, int] | None = None) -> dict[str, float]:
+        """One step from an idle device; ms of each section and of all (`total`).
 
         `part` takes a corner of the batch, (sequences, tokens), to run every kernel on little work.
         """
-        rows, columns = part or self.tokens.shape
-        tokens, targets = self.tokens[:rows, :columns], self.targets[:rows, :columns]
-        self.model.zero_grad(set_to_none=True)
-        sections = Sections(self.device)
-        with sections.section("forward"):
-            value = loss(self.call(tokens), targets)
-        if "backward" in DIRECTIONS[self.direction]:
-            with sections.section("backward"):
-                value.backward()
-        if self.optimizer is not None:
-            with sections.section("optimizer"):
-                self.optimizer.step()
-        return sections
-
-    def step(self, part: tuple[int, int] | None = None) -> dict[str, float]:
-        """One step from an idle device; ms of each section and of all (`total`)."""
+        self.part = torch.Size(part) if part else self.tokens.shape
         synchronize(self.device)
-        return self.issue(part).elapsed_ms()
+        return self.issue().elapsed_ms()
 
 
 def record(trainer: Trainer, steps: int) -> dict[str, Any]:

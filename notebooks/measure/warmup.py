@@ -19,11 +19,7 @@ def problem(
     context_length: int, *, batch_size: int = transformer.BATCH_SIZE, dtype: str = "float32",
     attention: str = "plain", device: str = "auto",
 ) -> Case:  # fmt: skip
-    """What all cases share; `device="auto"` takes the best one.
-
-    Raises:
-        ValueError: context or batch not positive.
-    """
+    """What all cases share; `device="auto"` takes the best one."""
     require_least(1, context_length=context_length, batch_size=batch_size)
     return {
         "context_length": context_length, "batch_size": batch_size, "dtype": dtype,
@@ -40,8 +36,7 @@ def step_cases(
     `isolation` is "fresh" (a process for each size) or "shared" (one runs all sizes in order).
 
     Raises:
-        ValueError: no size or direction, an unknown one, no process, or too few steps for
-            the warm-ups.
+        ValueError: an unknown or missing name, no process, or too few steps for the warm-ups.
     """
     if not models or not directions:
         raise ValueError(

@@ -13,9 +13,11 @@ No biases, no dropout, untied output layer. Shapes: B batch, T context, D d_mode
 H heads, E = D / H head_dim, V vocabulary.
 
 Precision: norms, rotations and the loss are computed in at least fp32 whatever the weights are;
-everything else runs in the dtype of the weights, or as autocast decides.
+everything else runs in the dtype of the weights, or as autocast decides. `factory` is device and
+dtype, as torch's own layers take them.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
@@ -108,6 +110,11 @@ def config(name: str, **overrides: Any) -> TransformerConfig:
     return replace(SIZES[name], **overrides)
 
 
+def sharing_copy(model: nn.Module) -> nn.Module:
+    """A model of the same layers whose parameters are the given one's."""
+    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+
+
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
     """The dtype for norms, rotations and losses: fp32, or fp64 for an fp64 model."""
     return torch.promote_types(dtype, torch.float32)
@@ -116,14 +123,8 @@ def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
 class Linear(nn.Linear):
     """A layer without bias whose outputs are O(1) for inputs that are: std = 1 / sqrt(inputs)."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(in_features, out_features, bias=False, device=device, dtype=dtype)
+    def __init__(self, in_features: int, out_features: int, **factory: Any) -> None:
+        super().__init__(in_features, out_features, bias=False, **factory)
 
     def reset_parameters(self) -> None:
         """Draw the weights from a normal distribution."""
@@ -133,14 +134,9 @@ class Linear(nn.Linear):
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x²) + eps) · weight over the last dimension, in at least fp32."""
 
-    def __init__(
-        self,
-        d_model: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, d_model: int, **factory: Any) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(d_model, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.ones(d_model, **factory))
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) -> (..., D) in the dtype of x."""
@@ -159,17 +155,11 @@ class RotaryEmbedding(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(
-        self,
-        head_dim: int,
-        context_length: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, head_dim: int, context_length: int, **factory: Any) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.context_length = context_length
-        self._build(torch.empty(0, device=device, dtype=dtype))
+        self._build(torch.empty(0, **factory))
 
     def _build(self, like: Tensor) -> None:
         # Angles in fp64 on the CPU: t · base^(-2i/E) in fp32 is off by 1e-4 rad at t = 1000.
@@ -210,20 +200,15 @@ def plain_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 class CausalSelfAttention(nn.Module):
     """Multi-head self-attention in which a token sees itself and what came before it."""
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, config: TransformerConfig, **factory: Any) -> None:
         super().__init__()
         width = config.d_model
         self.num_heads = config.num_heads
         self.attention = config.attention
-        self.q_proj = Linear(width, width, device, dtype)
-        self.k_proj = Linear(width, width, device, dtype)
-        self.v_proj = Linear(width, width, device, dtype)
-        self.o_proj = Linear(width, width, device, dtype)
+        self.q_proj = Linear(width, width, **factory)
+        self.k_proj = Linear(width, width, **factory)
+        self.v_proj = Linear(width, width, **factory)
+        self.o_proj = Linear(width, width, **factory)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, T, E)
@@ -243,17 +228,11 @@ class CausalSelfAttention(nn.Module):
 class SwiGLU(nn.Module):
     """The MLP: (silu(x W_gate^T) · (x W_up^T)) W_down^T, weights named as in Hugging Face."""
 
-    def __init__(
-        self,
-        d_model: int,
-        d_ff: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, d_model: int, d_ff: int, **factory: Any) -> None:
         super().__init__()
-        self.gate_proj = Linear(d_model, d_ff, device, dtype)
-        self.up_proj = Linear(d_model, d_ff, device, dtype)
-        self.down_proj = Linear(d_ff, d_model, device, dtype)
+        self.gate_proj = Linear(d_model, d_ff, **factory)
+        self.up_proj = Linear(d_model, d_ff, **factory)
+        self.down_proj = Linear(d_ff, d_model, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) -> (..., D)."""
@@ -263,17 +242,12 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     """One pre-norm layer: attention, then the MLP, each added to the residual stream."""
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, config: TransformerConfig, **factory: Any) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.d_model, device, dtype)
-        self.attention = CausalSelfAttention(config, device, dtype)
-        self.mlp_norm = RMSNorm(config.d_model, device, dtype)
-        self.mlp = SwiGLU(config.d_model, config.d_ff, device, dtype)
+        self.attention_norm = RMSNorm(config.d_model, **factory)
+        self.attention = CausalSelfAttention(config, **factory)
+        self.mlp_norm = RMSNorm(config.d_model, **factory)
+        self.mlp = SwiGLU(config.d_model, config.d_ff, **factory)
 
     def forward(self, x: Tensor, rope: RotaryEmbedding) -> Tensor:
         """x (B, T, D) -> (B, T, D)."""
@@ -284,19 +258,14 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """The language model of `config`. The weights depend only on `torch.manual_seed` and device."""
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, config: TransformerConfig, **factory: Any) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model, device=device, dtype=dtype)
-        self.rope = RotaryEmbedding(config.head_dim, config.context_length, device, dtype)
-        self.blocks = nn.ModuleList(Block(config, device, dtype) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.d_model, device, dtype)
-        self.output = Linear(config.d_model, config.vocab_size, device, dtype)
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model, **factory)
+        self.rope = RotaryEmbedding(config.head_dim, config.context_length, **factory)
+        self.blocks = nn.ModuleList(Block(config, **factory) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.d_model, **factory)
+        self.output = Linear(config.d_model, config.vocab_size, **factory)
         self._scale_residual_branches()
 
     @torch.no_grad()

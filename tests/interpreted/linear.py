@@ -246,6 +246,8 @@ def test_flops_are_those_of_torch_s_operators():
     assert counted(partial(loss, reduction="none"), x, w) == 4 * product  # logits again
     mlp = counted(plain_mlp, x, packed, down)
     assert counted(fusedlib.swiglu_mlp, x, packed, down) == mlp == 9 * product
+    by_pair = counted(lambda x, *w: fusedlib.swiglu_mlp(x, w[:2], w[2]), x, w, w, down)
+    assert by_pair == mlp
     again = counted(partial(fusedlib.swiglu_mlp, save="input"), x, packed, down)
     assert again == mlp + 2 * product  # gate|up again
     assert counted(fusedlib.swiglu, x, packed) == 6 * product

@@ -1,7 +1,6 @@
 """Attention's rivals and races: who computes it, on which problems, and how each is checked."""
 
 import re
-import time
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -13,14 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fusedlib.bench import check, machine, race, rivals, roofline, timing
+from fusedlib.bench import check, machine, race, rivals, roofline
 from fusedlib.bench.attempt import TooLarge, Unavailable, require_memory
 from fusedlib.bench.cases import Case, require_known, require_least
 from fusedlib.bench.cases import grid as cases_of
 from fusedlib.bench.race import Checked, Race
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
-from measure.attention import footprint, truth
+from measure.attention import exact, footprint
 from measure.attention.problem import AttentionProblem, Operands, draw, operands_bytes, plain_peak
 from models.transformer import plain_attention
 
@@ -149,13 +148,7 @@ def cases(
 
     Args:
         grid: one of `GRIDS`, for the notebook's selections.
-        contexts: tokens a sequence.
-        widths: of the one head.
-        dtypes: of all tensors.
         asked: names of rivals; `all` for every one but those that compile for long.
-        batch_size: sequences.
-        repetitions: rounds.
-        device: where it runs.
         more: a rival at one dtype and width besides, "inductor float32 64", or at one context of
             these, "flex float32 64 1024".
 
@@ -231,26 +224,22 @@ class Setup:
     def __init__(self, case: Case) -> None:
         self.problem, self.device = AttentionProblem.of(case), case["device"]
         self.operands = draw(self.problem, self.device)
-        self.true = truth.truth(self.operands)
+        self.true = exact.results(self.operands)
         try:
             check_size(BASELINE, self.problem, self.device)
             whole = True
         except TooLarge:
             whole = False
-        self.baseline = truth.baseline_errors(self.operands, self.true, whole=whole)
+        self.baseline = exact.baseline_errors(self.operands, self.true, whole=whole)
 
     def check(self, case: Case) -> Checked:
         """Set a rival up, hold all that it gives against the truth, and weigh what it holds."""
         name, dout = case["provider"], self.operands.dout
         check_size(name, self.problem, self.device)
         one = rivals.get(TASK, name)
-        begin = time.perf_counter()
         work = one.build(self.operands)
-        results = check.results_of(work, dout)
-        timing.synchronize(self.device)
-        figures = {"first_call_s": time.perf_counter() - begin, **one.facts()}
-        errors = truth.errors(results, self.true)
-        figures |= check.require(errors, self.baseline, self.problem.torch_dtype)
+        errors = exact.errors(check.results_of(work, dout), self.true)
+        figures = one.facts() | check.require(errors, self.baseline, self.problem.torch_dtype)
         figures |= footprint.measure(work, dout)
         return Checked(
             figures, lambda timed: race.workload_turn(work, dout, timed, lambda again: {})

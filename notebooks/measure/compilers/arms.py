@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.rivals import rival
@@ -14,6 +13,9 @@ from measure import llama
 
 TASK, BASELINE = "compiler", llama.BASELINE
 Call = Callable[..., Any]
+COMPILED: dict[str, Any] = {"requires": ("transformers",), "traits": frozenset({"compiles"})}
+GRAPHS = COMPILED | {"traits": frozenset({"compiles", "graphs"})}
+ASKED = COMPILED | {"traits": frozenset({"compiles", "asked for"})}
 
 
 @dataclass(frozen=True)
@@ -51,74 +53,71 @@ def thunder() -> Arm:
     return Arm(False, thunderfx)
 
 
-def _inductor_arm(name: str, mode: str, *traits: str, **look: Any) -> None:
-    fused = name.startswith("fused")
-
-    def arm() -> Arm:
-        return Arm(fused, partial(torch.compile, mode=mode))
-
-    whose = "fusedlib.apply_to, then " if fused else ""
-    arm.__doc__ = f"{whose}torch.compile of the whole, mode {mode}"
-    marks = frozenset({"compiles", *traits})
-    rival(TASK, name, requires=("transformers",), traits=marks, **look)(arm)
+def _inductor(fused: bool, mode: str) -> Arm:
+    return Arm(fused, partial(torch.compile, mode=mode))
 
 
-_inductor_arm("inductor", "default")
-_inductor_arm("inductor-graphs", "reduce-overhead", "graphs",
-              label="torch.compile, CUDA graphs", slot=3)  # fmt: skip
-_inductor_arm("inductor-graphs-searched", "max-autotune", "graphs", "asked for",
-              label="torch.compile, searched, CUDA graphs", slot=10)  # fmt: skip
-_inductor_arm("fused-inductor", "default")
-_inductor_arm("fused-inductor-graphs", "reduce-overhead", "graphs",
-              label="fusedlib, torch.compile, CUDA graphs", slot=6)  # fmt: skip
+@rival(TASK, "inductor", **COMPILED)
+def inductor() -> Arm:
+    """torch.compile of the whole, mode default."""
+    return _inductor(False, "default")
 
 
-@rival(TASK, "inductor-causal", requires=("transformers",),
-       traits=frozenset({"compiles", "asked for"}))  # fmt: skip
+@rival(TASK, "inductor-graphs", label="torch.compile, CUDA graphs", slot=3, **GRAPHS)
+def graphs() -> Arm:
+    """torch.compile of the whole, mode reduce-overhead."""
+    return _inductor(False, "reduce-overhead")
+
+
+@rival(TASK, "inductor-graphs-searched", label="torch.compile, searched, CUDA graphs", slot=10,
+       **GRAPHS | {"traits": GRAPHS["traits"] | {"asked for"}})  # fmt: skip
+def graphs_searched() -> Arm:
+    """torch.compile of the whole, mode max-autotune."""
+    return _inductor(False, "max-autotune")
+
+
+@rival(TASK, "fused-inductor", **COMPILED)
+def fused_inductor() -> Arm:
+    """fusedlib.apply_to, then torch.compile of the whole, mode default."""
+    return _inductor(True, "default")
+
+
+@rival(
+    TASK, "fused-inductor-graphs", label="fusedlib, torch.compile, CUDA graphs", slot=6, **GRAPHS
+)
+def fused_graphs() -> Arm:
+    """fusedlib.apply_to, then torch.compile of the whole, mode reduce-overhead."""
+    return _inductor(True, "reduce-overhead")
+
+
+@rival(TASK, "inductor-causal", **ASKED)
 def causal() -> Arm:
     """torch.compile of the whole, mode default, attention by the flag is_causal."""
     attention = llama.causal_attention()
 
     def compiled(model: Any) -> Call:
-        inner = torch.compile(model)
-
-        def call(*given: Any, **named: Any) -> Any:
-            model.set_attn_implementation(attention)
-            try:
-                return inner(*given, **named)
-            finally:
-                model.set_attn_implementation("sdpa")
-
-        return call
+        same: Any = llama.copy_of(model)
+        same.set_attn_implementation(attention)
+        return torch.compile(same)
 
     return Arm(False, compiled)
 
 
-def _by_layer(name: str) -> None:
-    fused = name.startswith("fused")
-
-    def arm() -> Arm:
-        def compiled(model: Any) -> Call:
-            compile_one: Any = torch.compile
-            layers = model.model.layers
-            each = nn.ModuleList(compile_one(layer) for layer in layers)
-
-            def call(*given: Any, **named: Any) -> Any:
-                model.model.layers = each
-                try:
-                    return model(*given, **named)
-                finally:
-                    model.model.layers = layers
-
-            return call
-
-        return Arm(fused, compiled)
-
-    whose = "fusedlib.apply_to, then " if fused else ""
-    arm.__doc__ = f"{whose}torch.compile of each decoder layer, mode default: one graph serves all"
-    marks = frozenset({"compiles", "asked for"})
-    rival(TASK, name, requires=("transformers",), traits=marks)(arm)
+def _by_layer(model: Any) -> Call:
+    # One graph serves all.
+    same: Any = llama.copy_of(model)
+    for layer in same.model.layers:
+        layer.compile()
+    return same
 
 
-_by_layer("inductor-layers")
-_by_layer("fused-inductor-layers")
+@rival(TASK, "inductor-layers", **ASKED)
+def layers() -> Arm:
+    """torch.compile of each decoder layer, mode default."""
+    return Arm(False, _by_layer)
+
+
+@rival(TASK, "fused-inductor-layers", **ASKED)
+def fused_layers() -> Arm:
+    """fusedlib.apply_to, then torch.compile of each decoder layer, mode default."""
+    return Arm(True, _by_layer)

@@ -35,15 +35,10 @@ def cases(
         variants: `experiment`, with `sampler` of a token's or `optimizer` of a training's.
         arms: names of rivals, or "all".
         model: of `llama.CONFIGS`, in bf16.
-        batch_size: sequences.
         context_length: tokens a sequence; the most of a dynamic training, or those generated.
         repetitions: turns; of a dynamic training the iterations.
         limit_s: an arm that is not ready after so many seconds, or whose dynamic training is not
             done, is stopped; 0 compiles nothing.
-        device: "auto" takes the best there is.
-
-    Raises:
-        ValueError: an unknown experiment, sampler, optimizer, model or arm, or a size below 1.
     """
     require_known("model", model, llama.CONFIGS)
     known: dict[str, Collection[str]] = {

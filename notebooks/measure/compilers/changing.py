@@ -12,9 +12,8 @@ from fusedlib.bench.statistics import summarize
 from measure import llama
 from measure.compilers.arms import TASK
 from measure.compilers.case import OPTIMIZERS, require_possible
-from measure.compilers.ready import TooLong, empty_compile_cache, limited
 from measure.compilers.subjects import Training
-from measure.end_to_end.races import graphs_compiled
+from measure.compiling import TooLong, empty_compile_cache, graphs_compiled, limited
 
 SHORTEST = 16
 
@@ -78,5 +77,4 @@ def dynamic(case: Case) -> dict[str, Any]:
         **one.facts(), **checked, **summarize(times), "lengths": asked[: len(times)],
         "graphs_by_then": graphs, "graphs": graphs[-1], "stopped": stopped,
         "total_s": sum(times) / 1e3 if done else None, "path": llama.path_of(case),
-        "cold_cache": device == "cuda",
     }  # fmt: skip

@@ -2,8 +2,8 @@
 
 import copy
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,20 +14,19 @@ from fusedlib.bench import check, rivals, step_clock, timing
 from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Turn
-from fusedlib.bench.settings import MIB
+from fusedlib.bench.settings import matmul_settings
 from measure import llama
 from measure.compilers.arms import TASK, Arm, Call
 from measure.compilers.case import OPTIMIZERS
-from measure.compilers.ready import (
+from measure.compilers.samplers import DRAWS, MOST_MISFIT, SAMPLERS, misfit
+from measure.compiling import (
     LEAST_CALLS,
     TooLong,
     call_until_compiled,
+    counting_graphs,
     empty_compile_cache,
-    in_fp32,
     limited,
 )
-from measure.compilers.samplers import DRAWS, MOST_MISFIT, SAMPLERS, misfit
-from measure.end_to_end.races import counting_graphs
 from measure.pass_memory import mib_of, peak_over_mib
 
 PROMPT, FORCED, TURN = 6, 8, 20  # tokens: of the prompt, that are checked, of a turn
@@ -76,7 +75,7 @@ class Setup:
             raise Unavailable(
                 f"not ready after {case['limit_s']:g} s, the most that this study lets an arm take"
             ) from None
-        weights = sum(p.nbytes for p in model.parameters()) / MIB
+        weights = mib_of(model.parameters())
         figures |= {"weights_mib": weights, "path": llama.path_of(case)}
         if "held_mib" in figures:
             figures["peak_mib"] = weights + figures["held_mib"]
@@ -96,6 +95,21 @@ class Setup:
         figures = {"error": max(e.norm for e in errors.values())}
         dtype = getattr(torch, self.case["dtype"])
         return check.require(errors, self.baseline, dtype, figures=figures)
+
+
+@contextmanager
+def in_fp32(model: nn.Module) -> Iterator[nn.Module]:
+    """The same weights, exactly, in fp32 for a while, with products in IEEE fp32."""
+    kinds = {p: p.dtype for p in model.parameters()}
+    for parameter in kinds:
+        parameter.data = parameter.data.float()
+    try:
+        with matmul_settings("highest", True):
+            yield model
+    finally:
+        for parameter, kind in kinds.items():
+            parameter.grad, parameter.data = None, parameter.data.to(kind)
+        free_memory()
 
 
 class Forward(Setup):
@@ -264,7 +278,7 @@ class Training(Setup):
         free_memory()
         model.load_state_dict(self.initial)
         model.zero_grad(set_to_none=True)  # of the arm before, which would count as there already
-        program: Any = llama.LlamaTrainer(model, arm.compile(model), self.ids)
+        program = llama.LlamaTrainer(model, arm.compile(model), self.ids)
         self.programs.append(program)
         figures = call_until_compiled(program.issue, self.case["device"])
         figures |= self.judged({"loss": program.loss} | llama.gradients(model, self.names))

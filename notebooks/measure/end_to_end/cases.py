@@ -8,13 +8,11 @@ import torch
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable, require_memory
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
-from measure.transformer_trainer import Trainer
+from measure.transformer_trainer import WEIGHTS
 from models import transformer
 from models.transformer import TransformerConfig, config
 
 STUDY = "06_end_to_end"
-WEIGHTS = {"fp32": "float32", "bf16 autocast": "float32", "bf16": "bfloat16"}
-"""Dtype of the weights by precision; fp32 products are IEEE's, not TF32's."""
 RACES = {"mlp": "mlp", "model": "compile"}
 """The task of the rivals by experiment: whose MLP, or whether the model is compiled."""
 OPTIMIZERS = ("for-loop", "foreach", "fused")
@@ -31,9 +29,6 @@ def setting(
         batch_size: sequences a step.
         seconds: steps alone are measured for so long at least.
         repetitions: rounds of a race at least. The range of six pairs covers their median at 97 %.
-
-    Raises:
-        ValueError: a number out of its bounds.
     """
     require_least(1, batch_size=batch_size, repetitions=repetitions)
     require_least(0, seconds=seconds)
@@ -50,11 +45,6 @@ def steps(
     """Eager training steps with AdamW, a context after the other, sizes as given.
 
     Args:
-        shared: from `setting`.
-        models: names of sizes.
-        contexts: tokens a sequence.
-        precisions: of `WEIGHTS`.
-        attention: "plain" or "sdpa".
         inference: whether the model is timed without gradients too.
         experiment: "step", or "profile" for one more step under the profiler.
 
@@ -75,19 +65,7 @@ def races(
     shared: Case, experiment: str, models: Sequence[str], contexts: Sequence[int],
     precisions: Sequence[str], asked: Sequence[str] = ("all",),
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The same steps by each rival in turns, plain attention.
-
-    Args:
-        shared: from `setting`.
-        experiment: of `RACES`: "mlp", whose MLP; "model", whether it is compiled.
-        models: names of sizes.
-        contexts: tokens a sequence.
-        precisions: of `WEIGHTS`.
-        asked: names of rivals; `all` for every one that is registered.
-
-    Raises:
-        ValueError: as `steps`, and an unknown experiment or rival.
-    """
+    """The same steps by each rival in turns, plain attention; the experiment is one of `RACES`."""
     require_known("race", experiment, RACES)
     names = rivals.chosen(RACES[experiment], asked)
     wanted = steps(shared, models, contexts, precisions, experiment=experiment)
@@ -131,26 +109,3 @@ def least_bytes(case: Case) -> int:
     pairs = case["batch_size"] * model.num_heads * model.context_length**2
     matrices = model.num_layers * pairs if model.attention == "plain" else 0
     return (4 * model.num_parameters + matrices) * size
-
-
-def make_trainer(case: Case) -> Trainer:
-    """The trainer of a case; under autocast its forward pass runs so, the backward pass follows."""
-    trainer = Trainer(
-        model=case["model"], direction="step", device=case["device"],
-        dtype=WEIGHTS[case["precision"]], batch_size=case["batch_size"],
-        context_length=case["context_length"], attention=case["attention"],
-    )  # fmt: skip
-    trainer.call = autocast(case, trainer.model)
-    return trainer
-
-
-def autocast(case: Case, call: Any) -> Any:
-    """The call as the case's precision has it."""
-    if case["precision"] != "bf16 autocast":
-        return call
-
-    def under_autocast(tokens: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(torch.device(case["device"]).type, torch.bfloat16):
-            return call(tokens)
-
-    return under_autocast

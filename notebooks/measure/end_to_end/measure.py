@@ -11,7 +11,7 @@ from fusedlib.bench.cases import Case
 from fusedlib.bench.settings import MIB, matmul_settings
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.step_clock import Limits
-from measure.end_to_end.cases import make_trainer, require_possible, shape
+from measure.end_to_end.cases import require_possible, shape
 from measure.pass_memory import peak_over_mib
 from measure.profiler import profiling
 from measure.transformer_trainer import Trainer, adamw
@@ -42,7 +42,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 def step(case: Case) -> dict[str, Any]:
     """Times of the step's parts, then its memory, then what else is asked for."""
-    trainer = make_trainer(case)
+    trainer = Trainer.of(case)
     row = step_clock.measure(trainer, Limits(case["seconds"], BLOCKS, STEPS))
     row |= work(case) | step_clock.peaks(trainer)
     if case["inference"]:
@@ -59,8 +59,8 @@ def work(case: Case) -> dict[str, Any]:
 def _inference(trainer: Trainer) -> dict[str, Any]:
     """The model alone without gradients and loss."""
     with torch.no_grad():
-        times = timing.interleaved(
-            {"inference": lambda: trainer.call(trainer.tokens)}, device=trainer.device, warmup=1,
+        times = timing.in_turns(
+            {"inference": trainer.logits}, device=trainer.device, warmup=1,
             repetitions=INFERENCES, flush_l2=False,
         )  # fmt: skip
     return summarize(times["inference"].samples_ms, "inference")
@@ -104,7 +104,7 @@ def optimizer(case: Case) -> dict[str, Any]:
     row: dict[str, Any] = {}
     if torch.device(case["device"]).type == "cuda":
         row["transient_mib"] = peak_over_mib(adam.step)
-    times = timing.interleaved(
+    times = timing.in_turns(
         {"optimizer": adam.step}, device=case["device"], warmup=1, repetitions=5, most=20,
         seconds=case["seconds"], flush_l2=False,
     )  # fmt: skip

@@ -7,12 +7,10 @@ timed: logits and the gradient of every parameter against float64, by the rule o
 """
 
 import copy
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -24,29 +22,20 @@ from fusedlib.bench import (
     rivals,
     step_clock,
     sustained,
-    timing,
 )  # fmt: skip
-from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.cases import Case
-from fusedlib.bench.race import Checked, Race, Turn
+from fusedlib.bench.race import Checked, Race
 from fusedlib.bench.rivals import Rival, rival
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.patch import apply
 from measure import mlps, swiglu  # noqa: F401  (swiglu registers who else computes the MLP)
+from measure.compiling import call_until_compiled, counting_graphs, warm_compiler
 from measure.end_to_end import measure
-from measure.end_to_end.cases import (
-    RACES,
-    WEIGHTS,
-    autocast,
-    make_trainer,
-    require_possible,
-    shape,
-)
-from models.transformer import Transformer, loss
+from measure.end_to_end.cases import RACES, require_possible, shape
+from measure.transformer_trainer import WEIGHTS, Trainer, autocast_bf16
+from models.transformer import Transformer, loss, sharing_copy
 
 LAYERS = 2
-# A step that still compiles after so many others never settles.
-MOST_STEPS = 8
 # Of a turn, after a step that gives the host the head start which it has in a loop.
 STEPS = 1
 Call = Callable[..., Any]
@@ -70,7 +59,7 @@ def compiled(call: Call) -> Call:
 @rival("compile", "linear", label="fusedlib.linear", slot=27, traits=frozenset({"asked for"}))
 def by_linear(model: Transformer) -> Call:
     """Every projection, the head's too, by fusedlib.linear; all else plain PyTorch."""
-    same = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    same = sharing_copy(model)
     for module in list(same.modules()):
         if isinstance(module, nn.Linear):
             fused.fuse(module, apply.FusedLinear)
@@ -84,7 +73,7 @@ class Setup:
     """A trainer whose model the rivals take turns in; each parameter has its moments."""
 
     def __init__(self, case: Case) -> None:
-        self.trainer = make_trainer(case)
+        self.trainer = Trainer.of(case)
         self.own = [b.get_submodule("mlp") for b in self.trainer.model.blocks]
 
     def check(self, case: Case) -> Checked:
@@ -93,7 +82,7 @@ class Setup:
         rival_in = rival_placer(case, one, trainer.model, self.own)
 
         def put_rival_in() -> None:
-            trainer.call = autocast(case, rival_in())
+            trainer.call = rival_in()
 
         put_rival_in()
         assert trainer.optimizer is not None
@@ -101,10 +90,10 @@ class Setup:
         held = set(map(id, stepped))
         stepped.extend(p for p in trainer.model.parameters() if id(p) not in held)
         try:
-            figures = {**one.facts(), **step_until_compiled(trainer.step, case["device"])}
+            figures = {**one.facts(), **call_until_compiled(trainer.step, case["device"], 1)}
             figures |= step_clock.peaks(trainer)
         finally:
-            trainer.model.zero_grad(set_to_none=True)
+            trainer.clear()
         figures |= checked(case, one)
         return Checked(
             figures,
@@ -129,33 +118,6 @@ def rival_placer(
     return rival_in
 
 
-class Loaded(Setup):
-    """The same rivals; a turn is one step, which is issued and not waited for."""
-
-    def check(self, case: Case) -> Checked:
-        """As in turns."""
-        checked = super().check(case)
-
-        def turn(timed: Case) -> Turn:
-            turn = checked.turn(timed)
-            return Turn(self.trainer.issue, turn.prepare, turn.reset)
-
-        return Checked(checked.figures, turn)
-
-
-def counting_graphs(turn: Turn) -> Turn:
-    """The turn, with a figure for graphs compiled during the measured steps."""
-    turn.figures["recompiled"] = 0
-
-    def run() -> object:
-        before = graphs_compiled()
-        parts = turn.run()
-        turn.figures["recompiled"] += graphs_compiled() - before
-        return parts
-
-    return Turn(run, turn.prepare, turn.reset, turn.figures)
-
-
 def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
     """Errors of the logits and, the largest, of the gradients; and which code ran, where it varies.
 
@@ -170,9 +132,10 @@ def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
     batch = torch.randint(small.vocab_size, size, device=device)
     exact = copy.deepcopy(model).double()
     true = _results(exact, exact, batch)
-    baseline = check.errors(_results(model, autocast(case, model), batch), true)
+    cast = case["precision"] == "bf16 autocast"
+    baseline = check.errors(_results(model, model, batch, cast), true)
     rival_in = rival_placer(case, one, model, [b.get_submodule("mlp") for b in model.blocks])
-    errors = check.errors(_results(model, autocast(case, rival_in()), batch), true)
+    errors = check.errors(_results(model, rival_in(), batch, cast), true)
     gradients = [error.norm for name, error in errors.items() if name != "logits"]
     figures = {
         "logits_error": errors["logits"].norm, "gradients_error": max(gradients, default=None),
@@ -182,10 +145,13 @@ def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
     return check.require(errors, baseline, rounded, true, figures)
 
 
-def _results(model: Transformer, call: Call, batch: Tensor) -> dict[str, Tensor]:
-    """Logits, and the gradients that arrived by the state dict's names."""
+def _results(
+    model: Transformer, call: Call, batch: Tensor, cast: bool = False
+) -> dict[str, Tensor]:
+    """Logits, under autocast or not, and the gradients that arrived by the state dict's names."""
     model.zero_grad(set_to_none=True)
-    logits = call(batch[0])
+    with autocast_bf16(batch.device) if cast else nullcontext():
+        logits = call(batch[0])
     loss(logits, batch[1]).backward()
     arrived = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {"logits": logits.detach(), **arrived}
@@ -202,38 +168,6 @@ def _path(model: Transformer, case: Case) -> str | None:
 # --- compilation ----------------------------------------------------------------------------------
 
 
-def graphs_compiled() -> int:
-    """Graphs that Dynamo compiled in this process."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
-
-
-def step_until_compiled(step: Callable[[], object], device: str) -> dict[str, Any]:
-    """Step until nothing compiles any more.
-
-    Returns:
-        `compile_s`, the wall time of the steps that compiled over that of as many that did not,
-        their number (`compile_steps`) and that of `graphs`.
-
-    Raises:
-        Unavailable: it goes on compiling.
-    """
-    start, seconds = graphs_compiled(), 0.0
-    for count in range(MOST_STEPS):
-        before, begin = graphs_compiled(), time.perf_counter()
-        step()
-        timing.synchronize(device)
-        spent = time.perf_counter() - begin
-        if graphs_compiled() == before:
-            graphs = graphs_compiled() - start
-            return {
-                "compile_s": seconds - count * spent, "compile_steps": count, "graphs": graphs
-            }  # fmt: skip
-        seconds += spent
-    raise Unavailable(f"torch.compile still compiles after {MOST_STEPS} steps")
-
-
 @contextmanager
 def cold_compiler(case: Case) -> Iterator[None]:
     """fp32 products in fp32; where compilation is timed, an empty cache on disk and warm imports.
@@ -248,17 +182,9 @@ def cold_compiler(case: Case) -> Iterator[None]:
             return
         from torch._inductor.utils import fresh_cache
 
-        _warm_compiler(case["device"])
+        warm_compiler(case["device"])
         with fresh_cache():
             yield
-
-
-@cache
-def _warm_compiler(device: str) -> None:
-    """Compile next to nothing once, so that no model pays for imports and worker processes."""
-    weights = torch.ones(8, 8, device=device, requires_grad=True)
-    with suppress(Exception):  # whoever needs the compiler meets the same, and has a row for it
-        torch.compile(lambda w: (w @ w).sin().sum())(weights).backward()
 
 
 def _require_available(case: Case) -> None:
@@ -273,4 +199,4 @@ RACE = Race(
             "batch_size"),
     seconds=2.0, most=15, bursts=False,
 )  # fmt: skip
-LOADED = sustained.loaded_race(replace(RACE, setup=Loaded))
+LOADED = sustained.loaded_race(RACE)

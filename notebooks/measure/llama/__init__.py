@@ -30,6 +30,7 @@ from measure.llama.arms import (
     causal_attention,
     with_liger,
 )
+from measure.llama.exact import EXACT, Judge, gradients
 from measure.llama.models import CONFIGS, build, copy_of, tokens
 from measure.llama.races import FP32, LOADED, RACE, few_threads, flops, path_of
 from measure.llama.trainer import LlamaTrainer, try_capture
@@ -42,43 +43,14 @@ from measure.llama.training import (
     loss_distances,
     wrong_gradients,
 )
-from measure.llama.truth import EXACT, Judge, gradients
 from measure.problems import PLAIN_PATH
 
 __all__ = [
-    "BASELINE",
-    "CONFIGS",
-    "EXACT",
-    "FIRST_STEPS",
-    "FP32",
-    "LOADED",
-    "MOMENTS",
-    "MOMENT_SEEDS",
-    "OTHER_ATTENTION",
-    "PARTS",
-    "PLAIN_PATH",
-    "RACE",
-    "SEEDS",
-    "STUDY",
-    "SWITCHES",
-    "TASK",
-    "Judge",
-    "LlamaTrainer",
-    "Trajectory",
-    "build",
-    "cases",
-    "causal_attention",
-    "copy_of",
-    "few_threads",
-    "flops",
-    "gradients",
-    "loss_distances",
-    "measure",
-    "path_of",
-    "tokens",
-    "try_capture",
-    "with_liger",
-    "wrong_gradients",
+    "BASELINE", "CONFIGS", "EXACT", "FIRST_STEPS", "FP32", "LOADED", "MOMENTS", "MOMENT_SEEDS",
+    "OTHER_ATTENTION", "PARTS", "PLAIN_PATH", "RACE", "SEEDS", "STUDY", "SWITCHES", "TASK",
+    "Judge", "LlamaTrainer", "Trajectory", "build", "cases", "causal_attention", "copy_of",
+    "few_threads", "flops", "gradients", "loss_distances", "measure", "path_of", "tokens",
+    "try_capture", "with_liger", "wrong_gradients",
 ]  # fmt: skip
 
 STUDY = "11_llama"
@@ -89,22 +61,15 @@ def cases(
     experiment: str, arms: Iterable[str], *, model: str, dtype: str = "bfloat16",
     batch_size: int = 4, context_length: int = 2048, device: str = "auto", **more: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A case an arm.
+    """A case an arm, of an experiment at the top of this file.
 
     Args:
-        experiment: see the top of this file.
         arms: names of rivals, or "all".
         model: of `CONFIGS`.
         dtype: of weights, gradients and moments.
-        batch_size: sequences a step.
-        context_length: tokens a sequence.
-        device: "auto" takes the best there is.
         more: what else makes the case: `optimizer` and `repetitions` of a step, `grows` of a
             limit, `seed`, `learning_rate` and `steps` of a training, of gradients its `step`,
             `precision` of fp32 products.
-
-    Raises:
-        ValueError: an unknown experiment, model, dtype or arm, or a size below 1.
     """
     require_known("experiment", experiment, ("step", "fp32", "gradients", *MEASURES))
     require_known("model", model, CONFIGS)

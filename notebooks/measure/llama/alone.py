@@ -1,6 +1,5 @@
 """One arm alone: what fills its memory, and how far it reaches."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,17 +8,17 @@ import numpy as np
 import torch
 
 from fusedlib.bench import paths
-from fusedlib.bench.attempt import Unavailable, free_memory, is_out_of_memory
+from fusedlib.bench.attempt import Unavailable, forget_compiled, free_memory, is_out_of_memory
 from fusedlib.bench.cases import Case
 from fusedlib.bench.settings import MIB
 from measure import allocator_history
-from measure.allocator_history import Known, watching
+from measure.allocator_history import History, Known
 from measure.llama.arms import alone, require_possible
 from measure.llama.models import CONFIGS, tokens
 from measure.llama.races import few_threads, path_of, work
 from measure.llama.trainer import LlamaTrainer
 from measure.llama.training import train, train_at_precision
-from measure.model_memory import addresses_of
+from measure.step_memory import curve, total, watched_steps
 
 GROWING = {"batch": 1, "context": 256}
 """What a limit looks for, and the unit that it is told in."""
@@ -32,35 +31,16 @@ def memory(case: Case) -> dict[str, Any]:
 
     `logits` are blocks as wide as the vocabulary that are no weight, gradient or moment.
     """
-    known, device = Known(), torch.device(case["device"])
-    size = case["batch_size"], case["context_length"]
-    with watching(device) as watch:
+
+    def make() -> LlamaTrainer:
         model, call = alone(case)
-        ids = tokens(case["model"], *size, device)
-        program = LlamaTrainer(model, call, ids, optimizer=True)
-        watch.mark("built")
-        known.named.append(("built", "weights", addresses_of(model.parameters())))
-        for number in (1, 2):
-            begin, forward, backward, update = (
-                f"{name} {number}" for name in ("begin", "forward", "backward", "update")
-            )
-            watch.mark(begin)
-            loss = call(ids, labels=ids).loss
-            watch.mark(forward)
-            known.forwards.append((begin, forward, set()))
-            loss.backward()
-            watch.mark(backward)
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            known.named.append((backward, "gradients", addresses_of(gradients)))
-            assert program.optimizer is not None
-            program.optimizer.step()
-            watch.mark(update)
-            moments = [t for s in program.optimizer.state.values() for t in s.values() if t.dim()]
-            known.named.append((update, "optimizer", addresses_of(moments)))
-            del loss, gradients
-            model.zero_grad(set_to_none=True)
-    figures = _split(watch, known, CONFIGS[case["model"]]["vocab_size"])
-    if device.type == "cuda":
+        size = case["batch_size"], case["context_length"]
+        ids = tokens(case["model"], *size, case["device"])
+        return LlamaTrainer(model, call, ids, optimizer=True)
+
+    _, watch, known = watched_steps(make, torch.device(case["device"]), 2)
+    figures = _split(watch.history, known, CONFIGS[case["model"]]["vocab_size"])
+    if case["device"] == "cuda":
         file = snapshot_path(case)
         figures |= {"snapshot": file.name, "snapshot_mib": watch.save(file) / MIB}
     return figures | work(case) | {"path": path_of(case)}
@@ -72,34 +52,27 @@ def snapshot_path(case: Case) -> Path:
     return paths.build_dir() / "snapshots" / name.replace(" ", "-")
 
 
-def _split(watch: Any, known: Known, vocabulary: int) -> dict[str, Any]:
+def _split(history: History, known: Known, vocabulary: int) -> dict[str, Any]:
     """The timeline of the second step by category, and the same at its peak."""
     odd = vocabulary // (vocabulary & -vocabulary)
-    every = allocator_history.classify(watch.history, known)
-    passing = ("activations", "temporaries", "other")
+    every = allocator_history.classify(history, known)
+    passing, changes = ("activations", "temporaries", "other"), len(history.changes)
     wide = {id(b) for b in every if b.category in passing and not b.nbytes % odd}
-    changes = len(watch.history.changes)
     held, logits = (
         allocator_history.live([b for b in every if (id(b) in wide) == chosen], changes)
         for chosen in (False, True)
     )
-    held |= {"logits": np.sum(list(logits.values()), axis=0)}
+    held |= {"logits": total(logits)}
     del held["casts"]
-    start, stop = watch.history.moments["begin 2"], watch.history.moments["update 2"]
-    total = np.sum(list(held.values()), axis=0)[start:stop]
-    at = start + int(np.argmax(total))
-    points = start + allocator_history.thinned(total, [], POINTS)
-    moments = watch.history.moments
-    names = ("forward 2", "backward 2", "update 2")
-    figures: dict[str, Any] = {
-        "peak_mib": int(total.max()) / MIB, "live_at": (points - start).tolist(),
-        "moment_at": [moments[name] - start for name in names],
-        "peak_in": next(name.split()[0] for name in names if at < moments[name]),
+    ends = [history.moments[f"{name} 2"] for name in ("begin", "forward", "backward", "step")]
+    held = {name: series[ends[0] : ends[-1]] for name, series in held.items()}
+    together, ends = total(held), [end - ends[0] for end in ends[1:]]
+    at = int(np.argmax(together))
+    sections = zip(("forward", "backward", "update"), ends, strict=True)
+    return {
+        "peak_mib": int(together.max()) / MIB, "moment_at": ends,
+        "peak_in": next(name for name, end in sections if at < end), **curve(held, POINTS),
     }  # fmt: skip
-    for name, series in held.items():
-        figures[f"live_{name}_mib"] = [round(float(v), 3) for v in series[points] / MIB]
-        figures[f"peak_{name}_mib"] = int(series[at]) / MIB
-    return figures
 
 
 def limit(case: Case) -> dict[str, Any]:
@@ -190,8 +163,7 @@ def measure(case: Case) -> dict[str, Any]:
     """
     require_possible(case)
     free_memory()
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
+    forget_compiled()
     try:
         with few_threads(case):
             return MEASURES[case["experiment"]](case)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib.bench.cases import require_known
+from models.transformer import sharing_copy
 
 Call = Callable[..., Any]
 _LLAMA_32 = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
@@ -73,7 +74,7 @@ def build(
 
 def copy_of(model: nn.Module, *, weights: bool = False) -> nn.Module:
     """A model of the same layers; its parameters are the given one's unless `weights` says copy."""
-    return copy.deepcopy(model, {} if weights else {id(p): p for p in model.parameters()})
+    return copy.deepcopy(model) if weights else sharing_copy(model)
 
 
 def tokens(config: str, batch_size: int, context_length: int, device: Any, seed: int = 1) -> Tensor:

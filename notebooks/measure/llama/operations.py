@@ -16,10 +16,10 @@ own, all results kept: no host's time, and an L2 that holds little of what comes
 some rivals wait for the host, so all are launched from Python.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy, linear
 import fusedlib
 from fusedlib import reference
 from fusedlib.bench import check, cuda_graphs, rivals, timing
-from fusedlib.bench.attempt import Wrong
+from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
 from fusedlib.bench.race import Checked, Figures, Race, Turn
 from fusedlib.bench.rivals import rival
@@ -213,6 +213,35 @@ def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return turned
 
 
+@rival("loss", "torch-chunked", label="PyTorch, chunked", slot=10)
+def torch_chunked(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
+    """torch.nn.functional.linear_cross_entropy, options=LinearCrossEntropyOptions()."""
+    if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        raise Unavailable(f"torch {torch.__version__} has no linear_cross_entropy in chunks")
+    options = torch.nn.LinearCrossEntropyOptions()
+    return (torch.nn.functional.linear_cross_entropy(hidden, weight, target, options=options),)
+
+
+@rival("loss", "quack", label="QuACK", slot=4)
+def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
+    """QuACK's chunked_linear_cross_entropy, its own choice of a way, tiles as they come."""
+    return _quack(hidden, weight, target)
+
+
+@rival("loss", "quack-unfused", label="QuACK, backward not fused", slot=13)
+def quack_unfused(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
+    """QuACK's chunked_linear_cross_entropy, use_scaled_exp=False, tiles as they come."""
+    return _quack(hidden, weight, target, use_scaled_exp=False)
+
+
+def _quack(*operands: Tensor, **settings: Any) -> Outputs:
+    from quack.linear_cross_entropy import (  # type: ignore[import-not-found]
+        chunked_linear_cross_entropy,
+    )
+
+    return (chunked_linear_cross_entropy(*operands, tuned=False, **settings),)
+
+
 @rival("loss", "cut", label="cut cross entropy", slot=5)
 def cut(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """Cut cross entropy as it comes: skips blocks of gradients below a 32nd of the dtype's eps."""
@@ -225,9 +254,17 @@ def cut_whole(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     return _cut(hidden, weight, target, filter_eps=None)
 
 
+@rival("loss", "cut-kahan", label="cut cross entropy, compensated sums", slot=14)
+def cut_kahan(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
+    """Cut cross entropy, filter_eps=None, use_kahan=True: gradients by compensated sums."""
+    return _cut(hidden, weight, target, filter_eps=None, use_kahan=True)
+
+
 def _cut(*operands: Tensor, **settings: Any) -> Outputs:
     from cut_cross_entropy import linear_cross_entropy  # type: ignore[import-not-found]
 
+    if lacking := set(settings) - set(signature(linear_cross_entropy).parameters):
+        raise Unavailable(f"this cut_cross_entropy takes no {', '.join(lacking)}")
     return (linear_cross_entropy(*operands, **settings),)
 
 
@@ -303,15 +340,10 @@ def cases(
         asked: names of rivals; "all" for every one that does not compile for long.
         widths: hidden sizes; of `rope`, heads together.
         vocabulary: rows of the loss's weight.
-        batch_size: sequences.
-        context_length: tokens a sequence.
-        dtype: of operands and results.
-        device: "auto" takes the best there is.
-        repetitions: rounds that are measured at least.
 
     Raises:
-        ValueError: an unknown experiment, dtype or rival, a size below 1, or a width that heads of
-            an even size do not share.
+        ValueError: an unknown name, a size below 1, or a width that heads of an even size do not
+            share.
     """
     require_known("experiment", experiment, TASKS)
     require_known("dtype", dtype, DTYPES)
@@ -388,12 +420,10 @@ class Setup:
             )
         in_place, compiled = "in place" in one.traits, "compiled" in one.traits
         sets = self._draw() if in_place else self.sets
-        begin = time.perf_counter()
         forward = torch.compile(one.build, **COMPILER) if compiled else one.build
         first_results = results(forward, sets[0], BOTH)
-        timing.synchronize(case["device"])
-        figures = {"first_call_s": time.perf_counter() - begin, "path": llama.path_of(case)}
-        figures |= {**one.facts(), "compiler": str(COMPILER) if compiled else None}
+        figures = {**one.facts(), "path": llama.path_of(case)}
+        figures["compiler"] = str(COMPILER) if compiled else None
         try:
             figures |= self._judged(first_results, BOTH)
         finally:

@@ -15,9 +15,9 @@ from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.kernels.host import route
 from measure.llama.arms import TASK, require_possible
+from measure.llama.exact import Judge, plain_loss
 from measure.llama.models import CONFIGS, Call, build, copy_of, tokens
 from measure.llama.trainer import LlamaTrainer
-from measure.llama.truth import Judge, plain_loss
 from measure.problems import PLAIN_PATH
 
 
@@ -49,7 +49,7 @@ class Setup:
         size = case["batch_size"], case["context_length"]
         if size not in self.losses:
             self.losses[size] = plain_loss(self.base, ids)
-        program: Any = LlamaTrainer(model, call, ids, optimizer=case["optimizer"], graph=graph)
+        program = LlamaTrainer(model, call, ids, optimizer=case["optimizer"], graph=graph)
         figures = {"loss": _checked_loss(program, self.losses[size], case["dtype"])}
         figures |= program.activations() | ({} if graph else step_clock.peaks(program, steps=1))
         turn = step_clock.turn(program, steps=1)
@@ -66,7 +66,6 @@ def _checked_loss(program: LlamaTrainer, baseline: float, dtype: str) -> float:
     optimizer, program.optimizer = program.optimizer, None
     program.issue()
     program.optimizer = optimizer
-    assert program.loss is not None
     loss = program.loss.item()
     most = check.FLOOR_ROUNDOFFS * _loss_roundoff(dtype, program.ids.numel())
     if not abs(loss / baseline - 1) <= most:
@@ -129,17 +128,6 @@ class InFp32(Setup):
         return Checked(checked.figures | {"path": path_of(case)}, checked.turn)
 
 
-class Loaded(Setup):
-    """The same arms; a turn is one step of forward and backward, issued and not waited for."""
-
-    def turn(self, case: Case, model: nn.Module, call: Call, graph: bool) -> Turn:
-        """An arm's steps on the case's batch, whose loss at full size is compared first."""
-        ids = tokens(case["model"], case["batch_size"], case["context_length"], case["device"])
-        program = LlamaTrainer(model, call, ids, graph=graph)
-        loss = _checked_loss(program, plain_loss(self.base, ids), case["dtype"])
-        return Turn(program.issue, reset=model.zero_grad, figures={"loss": loss})
-
-
 def flops(case: Case) -> int:
     """Of the products of forward and backward: 2 a weight and token, attention's unmasked half as
     many again, and twice all that backward.
@@ -156,6 +144,4 @@ def flops(case: Case) -> int:
 FP32 = replace(
     RACE, setup=InFp32, fields=(*RACE.fields, "precision"), settings=at_precision
 )  # fmt: skip
-LOADED = sustained.loaded_race(
-    replace(RACE, setup=Loaded, work=lambda case: work(case) | {"flops": flops(case)})
-)
+LOADED = sustained.loaded_race(replace(RACE, work=lambda case: work(case) | {"flops": flops(case)}))

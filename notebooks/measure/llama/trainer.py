@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fusedlib.bench import cuda_graphs, rivals
+from fusedlib.bench import cuda_graphs, rivals, step_clock
 from fusedlib.bench.rivals import Workload
 from fusedlib.bench.timing import Sections
 from measure import transformer_trainer
@@ -14,7 +14,7 @@ from measure.llama.models import Call, build, tokens
 from measure.pass_memory import peak_over_mib
 
 
-class LlamaTrainer:
+class LlamaTrainer(step_clock.Trainer):
     """An arm's model with its tokens, as `step_clock` runs it; with AdamW where asked.
 
     Args:
@@ -29,31 +29,30 @@ class LlamaTrainer:
         self, model: nn.Module, call: Call, ids: Tensor, *, optimizer: bool = False,
         graph: bool = False,
     ) -> None:  # fmt: skip
-        self.model, self.call, self.ids, self.device = model, call, ids, ids.device
-        self.optimizer = (
-            transformer_trainer.adamw(model.parameters(), "fused") if optimizer else None
-        )
-        self.loss: Tensor | None = None
+        super().__init__(model, ids.device)
+        self.call, self.ids = call, ids
+        if optimizer:
+            self.optimizer = transformer_trainer.adamw(model.parameters(), "fused")
         self.captured = _capture(model, call, ids) if graph else None
 
-    def issue(self) -> Sections:
-        """One step, not waited for, with marks at the borders of its sections."""
-        self.model.zero_grad(set_to_none=True)
+    def forward(self) -> Tensor:
+        """The model's own loss."""
+        loss: Tensor = self.call(self.ids, labels=self.ids).loss
+        return loss
+
+    def issue(self, section: step_clock.Section | None = None) -> Sections:
+        """One step, not waited for; where it is captured, forward and backward are one section."""
+        if self.captured is None:
+            return super().issue(section)
+        self.clear()
         sections = Sections(self.device)
-        if self.captured is not None:
-            with sections.section("graph"):
-                self.captured.replay()
-            self.loss = self.captured.results["y"]
-            assign_gradients(self.model, self.captured.results)
-        else:
-            with sections.section("forward"):
-                loss = self.call(self.ids, labels=self.ids).loss
-            with sections.section("backward"):
-                loss.backward()
-            self.loss = loss.detach()
+        with sections.section("graph"):
+            self.captured.replay()
+        self.loss = self.captured.results["y"]
+        assign_gradients(self.model, self.captured.results)
         if self.optimizer is not None:
             with sections.section("optimizer"):
-                self.optimizer.step()
+                self.update()
         return sections
 
     def activations(self) -> dict[str, float]:
@@ -64,9 +63,7 @@ class LlamaTrainer:
         """
         if self.device.type != "cuda" or self.captured is not None:
             return {}
-        return {"activations_mib": peak_over_mib(
-            lambda: self.call(self.ids, labels=self.ids).loss.backward()
-        )}  # fmt: skip
+        return {"activations_mib": peak_over_mib(lambda: self.backward(self.forward()))}
 
 
 def _capture(model: nn.Module, call: Call, ids: Tensor) -> cuda_graphs.Captured:

@@ -16,10 +16,10 @@ from fusedlib.bench import check, rivals
 from fusedlib.bench.attempt import free_memory
 from fusedlib.bench.cases import Case
 from measure.llama.arms import BASELINE, OTHER_ATTENTION, TASK, alone, require_possible
+from measure.llama.exact import EXACT, Judge
 from measure.llama.models import CONFIGS
 from measure.llama.races import at_precision, few_threads, path_of
 from measure.llama.trainer import LlamaTrainer
-from measure.llama.truth import EXACT, Judge
 
 FIRST_STEPS, SEEDS = 30, 5
 """Of trainings beside exact gradients: steps before the loss falls, and seeds."""
@@ -49,7 +49,6 @@ class Training(LlamaTrainer):
     def step(self) -> Tensor:
         """Forward, backward and AdamW; the loss, a scalar without a graph."""
         self.issue()
-        assert self.loss is not None
         self.ids, self.done = next(self.batches), self.done + 1
         return self.loss
 

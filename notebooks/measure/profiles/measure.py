@@ -10,7 +10,6 @@ the host further, which part of the model they belong to.
 own, such as nsys, between `cudaProfilerStart` and `cudaProfilerStop`.
 """
 
-import contextlib
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,16 +19,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fusedlib.bench import machine, paths, step_clock, timing
 from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
-from measure.end_to_end.cases import WEIGHTS, autocast, make_trainer, require_possible
+from measure.compiling import graphs_compiled
+from measure.end_to_end.cases import require_possible
 from measure.profiles import classes, trace
 from measure.profiles.trace import Piece, Trace
-from measure.transformer_trainer import Trainer
+from measure.transformer_trainer import WEIGHTS, Trainer
 from models import transformer
-from models.ranges import Range, Tracer, named_ranges
+from models.ranges import Range, named_ranges
 from models.transformer import loss
 
 STUDY = "08_profile"
@@ -50,21 +51,7 @@ def cases(
     attention: str = "plain", provider: str = "eager",
     batch_size: int = transformer.BATCH_SIZE, device: str = "auto",
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A case a size, context and precision.
-
-    Args:
-        experiment: "step" by the clock, or "profile".
-        models: sizes of the Transformer.
-        contexts: tokens a sequence.
-        precisions: "fp32", "bf16 autocast" or "bf16".
-        attention: "plain" or "sdpa".
-        provider: "eager", or "inductor" for `torch.compile`.
-        batch_size: sequences a step.
-        device: where it runs; "auto" takes the best there is.
-
-    Raises:
-        ValueError: an unknown size, precision or attention; a size that is not positive.
-    """
+    """A case a size, context and precision; the experiment is "step" by the clock, or "profile"."""
     for context, model in product(contexts, models):
         transformer.config(model, context_length=context, attention=attention)
     require_known("precision", precisions, WEIGHTS)
@@ -105,51 +92,41 @@ def measure(case: Case, limits: step_clock.Limits | None = None) -> Figures:
 
 def clocked(case: Case, limits: step_clock.Limits | None = None) -> Figures:
     """A step's time, the time the host takes to issue it, and whether these are one."""
-    return step_clock.measure(build(case), limits or step_clock.Limits())
-
-
-def build(case: Case) -> Trainer:
-    """The trainer of a case, its model to be compiled in the first step or as it is."""
-    trainer = make_trainer(case)
-    if case["provider"] == "inductor":
-        trainer.call = autocast(case, torch.compile(trainer.model))
-    return trainer
+    trainer = Trainer.of(case, provider=case["provider"])
+    return step_clock.measure(trainer, limits or step_clock.Limits())
 
 
 # --- under the profiler ---------------------------------------------------------------------------
 
 
-def step(trainer: Trainer, tracer: Tracer | None = None) -> None:
-    """A step like `Trainer.issue`'s, with ranges instead of marks; the tracer's around the loss."""
-    trainer.model.zero_grad(set_to_none=True)
+def step(trainer: Trainer) -> None:
+    """A step with ranges instead of marks."""
     with Range(STEP):
-        with Range("forward"):
-            logits = trainer.call(trainer.tokens)
-            with tracer.within("loss") if tracer else contextlib.nullcontext():
-                value = loss(logits, trainer.targets)
-        del logits
-        with Range("backward"):
-            value.backward()
-        with Range("optimizer"):
-            assert trainer.optimizer is not None
-            trainer.optimizer.step()
+        trainer.issue(Range)
 
 
 def named_step(trainer: Trainer) -> None:
-    """A step of an eager model with the names of all its modules."""
+    """A step of an eager model with the names of all its modules, and the loss's."""
     with named_ranges(trainer.model) as tracer:
-        step(trainer, tracer)
+
+        def named_loss(logits: Tensor, targets: Tensor) -> Tensor:
+            with tracer.within("loss"):
+                return loss(logits, targets)
+
+        trainer.criterion = named_loss
+        step(trainer)
+        trainer.criterion = loss
 
 
 def inference(trainer: Trainer) -> None:
     """The forward pass alone, to the logits."""
     with torch.no_grad(), Range(INFERENCE):
-        trainer.call(trainer.tokens)
+        trainer.logits()
 
 
 def warm(case: Case) -> Trainer:
     """The trainer of a case after its first steps."""
-    trainer = build(case)
+    trainer = Trainer.of(case, provider=case["provider"])
     if case["provider"] == "eager":
         inference(trainer)
     for _ in range(WARMUP):
@@ -160,7 +137,7 @@ def warm(case: Case) -> Trainer:
 def profiled(case: Case) -> Figures:
     """What a step consists of."""
     trainer, eager, path = warm(case), case["provider"] == "eager", trace_path(case)
-    before = _graphs()
+    before = graphs_compiled()
 
     def run() -> None:
         if eager:  # compiled, it would be another model to compile
@@ -169,22 +146,13 @@ def profiled(case: Case) -> Figures:
         step(trainer)
 
     bare = trace.record(trainer.device, run, None if eager else path)
-    if _graphs() != before:
+    if graphs_compiled() != before:
         raise RuntimeError("a profiled step compiled the model once more")
     figures = {"on_device": bare.on_device, **taken_apart(bare), **idleness(bare)}
     if eager:
         ranged = trace.record(trainer.device, lambda: named_step(trainer), path)
         figures |= {"ranged_ms": span_ms(ranged), "parts": parts(ranged)}
     return figures | {"trace_file": path.name, "trace_mib": path.stat().st_size / 2**20}
-
-
-def _graphs() -> int:
-    """Graphs that Dynamo has compiled in this process."""
-    if "torch._dynamo" not in sys.modules:
-        return 0
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
 
 
 def trace_path(case: Case) -> Path:

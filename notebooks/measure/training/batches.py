@@ -41,11 +41,7 @@ class Data:
 
 
 def prepare(arrays: mnist.Arrays, train: int, test: int, device: str) -> Data:
-    """The first `train` and `test` images on the device.
-
-    Raises:
-        ValueError: fewer than one image asked for, or more than there are.
-    """
+    """The first `train` and `test` images on the device."""
     for name, asked in (("train", train), ("test", test)):
         there = len(arrays[f"y_{name}"])
         if not 1 <= asked <= there:

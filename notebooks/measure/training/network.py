@@ -170,7 +170,7 @@ def settings(precision: str) -> Iterator[None]:
             cudnn.conv.fp32_precision, cudnn.deterministic = before
 
 
-def autocast(precision: str, device: str) -> torch.autocast:
+def autocast(precision: str, device: torch.device | str) -> torch.autocast:
     """bf16 autocast, or none; weights are cast anew each step, in a CUDA graph they must be."""
     return torch.autocast(
         torch.device(device).type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False

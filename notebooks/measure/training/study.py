@@ -357,7 +357,7 @@ def turn(case: Case) -> Turn:
                 with sections.section("data"):
                     batch = next(waiting[0])
                 if graph is None:
-                    one.step(*batch, sections)
+                    one.step(*batch, sections.section)
                 else:
                     with sections.section("replay"):
                         graph(*batch)

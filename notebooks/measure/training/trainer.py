@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
-from fusedlib.bench import timing
+from fusedlib.bench import step_clock
+from fusedlib.bench.step_clock import Section
 from measure.training.batches import Batch, Split
 from measure.training.network import CLASSES, Network, autocast
 
@@ -39,7 +39,7 @@ class Answers:
     confusion: Tensor
 
 
-class Trainer:
+class Trainer(step_clock.Trainer):
     """A network with everything one training step needs; call it within `network.settings`.
 
     Args:
@@ -51,34 +51,34 @@ class Trainer:
         device: where it runs.
     """
 
+    model: Network
+
     def __init__(
         self, arm: str, precision: str, kind: str, width: int, seed: int, device: str
     ) -> None:
         torch.manual_seed(seed)
-        self.device, self.precision = device, precision
-        self.model = Network(kind, arm, width, device)
+        self.precision, self.model = precision, Network(kind, arm, width, device)
         trained = [p for p in self.model.parameters() if p.requires_grad]
         # `capturable` costs one small kernel, and lets the same optimizer run in a CUDA graph.
-        self.optimizer = torch.optim.Adadelta(
+        adadelta = torch.optim.Adadelta(
             trained, lr=LEARNING_RATE, capturable=torch.device(device).type == "cuda"
         )
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, DECAY)
+        super().__init__(self.model, device, adadelta)
+        self.schedule = torch.optim.lr_scheduler.StepLR(adadelta, 1, DECAY)
         self.first = {name: w.clone() for name, w in self.model.layer.weights().items()}
 
+    def forward(self) -> Tensor:
+        """The loss of the step's batch."""
+        with autocast(self.precision, self.device):
+            return nll_loss(self.model(self.images), self.labels)
+
     def step(
-        self, images: Tensor, labels: Tensor, sections: timing.Sections | None = None
+        self, images: Tensor, labels: Tensor, section: Section = lambda name: nullcontext()
     ) -> Tensor:
         """One step; the loss as a tensor on the device, of which nobody has waited yet."""
-        part: Callable[[str], Any] = sections.section if sections else lambda _: nullcontext()
-        with part("forward"):
-            self.optimizer.zero_grad(set_to_none=True)
-            with autocast(self.precision, self.device):
-                loss = nll_loss(self.model(images), labels)
-        with part("backward"):
-            loss.backward()
-        with part("optimizer"):
-            self.optimizer.step()
-        return loss.detach()
+        self.images, self.labels = images, labels
+        self.issue(section)
+        return self.loss
 
     def train(self, batches: Iterable[Batch], window: int, *, graph: bool = False) -> Epoch:
         """All batches once.
@@ -148,7 +148,7 @@ class GraphStep:
             for _ in range(self.WARMUP):
                 trainer.step(self._images, self._labels)
         torch.cuda.current_stream().wait_stream(side)
-        trainer.optimizer.zero_grad(set_to_none=True)
+        trainer.clear()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._loss = trainer.step(self._images, self._labels)
@@ -169,9 +169,11 @@ class GraphStep:
 def _undo(trainer: Trainer) -> Callable[[], None]:
     """What puts a trainer on a CUDA device back in place, as it is now."""
     weights = [p.detach().clone() for p in trainer.model.parameters()]
+    optimizer = trainer.optimizer
+    assert optimizer is not None
     states = {
         p: {name: tensor.clone() for name, tensor in state.items()}
-        for p, state in trainer.optimizer.state.items()
+        for p, state in optimizer.state.items()
     }
     generator = torch.cuda.get_rng_state(trainer.device)
 
@@ -179,7 +181,7 @@ def _undo(trainer: Trainer) -> Callable[[], None]:
     def put_back() -> None:
         for p, weight in zip(trainer.model.parameters(), weights, strict=True):
             p.copy_(weight)
-        for held, state in trainer.optimizer.state.items():
+        for held, state in optimizer.state.items():
             before = states.get(held)
             for name, tensor in state.items():
                 # What the warm-up made began as zeros.

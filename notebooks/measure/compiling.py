@@ -1,20 +1,22 @@
-"""Getting an arm ready: what it may take, from which cache, and when it has settled."""
+"""torch.compile around a measurement: from which cache, when it has settled, and for how long."""
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import cache
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
 
 from fusedlib.bench import timing
-from fusedlib.bench.attempt import Unavailable, free_memory
-from fusedlib.bench.settings import MIB, matmul_settings
-from measure.end_to_end.races import _warm_compiler, graphs_compiled
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.race import Turn
+from fusedlib.bench.settings import MIB
 
 LEAST_CALLS, MOST_CALLS = 4, 10  # before the clock; a CUDA graph is captured in the second
 
@@ -48,16 +50,49 @@ def empty_compile_cache(device: str) -> AbstractContextManager[Any]:
     """
     from torch._inductor.utils import fresh_cache
 
-    _warm_compiler(device)
+    warm_compiler(device)
     return fresh_cache() if device == "cuda" else nullcontext()
 
 
-def call_until_compiled(call: Callable[[], object], device: str) -> dict[str, Any]:
-    """Call until nothing compiles any more.
+@cache
+def warm_compiler(device: str) -> None:
+    """Compile next to nothing once, so that no model pays for imports and worker processes."""
+    weights = torch.ones(8, 8, device=device, requires_grad=True)
+    with suppress(Exception):  # whoever needs the compiler meets the same, and has a row for it
+        torch.compile(lambda w: (w @ w).sin().sum())(weights).backward()
+
+
+def graphs_compiled() -> int:
+    """Graphs that Dynamo compiled in this process."""
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def counting_graphs(turn: Turn) -> Turn:
+    """The turn, with a figure for graphs compiled during the measured steps."""
+    turn.figures["recompiled"] = 0
+
+    def run() -> object:
+        before = graphs_compiled()
+        parts = turn.run()
+        turn.figures["recompiled"] += graphs_compiled() - before
+        return parts
+
+    return replace(turn, run=run)
+
+
+def call_until_compiled(
+    call: Callable[[], object], device: str, least: int = LEAST_CALLS
+) -> dict[str, Any]:
+    """Call at least so often, and until nothing compiles any more.
 
     Returns:
         `first_s`, the wall time of the first call; `compile_s`, that of all calls over that of as
-        many of the fastest; `graphs` and `graph_breaks` of Dynamo; on CUDA `held_mib`, the peak of
+        many of the fastest; `compile_steps`, how many compiled; `graphs` and `graph_breaks` of
+        Dynamo; on CUDA `held_mib`, the peak of
         what is allocated in all calls but the first over what lay there before and still does.
 
     `held_mib` counts activations, gradients, results, and the workspaces of cuBLAS that the call
@@ -78,37 +113,23 @@ def call_until_compiled(call: Callable[[], object], device: str) -> dict[str, An
         torch._C._cuda_clearCublasWorkspaces()
         held = torch.cuda.memory_allocated()
     walls: list[float] = []
-    before = -1
-    while len(walls) < LEAST_CALLS or before != graphs_compiled():
+    before, compiling = -1, 0
+    while len(walls) < least or before != graphs_compiled():
         if len(walls) == MOST_CALLS:
             raise Unavailable(f"still compiles after {MOST_CALLS} calls")
         before, begin = graphs_compiled(), time.perf_counter()
         call()
         timing.synchronize(device)
         walls.append(time.perf_counter() - begin)
+        compiling += before != graphs_compiled()
         if on_cuda and len(walls) == 1:
             torch.cuda.reset_peak_memory_stats()
     figures: dict[str, Any] = {
         "first_s": walls[0], "compile_s": sum(walls) - len(walls) * min(walls),
-        "graphs": graphs_compiled(), "graph_breaks": sum(counters["graph_break"].values()),
-        "cold_cache": on_cuda,
+        "compile_steps": compiling, "graphs": graphs_compiled(),
+        "graph_breaks": sum(counters["graph_break"].values()),
     }  # fmt: skip
     if on_cuda:
         held = min(held, torch.cuda.memory_allocated())
         figures["held_mib"] = (torch.cuda.max_memory_allocated() - held) / MIB
     return figures
-
-
-@contextmanager
-def in_fp32(model: nn.Module) -> Iterator[nn.Module]:
-    """The same weights, exactly, in fp32 for a while, with products in IEEE fp32."""
-    kinds = {p: p.dtype for p in model.parameters()}
-    for parameter in kinds:
-        parameter.data = parameter.data.float()
-    try:
-        with matmul_settings("highest", True):
-            yield model
-    finally:
-        for parameter, kind in kinds.items():
-            parameter.grad, parameter.data = None, parameter.data.to(kind)
-        free_memory()

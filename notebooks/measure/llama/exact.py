@@ -78,7 +78,6 @@ class Judge:
             return self._results(model, call(self.ids, labels=self.ids).loss)
         program = LlamaTrainer(model, call, self.ids, graph=True)
         program.issue()
-        assert program.loss is not None
         return self._results(model, program.loss)
 
     def _results(self, model: nn.Module, loss: Tensor) -> dict[str, Tensor]:

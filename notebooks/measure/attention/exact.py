@@ -1,4 +1,4 @@
-"""The truth: attention and its gradients in float64, a block of rows at a time.
+"""What is right: attention and its gradients in float64, a block of rows at a time.
 
     P = softmax(Q Kᵀ / √E)      dV = Pᵀ dO      dS = P ∘ (dO Vᵀ − rowsum(dO ∘ O))
     O = P V                     dQ = dS K / √E      dK = dSᵀ Q / √E       (Dao et al. 2022)
@@ -29,7 +29,7 @@ MOST_ROUNDOFFS = 4.0
 
 
 @dataclass(frozen=True)
-class Truth:
+class Exact:
     """True results by name, and the size of the terms that each token's values are sums of.
 
     `values` (B, 1, T, E) and `sizes` (B, 1, T, 1): y, d_query, d_key and d_value in float64. A
@@ -41,7 +41,7 @@ class Truth:
     sizes: dict[str, Tensor]
 
 
-def truth(operands: Operands) -> Truth:
+def results(operands: Operands) -> Exact:
     """The truth, on the operands' device; for MPS, which has no float64, on the host."""
     device = "cpu" if operands.query.device.type == "mps" else operands.query.device
     query, key, value = (t.detach().to(device, torch.float64) for t in operands.leaves().values())
@@ -68,7 +68,7 @@ def truth(operands: Operands) -> Truth:
         squares[1][own] = ds @ _mean_square(key[seen])
         squares[2][seen] += ds.mT @ _mean_square(query[own])
         squares[3][seen] += p.mT @ _mean_square(dout[own])
-    return Truth(
+    return Exact(
         dict(zip(NAMES, (y, d_query, d_key, d_value), strict=True)),
         {name: square.sqrt() for name, square in zip(NAMES, squares, strict=True)},
     )
@@ -85,7 +85,7 @@ def _future(rows: slice, device: torch.device) -> Tensor:
 
 
 def baseline_errors(
-    operands: Operands, true: Truth, *, whole: bool = True
+    operands: Operands, true: Exact, *, whole: bool = True
 ) -> dict[str, check.Errors]:
     """The errors of plain attention in the operands' dtype, the measure of everybody's errors.
 
@@ -138,7 +138,7 @@ def _plain(operands: Operands, step: int) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def errors(results: dict[str, Tensor], true: Truth) -> dict[str, check.Errors]:
+def errors(results: dict[str, Tensor], true: Exact) -> dict[str, check.Errors]:
     """`check.errors` with each token relative to the size of its terms where that is larger.
 
     Gradients of the first keys are sums over all queries, and those of the first queries are
