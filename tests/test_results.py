@@ -274,6 +274,10 @@ def test_the_leading_machine_can_be_chosen(tmp_path, monkeypatch):
             own.append(CASE | {"process": number})
     lead = lambda: recorder(tmp_path).rows()["machine"].cat.categories[0]  # noqa: E731
     assert lead() == "large", "the one with most cases"
+    for number in range(2, 9):
+        own = recorder(tmp_path, "full", machine=at("a" * 40, key="small", device_type="cuda"))
+        own.append(CASE | {"process": number}, status="oom", reason="too small")
+    assert lead() == "large", "the one with most cases that ran"
     monkeypatch.setenv(results.LEADING, "small")
     assert lead() == "small"
     monkeypatch.setenv(results.LEADING, "none of these")
