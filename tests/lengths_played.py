@@ -52,6 +52,12 @@ class Paper(torch.Tensor):
     def sum(self, _):
         return paper(self.shape[1:], self.dtype)
 
+    def __getitem__(self, _):
+        return paper(self.shape[1:], self.dtype)
+
+    def __add__(self, _):
+        return self
+
     def view(self, *shape):
         return paper((self.numel() // shape[-1], shape[-1]), self.dtype)
 

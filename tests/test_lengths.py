@@ -26,7 +26,7 @@ MOST = {  # binaries of an MLP: card, hidden, inner, dtype
     (*HOPPER, 512, 2048, "bfloat16"): 23,
     (*HOPPER, 2056, 5000, "bfloat16"): 7,  # rows that TMA does not take
     (*OTHER, 2048, 5632, "bfloat16"): 11,
-    (*HOPPER, 2048, 5632, "float32"): 9,
+    (*HOPPER, 2048, 5632, "float32"): 8,
 }
 BROKEN = "broken", *HOPPER, 2048, 5632, "bfloat16", EDGES
 WARM = "warm", *HOPPER, 256, 512, "bfloat16", EDGES

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fusedlib.kernels.host.internals import dispatch_mode_count
-from fusedlib.kernels.host.launch import current_device
 from fusedlib.kernels.host.operator import operator
 from fusedlib.kernels.host.route import is_faster_split
 from fusedlib.kernels.split.product import split_product, split_product_of_stored
@@ -49,8 +48,7 @@ def split_mm_gate_up(a: Tensor, w_gate: Tensor, w_up: Tensor, transposed: bool) 
     or Bᵀ if transposed. All contiguous, fp32, on one device; the weights of one shape.
     """
     a, w_gate, w_up = (t.contiguous() for t in (a, w_gate, w_up))
-    with current_device(a):
-        return split_product_of_stored(a, w_gate, (False, transposed), w_up)
+    return split_product_of_stored(a, w_gate, (False, transposed), w_up)
 
 
 @torch.library.register_fake(split_mm_gate_up)

@@ -164,7 +164,7 @@ class SplitProduct:
         if c.ndim == 2:
             return c
         del a_parts, b_parts  # before the sum allocates
-        return torch.add(*c) if len(c) == 2 else c.sum(0)  # 8 µs for 19, 1024·3072 on an H100
+        return c[0] + c[1] if len(c) == 2 else c.sum(0)  # 10 µs for 19, 1024·3072 on an H100
 
 
 def choose_k_splits(m: int, n: int, k: int, programs: int) -> int:
@@ -209,9 +209,6 @@ def split_product(a: Tensor, b: Tensor) -> Tensor:
     transposed = _is_stored_transposed(a), _is_stored_transposed(b)
     a = rows_contiguous(a.mT if transposed[0] else a)
     b = rows_contiguous(b.mT if transposed[1] else b)
-    if a.is_cuda and current_index() != a.get_device():
-        with current_device(a):
-            return split_product_of_stored(a, b, transposed)
     return split_product_of_stored(a, b, transposed)
 
 
@@ -222,7 +219,7 @@ def _is_stored_transposed(factor: Tensor) -> bool:
 def split_product_of_stored(
     a: Tensor, b: Tensor, transposed: tuple[bool, bool], lower_half: Tensor | None = None
 ) -> Tensor:
-    """A B (m, n) of fp32 factors as they are stored, on the current device.
+    """A B (m, n) of fp32 factors as they are stored.
 
     A `SplitProduct` is kept where its binaries serve again: on a GPU, for addresses of 16 bytes.
 
@@ -233,6 +230,9 @@ def split_product_of_stored(
         lower_half: the lower half of B's rows as they are stored, of b's shape and strides; b is
             the upper one then.
     """
+    if a.is_cuda and current_index() != a.get_device():
+        with current_device(a):
+            return split_product_of_stored(a, b, transposed, lower_half)
     has_lower_half = lower_half is not None
     if not a.is_cuda or misalignment((a, b, b if lower_half is None else lower_half)):
         return SplitProduct(a, b, transposed, has_lower_half=has_lower_half)(a, b, lower_half)
