@@ -16,7 +16,7 @@ other way, module by module.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from operator import attrgetter, contains, itemgetter
 from typing import Any, NamedTuple
@@ -36,8 +36,8 @@ from fusedlib.kernels.host.autograd import (
     saved_for_backward,
     separate_gate_up,
 )
+from fusedlib.kernels.host.cache import BoundedCache
 from fusedlib.kernels.host.first_order import first_order
-from fusedlib.kernels.host.launch import MAX_CACHED_LAUNCHES
 from fusedlib.kernels.host.plan import Plan, contiguous_and_aligned
 from fusedlib.kernels.host.plan_cache import plan_for
 from fusedlib.kernels.host.prebuild import build_for_training
@@ -176,7 +176,7 @@ class LayerPlan(NamedTuple):
     mlp: Plan
 
 
-_PLANS: dict[Hashable, LayerPlan | None] = {}
+_PLANS: BoundedCache[LayerPlan | None] = BoundedCache()
 
 
 def plan_for_call(
@@ -201,8 +201,6 @@ def plan_for_call(
     except AttributeError:  # a weight that is None
         return None
     if key not in _PLANS:
-        if len(_PLANS) >= MAX_CACHED_LAUNCHES:
-            _PLANS.clear()
         _PLANS[key] = _make_plan(operands, len(present), eps, modules)
     return _PLANS[key]
 

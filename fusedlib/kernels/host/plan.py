@@ -11,13 +11,14 @@ numbers around a binary that all lengths share; a call allocates its results and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from torch import Tensor
 from triton.errors import TritonError
 
 from fusedlib.kernels import swiglu
-from fusedlib.kernels.host.launch import MAX_CACHED_LAUNCHES, Launch, allocator, current_index
+from fusedlib.kernels.host.cache import BoundedCache
+from fusedlib.kernels.host.launch import Launch, allocator, current_index
 from fusedlib.kernels.host.problem import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem, Route
 from fusedlib.kernels.host.products import Products, as_matrix
 from fusedlib.kernels.swiglu_configs import FEW_TOKENS
@@ -55,7 +56,7 @@ class Plan:
         self._needs_matrices = not route.few or problem.tokens > FEW_TOKENS
         self._dtype, self._new = problem.dtype, new or allocator(problem.device)
         self._index = -1 if problem.device.type == "cpu" else problem.device.index or 0
-        self._launches: dict[Hashable, Launch] = {}
+        self._launches: BoundedCache[Launch] = BoundedCache()  # by variant and number of tokens
         self.training_not_built = self._index >= 0 and 0 not in problem.sizes
 
     def accepts(
@@ -105,20 +106,18 @@ class Plan:
         if self._forward == WARP_SPECIALIZED:
             try:
                 if launch is None:
-                    launch = self._hopper.forward_launch(
+                    launch = self._launches[name] = self._hopper.forward_launch(
                         x, self._inner, self._up_row, save, self._activation
                     )
-                    self._cache_launch(name, launch)
                 launch(x, w_gate, second_weight, stored, h)
             except TritonError as error:
                 self._fall_back_to_tiles(error)
                 return self.activate(x, w_gate, w_up, save)
         else:
             if launch is None:
-                launch = swiglu.fwd_launch(
+                launch = self._launches[name] = swiglu.fwd_launch(
                     as_matrix(x), self._inner, self._up_row, save, activation=self._activation
                 )
-                self._cache_launch(name, launch)
             launch(x, w_gate, second_weight, h, stored)
         return h, gate_up
 
@@ -185,7 +184,7 @@ class Plan:
                 )
             else:
                 launch = swiglu.bwd_launch(first, self._inner, variant, activation=self._activation)
-            self._cache_launch(name, launch)
+            self._launches[name] = launch
         launch(*matrices)
 
     def _fall_back_to_tiles(self, error: TritonError) -> None:
@@ -198,12 +197,6 @@ class Plan:
 
     def _new_matrix(self, tokens: int, width: int) -> Tensor:
         return self._new((tokens, width), (width, 1), self._dtype)
-
-    def _cache_launch(self, name: Hashable, launch: Launch) -> None:
-        """`name` is of a variant and the number of tokens."""
-        if len(self._launches) >= MAX_CACHED_LAUNCHES:
-            self._launches.clear()
-        self._launches[name] = launch
 
 
 def contiguous_and_aligned(*operands: Tensor | None) -> tuple[Tensor | None, ...]:

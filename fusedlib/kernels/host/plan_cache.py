@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fusedlib.kernels.host import route
+from fusedlib.kernels.host.cache import BoundedCache
 from fusedlib.kernels.host.internals import is_transform_wrapper, is_transformed
 from fusedlib.kernels.host.problem import MLPProblem
 from fusedlib.kernels.operands import HALF_DTYPES
@@ -22,9 +23,7 @@ from fusedlib.kernels.swiglu_configs import fp32_precision
 if TYPE_CHECKING:
     from fusedlib.kernels.host.plan import Plan
 
-MAX_CACHED_PLANS = 1024
-
-_PLANS: dict[Hashable, Plan] = {}
+_PLANS: BoundedCache[Plan] = BoundedCache()
 
 
 def select_plan(
@@ -82,8 +81,6 @@ def plan_for(
     key = _plan_key(x, w_gate, w_up, w_down, *route.weight_sizes(w_gate, w_up), activation)
     plan = _PLANS.get(key)
     if plan is None:
-        if len(_PLANS) >= MAX_CACHED_PLANS:
-            _PLANS.clear()
         problem = route.problem_of(x, w_gate, w_up, w_down is not None, activation)
         plan = _PLANS[key] = _make_plan(problem)
     return plan
