@@ -109,7 +109,7 @@ def _fwd_epilogue(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=("tokens", "up_row"))  # a binary for packed weights and for pairs
 def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
-    x, w_gate, w_up, h_ptr, gate_up_ptr, tokens, hidden, inner, up_row,
+    x, w_gate, w_up, gate_up_ptr, h_ptr, tokens, hidden, inner, up_row,
     ACTIVATION: tl.constexpr, SAVE: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
@@ -147,10 +147,10 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
 
 
 def fwd_launch(
-    x: Tensor, inner: int, up_row: int, save: bool, config: Config | None = None,
-    activation: str = "silu",
+    x: Tensor, inner: int, up_row: int, save: bool, activation: str = "silu",
+    config: Config | None = None,
 ) -> Launch:  # fmt: skip
-    """For x (tokens, hidden): it takes x, w_gate, w_up, h and gate_up, or h again."""
+    """For x (tokens, hidden): it takes x, w_gate, w_up, gate_up, or h in its place, and h."""
     config = config or choose_config("forward", x, inner)
     m, n, k = config.block_m, config.block_n, config.block_k
     scalars = *x.shape, inner, up_row
@@ -196,7 +196,7 @@ def _bwd_epilogue(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=("tokens",))
 def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
-    dy, w_down, dh_ptr, gate_up_ptr, d_gate_up_ptr, h_ptr, tokens, hidden, inner,
+    upstream, w_down, gate_up_ptr, d_gate_up_ptr, h_ptr, tokens, hidden, inner,
     ACTIVATION: tl.constexpr, PRODUCT: tl.constexpr, GRADIENT: tl.constexpr, OUTPUT: tl.constexpr,
     IN_PLACE: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
@@ -209,13 +209,15 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
         dh = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         if PRODUCT:
             for k in range(0, hidden, BLOCK_K):
-                a = load_block(dy, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K, DESCRIPTORS)
+                a = load_block(
+                    upstream, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K, DESCRIPTORS
+                )
                 b = load_block(
                     w_down, k, column, hidden, inner, inner, BLOCK_K, BLOCK_N, DESCRIPTORS
                 )
                 dh = tl.dot(a, b, dh)
         elif GRADIENT:
-            dh = load_block(dh_ptr, row, column, tokens, inner, inner, BLOCK_M, BLOCK_N, False)
+            dh = load_block(upstream, row, column, tokens, inner, inner, BLOCK_M, BLOCK_N, False)
             dh = dh.to(tl.float32)
         left, right = _left_and_right(dh, BLOCK_M, BLOCK_N)
         half: tl.constexpr = BLOCK_N // 2
@@ -230,14 +232,14 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
 
 
 def bwd_launch(
-    a: Tensor, inner: int, variant: tuple[bool, bool, bool, bool], config: Config | None = None,
-    activation: str = "silu",
+    a: Tensor, inner: int, variant: tuple[bool, bool, bool, bool], activation: str = "silu",
+    config: Config | None = None,
 ) -> Launch:  # fmt: skip
-    """For a = dy (tokens, hidden), or gate_up where dy is not read.
+    """For an upstream gradient `a`: dy (tokens, hidden), dh (tokens, inner), or gate_up for none.
 
     `variant` says whether dy Wd is computed, d(gate|up), h, and whether d(gate|up) is written over
-    gate|up. It takes dy, w_down, dh, gate_up, d_gate_up and h, gate_up in place of each that it
-    neither reads nor writes.
+    gate|up. It takes the upstream gradient, w_down, gate_up, d_gate_up and h, gate_up in place of
+    each that it neither reads nor writes.
     """
     product, gradient, output, in_place = variant
     config = config or (choose_config("backward", a, inner) if product else POINTWISE)
