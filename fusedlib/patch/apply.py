@@ -277,11 +277,12 @@ def _family(model: nn.Module) -> Family:
     family = next((f for f in FAMILIES if f.has(type(model))), None)
     if family is LITGPT:
         config: Any = model.config
-        if not _of_llama_kind(config):
+        classes = config.norm_class_name, config.mlp_class_name
+        if classes != ("RMSNorm", "LLaMAMLP") or config.parallel_residual:
             raise ValueError(
                 f"{kind} named {config.name!r} is not of the Llama kind: looked for are RMSNorm, "
-                f"LLaMAMLP and no parallel_residual, found {config.norm_class_name}, "
-                f"{config.mlp_class_name} and parallel_residual={config.parallel_residual}"
+                f"LLaMAMLP and no parallel_residual, found {' and '.join(classes)}, "
+                f"parallel_residual={config.parallel_residual}"
             )
     if family is not None and _has_parts(model, family):
         for name, parameter in model.named_parameters():
@@ -307,11 +308,6 @@ def _family(model: nn.Module) -> Family:
 
 def _has_parts(model: nn.Module, family: Family) -> bool:
     return any(map(family.known, model.modules()))
-
-
-def _of_llama_kind(config: Any) -> bool:
-    known = config.norm_class_name, config.mlp_class_name, config.parallel_residual
-    return known == ("RMSNorm", "LLaMAMLP", False)
 
 
 def _unknown(module: nn.Module, switch: str, family: Family) -> str:

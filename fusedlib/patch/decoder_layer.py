@@ -47,7 +47,7 @@ from fusedlib.kernels.rope import normed_rope_bwd, normed_rope_fwd, rope_call
 from fusedlib.patch import qkv
 
 METADATA = attrgetter("shape", "dtype", "device")
-WEIGHT, BIAS = itemgetter("weight"), itemgetter("bias")
+WEIGHT, BIAS, EPS = map(itemgetter, ("weight", "bias", "variance_epsilon"))
 PARAMETERS = frozenset((Parameter, type(None)))
 
 
@@ -58,6 +58,7 @@ class LayerModules:
         are_supported: the functions of this file compute what these modules do.
         attention: the attention, where they are supported.
         activation: of the MLP, likewise.
+        norms: attributes of both norms, and of those of q and k.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -97,7 +98,7 @@ class LayerModules:
         ):
             return
         self.activation = mlp.activation
-        self.attention, self._norms = attention, [vars(n) for n in norms + head_norms]
+        self.attention, self.norms = attention, [vars(n) for n in norms + head_norms]
         self._modules = [vars(m) for m in self._children if m is not None]
         owners: list[Any] = [norms[0], *linears[:4], norms[1], *linears[4:], *head_norms]
         self._parameters = [vars(m)["_parameters"] for m in owners]
@@ -131,10 +132,6 @@ class LayerModules:
         them; biases of q, k and v, each or None.
         """
         return [*map(WEIGHT, self._parameters)], [*map(BIAS, self._may_have_bias)]
-
-    def eps(self) -> list[float]:
-        """Of both norms, and of those of q and k."""
-        return [norm["variance_epsilon"] for norm in self._norms]
 
 
 def run_layer(
@@ -195,7 +192,7 @@ def plan_for_call(
     if torch.is_grad_enabled() and (tables[0].requires_grad or tables[1].requires_grad):
         return None
     present = [b for b in biases if b is not None]
-    operands, eps = (x, *tables, *weights, *present), modules.eps()
+    operands, eps = (x, *tables, *weights, *present), [*map(EPS, modules.norms)]
     try:
         key = *map(METADATA, operands), len(present), *eps, modules.activation
     except AttributeError:  # a weight that is None
