@@ -93,7 +93,7 @@ class LayerModules:
             or any(getattr(type(m), "forward", None) not in LINEAR_FORWARDS for m in linears)
             or mlp.activation is None
             or type(attention)._projected is not modules.FusedAttention._projected
-            or not attention._turns()
+            or not attention._rotates()
             or not {"attention", "rope"} <= attention._fusion.switches
         ):
             return
