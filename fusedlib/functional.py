@@ -203,17 +203,16 @@ def _run(
     activation: str, save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None,
     w_down: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """By the kernels, directly or as operators, or in plain PyTorch."""
+    """By the kernels, directly or as an operator, or in plain PyTorch."""
     operands: Any = x, w_gate, w_up, w_down
-    if is_plain_eager(*present(*operands)):
+    if route.runs_kernels(x, w_gate, w_up):
+        if not is_plain_eager(*present(*operands)):
+            return _run_operator(activation, save, *operands)
         # Left over from torch.func.
         living: Any = [t if t is None else unwrap_if_dead(t) for t in operands]
         x, w_gate, w_up, w_down = living
-        plan = plan_cache.select_plan(x, w_gate, w_up, w_down, activation)
-        if plan is not None:
-            return _run_plan(save, plan, x, w_gate, w_up, w_down)
-    elif route.runs_kernels(x, w_gate, w_up):
-        return _run_operator(activation, save, *operands)
+        plan = plan_cache.plan_for(x, w_gate, w_up, w_down, activation)
+        return _run_plan(save, plan, x, w_gate, w_up, w_down)
     if save == "input" and torch.is_grad_enabled():  # keep operands alone, and compute again later
         return checkpoint(_plain_pytorch, activation, *operands, use_reentrant=False)
     return _plain_pytorch(activation, *operands)

@@ -80,6 +80,16 @@ def original_class(module: nn.Module) -> type[nn.Module]:
     return getattr(type(module), "_base", type(module))
 
 
+def full_name(cls: type) -> str:
+    """Module and name of a class, for messages."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def package_of(cls: type) -> str:
+    """Name of the package that a class comes from."""
+    return cls.__module__.partition(".")[0]
+
+
 def fusion_state(module: nn.Module) -> Fusion:
     """The state that `apply_to` keeps on a module; an empty one for all others."""
     return vars(module).get("_fusion", Fused._fusion)
@@ -148,7 +158,7 @@ def why_not_linear(module: nn.Module, name: str) -> str | None:
     child = getattr(module, name, None)
     cls = type(child)
     if not isinstance(child, nn.Module) or original_class(child).forward not in LINEAR_FORWARDS:
-        return f"{name} is a {cls.__module__}.{cls.__qualname__}, not a torch.nn.Linear"
+        return f"{name} is a {full_name(cls)}, not a torch.nn.Linear"
     if "forward" in vars(child):
         return f"{name} has a forward of its own"
     if has_hooks(child):

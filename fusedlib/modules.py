@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fusedlib.arguments import require_number, require_size, require_tensors
 from fusedlib.functional import SAVES, gated_mlp, gelu_name
-from fusedlib.fused import LINEAR_FORWARDS, Fused, has_hooks, plain_weights
+from fusedlib.fused import LINEAR_FORWARDS, Fused, full_name, has_hooks, plain_weights
 from fusedlib.kernels.host.problem import ACTIVATIONS
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
@@ -140,7 +140,7 @@ class Linear(nn.Linear):
         if isinstance(module, Fused):
             raise TypeError("from_torch takes a torch.nn.Linear; apply_to has changed this one")
         if not isinstance(module, nn.Linear) or module_class.forward not in forwards:
-            name = f"{module_class.__module__}.{module_class.__qualname__}"
+            name = full_name(module_class)
             raise TypeError(f"from_torch takes a torch.nn.Linear with its own forward, got {name}")
         for name in ("weight", "bias"):
             held = getattr(module, name)

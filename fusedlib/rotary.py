@@ -82,10 +82,10 @@ def _plain(
         positions = positions.reshape(-1, positions.shape[-1])
         cos, sin = embedding(positions, cos), embedding(positions, sin)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return _turned(q, cos, sin), _turned(k, cos, sin)
+    return _rotated(q, cos, sin), _rotated(k, cos, sin)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     turning, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
     a, b = turning.chunk(2, dim=-1)
     rotated = turning * cos + torch.cat([-b, a], dim=-1) * sin

@@ -33,13 +33,16 @@ BROKEN = {
     "wrong last ragged gradient": ("d_gate = dh", f"d_gate = {OFF} + dh"),
     "wrong derivative": ("slope(gate, activated, s, ACTIVATION)", "s"),
     "gradients swapped": ("dh * up * slope(gate, activated, s, ACTIVATION)", "dh * activated"),
-    "up left out of the recomputed h": ("_store(h_ptr, activated * up", "_store(h_ptr, activated"),
+    "up left out of the recomputed h": (
+        "store_block(h_ptr, activated * up",
+        "store_block(h_ptr, activated",
+    ),
 }
 
 
 NAMES = ("_swiglu_fwd_kernel", "_swiglu_bwd_kernel")
 
-STORED = "_store(c, acc, row, column, tokens, width"
+STORED = "store_block(c, acc, row, column, tokens, width"
 LAST_OF_FEW = LAST.replace("inner", "width")
 # The same for `few_tokens`.
 BROKEN_FEW = {

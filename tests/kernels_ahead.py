@@ -46,8 +46,8 @@ def new(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) ->
 
 def forward(config: Config, width: int = WIDE, activation: str = "silu") -> None:
     x, h = meta(300, width), meta(300, width)
-    launch = swiglu.fwd_launch(x, width, 0, True, config, activation)
-    launch(x, *[meta(width, width)] * 2, h, meta(300, 2 * width))
+    launch = swiglu.fwd_launch(x, width, 0, True, activation, config)
+    launch(x, *[meta(width, width)] * 2, meta(300, 2 * width), h)
 
 
 def backward(
@@ -55,8 +55,8 @@ def backward(
     activation: str = "silu",
 ) -> None:  # fmt: skip
     dy, w_down, gate_up = (meta(n, width, dtype=dtype) for n in (300, width, 300))
-    launch = swiglu.bwd_launch(dy, width, variant, config, activation)
-    launch(dy, w_down, *[gate_up] * 4)
+    launch = swiglu.bwd_launch(dy, width, variant, activation, config)
+    launch(dy, w_down, *[gate_up] * 3)
 
 
 def calls_of_swiglu(arch: int) -> Calls:

@@ -84,7 +84,7 @@ def test_attention_gets_heads_that_its_kernels_take(monkeypatch, name, device):
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     plain, patched = (m.to(device, dtype) for m in pair(name, head_dim=20))
     if device == "cpu":
-        monkeypatch.setattr(fused_modules.FusedAttention, "_width", lambda *_: 24)
+        monkeypatch.setattr(fused_modules.FusedAttention, "_padded_width", lambda *_: 24)
     assert misses_of(plain, patched, *tokens(device)) == []
     monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
     patched(*tokens(device)[:1], use_cache=False)

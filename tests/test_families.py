@@ -118,7 +118,7 @@ def test_what_reads_otherwise_is_left_and_said():
 
 def test_a_method_that_forward_leads_to_is_read_too():
     known, other = (
-        families._led_to({m.name: m for m in ast.parse(text).body})
+        families._methods_used({m.name: m for m in ast.parse(text).body})
         for text in (
             "def forward(s): s.a()\ndef a(s): s.b\ndef b(s): 0\ndef c(s): 0",
             "def forward(s): c",
@@ -138,7 +138,7 @@ def test_a_method_that_forward_leads_to_is_read_too():
 )
 def test_code_is_compared_without_words(code, same):
     known = "def forward(self, x, y=1):\n  z: int = x + y\n"
-    bare = [families._bare(ast.parse(text).body[0]) for text in (known, code)]
+    bare = [families._code_alone(ast.parse(text).body[0]) for text in (known, code)]
     assert (bare[0] == bare[1]) == same
 
 

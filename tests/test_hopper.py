@@ -5,6 +5,8 @@ import weakref
 import pytest
 import torch
 
+from fusedlib.kernels.host.cache import BoundedCache
+
 KNOWN = ["of dy", "of w_down", "of gate|up"]
 
 
@@ -28,7 +30,7 @@ class TestTensorMaps:
 
         monkeypatch.setattr(driver, "make_tensordesc_arg", encode)
         monkeypatch.setattr(hopper_launch, "current_index", lambda: -1)
-        monkeypatch.setattr(hopper_launch, "_TENSOR_MAPS", {})
+        monkeypatch.setattr(hopper_launch, "_TENSOR_MAPS", BoundedCache())
         monkeypatch.setattr(hopper_launch, "_stream", lambda _: 0)
         monkeypatch.setattr(hopper_launch, "bind_context", lambda: None)
         signature = dict(enumerate(["tensordesc<bf16[128,64]>"] * 3 + ["*bf16"] * 2))
@@ -67,7 +69,7 @@ class TestTensorMaps:
     def test_are_not_without_number(self, launch, card, monkeypatch):
         from fusedlib.kernels.hopper import launch as hopper_launch
 
-        monkeypatch.setattr(hopper_launch, "MAX_CACHED_MAPS", 2)
+        monkeypatch.setattr(BoundedCache, "most", 2)
         matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(5)]
         moved = [torch.zeros_like(matrices[0]) for _ in range(5)]
         for x in moved:

@@ -122,9 +122,12 @@ def test_lengths_of_one_class_go_one_way(card):
         for least, most in zip(bounds, (*bounds[1:], 20_000), strict=True):
             lengths = range(least + 1, most + 1)
             assert len({way(tokens, hidden, inner) for tokens in lengths}) == 1
-            for choose in (swiglu_configs.forward_config, swiglu_configs.backward_config):
+            for direction in ("forward", "backward"):
                 if least >= 64:
-                    tiles = {choose(on_card(tokens, hidden), inner) for tokens in lengths}
+                    tiles = {
+                        swiglu_configs.choose_config(direction, on_card(tokens, hidden), inner)
+                        for tokens in lengths
+                    }
                     assert len(tiles) == 1
     assert route.length_class_ends(CARD, 2048, 5632) == (0, 64, 128, 192, 384, 768)
     assert route.length_class_ends(CARD, 64, 0)[:2] == (0, 64)  # no columns at all
@@ -132,7 +135,7 @@ def test_lengths_of_one_class_go_one_way(card):
 
 def test_without_kernels_it_is_plain_pytorch():
     x, w_gate_up, w_down = torch.zeros(3, 16), torch.zeros(32, 16), torch.zeros(16, 16)
-    assert plan_cache.select_plan(x, w_gate_up, None, w_down) is None
+    assert not route.runs_kernels(x, w_gate_up)
     for weights in (w_gate_up, (w_gate_up[:16], w_gate_up[16:])):
         assert path_of(x, weights, w_down) == path_of(x, weights) == "plain PyTorch"
 

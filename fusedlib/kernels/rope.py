@@ -51,8 +51,8 @@ from fusedlib.kernels.operands import check_rope
 from fusedlib.kernels.rms_norm import most_parts, sum_parts
 from fusedlib.kernels.rows import Warps, cached_launch
 
-HALVES = 1024  # rotated pairs a program, 8 a thread: two loads of 16 bytes in flight in 16 bits
-MOST_HEADS = 8  # that share the rows of cos and sin they read
+PAIRS = 1024  # rotated pairs a program, 8 a thread: two loads of 16 bytes in flight in 16 bits
+MAX_SHARED_HEADS = 8  # that share the rows of cos and sin they read
 
 
 @triton.jit
@@ -63,18 +63,18 @@ def _rstd(a, b, eps, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rotate(  # type: ignore[no-untyped-def]
-    x, y, cos, sin, weight, eps, batch, head, token, tokens, table, known,
+    x, y, cos, sin, weight, eps, batch, head, token, tokens, table, in_table,
     x_batch, x_head, x_token, y_batch, y_head, y_token,
     INVERSE: tl.constexpr, NORM: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
     REST: tl.constexpr, ZEROS: tl.constexpr, REST_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows (head, token) of x into y; `table` is where a known one's row of cos begins."""
+    """Rows (head, token) of x into y; `table` is where the row of cos begins."""
     x += (batch * x_batch + head * x_head + token * x_token)[:, None]
     y += (batch * y_batch + head * y_head + token * y_token)[:, None]
     present = (token < tokens)[:, None]
     j = tl.arange(0, HALF_BLOCK)[None, :]
     inside = present & (j < HALF)
-    known = inside & known[:, None]
+    in_table = inside & in_table[:, None]
     nan = float("nan")
     cos += table[:, None] + j
     sin += table[:, None] + j
@@ -84,10 +84,10 @@ def _rotate(  # type: ignore[no-untyped-def]
         scale = _rstd(a, b, eps, HALF)[:, None]
         a *= scale * tl.load(weight + j, mask=j < HALF, other=0.0).to(tl.float32)
         b *= scale * tl.load(weight + HALF + j, mask=j < HALF, other=0.0).to(tl.float32)
-    c = tl.load(cos, mask=known, other=nan).to(tl.float32)
-    d = tl.load(cos + HALF, mask=known, other=nan).to(tl.float32)
-    e = tl.load(sin, mask=known, other=nan).to(tl.float32)
-    f = tl.load(sin + HALF, mask=known, other=nan).to(tl.float32)
+    c = tl.load(cos, mask=in_table, other=nan).to(tl.float32)
+    d = tl.load(cos + HALF, mask=in_table, other=nan).to(tl.float32)
+    e = tl.load(sin, mask=in_table, other=nan).to(tl.float32)
+    f = tl.load(sin + HALF, mask=in_table, other=nan).to(tl.float32)
     if INVERSE:
         e, f = -f, -e
     tl.store(y + j, (a * c - b * e).to(y.dtype.element_ty), mask=inside)
@@ -121,18 +121,18 @@ def _rope_kernel(  # type: ignore[no-untyped-def]
     if POSITIONS:
         at = tl.load(positions + batch * positions_batch + token, mask=token < tokens, other=0)
         at = at.to(tl.int64)
-        known = (at >= 0) & (at < length)
-        table = tl.where(known, at, 0) * table_row
+        in_table = (at >= 0) & (at < length)
+        table = tl.where(in_table, at, 0) * table_row
     else:
-        known = token < tokens
+        in_table = token < tokens
         table = batch * table_batch + token * table_row
     if group * HEADS < heads:
-        _rotate(q, q_out, cos, sin, q_weight, eps, batch, head, token, tokens, table, known,
+        _rotate(q, q_out, cos, sin, q_weight, eps, batch, head, token, tokens, table, in_table,
                 q_batch, q_head, q_token, qo_batch, qo_head, qo_token,
                 INVERSE, NORM, HALF, HALF_BLOCK, REST, ZEROS, REST_BLOCK)  # fmt: skip
     else:
-        _rotate(k, k_out, cos, sin, k_weight, eps, batch, head - heads, token, tokens, table, known,
-                k_batch, k_head, k_token, ko_batch, ko_head, ko_token,
+        _rotate(k, k_out, cos, sin, k_weight, eps, batch, head - heads, token, tokens, table,
+                in_table, k_batch, k_head, k_token, ko_batch, ko_head, ko_token,
                 INVERSE, NORM, HALF, HALF_BLOCK, REST, ZEROS, REST_BLOCK)  # fmt: skip
 
 
@@ -239,7 +239,7 @@ def normed_rope_bwd(
     cos, sin, _ = _tables(cos, sin, None)
     batch, heads, tokens, head_dim = q.shape
     block = triton.next_power_of_2(head_dim // 2)
-    constants = {"HALF": head_dim // 2, "HALF_BLOCK": block, "ROWS": max(1, HALVES // block)}
+    constants = {"HALF": head_dim // 2, "HALF_BLOCK": block, "ROWS": max(1, PAIRS // block)}
     parts = min(cdiv(batch * heads * tokens, constants["ROWS"]), most_parts(q.device))
     partial = q.new_empty((parts, 2 * head_dim), dtype=torch.float32)
     strides = _strides(*given, *upstream, *results)
@@ -271,8 +271,8 @@ def _start(
 
     def make() -> Launch:
         block = triton.next_power_of_2(half)
-        shared = gcd(heads, key_heads, MOST_HEADS)
-        rows = max(1, HALVES // block)
+        shared = gcd(heads, key_heads, MAX_SHARED_HEADS)
+        rows = max(1, PAIRS // block)
         cut = {"HALF_BLOCK": block, "REST_BLOCK": triton.next_power_of_2(max(rest + zeros, 1))}
         cut |= {"TOKENS": max(1, rows // shared), "HEADS": shared}
         groups = (heads + key_heads) // shared

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fusedlib.kernels.host.launch import MAX_CACHED_LAUNCHES, Launch, misalignment
+from fusedlib.kernels.host.cache import BoundedCache
+from fusedlib.kernels.host.launch import Launch, misalignment
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Warps:
         return {"num_warps": self.num_warps}
 
 
-_LAUNCHES: dict[Hashable, Launch] = {}
+_LAUNCHES: BoundedCache[Launch] = BoundedCache()
 
 
 def cached_launch(make: Callable[[], Launch], key: Hashable, *matrices: Tensor) -> Launch:
@@ -37,7 +38,5 @@ def cached_launch(make: Callable[[], Launch], key: Hashable, *matrices: Tensor) 
         return make()
     launch = _LAUNCHES.get(key)
     if launch is None:
-        if len(_LAUNCHES) >= MAX_CACHED_LAUNCHES:
-            _LAUNCHES.clear()
         launch = _LAUNCHES[key] = make()
     return launch

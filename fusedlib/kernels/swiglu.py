@@ -61,12 +61,12 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from fusedlib.kernels.activation import activate, slope
+from fusedlib.kernels.blocks import load_block, store_block, tile_position
 from fusedlib.kernels.host.launch import Launch, cdiv, multiprocessors
 from fusedlib.kernels.swiglu_configs import (
     POINTWISE,
     Config,
-    backward_config,
-    forward_config,
+    choose_config,
 )
 
 try:
@@ -81,46 +81,6 @@ def _grid(config: Config, like: Tensor, inner: int) -> tuple[int, int, int]:
     if not config.persistent:
         return (tiles, 1, 1)
     return (min(tiles, multiprocessors(like.device)), 1, 1)
-
-
-@triton.jit
-def _block(  # type: ignore[no-untyped-def]
-    source, row, column, rows, columns, row_stride,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
-):  # fmt: skip
-    """[HEIGHT, WIDTH] at (row, column) of a (rows, columns) matrix, zeros outside."""
-    if DESCRIPTORS:
-        block = source.load([row, column])
-    else:
-        i = row + tl.arange(0, HEIGHT)
-        j = column + tl.arange(0, WIDTH)
-        # Offsets in 64 bits: a matrix may have more than 2³¹ elements.
-        offsets = i.to(tl.int64)[:, None] * row_stride + j[None, :]
-        inside = (i < rows)[:, None] & (j < columns)[None, :]
-        block = tl.load(source + offsets, mask=inside, other=0.0)
-    return block
-
-
-@triton.jit
-def _store(  # type: ignore[no-untyped-def]
-    target, block, row, column, rows, columns, row_stride,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Write the part of a block that lies inside (rows, columns); columns are contiguous."""
-    i = row + tl.arange(0, HEIGHT)
-    j = column + tl.arange(0, WIDTH)
-    inside = (i < rows)[:, None] & (j < columns)[None, :]
-    offsets = i.to(tl.int64)[:, None] * row_stride + j[None, :]
-    tl.store(target + offsets, block.to(target.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _tile_position(tile, row_tiles, column_tiles, GROUP_M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Row and column tile of the tile-th, down GROUP_M rows before the next column, for the L2."""
-    width = GROUP_M * column_tiles
-    first = tile // width * GROUP_M
-    height = tl.minimum(row_tiles - first, GROUP_M)
-    return first + tile % width % height, tile % width // height
 
 
 @triton.jit
@@ -140,16 +100,16 @@ def _fwd_epilogue(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     activated, _ = activate(gate, tl.sigmoid, ACTIVATION)
     h = activated * up
-    _store(h_ptr, h, row, column, tokens, inner, inner, HEIGHT, WIDTH)
+    store_block(h_ptr, h, row, column, tokens, inner, inner, HEIGHT, WIDTH)
     if SAVE:
         wide = 2 * inner
-        _store(gate_up_ptr, gate, row, column, tokens, inner, wide, HEIGHT, WIDTH)
-        _store(gate_up_ptr + inner, up, row, column, tokens, inner, wide, HEIGHT, WIDTH)
+        store_block(gate_up_ptr, gate, row, column, tokens, inner, wide, HEIGHT, WIDTH)
+        store_block(gate_up_ptr + inner, up, row, column, tokens, inner, wide, HEIGHT, WIDTH)
 
 
 @triton.jit(do_not_specialize=("tokens", "up_row"))  # a binary for packed weights and for pairs
 def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
-    x, w_gate, w_up, h_ptr, gate_up_ptr, tokens, hidden, inner, up_row,
+    x, w_gate, w_up, gate_up_ptr, h_ptr, tokens, hidden, inner, up_row,
     ACTIVATION: tl.constexpr, SAVE: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
@@ -159,15 +119,15 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
     row_tiles, column_tiles = tl.cdiv(tokens, BLOCK_M), tl.cdiv(inner, BLOCK_N)
     first, step = tl.program_id(0), tl.num_programs(0)
     for tile in tl.range(first, row_tiles * column_tiles, step, flatten=FLATTEN):
-        row_tile, column_tile = _tile_position(tile, row_tiles, column_tiles, GROUP_M)
+        row_tile, column_tile = tile_position(tile, row_tiles, column_tiles, GROUP_M)
         row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
         gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(0, hidden, BLOCK_K):
-            a = _block(x, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K, DESCRIPTORS)
+            a = load_block(x, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K, DESCRIPTORS)
             # By descriptor rows past inner may be up's: their columns are never stored.
-            b = _block(w_gate, column, k, inner, hidden, hidden, BLOCK_N, BLOCK_K, DESCRIPTORS)
-            c = _block(
+            b = load_block(w_gate, column, k, inner, hidden, hidden, BLOCK_N, BLOCK_K, DESCRIPTORS)
+            c = load_block(
                 w_up, up_row + column, k, up_row + inner, hidden, hidden,
                 BLOCK_N, BLOCK_K, DESCRIPTORS,
             )  # fmt: skip
@@ -187,11 +147,11 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
 
 
 def fwd_launch(
-    x: Tensor, inner: int, up_row: int, save: bool, config: Config | None = None,
-    activation: str = "silu",
+    x: Tensor, inner: int, up_row: int, save: bool, activation: str = "silu",
+    config: Config | None = None,
 ) -> Launch:  # fmt: skip
-    """For x (tokens, hidden): it takes x, w_gate, w_up, h and gate_up, or h again."""
-    config = config or forward_config(x, inner)
+    """For x (tokens, hidden): it takes x, w_gate, w_up, gate_up, or h in its place, and h."""
+    config = config or choose_config("forward", x, inner)
     m, n, k = config.block_m, config.block_n, config.block_k
     scalars = *x.shape, inner, up_row
     constants = {"ACTIVATION": activation, "SAVE": save, "FLATTEN": config.persistent}
@@ -219,24 +179,24 @@ def _bwd_epilogue(  # type: ignore[no-untyped-def]
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     wide = 2 * inner
-    gate = _block(gate_up_ptr, row, column, tokens, inner, wide, HEIGHT, WIDTH, False)
-    up = _block(gate_up_ptr + inner, row, column, tokens, inner, wide, HEIGHT, WIDTH, False)
+    gate = load_block(gate_up_ptr, row, column, tokens, inner, wide, HEIGHT, WIDTH, False)
+    up = load_block(gate_up_ptr + inner, row, column, tokens, inner, wide, HEIGHT, WIDTH, False)
     if IN_PLACE:  # d(gate|up) goes where other threads of the program read gate and up
         tl.debug_barrier()
     gate, up = gate.to(tl.float32), up.to(tl.float32)
     activated, s = activate(gate, tl.sigmoid, ACTIVATION)
     if OUTPUT:
-        _store(h_ptr, activated * up, row, column, tokens, inner, inner, HEIGHT, WIDTH)
+        store_block(h_ptr, activated * up, row, column, tokens, inner, inner, HEIGHT, WIDTH)
     if GRADIENT:
         d_gate = dh * up * slope(gate, activated, s, ACTIVATION)
-        _store(d_gate_up_ptr, d_gate, row, column, tokens, inner, wide, HEIGHT, WIDTH)
+        store_block(d_gate_up_ptr, d_gate, row, column, tokens, inner, wide, HEIGHT, WIDTH)
         d_up = dh * activated
-        _store(d_gate_up_ptr + inner, d_up, row, column, tokens, inner, wide, HEIGHT, WIDTH)
+        store_block(d_gate_up_ptr + inner, d_up, row, column, tokens, inner, wide, HEIGHT, WIDTH)
 
 
 @triton.jit(do_not_specialize=("tokens",))
 def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
-    dy, w_down, dh_ptr, gate_up_ptr, d_gate_up_ptr, h_ptr, tokens, hidden, inner,
+    upstream, w_down, gate_up_ptr, d_gate_up_ptr, h_ptr, tokens, hidden, inner,
     ACTIVATION: tl.constexpr, PRODUCT: tl.constexpr, GRADIENT: tl.constexpr, OUTPUT: tl.constexpr,
     IN_PLACE: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
@@ -244,16 +204,20 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
     row_tiles, column_tiles = tl.cdiv(tokens, BLOCK_M), tl.cdiv(inner, BLOCK_N)
     first, step = tl.program_id(0), tl.num_programs(0)
     for tile in tl.range(first, row_tiles * column_tiles, step, flatten=FLATTEN):
-        row_tile, column_tile = _tile_position(tile, row_tiles, column_tiles, GROUP_M)
+        row_tile, column_tile = tile_position(tile, row_tiles, column_tiles, GROUP_M)
         row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
         dh = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         if PRODUCT:
             for k in range(0, hidden, BLOCK_K):
-                a = _block(dy, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K, DESCRIPTORS)
-                b = _block(w_down, k, column, hidden, inner, inner, BLOCK_K, BLOCK_N, DESCRIPTORS)
+                a = load_block(
+                    upstream, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K, DESCRIPTORS
+                )
+                b = load_block(
+                    w_down, k, column, hidden, inner, inner, BLOCK_K, BLOCK_N, DESCRIPTORS
+                )
                 dh = tl.dot(a, b, dh)
         elif GRADIENT:
-            dh = _block(dh_ptr, row, column, tokens, inner, inner, BLOCK_M, BLOCK_N, False)
+            dh = load_block(upstream, row, column, tokens, inner, inner, BLOCK_M, BLOCK_N, False)
             dh = dh.to(tl.float32)
         left, right = _left_and_right(dh, BLOCK_M, BLOCK_N)
         half: tl.constexpr = BLOCK_N // 2
@@ -268,17 +232,17 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
 
 
 def bwd_launch(
-    a: Tensor, inner: int, variant: tuple[bool, bool, bool, bool], config: Config | None = None,
-    activation: str = "silu",
+    a: Tensor, inner: int, variant: tuple[bool, bool, bool, bool], activation: str = "silu",
+    config: Config | None = None,
 ) -> Launch:  # fmt: skip
-    """For a = dy (tokens, hidden), or gate_up where dy is not read.
+    """For an upstream gradient `a`: dy (tokens, hidden), dh (tokens, inner), or gate_up for none.
 
     `variant` says whether dy Wd is computed, d(gate|up), h, and whether d(gate|up) is written over
-    gate|up. It takes dy, w_down, dh, gate_up, d_gate_up and h, gate_up in place of each that it
-    neither reads nor writes.
+    gate|up. It takes the upstream gradient, w_down, gate_up, d_gate_up and h, gate_up in place of
+    each that it neither reads nor writes.
     """
     product, gradient, output, in_place = variant
-    config = config or (backward_config(a, inner) if product else POINTWISE)
+    config = config or (choose_config("backward", a, inner) if product else POINTWISE)
     m, n, k = config.block_m, config.block_n, config.block_k
     scalars = *a.shape, inner
     # In a flattened loop a barrier would keep loads from being pipelined; elsewhere it costs

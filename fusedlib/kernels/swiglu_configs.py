@@ -153,16 +153,6 @@ def one_wave_lengths(direction: str, arch: int, inner: int) -> list[int]:
     return sorted(end for end in ends if FEW_TOKENS < end <= max(most))
 
 
-def forward_config(x: Tensor, inner: int) -> Config:
-    """The forward kernel's configuration for x (tokens, hidden)."""
-    return _choose_config("forward", x, inner)
-
-
-def backward_config(dy: Tensor, inner: int) -> Config:
-    """The backward kernel's for dy (tokens, hidden), when it computes dy Wd."""
-    return _choose_config("backward", dy, inner)
-
-
 def fp32_precision(like: Tensor) -> str:
     """How torch multiplies fp32; "ieee" for other dtypes.
 
@@ -174,7 +164,10 @@ def fp32_precision(like: Tensor) -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
-def _choose_config(direction: str, like: Tensor, inner: int) -> Config:
+def choose_config(direction: str, like: Tensor, inner: int) -> Config:
+    """The configuration of a kernel that multiplies x or dy (tokens, hidden): "forward" is gate and
+    up, "backward" dy Wd.
+    """
     if not like.is_cuda:
         return INTERPRETER
     tokens, hidden = like.shape

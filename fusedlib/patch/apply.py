@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from fusedlib.fused import (
     LINEAR_FORWARDS,
     Fused,
+    full_name,
     fuse,
     fusion_state,
     has_hooks,
     is_plain_tensor,
     original_class,
+    package_of,
 )
 from fusedlib.kernels.host.route import MIN_CAPABILITY, has_kernels
 from fusedlib.modules import Linear
@@ -161,13 +163,13 @@ def apply_to(
     own = {module for module in model.modules() if _is_ours(module)}
     todo: list[tuple[str, nn.Module, Part]] = []
     for path, module in model.named_modules():
-        parts = {part.switch: part for part in family.parts.get(family.known(module) or "", ())}
+        parts = {part.switch: part for part in family.parts.get(family.recognize(module) or "", ())}
         for switch in parts or family.switches_by_child.get(path.rpartition(".")[2], ()):
             part = parts.get(switch)
             if not wanted[switch]:
                 report.left[switch].append((path, OFF))
             elif part is None:
-                report.left[switch].append((path, _unknown(module, switch, family)))
+                report.left[switch].append((path, _why_not_recognized(module, switch, family)))
             elif why := changed(module, part.fused) or part.refuse(module):
                 report.left[switch].append((path, why))
             elif switch in fusion_state(module).switches and part.prepared(module):
@@ -177,11 +179,11 @@ def apply_to(
     for path, module, part in todo:
         fuse(module, part.fused)
         part.prepare(module)
-        _note(module, part.switch)
+        _add_switch(module, part.switch)
         report.replaced[part.switch].append(path)
     _fuse_projections(model, own, wanted["linear"], report)
     for module in model.modules():
-        fused, norm = family.layers.get(family.known(module) or "", (Fused, ""))
+        fused, norm = family.layers.get(family.recognize(module) or "", (Fused, ""))
         after = getattr(module, norm, None)
         adds = isinstance(after, FusedRMSNorm) and not has_hooks(after)
         if adds and not changed(module, fused):
@@ -210,7 +212,7 @@ def why_plain(parameters: Iterable[Tensor]) -> str | None:
     return f"the kernels are for GPUs of compute capability {least} and higher"
 
 
-def _note(module: Any, switch: str) -> None:
+def _add_switch(module: Any, switch: str) -> None:
     fusion = fusion_state(module)
     module._fusion = replace(fusion, switches=fusion.switches | {switch})
 
@@ -227,7 +229,7 @@ def _fuse_projections(
     for path, module in model.named_modules():
         if not isinstance(module, nn.Linear):
             continue
-        why = None if module in own else _no_projection(module) if wanted else OFF
+        why = None if module in own else _why_not_split(module) if wanted else OFF
         owner = owners.get(module, module)
         if isinstance(owner, FusedMLP):
             continue  # one operation with others
@@ -241,7 +243,7 @@ def _fuse_projections(
         if not isinstance(module, Fused | Linear):
             fuse(module, FusedLinear)
         if isinstance(module, Fused):
-            _note(module, "linear")
+            _add_switch(module, "linear")
 
 
 def _computed_by(owner: nn.Module) -> list[nn.Module]:
@@ -259,11 +261,11 @@ def _is_ours(module: nn.Module) -> bool:
     return forward is Linear.forward and "forward" not in vars(module)
 
 
-def _no_projection(module: nn.Linear) -> str | None:
+def _why_not_split(module: nn.Linear) -> str | None:
     """Why a linear layer stays as it is."""
-    kind = type(module)
-    if kind.forward not in {*LINEAR_FORWARDS, FusedHead.forward} or "forward" in vars(module):
-        return f"a {kind.__module__}.{kind.__qualname__} with a forward of its own"
+    cls = type(module)
+    if cls.forward not in {*LINEAR_FORWARDS, FusedHead.forward} or "forward" in vars(module):
+        return f"a {full_name(cls)} with a forward of its own"
     if not is_plain_tensor(module.weight):
         return f"its weight is a {type(module.weight).__qualname__}"
     dtype = module.weight.dtype
@@ -273,15 +275,16 @@ def _no_projection(module: nn.Linear) -> str | None:
 def _family(model: nn.Module) -> Family:
     if not isinstance(model, nn.Module):
         raise TypeError(f"apply_to changes a torch.nn.Module, got {type(model).__name__}")
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    family = next((f for f in FAMILIES if f.has(type(model))), None)
+    name = full_name(type(model))
+    family = next((f for f in FAMILIES if f.includes(type(model))), None)
     if family is LITGPT:
         config: Any = model.config
-        if not _of_llama_kind(config):
+        classes = config.norm_class_name, config.mlp_class_name
+        if classes != ("RMSNorm", "LLaMAMLP") or config.parallel_residual:
             raise ValueError(
-                f"{kind} named {config.name!r} is not of the Llama kind: looked for are RMSNorm, "
-                f"LLaMAMLP and no parallel_residual, found {config.norm_class_name}, "
-                f"{config.mlp_class_name} and parallel_residual={config.parallel_residual}"
+                f"{name} named {config.name!r} is not of the Llama kind: looked for are RMSNorm, "
+                f"LLaMAMLP and no parallel_residual, found {' and '.join(classes)}, "
+                f"parallel_residual={config.parallel_residual}"
             )
     if family is not None and _has_parts(model, family):
         for name, parameter in model.named_parameters():
@@ -293,32 +296,25 @@ def _family(model: nn.Module) -> Family:
                     )
         return family
     message = (
-        f"{kind} is no model that apply_to knows; looked for are litgpt's GPT and models of "
+        f"{name} is no model that apply_to knows; looked for are litgpt's GPT and models of "
         "transformers with modules that compute as those of Llama, Mistral, Qwen2, Qwen3, SmolLM3, "
         "OLMo, Phi-3 or Gemma"
     )
     for path, module in model.named_modules():
-        if any(f.has(type(module)) and _has_parts(module, f) for f in FAMILIES):
-            name = type(module).__qualname__
-            message += f". It holds a {name} as .{path}: give that one, before others wrap it"
+        if any(f.includes(type(module)) and _has_parts(module, f) for f in FAMILIES):
+            held = type(module).__qualname__
+            message += f". It holds a {held} as .{path}: give that one, before others wrap it"
             break
     raise ValueError(message)
 
 
 def _has_parts(model: nn.Module, family: Family) -> bool:
-    return any(map(family.known, model.modules()))
+    return any(map(family.recognize, model.modules()))
 
 
-def _of_llama_kind(config: Any) -> bool:
-    known = config.norm_class_name, config.mlp_class_name, config.parallel_residual
-    return known == ("RMSNorm", "LLaMAMLP", False)
-
-
-def _unknown(module: nn.Module, switch: str, family: Family) -> str:
-    kind = original_class(module)
-    if kind.__module__.partition(".")[0] != family.package:
-        return f"a {kind.__module__}.{kind.__qualname__}, no class of {family.package}"
-    known = [name for name, parts in family.parts.items() if switch in {p.switch for p in parts}]
-    return (
-        f"a {kind.__module__}.{kind.__qualname__}, which does not compute as {' or '.join(known)}"
-    )
+def _why_not_recognized(module: nn.Module, switch: str, family: Family) -> str:
+    cls = original_class(module)
+    if package_of(cls) != family.package:
+        return f"a {full_name(cls)}, no class of {family.package}"
+    names = [name for name, parts in family.parts.items() if switch in {p.switch for p in parts}]
+    return f"a {full_name(cls)}, which does not compute as {' or '.join(names)}"

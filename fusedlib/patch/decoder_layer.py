@@ -16,7 +16,7 @@ other way, module by module.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from operator import attrgetter, contains, itemgetter
 from typing import Any, NamedTuple
@@ -36,8 +36,8 @@ from fusedlib.kernels.host.autograd import (
     saved_for_backward,
     separate_gate_up,
 )
+from fusedlib.kernels.host.cache import BoundedCache
 from fusedlib.kernels.host.first_order import first_order
-from fusedlib.kernels.host.launch import MAX_CACHED_LAUNCHES
 from fusedlib.kernels.host.plan import Plan, contiguous_and_aligned
 from fusedlib.kernels.host.plan_cache import plan_for
 from fusedlib.kernels.host.prebuild import build_for_training
@@ -47,7 +47,7 @@ from fusedlib.kernels.rope import normed_rope_bwd, normed_rope_fwd, rope_call
 from fusedlib.patch import qkv
 
 METADATA = attrgetter("shape", "dtype", "device")
-WEIGHT, BIAS = itemgetter("weight"), itemgetter("bias")
+WEIGHT, BIAS, EPS = map(itemgetter, ("weight", "bias", "variance_epsilon"))
 PARAMETERS = frozenset((Parameter, type(None)))
 
 
@@ -58,6 +58,7 @@ class LayerModules:
         are_supported: the functions of this file compute what these modules do.
         attention: the attention, where they are supported.
         activation: of the MLP, likewise.
+        norms: attributes of both norms, and of those of q and k.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -92,12 +93,12 @@ class LayerModules:
             or any(getattr(type(m), "forward", None) not in LINEAR_FORWARDS for m in linears)
             or mlp.activation is None
             or type(attention)._projected is not modules.FusedAttention._projected
-            or not attention._turns()
+            or not attention._rotates()
             or not {"attention", "rope"} <= attention._fusion.switches
         ):
             return
         self.activation = mlp.activation
-        self.attention, self._norms = attention, [vars(n) for n in norms + head_norms]
+        self.attention, self.norms = attention, [vars(n) for n in norms + head_norms]
         self._modules = [vars(m) for m in self._children if m is not None]
         owners: list[Any] = [norms[0], *linears[:4], norms[1], *linears[4:], *head_norms]
         self._parameters = [vars(m)["_parameters"] for m in owners]
@@ -131,10 +132,6 @@ class LayerModules:
         them; biases of q, k and v, each or None.
         """
         return [*map(WEIGHT, self._parameters)], [*map(BIAS, self._may_have_bias)]
-
-    def eps(self) -> list[float]:
-        """Of both norms, and of those of q and k."""
-        return [norm["variance_epsilon"] for norm in self._norms]
 
 
 def run_layer(
@@ -176,7 +173,7 @@ class LayerPlan(NamedTuple):
     mlp: Plan
 
 
-_PLANS: dict[Hashable, LayerPlan | None] = {}
+_PLANS: BoundedCache[LayerPlan | None] = BoundedCache()
 
 
 def plan_for_call(
@@ -195,14 +192,12 @@ def plan_for_call(
     if torch.is_grad_enabled() and (tables[0].requires_grad or tables[1].requires_grad):
         return None
     present = [b for b in biases if b is not None]
-    operands, eps = (x, *tables, *weights, *present), modules.eps()
+    operands, eps = (x, *tables, *weights, *present), [*map(EPS, modules.norms)]
     try:
         key = *map(METADATA, operands), len(present), *eps, modules.activation
     except AttributeError:  # a weight that is None
         return None
     if key not in _PLANS:
-        if len(_PLANS) >= MAX_CACHED_LAUNCHES:
-            _PLANS.clear()
         _PLANS[key] = _make_plan(operands, len(present), eps, modules)
     return _PLANS[key]
 

@@ -23,10 +23,12 @@ from torch import nn
 from fusedlib.fused import (
     Fused,
     Fusion,
+    full_name,
     fuse,
     fusion_state,
     has_hooks,
     original_class,
+    package_of,
     unfuse,
     why_not_linear,
 )
@@ -89,45 +91,49 @@ class Family:
     layers: dict[str, tuple[type[Fused], str]]
     switches_by_child: dict[str, tuple[str, ...]]
 
-    def has(self, kind: type) -> bool:
+    def includes(self, cls: type) -> bool:
         """Whether a class is one of the family's models."""
-        names = {(c.__module__.partition(".")[0], c.__name__) for c in kind.__mro__}
+        names = {(package_of(c), c.__name__) for c in cls.__mro__}
         return (self.package, self.model) in names
 
-    def known(self, module: nn.Module) -> str | None:
+    def recognize(self, module: nn.Module) -> str | None:
         """The class that a module's own reads as, of those in `parts` and `layers`."""
-        return _reads_as(original_class(module), (*self.parts, *self.layers), self.package)
+        return _class_with_same_code(
+            original_class(module), (*self.parts, *self.layers), self.package
+        )
 
 
 # --- reading code --------------------------------------------------------------------------------
 
 
-def _reads_as(kind: type, names: tuple[str, ...], package: str = "transformers") -> str | None:
+def _class_with_same_code(
+    cls: type, names: tuple[str, ...], package: str = "transformers"
+) -> str | None:
     """The first of the classes of these names whose code a class of the package has."""
-    if kind.__module__.partition(".")[0] != package:
+    if package_of(cls) != package:
         return None
     if package != "transformers":
-        return kind.__name__ if kind.__name__ in names else None
-    return _same(kind.__module__, kind.__name__, names)
+        return cls.__name__ if cls.__name__ in names else None
+    return _find_same_code(cls.__module__, cls.__name__, names)
 
 
 @cache
-def _same(module: str, kind: str, names: tuple[str, ...]) -> str | None:
-    if kind in names:
-        return kind
-    code = _code(module).get(kind)
-    known = (name for name in names if code == _code(_home(name)).get(name))
-    return None if code is None else next(known, None)
+def _find_same_code(module: str, cls: str, names: tuple[str, ...]) -> str | None:
+    if cls in names:
+        return cls
+    code = _definitions(module).get(cls)
+    same = (name for name in names if code == _definitions(_defining_module(name)).get(name))
+    return None if code is None else next(same, None)
 
 
-def _home(name: str) -> str:
+def _defining_module(name: str) -> str:
     """The module of transformers where the class of this name stands."""
     model = next(m for m in MODELS if name.startswith(m)).lower()
     return f"transformers.models.{model}.modeling_{model}"
 
 
 @cache
-def _code(module: str) -> dict[str, dict[str, str]]:
+def _definitions(module: str) -> dict[str, dict[str, str]]:
     """What a file defines, by name: a function, or a class's `forward` and whom it leads to."""
     try:
         spec = importlib.util.find_spec(module)
@@ -138,15 +144,17 @@ def _code(module: str) -> dict[str, dict[str, str]]:
     found = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
-            found[node.name] = {node.name: _bare(node)}
+            found[node.name] = {node.name: _code_alone(node)}
         elif isinstance(node, ast.ClassDef):
             methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
             if "forward" in methods:
-                found[node.name] = {name: _bare(methods[name]) for name in _led_to(methods)}
+                found[node.name] = {
+                    name: _code_alone(methods[name]) for name in _methods_used(methods)
+                }
     return found
 
 
-def _led_to(methods: dict[str, ast.FunctionDef]) -> list[str]:
+def _methods_used(methods: dict[str, ast.FunctionDef]) -> list[str]:
     """`forward` and the methods of its class that it uses, at whatever depth."""
     names = ["forward"]
     for name in names:
@@ -155,7 +163,7 @@ def _led_to(methods: dict[str, ast.FunctionDef]) -> list[str]:
     return names
 
 
-def _bare(function: ast.FunctionDef) -> str:
+def _code_alone(function: ast.FunctionDef) -> str:
     """A function's code without docstring, annotations and decorators."""
     if ast.get_docstring(function, clean=False) is not None:
         function.body = function.body[1:]
@@ -174,19 +182,19 @@ def _bare(function: ast.FunctionDef) -> str:
 def changed(module: nn.Module, fused: type[Fused]) -> str | None:
     """Why its forward is another than the one that our class takes the place of."""
     base = original_class(module)
-    methods = [*_code(base.__module__).get(base.__name__, ["forward"])]
+    methods = [*_definitions(base.__module__).get(base.__name__, ["forward"])]
     for name in methods:
         if name in vars(module):
             return f"its {name} was replaced by someone else's"
     if issubclass(fused, REWRITTEN):
         theirs, ours = ([*signature(c.forward).parameters] for c in (base, fused))
         if theirs != ours:
-            return f"its forward takes {theirs}; known is one with {ours}"
-    found = (_patched(getattr(base, name), base.__module__) for name in methods)
+            return f"its forward takes {theirs}; expected is one with {ours}"
+    found = (_why_patched(getattr(base, name), base.__module__) for name in methods)
     return next(filter(None, found), None)
 
 
-def _patched(function: Any, module: str) -> str | None:
+def _why_patched(function: Any, module: str) -> str | None:
     """Whether someone put a function of theirs in the place of this module's, or around it.
 
     `functools.wraps` gives a wrapper the name and module of what it wraps, but not its file.
@@ -210,22 +218,24 @@ def _roots(package: str) -> tuple[str, ...]:
     return tuple(str(Path(file).parent) for file in files if file)
 
 
-def _functions_patched(module: nn.Module, *names: str) -> str | None:
+def _why_functions_patched(module: nn.Module, *names: str) -> str | None:
     """Whether a function is not the one that stands in the file of the module's class."""
     source = original_class(module).__module__
-    found = (_patched(getattr(sys.modules[source], name), source) for name in names)
+    found = (_why_patched(getattr(sys.modules[source], name), source) for name in names)
     return next(filter(None, found), None)
 
 
-def _other_rotation(attention: nn.Module) -> str | None:
+def _why_another_rotation(attention: nn.Module) -> str | None:
     source = original_class(attention).__module__
-    if _rotation(source) not in [_rotation(_home(model)) for model in ROTATIONS]:
+    if _rotation_code(source) not in [
+        _rotation_code(_defining_module(model)) for model in ROTATIONS
+    ]:
         return f"{source.rpartition('.')[2]} turns q and k in a way of its own"
-    return _functions_patched(attention, *ROTATION)
+    return _why_functions_patched(attention, *ROTATION)
 
 
-def _rotation(module: str) -> list[dict[str, str] | None]:
-    return [_code(module).get(name) for name in ROTATION]
+def _rotation_code(module: str) -> list[dict[str, str] | None]:
+    return [_definitions(module).get(name) for name in ROTATION]
 
 
 def _refused(why: str) -> Callable[[Any], str]:
@@ -240,8 +250,7 @@ def _mlp(fused: type[modules.FusedMLP]) -> tuple[Part, ...]:
         name = fused._activation
         act = getattr(mlp, name, None)
         if modules.activation_of(act) is None:
-            kind = type(act)
-            return f"its activation is {kind.__module__}.{kind.__qualname__}, not SiLU or GELU"
+            return f"its activation is {full_name(type(act))}, not SiLU or GELU"
         if act is not None and "forward" in vars(act):
             return f"the forward of {name} was replaced by someone else's"
         if act is not None and has_hooks(act):
@@ -267,7 +276,7 @@ def _attention(fused: type[modules.FusedAttention]) -> tuple[Part, ...]:
         switches = fusion_state(module).switches | _unfuse_linears(module, *names)
         module._fusion = replace(module._fusion, switches=switches)
 
-    return Part("attention", fused, refuse, prepare), Part("rope", fused, _other_rotation)
+    return Part("attention", fused, refuse, prepare), Part("rope", fused, _why_another_rotation)
 
 
 def _unfuse_linears(module: nn.Module, *names: str) -> frozenset[str]:
@@ -304,12 +313,12 @@ def _prepare_head(model: Any) -> None:
     fuse(model.lm_head, modules.FusedHead)
     model.lm_head._fusion = Fusion(switches)
     causal = getattr(model.config, "is_causal", True)
-    kind = original_class(model.model)
-    unchanged = _reads_as(kind, DECODERS) is not None and not _patched(
-        kind.forward, kind.__module__
+    cls = original_class(model.model)
+    unchanged = _class_with_same_code(cls, DECODERS) is not None and not _why_patched(
+        cls.forward, cls.__module__
     )
-    masks = getattr(sys.modules[kind.__module__], "create_causal_mask", None)
-    unchanged = unchanged and not _patched(masks, "transformers.masking_utils")
+    masks = getattr(sys.modules[cls.__module__], "create_causal_mask", None)
+    unchanged = unchanged and not _why_patched(masks, "transformers.masking_utils")
     model._fusion = Fusion(fusion_state(model).switches, causal and unchanged)
 
 
@@ -336,7 +345,7 @@ TRANSFORMERS = Family(
                 modules.FusedPhi3Attention,
                 _refused("q, k and v are one product already"),
             ),
-            Part("rope", modules.FusedPhi3Attention, _other_rotation),
+            Part("rope", modules.FusedPhi3Attention, _why_another_rotation),
         ),
         "LlamaForCausalLM": _loss(modules.FusedCausalLM),
         "Gemma2ForCausalLM": _loss(modules.FusedSoftcappedCausalLM),
@@ -360,7 +369,7 @@ TRANSFORMERS = Family(
 # --- litgpt --------------------------------------------------------------------------------------
 
 
-def _unlike(attention: Any) -> str | None:
+def _why_not_llama(attention: Any) -> str | None:
     config = attention.config
     odd = {
         "rope_interleave": config.rope_interleave,
@@ -369,7 +378,7 @@ def _unlike(attention: Any) -> str | None:
     }
     names = [name for name, value in odd.items() if value]
     why = f"its {names[0]} is not Llama's" if names else None
-    return why or _functions_patched(attention, "apply_rope")
+    return why or _why_functions_patched(attention, "apply_rope")
 
 
 LITGPT = Family(
@@ -385,7 +394,7 @@ LITGPT = Family(
         ),
         "LLaMAMLP": _mlp(modules.FusedLitGPTMLP),
         "CausalSelfAttention": (
-            Part("rope", modules.FusedLitGPTAttention, _unlike),
+            Part("rope", modules.FusedLitGPTAttention, _why_not_llama),
             Part(
                 "attention",
                 modules.FusedLitGPTAttention,

@@ -24,6 +24,7 @@ from fusedlib.fused import (
     has_global_hooks,
     has_hooks,
     has_value_hooks,
+    package_of,
     plain_weights,
 )
 from fusedlib.kernels.host.route import has_kernels
@@ -105,7 +106,7 @@ def activation_of(module: nn.Module | None) -> str | None:
     if type(module) is nn.GELU:
         return gelu_name(module.approximate)
     cls = type(module)
-    name = ACTIVATION_MODULES.get((cls.__module__.partition(".")[0], cls.__name__))
+    name = ACTIVATION_MODULES.get((package_of(cls), cls.__name__))
     return "silu" if module is None else name
 
 
@@ -167,7 +168,7 @@ class FusedLitGPTMLP(FusedMLP):
 
 # A mask of this shape, which hides nothing, says that attention is causal and no more.
 CAUSAL = (0, 0, 0, 0)
-HEAD = 8  # attention's kernels in 16 bits take multiples of it
+HEAD_MULTIPLE = 8  # attention's kernels in 16 bits take multiples of it
 
 
 class FusedAttention(Fused):
@@ -188,11 +189,11 @@ class FusedAttention(Fused):
             q, k = self.q_norm(q), self.k_norm(k)
         turn = source.apply_rotary_pos_emb
         if "rope" in self._fusion.switches:
-            width = self._width(v) if past_key_values is None else None
+            width = self._padded_width(v) if past_key_values is None else None
             turn = bind(rope, width=width)
             v = v if width is None else pad(v, (0, width - self.head_dim))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if self._turns():
+        if self._rotates():
             assert position_embeddings is not None
             q, k = turn(q, k, *position_embeddings)
         attended, weights = self.attend(q, k, v, attention_mask, past_key_values, kwargs)
@@ -231,25 +232,25 @@ class FusedAttention(Fused):
         attended = attended[..., : self.head_dim].reshape(q.shape[0], q.shape[2], -1)
         return attended.contiguous(), weights
 
-    def _width(self, x: Tensor) -> int | None:
+    def _padded_width(self, x: Tensor) -> int | None:
         """Of heads that torch would pad for its kernels; None for others."""
         head_dim: int = self.head_dim
         padded = (
-            head_dim % HEAD and x.is_cuda and x.element_size() == 2 and self._turns()
+            head_dim % HEAD_MULTIPLE and x.is_cuda and x.element_size() == 2 and self._rotates()
             and self.config._attn_implementation == "sdpa" and not torch.compiler.is_compiling()
             and not has_global_hooks()  # who counts operations expects heads of one width
         )  # fmt: skip
-        return -(-head_dim // HEAD) * HEAD if padded else None
+        return -(-head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE if padded else None
 
     def _windowed(self) -> dict[str, int | None]:
         """What attention is told of how many tokens back it looks; Llama's is told nothing."""
         return {}
 
-    def looks_back(self) -> int | None:
+    def window(self) -> int | None:
         """How many tokens attention sees; None for all."""
         return self._windowed().get("sliding_window")
 
-    def _turns(self) -> bool:
+    def _rotates(self) -> bool:
         """Whether positions turn q and k."""
         return True
 
@@ -291,7 +292,7 @@ class FusedQwen3Attention(FusedQwen2Attention):
 class FusedSmolLM3Attention(FusedQwen2Attention):
     """Some layers know no positions."""
 
-    def _turns(self) -> bool:
+    def _rotates(self) -> bool:
         return self.use_rope
 
 
@@ -342,7 +343,7 @@ class FusedLitGPTAttention(Fused):
         return self.proj(attended.reshape(batch, tokens, -1))
 
 
-def _adds(norm: Any) -> bool:
+def _adds_residual(norm: Any) -> bool:
     """Whether the norm is still ours: others put adapters, norms or a `forward` in its place."""
     return isinstance(norm, FusedRMSNorm) and "forward" not in vars(norm)
 
@@ -389,7 +390,7 @@ class FusedLayer(Fused):
             "attention_mask": attention_mask, "past_key_values": past_key_values,
             "position_embeddings": position_embeddings,
         }  # fmt: skip
-        if not _adds(self.post_attention_layernorm):
+        if not _adds_residual(self.post_attention_layernorm):
             return super().forward(hidden_states, **kwargs)
         normed = self.input_layernorm(hidden_states)
         attended, _ = self.self_attn(hidden_states=normed, **kwargs)
@@ -425,7 +426,7 @@ class FusedLitGPTLayer(Fused):
         input_pos: Tensor | None = None, input_pos_maxp1: int | None = None,
     ) -> Tensor:  # fmt: skip
         """The residual stream behind this block."""
-        if not _adds(self.norm_2):
+        if not _adds_residual(self.norm_2):
             return super().forward(x, cos, sin, mask, input_pos, input_pos_maxp1)
         attended = self.attn(self.norm_1(x), cos, sin, mask, input_pos, input_pos_maxp1)
         attended = self.post_attention_norm(attended)
@@ -528,7 +529,7 @@ class FusedCausalLM(Fused):
         return (
             all(given[name] is None for name in masked)
             and self.config._attn_implementation == "sdpa"
-            and all(isinstance(a, FusedAttention) and a.looks_back() is None for a in attentions)
+            and all(isinstance(a, FusedAttention) and a.window() is None for a in attentions)
         )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,29 +92,18 @@ def warm_up(
         dtype = str(problem.dtype).removeprefix("torch.")
         sizes = f"{problem.activation}, {problem.hidden}·{problem.inner}, {dtype}"
         needed |= {key: (f"{each.name} ({sizes})", each) for key, each in listed.items()}
-    failed: list[Any] = []
-    try:
-        _build([each for _, each in needed.values()], failed, progress)
-    except TritonError as error:
-        if swiglu.hopper is None or not isinstance(
-            failed[0].launch.config, swiglu.hopper.WarpRoles
-        ):
-            raise
-        swiglu.disable_hopper_kernels(error)
-        return warm_up(module, wanted or None, tokens=tokens, progress=progress)
-    return WarmUpReport(tuple(name for name, _ in needed.values()), time.perf_counter() - began)
-
-
-def _build(all_needed: list[Any], failed: list[Any], progress: bool) -> None:
-    """Where one raises it is put into `failed`."""
-    with _bar(len(all_needed), progress) as step:
-        for each in all_needed:
-            each.launch.build_ahead(*each.matrices)
-        for each in all_needed:
-            failed[:] = [each]
+    for _, each in needed.values():
+        each.launch.build_ahead(*each.matrices)
+    for _, each in _with_bar(needed.values(), progress):
+        try:
             each.launch.build(*each.matrices)
-            step()
-    failed.clear()
+        except TritonError as error:
+            hopper = swiglu.hopper
+            if hopper is None or not isinstance(each.launch.config, hopper.WarpRoles):
+                raise
+            swiglu.disable_hopper_kernels(error)
+            return warm_up(module, wanted or None, tokens=tokens, progress=progress)
+    return WarmUpReport(tuple(name for name, _ in needed.values()), time.perf_counter() - began)
 
 
 def _why_nothing(weights: list[Any]) -> str:
@@ -170,14 +158,11 @@ def _lengths(given: range | int | None) -> range | None:
     return range(min(lengths), max(lengths) + 1)
 
 
-@contextmanager
-def _bar(total: int, wanted: bool) -> Iterator[Any]:
+def _with_bar(needed: Collection[Any], wanted: bool) -> Iterable[Any]:
+    """What is given, with a bar of how much of it is done, if tqdm is there."""
     try:
         from tqdm.auto import tqdm
     except ImportError:
-        wanted = False
-    if not wanted:
-        yield lambda: None
-        return
-    with tqdm(total=total, desc="fusedlib: kernels", unit="kernel") as bar:
-        yield bar.update
+        return needed
+    bar: Iterable[Any] = tqdm(needed, desc="fusedlib: kernels", unit="kernel", disable=not wanted)
+    return bar

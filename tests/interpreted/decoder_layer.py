@@ -16,7 +16,7 @@ from fusedlib.patch import decoder_layer
 def small_tiles(monkeypatch):
     """Several tiles a program, and no plan of other tiles."""
     monkeypatch.setattr(norm_kernels, "TILE", 128)
-    monkeypatch.setattr(rope_kernels, "HALVES", 256)
+    monkeypatch.setattr(rope_kernels, "PAIRS", 256)
     monkeypatch.setattr(decoder_layer, "_PLANS", {})
 
 

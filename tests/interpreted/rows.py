@@ -29,7 +29,7 @@ def started(monkeypatch):
     """Small tiles and blocks, and the names of the kernels that ran."""
     monkeypatch.setattr(norm_kernels, "TILE", 128)
     monkeypatch.setattr(norm_kernels, "WIDEST", 128)
-    monkeypatch.setattr(rope_kernels, "HALVES", 256)
+    monkeypatch.setattr(rope_kernels, "PAIRS", 256)
     return note_launches(monkeypatch)
 
 

@@ -221,7 +221,7 @@ def test_lengths_share_two_plans(started, monkeypatch):
         started.clear()
         results(leaves, dy)
         operands = *leaves[:2], None, leaves[2]
-        plans[tokens], split[tokens] = plan_cache.select_plan(*operands), started.count(MULTIPLY[0])
+        plans[tokens], split[tokens] = plan_cache.plan_for(*operands), started.count(MULTIPLY[0])
         assert plans[tokens] is plan_cache.lookup_plan(*operands)
     assert [plans[t].path for t in (5, 6)] == ["fp32", SPLIT]
     assert plans[1] is plans[5] and len({plans[t] for t in (6, 8, 15, 16, 40)}) == 1

@@ -146,11 +146,9 @@ def test_where_hopper_s_kernel_does_not_compile_another_runs_and_a_warning_says_
     def fails(*_):
         raise PTXASError("no such instruction")
 
-    def runs(*looks):
-        by_tiles = kernels.fwd_launch(*looks)
-        return lambda x, w_gate, w_up, gate_up, h: by_tiles(x, w_gate, w_up, h, gate_up)
-
-    both = {"forward": runs, "backward": lambda *_: fails} | {failing: lambda *_: fails}
+    both = {"forward": kernels.fwd_launch, "backward": lambda *_: fails} | {
+        failing: lambda *_: fails
+    }
     roles = SimpleNamespace(**{f"{name}_launch": made for name, made in both.items()})
     monkeypatch.setattr(kernels, "hopper", roles)
     monkeypatch.setattr(route, "_runs_warp_specialized", lambda _: kernels.hopper is not None)

@@ -31,8 +31,8 @@ import triton
 import triton.language as tl
 
 from fusedlib.kernels import swiglu_configs
+from fusedlib.kernels.blocks import load_block, store_block
 from fusedlib.kernels.host.launch import Launch, cdiv
-from fusedlib.kernels.swiglu import _block, _store
 from fusedlib.kernels.swiglu_configs import (
     FEW_TOKENS,
     ONE_WAVE,
@@ -64,19 +64,22 @@ INTERPRETED = triton.knobs.runtime.interpret
 
 
 @triton.jit
-def _row_product(  # type: ignore[no-untyped-def]
-    a, b, c, tile, tokens, depth, width,
+def row_product(  # type: ignore[no-untyped-def]
+    a, b, bias, c, tile, tokens, depth, width, BIASED: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """The tile-th [HEIGHT, WIDTH] of c (tokens, width) = a bᵀ."""
+    """The tile-th [HEIGHT, WIDTH] of c (tokens, width) = a bᵀ, plus a bias (width,) if BIASED."""
     row_tiles = tl.cdiv(tokens, HEIGHT)
     row, column = tile % row_tiles * HEIGHT, tile // row_tiles * WIDTH
     acc = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
     for k in range(0, depth, DEPTH):
-        left = _block(a, row, k, tokens, depth, depth, HEIGHT, DEPTH, False)
-        right = _block(b, column, k, width, depth, depth, WIDTH, DEPTH, False)
+        left = load_block(a, row, k, tokens, depth, depth, HEIGHT, DEPTH, False)
+        right = load_block(b, column, k, width, depth, depth, WIDTH, DEPTH, False)
         acc = tl.dot(left, right.T, acc)
-    _store(c, acc, row, column, tokens, width, width, HEIGHT, WIDTH)
+    if BIASED:
+        j = column + tl.arange(0, WIDTH)
+        acc += tl.load(bias + j, mask=j < width, other=0.0).to(tl.float32)[None, :]
+    store_block(c, acc, row, column, tokens, width, width, HEIGHT, WIDTH)
 
 
 @triton.jit
@@ -103,11 +106,11 @@ def _sum_of_products(  # type: ignore[no-untyped-def]
         right = block >= blocks
         k = block * DEPTH - tl.where(right, overlap, 0)
         end = tl.where(right, 2 * depth, depth)
-        a_block = _block(a, row, k, tokens, end, 2 * depth, HEIGHT, DEPTH, False)
+        a_block = load_block(a, row, k, tokens, end, 2 * depth, HEIGHT, DEPTH, False)
         weight = b_left + tl.where(right, gap, 0)
-        b_block = _block(weight, k, column, end, width, width, DEPTH, WIDTH, False)
+        b_block = load_block(weight, k, column, end, width, width, DEPTH, WIDTH, False)
         acc = tl.dot(a_block, b_block, acc)
-    _store(c, acc, row, column, tokens, width, width, HEIGHT, WIDTH)
+    store_block(c, acc, row, column, tokens, width, width, HEIGHT, WIDTH)
 
 
 @triton.jit
@@ -118,12 +121,12 @@ def _outer_product(  # type: ignore[no-untyped-def]
     """The tile-th [SIDE, SPAN·SIDE] of c (rows, columns) = aᵀ b, summed over tokens, ≤ TOKENS."""
     spans = tl.cdiv(columns, SIDE * SPAN)
     row, first = tile // spans * SIDE, tile % spans * SPAN * SIDE
-    left = _block(a, 0, row, tokens, rows, rows, TOKENS, SIDE, False).T
+    left = load_block(a, 0, row, tokens, rows, rows, TOKENS, SIDE, False).T
     # The next block of b is on its way while this one's product is stored.
     for column in tl.range(first, tl.minimum(first + SPAN * SIDE, columns), SIDE, num_stages=2):
-        right = _block(b, 0, column, tokens, columns, columns, TOKENS, SIDE, False)
+        right = load_block(b, 0, column, tokens, columns, columns, TOKENS, SIDE, False)
         acc = tl.dot(left, right)
-        _store(c, acc, row, column, rows, columns, columns, SIDE, SIDE)
+        store_block(c, acc, row, column, rows, columns, columns, SIDE, SIDE)
 
 
 @triton.jit(do_not_specialize=("tokens",))
@@ -132,7 +135,9 @@ def _few_down_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    _row_product(h, w_down, y, program, tokens, inner, hidden, BLOCK_M, BLOCK_N, BLOCK_K)
+    row_product(
+        h, w_down, h, y, program, tokens, inner, hidden, False, BLOCK_M, BLOCK_N, BLOCK_K
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=("tokens", "up_row", "x_programs", "gate_up_programs"))

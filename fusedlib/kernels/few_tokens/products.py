@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import partial
 
 from torch import Tensor
 
@@ -39,9 +38,10 @@ class Products(plain.Products):
             return super().output(h, w_down, like)
         y = self._new(tuple(like.shape), like.stride(), self._dtype)
         tokens = h.shape[0]
-        launch = self._launches.get(tokens) or self._cache_launch(
-            tokens, tokens, kernels.down_launch
-        )
+        launch = self._launches.get(tokens)
+        if launch is None:
+            sizes = tokens, self._hidden, self._inner
+            launch = self._launches[tokens] = kernels.down_launch(self._device, *sizes)
         launch(h, w_down, y)
         return y
 
@@ -61,8 +61,8 @@ class Products(plain.Products):
         wants_w_gate_up = wants_w_gate or wants_w_up
         if launch is None:
             computed = wants_x, wants_w_gate_up, wants_w_down
-            make = partial(kernels.gradients_launch, computed, up_row=self._up_row)
-            launch = self._cache_launch(name, tokens, make)
+            sizes = tokens, self._hidden, self._inner, self._up_row
+            launch = self._launches[name] = kernels.gradients_launch(computed, self._device, *sizes)
         # What is not wanted is neither read nor written: any matrix will do.
         dy = upstream
         d_x = self._new(tuple(dy.shape), dy.stride(), self._dtype) if wants_x else dy
@@ -81,7 +81,3 @@ class Products(plain.Products):
             d_w_gate_up if wants_w_gate_up else None,
             d_w_down if wants_w_down else None,
         )
-
-    def _cache_launch(self, name: Hashable, tokens: int, make: Callable[..., Launch]) -> Launch:
-        launch = self._launches[name] = make(self._device, tokens, self._hidden, self._inner)
-        return launch

@@ -36,21 +36,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedlib.kernels.blocks import load_block, store_block
 from fusedlib.kernels.few_tokens.kernels import (
     DEFAULT_TILE_SIDE,
     INTERPRETED,
     OUTER_TILE_SIDE,
     ROW_PRODUCT_CONFIGS,
-    _block,
     _outer_product,
-    _store,
     choose_config,
     choose_d_x_config,
+    row_product,
     tiles_per_program,
     token_block,
 )
+from fusedlib.kernels.host.cache import BoundedCache
 from fusedlib.kernels.host.launch import (
-    MAX_CACHED_LAUNCHES,
     Launch,
     allocator,
     cdiv,
@@ -90,18 +90,10 @@ def _few_projections_kernel(  # type: ignore[no-untyped-def]
     weight = tl.where(is_q, w_q, tl.where(is_k, w_k, w_v))
     result = tl.where(is_q, q, tl.where(is_k, k, v))
     width = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
-    row_tiles = tl.cdiv(tokens, BLOCK_M)
-    row, column = tile % row_tiles * BLOCK_M, tile // row_tiles * BLOCK_N
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for depth in range(0, inputs, BLOCK_K):
-        left = _block(x, row, depth, tokens, inputs, inputs, BLOCK_M, BLOCK_K, False)
-        right = _block(weight, column, depth, width, inputs, inputs, BLOCK_N, BLOCK_K, False)
-        acc = tl.dot(left, right.T, acc)
-    if BIASED:
-        bias = tl.where(is_q, b_q, tl.where(is_k, b_k, b_v))
-        j = column + tl.arange(0, BLOCK_N)
-        acc += tl.load(bias + j, mask=j < width, other=0.0).to(tl.float32)[None, :]
-    _store(result, acc, row, column, tokens, width, width, BLOCK_M, BLOCK_N)
+    bias = tl.where(is_q, b_q, tl.where(is_k, b_k, b_v))
+    row_product(
+        x, weight, bias, result, tile, tokens, inputs, width, BIASED, BLOCK_M, BLOCK_N, BLOCK_K
+    )  # fmt: skip
 
 
 @triton.jit
@@ -121,10 +113,10 @@ def _sum_of_products(  # type: ignore[no-untyped-def]
         upstream = tl.where(is_q, d_q, tl.where(is_k, d_k, d_v))
         weight = tl.where(is_q, w_q, tl.where(is_k, w_k, w_v))
         depth = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
-        left = _block(upstream, row, k, tokens, depth, depth, HEIGHT, DEPTH, False)
-        right = _block(weight, k, column, depth, inputs, inputs, DEPTH, WIDTH, False)
+        left = load_block(upstream, row, k, tokens, depth, depth, HEIGHT, DEPTH, False)
+        right = load_block(weight, k, column, depth, inputs, inputs, DEPTH, WIDTH, False)
         acc = tl.dot(left, right, acc)
-    _store(d_x, acc, row, column, tokens, inputs, inputs, HEIGHT, WIDTH)
+    store_block(d_x, acc, row, column, tokens, inputs, inputs, HEIGHT, WIDTH)
 
 
 @triton.jit(do_not_specialize=("tokens", "x_programs", "q_programs", "k_programs"))
@@ -153,8 +145,8 @@ def _few_projections_gradients_kernel(  # type: ignore[no-untyped-def]
 
 # What is kept of calls with the same sizes: a launch and the results' shapes, or None for torch.
 CachedLaunch = tuple[Launch, tuple[Any, ...]] | None
-_FORWARD: dict[Hashable, CachedLaunch] = {}
-_GRADIENTS: dict[Hashable, CachedLaunch] = {}
+_FORWARD: BoundedCache[CachedLaunch] = BoundedCache()
+_GRADIENTS: BoundedCache[CachedLaunch] = BoundedCache()
 
 
 def project(
@@ -219,7 +211,7 @@ def _start(
 
 
 def _cache_launch(
-    cache: dict[Hashable, CachedLaunch], key: Hashable, make: Callable[..., Launch | None],
+    cache: BoundedCache[CachedLaunch], key: Hashable, make: Callable[..., Launch | None],
     x: Tensor, weights: Sequence[Tensor],
 ) -> CachedLaunch:  # fmt: skip
     """The launch for such operands, kept on a GPU; tests change the interpreter's configuration."""
@@ -239,8 +231,6 @@ def _cache_launch(
             shapes = [tuple(x.shape), *((width, inputs) for width in widths)]
         cached = launch, tuple(contiguous_layout(shape, x.dtype) for shape in shapes)
     if x.is_cuda:
-        if len(cache) >= MAX_CACHED_LAUNCHES:
-            cache.clear()
         cache[key] = cached
     return cached
 

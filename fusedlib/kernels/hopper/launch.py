@@ -10,7 +10,7 @@ Python. So its C function is called without that wrapper, with maps that were en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fusedlib.kernels.host.binaries import Binary
+from fusedlib.kernels.host.cache import BoundedCache
 from fusedlib.kernels.host.launch import (
     Launch,
     _has_launch_hooks,
@@ -28,10 +29,6 @@ from fusedlib.kernels.host.launch import (
     bind_context,
     current_index,
 )
-
-# Kept by looks, and by address for a matrix of a launch: the allocator gives few addresses, over
-# and over; in a model, a few for every layer.
-MAX_CACHED_MAPS = 4096
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class HopperLaunch(Launch):
         scalars: tuple[int, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
         super().__init__(kernel, config, (programs, 1, 1), blocks, scalars, constants)
-        self._maps: list[dict[int, list[Any]]] = [{} for _ in blocks]
+        self._maps: list[BoundedCache[list[Any]]] = [BoundedCache() for _ in blocks]
         self._launcher: tuple[Callable[..., None], list[Any]] | None = None
 
     def __call__(self, *matrices: Tensor) -> None:
@@ -107,30 +104,23 @@ class HopperLaunch(Launch):
         if encoded is None:
             bind_context()
             encoded = make_tensordesc_arg(_descriptor(matrix, block), metadata)
-            _cache(_TENSOR_MAPS, key, encoded)
-        _cache(self._maps[index], address, encoded)
+            _TENSOR_MAPS[key] = encoded
+        self._maps[index][address] = encoded
         return encoded
 
     def _make_descriptors(self, *matrices: Tensor) -> tuple[Any, ...]:
         return tuple(map(_descriptor, matrices, self.blocks))
 
 
-# By looks, for all launches.
-_TENSOR_MAPS: dict[Hashable, list[Any]] = {}
+# By looks, for all launches; each keeps its own by address besides, for the allocator gives few
+# addresses, over and over: in a model, a few for every layer.
+_TENSOR_MAPS: BoundedCache[list[Any]] = BoundedCache()
 
 
 def _descriptor(matrix: Tensor, block: list[int]) -> TensorDescriptor:
-    base, layout = (
-        _DescriptorBase(matrix.data_ptr(), matrix.dtype),
-        block_layout(block, matrix.dtype),
-    )
+    base = _DescriptorBase(matrix.data_ptr(), matrix.dtype)
+    layout = _block_layout(tuple(block), matrix.dtype)
     return TensorDescriptor(base, list(matrix.shape), list(matrix.stride()), block, layout)
-
-
-def _cache(cache: dict[Any, Any], key: Hashable, encoded: Any) -> None:
-    if len(cache) >= MAX_CACHED_MAPS:
-        cache.clear()
-    cache[key] = encoded
 
 
 def unwrap_launcher(run: Any) -> tuple[Callable[..., None], list[Any]] | None:
@@ -146,11 +136,8 @@ def unwrap_launcher(run: Any) -> tuple[Callable[..., None], list[Any]] | None:
     return (launcher, metadata) if launcher and metadata and None not in metadata else None
 
 
-def block_layout(block: Sequence[int], dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    """How a block of bf16 or fp16 lies in shared memory."""
-    return _layout(tuple(block), gl.bfloat16 if dtype == torch.bfloat16 else gl.float16)
-
-
 @cache
-def _layout(block: tuple[int, ...], element: gl.dtype) -> gl.NVMMASharedLayout:
+def _block_layout(block: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """How a block of bf16 or fp16 lies in shared memory."""
+    element = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
     return gl.NVMMASharedLayout.get_default_for(list(block), element)

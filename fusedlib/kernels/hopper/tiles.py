@@ -10,14 +10,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from fusedlib.kernels import blocks
 
-@gluon.jit
-def tile_position(tile, row_tiles, column_tiles, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Row and column tile of the tile-th, down GROUP_M rows before the next column, for the L2."""
-    width = GROUP_M * column_tiles
-    first = tile // width * GROUP_M
-    height = gl.minimum(row_tiles - first, GROUP_M)
-    return first + tile % width % height, tile % width // height
+tile_position = gluon.jit(blocks.tile_position.fn)
 
 
 @gluon.jit

@@ -27,7 +27,6 @@ from fusedlib.kernels.host.internals import current_stream as _stream
 from fusedlib.kernels.host.internals import empty_strided
 
 INTERPRETED_PROCESSORS = 3  # fewer than a test has tiles, so that a program computes several
-MAX_CACHED_LAUNCHES = 4096  # kept; varying sequence lengths make one each
 MAX_GRID = 2**31 - 1, 2**16 - 1, 2**16 - 1  # of a grid along x, y and z, by CUDA
 
 

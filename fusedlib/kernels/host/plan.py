@@ -11,13 +11,14 @@ numbers around a binary that all lengths share; a call allocates its results and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from torch import Tensor
 from triton.errors import TritonError
 
 from fusedlib.kernels import swiglu
-from fusedlib.kernels.host.launch import MAX_CACHED_LAUNCHES, Launch, allocator, current_index
+from fusedlib.kernels.host.cache import BoundedCache
+from fusedlib.kernels.host.launch import Launch, allocator, current_index
 from fusedlib.kernels.host.problem import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem, Route
 from fusedlib.kernels.host.products import Products, as_matrix
 from fusedlib.kernels.swiglu_configs import FEW_TOKENS
@@ -55,7 +56,7 @@ class Plan:
         self._needs_matrices = not route.few or problem.tokens > FEW_TOKENS
         self._dtype, self._new = problem.dtype, new or allocator(problem.device)
         self._index = -1 if problem.device.type == "cpu" else problem.device.index or 0
-        self._launches: dict[Hashable, Launch] = {}
+        self._launches: BoundedCache[Launch] = BoundedCache()  # by variant and number of tokens
         self.training_not_built = self._index >= 0 and 0 not in problem.sizes
 
     def accepts(
@@ -98,28 +99,8 @@ class Plan:
         tokens = x.numel() // self._hidden
         h = self._new_matrix(tokens, self._inner)
         gate_up = self._new_matrix(tokens, self._wide) if save else None
-        stored = h if gate_up is None else gate_up
-        name = save, tokens
-        launch = self._launches.get(name)
-        second_weight = w_gate if w_up is None else w_up
-        if self._forward == WARP_SPECIALIZED:
-            try:
-                if launch is None:
-                    launch = self._hopper.forward_launch(
-                        x, self._inner, self._up_row, save, self._activation
-                    )
-                    self._cache_launch(name, launch)
-                launch(x, w_gate, second_weight, stored, h)
-            except TritonError as error:
-                self._fall_back_to_tiles(error)
-                return self.activate(x, w_gate, w_up, save)
-        else:
-            if launch is None:
-                launch = swiglu.fwd_launch(
-                    as_matrix(x), self._inner, self._up_row, save, activation=self._activation
-                )
-                self._cache_launch(name, launch)
-            launch(x, w_gate, second_weight, h, stored)
+        second_weight, stored = w_gate if w_up is None else w_up, h if gate_up is None else gate_up
+        self._start(save, tokens, (x, w_gate, second_weight, stored, h))
         return h, gate_up
 
     def differentiate(
@@ -149,44 +130,49 @@ class Plan:
             h = self._new_matrix(tokens, self._inner)
         # What a variant does not read or write, it is given gate|up for.
         target, stored = gate_up if d_gate_up is None else d_gate_up, gate_up if h is None else h
-        matrices: tuple[Tensor, ...]
-        if product:
-            assert upstream is not None and w_down is not None
-            matrices = upstream, w_down, gate_up, gate_up, target, stored
-            if self._backward == WARP_SPECIALIZED:
-                matrices = upstream, w_down, gate_up, target, target if h is None else h
-        else:
-            dh = gate_up if upstream is None else upstream
-            matrices = gate_up, gate_up, dh, gate_up, target, stored
+        first, weight = gate_up if upstream is None else upstream, w_down if product else gate_up
+        assert weight is not None
         if gate_up.numel():
             variant = product, gradient, recompute_h, gradient and in_place
-            try:
-                self._start(variant, tokens, matrices)
-            except TritonError as error:
-                if not product or self._backward != WARP_SPECIALIZED:
-                    raise
-                self._fall_back_to_tiles(error)
-                return self.differentiate(
-                    upstream, w_down, gate_up, recompute_h=recompute_h, in_place=in_place
-                )
+            self._start(variant, tokens, (first, weight, gate_up, target, stored))
         return d_gate_up, h
 
     def _start(
-        self, variant: tuple[bool, bool, bool, bool], tokens: int, matrices: tuple[Tensor, ...]
-    ) -> None:
+        self, variant: bool | tuple[bool, bool, bool, bool], tokens: int,
+        matrices: tuple[Tensor, ...],
+    ) -> None:  # fmt: skip
+        """Launch the forward kernel, whose variant is whether gate|up is stored, or the backward's,
+        whose variant is that of `bwd_launch`.
+        """
         name = variant, tokens
         launch = self._launches.get(name)
-        if launch is None:
-            product, _, recompute_h, _ = variant
-            first = as_matrix(matrices[0])
-            if product and self._backward == WARP_SPECIALIZED:
-                launch = self._hopper.backward_launch(
-                    first, self._inner, recompute_h, self._activation
-                )
-            else:
-                launch = swiglu.bwd_launch(first, self._inner, variant, activation=self._activation)
-            self._cache_launch(name, launch)
-        launch(*matrices)
+        try:
+            if launch is None:
+                launch = self._make_launch(variant, as_matrix(matrices[0]))
+                self._launches[name] = launch
+            launch(*matrices)
+        except TritonError as error:
+            if not self._runs_by_roles(variant):
+                raise
+            self._fall_back_to_tiles(error)
+            self._start(variant, tokens, matrices)
+
+    def _make_launch(
+        self, variant: bool | tuple[bool, bool, bool, bool], first: Tensor
+    ) -> Launch:  # fmt: skip
+        by_roles, inner, activation = self._runs_by_roles(variant), self._inner, self._activation
+        if isinstance(variant, bool):
+            make = self._hopper.forward_launch if by_roles else swiglu.fwd_launch
+            return make(first, inner, self._up_row, variant, activation)
+        if by_roles:
+            _, _, recompute_h, _ = variant
+            return self._hopper.backward_launch(first, inner, recompute_h, activation)
+        return swiglu.bwd_launch(first, inner, variant, activation)
+
+    def _runs_by_roles(self, variant: bool | tuple[bool, bool, bool, bool]) -> bool:
+        if isinstance(variant, bool):
+            return self._forward == WARP_SPECIALIZED
+        return variant[0] and self._backward == WARP_SPECIALIZED  # with a product
 
     def _fall_back_to_tiles(self, error: TritonError) -> None:
         """For good, where the kernels with roles do not compile."""
@@ -198,12 +184,6 @@ class Plan:
 
     def _new_matrix(self, tokens: int, width: int) -> Tensor:
         return self._new((tokens, width), (width, 1), self._dtype)
-
-    def _cache_launch(self, name: Hashable, launch: Launch) -> None:
-        """`name` is of a variant and the number of tokens."""
-        if len(self._launches) >= MAX_CACHED_LAUNCHES:
-            self._launches.clear()
-        self._launches[name] = launch
 
 
 def contiguous_and_aligned(*operands: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fusedlib.kernels.host import route
+from fusedlib.kernels.host.cache import BoundedCache
 from fusedlib.kernels.host.internals import is_transform_wrapper, is_transformed
 from fusedlib.kernels.host.problem import MLPProblem
 from fusedlib.kernels.operands import HALF_DTYPES
@@ -22,34 +23,14 @@ from fusedlib.kernels.swiglu_configs import fp32_precision
 if TYPE_CHECKING:
     from fusedlib.kernels.host.plan import Plan
 
-MAX_CACHED_PLANS = 1024
-
-_PLANS: dict[Hashable, Plan] = {}
-
-
-def select_plan(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None,
-    activation: str = "silu",
-) -> Plan | None:  # fmt: skip
-    """The plan for operands that go together, in autocast's dtype; None is plain PyTorch.
-
-    Args:
-        x: (..., hidden).
-        w_gate: (inner, hidden), or packed (2·inner, hidden).
-        w_up: (inner, hidden); None where w_gate is packed.
-        w_down: (hidden, inner), or None for h alone.
-        activation: of gate.
-    """
-    if not route.runs_kernels(x, w_gate, w_up):
-        return None
-    return plan_for(x, w_gate, w_up, w_down, activation)
+_PLANS: BoundedCache[Plan] = BoundedCache()
 
 
 def lookup_plan(
     x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None,
     activation: str = "silu",
 ) -> Plan | None:  # fmt: skip
-    """The plan that `select_plan` gave operands like these before, or None.
+    """The plan that `plan_for` gave operands like these before, or None.
 
     Nothing is checked, for it was then: at few tokens the checks cost as much as a launch.
     """
@@ -78,12 +59,18 @@ def plan_for(
     x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None,
     activation: str = "silu",
 ) -> Plan:  # fmt: skip
-    """The plan for operands that the kernels run for."""
+    """The plan for operands that go together and that the kernels run for, in autocast's dtype.
+
+    Args:
+        x: (..., hidden).
+        w_gate: (inner, hidden), or packed (2·inner, hidden).
+        w_up: (inner, hidden); None where w_gate is packed.
+        w_down: (hidden, inner), or None for h alone.
+        activation: of gate.
+    """
     key = _plan_key(x, w_gate, w_up, w_down, *route.weight_sizes(w_gate, w_up), activation)
     plan = _PLANS.get(key)
     if plan is None:
-        if len(_PLANS) >= MAX_CACHED_PLANS:
-            _PLANS.clear()
         problem = route.problem_of(x, w_gate, w_up, w_down is not None, activation)
         plan = _PLANS[key] = _make_plan(problem)
     return plan

@@ -189,11 +189,6 @@ def is_fp32_on_gpu(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32 and device.type == "cuda"
 
 
-def may_split(like: Tensor) -> bool:
-    """True if fp32 products of such tensors may run from split factors."""
-    return is_fp32_on_gpu(like.dtype, like.device) and fp32_precision(like) == "ieee"
-
-
 # --- which fp32 products are split ---------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedlib.kernels.blocks import tile_position
 from fusedlib.kernels.host.launch import (
     Launch,
     allocator,
@@ -41,7 +42,6 @@ from fusedlib.kernels.host.launch import (
 )
 from fusedlib.kernels.split import parts
 from fusedlib.kernels.split.parts import TILE, FactorSplitter
-from fusedlib.kernels.swiglu import _tile_position
 from fusedlib.kernels.swiglu_configs import Config, architecture
 
 try:
@@ -91,7 +91,7 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPAN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    row_tile, column_tile = _tile_position(
+    row_tile, column_tile = tile_position(
         tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M
     )
     row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
