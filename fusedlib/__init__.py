@@ -4,8 +4,11 @@
     fusedlib.swiglu_mlp(x, w_gate_up, w_down)             the whole MLP
     fusedlib.swiglu(x, w_gate_up)                         without the down projection
     fusedlib.SwiGLUMLP(hidden_size, intermediate_size)    the module
+    fusedlib.geglu_mlp(x, w_gate_up, w_down)              the MLP with gelu, Gemma's
+    fusedlib.GeGLUMLP(hidden_size, intermediate_size)     the module
     fusedlib.linear(x, weight, bias)                      fp32 products on tensor cores
     fusedlib.Linear(in_features, out_features)            the module
+    fusedlib.fixed_weights()                              split fp32 weights once for many batches
     fusedlib.rms_norm(x, weight, residual=stream)         RMSNorm, the residual added in one pass
     fusedlib.RMSNorm(hidden_size)                         the module
     fusedlib.rope(q, k, cos, sin)                         rotary embedding of q and k
@@ -21,9 +24,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, editors and the API reference
-    from fusedlib.functional import swiglu, swiglu_mlp
-    from fusedlib.loss import linear_cross_entropy
-    from fusedlib.modules import Linear, LinearCrossEntropyLoss, RMSNorm, SwiGLUMLP
+    from fusedlib.functional import geglu_mlp, swiglu, swiglu_mlp
+    from fusedlib.kernels.host.fixed import fixed_weights
+    from fusedlib.loss import linear_cross_entropy, linear_cross_entropy_and_accuracy
+    from fusedlib.modules import GeGLUMLP, Linear, LinearCrossEntropyLoss, RMSNorm, SwiGLUMLP
     from fusedlib.norms import rms_norm
     from fusedlib.patch.apply import apply_to
     from fusedlib.patch.warm_up import warm_up
@@ -34,26 +38,34 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "apply_to": "fusedlib.patch.apply",
+    "fixed_weights": "fusedlib.kernels.host.fixed",
     "linear": "fusedlib.projection",
     "Linear": "fusedlib.modules",
     "rms_norm": "fusedlib.norms",
     "rope": "fusedlib.rotary",
     "RMSNorm": "fusedlib.modules",
     "linear_cross_entropy": "fusedlib.loss",
+    "linear_cross_entropy_and_accuracy": "fusedlib.loss",
     "LinearCrossEntropyLoss": "fusedlib.modules",
     "swiglu": "fusedlib.functional",
     "swiglu_mlp": "fusedlib.functional",
+    "geglu_mlp": "fusedlib.functional",
     "warm_up": "fusedlib.patch.warm_up",
     "SwiGLUMLP": "fusedlib.modules",
+    "GeGLUMLP": "fusedlib.modules",
 }
 __all__ = [
+    "GeGLUMLP",
     "Linear",
     "LinearCrossEntropyLoss",
     "RMSNorm",
     "SwiGLUMLP",
     "apply_to",
+    "fixed_weights",
+    "geglu_mlp",
     "linear",
     "linear_cross_entropy",
+    "linear_cross_entropy_and_accuracy",
     "rms_norm",
     "rope",
     "swiglu",

@@ -1,4 +1,4 @@
-"""Errors for arguments of a wrong type: tensors, numbers, sizes."""
+"""Errors for arguments: tensors, numbers and sizes, and operands that do not go together."""
 
 from numbers import Integral
 from typing import SupportsFloat
@@ -20,6 +20,39 @@ def require_tensors(*optional: str, **given: object) -> None:
         dense = getattr(value, "layout", None) is STRIDED and not value.is_nested  # type: ignore[attr-defined]
         if not dense and (value is not None or name not in optional):
             _refuse(name, value)
+
+
+def require_alike(*of_any_dtype: str, **named: Tensor | None) -> None:
+    """Raise a ValueError where operands have not one device and one floating-point dtype.
+
+    Under autocast dtypes may differ, and those of `of_any_dtype` everywhere.
+    """
+    (first, x), *_ = named.items()
+    assert x is not None
+    cast = autocast_enabled(x.device.type)
+    for name, operand in named.items():
+        if operand is None:
+            continue
+        dtype = operand.dtype
+        if operand.device != x.device:
+            raise ValueError(f"{name} is on {operand.device}, {first} on {x.device}")
+        if not dtype.is_floating_point or (dtype.itemsize == 1 and not cast):
+            raise ValueError(f"{name} must be fp16, bf16, fp32 or float64, got {dtype}")
+        if dtype != x.dtype and not cast and name not in of_any_dtype:
+            raise ValueError(
+                f"{name} is {dtype}, {first} is {x.dtype}: they must have one floating-point "
+                "dtype, or run under autocast"
+            )
+
+
+def autocast_enabled(device_type: str) -> bool:
+    """True if autocast is on for devices of that type."""
+    return device_type != "meta" and torch.is_autocast_enabled(device_type)
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """A tensor's shape as a plain tuple, for messages."""
+    return tuple(tensor.shape)
 
 
 def _refuse(name: str, value: object) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fusedlib.arguments import autocast_enabled as autocast_enabled
 from fusedlib.kernels.host.internals import dispatch_mode_count, function_mode_count, tracing_state
 from fusedlib.kernels.swiglu_configs import FEW_TOKENS
 
@@ -25,11 +26,6 @@ def is_plain_eager(*operands: Tensor) -> bool:
         and tracing_state() is None
         and _PLAIN_TYPES.issuperset(map(type, operands))
     )
-
-
-def autocast_enabled(device_type: str) -> bool:
-    """True if autocast is on for devices of that type."""
-    return device_type != "meta" and torch.is_autocast_enabled(device_type)
 
 
 def cast_for_autocast(*operands: Tensor | None) -> Any:

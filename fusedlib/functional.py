@@ -1,4 +1,4 @@
-"""The SwiGLU MLP as functions: fused on NVIDIA GPUs from compute capability 8.0 on, else PyTorch.
+"""The SwiGLU and GeGLU MLPs: fused on NVIDIA GPUs from compute capability 8.0 on, else PyTorch.
 
 The fused path takes bf16 and fp16, and fp32 where products are large. In fp32 they are not fused
 with what follows, which is one kernel of ours: at torch's "highest" they run on the tensor cores
@@ -19,20 +19,19 @@ operators (torch.compile, a dispatch mode, a tensor subclass) the registered one
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from fusedlib.arguments import require_tensors
 from fusedlib.call_context import autocast_enabled, cast_for_autocast, is_plain_eager, present
 from fusedlib.kernels.host import plan_cache, route
 from fusedlib.kernels.host.internals import autocasts_anywhere, unwrap_if_dead
-from fusedlib.kernels.operands import shape_of
+from fusedlib.kernels.host.problem import ACTIVATIONS
+from fusedlib.kernels.operands import check_mlp
 
 SAVES = ("gate_up", "input")
 GateUp = Tensor | tuple[Tensor, Tensor] | list[Tensor]
@@ -57,9 +56,7 @@ def swiglu(x: Tensor, w_gate_up: GateUp, *, save: str = "gate_up") -> Tensor:
         ValueError: shapes, dtypes or devices that do not go together, more or fewer weights than
             a pair, or an unknown `save`.
     """
-    w_gate, w_up = _split_weights(w_gate_up)
-    _check(save, x, w_gate, w_up)
-    return _run(save, *cast_for_autocast(x, w_gate, w_up, None))
+    return gated_mlp("silu", save, x, w_gate_up)
 
 
 def swiglu_mlp(x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, save: str = "gate_up") -> Tensor:
@@ -83,13 +80,57 @@ def swiglu_mlp(x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, save: str = "gat
         ValueError: shapes, dtypes or devices that do not go together, more or fewer weights than
             a pair, or an unknown `save`.
     """
+    return gated_mlp("silu", save, x, w_gate_up, w_down)
+
+
+def geglu_mlp(
+    x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, approximate: str = "tanh",
+    save: str = "gate_up",
+) -> Tensor:  # fmt: skip
+    """(gelu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ: `swiglu_mlp` with another activation, as Gemma's MLPs.
+
+    Args:
+        x: (..., hidden).
+        w_gate_up: as of `swiglu_mlp`.
+        w_down: (hidden, intermediate).
+        approximate: "tanh", or "none" for the exact gelu, as of `torch.nn.functional.gelu`.
+        save: as of `swiglu_mlp`.
+
+    Returns:
+        (..., hidden), in x's dtype, or autocast's.
+
+    Raises:
+        TypeError: an operand that is no tensor.
+        ValueError: an unknown `approximate`, and what `swiglu_mlp` refuses.
+    """
+    return gated_mlp(gelu_name(approximate), save, x, w_gate_up, w_down)
+
+
+def gelu_name(approximate: str) -> str:
+    """The name in ACTIVATIONS of torch's gelu with that `approximate`.
+
+    Raises:
+        ValueError: neither "tanh" nor "none".
+    """
+    if approximate not in ("tanh", "none"):
+        raise ValueError(f"approximate must be one of tanh, none, got {approximate!r}")
+    return "gelu_tanh" if approximate == "tanh" else "gelu"
+
+
+def gated_mlp(activation: str, save: str, x: Tensor, w_gate_up: GateUp, *w_down: Tensor) -> Tensor:
+    """`swiglu_mlp`, or `swiglu` where no w_down is given, with one of ACTIVATIONS."""
     w_gate, w_up = _split_weights(w_gate_up)
-    if save == "gate_up" and _is_small_and_valid(x, w_gate, w_up, w_down):
-        return _plain_pytorch(x, w_gate, w_up, w_down)
-    if (plan := _cached_plan(save, x, w_gate, w_up, w_down)) is not None:
-        return _run_plan(save, plan, x, w_gate, w_up, w_down)
-    _check(save, x, w_gate, w_up, w_down)
-    return _run(save, *cast_for_autocast(x, w_gate, w_up, w_down))
+    down = w_down[0] if w_down else None
+    if down is not None or not w_down:
+        if save == "gate_up" and _is_small_and_valid(x, w_gate, w_up, down):
+            return _plain_pytorch(activation, x, w_gate, w_up, down)
+        plan = _cached_plan(activation, save, x, w_gate, w_up, down)
+        if plan is not None:
+            return _run_plan(save, plan, x, w_gate, w_up, down)
+    if save not in SAVES:
+        raise ValueError(f"save must be one of {', '.join(SAVES)}, got {save!r}")
+    check_mlp(x, w_gate, w_up, *w_down)
+    return _run(activation, save, *cast_for_autocast(x, w_gate, w_up, down))
 
 
 def path_of(x: Tensor, w_gate_up: GateUp, w_down: Tensor | None = None) -> str:
@@ -107,71 +148,88 @@ def _split_weights(w_gate_up: Any) -> tuple[Any, Any]:
     return w_gate_up, None
 
 
-def _is_small_and_valid(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> bool:
+def _is_small_and_valid(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
+) -> bool:
     """True if operands are valid and so small, in fp32 or float64, that plain PyTorch runs.
 
     The check is short, for such a call takes no longer than the host does.
     """
     try:
-        dtype = x.dtype
+        dtype, device = x.dtype, x.device
         if dtype not in _WIDE_DTYPES or dtype in route.FUSED_KERNEL_DTYPES:
             return False
         rows, hidden = w_gate.shape
-        outputs, inner = w_down.shape
-        if w_up is None:
-            inner *= 2
-        elif w_up.shape != w_gate.shape or w_up.device != x.device or w_up.dtype != dtype:
+        if w_up is not None:
+            if w_up.shape != w_gate.shape or w_up.device != device or w_up.dtype is not dtype:
+                return False
+            inner = rows
+        elif rows % 2:
+            return False
+        else:
+            inner = rows // 2
+        if w_down is not None and (
+            w_down.shape != (hidden, inner) or w_down.device != device or w_down.dtype is not dtype
+        ):
             return False
         return (
-            w_gate.dtype is dtype is w_down.dtype
-            and rows == inner
-            and x.shape[-1] == hidden == outputs
+            w_gate.dtype is dtype
+            and w_gate.device == device
+            and x.shape[-1] == hidden
             and x.numel() * rows < route.MIN_SPLIT_WORK
-            and x.device == w_gate.device == w_down.device
             and not autocasts_anywhere()
             and not torch.compiler.is_compiling()
         )
-    except (AttributeError, ValueError, IndexError):  # no tensors, or no matrices: `_check` says so
+    except (AttributeError, ValueError, IndexError):  # no tensors or matrices: `check_mlp` says so
         return False
 
 
 _WIDE_DTYPES = frozenset((torch.float32, torch.float64))
 
 
-def _cached_plan(save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Any:
+def _cached_plan(
+    activation: str, save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None,
+    w_down: Tensor | None,
+) -> Any:  # fmt: skip
     """The plan of such operands, where nothing has to be looked at anew."""
-    if not is_plain_eager(x, w_gate, w_gate if w_up is None else w_up, w_down) or save not in SAVES:
+    up, down = w_gate if w_up is None else w_up, w_gate if w_down is None else w_down
+    if not is_plain_eager(x, w_gate, up, down) or save not in SAVES:
         return None
-    plan = plan_cache.lookup_plan(x, w_gate, w_up, w_down)
+    plan = plan_cache.lookup_plan(x, w_gate, w_up, w_down, activation)
     return None if plan is None or autocast_enabled(x.device.type) else plan
 
 
 def _run(
-    save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
-) -> Tensor:
+    activation: str, save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None,
+    w_down: Tensor | None,
+) -> Tensor:  # fmt: skip
     """By the kernels, directly or as operators, or in plain PyTorch."""
     operands: Any = x, w_gate, w_up, w_down
     if is_plain_eager(*present(*operands)):
         # Left over from torch.func.
-        operands = [t if t is None else unwrap_if_dead(t) for t in operands]
-        plan = plan_cache.select_plan(*operands)
+        living: Any = [t if t is None else unwrap_if_dead(t) for t in operands]
+        x, w_gate, w_up, w_down = living
+        plan = plan_cache.select_plan(x, w_gate, w_up, w_down, activation)
         if plan is not None:
-            return _run_plan(save, plan, *operands)
+            return _run_plan(save, plan, x, w_gate, w_up, w_down)
     elif route.runs_kernels(x, w_gate, w_up):
-        return _run_operators(save, *operands)
-    return _checkpointed(save, _plain_pytorch, *operands)
+        return _run_operator(activation, save, *operands)
+    if save == "input" and torch.is_grad_enabled():  # keep operands alone, and compute again later
+        return checkpoint(_plain_pytorch, activation, *operands, use_reentrant=False)
+    return _plain_pytorch(activation, *operands)
 
 
-def _run_operators(
-    save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
-) -> Tensor:
+def _run_operator(
+    activation: str, save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None,
+    w_down: Tensor | None,
+) -> Tensor:  # fmt: skip
     from fusedlib.kernels.host import ops
 
-    matrix, saves = x.reshape(-1, x.shape[-1]), _saves_gate_up(save, x, w_gate, w_up, w_down)
-    if w_down is None:
-        result, _ = ops.swiglu(matrix, w_gate, w_up, saves)
-    else:
-        result, _ = ops.swiglu_mlp(matrix, w_gate, w_up, w_down, saves)
+    # gate|up is stored where a gradient may be asked for.
+    wants_gradient = any(t.requires_grad for t in present(x, w_gate, w_up, w_down))
+    saves = save == "gate_up" and wants_gradient and torch.is_grad_enabled()
+    matrix = x.reshape(-1, x.shape[-1])
+    result, _ = ops.swiglu_mlp(matrix, w_gate, w_up, w_down, activation, saves)
     return result.reshape(*x.shape[:-1], result.shape[-1])
 
 
@@ -195,100 +253,12 @@ def _run_plan(
     return compute(x, w_gate, w_up, w_down, False, plan)[0]
 
 
-def _saves_gate_up(save: str, *operands: Tensor | None) -> bool:
-    """True if gate|up is stored, which takes a gradient that may be asked for."""
-    wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in present(*operands))
-    return wants_gradient and save == "gate_up"
-
-
-def _plain_pytorch(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None) -> Tensor:
+def _plain_pytorch(
+    activation: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
+) -> Tensor:
     if w_up is None:
         gate, up = linear(x, w_gate).chunk(2, dim=-1)
     else:
         gate, up = linear(x, w_gate), linear(x, w_up)
-    h = silu(gate) * up
+    h = ACTIVATIONS[activation](gate) * up
     return h if w_down is None else linear(h, w_down)
-
-
-def _checkpointed(save: str, function: Callable[..., Tensor], *operands: Tensor | None) -> Tensor:
-    """Call the function; with save="input" keep its operands alone, and call it again later."""
-    if save == "input" and torch.is_grad_enabled():
-        return checkpoint(function, *operands, use_reentrant=False)
-    return function(*operands)
-
-
-def _check(save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, *w_down: Tensor) -> None:
-    """Raise where the operands do not go together; the words cost only then."""
-    try:
-        rows, hidden = w_gate.shape if w_gate.ndim == 2 else (-1, -1)
-        inner, odd = (rows // 2, rows % 2) if w_up is None else (rows, 0)
-        dtype, device = x.dtype, x.device
-        fits = (
-            save in SAVES
-            and x.ndim > 0
-            and x.shape[-1] == hidden
-            and not odd
-            and w_gate.dtype == dtype
-            and w_gate.device == device
-            and dtype.is_floating_point
-            and dtype.itemsize > 1
-        )
-        if w_up is not None:
-            fits = fits and w_up.shape == (rows, hidden)
-            fits = fits and w_up.dtype == dtype and w_up.device == device
-        for down in w_down:
-            fits = fits and down.shape == (hidden, inner)
-            fits = fits and down.dtype == dtype and down.device == device
-    except AttributeError:  # no tensor
-        fits = False
-    if not fits:
-        _check_shapes(save, x, w_gate, w_up, *w_down)
-
-
-def _check_shapes(save: str, x: Tensor, w_gate: Any, w_up: Any, *w_down: Tensor) -> None:
-    if isinstance(w_gate, tuple | list):  # no pair, or None in it
-        if len(w_gate) != 2:
-            if not all(isinstance(weight, Tensor) for weight in w_gate):
-                require_tensors(w_gate_up=w_gate)
-            raise ValueError(
-                "w_gate_up must be one tensor or a pair (w_gate, w_up), "
-                f"got a {type(w_gate).__name__} of {len(w_gate)}"
-            )
-        require_tensors(w_gate=w_gate[0], w_up=w_gate[1])
-    first = "w_gate_up" if w_up is None else "w_gate"
-    named = {"x": x, first: w_gate} | ({} if w_up is None else {"w_up": w_up})
-    named |= dict(zip(["w_down"], w_down, strict=False))
-    require_tensors(**named)
-    if save not in SAVES:
-        raise ValueError(f"save must be one of {', '.join(SAVES)}, got {save!r}")
-    if x.ndim == 0:
-        raise ValueError("x must be (..., hidden), got a scalar")
-    if w_up is None and (w_gate.ndim != 2 or w_gate.shape[0] % 2):
-        raise ValueError(
-            "w_gate_up must be (2·intermediate, hidden), gate rows above up rows; "
-            f"got {shape_of(w_gate)}"
-        )
-    if w_gate.ndim != 2:
-        raise ValueError(f"w_gate must be (intermediate, hidden); got {shape_of(w_gate)}")
-    rows, hidden = w_gate.shape
-    if x.shape[-1] != hidden:
-        raise ValueError(
-            f"x must be (..., {hidden}) for {first} {shape_of(w_gate)}, got {shape_of(x)}"
-        )
-    if w_up is not None and w_up.shape != w_gate.shape:
-        raise ValueError(f"w_up must be {shape_of(w_gate)}, as w_gate is, got {shape_of(w_up)}")
-    expected = hidden, rows // 2 if w_up is None else rows
-    for down in w_down:
-        if down.shape != expected:
-            raise ValueError(f"w_down must be {expected}, got {shape_of(down)}")
-    cast = autocast_enabled(x.device.type)
-    for name, operand in named.items():
-        if operand.device != x.device:
-            raise ValueError(f"{name} is on {operand.device}, x on {x.device}")
-        if not operand.is_floating_point() or (operand.dtype.itemsize == 1 and not cast):
-            raise ValueError(f"{name} must be fp16, bf16, fp32 or float64, got {operand.dtype}")
-        if operand.dtype != x.dtype and not cast:
-            raise ValueError(
-                f"{name} is {operand.dtype}, x is {x.dtype}: they must have one floating-point "
-                "dtype, or run under autocast"
-            )

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -47,8 +46,6 @@ class Fused(nn.Module):
     _fused: type[Fused]
     _base: type[nn.Module]
     _fusion = Fusion()
-    # Names that earlier releases gave to weights that they packed, and what those consist of.
-    _packed: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     if TYPE_CHECKING:  # of the module's own class
 
@@ -64,10 +61,6 @@ class Fused(nn.Module):
         As any module without what compiles it, which would compute with the original's weights.
         """
         return _new_module, (self._fused, self._base), self.__getstate__()
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        unpack_earlier_checkpoint(self, self._packed, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def fuse(module: nn.Module, fused: type[Fused]) -> None:
@@ -148,34 +141,6 @@ def is_plain_tensor(weight: Any) -> bool:
     if cls is nn.Parameter or cls is Tensor:
         return True
     return is_fake(cls)
-
-
-# --- checkpoints of earlier releases -------------------------------------------------------------
-
-# Names that they gave to an MLP's packed weights, and what those consist of.
-PACKED_MLP = {"w_gate_up": ("gate_proj.weight", "up_proj.weight"), "w_down": ("down_proj.weight",)}
-
-
-def unpack_earlier_checkpoint(
-    module: nn.Module, packed: dict[str, tuple[str, ...]], state_dict: dict[str, Any], prefix: str
-) -> None:
-    """Put the rows of weights that earlier releases packed under the names of their parts.
-
-    `state_dict()` always spoke those names; DeepSpeed's consolidated state and
-    `torch.distributed.checkpoint` spoke the packed ones, `w_qkv` for instance.
-    """
-    for name, parts in packed.items():
-        if prefix + name not in state_dict:
-            continue
-        weights = [attrgetter(part)(module) for part in parts]
-        if any(weight is None for weight in weights):
-            continue
-        sizes = [weight.shape[0] for weight in weights]
-        whole = state_dict[prefix + name]
-        if sum(sizes) == whole.shape[0]:
-            del state_dict[prefix + name]
-            for part, rows in zip(parts, whole.split(sizes), strict=True):
-                state_dict[prefix + part] = rows.clone()
 
 
 def why_not_linear(module: nn.Module, name: str) -> str | None:

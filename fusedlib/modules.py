@@ -6,18 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 
 from fusedlib.arguments import require_number, require_size, require_tensors
-from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.fused import (
-    LINEAR_FORWARDS,
-    PACKED_MLP,
-    Fused,
-    has_hooks,
-    plain_weights,
-    unpack_earlier_checkpoint,
-)
+from fusedlib.functional import SAVES, gated_mlp, gelu_name
+from fusedlib.fused import LINEAR_FORWARDS, Fused, has_hooks, plain_weights
+from fusedlib.kernels.host.problem import ACTIVATIONS
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy
 from fusedlib.norms import rms_norm
@@ -42,6 +35,8 @@ class SwiGLUMLP(nn.Module):
     Raises:
         ValueError: a size that is no whole number of at least 1, or an unknown `save`.
     """
+
+    activation = "silu"
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, *, save: str = "gate_up",
@@ -69,10 +64,11 @@ class SwiGLUMLP(nn.Module):
         """y (..., hidden_size) of x (..., hidden_size)."""
         weights = self.weights()
         if weights is None:
-            y: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+            activated = ACTIVATIONS[self.activation](self.gate_proj(x))
+            y: Tensor = self.down_proj(activated * self.up_proj(x))
             return y
         require_tensors(x=x)
-        return swiglu_mlp(x, *weights, save=self.save)
+        return gated_mlp(self.activation, self.save, x, *weights)
 
     def weights(self) -> tuple[tuple[Tensor, Tensor], Tensor] | None:
         """Those of gate and up, and that of down; None where a call of them would be more."""
@@ -84,9 +80,29 @@ class SwiGLUMLP(nn.Module):
         sizes = f"hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}"
         return f"{sizes}, save={self.save!r}"
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        unpack_earlier_checkpoint(self, PACKED_MLP, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+
+class GeGLUMLP(SwiGLUMLP):
+    """y = (gelu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ: all else is `SwiGLUMLP`'s.
+
+    Args:
+        hidden_size: width of x and y.
+        intermediate_size: width of gate and up.
+        approximate: "tanh" or "none"; see `fusedlib.geglu_mlp`.
+        options: those of `SwiGLUMLP`.
+
+    Raises:
+        ValueError: an unknown `approximate`, and what `SwiGLUMLP` refuses.
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, approximate: str = "tanh", **options: Any
+    ) -> None:
+        super().__init__(hidden_size, intermediate_size, **options)
+        self.activation = gelu_name(approximate)
+
+    def extra_repr(self) -> str:
+        """The sizes, what is saved and the activation, for print."""
+        return f"{super().extra_repr()}, activation={self.activation!r}"
 
 
 class Linear(nn.Linear):
@@ -156,37 +172,42 @@ class LinearCrossEntropyLoss(nn.Module):
         ignore_index: the target of tokens that have no loss and no gradient.
         label_smoothing: ε from 0 to 1.
         z_loss: weight of the squared logsumexp.
+        softcap: κ of logits κ tanh(logits / κ).
         reduction: "mean", "sum" or "none".
+        class_weights: (vocabulary,), a buffer of the module, as torch's `weight`.
         memory: "least", "balanced" or bytes, what the kernels may take beside the gradients.
 
     Raises:
         ValueError: an unknown reduction or plan of memory, or a number out of range.
     """
 
+    _settings = "ignore_index", "label_smoothing", "z_loss", "softcap", "reduction", "memory"
+
     def __init__(
         self, *, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
-        reduction: str = "mean", memory: str | int = "balanced",
+        softcap: float | None = None, reduction: str = "mean",
+        class_weights: Tensor | None = None, memory: str | int = "balanced",
     ) -> None:  # fmt: skip
         super().__init__()
-        _check_numbers(ignore_index, label_smoothing, z_loss, reduction, memory)
+        _check_numbers(ignore_index, label_smoothing, z_loss, softcap, reduction, memory)
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
-        self.z_loss, self.reduction, self.memory = z_loss, reduction, memory
+        self.z_loss, self.softcap = z_loss, softcap
+        self.reduction, self.memory = reduction, memory
+        self.register_buffer("class_weights", class_weights)
 
     def forward(
         self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None,
         token_weights: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """The loss of hidden (..., hidden) and weight (vocabulary, hidden) at target (...)."""
+        settings = {name: getattr(self, name) for name in (*self._settings, "class_weights")}
         return linear_cross_entropy(
-            hidden, weight, target, bias=bias, ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing, z_loss=self.z_loss, reduction=self.reduction,
-            token_weights=token_weights, memory=self.memory,
-        )  # fmt: skip
+            hidden, weight, target, bias=bias, token_weights=token_weights, **settings
+        )
 
     def extra_repr(self) -> str:
         """The settings, for print."""
-        names = "ignore_index", "label_smoothing", "z_loss", "reduction", "memory"
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._settings)
 
 
 class RMSNorm(nn.Module):
@@ -198,6 +219,7 @@ class RMSNorm(nn.Module):
         hidden_size: width of x and y.
         eps: added to the mean of squares.
         cast: "hf" or "litgpt"; see `fusedlib.rms_norm`.
+        elementwise_affine: whether there is a weight.
         device: where the weight lies.
         dtype: the weight's dtype.
 
@@ -208,19 +230,23 @@ class RMSNorm(nn.Module):
 
     def __init__(
         self, hidden_size: int, eps: float = 1e-6, *, cast: str = "hf",
-        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+        elementwise_affine: bool = True, device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         require_size("hidden_size", hidden_size)
         require_number("eps", eps)
         if cast not in CASTS:
             raise ValueError(f"cast must be one of {', '.join(CASTS)}, got {cast!r}")
-        self.eps, self.cast = eps, cast
-        self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+        self.hidden_size, self.eps, self.cast = hidden_size, eps, cast
+        self.weight: nn.Parameter | None
+        ones = torch.ones(hidden_size, device=device, dtype=dtype) if elementwise_affine else None
+        self.register_parameter("weight", None if ones is None else nn.Parameter(ones))
 
     def reset_parameters(self) -> None:
         """Fill the weight with ones."""
-        nn.init.ones_(self.weight)
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """y of x (..., hidden_size); with a residual also the stream x + residual."""
@@ -228,4 +254,5 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         """The size, eps and order of casts, for print."""
-        return f"{self.weight.shape[0]}, eps={self.eps}, cast={self.cast!r}"
+        affine = "" if self.weight is not None else ", elementwise_affine=False"
+        return f"{self.hidden_size}, eps={self.eps}, cast={self.cast!r}{affine}"

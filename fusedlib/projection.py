@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn import Parameter, functional
 from torch.overrides import has_torch_function
 
-from fusedlib.arguments import STRIDED, require_tensors
+from fusedlib.arguments import STRIDED, require_alike, require_tensors, shape_of
 from fusedlib.call_context import autocast_enabled, is_plain_eager
 from fusedlib.kernels.host.route import is_transformed, may_split_linear
-from fusedlib.kernels.operands import shape_of
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -149,16 +148,4 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise ValueError(
             f"bias must be ({weight.shape[0]},) for weight {shape_of(weight)}, got {shape_of(bias)}"
         )
-    _check_alike("weight", weight, x)
-    if bias is not None:
-        _check_alike("bias", bias, x)
-
-
-def _check_alike(name: str, operand: Tensor, x: Tensor) -> None:
-    if operand.device != x.device:
-        raise ValueError(f"{name} is on {operand.device}, x on {x.device}")
-    if operand.dtype != x.dtype and not autocast_enabled(x.device.type):
-        raise ValueError(
-            f"{name} is {operand.dtype}, x is {x.dtype}: they must have one dtype, or run under "
-            "autocast"
-        )
+    require_alike(x=x, weight=weight, bias=bias)

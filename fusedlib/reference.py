@@ -5,7 +5,7 @@ Called with float64 tensors this is what everything is compared with.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 
 def swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
@@ -18,13 +18,22 @@ def swiglu_mlp(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tenso
     return swiglu(x, w_gate, w_up) @ w_down.mT
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, cast: str = "hf") -> Tensor:
+def geglu_mlp(
+    x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *, approximate: str = "tanh"
+) -> Tensor:
+    """(gelu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ, of operands as of `swiglu_mlp`."""
+    return (gelu(x @ w_gate.mT, approximate=approximate) * (x @ w_up.mT)) @ w_down.mT
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6, *, cast: str = "hf") -> Tensor:
     """weight ⊙ x / √(mean(x²) + eps), x (..., width): fp32 inside unless x is float64.
 
     "hf" as transformers' `LlamaRMSNorm`, "litgpt" as litgpt's `RMSNorm` place their casts.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return normed.to(x.dtype)
     if cast == "hf":
         return weight * normed.to(x.dtype)
     return (normed * weight.to(wide.dtype)).to(x.dtype)
@@ -41,22 +50,29 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, target: Tensor, *,
     bias: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0,
-    z_loss: float = 0.0, reduction: str = "mean", token_weights: Tensor | None = None,
+    z_loss: float = 0.0, softcap: float | None = None, reduction: str = "mean",
+    token_weights: Tensor | None = None, class_weights: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """w ((1 − ε)(lse − logits_y) + ε (lse − mean_c logits_c) + ζ lse²), summed over the tokens that
-    are not ignored, or divided by their Σ w: hidden (tokens, hidden), weight (vocabulary, hidden).
+    """w ((1 − ε) ω_y (lse − logits_y) + ε mean_c ω_c (lse − logits_c) + ζ ω_y lse²), w a token's
+    and ω a class's weight, summed over the tokens that are not ignored, or divided by their
+    Σ w ω_y: hidden (tokens, hidden), weight (vocabulary, hidden).
 
     The logits have the inputs' dtype, the rest is fp32 at least.
     """
     logits = hidden @ weight.mT if bias is None else hidden @ weight.mT + bias
     logits = logits if logits.dtype.itemsize > 4 else logits.float()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
     valid = target != ignore_index
     y = target.where(valid, 0)[:, None]
     lse = logits.logsumexp(-1)
     log_p = logits - lse[:, None]
-    losses = -(1 - label_smoothing) * log_p.gather(-1, y)[:, 0] - label_smoothing * log_p.mean(-1)
+    by_class = logits.new_ones(weight.shape[0]) if class_weights is None else class_weights
+    at_y = by_class[y[:, 0]]
+    losses = at_y * ((label_smoothing - 1) * log_p.gather(-1, y)[:, 0] + z_loss * lse.square())
+    losses = losses - label_smoothing * (by_class * log_p).mean(-1)
     weights = valid.to(logits.dtype) if token_weights is None else token_weights * valid
-    losses = (losses + z_loss * lse.square()).where(valid, 0) * weights
+    losses = losses.where(valid, 0) * weights
     if reduction == "none":
         return losses
-    return losses.sum() / (weights.sum() if reduction == "mean" else 1)
+    return losses.sum() / ((weights * at_y).sum() if reduction == "mean" else 1)

@@ -13,7 +13,7 @@ from fusedlib.kernels.host import binaries, plan, plan_cache
 from fusedlib.kernels.host.launch import Launch
 from rewritten import rewritten
 
-H = "    h = gate * tl.sigmoid(gate) * up"
+H = "    h = activated * up"
 LAST = (
     "((row + tl.arange(0, HEIGHT)) == tokens - 1)[:, None]"
     " & ((column + tl.arange(0, WIDTH)) == inner - 1)[None, :]"
@@ -31,9 +31,9 @@ BROKEN = {
     "gate's rows taken for up's": ("w_up, up_row + column", "w_gate, column"),
     "wrong last ragged element": (H, f"{H} + {OFF}"),
     "wrong last ragged gradient": ("d_gate = dh", f"d_gate = {OFF} + dh"),
-    "wrong derivative": ("(s + silu * (1 - s))", "s"),
-    "gradients swapped": ("dh * up * (s + silu * (1 - s))", "dh * silu"),
-    "up left out of the recomputed h": ("_store(h_ptr, silu * up", "_store(h_ptr, silu"),
+    "wrong derivative": ("slope(gate, activated, s, ACTIVATION)", "s"),
+    "gradients swapped": ("dh * up * slope(gate, activated, s, ACTIVATION)", "dh * activated"),
+    "up left out of the recomputed h": ("_store(h_ptr, activated * up", "_store(h_ptr, activated"),
 }
 
 

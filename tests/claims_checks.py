@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 
 from press import claims as stating
-from press import published, recording
+from press import published, replay
 from press.claims import Claim
 
 MOST = 5
-RECORDED = {*recording.recorded_machines()}
+RECORDED = {*replay.recorded_machines()}
 
 
 def check_one_to_five_by_name(claims: list[Claim]) -> None:
@@ -24,19 +24,21 @@ def check_one_to_five_by_name(claims: list[Claim]) -> None:
 
 def check_each_holds_in_every_recording(claims: list[Claim]) -> None:
     for claim in claims:
-        told = {v.machine: v for v in claim.verdicts if v.machine in {*RECORDED, published.MACHINE}}
-        for name, verdict in told.items():
-            assert not verdict.errors, f"{claim.name} on {name}: {verdict.errors}"
-            wrong = [e for e in verdict.evaluations if e.holds is False]
+        told = {
+            s.machine: s for s in claim.standings if s.machine in {*RECORDED, published.MACHINE}
+        }
+        for name, standing in told.items():
+            assert not standing.errors, f"{claim.name} on {name}: {standing.errors}"
+            wrong = [e for e in standing.evaluations if e.holds is False]
             assert not wrong, f"{claim.name} on {name}: {wrong}"
-        assert any(v.measured for v in told.values()), f"{claim.name}: not measured anywhere"
+        assert any(s.measured for s in told.values()), f"{claim.name}: not measured anywhere"
         assert "—" not in claim.sentence(), f"{claim.name}: {claim.sentence()}"
 
 
 def check_some_change_makes_each_false(claims: list[Claim]) -> None:
     for claim in claims:
-        for verdict in (v for v in claim.verdicts if v.measured):
-            for recorded, part in stating.complete(claim.selection, verdict.machine):
+        for standing in (s for s in claim.standings if s.measured):
+            for recorded, part in stating.complete(claim.selection, standing.machine):
                 changed = (claim.evaluate(p, recorded).holds for p in perturbed(part))
                 assert any(holds is False for holds in changed), f"{claim.name} cannot fail"
 

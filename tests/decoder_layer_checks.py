@@ -29,6 +29,8 @@ SETTINGS = {
         "num_attention_heads": 6,
         "num_key_value_heads": 3,
     },
+    "gelu": {"name": "Llama", "hidden_act": "gelu"},
+    "gelu by tanh": {"name": "Llama", "hidden_act": "gelu_pytorch_tanh"},
     "one head of keys": {"name": "Llama", "num_key_value_heads": 1},
     "rows that no block divides": {
         "name": "Llama",
@@ -153,7 +155,7 @@ def check_children_put_in_later(device):
     assert count == LAYERS - 1
     torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)
     for model in (plain, patched):
-        model.model.layers[1].mlp.act_fn = nn.GELU()
+        model.model.layers[1].mlp.act_fn = nn.Mish()
     count, found = whole_layers(patched, ids)
     assert count == LAYERS - 2
     torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)

@@ -44,17 +44,19 @@ def new(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) ->
     return meta(*shape, dtype=dtype)
 
 
-def forward(config: Config, width: int = WIDE) -> None:
+def forward(config: Config, width: int = WIDE, activation: str = "silu") -> None:
     x, h = meta(300, width), meta(300, width)
-    launch = swiglu.fwd_launch(x, width, 0, True, config)
+    launch = swiglu.fwd_launch(x, width, 0, True, config, activation)
     launch(x, *[meta(width, width)] * 2, h, meta(300, 2 * width))
 
 
 def backward(
-    variant: tuple[bool, ...], config: Config, width: int = WIDE, dtype: torch.dtype = BF16
-) -> None:
+    variant: tuple[bool, ...], config: Config, width: int = WIDE, dtype: torch.dtype = BF16,
+    activation: str = "silu",
+) -> None:  # fmt: skip
     dy, w_down, gate_up = (meta(n, width, dtype=dtype) for n in (300, width, 300))
-    swiglu.bwd_launch(dy, width, variant, config)(dy, w_down, *[gate_up] * 4)
+    launch = swiglu.bwd_launch(dy, width, variant, config, activation)
+    launch(dy, w_down, *[gate_up] * 4)
 
 
 def calls_of_swiglu(arch: int) -> Calls:
@@ -72,18 +74,22 @@ def calls_of_swiglu(arch: int) -> Calls:
             yield f"{name} at once {tile.block_m} by {tile.block_n}", partial(call, tile)
         if "in place" not in name:
             yield f"{name} unaligned", partial(call, UNALIGNED, WIDE + 1)
+        for activation in ("gelu", "gelu_tanh"):
+            yield f"{name} {activation}", partial(call, table[arch], activation=activation)
     for (kind, dtype), (even, width) in product(
         {"half": BF16, "ieee": FP32}.items(), {"": WIDE, " unaligned": WIDE + 1}.items()
     ):
         call = partial(backward, POINTWISE, swiglu_configs.POINTWISE, width, dtype)
         yield f"bwd {kind} pointwise{even}", call
+        for activation in ("gelu", "gelu_tanh"):
+            yield f"bwd {kind} pointwise{even} {activation}", partial(call, activation=activation)
     for module in (few_tokens, projections):
         module.architecture = lambda _: arch
     card, widths = torch.device("meta"), (WIDE, 1024, 1024)
     deepest = 256 if arch in few_tokens.D_X_CONFIGS else 64
     for config in few_tokens.ROW_PRODUCT_CONFIGS.get(arch, few_tokens.DEFAULT_CONFIGS):
         for module in (few_tokens, projections):
-            module.chosen = lambda *_, config=config, **__: config
+            module.choose_config = lambda *_, config=config, **__: config
         size = f"{config.block_m} by {config.block_n}"
         if config.block_m == 64:
             launch = few_tokens.down_launch(card, 37, WIDE, WIDE)
@@ -113,20 +119,23 @@ def calls_of_hopper(arch: int) -> Calls:
         "bwd": hopper.MAX_HIDDEN_TO_PREFETCH + 16,
         "bwd ahead": hopper.MAX_HIDDEN_TO_PREFETCH,
     }
-    for (name, hidden), store, dtype in product(widths.items(), (True, False), (BF16, FP16)):
+    variants = [*product(widths, (True, False), (BF16, FP16), ("silu",))]
+    variants += product(("fwd", "bwd"), (True,), (BF16,), ("gelu", "gelu_tanh"))
+    for name, store, dtype, activation in variants:
+        hidden = widths[name]
         matrix = meta(300, hidden, dtype=dtype)
         if name == "fwd":
-            launch = hopper.forward_launch(matrix, hidden, 0, store)
+            launch = hopper.forward_launch(matrix, hidden, 0, store, activation)
         else:
-            launch = hopper.backward_launch(matrix, hidden, store)
-        yield f"{name} {dtype}{' storing' * store}", partial(launch, *[matrix] * 5)
+            launch = hopper.backward_launch(matrix, hidden, store, activation)
+        words = f"{name} {dtype}{' storing' * store}{f' {activation}' * (activation != 'silu')}"
+        yield words, partial(launch, *[matrix] * 5)
 
 
 def calls_of_split(arch: int) -> Calls:
     """Products of factors that lie as they are and transposed, and what splits factors."""
     config = split.CONFIGS[arch]
     split.INTERPRETER, split.hopper = config, None
-    parts.INTERPRETED_ROWS, parts.INTERPRETED_COLUMNS = parts.ROWS, parts.COLUMNS
     sizes = 300, 1024, 500, 1024
     halves, words = meta(512, 512, dtype=FP16), meta(512, dtype=torch.int32)
     matrices = halves, halves, words, words, meta(300, 1024, dtype=FP32)
@@ -139,6 +148,7 @@ def calls_of_split(arch: int) -> Calls:
     for name, columns in (("even", 1024), ("ragged", 1025)):
         source = meta(300, columns, dtype=FP32)
         for by_columns in (False, True):
+            parts.INTERPRETED = parts.COLUMNS if by_columns else parts.ROWS
             splitting = parts.FactorSplitter(source, by_columns, new)
             yield f"{name} {'columns' if by_columns else 'rows'}", partial(splitting, source)
 
@@ -156,6 +166,11 @@ def calls_of_rows(arch: int) -> Calls:
             yield f"fwd {kind} {width}", call
             call = partial(rms_norm.rms_norm_bwd, x, x, x, weight, rstd, True, True)
             yield f"bwd {kind} {width}", call
+            if width in (128, 16384):
+                call = partial(rms_norm.rms_norm_fwd, x, None, x, 1e-6, True)
+                yield f"fwd without a weight {kind} {width}", call
+                call = partial(rms_norm.rms_norm_bwd, x, x, x, None, rstd, True, False)
+                yield f"bwd without a weight {kind} {width}", call
         for head_dim, rotary in ((64, 64), (128, 128), (80, 80), (96, 32), (10, 6)):
             q, k = (meta(2, 64, h, head_dim, dtype=dtype).transpose(1, 2) for h in (32, 8))
             cos, at = meta(1, 64, rotary, dtype=dtype), meta(64, dtype=torch.int64)
@@ -175,20 +190,25 @@ def calls_of_rows(arch: int) -> Calls:
 def calls_of_loss(arch: int) -> Calls:
     """`linear_cross_entropy`'s, at any vocabulary."""
     kernels, cut = linear_cross_entropy, CUT
-    kernels.block_and_warps = lambda stride, itemsize, _: cut(stride, itemsize, arch)
-    variants = {"gradient": (None, 0.0, True), "gradient, all": (True, 0.1, True),
-                "loss alone": (None, 0.0, False)}  # fmt: skip
+    kernels.block_and_warps = lambda stride, itemsize, _, more: cut(stride, itemsize, arch, more)
+    variants = {  # weights, smoothing, softcap, gradient
+        "gradient": (None, 0.0, 0.0, True), "gradient, all": (True, 0.1, 30.0, True),
+        "gradient, smoothed": (None, 0.1, 0.0, True), "gradient, capped": (None, 0.0, 30.0, True),
+        "loss alone": (None, 0.0, 0.0, False),
+    }  # fmt: skip
     for dtype, name, vocabulary in (
         (BF16, "gradient", 128255), (BF16, "gradient", 63), (BF16, "gradient, all", 128255),
+        (BF16, "gradient, smoothed", 128255), (BF16, "gradient, capped", 128255),
         (BF16, "loss alone", 128255), (FP16, "gradient, all", 128255),
         (FP32, "gradient, all", 128255),
     ):  # fmt: skip
         stride = kernels.row_stride(vocabulary, dtype.itemsize)
         logits, losses = meta(300, stride, dtype=dtype)[:, :vocabulary], meta(300, dtype=FP32)
-        weighted, smoothing, gradient = variants[name]
+        weighted, smoothing, softcap, gradient = variants[name]
         call = partial(
             kernels.cross_entropy_rows, logits, meta(300, dtype=torch.int64), weighted and losses,
-            meta(1, dtype=FP32), losses, -100, smoothing, 1e-2, gradient=gradient,
+            weighted and meta(vocabulary, dtype=FP32), meta(1, dtype=FP32), losses,
+            weighted and losses, -100, smoothing, 1e-2, softcap, gradient=gradient,
         )  # fmt: skip
         yield f"{dtype} {name}, {stride} a row", call
     factor, result = meta(1, dtype=FP32), meta(2**20)

@@ -28,6 +28,7 @@ from torch.nn import Parameter  # noqa: E402
 import fusedlib.functional as functional  # noqa: E402
 from fusedlib import call_context  # noqa: E402
 from fusedlib.kernels.host import plan_cache  # noqa: E402
+from fusedlib.kernels.host.problem import MLPProblem  # noqa: E402
 from played_driver import play_driver  # noqa: E402
 
 CARD = torch.device("cuda", 0)
@@ -147,7 +148,9 @@ def calls(weights, lengths) -> dict:
     for tokens in lengths:
         call(weights, tokens)
     wide, hidden = weights[0].shape
-    listed = prebuild.layer_binaries(hidden, wide // 2, weights[0].dtype, CARD)
+    listed = prebuild.layer_binaries(
+        MLPProblem(CARD, weights[0].dtype, "ieee", 0, hidden, wide // 2)
+    )
     return {
         "listed": [each.name for each in listed.values()],
         "not listed": [str(key) for key in noted.keys.keys() - listed.keys()],

@@ -9,13 +9,14 @@ from torch.autograd import grad
 from torch.nn.functional import cross_entropy, linear
 
 import gradient_checks
-from fusedlib import linear_cross_entropy, reference
+from fusedlib import linear_cross_entropy, linear_cross_entropy_and_accuracy, reference
 from fusedlib.bench import check
 from gradient_checks import close, results_of, same
 from swiglu_checks import worse
 
 SHAPE = TOKENS, WIDTH, VOCABULARY = 13, 8, 201  # a row is several of the interpreter's blocks
-ALL = {"bias": True, "label_smoothing": 0.1, "z_loss": 1e-2, "token_weights": True}
+ALL = {"bias": True, "label_smoothing": 0.1, "z_loss": 1e-2, "token_weights": True,
+       "class_weights": True, "softcap": 2.0}  # fmt: skip
 # Bytes with which TOKENS have chunks of five; what fp32 sums of d_W take is 4·VOCABULARY·WIDTH.
 CHUNKS_OF_FIVE = {"float32": 5 * 224 * 4, "bfloat16": 6432, "float16": 6432}
 SETTINGS = {
@@ -27,6 +28,9 @@ SETTINGS = {
     "z-loss": {"z_loss": 1e-2},
     "weighted": {"token_weights": True},
     "a class ignored": {"ignore_index": 7},
+    "softcapped": {"softcap": 2.0},
+    "by class": {"class_weights": True},
+    "by class, smoothed, z-loss": {"class_weights": True, "label_smoothing": 0.3, "z_loss": 1e-2},
     "all, mean": ALL,
     "all, sum": {**ALL, "reduction": "sum"},
     "all, by token": {**ALL, "reduction": "none"},
@@ -35,7 +39,8 @@ SETTINGS = {
 
 def drawn(
     device: str, dtype: str, shape: tuple[int, int, int] = SHAPE, spread: float = 1.0,
-    seed: int = 0, bias: bool = False, token_weights: bool = False, **settings,
+    seed: int = 0, bias: bool = False, token_weights: bool = False, class_weights: bool = False,
+    **settings,
 ):  # fmt: skip
     """Leaves by name, target (an ignored one in seven), and the settings; logits are O(spread)."""
     tokens, width, vocabulary = shape
@@ -53,6 +58,9 @@ def drawn(
     target[-1] = vocabulary - 1
     if token_weights:
         settings["token_weights"] = torch.rand(tokens, generator=generator, device=device)
+    if class_weights:
+        settings["class_weights"] = torch.rand(vocabulary, generator=generator, device=device)
+        settings["class_weights"][1::3] = 0
     return leaves, target, settings
 
 
@@ -217,6 +225,50 @@ def check_huge_logits(device: str) -> None:
         assert linear_cross_entropy(**leaves, target=target).isnan()
 
 
+def check_token_accuracy(device: str) -> None:
+    """As argmax of the logits has it: the first of the largest. Whole numbers have many of these,
+    and products without rounding."""
+    for dtype in ("float32", "bfloat16"):
+        leaves, target, _ = drawn(device, dtype)
+        with torch.no_grad():
+            for leaf in leaves.values():
+                leaf.copy_((leaf * 2).round().clamp(-2, 2))
+            leaves["weight"][VOCABULARY // 2 :] = leaves["weight"][: (VOCABULARY + 1) // 2].clone()
+        best = linear(leaves["hidden"], leaves["weight"]).argmax(-1)
+        target[1::2] = best[1::2]
+        target[2] = best[2] + VOCABULARY // 2  # as large, and not the first
+        valid = target != -100
+        hits = ((best == target) & valid).float()
+        assert hits[1] == 1 and hits[2] == 0 and 0 < hits.sum() < valid.sum()
+        plain = linear_cross_entropy(**leaves, target=target)
+        share = hits.sum() / valid.sum()
+        for reduction, wanted in (("none", hits), ("mean", share), ("sum", share)):
+            loss, accuracy = linear_cross_entropy_and_accuracy(
+                **leaves, target=target, reduction=reduction
+            )
+            assert torch.equal(accuracy, wanted) and not accuracy.requires_grad
+            if reduction == "mean":
+                gradients = grad(loss, list(leaves.values()))
+                assert close([loss, *gradients], [plain, *grad(plain, list(leaves.values()))])
+        capped = linear_cross_entropy_and_accuracy(**leaves, target=target, softcap=50.0)
+        assert torch.equal(capped[1], share)
+        ignored = torch.full_like(target, -100)
+        assert linear_cross_entropy_and_accuracy(**leaves, target=ignored)[1].isnan()
+
+
+def check_class_weights_are_torch_s(device: str) -> None:
+    leaves, target, settings = drawn(device, "float32", class_weights=True)
+    by_class = settings["class_weights"]
+    logits = linear(leaves["hidden"], leaves["weight"])
+    for reduction in ("mean", "sum", "none"):
+        for smoothing in (0.0, 0.3):
+            shared = {"reduction": reduction, "label_smoothing": smoothing}
+            found = linear_cross_entropy(
+                **leaves, target=target, class_weights=by_class.double(), **shared
+            )
+            torch.testing.assert_close(found, cross_entropy(logits, target, by_class, **shared))
+
+
 def check_autocast(device: str) -> None:
     leaves, target, _ = drawn(device, "float32", bias=True)
     for dtype in (torch.bfloat16, torch.float16):
@@ -253,16 +305,22 @@ def check_functional_transforms(device: str) -> None:
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
 
 
-def check_bound(device: str, magnitude: float, vocabulary: int = VOCABULARY) -> None:
+def check_bound(
+    device: str, magnitude: float, vocabulary: int = VOCABULARY, softcap: float = 0.0
+) -> None:
     """What the kernel's docstring promises of a row, in fp32."""
     from fusedlib.kernels import linear_cross_entropy as kernels
 
-    rows, smoothing, z_loss = 8, 0.1, 1e-2
+    rows, smoothing, z_loss, unit = 8, 0.1, 1e-2, 2**-24
     stride = kernels.row_stride(vocabulary, 4)
     logits = (torch.randn(rows, stride, device=device) * magnitude)[:, :vocabulary]
     target = torch.randint(vocabulary, (rows,), device=device)
     losses, one = torch.empty(rows, device=device), torch.ones((), device=device)
-    true = logits.double()
+    true = before = logits.double()
+    slope = torch.ones_like(true)
+    if softcap:
+        true = softcap * torch.tanh(before / softcap)
+        slope = 1 / torch.cosh(before / softcap).square()
     lse = true.logsumexp(-1)
     largest = torch.maximum(true.abs().amax(-1), lse.abs())
     one_hot = torch.nn.functional.one_hot(target, vocabulary)
@@ -270,15 +328,20 @@ def check_bound(device: str, magnitude: float, vocabulary: int = VOCABULARY) -> 
     true_losses = lse - (share * true).sum(-1) + z_loss * lse.square()
     p = true.softmax(-1)
     kernels.cross_entropy_rows(
-        logits, target, None, one, losses, -100, smoothing, z_loss, gradient=True
-    )
+        logits, target, None, None, one, losses, None, -100, smoothing, z_loss, softcap,
+        gradient=True,
+    )  # fmt: skip
     steps = 8 + torch.tensor(vocabulary).log2()
-    bound = steps * (1 + largest) * (1 + 2 * z_loss * largest) * 2**-24
+    squared = 1 + 2 * z_loss * largest
+    capped = 20 * largest if softcap else torch.zeros_like(largest)
+    bound = (steps * (1 + largest) + capped) * squared * unit
     assert ((losses - true_losses).abs() <= bound).all()
     times = (1 + 2 * z_loss * lse)[:, None]
-    of_p = (steps + largest)[:, None] * p * times.abs() * 2**-23
-    off = (logits.double() - (p * times - share)).abs()
-    assert (off <= of_p + 4 * (p * times.abs() + share) * 2**-24).all()
+    of_p = (2 * (steps + largest) + capped)[:, None] * p * times.abs() * unit
+    off = (logits.double() - (p * times - share) * slope).abs()
+    of_slope = (8 + 6 * before.abs() / softcap) * unit if softcap else 0.0
+    rounding = (4 * unit + of_slope) * (p * times.abs() + share)
+    assert (off <= (of_p + rounding) * slope + torch.finfo(torch.float32).tiny).all()
 
 
 def check_compiled(

@@ -68,7 +68,7 @@ def write(path: Path, *cells: Any) -> Path:
 
 def stated(
     sentence: str, name: str = "speed", measured: int = 0, own_held: int | None = None,
-    **verdict: Any,
+    **standing: Any,
 ) -> Callable[[], None]:  # fmt: skip
     """What states a claim that was measured three times on a recorded machine, seldom on this."""
     known = {
@@ -82,9 +82,9 @@ def stated(
         "machine": "me", "label": "me", "own": True, "held": held, "measured": measured,
         "count": f"{held} of {measured}", "text": text, "errors": [],
     }  # fmt: skip
-    verdicts = [here, known | verdict]
+    standings = [here, known | standing]
     return lambda: display.claim(
-        sentence, "", name, headline=True, study="01_good", numbers={}, verdicts=verdicts
+        sentence, "", name, headline=True, study="01_good", numbers={}, standings=standings
     )
 
 

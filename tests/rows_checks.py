@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from fusedlib import reference, rms_norm, rope
+from fusedlib import RMSNorm, reference, rms_norm, rope
 from fusedlib.bench import check
 from fusedlib.kernels.host.route import has_kernels
 from fusedlib.patch import recomputed
@@ -66,12 +66,14 @@ def misses(
 
 
 def norm_case(
-    device: str, dtype: str, rows: int, width: int, residual: bool, scale: float = 1.0
-) -> tuple[Named, Named]:
+    device: str, dtype: str, rows: int, width: int, residual: bool, scale: float = 1.0,
+    weighted: bool = True,
+) -> tuple[Named, Named]:  # fmt: skip
     """Leaves and what flows back to the outputs."""
     kind, names = getattr(torch, dtype), ["x", "residual"] if residual else ["x"]
     leaves = {n: drawn(device, kind, rows, width, seed=i, scale=scale) for i, n in enumerate(names)}
-    leaves["weight"] = drawn(device, kind, width, seed=2) * 0.5 + 1
+    if weighted:
+        leaves["weight"] = drawn(device, kind, width, seed=2) * 0.5 + 1
     outputs = ["y", "s"] if residual else ["y"]
     # A norm's gradient is as much smaller as its input is larger: both parts of d_x should count.
     sizes = {"y": 1.0, "s": 1 / scale}
@@ -82,7 +84,7 @@ def norm_case(
 
 
 def ours(cast: str, compute: Callable[..., Tensor] = rms_norm, eps: float = 1e-6):
-    def function(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Named:
+    def function(x: Tensor, weight: Tensor | None = None, residual: Tensor | None = None) -> Named:
         found = compute(x, weight, eps, residual=residual, cast=cast)
         return {"y": found} if residual is None else dict(zip("ys", found, strict=True))
 
@@ -90,7 +92,7 @@ def ours(cast: str, compute: Callable[..., Tensor] = rms_norm, eps: float = 1e-6
 
 
 def plain_norm(cast: str, eps: float = 1e-6):
-    def function(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Named:
+    def function(x: Tensor, weight: Tensor | None = None, residual: Tensor | None = None) -> Named:
         s = x if residual is None else residual + x
         y = reference.rms_norm(s, weight, eps, cast=cast)
         return {"y": y} if residual is None else {"y": y, "s": s}
@@ -100,9 +102,9 @@ def plain_norm(cast: str, eps: float = 1e-6):
 
 def misses_norm(
     device: str, dtype: str, rows: int, width: int, residual: bool = True, cast: str = "hf",
-    scale: float = 1.0, compute: Callable[..., Tensor] = rms_norm,
+    scale: float = 1.0, compute: Callable[..., Tensor] = rms_norm, weighted: bool = True,
 ) -> list[str]:  # fmt: skip
-    leaves, upstream = norm_case(device, dtype, rows, width, residual, scale)
+    leaves, upstream = norm_case(device, dtype, rows, width, residual, scale, weighted)
     return misses(ours(cast, compute), plain_norm(cast), leaves, upstream)
 
 
@@ -136,6 +138,20 @@ def check_bounds_of_the_docstring(device: str) -> None:
         assert torch.equal(found["d_x"], found["d_residual"])
         off = (found["d_weight"].double() - (dy * n).sum(0)).abs()
         assert (off <= (rows + 64) * ROOT * (dy * n).abs().sum(0) + v * (dy * n).sum(0).abs()).all()
+
+
+def check_without_a_weight(device: str) -> None:
+    """Rows of one tile, of several, and wider than the backward holds in registers."""
+    for dtype, residual in product(("float32", "bfloat16", "float16"), (True, False)):
+        for rows, width in ((21, 48), (5, 1030), (3, 8200)):
+            cast = "hf" if residual else "litgpt"
+            found = misses_norm(device, dtype, rows, width, residual, cast, weighted=False)
+            assert found == [], (dtype, residual, rows, width, found)
+    module = RMSNorm(48, elementwise_affine=False, device=device)
+    x = drawn(device, torch.float32, 4, 48, seed=1)
+    assert torch.equal(module(x), rms_norm(x, None)) and not module.state_dict()
+    module.reset_parameters()
+    assert str(module) == "RMSNorm(48, eps=1e-06, cast='hf', elementwise_affine=False)"
 
 
 def check_hf_bit_for_bit(device: str) -> None:

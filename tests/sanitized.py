@@ -160,7 +160,9 @@ def loss() -> None:
     target = torch.randint(16500, (20,), device="cuda")
     target[::7] = -100
     wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
-    for settings in ({}, {"label_smoothing": 0.1, "z_loss": 1e-2}):
+    by_class = torch.rand(16500, device="cuda")
+    more = {"label_smoothing": 0.1, "z_loss": 1e-2, "softcap": 5.0, "class_weights": by_class}
+    for settings in ({}, more):
         for reduction in ("mean", "none"):
             chunked = {"reduction": reduction, "memory": memory, **settings}
             losses = linear_cross_entropy(hidden, weight, target, **chunked)
@@ -190,6 +192,10 @@ def rms_norm_all() -> None:
         near(y, n * weight.double())
         near(d_weight, (dy.double() * n).sum(0))
         near((d_x * s).sum(-1) + dy.norm(dim=-1), dy.norm(dim=-1))  # d_x is orthogonal to s
+        bare = rms_norm(x, None)
+        near(bare, x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt())
+        [d_x] = grad(bare, x, dy)
+        near((d_x * x).sum(-1) + dy.norm(dim=-1), dy.norm(dim=-1))
 
 
 @run("rope")

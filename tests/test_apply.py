@@ -154,6 +154,7 @@ def test_training_never_builds_the_logits(monkeypatch):
     """Plain PyTorch, which runs here, builds them inside linear_cross_entropy: a sum stands in."""
 
     def stand_in(hidden, weight, target, *, bias, **settings):
+        settings = {name: value for name, value in settings.items() if value is not None}
         assert settings == {"ignore_index": -100, "reduction": "mean"} and bias is None
         return hidden.sum() + weight.sum()
 
@@ -508,13 +509,25 @@ def test_the_report_says_where_all_is_plain_pytorch(monkeypatch):
     ("settings", "switch", "why"),
     [
         ({"mlp_bias": True}, "mlp", "biases"),
-        ({"hidden_act": "gelu"}, "mlp", "GELU"),
+        ({"hidden_act": "relu"}, "mlp", "ReLU"),
     ],
 )
 def test_what_does_not_fit_is_left_and_said(settings, switch, why):
     plain, patched = pair(**settings)
     report = fusedlib.apply_to(copy.deepcopy(plain))
     assert len(report.left[switch]) == 2 and why in report.left[switch][0][1]
+    assert misses_of(plain, patched, *tokens()) == []
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_new", "gelu_pytorch_tanh", "torch", "torch, tanh"])
+def test_mlps_with_gelu_are_fused(name):
+    plain = make(hidden_act="gelu" if "torch" in name[:5] else name)
+    for layer in plain.model.layers if name.startswith("torch") else ():
+        layer.mlp.act_fn = nn.GELU(approximate="tanh" if "tanh" in name else "none")
+    patched = copy.deepcopy(plain)
+    assert len(fusedlib.apply_to(patched).replaced["mlp"]) == 2
+    wanted = "gelu" if name in ("gelu", "torch") else "gelu_tanh"
+    assert {layer.mlp.activation for layer in patched.model.layers} == {wanted}
     assert misses_of(plain, patched, *tokens()) == []
 
 

@@ -112,7 +112,7 @@ def test_the_other_order_is_seen_to_hold_more(kernels, monkeypatch):
 
 
 def test_registered_operators_hold_a_second_gate_up_and_no_more(kernels):
-    found = peak_mib(lambda x, *w: ops.swiglu_mlp(x, w[0], None, w[1], True)[0], SHAPES[0])
+    found = peak_mib(lambda x, *w: ops.swiglu_mlp(x, w[0], None, w[1], "silu", True)[0], SHAPES[0])
     more = (mlp_ledger.F * 2).mib(SwiGLUProblem(*SHAPES[0], "float32"))
     assert found == counted(FUSED, SHAPES[0]) + more
 

@@ -16,7 +16,7 @@ from fusedlib.bench.jsonl import read_objects
 from fusedlib.bench.results import Recorder, ResultsError
 from fusedlib.bench.sweep import outcome, sweep
 from measure import warmup
-from press import cli, recording
+from press import cli, replay
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="uses what only Linux has")
 
@@ -220,16 +220,16 @@ def test_a_study_of_which_nothing_came_here_still_shows_the_recorded_rows(failed
     options = {"models": ["nano"], "directions": ["step"], "count": 30, "warmups": [0]}
     cases = warmup.step_cases(shared, "fresh", 1, **options)
     cases += warmup.first_step_cases(shared, models=["nano"], compiled=["nano"])
-    with recording.recorded_rows():
+    with replay.recorded_rows():
         recorder = Recorder(warmup.STUDY, profile="quick")
         for case in cases if failed else []:
             recorder.append(case, status="failed", reason="bad luck")
         assert recorder.rows()["own"].sum() == (len(cases) if failed else 0)
-        shown = recording.analysis_of(paths.ROOT / "notebooks" / f"{warmup.STUDY}.ipynb")
+        shown = replay.analysis_of(paths.ROOT / "notebooks" / f"{warmup.STUDY}.ipynb")
     assert len(shown.claims) >= 3
     for stated in shown.claims:
-        assert stated.verdict().count("holds in") >= 1, "the recorded machine's"
-        assert "this machine: not measured; on a large GPU `make study" in stated.verdict()
+        assert stated.summary().count("holds in") >= 1, "the recorded machine's"
+        assert "this machine: not measured; on a large GPU `make study" in stated.summary()
         assert "—" not in stated.sentence()
 
 

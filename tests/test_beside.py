@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from fusedlib.bench import results
-from press import beside, display, plots, recording
+from press import beside, display, plots, replay
 from press.display import TABLE_MIME
-from press.plan import MEASURE
+from press.measuring import MEASURE
 from report_sample import outputs_of
 
 H200, H100 = "nvidia-h200", "nvidia-h100"
@@ -266,12 +266,12 @@ def test_what_is_not_of_a_kind_stays_as_it_is():
     printed = nbformat.v4.new_output("stream", name="stdout", text="1 ms")
     own = outputs_of(
         lambda: display.claim(
-            "It is 1.", "", "c", headline=True, study="x", numbers={}, verdicts=[]
+            "It is 1.", "", "c", headline=True, study="x", numbers={}, standings=[]
         )
     )
     others = outputs_of(
         lambda: display.claim(
-            "It is 2.", "", "c", headline=True, study="x", numbers={}, verdicts=[]
+            "It is 2.", "", "c", headline=True, study="x", numbers={}, standings=[]
         )
     )
     before = copy.deepcopy([printed, *own, prose("3")])
@@ -331,8 +331,8 @@ def test_a_notebook_is_analysed_once_for_each_machine(rows, tmp_path):
     ]
     path = tmp_path / "n.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    executed = recording.analysis_of(path).notebook
-    recording.show_others(executed, path, ["01_x"])
+    executed = replay.analysis_of(path).notebook
+    replay.show_others(executed, path, ["01_x"])
     paragraph, shown = executed.cells[1].outputs
     text = paragraph["data"]["text/markdown"].replace("\N{NO-BREAK SPACE}", " ")
     assert text == "It has 3 (H100 2) rows."

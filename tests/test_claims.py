@@ -7,9 +7,9 @@ import pytest
 
 from fusedlib.bench import machine
 from press import claims as stating
-from press import display, plan, published, recording
+from press import display, measuring, published, replay
 from press.claims import Claim
-from press.pages.outputs import verdicts
+from press.pages.outputs import where_it_holds
 
 
 def frame(**columns) -> pd.DataFrame:
@@ -42,13 +42,13 @@ def test_a_number_is_the_median_over_recordings_with_their_range():
 
     claim = stated(rows, rule)
     assert claim.sentence() == "The step takes 1.053 ms [1.011–1.165]."
-    assert "m: holds in 3 of 3 recordings" in claim.verdict()
-    assert "this machine: not measured; on a large GPU `make study ONLY=00_x" in claim.verdict()
+    assert "m: holds in 3 of 3 recordings" in claim.summary()
+    assert "this machine: not measured; on a large GPU `make study ONLY=00_x" in claim.summary()
     mine = rows.assign(machine=machine.key(), own=True, median_ms=[9.0, 7.0, 8.0])
     both = pd.concat([rows, mine]).astype({"machine": rows["machine"].dtype})
     claim = stated(both, rule)
     assert claim.sentence() == "The step takes 1.053 ms [1.011–1.165]."
-    assert "this machine: does not hold. Measured here: The step takes 8." in claim.verdict()
+    assert "this machine: does not hold. Measured here: The step takes 8." in claim.summary()
 
 
 def test_a_recording_that_fails_is_counted():
@@ -60,8 +60,8 @@ def test_a_recording_that_fails_is_counted():
         """The slowest takes {ms:2 ms}."""
         return {"ms": found["median_ms"].max()}, found["median_ms"].max() < 5
 
-    verdict = stated(rows, rule).verdicts[0]
-    assert (verdict.held, verdict.measured, verdict.count) == (1, 2, "1 of 2")
+    standing = stated(rows, rule).standings[0]
+    assert (standing.held, standing.measured, standing.count) == (1, 2, "1 of 2")
 
 
 def slowest(found):
@@ -74,22 +74,24 @@ def test_only_recordings_of_all_cases_answer_and_none_borrows():
         recording=["a", "a", "b", "c", "c"], case=["1", "2", "1", "1", "2"],
         median_ms=[1.0, 2.0, 9.0, 1.0, None], status=["ok", "ok", "ok", "ok", "oom"],
     )  # fmt: skip
-    verdict = stated(rows, slowest).verdicts[0]
-    assert [e.recording for e in verdict.evaluations] == ["a", "c"], (
+    standing = stated(rows, slowest).standings[0]
+    assert [e.recording for e in standing.evaluations] == ["a", "c"], (
         "b lacks a case; oom is present"
     )
-    assert verdict.count == "2 of 2"
+    assert standing.count == "2 of 2"
 
 
 def test_cases_that_the_full_profile_does_not_measure_are_not_asked_for(monkeypatch):
-    monkeypatch.setattr(plan, "studies", lambda: ["00_x"])
-    monkeypatch.setattr(plan, "full_cases", lambda study: {"1": {}, "2": {}})
+    monkeypatch.setattr(measuring, "studies", lambda: ["00_x"])
+    monkeypatch.setattr(measuring, "full_cases", lambda study: {"1": {}, "2": {}})
     rows = frame(
         recording=["a", "a", "a", "b", "b"], case=["1", "2", "former", "1", "2"],
         median_ms=[1.0, 2.0, 99.0, 1.0, 3.0], study=["00_x"] * 5,
     )  # fmt: skip
     claim = stated(rows, slowest)
-    assert claim.sentence() == "The slowest takes 2.5 ms [2.0–3.0]." and claim.verdicts[0].held == 2
+    assert (
+        claim.sentence() == "The slowest takes 2.5 ms [2.0–3.0]." and claim.standings[0].held == 2
+    )
 
 
 def test_another_recorded_machine_s_number_stands_beside_where_its_digits_differ():
@@ -106,7 +108,7 @@ def test_another_recorded_machine_s_number_stands_beside_where_its_digits_differ
     claim = stated(both, two)
     assert claim.sentence() == "It takes 1.0 ms, or 1.00 ms (H100\N{NO-BREAK SPACE}1.04 ms)."
     assert claim.numbers() == {"ms": "1.0 ms", "exact": "1.00 ms"}
-    assert "m: holds in 1 of 1 recording; H100: holds in 1 of 1 recording" in claim.verdict()
+    assert "m: holds in 1 of 1 recording; H100: holds in 1 of 1 recording" in claim.summary()
     alone = stated(both[both["machine"] == "nvidia-h100"], two)
     assert (
         alone.sentence()
@@ -116,9 +118,9 @@ def test_another_recorded_machine_s_number_stands_beside_where_its_digits_differ
 
 def test_an_assembled_recording_is_named_where_a_claim_rests_on_it_alone():
     rows = frame(recording=["assembled"], median_ms=[1.0])
-    verdict = stated(rows, slowest).verdicts[0]
-    assert verdict.count == "1 of 1, assembled"
-    assert verdict.text("00_x") == "holds in 1 of 1 recording, assembled from several runs"
+    standing = stated(rows, slowest).standings[0]
+    assert standing.count == "1 of 1, assembled"
+    assert standing.text == "holds in 1 of 1 recording, assembled from several runs"
 
 
 @pytest.mark.parametrize("repeats", ["counted", "same seeds"])
@@ -129,8 +131,8 @@ def test_an_assembled_recording_is_named_where_a_claim_rests_on_it_alone():
 def test_what_cannot_vary_says_why_instead_of_counting(repeats, ms, count, text):
     rows = frame(recording=["a", "b"], case=["1", "1"], median_ms=[ms, ms])
     claim = stated(rows, slowest, repeats=repeats)
-    assert claim.verdicts[0].count == count.format(repeats)
-    assert claim.verdicts[0].text("00_x") == text.format(repeats)
+    assert claim.standings[0].count == count.format(repeats)
+    assert claim.standings[0].text == text.format(repeats)
 
 
 def test_an_unknown_way_of_repeating_is_refused():
@@ -146,7 +148,7 @@ def test_a_claim_of_published_figures_names_no_recording(least, told):
         """The tables have {n:,d} rows."""
         return {"n": len(found)}, len(found) > least
 
-    assert stated(rows, rule).verdict() == f"{told} in the published tables."
+    assert stated(rows, rule).summary() == f"{told} in the published tables."
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_a_claim_of_published_figures_names_no_recording(least, told):
 def test_what_could_not_be_computed_is_not_measured(rule):
     rule.__doc__ = "It is {x:3}."
     claim = stated(frame(median_ms=[1.0]), rule)
-    assert claim.verdicts[0].measured == 0 and not claim.verdicts[0].errors
+    assert claim.standings[0].measured == 0 and not claim.standings[0].errors
     assert claim.sentence() == "It is —."
 
 
@@ -174,9 +176,9 @@ def test_an_author_s_mistake_is_an_error_and_seen(rule, error):
     rule.__doc__ = "It is {x:3}."
     with display.captured() as shown:
         claim = stated(frame(median_ms=[1.0]), rule)
-    assert claim.verdicts[0].errors[0].startswith(error)
+    assert claim.standings[0].errors[0].startswith(error)
     [output] = shown
-    [(text, fails)] = verdicts(output["metadata"]["fusedlib"])
+    [(text, fails)] = where_it_holds(output["metadata"]["fusedlib"])
     assert text.startswith("error in the claim: " + error) and fails
 
 
@@ -192,4 +194,4 @@ def test_the_analysis_of_a_notebook_runs_without_its_measuring(tmp_path):
     notebook = tmp_path / "n.ipynb"
     cells = [cell("x = 1"), cell("raise SystemExit", "measure"), cell("print(x)")]
     notebook.write_text(json.dumps({"cells": cells}))
-    assert recording.analysis_of(notebook).claims == []
+    assert replay.analysis_of(notebook).claims == []

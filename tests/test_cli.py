@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -291,19 +292,11 @@ def test_outside_a_checkout_it_says_that_it_wants_one(tmp_path, words):
     assert str(tmp_path) in done.stderr and "Traceback" not in done.stderr
 
 
-def test_doctor_finds_what_is_missing_too_old_or_broken(monkeypatch, tmp_path):
-    (tmp_path / "broken_one.py").write_text("raise RuntimeError('no such card')")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    wanted = {
-        "no_such_one": "no-such-one>=1",
-        "numpy": "numpy>=99",
-        "broken_one": "broken-one",
-        "tqdm": "tqdm>=4.66",
-    }
-    assert doctor.problems(wanted, really_import=True) == [
+def test_doctor_finds_what_is_missing_or_too_old():
+    wanted = {"no_such_one": "no-such-one>=1", "numpy": "numpy>=99", "tqdm": "tqdm>=4.66"}
+    assert doctor.problems(wanted) == [
         "no-such-one>=1: not installed",
-        f"numpy>=99: {doctor._version('numpy')} is too old",
-        "broken-one: does not import (RuntimeError: no such card)",
+        f"numpy>=99: {version('numpy')} is too old",
     ]
 
 

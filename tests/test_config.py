@@ -25,7 +25,6 @@ title = "Fails"
 question = "Does it?"
 quick = {}
 full = {}
-reads = ["run_ok"]
 """
 
 
@@ -45,7 +44,6 @@ def test_studies_keep_the_order_of_the_file(load):
     loaded = load(GOOD)
     assert [study.name for study in loaded.studies] == ["run_ok", "run_fails"]
     assert loaded.studies[0].profiles["full"] == {"count": 5}
-    assert loaded.studies[1].reads == ("run_ok",)
 
 
 def test_select_takes_the_files_order_and_everything_for_nothing(load):
@@ -76,15 +74,17 @@ def test_frame_is_relative_to_the_file(load, tmp_path):
         ("title =", "titel =", r"unknown key titel; known keys: .*title"),
         ("[[study]]", "[[studies]]", r"unknown key studies"),
         ('question = "Does it?"', 'question = " "', r"question is missing or not a text"),
-        ("quick = {count = 3}", "quick = 3", r"run_ok: quick is missing or not a table"),
+        (
+            "quick = {count = 3}",
+            "quick = 3",
+            r"run_ok: quick is missing or not a table",
+        ),
         ("full = {count = 5}", "", r"run_ok: full is missing"),
         ("{count = 3}", '{profile = "full"}', r"sets 'profile', which the runner always passes"),
         ('name = "run_ok"', 'name = "run_gone"', r"run_gone.ipynb does not exist"),
         ('name = "run_fails"', 'name = "run_ok"', r"run_ok stands there more than once"),
         ('name = "run_ok"', 'name = "../run_ok"', r"a name is made of letters, digits"),
         ('name = "run_ok"', 'name = "report"', r"is not 'report'"),
-        ('reads = ["run_ok"]', 'reads = ["other"]', r"reads other, unknown; known: run_ok"),
-        ('reads = ["run_ok"]', "reads = 1", r"reads must be a list"),
         ("[[study]]", "[[study", r"is not valid TOML"),
     ],
 )
@@ -93,13 +93,21 @@ def test_a_faulty_file_is_refused_with_the_reason(load, old, new, message):
         load(GOOD.replace(old, new))
 
 
+def test_a_study_reads_its_own_rows_and_those_of_the_studies_that_its_cells_name(load):
+    own = {study.name: study.reads for study in load(GOOD).studies}
+    assert own == {"run_ok": {"run_ok"}, "run_fails": {"run_fails"}}
+    known = {study.name: study.reads for study in config.load().studies}
+    assert known["08_profile"] == {"08_profile", "06_end_to_end"}
+    assert known["03_kernels"] == {"03_kernels"} and config.load().frame.reads is None
+
+
 def test_a_file_without_studies_is_refused(load):
     with pytest.raises(ConfigError, match=r"no \[\[study\]\] table"):
         load("")
 
 
 def test_a_missing_file_is_said(tmp_path):
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
         config.load(tmp_path / "none.toml")
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from documents import FENCE, problems, runs
 from fusedlib.bench import paths
-from press import readme
+from press import headlines
 from prose import GENERATED
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
@@ -60,7 +60,7 @@ def test_readme_fits_on_two_screens():
 def test_readme_shows_what_it_gives_then_its_use_then_the_claims():
     lines = text_of("README.md").splitlines()
     picture = next(at for at, line in enumerate(lines) if line.startswith("!["))
-    assert picture < lines.index("```python") < lines.index(readme.BEGIN) < 50
+    assert picture < lines.index("```python") < lines.index(headlines.BEGIN) < 50
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

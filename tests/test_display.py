@@ -81,7 +81,7 @@ def test_a_panel_without_data_says_so():
 def test_one_output_with_its_meaning_each() -> None:
     outputs = outputs_of(
         lambda: display.prose("*p*"),
-        lambda: display.claim("a", "b", "c", headline=True, study="x", numbers={}, verdicts=[]),
+        lambda: display.claim("a", "b", "c", headline=True, study="x", numbers={}, standings=[]),
         lambda: display.table(narrow(), caption="c", name="t"),
         lambda: display.figure(curves(), caption="c", alt="falls", name="f"),
     )
@@ -148,7 +148,7 @@ def test_jupyterlab_s_table_centres_groups_and_keeps_a_figure_on_one_line():
     frame = pd.DataFrame([["1.02 (1.01–1.03)", "2"]], index=pd.Index(["a"], name="who"))
     frame.columns = pd.MultiIndex.from_tuples([("group", "x"), ("group", "y")])
     content = display.table_json(frame) | {"caption": "c", "note": None, "name": "n"}
-    text = display.table_html(content)
+    text = display.table_data(content)["text/html"]
     assert '<th scope="colgroup" colspan="2" class="group" style="text-align: center"' in text
     assert 'style="text-align: right; white-space: nowrap">1.02 (1.01–1.03)</td>' in text
 

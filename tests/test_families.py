@@ -33,7 +33,9 @@ MODELS = {
     "Glm4": ({"head_dim": 16}, "2 9 0 2 1"),
     "Ernie4_5": ({"head_dim": 16}, "2 5 0 2 1"),
     "Helium": ({"head_dim": 16}, "2 0 0 2 1"),
-    "Gemma": ({"head_dim": 16}, "0 5 2 2 1"),
+    "Gemma": ({"head_dim": 16}, "2 5 2 2 1"),
+    "Gemma2": ({"head_dim": 16, "final_logit_softcapping": 1.0}, "2 9 0 0 1"),
+    "NanoChat": ({"head_dim": 16}, "0 9 0 0 1"),
     "Mixtral": (EXPERTS, "0 5 2 2 1"),
     "Qwen2Moe": (EXPERTS, "2 5 2 2 1"),
     "Qwen3Moe": (
@@ -80,7 +82,9 @@ def test_models_of_other_names_compute_as_before(name):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", ["Phi3", "Olmo2", "Olmo3", "SmolLM3", "Granite", "Gemma"])
+@pytest.mark.parametrize(
+    "name", ["Phi3", "Olmo2", "Olmo3", "SmolLM3", "Granite", "Gemma", "Gemma2"]
+)
 def test_errors_in_bf16_are_those_of_the_plain_model(name, device):
     plain = make(name, resid_pdrop=0.0, hidden_size=128).to(device, torch.bfloat16)
     true, patched = copy.deepcopy(plain).float(), copy.deepcopy(plain)
@@ -103,7 +107,8 @@ def test_norms_round_where_theirs_do(name):
 
 
 def test_what_reads_otherwise_is_left_and_said():
-    assert "GELU" in fusedlib.apply_to(make("Gemma")).left["mlp"][0][1]
+    left = fusedlib.apply_to(make("Gemma", hidden_act="relu")).left
+    assert left["mlp"][0][1].endswith("ReLU, not SiLU or GELU")
     left = fusedlib.apply_to(make("Helium")).left
     why = "modeling_helium.HeliumRMSNorm, which does not compute as LlamaRMSNorm or Olmo2RMSNorm"
     assert why in left["rms_norm"][0][1]

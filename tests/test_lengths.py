@@ -66,7 +66,7 @@ class TestLayersNeedFewKernels:
         found = played[WARM]
         assert found["few"] == [7, 7]
         assert len(found["names"]) == len(set(found["names"])) == found["compiled"] == 23
-        assert all(name.endswith("(256·512, bfloat16)") for name in found["names"])
+        assert all(name.endswith("(silu, 256·512, bfloat16)") for name in found["names"])
         assert found["again"] == [23, 0]
 
 

@@ -8,7 +8,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import linear_cross_entropy_checks as checks
-from fusedlib import LinearCrossEntropyLoss, linear_cross_entropy
+from fusedlib import (
+    LinearCrossEntropyLoss,
+    linear_cross_entropy,
+    linear_cross_entropy_and_accuracy,
+)
 from interpreter import passed_in_the_interpreter
 
 
@@ -64,7 +68,12 @@ def test_module_is_the_function():
     found = module(leaves["hidden"], leaves["weight"], target)
     plain = {name: leaves[name] for name in ("hidden", "weight")}
     wanted = linear_cross_entropy(**plain, target=target, label_smoothing=0.1)
-    assert torch.equal(found, wanted) and "z_loss=0.0, reduction='mean'" in str(module)
+    assert torch.equal(found, wanted) and "z_loss=0.0, softcap=None" in str(module)
+    by_class = torch.rand(checks.VOCABULARY)
+    weighted = LinearCrossEntropyLoss(class_weights=by_class, softcap=3.0)
+    wanted = linear_cross_entropy(**plain, target=target, class_weights=by_class, softcap=3.0)
+    assert torch.equal(weighted(leaves["hidden"], leaves["weight"], target), wanted)
+    assert list(weighted.state_dict()) == ["class_weights"]
     module.memory = "most"
     with pytest.raises(ValueError, match="got 'most'"):
         module(leaves["hidden"], leaves["weight"], target)
@@ -107,6 +116,10 @@ HIDDEN, WEIGHT, TARGET = torch.zeros(3, 4), torch.zeros(9, 4), torch.zeros(3, dt
         ({"reduction": "avg"}, "reduction must be one of mean, sum, none, got 'avg'"),
         ({"label_smoothing": 1.5}, "label_smoothing must be from 0 to 1, got 1.5"),
         ({"label_smoothing": float("nan")}, "got nan"),
+        ({"softcap": 0.0}, "softcap must be None, or finite and above 0, got 0.0"),
+        ({"softcap": "a"}, "softcap must be a number, got 'a'"),
+        ({"class_weights": torch.zeros(3)}, r"class_weights must be \(9,\), got \(3,\)"),
+        ({"class_weights": torch.ones(9).requires_grad_()}, "class_weights must not require a gr"),
         ({"z_loss": -1.0}, "z_loss must be finite and not negative, got -1.0"),
         ({"ignore_index": 1.5}, "ignore_index must be a whole number, got 1.5"),
         ({"ignore_index": np.bool_(True)}, "ignore_index must be a whole number, got np.True_"),
@@ -118,6 +131,13 @@ def test_errors_name_what_was_given(changed, words):
     operands = {"hidden": HIDDEN, "weight": WEIGHT, "target": TARGET} | changed
     with pytest.raises(ValueError, match=words):
         linear_cross_entropy(**operands)
+
+
+def test_accuracy_takes_the_settings_of_the_loss_alone():
+    with pytest.raises(TypeError, match="softcup"):
+        linear_cross_entropy_and_accuracy(HIDDEN, WEIGHT, TARGET, softcup=3.0)
+    with pytest.raises(ValueError, match="got 'avg'"):
+        linear_cross_entropy_and_accuracy(HIDDEN, WEIGHT, TARGET, reduction="avg")
 
 
 def test_an_ignored_class_by_numpy():
@@ -212,10 +232,10 @@ def test_a_plan_s_memory_is_what_is_allocated(monkeypatch, dtype, shape, rows):
     assert plan.memory <= memory
     results = sum(t.numel() * t.itemsize for t in (hidden, weight))
     with Allocated() as allocated:
-        settings = -100, 0.0, 0.0, memory, (True, True, False)
-        operands = hidden, weight, None, target, None, torch.ones(())
+        settings = -100, 0.0, 0.0, 0.0, memory, (True, True, False), False
+        operands = hidden, weight, None, target, None, None, torch.ones(())
         kept = kernels.losses_and_gradients(*operands, *settings)
-        if kept[2].dtype != weight.dtype:
+        if kept[3].dtype != weight.dtype:
             weight.new_empty(weight.shape)
     losses = 4 * shape[0]
     assert allocated.most == plan.memory + results + losses

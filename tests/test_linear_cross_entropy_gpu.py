@@ -66,8 +66,9 @@ def test_holds(check):
 
 @pytest.mark.parametrize("magnitude", [1e-3, 1.0, 30.0, 1e4])
 @pytest.mark.parametrize("vocabulary", [1, 50257, 128256])
-def test_a_row_keeps_its_bound(vocabulary, magnitude):
-    checks.check_bound("cuda", magnitude, vocabulary)
+@pytest.mark.parametrize("softcap", [0.0, 1.0, 30.0])
+def test_a_row_keeps_its_bound(vocabulary, magnitude, softcap):
+    checks.check_bound("cuda", magnitude, vocabulary, softcap)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -199,8 +200,9 @@ def test_time_beside_the_three_products(width):
 
     def rows_alone():
         kernels.cross_entropy_rows(
-            buffer, target[:rows], None, one, losses, -100, 0.0, 0.0, gradient=True
-        )
+            buffer, target[:rows], None, None, one, losses, None, -100, 0.0, 0.0, 0.0,
+            gradient=True,
+        )  # fmt: skip
 
     plain, ours = measured(products), measured(step)
     torch.mm(hidden, weight.t(), out=logits)

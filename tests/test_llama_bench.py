@@ -14,7 +14,7 @@ from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.settings import matmul_settings
 from measure import llama
 from measure.llama import alone, races
-from press import recording
+from press import replay
 
 transformers = pytest.importorskip("transformers")
 TINY = {"model": "two layers", "dtype": "float32", "batch_size": 2, "context_length": 32,
@@ -412,7 +412,7 @@ def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
     monkeypatch.setenv(results.LEADING, machine.key())
 
     def said():
-        cells = recording.analysis_of(paths.NOTEBOOKS / "11_llama.ipynb").notebook.cells
+        cells = replay.analysis_of(paths.NOTEBOOKS / "11_llama.ipynb").notebook.cells
         [cell] = [cell for cell in cells if cell.id == "llama-rules-said"]
         return " ".join(nbformat.from_dict(o).data["text/plain"] for o in cell.outputs)
 

@@ -260,6 +260,19 @@ def test_make_passes_a_failure_on(clone):
     assert clone.make("report").returncode != 0
 
 
+@pytest.mark.parametrize("hooks", ["exit 0", "echo core.hooksPath is set; exit 1"])
+def test_hooks_are_installed_where_there_is_git_and_nothing_waits_for_them(clone, hooks):
+    then = f'exit 0 ;;\n    "-m pre_commit install") echo "$@" >> "$FAKE_LOG"; {hooks}'
+    clone.pip_does(then)
+    assert clone.make("setup").returncode == 0 and clone.installs() == 1, "a copy without git"
+    (clone.folder / ".git").mkdir()
+    (clone.folder / "pyproject.toml").open("a").write("# changed\n")
+    done = clone.make("setup")
+    assert done.returncode == 0 and "environment ready" in done.stderr
+    assert clone.log.read_text().splitlines()[-1] == "-m pre_commit install"
+    assert ("no hooks before commits (core.hooksPath is set)" in done.stderr) == ("exit 1" in hooks)
+
+
 def test_clean_keeps_rows_and_environment(clone):
     clone.make("setup")
     built, rows = clone.folder / "report" / "build", clone.folder / "report" / "results"

@@ -272,46 +272,6 @@ def test_an_optimizer_made_before_and_its_state_go_on():
     same(train(patched, optimizer), train(plain, own))
 
 
-# --- checkpoints of earlier releases -------------------------------------------------------------
-
-
-def packed_state(model):
-    """As earlier releases named parameters that they had packed."""
-    state, packed = dict(model.state_dict()), {}
-    for i in range(2):
-        attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
-        for kind, name in (("weight", "w_qkv"), ("bias", "bias_qkv")):
-            parts = [state.pop(f"{attention}{p}_proj.{kind}", None) for p in "qkv"]
-            if parts[0] is not None:
-                packed[attention + name] = torch.cat(parts)
-        parts = [state.pop(f"{mlp}{p}_proj.weight") for p in ("gate", "up")]
-        packed[f"{mlp}w_gate_up"] = torch.cat(parts)
-        packed[f"{mlp}w_down"] = state.pop(f"{mlp}down_proj.weight")
-    return state | packed
-
-
-@pytest.mark.parametrize("name", ["Llama", "Qwen2"])
-def test_packed_names_of_earlier_releases_load(name):
-    plain, patched = pair(name)
-    with torch.no_grad():
-        for weight in patched.parameters():
-            weight.zero_()
-    state = packed_state(plain)
-    assert str(patched.load_state_dict(state)) == "<All keys matched successfully>"
-    assert all(map(torch.equal, patched.state_dict().values(), plain.state_dict().values()))
-    state["model.layers.0.self_attn.w_qkv"] = state["model.layers.0.self_attn.w_qkv"][1:]
-    with pytest.raises(RuntimeError, match=r"Unexpected key.*w_qkv"):
-        patched.load_state_dict(state)
-
-
-def test_an_optimizers_state_of_packed_weights_is_refused():
-    _, patched = pair()
-    packed = [nn.Parameter(t.clone()) for t in packed_state(patched).values()]
-    state = torch.optim.AdamW(packed, lr=1e-3).state_dict()
-    with pytest.raises(ValueError, match="size of optimizer's group"):
-        torch.optim.AdamW(patched.parameters(), lr=1e-3).load_state_dict(state)
-
-
 # --- adapters and trainers -----------------------------------------------------------------------
 
 

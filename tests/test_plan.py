@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from fusedlib.bench import paths, results
-from press import plan
+from press import measuring
 from press.running import config
 from press.running.config import ConfigError
 
@@ -23,13 +23,13 @@ COMPLETE = {
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
     """Folders of rows and products, in which nothing should appear."""
-    plan.full_cases.cache_clear()
+    measuring.full_cases.cache_clear()
     for name in ("rows", "build"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path / "rows"))
     monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path / "build"))
     yield tmp_path
-    plan.full_cases.cache_clear()
+    measuring.full_cases.cache_clear()
 
 
 def recorded(name: str) -> set[str]:
@@ -43,7 +43,7 @@ def test_the_cases_of_a_study_are_those_of_its_complete_recording(name, folders,
     monkeypatch.setattr(results.Recorder, "_write", lambda *_: pytest.fail("a row is written"))
     before = dict(os.environ)
     began = time.monotonic()
-    found = plan.full_cases(name)
+    found = measuring.full_cases(name)
     assert time.monotonic() - began < 60, "something was measured"
     assert set(found) == recorded(name)
     assert list((folders / "rows").iterdir()) == list((folders / "build").iterdir()) == []
@@ -61,19 +61,22 @@ def test_what_is_measured_already_or_asked_for_changes_no_plan(folders, monkeypa
     monkeypatch.setenv(results.RECORDING, "today")
     monkeypatch.setenv(results.UNTIL, "1")
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(paths.RECORDED))
-    assert set(plan.full_cases(name)) == expected
+    assert set(measuring.full_cases(name)) == expected
 
 
 def test_the_studies_are_those_of_the_study_file_and_others_are_refused(folders):
-    assert plan.studies() == sorted(plan.studies(), key=plan.studies().index)
-    assert {*COMPLETE} < {*plan.studies()}
+    assert measuring.studies() == sorted(measuring.studies(), key=measuring.studies().index)
+    assert {*COMPLETE} < {*measuring.studies()}
     with pytest.raises(ConfigError, match="'05_anatmy' is unknown; known: "):
-        plan.full_cases("05_anatmy")
+        measuring.full_cases("05_anatmy")
 
 
 def test_variables_are_set_for_a_while(monkeypatch):
     monkeypatch.setenv("FUSEDLIB_PLAN", "before")
-    with pytest.raises(KeyError), plan.environment({"FUSEDLIB_PLAN": "a", "FUSEDLIB_NEW": "b"}):
+    with (
+        pytest.raises(KeyError),
+        measuring.environment({"FUSEDLIB_PLAN": "a", "FUSEDLIB_NEW": "b"}),
+    ):
         assert (os.environ["FUSEDLIB_PLAN"], os.environ["FUSEDLIB_NEW"]) == ("a", "b")
         os.environ["FUSEDLIB_LATER"] = "c"
         raise KeyError
@@ -118,8 +121,8 @@ def test_measuring_cells_run_with_the_full_parameters_and_no_other_cell(folders,
     nbformat.write(notebook, folders / "tiny.ipynb")
     (folders / "study.toml").write_text(STUDY)
     loaded = config.load(folders / "study.toml")
-    monkeypatch.setattr(plan, "load", lambda: loaded)
-    found = plan.full_cases("tiny")
+    monkeypatch.setattr(measuring, "load", lambda: loaded)
+    found = measuring.full_cases("tiny")
     assert list(found.values()) == [
         {"size": 2, "at": "cuda"},
         {"size": 3, "at": "cuda"},
@@ -132,8 +135,8 @@ def test_measuring_cells_run_with_the_full_parameters_and_no_other_cell(folders,
 
 LISTED = """
 import json, sys
-from press import plan
-print(json.dumps([*plan.full_cases(sys.argv[1])]))
+from press import measuring
+print(json.dumps([*measuring.full_cases(sys.argv[1])]))
 """
 
 
@@ -141,15 +144,15 @@ print(json.dumps([*plan.full_cases(sys.argv[1])]))
     "study",
     [
         pytest.param(name, marks=[] if name == "06_end_to_end" else pytest.mark.long)
-        for name in plan.studies()
+        for name in measuring.studies()
     ],
 )
 @pytest.mark.slow
 def test_a_study_s_cases_do_not_depend_on_what_other_studies_have_imported(study):
     """Who computes an MLP is registered where it is imported: study 06 once lost Liger so."""
     for name in ("03_kernels", "04_memory"):  # whose imports register most
-        plan.full_cases(name)
-    here = plan.full_cases(study)
+        measuring.full_cases(name)
+    here = measuring.full_cases(study)
     command = [sys.executable, "-c", LISTED, study]
     alone = subprocess.run(command, check=True, capture_output=True, text=True, cwd=paths.ROOT)
     assert json.loads(alone.stdout.splitlines()[-1]) == [*here]

@@ -3,26 +3,22 @@
 import nbformat
 import pandas as pd
 import pytest
+from nbformat import NotebookNode
+from typer.testing import CliRunner
 
-from press import display, headlines, readme
-from press.headlines import ShownClaim
+from press import cli, display, headlines, replay
 
-README = f"# Title\n\nbefore\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
+README = f"# Title\n\nbefore\n{headlines.BEGIN}\nold\n{headlines.END}\nafter\n"
 
 
-def stated(
-    study: str, sentence: str, headline: bool = True, held: int = 3, others: int = 0
-) -> ShownClaim:
-    card = {
-        "machine": "card",
-        "label": "H200",
-        "own": False,
-        "measured": 3,
-        "count": f"{held} of 3",
-    }
-    other = card | {"machine": "other", "label": "H100", "measured": others, "count": "1 of 1"}
-    mine = {"machine": "me", "label": "me", "own": True, "measured": 1, "count": "1 of 1"}
-    return ShownClaim(study, study.title(), "name", sentence, headline, {}, [card, other, mine])
+def stated(study: str, sentence: str, headline: bool = True, held: int = 3, others: int = 0):
+    card = {"label": "H200", "own": False, "measured": 3, "count": f"{held} of 3"}
+    other = {"label": "H100", "own": False, "measured": others, "count": "1 of 1"}
+    mine = {"label": "me", "own": True, "measured": 1, "count": "1 of 1"}
+    return NotebookNode(
+        study=study, title=study.title(), sentence=sentence, headline=headline,
+        standings=[card, other, mine],
+    )  # fmt: skip
 
 
 CLAIMS = [
@@ -34,7 +30,7 @@ CLAIMS = [
 
 
 def test_block_has_the_headlines_and_counts_the_recorded_machines_alone():
-    assert readme.block(CLAIMS).splitlines()[1:-1] == [
+    assert headlines.readme_block(CLAIMS).splitlines()[1:-1] == [
         "| | Claim | Holds in |",
         "| --- | --- | --- |",
         r"| [One](notebooks/one.ipynb) | It takes 3 ms, \1. | H200: 3 of 3 |",
@@ -58,13 +54,13 @@ def test_who_is_fastest_in_which_regime_follows_where_it_is_recorded(tmp_path):
         index=pd.Index(["in turns", "sustained"], name="regime"),
     )  # fmt: skip
     with display.captured() as shown:
-        display.table(frame, caption="bf16, *whose* is fastest.", name=readme.REGIMES[1])
+        display.table(frame, caption="bf16, *whose* is fastest.", name=headlines.REGIMES[1])
         display.table(frame, caption="Another.", name="another")
     cell = nbformat.v4.new_code_cell(outputs=[nbformat.from_dict(output) for output in shown])
-    copy = tmp_path / "notebooks" / f"{readme.REGIMES[0]}.ipynb"
+    copy = tmp_path / "notebooks" / f"{headlines.REGIMES[0]}.ipynb"
     copy.parent.mkdir()
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), copy)
-    lines = readme.block_of(tmp_path).splitlines()
+    lines = headlines.readme_block_of(tmp_path).splitlines()
     assert lines[3:-1] == [
         "", "bf16, *whose* is fastest.", "",
         "| regime | Liger | fastest |",
@@ -73,31 +69,31 @@ def test_who_is_fastest_in_which_regime_follows_where_it_is_recorded(tmp_path):
         "| sustained | 1.03× | fusedlib 3 |",
     ]  # fmt: skip
     copy.unlink()
-    assert readme.block_of(tmp_path) == readme.block([]), "no empty table"
+    assert headlines.readme_block_of(tmp_path) == headlines.readme_block([]), "no empty table"
 
 
 def test_updating_replaces_the_block_once_and_keeps_the_rest():
-    block = readme.block(CLAIMS)
-    text = readme.updated(README, block)
+    block = headlines.readme_block(CLAIMS)
+    text = headlines.updated_readme(README, block)
     assert text == f"# Title\n\nbefore\n{block}\nafter\n"
-    assert readme.updated(text, block) == text
+    assert headlines.updated_readme(text, block) == text
 
 
-@pytest.mark.parametrize("text", ["# Title\n", README + README, README.replace(readme.END, "")])
+@pytest.mark.parametrize("text", ["# Title\n", README + README, README.replace(headlines.END, "")])
 def test_a_readme_without_exactly_one_block_raises(text):
     with pytest.raises(ValueError, match="exactly one block"):
-        readme.updated(text, readme.block(CLAIMS))
+        headlines.updated_readme(text, headlines.readme_block(CLAIMS))
 
 
-def test_write_puts_the_block_into_the_file(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(readme.recording, "executed", lambda config, folder: None)
-    monkeypatch.setattr(readme.headlines, "read_claims", lambda folder: iter(CLAIMS))
+def test_write_puts_the_block_into_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(replay, "executed", lambda config, folder, only: None)
+    monkeypatch.setattr(headlines, "read_claims", lambda folder: iter(CLAIMS))
     path = tmp_path / "README.md"
     path.write_text(README, encoding="utf-8")
-    monkeypatch.setattr(readme.paths, "ROOT", tmp_path)
-    monkeypatch.setattr(readme.config, "load", lambda: None)
-    readme.main([])
-    assert capsys.readouterr().out.strip() == readme.block(CLAIMS)
+    block = headlines.readme_block(CLAIMS)
+    monkeypatch.setattr(cli.paths, "ROOT", tmp_path)
+    shown = CliRunner().invoke(cli.app, ["readme"])
+    assert (shown.exit_code, shown.stdout.strip()) == (0, block)
     assert path.read_text(encoding="utf-8") == README
-    readme.main(["--write"])
-    assert path.read_text(encoding="utf-8") == readme.updated(README, readme.block(CLAIMS))
+    assert CliRunner().invoke(cli.app, ["readme", "--write"]).exit_code == 0
+    assert path.read_text(encoding="utf-8") == headlines.updated_readme(README, block)

@@ -13,7 +13,7 @@ import pytest
 
 from fusedlib.bench import machine as machines
 from fusedlib.bench import paths, provenance, results
-from press import plan, record, recording
+from press import measuring, record, replay
 from press.record import STUDY_S, Unit
 from press.running.config import Config, ConfigError, Study
 
@@ -73,8 +73,8 @@ def studies(monkeypatch) -> Config:
         return SimpleNamespace(claims=[SimpleNamespace(selection=s) for s in selections])
 
     monkeypatch.setattr(provenance, "packed", dict)
-    monkeypatch.setattr(plan, "full_cases", lambda study: dict.fromkeys(cases[study]))
-    monkeypatch.setattr(recording, "analysis_of", analysed)
+    monkeypatch.setattr(measuring, "full_cases", lambda study: dict.fromkeys(cases[study]))
+    monkeypatch.setattr(replay, "analysis_of", analysed)
     monkeypatch.setattr(
         results, "Recorder", lambda study, profile: SimpleNamespace(rows=lambda: rows(study))
     )

@@ -17,7 +17,7 @@ from claims_checks import (
     check_some_change_makes_each_false,
 )
 from fusedlib.bench import paths, results
-from press import display, figures, headlines, readme, recording, render
+from press import display, figures, headlines, render, replay
 from press.display import TABLE_MIME
 from press.pages import slides
 from press.pages.outputs import meaning, plain_text, press, tags
@@ -40,7 +40,7 @@ STUDIES = [s.name for s in config.load().studies]
 def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list]]:
     """The notebooks as they execute on the repository's rows alone, and the claims they state."""
     folder = tmp_path_factory.mktemp("paper")
-    return folder, recording.executed(config.load(), folder)
+    return folder, replay.executed(config.load(), folder)
 
 
 @pytest.fixture(scope="module")
@@ -141,21 +141,18 @@ def test_page_one_and_the_advice_have_their_numbers(paper: Any) -> None:
 
 
 def test_the_committed_figures_show_what_the_rows_say(products: Path) -> None:
-    fresh = {figure.name: figure for figure in figures.drawn(products)}
-    committed = {path.stem for path in figures.FOLDER.glob("*.csv")}
-    assert committed == {path.stem for path in figures.FOLDER.glob("*.svg")} == set(fresh), (
-        "run `make figures`"
-    )
-    for name, figure in fresh.items():
-        old = pd.read_csv(figures.FOLDER / f"{name}.csv")
-        new = pd.read_csv(io.StringIO(figure.csv))
+    fresh = figures.drawn(products)
+    assert {path.name for path in figures.FOLDER.iterdir()} == set(fresh), "run `make figures`"
+    for name in (name for name in fresh if name.endswith(".csv")):
+        old = pd.read_csv(figures.FOLDER / name)
+        new = pd.read_csv(io.StringIO(fresh[name]))
         pd.testing.assert_frame_equal(old, new, rtol=1e-6, obj=f"{name}: run `make figures`;")
 
 
 def test_the_readme_block_is_what_the_rows_say(products: Path) -> None:
     text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
-    new = readme.updated(text, readme.block_of(products))
-    assert text == new, "run `python -m press.readme --write`"
+    new = headlines.updated_readme(text, headlines.readme_block_of(products))
+    assert text == new, "run `python -m press readme --write`"
 
 
 # --- teeth ---------------------------------------------------------------------------------------
@@ -198,13 +195,14 @@ def test_a_figure_of_the_paper_without_data_or_with_a_name_of_another_is_refused
 
     write(tmp_path / "notebooks" / "1.ipynb", shown())
     with pytest.raises(ValueError, match="f has no data"):
-        list(figures.drawn(tmp_path))
+        figures.drawn(tmp_path)
     write(tmp_path / "notebooks" / "1.ipynb", shown(data="x\n1\n"))
-    (drawn,) = figures.drawn(tmp_path)
-    assert (drawn.name, drawn.csv) == ("f", "x\n1\n") and "#010203" not in drawn.svg
+    drawn = figures.drawn(tmp_path)
+    assert [*drawn] == ["f.svg", "f.csv"] and drawn["f.csv"] == "x\n1\n"
+    assert "#010203" not in drawn["f.svg"]
     write(tmp_path / "notebooks" / "2.ipynb", shown(data="x\n1\n"))
     with pytest.raises(ValueError, match="another notebook has a figure f"):
-        list(figures.drawn(tmp_path))
+        figures.drawn(tmp_path)
 
 
 def test_recorded_rows_are_those_of_the_repository_seen_from_nowhere(monkeypatch, tmp_path):
@@ -216,14 +214,14 @@ def test_recorded_rows_are_those_of_the_repository_seen_from_nowhere(monkeypatch
         (tmp_path / name / "one" / "01_x.jsonl").write_text('{"case": "a", "status": "ok"}\n')
     (tmp_path / "mine" / ".gitignore").write_text("*\n")
     monkeypatch.setattr(paths, "RECORDED", tmp_path)
-    with recording.recorded_rows():
+    with replay.recorded_rows():
         assert [p.name for p in paths.results_dir().iterdir() if p.exists()] == ["card"]
         assert paths.RECORDED == paths.results_dir() != tmp_path
         assert [one.machine for one in results.recordings()] == ["card"], "each once"
     assert tmp_path == paths.RECORDED
 
 
-def test_slides_show_every_study_with_its_headlines_and_each_machine_s_verdict(products, deck):
+def test_slides_show_every_study_with_its_headlines_and_each_machine_s_standing(products, deck):
     html, pdf = deck
     assert 12 <= pages(pdf) == html.count("<section") <= slides.MOST and not loads(html)
     studies = config.load().studies
@@ -235,11 +233,11 @@ def test_slides_show_every_study_with_its_headlines_and_each_machine_s_verdict(p
         claims = [c for c in stated if c.study == study.name and c.headline]
         for claim in claims if at < alone else claims[:1]:
             told = " ".join(plain_text(claim.sentence).split())
-            recorded = [v for v in claim.verdicts if v["measured"] and not v["own"]]
+            recorded = [s for s in claim.standings if s["measured"] and not s["own"]]
             assert recorded, f"{claim.study}/{claim.name} is measured nowhere"
             said = [f"{v['text']} on the {v['label']}" for v in recorded]
-            verdict = ", ".join(said) if len(said) > 1 else recorded[0]["text"]
-            assert f"{told} {verdict}" in shown
+            standing = ", ".join(said) if len(said) > 1 else recorded[0]["text"]
+            assert f"{told} {standing}" in shown
     assert "not recorded yet" not in shown and "error in the claim" not in shown
 
 

@@ -95,8 +95,8 @@ def _good(path: Path) -> Path:
         ),
         text(
             "## Method\n\n$$\\hat s = \\sum_{i=1}^n x_i$$\n\n"
-            "\\begin{align}\na &= b \\\\\nc &\\le d\n"
-            "\\end{align}\n\n![outside](https://example.org/x.png)\n\n<script>alert(1)</script>\n\n"
+            "$$\\begin{aligned}\na &= b \\\\\nc &\\le d\n"
+            "\\end{aligned}$$\n\n![outside](https://example.org/x.png)\n\n<script>alert(1)</script>\n\n"
             "```python\n# not a heading $5\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n"
             "## Under\n\ntext",
             "paper",

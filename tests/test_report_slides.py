@@ -9,7 +9,7 @@ from nbformat import from_dict
 from nbformat.v4 import new_output
 from typer.testing import CliRunner
 
-from press import cli, display, recording
+from press import cli, display, replay
 from press.pages import ReportError, slides
 from press.pages.paper import combined
 from press.pages.slides import SlidesExporter, SlidesPDFExporter
@@ -32,7 +32,11 @@ SVG = (
 
 
 def stated(study: str, name: str = "speed", sentence: str = "", **known: Any) -> Any:
-    given = {"headline": True, "numbers": {"gain": "2.5×", "who": "ours"}, "verdicts": [CARD, MINE]}
+    given = {
+        "headline": True,
+        "numbers": {"gain": "2.5×", "who": "ours"},
+        "standings": [CARD, MINE],
+    }
     sentence = sentence or f"In {study} the {name} of ours is 2.5× that of `x = 2.5×`."
     [output] = outputs_of(lambda: display.claim(sentence, "", name, study=study, **given | known))
     return output
@@ -151,7 +155,7 @@ def test_numbers_are_bold_and_code_and_names_are_not(tmp_path):
 def test_a_machine_is_named_where_several_measured_and_unmeasured_is_said(tmp_path):
     other = CARD | {"machine": "other", "label": "OTHER", "text": "does not hold"}
     none = [v | {"measured": 0} for v in (CARD, MINE)]
-    claims = [stated(name(0), verdicts=[CARD, other]), stated(name(1), verdicts=none)]
+    claims = [stated(name(0), standings=[CARD, other]), stated(name(1), standings=none)]
     shown = words(page(report(tmp_path, 2, claims)))
     assert "holds in 2 of 3 on the CARD, does not hold on the OTHER · 00_study/speed" in shown
     assert "not recorded yet · 01_study/speed" in shown and "holds here" not in shown
@@ -203,7 +207,7 @@ def test_long_claims_are_set_smaller_on_the_screen_too(tmp_path, size):
 def test_the_command_says_in_one_line_what_stands_in_its_way(monkeypatch, tmp_path):
     monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the command sets it for its process
-    monkeypatch.setattr(recording, "executed", lambda config, folder: None)
+    monkeypatch.setattr(replay, "executed", lambda config, folder, only: None)
     done = CliRunner().invoke(cli.app, ["slides"])
     assert done.exit_code == 2 and list(tmp_path.iterdir()) == []
     assert done.stderr.startswith("fusedlib: the report has no figure")

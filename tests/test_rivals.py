@@ -15,7 +15,7 @@ from fusedlib.bench.results import DESCRIPTION, case_id, read_rows
 from measure import mlp_memory, mlps, swiglu
 from measure.end_to_end import cases as end_to_end
 from measure.end_to_end import races as end_to_end_course
-from press import display, plan, recording, style
+from press import display, measuring, replay, style
 
 STUDY = "03_kernels"
 MACHINE = "nvidia-h200"
@@ -30,7 +30,7 @@ def swift(monkeypatch, tmp_path):
     """A rival a quarter faster than ours, beside the recorded rows of ours."""
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
     before = set(rivals.labels())
-    plan.full_cases.cache_clear()
+    measuring.full_cases.cache_clear()
 
     @rivals.rival("swiglu", "swift", label="Swift MLP")
     def swift(inputs):
@@ -55,19 +55,19 @@ def swift(monkeypatch, tmp_path):
         shutil.copy(path.with_name(DESCRIPTION), folder)
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
     yield "Swift MLP"
-    plan.full_cases.cache_clear()
+    measuring.full_cases.cache_clear()
 
 
 def test_a_new_rival_is_everywhere(swift, monkeypatch):
     shown: list[tuple[dict, dict]] = []
     monkeypatch.setattr(display, "_emit", lambda data, meaning, *_: shown.append((data, meaning)))
-    claims = {c.name: c for c in recording.analysis_of(paths.NOTEBOOKS / f"{STUDY}.ipynb").claims}
+    claims = {c.name: c for c in replay.analysis_of(paths.NOTEBOOKS / f"{STUDY}.ipynb").claims}
     tables = " ".join(d["text/html"] for d, m in shown if m["kind"] == "table")
     figures = [m for _, m in shown if m["kind"] == "figure"]
     assert swift in tables
     assert any(swift in m["alt"] for m in figures), "the figures' text names it by its label"
     assert any("swift" in m["data"] for m in figures), "and so do their data"
-    told = claims["few-tokens"].verdicts
+    told = claims["few-tokens"].standings
     assert not any(e.holds for v in told if v.machine == MACHINE for e in v.evaluations), (
         "the fastest rival is it now, and a claim that ours is faster is false"
     )

@@ -36,7 +36,7 @@ def study(tmp_path) -> config.Config:
 
 def run(study, *names, fresh=False, settings=()):
     """Run notebooks; their outcomes by name, and what was said."""
-    jobs = runner.plan(study.select(names), list(settings), "quick")
+    jobs = runner.jobs(study.select(names), list(settings), "quick")
     stream = io.StringIO()
     shown = monitor.Monitor(sum(job.cells for job in jobs), len(jobs), stream)
     outcomes = runner.run(jobs, shown, fresh=fresh)
@@ -103,13 +103,13 @@ def test_an_unchanged_notebook_is_kept_and_a_failed_one_runs_again(study):
 def test_other_cases_or_another_recording_run_again(study, tmp_path, monkeypatch):
     """Of two lists of cases that a machine was asked for, the second was said to be there."""
     notebook = study.select(["run_ok"])[0].notebook
-    asked, told = tmp_path / "cases", []
+    asked, digests = tmp_path / "cases", []
     for recording, cases in (("a", "1"), ("a", "1"), ("a", "2"), ("b", "2")):
         asked.write_text(cases)
         monkeypatch.setenv(results.RECORDING, recording)
         monkeypatch.setenv(results.CASES, str(asked))
-        told.append(fingerprint.before_run(notebook, {}))
-    assert [fingerprint.changed(*pair) for pair in pairwise(told)] == [[], ["asked"], ["asked"]]
+        digests.append(fingerprint.before_run(notebook, {}))
+    assert [a == b for a, b in pairwise(digests)] == [True, False, False]
 
 
 def test_fresh_runs_again_and_tells_the_kernel(study):
@@ -121,33 +121,46 @@ def test_fresh_runs_again_and_tells_the_kernel(study):
 
 
 def job_of(study, name, *settings):
-    [job] = runner.plan(study.select([name]), list(settings), "quick")
+    [job] = runner.jobs(study.select([name]), list(settings), "quick")
     return job
 
 
 def test_what_makes_a_notebook_run_again(study, tmp_path, monkeypatch):
     run(study, "run_ok")
-    assert runner.changes(job_of(study, "run_ok")) == []
-    assert runner.changes(job_of(study, "run_ok", "count=4")) == ["parameters"]
+
+    def unchanged(*settings):
+        return runner.is_unchanged(job_of(study, "run_ok", *settings))
+
+    assert unchanged()
+    assert not unchanged("count=4")
 
     # Another machine's rows of this study count, another study's do not.
     rows = tmp_path / "rows" / "elsewhere" / "2026-11-25"
     rows.mkdir(parents=True)
     (rows / "run_fails.jsonl").write_text("{}\n")
-    assert runner.changes(job_of(study, "run_ok")) == []
+    assert unchanged()
     (rows / "run_ok.jsonl").write_text("{}\n")
-    assert runner.changes(job_of(study, "run_ok")) == ["rows"]
+    assert not unchanged()
     (rows / "run_ok.jsonl").unlink()
 
     notebook = study.select(["run_ok"])[0].notebook
     text = notebook.read_text()
     notebook.write_text(text.replace("# A notebook that works", "# Renamed"))
-    assert runner.changes(job_of(study, "run_ok")) == ["notebook"]
+    assert not unchanged()
     notebook.write_text(text.replace('"Python 3"', '"Another name"'))
-    assert runner.changes(job_of(study, "run_ok")) == []
+    assert unchanged()
 
+    (notebook.parent / "helper.py").write_text("changed = 1\n")
+    assert not unchanged()
+    (notebook.parent / "helper.py").unlink()
+    monkeypatch.setattr(paths, "PUBLISHED", tmp_path)
+    assert not unchanged()
+
+
+def test_changed_code_makes_a_notebook_run_again(study, tmp_path, monkeypatch):
+    run(study, "run_ok")
     monkeypatch.setattr(paths, "ROOT", tmp_path)
-    assert runner.changes(job_of(study, "run_ok")) == ["code"]
+    assert not runner.is_unchanged(job_of(study, "run_ok"))
 
 
 def test_rows_that_the_run_itself_wrote_do_not_make_it_run_again(study, tmp_path):
@@ -168,19 +181,20 @@ def test_rows_that_the_run_itself_wrote_do_not_make_it_run_again(study, tmp_path
 def test_a_damaged_copy_counts_as_none(study):
     run(study, "run_ok")
     products.copy_path("run_ok").write_text('{"cells": [')
-    assert runner.changes(job_of(study, "run_ok")) == ["no good run yet"]
+    assert not runner.is_unchanged(job_of(study, "run_ok"))
 
 
 def test_the_frame_reads_all_rows(study):
-    [job] = runner.plan([study.frame], [], "quick")
+    [job] = runner.jobs([study.frame], [], "quick")
     assert (job.name, job.reads) == ("report", None)
     outcome = runner.execute(job, monitor.Monitor(job.cells, 1, io.StringIO()))
     assert outcome.status == "ok"
     assert printed(outcome.copy) == "the frame\n"
+    assert runner.is_unchanged(job)
     rows = paths.results_dir() / "new" / "2026-11-25"
     rows.mkdir(parents=True)
     (rows / "any.jsonl").write_text("{}\n")
-    assert runner.changes(job) == ["rows"]
+    assert not runner.is_unchanged(job)
 
 
 def test_kernels_that_the_users_home_registers_are_not_used(study, tmp_path, monkeypatch):
@@ -202,7 +216,7 @@ def test_kernels_that_the_users_home_registers_are_not_used(study, tmp_path, mon
 def test_relative_folders_mean_the_same_in_a_kernel(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FUSEDLIB_RESULTS", "rows-here")
-    env = kernel.environment({"FRESH": None})
+    env = kernel.variables()
     assert env["FUSEDLIB_RESULTS"] == str(tmp_path / "rows-here")
     assert env["PYTHONPATH"].split(os.pathsep)[0] == str(paths.ROOT)
 
@@ -220,7 +234,7 @@ def test_a_terminal_gets_one_bar_with_notebook_cell_and_case(study, monkeypatch)
             return True
 
     stream = Terminal()
-    jobs = runner.plan(study.select(["run_cases"]), [], "quick")
+    jobs = runner.jobs(study.select(["run_cases"]), [], "quick")
     shown = monitor.Monitor(jobs[0].cells, 1, stream)
     runner.run(jobs, shown)
     shown.close()

@@ -185,8 +185,8 @@ def test_a_small_call_is_plain_pytorch_at_a_glance(monkeypatch, pair, dtype):
     x, w_down = torch.randn(3, 16, dtype=dtype), torch.randn(16, 32, dtype=dtype)
     w_gate, w_up = torch.randn(2, 32, 16, dtype=dtype)
     weights = (w_gate, w_up) if pair else torch.cat([w_gate, w_up])
-    wanted = functional._plain_pytorch(x, *functional._split_weights(weights), w_down)
-    monkeypatch.setattr(functional, "_check", None)
+    wanted = functional._plain_pytorch("silu", x, *functional._split_weights(weights), w_down)
+    monkeypatch.setattr(functional, "check_mlp", None)
     assert torch.equal(swiglu_mlp(x, weights, w_down), wanted)
     others = [(x[:, :-1], weights, w_down), (x.bfloat16(), weights, w_down),
               (x, weights, w_down[:-1]), (x, weights, w_down[0]), (x, None, w_down),

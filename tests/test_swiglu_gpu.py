@@ -59,6 +59,17 @@ def test_swiglu_mlp_and_gradients_vs_float64(shape, dtype, save, pair):
     assert checks.misses_mlp("cuda", dtype, SHAPES[shape], save, pair=pair) == []
 
 
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_geglu_mlp_and_gradients_vs_float64(monkeypatch, shape, dtype, save, approximate):
+    pair = save == "gate_up"
+    assert checks.misses_geglu("cuda", dtype, SHAPES[shape], save, pair, approximate) == []
+    plan_checks.only_tiles(monkeypatch)
+    assert checks.misses_geglu("cuda", dtype, SHAPES[shape], save, pair, approximate) == []
+
+
 @pytest.mark.parametrize("pair", checks.PAIRS)
 @pytest.mark.parametrize("save", SAVES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

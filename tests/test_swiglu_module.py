@@ -2,6 +2,7 @@
 
 import copy
 import io
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn.functional import silu
 
 import fusedlib
-from fusedlib import SwiGLUMLP
+from fusedlib import SwiGLUMLP, reference
 
 HIDDEN, INNER = 12, 20
 KEYS = ["gate_proj.weight", "up_proj.weight", "down_proj.weight"]
@@ -49,6 +50,23 @@ def test_output_and_gradients_vs_the_plain_module(save):
     wanted = {name: weight.grad for name, weight in plain.named_parameters()}
     found = {name: weight.grad for name, weight in ours.named_parameters()}
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+def test_geglu_s_module_vs_plain_pytorch(approximate):
+    ours, x = fusedlib.GeGLUMLP(HIDDEN, INNER, approximate=approximate), torch.randn(5, HIDDEN)
+    weights = ours.gate_proj.weight, ours.up_proj.weight, ours.down_proj.weight
+    wanted = reference.geglu_mlp(x, *weights, approximate=approximate)
+    torch.testing.assert_close(ours(x), wanted)
+    ours.up_proj.register_forward_hook(lambda *_: None)  # unfused
+    assert ours.weights() is None
+    torch.testing.assert_close(ours(x), wanted)
+    assert repr(ours).startswith(
+        "GeGLUMLP(\n  hidden_size=12, intermediate_size=20, save='gate_up'"
+    )
+    for call in (partial(fusedlib.GeGLUMLP, 2, 3), partial(fusedlib.geglu_mlp, x, *[x] * 2)):
+        with pytest.raises(ValueError, match="approximate must be one of tanh, none, got 'Tanh'"):
+            call(approximate="Tanh")
 
 
 def test_checkpoints_go_both_ways_also_through_a_file():
@@ -135,13 +153,6 @@ def test_loading_what_there_is():
     assert (ours.up_proj.weight == 1).all()
     assert torch.equal(ours.gate_proj.weight, before[KEYS[0]])
     assert torch.equal(ours.down_proj.weight, before[KEYS[2]])
-
-
-def test_packed_names_of_earlier_releases_load():
-    ours, plain = SwiGLUMLP(HIDDEN, INNER), Plain()
-    gate, up, down = (weight.detach() for weight in plain.state_dict().values())
-    ours.load_state_dict({"w_gate_up": torch.cat([gate, up]), "w_down": down})
-    assert all(map(torch.equal, ours.state_dict().values(), (gate, up, down)))
 
 
 def test_weights_come_to_a_module_without_memory():

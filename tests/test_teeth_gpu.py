@@ -24,7 +24,8 @@ HOPPER = 90
 # wide; the last has enough work for split products.
 PATHS = {
     "fused by roles": ("bfloat16", (1500, 272, 3088)),
-    "apart": ("bfloat16", TL["tma"]),
+    "apart": ("bfloat16", TL["pointers"]),
+    "fused by tiles": ("bfloat16", TL["tma"]),
     "few tokens": ("bfloat16", TL["few tokens"]),
     "split fp32": ("float32", (520, 2056, 4104)),
 }

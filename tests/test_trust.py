@@ -5,7 +5,7 @@ import pytest
 from nbformat import v4
 from nbformat.sign import NotebookNotary
 
-from press.running import trust
+from press import cli
 from press.running.products import METADATA
 
 
@@ -25,7 +25,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_copies_of_the_runner_are_trusted_and_no_others(folder):
-    assert trust.trust(folder) == [folder / "ours.ipynb"]
+    cli._trust(folder)
     notary = NotebookNotary()
     ours, theirs = (nbformat.read(folder / f"{n}.ipynb", 4) for n in ("ours", "theirs"))
     assert notary.check_signature(ours) and not notary.check_signature(theirs)
@@ -35,4 +35,4 @@ def test_copies_of_the_runner_are_trusted_and_no_others(folder):
 
 def test_a_folder_that_is_not_there_yet_has_no_copies(tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "jupyter"))
-    assert trust.trust(tmp_path / "none") == []
+    cli._trust(tmp_path / "none")

@@ -87,6 +87,10 @@ if ! PIP_RETRIES="${PIP_RETRIES:-2}" "$venv/bin/python" -m pip install --disable
     fi
     fail "pip could not install the packages; its full output is in $log"
 fi
+# Hooks are a convenience: without git, or where it has hooks of its own elsewhere, there are none.
+if [ -e .git ] && ! hooks=$("$venv/bin/python" -m pre_commit install 2>&1); then
+    echo "fusedlib: no hooks before commits (${hooks:-pre-commit does not run}); make lint checks the same" >&2
+fi
 printf '%s\n' "$wanted" >"$stamp.new"
 mv "$stamp.new" "$stamp"
 rm "$unfinished"

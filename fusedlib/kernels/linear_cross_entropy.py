@@ -1,12 +1,14 @@
 # ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
 """A linear layer and its cross entropy as one operation; the logits never exist as a whole.
 
-    logits = hidden Wᵀ + b                  lse = log Σ_c exp(logits_c)
-    loss   = w ((1 − ε)(lse − logits_y) + ε (lse − mean_c logits_c) + ζ lse²), 0 where y is ignored
-    d_logits_c = w s (p_c (1 + 2 ζ lse) − (1 − ε) [c = y] − ε / vocabulary),  p = softmax(logits)
+    logits = hidden Wᵀ + b, or κ tanh((hidden Wᵀ + b) / κ)            lse = log Σ_c exp(logits_c)
+    loss   = w ((1 − ε) ω_y (lse − logits_y) + ε mean_c ω_c (lse − logits_c) + ζ ω_y lse²)
+    d_logits_c = w s (p_c ((1 − ε) ω_y + ε mean ω + 2 ζ ω_y lse) − (1 − ε) ω_y [c = y] − ε ω_c / V)
     d_hidden = d_logits W        d_W = d_logitsᵀ hidden        d_b = Σ_tokens d_logits
 
-with ε the label smoothing, ζ the weight of z-loss, w a token's weight and s = 1 / Σ w for a mean.
+with ε the label smoothing, ζ the weight of z-loss, w a token's weight, ω a class's, κ the softcap,
+V the vocabulary, p = softmax(logits) and s = 1 / Σ w ω_y for a mean. A token whose y is ignored has
+no loss and no gradient. With a softcap d_logits are multiplied by its derivative 1 − (logits/κ)².
 
 | tensor                | shape                | strides, dtype                              |
 |-----------------------|----------------------|---------------------------------------------|
@@ -14,7 +16,10 @@ with ε the label smoothing, ζ the weight of z-loss, w a token's weight and s =
 | weight, d_weight      | (vocabulary, hidden) | any, contiguous; d_weight fp32, see below   |
 | logits of a chunk     | (rows, vocabulary)   | rows begin at multiples of 128 bytes        |
 | target, token_weights | (tokens,)            | contiguous; int64, fp32                     |
-| losses                | (tokens,)            | contiguous, fp32                            |
+| class_weights         | (vocabulary,)        | contiguous, fp32                            |
+| losses, hits          | (tokens,)            | contiguous, fp32; hits: see below           |
+
+A token is a hit (1.0, else 0.0) where y is the first of its largest logits, and not ignored.
 
 The products are torch.mm's, over chunks of tokens; in fp32 at torch's "highest", where it pays, of
 split factors (`fusedlib.kernels.split`). One kernel reads a chunk's logits twice, the second time
@@ -42,10 +47,12 @@ several chunks by way of another 4·V·H.
 Error bound: logits are rounded to the inputs' dtype once; in fp32 each product errs as torch's own,
 or within the bound of `fusedlib.kernels.split`. Of those logits, with M the largest of a row's
 |logits| and |lse|, a loss errs by (8 + log₂ V) (1 + M) (1 + 2 ζ M) 2⁻²⁴ at most, and each p_c by
-(8 + log₂ V + M) 2⁻²³ of itself. d_logits are rounded to the inputs' dtype once, d_W and d_b are
-summed over all tokens in fp32 and rounded once, or twice where the upstream scalar is not a power
-of two. In fp16 d_logits carry no 1/Σw, which would leave them below its smallest
-number; d_hidden · Σw must not pass its largest.
+(8 + log₂ V + M) 2⁻²³ of itself. A softcap adds 20 M (1 + 2 ζ M) 2⁻²⁴ to the first, 20 M 2⁻²⁴ to
+the second, and its derivative errs by (8 + 6 |x| / κ) 2⁻²⁴ of itself at a logit x before it; class
+weights multiply a loss's bound by the largest of them. d_logits are rounded to the inputs' dtype
+once, d_W and d_b are summed over all tokens in fp32 and rounded once, or twice where the upstream
+scalar is not a power of two. In fp16 d_logits carry no 1/Σw, which would leave them below its
+smallest number; d_hidden · Σw must not pass its largest.
 """
 
 from __future__ import annotations
@@ -77,18 +84,41 @@ if triton.knobs.runtime.interpret:
 
 
 @triton.jit
+def _softcapped(x, softcap, CAPPED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """κ tanh(x / κ), or x where there is no softcap; small ones by the polynomial of Cephes."""
+    if CAPPED:
+        u = x * (1 / softcap)
+        e = tl.exp(tl.abs(u) * -2)
+        large = (1 - e) / (1 + e)
+        z = u * u
+        small = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
+        small = ((small + 1.33314422036e-1) * z - 3.33332819422e-1) * z * u + u
+        x = softcap * tl.where(tl.abs(u) < 0.625, small, tl.where(u < 0, -large, large))
+    return x
+
+
+@triton.jit
+def _softcap_derivative(x, softcap):  # type: ignore[no-untyped-def]
+    e = tl.exp(tl.abs(x) * (-2 / softcap))
+    return 4 * e / ((1 + e) * (1 + e))
+
+
+@triton.jit
 def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
-    logits, target, token_weights, scale, losses, vocabulary, row_stride, ignore_index,
-    label_smoothing, z_loss,
-    GRADIENT: tl.constexpr, WEIGHTED: tl.constexpr, SMOOTHED: tl.constexpr, BLOCK: tl.constexpr,
+    logits, target, token_weights, class_weights, scale, losses, hits, vocabulary, row_stride,
+    ignore_index, label_smoothing, z_loss, softcap,
+    GRADIENT: tl.constexpr, WEIGHTED: tl.constexpr, BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr,
+    CAPPED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row: its loss, and where GRADIENT d_logits over its logits."""
+    """One row: its loss, where COUNTED whether it is a hit, where GRADIENT d_logits over logits."""
     row = tl.program_id(0)
     label = tl.load(target + row)
     logits += row.to(tl.int64) * row_stride
     lanes = tl.arange(0, BLOCK)
     if label == ignore_index:
         tl.store(losses + row, 0.0)
+        if COUNTED:
+            tl.store(hits + row, 0.0)
         if GRADIENT:
             zeros = tl.zeros((BLOCK,), dtype=logits.dtype.element_ty)
             for start in range(0, row_stride, BLOCK):
@@ -97,29 +127,56 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
         # Each lane has its own maximum and sum, so that blocks need no exchange between threads.
         largest = tl.full((BLOCK,), -3.0e38, tl.float32)
         total = tl.zeros((BLOCK,), dtype=tl.float32)
-        plain = tl.zeros((BLOCK // 4,), dtype=tl.float32)  # 4 side by side are one thread's
+        shares = tl.zeros((BLOCK // 4,), dtype=tl.float32)  # 4 side by side are one thread's
+        weighed = tl.zeros((BLOCK // 4,), dtype=tl.float32)
+        in_vocabulary = (label >= 0) & (label < vocabulary)
+        beaten = tl.zeros((BLOCK,), dtype=tl.int32)
+        if COUNTED:
+            own = tl.load(logits + label, mask=in_vocabulary, other=float("nan")).to(tl.float32)
+            own = _softcapped(own, softcap, CAPPED)
         for start in range(0, row_stride, BLOCK):
             columns = start + lanes
             # Up to the row's stride, which is a round number: loads stay 16 bytes wide.
             inside = columns < row_stride
             x = tl.load(logits + columns, mask=inside, other=0.0, eviction_policy="evict_last")
-            x = tl.where(columns < vocabulary, x.to(tl.float32), float("-inf"))
+            x = _softcapped(x.to(tl.float32), softcap, CAPPED)
+            x = tl.where(columns < vocabulary, x, float("-inf"))
+            if COUNTED:
+                beaten |= ((x > own) | ((x == own) & (columns < label))).to(tl.int32)
             step = x - largest
             decay = tl.exp(-tl.abs(step))
             total = tl.where(step > 0, total * decay + 1, total + decay)
             largest = tl.maximum(largest, x)
             if SMOOTHED:
-                fours = tl.where(columns < vocabulary, x, 0.0).reshape(BLOCK // 4, 4)
-                plain += tl.sum(fours, axis=1)
+                x = tl.where(columns < vocabulary, x, 0.0)
+                if BY_CLASS:
+                    by = tl.load(class_weights + columns, mask=columns < vocabulary, other=0.0)
+                    weighed += tl.sum(by.reshape(BLOCK // 4, 4), axis=1)
+                    x *= by
+                shares += tl.sum(x.reshape(BLOCK // 4, 4), axis=1)
         m = tl.max(largest)
         total = tl.sum(total * tl.exp(largest - m))
-        in_vocabulary = (label >= 0) & (label < vocabulary)
         correct = tl.load(logits + label, mask=in_vocabulary, other=float("nan")).to(tl.float32)
+        correct = _softcapped(correct, softcap, CAPPED)
         log_total = tl.log(total)
         lse = m + log_total
-        loss = (1 - label_smoothing) * (m - correct + log_total) + z_loss * lse * lse
+        at_label = 1 - label_smoothing
+        squared = z_loss
+        if BY_CLASS:
+            by_label = tl.load(class_weights + label, mask=in_vocabulary, other=0.0)
+            at_label *= by_label
+            squared *= by_label
+        loss = at_label * (m - correct + log_total) + squared * lse * lse
+        average = 1.0
         if SMOOTHED:
-            loss += label_smoothing * (m - tl.sum(plain) / vocabulary + log_total)
+            mean = tl.sum(shares) / vocabulary
+            if BY_CLASS:
+                average = tl.sum(weighed) / vocabulary
+                loss += label_smoothing * (average * m - mean + average * log_total)
+            else:
+                loss += label_smoothing * (m - mean + log_total)
+        if COUNTED:
+            tl.store(hits + row, 1.0 - tl.max(beaten).to(tl.float32))
         factor = tl.load(scale)
         if WEIGHTED:
             weight = tl.load(token_weights + row)
@@ -129,16 +186,23 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
         if GRADIENT:
             tl.debug_barrier()  # no logit is overwritten that another thread has yet to read
             everywhere = label_smoothing / vocabulary
-            at_label = 1 - label_smoothing + everywhere
-            squared = 2 * z_loss * lse
+            of_p = at_label + label_smoothing * average if BY_CLASS else 1.0
+            slope = 2 * squared * lse
             inverse = 1 / total
             for start in range(0, row_stride, BLOCK):
                 columns = start + lanes
                 inside = columns < row_stride
                 x = tl.load(logits + columns, mask=inside, eviction_policy="evict_first")
-                p = tl.exp(x.to(tl.float32) - m) * inverse
-                d = p - tl.where(columns == label, at_label, everywhere)
-                d = factor * (d + squared * p)
+                x = x.to(tl.float32)
+                p = tl.exp(_softcapped(x, softcap, CAPPED) - m) * inverse
+                share = everywhere
+                if SMOOTHED and BY_CLASS:
+                    by = tl.load(class_weights + columns, mask=columns < vocabulary, other=0.0)
+                    share = everywhere * by
+                d = of_p * p - tl.where(columns == label, at_label + share, share)
+                d = factor * (d + slope * p)
+                if CAPPED:
+                    d *= _softcap_derivative(x, softcap)
                 tl.store(logits + columns, d.to(logits.dtype.element_ty), mask=inside)
 
 
@@ -161,9 +225,14 @@ def row_stride(vocabulary: int, itemsize: int) -> int:
     return (vocabulary + round_to - 1) // round_to * round_to
 
 
-def block_and_warps(stride: int, itemsize: int, arch: int) -> tuple[int, int]:
-    """How a row of that stride is cut on an architecture: elements at a time, and warps."""
+def block_and_warps(stride: int, itemsize: int, arch: int, more: bool = False) -> tuple[int, int]:
+    """How a row of that stride is cut on an architecture: elements at a time, and warps.
+
+    Of a row that is computed with more than a plain loss, half as much at a time, a quarter in
+    fp32: a thread of fewer warps may have more registers, and spills none.
+    """
     most = BLOCK_BYTES_BY_ARCHITECTURE.get(arch, BLOCK_BYTES) // itemsize
+    most >>= itemsize // 2 if more else 0
     block = min(most, triton.next_power_of_2(stride))
     return block, max(block * itemsize // WARP_BYTES, 4)
 
@@ -240,20 +309,24 @@ def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: int = B
 
 
 def cross_entropy_rows(
-    logits: Tensor, target: Tensor, token_weights: Tensor | None, scale: Tensor, losses: Tensor,
-    ignore_index: int, label_smoothing: float, z_loss: float, *, gradient: bool,
+    logits: Tensor, target: Tensor, token_weights: Tensor | None, class_weights: Tensor | None,
+    scale: Tensor, losses: Tensor, hits: Tensor | None,
+    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, *, gradient: bool,
 ) -> None:  # fmt: skip
-    """Fill the rows' losses, and where `gradient` is set write d_logits over the logits.
+    """Fill the rows' losses and hits, and where `gradient` is set write d_logits over the logits.
 
     Args:
         logits: (rows, vocabulary), rows contiguous and `row_stride` apart.
         target: (rows,), int64. One outside the vocabulary makes its row's loss NaN.
         token_weights: (rows,), fp32, or None for ones.
+        class_weights: (vocabulary,), fp32, or None for ones.
         scale: a scalar tensor, fp32: what d_logits are multiplied by.
         losses: (rows,), fp32.
+        hits: (rows,), fp32, or None where they are not wanted.
         ignore_index: the target whose row has no loss and no gradient.
         label_smoothing: ε, from 0 to 1.
         z_loss: ζ.
+        softcap: κ, or 0 for none.
         gradient: whether d_logits are wanted.
 
     Raises:
@@ -266,25 +339,33 @@ def cross_entropy_rows(
             f"logits {tuple(logits.shape)} must be of stride ({stride}, 1) and one of "
             f"{', '.join(map(str, KERNEL_DTYPES))}; got {logits.stride()}, {logits.dtype}"
         )
-    vectors = {"target": (target, torch.int64), "losses": (losses, torch.float32)}
-    if token_weights is not None:
-        vectors["token_weights"] = token_weights, torch.float32
-    for name, (vector, dtype) in vectors.items():
-        if vector.shape != (rows,) or vector.dtype != dtype or not vector.is_contiguous():
+    vectors = {
+        "target": (target, rows), "losses": (losses, rows), "hits": (hits, rows),
+        "token_weights": (token_weights, rows), "class_weights": (class_weights, vocabulary),
+    }  # fmt: skip
+    for name, (vector, size) in vectors.items():
+        dtype = torch.int64 if name == "target" else torch.float32
+        if vector is None:
+            continue
+        if vector.shape != (size,) or vector.dtype != dtype or not vector.is_contiguous():
             raise ValueError(
-                f"{name} must be ({rows},), {dtype}, contiguous; got {tuple(vector.shape)}, "
+                f"{name} must be ({size},), {dtype}, contiguous; got {tuple(vector.shape)}, "
                 f"{vector.dtype}, stride {vector.stride()}"
             )
     if rows == 0:
         return
     arch = architecture(logits.device) if logits.is_cuda else 0
-    block, warps = block_and_warps(stride, logits.itemsize, arch)
+    more = softcap != 0 or class_weights is not None or hits is not None
+    block, warps = block_and_warps(stride, logits.itemsize, arch, more)
     with current_device(logits):
         _cross_entropy_kernel[(rows,)](
-            logits, target, losses if token_weights is None else token_weights, scale, losses,
-            vocabulary, stride, ignore_index, float(label_smoothing), float(z_loss),
-            GRADIENT=gradient, WEIGHTED=token_weights is not None, SMOOTHED=label_smoothing != 0,
-            BLOCK=block, num_warps=warps,
+            logits, target, losses if token_weights is None else token_weights,
+            losses if class_weights is None else class_weights, scale, losses,
+            losses if hits is None else hits, vocabulary, stride, ignore_index,
+            float(label_smoothing), float(z_loss), float(softcap),
+            GRADIENT=gradient, WEIGHTED=token_weights is not None,
+            BY_CLASS=class_weights is not None, SMOOTHED=label_smoothing != 0, CAPPED=softcap != 0,
+            COUNTED=hits is not None, BLOCK=block, num_warps=warps,
         )  # fmt: skip
 
 
@@ -330,11 +411,11 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype)
 
 def losses_and_gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
-    token_weights: Tensor | None, scale: Tensor,
-    ignore_index: int, label_smoothing: float, z_loss: float, memory: int,
-    wants: tuple[bool, ...],
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Losses (tokens,), and the wanted ones of d_hidden, d_W and d_b, times `scale`."""
+    token_weights: Tensor | None, class_weights: Tensor | None, scale: Tensor,
+    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, memory: int,
+    wants: tuple[bool, ...], wants_hits: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Losses and, if wanted, hits (tokens,), d_hidden, d_W and d_b; gradients times `scale`."""
     (tokens, _), vocabulary, dtype = hidden.shape, weight.shape[0], hidden.dtype
     wants_hidden, wants_weight, wants_bias = wants
     rows, sums, _ = plan(tokens, weight, wants_weight, memory)
@@ -343,6 +424,7 @@ def losses_and_gradients(
     padded = stride != vocabulary or not _is_faster_split(hidden[:rows], weight.t())
     buffer = hidden.new_empty(rows if padded else 0, stride)
     losses = hidden.new_empty(tokens, dtype=torch.float32)
+    hits = torch.empty_like(losses) if wants_hits else None
     d_hidden = hidden.new_empty(hidden.shape) if wants_hidden else None
     no_sum = weight.new_zeros(weight.shape, dtype=sums) if wants_weight and not tokens else None
     d_weight: Tensor | None = no_sum
@@ -350,11 +432,12 @@ def losses_and_gradients(
     for start in range(0, tokens, max(rows, 1)):
         part = slice(start, start + rows)
         h, weights = hidden[part], None if token_weights is None else token_weights[part]
+        hit = None if hits is None else hits[part]
         out = buffer[: h.shape[0], :vocabulary] if padded else None
         logits = _product(h, weight.t(), out, bias)
         cross_entropy_rows(
-            logits, target[part], weights, scale, losses[part], ignore_index, label_smoothing,
-            z_loss, gradient=any(wants),
+            logits, target[part], weights, class_weights, scale, losses[part], hit, ignore_index,
+            label_smoothing, z_loss, softcap, gradient=any(wants),
         )  # fmt: skip
         if d_hidden is not None:
             _product(logits, weight, out=d_hidden[part])
@@ -363,4 +446,4 @@ def losses_and_gradients(
         if d_bias is not None:
             d_bias += logits.sum(0, dtype=torch.float32)
         del logits  # before the next chunk's are allocated
-    return losses, d_hidden, d_weight, d_bias
+    return losses, hits, d_hidden, d_weight, d_bias

@@ -3,7 +3,7 @@
 | operator                                  | kept for backward                              |
 |-------------------------------------------|------------------------------------------------|
 | `fusedlib::linear_cross_entropy`          | the gradients themselves, as forward left them |
-| `fusedlib::linear_cross_entropy_by_token` | hidden, weight, bias, target                   |
+| `fusedlib::linear_cross_entropy_by_token` | hidden, weight, bias, target, class_weights    |
 
 Backward writes over the gradients that were kept where nobody else can see them: the graph is not
 retained, and no saved-tensor hooks were set in the forward. A second derivative raises.
@@ -38,47 +38,49 @@ def _check_targets(target: Tensor, valid: Tensor, vocabulary: int) -> None:
 @operator("linear_cross_entropy")
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
-    token_weights: Tensor | None, mean: bool, ignore_index: int, label_smoothing: float,
-    z_loss: float, memory: int, wants: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The sum of the losses, or their mean, the gradients that go with it, and their factor.
+    class_weights: Tensor | None, token_weights: Tensor | None, total: Tensor | None,
+    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, memory: int,
+    wants_hits: bool, wants: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The sum of the losses, over `total` if there is one, its gradients, and their factor.
 
     Returns:
-        loss, fp32; a scalar, d_hidden, d_W and d_b, whose product with it is the gradient. What is
-        not in `wants` (of hidden, weight, bias) is empty.
+        loss, fp32; hits (tokens,); a scalar, d_hidden, d_W and d_b, whose product with it is the
+        gradient. What is not in `wants` (of hidden, weight, bias), or not wanted, is empty.
     """
-    valid = target != ignore_index
-    _check_targets(target, valid, weight.shape[0])
-    total = factor = scale = torch.ones((), dtype=torch.float32, device=hidden.device)
-    if mean:
-        total = valid if token_weights is None else token_weights.masked_fill(~valid, 0)
-        total = total.sum(dtype=torch.float32)
+    _check_targets(target, target != ignore_index, weight.shape[0])
+    factor = scale = torch.ones((), dtype=torch.float32, device=hidden.device)
+    if total is not None:
         scale = total.reciprocal()
         if hidden.dtype == torch.float16:
             # Over no tokens 1/0 stays where ignored rows do not see it.
             no_tokens = total == 0
             scale, factor = scale.masked_fill(~no_tokens, 1), scale.masked_fill(no_tokens, 1)
-    losses, *gradients = losses_and_gradients(
-        hidden, weight, bias, target, token_weights, scale, ignore_index, label_smoothing, z_loss,
-        memory, tuple(wants),
+    losses, hits, *gradients = losses_and_gradients(
+        hidden, weight, bias, target, token_weights, class_weights, scale, ignore_index,
+        label_smoothing, z_loss, softcap, memory, tuple(wants), wants_hits,
     )  # fmt: skip
     d_hidden, d_weight, d_bias = (hidden.new_empty(0) if d is None else d for d in gradients)
-    return losses.sum() / total, factor.clone(), d_hidden, d_weight, d_bias
+    hits = losses.new_empty(0) if hits is None else hits
+    loss = losses.sum() if total is None else losses.sum() / total
+    return loss, hits, factor.clone(), d_hidden, d_weight, d_bias
 
 
 @operator("linear_cross_entropy_by_token")
 def linear_cross_entropy_by_token(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int,
-    label_smoothing: float, z_loss: float, memory: int,
-) -> Tensor:  # fmt: skip
-    """Losses (tokens,), fp32; `memory` is `plan`'s, as of the operator above."""
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    class_weights: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float,
+    softcap: float, memory: int, wants_hits: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Losses and hits (tokens,), fp32; `memory` is `plan`'s, as of the operator above."""
     _check_targets(target, target != ignore_index, weight.shape[0])
     one = torch.ones((), dtype=torch.float32, device=hidden.device)
     no_gradients = False, False, False
-    return losses_and_gradients(
-        hidden, weight, bias, target, None, one, ignore_index, label_smoothing, z_loss, memory,
-        no_gradients,
-    )[0]  # fmt: skip
+    losses, hits, *_ = losses_and_gradients(
+        hidden, weight, bias, target, None, class_weights, one, ignore_index, label_smoothing,
+        z_loss, softcap, memory, no_gradients, wants_hits,
+    )  # fmt: skip
+    return losses, losses.new_empty(0) if hits is None else hits
 
 
 @operator("scaled", last=True)
@@ -90,9 +92,10 @@ def scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
 @torch.library.register_fake(linear_cross_entropy)
 def _(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
-    token_weights: Tensor | None, mean: bool, ignore_index: int, label_smoothing: float,
-    z_loss: float, memory: int, wants: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    class_weights: Tensor | None, token_weights: Tensor | None, total: Tensor | None,
+    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, memory: int,
+    wants_hits: bool, wants: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     sums = torch.float32
     if wants[1] and weight.dtype == torch.bfloat16:  # else nobody asks how many tokens there are
         sums = plan(hidden.shape[0], weight, memory=memory).sums
@@ -102,15 +105,18 @@ def _(
         for (shape, dtype), want in zip(shapes, wants, strict=True)
     )
     one = hidden.new_empty((), dtype=torch.float32)
-    return one, torch.empty_like(one), d_hidden, d_weight, d_bias
+    hits = one.new_empty(hidden.shape[0] if wants_hits else 0)
+    return one, hits, torch.empty_like(one), d_hidden, d_weight, d_bias
 
 
 @torch.library.register_fake(linear_cross_entropy_by_token)
 def _(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int,
-    label_smoothing: float, z_loss: float, memory: int,
-) -> Tensor:  # fmt: skip
-    return hidden.new_empty(hidden.shape[0], dtype=torch.float32)
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    class_weights: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float,
+    softcap: float, memory: int, wants_hits: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    losses = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
+    return losses, losses.new_empty(hidden.shape[0] if wants_hits else 0)
 
 
 @torch.library.register_fake(scaled)
@@ -122,25 +128,28 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> No
     ctx.set_materialize_grads(False)
     ctx.dtype = inputs[0].dtype
     ctx.owns_gradients = saved_tensor_hooks(False) is None
-    ctx.save_for_backward(*output[1:])
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*output[2:])
 
 
 @refuses_transforms
-def _gradients(ctx: Any, upstream: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
+def _gradients(
+    ctx: Any, upstream: Tensor | None, _: Any, *others: Tensor | None
+) -> tuple[Any, ...]:
     """The gradients of hidden, weight and bias."""
     if any(other is not None for other in others):
         raise RuntimeError(
             "the fused linear_cross_entropy has no second derivative; differentiate float64"
         )
     if upstream is None:
-        return (None,) * 11
+        return (None,) * len(ctx.needs_input_grad)
     factor, *unscaled = ctx.saved_tensors
     factor = factor * upstream
     gradients = [
         _scaled_gradient(ctx, d, factor) if want else None
         for d, want in zip(unscaled, ctx.needs_input_grad[:3], strict=True)
     ]
-    return *gradients, *(None,) * 8
+    return *gradients, *(None,) * (len(ctx.needs_input_grad) - 3)
 
 
 def _scaled_gradient(ctx: Any, unscaled: Tensor, factor: Tensor) -> Tensor:
@@ -153,24 +162,25 @@ def _scaled_gradient(ctx: Any, unscaled: Tensor, factor: Tensor) -> Tensor:
     return fill_scaled(unscaled, unscaled, factor)
 
 
-def _set_up_by_token(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:4])
-    ctx.settings = inputs[4:]
+def _set_up_by_token(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*inputs[:5])
+    ctx.settings = inputs[5:-1]
 
 
 @refuses_transforms
-def _gradients_by_token(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
-    hidden, weight, bias, target = ctx.saved_tensors
+def _gradients_by_token(ctx: Any, upstream: Tensor, _: None) -> tuple[Any, ...]:
+    operands = ctx.saved_tensors
     wants = list(ctx.needs_input_grad[:3])
-    _, factor, *gradients = linear_cross_entropy(
-        hidden, weight, bias, target, upstream.contiguous(), False, *ctx.settings, wants
+    _, _, factor, *gradients = linear_cross_entropy(
+        *operands, upstream.contiguous(), None, *ctx.settings, False, wants
     )
-    dtype = hidden.dtype  # the factor is 1: d_W and d_b may have to be rounded yet
+    dtype = operands[0].dtype  # the factor is 1: d_W and d_b may have to be rounded yet
     finished = [
         (d if d.dtype == dtype else scaled(d, factor, dtype)) if want else None
         for d, want in zip(gradients, wants, strict=True)
     ]
-    return *finished, *(None,) * 5
+    return *finished, *(None,) * (len(ctx.needs_input_grad) - 3)
 
 
 torch.library.register_autograd(linear_cross_entropy, _gradients, setup_context=_set_up)

@@ -1,30 +1,76 @@
-"""Dtypes that kernels take, and the checks of `rms_norm` and `rope`; imports no Triton."""
+"""Dtypes that kernels take, and whether operands go together; imports no Triton."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from fusedlib.arguments import require_alike, require_tensors
+from fusedlib.arguments import shape_of as shape_of
 
 CASTS = ("hf", "litgpt")
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 KERNEL_DTYPES = (*HALF_DTYPES, torch.float32)  # that the library's kernels take
 
 
-def check_rms_norm(x: Tensor, weight: Tensor, residual: Tensor | None, cast: str) -> None:
+def check_mlp(x: Tensor, w_gate: Any, w_up: Any, *w_down: Tensor) -> None:
+    """Raise where the operands of a gated MLP, with or without w_down, do not go together.
+
+    Raises:
+        TypeError: an operand that is no tensor.
+        ValueError: shapes, dtypes or devices that do not go together, or no pair of weights.
+    """
+    if isinstance(w_gate, tuple | list):  # no pair, or None in it
+        if len(w_gate) != 2:
+            if not all(isinstance(weight, Tensor) for weight in w_gate):
+                require_tensors(w_gate_up=w_gate)
+            raise ValueError(
+                "w_gate_up must be one tensor or a pair (w_gate, w_up), "
+                f"got a {type(w_gate).__name__} of {len(w_gate)}"
+            )
+        require_tensors(w_gate=w_gate[0], w_up=w_gate[1])
+    first = "w_gate_up" if w_up is None else "w_gate"
+    named = {"x": x, first: w_gate} | ({} if w_up is None else {"w_up": w_up})
+    named |= dict(zip(["w_down"], w_down, strict=False))
+    require_tensors(**named)
+    if x.ndim == 0:
+        raise ValueError("x must be (..., hidden), got a scalar")
+    if w_up is None and (w_gate.ndim != 2 or w_gate.shape[0] % 2):
+        raise ValueError(
+            "w_gate_up must be (2·intermediate, hidden), gate rows above up rows; "
+            f"got {shape_of(w_gate)}"
+        )
+    if w_gate.ndim != 2:
+        raise ValueError(f"w_gate must be (intermediate, hidden); got {shape_of(w_gate)}")
+    rows, hidden = w_gate.shape
+    if x.shape[-1] != hidden:
+        raise ValueError(
+            f"x must be (..., {hidden}) for {first} {shape_of(w_gate)}, got {shape_of(x)}"
+        )
+    if w_up is not None and w_up.shape != w_gate.shape:
+        raise ValueError(f"w_up must be {shape_of(w_gate)}, as w_gate is, got {shape_of(w_up)}")
+    expected = hidden, rows // 2 if w_up is None else rows
+    for down in w_down:
+        if down.shape != expected:
+            raise ValueError(f"w_down must be {expected}, got {shape_of(down)}")
+    require_alike(**named)
+
+
+def check_rms_norm(x: Tensor, weight: Tensor | None, residual: Tensor | None, cast: str) -> None:
     """Raise a ValueError where the operands of `rms_norm` do not go together."""
     if cast not in CASTS:
         raise ValueError(f"cast must be one of {', '.join(CASTS)}, got {cast!r}")
     if x.ndim == 0 or x.shape[-1] == 0:
         raise ValueError(f"x must be (..., width) with a width of at least 1, got {shape_of(x)}")
-    if weight.shape != x.shape[-1:]:
+    if weight is not None and weight.shape != x.shape[-1:]:
         raise ValueError(
             f"weight must be ({x.shape[-1]},) for x {shape_of(x)}, got {shape_of(weight)}"
         )
     if residual is not None and residual.shape != x.shape:
         raise ValueError(f"residual must be {shape_of(x)} as x, got {shape_of(residual)}")
-    _check_alike({"x": x, "weight": weight, "residual": residual})
-    if residual is not None and residual.dtype != x.dtype:
-        raise ValueError(f"residual must be {x.dtype} as x, got {residual.dtype}")
+    require_alike("weight", x=x, weight=weight, residual=residual)
 
 
 def check_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> None:
@@ -37,7 +83,7 @@ def check_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor
         raise ValueError(f"k must be ({batch}, heads, {tokens}, {head_dim}), got {shape_of(k)}")
     if k.dtype != q.dtype:
         raise ValueError(f"k must be {q.dtype} as q, got {k.dtype}")
-    _check_alike({"q": q, "k": k, "cos": cos, "sin": sin})
+    require_alike("cos", "sin", q=q, k=k, cos=cos, sin=sin)
     if sin.shape != cos.shape:
         raise ValueError(f"sin must be {shape_of(cos)} as cos, got {shape_of(sin)}")
     rotary = cos.shape[-1] if cos.ndim else 0
@@ -60,21 +106,3 @@ def check_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor
         raise ValueError(f"positions must be int32 or int64, got {positions.dtype}")
     if positions.device != q.device:
         raise ValueError(f"positions is on {positions.device}, q on {q.device}")
-
-
-def _check_alike(named: dict[str, Tensor | None]) -> None:
-    """One device, and floating-point numbers."""
-    (first_name, first), *_ = named.items()
-    assert first is not None
-    for name, operand in named.items():
-        if operand is None:
-            continue
-        if operand.device != first.device:
-            raise ValueError(f"{name} is on {operand.device}, {first_name} on {first.device}")
-        if not operand.is_floating_point():
-            raise ValueError(f"{name} must be of a floating-point dtype, got {operand.dtype}")
-
-
-def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """A tensor's shape as a plain tuple, for messages."""
-    return tuple(tensor.shape)

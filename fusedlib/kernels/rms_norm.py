@@ -3,7 +3,8 @@
 
     s = x + residual                 rounded to x's dtype, as the stream is stored; without: s = x
     n = s / √(mean(s²) + eps)        in fp32, over a row
-    y = weight ⊙ n                   "hf": n rounded to x's dtype first; "litgpt": in fp32
+    y = weight ⊙ n                   "hf": n rounded to x's dtype first; "litgpt": in fp32;
+                                     without a weight y = n
 
 backward    with d = weight ⊙ dy, in fp32 throughout,
                 d_s = (d − n ⊙ mean(d ⊙ n)) / √(mean(s²) + eps) + ds,  which is d_x and d_residual
@@ -53,7 +54,7 @@ PER_PROCESSOR = 2  # programs of the backward
 @triton.jit(do_not_specialize=("rows",))
 def _rms_norm_fwd_kernel(  # type: ignore[no-untyped-def]
     x, residual, weight, y, s, rstd, rows, x_row, residual_row, eps,
-    RESIDUAL: tl.constexpr, HF: tl.constexpr,
+    RESIDUAL: tl.constexpr, WEIGHTED: tl.constexpr, HF: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -71,8 +72,9 @@ def _rms_norm_fwd_kernel(  # type: ignore[no-untyped-def]
     normed = wide * scale[:, None]
     if HF:
         normed = normed.to(x.dtype.element_ty).to(tl.float32)
-    by = tl.load(weight + j, mask=j < WIDTH, other=0.0).to(tl.float32)
-    tl.store(y + row * WIDTH + j, (normed * by).to(y.dtype.element_ty), mask=inside)
+    if WEIGHTED:
+        normed *= tl.load(weight + j, mask=j < WIDTH, other=0.0).to(tl.float32)
+    tl.store(y + row * WIDTH + j, normed.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -83,15 +85,16 @@ def _wide(source, offsets, inside):  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=("rows",))
 def _rms_norm_bwd_kernel(  # type: ignore[no-untyped-def]
     dy, ds, s, weight, rstd, d_s, partial, rows, dy_row, ds_row,
-    RESIDUAL: tl.constexpr, WANTS_S: tl.constexpr, WANTS_WEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, LOADED: tl.constexpr,
+    RESIDUAL: tl.constexpr, WEIGHTED: tl.constexpr, WANTS_S: tl.constexpr,
+    WANTS_WEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    LOADED: tl.constexpr,
 ):  # fmt: skip
     start, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
     WHOLE: tl.constexpr = BLOCK >= WIDTH  # noqa: N806
     columns = tl.arange(0, BLOCK)[None, :]
     own = partial + tl.program_id(0).to(tl.int64) * WIDTH
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    by = _wide(weight, columns, columns < WIDTH)
+    by = _wide(weight, columns, columns < WIDTH) if WEIGHTED else 1.0
     for first in tl.range(start, rows, step, num_stages=LOADED):
         i = first + tl.arange(0, ROWS)
         row = i.to(tl.int64)[:, None]
@@ -104,7 +107,7 @@ def _rms_norm_bwd_kernel(  # type: ignore[no-untyped-def]
                 inside = (row < rows) & (j < WIDTH)
                 n = _wide(s, row * WIDTH + j, inside) * scale
                 d = _wide(dy, row * dy_row + j, inside)
-                d *= by if WHOLE else _wide(weight, j, j < WIDTH)
+                d *= by if WHOLE or not WEIGHTED else _wide(weight, j, j < WIDTH)
                 mean += tl.sum(d * n, axis=1)
             mean *= 1.0 / WIDTH
         for left in range(0, WIDTH, BLOCK):
@@ -113,7 +116,7 @@ def _rms_norm_bwd_kernel(  # type: ignore[no-untyped-def]
             n = _wide(s, row * WIDTH + j, inside) * scale
             upstream = _wide(dy, row * dy_row + j, inside)
             if WANTS_S:
-                d = upstream * (by if WHOLE else _wide(weight, j, j < WIDTH))
+                d = upstream * (by if WHOLE or not WEIGHTED else _wide(weight, j, j < WIDTH))
                 gradient = (d - n * mean[:, None]) * scale
                 if RESIDUAL:
                     gradient += _wide(ds, row * ds_row + j, inside)
@@ -150,15 +153,16 @@ def tile(width: int, widest: int) -> tuple[Warps, dict[str, int]]:
 
 
 def rms_norm_fwd(
-    x: Tensor, weight: Tensor, residual: Tensor | None, eps: float, hf: bool
+    x: Tensor, weight: Tensor | None, residual: Tensor | None, eps: float, hf: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """y and s of x's shape (s only with a residual), and rstd (rows,)."""
     dtype = x.dtype
-    if hf and weight.dtype != dtype:
+    if hf and weight is not None and weight.dtype != dtype:
         dtype = torch.promote_types(dtype, weight.dtype)
     y = x.new_empty(x.shape, dtype=dtype)
     s = None if residual is None else x.new_empty(x.shape)
-    source, weight = _rows(x), weight.contiguous()
+    source = _rows(x)
+    by = source if weight is None else weight.contiguous()
     added = source if residual is None else _rows(residual)
     rows, width = source.shape
     rstd = x.new_empty(rows, dtype=torch.float32)
@@ -168,44 +172,45 @@ def rms_norm_fwd(
     def make() -> Launch:
         config, constants = tile(width, 1 << 30)
         programs = cdiv(rows, constants["ROWS"]), 1, 1
-        constants |= {"RESIDUAL": residual is not None, "HF": hf}
+        flags = {"RESIDUAL": residual is not None, "WEIGHTED": weight is not None, "HF": hf}
         scalars = rows, source.stride(0), added.stride(0), eps
-        return Launch(_rms_norm_fwd_kernel, config, programs, (), scalars, constants)
+        return Launch(_rms_norm_fwd_kernel, config, programs, (), scalars, constants | flags)
 
-    matrices = source, added, weight, y, source if s is None else s, rstd
+    matrices = source, added, by, y, source if s is None else s, rstd
     layout = source.shape, source.stride(0), added.stride(0), residual is None
-    key = "rms_norm", *layout, hf, eps, x.dtype, weight.dtype, x.device
+    key = "rms_norm", *layout, hf, eps, x.dtype, weight is None, by.dtype, x.device
     cached_launch(make, key, *matrices)(*matrices)
     return y, s, rstd
 
 
 def rms_norm_bwd(
-    dy: Tensor, ds: Tensor | None, s: Tensor, weight: Tensor, rstd: Tensor,
+    dy: Tensor, ds: Tensor | None, s: Tensor, weight: Tensor | None, rstd: Tensor,
     wants_s: bool, wants_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """d_s of s's shape and d_weight, each if wanted."""
     d_s = s.new_empty(s.shape) if wants_s else None
-    width = weight.shape[0]
+    width = s.shape[-1]
     config, constants = tile(width, WIDEST)
-    source, upstream, weight = _rows(s).contiguous(), _rows(dy), weight.contiguous()
+    source, upstream = _rows(s).contiguous(), _rows(dy)
+    by = rstd if weight is None else weight.contiguous()
     stream = upstream if ds is None else _rows(ds)
     rows = source.shape[0]
     if not rows:
-        return d_s, weight.new_zeros(width) if wants_weight else None
+        return d_s, by.new_zeros(width) if wants_weight else None
     # No more than there are tiles of rows; d_weight has one partial row for each.
     parts = min(cdiv(rows, constants["ROWS"]), most_parts(s.device))
     partial = s.new_empty((parts, width) if wants_weight else 0, dtype=torch.float32)
-    flags: dict[str, int] = {"RESIDUAL": ds is not None}
+    flags: dict[str, int] = {"RESIDUAL": ds is not None, "WEIGHTED": weight is not None}
     flags |= {"WANTS_S": wants_s, "WANTS_WEIGHT": wants_weight}
     # Loads ahead of a wide row's partial sums would read them before they are written.
     flags["LOADED"] = LOADED if constants["BLOCK"] >= width else 1
     scalars = rows, upstream.stride(0), stream.stride(0)
     make = bind(Launch, _rms_norm_bwd_kernel, config, (parts, 1, 1), (), scalars, constants | flags)
-    matrices = upstream, stream, source, weight, rstd, source if d_s is None else d_s, partial
-    dtypes = upstream.dtype, stream.dtype, source.dtype, weight.dtype
+    matrices = upstream, stream, source, by, rstd, source if d_s is None else d_s, partial
+    dtypes = upstream.dtype, stream.dtype, source.dtype, by.dtype
     key = "rms_norm_bwd", *scalars, width, parts, *flags.values(), *dtypes, s.device
     cached_launch(make, key, *matrices)(*matrices)
-    return d_s, sum_parts(partial, weight.dtype) if wants_weight else None
+    return d_s, sum_parts(partial, by.dtype) if wants_weight else None
 
 
 def most_parts(device: torch.device) -> int:
@@ -232,7 +237,7 @@ def _rows(x: Tensor) -> Tensor:
 
 @operator("rms_norm")
 def rms_norm_operator(
-    x: Tensor, weight: Tensor, residual: Tensor | None, eps: float, hf: bool
+    x: Tensor, weight: Tensor | None, residual: Tensor | None, eps: float, hf: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, s (empty without a residual) and rstd, for whoever watches operators."""
     check_rms_norm(x, weight, residual, "hf" if hf else "litgpt")
@@ -242,7 +247,7 @@ def rms_norm_operator(
 
 @operator("rms_norm_backward", last=True)
 def _backward_operator(
-    dy: Tensor, ds: Tensor | None, s: Tensor, weight: Tensor, rstd: Tensor,
+    dy: Tensor, ds: Tensor | None, s: Tensor, weight: Tensor | None, rstd: Tensor,
     wants_s: bool, wants_weight: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     found = rms_norm_bwd(dy, ds, s, weight, rstd, wants_s, wants_weight)
@@ -252,9 +257,11 @@ def _backward_operator(
 
 @torch.library.register_fake(rms_norm_operator)
 def _(
-    x: Tensor, weight: Tensor, residual: Tensor | None, eps: float, hf: bool
+    x: Tensor, weight: Tensor | None, residual: Tensor | None, eps: float, hf: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = torch.promote_types(x.dtype, weight.dtype) if hf else x.dtype
+    dtype = x.dtype
+    if hf and weight is not None:
+        dtype = torch.promote_types(dtype, weight.dtype)
     s = x.new_empty(0 if residual is None else x.shape)
     rows = x.numel() // x.shape[-1]
     return x.new_empty(x.shape, dtype=dtype), s, x.new_empty(rows, dtype=torch.float32)
@@ -262,11 +269,11 @@ def _(
 
 @torch.library.register_fake(_backward_operator)
 def _(
-    dy: Tensor, ds: Tensor | None, s: Tensor, weight: Tensor, rstd: Tensor,
+    dy: Tensor, ds: Tensor | None, s: Tensor, weight: Tensor | None, rstd: Tensor,
     wants_s: bool, wants_weight: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     d_s = s.new_empty(s.shape) if wants_s else dy.new_empty(0)
-    return d_s, weight.new_empty(weight.shape) if wants_weight else dy.new_empty(0)
+    return d_s, dy.new_empty(0) if weight is None or not wants_weight else torch.empty_like(weight)
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:

@@ -1,7 +1,9 @@
 # ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
-"""The two fused kernels of the SwiGLU MLP, by tiles.
+"""The two fused kernels of the SwiGLU and the GeGLU MLP, by tiles.
 
     gate = x Wgᵀ    up = x Wuᵀ    h = silu(gate) ⊙ up    y = h Wdᵀ              (Shazeer 2020)
+
+or with another activation than silu: `fusedlib.kernels.activation`.
 
 forward     both products and h in one kernel; gate|up is stored when the backward wants it
 backward    dh = dy Wd, and in its epilogue, with s = sigmoid(gate),
@@ -39,6 +41,9 @@ t = (8 + |gate|) 2⁻²², silu relatively; |silu'| < 1.1 and |silu''| ≤ 1/2. 
     Δd_Wgu       (Δd + tokens 2⁻²² |d|)ᵀ |x| + v |d_Wgu|
     Δd_Wd        |dy|ᵀ (Δh + tokens 2⁻²² |h|) + v |d_Wd|
 
+GeGLU has 1.13 for 1.1 and 0.8 for ½; by tanh |z| of `fusedlib.kernels.activation` for |gate| in t,
+and exact gelu errs by 2⁻²² |gate| and its derivative by 2·2⁻²² in place of t |silu| and t.
+
 Of a pair of weights d_x in half precision is a sum of two products, the first of them rounded:
 + v |d_gate Wg|. It counts gate, up and dh as rounded before the activation, as some kernels and
 unfused code do, and torch.mm's sums as fp32: cuBLAS may add parts of one in half precision, which
@@ -55,6 +60,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.errors import TritonError
 
+from fusedlib.kernels.activation import activate, slope
 from fusedlib.kernels.host.launch import Launch, cdiv, multiprocessors
 from fusedlib.kernels.swiglu_configs import (
     POINTWISE,
@@ -130,9 +136,10 @@ def _left_and_right(block, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # type: 
 @triton.jit
 def _fwd_epilogue(  # type: ignore[no-untyped-def]
     gate, up, h_ptr, gate_up_ptr, row, column, tokens, inner,
-    SAVE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    ACTIVATION: tl.constexpr, SAVE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    h = gate * tl.sigmoid(gate) * up
+    activated, _ = activate(gate, tl.sigmoid, ACTIVATION)
+    h = activated * up
     _store(h_ptr, h, row, column, tokens, inner, inner, HEIGHT, WIDTH)
     if SAVE:
         wide = 2 * inner
@@ -143,7 +150,7 @@ def _fwd_epilogue(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=("tokens", "up_row"))  # a binary for packed weights and for pairs
 def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
     x, w_gate, w_up, h_ptr, gate_up_ptr, tokens, hidden, inner, up_row,
-    SAVE: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
+    ACTIVATION: tl.constexpr, SAVE: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     if not DESCRIPTORS:  # blocks of gate and of up then share their offsets and masks
@@ -169,21 +176,25 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
         gate, gate_right = _left_and_right(gate, BLOCK_M, BLOCK_N)
         up, up_right = _left_and_right(up, BLOCK_M, BLOCK_N)
         half: tl.constexpr = BLOCK_N // 2
-        _fwd_epilogue(gate, up, h_ptr, gate_up_ptr, row, column, tokens, inner, SAVE, BLOCK_M, half)
+        _fwd_epilogue(
+            gate, up, h_ptr, gate_up_ptr, row, column, tokens, inner,
+            ACTIVATION, SAVE, BLOCK_M, half,
+        )  # fmt: skip
         _fwd_epilogue(
             gate_right, up_right, h_ptr, gate_up_ptr, row, column + half, tokens, inner,
-            SAVE, BLOCK_M, half,
+            ACTIVATION, SAVE, BLOCK_M, half,
         )  # fmt: skip
 
 
 def fwd_launch(
-    x: Tensor, inner: int, up_row: int, save: bool, config: Config | None = None
+    x: Tensor, inner: int, up_row: int, save: bool, config: Config | None = None,
+    activation: str = "silu",
 ) -> Launch:  # fmt: skip
     """For x (tokens, hidden): it takes x, w_gate, w_up, h and gate_up, or h again."""
     config = config or forward_config(x, inner)
     m, n, k = config.block_m, config.block_n, config.block_k
     scalars = *x.shape, inner, up_row
-    constants = {"SAVE": save, "FLATTEN": config.persistent}
+    constants = {"ACTIVATION": activation, "SAVE": save, "FLATTEN": config.persistent}
     programs, blocks = _grid(config, x, inner), ([m, k], [n, k], [n, k])
     return Launch(_swiglu_fwd_kernel, config, programs, blocks, scalars, constants)
 
@@ -204,7 +215,7 @@ def disable_hopper_kernels(error: TritonError) -> None:
 @triton.jit
 def _bwd_epilogue(  # type: ignore[no-untyped-def]
     dh, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column, tokens, inner,
-    GRADIENT: tl.constexpr, OUTPUT: tl.constexpr, IN_PLACE: tl.constexpr,
+    ACTIVATION: tl.constexpr, GRADIENT: tl.constexpr, OUTPUT: tl.constexpr, IN_PLACE: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     wide = 2 * inner
@@ -213,21 +224,21 @@ def _bwd_epilogue(  # type: ignore[no-untyped-def]
     if IN_PLACE:  # d(gate|up) goes where other threads of the program read gate and up
         tl.debug_barrier()
     gate, up = gate.to(tl.float32), up.to(tl.float32)
-    s = tl.sigmoid(gate)
-    silu = gate * s
+    activated, s = activate(gate, tl.sigmoid, ACTIVATION)
     if OUTPUT:
-        _store(h_ptr, silu * up, row, column, tokens, inner, inner, HEIGHT, WIDTH)
+        _store(h_ptr, activated * up, row, column, tokens, inner, inner, HEIGHT, WIDTH)
     if GRADIENT:
-        d_gate = dh * up * (s + silu * (1 - s))
+        d_gate = dh * up * slope(gate, activated, s, ACTIVATION)
         _store(d_gate_up_ptr, d_gate, row, column, tokens, inner, wide, HEIGHT, WIDTH)
-        _store(d_gate_up_ptr + inner, dh * silu, row, column, tokens, inner, wide, HEIGHT, WIDTH)
+        d_up = dh * activated
+        _store(d_gate_up_ptr + inner, d_up, row, column, tokens, inner, wide, HEIGHT, WIDTH)
 
 
 @triton.jit(do_not_specialize=("tokens",))
 def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
     dy, w_down, dh_ptr, gate_up_ptr, d_gate_up_ptr, h_ptr, tokens, hidden, inner,
-    PRODUCT: tl.constexpr, GRADIENT: tl.constexpr, OUTPUT: tl.constexpr, IN_PLACE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
+    ACTIVATION: tl.constexpr, PRODUCT: tl.constexpr, GRADIENT: tl.constexpr, OUTPUT: tl.constexpr,
+    IN_PLACE: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     row_tiles, column_tiles = tl.cdiv(tokens, BLOCK_M), tl.cdiv(inner, BLOCK_N)
@@ -247,18 +258,19 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
         left, right = _left_and_right(dh, BLOCK_M, BLOCK_N)
         half: tl.constexpr = BLOCK_N // 2
         _bwd_epilogue(
-            left, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column, tokens, inner,
+            left, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column, tokens, inner, ACTIVATION,
             GRADIENT, OUTPUT, IN_PLACE, BLOCK_M, half,
         )  # fmt: skip
         _bwd_epilogue(
-            right, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column + half, tokens, inner,
+            right, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column + half, tokens, inner, ACTIVATION,
             GRADIENT, OUTPUT, IN_PLACE, BLOCK_M, half,
         )  # fmt: skip
 
 
 def bwd_launch(
-    a: Tensor, inner: int, variant: tuple[bool, bool, bool, bool], config: Config | None = None
-) -> Launch:
+    a: Tensor, inner: int, variant: tuple[bool, bool, bool, bool], config: Config | None = None,
+    activation: str = "silu",
+) -> Launch:  # fmt: skip
     """For a = dy (tokens, hidden), or gate_up where dy is not read.
 
     `variant` says whether dy Wd is computed, d(gate|up), h, and whether d(gate|up) is written over
@@ -273,8 +285,8 @@ def bwd_launch(
     # nothing, and one binary serves both.
     in_place = in_place or (gradient and not config.persistent)
     constants = {
-        "PRODUCT": product, "GRADIENT": gradient, "OUTPUT": output, "IN_PLACE": in_place,
-        "FLATTEN": config.persistent and not in_place,
+        "ACTIVATION": activation, "PRODUCT": product, "GRADIENT": gradient, "OUTPUT": output,
+        "IN_PLACE": in_place, "FLATTEN": config.persistent and not in_place,
     }  # fmt: skip
     programs = _grid(config, a, inner)
     return Launch(_swiglu_bwd_kernel, config, programs, ([m, k], [k, n]), scalars, constants)

@@ -30,7 +30,12 @@ from fusedlib.call_context import autocast_enabled, is_plain_eager
 from fusedlib.fused import LINEAR_FORWARDS, fusion_state
 from fusedlib.kernels.host import internals
 from fusedlib.kernels.host.autograd import gradients as mlp_gradients
-from fusedlib.kernels.host.autograd import run_forward, save_for_backward, saved_for_backward
+from fusedlib.kernels.host.autograd import (
+    run_forward,
+    save_for_backward,
+    saved_for_backward,
+    separate_gate_up,
+)
 from fusedlib.kernels.host.first_order import first_order
 from fusedlib.kernels.host.launch import MAX_CACHED_LAUNCHES
 from fusedlib.kernels.host.plan import Plan, contiguous_and_aligned
@@ -52,6 +57,7 @@ class LayerModules:
     Attributes:
         are_supported: the functions of this file compute what these modules do.
         attention: the attention, where they are supported.
+        activation: of the MLP, likewise.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -84,12 +90,13 @@ class LayerModules:
         if (
             any(getattr(n, "_fused", None) is not modules.FusedRMSNorm for n in norms + head_norms)
             or any(getattr(type(m), "forward", None) not in LINEAR_FORWARDS for m in linears)
-            or not modules.is_silu(mlp._modules.get(mlp._activation))
+            or mlp.activation is None
             or type(attention)._projected is not modules.FusedAttention._projected
             or not attention._turns()
             or not {"attention", "rope"} <= attention._fusion.switches
         ):
             return
+        self.activation = mlp.activation
         self.attention, self._norms = attention, [vars(n) for n in norms + head_norms]
         self._modules = [vars(m) for m in self._children if m is not None]
         owners: list[Any] = [norms[0], *linears[:4], norms[1], *linears[4:], *head_norms]
@@ -190,20 +197,21 @@ def plan_for_call(
     present = [b for b in biases if b is not None]
     operands, eps = (x, *tables, *weights, *present), modules.eps()
     try:
-        key = *map(METADATA, operands), len(present), *eps
+        key = *map(METADATA, operands), len(present), *eps, modules.activation
     except AttributeError:  # a weight that is None
         return None
     if key not in _PLANS:
         if len(_PLANS) >= MAX_CACHED_LAUNCHES:
             _PLANS.clear()
-        _PLANS[key] = _make_plan(operands, len(present), eps, modules.attention.head_dim)
+        _PLANS[key] = _make_plan(operands, len(present), eps, modules)
     return _PLANS[key]
 
 
 def _make_plan(
-    operands: tuple[Tensor, ...], bias_count: int, eps: list[float], head_dim: int
+    operands: tuple[Tensor, ...], bias_count: int, eps: list[float], modules: LayerModules
 ) -> LayerPlan | None:
     """A new plan, where the operands go together and are such as the kernels take."""
+    head_dim = modules.attention.head_dim
     x, cos, sin, _, w_q, w_k, _, _, _, w_gate, w_up, w_down, *_ = operands
     if x.ndim != 3 or not x.numel() or bias_count not in (0, 3) or eps[2:3] != eps[3:]:
         return None
@@ -224,7 +232,8 @@ def _make_plan(
         ((batch, n // head_dim, tokens, head_dim), (tokens * n, head_dim, n, 1))
         for n in (width, key_width, key_width)
     ]
-    return LayerPlan(x.shape, heads, eps, plan_for(x, w_gate, w_up, w_down))
+    mlp = plan_for(x, w_gate, w_up, w_down, modules.activation)
+    return LayerPlan(x.shape, heads, eps, mlp)
 
 
 class AttentionInput(torch.autograd.Function):
@@ -325,7 +334,10 @@ class LayerOutput(torch.autograd.Function):
         dy, *operands_of_mlp = contiguous_and_aligned(_matrix(dy), *operands)
         del saved, operands, gate_up, normed  # so that nobody else holds gate|up
         wants = wants_s or wants_norm, *wants_mlp
-        d_normed, *d_mlp = mlp_gradients(plan.mlp, wants, operands_of_mlp, dy, in_place)
+        d_normed, d_w_gate_up, d_down = mlp_gradients(
+            plan.mlp, wants, operands_of_mlp, dy, in_place
+        )
+        d_gate_up = separate_gate_up(d_w_gate_up, wants, True)
         d_s: Any = dy
         d_norm: Tensor | None = None
         if d_normed is not None:
@@ -333,7 +345,7 @@ class LayerOutput(torch.autograd.Function):
         d_attended = torch.mm(d_s, w_o).view(attended.shape) if wants_attended else None
         d_o = torch.mm(d_s.t(), _matrix(attended)) if wants_o else None
         d_stream = d_s.view(plan.shape) if wants_stream else None
-        return None, d_attended, d_stream, d_o, d_norm, *d_mlp, None
+        return None, d_attended, d_stream, d_o, d_norm, *d_gate_up, d_down, None
 
 
 # Without `Function.apply`'s own look at torch.func, whose transforms go module by module.

@@ -45,7 +45,8 @@ ROTATION, ROTATIONS = ("apply_rotary_pos_emb", "rotate_half"), ("Llama", "Olmo2"
 DECORATORS = "torch", "kernels"  # packages that may stand around a function of transformers
 # Models with a class that `TRANSFORMERS` names.
 MODELS = (
-    "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma", "Mixtral",
+    "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma2", "Gemma",
+    "Mixtral", "NanoChat",
 )  # fmt: skip
 # Decoders that ask transformers for a causal mask and no other, where no layer has a window.
 DECODERS = "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "SmolLM3Model", "Phi3Model"
@@ -238,9 +239,9 @@ def _mlp(fused: type[modules.FusedMLP]) -> tuple[Part, ...]:
     def refuse(mlp: Any) -> str | None:
         name = fused._activation
         act = getattr(mlp, name, None)
-        if not modules.is_silu(act):
+        if modules.activation_of(act) is None:
             kind = type(act)
-            return f"its activation is {kind.__module__}.{kind.__qualname__}, not SiLU"
+            return f"its activation is {kind.__module__}.{kind.__qualname__}, not SiLU or GELU"
         if act is not None and "forward" in vars(act):
             return f"the forward of {name} was replaced by someone else's"
         if act is not None and has_hooks(act):
@@ -318,6 +319,7 @@ TRANSFORMERS = Family(
     {
         "LlamaRMSNorm": (Part("rms_norm", modules.FusedRMSNorm),),
         "Olmo2RMSNorm": (Part("rms_norm", modules.FusedWideNorm),),
+        "NanoChatRMSNorm": (Part("rms_norm", modules.FusedBareNorm),),
         "GemmaRMSNorm": (Part("rms_norm", modules.FusedCenteredNorm),),
         "LlamaMLP": _mlp(modules.FusedMLP),
         "Phi3MLP": _mlp(modules.FusedPhi3MLP),
@@ -337,6 +339,7 @@ TRANSFORMERS = Family(
             Part("rope", modules.FusedPhi3Attention, _other_rotation),
         ),
         "LlamaForCausalLM": _loss(modules.FusedCausalLM),
+        "Gemma2ForCausalLM": _loss(modules.FusedSoftcappedCausalLM),
         "MixtralForCausalLM": _loss(modules.FusedMoeCausalLM),
     },
     {

@@ -9,18 +9,17 @@ from __future__ import annotations
 import sys
 from functools import cache
 from functools import partial as bind
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from fusedlib import projection
-from fusedlib.functional import swiglu_mlp
+from fusedlib.functional import gated_mlp, gelu_name
 from fusedlib.fused import (
     BRING_TO_READERS,
     LINEAR_FORWARDS,
-    PACKED_MLP,
     Fused,
     has_global_hooks,
     has_hooks,
@@ -40,7 +39,6 @@ class FusedRMSNorm(Fused):
     """Also adds the residual stream: `norm(x, residual)` gives what is normalised as well."""
 
     _eps, _cast = "variance_epsilon", "hf"
-    _centered = False  # whether its weight is what is added to 1
 
     def forward(self, hidden_states: Tensor, residual: Tensor | None = None) -> Any:
         """weight ⊙ s / √(mean(s²) + eps) of s = x, or of s = x + residual and s."""
@@ -48,8 +46,25 @@ class FusedRMSNorm(Fused):
         if residual is not None and residual.dtype != x.dtype:  # added as torch adds
             wide = torch.promote_types(x.dtype, residual.dtype)
             x, residual = x.to(wide), residual.to(wide)
-        weight = 1.0 + self.weight.float() if self._centered else self.weight
+        weight = self._weight()
         return rms_norm(x, weight, getattr(self, self._eps), residual=residual, cast=self._cast)
+
+    def _weight(self) -> Tensor | None:
+        weight: Tensor = self.weight
+        return weight
+
+
+class FusedBareNorm(FusedRMSNorm):
+    """Without a weight, as Llama 4's of q and k and nanochat's."""
+
+    _eps = "eps"
+
+    def _weight(self) -> Tensor | None:
+        return None
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        """As the others', whose argument has another name."""
+        return super().forward(x, residual)
 
 
 class FusedWideNorm(FusedRMSNorm):
@@ -71,16 +86,27 @@ class FusedLitGPTNorm(FusedWideNorm):
 class FusedCenteredNorm(FusedLitGPTNorm):
     """Gemma's multiplies by 1 + weight."""
 
-    _centered = True
+    def _weight(self) -> Tensor:
+        return 1.0 + self.weight.float()
 
 
-SILU = ("torch", "SiLU"), ("transformers", "SiLUActivation")
+# The activation that the fused MLP has for a module of a package and class.
+ACTIVATION_MODULES = {
+    ("torch", "SiLU"): "silu",
+    ("transformers", "SiLUActivation"): "silu",
+    ("transformers", "GELUActivation"): "gelu",
+    ("transformers", "GELUTanh"): "gelu_tanh",
+    ("transformers", "NewGELUActivation"): "gelu_tanh",
+}
 
 
-def is_silu(activation: nn.Module | None) -> bool:
-    """Whether a module is the activation that the fused MLP computes; None is a function of it."""
-    kind = type(activation)
-    return activation is None or (kind.__module__.partition(".")[0], kind.__name__) in SILU
+def activation_of(module: nn.Module | None) -> str | None:
+    """The activation that a module computes, where the fused MLP has it; litgpt's has no module."""
+    if type(module) is nn.GELU:
+        return gelu_name(module.approximate)
+    cls = type(module)
+    name = ACTIVATION_MODULES.get((cls.__module__.partition(".")[0], cls.__name__))
+    return "silu" if module is None else name
 
 
 class FusedMLP(Fused):
@@ -89,28 +115,31 @@ class FusedMLP(Fused):
     # Names of the projections of gate and up, or of both in one, and of down; of the activation.
     _gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     _down, _activation = "down_proj", "act_fn"
-    _packed: ClassVar = PACKED_MLP
 
     def forward(self, x: Tensor) -> Tensor:
-        """(silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ."""
-        weights = self.weights()
-        if weights is None:
+        """(act(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ."""
+        activation, weights = self.activation, self.weights()
+        if activation is None or weights is None:
             return super().forward(x)
-        return recompute_in_backward(x, swiglu_mlp(x, *weights))
+        return recompute_in_backward(x, gated_mlp(activation, "gate_up", x, *weights))
+
+    @property
+    def activation(self) -> str | None:
+        """Its name in ACTIVATIONS; None where a call of it may be something else."""
+        module = self._modules.get(self._activation)
+        if module is not None and (
+            "forward" in module.__dict__ or has_hooks(module, BRING_TO_READERS)
+        ):
+            return None
+        return activation_of(module)
 
     def weights(self) -> tuple[Any, Tensor] | None:
         """Those of gate and up, a pair or one above the other, and that of down.
 
-        None where a call of the projections or of the activation is more than what they compute.
+        None where a call of the projections is more than what they compute.
         """
         children: Any = self._modules
         down, gate_up = children[self._down], [children[name] for name in self._gate_up]
-        activation = children.get(self._activation)
-        if not is_silu(activation) or (
-            activation is not None
-            and ("forward" in activation.__dict__ or has_hooks(activation, BRING_TO_READERS))
-        ):
-            return None
         weights = plain_weights(*gate_up, down, biased=False)  # as adapters may make them
         if weights is None:
             return None
@@ -123,7 +152,6 @@ class FusedPhi3MLP(FusedMLP):
 
     _gate_up: tuple[str, ...] = ("gate_up_proj",)
     _activation = "activation_fn"
-    _packed: ClassVar = {"w_gate_up": ("gate_up_proj.weight",), "w_down": ("down_proj.weight",)}
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """As the others', whose argument has another name."""
@@ -135,7 +163,6 @@ class FusedLitGPTMLP(FusedMLP):
 
     _gate_up: tuple[str, ...] = ("fc_1", "fc_2")
     _down = "proj"
-    _packed: ClassVar = {"w_gate_up": ("fc_1.weight", "fc_2.weight"), "w_down": ("proj.weight",)}
 
 
 # A mask of this shape, which hides nothing, says that attention is causal and no more.
@@ -147,10 +174,6 @@ class FusedAttention(Fused):
     """Llama's attention with q, k and v as one operation, and q and k turned in one launch."""
 
     _norms = False  # of q and k
-    _packed: ClassVar = {
-        packed: tuple(f"{name}_proj.{kind}" for name in "qkv")
-        for packed, kind in (("w_qkv", "weight"), ("bias_qkv", "bias"))
-    }
 
     def forward(
         self, hidden_states: Tensor,
@@ -459,7 +482,8 @@ class FusedCausalLM(Fused):
             return super().forward(**given, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
         return_dict = kwargs.pop("return_dict", None)
         outputs = self.model(**given, **kwargs)
-        loss = _causal_loss(self.lm_head, outputs.last_hidden_state, labels, **kwargs)
+        hidden, softcap = outputs.last_hidden_state, self._softcap()
+        loss = _causal_loss(self.lm_head, hidden, labels, softcap, **kwargs)
         output = self._output(outputs, loss, attention_mask, **kwargs)
         as_dict = self.config.return_dict if return_dict is None else return_dict
         return output if as_dict else output.to_tuple()
@@ -472,6 +496,10 @@ class FusedCausalLM(Fused):
             loss=loss, past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states, attentions=outputs.attentions,
         )  # fmt: skip
+
+    def _softcap(self) -> float | None:
+        """What bounds the logits."""
+        return None
 
     def _fuses(self, labels: Tensor | None, logits_to_keep: int | Tensor) -> bool:
         """Whether the loss of a call is the usual one, over all of its tokens."""
@@ -502,6 +530,14 @@ class FusedCausalLM(Fused):
             and self.config._attn_implementation == "sdpa"
             and all(isinstance(a, FusedAttention) and a.looks_back() is None for a in attentions)
         )
+
+
+class FusedSoftcappedCausalLM(FusedCausalLM):
+    """With bounded logits, as Gemma 2."""
+
+    def _softcap(self) -> float | None:
+        softcap: float | None = self.config.final_logit_softcapping
+        return softcap
 
 
 class FusedMoeCausalLM(FusedCausalLM):
@@ -543,7 +579,7 @@ class FusedMoeCausalLM(FusedCausalLM):
 
 
 def _causal_loss(
-    head: nn.Module, hidden: Tensor, labels: Tensor | None,
+    head: nn.Module, hidden: Tensor, labels: Tensor | None, softcap: float | None,
     num_items_in_batch: Tensor | int | None = None, ignore_index: int = -100,
     shift_labels: Tensor | None = None, **_: Any,
 ) -> Tensor:  # fmt: skip
@@ -555,7 +591,7 @@ def _causal_loss(
     reduction = "mean" if num_items_in_batch is None else "sum"
     loss: Tensor = head(
         hidden.reshape(-1, hidden.shape[-1]), target, ignore_index=ignore_index,
-        reduction=reduction,
+        reduction=reduction, softcap=softcap,
     )  # fmt: skip
     if num_items_in_batch is None:
         return loss

@@ -60,7 +60,7 @@ def computed_again(x: Tensor) -> Callable[[], Tensor] | None:
         s, weight, _ = node.saved_tensors
     except RuntimeError:  # changed in place: the norm's own backward will say so
         return None
-    if weight.numel() != s.shape[-1] or not weight.untyped_storage().nbytes():
+    if weight is None or weight.numel() != s.shape[-1] or not weight.untyped_storage().nbytes():
         return None
     return partial(_again, (s, weight), (s._version, weight._version), node.settings)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusedlib.kernels.host.problem import MLPProblem
 from fusedlib.kernels.host.route import has_kernels
 from fusedlib.kernels.operands import KERNEL_DTYPES
 from fusedlib.modules import SwiGLUMLP
@@ -42,14 +43,14 @@ def warm_up(
     module: nn.Module, dtypes: Iterable[torch.dtype] | None = None, *,
     tokens: range | int | None = None, progress: bool = True,
 ) -> WarmUpReport:  # fmt: skip
-    """Compile all kernels that the SwiGLU MLPs in a module can need, several at a time.
+    """Compile all kernels that the gated MLPs in a module can need, several at a time.
 
     No kernel depends on the number of tokens, so that afterwards no length compiles anything. Every
-    `SwiGLUMLP` is looked at, and every MLP that `apply_to` has fused; layers of the same sizes
-    share their kernels. Nothing is computed, and no memory of the GPU is taken but the kernels'
-    own. Without it the first training step compiles what it needs, and the first of another kind
-    (few tokens, inference) again. Triton keeps what is compiled on disk (`TRITON_CACHE_DIR`), where
-    the next process only reads it.
+    `SwiGLUMLP` and `GeGLUMLP` is looked at, and every MLP that `apply_to` has fused; layers of the
+    same sizes share their kernels. Nothing is computed, and no memory of the GPU is taken but the
+    kernels' own. Without it the first training step compiles what it needs, and the first of
+    another kind (few tokens, inference) again. Triton keeps what is compiled on disk
+    (`TRITON_CACHE_DIR`), where the next process only reads it.
 
     Left out are the products of fp32, and operands that do not begin at multiples of 16 bytes.
 
@@ -71,25 +72,26 @@ def warm_up(
     wanted, lengths = _dtypes(dtypes), _lengths(tokens)
     if not isinstance(module, nn.Module):
         raise TypeError(f"warm_up takes a torch.nn.Module, got {type(module).__name__}")
-    weights = list(_down_weights(module))
+    found = list(_fused_mlps(module))
     layers = dict.fromkeys(
-        (*weight.shape, dtype, weight.device)
-        for weight in weights
+        _problem(activation, weight, dtype)
+        for activation, weight in found
         for dtype in wanted or (weight.dtype,)
         if dtype in KERNEL_DTYPES and has_kernels(weight.device) and weight.is_cuda
     )
     if not layers:
-        return WarmUpReport((), time.perf_counter() - began, _why_nothing(weights))
+        why = _why_nothing([weight for _, weight in found])
+        return WarmUpReport((), time.perf_counter() - began, why)
     from triton.errors import TritonError
 
     from fusedlib.kernels import swiglu
     from fusedlib.kernels.host.prebuild import NeededBinary, layer_binaries
 
     needed: dict[Hashable, tuple[str, NeededBinary]] = {}
-    for hidden, inner, dtype, device in layers:
-        where = torch.device("cuda", device.index or 0)
-        listed = layer_binaries(hidden, inner, dtype, where, lengths)
-        sizes = f"{hidden}·{inner}, {str(dtype).removeprefix('torch.')}"
+    for problem in layers:
+        listed = layer_binaries(problem, lengths)
+        dtype = str(problem.dtype).removeprefix("torch.")
+        sizes = f"{problem.activation}, {problem.hidden}·{problem.inner}, {dtype}"
         needed |= {key: (f"{each.name} ({sizes})", each) for key, each in listed.items()}
     failed: list[Any] = []
     try:
@@ -118,18 +120,26 @@ def _build(all_needed: list[Any], failed: list[Any], progress: bool) -> None:
 
 def _why_nothing(weights: list[Any]) -> str:
     if not weights:
-        return "there is no SwiGLUMLP, and no MLP that apply_to has fused"
+        return "there is no SwiGLUMLP or GeGLUMLP, and no MLP that apply_to has fused"
     if all(weight.is_meta for weight in weights):
         return "the weights lie on meta"
     first = weights[0]
     return why_plain(weights) or f"no kernels are for {first.dtype} on {first.device}"
 
 
-def _down_weights(module: nn.Module) -> Iterator[Tensor]:
-    """(hidden, inner), of every MLP that runs fused."""
+def _fused_mlps(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Activation and down weight (hidden, inner) of every MLP that runs fused."""
     for each in module.modules():
-        if isinstance(each, SwiGLUMLP | FusedMLP) and (weights := each.weights()) is not None:
-            yield weights[1]
+        if isinstance(each, SwiGLUMLP | FusedMLP):
+            activation, weights = each.activation, each.weights()
+            if activation is not None and weights is not None:
+                yield activation, weights[1]
+
+
+def _problem(activation: str, w_down: Tensor, dtype: torch.dtype) -> MLPProblem:
+    """That of an MLP at any number of tokens."""
+    device, (hidden, inner) = torch.device("cuda", w_down.device.index or 0), w_down.shape
+    return MLPProblem(device, dtype, "ieee", 0, hidden, inner, activation=activation)
 
 
 def _dtypes(given: Iterable[torch.dtype] | None) -> tuple[torch.dtype, ...]:

@@ -5,15 +5,17 @@ a figure or a paragraph then differs, the other's stands below it, each under it
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import StringIO
+from itertools import takewhile
 from typing import Any
 
 import pandas as pd
 
 from fusedlib.bench import machine as machines
 from fusedlib.bench import results
-from press.display import TABLE_MIME, figure_html, table_html
+from press.display import TABLE_MIME, figure_data, table_data
+from press.formats import MISSING
 from press.pages import svg
 
 Output = dict[str, Any]
@@ -45,61 +47,45 @@ def put_beside(notebook: Any, leader: str, views: Mapping[str, Any]) -> None:
         leader: the leading machine.
         views: the same notebook executed with each other machine's rows in the lead.
     """
-    floats = {name: _floats(view) for name, view in views.items()}
-    cells = {name: {cell.id: cell for cell in view.cells} for name, view in views.items()}
+    others = {machine: dict(_shown(view)) for machine, view in views.items()}
+    for key, output in _shown(notebook):
+        kind, *_ = key
+        content, merge = {
+            "table": (_rows, _tables), "figure": (_data, _figures), "prose": (_text, _paragraphs)
+        }[kind]  # fmt: skip
+        alike = {machine: shown[key] for machine, shown in others.items() if key in shown}
+        apart = {m: o for m, o in alike.items() if content(o) and content(o) != content(output)}
+        if apart:
+            merge(output, {leader: output, **apart})
+
+
+def _shown(notebook: Any) -> Iterator[tuple[tuple[str, ...], Output]]:
+    """Tables and figures by their name, paragraphs by their cell and place in it."""
     for cell in notebook.cells:
-        for number, output in enumerate(_shown(cell)):
+        shown = [o for o in cell.get("outputs", []) if o.get("output_type") == "display_data"]
+        for number, output in enumerate(shown):
             meaning = output["metadata"].get("fusedlib", {})
-            kind, name = meaning.get("kind"), meaning.get("name")
-            if kind in ("table", "figure"):
-                others = {m: o for m, f in floats.items() if (o := f.get((kind, name)))}
-            elif kind == "prose":
-                others = {m: o for m, c in cells.items() if (o := _prose(c.get(cell.id), number))}
-            else:
-                continue
-            merge = {"table": _tables, "figure": _figures, "prose": _paragraphs}[kind]
-            apart = {m: other for m, other in others.items() if _differs(kind, output, other)}
-            if apart:
-                merge(output, {leader: output, **apart})
+            if meaning.get("kind") in ("table", "figure"):
+                yield (meaning["kind"], meaning["name"]), output
+            elif meaning.get("kind") == "prose":
+                yield ("prose", cell.id, str(number)), output
 
 
-def _shown(cell: Any) -> list[Any]:
-    outputs = cell.get("outputs", []) if cell is not None and cell.cell_type == "code" else []
-    return [output for output in outputs if output.get("output_type") == "display_data"]
+def _rows(table: Output) -> Any:
+    return table["data"][TABLE_MIME]["rows"]
 
 
-def _floats(notebook: Any) -> dict[tuple[str, str], Any]:
-    return {
-        (meaning["kind"], meaning["name"]): output
-        for cell in notebook.cells for output in _shown(cell)
-        if (meaning := output["metadata"].get("fusedlib", {})).get("kind") in ("table", "figure")
-    }  # fmt: skip
+def _data(figure: Output) -> Any:
+    return figure["metadata"]["fusedlib"].get("data")
 
 
-def _prose(cell: Any, number: int) -> Any:
-    outputs = _shown(cell)
-    output = outputs[number] if number < len(outputs) else None
-    kind = output and output["metadata"].get("fusedlib", {}).get("kind")
-    return output if kind == "prose" else None
-
-
-def _differs(kind: str, one: Output, other: Output) -> bool:
-    """Whether another machine shows something, and not the same."""
-    return bool(_content(kind, other) and _content(kind, one) != _content(kind, other))
-
-
-def _content(kind: str, output: Output) -> Any:
-    if kind == "figure":
-        return output["metadata"]["fusedlib"].get("data")
-    return (
-        output["data"][TABLE_MIME]["rows"] if kind == "table" else output["data"]["text/markdown"]
-    )
+def _text(prose: Output) -> Any:
+    return prose["data"]["text/markdown"]
 
 
 def _tables(output: Output, of: Mapping[str, Output]) -> None:
     """Rows of each machine below a row with its name; a column that one lacks has dashes there."""
-    contents = {machine: found["data"][TABLE_MIME] for machine, found in of.items()}
-    contents = {machine: content for machine, content in contents.items() if content["rows"]}
+    contents = {m: o["data"][TABLE_MIME] for m, o in of.items() if _rows(o)}
     first, *_ = contents.values()
     columns = [tuple(column) for column in first["columns"]]
     align = list(first["align"])
@@ -111,21 +97,16 @@ def _tables(output: Output, of: Mapping[str, Output]) -> None:
     rows: list[list[str]] = []
     for machine, content in contents.items():
         rows.append([machines.label(machine), *[""] * (len(columns) - 1)])
-        at = [tuple(column) for column in content["columns"]]
-        known = [n if at[n : n + 1] == [c] else at.index(c) if c in at else None
-                 for n, c in enumerate(columns)]  # fmt: skip
-        rows += [["—" if n is None else row[n] for n in known] for row in content["rows"]]
-    caption = _caption([content["caption"] for content in contents.values()])
-    merged = {
-        **first, "columns": [list(c) for c in columns], "align": align,
-        "rows": rows, "stub": max(first["stub"], 1), "caption": caption,
-    }  # fmt: skip
+        own = [tuple(column) for column in content["columns"]]
+        places = [n if own[n : n + 1] == [column] else own.index(column) if column in own else None
+                  for n, column in enumerate(columns)]  # fmt: skip
+        rows += [[MISSING if n is None else row[n] for n in places] for row in content["rows"]]
     if not first["stub"]:
-        merged["align"][0] = "left"
-    output["data"] = {
-        TABLE_MIME: merged, "text/html": table_html(merged),
-        "text/plain": "\n".join("  ".join(row) for row in rows),
-    }  # fmt: skip
+        align[0] = "left"
+    output["data"] = table_data({
+        **first, "columns": [list(c) for c in columns], "align": align, "rows": rows,
+        "stub": max(first["stub"], 1), "caption": _caption(c["caption"] for c in contents.values()),
+    })  # fmt: skip
 
 
 def _figures(output: Output, of: Mapping[str, Output]) -> None:
@@ -134,50 +115,49 @@ def _figures(output: Output, of: Mapping[str, Output]) -> None:
     A drawing of no rows, of a machine that measured other things, is left out.
     """
     leader = next(iter(of))
-    of = {m: found for m, found in of.items() if m == leader or not _empty(found)}
+    of = {m: figure for m, figure in of.items() if m == leader or not _is_empty(figure)}
     if [*of] == [leader]:
         return
-    meanings = {machine: found["metadata"]["fusedlib"] for machine, found in of.items()}
     frames = [
-        pd.read_csv(StringIO(meaning["data"])).assign(machine=machine)
-        for machine, meaning in meanings.items()
-        if not _empty(of[machine]) and meaning.get("data")
-    ]
-    drawn = svg.stacked(
-        [(machines.label(m), found["data"]["image/svg+xml"]) for m, found in of.items()]
-    )
-    alt = " ".join(f"{machines.label(m)}: {meaning['alt']}" for m, meaning in meanings.items())
-    data = pd.concat(frames).to_csv(index=False) if frames else None
-    caption = _caption([meaning["caption"] for meaning in meanings.values()])
-    own = meanings[next(iter(of))] | {"alt": alt, "data": data, "caption": caption}
-    page = figure_html(own["name"], drawn, caption)
-    output["data"] = {"image/svg+xml": drawn, "text/html": page, "text/plain": alt}
-    output["metadata"] = {"fusedlib": own}
+        pd.read_csv(StringIO(_data(figure))).assign(machine=machine)
+        for machine, figure in of.items() if _data(figure) and not _is_empty(figure)
+    ]  # fmt: skip
+    meanings = {machines.label(m): figure["metadata"]["fusedlib"] for m, figure in of.items()}
+    drawings = [(machines.label(m), o["data"]["image/svg+xml"]) for m, o in of.items()]
+    merged = {
+        **output["metadata"]["fusedlib"],
+        "alt": " ".join(f"{label}: {meaning['alt']}" for label, meaning in meanings.items()),
+        "data": pd.concat(frames).to_csv(index=False) if frames else None,
+        "caption": _caption(meaning["caption"] for meaning in meanings.values()),
+    }
+    output["data"] = figure_data(svg.stacked(drawings), merged)
+    output["metadata"] = {"fusedlib": merged}
 
 
-def _empty(figure: Output) -> bool:
+def _is_empty(figure: Output) -> bool:
     """Whether a figure has data, and no row of them below the names of their columns."""
-    data = figure["metadata"]["fusedlib"].get("data")
+    data = _data(figure)
     return data is not None and len(data.strip().splitlines()) < 2
 
 
-def _caption(captions: list[str]) -> str:
+def _caption(captions: Iterable[str]) -> str:
     """The captions as one: where they differ, in a machine's name say, what each says."""
-    first, *others = ([*_WORD.findall(caption)] for caption in dict.fromkeys(captions))
-    if not others:
-        return "".join(first)
-    same = [len({*words}) == 1 for words in zip(first, *others, strict=False)]
-    start = same.index(False) if False in same else len(same)
-    shortest = min(map(len, (first, *others))) - start
-    back = [len({*words}) == 1 for words in zip(*(w[::-1] for w in (first, *others)), strict=False)]
-    end = min(back.index(False) if False in back else len(back), shortest)
-    parts = ["".join(words[start : len(words) - end]) for words in (first, *others)]
-    return "".join([*first[:start], " and ".join(parts), *first[len(first) - end :]])
+    words = [_WORD.findall(caption) for caption in dict.fromkeys(captions)]
+    start = _common_start(words)
+    rests = [caption[len(start) :][::-1] for caption in words]
+    end = _common_start(rests)
+    parts = ["".join(rest[len(end) :][::-1]) for rest in rests]
+    return "".join([*start, " and ".join(parts), *end[::-1]])
+
+
+def _common_start(lists: Sequence[Sequence[str]]) -> list[str]:
+    alike = takewhile(lambda words: len({*words}) == 1, zip(*lists, strict=False))
+    return [word for word, *_ in alike]
 
 
 def _paragraphs(output: Output, of: Mapping[str, Output]) -> None:
     """One paragraph where only numbers differ, each with the others' in parentheses; else all."""
-    texts = {machines.label(m): found["data"]["text/markdown"] for m, found in of.items()}
+    texts = {machines.label(m): _text(prose) for m, prose in of.items()}
     (_, own), *others = texts.items()
     if len({_NUMBER.sub("#", text) for text in texts.values()}) == 1:
         numbers = {name: iter(_NUMBER.findall(text)) for name, text in others}

@@ -23,7 +23,7 @@ import pandas as pd
 
 from fusedlib.bench import machine as machines
 from fusedlib.bench.results import ASSEMBLED
-from press import display, plan, published
+from press import display, measuring, published
 from press.analysis import leading
 from press.formats import MISSING, is_missing, spread
 
@@ -47,23 +47,38 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One machine's answers: those of its recordings that hold all cases."""
+class Standing:
+    """How a claim stands on one machine: the answers of its recordings that hold all cases."""
 
     machine: str
-    own: bool
+    study: str
     evaluations: tuple[Evaluation, ...]
     repeats: str = MEASURED
 
     @property
+    def own(self) -> bool:
+        """Whether it is this machine."""
+        return self.machine == machines.key()
+
+    @property
+    def label(self) -> str:
+        """The machine's name for people."""
+        return machines.label(self.machine)
+
+    @property
+    def answers(self) -> list[Evaluation]:
+        """Of the recordings in which it could be told."""
+        return [e for e in self.evaluations if e.holds is not None]
+
+    @property
     def measured(self) -> int:
-        """Recordings in which it could be told."""
-        return sum(e.holds is not None for e in self.evaluations)
+        """How many these are."""
+        return len(self.answers)
 
     @property
     def held(self) -> int:
         """Recordings in which it holds."""
-        return sum(bool(e.holds) for e in self.evaluations)
+        return sum(bool(e.holds) for e in self.answers)
 
     @property
     def errors(self) -> list[str]:
@@ -75,28 +90,31 @@ class Verdict:
         """In how many recordings it holds, such as "3 of 3"; what cannot vary says why instead."""
         if self.repeats != MEASURED:
             return self.repeats if self.held == self.measured else f"does not hold, {self.repeats}"
-        assembled = [e.recording for e in self.evaluations if e.holds is not None] == [ASSEMBLED]
+        assembled = [e.recording for e in self.answers] == [ASSEMBLED]
         return f"{self.held} of {self.measured}" + (f", {ASSEMBLED}" if assembled else "")
 
-    def text(self, study: str) -> str:
-        """For people."""
+    @property
+    def text(self) -> str:
+        """The same in words."""
         if self.errors:
             return f"error in the claim: {'; '.join(self.errors)}"
-        if self.machine == published.MACHINE and self.measured:
-            return f"{'holds' if self.held else 'does not hold'} in the published tables"
         if not self.measured:
-            how = (
-                f"; on a large GPU `make study ONLY={study} PROFILE=full` does" if self.own else ""
-            )
-            return f"not measured{how}"
+            how = f"; on a large GPU `make study ONLY={self.study} PROFILE=full` does"
+            return f"not measured{how if self.own else ''}"
+        if self.machine == published.MACHINE:
+            return f"{'holds' if self.held else 'does not hold'} in the published tables"
         if self.repeats != MEASURED:
             return f"holds ({self.repeats})" if self.held == self.measured else self.count
-        if self.held == 0:
+        if not self.held:
             return "does not hold"
         count, _, assembled = self.count.partition(", ")
-        return f"holds in {count} recording{'s' * (not count.endswith(' 1'))}" + (
-            ", assembled from several runs" if assembled else ""
-        )
+        plural, several = "s" * (self.measured > 1), ", assembled from several runs"
+        return f"holds in {count} recording{plural}{several if assembled else ''}"
+
+    def as_json(self) -> dict[str, Any]:
+        """What pages show of it."""
+        names = ("machine", "label", "own", "held", "measured", "count", "text", "errors")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass
@@ -109,7 +127,7 @@ class Claim:
     template: str
     headline: bool = False
     repeats: str = MEASURED
-    verdicts: list[Verdict] = field(default_factory=list)
+    standings: list[Standing] = field(default_factory=list)
 
     @property
     def study(self) -> str:
@@ -126,17 +144,12 @@ class Claim:
             return Evaluation(recording, {}, None)
         return Evaluation(recording, {k: _plain(v) for k, v in values.items()}, bool(holds))
 
-    def judge(self) -> None:
+    def evaluate_all(self) -> None:
         """Evaluate every machine's recordings that have all cases."""
-        rows = self.selection
-        self.verdicts = [
-            Verdict(
-                str(name), name == machines.key(),
-                tuple(self.evaluate(part, at) for at, part in complete(rows, str(name))),
-                self.repeats,
-            )
-            for name in rows["machine"].cat.categories
-        ]  # fmt: skip
+        for name in map(str, self.selection["machine"].cat.categories):
+            parts = complete(self.selection, name)
+            evaluations = tuple(self.evaluate(part, recording) for recording, part in parts)
+            self.standings.append(Standing(name, self.study, evaluations, self.repeats))
 
     def parts(self, machine: str | None = None) -> list[tuple[str, str, str]]:
         """The sentence in parts: text, then the name and formatted value of a number, or blanks.
@@ -145,25 +158,23 @@ class Claim:
         with those of other recorded machines after it where they differ.
         """
         shown = machine or leading(self.selection)
-        answers = {
-            v.machine: [e for e in v.evaluations if e.holds is not None] for v in self.verdicts
-        }
         beside = [
-            v.machine for v in self.verdicts
-            if machine is None and v.machine != shown and not v.own and answers[v.machine]
+            s for s in self.standings
+            if machine is None and s.machine != shown and not s.own and s.measured
         ]  # fmt: skip
+        leader = [s for s in self.standings if s.machine == shown]
 
         def value(name: str, spec: str) -> str:
-            own, *others = (
-                spread([e.values[name] for e in answers.get(at, []) if name in e.values], spec)
-                for at in (shown, *beside)
-            )
+            def of(standings: list[Standing]) -> str:
+                answers = [e for standing in standings for e in standing.answers]
+                return spread([e.values[name] for e in answers if name in e.values], spec)
+
+            own, others = of(leader), [(other.label, of([other])) for other in beside]
+            # A space between a machine's name and its number does not break the line.
+            named = [f"{label}\N{NO-BREAK SPACE}{text}" for label, text in others if text != own]
             if own == MISSING and others:  # the leading machine has not measured it
-                return "; ".join(map(_of, beside, others))
-            apart = [
-                _of(at, text) for at, text in zip(beside, others, strict=True) if text != own
-            ]  # fmt: skip
-            return f"{own} ({', '.join(apart)})" if apart else own
+                return "; ".join(named)
+            return f"{own} ({', '.join(named)})" if named else own
 
         return [
             (text, name or "", value(name, spec or "") if name else "")
@@ -178,21 +189,16 @@ class Claim:
         """The leading machine's numbers of the sentence, by name."""
         return {name: value for _, name, value in self.parts(leading(self.selection)) if name}
 
-    def verdict(self) -> str:
-        """Every machine's verdict in one line, and what this one measured where it leads not."""
-        who = {
-            v.machine: f"{THIS if v.own else machines.label(v.machine)}: " for v in self.verdicts
-        }
-        who[published.MACHINE] = ""  # the verdict says where
-        sentence = "; ".join(who[v.machine] + v.text(self.study) for v in self.verdicts) + "."
+    def summary(self) -> str:
+        """How it stands on every machine, and what this one measured where it leads not."""
+        where = {s.machine: f"{THIS if s.own else s.label}: " for s in self.standings}
+        where[published.MACHINE] = ""  # the text says where
+        text = "; ".join(where[s.machine] + s.text for s in self.standings) + "."
         mine = machines.key()
-        known = mine != leading(self.selection) and any(v.own and v.measured for v in self.verdicts)
-        return f"{sentence} Measured here: {self.sentence(mine)}" if known else sentence
-
-
-def _of(machine: str, text: str) -> str:
-    """A machine's number after its name: a space in it does not break the line."""
-    return f"{machines.label(machine)}\N{NO-BREAK SPACE}{text}"
+        known = mine != leading(self.selection) and any(
+            s.own and s.measured for s in self.standings
+        )
+        return f"{text} Measured here: {self.sentence(mine)}" if known else text
 
 
 def complete(rows: pd.DataFrame, machine: str) -> Iterable[tuple[str, pd.DataFrame]]:
@@ -206,10 +212,10 @@ def complete(rows: pd.DataFrame, machine: str) -> Iterable[tuple[str, pd.DataFra
 
 def required(rows: pd.DataFrame) -> set[str]:
     """The cases of a selection that the profile `full` measures; of published tables, all."""
-    studies = {*rows["study"]} & {*plan.studies()} if "study" in rows else ()
+    studies = {*rows["study"]} & {*measuring.studies()} if "study" in rows else ()
     if not studies:
         return {*rows["case"]}
-    return {*rows["case"]} & {case for study in studies for case in plan.full_cases(study)}
+    return {*rows["case"]} & {case for study in studies for case in measuring.full_cases(study)}
 
 
 CLAIMS: list[Claim] = []
@@ -239,16 +245,11 @@ def claim(
         if not text:
             raise ValueError(f'the claim "{name}" needs its sentence as the function\'s docstring')
         result = Claim(name, selection, rule, text, headline, repeats)
-        result.judge()
+        result.evaluate_all()
         CLAIMS.append(result)
         display.claim(
-            result.sentence(), result.verdict(), name, headline=headline, study=result.study,
-            numbers=result.numbers(), verdicts=[
-                {"machine": v.machine, "label": machines.label(v.machine), "own": v.own,
-                 "held": v.held, "measured": v.measured, "count": v.count,
-                 "text": v.text(result.study), "errors": v.errors}
-                for v in result.verdicts
-            ],
+            result.sentence(), result.summary(), name, headline=headline, study=result.study,
+            numbers=result.numbers(), standings=[s.as_json() for s in result.standings],
         )  # fmt: skip
         return result
 

@@ -4,13 +4,16 @@ Exit status: 0 all well, 1 a notebook failed, 2 something asked for is wrong or 
 130 ctrl-C, 143 SIGTERM.
 """
 
+import contextlib
 import dataclasses
 import errno
 import json
 import os
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -23,7 +26,10 @@ from fusedlib.bench.results import ResultsError
 from press.pages import ReportError
 from press.running import config as configs
 from press.running.config import Config, ConfigError
-from press.running.products import WriteError, check_writable, copy_path, read_metadata, write_whole
+from press.running.products import check_writable, copy_path, read_metadata, write_whole
+
+# Of a message of our own there is no number; the others say by themselves what was not written.
+_ALREADY_SAID = (None, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class _Commands(TyperGroup):
@@ -36,7 +42,7 @@ class _Commands(TyperGroup):
             _complain("stopped; rows measured so far are kept, the next run goes on from there")
             raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
         except (ConfigError, ReportError, ResultsError, OSError) as error:
-            if isinstance(error, OSError) and not _is_about_writing(error):
+            if getattr(error, "errno", None) not in _ALREADY_SAID:
                 raise
             _complain(str(error))
             raise typer.Exit(2) from None
@@ -59,7 +65,9 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="name=value or notebook.name=value, over the study file's"),
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="measure and run everything anew")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", envvar="FRESH", help="measure and run everything anew")
+]
 StudyFile = Annotated[
     Path | None, typer.Option("--config", help="study file; default notebooks/study.toml")
 ]
@@ -81,11 +89,6 @@ def _on_signal(number: int, frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise _Terminated if number == signal.SIGTERM else KeyboardInterrupt
-
-
-def _is_about_writing(error: OSError) -> bool:
-    expected = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
-    return isinstance(error, WriteError) or error.errno in expected
 
 
 def _complain(text: str) -> None:
@@ -165,10 +168,10 @@ def record(
 @app.command(hidden=True)
 def measure(study: str) -> None:
     """Run the measuring cells of one notebook; the environment says which cases, and where to."""
-    from press import plan
+    from press import measuring
 
     [selected] = configs.load().select([study])
-    plan.run_measuring(selected)
+    measuring.run_measuring(selected)
 
 
 @app.command()
@@ -188,14 +191,11 @@ def render_(config: StudyFile = None) -> None:
 @app.command()
 def figures(only: Only = None, config: StudyFile = None) -> None:
     """Draw the paper's figures, with their data, into `figures/` from the recorded rows."""
-    import tempfile
-
     from press import figures as drawing
-    from press import recording
 
-    with tempfile.TemporaryDirectory(prefix="fusedlib-figures-") as name:
-        recording.executed(configs.load(config), Path(name), _names(only))
-        written = drawing.write(drawing.drawn(Path(name)))
+    with _executed_on_recordings(configs.load(config), _names(only)) as folder:
+        files = drawing.drawn(folder)
+    written = [write_whole(drawing.FOLDER / name, text) for name, text in files.items()]
     if not only:
         for gone in {*drawing.FOLDER.iterdir()} - {*written}:
             gone.unlink()
@@ -205,18 +205,40 @@ def figures(only: Only = None, config: StudyFile = None) -> None:
 @app.command("slides")
 def slides_() -> None:
     """Make the slides, `slides.html` and `slides.pdf`, from the recorded rows."""
-    import tempfile
+    from press import render
 
+    check_writable(paths.build_dir())
+    with _executed_on_recordings(configs.load()) as folder:
+        written = render.slides(folder, paths.build_dir())
+    _print_links(written)
+
+
+@app.command("readme")
+def readme_(
+    write: Annotated[bool, typer.Option("--write", help="put the block into README.md")] = False,
+) -> None:
+    """Print the README's block of claims, from the recorded rows."""
+    from press import headlines
+
+    with _executed_on_recordings(configs.load()) as folder:
+        block = headlines.readme_block_of(folder)
+    path = paths.ROOT / "README.md"
+    if write:
+        write_whole(path, headlines.updated_readme(path.read_text(encoding="utf-8"), block))
+    else:
+        print(block)
+
+
+@contextlib.contextmanager
+def _executed_on_recordings(config: Config, only: Sequence[str] = ()) -> Iterator[Path]:
+    """A folder of products with the notebooks as they execute on the repository's rows alone."""
     # Before torch is there: what a notebook trains is tiny, and two threads wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from press import recording, render
+    from press import replay
 
-    build = paths.build_dir()
-    check_writable(build)
-    with tempfile.TemporaryDirectory(prefix="fusedlib-slides-") as name:
-        recording.executed(configs.load(), Path(name))
-        written = render.slides(Path(name), build)
-    print("\n".join(f"{path.absolute()}\n{path.absolute().as_uri()}" for path in written))
+    with tempfile.TemporaryDirectory(prefix="fusedlib-executed-") as name:
+        replay.executed(config, Path(name), only)
+        yield Path(name)
 
 
 @app.command()
@@ -240,9 +262,9 @@ def doctor() -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def lab(context: typer.Context) -> None:
     """Open JupyterLab on the first notebook, with this Python as the kernel of all."""
-    from press.running import kernel, trust
+    from press.running import kernel
 
-    trust.trust(paths.build_dir() / "notebooks")
+    _trust(paths.build_dir() / "notebooks")
     # A folder on JUPYTER_PATH goes before the kernels that the user's home registers.
     folder = paths.build_dir() / "jupyter"
     spec = folder / "kernels" / "python3" / "kernel.json"
@@ -252,7 +274,22 @@ def lab(context: typer.Context) -> None:
     first = configs.load().studies[0].notebook.relative_to(paths.ROOT)
     rights = ["--allow-root"] if os.geteuid() == 0 else []  # as in a container
     command += [f"--LabApp.default_url=/lab/tree/{first}", *rights, *context.args]
-    os.execve(sys.executable, command, kernel.environment({"JUPYTER_PATH": search}))
+    variables = {**os.environ, **kernel.variables(), "JUPYTER_PATH": search}
+    os.execve(sys.executable, command, variables)
+
+
+def _trust(folder: Path) -> None:
+    """Sign the executed copies in a folder: JupyterLab shows SVG of trusted notebooks only.
+
+    A notebook that lies there besides, of which our runner noted nothing, stays as it is.
+    """
+    import nbformat
+    from nbformat.sign import NotebookNotary
+
+    notary = NotebookNotary()
+    for copy in filter(read_metadata, folder.glob("*.ipynb")):
+        notary.sign(nbformat.read(copy, as_version=4))
+    notary.store.close()
 
 
 def _run(
@@ -265,12 +302,12 @@ def _run(
 
     parts = [*config.select(_names(only)), *([config.frame] if frame else [])]
     chosen, why = configs.choose_profile(profile)
-    jobs = runner.plan(parts, settings or [], chosen)
+    jobs = runner.jobs(parts, settings or [], chosen)
     print(f"profile {chosen}: {why}", flush=True)
     began = time.monotonic()
     monitor = Monitor(sum(job.cells for job in jobs), len(jobs))
     try:
-        outcomes = runner.run(jobs, monitor, fresh=fresh or _fresh_in_environment())
+        outcomes = runner.run(jobs, monitor, fresh=fresh)
     finally:
         monitor.close()
     width = max(len(outcome.name) for outcome in outcomes)
@@ -287,10 +324,6 @@ def _names(only: list[str] | None) -> list[str]:
     return [name.strip() for entry in only or [] for name in entry.split(",") if name.strip()]
 
 
-def _fresh_in_environment() -> bool:
-    return os.environ.get("FRESH", "0") not in ("", "0")
-
-
 def _render(config: Config) -> None:
     from press import render
 
@@ -301,11 +334,13 @@ def _render(config: Config) -> None:
     if sections[-1].notebook is None:
         raise ConfigError("the report's frame has not been executed yet; run `make report`")
     rendered = render.render(sections, build)
-    seconds = time.monotonic() - began
-    print(f"rendered in {seconds:.1f} s")
-    for path in (rendered.html, rendered.pdf):
-        print(f"  {path.absolute()}\n  {path.absolute().as_uri()}")
+    print(f"rendered in {time.monotonic() - began:.1f} s")
+    _print_links([rendered.html, rendered.pdf])
     print(f"  executed notebooks: {(build / 'notebooks').absolute()}")
+
+
+def _print_links(written: Sequence[Path]) -> None:
+    print("\n".join(f"  {path.absolute()}\n  {path.absolute().as_uri()}" for path in written))
 
 
 def _exit_for(failed: bool) -> None:

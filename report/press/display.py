@@ -12,13 +12,17 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import groupby
 from typing import Any
 
+import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
 from fusedlib.bench import machine as machines
+from fusedlib.bench import paths
 from press import style
 from press.analysis import leading
 from press.formats import MISSING, formatted, number
@@ -28,8 +32,6 @@ from press.running.config import STATIC
 TABLE_MIME = "application/vnd.fusedlib.table+json"
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NUMBER = re.compile(r"[−+±<>≤≥≈~]*\s*\d[\d,.  ]*(e[+-]?\d+)?(\s*([×±%–(/]|[^\W\d]).*)?")
-LONG = 44
-"""Characters from which a cell of the report may wrap."""
 
 
 def prose(text: str) -> None:
@@ -38,18 +40,17 @@ def prose(text: str) -> None:
 
 
 def claim(
-    sentence: str, verdict: str, name: str, *, headline: bool, study: str,
-    numbers: Mapping[str, str], verdicts: Sequence[dict[str, Any]],
+    sentence: str, summary: str, name: str, *, headline: bool, study: str,
+    numbers: Mapping[str, str], standings: Sequence[dict[str, Any]],
 ) -> None:  # fmt: skip
-    """Show a claim with its verdict; `press.claims` calls this."""
+    """Show a claim and how it stands on each machine; `press.claims` calls this."""
     _check("claim", name=name, sentence=sentence)
-    text = f"**Claim.** {sentence}\n\n*{verdict}*"
+    text = f"**Claim.** {sentence}\n\n*{summary}*"
     meaning = {
-        "kind": "claim", "name": name, "sentence": sentence, "verdict": verdict,
-        "headline": headline, "study": study, "numbers": dict(numbers),
-        "verdicts": list(verdicts),
+        "kind": "claim", "name": name, "sentence": sentence, "headline": headline, "study": study,
+        "numbers": dict(numbers), "standings": list(standings),
     }  # fmt: skip
-    _emit({"text/markdown": text, "text/plain": f"{sentence} {verdict}"}, meaning)
+    _emit({"text/markdown": text, "text/plain": f"{sentence} {summary}"}, meaning)
 
 
 def whose(rows: pd.DataFrame) -> None:
@@ -86,47 +87,9 @@ def table(
         ValueError: no column, an empty caption, a bad name, more than two header levels.
     """
     _check("table", name=name, caption=caption)
-    if frame.empty:
-        frame = pd.DataFrame({empty: []})
-    frame = _formatted(frame, formats or {})
-    content = table_json(frame) | {"caption": caption, "note": note, "name": name}
-    _emit(
-        {
-            TABLE_MIME: content,
-            "text/html": table_html(content),
-            "text/plain": frame.to_string(),
-        },
-        {"kind": "table", "caption": caption, "note": note, "name": name},
-    )
-
-
-def _formatted(frame: pd.DataFrame, formats: Mapping[str, str]) -> pd.DataFrame:
-    """Columns and index levels as text by their specs; the unit of a spec stands in each cell."""
-    if not formats:
-        return frame
-    shown = frame.copy().astype(object)
-    for at, label in enumerate(frame.columns):
-        names = label if isinstance(label, tuple) else (label,)
-        spec = next((formats[n] for n in reversed(names) if n in formats), formats.get(""))
-        if spec is not None:
-            column = frame.iloc[:, at]
-            shown.isetitem(at, [formatted(v, spec) for v in column])
-    levels = list(frame.index.names)
-    if any(name in formats for name in levels):
-        keys = [key if isinstance(key, tuple) else (key,) for key in frame.index]
-        text = [
-            tuple(
-                formatted(v, formats[n]) if n in formats else v
-                for n, v in zip(levels, key, strict=True)
-            )
-            for key in keys
-        ]
-        shown.index = (
-            pd.Index([key[0] for key in text], name=levels[0])
-            if len(levels) == 1
-            else pd.MultiIndex.from_tuples(text, names=levels)
-        )
-    return shown
+    frame = pd.DataFrame({empty: []}) if frame.empty else frame
+    meaning = {"caption": caption, "note": note, "name": name}
+    _emit(table_data(table_json(frame, formats) | meaning), {"kind": "table", **meaning})
 
 
 def figure(fig: "Figure | Picture", caption: str, alt: str | None = None, name: str = "") -> None:
@@ -152,19 +115,18 @@ def figure(fig: "Figure | Picture", caption: str, alt: str | None = None, name: 
     drawn = style.svg(fig)
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close(fig)
-    page = figure_html(name, drawn, caption)
-    _emit(
-        {"image/svg+xml": drawn, "text/html": page, "text/plain": alt},
-        {"kind": "figure", "caption": caption, "alt": alt, "name": name, "data": data},
-    )
+    meaning = {"kind": "figure", "caption": caption, "alt": alt, "name": name, "data": data}
+    _emit(figure_data(drawn, meaning), meaning)
 
 
-def figure_html(name: str, drawn: str, caption: str) -> str:
-    """HTML of a figure for JupyterLab."""
-    return (
-        f"<figure id='{name}' style='margin: 0'><div style='background: white'>{drawn}</div>"
-        f"<figcaption>{_inline(caption)}</figcaption></figure>"
+def figure_data(drawn: str, meaning: Mapping[str, Any]) -> dict[str, Any]:
+    """The mime types of a figure, HTML with its caption for JupyterLab among them."""
+    page = (
+        f"<figure id='{meaning['name']}' style='margin: 0'>"
+        f"<div style='background: white'>{drawn}</div>"
+        f"<figcaption>{_inline(meaning['caption'])}</figcaption></figure>"
     )
+    return {"image/svg+xml": drawn, "text/html": page, "text/plain": meaning["alt"]}
 
 
 def explore(show: Callable[..., None], **choices: Sequence[Any]) -> None:
@@ -193,119 +155,86 @@ def explore(show: Callable[..., None], **choices: Sequence[Any]) -> None:
     ipywidgets.interact(show, **chosen)
 
 
-def table_json(frame: pd.DataFrame) -> dict[str, Any]:
+def table_json(frame: pd.DataFrame, formats: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Cells, headers and alignment of a frame as JSON.
 
     Returns:
         `columns`: for each column its header cells from the top (one or two); `stub`: how many
         leading columns name the row; `align`: "left" or "right" for each column; `rows`: cells.
     """
-    if frame.columns.nlevels > 2:
-        raise ValueError(
-            f"a table has one or two header levels, got {frame.columns.nlevels}: join some names"
-        )
+    levels = frame.columns.nlevels
+    if levels > 2:
+        raise ValueError(f"a table has one or two header levels, got {levels}: join some names")
     if not len(frame.columns):
         raise ValueError("a table needs at least one column; to say that there is no row, use note")
-    stub = _stub(frame)
-    columns = [["", label][-frame.columns.nlevels :] for label, _ in stub]
-    columns += [
-        [_cell(part) for part in (label if isinstance(label, tuple) else (label,))]
-        for label in frame.columns
+    formats = formats or {}
+    plain = isinstance(frame.index, pd.RangeIndex) and frame.index.name is None
+    names = [] if plain else list(frame.index.names)
+    stub = [
+        _cells(frame.index.get_level_values(level), formats.get(name))
+        for level, name in enumerate(names)
     ]
-    body = [[_cell(value) for value in frame.iloc[:, at]] for at in range(len(frame.columns))]
-    cells = [values for _, values in stub] + body
+    heads = [label if isinstance(label, tuple) else (label,) for label in frame.columns]
+    body = [
+        _cells(
+            frame.iloc[:, at], next((formats[n] for n in (*head[::-1], "") if n in formats), None)
+        )
+        for at, head in enumerate(heads)
+    ]
+    columns = [["", "" if name is None else str(name)][-levels:] for name in names]
     return {
-        "columns": columns,
+        "columns": columns + [[_cell(part) for part in head] for head in heads],
         "stub": len(stub),
         "align": ["left"] * len(stub) + [_alignment(column) for column in body],
-        "rows": [list(row) for row in zip(*cells, strict=True)],
+        "rows": [list(row) for row in zip(*_once(stub), *body, strict=True)],
     }
 
 
-def table_html(content: Mapping[str, Any]) -> str:
-    """HTML of a table's JSON for JupyterLab."""
-    head, body = table_rows(content)
+def _once(stub: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Names of rows; an outer level shows a name in the first of its rows alone."""
+    keys = list(zip(*stub, strict=True))
+    shown = [list(level) for level in stub]
+    for level in range(len(stub) - 1):
+        for at in range(1, len(keys)):
+            if keys[at][: level + 1] == keys[at - 1][: level + 1]:
+                shown[level][at] = ""
+    return shown
+
+
+def table_data(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The mime types of a table's JSON, HTML for JupyterLab among them."""
     note = content.get("note")
-    return (
-        f"<table class='fusedlib' id='{html.escape(content['name'])}'>"
+    page = (
+        f"<table class='fusedlib' id='{content['name']}'>"
         f"<caption style='text-align: left'>{_inline(content['caption'])}</caption>"
-        f"<thead>{head}</thead><tbody>{body}</tbody></table>"
+        f"{_template().rows(content, inline=True)}</table>"
         + (f"<p class='fusedlib-note'>{_inline(note)}</p>" if note else "")
     )
+    heads = [" ".join(filter(None, names)) for names in content["columns"]]
+    text = pd.DataFrame(content["rows"], columns=heads).to_string(index=False)
+    return {TABLE_MIME: dict(content), "text/html": page, "text/plain": text}
 
 
-def table_rows(content: Mapping[str, Any]) -> tuple[str, str]:
-    """Head and body of a table: header groups span, row names are headers.
-
-    Looks stand in classes for the report's style sheet, and again in `style` for JupyterLab, which
-    takes no style sheet.
-    """
-    columns, align, stub = content["columns"], content["align"], content["stub"]
-    head = ""
-    if len(columns[0]) == 2:
-        groups = [
-            f'<th scope="colgroup" colspan="{span}" class="group" style="text-align: center">'
-            f"{html.escape(label)}</th>"
-            if label
-            else f'<td colspan="{span}"></td>'
-            for label, span in header_groups(columns)
-        ]
-        head = f"<tr>{''.join(groups)}</tr>"
-    cells = [
-        f'<th scope="col" class="{side}" style="text-align: {side}">{html.escape(column[-1])}</th>'
-        for column, side in zip(columns, align, strict=True)
-    ]
-    rows: list[str] = []
-    for row in content["rows"]:
-        # A rule above the first row of a group of rows.
-        starts = ' class="start"' if stub > 1 and rows and row[0] else ""
-        rows.append(f"<tr{starts}>{''.join(_row_cells(row, stub, align))}</tr>")
-    return f"{head}<tr>{''.join(cells)}</tr>", "\n".join(rows)
+@cache
+def _template() -> Any:
+    """The macros of `table.html.j2`, which the report's template has too."""
+    loader = jinja2.FileSystemLoader(paths.TEMPLATES)
+    environment = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["header_groups"] = header_groups
+    return environment.get_template("table.html.j2").module
 
 
-def header_groups(columns: Sequence[Sequence[str]]) -> list[tuple[str, int]]:
+def header_groups(columns: Iterable[Sequence[str]]) -> list[tuple[str, int]]:
     """Neighbouring columns of one group as (label, span), from the top header level."""
-    groups: list[tuple[str, int]] = []
-    for top, *_ in columns:
-        if groups and top and groups[-1][0] == top:
-            groups[-1] = (top, groups[-1][1] + 1)
-        else:
-            groups.append((top, 1))
-    return groups
+    return [(label, len([*group])) for label, group in groupby(names[0] for names in columns)]
 
 
-def _row_cells(row: Sequence[str], stub: int, align: Sequence[str]) -> Iterator[str]:
-    for at, (cell, side) in enumerate(zip(row, align, strict=True)):
-        tag, scope = ("th", ' scope="row"') if at < stub else ("td", "")
-        # A figure with its interval stays on one line.
-        unbroken = "; white-space: nowrap" if tag == "td" and side == "right" else ""
-        looks = f'class="{side}{" long" if len(cell) > LONG else ""}"'
-        style = f'style="text-align: {side}{unbroken}"'
-        yield f"<{tag}{scope} {looks} {style}>{html.escape(cell)}</{tag}>"
+def _spec(head: Sequence[str], formats: Mapping[str, str]) -> str | None:
+    return next((formats[name] for name in (*head[::-1], "") if name in formats), None)
 
 
-def _stub(frame: pd.DataFrame) -> list[tuple[str, list[str]]]:
-    """Label and cells of each index level that is shown; an outer level shows a name once."""
-    index = frame.index
-    plain = isinstance(index, pd.RangeIndex) and index.name is None
-    if plain:
-        return []
-    if not isinstance(index, pd.MultiIndex):
-        return [(_label(index.name), [_cell(value) for value in index])]
-    levels = []
-    for level in range(index.nlevels):
-        keys = [entry[: level + 1] for entry in index]
-        repeated = [
-            level < index.nlevels - 1 and at > 0 and keys[at] == keys[at - 1]
-            for at in range(len(keys))
-        ]
-        cells = ["" if same else _cell(key[-1]) for key, same in zip(keys, repeated, strict=True)]
-        levels.append((_label(index.names[level]), cells))
-    return levels
-
-
-def _label(name: object) -> str:
-    return "" if name is None else str(name)
+def _cells(values: Iterable[Any], spec: str | None) -> list[str]:
+    return [_cell(value if spec is None else formatted(value, spec)) for value in values]
 
 
 def _cell(value: object) -> str:

@@ -1,91 +1,66 @@
 """What executed notebooks claim: the headlines of page one and the README, and single numbers."""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from nbformat import NotebookNode
 
-from fusedlib.bench import paths
 from press.display import TABLE_MIME
 from press.formats import MISSING
 from press.pages.outputs import plain_text, shown
 from press.pages.pandoc import with_units
 from press.running import config
+from press.running.products import copy_path
 
 _NUMBER = re.compile(r"\{([^}]+)\}")
+BEGIN, END = "<!-- claims:begin -->", "<!-- claims:end -->"
+"""Where the README's block of claims begins and ends."""
+REGIMES = "03_kernels", "kernels-whose"
+"""Study and table of whose MLP is fastest in which regime, below the README's claims."""
 
 
-@dataclass(frozen=True)
-class ShownClaim:
-    """A claim as an executed notebook shows it.
-
-    Attributes:
-        study: name of the notebook.
-        title: its title in the report.
-        name: of the claim, unique in its study.
-        sentence: with the numbers of the leading machine.
-        headline: whether it stands on page one.
-        numbers: the sentence's numbers as they are written in it.
-        verdicts: a dictionary a machine: machine, label, own, held, measured, count, text.
-    """
-
-    study: str
-    title: str
-    name: str
-    sentence: str
-    headline: bool
-    numbers: dict[str, str]
-    verdicts: Sequence[dict[str, Any]]
-
-    def verdict(self, own: bool) -> str:
-        """In how many recordings of each machine it holds, such as "H200: 3 of 3; H100: 1 of 1".
-
-        Args:
-            own: of this machine alone, which needs no name; else of the others.
-        """
-        measured = [v for v in self.verdicts if v["own"] == own and v["measured"]]
-        counts = [
-            v["count"] if own or not v["label"] else f"{v['label']}: {v['count']}" for v in measured
-        ]
-        return "; ".join(counts) or MISSING
-
-
-def read_claims(folder: Path | None = None) -> Iterator[ShownClaim]:
-    """Every claim of the executed notebooks in the report's order.
+def read_claims(folder: Path | None = None) -> Iterator[Any]:
+    """Every claim of the executed notebooks in the report's order, as `display.claim` notes it.
 
     Args:
         folder: of products; by default the one that the runner writes to.
     """
     for study in config.load().studies:
-        for _, claim in shown(_copy(study.name, folder)):
+        for _, claim in shown(copy_path(study.name, folder)):
             if claim.get("kind") == "claim":
-                known = (claim["name"], claim["sentence"], claim["headline"], claim["numbers"])
-                yield ShownClaim(study.name, study.title, *known, claim["verdicts"])
+                yield NotebookNode(claim, title=study.title)
 
 
-def table_of(study: str, name: str, folder: Path | None = None) -> dict[str, Any] | None:
+def counts(claim: Any, own: bool) -> str:
+    """In how many recordings of each machine it holds, such as "H200: 3 of 3; H100: 1 of 1".
+
+    Args:
+        claim: one of `read_claims`.
+        own: of this machine alone, which needs no name; else of the others.
+    """
+    measured = [s for s in claim.standings if s["own"] == own and s["measured"]]
+    each = [s["count"] if own else f"{s['label']}: {s['count']}" for s in measured]
+    return "; ".join(each) or MISSING
+
+
+def table_of(study: str, name: str, folder: Path | None = None) -> Any:
     """What `display.table_json` says of a table that an executed notebook shows, else None."""
-    for output, meaning in shown(_copy(study, folder)):
+    for output, meaning in shown(copy_path(study, folder)):
         if meaning.get("kind") == "table" and meaning["name"] == name:
-            content: dict[str, Any] = output["data"][TABLE_MIME]
-            return content
+            return output["data"][TABLE_MIME]
     return None
-
-
-def _copy(study: str, folder: Path | None) -> Path:
-    return (folder or paths.build_dir()) / "notebooks" / f"{study}.ipynb"
 
 
 def table() -> pd.DataFrame:
     """Headline claims by study, and in how many recordings each holds, this machine's behind."""
     lines = []
-    for c in (c for c in read_claims() if c.headline):
-        own = f"; here {c.verdict(True)}" if c.verdict(True) != MISSING else ""
-        claim = with_units(plain_text(c.sentence))
-        lines.append({"study": c.title, "claim": claim, "holds in": c.verdict(False) + own})
+    for claim in (c for c in read_claims() if c.headline):
+        here = counts(claim, own=True)
+        held = counts(claim, own=False) + (f"; here {here}" if here != MISSING else "")
+        lines.append((claim.title, with_units(plain_text(claim.sentence)), held))
     return pd.DataFrame(lines, columns=["study", "claim", "holds in"])
 
 
@@ -96,7 +71,44 @@ def filled(words: str) -> str:
     """
     numbers = {
         f"{claim.study}/{claim.name}/{key}": text
-        for claim in read_claims()
-        for key, text in claim.numbers.items()
-    }
+        for claim in read_claims() for key, text in claim.numbers.items()
+    }  # fmt: skip
     return _NUMBER.sub(lambda match: numbers.get(match[1], MISSING), words)
+
+
+def readme_block(stated: Iterable[Any], regimes: Mapping[str, Any] | None = None) -> str:
+    """The block, markers included: a line a headline claim, and in how many recordings it holds.
+
+    Args:
+        stated: the claims.
+        regimes: a table that follows, with its caption, as `display.table_json` has it; None where
+            nobody has recorded it.
+    """
+    lines = ["| | Claim | Holds in |", "| --- | --- | --- |"]
+    before = None
+    for claim in (c for c in stated if c.headline):
+        link = f"[{claim.title}](notebooks/{claim.study}.ipynb)" if claim.study != before else ""
+        lines.append(f"| {link} | {claim.sentence} | {counts(claim, own=False)} |")
+        before = claim.study
+    if regimes:
+        rules = [":--" if side == "left" else "--:" for side in regimes["align"]]
+        cells = [[names[-1] for names in regimes["columns"]], rules, *regimes["rows"]]
+        lines += ["", regimes["caption"], "", *(f"| {' | '.join(row)} |" for row in cells)]
+    return "\n".join([BEGIN, *lines, END])
+
+
+def readme_block_of(folder: Path) -> str:
+    """The block from a folder of products."""
+    return readme_block(read_claims(folder), table_of(*REGIMES, folder))
+
+
+def updated_readme(text: str, new: str) -> str:
+    """The README `text` with a new block in the place of its own.
+
+    Raises:
+        ValueError: it has not exactly one block.
+    """
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    if len(pattern.findall(text)) != 1:
+        raise ValueError(f"README.md needs exactly one block from {BEGIN} to {END}")
+    return pattern.sub(lambda _: new, text)

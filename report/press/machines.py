@@ -8,99 +8,77 @@ from fusedlib.bench import machine as machines
 from fusedlib.bench import provenance, results
 from press.formats import formatted
 
+_HARDWARE = {
+    "machine": "machine", "device_name": "device", "device_memory_gib": "memory",
+    "power_limit_w": "power limit", "cpu": "CPU", "cpu_cores": "cores", "memory_gib": "RAM",
+}  # fmt: skip
+_SPECS = {"memory": "3 GiB", "power limit": "3 W", "cores": ",d", "RAM": "3 GiB"}
+_SOFTWARE = {
+    "machine": "machine", "python": "Python", "torch": "torch", "triton": "triton",
+    "numpy": "numpy", "cuda": "CUDA", "driver": "driver", "os": "system",
+}  # fmt: skip
+
 
 def seen() -> pd.DataFrame:
     """A line a run: machine, recording, and what `machine.json` says of it."""
-    recordings = [
-        {"machine": r.machine, "recording": r.name, "own": r.machine == machines.key()} | run
-        for r in results.recordings() for run in r.runs
+    runs = [
+        {"machine": one.machine, "recording": one.name, "own": one.machine == machines.key()} | run
+        for one in results.recordings() for run in one.runs
     ]  # fmt: skip
-    columns = ["machine", "recording", "own", "began", *_FACTS]
-    frame = (
-        pd.DataFrame(recordings, columns=columns) if not recordings else pd.DataFrame(recordings)
-    )
-    return frame.sort_values(["machine", "began"]).reset_index(drop=True)
-
-
-_FACTS = (
-    "environment", "device_name", "device_memory_gib", "power_limit_w", "cpu", "cpu_cores",
-    "memory_gib", "python", "torch", "triton", "numpy", "cuda", "driver", "os",
-)  # fmt: skip
+    columns = dict.fromkeys(["machine", "recording", "own", "began", *_HARDWARE, *_SOFTWARE])
+    return pd.DataFrame(runs, columns=list(columns)).sort_values(["machine", "began"])
 
 
 def hardware() -> pd.DataFrame:
     """One row a machine and hardware."""
-    recordings = seen()
-    rows = pd.DataFrame(
-        {
-            "machine": recordings["machine"].where(
-                ~recordings["own"], recordings["machine"] + " (this one)"
-            ),
-            "device": recordings["device_name"],
-            "memory": recordings["device_memory_gib"].map(lambda v: formatted(v, "3 GiB")),
-            "power limit": recordings["power_limit_w"].map(lambda v: formatted(v, "3 W")),
-            "CPU": recordings["cpu"],
-            "cores": recordings["cpu_cores"].map(_whole),
-            "RAM": recordings["memory_gib"].map(lambda v: formatted(v, "3 GiB")),
-        }
-    )
+    runs = seen()
+    name = runs["machine"].where(~runs["own"].astype(bool), runs["machine"] + " (this one)")
+    rows = runs.assign(machine=name)[list(_HARDWARE)].rename(columns=_HARDWARE)
+    rows = rows.assign(**{c: [formatted(v, spec) for v in rows[c]] for c, spec in _SPECS.items()})
     return rows.drop_duplicates().reset_index(drop=True)
 
 
 def software() -> pd.DataFrame:
     """One row a machine and set of versions, with the recordings made with it."""
-    names = {
-        "machine": "machine", "python": "Python", "torch": "torch", "triton": "triton",
-        "numpy": "numpy", "cuda": "CUDA", "driver": "driver", "os": "system",
-    }  # fmt: skip
-    groups = seen().groupby(list(names), sort=False, dropna=False)["recording"]
-    table = groups.agg(lambda recordings: ", ".join(sorted(set(recordings))))
-    return table.rename("recordings").reset_index().rename(columns=names)
+    groups = seen().groupby(list(_SOFTWARE), sort=False, dropna=False)["recording"]
+    return groups.agg(_listed).rename("recordings").reset_index().rename(columns=_SOFTWARE)
 
 
 def packages() -> pd.DataFrame:
     """One row a study and machine: versions of the packages whose code its rows measured."""
     rows = _rows().dropna(subset=["version"])
     rows = rows.assign(version=rows["version"].str.split(", ")).explode("version")
-    split = rows["version"].str.rsplit(" ", n=1)
-    rows = rows.assign(package=split.str[0], version=split.str[1])
-    told = rows.groupby(["study", "machine", "package"])["version"].agg(
-        lambda versions: ", ".join(sorted(set(versions)))
-    )
-    return told.unstack("package").reset_index().rename_axis(columns=None)
+    rows[["package", "version"]] = rows["version"].str.rsplit(" ", n=1, expand=True)
+    versions = rows.groupby(["study", "machine", "package"])["version"].agg(_listed)
+    return versions.unstack("package").reset_index().rename_axis(columns=None)
 
 
 def recorded() -> pd.DataFrame:
     """A line a recording: machine, studies, rows, days, commits, and how many files differ today.
 
     `differ` counts the files of the library and of what measures that are not what they were when
-    the newest run of the recording began; it is no verdict on the numbers.
+    the newest run of the recording began; whether the numbers still hold it does not say.
     """
-    rows = _rows()
-    lines = []
-    for one in results.recordings():
-        mine = rows[(rows["machine"] == one.machine) & (rows["recording"] == one.name)]
-        days = mine["measured_at"].str[:10]
-        lines.append(
-            {
-                "machine": one.machine, "recording": one.name, "profile": one.profile,
-                "studies": ", ".join(path.stem[:2] for path in one.studies()),
-                "rows": len(mine), "first": days.min(), "newest": days.max(),
-                "commits": ", ".join(one.commits), "differ": len(provenance.differing(one.files)),
-                "own": one.machine == machines.key(), "began": one.runs[-1].get("began"),
-            }
-        )  # fmt: skip
     columns = [
         "machine", "recording", "profile", "studies", "rows", "first", "newest", "commits",
         "differ", "own", "began",
     ]  # fmt: skip
+    rows, lines = _rows(), []
+    for one in results.recordings():
+        days = rows.loc[rows["folder"] == one.folder, "measured_at"].str[:10]
+        lines.append((
+            one.machine, one.name, one.profile, ", ".join(path.stem[:2] for path in one.studies()),
+            len(days), days.min(), days.max(), ", ".join(one.commits),
+            len(provenance.differing(one.files)), one.machine == machines.key(),
+            one.runs[-1].get("began"),
+        ))  # fmt: skip
     return pd.DataFrame(lines, columns=columns)
 
 
 def dates() -> pd.DataFrame:
     """A line a machine: its rows, the first and the newest day, its commits, and files that differ.
 
-    `differ` is of the recording whose files differ least.
+    `least` is of the recording whose files differ least.
     """
     groups = recorded().sort_values("began").groupby("machine", sort=True)
     spans = groups.agg(
@@ -114,30 +92,25 @@ def dates() -> pd.DataFrame:
 
 def differing() -> pd.DataFrame:
     """A line a machine and folder: files that differ today from what a recording was made with."""
-    names = {
+    files = {
         (one.machine, Path(name))
         for one in results.recordings() for name in provenance.differing(one.files)
     }  # fmt: skip
-    files = pd.DataFrame(sorted(names), columns=["machine", "path"])
-    files = files.assign(
-        folder=[path.parent.as_posix() for path in files["path"]],
-        name=[path.name for path in files["path"]],
-    )
-    groups = files.groupby(["machine", "folder"], sort=True)["name"]
+    lines = [(machine, path.parent.as_posix(), path.name) for machine, path in sorted(files)]
+    table = pd.DataFrame(lines, columns=["machine", "folder", "name"])
+    groups = table.groupby(["machine", "folder"], sort=True)["name"]
     return groups.agg(files="count", which=", ".join).reset_index()
 
 
 def _rows() -> pd.DataFrame:
-    """Every row's machine, recording, study, versions and time."""
-    fields = ["version", "measured_at"]
+    """Every row's machine, folder, study, versions and time."""
     rows = [
-        {"machine": one.machine, "recording": one.name, "study": path.stem}
-        | {name: row.get(name) for name in fields}
+        (one.machine, one.folder, path.stem, row.get("version"), row.get("measured_at"))
         for one in results.recordings() for path in one.studies()
         for row in results.read_rows(path)
     ]  # fmt: skip
-    return pd.DataFrame(rows, columns=["machine", "recording", "study", *fields])
+    return pd.DataFrame(rows, columns=["machine", "folder", "study", "version", "measured_at"])
 
 
-def _whole(value: float | None) -> str | None:
-    return None if value is None or pd.isna(value) else f"{int(value)}"
+def _listed(names: pd.Series) -> str:
+    return ", ".join(sorted({*names}))

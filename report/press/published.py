@@ -4,57 +4,43 @@ Tables are `report/published/*.csv`, tidy, a row a figure or pair of figures, un
 names, each row naming its source; `sources.toml` beside them says what the sources are.
 """
 
-from collections.abc import Callable
-
 import pandas as pd
 
 from fusedlib.bench import paths
 
-# Columns that hold no figure. Everything that is not a number is read as nullable text.
-_TEXT = {"source": "string"}
 MACHINE = "published"
 """The machine of `as_rows`: a claim over them says that it speaks of published tables."""
-_NULLABLE = {
-    "compile": "boolean",
-    "weight_gradient": "boolean",
-    "warmup_steps": "Int64",
-    "benchmark_steps": "Int64",
-    "context_length": "Int64",
-    "batch_size": "Int64",
-    "d_model": "Int64",
-    "num_layers": "Int64",
-    "sharding_stage": "Int64",
-}
-
-
-def _warmup(frame: pd.DataFrame) -> pd.DataFrame:
-    eager_fp32 = frame["precision"].eq("float32") & frame["compile"].eq(False)
-    return frame[eager_fp32.fillna(False) | frame["source"].eq("004")]
-
-
-# Tables that are a part of a file: the file, and which rows of it.
-_VIEWS: dict[str, tuple[str, Callable[[pd.DataFrame], pd.DataFrame]]] = {
-    "warmup": ("end_to_end", _warmup),
-}
+WARMUP = "warmup"
+"""The rows of `end_to_end` that differ in warm-up only."""
+_WHOLE = (
+    "warmup_steps", "benchmark_steps", "context_length", "batch_size", "d_model", "num_layers",
+    "sharding_stage",
+)  # fmt: skip
+_TYPES = {
+    "source": "string", **dict.fromkeys(("compile", "weight_gradient"), "boolean"),
+    **dict.fromkeys(_WHOLE, "Int64"),
+}  # fmt: skip
 
 
 def tables() -> list[str]:
     """Names that `load` knows, sorted."""
-    return sorted([path.stem for path in paths.PUBLISHED.glob("*.csv")] + list(_VIEWS))
+    return sorted([WARMUP, *(path.stem for path in paths.PUBLISHED.glob("*.csv"))])
 
 
 def load(table: str) -> pd.DataFrame:
     """One published table as a tidy frame; what a source does not state is missing.
 
-    `end_to_end` holds all Transformer steps, `warmup` those of them that differ in warm-up only.
-    Raises ValueError for an unknown table, listing the known ones.
+    Raises:
+        ValueError: an unknown table; the message lists the known ones.
     """
     if table not in tables():
         raise ValueError(f"unknown published table {table!r}; known: {', '.join(tables())}")
-    file, select = _VIEWS.get(table, (table, None))
-    frame = pd.read_csv(paths.PUBLISHED / f"{file}.csv", dtype=_TEXT)
-    frame = frame.astype({name: kind for name, kind in _NULLABLE.items() if name in frame})
-    return frame if select is None else select(frame).reset_index(drop=True)
+    file = "end_to_end" if table == WARMUP else table
+    frame = pd.read_csv(paths.PUBLISHED / f"{file}.csv", dtype=_TYPES)
+    if table == WARMUP:
+        eager_fp32 = frame["precision"].eq("float32") & frame["compile"].eq(False)
+        frame = frame[eager_fp32.fillna(False) | frame["source"].eq("004")].reset_index(drop=True)
+    return frame
 
 
 def as_rows(table: str, study: str) -> pd.DataFrame:

@@ -20,16 +20,17 @@ from typing import Any
 from fusedlib.bench import machine as machines
 from fusedlib.bench import paths, provenance, results
 from fusedlib.bench.results import Recording
-from press import plan
+from press import measuring, replay
 from press.analysis import leading
-from press.plan import environment
+from press.measuring import environment
 from press.running.config import Config, ConfigError
 from press.running.products import write_whole
 
 STUDY_S = 20.0
 """Seconds that a study takes before its cases: a new process, imports."""
 UNKNOWN_S = 5.0
-PLAN = "plan"
+UNITS = "plan"
+"""Key of the units in `code.json`."""
 MOST_USED_GIB = 2.0  # of a card on which nothing runs; the driver keeps some of it
 
 
@@ -56,17 +57,16 @@ def units(config: Config, only: Sequence[str] = ()) -> list[Unit]:
     Claims are those of the notebooks, as they are stated over the repository's recordings. Where
     the code was carried without git, the units come from what `make pack` wrote.
     """
-    packed = provenance.packed().get(PLAN)
+    packed = provenance.packed().get(UNITS)
     if packed is not None:
         all_units = [Unit(**{**unit, "cases": tuple(unit["cases"])}) for unit in packed]
         names = {study.name for study in config.select(only)}
         return [unit for unit in all_units if unit.study in names]
-    from press import recording
 
     all_units = []
-    with recording.recorded_rows():
+    with replay.recorded_rows():
         for study in config.select(only):
-            stated = recording.analysis_of(study.notebook).claims
+            stated = replay.analysis_of(study.notebook).claims
             selected = [{*claim.selection["case"]} for claim in stated]
             rows = results.Recorder(study.name, profile="full").rows()
             all_units += _of_study(study.name, rows, selected)
@@ -80,7 +80,7 @@ def _of_study(study: str, rows: Any, selected: list[set[str]]) -> Iterator[Unit]
     known = last["took_s"].dropna()
     typical_s = statistics.median(known) if len(known) else UNKNOWN_S
     races: dict[str, list[str]] = {}
-    for case in plan.full_cases(study):
+    for case in measuring.full_cases(study):
         session = last["session"].get(case)
         races.setdefault(session if isinstance(session, str) else case, []).append(case)
     for cases in races.values():
@@ -109,18 +109,20 @@ def within(units: Iterable[Unit], minutes: float) -> list[Unit]:
     return chosen
 
 
+def _seconds(units: Sequence[Unit]) -> float:
+    studies = {unit.study for unit in units}
+    return STUDY_S * len(studies) + sum(unit.seconds for unit in units)
+
+
 def summary(units: Sequence[Unit]) -> str:
     """A line a study: cases, those that claims rest on, and minutes."""
     lines = [f"{'study':18}{'cases':>7}{'for claims':>12}{'minutes':>9}"]
-    total = 0.0
     for study in dict.fromkeys(unit.study for unit in units):
         own = [unit for unit in units if unit.study == study]
-        seconds = STUDY_S + sum(unit.seconds for unit in own)
         cases = sum(len(unit.cases) for unit in own)
         claimed = sum(len(unit.cases) for unit in own if unit.claims)
-        lines.append(f"{study:18}{cases:7,d}{claimed:12,d}{seconds / 60:9.1f}")
-        total += seconds
-    return "\n".join([*lines, f"{'all':18}{'':19}{total / 60:9.1f}"])
+        lines.append(f"{study:18}{cases:7,d}{claimed:12,d}{_seconds(own) / 60:9.1f}")
+    return "\n".join([*lines, f"{'all':18}{'':19}{_seconds(units) / 60:9.1f}"])
 
 
 def check_ready() -> None:
@@ -175,23 +177,22 @@ def chosen_name(name: str, folder: Path, facts: machines.Machine) -> str:
     Raises:
         ConfigError: a recording of that name is of another commit or another type of card.
     """
-    existing = [Recording.read(p.parent) for p in folder.glob(f"*/{results.DESCRIPTION}")]
-    alike = [
-        r for r in existing
-        if r.runs[-1]["commit"] == facts.commit and r.profile == "full"
-        and r.runs[-1]["device_name"] == facts.device_name and r.name != results.ASSEMBLED
-    ]  # fmt: skip
+    this = facts.commit, facts.device_name
+    existing = [Recording.read(path.parent) for path in folder.glob(f"*/{results.DESCRIPTION}")]
+    of = {r.name: (r.runs[-1]["commit"], r.runs[-1]["device_name"]) for r in existing}
     if not name:
+        alike = [
+            r for r in existing
+            if of[r.name] == this and r.profile == "full" and r.name != results.ASSEMBLED
+        ]  # fmt: skip
         new = f"{datetime.now(UTC):%Y-%m-%d}-{(facts.commit or '')[:7]}"
         return max(alike, key=lambda r: str(r.runs[-1]["began"])).name if alike else new
-    for old in (r for r in existing if r.name == name):
-        was = old.runs[-1]
-        if was["commit"] != facts.commit or was["device_name"] != facts.device_name:
-            raise ConfigError(
-                f"the recording {name} is of commit {str(was['commit'])[:7]} on "
-                f"{was['device_name']}; this is {(facts.commit or '')[:7]} on "
-                f"{facts.device_name}. Give another NAME="
-            )
+    if of.get(name, this) != this:
+        (commit, card), (own_commit, own_card) = of[name], this
+        raise ConfigError(
+            f"the recording {name} is of commit {str(commit)[:7]} on {card}; this is "
+            f"{(own_commit or '')[:7]} on {own_card}. Give another NAME="
+        )
     return name
 
 
@@ -212,15 +213,14 @@ def record(
     until, failed = time.time() + 60 * minutes, False
     listed = paths.build_dir() / "record" / "cases.txt"
     write_whole(listed, "\n".join(case for unit in chosen for case in unit.cases))
-    shared = {
-        results.RECORDING: name,
-        results.CASES: str(listed.absolute()),
-        results.UNTIL: f"{until:.0f}",
-    }
+    variables = {
+        results.RECORDING: name, results.CASES: str(listed.absolute()),
+        results.UNTIL: f"{until:.0f}", "FRESH": None,
+    }  # fmt: skip
     for study in dict.fromkeys(unit.study for unit in chosen):
         if time.time() > until:
             break
-        with environment({**shared, "FRESH": None}):
+        with environment(variables):
             failed |= run(study)
         if packed is not None and folder.exists():
             print(f"packed {pack(folder, packed)}", flush=True)
@@ -250,5 +250,5 @@ def carry(config: Config) -> Path:
     check_clean(machines.describe())
     path = provenance.pack()
     content = json.loads(path.read_text(encoding="utf-8"))
-    content[PLAN] = [asdict(unit) for unit in units(config)]
+    content[UNITS] = [asdict(unit) for unit in units(config)]
     return write_whole(path, json.dumps(content, separators=(",", ":")) + "\n")

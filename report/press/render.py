@@ -71,7 +71,7 @@ def slides(products: Path, out_dir: Path) -> list[Path]:
     """Write `slides.html` and `slides.pdf`; the same notebooks give the same bytes.
 
     Args:
-        products: a folder with the executed notebooks, as `recording.executed` leaves them.
+        products: a folder with the executed notebooks, as `replay.executed` leaves them.
         out_dir: gets the two files.
 
     Raises:

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from io import StringIO
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib
 import numpy as np
@@ -42,6 +42,8 @@ PALETTE = (
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
+
+Numbers: TypeAlias = Sequence[float] | np.ndarray
 
 _REGISTRY: dict[str, int] = {}
 
@@ -103,38 +105,9 @@ def dash(name: str) -> Any:
     return DASHES[_place(name) // len(PALETTE) % len(DASHES)]
 
 
-_RC: Any = {
-    # The text's own typeface; signs that it lacks come from the second.
-    "font.family": ["Libertinus Serif", "DejaVu Sans"],
-    "mathtext.fontset": "stix",
-    "font.size": 9.5,
-    "axes.titlesize": 10.5,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 9.5,
-    "xtick.labelsize": 9.0,
-    "ytick.labelsize": 9.0,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": MUTED,
-    "grid.alpha": 0.28,
-    "grid.linewidth": 0.5,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "savefig.facecolor": "none",
-    "svg.hashsalt": "fusedlib",
-    # Glyphs as paths: the same on every machine and in the PDF. The text stays readable to
-    # machines through the alternative text and the table beside a figure.
-    "svg.fonttype": "path",
-}
+_RC = matplotlib.rc_params_from_file(
+    paths.TEMPLATES / "fusedlib.mplstyle", use_default_template=False
+)
 
 
 def new(height: float = 3.2, ncols: int = 1, nrows: int = 1, **options: Any) -> tuple[Figure, Any]:
@@ -156,71 +129,53 @@ def new(height: float = 3.2, ncols: int = 1, nrows: int = 1, **options: Any) -> 
 
 
 def line(
-    ax: Axes,
-    x: Sequence[float] | np.ndarray,
-    y: Sequence[float] | np.ndarray,
-    name: str,
-    low: Sequence[float] | np.ndarray | None = None,
-    high: Sequence[float] | np.ndarray | None = None,
-    *,
-    markers: bool = True,
-    **options: Any,
-) -> None:
+    ax: Axes, x: Numbers, y: Numbers, name: str, low: Numbers | None = None,
+    high: Numbers | None = None, *, markers: bool = True, **options: Any,
+) -> None:  # fmt: skip
     """A line with markers in the colour of `name`, with a band from `low` to `high` if given."""
     drawn: dict[str, Any] = {
-        "color": colour(name),
-        "marker": marker(name) if markers else "",
-        "linestyle": dash(name),
-        "linewidth": 1.5,
-        "markersize": 4.0,
-        "markeredgewidth": 0.0,
-    }
-    ax.plot(x, y, **({"label": label(name)} | drawn | options))
+        "color": colour(name), "marker": marker(name) if markers else "", "markersize": 4.0,
+        "markeredgewidth": 0.0, "linestyle": dash(name), "linewidth": 1.5, "label": label(name),
+    }  # fmt: skip
+    ax.plot(x, y, **(drawn | options))
     if low is not None and high is not None:
         ax.fill_between(x, low, high, color=colour(name), alpha=0.22, linewidth=0)
 
 
 def points(ax: Axes, x: Sequence[float], y: Sequence[float], name: str, **options: Any) -> None:
     """Markers in the colour of `name`, without a line."""
-    drawn: dict[str, Any] = {"linestyle": "", "markersize": 4.5}
-    line(ax, x, y, name, **(drawn | options))
+    line(ax, x, y, name, **{"linestyle": "", "markersize": 4.5, **options})
 
 
 def reference_line(
-    ax: Axes,
-    *,
-    x: float | Sequence[float] | None = None,
-    y: float | Sequence[float] | None = None,
-    label: str | None = None,
-    **options: Any,
+    ax: Axes, *, x: Any = None, y: Any = None, label: str | None = None, **options: Any
 ) -> None:
     """A thin dashed grey line: horizontal at `y`, vertical at `x`, or a curve through both.
 
     Raises:
-        ValueError: neither x nor y is given, or both but one is a single number.
+        ValueError: neither x nor y is given.
     """
-    drawn: dict[str, Any] = {"color": MUTED, "linestyle": (0, (4, 2)), "linewidth": 1.1}
-    drawn |= {"label": label} | options
-    if y is None and isinstance(x, int | float):
-        ax.axvline(x, **drawn)
-    elif x is None and isinstance(y, int | float):
-        ax.axhline(y, **drawn)
-    elif x is not None and y is not None and np.ndim(x) == np.ndim(y) == 1:
+    drawn: dict[str, Any] = {
+        "color": MUTED, "linestyle": (0, (4, 2)), "linewidth": 1.1, "label": label
+    } | options  # fmt: skip
+    if x is not None and y is not None:
         ax.plot(x, y, **drawn)
+    elif y is not None:
+        ax.axhline(y, **drawn)
+    elif x is not None:
+        ax.axvline(x, **drawn)
     else:
-        raise ValueError(f"give x or y as a number, or both as sequences, got x={x!r}, y={y!r}")
+        raise ValueError("give x or y as a number, or both as sequences")
 
 
 def text(ax: Axes, x: float, y: float, content: str, **options: Any) -> None:
     """A small note inside the axes, in ink; `x` and `y` in data units."""
-    drawn: dict[str, Any] = {"color": INK, "fontsize": 9.0}
-    ax.text(x, y, content, **(drawn | options))
+    ax.text(x, y, content, **{"color": INK, "fontsize": 9.0, **options})
 
 
 def title(ax: Axes, content: str, **options: Any) -> None:
     """A panel's title, above its left edge."""
-    drawn: dict[str, Any] = {"loc": "left", "fontsize": 10.5, "color": INK}
-    ax.set_title(content, **(drawn | options))
+    ax.set_title(content, **{"loc": "left", "fontsize": 10.5, "color": INK, **options})
 
 
 def say_empty(fig: Figure) -> None:

@@ -51,10 +51,11 @@ def test_compiled_in_one_graph(dtype):
 def test_operators_are_registered_as_torch_wants_them():
     for dtype in ("float32", "float16"):
         leaves, target, _ = checks.drawn("cpu", dtype, bias=True)
-        settings = -100, 0.1, 1e-2, kernels.LEAST
-        operands = *leaves.values(), target
+        settings = -100, 0.1, 1e-2, 3.0, kernels.LEAST, True
+        operands = *leaves.values(), target, torch.rand(checks.VOCABULARY)
+        total = torch.tensor(7.0)
         torch.library.opcheck(
-            ops.linear_cross_entropy, (*operands, None, True, *settings, [True, True, True]),
+            ops.linear_cross_entropy, (*operands, None, total, *settings, [True, True, True]),
             test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
         )  # fmt: skip
         torch.library.opcheck(
@@ -174,9 +175,9 @@ def test_the_launcher_refuses_what_does_not_fit():
     logits = torch.zeros(4, kernels.row_stride(5, 4))
     target, one, losses = torch.zeros(4, dtype=torch.int64), torch.ones(()), torch.zeros(4)
 
-    def call(logits=logits[:, :5], target=target, weights=None, losses=losses):
+    def call(logits=logits[:, :5], target=target, weights=None, by=None, losses=losses, hits=None):
         kernels.cross_entropy_rows(
-            logits, target, weights, one, losses, -100, 0.0, 0.0, gradient=False
+            logits, target, weights, by, one, losses, hits, -100, 0.0, 0.0, 0.0, gradient=False
         )
 
     call()
@@ -187,26 +188,36 @@ def test_the_launcher_refuses_what_does_not_fit():
         ({"target": target.int()}, "torch.int32"),
         ({"weights": losses.double()}, "token_weights .* torch.float64"),
         ({"losses": torch.zeros(8)[::2]}, r"stride \(2,\)"),
+        ({"by": losses}, r"class_weights must be \(5,\)"),
+        ({"hits": target}, "hits .* torch.int64"),
     ):
         with pytest.raises(ValueError, match=words):
             call(**changed)
 
 
 @pytest.mark.parametrize("magnitude", [1e-3, 1.0, 30.0, 1e4])
-def test_a_row_keeps_its_bound(magnitude):
-    checks.check_bound("cpu", magnitude)
+@pytest.mark.parametrize("softcap", [0.0, 1.0, 30.0])
+def test_a_row_keeps_its_bound(magnitude, softcap):
+    checks.check_bound("cpu", magnitude, softcap=softcap)
 
 
 # What stands in the kernels' file, what the fault has there.
 BROKEN = {
-    "the last class left out": ("columns < vocabulary, x.to", "columns < vocabulary - 1, x.to"),
+    "the last class left out": ("vocabulary, x, float(", "vocabulary - 1, x, float("),
     "lanes' maxima ignored": ("total * tl.exp(largest - m)", "total"),
     "the wrong class": ("columns == label,", "columns == label + 1,"),
     "a block not written": ("tl.store(logits + columns, d", "tl.store(logits + lanes, d"),
-    "smoothing not in the gradient": (" at_label, everywhere)", " 1.0, 0.0)"),
-    "smoothing not in the loss": ("loss += label_smoothing", "loss += 0 * label_smoothing"),
-    "half of z-loss's gradient": ("2 * z_loss", "1 * z_loss"),
-    "z-loss not in the loss": ("+ z_loss * lse * lse", ""),
+    "smoothing not in the gradient": (" at_label + share, share)", " 1.0, 0.0)"),
+    "smoothing not in the loss": ("label_smoothing * (average * m", "0 * (average * m"),
+    "half of z-loss's gradient": ("2 * squared", "1 * squared"),
+    "z-loss not in the loss": ("+ squared * lse * lse", ""),
+    "z-loss not by class": ("squared *= by_label", "squared *= 1.0"),
+    "the label not by class": ("at_label *= by_label", "at_label *= 1.0"),
+    "smoothing not by class in the loss": ("x *= by", "x *= 1.0"),
+    "smoothing not by class in the gradient": ("share = everywhere * by", "share = everywhere"),
+    "all classes' weights left out": ("average = tl.sum(weighed)", "average = 1.0 * vocabulary"),
+    "a softcap without derivative": ("d *= _softcap_derivative(x, softcap)", "d *= 1.0"),
+    "a softcap without sign": ("tl.where(u < 0, -large, large)", "large"),
     "weights not in the gradient": ("factor *= weight", "factor *= 1.0"),
     "weights not in the loss": ("loss *= weight", "loss *= 1.0"),
     "ignored rows keep their logits": ("lanes, zeros, mask=", "lanes, zeros, mask=row < 0 and "),

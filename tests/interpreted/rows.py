@@ -129,8 +129,8 @@ def rotations(batch, heads, tokens, head_dim):
 def losses(rows, vocabulary):
     logits = meta(rows, loss_kernels.row_stride(vocabulary, 4))[:, :vocabulary]
     target, one = meta(rows, dtype=torch.int64), meta()
-    options = {"gradient": True}
-    loss_kernels.cross_entropy_rows(logits, target, None, one, meta(rows), -100, 0, 0, **options)
+    operands = logits, target, None, None, one, meta(rows), None
+    loss_kernels.cross_entropy_rows(*operands, -100, 0, 0, 0, gradient=True)
     loss_kernels.fill_scaled(logits, logits, one)
 
 
@@ -271,14 +271,16 @@ def test_transforms_that_begin_at_backward_are_refused():
     refuses_transforms_of_backward(rope(q, heads["k"], cos, sin)[0], q)
 
 
+@pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("residual", [True, False])
-def test_opcheck_rms_norm(residual):
-    leaves, upstream = checks.norm_case("cpu", "float32", 21, 48, residual)
+def test_opcheck_rms_norm(residual, weighted):
+    leaves, upstream = checks.norm_case("cpu", "float32", 21, 48, residual, weighted=weighted)
     x, added, weight = (leaves.get(n) for n in ("x", "residual", "weight"))
     operands = [t if t is None else t.requires_grad_() for t in (x, weight, added)]
     torch.library.opcheck(norm_kernels.rms_norm_operator, (*operands, 1e-6, True))
-    saved = upstream["y"], upstream.get("s"), x.detach(), weight.detach(), torch.rand(21)
-    torch.library.opcheck(norm_kernels._backward_operator, (*saved, True, residual))
+    of_weight = None if weight is None else weight.detach()
+    saved = upstream["y"], upstream.get("s"), x.detach(), of_weight, torch.rand(21)
+    torch.library.opcheck(norm_kernels._backward_operator, (*saved, True, residual and weighted))
 
 
 def test_opcheck_rope():

@@ -13,6 +13,7 @@ from called import Called
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.functional import SAVES, path_of, swiglu_mlp
 from fusedlib.kernels.host import plan_cache, route
+from fusedlib.kernels.host.fixed import fixed_weights
 from fusedlib.kernels.split import parts
 from fusedlib.kernels.split import product as products
 from fusedlib.kernels.swiglu_configs import Config
@@ -20,13 +21,8 @@ from fusedlib.kernels.swiglu_configs import Config
 SHAPE = (24, 32, 48)  # tokens, hidden, inner
 LONG = (264, 256, 272)  # sums long enough that the parts' own error is not the largest
 SEVERAL = (130, 48, 80)  # more than one 128-tile of tokens and of 2·inner, the last ones ragged
-ROWS, MULTIPLY = ["_split_rows_kernel"], ["_split_product_kernel"]
-COLUMNS = ["_summarize_columns_kernel", "_split_columns_kernel"]
-BOTH_ROWS, ROWS_COLUMNS, BOTH_COLUMNS = (
-    ROWS * 2 + MULTIPLY,
-    ROWS + COLUMNS + MULTIPLY,
-    COLUMNS * 2 + MULTIPLY,
-)
+MULTIPLY = ["_split_product_kernel"]
+PRODUCT = ["_split_kernel"] * 2 + MULTIPLY
 POINTWISE = ["_swiglu_bwd_kernel"]
 SPLIT = "split fp32"
 
@@ -119,11 +115,11 @@ def test_frozen_subsets_get_what_they_want_and_cost_no_more(started, save, pair)
     leaves, dy = small(pair=pair)
     for chosen in plan_checks.frozen_subsets(started, leaves, dy, save, checks.same):
         gradient = chosen != {"w_down"}
-        again = (BOTH_ROWS + POINTWISE) * (save == "input")
+        again = (PRODUCT + POINTWISE) * (save == "input")
         needed = POINTWISE * (gradient or save == "gate_up")
         of_gate_up = bool(chosen & {"w_gate_up", "w_gate", "w_up"})
-        of_weights = BOTH_COLUMNS * (of_gate_up + ("w_down" in chosen))
-        assert started == again + ROWS_COLUMNS * gradient + needed + of_weights
+        of_weights = PRODUCT * (of_gate_up + ("w_down" in chosen))
+        assert started == again + PRODUCT * gradient + needed + of_weights
 
 
 @pytest.mark.parametrize("pair", checks.PAIRS)
@@ -142,6 +138,42 @@ def test_a_weight_changed_in_place_is_seen(pair):
     assert not torch.equal(changed[0], first[0])
     fresh = [t.detach().clone().requires_grad_() for t in leaves]
     assert checks.same(changed, results(fresh, dy))
+
+
+@pytest.mark.parametrize("pair", checks.PAIRS)
+def test_fixed_weights_are_split_once_an_axis(started, monkeypatch, pair):
+    """Bit by bit the same, for a second batch too; what is no parameter is split anew."""
+    least(monkeypatch, SHAPE, some=False)
+    (x, *weights), dy = small(pair=pair)
+    weights = [torch.nn.Parameter(w.detach()) for w in weights]
+    other = (x.detach() + 1).requires_grad_()
+    wanted = [results([batch, *weights], dy) for batch in (x, other)]
+    split, counts = PRODUCT[0], []
+    with fixed_weights():
+        for batch, of_batch in zip((x, other), wanted, strict=True):
+            started.clear()
+            with fixed_weights():  # the outermost block counts
+                assert checks.same(results([batch, *weights], dy), of_batch)
+            counts.append(started.count(split))
+        started.clear()
+        results([x, *(w.detach().requires_grad_() for w in weights)], dy)
+        counts.append(started.count(split))
+    assert counts == [12, 8, 12]
+    weights[0].data.mul_(2.0)
+    assert not checks.same(results([x, *weights], dy), wanted[0])
+
+
+def test_a_fixed_weight_that_changes_raises(monkeypatch):
+    least(monkeypatch, SHAPE, some=False)
+    (x, *weights), dy = small()
+    weights = [torch.nn.Parameter(w.detach()) for w in weights]
+    with fixed_weights():
+        results([x, *weights], dy)
+        with torch.no_grad():
+            weights[1].mul_(2.0)
+        with pytest.raises(RuntimeError, match=r"weight of shape \(32, 48\) was changed in place"):
+            results([x, *weights], dy)
+    results([x, *weights], dy)
 
 
 def test_another_precision_goes_another_way(started):

@@ -49,7 +49,7 @@ class Products(plain.Products):
         self, wants: WantedGradients, pair: bool, buffers: list[Tensor | None], upstream: Tensor,
         x: Tensor | None, w_gate: Tensor | None, w_up: Tensor | None,
     ) -> Gradients:  # fmt: skip
-        """The wanted ones of d_x, d_w_gate, d_w_up and d_w_down, in one launch.
+        """The wanted ones of d_x, d_w_gate_up and d_w_down, in one launch.
 
         d_x has upstream's shape. Both gradients of a pair are computed where one is wanted.
         """
@@ -74,11 +74,11 @@ class Products(plain.Products):
             (dy if w_gate is None else w_gate) if w_up is None else w_up,
             d_x, d_w_gate_up, d_w_down,
         )  # fmt: skip
-        d_w_gate = d_w_gate_up[: self._inner] if pair and wants_w_gate else d_w_gate_up
+        if pair and wants_w_gate != wants_w_up:
+            d_w_gate_up = d_w_gate_up[: self._inner] if wants_w_gate else d_w_gate_up[self._inner :]
         return (
             d_x if wants_x else None,
-            d_w_gate if wants_w_gate else None,
-            d_w_gate_up[self._inner :] if wants_w_up else None,
+            d_w_gate_up if wants_w_gate_up else None,
             d_w_down if wants_w_down else None,
         )
 

@@ -15,6 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from fusedlib.kernels import activation
 from fusedlib.kernels.hopper.tiles import count_units, unit_corner
 from fusedlib.kernels.host import internals
 
@@ -23,6 +24,7 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 # Triton 3.8 renamed it.
 fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 reinterpret = internals.reinterpret(gl.shared_memory_descriptor)
+activate, slope = gluon.jit(activation.activate.fn), gluon.jit(activation.slope.fn)
 
 # Of a part in registers: two warps, 16 bytes a thread, 128 a row.
 PART_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0]))
@@ -60,8 +62,9 @@ def _part_corner(row, column, group, part):  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _fwd_part(  # type: ignore[no-untyped-def]
-    gate, up, h, gate_up, row, column, tokens, inner, SAVE: gl.constexpr
-):
+    gate, up, h, gate_up, row, column, tokens, inner,
+    ACTIVATION: gl.constexpr, SAVE: gl.constexpr,
+):  # fmt: skip
     i, j, inside = _inside(row, column, tokens, inner)
     dtype: gl.constexpr = gate.dtype
     if SAVE:
@@ -69,13 +72,14 @@ def _fwd_part(  # type: ignore[no-untyped-def]
         gl.store(target, gate, mask=inside)
         gl.store(target + inner, up, mask=inside)
     gate, up = gate.to(gl.float32), up.to(gl.float32)
-    gl.store(h + i * inner + j, (gate * _sigmoid(gate) * up).to(dtype), mask=inside)
+    activated, _ = activate(gate, _sigmoid, ACTIVATION)
+    gl.store(h + i * inner + j, (activated * up).to(dtype), mask=inside)
 
 
 @gluon.jit
 def _fwd_tile(  # type: ignore[no-untyped-def]
     h, gate_up, parts, ready, free, row, column, tokens, inner, turn,
-    SAVE: gl.constexpr, PIECES: gl.constexpr,
+    ACTIVATION: gl.constexpr, SAVE: gl.constexpr, PIECES: gl.constexpr,
 ):  # fmt: skip
     """Of each group's parts the first half is gate, the other up."""
     gate_parts: gl.constexpr = 4 // PIECES
@@ -85,25 +89,26 @@ def _fwd_tile(  # type: ignore[no-untyped-def]
             gate = parts.index(8 * group + part).load(PART_LAYOUT)
             up = parts.index(8 * group + gate_parts + part).load(PART_LAYOUT)
             i, j = _part_corner(row, column, group, part)
-            _fwd_part(gate, up, h, gate_up, i, j, tokens, inner, SAVE)
+            _fwd_part(gate, up, h, gate_up, i, j, tokens, inner, ACTIVATION, SAVE)
         barrier()
         mbarrier.arrive(free.index(group))
 
 
 @gluon.jit
 def _bwd_part(  # type: ignore[no-untyped-def]
-    dh, gate, up, d_gate_up, h, row, column, tokens, inner, OUTPUT: gl.constexpr
-):
+    dh, gate, up, d_gate_up, h, row, column, tokens, inner,
+    ACTIVATION: gl.constexpr, OUTPUT: gl.constexpr,
+):  # fmt: skip
     i, j, inside = _inside(row, column, tokens, inner)
     dtype: gl.constexpr = dh.dtype
     dh, gate, up = dh.to(gl.float32), gate.to(gl.float32), up.to(gl.float32)
-    s = _sigmoid(gate)
-    silu = gate * s
+    activated, s = activate(gate, _sigmoid, ACTIVATION)
     if OUTPUT:
-        gl.store(h + i * inner + j, (silu * up).to(dtype), mask=inside)
+        gl.store(h + i * inner + j, (activated * up).to(dtype), mask=inside)
     target = d_gate_up + i * (2 * inner) + j
-    gl.store(target + inner, (dh * silu).to(dtype), mask=inside)
-    gl.store(target, (dh * up * (s + silu * (1.0 - s))).to(dtype), mask=inside)
+    gl.store(target + inner, (dh * activated).to(dtype), mask=inside)
+    d_gate = dh * up * slope(gate, activated, s, ACTIVATION)
+    gl.store(target, d_gate.to(dtype), mask=inside)
 
 
 @gluon.jit
@@ -129,7 +134,7 @@ def _load_gates(fetched, gates_ready, part, wanted):  # type: ignore[no-untyped-
 def _bwd_tile(  # type: ignore[no-untyped-def]
     d_gate_up, h, parts, ready, free, fetched, gates_ready, gates_free,
     row, column, tokens, inner, turn,
-    OUTPUT: gl.constexpr, PIECES: gl.constexpr, AHEAD: gl.constexpr,
+    ACTIVATION: gl.constexpr, OUTPUT: gl.constexpr, PIECES: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     group_parts: gl.constexpr = 8 // PIECES
     if AHEAD:
@@ -151,7 +156,7 @@ def _bwd_tile(  # type: ignore[no-untyped-def]
         mbarrier.arrive(gates_free.index(after % 2), pred=more)
         mbarrier.arrive(free.index(group), pred=part % group_parts == group_parts - 1)
         i, j = _part_corner(row, column, group, part % group_parts)
-        _bwd_part(dh, gate, up, d_gate_up, h, i, j, tokens, inner, OUTPUT)
+        _bwd_part(dh, gate, up, d_gate_up, h, i, j, tokens, inner, ACTIVATION, OUTPUT)
         if AHEAD:
             gate, up = next_gate, next_up
 
@@ -189,7 +194,8 @@ def fetch_gates(  # type: ignore[no-untyped-def]
 @gluon.jit
 def epilogue(  # type: ignore[no-untyped-def]
     gate_up, h, products, ready, free, fetched, gates_ready, gates_free, tokens, inner,
-    FORWARD: gl.constexpr, STORE: gl.constexpr, GROUP_M: gl.constexpr, AHEAD: gl.constexpr,
+    ACTIVATION: gl.constexpr, FORWARD: gl.constexpr, STORE: gl.constexpr, GROUP_M: gl.constexpr,
+    AHEAD: gl.constexpr,
 ):  # fmt: skip
     """All tiles of this program, for the forward or the backward."""
     parts = reinterpret(products, products.dtype, [16, 32, 64], products.layout)
@@ -200,11 +206,12 @@ def epilogue(  # type: ignore[no-untyped-def]
             row, column = unit_corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
             if FORWARD:
                 _fwd_tile(
-                    h, gate_up, parts, ready, free, row, column, tokens, inner, turn, STORE, pieces
-                )
+                    h, gate_up, parts, ready, free, row, column, tokens, inner, turn,
+                    ACTIVATION, STORE, pieces,
+                )  # fmt: skip
             else:
                 _bwd_tile(
                     gate_up, h, parts, ready, free, fetched, gates_ready, gates_free, row, column,
-                    tokens, inner, turn, STORE, pieces, AHEAD,
+                    tokens, inner, turn, ACTIVATION, STORE, pieces, AHEAD,
                 )  # fmt: skip
             turn ^= 1

@@ -17,6 +17,8 @@ Equations and tensors as in `fusedlib.kernels.swiglu`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -36,7 +38,7 @@ from fusedlib.kernels.host.launch import multiprocessors
 FORWARD = WarpRoles(160, 184, group_m=16)
 BACKWARD = WarpRoles(160, 184)
 # The backward's epilogue takes gate and up out of shared memory a part ahead: a gain of 2.5 % at a
-# hidden size of 2048, a loss of up to 1 % from 4096 on.
+# hidden size of 2048, a loss of up to 1 % from 4096 on. With other activations it spills.
 MAX_HIDDEN_TO_PREFETCH = 2048
 
 
@@ -186,8 +188,9 @@ def _allocate_shared(  # type: ignore[no-untyped-def]
 @gluon.jit(do_not_specialize=("tokens", "up_row"))
 def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
     a, b, c, gate_up, h, tokens, hidden, inner, up_row,
-    FORWARD: gl.constexpr, STORE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-    AHEAD: gl.constexpr, GROUP_M: gl.constexpr, CONSUMER: gl.constexpr, OTHERS: gl.constexpr,
+    ACTIVATION: gl.constexpr, FORWARD: gl.constexpr, STORE: gl.constexpr, AHEAD: gl.constexpr,
+    K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, CONSUMER: gl.constexpr,
+    OTHERS: gl.constexpr,
 ):  # fmt: skip
     """Forward: x, w_gate, w_up to h and, with STORE, gate_up; up begins at row `up_row` of w_up.
     Backward: dy, w_down, gate_up to d_gate_up and, with STORE, h.
@@ -202,7 +205,7 @@ def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
             (_consume, (a_ring, b_ring, full, empty, products, ready, free, tokens, hidden, inner,
                         FORWARD, 1, K, STAGES)),
             (epilogue, (gate_up, h, products, ready, free, fetched, gates_ready, gates_free,
-                        tokens, inner, FORWARD, STORE, GROUP_M, AHEAD)),
+                        tokens, inner, ACTIVATION, FORWARD, STORE, GROUP_M, AHEAD)),
             (_produce, (a, b, c, a_ring, b_ring, full, empty, tokens, hidden, inner, up_row,
                         FORWARD, K, STAGES, GROUP_M)),
             (fetch_gates, (c, fetched, gates_ready, gates_free, tokens, inner, FORWARD, GROUP_M)),
@@ -212,7 +215,9 @@ def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-def forward_launch(x: Tensor, inner: int, up_row: int, store: bool) -> HopperLaunch:
+def forward_launch(
+    x: Tensor, inner: int, up_row: int, store: bool, activation: str = "silu"
+) -> HopperLaunch:
     """For x (tokens, hidden) of 16-bit numbers, rows aligned to 16 elements, as all the others.
 
     It takes x, w_gate, w_up, gate_up and h; gate_up is written if stored. A packed weight
@@ -220,26 +225,27 @@ def forward_launch(x: Tensor, inner: int, up_row: int, store: bool) -> HopperLau
     """
     k = FORWARD.block_k
     blocks = [[128, k], [64, k], [64, k]]
-    return _launch(FORWARD, blocks, x, inner, up_row, FORWARD=True, STORE=store, AHEAD=False)
+    constants = {"ACTIVATION": activation, "FORWARD": True, "STORE": store, "AHEAD": False}
+    return _launch(FORWARD, blocks, x, inner, up_row, constants)
 
 
-def backward_launch(dy: Tensor, inner: int, store: bool) -> HopperLaunch:
+def backward_launch(
+    dy: Tensor, inner: int, store: bool, activation: str = "silu"
+) -> HopperLaunch:  # fmt: skip
     """For dy (tokens, hidden), likewise.
 
     It takes dy, w_down, gate_up, d_gate_up, h; d_gate_up may be gate_up, h is written if stored.
     """
-    k, ahead = BACKWARD.block_k, dy.shape[1] <= MAX_HIDDEN_TO_PREFETCH
+    k = BACKWARD.block_k
+    ahead = dy.shape[1] <= MAX_HIDDEN_TO_PREFETCH and activation == "silu"
     blocks = [[128, k], [k, 128], [32, 64]]
-    return _launch(BACKWARD, blocks, dy, inner, 0, FORWARD=False, STORE=store, AHEAD=ahead)
+    constants = {"ACTIVATION": activation, "FORWARD": False, "STORE": store, "AHEAD": ahead}
+    return _launch(BACKWARD, blocks, dy, inner, 0, constants)
 
 
 def _launch(
-    config: WarpRoles,
-    blocks: list[list[int]],
-    like: Tensor,
-    inner: int,
-    up_row: int,
-    **variant: bool,
-) -> HopperLaunch:
+    config: WarpRoles, blocks: list[list[int]], like: Tensor, inner: int, up_row: int,
+    constants: dict[str, Any],
+) -> HopperLaunch:  # fmt: skip
     scalars, programs = (*like.shape, inner, up_row), multiprocessors(like.device)
-    return HopperLaunch(_hopper_swiglu_kernel, config, programs, blocks, scalars, variant)
+    return HopperLaunch(_hopper_swiglu_kernel, config, programs, blocks, scalars, constants)

@@ -1,4 +1,4 @@
-"""The gradients of the SwiGLU MLP: one backward pass for registered operators and for eager mode.
+"""The gradients of the SwiGLU MLP: one backward pass for the registered operator and eager mode.
 
 What is kept for backward, when the weights and x all want gradients:
 
@@ -15,7 +15,7 @@ were set in the forward, whose tensors would be the user's. A second derivative 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,32 +26,9 @@ from fusedlib.kernels.host.launch import current_device
 from fusedlib.kernels.host.plan import Plan, contiguous_and_aligned
 from fusedlib.kernels.host.plan_cache import plan_at_current_precision
 from fusedlib.kernels.host.prebuild import build_for_training
-from fusedlib.kernels.host.products import Gradients, Products, WantedGradients
+from fusedlib.kernels.host.products import Gradients, WantedGradients
 
 SavedTensors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-
-
-class BackwardSteps(Protocol):
-    """The steps of a backward pass: methods of a `Plan`, or registered operators."""
-
-    @property
-    def products(self) -> Products:
-        """The plain matrix products."""
-
-    @property
-    def pair(self) -> bool:
-        """True if gate and up have a weight each."""
-
-    def activate(
-        self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """h and gate|up."""
-
-    def differentiate(
-        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, *,
-        recompute_h: bool, in_place: bool,
-    ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-        """d(gate|up) and h."""
 
 
 def tensors_to_save(
@@ -72,13 +49,13 @@ def tensors_to_save(
 
 
 def gradients(
-    steps: BackwardSteps, wants: WantedGradients, saved: list[Tensor | None], upstream: Tensor,
+    plan: Plan, wants: WantedGradients, saved: list[Tensor | None], upstream: Tensor,
     in_place: bool,
 ) -> Gradients:  # fmt: skip
-    """d_x, d_w_gate, d_w_up and d_w_down, each if wanted; d_w_gate of a packed weight is whole.
+    """d_x, d_w_gate_up and d_w_down, each if wanted; of a pair d_w_gate_up has the wanted rows.
 
     Args:
-        steps: what computes them.
+        plan: what computes them.
         wants: which of the four.
         saved: what `tensors_to_save` gave. gate|up is taken out of the list, so that nobody holds
             its memory any longer.
@@ -92,20 +69,32 @@ def gradients(
     h = d_gate_up = None
     if gate_up is None:
         assert x is not None and w_gate is not None
-        h, gate_up = steps.activate(x, w_gate, w_up, gradient)
+        h, gate_up = plan.activate(x, w_gate, w_up, gradient)
         h, in_place = (h if wants_w_down else None), True
     recompute_h = wants_w_down and h is None
     if gradient or recompute_h:
         assert gate_up is not None
         dy = upstream if gradient else None
-        d_gate_up, recomputed_h = steps.differentiate(
+        d_gate_up, recomputed_h = plan.differentiate(
             dy, w_down, gate_up, recompute_h=recompute_h, in_place=in_place
         )
         h = recomputed_h if recompute_h else h
         recomputed_h = None
     buffers = [h, d_gate_up]
     del gate_up, h, d_gate_up
-    return steps.products.gradients(wants, steps.pair, buffers, upstream, x, w_gate, w_up)
+    return plan.products.gradients(wants, plan.pair, buffers, upstream, x, w_gate, w_up)
+
+
+def separate_gate_up(
+    d_w_gate_up: Tensor | None, wants: WantedGradients, pair: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """d_w_gate and d_w_up: rows of one matrix, or the one that is wanted; packed is d_w_gate."""
+    if d_w_gate_up is None:
+        return None, None
+    if pair and wants[1] and wants[2]:
+        inner = d_w_gate_up.shape[0] // 2
+        return d_w_gate_up[:inner], d_w_gate_up[inner:]
+    return d_w_gate_up if wants[1] else None, d_w_gate_up if wants[2] else None
 
 
 def save_for_backward(ctx: Any, *tensors: Tensor | None) -> None:
@@ -167,7 +156,9 @@ class SwiGLUFunction(torch.autograd.Function):
         saved = [*others]
         del gate_up, others
         assert dy is not None
-        return *gradients(plan, ctx.wants, saved, dy, in_place), None, None
+        d_x, d_w_gate_up, d_w_down = gradients(plan, ctx.wants, saved, dy, in_place)
+        d_weights = separate_gate_up(d_w_gate_up, ctx.wants, plan.pair)
+        return d_x, *d_weights, d_w_down, None, None
 
 
 # Without `Function.apply`'s own look at torch.func, whose transforms are sent elsewhere before.

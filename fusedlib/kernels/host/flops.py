@@ -9,7 +9,7 @@ Registered with the operators, so that no import of `fusedlib` waits for the cou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -20,17 +20,22 @@ from fusedlib.kernels.host.internals import dispatch_modes
 Shape = tuple[int, ...]
 
 
-def _gate_up(x: Shape, w_gate: Shape, w_up: Shape | None, *_: Any, **__: Any) -> int:
-    rows = w_gate[0] + (0 if w_up is None else w_up[0])
-    return 2 * prod(x) * rows
+def _mlp(
+    x: Shape, w_gate: Shape, w_up: Shape | None, w_down: Shape | None, *_: Any, **__: Any
+) -> int:
+    return 2 * x[0] * sum(prod(w) for w in (w_gate, w_up, w_down) if w is not None)
 
 
-def _mlp(x: Shape, w_gate: Shape, w_up: Shape | None, w_down: Shape, *_: Any, **__: Any) -> int:
-    return _gate_up(x, w_gate, w_up) + 2 * x[0] * prod(w_down)
-
-
-def _dh(dy: Shape | None, w_down: Shape | None, *_: Any, **__: Any) -> int:
-    return 0 if dy is None or w_down is None else 2 * dy[0] * prod(w_down)
+def _mlp_backward(
+    upstream: Shape, x: Shape | None, w_gate: Shape | None, w_up: Shape | None,
+    w_down: Shape | None, gate_up: Shape | None, wants: Sequence[bool], sizes: Sequence[int],
+    pair: bool, *_: Any, **__: Any,
+) -> int:  # fmt: skip
+    wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
+    of_gate_up = wants_w_gate + wants_w_up if pair else 2 * wants_w_gate
+    dh = w_down is not None and any(wants[:3])
+    products = dh + 2 * (gate_up is None) + 2 * wants_x + of_gate_up + wants_w_down
+    return 2 * upstream[0] * prod(sizes) * products
 
 
 def _product(a: Shape, b: Shape, **_: Any) -> int:
@@ -51,9 +56,8 @@ def _loss(hidden: Shape, weight: Shape, *others: Any, **_: Any) -> int:
 
 
 FORMULAS: dict[str, Callable[..., int]] = {
-    "swiglu": _gate_up,
     "swiglu_mlp": _mlp,
-    "swiglu_backward": _dh,
+    "swiglu_mlp_backward": _mlp_backward,
     "split_mm": _product,
     "split_mm_gate_up": _product_by_pair,
     "linear": _linear,

@@ -86,12 +86,6 @@ def is_fake(kind: type) -> bool:
     return kind.__module__.startswith("torch._subclasses.")
 
 
-def size_hint(size: Any) -> int | None:
-    """The number itself, or the one that a `torch.SymInt` was traced with, if there is one."""
-    hint = size.node.hint if isinstance(size, torch.SymInt) else size
-    return None if hint is None else int(hint)
-
-
 # --- autograd ------------------------------------------------------------------------------------
 
 AccumulateGrad: Any = vars(torch._C._functions)["AccumulateGrad"]  # the node of a leaf

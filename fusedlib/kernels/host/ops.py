@@ -1,4 +1,4 @@
-"""The fused kernels as torch operators: `torch.ops.fusedlib.swiglu` and `.swiglu_mlp`.
+"""The MLP as torch operators: `torch.ops.fusedlib.swiglu_mlp` and `.swiglu_mlp_backward`.
 
 Registered through `torch.library`, with shapes for meta and fake tensors and an autograd formula,
 so that torch.compile, dispatch modes and tensor subclasses see ordinary operators. All operands are
@@ -8,190 +8,157 @@ so running backward twice on a retained graph gives the same answer twice. A sec
 raises.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedlib.kernels import split
-from fusedlib.kernels.host.autograd import gradients, run_forward, tensors_to_save
+from fusedlib.kernels.host.autograd import gradients, run_forward, separate_gate_up, tensors_to_save
 from fusedlib.kernels.host.launch import current_device
 from fusedlib.kernels.host.operator import operator
-from fusedlib.kernels.host.plan import contiguous_and_aligned
+from fusedlib.kernels.host.plan import Plan, contiguous_and_aligned
 from fusedlib.kernels.host.plan_cache import plan_for
-from fusedlib.kernels.host.products import TORCH_PRODUCTS, Products, WantedGradients
-from fusedlib.kernels.host.route import may_split
-from fusedlib.kernels.operands import KERNEL_DTYPES
+from fusedlib.kernels.host.products import WantedGradients
+from fusedlib.kernels.host.route import weight_sizes
+from fusedlib.kernels.operands import KERNEL_DTYPES, shape_of
 
 
-def _check(name: str, matrix: Tensor, shape: tuple[int | str, int | str], like: Tensor) -> None:
-    """A matrix of that shape (a word stands for any size), of like's dtype and device."""
-    expected = f"({shape[0]}, {shape[1]})"
-    fits = matrix.ndim == 2 and all(
-        isinstance(want, str) or want == size
-        for want, size in zip(shape, matrix.shape, strict=True)
-    )
-    if not fits or (str(shape[0]).startswith("2·") and matrix.shape[0] % 2):
-        raise ValueError(f"{name} must be {expected}, got {tuple(matrix.shape)}")
-    if matrix.dtype != like.dtype or matrix.dtype not in KERNEL_DTYPES:
-        known = ", ".join(map(str, KERNEL_DTYPES))
-        raise ValueError(f"{name} must be {like.dtype}, one of {known}; got {matrix.dtype}")
-    if matrix.device != like.device:
-        raise ValueError(f"{name} must be on {like.device}, got {matrix.device}")
-
-
-def _forward(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, save: bool
-) -> tuple[Tensor, Tensor]:
-    _check("x", x, ("tokens", "hidden"), x)
-    if w_up is None:
-        _check("w_gate_up", w_gate, ("2·inner", x.shape[1]), x)
-    else:
-        _check("w_gate", w_gate, ("inner", x.shape[1]), x)
-        _check("w_up", w_up, (w_gate.shape[0], x.shape[1]), x)
-    if w_down is not None:
-        _check("w_down", w_down, (x.shape[1], _wide(w_gate, w_up) // 2), x)
-    plan = plan_for(x, w_gate, w_up, w_down)
-    output, gate_up = run_forward(x, w_gate, w_up, w_down, save, plan)
-    return output, x.new_empty(0, 0) if gate_up is None else gate_up
-
-
-def _wide(w_gate: Tensor, w_up: Tensor | None) -> int:
-    """2·inner."""
-    return w_gate.shape[0] if w_up is None else 2 * w_gate.shape[0]
-
-
-@operator("swiglu")
-def swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
-    """h (tokens, inner), and gate|up (tokens, 2·inner) or, not saved, an empty tensor.
-
-    w_gate and w_up are (inner, hidden); without w_up w_gate is packed, (2·inner, hidden).
-
-    Raises:
-        ValueError: a shape, dtype or device that does not fit.
-    """
-    return _forward(x, w_gate, w_up, None, save)
+def _check(like: Tensor, **named: tuple[Tensor | None, tuple[int, ...]]) -> None:
+    """Raise a ValueError where a matrix is not of its shape and of like's dtype and device."""
+    for name, (matrix, shape) in named.items():
+        if matrix is None:
+            continue
+        if matrix.shape != shape:
+            raise ValueError(f"{name} must be {shape}, got {shape_of(matrix)}")
+        if matrix.dtype != like.dtype or matrix.dtype not in KERNEL_DTYPES:
+            known = ", ".join(map(str, KERNEL_DTYPES))
+            raise ValueError(f"{name} must be {like.dtype}, one of {known}; got {matrix.dtype}")
+        if matrix.device != like.device:
+            raise ValueError(f"{name} must be on {like.device}, got {matrix.device}")
 
 
 @operator("swiglu_mlp")
 def swiglu_mlp(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor, save: bool
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, activation: str,
+    save: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """y (tokens, hidden), and gate|up (tokens, 2·inner) or, not saved, an empty tensor.
 
-    w_gate and w_up are those of `swiglu`.
+    w_gate and w_up are (inner, hidden); without w_up w_gate is packed, (2·inner, hidden). Without
+    w_down h (tokens, inner) takes the place of y.
 
     Raises:
         ValueError: a shape, dtype or device that does not fit.
     """
-    return _forward(x, w_gate, w_up, w_down, save)
+    wide, hidden = weight_sizes(w_gate, w_up)
+    inner, rows = wide // 2, wide // 2 * (2 if w_up is None else 1)
+    _check(
+        x, x=(x, (x.shape[0], hidden)), w_gate=(w_gate, (rows, hidden)),
+        w_up=(w_up, (inner, hidden)), w_down=(w_down, (hidden, inner)),
+    )  # fmt: skip
+    plan = plan_for(x, w_gate, w_up, w_down, activation)
+    output, gate_up = run_forward(x, w_gate, w_up, w_down, save, plan)
+    return output, x.new_empty(0, 0) if gate_up is None else gate_up
 
 
-@operator("swiglu_backward", last=True)
-def swiglu_backward(
-    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, recompute_h: bool
-) -> tuple[Tensor, Tensor]:
-    """d(gate|up) (tokens, 2·inner) and h (tokens, inner), new; empty where not wanted.
-
-    It has no gradient of its own.
+@operator("swiglu_mlp_backward", last=True)
+def swiglu_mlp_backward(
+    upstream: Tensor, x: Tensor | None, w_gate: Tensor | None, w_up: Tensor | None,
+    w_down: Tensor | None, gate_up: Tensor | None, wants: Sequence[bool],
+    sizes: Sequence[int], pair: bool, activation: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """d_x, d_w_gate_up and d_w_down, new; empty where not wanted. They have no gradients.
 
     Args:
-        upstream: with `w_down` dy (tokens, hidden), without it dh (tokens, inner); None when only
-            h is wanted.
-        w_down: (hidden, inner), or None.
-        gate_up: (tokens, 2·inner), what the forward saved.
-        recompute_h: also recompute h.
+        upstream: dy (tokens, hidden), or dh (tokens, inner) of an MLP without w_down.
+        x: what `tensors_to_save` gave of the operands, as the next four.
+        w_gate: likewise.
+        w_up: likewise.
+        w_down: likewise.
+        gate_up: likewise.
+        wants: d_x, d_w_gate, d_w_up, d_w_down.
+        sizes: hidden and inner.
+        pair: gate and up have a weight each, whose gradients are rows of d_w_gate_up.
+        activation: of gate.
 
     Raises:
         ValueError: a shape, dtype or device that does not fit.
     """
-    _check("gate_up", gate_up, ("tokens", "2·inner"), gate_up)
-    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
-    hidden = inner if w_down is None else w_down.shape[0]
-    if w_down is not None:
-        _check("w_down", w_down, (hidden, inner), gate_up)
-    if upstream is not None:
-        _check("dh" if w_down is None else "dy", upstream, (tokens, hidden), gate_up)
-    # Operands of a forward that had these sizes.
-    x, w_gate_up = (
-        gate_up.new_empty(()).expand(s) for s in ((tokens, hidden), (2 * inner, hidden))
-    )
-    plan = plan_for(x, w_gate_up, None, w_down)
-    operands: tuple[Any, ...] = contiguous_and_aligned(upstream, w_down, gate_up)
-    with current_device(gate_up):
-        results = plan.differentiate(*operands, recompute_h=recompute_h, in_place=False)
-    d_gate_up, h = (gate_up.new_empty(0, 0) if r is None else r for r in results)
-    return d_gate_up, h
+    (hidden, inner), down = sizes, w_down is not None or wants[3]
+    tokens, rows = upstream.shape[0], inner if pair else 2 * inner
+    _check(
+        upstream, upstream=(upstream, (tokens, hidden if down else inner)),
+        x=(x, (tokens, hidden)), w_gate=(w_gate, (rows, hidden)), w_up=(w_up, (inner, hidden)),
+        w_down=(w_down, (hidden, inner)), gate_up=(gate_up, (tokens, 2 * inner)),
+    )  # fmt: skip
+    plan = _plan_of_sizes(upstream, tokens, hidden, inner, pair, down, activation)
+    dy, *saved = contiguous_and_aligned(upstream, x, w_gate, w_up, w_down, gate_up)
+    assert dy is not None
+    with current_device(upstream):
+        found = gradients(plan, _wants(wants), saved, dy, False)
+    d_x, d_w_gate_up, d_w_down = (dy.new_empty(0, 0) if d is None else d for d in found)
+    return d_x, d_w_gate_up, d_w_down
 
 
-@torch.library.register_fake(swiglu)
-def _(x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool) -> tuple[Tensor, Tensor]:
-    wide = _wide(w_gate, w_up)
-    return x.new_empty(x.shape[0], wide // 2), _fake_gate_up(x, wide, save)
+def _plan_of_sizes(
+    like: Tensor, tokens: int, hidden: int, inner: int, pair: bool, down: bool, activation: str
+) -> Plan:
+    """The plan of a forward that had these sizes, found by operands of one element."""
+    shapes = (tokens, hidden), ((2 - pair) * inner, hidden), (inner, hidden), (hidden, inner)
+    x, w_gate, w_up, w_down = (like.new_empty(()).expand(shape) for shape in shapes)
+    return plan_for(x, w_gate, w_up if pair else None, w_down if down else None, activation)
+
+
+def _wants(wants: Sequence[bool]) -> WantedGradients:
+    wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
+    return wants_x, wants_w_gate, wants_w_up, wants_w_down
 
 
 @torch.library.register_fake(swiglu_mlp)
 def _(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor, save: bool
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], w_down.shape[0]), _fake_gate_up(x, _wide(w_gate, w_up), save)
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, activation: str,
+    save: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    tokens, wide = x.shape[0], weight_sizes(w_gate, w_up)[0]
+    output = x.new_empty(tokens, wide // 2 if w_down is None else w_down.shape[0])
+    return output, x.new_empty(tokens, wide) if save else x.new_empty(0, 0)
 
 
-@torch.library.register_fake(swiglu_backward)
+@torch.library.register_fake(swiglu_mlp_backward)
 def _(
-    upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, recompute_h: bool
-) -> tuple[Tensor, Tensor]:
-    tokens, wide = gate_up.shape
-    gradient = (0, 0) if upstream is None else (tokens, wide)
-    h = (tokens, wide // 2) if recompute_h else (0, 0)
-    return gate_up.new_empty(gradient), gate_up.new_empty(h)
-
-
-def _fake_gate_up(x: Tensor, wide: int, save: bool) -> Tensor:
-    return x.new_empty(x.shape[0], wide) if save else x.new_empty(0, 0)
-
-
-class _Registered(NamedTuple):
-    """The steps of a backward pass as registered operators."""
-
-    products: Products
-    pair: bool
-
-    def activate(
-        self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, save: bool
-    ) -> tuple[Tensor, Tensor]:
-        return swiglu(x, w_gate, w_up, save)
-
-    def differentiate(
-        self, upstream: Tensor | None, w_down: Tensor | None, gate_up: Tensor, *,
-        recompute_h: bool, in_place: bool,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        return swiglu_backward(upstream, w_down, gate_up, recompute_h)
+    upstream: Tensor, x: Any, w_gate: Any, w_up: Any, w_down: Any, gate_up: Any,
+    wants: Sequence[bool], sizes: Sequence[int], pair: bool, activation: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    (hidden, inner), both = sizes, not pair or (wants[1] and wants[2])
+    shapes = (
+        (upstream.shape[0], hidden) if wants[0] else (0, 0),
+        ((1 + both) * inner, hidden) if wants[1] or wants[2] else (0, 0),
+        (hidden, inner) if wants[3] else (0, 0),
+    )
+    d_x, d_w_gate_up, d_w_down = (upstream.new_empty(shape) for shape in shapes)
+    return d_x, d_w_gate_up, d_w_down
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Keep what the wanted gradients need, and nothing else; inputs end in w_down or without it."""
-    x, w_gate, w_up, *w_down, save = inputs
-    ctx.pair = w_up is not None
+    """Keep what the wanted gradients need, and nothing else."""
+    x, w_gate, w_up, w_down, activation, save = inputs
+    wide, hidden = weight_sizes(w_gate, w_up)
+    ctx.wants, ctx.pair = ctx.needs_input_grad[:4], w_up is not None
+    ctx.settings = ctx.wants, (hidden, wide // 2), ctx.pair, activation
     ctx.set_materialize_grads(False)  # gate|up has no gradient: zeros would cost its size
-    down = w_down[0] if w_down else None
-    ctx.save_for_backward(*tensors_to_save(_wants(ctx), save, x, w_gate, w_up, down, output[1]))
-
-
-def _wants(ctx: Any) -> WantedGradients:
-    wants_x, wants_w_gate, wants_w_up, *wants_w_down = ctx.needs_input_grad[:-1]
-    return wants_x, wants_w_gate, wants_w_up, any(wants_w_down)
+    ctx.save_for_backward(*tensors_to_save(ctx.wants, save, x, w_gate, w_up, w_down, output[1]))
 
 
 def _gradients(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    given = len(ctx.needs_input_grad)
     if upstream is None:
-        return (None,) * given
-    steps = _Registered(split.SPLIT_PRODUCTS if may_split(upstream) else TORCH_PRODUCTS, ctx.pair)
+        return (None,) * 6
     # Saved tensors are read once: activation checkpointing allows no more.
-    results = gradients(steps, _wants(ctx), list(ctx.saved_tensors), upstream, False)
-    return *results[: given - 1], None
+    found = swiglu_mlp_backward(upstream, *ctx.saved_tensors, *ctx.settings)
+    d_x, d_w_gate_up, d_w_down = found
+    wants_x, *_, wants_w_down = ctx.wants
+    d_weights = separate_gate_up(d_w_gate_up, ctx.wants, ctx.pair)
+    return d_x if wants_x else None, *d_weights, d_w_down if wants_w_down else None, None, None
 
 
-torch.library.register_autograd(swiglu, _gradients, setup_context=_set_up)
 torch.library.register_autograd(swiglu_mlp, _gradients, setup_context=_set_up)

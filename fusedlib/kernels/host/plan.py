@@ -46,6 +46,7 @@ class Plan:
         self.problem, self.path = problem, route.path
         self.products, self.pair = products, problem.pair
         self._forward, self._backward = route.forward, route.backward
+        self._activation = problem.activation
         self._hopper = swiglu.hopper
         self._hidden, self._inner, self._wide = problem.hidden, problem.inner, 2 * problem.inner
         # The row of `w_up`, or of the packed weight in its place, where up begins.
@@ -104,16 +105,20 @@ class Plan:
         if self._forward == WARP_SPECIALIZED:
             try:
                 if launch is None:
-                    hopper_launch = self._hopper.forward_launch(x, self._inner, self._up_row, save)
-                    launch = self._cache_launch(name, hopper_launch)
+                    launch = self._hopper.forward_launch(
+                        x, self._inner, self._up_row, save, self._activation
+                    )
+                    self._cache_launch(name, launch)
                 launch(x, w_gate, second_weight, stored, h)
             except TritonError as error:
                 self._fall_back_to_tiles(error)
                 return self.activate(x, w_gate, w_up, save)
         else:
             if launch is None:
-                tiled_launch = swiglu.fwd_launch(as_matrix(x), self._inner, self._up_row, save)
-                launch = self._cache_launch(name, tiled_launch)
+                launch = swiglu.fwd_launch(
+                    as_matrix(x), self._inner, self._up_row, save, activation=self._activation
+                )
+                self._cache_launch(name, launch)
             launch(x, w_gate, second_weight, h, stored)
         return h, gate_up
 
@@ -175,9 +180,11 @@ class Plan:
             product, _, recompute_h, _ = variant
             first = as_matrix(matrices[0])
             if product and self._backward == WARP_SPECIALIZED:
-                launch = self._hopper.backward_launch(first, self._inner, recompute_h)
+                launch = self._hopper.backward_launch(
+                    first, self._inner, recompute_h, self._activation
+                )
             else:
-                launch = swiglu.bwd_launch(first, self._inner, variant)
+                launch = swiglu.bwd_launch(first, self._inner, variant, activation=self._activation)
             self._cache_launch(name, launch)
         launch(*matrices)
 
@@ -192,12 +199,11 @@ class Plan:
     def _new_matrix(self, tokens: int, width: int) -> Tensor:
         return self._new((tokens, width), (width, 1), self._dtype)
 
-    def _cache_launch(self, name: Hashable, launch: Launch) -> Launch:
+    def _cache_launch(self, name: Hashable, launch: Launch) -> None:
         """`name` is of a variant and the number of tokens."""
         if len(self._launches) >= MAX_CACHED_LAUNCHES:
             self._launches.clear()
         self._launches[name] = launch
-        return launch
 
 
 def contiguous_and_aligned(*operands: Tensor | None) -> tuple[Tensor | None, ...]:

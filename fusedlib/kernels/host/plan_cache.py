@@ -28,8 +28,9 @@ _PLANS: dict[Hashable, Plan] = {}
 
 
 def select_plan(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None
-) -> Plan | None:
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None,
+    activation: str = "silu",
+) -> Plan | None:  # fmt: skip
     """The plan for operands that go together, in autocast's dtype; None is plain PyTorch.
 
     Args:
@@ -37,11 +38,17 @@ def select_plan(
         w_gate: (inner, hidden), or packed (2·inner, hidden).
         w_up: (inner, hidden); None where w_gate is packed.
         w_down: (hidden, inner), or None for h alone.
+        activation: of gate.
     """
-    return plan_for(x, w_gate, w_up, w_down) if route.runs_kernels(x, w_gate, w_up) else None
+    if not route.runs_kernels(x, w_gate, w_up):
+        return None
+    return plan_for(x, w_gate, w_up, w_down, activation)
 
 
-def lookup_plan(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) -> Plan | None:
+def lookup_plan(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None,
+    activation: str = "silu",
+) -> Plan | None:  # fmt: skip
     """The plan that `select_plan` gave operands like these before, or None.
 
     Nothing is checked, for it was then: at few tokens the checks cost as much as a launch.
@@ -56,25 +63,29 @@ def lookup_plan(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor) 
         return None
     if not hidden or not x.ndim or x.shape[-1] != hidden:
         return None
-    plan = _PLANS.get(_plan_key(x, w_gate, w_up, w_down, wide, hidden))
+    plan = _PLANS.get(_plan_key(x, w_gate, w_up, w_down, wide, hidden, activation))
     if plan is None or is_transformed():
         return None
     # A wrapper that is left over from a transform has no address.
     if is_transform_wrapper(x) or is_transform_wrapper(w_gate):
         return None
-    if is_transform_wrapper(w_down):
+    if w_down is not None and is_transform_wrapper(w_down):
         return None
     return None if w_up is not None and is_transform_wrapper(w_up) else plan
 
 
-def plan_for(x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None) -> Plan:
+def plan_for(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None,
+    activation: str = "silu",
+) -> Plan:  # fmt: skip
     """The plan for operands that the kernels run for."""
-    key = _plan_key(x, w_gate, w_up, w_down, *route.weight_sizes(w_gate, w_up))
+    key = _plan_key(x, w_gate, w_up, w_down, *route.weight_sizes(w_gate, w_up), activation)
     plan = _PLANS.get(key)
     if plan is None:
         if len(_PLANS) >= MAX_CACHED_PLANS:
             _PLANS.clear()
-        plan = _PLANS[key] = _make_plan(route.problem_of(x, w_gate, w_up, w_down is not None))
+        problem = route.problem_of(x, w_gate, w_up, w_down is not None, activation)
+        plan = _PLANS[key] = _make_plan(problem)
     return plan
 
 
@@ -103,8 +114,9 @@ def _make_plan(problem: MLPProblem) -> Plan:
 
 
 def _plan_key(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, wide: int, hidden: int
-) -> Hashable:
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, wide: int, hidden: int,
+    activation: str,
+) -> Hashable:  # fmt: skip
     dtype, device = x.dtype, x.device
     tokens: Hashable
     if dtype in HALF_DTYPES:
@@ -113,11 +125,10 @@ def _plan_key(
         )
     else:
         tokens = _fp32_length_class(x, hidden, wide // 2)
-    up_key = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
-    if w_down is None:
-        return tokens, wide, hidden, dtype, device, up_key
-    dtypes, devices = (w_gate.dtype, w_down.dtype), (w_gate.device, w_down.device)
-    return tokens, wide, hidden, w_down.shape, dtype, device, dtypes, devices, up_key
+    up = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
+    down = None if w_down is None else (w_down.shape, w_down.dtype, w_down.device)
+    gate = w_gate.dtype, w_gate.device
+    return activation, tokens, wide, hidden, dtype, device, gate, up, down
 
 
 def _fp32_length_class(x: Tensor, hidden: int, inner: int) -> Hashable:

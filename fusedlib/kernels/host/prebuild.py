@@ -81,21 +81,20 @@ class NeededBinary:
 
 
 def layer_binaries(
-    hidden: int, inner: int, dtype: torch.dtype, device: torch.device,
-    tokens: range | None = None,
-) -> dict[Hashable, NeededBinary]:  # fmt: skip
-    """The binaries that calls of so many tokens can need, by key; None is any number of tokens.
+    problem: MLPProblem, tokens: range | None = None
+) -> dict[Hashable, NeededBinary]:
+    """The binaries that calls like `problem`, but of so many tokens, can need, by key; None is any.
 
     Operands are contiguous and begin at multiples of 16 bytes, as torch's allocator has them; fp32
     is multiplied at "highest".
     """
     wanted = tokens or range(1, 1 << 62)
-    bounds = route.length_class_ends(device, hidden, inner)
+    bounds = route.length_class_ends(problem.device, problem.hidden, problem.inner)
     classes = zip(bounds, (*bounds[1:], wanted.stop - 1), strict=True)
     lengths = [most for least, most in classes if least < wanted.stop - 1 and most >= wanted.start]
     binaries: dict[Hashable, NeededBinary] = {}
     for length in lengths:
-        for each in needed_binaries(min(length, UNBOUNDED_TOKENS), hidden, inner, dtype, device):
+        for each in needed_binaries(problem._replace(tokens=min(length, UNBOUNDED_TOKENS))):
             binaries.setdefault(each.key, each)
     return binaries
 
@@ -103,8 +102,7 @@ def layer_binaries(
 def build_for_training(plan: Plan, save: str) -> None:
     """Have other threads compile what a step needs, while the first of it is compiled here."""
     plan.training_not_built = False
-    problem = plan.problem
-    for each in needed_binaries(*problem.sizes, problem.dtype, problem.device, problem.precision):
+    for each in needed_binaries(plan.problem):
         if save in each.trains:
             each.launch.build_ahead(*each.matrices)
 
@@ -113,14 +111,13 @@ EITHER_SAVE = "gate_up", "input"
 SAVES_GATE_UP, SAVES_INPUT = EITHER_SAVE[:1], EITHER_SAVE[1:]
 
 
-def needed_binaries(
-    tokens: int, hidden: int, inner: int, dtype: torch.dtype, device: torch.device,
-    precision: str = "ieee",
-) -> Iterator[NeededBinary]:  # fmt: skip
-    """The binaries that calls at one number of tokens can need, listed by the plan that runs them.
+def needed_binaries(problem: MLPProblem) -> Iterator[NeededBinary]:
+    """The binaries that calls of an MLP can need, listed by the plan that runs them.
 
-    Those of a packed weight; a pair starts the same.
+    Those of a packed weight with a down projection; a pair starts the same.
     """
+    problem = problem._replace(down=True, pair=False)
+    device, dtype, (tokens, hidden, inner) = problem.device, problem.dtype, problem.sizes
     recorded_launches: list[tuple[Launch, tuple[Tensor, ...]]] = []
 
     def new(shape: tuple[int, int], _: Any = None, of: torch.dtype = dtype) -> Tensor:
@@ -136,7 +133,6 @@ def needed_binaries(
 
     x, w_gate_up, w_down = map(new, ((tokens, hidden), (2 * inner, hidden), (hidden, inner)))
     h, gate_up = new((tokens, inner)), new((tokens, 2 * inner))
-    problem = MLPProblem(device, dtype, precision, tokens, hidden, inner)
     chosen = route.choose_route(problem)
     most = f" up to {tokens} tokens" if FEW_TOKENS < tokens < UNBOUNDED_TOKENS else ""
     few = few_tokens.Products(problem, new)

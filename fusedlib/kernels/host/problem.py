@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
 
+# In plain PyTorch; `fusedlib.kernels.activation` has their formulas for kernels.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+}
 UNFUSED, TILED, WARP_SPECIALIZED = "apart", "tiles", "roles"
 
 
@@ -21,6 +31,7 @@ class MLPProblem(NamedTuple):
         inner: columns of h, the intermediate size.
         down: there is a down projection.
         pair: gate and up have a weight each, none packed.
+        activation: of gate, one of ACTIVATIONS.
     """
 
     device: torch.device
@@ -31,6 +42,7 @@ class MLPProblem(NamedTuple):
     inner: int
     down: bool = True
     pair: bool = False
+    activation: str = "silu"
 
     @property
     def sizes(self) -> tuple[int, int, int]:

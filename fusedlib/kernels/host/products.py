@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fusedlib.kernels.host.internals import size_hint
-
-# d_x, d_w_gate, d_w_up, d_w_down; of a packed weight d_w_gate is all of it, and d_w_up None.
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+# d_x, d_w_gate_up, d_w_down.
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+# d_x, d_w_gate, d_w_up, d_w_down; that of a packed weight is d_w_gate.
 WantedGradients = tuple[bool, bool, bool, bool]
 Multiplication = Callable[[Tensor, Tensor], Tensor]
 # Of a matrix with w_gate and w_up, or with a packed weight and None.
@@ -99,14 +98,13 @@ class Products:
         self, wants: WantedGradients, pair: bool, buffers: list[Tensor | None], upstream: Tensor,
         x: Tensor | None, w_gate: Tensor | None, w_up: Tensor | None,
     ) -> Gradients:  # fmt: skip
-        """The wanted ones of d_x, d_w_gate, d_w_up and d_w_down, in the order of less memory.
+        """The wanted ones of d_x, d_w_gate_up and d_w_down, in the order of less memory.
 
-        Both weights' gradients of a pair are rows of one matrix.
-
+        d_w_gate_up has the rows of both weights of a pair, or of the one whose gradient is wanted.
         `buffers` holds h and d(gate|up); each leaves the list and is released after its products.
         """
         d_gate_up, h = buffers.pop(), buffers.pop()
-        d_x = d_w_gate = d_w_up = d_w_down = None
+        d_x = d_w_gate_up = d_w_down = None
         rows = as_matrix(upstream)
         tokens, hidden = rows.shape
         if h is not None and not is_d_w_down_last(
@@ -124,22 +122,11 @@ class Products:
             inner = d_gate_up.shape[1] // 2
             if pair and not (wants[1] and wants[2]):
                 d_gate_up = d_gate_up[:, :inner] if wants[1] else d_gate_up[:, inner:]
-            d_w = self.d_w_gate_up(d_gate_up, as_matrix(x))
-            d_w_gate, d_w_up = _separate_gate_up(d_w, wants, pair)
+            d_w_gate_up = self.d_w_gate_up(d_gate_up, as_matrix(x))
         d_gate_up = None
         if h is not None:
             d_w_down = self.d_w_down(rows, h)
-        return d_x, d_w_gate, d_w_up, d_w_down
-
-
-def _separate_gate_up(
-    d_w: Tensor, wants: WantedGradients, pair: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """d_w_gate and d_w_up of a gradient of both, one above the other, or of the one wanted."""
-    if pair and wants[1] and wants[2]:
-        inner = d_w.shape[0] // 2
-        return d_w[:inner], d_w[inner:]
-    return (d_w, None) if wants[1] else (None, d_w)
+        return d_x, d_w_gate_up, d_w_down
 
 
 TORCH_PRODUCTS = Products()
@@ -151,13 +138,9 @@ def is_d_w_down_last(
 ) -> bool:  # fmt: skip
     """True if backward holds less memory with d_w_down computed last.
 
-    `wants` are d_x, d_w_gate, d_w_up and d_w_down. One of a pair's gradients counts as both, which
-    never changes the order. A product that `splits` its factors holds parts as large as both
-    meanwhile. Symbolic sizes count as what torch.compile traced them with: to compile the graph
-    again for another order would cost more than the order saves.
+    One of a pair's gradients counts as both, which never changes the order. A product that `splits`
+    its factors holds parts as large as both meanwhile.
     """
-    hints = map(size_hint, (tokens, hidden, inner))
-    tokens, hidden, inner = (1 << 20 if hint is None else hint for hint in hints)
     f, d, w = tokens * inner, tokens * hidden, hidden * inner
     wants_gate_up = wants[1] or wants[2]
     results = wants[0] * d + wants_gate_up * 2 * w

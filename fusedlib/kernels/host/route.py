@@ -74,11 +74,14 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 FUSED_KERNEL_DTYPES = KERNEL_DTYPES if INTERPRETED else HALF_DTYPES
 
 
-def problem_of(x: Tensor, w_gate: Tensor, w_up: Tensor | None, down: bool = True) -> MLPProblem:
+def problem_of(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, down: bool = True, activation: str = "silu"
+) -> MLPProblem:
     """The problem that these operands pose."""
     wide, hidden = weight_sizes(w_gate, w_up)
-    tokens, pair = count_tokens(x, hidden), w_up is not None
-    return MLPProblem(x.device, x.dtype, fp32_precision(x), tokens, hidden, wide // 2, down, pair)
+    sizes = count_tokens(x, hidden), hidden, wide // 2
+    pair = w_up is not None
+    return MLPProblem(x.device, x.dtype, fp32_precision(x), *sizes, down, pair, activation)
 
 
 def weight_sizes(w_gate: Tensor, w_up: Tensor | None) -> tuple[int, int]:
@@ -89,7 +92,7 @@ def weight_sizes(w_gate: Tensor, w_up: Tensor | None) -> tuple[int, int]:
 
 def choose_route(problem: MLPProblem) -> Route:
     """The row of the table that a problem takes."""
-    device, dtype, precision, tokens, hidden, inner, down, _ = problem
+    device, dtype, precision, tokens, hidden, inner, down, *_ = problem
     if is_fp32_on_gpu(dtype, device) or 0 in problem.sizes:
         is_highest = is_fp32_on_gpu(dtype, device) and precision == "ieee"
         splits = is_highest and any_mlp_product_splits(tokens, hidden, inner)

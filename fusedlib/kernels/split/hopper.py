@@ -3,7 +3,8 @@
 
 One producer warp fetches a K block of the four parts by TMA into a ring of `STAGES` buffers, 64 KiB
 each. Two consumer warpgroups, not tied to each other, each multiply 64 rows of a 128·128 tile by
-wgmma; while the products of a block join their span's sum the other group has the tensor cores.
+wgmma; while the products of a block join their span's sum, and a span's C, the other group has the
+tensor cores.
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ from fusedlib.kernels.hopper.epilogue import fetch
 from fusedlib.kernels.hopper.launch import HopperLaunch, WarpRoles
 from fusedlib.kernels.hopper.tiles import tile_position
 from fusedlib.kernels.host.launch import cdiv, multiprocessors
-from fusedlib.kernels.split.parts import TILE
+from fusedlib.kernels.split.parts import SPAN, TILE
 from fusedlib.kernels.swiglu_configs import architecture
 
 CONFIG = WarpRoles(240, 24)
-SPAN = 16  # blocks
 
 
 @gluon.jit
@@ -75,26 +75,34 @@ def _rows(ring, stage, ROW: gl.constexpr, ROWS: gl.constexpr, TRANSPOSED: gl.con
 
 
 @gluon.jit
-def _store(c, acc, a_exponents, b_exponents, row, column, m, n, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Scale a block of C and store it, WIDTH columns at a time: addresses take registers."""
-    if acc.shape[1] > WIDTH:
-        half: gl.constexpr = acc.shape[1] // 2
-        left, right = acc.reshape([acc.shape[0], 2, half]).permute((0, 2, 1)).split()
-        _store(c, left, a_exponents, b_exponents, row, column, m, n, WIDTH)
-        _store(c, right, a_exponents, b_exponents, row, column + half, m, n, WIDTH)
+def _scaled(acc, a_exponents, b_exponents, row, column):  # type: ignore[no-untyped-def]
+    """A span's sum times 2ᵉ of each row and column, by two factors, for fp32 may not hold one."""
+    layout: gl.constexpr = acc.type.layout
+    i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, layout))
+    j = column + gl.arange(0, acc.shape[1], gl.SliceLayout(0, layout))
+    a_exponent = gl.load(a_exponents + i)[:, None]
+    b_exponent = gl.load(b_exponents + j)[None, :]
+    e = (a_exponent >> 1) + (b_exponent >> 1)
+    first = e >> 1
+    second = ((e - first + 127) << 23) | (a_exponent & b_exponent & 1)
+    acc = acc * ((first + 127) << 23).to(gl.float32, bitcast=True)
+    return acc * second.to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def _store(c, total, row, column, m, n, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Store a block of C, WIDTH columns at a time: addresses take registers."""
+    if total.shape[1] > WIDTH:
+        half: gl.constexpr = total.shape[1] // 2
+        left, right = total.reshape([total.shape[0], 2, half]).permute((0, 2, 1)).split()
+        _store(c, left, row, column, m, n, WIDTH)
+        _store(c, right, row, column + half, m, n, WIDTH)
     else:
-        layout: gl.constexpr = acc.type.layout
-        i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, layout))
-        j = column + gl.arange(0, acc.shape[1], gl.SliceLayout(0, layout))
-        a_exponent = gl.load(a_exponents + i)[:, None]
-        b_exponent = gl.load(b_exponents + j)[None, :]
-        e = (a_exponent >> 1) + (b_exponent >> 1)
-        first = e >> 1
-        second = ((e - first + 127) << 23) | (a_exponent & b_exponent & 1)
-        acc = acc * ((first + 127) << 23).to(gl.float32, bitcast=True)
-        acc = acc * second.to(gl.float32, bitcast=True)
+        layout: gl.constexpr = total.type.layout
+        i = row + gl.arange(0, total.shape[0], gl.SliceLayout(1, layout))
+        j = column + gl.arange(0, total.shape[1], gl.SliceLayout(0, layout))
         inside = (i < m)[:, None] & (j < n)[None, :]
-        gl.store(c + (i.to(gl.int64)[:, None] * n + j[None, :]), acc, mask=inside)
+        gl.store(c + (i.to(gl.int64)[:, None] * n + j[None, :]), total, mask=inside)
 
 
 @gluon.jit
@@ -112,6 +120,8 @@ def _consume(  # type: ignore[no-untyped-def]
     tiles = row_tiles * column_tiles
     stage, phase = 0, 0
     for unit in range(gl.program_id(0), tiles * gl.cdiv(k, k_per_split), gl.num_programs(0)):
+        row_tile, column_tile = tile_position(unit % tiles, row_tiles, column_tiles, GROUP_M)
+        row, column = row_tile * TILE + first, column_tile * TILE
         first_term = unit // tiles * k_per_split
         end = gl.minimum(first_term + k_per_split, k)
         total = gl.zeros([rows, TILE], gl.float32, layout)
@@ -132,11 +142,12 @@ def _consume(  # type: ignore[no-untyped-def]
                 stage += 1
                 if stage == STAGES:
                     stage, phase = 0, phase ^ 1
-            total += acc
-        row_tile, column_tile = tile_position(unit % tiles, row_tiles, column_tiles, GROUP_M)
-        row, column = row_tile * TILE + first, column_tile * TILE
+            span = begin // (SPAN * K)
+            a_words = a_exponents + span * row_tiles * TILE
+            b_words = b_exponents + span * column_tiles * TILE
+            total += _scaled(acc, a_words, b_words, row, column)
         result = c + (unit // tiles).to(gl.int64) * m * n
-        _store(result, total, a_exponents, b_exponents, row, column, m, n, TILE // 4)
+        _store(result, total, row, column, m, n, TILE // 4)
 
 
 @gluon.jit(do_not_specialize=("m", "k", "k_per_split"))  # a binary for every number of tokens
@@ -184,6 +195,6 @@ def launch(
     tiles *= cdiv(sizes[2], sizes[3])
     k = CONFIG.block_k
     blocks = [[k, TILE] if transposed[0] else [TILE, k], [TILE, k] if transposed[1] else [k, TILE]]
-    constants = {"A_T": transposed[0], "B_T": transposed[1], "TILE": TILE, "SPAN": SPAN}
+    constants = {"A_T": transposed[0], "B_T": transposed[1], "TILE": TILE, "SPAN": SPAN // k}
     programs = min(tiles, multiprocessors(like.device))
     return HopperLaunch(_hopper_split_product_kernel, CONFIG, programs, blocks, sizes, constants)

@@ -38,6 +38,7 @@ from fusedlib.kernels.host.launch import (
     multiprocessors,
     rows_contiguous,
 )
+from fusedlib.kernels.split import parts
 from fusedlib.kernels.split.parts import TILE, FactorSplitter
 from fusedlib.kernels.swiglu import _tile_position
 from fusedlib.kernels.swiglu_configs import Config, architecture
@@ -55,7 +56,6 @@ CONFIGS = {
     100: Config(128, 64, 64, 8, 3),
 }
 INTERPRETER = Config(64, 32, 64, 4, 1, group_m=2)  # fewer operations are faster there
-SPAN = 1024  # terms
 # Few results are shared among programs along the sum.
 MAX_K_SPLITS, MIN_K_PER_SPLIT = 4, 1024
 
@@ -96,25 +96,28 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
     row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
     a_low, a_width = _low_part(a_high, m, k, A_T, TILE)
     b_low, b_width = _low_part(b_high, k, n, B_T, TILE)
+    i, j = row + tl.arange(0, BLOCK_M), column + tl.arange(0, BLOCK_N)
+    a_lines, b_lines = tl.cdiv(m, TILE) * TILE, tl.cdiv(n, TILE) * TILE
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     total = tl.zeros_like(acc)
     begin = tl.multiple_of(tl.program_id(1) * k_per_split, BLOCK_K)
-    for start in range(begin, tl.minimum(begin + k_per_split, k), BLOCK_K):
+    end = tl.minimum(begin + k_per_split, k)
+    for start in range(begin, end, BLOCK_K):
         ah = _part(a_high, row, start, a_width, BLOCK_M, BLOCK_K, A_T)
         al = _part(a_low, row, start, a_width, BLOCK_M, BLOCK_K, A_T)
         bh = _part(b_high, start, column, b_width, BLOCK_K, BLOCK_N, B_T)
         bl = _part(b_low, start, column, b_width, BLOCK_K, BLOCK_N, B_T)
         acc += tl.dot(ah, bh, tl.dot(al, bh, tl.dot(ah, bl)))
-        if (start + BLOCK_K) % SPAN == 0:
-            total += acc
+        if (start + BLOCK_K) % SPAN == 0 or start + BLOCK_K >= end:
+            span = start // SPAN
+            a_exponent = tl.load(a_exponents + span * a_lines + i)[:, None]
+            b_exponent = tl.load(b_exponents + span * b_lines + j)[None, :]
+            e = (a_exponent >> 1) + (b_exponent >> 1)  # of two factors, for fp32 may not hold one
+            first = e >> 1
+            second = ((e - first + 127) << 23) | (a_exponent & b_exponent & 1)
+            acc *= ((first + 127) << 23).to(tl.float32, bitcast=True)
+            total += acc * second.to(tl.float32, bitcast=True)
             acc = tl.zeros_like(acc)
-    i, j = row + tl.arange(0, BLOCK_M), column + tl.arange(0, BLOCK_N)
-    a_exponent, b_exponent = tl.load(a_exponents + i)[:, None], tl.load(b_exponents + j)[None, :]
-    e = (a_exponent >> 1) + (b_exponent >> 1)  # of two factors, for fp32 may not hold the one
-    first = e >> 1
-    second = ((e - first + 127) << 23) | (a_exponent & b_exponent & 1)
-    total = (total + acc) * ((first + 127) << 23).to(tl.float32, bitcast=True)
-    total *= second.to(tl.float32, bitcast=True)
     inside = (i < m)[:, None] & (j < n)[None, :]
     c += tl.program_id(1).to(tl.int64) * m * n
     tl.store(c + i.to(tl.int64)[:, None] * n + j[None, :], total, mask=inside)
@@ -160,7 +163,7 @@ class SplitProduct:
         if c.ndim == 2:
             return c
         del a_parts, b_parts  # before the sum allocates
-        return c.sum(0)
+        return torch.add(*c) if len(c) == 2 else c.sum(0)  # 8 µs for 19, 1024·3072 on an H100
 
 
 def choose_k_splits(m: int, n: int, k: int, programs: int) -> int:
@@ -186,7 +189,9 @@ def _launch(
     config = CONFIGS[architecture(like.device)] if like.is_cuda else INTERPRETER
     tiles = cdiv(sizes[0], config.block_m) * cdiv(sizes[1], config.block_n)
     grid = tiles, cdiv(sizes[2], sizes[3]), 1
-    constants = {"A_T": transposed[0], "B_T": transposed[1], "SPAN": SPAN, "TILE": TILE}
+    constants = {
+        "A_T": transposed[0], "B_T": transposed[1], "SPAN": parts.SPAN, "TILE": TILE,
+    }  # fmt: skip
     return Launch(_split_product_kernel, config, grid, (), sizes, constants)
 
 

@@ -1,30 +1,36 @@
 """nbconvert exporters of our own: an executed notebook as HTML page, Typst source, PDF or slides.
 
 `jupyter nbconvert --to fusedlib_html NOTEBOOK` and so on render a study's executed notebook with
-its code; the notebook that `press.pages.paper.combined` makes of all becomes the paper. A
-template stands in `report/templates/<name>`. All pages load nothing, and the same notebook gives
-the same bytes.
+its code; the notebook that `press.pages.paper.combined` makes of all becomes the paper or a deck
+of slides. A template stands in `report/templates/<name>`. All pages load nothing, and the same
+notebook gives the same bytes.
 """
 
-import shutil
-import tempfile
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import typst as compiler
 from nbconvert.exporters import TemplateExporter
-from traitlets import default
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor, ExtractOutputPreprocessor
 from traitlets.config import Config
 
 from fusedlib.bench import paths
-from press.display import TABLE_MIME
+from press.display import TABLE_MIME, header_groups
 from press.pages import ReportError, html, outputs, svg, typst
-from press.pages.outputs import MARKDOWN, meaning, press
-from press.pages.paper import PAPERMILL_ERROR
 from press.pages.preprocessors import Fragments, Headings, Numbers
 from press.style import INK, PAPER_INK
 
-PRIORITY = [TABLE_MIME, "image/svg+xml", "image/png", MARKDOWN, "text/plain"]
+PRIORITY = [TABLE_MIME, "image/svg+xml", "image/png", outputs.MARKDOWN, "text/plain"]
+FILTERS = {
+    function.__name__: function
+    for function in (
+        outputs.meaning, outputs.press, outputs.where_it_holds, outputs.plain, outputs.error_title,
+        outputs.error_lines, outputs.last_lines, outputs.plain_text, outputs.alternative,
+        html.contents, html.font_data, html.highlighted, svg.inline, header_groups,
+        typst.quoted, typst.soft, typst.datatable, typst.width,
+    )
+}  # fmt: skip
+"""What our templates ask beside nbconvert's own filters."""
 
 
 class PressExporter(TemplateExporter):
@@ -32,62 +38,32 @@ class PressExporter(TemplateExporter):
 
     Attributes:
         target: what Markdown becomes, "html" or "typst".
-        suffix: of the file written; `folder` holds its template, index with `template_suffix`.
-        own_filters: of a template beside those that all of ours ask.
+        suffix: of the file written.
+        folder: holds the template, `index` with `template_suffix`.
+        steps: what happens to a notebook before its template writes it.
     """
 
     target = "html"
     suffix, folder, template_suffix = ".html", "fusedlib_html", ".html.j2"
-    own_filters: ClassVar[dict[str, Any]] = {}
+    steps: ClassVar[list[type]] = [CoalesceStreamsPreprocessor, Headings, Numbers, Fragments]
 
     @property
     def default_config(self) -> Config:
-        """No cells that papermill adds about errors; what an output shows, in our order."""
-        ours = Config(
-            {
-                "NbConvertBase": {"display_data_priority": PRIORITY},
-                "TagRemovePreprocessor": {"enabled": True, "remove_cell_tags": {PAPERMILL_ERROR}},
-                "ExtractOutputPreprocessor": {"extract_output_types": set(PRIORITY[1:3])},
-            }
-        )
-        ours.merge(super().default_config)
-        return ours
-
-    @default("preprocessors")
-    def _preprocessors_default(self) -> list[Any]:
-        coalesce = "nbconvert.preprocessors.CoalesceStreamsPreprocessor"
-        return [coalesce, Headings(), Numbers(), Fragments(self.target)]
-
-    @default("file_extension")
-    def _file_extension_default(self) -> str:
-        return self.suffix
-
-    @default("template_extension")
-    def _template_extension_default(self) -> str:
-        return self.template_suffix
-
-    @default("template_name")
-    def _template_name_default(self) -> str:
-        return self.folder
-
-    @default("extra_template_basedirs")
-    def _extra_template_basedirs_default(self) -> list[str]:
-        return [str(paths.TEMPLATES)]
+        """nbconvert's, and ours: what an output shows, in our order, and where templates lie."""
+        config = super().default_config
+        config.NbConvertBase.display_data_priority = PRIORITY
+        config.ExtractOutputPreprocessor.extract_output_types = set(PRIORITY[1:3])
+        config[type(self).__name__].update(
+            file_extension=self.suffix, template_extension=self.template_suffix,
+            template_name=self.folder, preprocessors=self.steps,
+            extra_template_basedirs=[str(paths.TEMPLATES)],
+            extra_template_paths=[str(paths.TEMPLATES)],
+        )  # fmt: skip
+        return config
 
     def default_filters(self) -> list[tuple[str, Any]]:
         """nbconvert's, and what our templates ask."""
-        ours: dict[str, Any] = {
-            "meaning": meaning,
-            "press": press,
-            "verdicts": outputs.verdicts,
-            "plain": outputs.plain,
-            "error_title": outputs.error_title,
-            "error_lines": outputs.error_lines,
-            "last_lines": outputs.last_lines,
-            "plain_text": outputs.plain_text,
-            "alternative": html.alternative,
-        }
-        return [*super().default_filters(), *(ours | self.own_filters).items()]
+        return [*super().default_filters(), *FILTERS.items()]
 
     def _create_environment(self) -> Any:
         environment = super()._create_environment()
@@ -96,7 +72,7 @@ class PressExporter(TemplateExporter):
 
     def _init_resources(self, resources: Any) -> Any:
         resources = super()._init_resources(resources)
-        resources["table_mime"] = TABLE_MIME
+        resources.update(target=self.target, table_mime=TABLE_MIME)
         return resources
 
 
@@ -105,17 +81,6 @@ class HTMLExporter(PressExporter):
 
     export_from_notebook = "Page of fusedlib's report"
     output_mimetype = "text/html"
-    own_filters: ClassVar[dict[str, Any]] = {
-        "drawing": svg.inline,
-        "highlighted": html.highlighted,
-        "table_parts": html.table_parts,
-        "contents": html.contents,
-    }
-
-    def _init_resources(self, resources: Any) -> Any:
-        resources = super()._init_resources(resources)
-        resources.update(html.assets("fusedlib_html", "page"))
-        return resources
 
 
 class TypstExporter(PressExporter):
@@ -124,18 +89,7 @@ class TypstExporter(PressExporter):
     target = "typst"
     output_mimetype = "text/x-typst"
     suffix, folder, template_suffix = ".typ", "fusedlib_typst", ".typ.j2"
-    own_filters: ClassVar[dict[str, Any]] = {
-        "quoted": typst.quoted,
-        "soft": typst.soft,
-        "array": typst.array,
-        "datatable": typst.datatable,
-        "width": typst.width,
-    }
-
-    @default("preprocessors")
-    def _preprocessors_default(self) -> list[Any]:
-        extract = "nbconvert.preprocessors.ExtractOutputPreprocessor"
-        return [extract, *super()._preprocessors_default()]
+    steps: ClassVar[list[type]] = [ExtractOutputPreprocessor, *PressExporter.steps]
 
 
 class PDFExporter(TypstExporter):
@@ -155,36 +109,38 @@ class PDFExporter(TypstExporter):
             ReportError: Typst does not accept the document, with its message.
         """
         source, written = super().from_notebook_node(nb, resources, **more)
-        pictures, written["outputs"] = written["outputs"] or {}, {}
-        with tempfile.TemporaryDirectory(prefix="fusedlib-report-") as name:
-            folder = Path(name)
-            shutil.copy(paths.TEMPLATES / "fusedlib_typst" / "report.typ", folder)
-            for file, content in pictures.items():
-                drawn = content.replace(INK.encode(), PAPER_INK.encode())
-                (folder / file).parent.mkdir(exist_ok=True)
-                (folder / file).write_bytes(drawn if file.endswith(".svg") else content)
-            try:
-                return compiled(source, folder), written
-            except RuntimeError:
-                refused = typst.refused(written, lambda text: compiled(text, folder))
-                given = {**(resources or {}), "as_source": refused}
-                source, written = super().from_notebook_node(nb, given, **more)
-            try:
-                return compiled(source, folder), written
-            except RuntimeError as error:
-                raise ReportError(
-                    f"Typst cannot set the PDF: {str(error)[:400]}. Simplify what the message "
-                    "names (a formula, a picture) in its notebook"
-                ) from error
+        files, written["outputs"] = written["outputs"] or {}, {}
+        look = "fusedlib_typst/report.typ"
+        try:
+            return compiled(source, look, files), written
+        except RuntimeError:
+            refused = typst.refused(written, lambda text: compiled(text, look, files))
+            given = {**(resources or {}), "as_source": refused}
+            source, written = super().from_notebook_node(nb, given, **more)
+            written["outputs"] = {}
+        try:
+            return compiled(source, look, files), written
+        except RuntimeError as error:
+            raise ReportError(
+                f"Typst cannot set the PDF: {str(error)[:400]}. Simplify what the message "
+                "names (a formula, a picture) in its notebook"
+            ) from error
 
 
-def compiled(source: str, folder: Path) -> bytes:
-    """The PDF of a Typst source that names files of a folder.
+def compiled(source: str, look: str, files: Mapping[str, bytes]) -> bytes:
+    """The PDF of a Typst source.
+
+    Args:
+        source: names files beside it.
+        look: a file of the templates, which stands beside it.
+        files: what else does, by name; drawings get the ink of paper.
 
     Raises:
         RuntimeError: Typst's message.
     """
-    main = folder / "main.typ"
-    main.write_text(source, encoding="utf-8")
-    pdf: bytes = compiler.compile(str(main), root=str(folder), ignore_system_fonts=True)
-    return pdf
+    template = paths.TEMPLATES / look
+    project: Any = {"main.typ": source.encode(), template.name: template.read_bytes()}
+    for name, content in files.items():
+        drawn = name.endswith(".svg")
+        project[name] = content.replace(INK.encode(), PAPER_INK.encode()) if drawn else content
+    return compiler.compile(project, ignore_system_fonts=True)

@@ -1,4 +1,4 @@
-"""What the HTML templates ask: fonts and style sheets, contents, code, tables."""
+"""What the HTML templates ask: fonts, contents, code."""
 
 import base64
 import re
@@ -9,32 +9,13 @@ from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
 from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
 
 from fusedlib.bench import paths
-from press.display import LONG, table_rows
-from press.pages.outputs import meaning, plain, press
-
-_FACES = (
-    ("STIX Two Math Subset", "stix-two-math-subset.woff2", "woff2", ""),
-    ("Libertinus Serif", "libertinus-serif-regular.ttf", "truetype", ""),
-    ("Libertinus Serif", "libertinus-serif-italic.woff", "woff", "font-style: italic; "),
-    ("Libertinus Serif", "libertinus-serif-bold.woff", "woff", "font-weight: 600 800; "),
-)
+from press.pages.outputs import press
 
 
-def assets(template: str, name: str) -> dict[str, str]:
-    """Fonts, style sheet and script that a template writes into its page."""
-    folder = paths.TEMPLATES / template
-    return {
-        "fonts": "\n".join(map(_font_face, _FACES)),
-        "style": (folder / f"{name}.css").read_text(encoding="utf-8"),
-        "script": (folder / f"{name}.js").read_text(encoding="utf-8"),
-    }
-
-
-def _font_face(face: tuple[str, str, str, str]) -> str:
-    family, file, kind, style = face
+def font_data(file: str) -> str:
+    """A font of the templates as the address of its own data."""
     data = base64.b64encode((paths.TEMPLATES / "fonts" / file).read_bytes()).decode()
-    source = f'src: url("data:font/{kind};base64,{data}") format("{kind}")'
-    return f'@font-face {{ font-family: "{family}"; {style}{source}; }}'
+    return f"data:font/{file.rpartition('.')[2]};base64,{data}"
 
 
 def contents(cells: list[Any], lines: dict[str, str]) -> list[dict[str, Any]]:
@@ -51,24 +32,6 @@ def contents(cells: list[Any], lines: dict[str, str]) -> list[dict[str, Any]]:
         else:
             entries[-1]["parts"].append(entry)
     return entries
-
-
-def alternative(output: Any) -> str:
-    """What a reader who cannot see a picture should know."""
-    shown = meaning(output)
-    text = shown.get("alt") or plain(output.data.get("text/plain", "")) or shown.get("caption")
-    return text or "Picture without a caption."
-
-
-def table_parts(content: dict[str, Any]) -> tuple[str, str, str]:
-    """Classes, head and body of a table in the report's looks.
-
-    A row's one name stays in view when scrolled; beside long text all text may wrap.
-    """
-    head, body = (re.sub(r' style="[^"]*"', "", part) for part in table_rows(content))
-    named = " named" if content["stub"] == 1 else ""
-    long = any(len(cell) > LONG for row in content["rows"] for cell in row)
-    return f"data{named}{' worded' if long else ''}", head, body
 
 
 def highlighted(source: str) -> str:

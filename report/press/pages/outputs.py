@@ -74,6 +74,13 @@ def error_lines(output: Any) -> str:
     return last_lines("\n".join(output.traceback) or f"{output.ename}: {output.evalue}")
 
 
+def alternative(output: Any) -> str:
+    """What a reader who cannot see a picture should know."""
+    shown = meaning(output)
+    text = shown.get("alt") or plain(output.data.get("text/plain", "")) or shown.get("caption")
+    return text or "Picture without a caption."
+
+
 def shown(notebook: Path, tag: str = "") -> Iterator[tuple[Any, dict[str, Any]]]:
     """Outputs of an executed notebook, each with what `display` says of it; none without one.
 
@@ -86,19 +93,19 @@ def shown(notebook: Path, tag: str = "") -> Iterator[tuple[Any, dict[str, Any]]]
             yield output, meaning(output)
 
 
-def verdicts(claim: dict[str, Any]) -> list[tuple[str, bool]]:
+def where_it_holds(claim: dict[str, Any]) -> list[tuple[str, bool]]:
     """Where a claim holds, a text a machine, each with whether it says that it does not.
 
     What nobody measured is said once; else what a machine lacks goes without saying.
     """
-    every = claim["verdicts"]
-    known = [v for v in every if v["measured"] or v["errors"]]
-    known = known or [v for v in every if not v["own"]][:1] or every[:1]
-    parts = []
-    for verdict in sorted(known, key=lambda verdict: verdict["own"]):
-        fails = bool(verdict["errors"]) or verdict["held"] < verdict["measured"]
-        text = verdict["text"] if verdict["measured"] or verdict["errors"] else "not measured"
-        where = "here" if verdict["own"] else f"on the {verdict['label']}"
-        alone = text == "not measured" or verdict["machine"] == published.MACHINE
-        parts.append((text if alone else f"{text} {where}", fails))
-    return parts
+    every = claim["standings"]
+    known = [s for s in every if s["measured"] or s["errors"]]
+    if not known:
+        return [("not measured", False)] if every else []
+    places = []
+    for standing in sorted(known, key=lambda standing: standing["own"]):
+        where = " here" if standing["own"] else f" on the {standing['label']}"
+        where = "" if standing["machine"] == published.MACHINE else where
+        fails = bool(standing["errors"]) or standing["held"] < standing["measured"]
+        places.append((standing["text"] + where, fails))
+    return places

@@ -1,7 +1,7 @@
 r"""Markdown with TeX maths to HTML with MathML or to Typst, many fragments in one call of pandoc.
 
 The dialect is JupyterLab's: GitHub's Markdown and `$...$`. HTML tags show as text, comments vanish,
-pictures from elsewhere become links, so nothing is ever loaded from a network.
+pictures become links, so nothing is ever loaded from a network.
 """
 
 import re
@@ -19,10 +19,7 @@ _PARTS = re.compile(
     r"|(?P<inline>\$(?![\s$])[^$\n]*?(?<![\s\\])\$(?!\d))",
     re.DOTALL | re.MULTILINE,
 )
-_ENVIRONMENT = re.compile(
-    r"^\\begin\{(align|equation|gather|multline)(\*?)\}(.*?)\\end\{\1\2\}", re.DOTALL | re.MULTILINE
-)
-_PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]*)[^)]*\)")
+_PICTURE = re.compile(r"(?<!\\)!(?=\[)")
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _TAG = re.compile(r"(?<!\\)<(?=[a-zA-Z/!?])(?!(?:https?:|mailto:)[^\s<>]*>)")
 _TYPST_MATH = re.compile(r"(?<!\\)\$(?:\\.|[^$\\])*\$", re.DOTALL)
@@ -55,8 +52,7 @@ def convert_inline(fragments: Sequence[str], target: str) -> list[str]:
     """Like `convert` for a heading or a caption: one line, without its paragraph."""
     lines = [" ".join(fragment.split()) for fragment in fragments]
     # A paragraph, whatever a line begins with: "#", "1." and "-" do not start a block.
-    guarded = [re.sub(r"^(#|[-+*>]\s|\d+(?=[.)]\s))", r"\\\1", line) for line in lines]
-    guarded = [re.sub(r"^\\(\d+)([.)])", r"\1\\\2", line) for line in guarded]
+    guarded = [re.sub(r"^(\d*)(#|[-+*>.)](?=\s))", r"\1\\\2", line) for line in lines]
     return [_unwrapped(part) for part in convert(guarded, target)]
 
 
@@ -81,9 +77,7 @@ def _part(part: re.Match[str]) -> str:
 
 
 def _text(text: str) -> str:
-    text = _TAG.sub(r"\\<", _COMMENT.sub("", text))
-    text = _ENVIRONMENT.sub(lambda match: _environment(*match.groups()), text)
-    return with_units(_PICTURE.sub(_picture, text))
+    return with_units(_TAG.sub(r"\\<", _COMMENT.sub("", _PICTURE.sub("", text))))
 
 
 def with_units(text: str) -> str:
@@ -92,27 +86,11 @@ def with_units(text: str) -> str:
     return _UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
-def _environment(name: str, _star: str, body: str) -> str:
-    """A bare environment as display maths; equation numbers are not kept."""
-    inner = {"align": "aligned", "multline": "gathered", "gather": "gathered"}.get(name)
-    body = body.strip()
-    if inner:
-        body = f"\\begin{{{inner}}}{body}\\end{{{inner}}}"
-    return f"$${_math(body)}$$"
-
-
 def _math(tex: str) -> str:
     r"""TeX that pandoc's writers get right: `\!`, `\;` and `\:` become wrong widths in Typst."""
-    tex = re.sub(r"\\(tag|label)\s*\{[^}]*\}", "", tex)
-    tex = re.sub(r"\\arg(min|max)(?![a-zA-Z])", r"\\operatorname*{arg\\,\1}", tex)
     tex = re.sub(r"(?<!\\)\\!", "", tex)
     tex = re.sub(r"(?<!\\)\\[;:]", r"\\,", tex)
     return tex.strip()
-
-
-def _picture(match: re.Match[str]) -> str:
-    alt, address = match[1] or "picture", match[2]
-    return f"[{alt}]({address})" if re.match(r"https?:", address) else alt
 
 
 def _pandoc(text: str, target: str) -> str:
@@ -125,17 +103,14 @@ def _pandoc(text: str, target: str) -> str:
 
 def _mended(part: str, target: str) -> str:
     if target == "html":
-        part = re.sub(r'<img[^>]*?alt="([^"]*)"[^>]*>|<img[^>]*>', r"\1", part)
         part = re.sub(r"<table[^>]*>", '<div class="scroll" tabindex="0"><table>', part)
         return part.replace("</table>", "</table></div>")
-    part = re.sub(r"#image\([^)]*\)", "", part)
     return _TYPST_MATH.sub(lambda match: _typst_math(match[0]), part)
 
 
 def _typst_math(formula: str) -> str:
     """Names that pandoc 3.9 writes and Typst 0.15 has dropped; bars in pairs as fences."""
-    formula = re.sub(r"\b(dot|times|minus|plus|ast)\.circle\b", r"\1.o", formula)
-    formula = re.sub(r"\bsect\b", "inter", formula)
+    formula = re.sub(r"\b(dot|times|plus)\.circle\b", r"\1.o", formula).replace(" sect ", " inter ")
     if formula.count(r"\|") % 2 == 0:
         formula = re.sub(r"\\\| ([^|&,;\n]+?) \\\|", r"lr(|\1|)", formula)
     return formula

@@ -8,21 +8,10 @@ from typing import Any
 import nbformat
 from nbformat.v4 import new_markdown_cell, new_notebook
 
-from press.pages import ReportError
-from press.pages.outputs import (
-    ABSTRACT,
-    APPENDIX,
-    MARKDOWN,
-    PAPER,
-    last_lines,
-    press,
-    slugify,
-    tags,
-)
+from press.pages import ReportError, outputs
+from press.pages.outputs import ABSTRACT, APPENDIX, MARKDOWN, PAPER, press, slugify, tags
 from press.pages.preprocessors import parts
 from press.running.config import FRAME
-
-PAPERMILL_ERROR = "papermill-error-cell-tag"
 
 
 @dataclass(frozen=True)
@@ -49,14 +38,10 @@ def load(notebook: Path) -> Any:
     """
     try:
         return nbformat.read(notebook, as_version=4)
-    except OSError as error:
-        raise ReportError(
-            f"cannot read {notebook}: {error.strerror}; run `make study` first"
-        ) from error
     except Exception as error:
         raise ReportError(
-            f"{notebook} is not a notebook ({type(error).__name__}: {str(error)[:120]}); "
-            "delete it and run `make study` again"
+            f"cannot read {notebook}, which is missing or not a notebook "
+            f"({type(error).__name__}: {str(error)[:120]}); run `make study` again"
         ) from error
 
 
@@ -74,12 +59,11 @@ def combined(sections: Sequence[Section]) -> Any:
     """
     frame = next((s for s in sections if s.name == FRAME and s.notebook), None)
     studies = [s for s in sections if s.name != FRAME]
-    title, lead, cells = "Report", "", _ran(frame) if frame else []
     if frame:
-        title, lead, cells = _split_title(cells)
-        cells = list(_framed(frame, cells, studies))
+        title, lead, rest = _split_title(_ran(frame))
+        cells = list(_framed(frame, rest, studies))
     else:
-        cells = [cell for study in studies for cell in _study(study)]
+        title, lead, cells = "Report", "", [cell for study in studies for cell in _study(study)]
     for number, cell in enumerate(cells):
         cell.id = f"paper-{number}"
     paper = new_notebook(cells=cells)
@@ -159,7 +143,7 @@ def _failure(section: Section) -> Any:
     title = f"{path} failed; what it showed before that follows."
     if section.notebook is None:
         title = f"{path} gave nothing to show."
-    lines = last_lines(section.error or "not executed yet")
+    lines = outputs.last_lines(section.error or "not executed yet")
     return _cell("", section.name, role="failure", title=title, lines=lines)
 
 
@@ -167,13 +151,9 @@ def _ran(section: Section) -> list[Any]:
     """The cells of an executed notebook; a failed one ends with the last cell that ran."""
     if section.notebook is None:
         return []
-    cells = [c for c in load(section.notebook).cells if PAPERMILL_ERROR not in tags(c)]
+    cells = load(section.notebook).cells
     outputs = [o for cell in cells for o in cell.get("outputs", [])]
     if not section.error and not any(o.output_type == "error" for o in outputs):
         return cells
-    ran = [at for at, c in enumerate(cells) if c.cell_type == "code" and _was_executed(c)]
+    ran = [at for at, c in enumerate(cells) if c.get("execution_count") or c.get("outputs")]
     return cells[: ran[-1] + 1] if ran else []
-
-
-def _was_executed(cell: Any) -> bool:
-    return bool(cell.execution_count or cell.outputs)

@@ -9,9 +9,9 @@ What a preprocessor finds out stands in `metadata.press` of a cell, an output or
 """
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +67,6 @@ def parts(text: str) -> Iterator[tuple[int, str]]:
             yield level, "\n".join(lines).strip("\n")
 
 
-@dataclass
-class _Targets:
-    """What links can lead to: titles by anchor, anchors by name."""
-
-    titles: dict[str, str] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
-
-    def add(self, anchor: str, title: str, name: str) -> None:
-        self.titles[anchor] = title
-        self.names.setdefault(name, anchor)
-
-
 class Numbers(Preprocessor):
     """Headings, tables and figures get numbers and anchors; links find what they name.
 
@@ -89,68 +77,79 @@ class Numbers(Preprocessor):
 
     def preprocess(self, nb: Any, resources: Any) -> Any:
         """Number in the order of the cells, then resolve all links."""
-        self._anchors: set[str] = set()
+        self._titles: dict[str, str] = {}  # of what links can lead to, by anchor
+        self._names: dict[str, str] = {}  # the first anchor of each name
         self._counts = {"Table": 0, "Figure": 0}
-        self._levels, self._letters, self._first = [0] * 6, 0, ""
-        targets = _Targets()
+        self._sections = self._letters = self._parts = 0
         for cell in nb.cells:
-            self._number(cell, targets, paper=bool(press(nb).get("paper")))
+            self._number(cell, paper=bool(press(nb).get("paper")))
         for cell in nb.cells:
             if press(cell).get("role") == "index":
                 cell.source = _index(nb)
-        known = press(nb).get("addresses") or _neighbours(resources)
+        pages = press(nb).get("addresses") or _neighbours(resources)
         for cell in nb.cells:
-            _rewrite(cell, partial(_mended, targets, known, press(cell).get("study", "")))
-        resources["anchors"] = sorted(self._anchors)
+            link = partial(self._linked, pages, press(cell).get("study", ""))
+            for holder, key, _ in markdown_of(cell):
+                holder[key] = _LINK.sub(link, holder[key])
+        resources["anchors"] = sorted(self._titles)
         return nb, resources
 
-    def _number(self, cell: Any, targets: _Targets, *, paper: bool) -> None:
+    def _number(self, cell: Any, *, paper: bool) -> None:
         at = press(cell)
         study = at.get("study", "")
         if at.get("role") == "heading":
-            named = (study,) if at.get("whole") else (study, at.get("after") or cell.source)
-            at.update(anchor=self._anchor(*named), first=not self._levels[0] and not self._letters)
-            at.level = max(at.level - 1, 1)
+            at.update(first=not self._sections and not self._letters, level=max(at.level - 1, 1))
             number = self._section(at.level, at.get("appendix", False))
             at.number = number if paper else ""
             title = f"Section {at.number}" if at.number else cell.source
-            targets.add(at.anchor, title, slugify(cell.source))
+            words = (study,) if at.get("whole") else (study, at.get("after") or cell.source)
+            at.anchor = self._anchor(words, title, slugify(cell.source))
         for output in cell.get("outputs", []):
             shown = meaning(output)
-            if shown.get("kind") == "claim":
-                press(output).anchor = self._anchor(study or "cell", shown.name)
-                targets.add(press(output).anchor, "the claim", shown.name)
-                continue
             table = TABLE_MIME in output.get("data", {})
-            if table or is_figure(output):
+            if shown.get("kind") == "claim":
+                title, name = "the claim", shown.name
+            elif table or is_figure(output):
                 kind = "Table" if table else "Figure"
                 self._counts[kind] += 1
-                name = shown.get("name", "figure")
-                anchor = self._anchor(study or "cell", name)
-                press(output).update(number=self._counts[kind], anchor=anchor)
-                targets.add(anchor, f"{kind} {self._counts[kind]}", name)
+                press(output).number = self._counts[kind]
+                title, name = f"{kind} {self._counts[kind]}", shown.get("name", "figure")
+            else:
+                continue
+            press(output).anchor = self._anchor((study or "cell", name), title, name)
 
-    def _anchor(self, *words: str) -> str:
-        """An anchor `word-word` that nothing else has."""
+    def _anchor(self, words: Iterable[str], title: str, name: str) -> str:
+        """An anchor `word-word` that nothing else has, which links find by the name too."""
         wanted = "-".join(filter(None, map(slugify, words))) or "part"
-        anchor, count = wanted, 1
-        while anchor in self._anchors:
-            count += 1
-            anchor = f"{wanted}-{count}"
-        self._anchors.add(anchor)
+        every = chain([wanted], (f"{wanted}-{at}" for at in count(2)))
+        anchor = next(anchor for anchor in every if anchor not in self._titles)
+        self._titles[anchor] = title
+        self._names.setdefault(name, anchor)
         return anchor
 
     def _section(self, level: int, appendix: bool) -> str:
         """1, 1.1, ... or A, A.1, ...; deeper headings have no number."""
-        self._levels[level:] = [0] * (6 - level)
-        if level == 1 and appendix:
-            self._letters += 1
-            self._first = chr(ord("A") + self._letters - 1)
-        else:
-            self._levels[level - 1] += 1
-            self._first = str(self._levels[0]) if level == 1 else self._first
-        number = ".".join([self._first, *map(str, self._levels[1:level])])
-        return number if level <= 2 else ""
+        if level == 1:
+            self._parts = 0
+            self._letters += appendix
+            self._sections += not appendix
+        elif level == 2:
+            self._parts += 1
+        section = chr(ord("A") + self._letters - 1) if self._letters else str(self._sections)
+        return {1: section, 2: f"{section}.{self._parts}"}.get(level, "")
+
+    def _linked(self, pages: dict[str, str], study: str, match: re.Match[str]) -> str:
+        """A Markdown link with what it leads to."""
+        words, anchor, _, notebook = match.groups()
+        if notebook:
+            return f"[{words}]({pages[notebook]})" if notebook in pages else words
+        target = slugify(anchor)
+        local = "-".join(filter(None, (slugify(study) or "cell", target)))
+        candidates = (local, target, self._names.get(target))
+        known = next((at for at in candidates if at in self._titles), None)
+        if known is None:
+            return words or anchor
+        return f"[{self._titles[known] if words in _FROM_TARGET else words}](#{known})"
 
 
 def _index(nb: Any) -> str:
@@ -174,39 +173,20 @@ def _neighbours(resources: Any) -> dict[str, str]:
     return {p.stem: f"{p.stem}.html" for p in Path(folder).glob("*.ipynb")} if folder else {}
 
 
-def _mended(targets: _Targets, addresses: dict[str, str], study: str, text: str) -> str:
-    def link(match: re.Match[str]) -> str:
-        words, anchor, _, notebook = match.groups()
-        if notebook:
-            address = addresses.get(notebook)
-            return f"[{words}]({address})" if address else words
-        target = slugify(anchor)
-        local = "-".join(filter(None, (slugify(study) or "cell", target)))
-        known = next((a for a in (local, target) if a in targets.titles), targets.names.get(target))
-        if known is None:
-            return words or anchor
-        return f"[{targets.titles[known] if words in _FROM_TARGET else words}](#{known})"
+def markdown_of(cell: Any) -> Iterator[tuple[Any, str, bool]]:
+    """Where Markdown stands in a cell and its outputs: a holder, its key, and whether in one line.
 
-    return _LINK.sub(link, text)
-
-
-def _lines(output: Any) -> Iterator[tuple[Any, str]]:
-    """Where an output's one-line Markdown stands: a dictionary and its key."""
-    content = output.get("data", {}).get(TABLE_MIME) or meaning(output)
-    for name in ("sentence", "caption", "note"):
-        if content.get(name):
-            yield content, name
-
-
-def _rewrite(cell: Any, rewritten: Callable[[str], str]) -> None:
-    """Put every Markdown text of a cell and its outputs through a function."""
+    Of a claim, a table and a figure that is what they say of themselves.
+    """
     if cell.cell_type == "markdown":
-        cell.source = rewritten(cell.source)
+        yield cell, "source", press(cell).get("role") in ("heading", "origin")
     for output in cell.get("outputs", []):
-        for content, name in _lines(output):
-            content[name] = rewritten(content[name])
-        if MARKDOWN in output.get("data", {}):
-            output.data[MARKDOWN] = rewritten(output.data[MARKDOWN])
+        data = output.get("data", {})
+        content = data.get(TABLE_MIME) or meaning(output)
+        names = [name for name in ("sentence", "caption", "note") if content.get(name)]
+        yield from ((content, name, True) for name in names)
+        if MARKDOWN in data and not names:
+            yield data, MARKDOWN, False
 
 
 class Fragments(Preprocessor):
@@ -216,28 +196,20 @@ class Fragments(Preprocessor):
     one line, as a heading or a caption. `resources["as_source"]` names texts to show unconverted.
     """
 
-    def __init__(self, target: str, **more: Any) -> None:
-        super().__init__(**more)
-        self.target = target
-
     def preprocess(self, nb: Any, resources: Any) -> Any:
         """Fill `resources.texts` and `resources.lines`."""
-        texts = dict.fromkeys([press(nb).get("lead", "")])
-        lines = dict.fromkeys([press(nb).get("title", "")])
+        found = {
+            True: dict.fromkeys([press(nb).get("title", "")]),
+            False: dict.fromkeys([press(nb).get("lead", "")]),
+        }
         for cell in nb.cells:
-            if cell.cell_type == "markdown":
-                one_line = press(cell).get("role") in ("heading", "origin")
-                (lines if one_line else texts)[cell.source] = None
-            for output in cell.get("outputs", []):
-                own = [content[name] for content, name in _lines(output)]
-                lines |= dict.fromkeys(own)
-                if not own and MARKDOWN in output.get("data", {}):
-                    texts[output.data[MARKDOWN]] = None
-        kept = resources.get("as_source", {})
+            for holder, key, one_line in markdown_of(cell):
+                found[one_line][holder[key]] = None
+        kept, target = resources.get("as_source", {}), resources["target"]
         for name, fragments, convert in (
-            ("texts", texts, pandoc.convert),
-            ("lines", lines, pandoc.convert_inline),
+            ("texts", list(found[False]), pandoc.convert),
+            ("lines", list(found[True]), pandoc.convert_inline),
         ):
-            done = dict(zip(fragments, convert(list(fragments), self.target), strict=True))
+            done = dict(zip(fragments, convert(fragments, target), strict=True))
             resources[name] = done | {text: kept[text] for text in fragments if text in kept}
         return nb, resources

@@ -9,25 +9,19 @@ numbers and verdicts are the claims', everything else but the method is the repo
 
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, ClassVar
 
 from nbconvert.exporters import Exporter
 from nbconvert.preprocessors import Preprocessor
-from traitlets import default
 
-from fusedlib.bench import paths
 from press.display import TABLE_MIME
-from press.pages import ReportError, html, pandoc, svg
+from press.pages import ReportError, outputs, pandoc
 from press.pages.exporters import PressExporter, compiled
 from press.pages.outputs import ABSTRACT, is_figure, meaning, plain_text, press, tags
 from press.pages.preprocessors import Headings, Numbers
-from press.style import INK, PAPER_INK
 
 MOST = 15
 """Slides of a deck."""
@@ -64,13 +58,9 @@ class Drawing:
 class Deck(Preprocessor):
     """The slides of a paper's notebook, as `resources.slides`, their text in HTML or Typst."""
 
-    def __init__(self, target: str, **more: Any) -> None:
-        super().__init__(**more)
-        self.target = target
-
     def preprocess(self, nb: Any, resources: Any) -> Any:
         """Fill `resources.slides` and `resources.title`."""
-        resources["slides"] = _converted(deck(nb), self.target)
+        resources["slides"] = _converted(deck(nb), resources["target"])
         resources["title"] = plain_text(press(nb).title)
         return nb, resources
 
@@ -81,16 +71,7 @@ class SlidesExporter(PressExporter):
     export_from_notebook = "Slides of fusedlib's report"
     output_mimetype = "text/html"
     suffix, folder = ".slides.html", "fusedlib_slides"
-    own_filters: ClassVar[dict[str, Any]] = {"drawing": svg.inline}
-
-    @default("preprocessors")
-    def _preprocessors_default(self) -> list[Any]:
-        return [Headings(), Numbers(), Deck(self.target)]
-
-    def _init_resources(self, resources: Any) -> Any:
-        resources = super()._init_resources(resources)
-        resources.update(html.assets("fusedlib_slides", "slides"))
-        return resources
+    steps: ClassVar[list[type]] = [Headings, Numbers, Deck]
 
 
 class SlidesPDFExporter(SlidesExporter):
@@ -107,21 +88,19 @@ class SlidesPDFExporter(SlidesExporter):
             ReportError: a slide's text does not fit however small; the message names the slide.
         """
         _, written = Exporter.from_notebook_node(self, nb, resources, **more)
-        with tempfile.TemporaryDirectory(prefix="fusedlib-slides-") as name:
-            folder = Path(name)
+        files: dict[str, bytes] = {}
 
-            def saved(drawing: Drawing) -> dict[str, str]:
-                path = folder / f"{drawing.number}.svg"
-                path.write_text(drawing.svg.replace(INK, PAPER_INK), encoding="utf-8")
-                return {"file": path.name, "alt": drawing.alt}
+        def saved(drawing: Drawing) -> dict[str, str]:
+            name = f"{drawing.number}.svg"
+            files[name] = drawing.svg.encode()
+            return {"file": name, "alt": drawing.alt}
 
-            content = {"title": written["title"], "slides": written["slides"]}
-            (folder / "deck.json").write_text(json.dumps(content, default=saved), encoding="utf-8")
-            shutil.copy(paths.TEMPLATES / "fusedlib_slides" / "slides.typ", folder)
-            try:
-                return compiled('#include "slides.typ"', folder), written
-            except RuntimeError as error:
-                raise ReportError(f"Typst cannot set the slides: {str(error)[:400]}") from error
+        content = {"title": written["title"], "slides": written["slides"]}
+        files["deck.json"] = json.dumps(content, default=saved).encode()
+        try:
+            return compiled('#include "slides.typ"', "fusedlib_slides/slides.typ", files), written
+        except RuntimeError as error:
+            raise ReportError(f"Typst cannot set the slides: {str(error)[:400]}") from error
 
 
 def deck(nb: Any) -> list[Slide]:
@@ -179,7 +158,7 @@ def _is_section(cell: Any, title: str = "") -> bool:
 
 
 def _drawing(output: Any) -> Drawing:
-    return Drawing(press(output).number, output.data["image/svg+xml"], html.alternative(output))
+    return Drawing(press(output).number, output.data["image/svg+xml"], outputs.alternative(output))
 
 
 def _study(cells: Sequence[Any]) -> dict[str, Any]:
@@ -192,7 +171,7 @@ def _study(cells: Sequence[Any]) -> dict[str, Any]:
     outputs = [output for cell in own for output in cell.get("outputs", [])]
     claims = [
         {"sentence": _with_bold_numbers(claim), "example": _example(claim),
-         "verdict": f"{_verdict(claim)} · `{claim.study}/{claim.name}`"}
+         "standing": f"{_summary(claim)} · `{claim.study}/{claim.name}`"}
         for claim in map(meaning, outputs) if claim.get("kind") == "claim" and claim.headline
     ]  # fmt: skip
     drawn = [o for o in outputs if claims and "image/svg+xml" in o.get("data", {})]
@@ -202,14 +181,14 @@ def _study(cells: Sequence[Any]) -> dict[str, Any]:
 
 
 def _recorded(claim: Any) -> list[dict[str, Any]]:
-    """The verdicts of the recorded machines that measured it."""
-    return [v for v in claim.verdicts if v["measured"] and not v["own"]]
+    """How it stands on the recorded machines that measured it."""
+    return [s for s in claim.standings if s["measured"] and not s["own"]]
 
 
-def _verdict(claim: Any) -> str:
+def _summary(claim: Any) -> str:
     recorded = _recorded(claim)
-    named = [f"{v['text']} on the {v['label']}" for v in recorded]
-    texts = named if len(recorded) > 1 else [v["text"] for v in recorded]
+    named = [f"{s['text']} on the {s['label']}" for s in recorded]
+    texts = named if len(recorded) > 1 else [s["text"] for s in recorded]
     return ", ".join(texts) or "not recorded yet"
 
 
@@ -235,12 +214,12 @@ def _with_bold_numbers(claim: Any) -> str:
 def _example(claim: Any) -> str:
     """Where a claim's first number comes from; nothing if it has none."""
     numbers, recorded = _numbers(claim), _recorded(claim)
-    rows = " and ".join(f"`report/results/{v['machine']}`" for v in recorded)
+    rows = " and ".join(f"`report/results/{s['machine']}`" for s in recorded)
     if not numbers or not recorded:
         return ""
     return (
         f"For instance **{numbers[0]}**: computed from rows in {rows} by the claim "
-        f"`{claim.study}/{claim.name}`, which {_verdict(claim)}."
+        f"`{claim.study}/{claim.name}`, which {_summary(claim)}."
     )
 
 

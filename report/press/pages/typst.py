@@ -1,10 +1,14 @@
 """What the Typst template asks: literals, tables, widths of drawings."""
 
+import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
+from press.pages import svg
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
 _UNBROKEN = re.compile(r"\S{25,}")
 _LONG, _SHORT = 34, 14  # characters from which a column of a table holds text that wraps
 _HEADER = 9
@@ -13,45 +17,33 @@ _TEXT_WIDTH_PT = 464
 
 def quoted(text: str) -> str:
     """A string literal; characters that PDF cannot hold are left out."""
-    text = "".join(c for c in text if c >= " " or c in "\n\t")
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-
-
-def array(items: Iterable[str]) -> str:
-    """An array of expressions."""
-    return f"({''.join(item + ', ' for item in items)})"
+    return json.dumps(_CONTROL.sub("", text), ensure_ascii=False)
 
 
 def soft(text: str) -> str:
     """Text in which very long words may break."""
     return _UNBROKEN.sub(
-        lambda match: "\N{ZERO WIDTH SPACE}".join(re.findall(r".{1,24}", match[0])), text
+        lambda match: "\N{ZERO WIDTH SPACE}".join(re.findall(r".{1,24}", match[0])),
+        _CONTROL.sub("", text),
     )
 
 
 def datatable(content: dict[str, Any]) -> str:
     """A table's cells as a dictionary for `datatable` of report.typ; `long` are shares of width."""
-    columns, rows = content["columns"], content["rows"]
-    lengths = [max((len(row[at]) for row in rows), default=0) for at in range(len(columns))]
+    cells = [[row[at] for row in content["rows"]] for at in range(len(content["columns"]))]
+    lengths = [max(map(len, column), default=0) for column in cells]
     # Beside long text, the shorter text of other columns wraps too.
     least = _SHORT if max(lengths) > 2 * _LONG else _LONG
-    long = [length / _LONG if length > least else 0 for length in lengths]
-    heads = [
-        [*names[:-1], _wrapped(names[-1], [row[at] for row in rows])]
-        for at, names in enumerate(columns)
-    ]
-
-    def cells(texts: Iterable[str]) -> str:
-        return array(quoted(soft(text)) for text in texts)
-
+    shares = [length / _LONG if length > least else 0 for length in lengths]
+    heads = zip(content["columns"], cells, strict=True)
     data = {
-        "columns": array(map(cells, heads)),
-        "align": array(map(quoted, content["align"])),
-        "stub": str(content["stub"]),
-        "long": array(f"{min(share, 8) ** 0.75:.3g}" for share in long),
-        "rows": array(map(cells, rows)),
+        "columns": [[*map(soft, names[:-1]), soft(_wrapped(names[-1], c))] for names, c in heads],
+        "align": content["align"],
+        "stub": content["stub"],
+        "long": [float(f"{min(share, 8) ** 0.75:.3g}") for share in shares],
+        "rows": [[*map(soft, row)] for row in content["rows"]],
     }
-    return f"({', '.join(f'{name}: {value}' for name, value in data.items())})"
+    return f"json(bytes({quoted(json.dumps(data))}))"
 
 
 def _wrapped(header: str, cells: list[str]) -> str:
@@ -62,10 +54,10 @@ def _wrapped(header: str, cells: list[str]) -> str:
     return "\n".join(lines).replace(" \N{WORD JOINER}", "").replace("\N{WORD JOINER}", "")
 
 
-def width(svg: str) -> str:
+def width(drawing: str) -> str:
     """Drawings keep their size up to the text's width, other pictures fill it."""
-    match = re.search(r'<svg[^>]*\swidth="([\d.]+)pt"', svg)
-    return f"{match[1]}pt" if match and float(match[1]) < _TEXT_WIDTH_PT else "100%"
+    wide, _, unit = svg.size(drawing)
+    return f"{wide:g}pt" if unit == "pt" and wide < _TEXT_WIDTH_PT else "100%"
 
 
 def refused(resources: Any, compiled: Callable[[str], object]) -> dict[str, str]:

@@ -2,12 +2,12 @@
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fusedlib.bench import paths
+from fusedlib.bench import machine, paths
 
 PROFILES = ("quick", "full")
 AUTO = "auto"
@@ -18,9 +18,14 @@ STATIC = "FUSEDLIB_STATIC"
 # The published tables were measured on a card of 80 GB; their largest size needs that much.
 FULL_MEMORY_BYTES = 80e9
 
-_TOP_KEYS = {"study", "frame"}
-_TEXT_KEYS = ("name", "title", "question")
-_STUDY_KEYS = {*_TEXT_KEYS, *PROFILES, "reads"}
+_TEXTS = ("name", "title", "question")
+_FILE_KEYS = {"study": list, "frame": str}
+_STUDY_KEYS = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(PROFILES, dict)}
+_KINDS: dict[Any, str] = {
+    str: "a text",
+    list: "a list",
+    dict: "a table of parameters; an empty one, {}, takes the notebook's own defaults",
+}
 
 
 class ConfigError(ValueError):
@@ -37,7 +42,6 @@ class Study:
         question: what it asks, one sentence.
         notebook: path of the notebook.
         profiles: parameters of each profile, by profile and name.
-        reads: other studies whose rows it shows as well.
     """
 
     name: str
@@ -45,7 +49,15 @@ class Study:
     question: str
     notebook: Path
     profiles: Mapping[str, Mapping[str, Any]]
-    reads: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> set[str] | None:
+        """Studies whose rows it shows: its own, and those that its cells name; None: all."""
+        if self.name == FRAME:
+            return None
+        text = self.notebook.read_text(encoding="utf-8")
+        others = {path.stem for path in self.notebook.parent.glob("*.ipynb")}
+        return {self.name, *(name for name in others if f'\\"{name}\\"' in text)}
 
 
 @dataclass(frozen=True)
@@ -79,9 +91,9 @@ class Config:
         return tuple(study for study in self.studies if not only or study.name in chosen)
 
 
-def known(names: Sequence[str] | Mapping[str, Any]) -> str:
+def known(names: Iterable[Any]) -> str:
     """Names as they stand in an error message."""
-    return ", ".join(names) or "none"
+    return ", ".join(map(str, names)) or "none"
 
 
 def load(path: Path | None = None) -> Config:
@@ -94,78 +106,58 @@ def load(path: Path | None = None) -> Config:
     path = path or paths.NOTEBOOKS / "study.toml"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; it lists the notebooks of the study") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    _check_keys(data, _TOP_KEYS, str(path))
-    tables = data.get("study", [])
-    if not isinstance(tables, list) or not tables:
+    data = {"frame": str(paths.REPORT / "report.ipynb"), "study": [], **data}
+    _check(data, _FILE_KEYS, str(path))
+    if not data["study"]:
         raise ConfigError(f"{path} has no [[study]] table; it needs one for each notebook")
-    studies = tuple(_study(table, number, path) for number, table in enumerate(tables, 1))
+    studies = tuple(_study(table, number, path) for number, table in enumerate(data["study"], 1))
     names = [study.name for study in studies]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{path}: {known(twice)} stands there more than once")
-    for study in studies:
-        if strange := [name for name in study.reads if name not in names]:
-            raise ConfigError(
-                f"{path}: {study.name} reads {known(strange)}, unknown; known: {known(names)}"
-            )
-    frame = data.get("frame")
-    if frame is not None and not isinstance(frame, str):
-        raise ConfigError(f"{path}: frame must be a path as a string, not {frame!r}")
-    notebook = (path.parent / frame).resolve() if frame else paths.REPORT / "report.ipynb"
-    if not notebook.is_file():
-        raise ConfigError(f"{path}: the report's frame {notebook} does not exist")
-    return Config(studies, Study(FRAME, "Report", "", notebook, {p: {} for p in PROFILES}))
+    frame = (path.parent / data["frame"]).resolve()
+    if not frame.is_file():
+        raise ConfigError(f"{path}: the report's frame {frame} does not exist")
+    return Config(studies, Study(FRAME, "Report", "", frame, {p: {} for p in PROFILES}))
 
 
-def _check_keys(table: Mapping[str, Any], allowed: set[str], where: str) -> None:
-    if unknown := sorted(set(table) - allowed):
-        raise ConfigError(
-            f"{where}: unknown key {known(unknown)}; known keys: {known(sorted(allowed))}"
-        )
+def _check(table: Any, types: Mapping[str, type], where: str) -> None:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} is not a table")
+    if unknown := sorted(set(table) - set(types)):
+        raise ConfigError(f"{where}: unknown key {known(unknown)}; known keys: {known(types)}")
+    for key, wanted in types.items():
+        value = table.get(key)
+        if not isinstance(value, wanted) or not str(value).strip():
+            raise ConfigError(f"{where}: {key} is missing or not {_KINDS[wanted]}")
 
 
 def _study(table: Any, number: int, path: Path) -> Study:
     where = f"{path}: [[study]] number {number}"
-    if not isinstance(table, dict):
-        raise ConfigError(f"{where} is not a table")
-    _check_keys(table, _STUDY_KEYS, where)
-    for key in _TEXT_KEYS:
-        if not isinstance(table.get(key), str) or not table[key].strip():
-            raise ConfigError(f"{where}: {key} is missing or not a text; each study needs one")
-    where = f"{path}: {table['name']}"
+    if isinstance(table, dict) and "name" in table:
+        where += f", {table['name']}"
+    _check(table, _STUDY_KEYS, where)
     # The name becomes file names, and the report's frame has taken one of them.
     if not re.fullmatch(r"[A-Za-z0-9_-]+", table["name"]) or table["name"] == FRAME:
         raise ConfigError(
             f"{where}: a name is made of letters, digits, - and _, and is not '{FRAME}'"
         )
-    for profile in PROFILES:
-        if not isinstance(table.get(profile), dict):
-            raise ConfigError(
-                f"{where}: {profile} is missing or not a table of parameters; "
-                "an empty table {} takes the notebook's own defaults"
-            )
-        if "profile" in table[profile]:
+    profiles = {profile: table[profile] for profile in PROFILES}
+    for profile, values in profiles.items():
+        if "profile" in values:
             raise ConfigError(f"{where}: {profile} sets 'profile', which the runner always passes")
-    reads = table.get("reads", [])
-    if not isinstance(reads, list) or not all(isinstance(name, str) for name in reads):
-        raise ConfigError(f"{where}: reads must be a list of study names, not {reads!r}")
     notebook = path.parent / f"{table['name']}.ipynb"
     if not notebook.is_file():
         raise ConfigError(f"{where}: its notebook {notebook} does not exist")
-    profiles = {p: table[p] for p in PROFILES}
-    name, title, question = (table[key] for key in _TEXT_KEYS)
-    return Study(name, title, question, notebook, profiles, tuple(reads))
+    name, title, question = (table[key] for key in _TEXTS)
+    return Study(name, title, question, notebook, profiles)
 
 
 def choose_profile(asked: str) -> tuple[str, str]:
-    """The profile to use, and why, for people.
-
-    `auto` becomes `full` where a CUDA GPU of 80 GB or more is there, else `quick`.
+    """The profile to use, and why, for people; `auto` takes what fits this machine's device.
 
     Raises:
         ConfigError: an unknown profile.
@@ -174,14 +166,12 @@ def choose_profile(asked: str) -> tuple[str, str]:
         return asked, "as asked"
     if asked != AUTO:
         raise ConfigError(f"profile {asked!r} is unknown; known: {known([AUTO, *PROFILES])}")
-    from fusedlib.bench import machine
-
     facts = machine.describe()
     return fitting_profile(facts.device_type, facts.device_name, facts.device_memory_gib)
 
 
 def fitting_profile(device_type: str, name: str, memory_gib: float | None) -> tuple[str, str]:
-    """The profile that a device is made for, and why."""
+    """`full` for a CUDA GPU of 80 GB or more, else `quick`; and why."""
     if device_type != "cuda":
         return "quick", "this machine has no CUDA GPU"
     if memory_gib is None:

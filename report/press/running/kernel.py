@@ -3,12 +3,10 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,34 +41,21 @@ def kernel_spec() -> dict[str, Any]:
     }
 
 
-def environment(extra: Mapping[str, str | None]) -> dict[str, str]:
-    """Environment of a kernel: ours, our packages importable, our folders as absolute paths.
-
-    Args:
-        extra: variables to set; None takes one away.
-    """
-    env = dict(os.environ)
-    search = [*map(str, paths.PACKAGES), *filter(None, [env.get("PYTHONPATH")])]
-    env["PYTHONPATH"] = os.pathsep.join(search)
-    env["FUSEDLIB_RESULTS"] = str(paths.results_dir().absolute())
-    env["FUSEDLIB_BUILD"] = str(paths.build_dir().absolute())
-    env["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
-    for name, value in extra.items():
-        env.pop(name, None)
-        if value is not None:
-            env[name] = value
-    return env
+def variables() -> dict[str, str]:
+    """What a kernel's environment has: our packages importable, our folders as absolute paths."""
+    search = [*map(str, paths.PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "PYTHONPATH": os.pathsep.join(search),
+        "FUSEDLIB_RESULTS": str(paths.results_dir().absolute()),
+        "FUSEDLIB_BUILD": str(paths.build_dir().absolute()),
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
 
 
-@contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
+def private_folder() -> "tempfile.TemporaryDirectory[str]":
     """A temporary folder with a path short enough for sockets."""
-    short = len(tempfile.gettempdir()) <= _LONGEST_FOLDER
-    folder = tempfile.mkdtemp(prefix="fusedlib-", dir=None if short else "/tmp")
-    try:
-        yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    place = None if len(tempfile.gettempdir()) <= _LONGEST_FOLDER else "/tmp"
+    return tempfile.TemporaryDirectory(prefix="fusedlib-", dir=place, ignore_cleanup_errors=True)
 
 
 def new_manager(folder: Path) -> AsyncKernelManager:
@@ -83,19 +68,6 @@ def new_manager(folder: Path) -> AsyncKernelManager:
     )
 
 
-def end(manager: AsyncKernelManager, *, politely: bool) -> None:
-    """End a kernel and every process that it started; nothing of them is left afterwards.
-
-    Args:
-        manager: the kernel's manager; one that started none is fine.
-        politely: ask the kernel to shut down first, as after a notebook that ran to its end.
-    """
-    process = getattr(manager.provisioner, "process", None)
-    if process is not None:
-        with uninterrupted():
-            _end(manager, process, politely)
-
-
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C and SIGTERM wait until the block has ended."""
@@ -106,46 +78,53 @@ def uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end(manager: AsyncKernelManager, process: Any, politely: bool) -> None:
-    pid: int = process.pid
-    family = descendants(pid)
-    if politely and process.poll() is None:
+def end(manager: AsyncKernelManager, *, politely: bool) -> None:
+    """End a kernel and every process that it started; nothing of them is left afterwards.
+
+    Args:
+        manager: the kernel's manager; one that started none is fine.
+        politely: ask the kernel to shut down first, as after a notebook that ran to its end.
+    """
+    process = getattr(manager.provisioner, "process", None)
+    if process is None:
+        return
+    with uninterrupted():
+        family = _family(process.pid)
+        if politely and process.poll() is None:
+            with contextlib.suppress(Exception):
+                ended = asyncio.wait_for(manager.shutdown_kernel(), SHUTDOWN_S)
+                ensure_event_loop().run_until_complete(ended)
+        _signal(process.pid, family, signal.SIGTERM)
+        psutil.wait_procs(family, timeout=TERMINATE_S)
+        # The kernel leads its own process group, which outlives it while a child is in it.
+        _signal(process.pid, {*family, *_family(process.pid)}, signal.SIGKILL)
         with contextlib.suppress(Exception):
-            ended = asyncio.wait_for(manager.shutdown_kernel(), SHUTDOWN_S)
-            ensure_event_loop().run_until_complete(ended)
-    _signal(pid, family, signal.SIGTERM)
-    deadline = time.monotonic() + TERMINATE_S
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    # The kernel leads its own process group, which outlives it while a child is in it.
-    _signal(pid, [*family, *descendants(pid)], signal.SIGKILL)
-    with contextlib.suppress(Exception):
-        process.wait(timeout=SHUTDOWN_S)
-    _forget_tasks()
+            process.wait(timeout=SHUTDOWN_S)
+        _forget_tasks()
 
 
-def _signal(group: int, others: list[int], number: signal.Signals) -> None:
+def _family(pid: int) -> set[psutil.Process]:
+    """A process, its children and theirs, also those of another group."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        return {process, *process.children(recursive=True)}
+    return set()
+
+
+def _signal(group: int, processes: set[psutil.Process], number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-    for pid in others:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-
-
-def descendants(pid: int) -> list[int]:
-    """A process's children and theirs, also those of another group."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    return []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
 
 
 def _forget_tasks() -> None:
     """Cancel what an interrupt left in the event loop, or Python complains about it at exit."""
     loop = ensure_event_loop()
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    if tasks:
+    if tasks := asyncio.all_tasks(loop):
+        for task in tasks:
+            task.cancel()
         gathered = asyncio.gather(*tasks, return_exceptions=True)
         with contextlib.suppress(BaseException):
             loop.run_until_complete(asyncio.wait_for(gathered, 2.0))

@@ -6,6 +6,7 @@ one of them, such as `list[int]`. Where the help ends in brackets they bound the
 """
 
 import ast
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -43,33 +44,27 @@ class Parameter:
         try:
             value = _fitted(value, self.type)
         except TypeError:
-            raise self._wrong_type(value, where) from None
-        self._check_bounds(value, where)
-        return value
-
-    def parse(self, text: str, where: str) -> Any:
-        """The value that a text from the command line stands for.
-
-        Raises:
-            ParameterError: the text does not read as the parameter's type, or is out of bounds.
-        """
-        try:
-            value = _fitted(_reading(text.strip(), self.type), self.type)
-        except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
-            raise self._wrong_type(text, where) from None
-        self._check_bounds(value, where)
-        return value
-
-    def _wrong_type(self, value: Any, where: str) -> ParameterError:
-        return ParameterError(f"{where}: {self.name} must be {self.type}, not {value!r}")
-
-    def _check_bounds(self, value: Any, where: str) -> None:
+            raise ParameterError(
+                f"{where}: {self.name} must be {self.type}, not {value!r}"
+            ) from None
         bounds = _BOUNDS.search(self.help)
         for entry in value if isinstance(value, list) else [value]:
             if bounds and not _within(entry, bounds[1]):
                 raise ParameterError(
                     f"{where}: {self.name} must be in [{bounds[1]}], but {entry!r} is not"
                 )
+        return value
+
+    def parse(self, text: str, where: str) -> Any:
+        """The value that a text from the command line stands for, checked.
+
+        Raises:
+            ParameterError: the text does not read as the parameter's type, or is out of bounds.
+        """
+        value: Any = text
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value = _reading(text.strip(), self.type)
+        return self.check(value, where)
 
 
 def read(notebook: Path) -> dict[str, Parameter]:
@@ -97,40 +92,31 @@ def read(notebook: Path) -> dict[str, Parameter]:
     return parameters
 
 
-def values(
-    name: str, declared: Mapping[str, Parameter], asked: Mapping[str, Any],
-    overrides: Mapping[str, str], profile: str,
-) -> dict[str, Any]:  # fmt: skip
-    """What a notebook is run with: the profile, the study file's values, the command line's.
+def choose(
+    declared: Mapping[str, Mapping[str, Parameter]], asked: Mapping[str, Mapping[str, Any]],
+    settings: Sequence[str], profile: str,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """What each notebook is run with: the profile, the study file's values, the command line's.
+
+    Args:
+        declared: parameters of the selected notebooks.
+        asked: what the study file sets for each.
+        settings: `name=value`, for every selected notebook that has the parameter, or
+            `notebook.name=value`.
+        profile: goes to all.
 
     Raises:
-        ParameterError: a parameter that the notebook does not have, or a value that does not fit.
+        ParameterError: a parameter that a notebook does not have, or a value that does not fit; a
+            setting without `=`, of an unselected notebook, or of `profile`.
     """
-    out: dict[str, Any] = {"profile": profile}
-    for key, value in asked.items():
+    chosen: dict[str, dict[str, Any]] = {name: {"profile": profile} for name in declared}
+    for name, values in asked.items():
         where = f"study file, {name}, {profile}"
-        out[key] = _known(declared, key, where).check(value, where)
-    for key, text in overrides.items():
-        out[key] = _known(declared, key, name).parse(text, name)
-    return out
-
-
-def assign_overrides(
-    settings: Sequence[str], declared: Mapping[str, Mapping[str, Parameter]]
-) -> dict[str, dict[str, str]]:
-    """Sort `name=value` and `notebook.name=value` settings by notebook.
-
-    A setting without a notebook goes to every selected notebook that has the parameter.
-
-    Raises:
-        ParameterError: no `=`, an unselected notebook, a parameter that none of them has, or
-            `profile`, which is not set this way.
-    """
-    out: dict[str, dict[str, str]] = {name: {} for name in declared}
+        for key, value in values.items():
+            chosen[name][key] = _known(declared[name], key, where).check(value, where)
     for setting in settings:
         target, equals, text = setting.partition("=")
-        target = target.strip()
-        notebook, dot, key = target.rpartition(".")
+        notebook, dot, key = target.strip().rpartition(".")
         if not equals or not key:
             raise ParameterError(f"{setting!r} is no setting; write name=value")
         if key == "profile":
@@ -140,17 +126,13 @@ def assign_overrides(
                 f"{setting!r}: notebook {notebook!r} is unknown or not selected; "
                 f"known: {known(sorted(declared))}"
             )
-        takers = (
-            [notebook] if dot else [n for n, parameters in declared.items() if key in parameters]
-        )
+        takers = [notebook] if dot else [name for name in declared if key in declared[name]]
         if not takers:
-            every = sorted(
-                {k for parameters in declared.values() for k in parameters} - {"profile"}
-            )
-            raise ParameterError(f"parameter {key!r} is unknown; known: {known(every)}")
-        for taker in takers:
-            out[taker][key] = text
-    return out
+            names = {name for parameters in declared.values() for name in parameters} - {"profile"}
+            raise ParameterError(f"parameter {key!r} is unknown; known: {known(sorted(names))}")
+        for name in takers:
+            chosen[name][key] = _known(declared[name], key, name).parse(text, name)
+    return chosen
 
 
 def _known(declared: Mapping[str, Parameter], key: str, where: str) -> Parameter:
@@ -171,22 +153,22 @@ def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
     for statement in body:
         line = lines[statement.lineno - 1].strip()
         where = f"{notebook}: parameters cell, line {line!r}"
-        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
-            raise ParameterError(f"{where}: must read `name: type = default  # help`")
-        name, kind = statement.target.id, ast.unparse(statement.annotation)
         try:
-            if kind not in _TYPES:
-                raise ValueError(f"type {kind} is none of {known(sorted(_TYPES))}")
-            if statement.value is None:
-                raise ValueError("it has no default")
+            if not isinstance(statement, ast.AnnAssign) or statement.value is None:
+                raise ValueError
+            name, kind = ast.unparse(statement.target), ast.unparse(statement.annotation)
+            if not name.isidentifier() or kind not in _TYPES:
+                raise ValueError
             default = ast.literal_eval(statement.value)
-        except ValueError as error:
-            raise ParameterError(f"{where}: only plain types and literals: {error}") from None
-        end = statement.end_lineno or statement.lineno
-        comment = lines[end - 1][statement.end_col_offset or 0 :].partition("#")[2].strip()
-        parameter = Parameter(name, kind, default, comment)
-        parameter.check(default, where)
-        out[name] = parameter
+        except ValueError:
+            raise ParameterError(
+                f"{where}: must read `name: type = default  # help`, the default a literal, "
+                f"the type one of {known(sorted(_TYPES))}"
+            ) from None
+        last = lines[(statement.end_lineno or 1) - 1]
+        comment = last[statement.end_col_offset or 0 :].partition("#")[2]
+        out[name] = Parameter(name, kind, default, comment.strip())
+        out[name].check(default, where)
     return out
 
 

@@ -16,9 +16,9 @@ class WriteError(OSError):
     """A product could not be written; the message names it, the reason and what to do."""
 
 
-def copy_path(name: str) -> Path:
-    """Where the executed copy of a notebook lies."""
-    return paths.build_dir() / "notebooks" / f"{name}.ipynb"
+def copy_path(name: str, build: Path | None = None) -> Path:
+    """Where the executed copy of a notebook lies, below the folder of products."""
+    return (build or paths.build_dir()) / "notebooks" / f"{name}.ipynb"
 
 
 def read_metadata(copy: Path) -> dict[str, Any]:
@@ -44,7 +44,10 @@ def write_whole(path: Path, content: str | bytes) -> Path:
     except OSError as error:
         with contextlib.suppress(OSError):
             unfinished.unlink()
-        raise _write_error(path, error) from error
+        raise WriteError(
+            f"cannot write {path}: {error.strerror or error}. Make room or choose another folder: "
+            "FUSEDLIB_BUILD is for products, FUSEDLIB_RESULTS for rows"
+        ) from error
     return path
 
 
@@ -54,19 +57,4 @@ def check_writable(folder: Path) -> None:
     Raises:
         WriteError: it cannot be made or written to.
     """
-    probe = folder / f".writable.{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.write_text("x" * 4096)
-        probe.unlink()
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            probe.unlink()
-        raise _write_error(folder, error) from error
-
-
-def _write_error(path: Path, error: OSError) -> WriteError:
-    return WriteError(
-        f"cannot write {path}: {error.strerror or error}. Make room or choose another folder: "
-        "FUSEDLIB_BUILD is for products, FUSEDLIB_RESULTS for rows"
-    )
+    write_whole(folder / "writable", "x" * 4096).unlink()

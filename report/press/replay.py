@@ -19,9 +19,9 @@ from fusedlib.bench import paths, results
 from fusedlib.bench.machine import NAME
 from press import beside, claims, display
 from press.claims import Claim
-from press.plan import MEASURE, environment
-from press.running.config import FRAME, STATIC, Config
-from press.running.products import METADATA, copy_path
+from press.measuring import MEASURE, environment
+from press.running.config import STATIC, Config
+from press.running.products import METADATA, copy_path, write_whole
 
 NOBODY = "nobody"
 """Name of a machine that has no rows."""
@@ -33,12 +33,6 @@ class Analysis:
 
     notebook: Any
     claims: list[Claim]
-
-    def save(self, path: Path) -> None:
-        """Write the notebook where an executed copy would lie."""
-        self.notebook.metadata[METADATA] = {"status": "ok", "profile": "full"}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        nbformat.write(self.notebook, path)
 
 
 def analysis_of(notebook: Path) -> Analysis:
@@ -73,20 +67,18 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
         only: names of studies; all for none.
 
     Returns:
-        The claims that each study states.
+        The claims that each notebook states, by its name.
     """
     stated = {}
+    every = [study.name for study in config.studies]
     with recorded_rows(), environment({"FUSEDLIB_BUILD": str(folder)}):
-        for study in config.select(only):
-            analysis = analysis_of(study.notebook)
-            show_others(analysis.notebook, study.notebook, [study.name])
-            analysis.save(copy_path(study.name))
-            stated[study.name] = analysis.claims
-        if not only:
-            analysis = analysis_of(config.frame.notebook)
-            names = [study.name for study in config.studies]
-            show_others(analysis.notebook, config.frame.notebook, names)
-            analysis.save(copy_path(FRAME))
+        for part in config.select(only) if only else config.parts:
+            analysis = analysis_of(part.notebook)
+            studies = every if part is config.frame else [part.name]
+            show_others(analysis.notebook, part.notebook, studies)
+            analysis.notebook.metadata[METADATA] = {"status": "ok", "profile": "full"}
+            write_whole(copy_path(part.name), nbformat.writes(analysis.notebook))
+            stated[part.name] = analysis.claims
     return stated
 
 

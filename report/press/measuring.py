@@ -60,19 +60,17 @@ def run_measuring(study: Study) -> None:
     The variables that a recorder heeds say whether anything is measured, and which cases.
     """
     cells = nbformat.read(study.notebook, as_version=4).cells
-    last = max(at for at, cell in enumerate(cells) if MEASURE in cell.metadata.get("tags", []))
+    tags = [{*cell.metadata.get("tags", [])} for cell in cells]
+    last = max(at for at, own in enumerate(tags) if MEASURE in own)
     given = {"device": "cuda"} | dict(study.profiles["full"]) | {"profile": "full"}
     declared = parameters.read(study.notebook)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     site.addsitedir(str(study.notebook.parent))  # its helpers, as a kernel started there finds them
     for at, cell in enumerate(cells[: last + 1]):
-        tags = {*cell.metadata.get("tags", [])}
-        needed = tags & {MEASURE, parameters.TAG} or "Recorder(" in cell.source
-        if cell.cell_type != "code" or not needed:
-            continue
-        code = compile(cell.source, f"{study.notebook.name}[{at}]", "exec")
-        exec(code, namespace)
-        if parameters.TAG in tags:
+        needed = tags[at] & {MEASURE, parameters.TAG} or "Recorder(" in cell.source
+        if cell.cell_type == "code" and needed:
+            exec(compile(cell.source, f"{study.notebook.name}[{at}]", "exec"), namespace)
+        if parameters.TAG in tags[at]:
             namespace |= {name: value for name, value in given.items() if name in declared}
 
 
