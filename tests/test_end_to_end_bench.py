@@ -129,7 +129,7 @@ def test_under_load_each_rival_trains_by_its_own_mlp_and_nothing_waits(
     def under_load(turn, *settings):
         before = len(calls)
         # A step's sections, whose times nobody has asked for.
-        seen.append((set(turn.run().elapsed_ms()), len(calls) > before))
+        seen.append((set(turn.issue().elapsed_ms()), len(calls) > before))
         return real(turn, *settings)
 
     monkeypatch.setattr(sustained, "under_load", under_load)

@@ -52,7 +52,7 @@ def test_no_git_and_no_nvml_are_null(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     facts = machine.describe()
     assert (facts.commit, facts.dirty, facts.driver, facts.cpu) == (None, None, None, None)
-    assert machine.conditions() == {}
+    assert machine.conditions("before") == {}
 
 
 def test_the_commit_is_the_code_s_and_the_name_stands_in_no_run(monkeypatch):
@@ -120,14 +120,10 @@ def test_conditions_come_from_nvml_and_survive_what_it_does_not_know(monkeypatch
         nvmlDeviceGetEnforcedPowerLimit=unknown, nvmlDeviceGetTemperature=lambda h, kind: 35,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    state = machine.conditions()
-    assert state == {
-        "sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_w": 123.0,
-        "power_limit_w": None, "temperature_c": 35,
+    assert machine.conditions("after") == {
+        "sm_clock_after_mhz": 1980, "memory_clock_after_mhz": 3201, "power_after_w": 123.0,
+        "power_limit_after_w": None, "temperature_after_c": 35,
     }  # fmt: skip
-    flat = machine.before_and_after(state, {**state, "temperature_c": 60})
-    assert (flat["temperature_before_c"], flat["temperature_after_c"]) == (35, 60)
-    assert flat["sm_clock_before_mhz"] == 1980
 
 
 def test_energy_is_taken_between_steps_of_the_counter(monkeypatch):

@@ -77,8 +77,9 @@ def test_ctrl_c_and_a_full_disk_end_the_sweep_and_keep_the_rows(tmp_path, kind):
 
 
 def test_rows_on_nvidia_carry_the_state_before_and_after(tmp_path, monkeypatch):
-    states = iter([{"sm_clock_mhz": 345}, {"sm_clock_mhz": 1980}])
-    monkeypatch.setattr(machine, "conditions", lambda: next(states))
+    clocks = iter([345, 1980])
+    state = lambda when: {f"sm_clock_{when}_mhz": next(clocks)}  # noqa: E731
+    monkeypatch.setattr(machine, "conditions", state)
     run(tmp_path, CASES[:1])
     row = recorder_at(tmp_path).rows().iloc[0]
     assert (row["sm_clock_before_mhz"], row["sm_clock_after_mhz"]) == (345, 1980)

@@ -187,19 +187,23 @@ def _gpu_facts() -> dict[str, Any]:
     return facts
 
 
-def conditions() -> dict[str, Any]:
-    """State of the NVIDIA card now: clocks in MHz, power in W, temperature in °C; else empty."""
+def conditions(when: str) -> dict[str, Any]:
+    """State of the NVIDIA card now, as `sm_clock_before_mhz` and so on; empty without one.
+
+    Args:
+        when: "before" or "after" what is measured.
+    """
     with _nvml() as (nvml, handle):
         if handle is None:
             return {}
         power = _asked(nvml.nvmlDeviceGetPowerUsage, handle)
+        limit = _asked(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
         return {
-            "sm_clock_mhz": _asked(nvml.nvmlDeviceGetClockInfo, handle, 1),
-            "memory_clock_mhz": _asked(nvml.nvmlDeviceGetClockInfo, handle, 2),
-            "power_w": power and power / 1000,
-            "power_limit_w": (_asked(nvml.nvmlDeviceGetEnforcedPowerLimit, handle) or 0) / 1000
-            or None,
-            "temperature_c": _asked(nvml.nvmlDeviceGetTemperature, handle, 0),
+            f"sm_clock_{when}_mhz": _asked(nvml.nvmlDeviceGetClockInfo, handle, 1),
+            f"memory_clock_{when}_mhz": _asked(nvml.nvmlDeviceGetClockInfo, handle, 2),
+            f"power_{when}_w": power and power / 1000,
+            f"power_limit_{when}_w": limit and limit / 1000,
+            f"temperature_{when}_c": _asked(nvml.nvmlDeviceGetTemperature, handle, 0),
         }
 
 
@@ -219,16 +223,6 @@ def others_on_card(most_used_gib: float) -> str:
         memory = _asked(nvml.nvmlDeviceGetMemoryInfo, handle)
         used = memory.used / 2**30 if memory else 0.0
         return f"somebody uses {used:.1f} GiB" if used > most_used_gib else ""
-
-
-def before_and_after(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """The two states as flat figures: `sm_clock_before_mhz`, `sm_clock_after_mhz`, ..."""
-    flat = {}
-    for when, state in (("before", before), ("after", after)):
-        for name, value in state.items():
-            quantity, unit = name.rsplit("_", 1)
-            flat[f"{quantity}_{when}_{unit}"] = value
-    return flat
 
 
 @dataclass

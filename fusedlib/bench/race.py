@@ -181,9 +181,9 @@ def _time_together(recorder: Recorder, spec: Race, ready: dict[str, tuple[Case, 
         recorder.append(case, figures, status=tried.status, reason=tried.reason)
     while turns:
         clock = _Clock(spec, turns, ready[next(iter(turns))][0])
-        before = machine.conditions()
+        state = machine.conditions("before")
         timed = Attempt.at(clock.run)
-        state = machine.before_and_after(before, machine.conditions())
+        state |= machine.conditions("after")
         if timed.value is not None:
             session = {"session": datetime.now(UTC).isoformat()}
             for name, figures in timed.value.items():

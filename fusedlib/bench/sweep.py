@@ -27,9 +27,9 @@ def sweep(
             if recorder.is_over():
                 break
             shown.case(label(case, names))
-            before = machine.conditions()
+            state = machine.conditions("before")
             figures, status, reason = outcome(measure, case)
-            state = machine.before_and_after(before, machine.conditions())
+            state |= machine.conditions("after")
             recorder.append(case, {**figures, **state}, status=status, reason=reason)
             shown.done()
     print(recorder.summary())

@@ -348,12 +348,10 @@ def _held(program: Program, plan: Plan) -> dict[str, Any]:
     largest blocks there. On CUDA the peak is the allocator's own count.
     """
     _zero(program)
-    base = _statistics(program.device.type)
-    with watching(program.device) as watch:
+    with _counted(program.device.type) as counters, watching(program.device) as watch:
         loss = program.loss_by(plan)
         watch.mark("forward")
         loss.backward()
-    counters = _witness(base, _statistics(program.device.type))
     counters.pop("reserved_peak_mib", None)  # of the pass without checkpoints just before
     every = allocator_history.blocks(watch.history)
     held = total(allocator_history.live(every, len(watch.history.changes)))
@@ -371,12 +369,11 @@ def _watched(case: Case, kept_at: Path | None) -> dict[str, Any]:
     device, whole = case["device"], case["mode"] == "step"
     adam = "foreach" if device == "cuda" else "single"
     make = partial(Program.of, case, "step" if whole else "forward", adam=adam)
-    base = _statistics(device)
-    with torch.no_grad() if case["mode"] == MODES[0] else nullcontext():
+    quiet = torch.no_grad() if case["mode"] == MODES[0] else nullcontext()
+    with _counted(device) as counters, quiet:
         program, watch, known = watched_steps(
             make, torch.device(device), STEPS if whole else 1, note_casts=True
         )
-    counters = _witness(base, _statistics(device))
     figures = _figures(watch.history, known)
     figures |= {"peak_mib": figures["events_peak_mib"], **counters}
     if kept_at and device == "cuda":
@@ -426,32 +423,24 @@ def _listed(groups: Sequence[tuple[int, int, str, str]]) -> dict[str, list[Any]]
     return {name: [group[at] for group in groups] for at, name in enumerate(names)}
 
 
-def _statistics(device: str) -> dict[str, int]:
-    """CUDA's counters; peaks begin anew when read. Nothing elsewhere."""
+@contextmanager
+def _counted(device: str) -> Iterator[dict[str, float]]:
+    """Peaks of what is done inside as CUDA's allocator counts them itself: handed out and asked
+    for over what there was, and held in reserve. Nothing elsewhere.
+    """
+    figures: dict[str, float] = {}
     if device != "cuda":
-        return {}
+        yield figures
+        return
     torch.cuda.synchronize()
-    counters = torch.cuda.memory_stats()
-    names = ("allocated_bytes", "requested_bytes", "reserved_bytes")
-    statistics = {
-        f"{n} {when}": counters[f"{n}.all.{when}"] for n in names for when in ("current", "peak")
-    }
     torch.cuda.reset_peak_memory_stats()
-    return statistics
-
-
-def _witness(base: dict[str, int], peaks: dict[str, int]) -> dict[str, float]:
-    """Peaks that CUDA's allocator counted itself: handed out, asked for, and held in reserve."""
-    if not peaks:
-        return {}
-
-    def over(name: str) -> float:
-        return (peaks[f"{name} peak"] - base[f"{name} current"]) / MIB
-
-    return {
-        "peak_mib": over("allocated_bytes"), "requested_peak_mib": over("requested_bytes"),
-        "reserved_peak_mib": peaks["reserved_bytes peak"] / MIB,
-    }  # fmt: skip
+    before = torch.cuda.memory_stats()
+    yield figures
+    after = torch.cuda.memory_stats()
+    for row_name, name in (("", "allocated"), ("requested_", "requested")):
+        peak, held = f"{name}_bytes.all.peak", f"{name}_bytes.all.current"
+        figures[f"{row_name}peak_mib"] = (after[peak] - before[held]) / MIB
+    figures["reserved_peak_mib"] = after["reserved_bytes.all.peak"] / MIB
 
 
 def _clear(device: str, *, workspaces: bool = True) -> None:

@@ -28,9 +28,6 @@ class SwiGLUProblem:
         direction: "forward", "backward" (of a forward outside the clock) or "forward+backward".
         weight_gradients: False freezes the weights; x alone then receives a gradient.
         precision: torch's setting for fp32 products, "highest" (IEEE) or "high" (TF32).
-
-    Raises:
-        ValueError: a size that is not positive, an unknown dtype, direction or precision.
     """
 
     tokens: int

@@ -59,9 +59,6 @@ class Trainer(step_clock.Trainer):
         provider: "eager", or "inductor" for `torch.compile`.
         autocast: whether the model runs under bf16 autocast.
         adam: AdamW's form, as of `adamw`.
-
-    Raises:
-        ValueError: unknown direction, dtype or provider.
     """
 
     def __init__(

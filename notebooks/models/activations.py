@@ -83,7 +83,7 @@ def widths(precision: str) -> Widths:
 def tensor_bytes(shape: TransformerConfig, precision: str, batch_size: int = BATCH_SIZE) -> int:
     """Bytes of one activation (B, T, D) of the residual stream: batch · context · d_model · width.
 
-    T is the shape's `context_length`. Raises ValueError for an unknown precision.
+    T is the shape's `context_length`.
     """
     return batch_size * shape.context_length * shape.d_model * widths(precision).stream
 
@@ -91,10 +91,7 @@ def tensor_bytes(shape: TransformerConfig, precision: str, batch_size: int = BAT
 def of_block(
     shape: TransformerConfig, precision: str, device: str, batch_size: int = BATCH_SIZE
 ) -> list[Kept]:
-    """What one block keeps, at the shape's context length and attention.
-
-    Raises ValueError for an unknown precision.
-    """
+    """What one block keeps, at the shape's context length and attention."""
     tokens, product = batch_size * shape.context_length, widths(precision).product
     inner = tokens * shape.d_ff * product
     return [
@@ -109,10 +106,7 @@ def of_block(
 
 
 def of_head(shape: TransformerConfig, precision: str, batch_size: int = BATCH_SIZE) -> list[Kept]:
-    """What comes after the blocks: the last norm, the output layer and the loss.
-
-    Raises ValueError for an unknown precision.
-    """
+    """What comes after the blocks: the last norm, the output layer and the loss."""
     tokens = batch_size * shape.context_length
     return [
         *_norm("last norm", tokens, shape.d_model),
@@ -130,10 +124,7 @@ def total(kept: list[Kept]) -> int:
 def saved_bytes(
     shape: TransformerConfig, precision: str, device: str, batch_size: int = BATCH_SIZE
 ) -> int:
-    """All that a forward pass keeps besides weights and their casts: L blocks and the head.
-
-    Raises ValueError for an unknown precision.
-    """
+    """All that a forward pass keeps besides weights and their casts: L blocks and the head."""
     block = total(of_block(shape, precision, device, batch_size))
     return shape.num_layers * block + total(of_head(shape, precision, batch_size))
 
@@ -147,10 +138,7 @@ def block_cast_bytes(shape: TransformerConfig, precision: str) -> int:
 
 
 def cast_weights(shape: TransformerConfig, precision: str) -> int:
-    """bf16 copies of all weights of linear layers, V·D of the output layer included.
-
-    Raises ValueError for an unknown precision.
-    """
+    """bf16 copies of all weights of linear layers, V·D of the output layer included."""
     weight, _, product = widths(precision)
     head = 0 if weight == product else product * shape.vocab_size * shape.d_model
     return shape.num_layers * block_cast_bytes(shape, precision) + head
@@ -162,7 +150,7 @@ def loss_temporaries(
     """Bytes of the order N·V that come and go around the loss, besides the log-softmax it keeps.
 
     `forward`: the logits, and unless they are fp32 themselves their fp32 copy; `backward`: the
-    gradients of the log-softmax and of its input. Raises ValueError for an unknown precision.
+    gradients of the log-softmax and of its input.
     """
     logits = batch_size * shape.context_length * shape.vocab_size
     product = widths(precision).product

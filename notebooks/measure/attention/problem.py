@@ -33,9 +33,6 @@ class AttentionProblem:
         head_dim: E, width of the one head.
         batch_size: B, sequences.
         dtype: of all tensors: float32, bfloat16 or float16.
-
-    Raises:
-        ValueError: a size that is no whole number from 1, or an unknown dtype.
     """
 
     context_length: int

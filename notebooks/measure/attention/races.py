@@ -151,9 +151,6 @@ def cases(
         asked: names of rivals; `all` for every one but those that compile for long.
         more: a rival at one dtype and width besides, "inductor float32 64", or at one context of
             these, "flex float32 64 1024".
-
-    Raises:
-        ValueError: an unknown grid, rival or dtype, a size or number of repetitions below 1.
     """
     require_known("grid", grid, GRIDS)
     require_least(1, repetitions=repetitions)

@@ -47,9 +47,6 @@ def steps(
     Args:
         inference: whether the model is timed without gradients too.
         experiment: "step", or "profile" for one more step under the profiler.
-
-    Raises:
-        ValueError: an unknown size or precision, or a context below 1.
     """
     require_known("precision", precisions, WEIGHTS)
     listed = grid(

@@ -89,9 +89,6 @@ def with_liger(model: nn.Module, switches: Iterable[str], **loss: Any) -> nn.Mod
         model: changed in place.
         switches: of `SWITCHES`.
         loss: further settings of Liger's fused loss.
-
-    Raises:
-        ValueError: an unknown switch.
     """
     wanted = set(switches)
     require_known("switch", sorted(wanted), SWITCHES)

@@ -33,8 +33,9 @@ from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
 from fusedlib.bench.race import Checked, Figures, Race, Turn
 from fusedlib.bench.rivals import rival
-from fusedlib.bench.settings import DTYPES, MIB
+from fusedlib.bench.settings import DTYPES
 from measure import llama
+from measure.pass_memory import mib_of, peak_over_mib
 
 HEADS, KEY_HEADS = 32, 8
 SETS = 8
@@ -489,13 +490,10 @@ class Setup:
 
 def _peaks(call: Callable[[], Results]) -> Figures:
     """MiB at the peak over what lay there, and how much of it is gradients."""
-    torch.cuda.synchronize()
-    held = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    results_of_call = call()
-    gradients = sum(t.nbytes for name, t in results_of_call.items() if name.startswith("d_"))
-    peak = torch.cuda.max_memory_allocated() - held
-    return {"peak_mib": peak / MIB, "gradients_mib": gradients / MIB}
+    given: Results = {}
+    peak = peak_over_mib(lambda: given.update(call()))
+    gradients = mib_of(tensor for name, tensor in given.items() if name.startswith("d_"))
+    return {"peak_mib": peak, "gradients_mib": gradients}
 
 
 RACE = Race(

@@ -76,11 +76,7 @@ class Layer(nn.Module):
 
 
 class Network(nn.Module):
-    """One of `NETWORKS` around the layer of an arm.
-
-    Raises:
-        ValueError: an unknown kind or arm.
-    """
+    """One of `NETWORKS` around the layer of an arm."""
 
     def __init__(self, kind: str, arm: str, width: int, device: torch.device | str) -> None:
         super().__init__()
@@ -152,11 +148,7 @@ def frozen(hidden: int, width: int, device: str) -> Layer:
 
 @contextmanager
 def settings(precision: str) -> Iterator[None]:
-    """torch as this precision wants it, and convolutions by deterministic algorithms.
-
-    Raises:
-        ValueError: unknown precision.
-    """
+    """torch as this precision wants it, and convolutions by deterministic algorithms."""
     require_known("precision", precision, PRECISIONS)
     cudnn: Any = torch.backends.cudnn
     before = cudnn.conv.fp32_precision, cudnn.deterministic

@@ -49,11 +49,7 @@ def setting(train_images: int, test_images: int, width: int, device: str) -> dic
 
 
 def named(names: Iterable[str]) -> list[tuple[str, str]]:
-    """(arm, precision) of texts such as "fused bf16".
-
-    Raises:
-        ValueError: an unknown arm or precision.
-    """
+    """(arm, precision) of texts such as "fused bf16"."""
     arms = []
     for text in names:
         arm, _, precision = text.partition(" ")
@@ -70,9 +66,6 @@ def cases(experiment: str, names: Iterable[str], shared: Case, **fields: Any) ->
     - "epoch": one as a loop makes it, for its time and its test's; the same fields.
     - "repeat": the first `steps` of a run again, and again by a CUDA graph.
     - "pace": where a step's time goes, in turns: `rounds` of so many `steps`.
-
-    Raises:
-        ValueError: an unknown arm, network, source or launch, or less than one of what is counted.
     """
     for name, known in (("network", NETWORKS), ("source", SOURCES), ("launch", LAUNCHES)):
         require_known(name, fields.get(name, ()), known)
