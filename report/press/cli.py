@@ -127,9 +127,8 @@ def report(
     fresh: Fresh = False, config: StudyFile = None,
 ) -> None:  # fmt: skip
     """Run the notebooks, then render the report."""
-    loaded = configs.load(config)
-    failed = _run(loaded, profile, only, settings, fresh, frame=True)
-    _render(loaded)
+    failed = _run(configs.load(config), profile, only, settings, fresh, frame=True)
+    render_(config)
     _exit_for(failed)
 
 
@@ -185,7 +184,18 @@ def pack(config: StudyFile = None) -> None:
 @app.command("render")
 def render_(config: StudyFile = None) -> None:
     """Render the report again from the executed notebooks."""
-    _render(configs.load(config))
+    from press import render
+
+    began = time.monotonic()
+    build = paths.build_dir()
+    check_writable(build)
+    sections = render.sections(configs.load(config), build)
+    if sections[-1].notebook is None:
+        raise ConfigError("the report's frame has not been executed yet; run `make report`")
+    rendered = render.render(sections, build)
+    print(f"rendered in {time.monotonic() - began:.1f} s")
+    _print_links([rendered.html, rendered.pdf])
+    print(f"  executed notebooks: {(build / 'notebooks').absolute()}")
 
 
 @app.command()
@@ -322,21 +332,6 @@ def _run(
 
 def _names(only: list[str] | None) -> list[str]:
     return [name.strip() for entry in only or [] for name in entry.split(",") if name.strip()]
-
-
-def _render(config: Config) -> None:
-    from press import render
-
-    began = time.monotonic()
-    build = paths.build_dir()
-    check_writable(build)
-    sections = render.sections(config, build)
-    if sections[-1].notebook is None:
-        raise ConfigError("the report's frame has not been executed yet; run `make report`")
-    rendered = render.render(sections, build)
-    print(f"rendered in {time.monotonic() - began:.1f} s")
-    _print_links([rendered.html, rendered.pdf])
-    print(f"  executed notebooks: {(build / 'notebooks').absolute()}")
 
 
 def _print_links(written: Sequence[Path]) -> None:
