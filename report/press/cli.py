@@ -201,13 +201,13 @@ def render_(config: StudyFile = None) -> None:
 @app.command()
 def figures(only: Only = None, config: StudyFile = None) -> None:
     """Draw the paper's figures, with their data, into `figures/` from the recorded rows."""
-    from press import figures as drawing
+    from press import render
 
     with _executed_on_recordings(configs.load(config), _names(only)) as folder:
-        files = drawing.drawn(folder)
-    written = [write_whole(drawing.FOLDER / name, text) for name, text in files.items()]
+        files = render.figures(folder)
+    written = [write_whole(render.FIGURES / name, text) for name, text in files.items()]
     if not only:
-        for gone in {*drawing.FOLDER.iterdir()} - {*written}:
+        for gone in {*render.FIGURES.iterdir()} - {*written}:
             gone.unlink()
     print("\n".join(str(path.relative_to(paths.ROOT)) for path in written))
 

@@ -26,7 +26,6 @@ class Section:
     title: str
     notebook: Path | None
     error: str | None
-    profile: str
     question: str = ""
 
 
