@@ -35,9 +35,8 @@ def sections(config: Config, build: Path) -> list[Section]:
     for part in config.parts:
         copy = copy_path(part.name, build)
         noted = read_metadata(copy)
-        error = f"not executed yet; `make report ONLY={part.name}` does it"
-        if noted:
-            error = noted.get("error")
+        missing = f"not executed yet; `make report ONLY={part.name}` does it"
+        error = noted.get("error") if noted else missing
         parts.append(Section(part.name, part.title, copy if noted else None, error, part.question))
     return parts
 
