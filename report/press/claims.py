@@ -165,11 +165,11 @@ class Claim:
         leader = [s for s in self.standings if s.machine == shown]
 
         def value(name: str, spec: str) -> str:
-            def of(standings: list[Standing]) -> str:
+            def spread_of(standings: list[Standing]) -> str:
                 answers = [e for standing in standings for e in standing.answers]
                 return spread([e.values[name] for e in answers if name in e.values], spec)
 
-            own, others = of(leader), [(other.label, of([other])) for other in beside]
+            own, others = spread_of(leader), [(other.label, spread_of([other])) for other in beside]
             # A space between a machine's name and its number does not break the line.
             named = [f"{label}\N{NO-BREAK SPACE}{text}" for label, text in others if text != own]
             if own == MISSING and others:  # the leading machine has not measured it

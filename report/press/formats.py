@@ -59,17 +59,17 @@ def spread(values: Sequence[Any], spec: str = "") -> str:
     >>> spread([(1.02, 1.08), (1.01, 1.08), (1.03, 1.08)], "3×")
     '1.02–1.08× [1.01–1.08]'
     """
-    known = [v for v in values if not is_missing(v)]
-    if not known:
+    present = [v for v in values if not is_missing(v)]
+    if not present:
         return MISSING
-    if isinstance(known[0], tuple):
-        lows, highs = (sorted(map(float, ends)) for ends in zip(*known, strict=True))
+    if isinstance(present[0], tuple):
+        lows, highs = (sorted(map(float, ends)) for ends in zip(*present, strict=True))
         inner = _range(statistics.median(lows), statistics.median(highs), spec)
         outer = _range(lows[0], highs[-1], spec)
         return f"{inner}{_unit(spec)}" + (f" [{outer}]" if outer != inner else "")
-    if isinstance(known[0], str | bool):
-        return ", ".join(dict.fromkeys(map(str, known)))
-    numbers = [float(v) for v in known]
+    if isinstance(present[0], str | bool):
+        return ", ".join(dict.fromkeys(map(str, present)))
+    numbers = [float(v) for v in present]
     middle, low, high = (
         _bare(v, spec) for v in (statistics.median(numbers), min(numbers), max(numbers))
     )

@@ -109,21 +109,21 @@ def deck(nb: Any) -> list[Slide]:
         "table “advice”": (o for o in outputs if meaning(o).get("name") == "advice"),
         "section “Limits”": (b for a, b in following if _is_section(a, "Limits")),
     }
-    found: dict[str, Any] = {
+    firsts: dict[str, Any] = {
         name: next(iter(candidates), None) for name, candidates in shown.items()
     }
-    if lacking := [name for name, part in found.items() if part is None]:
+    if lacking := [name for name, part in firsts.items() if part is None]:
         raise ReportError(f"the report has no {lacking[0]}; report/report.ipynb makes it")
-    figure, abstract, advice, limits = found.values()
+    figure, abstract, advice, limits = firsts.values()
     origins = [at for at, cell in enumerate(nb.cells) if press(cell).get("role") == "origin"]
     studies = [_study(nb.cells[at - 1 :]) for at in origins]
-    places = MOST - 4
-    if len(studies) > 2 * places:
+    for_studies = MOST - 4
+    if len(studies) > 2 * for_studies:
         raise ReportError(
             f"{len(studies)} studies do not fit on {MOST} slides, two on each; raise MOST in "
             "report/press/pages/slides.py"
         )
-    alone = min(len(studies), 2 * places - len(studies))
+    alone = min(len(studies), 2 * for_studies - len(studies))
     shared = [studies[at : at + 2] for at in range(alone, len(studies), 2)]
     table, claims = advice.data[TABLE_MIME], [c for study in studies for c in study["claims"]]
     return [

@@ -77,8 +77,8 @@ def jobs(studies: Sequence[Study], settings: Sequence[str], profile: str) -> lis
         ParameterError: a notebook without its parameters cell, an unknown parameter, a wrong value.
     """
     declared = {study.name: parameters.read(study.notebook) for study in studies}
-    asked = {study.name: study.profiles[profile] for study in studies}
-    values = parameters.choose(declared, asked, settings, profile)
+    presets = {study.name: study.profiles[profile] for study in studies}
+    values = parameters.choose(declared, presets, settings, profile)
     return [Job(s.name, s.notebook, values[s.name], profile, s.reads) for s in studies]
 
 
