@@ -56,11 +56,7 @@ class Parameter:
         return value
 
     def parse(self, text: str, where: str) -> Any:
-        """The value that a text from the command line stands for, checked.
-
-        Raises:
-            ParameterError: the text does not read as the parameter's type, or is out of bounds.
-        """
+        """The value that a text from the command line stands for, checked."""
         value: Any = text
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             value = _reading(text.strip(), self.type)

@@ -115,12 +115,7 @@ def is_unchanged(job: Job) -> bool:
 
 
 def execute(job: Job, monitor: Monitor, *, fresh: bool = False) -> Outcome:
-    """Run one notebook and write its executed copy, whatever happens in it.
-
-    Raises:
-        WriteError: the copy cannot be written.
-        KeyboardInterrupt: ctrl-C; the copy so far is written and the kernel gone.
-    """
+    """Run one notebook and write its executed copy, whatever happens; raises as `run` does."""
     before = fingerprint.before_run(job.notebook, job.parameters)
     began = time.monotonic()
     with kernel.private_folder() as name:
