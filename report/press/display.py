@@ -175,12 +175,7 @@ def table_json(frame: pd.DataFrame, formats: Mapping[str, str] | None = None) ->
         for level, name in enumerate(names)
     ]
     heads = [label if isinstance(label, tuple) else (label,) for label in frame.columns]
-    body = [
-        _cells(
-            frame.iloc[:, at], next((formats[n] for n in (*head[::-1], "") if n in formats), None)
-        )
-        for at, head in enumerate(heads)
-    ]
+    body = [_cells(frame.iloc[:, at], _spec(head, formats)) for at, head in enumerate(heads)]
     columns = [["", "" if name is None else str(name)][-levels:] for name in names]
     return {
         "columns": columns + [[_cell(part) for part in head] for head in heads],
