@@ -51,6 +51,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="Measure, execute the notebooks, render the report.",
+    epilog="`doctor --for study|report|test|lint|lab` says whether this Python has what is needed.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -258,15 +259,6 @@ def machine() -> None:
 
     facts = dataclasses.asdict(machines.describe())
     print(json.dumps(facts, indent=2, ensure_ascii=False))
-
-
-@app.command()
-def doctor() -> None:
-    """Whether this Python has what is needed (`--for study|test|lint|lab`)."""
-    # Runs from __main__, without typer, which may itself be missing; here for the help.
-    from press.running import doctor as doctors
-
-    raise typer.Exit(doctors.main([]))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
