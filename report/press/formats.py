@@ -62,19 +62,13 @@ def spread(values: Sequence[Any], spec: str = "") -> str:
     present = [v for v in values if not is_missing(v)]
     if not present:
         return MISSING
-    if isinstance(present[0], tuple):
-        lows, highs = (sorted(map(float, ends)) for ends in zip(*present, strict=True))
-        inner = _range(statistics.median(lows), statistics.median(highs), spec)
-        outer = _range(lows[0], highs[-1], spec)
-        return f"{inner}{_unit(spec)}" + (f" [{outer}]" if outer != inner else "")
     if isinstance(present[0], str | bool):
         return ", ".join(dict.fromkeys(map(str, present)))
-    numbers = [float(v) for v in present]
-    middle, low, high = (
-        _bare(v, spec) for v in (statistics.median(numbers), min(numbers), max(numbers))
-    )
-    text = f"{middle}{_unit(spec)}"
-    return text if low == high else f"{text} [{low}–{high}]"
+    pairs = [v if isinstance(v, tuple) else (v, v) for v in present]
+    lows, highs = (sorted(map(float, ends)) for ends in zip(*pairs, strict=True))
+    inner = _range(statistics.median(lows), statistics.median(highs), spec)
+    outer = _range(lows[0], highs[-1], spec)
+    return f"{inner}{_unit(spec)}" + (f" [{outer}]" if outer != inner else "")
 
 
 def tick(value: float, spec: str) -> str:
