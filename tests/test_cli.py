@@ -172,11 +172,6 @@ def test_pack_refuses_a_dirty_tree_in_one_line(recorder, monkeypatch):
     assert done.stderr.count("\n") == 1
 
 
-def test_rows_are_copied_and_no_command_imports_them():
-    done = call("import-rows", config=None)
-    assert done.exit_code == 2 and "No such command" in done.stderr
-
-
 @pytest.fixture
 def rendered(monkeypatch):
     """What the report's renderer is given, which renders nothing."""
@@ -199,7 +194,6 @@ def test_report_renders_what_failed_too_and_says_where(rendered, tmp_path):
     assert list(by_name) == ["run_fails", "run_ok", "run_dies", "run_cases", "report"]
     assert "ValueError: it broke here" in by_name["run_fails"].error
     assert by_name["run_fails"].notebook == products.copy_path("run_fails")
-    assert by_name["run_fails"].profile == "quick"
     assert by_name["run_fails"].question == "Does it?"
     assert by_name["run_ok"].notebook is None
     assert "not executed yet; `make report ONLY=run_ok` does it" in by_name["run_ok"].error

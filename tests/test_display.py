@@ -122,7 +122,7 @@ def test_a_name_keeps_its_colour() -> None:
     style.register("test-series-a", "test-series-b", first=2)
     assert style.colour("test-series-a") == style.PALETTE[2]
     style.register("test-series-a", first=2)
-    with pytest.raises(ValueError, match="already has place 2"):
+    with pytest.raises(ValueError, match="already has slot 2"):
         style.register("test-series-a", first=3)
     assert style.colour("never registered") == style.colour("never registered")
     assert re.fullmatch(r"#[0-9A-F]{6}", style.colour("never registered"))

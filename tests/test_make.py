@@ -248,12 +248,6 @@ def test_what_a_recording_is_asked_for_reaches_the_command_line(clone):
     assert clone.make("pack").stdout == "ran: -m press pack\n"
 
 
-def test_rows_are_not_imported_but_copied(clone):
-    refused = clone.make("import-rows")
-    assert refused.returncode == 2
-    assert "No rule to make target" in refused.stderr
-
-
 def test_make_passes_a_failure_on(clone):
     script(clone.pip, '#!/bin/sh\ncase "$*" in *pip*|*-c*) exit 0 ;; *) exit 1 ;; esac\n')
     assert clone.make("setup").returncode == 0

@@ -17,7 +17,7 @@ from claims_checks import (
     check_some_change_makes_each_false,
 )
 from fusedlib.bench import paths, results
-from press import display, figures, headlines, render, replay
+from press import display, headlines, render, replay
 from press.display import TABLE_MIME
 from press.pages import slides
 from press.pages.outputs import meaning, plain_text, press, tags
@@ -141,10 +141,10 @@ def test_page_one_and_the_advice_have_their_numbers(paper: Any) -> None:
 
 
 def test_the_committed_figures_show_what_the_rows_say(products: Path) -> None:
-    fresh = figures.drawn(products)
-    assert {path.name for path in figures.FOLDER.iterdir()} == set(fresh), "run `make figures`"
+    fresh = render.figures(products)
+    assert {path.name for path in render.FIGURES.iterdir()} == set(fresh), "run `make figures`"
     for name in (name for name in fresh if name.endswith(".csv")):
-        old = pd.read_csv(figures.FOLDER / name)
+        old = pd.read_csv(render.FIGURES / name)
         new = pd.read_csv(io.StringIO(fresh[name]))
         pd.testing.assert_frame_equal(old, new, rtol=1e-6, obj=f"{name}: run `make figures`;")
 
@@ -172,7 +172,7 @@ def document(folder: Path, *sentences: str, after: str = "") -> Any:
         text("f", "floats"),
     )  # fmt: skip
     parts = [("01_x", "X", study), (FRAME, "Report", frame)]
-    sections = [Section(name, title, path, None, "") for name, title, path in parts]
+    sections = [Section(name, title, path, None) for name, title, path in parts]
     return numbered(combined(sections))
 
 
@@ -195,14 +195,14 @@ def test_a_figure_of_the_paper_without_data_or_with_a_name_of_another_is_refused
 
     write(tmp_path / "notebooks" / "1.ipynb", shown())
     with pytest.raises(ValueError, match="f has no data"):
-        figures.drawn(tmp_path)
+        render.figures(tmp_path)
     write(tmp_path / "notebooks" / "1.ipynb", shown(data="x\n1\n"))
-    drawn = figures.drawn(tmp_path)
+    drawn = render.figures(tmp_path)
     assert [*drawn] == ["f.svg", "f.csv"] and drawn["f.csv"] == "x\n1\n"
     assert "#010203" not in drawn["f.svg"]
     write(tmp_path / "notebooks" / "2.ipynb", shown(data="x\n1\n"))
     with pytest.raises(ValueError, match="another notebook has a figure f"):
-        figures.drawn(tmp_path)
+        render.figures(tmp_path)
 
 
 def test_recorded_rows_are_those_of_the_repository_seen_from_nowhere(monkeypatch, tmp_path):

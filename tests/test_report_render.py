@@ -73,12 +73,10 @@ class Page(HTMLParser):
 def sections(tmp_path_factory: pytest.TempPathFactory) -> list[Section]:
     folder = tmp_path_factory.mktemp("executed")
     return [
-        Section("01_good", "Good & true", _good(folder / "01_good.ipynb"), None, "quick", "Is it?"),
-        Section(
-            "02_bad", "Bad", _bad(folder / "02_bad.ipynb"), "ValueError: last line <x>", "full"
-        ),
-        Section("03_gone", "Gone", None, "DeadKernelError: it died\nof #$*", ""),
-        Section("report", "Report", _frame(folder / "report.ipynb"), None, "quick"),
+        Section("01_good", "Good & true", _good(folder / "01_good.ipynb"), None, "Is it?"),
+        Section("02_bad", "Bad", _bad(folder / "02_bad.ipynb"), "ValueError: last line <x>"),
+        Section("03_gone", "Gone", None, "DeadKernelError: it died\nof #$*"),
+        Section("report", "Report", _frame(folder / "report.ipynb"), None),
     ]
 
 
@@ -341,7 +339,7 @@ def test_a_formula_typst_refuses_is_shown_as_its_source(
 
     monkeypatch.setattr(pandoc, "_pandoc", broken)
     notebook = write(tmp_path / "n.ipynb", text("# T"), text("A BROKEN one.", "paper"))
-    path = render([Section("n", "N", notebook, None, "quick")], tmp_path / "out").pdf
+    path = render([Section("n", "N", notebook, None)], tmp_path / "out").pdf
     assert path.read_bytes().startswith(b"%PDF-")
     with pytest.raises(RuntimeError):
         typst.compile(b"#nosuchname")
@@ -352,7 +350,7 @@ def test_a_drawing_typst_refuses_is_an_error(tmp_path: Path) -> None:
     picture.data["image/svg+xml"] = "<svg><unclosed></svg>"
     notebook = write(tmp_path / "n.ipynb", text("# T"), code("f()", picture, tags=("paper",)))
     with pytest.raises(ReportError, match="Typst cannot set"):
-        render([Section("n", "N", notebook, None, "quick")], tmp_path / "out")
+        render([Section("n", "N", notebook, None)], tmp_path / "out")
     assert (tmp_path / "out" / "report.html").exists()
 
 
@@ -365,9 +363,9 @@ def test_a_file_that_is_no_notebook_is_an_error(tmp_path: Path) -> None:
     torn = tmp_path / "torn.ipynb"
     torn.write_text('{"cells": [')
     with pytest.raises(ReportError, match="not a notebook"):
-        render([Section("torn", "T", torn, None, "")], tmp_path / "out")
+        render([Section("torn", "T", torn, None)], tmp_path / "out")
     with pytest.raises(ReportError, match="cannot read"):
-        render([Section("gone", "T", tmp_path / "gone.ipynb", None, "")], tmp_path / "out")
+        render([Section("gone", "T", tmp_path / "gone.ipynb", None)], tmp_path / "out")
 
 
 def test_an_unwritable_folder_is_an_error(tmp_path: Path, sections: list[Section]) -> None:

@@ -59,7 +59,7 @@ def report(folder: Any, studies: int, claims: list[Any], *, lacking: str = "") -
         own = [c for c in claims if c.metadata.fusedlib.study == name(at)]
         drawn = [drawing(2 * at + 2), drawing(2 * at + 3)]
         path = write(folder / f"{name(at)}.ipynb", text("# S"), shown(*drawn, *own, tag="paper"))
-        sections.append(Section(name(at), f"Study {at}", path, None, "", f"Why {at}?"))
+        sections.append(Section(name(at), f"Study {at}", path, None, f"Why {at}?"))
     advice = pd.DataFrame({"if": ["slow"], "then": ["warm up"]})
     parts = {
         "title": text("# What *is* true\n\nVersion 1, rows of card."),
@@ -74,7 +74,7 @@ def report(folder: Any, studies: int, claims: list[Any], *, lacking: str = "") -
         ),
     }
     frame = write(folder / "report.ipynb", *(cell for key, cell in parts.items() if key != lacking))
-    return combined([*sections, Section("report", "Report", frame, None, "")])
+    return combined([*sections, Section("report", "Report", frame, None)])
 
 
 def name(at: int) -> str:

@@ -38,9 +38,9 @@ def ratios(
         The rows but the baseline's, those without a partner left out.
     """
     keys = ["machine", "recording", *by]
-    known = rows[rows[value].notna()] if value in rows else rows.iloc[:0]
-    other = known[known["provider"] == baseline].drop_duplicates(keys).set_index(keys)
-    mine = known[known["provider"] != baseline]
+    measured = rows[rows[value].notna()] if value in rows else rows.iloc[:0]
+    other = measured[measured["provider"] == baseline].drop_duplicates(keys).set_index(keys)
+    mine = measured[measured["provider"] != baseline]
     pairs = []
     samples = value.replace("median_ms", "samples_ms")
     for row in mine.to_dict("records"):
@@ -74,12 +74,12 @@ def energy(rows: pd.DataFrame) -> pd.DataFrame:
     under load, in the same recording: `fusedlib.bench.sustained`'s "product" among `rows`.
     """
     columns = ["dtype", "joules", "flops", "tokens", "median_ms", "power_w", "sm_mhz"]
-    known = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *columns])))
-    known = known[known["joules"].notna()].astype({"joules": float, "flops": float})
+    measured = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *columns])))
+    measured = measured[measured["joules"].notna()].astype({"joules": float, "flops": float})
     keys = ["machine", "recording", "dtype"]
-    plain = known[known["experiment"] == "product"]
+    plain = measured[measured["experiment"] == "product"]
     of_flop = plain["joules"].div(plain["flops"]).groupby([plain[k] for k in keys], observed=True)
-    loaded = known[known["experiment"] == "sustained"].copy()
+    loaded = measured[measured["experiment"] == "sustained"].copy()
     roof = loaded.join(of_flop.median().rename("of_flop"), on=keys)["of_flop"] * loaded["flops"]
     return loaded.assign(
         token_mj=1e3 * loaded["joules"] / loaded["tokens"], roof_mj=1e3 * roof / loaded["tokens"]

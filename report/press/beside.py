@@ -83,9 +83,9 @@ def _text(prose: Output) -> Any:
     return prose["data"]["text/markdown"]
 
 
-def _tables(output: Output, of: Mapping[str, Output]) -> None:
+def _tables(output: Output, shown: Mapping[str, Output]) -> None:
     """Rows of each machine below a row with its name; a column that one lacks has dashes there."""
-    contents = {m: o["data"][TABLE_MIME] for m, o in of.items() if _rows(o)}
+    contents = {m: o["data"][TABLE_MIME] for m, o in shown.items() if _rows(o)}
     first, *_ = contents.values()
     columns = [tuple(column) for column in first["columns"]]
     align = list(first["align"])
@@ -98,9 +98,9 @@ def _tables(output: Output, of: Mapping[str, Output]) -> None:
     for machine, content in contents.items():
         rows.append([machines.label(machine), *[""] * (len(columns) - 1)])
         own = [tuple(column) for column in content["columns"]]
-        places = [n if own[n : n + 1] == [column] else own.index(column) if column in own else None
-                  for n, column in enumerate(columns)]  # fmt: skip
-        rows += [[MISSING if n is None else row[n] for n in places] for row in content["rows"]]
+        at = [n if own[n : n + 1] == [column] else own.index(column) if column in own else None
+              for n, column in enumerate(columns)]  # fmt: skip
+        rows += [[MISSING if n is None else row[n] for n in at] for row in content["rows"]]
     if not first["stub"]:
         align[0] = "left"
     output["data"] = table_data({
@@ -109,21 +109,21 @@ def _tables(output: Output, of: Mapping[str, Output]) -> None:
     })  # fmt: skip
 
 
-def _figures(output: Output, of: Mapping[str, Output]) -> None:
+def _figures(output: Output, shown: Mapping[str, Output]) -> None:
     """One drawing below the other, and one table of data with a column `machine`.
 
     A drawing of no rows, of a machine that measured other things, is left out.
     """
-    leader = next(iter(of))
-    of = {m: figure for m, figure in of.items() if m == leader or not _is_empty(figure)}
-    if [*of] == [leader]:
+    leader = next(iter(shown))
+    shown = {m: figure for m, figure in shown.items() if m == leader or not _is_empty(figure)}
+    if [*shown] == [leader]:
         return
     frames = [
         pd.read_csv(StringIO(_data(figure))).assign(machine=machine)
-        for machine, figure in of.items() if _data(figure) and not _is_empty(figure)
+        for machine, figure in shown.items() if _data(figure) and not _is_empty(figure)
     ]  # fmt: skip
-    meanings = {machines.label(m): figure["metadata"]["fusedlib"] for m, figure in of.items()}
-    drawings = [(machines.label(m), o["data"]["image/svg+xml"]) for m, o in of.items()]
+    meanings = {machines.label(m): figure["metadata"]["fusedlib"] for m, figure in shown.items()}
+    drawings = [(machines.label(m), o["data"]["image/svg+xml"]) for m, o in shown.items()]
     merged = {
         **output["metadata"]["fusedlib"],
         "alt": " ".join(f"{label}: {meaning['alt']}" for label, meaning in meanings.items()),
@@ -155,9 +155,9 @@ def _common_start(lists: Sequence[Sequence[str]]) -> list[str]:
     return [word for word, *_ in alike]
 
 
-def _paragraphs(output: Output, of: Mapping[str, Output]) -> None:
+def _paragraphs(output: Output, shown: Mapping[str, Output]) -> None:
     """One paragraph where only numbers differ, each with the others' in parentheses; else all."""
-    texts = {machines.label(m): _text(prose) for m, prose in of.items()}
+    texts = {machines.label(m): _text(prose) for m, prose in shown.items()}
     (_, own), *others = texts.items()
     if len({_NUMBER.sub("#", text) for text in texts.values()}) == 1:
         numbers = {name: iter(_NUMBER.findall(text)) for name, text in others}

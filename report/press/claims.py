@@ -15,7 +15,7 @@ printed, it follows in parentheses.
 import inspect
 import math
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,43 +151,40 @@ class Claim:
             evaluations = tuple(self.evaluate(part, recording) for recording, part in parts)
             self.standings.append(Standing(name, self.study, evaluations, self.repeats))
 
-    def parts(self, machine: str | None = None) -> list[tuple[str, str, str]]:
-        """The sentence in parts: text, then the name and formatted value of a number, or blanks.
-
-        Numbers are of the machine, a dash where it measured nothing; by default of the leading one,
-        with those of other recorded machines after it where they differ.
-        """
-        shown = machine or leading(self.selection)
-        beside = [
-            s for s in self.standings
-            if machine is None and s.machine != shown and not s.own and s.measured
-        ]  # fmt: skip
-        leader = [s for s in self.standings if s.machine == shown]
-
-        def value(name: str, spec: str) -> str:
-            def of(standings: list[Standing]) -> str:
-                answers = [e for standing in standings for e in standing.answers]
-                return spread([e.values[name] for e in answers if name in e.values], spec)
-
-            own, others = of(leader), [(other.label, of([other])) for other in beside]
-            # A space between a machine's name and its number does not break the line.
-            named = [f"{label}\N{NO-BREAK SPACE}{text}" for label, text in others if text != own]
-            if own == MISSING and others:  # the leading machine has not measured it
-                return "; ".join(named)
-            return f"{own} ({', '.join(named)})" if named else own
-
-        return [
-            (text, name or "", value(name, spec or "") if name else "")
-            for text, name, spec, _ in string.Formatter().parse(self.template)
-        ]
-
     def sentence(self, machine: str | None = None) -> str:
-        """The sentence with its numbers, or with those of one machine alone."""
-        return "".join(text + value for text, _, value in self.parts(machine))
+        """The sentence with its numbers, or with those of one machine alone.
+
+        They are the leading machine's, a dash where it measured nothing, with those of other
+        recorded machines after them where they differ.
+        """
+        filled = ((text, self._value(name, spec, machine)) for text, name, spec in self._fields())
+        return "".join(text + value for text, value in filled)
 
     def numbers(self) -> dict[str, str]:
         """The leading machine's numbers of the sentence, by name."""
-        return {name: value for _, name, value in self.parts(leading(self.selection)) if name}
+        leader = leading(self.selection)
+        return {n: self._value(n, spec, leader) for _, n, spec in self._fields() if n}
+
+    def _fields(self) -> Iterator[tuple[str, str, str]]:
+        """Text of the sentence, then the name and format of the number behind it, or blanks."""
+        for text, name, spec, _ in string.Formatter().parse(self.template):
+            yield text, name or "", spec or ""
+
+    def _value(self, name: str, spec: str, machine: str | None) -> str:
+        def spread_of(standing: Standing) -> str:
+            return spread([e.values[name] for e in standing.answers if name in e.values], spec)
+
+        if not name:
+            return ""
+        shown = machine or leading(self.selection)
+        own = next((spread_of(s) for s in self.standings if s.machine == shown), MISSING)
+        others = [s for s in self.standings if s.machine != shown and not s.own and s.measured]
+        texts = [(s.label, spread_of(s)) for s in others if machine is None]
+        # A space between a machine's name and its number does not break the line.
+        apart = [f"{label}\N{NO-BREAK SPACE}{text}" for label, text in texts if text != own]
+        if own == MISSING and apart:  # the leading machine has not measured it
+            return "; ".join(apart)
+        return f"{own} ({', '.join(apart)})" if apart else own
 
     def summary(self) -> str:
         """How it stands on every machine, and what this one measured where it leads not."""
@@ -195,13 +192,11 @@ class Claim:
         where[published.MACHINE] = ""  # the text says where
         text = "; ".join(where[s.machine] + s.text for s in self.standings) + "."
         mine = machines.key()
-        known = mine != leading(self.selection) and any(
-            s.own and s.measured for s in self.standings
-        )
-        return f"{text} Measured here: {self.sentence(mine)}" if known else text
+        here, leads = any(s.own and s.measured for s in self.standings), leading(self.selection)
+        return f"{text} Measured here: {self.sentence(mine)}" if here and mine != leads else text
 
 
-def complete(rows: pd.DataFrame, machine: str) -> Iterable[tuple[str, pd.DataFrame]]:
+def complete(rows: pd.DataFrame, machine: str) -> Iterator[tuple[str, pd.DataFrame]]:
     """The recordings of a machine that hold all cases of a selection, each with its rows."""
     wanted = required(rows)
     own = rows[rows["machine"] == machine]

@@ -51,6 +51,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="Measure, execute the notebooks, render the report.",
+    epilog="`doctor --for study|report|test|lint|lab` says whether this Python has what is needed.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -127,9 +128,8 @@ def report(
     fresh: Fresh = False, config: StudyFile = None,
 ) -> None:  # fmt: skip
     """Run the notebooks, then render the report."""
-    loaded = configs.load(config)
-    failed = _run(loaded, profile, only, settings, fresh, frame=True)
-    _render(loaded)
+    failed = _run(configs.load(config), profile, only, settings, fresh, frame=True)
+    render_(config)
     _exit_for(failed)
 
 
@@ -185,19 +185,30 @@ def pack(config: StudyFile = None) -> None:
 @app.command("render")
 def render_(config: StudyFile = None) -> None:
     """Render the report again from the executed notebooks."""
-    _render(configs.load(config))
+    from press import render
+
+    began = time.monotonic()
+    build = paths.build_dir()
+    check_writable(build)
+    sections = render.sections(configs.load(config), build)
+    if sections[-1].notebook is None:
+        raise ConfigError("the report's frame has not been executed yet; run `make report`")
+    rendered = render.render(sections, build)
+    print(f"rendered in {time.monotonic() - began:.1f} s")
+    _print_links([rendered.html, rendered.pdf])
+    print(f"  executed notebooks: {(build / 'notebooks').absolute()}")
 
 
 @app.command()
 def figures(only: Only = None, config: StudyFile = None) -> None:
     """Draw the paper's figures, with their data, into `figures/` from the recorded rows."""
-    from press import figures as drawing
+    from press import render
 
     with _executed_on_recordings(configs.load(config), _names(only)) as folder:
-        files = drawing.drawn(folder)
-    written = [write_whole(drawing.FOLDER / name, text) for name, text in files.items()]
+        files = render.figures(folder)
+    written = [write_whole(render.FIGURES / name, text) for name, text in files.items()]
     if not only:
-        for gone in {*drawing.FOLDER.iterdir()} - {*written}:
+        for gone in {*render.FIGURES.iterdir()} - {*written}:
             gone.unlink()
     print("\n".join(str(path.relative_to(paths.ROOT)) for path in written))
 
@@ -248,15 +259,6 @@ def machine() -> None:
 
     facts = dataclasses.asdict(machines.describe())
     print(json.dumps(facts, indent=2, ensure_ascii=False))
-
-
-@app.command()
-def doctor() -> None:
-    """Whether this Python has what is needed (`--for study|test|lint|lab`)."""
-    # Runs from __main__, without typer, which may itself be missing; here for the help.
-    from press.running import doctor as doctors
-
-    raise typer.Exit(doctors.main([]))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -322,21 +324,6 @@ def _run(
 
 def _names(only: list[str] | None) -> list[str]:
     return [name.strip() for entry in only or [] for name in entry.split(",") if name.strip()]
-
-
-def _render(config: Config) -> None:
-    from press import render
-
-    began = time.monotonic()
-    build = paths.build_dir()
-    check_writable(build)
-    sections = render.sections(config, build)
-    if sections[-1].notebook is None:
-        raise ConfigError("the report's frame has not been executed yet; run `make report`")
-    rendered = render.render(sections, build)
-    print(f"rendered in {time.monotonic() - began:.1f} s")
-    _print_links([rendered.html, rendered.pdf])
-    print(f"  executed notebooks: {(build / 'notebooks').absolute()}")
 
 
 def _print_links(written: Sequence[Path]) -> None:

@@ -138,9 +138,9 @@ def explore(show: Callable[..., None], **choices: Sequence[Any]) -> None:
     """
     if not all(map(len, choices.values())):
         return
-    asked = {name: p.default for name, p in inspect.signature(show).parameters.items()}
+    defaults = {name: p.default for name, p in inspect.signature(show).parameters.items()}
     first = {
-        name: asked[name] if asked.get(name) in list(options) else options[0]
+        name: defaults[name] if defaults.get(name) in list(options) else options[0]
         for name, options in choices.items()
     }
     if os.environ.get(STATIC):
@@ -175,12 +175,7 @@ def table_json(frame: pd.DataFrame, formats: Mapping[str, str] | None = None) ->
         for level, name in enumerate(names)
     ]
     heads = [label if isinstance(label, tuple) else (label,) for label in frame.columns]
-    body = [
-        _cells(
-            frame.iloc[:, at], next((formats[n] for n in (*head[::-1], "") if n in formats), None)
-        )
-        for at, head in enumerate(heads)
-    ]
+    body = [_cells(frame.iloc[:, at], _spec(head, formats)) for at, head in enumerate(heads)]
     columns = [["", "" if name is None else str(name)][-levels:] for name in names]
     return {
         "columns": columns + [[_cell(part) for part in head] for head in heads],
@@ -295,10 +290,10 @@ def _emit(data: dict[str, Any], meaning: dict[str, Any]) -> None:
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.display import display as publish
 
-    known = {"fusedlib": meaning}
+    metadata = {"fusedlib": meaning}
     if _CAPTURES:
-        _CAPTURES[-1].append({"output_type": "display_data", "data": data, "metadata": known})
+        _CAPTURES[-1].append({"output_type": "display_data", "data": data, "metadata": metadata})
     elif InteractiveShell.initialized():
-        publish(data, raw=True, metadata=known)
+        publish(data, raw=True, metadata=metadata)
     else:
         print(data["text/plain"])

@@ -59,22 +59,16 @@ def spread(values: Sequence[Any], spec: str = "") -> str:
     >>> spread([(1.02, 1.08), (1.01, 1.08), (1.03, 1.08)], "3×")
     '1.02–1.08× [1.01–1.08]'
     """
-    known = [v for v in values if not is_missing(v)]
-    if not known:
+    present = [v for v in values if not is_missing(v)]
+    if not present:
         return MISSING
-    if isinstance(known[0], tuple):
-        lows, highs = (sorted(map(float, ends)) for ends in zip(*known, strict=True))
-        inner = _range(statistics.median(lows), statistics.median(highs), spec)
-        outer = _range(lows[0], highs[-1], spec)
-        return f"{inner}{_unit(spec)}" + (f" [{outer}]" if outer != inner else "")
-    if isinstance(known[0], str | bool):
-        return ", ".join(dict.fromkeys(map(str, known)))
-    numbers = [float(v) for v in known]
-    middle, low, high = (
-        _bare(v, spec) for v in (statistics.median(numbers), min(numbers), max(numbers))
-    )
-    text = f"{middle}{_unit(spec)}"
-    return text if low == high else f"{text} [{low}–{high}]"
+    if isinstance(present[0], str | bool):
+        return ", ".join(dict.fromkeys(map(str, present)))
+    pairs = [v if isinstance(v, tuple) else (v, v) for v in present]
+    lows, highs = (sorted(map(float, ends)) for ends in zip(*pairs, strict=True))
+    inner = _range(statistics.median(lows), statistics.median(highs), spec)
+    outer = _range(lows[0], highs[-1], spec)
+    return f"{inner}{_unit(spec)}" + (f" [{outer}]" if outer != inner else "")
 
 
 def tick(value: float, spec: str) -> str:

@@ -51,7 +51,7 @@ def full_cases(study: str) -> dict[str, dict[str, Any]]:
             run_measuring(selected)
         lines = listed.read_text(encoding="utf-8").splitlines() if listed.exists() else []
     split = (line.split(" ", 2) for line in lines)
-    return {case: json.loads(fields) for case, of, fields in split if of == study}
+    return {case: json.loads(fields) for case, owner, fields in split if owner == study}
 
 
 def run_measuring(study: Study) -> None:

@@ -186,10 +186,10 @@ def bars(
 
 
 def _data(frame: pd.DataFrame, columns: Sequence[str | None]) -> pd.DataFrame:
-    known = list(dict.fromkeys(c for c in columns if c is not None))
-    if lacking := [c for c in known if c not in frame]:
+    used = list(dict.fromkeys(c for c in columns if c is not None))
+    if lacking := [c for c in used if c not in frame]:
         raise ValueError(f"the frame has no column {', '.join(lacking)}; it has {list(frame)}")
-    return frame[known].dropna(subset=[c for c in columns[:2] if c]).reset_index(drop=True)
+    return frame[used].dropna(subset=[c for c in columns[:2] if c]).reset_index(drop=True)
 
 
 def _panels(
@@ -246,9 +246,9 @@ def _end_labels(ax: Axes, ends: list[tuple[float, float, str]]) -> None:
     ax.margins(x=0.02)
     ax.autoscale_view()
     to_axes = ax.transData + ax.transAxes.inverted()
-    places = [to_axes.transform((x, y)) for x, y, _ in ends]
-    order = sorted(range(len(ends)), key=lambda at: places[at][1])
-    heights = [float(places[at][1]) for at in order]
+    points_at = [to_axes.transform((x, y)) for x, y, _ in ends]
+    order = sorted(range(len(ends)), key=lambda at: points_at[at][1])
+    heights = [float(points_at[at][1]) for at in order]
     for _ in range(60):
         for below, above in zip(range(len(order)), range(1, len(order)), strict=False):
             gap = heights[above] - heights[below]

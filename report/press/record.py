@@ -77,16 +77,16 @@ def _of_study(study: str, rows: Any, selected: list[set[str]]) -> Iterator[Unit]
     """The units of one study; those raced together in the leading machine's rows are one."""
     last = rows[rows["machine"] == leading(rows)].drop_duplicates("case", keep="last")
     last = last.set_index("case").reindex(columns=["took_s", "session"])
-    known = last["took_s"].dropna()
-    typical_s = statistics.median(known) if len(known) else UNKNOWN_S
+    times = last["took_s"].dropna()
+    typical_s = statistics.median(times) if len(times) else UNKNOWN_S
     races: dict[str, list[str]] = {}
     for case in measuring.full_cases(study):
         session = last["session"].get(case)
         races.setdefault(session if isinstance(session, str) else case, []).append(case)
     for cases in races.values():
-        times = [float(known.get(case, typical_s)) for case in cases]
+        seconds = sum(float(times.get(case, typical_s)) for case in cases)
         claims = sum(bool(wanted & {*cases}) for wanted in selected)
-        yield Unit(study, tuple(cases), claims, sum(times))
+        yield Unit(study, tuple(cases), claims, seconds)
 
 
 def left(units: Iterable[Unit], folder: Path) -> list[Unit]:
@@ -179,16 +179,16 @@ def chosen_name(name: str, folder: Path, facts: machines.Machine) -> str:
     """
     this = facts.commit, facts.device_name
     existing = [Recording.read(path.parent) for path in folder.glob(f"*/{results.DESCRIPTION}")]
-    of = {r.name: (r.runs[-1]["commit"], r.runs[-1]["device_name"]) for r in existing}
+    code_and_card = {r.name: (r.runs[-1]["commit"], r.runs[-1]["device_name"]) for r in existing}
     if not name:
         alike = [
             r for r in existing
-            if of[r.name] == this and r.profile == "full" and r.name != results.ASSEMBLED
+            if code_and_card[r.name] == this and r.profile == "full" and r.name != results.ASSEMBLED
         ]  # fmt: skip
         new = f"{datetime.now(UTC):%Y-%m-%d}-{(facts.commit or '')[:7]}"
         return max(alike, key=lambda r: str(r.runs[-1]["began"])).name if alike else new
-    if of.get(name, this) != this:
-        (commit, card), (own_commit, own_card) = of[name], this
+    if code_and_card.get(name, this) != this:
+        (commit, card), (own_commit, own_card) = code_and_card[name], this
         raise ConfigError(
             f"the recording {name} is of commit {str(commit)[:7]} on {card}; this is "
             f"{(own_commit or '')[:7]} on {own_card}. Give another NAME="

@@ -1,4 +1,4 @@
-"""Executed notebooks to the finished report: one HTML file, one PDF, and a page a notebook."""
+"""Executed notebooks to what is read: the report in HTML and PDF, pages, slides, and figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,18 @@ from pathlib import Path
 
 import nbformat
 
+from fusedlib.bench import paths
 from press.pages import ReportError
 from press.pages.exporters import HTMLExporter, PDFExporter
+from press.pages.outputs import PAPER, shown
 from press.pages.paper import Section, combined
 from press.pages.slides import SlidesExporter, SlidesPDFExporter
 from press.running import config
 from press.running.config import Config
-from press.running.products import read_metadata, write_whole
+from press.running.products import copy_path, read_metadata, write_whole
+from press.style import INK, PAPER_INK
+
+FIGURES = paths.ROOT / "figures"
 
 
 @dataclass(frozen=True)
@@ -28,15 +33,11 @@ def sections(config: Config, build: Path) -> list[Section]:
     """The parts of the report, as far as a folder of products has them executed."""
     parts = []
     for part in config.parts:
-        copy = build / "notebooks" / f"{part.name}.ipynb"
+        copy = copy_path(part.name, build)
         noted = read_metadata(copy)
         missing = f"not executed yet; `make report ONLY={part.name}` does it"
-        parts.append(
-            Section(
-                part.name, part.title, copy if noted else None,
-                noted.get("error") if noted else missing, noted.get("profile", ""), part.question,
-            )
-        )  # fmt: skip
+        error = noted.get("error") if noted else missing
+        parts.append(Section(part.name, part.title, copy if noted else None, error, part.question))
     return parts
 
 
@@ -62,7 +63,7 @@ def render(sections: Sequence[Section], out_dir: Path) -> Rendered:
     for section in sections:
         if section.notebook is not None:
             text, _ = HTMLExporter().from_filename(str(section.notebook))
-            path = out_dir / "notebooks" / f"{section.name}.html"
+            path = copy_path(section.name, out_dir).with_suffix(".html")
             rendered.notebooks[section.name] = write_whole(path, text)
     return rendered
 
@@ -83,3 +84,34 @@ def slides(products: Path, out_dir: Path) -> list[Path]:
     page, _ = SlidesExporter().from_notebook_node(paper)
     pdf, _ = SlidesPDFExporter().from_notebook_node(paper)
     return [write_whole(out_dir / "slides.html", page), write_whole(out_dir / "slides.pdf", pdf)]
+
+
+def figures(products: Path) -> dict[str, str]:
+    """Files of the figures, SVG and the data behind it as CSV, in cells tagged `paper`.
+
+    Raises:
+        ValueError: a figure comes without data, or two have one name.
+    """
+    files: dict[str, str] = {}
+    for path in sorted((products / "notebooks").glob("*.ipynb")):
+        for output, meaning in shown(path, PAPER):
+            if meaning.get("kind") != "figure":
+                continue
+            name = meaning["name"]
+            if not meaning["data"]:
+                raise ValueError(
+                    f"{path.name}: the figure {name} has no data beside it; draw it with "
+                    "press.plots, or give display.figure the data"
+                )
+            if f"{name}.svg" in files:
+                raise ValueError(f"{path.name}: another notebook has a figure {name}")
+            files[f"{name}.svg"] = _on_white(output["data"]["image/svg+xml"])
+            files[f"{name}.csv"] = meaning["data"]
+    return files
+
+
+def _on_white(svg: str) -> str:
+    """In dark ink on white: the page of a repository may be dark, and shows the file as it is."""
+    at = svg.index(">", svg.index("<svg")) + 1
+    ground = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    return (svg[:at] + ground + svg[at:]).replace(INK, PAPER_INK)

@@ -52,17 +52,17 @@ _DIGITS = re.compile(r"(\.\d\d)\d+")
 
 
 def register(*names: str, first: int = 0) -> None:
-    """Give names their places in palette and markers, one after another from `first`.
+    """Give names their slots in palette and markers, one after another from `first`.
 
-    Call it where the names are defined; each name has its place once, in all figures.
+    Call it where the names are defined; each name has its slot once, in all figures.
 
     Raises:
-        ValueError: a name already has another place.
+        ValueError: a name already has another slot.
     """
-    for place, name in enumerate(names, first):
-        if _REGISTRY.setdefault(name, place) != place:
+    for slot, name in enumerate(names, first):
+        if _REGISTRY.setdefault(name, slot) != slot:
             raise ValueError(
-                f"{name!r} already has place {_REGISTRY[name]} in the palette, not {place}: "
+                f"{name!r} already has slot {_REGISTRY[name]} of the palette, not {slot}: "
                 "a name has the same colour in every figure"
             )
 
@@ -77,7 +77,7 @@ register("own", "recorded", "published")
 register("fusedlib, warmed up", first=21)
 
 
-def _place(name: str) -> int:
+def _slot(name: str) -> int:
     """Slot: a rival's own, a registered name's, else one derived from the name, always the same."""
     if (own := next((r.slot for r in rivals.RIVALS.values() if r.name == name), None)) is not None:
         return own
@@ -92,17 +92,17 @@ def label(name: str) -> str:
 
 def colour(name: str) -> str:
     """Colour of a provider or series as `#rrggbb`, the same in every figure."""
-    return PALETTE[_place(name) % len(PALETTE)]
+    return PALETTE[_slot(name) % len(PALETTE)]
 
 
 def marker(name: str) -> str:
     """Matplotlib marker of a provider or series, the same in every figure."""
-    return MARKERS[_place(name) % len(MARKERS)]
+    return MARKERS[_slot(name) % len(MARKERS)]
 
 
 def dash(name: str) -> Any:
-    """Matplotlib line style of a provider or series; solid for the first seven places."""
-    return DASHES[_place(name) // len(PALETTE) % len(DASHES)]
+    """Matplotlib line style of a provider or series; solid for the first seven slots."""
+    return DASHES[_slot(name) // len(PALETTE) % len(DASHES)]
 
 
 _RC = matplotlib.rc_params_from_file(
@@ -184,8 +184,8 @@ def say_empty(fig: Figure) -> None:
         # Reference lines span the panel: one of their coordinates is a share of it.
         lines = [line for line in ax.lines if line.get_transform() == ax.transData]
         if not (lines or ax.patches or ax.collections or ax.images or ax.texts):
-            place: dict[str, Any] = {"transform": ax.transAxes, "ha": "center", "va": "center"}
-            text(ax, 0.5, 0.5, "nothing measured", color=MUTED, **place)
+            centred: dict[str, Any] = {"transform": ax.transAxes, "ha": "center", "va": "center"}
+            text(ax, 0.5, 0.5, "nothing measured", color=MUTED, **centred)
 
 
 def legend(fig: Figure, ncols: int = 5) -> None:

@@ -99,13 +99,13 @@ def where_it_holds(claim: dict[str, Any]) -> list[tuple[str, bool]]:
     What nobody measured is said once; else what a machine lacks goes without saying.
     """
     every = claim["standings"]
-    known = [s for s in every if s["measured"] or s["errors"]]
-    if not known:
+    answered = [s for s in every if s["measured"] or s["errors"]]
+    if not answered:
         return [("not measured", False)] if every else []
-    places = []
-    for standing in sorted(known, key=lambda standing: standing["own"]):
+    texts = []
+    for standing in sorted(answered, key=lambda standing: standing["own"]):
         where = " here" if standing["own"] else f" on the {standing['label']}"
         where = "" if standing["machine"] == published.MACHINE else where
         fails = bool(standing["errors"]) or standing["held"] < standing["measured"]
-        places.append((standing["text"] + where, fails))
-    return places
+        texts.append((standing["text"] + where, fails))
+    return texts

@@ -26,7 +26,6 @@ class Section:
     title: str
     notebook: Path | None
     error: str | None
-    profile: str
     question: str = ""
 
 
@@ -134,8 +133,8 @@ def _details(section: Section) -> Iterator[Any]:
         yield cell
 
 
-def _cell(text: str, study: str, **known: Any) -> Any:
-    return new_markdown_cell(text, metadata={"press": {"study": study, **known}})
+def _cell(text: str, study: str, **details: Any) -> Any:
+    return new_markdown_cell(text, metadata={"press": {"study": study, **details}})
 
 
 def _failure(section: Section) -> Any:

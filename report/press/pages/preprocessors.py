@@ -39,10 +39,10 @@ class Headings(Preprocessor):
                 cells.append(cell)
                 continue
             for level, text in parts(cell.source):
-                known = {**press(cell)}
+                details = {**press(cell)}
                 if level:
-                    known |= {"role": "heading", "level": max(level, known.get("least", 1))}
-                metadata = {**cell.metadata, "press": known}
+                    details |= {"role": "heading", "level": max(level, details.get("least", 1))}
+                metadata = {**cell.metadata, "press": details}
                 cells.append(new_markdown_cell(text, metadata=metadata))
         first = press(cells[0]) if cells else {}
         if first.get("role") == "heading" and first["level"] == 1:
@@ -146,10 +146,10 @@ class Numbers(Preprocessor):
         target = slugify(anchor)
         local = "-".join(filter(None, (slugify(study) or "cell", target)))
         candidates = (local, target, self._names.get(target))
-        known = next((at for at in candidates if at in self._titles), None)
-        if known is None:
+        linked = next((at for at in candidates if at in self._titles), None)
+        if linked is None:
             return words or anchor
-        return f"[{self._titles[known] if words in _FROM_TARGET else words}](#{known})"
+        return f"[{self._titles[linked] if words in _FROM_TARGET else words}](#{linked})"
 
 
 def _index(nb: Any) -> str:
@@ -198,18 +198,15 @@ class Fragments(Preprocessor):
 
     def preprocess(self, nb: Any, resources: Any) -> Any:
         """Fill `resources.texts` and `resources.lines`."""
-        found = {
-            True: dict.fromkeys([press(nb).get("title", "")]),
-            False: dict.fromkeys([press(nb).get("lead", "")]),
-        }
+        lines, texts = {press(nb).get("title", ""): None}, {press(nb).get("lead", ""): None}
         for cell in nb.cells:
             for holder, key, one_line in markdown_of(cell):
-                found[one_line][holder[key]] = None
+                (lines if one_line else texts)[holder[key]] = None
         kept, target = resources.get("as_source", {}), resources["target"]
-        for name, fragments, convert in (
-            ("texts", list(found[False]), pandoc.convert),
-            ("lines", list(found[True]), pandoc.convert_inline),
+        for name, markdown, convert in (
+            ("texts", list(texts), pandoc.convert),
+            ("lines", list(lines), pandoc.convert_inline),
         ):
-            done = dict(zip(fragments, convert(fragments, target), strict=True))
-            resources[name] = done | {text: kept[text] for text in fragments if text in kept}
+            converted = dict(zip(markdown, convert(markdown, target), strict=True))
+            resources[name] = converted | {text: kept[text] for text in markdown if text in kept}
         return nb, resources

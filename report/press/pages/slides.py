@@ -4,12 +4,12 @@ It holds at most fifteen slides: a title with the question, the method, the stud
 the report, advice, and limits. A study's slide shows its question, its first figure and all its
 headline claims. Where there are more studies than slides left for them, the last ones stand two on
 a slide, each with its first headline claim. No word about a result is written here: sentences,
-numbers and verdicts are the claims', everything else but the method is the report's.
+numbers and where they hold are the claims', everything else but the method is the report's.
 """
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, ClassVar
@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from nbconvert.exporters import Exporter
 from nbconvert.preprocessors import Preprocessor
 
+from fusedlib.bench import paths
 from press.display import TABLE_MIME
 from press.pages import ReportError, outputs, pandoc
 from press.pages.exporters import PressExporter, compiled
@@ -31,19 +32,6 @@ Slide = dict[str, Any]
 
 _REFERENCE = re.compile(r"\[((?:Table|Figure|Section) [\w.]+)\]\(#[^)]*\)")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-_METHOD = (
-    ("Case", "A notebook lists what is measured. `notebooks/study.toml` says in which sizes."),
-    ("Check", "Its output and every gradient that the problem asks for are held against a "
-     "reference in higher precision. What misses is *wrong*, and gets no time."),
-    ("Race", "All rivals take turns on one card and in one process: the same function, the same "
-     "precision, the same gradients. Every sample is kept."),
-    ("Row", "Each measured case is a row of a recording, with machine, versions and commit beside "
-     "it. What could not run is a row with the reason."),
-    ("Claim", "An author writes a sentence. A program computes its numbers from the rows of each "
-     "recording, and decides whether it holds there."),
-    ("Slide", "Numbers are medians over recordings, brackets their range. Below each claim stand "
-     "its verdict and its name: the notebook, and the claim in it."),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,32 +102,35 @@ def deck(nb: Any) -> list[Slide]:
         raise ReportError("slides are of the whole paper: report/build/paper.ipynb")
     outputs = [output for cell in nb.cells for output in cell.get("outputs", [])]
 
-    def first(candidates: Iterable[Any], name: str) -> Any:
-        for item in candidates:
-            return item
-        raise ReportError(f"the report has no {name}; report/report.ipynb makes it")
-
-    figure = first(filter(is_figure, outputs), "figure")
-    abstract = first((c for c in nb.cells if ABSTRACT in tags(c)), "abstract")
-    advice = first((o for o in outputs if meaning(o).get("name") == "advice"), "table “advice”")
     following = zip(nb.cells, nb.cells[1:], strict=False)
-    limits = first((b for a, b in following if _is_section(a, "Limits")), "section “Limits”")
+    shown = {
+        "figure": filter(is_figure, outputs),
+        "abstract": (c for c in nb.cells if ABSTRACT in tags(c)),
+        "table “advice”": (o for o in outputs if meaning(o).get("name") == "advice"),
+        "section “Limits”": (b for a, b in following if _is_section(a, "Limits")),
+    }
+    firsts: dict[str, Any] = {
+        name: next(iter(candidates), None) for name, candidates in shown.items()
+    }
+    if lacking := [name for name, part in firsts.items() if part is None]:
+        raise ReportError(f"the report has no {lacking[0]}; report/report.ipynb makes it")
+    figure, abstract, advice, limits = firsts.values()
     origins = [at for at, cell in enumerate(nb.cells) if press(cell).get("role") == "origin"]
     studies = [_study(nb.cells[at - 1 :]) for at in origins]
-    places = MOST - 4
-    if len(studies) > 2 * places:
+    for_studies = MOST - 4
+    if len(studies) > 2 * for_studies:
         raise ReportError(
             f"{len(studies)} studies do not fit on {MOST} slides, two on each; raise MOST in "
             "report/press/pages/slides.py"
         )
-    alone = min(len(studies), 2 * places - len(studies))
+    alone = min(len(studies), 2 * for_studies - len(studies))
     shared = [studies[at : at + 2] for at in range(alone, len(studies), 2)]
     table, claims = advice.data[TABLE_MIME], [c for study in studies for c in study["claims"]]
     return [
         {"kind": "title", "heading": press(nb).title, "lead": press(nb).lead,
          "figure": _drawing(figure), "caption": meaning(figure).caption,
          "text": abstract.source.split("\n\n")[0]},
-        {"kind": "method", "heading": "The way of one number", "steps": _METHOD,
+        {"kind": "method", "heading": "The way of one number", "steps": _method(),
          "example": next(filter(None, (claim["example"] for claim in claims)), "")},
         *({"kind": "study", **study} for study in studies[:alone]),
         *({"kind": "pair", "parts": [{**s, "claims": s["claims"][:1]} for s in two]}
@@ -149,6 +140,12 @@ def deck(nb: Any) -> list[Slide]:
         {"kind": "limits", "heading": "What this does not show",
          "points": re.split(r"^[-*] ", limits.source, flags=re.MULTILINE)[1:]},
     ]  # fmt: skip
+
+
+def _method() -> list[list[str]]:
+    """The steps of a number from case to slide, a name and what happens."""
+    text = (paths.TEMPLATES / "fusedlib_slides" / "method.md").read_text(encoding="utf-8")
+    return [line.split(": ", 1) for line in text.splitlines()]
 
 
 def _is_section(cell: Any, title: str = "") -> bool:

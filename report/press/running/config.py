@@ -86,12 +86,12 @@ class Config:
         for name in only:
             alike = {n for n in names if name in (n, n.partition("_")[0], n.partition("_")[2])}
             if not alike:
-                raise ConfigError(f"notebook {name!r} is unknown; known: {known(names)}")
+                raise ConfigError(f"notebook {name!r} is unknown; known: {listed(names)}")
             chosen |= {name} if name in alike else alike
         return tuple(study for study in self.studies if not only or study.name in chosen)
 
 
-def known(names: Iterable[Any]) -> str:
+def listed(names: Iterable[Any]) -> str:
     """Names as they stand in an error message."""
     return ", ".join(map(str, names)) or "none"
 
@@ -117,7 +117,7 @@ def load(path: Path | None = None) -> Config:
     studies = tuple(_study(table, number, path) for number, table in enumerate(data["study"], 1))
     names = [study.name for study in studies]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{path}: {known(twice)} stands there more than once")
+        raise ConfigError(f"{path}: {listed(twice)} stands there more than once")
     frame = (path.parent / data["frame"]).resolve()
     if not frame.is_file():
         raise ConfigError(f"{path}: the report's frame {frame} does not exist")
@@ -128,7 +128,7 @@ def _check(table: Any, types: Mapping[str, type], where: str) -> None:
     if not isinstance(table, dict):
         raise ConfigError(f"{where} is not a table")
     if unknown := sorted(set(table) - set(types)):
-        raise ConfigError(f"{where}: unknown key {known(unknown)}; known keys: {known(types)}")
+        raise ConfigError(f"{where}: unknown key {listed(unknown)}; known keys: {listed(types)}")
     for key, wanted in types.items():
         value = table.get(key)
         if not isinstance(value, wanted) or not str(value).strip():
@@ -165,7 +165,7 @@ def choose_profile(asked: str) -> tuple[str, str]:
     if asked in PROFILES:
         return asked, "as asked"
     if asked != AUTO:
-        raise ConfigError(f"profile {asked!r} is unknown; known: {known([AUTO, *PROFILES])}")
+        raise ConfigError(f"profile {asked!r} is unknown; known: {listed([AUTO, *PROFILES])}")
     facts = machine.describe()
     return fitting_profile(facts.device_type, facts.device_name, facts.device_memory_gib)
 

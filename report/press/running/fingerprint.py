@@ -48,8 +48,8 @@ def rows(studies: Iterable[str] | None) -> str:
 
 
 def _files(files: Iterable[Path]) -> str:
-    known = sorted(path for path in files if path.is_file())
-    return _digest("\n".join(f"{path} {_digest(path.read_bytes())}" for path in known).encode())
+    existing = sorted(path for path in files if path.is_file())
+    return _digest("\n".join(f"{path} {_digest(path.read_bytes())}" for path in existing).encode())
 
 
 def _digest(content: bytes) -> str:

@@ -54,8 +54,8 @@ def variables() -> dict[str, str]:
 
 def private_folder() -> "tempfile.TemporaryDirectory[str]":
     """A temporary folder with a path short enough for sockets."""
-    place = None if len(tempfile.gettempdir()) <= _LONGEST_FOLDER else "/tmp"
-    return tempfile.TemporaryDirectory(prefix="fusedlib-", dir=place, ignore_cleanup_errors=True)
+    parent = None if len(tempfile.gettempdir()) <= _LONGEST_FOLDER else "/tmp"
+    return tempfile.TemporaryDirectory(prefix="fusedlib-", dir=parent, ignore_cleanup_errors=True)
 
 
 def new_manager(folder: Path) -> AsyncKernelManager:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from press.running.config import ConfigError, known
+from press.running.config import ConfigError, listed
 
 TAG = "parameters"
 _SCALARS = {"bool": bool, "int": int, "float": float, "str": str}
@@ -56,11 +56,7 @@ class Parameter:
         return value
 
     def parse(self, text: str, where: str) -> Any:
-        """The value that a text from the command line stands for, checked.
-
-        Raises:
-            ParameterError: the text does not read as the parameter's type, or is out of bounds.
-        """
+        """The value that a text from the command line stands for, checked."""
         value: Any = text
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             value = _reading(text.strip(), self.type)
@@ -93,14 +89,14 @@ def read(notebook: Path) -> dict[str, Parameter]:
 
 
 def choose(
-    declared: Mapping[str, Mapping[str, Parameter]], asked: Mapping[str, Mapping[str, Any]],
+    declared: Mapping[str, Mapping[str, Parameter]], presets: Mapping[str, Mapping[str, Any]],
     settings: Sequence[str], profile: str,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """What each notebook is run with: the profile, the study file's values, the command line's.
 
     Args:
         declared: parameters of the selected notebooks.
-        asked: what the study file sets for each.
+        presets: what the study file sets for each.
         settings: `name=value`, for every selected notebook that has the parameter, or
             `notebook.name=value`.
         profile: goes to all.
@@ -110,10 +106,10 @@ def choose(
             setting without `=`, of an unselected notebook, or of `profile`.
     """
     chosen: dict[str, dict[str, Any]] = {name: {"profile": profile} for name in declared}
-    for name, values in asked.items():
+    for name, values in presets.items():
         where = f"study file, {name}, {profile}"
         for key, value in values.items():
-            chosen[name][key] = _known(declared[name], key, where).check(value, where)
+            chosen[name][key] = _parameter(declared[name], key, where).check(value, where)
     for setting in settings:
         target, equals, text = setting.partition("=")
         notebook, dot, key = target.strip().rpartition(".")
@@ -124,21 +120,21 @@ def choose(
         if dot and notebook not in declared:
             raise ParameterError(
                 f"{setting!r}: notebook {notebook!r} is unknown or not selected; "
-                f"known: {known(sorted(declared))}"
+                f"known: {listed(sorted(declared))}"
             )
         takers = [notebook] if dot else [name for name in declared if key in declared[name]]
         if not takers:
             names = {name for parameters in declared.values() for name in parameters} - {"profile"}
-            raise ParameterError(f"parameter {key!r} is unknown; known: {known(sorted(names))}")
+            raise ParameterError(f"parameter {key!r} is unknown; known: {listed(sorted(names))}")
         for name in takers:
-            chosen[name][key] = _known(declared[name], key, name).parse(text, name)
+            chosen[name][key] = _parameter(declared[name], key, name).parse(text, name)
     return chosen
 
 
-def _known(declared: Mapping[str, Parameter], key: str, where: str) -> Parameter:
+def _parameter(declared: Mapping[str, Parameter], key: str, where: str) -> Parameter:
     if key not in declared:
         raise ParameterError(
-            f"{where}: parameter {key!r} is unknown; known: {known(sorted(declared))}"
+            f"{where}: parameter {key!r} is unknown; known: {listed(sorted(declared))}"
         )
     return declared[key]
 
@@ -163,7 +159,7 @@ def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
         except ValueError:
             raise ParameterError(
                 f"{where}: must read `name: type = default  # help`, the default a literal, "
-                f"the type one of {known(sorted(_TYPES))}"
+                f"the type one of {listed(sorted(_TYPES))}"
             ) from None
         last = lines[(statement.end_lineno or 1) - 1]
         comment = last[statement.end_col_offset or 0 :].partition("#")[2]

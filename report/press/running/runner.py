@@ -77,8 +77,8 @@ def jobs(studies: Sequence[Study], settings: Sequence[str], profile: str) -> lis
         ParameterError: a notebook without its parameters cell, an unknown parameter, a wrong value.
     """
     declared = {study.name: parameters.read(study.notebook) for study in studies}
-    asked = {study.name: study.profiles[profile] for study in studies}
-    values = parameters.choose(declared, asked, settings, profile)
+    presets = {study.name: study.profiles[profile] for study in studies}
+    values = parameters.choose(declared, presets, settings, profile)
     return [Job(s.name, s.notebook, values[s.name], profile, s.reads) for s in studies]
 
 
@@ -115,12 +115,7 @@ def is_unchanged(job: Job) -> bool:
 
 
 def execute(job: Job, monitor: Monitor, *, fresh: bool = False) -> Outcome:
-    """Run one notebook and write its executed copy, whatever happens in it.
-
-    Raises:
-        WriteError: the copy cannot be written.
-        KeyboardInterrupt: ctrl-C; the copy so far is written and the kernel gone.
-    """
+    """Run one notebook and write its executed copy, whatever happens; raises as `run` does."""
     before = fingerprint.before_run(job.notebook, job.parameters)
     began = time.monotonic()
     with kernel.private_folder() as name:
