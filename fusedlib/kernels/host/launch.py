@@ -141,7 +141,7 @@ class Launch:
                     bind_context()
                 self.kernel[self.programs](*self.operands(*matrices), **self.constants)
             return
-        self._use_binary(self._cached_binary(*matrices))
+        self._use_binary(self.build(*matrices))
         self(*matrices)
 
     def _use_binary(self, binary: binaries.Binary) -> None:
@@ -149,11 +149,9 @@ class Launch:
 
     def build(self, *matrices: Tensor) -> binaries.Binary:
         """The binary for matrices of such dtypes and devices, compiled and loaded."""
+        key, compiled = self.binary_key(*matrices), bind(self.compiled, *matrices)
         with current_device(matrices[0]):
-            return self._cached_binary(*matrices)
-
-    def _cached_binary(self, *matrices: Tensor) -> binaries.Binary:
-        return binaries.cached_binary(self.binary_key(*matrices), bind(self.compiled, *matrices))
+            return binaries.cached_binary(key, compiled)
 
     def build_ahead(self, *matrices: Tensor) -> None:
         """Have another thread compile it, unless that was done before."""

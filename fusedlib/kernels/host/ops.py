@@ -19,7 +19,6 @@ from fusedlib.kernels.host.launch import current_device
 from fusedlib.kernels.host.operator import operator
 from fusedlib.kernels.host.plan import Plan, contiguous_and_aligned
 from fusedlib.kernels.host.plan_cache import plan_for
-from fusedlib.kernels.host.products import WantedGradients
 from fusedlib.kernels.host.route import weight_sizes
 from fusedlib.kernels.operands import KERNEL_DTYPES, shape_of
 
@@ -96,7 +95,8 @@ def swiglu_mlp_backward(
     dy, *saved = contiguous_and_aligned(upstream, x, w_gate, w_up, w_down, gate_up)
     assert dy is not None
     with current_device(upstream):
-        found = gradients(plan, _wants(wants), saved, dy, False)
+        wanted = wants[0], wants[1], wants[2], wants[3]
+        found = gradients(plan, wanted, saved, dy, False)
     d_x, d_w_gate_up, d_w_down = (dy.new_empty(0, 0) if d is None else d for d in found)
     return d_x, d_w_gate_up, d_w_down
 
@@ -108,11 +108,6 @@ def _plan_of_sizes(
     shapes = (tokens, hidden), ((2 - pair) * inner, hidden), (inner, hidden), (hidden, inner)
     x, w_gate, w_up, w_down = (like.new_empty(()).expand(shape) for shape in shapes)
     return plan_for(x, w_gate, w_up if pair else None, w_down if down else None, activation)
-
-
-def _wants(wants: Sequence[bool]) -> WantedGradients:
-    wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
-    return wants_x, wants_w_gate, wants_w_up, wants_w_down
 
 
 @torch.library.register_fake(swiglu_mlp)
