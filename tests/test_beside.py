@@ -322,17 +322,31 @@ mine = rows[rows["machine"] == leading(rows)]
 display.prose(f"It has {len(mine)} rows.")
 display.table(mine[["n", "ms"]].astype(str), "Rows.", "rows")
 """
+ASKS_FOR_ALL = """
+display.prose(f"The third is {mine['ms'].iloc[2]:g}.")
+third = mine["ms"].iloc[2]
+"""
+NEEDS_THE_THIRD = "display.prose(f'It is {third:g}, of {len(mine)}.')"
 
 
-def test_a_notebook_is_analysed_once_for_each_machine(rows, tmp_path):
+def test_a_notebook_is_analysed_once_for_each_machine(rows, tmp_path, monkeypatch):
     cells = [
         nbformat.v4.new_code_cell("raise SystemError", metadata={"tags": [MEASURE]}),
         nbformat.v4.new_code_cell(SHOW, id="show"),
+        nbformat.v4.new_code_cell(ASKS_FOR_ALL, id="all"),
+        nbformat.v4.new_code_cell(NEEDS_THE_THIRD, id="third"),
+        nbformat.v4.new_code_cell(SHOW.replace('"rows")', '"again")'), id="again"),
     ]
     path = tmp_path / "n.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
     executed = replay.analysis_of(path).notebook
+    third, following = (executed.cells[at].outputs for at in (2, 3))
     replay.show_others(executed, path, ["01_x"])
+    assert executed.cells[2].outputs == third and executed.cells[3].outputs == following
+    assert "H100" in executed.cells[4].outputs[0]["data"]["text/markdown"]
+    monkeypatch.setenv(results.LEADING, H100)
+    with pytest.raises(IndexError):  # of the leading machine's rows a cell's fault is one
+        replay.analysis_of(path)
     paragraph, shown = executed.cells[1].outputs
     text = paragraph["data"]["text/markdown"].replace("\N{NO-BREAK SPACE}", " ")
     assert text == "It has 3 (H100 2) rows."

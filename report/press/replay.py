@@ -35,11 +35,16 @@ class Analysis:
     claims: list[Claim]
 
 
-def analysis_of(notebook: Path) -> Analysis:
+def analysis_of(notebook: Path, may_lack_rows: bool = False) -> Analysis:
     """Run the cells of a notebook over the rows there are; its measuring cells are left out.
 
+    Args:
+        notebook: its file.
+        may_lack_rows: whether a cell that raises shows nothing, for the rows may be part of those
+            that the notebook asks for; the cells after it run.
+
     Raises:
-        Exception: whatever a cell raises.
+        Exception: whatever a cell raises, otherwise.
     """
     read = nbformat.read(notebook, as_version=4)
     before = len(claims.CLAIMS)
@@ -51,7 +56,12 @@ def analysis_of(notebook: Path) -> Analysis:
                 if cell.cell_type == "code" and MEASURE not in cell.metadata.get("tags", []):
                     code = compile(cell.source, f"{notebook.name}[{at}]", "exec")
                     with display.captured() as shown, contextlib.redirect_stdout(io.StringIO()):
-                        exec(code, namespace)
+                        try:
+                            exec(code, namespace)
+                        except Exception:
+                            if not may_lack_rows:
+                                raise
+                            shown.clear()
                     cell.outputs = [nbformat.from_dict(output) for output in shown]
         return Analysis(read, claims.CLAIMS[before:])
     finally:
@@ -85,6 +95,8 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
 def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
     """Put what other machines show beside what the leading one does, in an executed notebook.
 
+    Of a machine whose recording is not complete, a cell that needs more of its rows shows nothing.
+
     Args:
         executed: the notebook with its outputs, changed in place.
         source: the notebook as it is committed.
@@ -94,7 +106,7 @@ def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
     views = {}
     for machine in others:
         with environment({results.LEADING: machine}):
-            views[machine] = analysis_of(source).notebook
+            views[machine] = analysis_of(source, may_lack_rows=True).notebook
     beside.put_beside(executed, leader, views)
 
 
