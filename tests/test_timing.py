@@ -37,6 +37,19 @@ def test_in_turns_takes_turns_and_keeps_every_sample():
     assert not times["A"].flush_l2, "there is no L2 to flush on a CPU, and the row must say so"
 
 
+@pytest.mark.parametrize(
+    ("returned", "total"),
+    [({"total": 5.0, "forward": 2}, 5.0), ({"y": torch.ones(3)}, None), ({"total": None}, None)],
+)
+def test_a_mapping_of_numbers_tells_of_parts_and_a_model_s_output_does_not(returned, total):
+    times = timing.in_turns(
+        {"A": lambda: returned}, device="cpu", warmup=0, repetitions=2, flush_l2=False
+    )["A"]  # fmt: skip
+    assert (times.samples_ms == (total, total)) == (total is not None)
+    assert times.parts == ({"forward": (2.0, 2.0)} if total else {})
+    assert times.figures()["median_ms"] < 1e3
+
+
 def test_preparation_stays_outside_the_clock():
     times = timing.in_turns(
         {"quick": lambda: None}, device="cpu", warmup=0, repetitions=3, flush_l2=False,

@@ -1,5 +1,7 @@
 """The wheel has the library and nothing else; notebooks find what lies beside them."""
 
+import ast
+import os
 import subprocess
 import sys
 import tomllib
@@ -91,7 +93,22 @@ def test_the_wheel_has_the_library_typed_and_nothing_else(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_a_layer_makes_a_step_where_only_the_wheel_is_installed(clean_python: Path) -> None:
-    subprocess.run([str(clean_python), "-c", STEP], check=True, cwd=clean_python.parent)
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([str(clean_python), "-c", STEP], check=True, cwd=clean_python.parent, env=alone)
+
+
+def test_bench_imports_what_the_wheel_or_its_extra_asks_for() -> None:
+    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]
+    lines = project["dependencies"] + project["optional-dependencies"]["bench"]
+    declared = {Requirement(line).name for line in lines}
+    provided_by = metadata.packages_distributions()
+    for path in (paths.ROOT / "fusedlib" / "bench").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for top in {name.partition(".")[0] for name in names} - {"fusedlib", "", "__future__"}:
+                known = top in sys.stdlib_module_names or {*provided_by.get(top, [])} & declared
+                assert known, f"{path.name} imports {top}"
 
 
 @pytest.mark.slow

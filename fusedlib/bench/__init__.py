@@ -1,5 +1,20 @@
 """Timing utilities for whoever times a kernel or a training step of their own.
 
+    from fusedlib.bench import check, timing
+
+    times = timing.in_turns(
+        {"mine": lambda: mine(x), "theirs": lambda: theirs(x)}, device="cuda", warmup=3,
+        repetitions=20, flush_l2=True, prepare=lambda name: timing.synchronize("cuda"),
+    )
+    print(times["mine"].figures()["median_ms"], times["theirs"].ratio_to(times["mine"]))
+
+    true = {"y": reference(x.double())}  # right first: lists what errs more than plain PyTorch may
+    own, plain = (check.errors({"y": f(x)}, true) for f in (mine, reference))
+    print(check.misses(own, plain, x.dtype))
+
+The ratio is how many times as fast as theirs mine is, with its interval. `operation` and `race` do
+both, with gradients, and leave a row whatever becomes of a case; they want the extra `bench`.
+
 A rival is one decorated function (`rivals`); a study lists its cases, flat dictionaries (`cases`).
 `race` holds every rival against the reference (`check`), then times all in turns (`timing`), from
 Python or as CUDA graphs (`cuda_graphs`); `sustained` does so at the card's power limit, with

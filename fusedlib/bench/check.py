@@ -32,10 +32,11 @@ class Errors:
 
 
 def results_of(workload: Workload, dy: Tensor) -> dict[str, Tensor]:
-    """y and the gradients that a workload gives."""
+    """y and the gradients that a workload gives; y alone where nothing wants a gradient."""
     workload.reset()
     y = workload.forward()
-    y.backward(dy)
+    if y.requires_grad:
+        y.backward(dy)
     results = {"y": y.detach(), **workload.gradients()}
     workload.reset()
     return results

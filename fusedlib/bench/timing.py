@@ -142,12 +142,15 @@ def in_turns(
 
     Args:
         work: by name, a callable that does the work `calls` times; all that it needs exists. What
-            returns a mapping tells of its own parts, in ms, `total` among them: that is its time.
+            returns a mapping of numbers tells of its own parts, in ms, `total` among them: that is
+            its time.
         device: where the work runs.
         warmup: rounds that are run and thrown away.
         repetitions: rounds that are measured at least; every sample is kept.
         flush_l2: overwrite a buffer larger than the card's L2 before each call, outside the clock.
         prepare: called with the name before each call, outside the clock (resets gradients, ...).
+            Where it waits for the device (`synchronize`), as a race's does, every call pays for its
+            launches; without, the host may issue one rival while the one before it still runs.
         calls: how often a callable does the work; a sample is that share of its time.
         seconds: further rounds until so much time has passed.
         most: rounds that are measured at most; by default `repetitions`.
@@ -181,7 +184,7 @@ def in_turns(
             begin = time.perf_counter()
             continue
         for name, (start, end, parts_ms) in marks.items():
-            own = dict(parts_ms) if isinstance(parts_ms, Mapping) else {}
+            own = _parts(parts_ms)
             whole = own.pop("total", None)
             samples[name].append((clock.elapsed_ms(start, end) if whole is None else whole) / calls)
             for part, ms in own.items():
@@ -196,6 +199,14 @@ def in_turns(
         )
         for name in work
     }  # fmt: skip
+
+
+def _parts(returned: object) -> dict[str, float]:
+    """The ms by part that a call gave; what is no mapping of numbers (a model's output) is none."""
+    if not isinstance(returned, Mapping):
+        return {}
+    numbers = all(isinstance(ms, int | float) for ms in returned.values())
+    return dict(returned) if numbers else {}
 
 
 def second_call_ms(

@@ -41,5 +41,6 @@ def slope(gate, activated, s, ACTIVATION: tl.constexpr):  # type: ignore[no-unty
         inner = 1.5957691216057308 + 0.21406444881780074 * tl.minimum(gate * gate, 256.0)
         result = s + activated * (1 - s) * inner
     else:
+        tl.static_assert(ACTIVATION == "silu", "an activation that the kernels do not know")
         result = s + activated * (1 - s)
     return result
