@@ -155,7 +155,7 @@ def check_children_put_in_later(device):
     assert count == LAYERS - 1
     torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)
     for model in (plain, patched):
-        model.model.layers[1].mlp.act_fn = nn.GELU()
+        model.model.layers[1].mlp.act_fn = nn.Mish()
     count, found = whole_layers(patched, ids)
     assert count == LAYERS - 2
     torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)
