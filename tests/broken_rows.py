@@ -45,7 +45,7 @@ BROKEN_ROPE = {
 # With the norms of q and k in the same launch.
 BROKEN_NORMED_ROPE = {
     "mean of squares over half a head": ("(0.5 / HALF) + eps", "(1.0 / HALF) + eps"),
-    "weight left out": ("a *= scale * tl.load(weight", "a *= scale + 0 * tl.load(weight"),
+    "weight left out": ("a *= scale * w_a", "a *= scale + 0 * w_a"),
     "weight left out of d_q and d_k": ("back_a *= w_a", "back_a *= 1.0"),
     "mean term left out of d_q and d_k": ("back_b - b * mean", "back_b"),
     "first rows alone in d_weight": ("total_a += back_a * a", "total_a = back_a * a"),

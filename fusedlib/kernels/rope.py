@@ -62,6 +62,13 @@ def _rstd(a, b, eps, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _load_halves(source, mask, other, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """In fp32, what lies at `source` and HALF elements on."""
+    left = tl.load(source, mask=mask, other=other).to(tl.float32)
+    return left, tl.load(source + HALF, mask=mask, other=other).to(tl.float32)
+
+
+@triton.jit
 def _rotate(  # type: ignore[no-untyped-def]
     x, y, cos, sin, weight, eps, batch, head, token, tokens, table, in_table,
     x_batch, x_head, x_token, y_batch, y_head, y_token,
@@ -76,18 +83,14 @@ def _rotate(  # type: ignore[no-untyped-def]
     inside = present & (j < HALF)
     in_table = inside & in_table[:, None]
     nan = float("nan")
-    cos += table[:, None] + j
-    sin += table[:, None] + j
-    a = tl.load(x + j, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(x + HALF + j, mask=inside, other=0.0).to(tl.float32)
+    a, b = _load_halves(x + j, inside, 0.0, HALF)
     if NORM:
         scale = _rstd(a, b, eps, HALF)[:, None]
-        a *= scale * tl.load(weight + j, mask=j < HALF, other=0.0).to(tl.float32)
-        b *= scale * tl.load(weight + HALF + j, mask=j < HALF, other=0.0).to(tl.float32)
-    c = tl.load(cos, mask=in_table, other=nan).to(tl.float32)
-    d = tl.load(cos + HALF, mask=in_table, other=nan).to(tl.float32)
-    e = tl.load(sin, mask=in_table, other=nan).to(tl.float32)
-    f = tl.load(sin + HALF, mask=in_table, other=nan).to(tl.float32)
+        w_a, w_b = _load_halves(weight + j, j < HALF, 0.0, HALF)
+        a *= scale * w_a
+        b *= scale * w_b
+    c, d = _load_halves(cos + table[:, None] + j, in_table, nan, HALF)
+    e, f = _load_halves(sin + table[:, None] + j, in_table, nan, HALF)
     if INVERSE:
         e, f = -f, -e
     tl.store(y + j, (a * c - b * e).to(y.dtype.element_ty), mask=inside)
@@ -145,8 +148,7 @@ def _normed_back(  # type: ignore[no-untyped-def]
     """dx of one tensor of heads, by all programs in turns, and this program's d_weight."""
     j = tl.arange(0, HALF_BLOCK)[None, :]
     within = j < HALF
-    w_a = tl.load(weight + j, mask=within, other=0.0).to(tl.float32)
-    w_b = tl.load(weight + HALF + j, mask=within, other=0.0).to(tl.float32)
+    w_a, w_b = _load_halves(weight + j, within, 0.0, HALF)
     total_a = tl.zeros((ROWS, HALF_BLOCK), dtype=tl.float32)
     total_b = tl.zeros((ROWS, HALF_BLOCK), dtype=tl.float32)
     rows = batches.to(tl.int64) * tokens * heads
@@ -159,14 +161,10 @@ def _normed_back(  # type: ignore[no-untyped-def]
         from_dy = dy + (batch * dy_batch + head * dy_head + token * dy_token)[:, None] + j
         to_dx = dx + (batch * dx_batch + head * dx_head + token * dx_token)[:, None] + j
         table = (batch * table_batch + token * table_row)[:, None] + j
-        a = tl.load(from_x, mask=inside, other=0.0).to(tl.float32)
-        b = tl.load(from_x + HALF, mask=inside, other=0.0).to(tl.float32)
-        up_a = tl.load(from_dy, mask=inside, other=0.0).to(tl.float32)
-        up_b = tl.load(from_dy + HALF, mask=inside, other=0.0).to(tl.float32)
-        c = tl.load(cos + table, mask=inside, other=0.0).to(tl.float32)
-        d = tl.load(cos + table + HALF, mask=inside, other=0.0).to(tl.float32)
-        e = tl.load(sin + table, mask=inside, other=0.0).to(tl.float32)
-        f = tl.load(sin + table + HALF, mask=inside, other=0.0).to(tl.float32)
+        a, b = _load_halves(from_x, inside, 0.0, HALF)
+        up_a, up_b = _load_halves(from_dy, inside, 0.0, HALF)
+        c, d = _load_halves(cos + table, inside, 0.0, HALF)
+        e, f = _load_halves(sin + table, inside, 0.0, HALF)
         back_a, back_b = up_a * c + up_b * f, up_b * d - up_a * e
         scale = _rstd(a, b, eps, HALF)[:, None]
         a *= scale
