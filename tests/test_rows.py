@@ -75,7 +75,7 @@ NESTED = torch.nested.nested_tensor([X, X[:2]])
             r"residual is torch.float16, x is torch.float32",
         ),
         (lambda: rms_norm(X, W.to("meta")), "weight is on meta, x on cpu"),
-        (lambda: rms_norm(X.int(), W), "x must be of a floating-point dtype, got torch.int32"),
+        (lambda: rms_norm(X.int(), W), "x must be fp16, bf16, fp32 or float64, got torch.int32"),
         (lambda: rms_norm(X, W, cast="gpt"), "cast must be one of hf, litgpt, got 'gpt'"),
         (lambda: rms_norm(NESTED, W), "x must be a dense tensor with strides, got a nested one"),
         (lambda: rms_norm(X, W.to_sparse()), "weight must be a dense tensor .*, got .*sparse_coo"),

@@ -229,9 +229,8 @@ def test_errors_name_what_was_given(arguments, words):
         (lambda t, other: fusedlib.swiglu_mlp(other, t, t), "x"),
         (lambda t, other: fusedlib.swiglu(t, other), "w_gate_up"),
         (lambda t, other: fusedlib.swiglu_mlp(t, torch.ones(2, 1), other), "w_down"),
-        (lambda t, other: fusedlib.rms_norm(t, t, residual=other), "residual")(
-            lambda t, other: fusedlib.rope(t, t, other, t), "cos"
-        ),
+        (lambda t, other: fusedlib.rms_norm(other, t), "x"),
+        (lambda t, other: fusedlib.rope(t, t, other, t), "cos"),
         (lambda t, other: fusedlib.linear_cross_entropy(t, t, other), "target"),
     ],
     ids=["SwiGLUMLP", "RMSNorm", "mlp", "swiglu", "w_down", "rms_norm", "rope", "loss"],
