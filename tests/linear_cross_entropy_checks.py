@@ -256,6 +256,30 @@ def check_token_accuracy(device: str) -> None:
         assert linear_cross_entropy_and_accuracy(**leaves, target=ignored)[1].isnan()
 
 
+def check_accuracy_of_nan_is_no_hit(device: str) -> None:
+    leaves, target, _ = drawn(device, "float32")
+    target = target.where(target != 0, 1)
+    with torch.no_grad():
+        leaves["weight"][VOCABULARY - 2] = float("nan")  # of every token, behind all targets
+        target[-1] = VOCABULARY - 3
+    for own in (leaves, {name: leaf * float("nan") for name, leaf in leaves.items()}):
+        assert linear_cross_entropy_and_accuracy(**own, target=target)[1] == 0
+
+
+def check_gradients_of_a_mean_do_not_depend_on_the_weights_size(device: str) -> None:
+    """In fp16 they neither vanish nor overflow: a mean's weights count by their shares."""
+    for dtype in ("float16", "bfloat16"):
+        leaves, target, settings = drawn(device, dtype, class_weights=True, token_weights=True)
+        for name in ("class_weights", "token_weights"):
+            true = step(
+                wide(leaves), target, reference.linear_cross_entropy, **{name: settings[name]}
+            )
+            for size in (1e-8, 1.0, 1e5):
+                found = step(leaves, target, **{name: settings[name] * size})
+                for one, other in zip(found, true, strict=True):
+                    assert (one - other).norm() <= 2e-2 * other.norm(), (dtype, name, size)
+
+
 def check_class_weights_are_torch_s(device: str) -> None:
     leaves, target, settings = drawn(device, "float32", class_weights=True)
     by_class = settings["class_weights"]

@@ -150,6 +150,16 @@ class Largest(TorchDispatchMode):
         return result
 
 
+def test_a_function_put_in_an_activation_s_place_is_called():
+    plain, patched = pair()
+    for model in (plain, patched):
+        for layer in model.model.layers:
+            del layer.mlp.act_fn
+            layer.mlp.act_fn = torch.nn.functional.relu
+    ids, _ = tokens()
+    torch.testing.assert_close(patched(ids).logits, plain(ids).logits)
+
+
 def test_training_never_builds_the_logits(monkeypatch):
     """Plain PyTorch, which runs here, builds them inside linear_cross_entropy: a sum stands in."""
 

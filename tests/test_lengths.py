@@ -25,6 +25,7 @@ MOST = {  # binaries of an MLP: card, hidden, inner, dtype
     (*HOPPER, 2048, 5632, "bfloat16"): 19,
     (*HOPPER, 512, 2048, "bfloat16"): 23,
     (*HOPPER, 2056, 5000, "bfloat16"): 7,  # rows that TMA does not take
+    (*HOPPER, 256, 11008, "bfloat16"): 16,  # so wide that dh is a product apart
     (*OTHER, 2048, 5632, "bfloat16"): 11,
     (*HOPPER, 2048, 5632, "float32"): 8,
 }
@@ -123,6 +124,9 @@ class TestWarmUp:
         with pytest.warns(RuntimeWarning) if roles else pytest.raises(errors.TritonError):
             fusedlib.warm_up(far_mlp(torch.bfloat16), progress=False)
         assert (swiglu.hopper is None) == roles
+
+    def test_a_range_of_lengths_is_not_run_through(self):
+        assert warm._lengths(range(10**12, 0, -1)) == range(1, 10**12 + 1)
 
     @pytest.mark.parametrize(
         "arguments, kind, message",

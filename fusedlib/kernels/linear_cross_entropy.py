@@ -51,8 +51,8 @@ or within the bound of `fusedlib.kernels.split`. Of those logits, with M the lar
 the second, and its derivative errs by (8 + 6 |x| / κ) 2⁻²⁴ of itself at a logit x before it; class
 weights multiply a loss's bound by the largest of them. d_logits are rounded to the inputs' dtype
 once, d_W and d_b are summed over all tokens in fp32 and rounded once, or twice where the upstream
-scalar is not a power of two. In fp16 d_logits carry no 1/Σw, which would leave them below its
-smallest number; d_hidden · Σw must not pass its largest.
+scalar is not a power of two. In fp16 d_logits of a mean carry n/Σw, n the number of tokens, because
+1/Σw would leave them below its smallest number; d_hidden · n must not pass its largest.
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
         if COUNTED:
             own = tl.load(logits + label, mask=in_vocabulary, other=float("nan")).to(tl.float32)
             own = _softcapped(own, softcap, CAPPED)
+            beaten += (own != own).to(tl.int32)
         for start in range(0, row_stride, BLOCK):
             columns = start + lanes
             # Up to the row's stride, which is a round number: loads stay 16 bytes wide.
@@ -142,7 +143,8 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
             x = _softcapped(x.to(tl.float32), softcap, CAPPED)
             x = tl.where(columns < vocabulary, x, float("-inf"))
             if COUNTED:
-                beaten |= ((x > own) | ((x == own) & (columns < label))).to(tl.int32)
+                ahead = (x > own) | (x != x) | ((x == own) & (columns < label))  # NaN is ahead
+                beaten |= (ahead & (columns != label)).to(tl.int32)
             step = x - largest
             decay = tl.exp(-tl.abs(step))
             total = tl.where(step > 0, total * decay + 1, total + decay)

@@ -48,14 +48,14 @@ def linear_cross_entropy(
         loss, fp32; hits (tokens,); a scalar, d_hidden, d_W and d_b, whose product with it is the
         gradient. What is not in `wants` (of hidden, weight, bias), or not wanted, is empty.
     """
-    _check_targets(target, target != ignore_index, weight.shape[0])
+    valid = target != ignore_index
+    _check_targets(target, valid, weight.shape[0])
     factor = scale = torch.ones((), dtype=torch.float32, device=hidden.device)
     if total is not None:
         scale = total.reciprocal()
-        if hidden.dtype == torch.float16:
-            # Over no tokens 1/0 stays where ignored rows do not see it.
-            no_tokens = total == 0
-            scale, factor = scale.masked_fill(~no_tokens, 1), scale.masked_fill(no_tokens, 1)
+        if hidden.dtype == torch.float16:  # d_logits of weights that are 1 in the mean, then 1/n
+            count = valid.sum(dtype=torch.float32)
+            scale, factor = count / total, count.clamp_min(1).reciprocal()
     losses, hits, *gradients = losses_and_gradients(
         hidden, weight, bias, target, token_weights, class_weights, scale, ignore_index,
         label_smoothing, z_loss, softcap, memory, tuple(wants), wants_hits,

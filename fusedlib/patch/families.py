@@ -247,14 +247,14 @@ def _refused(why: str) -> Callable[[Any], str]:
 
 def _mlp(fused: type[modules.FusedMLP]) -> tuple[Part, ...]:
     def refuse(mlp: Any) -> str | None:
-        name = fused._activation
-        act = getattr(mlp, name, None)
-        if modules.activation_of(act) is None:
-            return f"its activation is {full_name(type(act))}, not SiLU or GELU"
-        if act is not None and "forward" in vars(act):
-            return f"the forward of {name} was replaced by someone else's"
-        if act is not None and has_hooks(act):
-            return f"{name} has hooks, which the fused MLP would not call"
+        if name := fused._activation:
+            act: Any = getattr(mlp, name, None)
+            if modules.activation_of(act) is None:
+                return f"its activation is {full_name(type(act))}, not SiLU or GELU"
+            if "forward" in vars(act):
+                return f"the forward of {name} was replaced by someone else's"
+            if has_hooks(act):
+                return f"{name} has hooks, which the fused MLP would not call"
         projections = *fused._gate_up, fused._down
         why = _first(why_not_linear(mlp, projection) for projection in projections)
         biased = not why and any(getattr(mlp, p).bias is not None for p in projections)

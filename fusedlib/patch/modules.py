@@ -101,13 +101,12 @@ ACTIVATION_MODULES = {
 }
 
 
-def activation_of(module: nn.Module | None) -> str | None:
-    """The activation that a module computes, where the fused MLP has it; litgpt's has no module."""
+def activation_of(module: object) -> str | None:
+    """The activation that a module computes, where the fused MLP has it."""
     if type(module) is nn.GELU:
         return gelu_name(module.approximate)
     cls = type(module)
-    name = ACTIVATION_MODULES.get((package_of(cls), cls.__name__))
-    return "silu" if module is None else name
+    return ACTIVATION_MODULES.get((package_of(cls), cls.__name__))
 
 
 class FusedMLP(Fused):
@@ -127,10 +126,8 @@ class FusedMLP(Fused):
     @property
     def activation(self) -> str | None:
         """Its name in ACTIVATIONS; None where a call of it may be something else."""
-        module = self._modules.get(self._activation)
-        if module is not None and (
-            "forward" in module.__dict__ or has_hooks(module, BRING_TO_READERS)
-        ):
+        module = self._modules.get(self._activation)  # a function may stand there now
+        if module is None or "forward" in module.__dict__ or has_hooks(module, BRING_TO_READERS):
             return None
         return activation_of(module)
 
@@ -160,10 +157,11 @@ class FusedPhi3MLP(FusedMLP):
 
 
 class FusedLitGPTMLP(FusedMLP):
-    """litgpt's, which calls a function for its activation."""
+    """litgpt's, which calls torch's silu."""
 
     _gate_up: tuple[str, ...] = ("fc_1", "fc_2")
-    _down = "proj"
+    _down, _activation = "proj", ""
+    activation = "silu"
 
 
 # A mask of this shape, which hides nothing, says that attention is causal and no more.

@@ -153,9 +153,10 @@ def _lengths(given: range | int | None) -> range | None:
     if not isinstance(given, (range, int)) or isinstance(given, bool):
         raise TypeError(f"tokens must be a range, a whole number or None, got {given!r}")
     lengths = given if isinstance(given, range) else range(given, given + 1)
-    if not lengths or min(lengths) < 1:
+    least, most = sorted((lengths[0], lengths[-1])) if lengths else (0, 0)
+    if least < 1:
         raise ValueError(f"tokens must be at least 1, got {given!r}")
-    return range(min(lengths), max(lengths) + 1)
+    return range(least, most + 1)
 
 
 def _with_bar(needed: Collection[Any], wanted: bool) -> Iterable[Any]:

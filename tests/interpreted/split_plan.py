@@ -176,6 +176,22 @@ def test_a_fixed_weight_that_changes_raises(monkeypatch):
     results([x, *weights], dy)
 
 
+def test_fixed_weights_that_share_memory_count_their_changes_apart(monkeypatch):
+    least(monkeypatch, SHAPE, some=False)
+    (x, *weights), dy = small()
+    tied = [torch.nn.Parameter(w.detach()) for w in weights]
+    tied[0].data = weights[0].data
+    with torch.no_grad():
+        weights[0].mul_(2.0)
+    weights = [torch.nn.Parameter(weights[0]), *tied[1:]]
+    weights[0].data = tied[0].data
+    with torch.no_grad():
+        tied[0].mul_(2.0)
+    with fixed_weights():
+        found = [results([x, *each], dy) for each in (tied, weights)]
+    assert checks.same(*found)
+
+
 def test_another_precision_goes_another_way(started):
     """Between calls, and between forward and backward."""
     leaves, dy = small()

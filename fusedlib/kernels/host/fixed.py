@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ class _Kept(NamedTuple):
 
 _KEPT: dict[Hashable, _Kept] = {}
 _blocks = 0  # entered and not left, by any thread: autograd's run backward
+_COUNTING = Lock()
 
 
 @contextmanager
@@ -49,13 +51,15 @@ def fixed_weights() -> Iterator[None]:
             and products go on with the weight as it was.
     """
     global _blocks
-    _blocks += 1
+    with _COUNTING:
+        _blocks += 1
     try:
         yield
     finally:
-        _blocks -= 1
-        if not _blocks:
-            _KEPT.clear()
+        with _COUNTING:
+            _blocks -= 1
+            if not _blocks:
+                _KEPT.clear()
 
 
 def kept_of_fixed(
@@ -71,7 +75,9 @@ def kept_of_fixed(
         return compute(first, second)
     stream = current_stream(first.get_device()) if first.is_cuda else 0
     addresses = tuple(weight.data_ptr() for weight in weights)
-    key = variant, stream, addresses, first.shape, first.stride()
+    # By owner too: parameters that share memory count their versions apart.
+    owners = tuple(id(w if w._base is None else w._base) for w in weights)
+    key = variant, stream, owners, addresses, first.shape, first.stride()
     versions = tuple(0 if w.is_inference() else w._version for w in weights)
     kept = _KEPT.get(key)
     # A shard's memory is freed and may serve another: the kept weight has another address then.

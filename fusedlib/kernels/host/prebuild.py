@@ -135,8 +135,9 @@ def needed_binaries(problem: MLPProblem) -> Iterator[NeededBinary]:
     h, gate_up = new((tokens, inner)), new((tokens, 2 * inner))
     chosen = route.choose_route(problem)
     most = f" up to {tokens} tokens" if FEW_TOKENS < tokens < UNBOUNDED_TOKENS else ""
-    few = few_tokens.Products(problem, new)
-    plain = Products(gate_up=lambda *_: gate_up, dh=lambda *_: h)
+    few, plain = few_tokens.Products(problem, new), Products()
+    for products in (few, plain):  # what torch multiplies is no launch
+        products.gate_up, products.dh = lambda *_: gate_up, lambda *_: h
     plan = Plan(problem, chosen, few if chosen.few else plain, new)
     yield step("h", (), plan.differentiate, None, None, gate_up, recompute_h=True, in_place=False)
     for save in (True, False):
