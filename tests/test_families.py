@@ -34,7 +34,11 @@ MODELS = {
     "Ernie4_5": ({"head_dim": 16}, "2 5 0 2 1"),
     "Helium": ({"head_dim": 16}, "2 0 0 2 1"),
     "Gemma": ({"head_dim": 16}, "2 5 2 2 1"),
-    "Gemma2": ({"head_dim": 16, "final_logit_softcapping": 1.0}, "2 9 0 0 1"),
+    "Gemma2": (
+        {"head_dim": 16, "final_logit_softcapping": 1.0, "attn_logit_softcapping": 0.5},
+        "2 9 2 2 1",
+    ),
+    "Gemma3Text": ({"head_dim": 16, "sliding_window": 8}, "2 13 2 2 1"),
     "NanoChat": ({"head_dim": 16}, "0 9 0 0 1"),
     "Mixtral": (EXPERTS, "0 5 2 2 1"),
     "Qwen2Moe": (EXPERTS, "2 5 2 2 1"),
@@ -49,7 +53,7 @@ MODELS = {
 def make(name, **settings):
     config = getattr(transformers, f"{name}Config")(**SIZES | MODELS[name][0] | settings)
     torch.manual_seed(1)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).train()
+    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).train()
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(0.1 * torch.randn_like(weight) + (weight.ndim == 1))

@@ -144,7 +144,7 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
             x = tl.where(columns < vocabulary, x, float("-inf"))
             if COUNTED:
                 ahead = (x > own) | (x != x) | ((x == own) & (columns < label))  # NaN is ahead
-                beaten |= (ahead & (columns != label)).to(tl.int32)
+                beaten |= ahead.to(tl.int32)
             step = x - largest
             decay = tl.exp(-tl.abs(step))
             total = tl.where(step > 0, total * decay + 1, total + decay)

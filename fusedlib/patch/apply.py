@@ -85,10 +85,10 @@ def apply_to(
 
     Takes models of transformers, with or without a head, and litgpt's GPT of the Llama kind. In
     transformers it knows modules by their code. Llama, Mistral, Qwen2 (2.5 too), Qwen3, SmolLM3,
-    OLMo 2 and 3, Phi-3 (Phi-4 too) and Gemma become fused as a whole, and so does in any other
-    model what computes as a module of theirs, its MLP with SiLU or GELU: DeepSeek-V3's norms, MLPs
-    and loss, Gemma 2's norms and MLPs, Mixtral's norms, attention and loss. What computes otherwise
-    is left and reported, as experts and other rotations; so are own subclasses.
+    OLMo 2 and 3, Phi-3 (Phi-4 too) and Gemma 1 to 3 become fused as a whole, and so does in any
+    other model what computes as a module of theirs, its MLP with SiLU or GELU: DeepSeek-V3's norms,
+    MLPs and loss, Mixtral's norms, attention and loss. What computes otherwise is left and
+    reported, as experts and other rotations; so are own subclasses.
 
     What the model computes stays, and so do its modules, parameters, `state_dict` and attributes:
     no parameter is made, moved or renamed. Optimizers, hooks, adapters, freezing, DDP, FSDP,

@@ -47,8 +47,8 @@ ROTATION, ROTATIONS = ("apply_rotary_pos_emb", "rotate_half"), ("Llama", "Olmo2"
 DECORATORS = "torch", "kernels"  # packages that may stand around a function of transformers
 # Models with a class that `TRANSFORMERS` names.
 MODELS = (
-    "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma2", "Gemma",
-    "Mixtral", "NanoChat",
+    "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma2", "Gemma3",
+    "Gemma", "Mixtral", "NanoChat",
 )  # fmt: skip
 # Decoders that ask transformers for a causal mask and no other, where no layer has a window.
 DECODERS = "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "SmolLM3Model", "Phi3Model"
@@ -336,6 +336,8 @@ TRANSFORMERS = Family(
         "MistralAttention": _attention(modules.FusedMistralAttention),
         "Qwen2Attention": _attention(modules.FusedQwen2Attention),
         "Qwen3Attention": _attention(modules.FusedQwen3Attention),
+        "Gemma2Attention": _attention(modules.FusedGemma2Attention),
+        "Gemma3Attention": _attention(modules.FusedQwen3Attention),
         "SmolLM3Attention": _attention(modules.FusedSmolLM3Attention),
         "Olmo2Attention": _attention(modules.FusedOlmo2Attention),
         "Olmo3Attention": _attention(modules.FusedOlmo3Attention),

@@ -240,7 +240,7 @@ class FusedAttention(Fused):
         )  # fmt: skip
         return -(-head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE if padded else None
 
-    def _windowed(self) -> dict[str, int | None]:
+    def _windowed(self) -> dict[str, Any]:
         """What attention is told of how many tokens back it looks; Llama's is told nothing."""
         return {}
 
@@ -270,14 +270,14 @@ class FusedAttention(Fused):
 class FusedMistralAttention(FusedAttention):
     """Its window stands in the configuration."""
 
-    def _windowed(self) -> dict[str, int | None]:
+    def _windowed(self) -> dict[str, Any]:
         return {"sliding_window": getattr(self.config, "sliding_window", None)}
 
 
 class FusedQwen2Attention(FusedAttention):
     """Its window is an attribute."""
 
-    def _windowed(self) -> dict[str, int | None]:
+    def _windowed(self) -> dict[str, Any]:
         return {"sliding_window": self.sliding_window}
 
 
@@ -285,6 +285,13 @@ class FusedQwen3Attention(FusedQwen2Attention):
     """With norms of each head of q and k."""
 
     _norms = True
+
+
+class FusedGemma2Attention(FusedQwen2Attention):
+    """Tells attention a softcap besides."""
+
+    def _windowed(self) -> dict[str, Any]:
+        return super()._windowed() | {"softcap": self.attn_logit_softcapping}
 
 
 class FusedSmolLM3Attention(FusedQwen2Attention):
