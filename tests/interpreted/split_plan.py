@@ -179,17 +179,16 @@ def test_a_fixed_weight_that_changes_raises(monkeypatch):
 def test_fixed_weights_that_share_memory_count_their_changes_apart(monkeypatch):
     least(monkeypatch, SHAPE, some=False)
     (x, *weights), dy = small()
-    tied = [torch.nn.Parameter(w.detach()) for w in weights]
-    tied[0].data = weights[0].data
+    weights = [torch.nn.Parameter(w.detach()) for w in weights]
+    tied = [torch.nn.Parameter(torch.empty_like(w)) for w in weights]
+    for one, other in zip(tied, weights, strict=True):
+        one.data = other.data
     with torch.no_grad():
         weights[0].mul_(2.0)
-    weights = [torch.nn.Parameter(weights[0]), *tied[1:]]
-    weights[0].data = tied[0].data
-    with torch.no_grad():
-        tied[0].mul_(2.0)
+    assert tied[0]._version != weights[0]._version
     with fixed_weights():
-        found = [results([x, *each], dy) for each in (tied, weights)]
-    assert checks.same(*found)
+        by_owner = [results([x, *each], dy) for each in (weights, tied)]
+    assert checks.same(*by_owner)
 
 
 def test_another_precision_goes_another_way(started):
