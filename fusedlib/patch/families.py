@@ -141,17 +141,17 @@ def _definitions(module: str) -> dict[str, dict[str, str]]:
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     except (ImportError, OSError, AssertionError, ValueError):
         return {}
-    found = {}
+    code_by_name = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
-            found[node.name] = {node.name: _code_alone(node)}
+            code_by_name[node.name] = {node.name: _code_alone(node)}
         elif isinstance(node, ast.ClassDef):
             methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
             if "forward" in methods:
-                found[node.name] = {
+                code_by_name[node.name] = {
                     name: _code_alone(methods[name]) for name in _methods_used(methods)
                 }
-    return found
+    return code_by_name
 
 
 def _methods_used(methods: dict[str, ast.FunctionDef]) -> list[str]:
@@ -190,8 +190,8 @@ def changed(module: nn.Module, fused: type[Fused]) -> str | None:
         theirs, ours = ([*signature(c.forward).parameters] for c in (base, fused))
         if theirs != ours:
             return f"its forward takes {theirs}; expected is one with {ours}"
-    found = (_why_patched(getattr(base, name), base.__module__) for name in methods)
-    return next(filter(None, found), None)
+    reasons = (_why_patched(getattr(base, name), base.__module__) for name in methods)
+    return next(filter(None, reasons), None)
 
 
 def _why_patched(function: Any, module: str) -> str | None:
@@ -199,10 +199,10 @@ def _why_patched(function: Any, module: str) -> str | None:
 
     `functools.wraps` gives a wrapper the name and module of what it wraps, but not its file.
     """
-    found = getattr(function, "__module__", None)
+    home = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", repr(function))
-    if found != module:
-        return f"{found}.{name} stands in the place of {module}'s own"
+    if home != module:
+        return f"{home}.{name} stands in the place of {module}'s own"
     roots = _roots(module.partition(".")[0])
     while function is not None:
         code = getattr(function, "__code__", None)
@@ -221,8 +221,8 @@ def _roots(package: str) -> tuple[str, ...]:
 def _why_functions_patched(module: nn.Module, *names: str) -> str | None:
     """Whether a function is not the one that stands in the file of the module's class."""
     source = original_class(module).__module__
-    found = (_why_patched(getattr(sys.modules[source], name), source) for name in names)
-    return next(filter(None, found), None)
+    reasons = (_why_patched(getattr(sys.modules[source], name), source) for name in names)
+    return next(filter(None, reasons), None)
 
 
 def _why_another_rotation(attention: nn.Module) -> str | None:

@@ -71,15 +71,15 @@ def warm_up(
     wanted, lengths = _dtypes(dtypes), _lengths(tokens)
     if not isinstance(module, nn.Module):
         raise TypeError(f"warm_up takes a torch.nn.Module, got {type(module).__name__}")
-    found = list(_fused_mlps(module))
+    mlps = list(_fused_mlps(module))
     layers = dict.fromkeys(
         _problem(activation, weight, dtype)
-        for activation, weight in found
+        for activation, weight in mlps
         for dtype in wanted or (weight.dtype,)
         if dtype in KERNEL_DTYPES and has_kernels(weight.device) and weight.is_cuda
     )
     if not layers:
-        why = _why_nothing([weight for _, weight in found])
+        why = _why_nothing([weight for _, weight in mlps])
         return WarmUpReport((), time.perf_counter() - began, why)
     from triton.errors import TritonError
 

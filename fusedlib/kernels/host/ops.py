@@ -96,8 +96,8 @@ def swiglu_mlp_backward(
     assert dy is not None
     with current_device(upstream):
         wanted = wants[0], wants[1], wants[2], wants[3]
-        found = gradients(plan, wanted, saved, dy, False)
-    d_x, d_w_gate_up, d_w_down = (dy.new_empty(0, 0) if d is None else d for d in found)
+        wanted_ones = gradients(plan, wanted, saved, dy, False)
+    d_x, d_w_gate_up, d_w_down = (dy.new_empty(0, 0) if d is None else d for d in wanted_ones)
     return d_x, d_w_gate_up, d_w_down
 
 
@@ -149,8 +149,7 @@ def _gradients(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Any
     if upstream is None:
         return (None,) * 6
     # Saved tensors are read once: activation checkpointing allows no more.
-    found = swiglu_mlp_backward(upstream, *ctx.saved_tensors, *ctx.settings)
-    d_x, d_w_gate_up, d_w_down = found
+    d_x, d_w_gate_up, d_w_down = swiglu_mlp_backward(upstream, *ctx.saved_tensors, *ctx.settings)
     wants_x, *_, wants_w_down = ctx.wants
     d_weights = separate_gate_up(d_w_gate_up, ctx.wants, ctx.pair)
     return d_x if wants_x else None, *d_weights, d_w_down if wants_w_down else None, None, None
