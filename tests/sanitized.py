@@ -147,7 +147,7 @@ def split() -> None:
         near(split_product(left, right), a.double() @ b.double(), 1e-6)
     above, below = (t.clone() for t in b.chunk(2))
     near(split_product_of_stored(a, above, (False, False), below), a.double() @ b.double(), 1e-6)
-    above, below = (t.clone() for t in b.T.chunk(2))
+    above, below = (t.contiguous() for t in b.T.chunk(2))
     near(split_product_of_stored(a, above, (False, True), below), a.double() @ b.double(), 1e-6)
 
 
