@@ -268,7 +268,7 @@ def test_a_copied_folder_is_another_machine(tmp_path):
 
 
 def test_the_leading_machine_can_be_chosen(tmp_path, monkeypatch):
-    for name, count in (("small", 1), ("large", 2)):
+    for name, count in (("small", 1), ("large", 4)):
         for number in range(count):
             own = recorder(tmp_path, "full", machine=at("a" * 40, key=name, device_type="cuda"))
             own.append(CASE | {"process": number})
@@ -278,6 +278,10 @@ def test_the_leading_machine_can_be_chosen(tmp_path, monkeypatch):
         own = recorder(tmp_path, "full", machine=at("a" * 40, key="small", device_type="cuda"))
         own.append(CASE | {"process": number}, status="oom", reason="too small")
     assert lead() == "large", "the one with most cases that ran"
+    own.append(CASE | {"process": 9, "experiment": "another"})
+    assert lead() == "small", "a machine that lacks an experiment would show nothing of it"
+    monkeypatch.setenv(results.LEADING, "large")
+    assert lead() == "large"
     monkeypatch.setenv(results.LEADING, "small")
     assert lead() == "small"
     monkeypatch.setenv(results.LEADING, "none of these")

@@ -233,8 +233,9 @@ class Recorder:
         Of each machine the profile `full` where it has rows of it. `own` tells this machine's rows.
         `machine` is a categorical that names this machine even where it has none; its first
         category is the one that figures and tables show: `$FUSEDLIB_LEADING` where that is set,
-        else one recorded in full, on a GPU, this one before others, with most cases that are ok,
-        most cases and rows. Of a case that a recording measured twice, the later row.
+        else one recorded in full, on a GPU, this one before others, with most experiments, then
+        most cases that are ok, most cases and rows. Of a case that a recording measured twice, the
+        later row.
         """
         import pandas as pd
 
@@ -254,8 +255,10 @@ class Recorder:
         chosen = [r for r in newest.values() if r["profile"] == "full" or r["machine"] not in full]
         frame = pd.DataFrame(chosen) if chosen else pd.DataFrame(columns=[*FRAME, *HEAD])
         on_gpu = set(frame.loc[frame["device_type"] == "cuda", "machine"])
+        ran = frame[frame["status"] == "ok"]
         counts = [
-            frame[frame["status"] == "ok"].groupby("machine")["case"].nunique(),
+            ran.groupby("machine")["experiment"].nunique() if "experiment" in ran else {},
+            ran.groupby("machine")["case"].nunique(),
             frame.groupby("machine")["case"].nunique(), frame.groupby("machine")["case"].size(),
         ]  # fmt: skip
         own, leading = machines.key(), os.environ.get(LEADING)
