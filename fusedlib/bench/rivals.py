@@ -156,7 +156,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def rival(
     task: str, name: str, *, label: str | None = None, slot: int | None = None, **options: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as a rival; its docstring's first line says in its rows how it is set.
+    """Register a function as a rival. How it is set is the first line of its docstring, or given
+    as `settings` where one function builds several rivals.
 
     Args:
         task: what it computes.
@@ -186,10 +187,8 @@ def rival(
         needs = FAMILIES.get(name.partition("-")[0], {})
         packages = dict.fromkeys((*options.get("requires", ()), *needs.get("requires", ())))
         settings = (build.__doc__ or "").partition("\n")[0].rstrip(".")
-        RIVALS[task, name] = Rival(
-            task, name, *look, build, settings,
-            **(needs | options | {"requires": tuple(packages)}),
-        )  # fmt: skip
+        fields = {"settings": settings, **needs, **options, "requires": tuple(packages)}
+        RIVALS[task, name] = Rival(task, name, *look, build, **fields)
         return build
 
     return register

@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -43,28 +43,34 @@ def plain(operands: Operands) -> Workload:
     return Workload(lambda: plain_attention(*leaves.values()), leaves)
 
 
-@rival(TASK, "math", label="SDPA math", slot=3)
-def math(operands: Operands) -> Workload:
-    """scaled_dot_product_attention, backend MATH."""
-    return _backend(operands, SDPBackend.MATH)
+def _backend(operands: Operands, backend: SDPBackend) -> Workload:
+    query, key, value = operands.query, operands.key, operands.value
+
+    def forward() -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        try:
+            forward()
+        except RuntimeError as error:
+            if not str(error).startswith(_REFUSED):
+                raise
+            raise Unavailable(_reasons(error, given)) from error
+    return Workload(forward, operands.leaves())
 
 
-@rival(TASK, "flash", label="SDPA flash", slot=14, traits=_KEEPS_NO_SQUARE)
-def flash(operands: Operands) -> Workload:
-    """scaled_dot_product_attention, backend FLASH_ATTENTION."""
-    return _backend(operands, SDPBackend.FLASH_ATTENTION)
-
-
-@rival(TASK, "efficient", label="SDPA efficient", slot=4, traits=_KEEPS_NO_SQUARE)
-def efficient(operands: Operands) -> Workload:
-    """scaled_dot_product_attention, backend EFFICIENT_ATTENTION."""
-    return _backend(operands, SDPBackend.EFFICIENT_ATTENTION)
-
-
-@rival(TASK, "cudnn", label="SDPA cuDNN", slot=5, traits=_KEEPS_NO_SQUARE)
-def cudnn(operands: Operands) -> Workload:
-    """scaled_dot_product_attention, backend CUDNN_ATTENTION."""
-    return _backend(operands, SDPBackend.CUDNN_ATTENTION)
+for _name, _label, _slot, _traits, _sdpa in (
+    ("math", "SDPA math", 3, frozenset[str](), SDPBackend.MATH),
+    ("flash", "SDPA flash", 14, _KEEPS_NO_SQUARE, SDPBackend.FLASH_ATTENTION),
+    ("efficient", "SDPA efficient", 4, _KEEPS_NO_SQUARE, SDPBackend.EFFICIENT_ATTENTION),
+    ("cudnn", "SDPA cuDNN", 5, _KEEPS_NO_SQUARE, SDPBackend.CUDNN_ATTENTION),
+):
+    rival(
+        TASK, _name, label=_label, slot=_slot, traits=_traits,
+        settings=f"scaled_dot_product_attention, backend {_sdpa.name}",
+    )(partial(_backend, backend=_sdpa))  # fmt: skip
 
 
 @rival(TASK, "flex", label="FlexAttention", slot=6, traits=_KEEPS_NO_SQUARE | {"asked for"})
@@ -94,24 +100,6 @@ def inductor(operands: Operands) -> Workload:
     leaves = operands.leaves()
     compiled = torch.compile(plain_attention, fullgraph=True, dynamic=False)
     return Workload(lambda: compiled(*leaves.values()), leaves)
-
-
-def _backend(operands: Operands, backend: SDPBackend) -> Workload:
-    query, key, value = operands.query, operands.key, operands.value
-
-    def forward() -> Tensor:
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-
-    with warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
-        try:
-            forward()
-        except RuntimeError as error:
-            if not str(error).startswith(_REFUSED):
-                raise
-            raise Unavailable(_reasons(error, given)) from error
-    return Workload(forward, operands.leaves())
 
 
 def _reasons(error: RuntimeError, given: list[warnings.WarningMessage]) -> str:

@@ -178,22 +178,21 @@ for _task, _build in zip(TASKS, _HUGGING_FACE, strict=True):
     rival(_task, "inductor", requires=_packages, traits=COMPILED)(_build)
 
 
-@rival("loss", "liger")
-def liger_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """Liger's fused linear cross entropy as it comes: d_weight summed in the weight's dtype."""
-    return _liger_loss(hidden, weight, target)
+def _loss(name: str, build: Callable[..., Outputs], settings: str, **look: Any) -> None:
+    rival("loss", name, settings=settings, **look)(build)
 
 
-@rival("loss", "liger-fp32")
-def liger_loss_fp32(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """Liger's fused linear cross entropy, accum_dtype=torch.float32."""
-    return _liger_loss(hidden, weight, target, accum_dtype=torch.float32)
-
-
-def _liger_loss(*operands: Tensor, **settings: Any) -> Outputs:
+def liger_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:
+    """Liger's fused linear cross entropy."""
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
-    return (liger_fused_linear_cross_entropy(*operands, **settings),)
+    return (liger_fused_linear_cross_entropy(hidden, weight, target, **settings),)
+
+
+_liger = "Liger's fused linear cross entropy"
+_loss("liger", liger_loss, f"{_liger} as it comes: d_weight summed in the weight's dtype")
+_loss("liger-fp32", partial(liger_loss, accum_dtype=torch.float32),
+      f"{_liger}, accum_dtype=torch.float32")  # fmt: skip
 
 
 @rival("norm", "liger")
@@ -223,50 +222,38 @@ def torch_chunked(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     return (torch.nn.functional.linear_cross_entropy(hidden, weight, target, options=options),)
 
 
-@rival("loss", "quack", label="QuACK", slot=4)
-def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """QuACK's chunked_linear_cross_entropy, its own choice of a way, tiles as they come."""
-    return _quack(hidden, weight, target)
-
-
-@rival("loss", "quack-unfused", label="QuACK, backward not fused", slot=13)
-def quack_unfused(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """QuACK's chunked_linear_cross_entropy, use_scaled_exp=False, tiles as they come."""
-    return _quack(hidden, weight, target, use_scaled_exp=False)
-
-
-def _quack(*operands: Tensor, **settings: Any) -> Outputs:
+def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:
+    """QuACK's linear cross entropy, tiles as they come."""
     from quack.linear_cross_entropy import (  # type: ignore[import-not-found]
         chunked_linear_cross_entropy,
     )
 
-    return (chunked_linear_cross_entropy(*operands, tuned=False, **settings),)
+    return (chunked_linear_cross_entropy(hidden, weight, target, tuned=False, **settings),)
 
 
-@rival("loss", "cut", label="cut cross entropy", slot=5)
-def cut(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """Cut cross entropy as it comes: skips blocks of gradients below a 32nd of the dtype's eps."""
-    return _cut(hidden, weight, target)
-
-
-@rival("loss", "cut-whole", label="cut cross entropy, nothing skipped", slot=12)
-def cut_whole(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """Cut cross entropy, filter_eps=None: no block is skipped."""
-    return _cut(hidden, weight, target, filter_eps=None)
-
-
-@rival("loss", "cut-kahan", label="cut cross entropy, compensated sums", slot=14)
-def cut_kahan(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """Cut cross entropy, filter_eps=None, use_kahan=True: gradients by compensated sums."""
-    return _cut(hidden, weight, target, filter_eps=None, use_kahan=True)
-
-
-def _cut(*operands: Tensor, **settings: Any) -> Outputs:
+def cut_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:
+    """Cut cross entropy."""
     from cut_cross_entropy import linear_cross_entropy  # type: ignore[import-not-found]
 
     if lacking := set(settings) - set(signature(linear_cross_entropy).parameters):
         raise Unavailable(f"this cut_cross_entropy takes no {', '.join(lacking)}")
-    return (linear_cross_entropy(*operands, **settings),)
+    return (linear_cross_entropy(hidden, weight, target, **settings),)
+
+
+_quack, _cut = "QuACK's chunked_linear_cross_entropy", "cut cross entropy"
+_loss("quack", quack_loss, f"{_quack}, its own choice of a way, tiles as they come",
+      label="QuACK", slot=4)  # fmt: skip
+_loss("quack-unfused", partial(quack_loss, use_scaled_exp=False),
+      f"{_quack}, use_scaled_exp=False, tiles as they come",
+      label="QuACK, backward not fused", slot=13)  # fmt: skip
+_loss("cut", cut_loss, "Cut cross entropy as it comes: skips blocks of gradients below a 32nd of "
+      "the dtype's eps", label=_cut, slot=5)  # fmt: skip
+_loss("cut-whole", partial(cut_loss, filter_eps=None),
+      "Cut cross entropy, filter_eps=None: no block is skipped",
+      label=f"{_cut}, nothing skipped", slot=12)  # fmt: skip
+_loss("cut-kahan", partial(cut_loss, filter_eps=None, use_kahan=True),
+      "Cut cross entropy, filter_eps=None, use_kahan=True: gradients by compensated sums",
+      label=f"{_cut}, compensated sums", slot=14)  # fmt: skip
 
 
 @rival("loss", "fused")
