@@ -15,6 +15,7 @@ from measure.end_to_end import cases, measure, races
 from measure.transformer_trainer import Trainer
 from models import flops, transformer
 from models.transformer import SwiGLU, Transformer
+from outcomes import outcome
 
 TINY = cases.setting("cpu", batch_size=2, seconds=0.0, repetitions=3)
 
@@ -242,7 +243,7 @@ def test_a_graph_compiled_in_a_measured_step_marks_the_row(monkeypatch):
 def test_a_device_that_is_not_there_is_unavailable(tmp_path):
     for name in ("mps", "cuda"):
         if machine.device_type() != name:
-            _, status, reason = sweep.outcome(measure.measure, step() | {"device": name})
+            _, status, reason = outcome(measure.measure, step() | {"device": name})
             assert (status, reason) == ("unavailable", f"this machine has no {name} device")
 
 
@@ -257,7 +258,7 @@ def test_only_what_is_far_above_the_memory_is_not_tried(monkeypatch):
         if 0.7 * total > need:
             cases.require_possible(case)
         else:
-            _, status, reason = sweep.outcome(measure.measure, case)
+            _, status, reason = outcome(measure.measure, case)
             assert status == "oom (predicted)" and "more than 0.7 times the" in reason
 
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from fusedlib.bench.results import Recorder
-from fusedlib.bench.sweep import outcome, sweep
+from fusedlib.bench.sweep import sweep
 from measure import model_memory
 from measure.model_memory import Measure, Program
 from measure.step_memory import gradients_of
 from models import activations, checkpointed, transformer
 from models.activations import PRECISIONS
 from models.checkpointed import Plan
+from outcomes import outcome
 
 MIB = 2**20
 LOSS = 4  # bytes of the scalar that a pass gives back

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fusedlib.bench.sweep import outcome
 from measure import model_memory
 from models.activations import PRECISIONS
+from outcomes import outcome
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20

@@ -115,7 +115,7 @@ def test_a_graph_is_of_all_sets_and_its_time_that_of_one_call(monkeypatch, graph
     case = graphed("rope", ["fused"])[0]
     called = []
     calls = [lambda at=at: called.append(at) for at in range(operations.SETS)]
-    monkeypatch.setattr(operations.timing.HostClock, "elapsed_ms", lambda *_: 24.0)
+    monkeypatch.setattr(operations.timing.Clock, "elapsed_ms", lambda *_: 24.0)
     turn = operations.Setup(case)._turn(case, calls)
     called.clear()
     assert turn.run() == {"total": 24.0 / operations.SETS}

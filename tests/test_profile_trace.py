@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusedlib.bench import paths, step_clock
+from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable
 from measure.profiles import classes, measure, trace
 from measure.profiles.trace import Piece
@@ -317,7 +317,7 @@ def test_a_trace_is_left_for_viewers_with_the_parts_by_name(measured):
 
 def test_a_step_is_clocked_by_the_one_clock():
     [case] = measure.cases("step", ["nano"], [16], ["bf16 autocast"], device="cpu")
-    figures = measure.measure(case, step_clock.Limits(0.0, 1, 1, 1))
+    figures = measure.measure(case, seconds=0.0, blocks=1, steps=1, settling=1)
     assert figures["step_median_ms"] > 0 and figures["host_bound"] is False
     assert "kernels_ms" not in figures
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fusedlib.bench import machine
-from fusedlib.bench.results import Recorder, ResultsError, Unavailable
+from fusedlib.bench.attempt import Unavailable, Wrong
+from fusedlib.bench.results import Recorder, ResultsError
 from fusedlib.bench.sweep import sweep
 
 CASES = [{"case_no": i} for i in range(6)]
@@ -21,7 +22,7 @@ def measure(case):
         case 3:
             raise ZeroDivisionError("by nothing")
         case 4:
-            return {"y_error": 1.0, "status": "wrong", "reason": "y is off"}
+            raise Wrong("y is off", {"y_error": 1.0})
         case _:
             return {"median_ms": 1.0}
 

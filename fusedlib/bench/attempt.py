@@ -55,10 +55,6 @@ attempt costs a second, and counts may be too high; a host's system ends the pro
 def require_memory(need_gib: float, device: str) -> None:
     """Whether work that needs so much memory by count is worth a try.
 
-    Args:
-        need_gib: GiB at its peak.
-        device: "cuda", "mps" or "cpu".
-
     Raises:
         TooLarge: it is counted far above the memory there is.
     """

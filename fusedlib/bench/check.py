@@ -64,12 +64,7 @@ def _distance(tensor: Tensor, true: Tensor, name: str) -> Errors:
 
 
 def allowed(own: float, dtype: torch.dtype) -> float:
-    """The largest error that the rule accepts where plain PyTorch makes the error `own`.
-
-    Args:
-        own: an error relative to the truth.
-        dtype: whose roundoff the floor is made of.
-    """
+    """The largest error that the rule accepts where plain PyTorch makes the error `own`."""
     return TIMES_EAGER * own + FLOOR_ROUNDOFFS * torch.finfo(dtype).eps / 2
 
 
@@ -80,8 +75,6 @@ def misses(
     """What the rule rejects, one line a tensor; empty when all is right. NaN is never right.
 
     Args:
-        rival_errors: a rival's errors by name.
-        baseline: plain PyTorch's.
         dtype: whose roundoff the floor is made of.
         asked: names that the problem asks for; by default all of `baseline`.
     """

@@ -188,11 +188,7 @@ def _gpu_facts() -> dict[str, Any]:
 
 
 def conditions(when: str) -> dict[str, Any]:
-    """State of the NVIDIA card now, as `sm_clock_before_mhz` and so on; empty without one.
-
-    Args:
-        when: "before" or "after" what is measured.
-    """
+    """State of the NVIDIA card now, as `sm_clock_before_mhz` and so on; empty without one."""
     with _nvml() as (nvml, handle):
         if handle is None:
             return {}

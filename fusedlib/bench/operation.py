@@ -53,7 +53,6 @@ class Operation:
 
     Args:
         task: whose rivals take the inputs and give a `Workload`.
-        inputs: drawn once.
         reference: y of the operands by name, in plain PyTorch.
     """
 

@@ -275,9 +275,6 @@ def workload_turn(
     """The turn of a workload: "forward", "backward" of a forward outside the clock, or both.
 
     Args:
-        work: what runs.
-        dy: the output's gradient.
-        case: its `direction` and `launch`.
         judge: holds a graph's replay against the truth and gives the errors as figures.
 
     Raises:

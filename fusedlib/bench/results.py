@@ -79,7 +79,6 @@ class Recording:
     """One recording's folder.
 
     Attributes:
-        folder: `<results>/<machine>/<recording>`.
         profile: whose parameters its cases have.
         runs: a description of commit, host, device and versions for each run, the oldest first.
         files: hash of each file of code by its path, of the newest run.
@@ -178,11 +177,7 @@ class Recorder:
     where there is none, into a new one named by the day.
 
     Args:
-        study: name of the study, the file's name.
-        profile: profile that the rows are filed under.
         fresh: measure everything anew; by default when `$FRESH` is set to anything but 0.
-        directory: results folder; by default `paths.results_dir()`.
-        machine: description of the machine; by default this one.
     """
 
     study: str

@@ -72,10 +72,6 @@ class Rival:
         slot: of it among the colours and markers of `press.style`.
         build: from the task's inputs to what runs.
         settings: how it was set, the first line of its docstring.
-        requires: packages it cannot do without.
-        needs_cuda: whether it runs on CUDA GPUs alone.
-        dtypes: what it takes.
-        capability: least compute capability.
         traits: what else is known of it, such as "fused".
     """
 
@@ -160,11 +156,9 @@ def rival(
     as `settings` where one function builds several rivals.
 
     Args:
-        task: what it computes.
         name: in the rows; one rival may do several tasks under one name.
         label: for people; by default that in `LOOKS`, else the name.
         slot: of its colour; by default that in `LOOKS`, else one that is free in the task.
-        options: further fields of `Rival`.
 
     Raises:
         ValueError: the task has a rival of this name, or the name has another label or slot.

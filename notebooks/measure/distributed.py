@@ -47,10 +47,7 @@ def cases(
         processes: numbers of processes, one GPU each.
         batch_sizes: sequences a step and process.
         dtype: of weights and products; DeepSpeed keeps fp32 copies of 16-bit weights.
-        optimizer: "sgd" or "adamw", which is DeepSpeed's CPU Adam where the optimizer is in the
-            host's memory.
         checkpointing: whether backward computes each layer's activations anew.
-        warmup: steps before the clock counts.
 
     Raises:
         ValueError: an unknown name, CPU Adam asked to be SGD, or a number below 1.

@@ -70,12 +70,6 @@ def is_deepspeed(case: Case) -> bool:
 def train(case: Case, rank: int, port: int, start: dict[str, float]) -> dict[str, Any]:
     """Entry of a fresh process: one of those that train a case together.
 
-    Args:
-        case: of `measure.distributed.cases`.
-        rank: of this process.
-        port: at which the processes meet.
-        start: unused; every entry gets it.
-
     Returns:
         The row's figures. `samples_ms` and its kin are steps from an idle device, the slowest
         process of each, `forward_...` and so on their parts; `steady_...` steps that follow without

@@ -244,7 +244,6 @@ def of(provider: str, path: str | None = None, dtype: str = "bfloat16") -> Ledge
     """The ledger of a rival; None where nobody has counted it.
 
     Args:
-        provider: the rival's name.
         path: what ours ran, as in its rows: kernels by default, or "plain PyTorch".
         dtype: in fp32 our kernels split their factors.
     """

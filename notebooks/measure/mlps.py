@@ -28,10 +28,6 @@ def swiglu_mlp(
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:  # fmt: skip
     """Register a function of x, w_gate, w_up and w_down that gives y, as in `fusedlib.reference`,
     as a rival of every study that races a SwiGLU MLP.
-
-    Args:
-        name: in the rows.
-        options: label, packages and so on, as of `fusedlib.bench.rivals.rival`.
     """
 
     def register(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -21,10 +21,6 @@ class SwiGLUProblem:
     """One SwiGLU MLP: y = (silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ.
 
     Args:
-        tokens: rows of x.
-        hidden_size: width of x and y.
-        intermediate_size: width of gate and up.
-        dtype: dtype of inputs, weights and results.
         direction: "forward", "backward" (of a forward outside the clock) or "forward+backward".
         weight_gradients: False freezes the weights; x alone then receives a gradient.
         precision: torch's setting for fp32 products, "highest" (IEEE) or "high" (TF32).

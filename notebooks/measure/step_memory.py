@@ -111,8 +111,6 @@ def curve(held: Mapping[str, np.ndarray], points: int, keep: Sequence[int] = ())
     """A row's figures of bytes by category: MiB at the peak of all, and at so many points of time.
 
     Args:
-        held: bytes after each change.
-        points: at most.
         keep: positions that must be among them.
     """
     together = total(held)

@@ -130,13 +130,7 @@ PEAK_SQUARES = {"cuda": 4, "cpu": 3, "mps": 3}
 
 
 def flops(problem: AttentionProblem, direction: str, *, fused: bool) -> int:
-    """FLOPs of the products. `fused`: those on and below the diagonal, the scores computed twice.
-
-    Args:
-        problem: shape and dtype.
-        direction: "forward", "backward" or "forward+backward".
-        fused: whether no T × T matrix is kept.
-    """
+    """FLOPs of the products. `fused`: on and below the diagonal, the scores computed twice."""
     if direction == BOTH:
         return sum(flops(problem, each, fused=fused) for each in _PRODUCTS)
     products, width = _PRODUCTS[direction], problem.head_dim
@@ -166,7 +160,6 @@ def kept(form: str, problem: AttentionProblem) -> dict[str, int]:
 
     Args:
         form: "plain", "math" (torch's backend of that name) or "fused".
-        problem: shape and dtype.
     """
     halves = DTYPES[problem.dtype] < _MATH_BYTES
     wide = problem.rows * problem.head_dim * _MATH_BYTES

@@ -33,7 +33,6 @@ def cases(
 
     Args:
         variants: `experiment`, with `sampler` of a token's or `optimizer` of a training's.
-        arms: names of rivals, or "all".
         model: of `llama.CONFIGS`, in bf16.
         context_length: tokens a sequence; the most of a dynamic training, or those generated.
         repetitions: turns; of a dynamic training the iterations.

@@ -25,8 +25,6 @@ def setting(
     """What all cases of a run share.
 
     Args:
-        device: where it runs; "auto" takes the best there is.
-        batch_size: sequences a step.
         seconds: steps alone are measured for so long at least.
         repetitions: rounds of a race at least. The range of six pairs covers their median at 97 %.
     """

@@ -64,8 +64,6 @@ def cases(
     """A case an arm, of an experiment at the top of this file.
 
     Args:
-        arms: names of rivals, or "all".
-        model: of `CONFIGS`.
         dtype: of weights, gradients and moments.
         more: what else makes the case: `optimizer` and `repetitions` of a step, `grows` of a
             limit, `seed`, `learning_rate` and `steps` of a training, of gradients its `step`,

@@ -86,8 +86,6 @@ def with_liger(model: nn.Module, switches: Iterable[str], **loss: Any) -> nn.Mod
     """Put Liger's operations into this one model; transformers' module stays as it was.
 
     Args:
-        model: changed in place.
-        switches: of `SWITCHES`.
         loss: further settings of Liger's fused loss.
     """
     wanted = set(switches)

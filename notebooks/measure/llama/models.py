@@ -46,10 +46,6 @@ def build(
     """A Hugging Face Llama with random weights, in training mode.
 
     Args:
-        config: of `CONFIGS`.
-        dtype: of the weights.
-        device: where it is made.
-        seed: the same weights for the same one.
         layers: instead of the configuration's.
 
     Raises:

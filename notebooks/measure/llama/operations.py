@@ -324,7 +324,6 @@ def cases(
     """A case a width, direction and rival.
 
     Args:
-        experiment: of `TASKS`.
         asked: names of rivals; "all" for every one that does not compile for long.
         widths: hidden sizes; of `rope`, heads together.
         vocabulary: rows of the loss's weight.

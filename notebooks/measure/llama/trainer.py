@@ -18,7 +18,6 @@ class LlamaTrainer(step_clock.Trainer):
     """An arm's model with its tokens, as `step_clock` runs it; with AdamW where asked.
 
     Args:
-        model: whose parameters get gradients.
         call: what is called with tokens and labels.
         ids: tokens and labels (batch, context).
         optimizer: whether AdamW, torch's fused one, ends a step.

@@ -63,8 +63,8 @@ def cases(
     return grid(shared, context_length=contexts, precision=precisions, model=models)
 
 
-def measure(case: Case, limits: step_clock.Limits | None = None) -> Figures:
-    """The row's figures; `limits` of the clock. A profile's lists of lists have these columns:
+def measure(case: Case, **limits: Any) -> Figures:
+    """The row's figures; `limits` are of `step_clock.measure`. A profile's lists have as columns:
 
     - `sections`: section, calls, ms of its kernels; a section is "forward", "backward",
       "optimizer" or, of eager models, "inference" (the forward pass alone, without gradients)
@@ -83,17 +83,13 @@ def measure(case: Case, limits: step_clock.Limits | None = None) -> Figures:
         raise Unavailable("torch.profiler records no events of an MPS device")
     free_memory()  # also when the case before ended in an exception
     try:
-        return profiled(case) if case["experiment"] == "profile" else clocked(case, limits)
+        if case["experiment"] == "profile":
+            return profiled(case)
+        return step_clock.measure(Trainer.of(case, provider=case["provider"]), **limits)
     finally:
         if case["provider"] != "eager":
             torch.compiler.reset()
         free_memory()
-
-
-def clocked(case: Case, limits: step_clock.Limits | None = None) -> Figures:
-    """A step's time, the time the host takes to issue it, and whether these are one."""
-    trainer = Trainer.of(case, provider=case["provider"])
-    return step_clock.measure(trainer, limits or step_clock.Limits())
 
 
 # --- under the profiler ---------------------------------------------------------------------------
