@@ -267,7 +267,7 @@ def test_what_compiles_comes_at_its_width_dtype_and_context_alone():
         ({"grid": "mine"}, "unknown grid 'mine'; known: course"),
         ({"asked": ["fast"]}, "unknown rival 'fast'"),
         ({"repetitions": 0}, "repetitions must be at least 1, got 0"),
-        ({"contexts": [0]}, "context_length must be a whole number from 1, got 0"),
+        ({"contexts": [0]}, "context_length must be at least 1, got 0"),
         ({"more": ["inductor 64"]}, "got 'inductor 64'"),
     ],
 )

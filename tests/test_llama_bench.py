@@ -13,7 +13,7 @@ from fusedlib.bench import check, machine, paths, race, results, rivals, sustain
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.settings import matmul_settings
 from measure import llama
-from measure.llama import alone, exact, races
+from measure.llama import alone, arms, exact, races
 from press import replay
 
 transformers = pytest.importorskip("transformers")
@@ -136,18 +136,18 @@ def test_flops_are_those_of_the_products_and_of_half_the_attention(model):
     by_operator = {str(op): n for op, n in counted.get_flop_counts()["Global"].items()}
     products = by_operator["aten.mm"]  # the rotation's angles are a bmm
     attention = 3 * 2 * 2 * 64 * 32 * 128 * 2 // 2  # two layers, two products, half of it masked
-    assert llama.flops(case) == products + attention
+    assert races.flops(case) == products + attention
 
 
 def test_in_fp32_a_race_has_torch_s_setting_and_hugging_face_s_error_at_it(tmp_path, monkeypatch):
     seen = []
-    real = llama.Judge.of
+    real = exact.Judge.of
 
     def judge(case):
         seen.append((case["precision"], torch.get_float32_matmul_precision()))
         return real(case)
 
-    monkeypatch.setattr(llama.Judge, "of", judge)
+    monkeypatch.setattr(exact.Judge, "of", judge)
     asked = [
         case for precision in ("highest", "high")
         for case in llama.cases(
@@ -215,7 +215,7 @@ def test_liger_changes_one_model_and_no_class():
     other = llama.build("two layers", "float32", "cpu")
     model = llama.copy_of(other)
     before = state()
-    llama.with_liger(model, llama.SWITCHES)
+    arms.with_liger(model, arms.SWITCHES)
     assert state() == before
     changed = [n for n, m in model.named_modules() if "forward" in vars(m)]
     layer = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
@@ -225,7 +225,7 @@ def test_liger_changes_one_model_and_no_class():
     assert not [n for n, m in other.named_modules() if "forward" in vars(m)]
     assert model.lm_head.weight is other.lm_head.weight
     with pytest.raises(ValueError, match="unknown switch 'swish'; known: rope, swiglu"):
-        llama.with_liger(model, ["swish"])
+        arms.with_liger(model, ["swish"])
 
 
 def test_memory_is_split_to_the_byte():
@@ -394,7 +394,7 @@ def test_losses_are_compared_over_the_seeds_that_all_arms_have():
 def test_exact_gradients_are_those_of_float64_rounded_once():
     model = llama.build("two layers", "bfloat16", "cpu")
     ids = llama.tokens("two layers", 2, 16, "cpu")
-    true = llama.Judge(model, ids).true
+    true = exact.Judge(model, ids).true
     rivals.get(llama.TASK, llama.EXACT).build(model)(ids, labels=ids).loss.backward()
     for name, weight in model.named_parameters():
         assert weight.dtype == torch.bfloat16
@@ -442,7 +442,7 @@ def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
             "unknown experiment 'sleep'; known: step, fp32, gradients",
         ),
         ({"model": "gpt"}, "unknown model 'gpt'; known: Llama-3.2-1B"),
-        ({"dtype": "int8"}, "unknown dtype 'int8'; known: bfloat16"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'; known: float32"),
         ({"arms": ["nobody"]}, "unknown rival 'nobody' in llama; known: huggingface"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"grows": "wider"}, "unknown grows 'wider'; known: batch, context"),

@@ -322,7 +322,7 @@ def test_flops_agree_with_torch():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens": 0}, "tokens must be a whole number from 1, got 0"),
+        ({"tokens": 0}, "tokens must be at least 1, got 0"),
         ({"dtype": "int8"}, "unknown dtype 'int8'; known: float32"),
         ({"direction": "up"}, "unknown direction 'up'; known: forward"),
         ({"precision": "low"}, "unknown precision 'low'; known: highest, high"),

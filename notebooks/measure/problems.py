@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fusedlib import reference
-from fusedlib.bench.cases import Case, require_known
+from fusedlib.bench.cases import Case, require_known, require_least
 from fusedlib.bench.operation import exact_results
 from fusedlib.bench.settings import DIRECTIONS, DTYPES
 
@@ -35,10 +35,8 @@ class SwiGLUProblem:
     precision: str = "highest"
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "hidden_size", "intermediate_size"):
-            size = getattr(self, name)
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} must be a whole number from 1, got {size!r}")
+        sizes = ("tokens", "hidden_size", "intermediate_size")
+        require_least(1, **{name: getattr(self, name) for name in sizes})
         require_known("dtype", self.dtype, DTYPES)
         require_known("direction", self.direction, DIRECTIONS)
         require_known("precision", self.precision, PRECISIONS)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fusedlib.bench.cases import Case, require_known
+from fusedlib.bench.cases import Case, require_known, require_least
 from fusedlib.bench.settings import DTYPES
 
 HEADS = 1
@@ -41,10 +41,8 @@ class AttentionProblem:
     dtype: str
 
     def __post_init__(self) -> None:
-        for name in ("context_length", "head_dim", "batch_size"):
-            size = getattr(self, name)
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} must be a whole number from 1, got {size!r}")
+        sizes = ("context_length", "head_dim", "batch_size")
+        require_least(1, **{name: getattr(self, name) for name in sizes})
         require_known("dtype", self.dtype, DTYPES)
 
     @classmethod

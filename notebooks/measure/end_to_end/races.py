@@ -17,12 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib import fused
-from fusedlib.bench import (
-    check,
-    rivals,
-    step_clock,
-    sustained,
-)  # fmt: skip
+from fusedlib.bench import check, rivals, step_clock, sustained
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Race
 from fusedlib.bench.rivals import Rival, rival

@@ -184,7 +184,7 @@ def fused_captured(model: nn.Module) -> Call:
 def liger_captured(model: nn.Module) -> Call:
     """Liger with all its switches, forward and backward captured in one CUDA graph."""
     try:  # a capture that fails can leave the allocator of its process useless
-        fresh.run("measure.llama:try_capture", {"provider": "liger"}, timeout_s=120)
+        fresh.run("measure.llama.trainer:try_capture", {"provider": "liger"}, timeout_s=120)
     except fresh.FreshProcessError as error:
         raise Unavailable(f"its step cannot be captured: {str(error).splitlines()[0]}") from None
     return with_liger(model, SWITCHES)
