@@ -66,11 +66,6 @@ def test_thinning_keeps_the_peak_the_moments_and_both_ends():
     assert abs(int(total[kept].min()) - int(total.min())) == 0
 
 
-def test_too_few_points_are_refused():
-    with pytest.raises(ValueError, match="5 points are too few"):
-        allocator_history.thinned(np.arange(100), [3, 4, 5], 5)
-
-
 def test_the_largest_are_grouped_by_size_and_origin():
     told = History([Change(n, 8, "a") for n in range(3)] + [Change(9, 30, "b"), Change(10, 8, "c")])
     found = allocator_history.classify(told, Known())

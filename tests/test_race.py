@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from fusedlib import reference
 from fusedlib.bench import check, cuda_graphs, operation, rivals
+from fusedlib.bench.operation import exact_results
 from fusedlib.bench.race import race
 from fusedlib.bench.results import Recorder
 from fusedlib.bench.rivals import Workload
-from measure import problems, swiglu
+from measure import swiglu
 from measure.problems import Inputs, SwiGLUProblem, draw
 
 RAGGED = SwiGLUProblem(37, 45, 83, "float32")
@@ -244,7 +245,7 @@ def test_plain_products_are_those_of_the_reference():
     inputs = draw(RAGGED, "cpu")
     run, results = swiglu.products(inputs)
     run("forward+backward", True)
-    true = problems.truth(inputs)
+    true = exact_results(inputs, reference.swiglu_mlp)
     true["d_w_gate_up"] = torch.cat([true["d_w_gate"], true["d_w_up"]])
     for name in ("y", "d_x", "d_w_gate_up", "d_w_down"):
         torch.testing.assert_close(results[name], true[name].float())
@@ -270,7 +271,8 @@ def test_a_replay_s_alternating_rows_are_read_after_it():
     inputs = draw(SwiGLUProblem(64, 128, 256, "float32"), "cuda")
     work = by_turns(inputs)
     found = check.errors(
-        cuda_graphs.capture(work, inputs.dy, "forward+backward").results, problems.truth(inputs)
+        cuda_graphs.capture(work, inputs.dy, "forward+backward").results,
+        exact_results(inputs, reference.swiglu_mlp),
     )
     assert max(found["d_w_gate"].norm, found["d_w_up"].norm) < 1e-5
 

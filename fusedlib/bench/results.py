@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusedlib.bench import machine as machines
 from fusedlib.bench import paths, provenance
-from fusedlib.bench.attempt import PLAN, Unavailable, is_planning
+from fusedlib.bench.attempt import PLAN, is_planning
 from fusedlib.bench.jsonl import ResultsError, TornLineWarning, append_object, read_objects
 
 if TYPE_CHECKING:
@@ -45,11 +45,6 @@ ASSEMBLED = "assembled"
 """Name of a recording that was put together from several runs, none of which had all cases."""
 RECORDING, CASES = "FUSEDLIB_RECORDING", "FUSEDLIB_CASES"
 UNTIL, LEADING = "FUSEDLIB_UNTIL", "FUSEDLIB_LEADING"
-
-__all__ = [
-    "ASSEMBLED", "PLAN", "SCHEMA", "STATUSES", "Recorder", "Recording", "ResultsError",
-    "Unavailable", "check", "read_rows", "recordings",
-]  # fmt: skip
 
 
 def case_id(study: str, case: Mapping[str, Any]) -> str:

@@ -273,17 +273,11 @@ def live(
 def thinned(total: np.ndarray, keep: Sequence[int], most: int) -> np.ndarray:
     """At most `most` positions of a series: the peak, those of `keep`, and of each of equal parts
     its least and its greatest.
-
-    Raises:
-        ValueError: `most` leaves no room for the positions to keep.
     """
     chosen = {int(np.argmax(total)), 0, len(total) - 1, *(min(k, len(total) - 1) for k in keep)}
-    parts = (most - len(chosen)) // 2
-    if parts < 1:
-        raise ValueError(f"{most} points are too few to keep {len(chosen)} of them and a curve")
     if len(total) <= most:
         return np.arange(len(total))
-    edges = np.linspace(0, len(total), parts + 1).astype(int)
+    edges = np.linspace(0, len(total), (most - len(chosen)) // 2 + 1).astype(int)
     for low, high in pairwise(edges):
         chosen |= {low + int(np.argmin(total[low:high])), low + int(np.argmax(total[low:high]))}
     return np.array(sorted(chosen))

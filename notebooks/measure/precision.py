@@ -12,6 +12,7 @@ tensor_core     where the tensor core's accumulation errs
 Nothing is timed and nothing races: a case is one computation against the exact result.
 """
 
+from itertools import count, takewhile
 from typing import Any
 
 import torch
@@ -59,10 +60,7 @@ def decades(largest: int) -> list[int]:
 def lengths(largest: int, step: int = 4) -> list[int]:
     """Powers of two from 16 up to `largest`, each `step` times the one before."""
     require_least(16, largest=largest)
-    powers = [16]
-    while powers[-1] * step <= largest:
-        powers.append(powers[-1] * step)
-    return powers
+    return [*takewhile(lambda n: n <= largest, (16 * step**power for power in count()))]
 
 
 def four_sums() -> list[dict[str, Any]]:

@@ -4,11 +4,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fusedlib import reference
 from fusedlib.bench.cases import Case, require_known, require_least
-from fusedlib.bench.operation import exact_results
 from fusedlib.bench.settings import DIRECTIONS, DTYPES
 
 PRECISIONS = ("highest", "high")
@@ -132,8 +129,3 @@ def draw(problem: SwiGLUProblem, device: torch.device | str, seed: int = 0) -> I
         w_down=normal(hidden, inner, scale=inner**-0.5),
         dy=normal(tokens, hidden, leaf=False),
     )
-
-
-def truth(inputs: Inputs) -> dict[str, Tensor]:
-    """y and all gradients by name, in float64 on the inputs' own device."""
-    return exact_results(inputs, reference.swiglu_mlp)

@@ -11,7 +11,7 @@ registers it.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -152,8 +152,7 @@ def settings(precision: str) -> Iterator[None]:
     require_known("precision", precision, PRECISIONS)
     cudnn: Any = torch.backends.cudnn
     before = cudnn.conv.fp32_precision, cudnn.deterministic
-    with ExitStack() as stack:
-        stack.enter_context(matmul_settings("highest" if precision == "fp32" else "high", True))
+    with matmul_settings("highest" if precision == "fp32" else "high", True):
         cudnn.conv.fp32_precision = "ieee" if precision == "fp32" else "tf32"
         cudnn.deterministic = True
         try:
