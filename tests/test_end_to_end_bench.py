@@ -10,7 +10,7 @@ from fusedlib import projection
 from fusedlib.bench import attempt, machine, race, results, rivals, sustained, sweep
 from fusedlib.bench.race import Turn
 from fusedlib.patch import apply
-from measure import compiling, mlps
+from measure import compiling, mlp_rivals
 from measure.end_to_end import cases, measure, races
 from measure.transformer_trainer import Trainer
 from models import flops, transformer
@@ -87,7 +87,7 @@ def test_the_optimizer_alone_and_the_profile():
 
 
 def test_rivals_share_weights_take_turns_and_say_which_code_ran(tmp_path, entrants):
-    entrants("mlp", fused=mlps.FusedMLP)
+    entrants("mlp", fused=mlp_rivals.FusedMLP)
     rows = raced(tmp_path, "mlp")
     assert set(rows) == {"eager", "fused"}
     assert rows["eager"]["session"] == rows["fused"]["session"]
@@ -98,7 +98,7 @@ def test_rivals_share_weights_take_turns_and_say_which_code_ran(tmp_path, entran
 
 
 def test_what_one_rival_trains_all_have(entrants):
-    entrants("mlp", fused=mlps.FusedMLP)
+    entrants("mlp", fused=mlp_rivals.FusedMLP)
     eager, packed = cases.races(TINY, "mlp", ["nano"], [8], ["fp32"])
     shared = races.Setup(eager)
     turns = [shared.check(case).turn(case) for case in (eager, packed)]

@@ -5,7 +5,7 @@ import torch
 from torch.utils import flop_counter
 
 from fusedlib.modules import SwiGLUMLP
-from measure import mlps
+from measure import mlp_rivals
 from models import flops
 from models.transformer import Transformer, config, loss
 
@@ -54,8 +54,8 @@ def stepped(model, tokens):
 def variants(model):
     own = [block.mlp for block in model.blocks]
     return {
-        "fused": [mlps.FusedMLP(one) for one in own],
-        "compiled": [mlps.compiled(one, "eager") for one in own],
+        "fused": [mlp_rivals.FusedMLP(one) for one in own],
+        "compiled": [mlp_rivals.compiled(one, "eager") for one in own],
         "own": own,
     }
 
@@ -84,6 +84,6 @@ def test_every_mlp_gives_the_same_step_and_names():
 
 def test_a_fused_mlp_holds_the_models_own_weights():
     own = Transformer(nano()).blocks[0].mlp
-    fused = mlps.FusedMLP(own)
+    fused = mlp_rivals.FusedMLP(own)
     assert isinstance(fused, SwiGLUMLP)
     assert all(a is b for a, b in zip(fused.parameters(), own.parameters(), strict=True))

@@ -141,13 +141,13 @@ def test_flops_are_those_of_the_products_and_of_half_the_attention(model):
 
 def test_in_fp32_a_race_has_torch_s_setting_and_hugging_face_s_error_at_it(tmp_path, monkeypatch):
     seen = []
-    real = exact.Judge.of
+    real = exact.ExactModel.of
 
     def judge(case):
         seen.append((case["precision"], torch.get_float32_matmul_precision()))
         return real(case)
 
-    monkeypatch.setattr(exact.Judge, "of", judge)
+    monkeypatch.setattr(exact.ExactModel, "of", judge)
     asked = [
         case for precision in ("highest", "high")
         for case in llama.cases(
@@ -394,7 +394,7 @@ def test_losses_are_compared_over_the_seeds_that_all_arms_have():
 def test_exact_gradients_are_those_of_float64_rounded_once():
     model = llama.build("two layers", "bfloat16", "cpu")
     ids = llama.tokens("two layers", 2, 16, "cpu")
-    true = exact.Judge(model, ids).true
+    true = exact.ExactModel(model, ids).true
     rivals.get(llama.TASK, llama.EXACT).build(model)(ids, labels=ids).loss.backward()
     for name, weight in model.named_parameters():
         assert weight.dtype == torch.bfloat16

@@ -9,10 +9,10 @@ from fusedlib import functional, reference
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt
 from fusedlib.bench.rivals import Workload, rival
-from measure import mlp_ledger, mlp_memory, mlps, pass_memory
+from measure import mlp_ledger, mlp_memory, mlp_rivals, pass_memory
 from measure.allocator_history import Change, History
 from measure.mlp_ledger import LEDGERS, D, F, W
-from measure.mlps import MODULE
+from measure.mlp_rivals import MODULE
 from measure.pass_memory import CATEGORIES
 from measure.problems import PLAIN_PATH, SwiGLUProblem, draw
 from measure.swiglu import TASK
@@ -151,7 +151,9 @@ def test_a_rival_without_a_gradient_is_wrong_and_has_no_figures(monkeypatch):
 
 def test_a_stack_of_layers_that_compute_something_else_is_wrong(monkeypatch):
     def build(own):
-        return mlps.FunctionMLP(own, lambda x, *weights: reference.swiglu_mlp(x, *weights) + x)
+        return mlp_rivals.FunctionMLP(
+            own, lambda x, *weights: reference.swiglu_mlp(x, *weights) + x
+        )
 
     forged = replace(rivals.get(MODULE, "eager"), build=build)
     monkeypatch.setitem(rivals.RIVALS, (MODULE, "eager"), forged)
@@ -163,7 +165,7 @@ def test_a_stack_of_layers_that_compute_something_else_is_wrong(monkeypatch):
 def test_a_packed_layer_of_a_stack_gets_the_weights_it_is_checked_with(name):
     problem = SwiGLUProblem(8, 16, 24, "float32")
     inputs = draw(problem, "cpu")
-    work = mlps.one_layer(name, problem, inputs)
+    work = mlp_rivals.one_layer(name, problem, inputs)
     torch.testing.assert_close(
         work.forward(), rivals.get(TASK, "eager").build(inputs).forward(), rtol=1e-5, atol=1e-5
     )

@@ -14,15 +14,15 @@ from measure.model_memory import Measure, Program
 from measure.step_memory import gradients_of
 from models import activations, checkpointed, transformer
 from models.activations import PRECISIONS
-from models.checkpointed import Plan
+from models.checkpointed import CheckpointPlan
 from outcomes import outcome
 
 MIB = 2**20
 LOSS = 4  # bytes of the scalar that a pass gives back
 SCALE = 8  # of the number that plain attention's scores are scaled by, in each block
 PLANS = [
-    Plan("none"), Plan("first", 3), Plan("segments", 1), Plan("segments", 3), Plan("nested", 2),
-    Plan("nested", 4),
+    CheckpointPlan("none"), CheckpointPlan("first", 3), CheckpointPlan("segments", 1),
+    CheckpointPlan("segments", 3), CheckpointPlan("nested", 2), CheckpointPlan("nested", 4),
 ]  # fmt: skip
 
 
@@ -173,7 +173,7 @@ def test_what_a_plan_holds_is_the_formula(plan, precision):
 )
 def test_a_bad_plan_is_refused(kind, size, message):
     with pytest.raises(ValueError, match=message):
-        Plan(kind, size)
+        CheckpointPlan(kind, size)
 
 
 def test_a_plan_is_timed_beside_no_plan(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable
 from measure import allocator_history
-from measure.allocator_history import CATEGORIES, Change, History, Known, watching
+from measure.allocator_history import CATEGORIES, Change, History, KnownAddresses, watching
 from measure.step_memory import Casts, addresses_of
 from models.transformer import RMSNorm
 
@@ -21,11 +21,11 @@ def a_pass():
         Change(6, 200), Change(7, 50), Change(7, 0), Change(8, 3),
     ]  # fmt: skip
     moments = {"built": 1, "begin 1": 1, "forward 1": 5, "backward 1": 8, "step 1": 12}
-    known = Known(
+    addresses = KnownAddresses(
         [("built", "weights", {1}), ("backward 1", "gradients", {5}), ("step 1", "optimizer", {6})],
         [("begin 1", "forward 1", {3})],
     )  # fmt: skip
-    return History(changes, moments), known
+    return History(changes, moments), addresses
 
 
 def test_every_block_is_what_its_address_was_known_to_be():
@@ -38,15 +38,15 @@ def test_every_block_is_what_its_address_was_known_to_be():
 
 def test_an_address_that_comes_again_is_another_block():
     told = History([Change(1, 8), Change(1, 0), Change(1, 16), Change(1, 4)], {"built": 1})
-    found = allocator_history.classify(told, Known([("built", "weights", {1})]))
+    found = allocator_history.classify(told, KnownAddresses([("built", "weights", {1})]))
     assert [(b.nbytes, b.start, b.end, b.category) for b in found] == [
         (8, 0, 1, "weights"), (16, 2, 3, "temporaries"), (4, 3, None, "other"),
     ]  # fmt: skip
 
 
 def test_categories_add_up_to_what_is_held_at_every_moment():
-    told, known = a_pass()
-    held = allocator_history.live(allocator_history.classify(told, known), len(told.changes))
+    told, addresses = a_pass()
+    held = allocator_history.live(allocator_history.classify(told, addresses), len(told.changes))
     assert list(held) == list(CATEGORIES)
     there: dict[int, int] = {}
     for at, change in enumerate(told.changes):
@@ -68,7 +68,7 @@ def test_thinning_keeps_the_peak_the_moments_and_both_ends():
 
 def test_the_largest_are_grouped_by_size_and_origin():
     told = History([Change(n, 8, "a") for n in range(3)] + [Change(9, 30, "b"), Change(10, 8, "c")])
-    found = allocator_history.classify(told, Known())
+    found = allocator_history.classify(told, KnownAddresses())
     groups = allocator_history.largest(found, 5, 2, ())
     assert [(n, size, where) for n, size, _, where in groups] == [(1, 30, "b"), (3, 8, "a")]
     assert allocator_history.largest(found, 5, 9, ("other",)) == []

@@ -12,7 +12,7 @@ import measure
 from fusedlib import reference
 from fusedlib.bench import paths, rivals
 from fusedlib.bench.results import DESCRIPTION, case_id, read_rows
-from measure import mlp_memory, mlps, swiglu
+from measure import mlp_memory, mlp_rivals, swiglu
 from measure.end_to_end import cases as end_to_end
 from measure.end_to_end import races as end_to_end_course
 from press import display, measuring, replay, style
@@ -119,7 +119,7 @@ def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeyp
     """Alone (03), its memory and deep stacks (04), and in a whole model (06): right in each."""
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
 
-    @mlps.swiglu_mlp("swift", label="Swift MLP")
+    @mlp_rivals.swiglu_mlp("swift", label="Swift MLP")
     def swift(x, w_gate, w_up, w_down):
         """Faster than light."""
         return reference.swiglu_mlp(x, w_gate, w_up, w_down)

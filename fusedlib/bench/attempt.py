@@ -14,7 +14,7 @@ T = TypeVar("T")
 PLAN = "FUSEDLIB_PLAN"
 
 
-def is_planning() -> bool:
+def only_lists_cases() -> bool:
     """Whether cases are only listed, for a machine that can do all: nothing is unavailable then."""
     return bool(os.environ.get(PLAN))
 

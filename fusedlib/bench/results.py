@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusedlib.bench import machine as machines
 from fusedlib.bench import paths, provenance
-from fusedlib.bench.attempt import PLAN, is_planning
+from fusedlib.bench.attempt import PLAN, only_lists_cases
 from fusedlib.bench.jsonl import ResultsError, TornLineWarning, append_object, read_objects
 
 if TYPE_CHECKING:
@@ -325,7 +325,7 @@ class Recorder:
             "took_s": round(self._clock - before, 1), "status": status, "reason": reason,
             **{k: plain(v) for k, v in case.items()}, **_finite(figures),
         }  # fmt: skip
-        if is_planning():
+        if only_lists_cases():
             self.missing([case])  # what cannot be measured here may be elsewhere
         elif status != "unavailable" or self._only is None or row["case"] in self._only:
             self._write(row)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.bench.attempt import Unavailable, is_planning
+from fusedlib.bench.attempt import Unavailable, only_lists_cases
 from fusedlib.bench.machine import version_of
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -94,7 +94,7 @@ class Rival:
             Unavailable: a package or the device is missing, the device is no CUDA GPU or too old,
                 or the dtype is not taken.
         """
-        if is_planning():
+        if only_lists_cases():
             return
         for package in self.requires:
             if importlib.util.find_spec(package) is None:
@@ -204,17 +204,17 @@ def names(task: str, *traits: str) -> list[str]:
     return [n for (t, n), r in RIVALS.items() if t == task and r.traits.issuperset(traits)]
 
 
-def chosen(task: str, asked: Iterable[str]) -> list[str]:
-    """The names asked for. `all` stands for the task's rivals but those of the trait `asked for`;
+def chosen(task: str, wanted: Iterable[str]) -> list[str]:
+    """Names of rivals. `all` stands for the task's rivals but those of the trait `on request`;
     `light` leaves out also bounds, and those of the trait `slow to set up` at each new shape.
 
     Raises:
         ValueError: an unknown name.
     """
-    left_out = {"all": {"asked for"}, "light": {"asked for", "slow to set up", "bound"}}
+    left_out = {"all": {"on request"}, "light": {"on request", "slow to set up", "bound"}}
     every = {word: [n for n in names(task) if not traits & get(task, n).traits]
              for word, traits in left_out.items()}  # fmt: skip
-    chosen_names = [name for a in asked for name in every.get(a, [a])]
+    chosen_names = [name for word in wanted for name in every.get(word, [word])]
     return [get(task, name).name for name in dict.fromkeys(chosen_names)]
 
 

@@ -4,7 +4,7 @@ On CUDA torch's own memory history tells it, with the Python stack of each alloc
 kept as the pickle that https://pytorch.org/memory_viz draws. On a CPU the profiler's memory events
 do, without stacks. Sizes are those asked for, before the allocator rounds them up.
 
-A block is named by its address at a moment when the address's meaning is known: a weight when the
+A block is named by its address at a moment when its meaning is known: a weight when the
 model has been built, a gradient after a backward, AdamW's state after an update, a cast of a weight
 or another kept activation at the end of a forward. What outlives everything is `other` (tokens,
 RoPE's tables, cuBLAS's workspaces), all the rest is temporary.
@@ -213,7 +213,7 @@ class Block:
 
 
 @dataclass
-class Known:
+class KnownAddresses:
     """Addresses whose meaning was known at a moment.
 
     Attributes:
@@ -239,15 +239,15 @@ def blocks(history: History) -> list[Block]:
     return every
 
 
-def classify(history: History, known: Known) -> list[Block]:
+def classify(history: History, addresses: KnownAddresses) -> list[Block]:
     """All blocks with their category."""
     every = blocks(history)
-    for moment, category, addresses in known.named:
+    for moment, category, named in addresses.named:
         at = history.moments[moment]
         for block in every:
-            if block.address in addresses and block.lives(at):
+            if block.address in named and block.lives(at):
                 block.category = category
-    for begin, end, casts in known.forwards:
+    for begin, end, casts in addresses.forwards:
         since, at = history.moments[begin], history.moments[end]
         for block in every:
             unnamed = block.category == "temporaries" and block.end is not None

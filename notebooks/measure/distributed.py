@@ -36,12 +36,12 @@ GATHERS = {"fsdp2-2": 1, "fsdp2-3": 2, "zero-2": 1, "zero-3": 2}
 
 
 def cases(
-    strategies: Sequence[str], providers: Sequence[str], *, model: str, processes: Sequence[int],
+    strategies: Sequence[str], arms: Sequence[str], *, model: str, processes: Sequence[int],
     batch_sizes: Sequence[int], context_length: int, dtype: str = "bfloat16",
     optimizer: str = "sgd", checkpointing: bool = False, warmup: int = 5, steps: int = 45,
     device: str = "auto",
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Training runs of each provider under each strategy, on each number of processes.
+    """Training runs of each arm under each strategy, on each number of processes.
 
     Args:
         processes: numbers of processes, one GPU each.
@@ -71,7 +71,7 @@ def cases(
     }  # fmt: skip
     return grid(
         shared, strategy=strategies, processes=processes, batch_size=batch_sizes,
-        provider=rivals.chosen(llama.TASK, providers),
+        provider=rivals.chosen(llama.TASK, arms),
     )  # fmt: skip
 
 

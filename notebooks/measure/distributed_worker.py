@@ -139,10 +139,10 @@ def _tokens(case: Case, vocabulary: int) -> Tensor:
     return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(SEED))
 
 
-def _model(case: Case, device: torch.device, provider: str) -> tuple[Any, Any]:
+def _model(case: Case, device: torch.device, arm: str) -> tuple[Any, Any]:
     """The model of an arm, and what is called."""
     model: Any = llama.build(case["model"], case["dtype"], device, SEED)
-    return model, rivals.get(llama.TASK, provider).build(model)
+    return model, rivals.get(llama.TASK, arm).build(model)
 
 
 def _loss(call: Any, ids: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fusedlib.bench import settings
-from fusedlib.bench.attempt import is_planning
+from fusedlib.bench.attempt import only_lists_cases
 from fusedlib.bench.cases import Case, grid, require_least
 from measure import accumulation, formats, tensor_core, torch_precision
 from measure.accumulation import DTYPES, Figures
@@ -47,7 +47,7 @@ def measure(case: Case) -> Figures:
 
 def devices() -> list[str]:
     """The CPU, and a CUDA GPU when there is one."""
-    return ["cpu", "cuda"] if torch.cuda.is_available() or is_planning() else ["cpu"]
+    return ["cpu", "cuda"] if torch.cuda.is_available() or only_lists_cases() else ["cpu"]
 
 
 def decades(largest: int) -> list[int]:

@@ -67,7 +67,7 @@ class SwiGLUProblem:
 
         Three products forward, six backward (one for the input and one for the weight of each;
         three with frozen weights), each 2 · tokens · hidden · intermediate. The activation's
-        O(tokens · intermediate) and whatever a provider computes twice do not count.
+        O(tokens · intermediate) and whatever a rival computes twice do not count.
         """
         product = 2 * self.tokens * self.hidden_size * self.intermediate_size
         backward = 6 if self.weight_gradients else 3

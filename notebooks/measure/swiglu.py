@@ -16,7 +16,7 @@ from fusedlib.bench.operation import Operation
 from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
-from measure.mlps import TASK, swiglu_mlp
+from measure.mlp_rivals import TASK, swiglu_mlp
 from measure.problems import Inputs, SwiGLUProblem, draw
 
 STUDY = "03_kernels"
@@ -25,7 +25,7 @@ PRODUCTS = "products"
 Products = tuple[Callable[[str, bool], None], dict[str, Tensor]]
 
 
-ON_REQUEST, SLOW = frozenset({"asked for"}), frozenset({"slow to set up"})
+ON_REQUEST, SLOW = frozenset({"on request"}), frozenset({"slow to set up"})
 
 
 @rival(TASK, "fused", requires=("triton",), needs_cuda=True)
@@ -146,15 +146,16 @@ def products(inputs: Inputs) -> Products:
 
 
 def cases(
-    shapes: Iterable[str | tuple[int, int, int]], asked: Sequence[str], *, dtype: str, device: str,
-    repetitions: int, precision: str = "highest", launches: Sequence[str] = ("python",),
-    directions: Sequence[str] = DIRECTIONS, frozen: bool = False, group: str = "",
+    shapes: Iterable[str | tuple[int, int, int]], rival_names: Sequence[str], *, dtype: str,
+    device: str, repetitions: int, precision: str = "highest",
+    launches: Sequence[str] = ("python",), directions: Sequence[str] = DIRECTIONS,
+    frozen: bool = False, group: str = "",
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One case a shape, direction, launch and rival; a backward alone is launched from Python only.
 
     Args:
         shapes: "tokens·hidden·intermediate", with · or x, or the three numbers.
-        asked: names of rivals; `all` for every one that is registered.
+        rival_names: `all` for every one that is registered.
         frozen: also the backward pass that gives x alone a gradient.
         group: what the shapes are, for the notebook's selections.
 
@@ -169,7 +170,7 @@ def cases(
             SwiGLUProblem(*sizes(shape), dtype, direction, trained, precision).fields()
             for shape in shapes for direction, trained in ways
         ],
-        launch=launches, provider=rivals.chosen(TASK, asked),
+        launch=launches, provider=rivals.chosen(TASK, rival_names),
     )  # fmt: skip
     return [c for c in every if c["launch"] == "python" or c["direction"] != "backward"]
 

@@ -73,7 +73,7 @@ for _name, _label, _slot, _traits, _sdpa in (
     )(partial(_backend, backend=_sdpa))  # fmt: skip
 
 
-@rival(TASK, "flex", label="FlexAttention", slot=6, traits=_KEEPS_NO_SQUARE | {"asked for"})
+@rival(TASK, "flex", label="FlexAttention", slot=6, traits=_KEEPS_NO_SQUARE | {"on request"})
 def flex(operands: Operands) -> Workload:
     """FlexAttention with a causal block mask, torch.compile, fullgraph=True, dynamic=False."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -94,7 +94,7 @@ def flex(operands: Operands) -> Workload:
     return Workload(forward, operands.leaves())
 
 
-@rival(TASK, "inductor", traits=frozenset({"asked for"}))
+@rival(TASK, "inductor", traits=frozenset({"on request"}))
 def inductor(operands: Operands) -> Workload:
     """The plain one through torch.compile, default mode, fullgraph=True, dynamic=False."""
     leaves = operands.leaves()
@@ -129,14 +129,14 @@ def counted_form(name: str) -> str | None:
 
 def cases(
     grid: str, contexts: Sequence[int], widths: Sequence[int], dtypes: Sequence[str],
-    asked: Sequence[str], *, batch_size: int, repetitions: int, device: str,
+    rival_names: Sequence[str], *, batch_size: int, repetitions: int, device: str,
     more: Iterable[str] = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One case a shape, dtype, direction and rival; dtype by dtype as they are given.
 
     Args:
         grid: one of `GRIDS`, for the notebook's selections.
-        asked: names of rivals; `all` for every one but those that compile for long.
+        rival_names: `all` for every one but those that compile for long.
         more: a rival at one dtype and width besides, "inductor float32 64", or at one context of
             these, "flex float32 64 1024".
     """
@@ -154,7 +154,7 @@ def cases(
             name for name, at in added
             if all(str(shape[field]) == value for field, value in at.items())
         ]  # fmt: skip
-        names = rivals.chosen(TASK, [*asked, *here])
+        names = rivals.chosen(TASK, [*rival_names, *here])
         listed += cases_of(shared | shape, direction=DIRECTIONS, provider=names)
     return listed
 

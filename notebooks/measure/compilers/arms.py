@@ -83,7 +83,7 @@ _inductor("inductor", *_default)
 _inductor("inductor-graphs", *_graphs, "graphs", label="torch.compile, CUDA graphs", slot=3)
 _inductor(
     "inductor-graphs-searched", "the whole, mode max-autotune",
-    partial(torch.compile, mode="max-autotune"), "graphs", "asked for",
+    partial(torch.compile, mode="max-autotune"), "graphs", "on request",
     label="torch.compile, searched, CUDA graphs", slot=10,
 )  # fmt: skip
 _inductor("fused-inductor", *_default)
@@ -93,7 +93,7 @@ _inductor(
 )  # fmt: skip
 _inductor(
     "inductor-causal", "the whole, mode default, attention by the flag is_causal", _causal,
-    "asked for",
+    "on request",
 )  # fmt: skip
-_inductor("inductor-layers", *_layers, "asked for")
-_inductor("fused-inductor-layers", *_layers, "asked for")
+_inductor("inductor-layers", *_layers, "on request")
+_inductor("fused-inductor-layers", *_layers, "on request")

@@ -67,7 +67,7 @@ def dynamic(case: Case) -> dict[str, Any]:
             graphs.append(graphs_compiled() - start)
             if len(times) == 1:
                 gradients = llama.gradients(model, setup.names)
-                checked = setup.judged({"loss": program.loss} | gradients)
+                checked = setup.error_figures({"loss": program.loss} | gradients)
                 program.optimizer = OPTIMIZERS[case["optimizer"]](model.parameters())
     if not times:
         raise Unavailable(f"not one iteration was done in {limit:g} s")

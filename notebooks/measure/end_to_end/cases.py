@@ -58,11 +58,11 @@ def steps(
 
 def races(
     shared: Case, experiment: str, models: Sequence[str], contexts: Sequence[int],
-    precisions: Sequence[str], asked: Sequence[str] = ("all",),
+    precisions: Sequence[str], rival_names: Sequence[str] = ("all",),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The same steps by each rival in turns, plain attention; the experiment is one of `RACES`."""
     require_known("race", experiment, RACES)
-    names = rivals.chosen(RACES[experiment], asked)
+    names = rivals.chosen(RACES[experiment], rival_names)
     wanted = steps(shared, models, contexts, precisions, experiment=experiment)
     return grid(step=wanted, provider=names)
 

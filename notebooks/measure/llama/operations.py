@@ -43,7 +43,7 @@ BOTH = "forward+backward"
 EPS, THETA, SCALE = 1e-5, 500_000.0, 0.02  # of Llama-3.2-1B
 DIRECTIONS = {"loss": (BOTH,), "norm": ("forward", BOTH), "rope": ("forward", BOTH)}
 COMPILER: dict[str, Any] = {"fullgraph": True, "dynamic": False, "mode": "default"}
-BOUND, COMPILED = frozenset({"bound"}), frozenset({"asked for", "compiled"})
+BOUND, COMPILED = frozenset({"bound"}), frozenset({"on request", "compiled"})
 Outputs = tuple[Tensor, ...]
 Results = dict[str, Tensor]
 
@@ -318,13 +318,13 @@ for _task in ("norm", "rope"):
 
 
 def cases(
-    experiment: str, asked: Iterable[str], *, widths: Sequence[int], vocabulary: int,
+    experiment: str, rival_names: Iterable[str], *, widths: Sequence[int], vocabulary: int,
     batch_size: int, context_length: int, dtype: str, device: str, repetitions: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A case a width, direction and rival.
 
     Args:
-        asked: names of rivals; "all" for every one that does not compile for long.
+        rival_names: "all" for every one that does not compile for long.
         widths: hidden sizes; of `rope`, heads together.
         vocabulary: rows of the loss's weight.
 
@@ -348,7 +348,7 @@ def cases(
         **heads, "vocabulary": vocabulary if experiment == "loss" else None, "dtype": dtype,
         "launch": "graph" if graph else "python", "device": where, "repetitions": repetitions,
     }  # fmt: skip
-    names = rivals.chosen(experiment, asked)
+    names = rivals.chosen(experiment, rival_names)
     return grid(shared, hidden_size=widths, direction=DIRECTIONS[experiment], provider=names)
 
 
@@ -412,7 +412,7 @@ class Setup:
         figures = {**one.facts(), "path": llama.path_of(case)}
         figures["compiler"] = str(COMPILER) if compiled else None
         try:
-            figures |= self._judged(first_results, BOTH)
+            figures |= self._error_figures(first_results, BOTH)
         finally:
             written = self._restore(sets[0])
         if written and not in_place:
@@ -424,10 +424,12 @@ class Setup:
 
         return Checked(figures, turn)
 
-    def _judged(self, results_of_call: Results, direction: str) -> Figures:
-        asked = list(self.true if direction == BOTH else self.first.upstream)
+    def _error_figures(self, results_of_call: Results, direction: str) -> Figures:
+        required = list(self.true if direction == BOTH else self.first.upstream)
         dtype = getattr(torch, self.case["dtype"])
-        return check.require(check.errors(results_of_call, self.true), self.baseline, dtype, asked)
+        return check.require(
+            check.errors(results_of_call, self.true), self.baseline, dtype, required
+        )
 
     @torch.no_grad()
     def _restore(self, operands: Operands) -> list[str]:
@@ -439,10 +441,10 @@ class Setup:
         return written
 
     def _turn(
-        self, timed: Case, calls: Sequence[Callable[[], Any]], judged: Operands | None = None
+        self, timed: Case, calls: Sequence[Callable[[], Any]], given: Operands | None = None
     ) -> Turn:  # fmt: skip
-        """The turns of one call, or of a graph of all; what is judged is what the first one gives
-        on the operands that it is given.
+        """The turns of one call, or of a graph of all; what is checked is what the first one gives
+        on `given`, where there is something to check.
         """
         if timed["launch"] != "graph":
 
@@ -450,7 +452,7 @@ class Setup:
                 calls[0]()
 
             return Turn(
-                once, figures=_peaks(calls[0]) if judged and timed["device"] == "cuda" else {}
+                once, figures=_peaks(calls[0]) if given and timed["device"] == "cuda" else {}
             )
         kept: list[Any] = []
 
@@ -460,10 +462,10 @@ class Setup:
 
         replay, clock = cuda_graphs.capture_call(every).replay, timing.clock_for(timed["device"])
         figures: Figures = {}
-        if judged:
-            self._restore(judged)
+        if given:
+            self._restore(given)
             replay()
-            figures = self._judged(kept[0], timed["direction"])
+            figures = self._error_figures(kept[0], timed["direction"])
 
         def run() -> Mapping[str, float]:
             replay()  # the device is busy while the host issues what is timed

@@ -138,10 +138,10 @@ def checked(
     baseline = check.errors(_results(layers[1], x, dh, precision)[0], true)
     results, backward = _results(layers[0], x, dh, precision)
     figures = {**one.facts(), "layer_backward": backward}
-    asked = [n for n in true if not (FROZEN in one.traits and n.startswith("d_w"))]
+    required = [n for n in true if not (FROZEN in one.traits and n.startswith("d_w"))]
     try:
         errors = check.errors(results, true)
-        return figures | check.require(errors, baseline, PRECISIONS[precision], asked)
+        return figures | check.require(errors, baseline, PRECISIONS[precision], required)
     except Wrong as refusal:
         if WRONG not in one.traits:
             raise Wrong(str(refusal), figures | refusal.figures) from None

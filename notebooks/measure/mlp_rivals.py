@@ -94,7 +94,7 @@ def fused(own: SwiGLU) -> nn.Module:
 
 
 @rival(MODULE, "fused-input", requires=("triton",), needs_cuda=True,
-       traits=frozenset({"asked for"}))  # fmt: skip
+       traits=frozenset({"on request"}))  # fmt: skip
 def fused_input(own: SwiGLU) -> nn.Module:
     """fusedlib.SwiGLUMLP with save="input"."""
     return FusedMLP(own, save="input")
