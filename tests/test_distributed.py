@@ -91,9 +91,9 @@ def test_hidden_communication_is_what_runs_beside_computing():
         piece("ncclDevKernel_AllGather", 0, 4000), piece("ncclDevKernel_Reduce", 3000, 6000),
         piece("gemm", 1000, 2000), piece("gemm", 1500, 3500), piece("silu", 7000, 8000),
     ]  # fmt: skip
-    found = distributed_worker.overlap(pieces)
-    assert found == {"communication_ms": 6.0, "hidden_share": 2.5 / 6}
-    assert distributed_worker.overlap([piece("gemm", 0, 5)]) == dict.fromkeys(found)
+    actual = distributed_worker.overlap(pieces)
+    assert actual == {"communication_ms": 6.0, "hidden_share": 2.5 / 6}
+    assert distributed_worker.overlap([piece("gemm", 0, 5)]) == dict.fromkeys(actual)
 
 
 def test_the_model_of_more_processes_by_hand():

@@ -222,8 +222,8 @@ def test_compile_time_leaves_out_what_a_step_takes_anyway(monkeypatch):
     compiled = [0]
     monkeypatch.setattr(compiling, "graphs_compiled", lambda: compiled[0])
     monkeypatch.setattr(compiling.time, "perf_counter", lambda: next(now))
-    found = compiling.call_until_compiled(lambda: compiled.__setitem__(0, 1), "cpu", 1)
-    assert (found["compile_s"], found["compile_steps"], found["graphs"]) == (3.0, 1, 1)
+    actual = compiling.call_until_compiled(lambda: compiled.__setitem__(0, 1), "cpu", 1)
+    assert (actual["compile_s"], actual["compile_steps"], actual["graphs"]) == (3.0, 1, 1)
 
 
 def test_what_never_settles_is_unavailable(monkeypatch):

@@ -46,9 +46,9 @@ def stepped(model, tokens):
     model.zero_grad(set_to_none=True)
     logits = model(tokens)
     loss(logits, tokens).backward()
-    found = {name: g.clone() for name, g in gradients_of(model).items()}
+    actual = {name: g.clone() for name, g in gradients_of(model).items()}
     model.zero_grad(set_to_none=True)
-    return logits.detach(), found
+    return logits.detach(), actual
 
 
 def variants(model):
@@ -60,7 +60,7 @@ def variants(model):
     }
 
 
-def place(model, modules):
+def put_in(model, modules):
     for block, mlp in zip(model.blocks, modules, strict=True):
         block.mlp = mlp
 
@@ -72,11 +72,11 @@ def test_every_mlp_gives_the_same_step_and_names():
     state = {name: value.clone() for name, value in model.state_dict().items()}
     logits, gradients = stepped(model, tokens)
     for name, modules in variants(model).items():
-        place(model, modules)
+        put_in(model, modules)
         assert list(model.state_dict()) == list(state), name
         assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-        found, theirs = stepped(model, tokens)
-        torch.testing.assert_close(found, logits)
+        actual, theirs = stepped(model, tokens)
+        torch.testing.assert_close(actual, logits)
         assert list(theirs) == list(gradients) == list(state), name
         for key, gradient in gradients.items():
             torch.testing.assert_close(theirs[key], gradient, msg=f"{name}: {key}")

@@ -13,8 +13,8 @@ SMALL = {"lengths": 4, "most": 40, "hidden_size": 16, "intermediate_size": 32,
 
 
 def test_lengths_are_different_and_the_same_for_the_same_seed():
-    found = lengths.drawn(70, 6000)
-    assert len(set(found)) == 70 and found == lengths.drawn(70, 6000) and max(found) <= 6000
+    actual = lengths.drawn(70, 6000)
+    assert len(set(actual)) == 70 and actual == lengths.drawn(70, 6000) and max(actual) <= 6000
     with pytest.raises(ValueError, match="larger than population"):
         lengths.drawn(7, 6)
 

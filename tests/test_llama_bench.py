@@ -44,9 +44,9 @@ def broken(monkeypatch):
             self.model = model
 
         def forward(self, ids, labels):
-            found = self.model(ids, labels=labels)
-            found.loss = (1 + self.by) * found.loss - self.by * found.loss.detach()
-            return found
+            actual = self.model(ids, labels=labels)
+            actual.loss = (1 + self.by) * actual.loss - self.by * actual.loss.detach()
+            return actual
 
     made = rivals.Rival(llama.TASK, "broken", "broken", 20, Louder, "for a test")
     monkeypatch.setitem(rivals.RIVALS, (llama.TASK, "broken"), made)
@@ -322,15 +322,15 @@ def first_steps(arm, dtype="float32", seeds=(0, 1)):
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def usual(request):
+def trained_rows(request):
     """A dtype, a trajectory, and the first steps with exact gradients and of Hugging Face's."""
     rows = [*first_steps(llama.EXACT, request.param), *first_steps(llama.BASELINE, request.param)]
     return request.param, llama.Trajectory(), rows
 
 
 @pytest.mark.parametrize("arm", [llama.BASELINE, llama.OTHER_ATTENTION, "fused"])
-def test_a_sound_arm_passes_both_rules(usual, arm):
-    dtype, trajectory, rows = usual
+def test_a_sound_arm_passes_both_rules(trained_rows, arm):
+    dtype, trajectory, rows = trained_rows
     case = moment(arm, dtype)
     assert llama.wrong_gradients(case | trajectory.measure(case)) == []
     off, allowed = llama.loss_distances([*rows, *first_steps(arm, dtype)])
@@ -342,9 +342,9 @@ def test_a_sound_arm_passes_both_rules(usual, arm):
     [("frozen", 1, True), ("unshifted", 20, True), ("scaled", 9, False)],
 )
 def test_a_fault_fails_the_rules_but_adamw_hides_a_scale_from_the_second(
-    usual, planted, fault, gradients, seen
+    trained_rows, planted, fault, gradients, seen
 ):
-    dtype, trajectory, rows = usual
+    dtype, trajectory, rows = trained_rows
     case = moment(fault, dtype)
     wrong = llama.wrong_gradients(case | trajectory.measure(case))
     assert len(wrong) == gradients
@@ -411,12 +411,12 @@ def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
     monkeypatch.setenv(results.LEADING, machine.key())
 
-    def said():
+    def sentence():
         cells = replay.analysis_of(paths.NOTEBOOKS / "11_llama.ipynb").notebook.cells
         [cell] = [cell for cell in cells if cell.id == "llama-rules-said"]
         return " ".join(nbformat.from_dict(o).data["text/plain"] for o in cell.outputs)
 
-    assert "has no rows of these rules" in said()
+    assert "has no rows of these rules" in sentence()
     own = results.Recorder(llama.STUDY, profile="quick")
     arms = ["huggingface", "liger", "fused"]
     settings = LEARNING | {"dtype": "float32", "seed": 0}
@@ -428,10 +428,10 @@ def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
         ("liger", "unavailable", "needs a CUDA GPU, the inputs are on cpu")
     }
     assert len(rows) == 7
-    assert "Of 2 arms that could be judged 2 pass both rules." in said()
+    assert "Of 2 arms that could be judged 2 pass both rules." in sentence()
     frozen_too = llama.cases("gradients", ["frozen"], step=1, **settings)
     sweep.sweep(own, frozen_too, llama.Trajectory().measure)
-    assert "Of 3 arms that could be judged 2 pass both rules; **frozen does not**." in said()
+    assert "Of 3 arms that could be judged 2 pass both rules; **frozen does not**." in sentence()
 
 
 @pytest.mark.parametrize(

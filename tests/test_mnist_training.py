@@ -109,10 +109,10 @@ def test_an_arm_cannot_excuse_itself_by_freezing_one_weight(register):
 def test_the_published_kernel_is_wrong_in_output_and_gradients(flawed):
     study.checked.cache_clear()
     with network.settings("fp32"):
-        found = study.checked("published-kernel", "fp32", 784, WIDTH, 64, "cpu")
-    assert found["h_error"] > 0.5 and "d_w_gate_error" not in found
+        actual = study.checked("published-kernel", "fp32", 784, WIDTH, 64, "cpu")
+    assert actual["h_error"] > 0.5 and "d_w_gate_error" not in actual
     for weight in ("w_gate", "w_up"):
-        assert f"no gradient arrived at {weight}" in found["wrong"]
+        assert f"no gradient arrived at {weight}" in actual["wrong"]
     with pytest.raises(ValueError, match="blocks of 64"):
         rivals.get(TASK, "published-kernel").build(784, 100, "cpu")(torch.zeros(2, 784))
 

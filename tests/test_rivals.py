@@ -67,10 +67,10 @@ def test_a_new_rival_is_everywhere(swift, monkeypatch):
     assert swift in tables
     assert any(swift in m["alt"] for m in figures), "the figures' text names it by its label"
     assert any("swift" in m["data"] for m in figures), "and so do their data"
-    told = claims["few-tokens"].standings
-    assert not any(e.holds for v in told if v.machine == MACHINE for e in v.evaluations), (
-        "the fastest rival is it now, and a claim that ours is faster is false"
-    )
+    standings_of_claim = claims["few-tokens"].standings
+    assert not any(
+        e.holds for v in standings_of_claim if v.machine == MACHINE for e in v.evaluations
+    ), "the fastest rival is it now, and a claim that ours is faster is false"
 
 
 def test_a_new_rival_gets_a_free_colour_and_keeps_everybody_s(swift):

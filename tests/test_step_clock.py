@@ -127,13 +127,13 @@ def test_a_turn_is_the_same_step_as_a_measured_one(simulated):
     for _ in range(3):
         turn.reset()
         turn.prepare(1)
-        found = turn.run()
+        actual = turn.run()
     assert made.model.weight.grad is None
     assert prepared == [0, 1, 2 + step_clock.TURN], (
         "one step, then turns of several and their first"
     )
-    assert found["total"] == found["step"] == pytest.approx(30.0)
-    assert found["forward"] == pytest.approx(9.0)
+    assert actual["total"] == actual["step"] == pytest.approx(30.0)
+    assert actual["forward"] == pytest.approx(9.0)
     assert turn.figures == {"issue_ms": pytest.approx(1.0), "host_bound": False}
 
 
@@ -164,8 +164,8 @@ def test_a_tiny_model_on_a_card_waits_for_its_host():
 def test_peaks_before_the_optimizer_are_below_those_of_the_step():
     trainer = transformer_trainer.Trainer("nano", "step", "cuda", "float32", 2, 16, "plain")
     trainer.step()
-    found = step_clock.peaks(trainer)
-    assert 0 < found["held_mib"] < found["both_peak_mib"] <= found["peak_mib"]
+    actual = step_clock.peaks(trainer)
+    assert 0 < actual["held_mib"] < actual["both_peak_mib"] <= actual["peak_mib"]
     assert not trainer.optimizer._optimizer_step_pre_hooks
 
 

@@ -71,9 +71,9 @@ def test_a_call_takes_as_long_as_it_does_without_a_pause():
 
         time.sleep(0.002)
 
-    found = sustained.under_load(Turn(run), "cpu", 0.01, 0.1)
-    assert 2.0 <= found["burst_median_ms"] < 6.0
-    assert found["joules"] is None and found["sm_mhz"] is None
+    actual = sustained.under_load(Turn(run), "cpu", 0.01, 0.1)
+    assert 2.0 <= actual["burst_median_ms"] < 6.0
+    assert actual["joules"] is None and actual["sm_mhz"] is None
     assert next(calls) == int(slept.item())
 
 

@@ -32,11 +32,11 @@ def check_layer(arm: str, precision: str) -> dict[str, object]:
     """h and every gradient agree with float64; gives the check's figures."""
     study.checked.cache_clear()
     with network.settings(precision):
-        found = study.checked(arm, precision, 784, WIDTH, 64, "cpu")
+        actual = study.checked(arm, precision, 784, WIDTH, 64, "cpu")
     weights = set() if is_frozen(arm) else {"d_w_gate_error", "d_w_up_error"}
-    errors = {name for name in found if name.endswith("_error")}
+    errors = {name for name in actual if name.endswith("_error")}
     assert errors == {"h_error", "d_x_error"} | weights, f"errors of {sorted(errors)}"
-    return found
+    return actual
 
 
 def check_learning(

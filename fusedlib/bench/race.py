@@ -188,8 +188,8 @@ def _time_together(recorder: Recorder, spec: Race, ready: dict[str, tuple[Case, 
             session = {"session": datetime.now(UTC).isoformat()}
             for name, figures in timed.value.items():
                 case, checked = ready[name]
-                known = {**checked.figures, **turns[name].figures, **spec.work(case)}
-                recorder.append(case, {**known, **figures, **session, **state})
+                facts = {**checked.figures, **turns[name].figures, **spec.work(case)}
+                recorder.append(case, {**facts, **figures, **session, **state})
             return
         for name in _gone(timed, turns, ready, clock.last):
             case, checked = ready[name]

@@ -369,13 +369,13 @@ def describe(folder: Path, profile: str, machine: machines.Machine, began: str) 
         with path.open("a+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
-            known = json.loads(file.read() or "{}")
-            if known.get("profile", profile) != profile:
+            written = json.loads(file.read() or "{}")
+            if written.get("profile", profile) != profile:
                 raise ResultsError(
-                    f"{path.parent} is a recording of the profile {known['profile']}, not "
+                    f"{path.parent} is a recording of the profile {written['profile']}, not "
                     f"{profile}; give another name with FUSEDLIB_RECORDING"
                 )
-            runs = known.get("runs", [])
+            runs = written.get("runs", [])
             alike = ("environment", "commit", "dirty", "host")
             if runs and all(runs[-1].get(name) == run[name] for name in alike):
                 return

@@ -167,12 +167,12 @@ def rival(
     def register(build: Callable[..., Any]) -> Callable[..., Any]:
         if (task, name) in RIVALS:
             raise ValueError(f"{task} has a rival named {name!r} already")
-        known = LOOKS.get(name) or next(
+        registered = LOOKS.get(name) or next(
             ((r.label, r.slot) for r in RIVALS.values() if r.name == name), None
         )
         taken = {number for _, number in LOOKS.values()} | {get(task, n).slot for n in names(task)}
         free = next(number for number in count() if number not in taken)
-        look = known or (label or name, free if slot is None else slot)
+        look = registered or (label or name, free if slot is None else slot)
         if label not in (None, look[0]) or slot not in (None, look[1]):
             raise ValueError(
                 f"{name!r} is {look[0]!r} in slot {look[1]}, not {label!r} in {slot}: a name has "

@@ -108,13 +108,13 @@ def in_one_process(
         rows.new_empty(RESERVED * max(tokens) * intermediate_size)  # kept by torch's allocator
         warm_s = _warm_up(hidden_size, intermediate_size, dtype, device) if warmed else None
         before = _compiled(folder)
-        first, second, made = [], [], []
+        first, second, compiled = [], [], []
         for count in tokens:
             inputs.x.grad = None
             inputs.x.data = rows[:count].clone()
-            known = _compiled(folder)
+            cached = _compiled(folder)
             first.append(_call_ms(workload, upstream[:count].clone(), device))
-            made.append(_compiled(folder) - known)
+            compiled.append(_compiled(folder) - cached)
             second.append(_call_ms(workload, upstream[:count].clone(), device))
         binaries = _compiled(folder)
         for count in (tokens[0], max(tokens)):
@@ -123,9 +123,9 @@ def in_one_process(
             setup.error_figures(
                 rival, check.results_of(workload, upstream[:count]), required_results(inputs)
             )
-    over = [a - b for a, b, new in zip(first, second, made, strict=True) if new]
+    over = [a - b for a, b, new in zip(first, second, compiled, strict=True) if new]
     return {
-        "tokens": list(tokens), "first_ms": first, "second_ms": second, "made": made,
+        "tokens": list(tokens), "first_ms": first, "second_ms": second, "made": compiled,
         "first_use_ms": first[0], "compile_s": sum(over) / 1e3, "binaries": binaries,
         "warm_s": warm_s, "warm_binaries": before if warmed else None, "path": workload.path,
         **rival.facts(),

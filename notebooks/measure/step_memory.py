@@ -36,10 +36,10 @@ class Casts(TorchDispatchMode):
         """Run the operation and note what it made; an address that comes again is another block."""
         result = func(*args, **(kwargs or {}))
         given = addresses_of(t for t in tree_leaves(args) if isinstance(t, Tensor))
-        made = addresses_of(t for t in tree_leaves(result) if isinstance(t, Tensor)) - given
-        self.addresses -= made
+        created = addresses_of(t for t in tree_leaves(result) if isinstance(t, Tensor)) - given
+        self.addresses -= created
         if func.overloadpacket.__name__ == "_to_copy" and given & self._weights:
-            self.addresses |= made
+            self.addresses |= created
         return result
 
 

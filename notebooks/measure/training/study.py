@@ -67,8 +67,8 @@ def cases(experiment: str, names: Iterable[str], shared: Case, **fields: Any) ->
     - "repeat": the first `steps` of a run again, and again by a CUDA graph.
     - "pace": where a step's time goes, in turns: `rounds` of so many `steps`.
     """
-    for name, known in (("network", NETWORKS), ("source", SOURCES), ("launch", LAUNCHES)):
-        require_known(name, fields.get(name, ()), known)
+    for name, choices in (("network", NETWORKS), ("source", SOURCES), ("launch", LAUNCHES)):
+        require_known(name, fields.get(name, ()), choices)
     require_least(1, **{name: fields.get(name, 1) for name in ("epochs", "rounds", "steps")})
     if "launch" in fields:  # steps whose losses are kept as means of windows
         steps = -(-shared["train_images"] // BATCH_SIZE)
