@@ -41,8 +41,10 @@ def test_an_unknown_rival_is_told():
 
 def test_a_rival_that_is_wrong_at_a_length_has_no_time(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    arguments = {"provider": "deaf", "hidden_size": 16, "intermediate_size": 32, "dtype": "float32",
-                 "device": "cpu", "warmed": False, "tokens": [5, 3]}  # fmt: skip
+    arguments = {
+        "rival_name": "deaf", "hidden_size": 16, "intermediate_size": 32, "dtype": "float32",
+        "device": "cpu", "warmed": False, "tokens": [5, 3],
+    }  # fmt: skip
     with pytest.raises(Wrong, match="y: norm error"):
         fresh.run("fresh_targets:lengths_of_a_wrong_rival", arguments, timeout_s=60)
 

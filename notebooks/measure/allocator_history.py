@@ -83,25 +83,15 @@ def watching(device: torch.device) -> Iterator[Watch]:
     Raises:
         Unavailable: a device whose allocator keeps none, such as MPS.
     """
-    watch = Watch(device)
-    if device.type == "cuda":
-        yield from _cuda(watch)
-    elif device.type == "cpu":
+    if device.type == "cpu":
         with profiled(device) as watch:
             yield watch
-    else:
+        return
+    if device.type != "cuda":
         raise Unavailable(f"the allocator of {device.type} keeps no history")
-
-
-def _sentinel(device: torch.device) -> None:
-    """An allocation that the history shows with this function on top of its stack."""
-    torch.empty(1, device=device)
-
-
-def _cuda(watch: Watch) -> Iterator[Watch]:
-    record = torch.cuda.memory._record_memory_history
+    watch, record = Watch(device), torch.cuda.memory._record_memory_history
     torch.cuda.synchronize()
-    record("all", context="alloc", stacks="python", device=watch.device)
+    record("all", context="alloc", stacks="python", device=device)
     try:
         yield watch
         torch.cuda.synchronize()
@@ -110,6 +100,11 @@ def _cuda(watch: Watch) -> Iterator[Watch]:
         record(None)
     trace = watch.snapshot["device_traces"][torch.cuda.current_device()]
     watch.history = read_trace(trace, watch.names)
+
+
+def _sentinel(device: torch.device) -> None:
+    """An allocation that the history shows with this function on top of its stack."""
+    torch.empty(1, device=device)
 
 
 def read_trace(trace: list[dict[str, Any]], names: list[str]) -> History:

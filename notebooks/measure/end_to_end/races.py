@@ -39,10 +39,7 @@ Call = Callable[..., Any]
 # --- whether it is compiled: from a callable ------------------------------------------------------
 
 
-@rival("compile", "eager")
-def as_it_is(call: Call) -> Call:
-    """Plain PyTorch."""
-    return call
+rival("compile", "eager", settings="Plain PyTorch")(lambda call: call)
 
 
 @rival("compile", "inductor")
