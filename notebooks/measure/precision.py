@@ -138,13 +138,13 @@ def torch_products(size: int, k: int) -> list[dict[str, Any]]:
 
 def autocast() -> list[dict[str, Any]]:
     """One case an operation, and one a part of a small network, by autocast dtype and device."""
-    asked = grid({**FORWARD, "experiment": "autocast"}, provider=torch_precision.OPERATIONS)
-    asked += [
+    operations = grid({**FORWARD, "experiment": "autocast"}, provider=torch_precision.OPERATIONS)
+    operations += [
         {"experiment": "autocast_model", "provider": part,
          "direction": "backward" if part == "gradients" else "forward"}
         for part in torch_precision.MODEL_PARTS
     ]  # fmt: skip
-    return grid(device=devices(), dtype=HALVES, operation=asked)
+    return grid(device=devices(), dtype=HALVES, operation=operations)
 
 
 def tensor_cores(max_k: int, step: int = 4) -> list[dict[str, Any]]:
