@@ -265,7 +265,7 @@ def test_what_compiles_comes_at_its_width_dtype_and_context_alone():
     ("change", "message"),
     [
         ({"grid": "mine"}, "unknown grid 'mine'; known: course"),
-        ({"asked": ["fast"]}, "unknown rival 'fast'"),
+        ({"rival_names": ["fast"]}, "unknown rival 'fast'"),
         ({"repetitions": 0}, "repetitions must be at least 1, got 0"),
         ({"contexts": [0]}, "context_length must be at least 1, got 0"),
         ({"more": ["inductor 64"]}, "got 'inductor 64'"),
@@ -274,7 +274,7 @@ def test_what_compiles_comes_at_its_width_dtype_and_context_alone():
 def test_bad_cases_are_refused(change, message):
     good = {"grid": "course", "contexts": [8], "widths": [8], "dtypes": ["float32"]}
     with pytest.raises(ValueError, match=message):
-        races.cases(**good | {"asked": ["plain"]} | SHAPE | change)
+        races.cases(**good | {"rival_names": ["plain"]} | SHAPE | change)
 
 
 # --- the race ------------------------------------------------------------------------------------
