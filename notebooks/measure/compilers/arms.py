@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -58,6 +57,10 @@ def _by_layer(model: Any) -> Call:
     return same
 
 
+def _whole(mode: str) -> Callable[[Call], Call]:
+    return lambda call: torch.compile(call, mode=mode)
+
+
 def _causal(model: Any) -> Call:
     same: Any = llama.copy_of(model)
     same.set_attn_implementation(llama.causal_attention())
@@ -76,14 +79,14 @@ def _inductor(
     )(lambda: Arm(fused, call))  # fmt: skip
 
 
-_default = "the whole, mode default", torch.compile
-_graphs = "the whole, mode reduce-overhead", partial(torch.compile, mode="reduce-overhead")
+_default = "the whole, mode default", _whole("default")
+_graphs = "the whole, mode reduce-overhead", _whole("reduce-overhead")
 _layers = "each decoder layer, mode default", _by_layer
 _inductor("inductor", *_default)
 _inductor("inductor-graphs", *_graphs, "graphs", label="torch.compile, CUDA graphs", slot=3)
 _inductor(
     "inductor-graphs-searched", "the whole, mode max-autotune",
-    partial(torch.compile, mode="max-autotune"), "graphs", "on request",
+    _whole("max-autotune"), "graphs", "on request",
     label="torch.compile, searched, CUDA graphs", slot=10,
 )  # fmt: skip
 _inductor("fused-inductor", *_default)
