@@ -32,8 +32,8 @@ def test_a_way_is_right_and_keeps_what_is_counted(name, dtype):
     one, operands, work = prepared(name, dtype)
     with precision_of("highest"):
         true = exact.results(operands)
-        found = exact.errors(check.results_of(work, operands.dout), true)
-        check.require(found, exact.baseline_errors(operands, true), one.torch_dtype)
+        actual = exact.errors(check.results_of(work, operands.dout), true)
+        check.require(actual, exact.baseline_errors(operands, true), one.torch_dtype)
         seen = footprint.measure(work, operands.dout)
     assert NODES.get(name, "") in work.forward().grad_fn.name()
     if form := races.counted_form(name):

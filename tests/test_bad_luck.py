@@ -14,8 +14,9 @@ from bad_luck import NAME, WITHOUT_NETWORK, WITHOUT_TRITON, Study
 from fusedlib.bench import paths, results
 from fusedlib.bench.jsonl import read_objects
 from fusedlib.bench.results import Recorder, ResultsError
-from fusedlib.bench.sweep import outcome, sweep
+from fusedlib.bench.sweep import sweep
 from measure import warmup
+from outcomes import outcome
 from press import cli, replay
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="uses what only Linux has")

@@ -8,11 +8,11 @@ from fusedlib.bench.cases import differing, grid, label, require_known, require_
 
 def test_the_last_axis_varies_fastest_and_mappings_give_their_own_fields():
     shapes = [{"rows": 1, "columns": 2}, {"rows": 3, "columns": 4}]
-    found = grid({"device": "cpu"}, shape=shapes, provider=("eager", "fused"))
-    assert [(c["rows"], c["columns"], c["provider"]) for c in found] == [
+    actual = grid({"device": "cpu"}, shape=shapes, provider=("eager", "fused"))
+    assert [(c["rows"], c["columns"], c["provider"]) for c in actual] == [
         (1, 2, "eager"), (1, 2, "fused"), (3, 4, "eager"), (3, 4, "fused"),
     ]  # fmt: skip
-    assert all(set(c) == {"device", "rows", "columns", "provider"} for c in found)
+    assert all(set(c) == {"device", "rows", "columns", "provider"} for c in actual)
     assert grid({"device": "cpu"}) == [{"device": "cpu"}]
     assert grid(provider=[]) == []
 
@@ -22,11 +22,11 @@ def test_an_axis_may_be_an_iterator():
 
 
 def test_a_label_has_the_fields_that_differ():
-    found = grid({"device": "cpu"}, tokens=[64, 128], provider=["eager", "fused"])
-    found.append({"device": "cpu", "tokens": 64, "provider": "eager", "mode": ""})
-    names = differing(found)
+    actual = grid({"device": "cpu"}, tokens=[64, 128], provider=["eager", "fused"])
+    actual.append({"device": "cpu", "tokens": 64, "provider": "eager", "mode": ""})
+    names = differing(actual)
     assert names == ["tokens", "provider", "mode"]
-    assert [label(c, names) for c in found[2:]] == [
+    assert [label(c, names) for c in actual[2:]] == [
         "tokens 128 · eager", "tokens 128 · fused", "tokens 64 · eager",
     ]  # fmt: skip
     assert label({"blocks": 4.0, "mode": float("nan")}, ["mode", "blocks"]) == "blocks 4"

@@ -103,9 +103,9 @@ def arm():
 def test_an_arm_whose_results_miss_is_wrong_and_gets_no_time(recorder, arm, experiment):
     def compile_(call):
         def off(*args, **kwargs):
-            found = call(*args, **kwargs)
-            found.logits, found.loss = 1.05 * found.logits, found.loss and 1.05 * found.loss
-            return found
+            actual = call(*args, **kwargs)
+            actual.logits, actual.loss = 1.05 * actual.logits, actual.loss and 1.05 * actual.loss
+            return actual
 
         return off
 
@@ -120,10 +120,10 @@ def test_an_arm_takes_turns_with_the_baseline(recorder):
     wanted = cases("inference", ["fused"])
     assert [c["provider"] for c in wanted] == [compilers.BASELINE, "fused"]
     race(recorder, compilers.RACE, wanted)
-    found = results.read_rows(recorder.path)
-    assert [row["status"] for row in found] == ["ok", "ok"]
-    assert len({row["session"] for row in found}) == 1
-    assert all(row["weights_bytes"] and row["misfit"] < samplers.MOST_MISFIT for row in found)
+    actual = results.read_rows(recorder.path)
+    assert [row["status"] for row in actual] == ["ok", "ok"]
+    assert len({row["session"] for row in actual}) == 1
+    assert all(row["weights_bytes"] and row["misfit"] < samplers.MOST_MISFIT for row in actual)
     folder = recorder.path.parents[2]
     again = results.Recorder("12_compilers", "quick", directory=folder)
     race(again, compilers.RACE, wanted)
@@ -131,11 +131,11 @@ def test_an_arm_takes_turns_with_the_baseline(recorder):
 
 
 def test_what_may_not_compile_says_so_and_has_no_partner():
-    found = cases("forward", ["all"])
-    told = {c["provider"]: Attempt.at(require_possible, c) for c in found}
+    actual = cases("forward", ["all"])
+    attempts = {c["provider"]: Attempt.at(require_possible, c) for c in actual}
     for name in ("inductor", "fused-inductor", "inductor-graphs"):
-        assert told[name].status == "unavailable" and told[name].reason
-        [partner] = [c for c in found if c["provider"] != name and c["against"] == name]
+        assert attempts[name].status == "unavailable" and attempts[name].reason
+        [partner] = [c for c in actual if c["provider"] != name and c["against"] == name]
         assert Attempt.at(require_possible, partner).status == "unavailable", "it has no partner"
 
 
@@ -165,12 +165,12 @@ def test_a_llama_compiled_as_a_whole_gets_a_mask_from_transformers_unless_its_ar
     if arm.fused:
         fusedlib.apply_to(model)
     names = list(model.state_dict())
-    found = arm.compile(model)(ids).logits
+    actual = arm.compile(model)(ids).logits
     assert len(made) == 1, "one graph serves all layers"
     assert len(calls) == (1 if "layers" in name else 2)
     assert {c["is_causal"] for c in calls} == {not masked}
     assert {c["attn_mask"] is not None for c in calls} == {masked}
-    torch.testing.assert_close(found, logits)
+    torch.testing.assert_close(actual, logits)
     assert model.config._attn_implementation == "sdpa" and list(model.state_dict()) == names
 
 
@@ -191,9 +191,9 @@ def test_layers_compiled_as_the_notebook_says_share_a_graph_and_see_padding(fuse
     ids, padding = llama.tokens(SMALL["model"], 2, 24, "cpu"), torch.ones(2, 24, dtype=torch.int64)
     padding[0, :5] = 0
     for number, mask in enumerate((None, padding), 1):
-        found, wanted = (m(ids, attention_mask=mask).logits for m in (model, plain))
+        actual, wanted = (m(ids, attention_mask=mask).logits for m in (model, plain))
         there = slice(None) if mask is None else mask.bool()
-        torch.testing.assert_close(found[there], wanted[there])
+        torch.testing.assert_close(actual[there], wanted[there])
         assert len(graphs) == number
 
 
@@ -217,9 +217,9 @@ def test_memory_of_a_step_is_the_larger_of_its_two_halves(monkeypatch, held, kee
         optimizer.step()
 
     issue()
-    found = subjects.taken(SimpleNamespace(model=model, optimizer=optimizer, issue=issue), held,
+    actual = subjects.taken(SimpleNamespace(model=model, optimizer=optimizer, issue=issue), held,
                             keeps)  # fmt: skip
-    rounded = {name: round(value) for name, value in found.items()}
+    rounded = {name: round(value) for name, value in actual.items()}
     assert rounded == {"peak_mib": peak, "state_mib": 4, "gradients_mib": 2, "temporaries_mib": 7}
 
 
@@ -334,10 +334,10 @@ def test_a_dynamic_training_is_stopped_and_its_row_says_when(arm):
 
     arm(compile_)
     (case,) = cases("dynamic", ["test arm"], repetitions=40, limit_s=0.7)
-    found = compilers.dynamic({**case, "optimizer": "sgd"})
-    assert found["n"] < 40 and found["total_s"] is None
-    assert f"after {found['n']} of 40" in found["stopped"]
-    assert found["lengths"] == changing.lengths(case)[: found["n"]]
+    actual = compilers.dynamic({**case, "optimizer": "sgd"})
+    assert actual["n"] < 40 and actual["total_s"] is None
+    assert f"after {actual['n']} of 40" in actual["stopped"]
+    assert actual["lengths"] == changing.lengths(case)[: actual["n"]]
 
 
 def test_lengths_are_the_same_for_all_arms_and_lie_within_bounds():

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.bench import paths, sweep
+from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable
 from measure import distributed, distributed_worker
 from measure.profiles.trace import Piece
+from outcomes import outcome
 
 SMALL = {
     "model": "two layers", "batch_sizes": [1], "context_length": 16, "dtype": "float32",
@@ -25,10 +26,6 @@ SMALL = {
 def a_case(strategy="fsdp2-2", provider="fused", processes=2, **more):
     (case,) = distributed.cases([strategy], [provider], processes=[processes], **SMALL | more)
     return case
-
-
-def outcome(case):
-    return sweep.outcome(distributed.measure, case)
 
 
 # --- cases and rows ------------------------------------------------------------------------------
@@ -94,9 +91,9 @@ def test_hidden_communication_is_what_runs_beside_computing():
         piece("ncclDevKernel_AllGather", 0, 4000), piece("ncclDevKernel_Reduce", 3000, 6000),
         piece("gemm", 1000, 2000), piece("gemm", 1500, 3500), piece("silu", 7000, 8000),
     ]  # fmt: skip
-    found = distributed_worker.overlap(pieces)
-    assert found == {"communication_ms": 6.0, "hidden_share": 2.5 / 6}
-    assert distributed_worker.overlap([piece("gemm", 0, 5)]) == dict.fromkeys(found)
+    actual = distributed_worker.overlap(pieces)
+    assert actual == {"communication_ms": 6.0, "hidden_share": 2.5 / 6}
+    assert distributed_worker.overlap([piece("gemm", 0, 5)]) == dict.fromkeys(actual)
 
 
 def test_the_model_of_more_processes_by_hand():
@@ -137,7 +134,7 @@ def test_two_processes_train_as_one_does(strategy, optimizer):
     case = training(strategy, optimizer)
     if distributed_worker.is_deepspeed(case) and find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed: pip install '.[llama]'")
-    figures, status, reason = outcome(case)
+    figures, status, reason = outcome(distributed.measure, case)
     assert (status, reason) == ("ok", None)
     assert figures["losses"][-1] < figures["losses"][0] - 1e-3
     assert len(figures["losses"]) == 4
@@ -150,13 +147,13 @@ def test_two_processes_train_as_one_does(strategy, optimizer):
 
 @pytest.mark.slow
 def test_a_process_that_fails_leaves_its_reason():
-    figures, status, reason = outcome(a_case() | {"learning_rate": "much"})
+    figures, status, reason = outcome(distributed.measure, a_case() | {"learning_rate": "much"})
     assert status == "failed" and "TypeError" in reason and "median_ms" not in figures
 
 
 def test_a_job_that_takes_too_long_is_stopped(monkeypatch):
     monkeypatch.setattr(distributed, "TIMEOUT_S", 0.5)
-    figures, status, reason = outcome(a_case())
+    figures, status, reason = outcome(distributed.measure, a_case())
     assert (figures, status) == ({}, "failed")
     assert "did not end within 0.5 s" in reason
 

@@ -10,11 +10,12 @@ from fusedlib import projection
 from fusedlib.bench import attempt, machine, race, results, rivals, sustained, sweep
 from fusedlib.bench.race import Turn
 from fusedlib.patch import apply
-from measure import compiling, mlps
+from measure import compiling, mlp_rivals
 from measure.end_to_end import cases, measure, races
 from measure.transformer_trainer import Trainer
 from models import flops, transformer
 from models.transformer import SwiGLU, Transformer
+from outcomes import outcome
 
 TINY = cases.setting("cpu", batch_size=2, seconds=0.0, repetitions=3)
 
@@ -86,7 +87,7 @@ def test_the_optimizer_alone_and_the_profile():
 
 
 def test_rivals_share_weights_take_turns_and_say_which_code_ran(tmp_path, entrants):
-    entrants("mlp", fused=mlps.FusedMLP)
+    entrants("mlp", fused=mlp_rivals.FusedMLP)
     rows = raced(tmp_path, "mlp")
     assert set(rows) == {"eager", "fused"}
     assert rows["eager"]["session"] == rows["fused"]["session"]
@@ -97,7 +98,7 @@ def test_rivals_share_weights_take_turns_and_say_which_code_ran(tmp_path, entran
 
 
 def test_what_one_rival_trains_all_have(entrants):
-    entrants("mlp", fused=mlps.FusedMLP)
+    entrants("mlp", fused=mlp_rivals.FusedMLP)
     eager, packed = cases.races(TINY, "mlp", ["nano"], [8], ["fp32"])
     shared = races.Setup(eager)
     turns = [shared.check(case).turn(case) for case in (eager, packed)]
@@ -221,8 +222,8 @@ def test_compile_time_leaves_out_what_a_step_takes_anyway(monkeypatch):
     compiled = [0]
     monkeypatch.setattr(compiling, "graphs_compiled", lambda: compiled[0])
     monkeypatch.setattr(compiling.time, "perf_counter", lambda: next(now))
-    found = compiling.call_until_compiled(lambda: compiled.__setitem__(0, 1), "cpu", 1)
-    assert (found["compile_s"], found["compile_steps"], found["graphs"]) == (3.0, 1, 1)
+    actual = compiling.call_until_compiled(lambda: compiled.__setitem__(0, 1), "cpu", 1)
+    assert (actual["compile_s"], actual["compile_steps"], actual["graphs"]) == (3.0, 1, 1)
 
 
 def test_what_never_settles_is_unavailable(monkeypatch):
@@ -242,7 +243,7 @@ def test_a_graph_compiled_in_a_measured_step_marks_the_row(monkeypatch):
 def test_a_device_that_is_not_there_is_unavailable(tmp_path):
     for name in ("mps", "cuda"):
         if machine.device_type() != name:
-            _, status, reason = sweep.outcome(measure.measure, step() | {"device": name})
+            _, status, reason = outcome(measure.measure, step() | {"device": name})
             assert (status, reason) == ("unavailable", f"this machine has no {name} device")
 
 
@@ -257,7 +258,7 @@ def test_only_what_is_far_above_the_memory_is_not_tried(monkeypatch):
         if 0.7 * total > need:
             cases.require_possible(case)
         else:
-            _, status, reason = sweep.outcome(measure.measure, case)
+            _, status, reason = outcome(measure.measure, case)
             assert status == "oom (predicted)" and "more than 0.7 times the" in reason
 
 
@@ -280,7 +281,7 @@ def test_a_case_out_of_memory_leaves_the_next_one(monkeypatch, tmp_path):
     ("make", "text"),
     [
         (lambda: cases.steps(TINY, ["huge"], [8], ["fp32"]), "unknown model size 'huge'"),
-        (lambda: cases.steps(TINY, ["nano"], [0], ["fp32"]), "context_length must be a positive"),
+        (lambda: cases.steps(TINY, ["nano"], [0], ["fp32"]), "context_length must be at least 1"),
         (lambda: cases.steps(TINY, ["nano"], [8], ["fp8"]), "unknown precision 'fp8'"),
         (lambda: cases.races(TINY, "mpl", ["nano"], [8], ["fp32"]), "unknown race 'mpl'; known"),
         (lambda: cases.races(TINY, "mlp", ["nano"], [8], ["fp32"], ["x"]), "unknown rival 'x'"),

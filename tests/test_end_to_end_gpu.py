@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from fusedlib.bench import race, results, rivals, sustained, sweep
+from fusedlib.bench import race, results, rivals, sustained
 from fusedlib.bench.attempt import Unavailable, free_memory
 from measure.end_to_end import cases, measure, races
+from outcomes import outcome
 
 pytestmark = pytest.mark.gpu
 SHORT = cases.setting("cuda", seconds=0.0, repetitions=2)
@@ -23,10 +24,10 @@ def test_a_case_out_of_memory_leaves_the_process_able_to_measure_the_next():
     # Attention matrices of a batch that fills the card, but not by so much that it is not tried.
     fills = cases.setting("cuda", batch_size=free // (12 * 12 * 1024**2 * 4), seconds=0.0)
     [case] = cases.steps(fills, ["small"], [1024], ["fp32"])
-    _, status, reason = sweep.outcome(measure.measure, case)
+    _, status, reason = outcome(measure.measure, case)
     assert status == "oom", reason
     [following] = cases.steps(SHORT, ["small"], [128], ["fp32"])
-    figures, status, reason = sweep.outcome(measure.measure, following)
+    figures, status, reason = outcome(measure.measure, following)
     assert status == "ok", reason
     assert figures["peak_mib"] < 8192, "what ran out was given back"
     assert torch.cuda.memory_allocated() < free / 4

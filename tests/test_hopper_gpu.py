@@ -5,9 +5,10 @@ import torch
 
 import hopper_checks as checks
 import measure.swiglu  # noqa: F401 (registers the rivals)
+from fusedlib import reference
 from fusedlib.bench import check, rivals
+from fusedlib.bench.operation import exact_results
 from fusedlib.functional import path_of
-from measure import problems
 from measure.problems import SwiGLUProblem, draw
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -117,7 +118,7 @@ def test_results_repeat_where_memory_is_the_bound():
 
 def test_the_gate_holds_a_whole_mlp():
     inputs = draw(SwiGLUProblem(2048, 1024, 4096, dtype="bfloat16"), "cuda")
-    true = problems.truth(inputs)
+    true = exact_results(inputs, reference.swiglu_mlp)
     eager, fused = (
         check.errors(check.results_of(rivals.get("swiglu", name).build(inputs), inputs.dy), true)
         for name in ("eager", "fused")

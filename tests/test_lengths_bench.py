@@ -13,8 +13,8 @@ SMALL = {"lengths": 4, "most": 40, "hidden_size": 16, "intermediate_size": 32,
 
 
 def test_lengths_are_different_and_the_same_for_the_same_seed():
-    found = lengths.drawn(70, 6000)
-    assert len(set(found)) == 70 and found == lengths.drawn(70, 6000) and max(found) <= 6000
+    actual = lengths.drawn(70, 6000)
+    assert len(set(actual)) == 70 and actual == lengths.drawn(70, 6000) and max(actual) <= 6000
     with pytest.raises(ValueError, match="larger than population"):
         lengths.drawn(7, 6)
 
@@ -41,8 +41,10 @@ def test_an_unknown_rival_is_told():
 
 def test_a_rival_that_is_wrong_at_a_length_has_no_time(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    arguments = {"provider": "deaf", "hidden_size": 16, "intermediate_size": 32, "dtype": "float32",
-                 "device": "cpu", "warmed": False, "tokens": [5, 3]}  # fmt: skip
+    arguments = {
+        "rival_name": "deaf", "hidden_size": 16, "intermediate_size": 32, "dtype": "float32",
+        "device": "cpu", "warmed": False, "tokens": [5, 3],
+    }  # fmt: skip
     with pytest.raises(Wrong, match="y: norm error"):
         fresh.run("fresh_targets:lengths_of_a_wrong_rival", arguments, timeout_s=60)
 

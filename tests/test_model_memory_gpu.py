@@ -2,9 +2,9 @@
 
 import pytest
 
-from fusedlib.bench.sweep import outcome
 from measure import model_memory
 from models.activations import PRECISIONS
+from outcomes import outcome
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20
@@ -21,18 +21,20 @@ def case(mode, precision, attention="plain", model="small", context=128):
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
 def test_a_forward_keeps_what_the_formula_says(attention, precision):
     one = case("forward", precision, attention)
-    found, counted = model_memory.Measure()(one), model_memory.moments(one)["forward"]
-    kept = sum(n for name, n in found.items() if name.startswith("saved_"))
+    actual, counted = model_memory.Measure()(one), model_memory.moments(one)["forward"]
+    kept = sum(n for name, n in actual.items() if name.startswith("saved_"))
     assert kept == pytest.approx(counted["activations"] + counted["casts"], rel=1e-5)
-    assert found["forward_casts_mib"] * MIB == counted["casts"]
-    assert found["forward_activations_mib"] * MIB == pytest.approx(counted["activations"], rel=1e-3)
+    assert actual["forward_casts_mib"] * MIB == counted["casts"]
+    assert actual["forward_activations_mib"] * MIB == pytest.approx(
+        counted["activations"], rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("mode", model_memory.MODES)
 def test_the_history_s_peak_is_the_allocator_s(mode):
-    found = model_memory.Measure()(case(mode, "bf16 autocast"))
-    assert found["events_peak_mib"] == pytest.approx(found["requested_peak_mib"], rel=1e-6)
-    assert found["peak_mib"] >= found["requested_peak_mib"]
+    actual = model_memory.Measure()(case(mode, "bf16 autocast"))
+    assert actual["events_peak_mib"] == pytest.approx(actual["requested_peak_mib"], rel=1e-6)
+    assert actual["peak_mib"] >= actual["requested_peak_mib"]
 
 
 def test_running_out_of_memory_leaves_the_next_case_whole(limit_memory):

@@ -7,7 +7,7 @@ import torch
 from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable
 from measure import allocator_history
-from measure.allocator_history import CATEGORIES, Change, History, Known, watching
+from measure.allocator_history import CATEGORIES, Change, History, KnownAddresses, watching
 from measure.step_memory import Casts, addresses_of
 from models.transformer import RMSNorm
 
@@ -21,35 +21,37 @@ def a_pass():
         Change(6, 200), Change(7, 50), Change(7, 0), Change(8, 3),
     ]  # fmt: skip
     moments = {"built": 1, "begin 1": 1, "forward 1": 5, "backward 1": 8, "step 1": 12}
-    known = Known(
+    addresses = KnownAddresses(
         [("built", "weights", {1}), ("backward 1", "gradients", {5}), ("step 1", "optimizer", {6})],
         [("begin 1", "forward 1", {3})],
     )  # fmt: skip
-    return History(changes, moments), known
+    return History(changes, moments), addresses
 
 
 def test_every_block_is_what_its_address_was_known_to_be():
-    found = {b.address: b.category for b in allocator_history.classify(*a_pass())}
-    assert found == {
+    actual = {b.address: b.category for b in allocator_history.classify(*a_pass())}
+    assert actual == {
         1: "weights", 2: "activations", 3: "casts", 4: "temporaries", 5: "gradients",
         6: "optimizer", 7: "temporaries", 8: "other",
     }  # fmt: skip
 
 
 def test_an_address_that_comes_again_is_another_block():
-    told = History([Change(1, 8), Change(1, 0), Change(1, 16), Change(1, 4)], {"built": 1})
-    found = allocator_history.classify(told, Known([("built", "weights", {1})]))
-    assert [(b.nbytes, b.start, b.end, b.category) for b in found] == [
+    watched = History([Change(1, 8), Change(1, 0), Change(1, 16), Change(1, 4)], {"built": 1})
+    actual = allocator_history.classify(watched, KnownAddresses([("built", "weights", {1})]))
+    assert [(b.nbytes, b.start, b.end, b.category) for b in actual] == [
         (8, 0, 1, "weights"), (16, 2, 3, "temporaries"), (4, 3, None, "other"),
     ]  # fmt: skip
 
 
 def test_categories_add_up_to_what_is_held_at_every_moment():
-    told, known = a_pass()
-    held = allocator_history.live(allocator_history.classify(told, known), len(told.changes))
+    watched, addresses = a_pass()
+    held = allocator_history.live(
+        allocator_history.classify(watched, addresses), len(watched.changes)
+    )
     assert list(held) == list(CATEGORIES)
     there: dict[int, int] = {}
-    for at, change in enumerate(told.changes):
+    for at, change in enumerate(watched.changes):
         there[change.address] = change.nbytes
         assert sum(int(h[at]) for h in held.values()) == sum(there.values()), at
     assert held["optimizer"].tolist() == [0] * 8 + [200] * 4
@@ -66,17 +68,14 @@ def test_thinning_keeps_the_peak_the_moments_and_both_ends():
     assert abs(int(total[kept].min()) - int(total.min())) == 0
 
 
-def test_too_few_points_are_refused():
-    with pytest.raises(ValueError, match="5 points are too few"):
-        allocator_history.thinned(np.arange(100), [3, 4, 5], 5)
-
-
 def test_the_largest_are_grouped_by_size_and_origin():
-    told = History([Change(n, 8, "a") for n in range(3)] + [Change(9, 30, "b"), Change(10, 8, "c")])
-    found = allocator_history.classify(told, Known())
-    groups = allocator_history.largest(found, 5, 2, ())
+    watched = History(
+        [Change(n, 8, "a") for n in range(3)] + [Change(9, 30, "b"), Change(10, 8, "c")]
+    )
+    actual = allocator_history.classify(watched, KnownAddresses())
+    groups = allocator_history.largest(actual, 5, 2, ())
     assert [(n, size, where) for n, size, _, where in groups] == [(1, 30, "b"), (3, 8, "a")]
-    assert allocator_history.largest(found, 5, 9, ("other",)) == []
+    assert allocator_history.largest(actual, 5, 9, ("other",)) == []
 
 
 # --- what CUDA tells -----------------------------------------------------------------------------
@@ -107,12 +106,12 @@ def test_a_trace_is_read_with_its_moments_and_stacks():
         alloc(3, 32),
         alloc(4, 4, MARK),
     ]
-    told = allocator_history.read_trace(trace, ["built", "end"])
-    assert told.moments == {"built": 1, "end": 4}
-    assert [(c.address, c.nbytes) for c in told.changes] == [(1, 8), (2, 16), (1, 0), (3, 32)]
-    assert told.changes[0].where == "notebooks/models/transformer.py:7 forward"
-    assert told.changes[1].where == "torch/nn/functional.py:9 linear"
-    assert told.changes[3].where.startswith("no Python frame")
+    watched = allocator_history.read_trace(trace, ["built", "end"])
+    assert watched.moments == {"built": 1, "end": 4}
+    assert [(c.address, c.nbytes) for c in watched.changes] == [(1, 8), (2, 16), (1, 0), (3, 32)]
+    assert watched.changes[0].where == "notebooks/models/transformer.py:7 forward"
+    assert watched.changes[1].where == "torch/nn/functional.py:9 linear"
+    assert watched.changes[3].where.startswith("no Python frame")
 
 
 def test_a_trace_that_was_cut_off_is_refused():
@@ -132,11 +131,11 @@ def test_a_cpu_s_history_has_every_block_and_moment():
         gone = torch.empty(500)
         del gone
         watch.mark("gone")
-    found = allocator_history.blocks(watch.history)
+    actual = allocator_history.blocks(watch.history)
     at = watch.history.moments
-    assert [b.nbytes for b in found if b.lives(at["kept"])] == [4 * kept.numel()]
-    assert [b.nbytes for b in found if b.lives(at["gone"])] == [4 * kept.numel()]
-    assert 2000 in [b.nbytes for b in found]
+    assert [b.nbytes for b in actual if b.lives(at["kept"])] == [4 * kept.numel()]
+    assert [b.nbytes for b in actual if b.lives(at["gone"])] == [4 * kept.numel()]
+    assert 2000 in [b.nbytes for b in actual]
 
 
 def test_other_devices_keep_no_history():

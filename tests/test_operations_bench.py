@@ -49,9 +49,9 @@ class Spoilt(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        found = dy.clone()
+        actual = dy.clone()
         dy.zero_()
-        return found
+        return actual
 
 
 def broken(name):
@@ -115,7 +115,7 @@ def test_a_graph_is_of_all_sets_and_its_time_that_of_one_call(monkeypatch, graph
     case = graphed("rope", ["fused"])[0]
     called = []
     calls = [lambda at=at: called.append(at) for at in range(operations.SETS)]
-    monkeypatch.setattr(operations.timing.HostClock, "elapsed_ms", lambda *_: 24.0)
+    monkeypatch.setattr(operations.timing.Clock, "elapsed_ms", lambda *_: 24.0)
     turn = operations.Setup(case)._turn(case, calls)
     called.clear()
     assert turn.run() == {"total": 24.0 / operations.SETS}
@@ -127,8 +127,8 @@ def test_the_peak_is_told_beside_the_gradients(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2**20)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5 * 2**20)
-    found = {"y": torch.ones(2**19), "d_x": torch.ones(2**18)}
-    assert operations._peaks(lambda: found) == {"peak_mib": 4.0, "gradients_mib": 1.0}
+    actual = {"y": torch.ones(2**19), "d_x": torch.ones(2**18)}
+    assert operations._peaks(lambda: actual) == {"peak_mib": 4.0, "gradients_mib": 1.0}
 
 
 def test_work_by_hand():
@@ -137,10 +137,10 @@ def test_work_by_hand():
 
     assert work("loss") == [{"tokens": 8192, "flops": 12_910_671_691_776}]
     tensor, row = 8192 * 2048 * 2, 2048 * 2  # bytes
-    norm = [found["compulsory_bytes"] for found in work("norm")]
+    norm = [actual["compulsory_bytes"] for actual in work("norm")]
     assert norm == [4 * tensor + row, 8 * tensor + 3 * row]
     once = 2 * 8192 * (32 + 8) * 64 * 2 + 2 * 2048 * 64 * 2
-    assert [found["compulsory_bytes"] for found in work("rope")] == [once, 2 * once]
+    assert [actual["compulsory_bytes"] for actual in work("rope")] == [once, 2 * once]
 
 
 def test_bad_cases_are_named():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fusedlib.bench import settings
-from fusedlib.bench.sweep import outcome
 from measure import precision, torch_precision
+from outcomes import outcome
 
 
 def test_every_experiment_is_measured_and_every_case_is_another():

@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
-from fusedlib.bench import paths, step_clock
-from fusedlib.bench.sweep import outcome
+from fusedlib.bench import paths
 from measure.profiles import measure
 from models import transformer
+from outcomes import outcome
 
 pytestmark = pytest.mark.gpu
 
@@ -28,35 +28,37 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("precision", measure.WEIGHTS)
 def test_sections_and_parts_add_up_to_the_step(precision):
-    found = measure.measure(case_of(precision=precision))
-    assert found["on_device"] and found["unlinked"] == 0
-    sections = {s[0]: s[2] for s in found["sections"]}
-    assert abs(found["outside_sections_ms"]) <= 0.01 * found["kernels_ms"]
+    actual = measure.measure(case_of(precision=precision))
+    assert actual["on_device"] and actual["unlinked"] == 0
+    sections = {s[0]: s[2] for s in actual["sections"]}
+    assert abs(actual["outside_sections_ms"]) <= 0.01 * actual["kernels_ms"]
     for section in measure.SECTIONS:
-        listed = sum(ms for s, _, _, ms in found["classes"] if s == section)
+        listed = sum(ms for s, _, _, ms in actual["classes"] if s == section)
         assert listed == pytest.approx(sections[section], rel=0.01)
-    assert found["kernels_ms"] + found["idle_ms"] == pytest.approx(found["profiled_ms"], rel=0.02)
-    nameless = sum(ms for s, p, _, ms in found["parts"] if p == "no part" and s != "optimizer")
-    named = sum(ms for s, p, _, ms in found["parts"] if p != "no part")
+    assert actual["kernels_ms"] + actual["idle_ms"] == pytest.approx(
+        actual["profiled_ms"], rel=0.02
+    )
+    nameless = sum(ms for s, p, _, ms in actual["parts"] if p == "no part" and s != "optimizer")
+    named = sum(ms for s, p, _, ms in actual["parts"] if p != "no part")
     assert nameless < 0.05 * named, "backward kernels find their ranges in autograd's thread"
 
 
 @pytest.mark.parametrize("context", [128, 1024])
 def test_every_kernel_of_a_step_has_a_class(context):
-    found = measure.measure(case_of(context=context, precision="bf16 autocast"))
-    assert [k for k in found["kernels"] if k[1] == "other"] == []
-    assert "other" not in {kind for _, kind, *_ in found["classes"]}
+    actual = measure.measure(case_of(context=context, precision="bf16 autocast"))
+    assert [k for k in actual["kernels"] if k[1] == "other"] == []
+    assert "other" not in {kind for _, kind, *_ in actual["classes"]}
 
 
 def test_products_of_forward_and_backward_are_as_many_as_the_layers_ask():
-    found = measure.measure(case_of("micro"))
-    calls = {s: n for s, kind, n, _ in found["classes"] if kind == "GEMM"}
+    actual = measure.measure(case_of("micro"))
+    calls = {s: n for s, kind, n, _ in actual["classes"] if kind == "GEMM"}
     # 4 blocks of 7 layers and 2 products, and the output; a split sum adds a kernel of its own.
     assert calls["forward"] >= 37 and calls["backward"] >= 74
 
 
 def test_the_clocked_step_is_no_shorter_than_its_kernels():
-    clocked = measure.measure(case_of("small", 512, experiment="step"), step_clock.Limits(0.3))
+    clocked = measure.measure(case_of("small", 512, experiment="step"), seconds=0.3)
     kernels = measure.measure(case_of("small", 512))["kernels_ms"]
     assert 0.5 < kernels / clocked["step_median_ms"] < 1.01
 
@@ -64,18 +66,18 @@ def test_the_clocked_step_is_no_shorter_than_its_kernels():
 def test_ranges_change_no_result_on_the_device():
     made = measure.warm(case_of(precision="bf16 autocast"))
     model = made.model
-    found = []
+    actual = []
     for step in (measure.named_step, measure.step):
         torch.manual_seed(0)
         start = {name: p.detach().clone() for name, p in model.named_parameters()}
         made.optimizer.state.clear()
         step(made)
-        found.append([p.grad.clone() for p in model.parameters()])
+        actual.append([p.grad.clone() for p in model.parameters()])
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.copy_(start[name])
     # The embedding's gradient is summed by atomics in an order of its own.
-    for (name, _), a, b in zip(model.named_parameters(), *found, strict=True):
+    for (name, _), a, b in zip(model.named_parameters(), *actual, strict=True):
         assert torch.equal(a, b) or name == "embedding.weight", name
 
 
@@ -87,9 +89,9 @@ def test_running_out_of_memory_leaves_the_next_case_whole(limit_memory):
 
 
 def test_a_compiled_model_is_measured_without_a_compilation_and_forgotten():
-    found = measure.measure(case_of(provider="inductor", precision="bf16 autocast"))
-    assert found["unlinked"] == 0 and "parts" not in found
-    assert [k for k in found["kernels"] if k[1] == "other"] == []
+    actual = measure.measure(case_of(provider="inductor", precision="bf16 autocast"))
+    assert actual["unlinked"] == 0 and "parts" not in actual
+    assert [k for k in actual["kernels"] if k[1] == "other"] == []
     assert not [o for o in gc.get_objects() if type(o) is transformer.Transformer]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusedlib.bench import paths, step_clock
+from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable
 from measure.profiles import classes, measure, trace
 from measure.profiles.trace import Piece
@@ -201,19 +201,19 @@ def test_gaps_are_the_time_that_no_piece_covers(drawn):
 
 
 def test_launches_give_kernels_their_sections_whatever_thread_issued_them():
-    found = trace.parse(gpu())
-    assert found.on_device and found.unlinked == 0 and len(found.pieces) == 7
-    names = {s: len(found.during(s)) for s in ("inference", "forward", "backward", "nothing")}
+    actual = trace.parse(gpu())
+    assert actual.on_device and actual.unlinked == 0 and len(actual.pieces) == 7
+    names = {s: len(actual.during(s)) for s in ("inference", "forward", "backward", "nothing")}
     assert names == {"inference": 1, "forward": 2, "backward": 2, "nothing": 0}
-    assert not [r for r in found.ranges if "#" in r.name], "torch's own annotations are not ours"
+    assert not [r for r in actual.ranges if "#" in r.name], "torch's own annotations are not ours"
 
 
 def test_a_kernel_without_a_launch_is_counted_where_it_began():
     events = [e for e in gpu() if not (e.get("cat") == "cuda_runtime"
                                        and e["args"]["correlation"] == 3)]  # fmt: skip
-    found = trace.parse(events)
-    assert found.unlinked == 1 and len(found.pieces) == 7
-    assert len(found.during("forward")) == 2
+    actual = trace.parse(events)
+    assert actual.unlinked == 1 and len(actual.pieces) == 7
+    assert len(actual.during("forward")) == 2
 
 
 def test_sections_add_up_to_the_step():
@@ -238,20 +238,20 @@ def test_idle_time_is_between_kernels_and_since_the_step_before():
 
 
 def test_parts_are_those_of_the_innermost_range_of_the_launching_thread():
-    found = {(s, p): (n, ms) for s, p, n, ms in measure.parts(trace.parse(gpu()))}
-    assert found["forward", "block"] == (1, 0.1)
-    assert found["forward", "block/attention/softmax"] == (1, 0.02)
-    assert found["backward", "block"] == (1, 0.2)
-    assert found["backward", "no part"] == (1, 0.1), "it was launched behind the range's end"
+    actual = {(s, p): (n, ms) for s, p, n, ms in measure.parts(trace.parse(gpu()))}
+    assert actual["forward", "block"] == (1, 0.1)
+    assert actual["forward", "block/attention/softmax"] == (1, 0.02)
+    assert actual["backward", "block"] == (1, 0.2)
+    assert actual["backward", "no part"] == (1, 0.1), "it was launched behind the range's end"
 
 
 def test_an_operators_own_time_is_without_those_it_calls():
-    found = trace.parse(cpu())
-    assert {p.name: p.us for p in found.pieces} == {
+    actual = trace.parse(cpu())
+    assert {p.name: p.us for p in actual.pieces} == {
         "aten::linear": 20, "aten::mm": 40, "aten::mul": 10
     }  # fmt: skip
-    assert measure.taken_apart(found)["kernels_ms"] == 0.07
-    assert measure.idleness(found) == {"profiled_ms": 0.12}
+    assert measure.taken_apart(actual)["kernels_ms"] == 0.07
+    assert measure.idleness(actual) == {"profiled_ms": 0.12}
 
 
 def test_the_same_operator_in_two_threads_is_not_nested():
@@ -308,16 +308,16 @@ def test_a_real_step_is_taken_apart_completely(measured):
 def test_a_trace_is_left_for_viewers_with_the_parts_by_name(measured):
     figures, folder = measured
     assert figures["trace_file"].endswith(".pt.trace.json.gz"), "TensorBoard looks for this name"
-    found = trace.parse(
+    actual = trace.parse(
         json.loads(gzip.decompress((folder / figures["trace_file"]).read_bytes()))["traceEvents"]
     )
-    names = {r.name for r in found.ranges}
+    names = {r.name for r in actual.ranges}
     assert {"step", "forward", "block 1/attention/softmax", "loss"} <= names
 
 
 def test_a_step_is_clocked_by_the_one_clock():
     [case] = measure.cases("step", ["nano"], [16], ["bf16 autocast"], device="cpu")
-    figures = measure.measure(case, step_clock.Limits(0.0, 1, 1, 1))
+    figures = measure.measure(case, seconds=0.0, blocks=1, steps=1, settling=1)
     assert figures["step_median_ms"] > 0 and figures["host_bound"] is False
     assert "kernels_ms" not in figures
 

@@ -64,13 +64,13 @@ def cloned(code) -> Path:
 
 
 def test_hashes_are_git_s_and_what_measures_nothing_has_none():
-    found = provenance.files()
-    known = git("hash-object", *found, at=paths.ROOT).split()
-    assert dict(zip(found, known, strict=True)) == found
+    actual = provenance.files()
+    known = git("hash-object", *actual, at=paths.ROOT).split()
+    assert dict(zip(actual, known, strict=True)) == actual
     for wanted in ("fusedlib/kernels/swiglu.py", "fusedlib/bench/race.py", "notebooks/study.toml",
                    "notebooks/flawed_layer.py"):  # fmt: skip
-        assert wanted in found
-    assert not [name for name in found if name.startswith(("report/press/", "tests/", "report/"))]
+        assert wanted in actual
+    assert not [name for name in actual if name.startswith(("report/press/", "tests/", "report/"))]
 
 
 def test_what_changed_is_new_or_is_gone_differs(code):

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from fusedlib import reference
 from fusedlib.bench import check, cuda_graphs, operation, rivals
+from fusedlib.bench.operation import exact_results
 from fusedlib.bench.race import race
 from fusedlib.bench.results import Recorder
 from fusedlib.bench.rivals import Workload
-from measure import problems, swiglu
+from measure import swiglu
 from measure.problems import Inputs, SwiGLUProblem, draw
 
 RAGGED = SwiGLUProblem(37, 45, 83, "float32")
@@ -219,7 +220,7 @@ def test_an_unknown_launch_is_told(tmp_path):
         run(tmp_path, ["eager"], launches=("rocket",))
 
 
-def by_turns(inputs: Inputs, told: bool = True) -> Workload:
+def by_turns(inputs: Inputs, is_labelled: bool = True) -> Workload:
     """Plain PyTorch over weights whose gate and up rows alternate, and whether it says so."""
     pair = [inputs.w_gate.detach(), inputs.w_up.detach()]
     packed = torch.stack(pair, dim=1).flatten(0, 1).requires_grad_()
@@ -228,12 +229,12 @@ def by_turns(inputs: Inputs, told: bool = True) -> Workload:
     def forward():
         return reference.swiglu_mlp(inputs.x, packed[0::2], packed[1::2], inputs.w_down)
 
-    return Workload(forward, leaves, alternating=told)
+    return Workload(forward, leaves, alternating=is_labelled)
 
 
 def test_alternating_rows_are_checked_in_their_order(tmp_path):
     rivals.rival("swiglu", "turns")(by_turns)
-    rivals.rival("swiglu", "mislabelled")(lambda inputs: by_turns(inputs, told=False))
+    rivals.rival("swiglu", "mislabelled")(lambda inputs: by_turns(inputs, is_labelled=False))
     frame, _ = run(tmp_path, ["eager", "turns", "mislabelled"])
     assert frame.set_index("provider")["status"].to_dict() == {
         "eager": "ok", "turns": "ok", "mislabelled": "wrong",
@@ -244,7 +245,7 @@ def test_plain_products_are_those_of_the_reference():
     inputs = draw(RAGGED, "cpu")
     run, results = swiglu.products(inputs)
     run("forward+backward", True)
-    true = problems.truth(inputs)
+    true = exact_results(inputs, reference.swiglu_mlp)
     true["d_w_gate_up"] = torch.cat([true["d_w_gate"], true["d_w_up"]])
     for name in ("y", "d_x", "d_w_gate_up", "d_w_down"):
         torch.testing.assert_close(results[name], true[name].float())
@@ -269,10 +270,11 @@ def test_a_replay_gives_the_same_results_and_writes_gradients_anew(provider, dir
 def test_a_replay_s_alternating_rows_are_read_after_it():
     inputs = draw(SwiGLUProblem(64, 128, 256, "float32"), "cuda")
     work = by_turns(inputs)
-    found = check.errors(
-        cuda_graphs.capture(work, inputs.dy, "forward+backward").results, problems.truth(inputs)
+    actual = check.errors(
+        cuda_graphs.capture(work, inputs.dy, "forward+backward").results,
+        exact_results(inputs, reference.swiglu_mlp),
     )
-    assert max(found["d_w_gate"].norm, found["d_w_up"].norm) < 1e-5
+    assert max(actual["d_w_gate"].norm, actual["d_w_up"].norm) < 1e-5
 
 
 def test_a_backward_alone_is_not_captured():
@@ -322,7 +324,7 @@ def test_flops_agree_with_torch():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens": 0}, "tokens must be a whole number from 1, got 0"),
+        ({"tokens": 0}, "tokens must be at least 1, got 0"),
         ({"dtype": "int8"}, "unknown dtype 'int8'; known: float32"),
         ({"direction": "up"}, "unknown direction 'up'; known: forward"),
         ({"precision": "low"}, "unknown precision 'low'; known: highest, high"),

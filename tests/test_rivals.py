@@ -12,7 +12,7 @@ import measure
 from fusedlib import reference
 from fusedlib.bench import paths, rivals
 from fusedlib.bench.results import DESCRIPTION, case_id, read_rows
-from measure import mlp_memory, mlps, swiglu
+from measure import mlp_memory, mlp_rivals, swiglu
 from measure.end_to_end import cases as end_to_end
 from measure.end_to_end import races as end_to_end_course
 from press import display, measuring, replay, style
@@ -67,10 +67,10 @@ def test_a_new_rival_is_everywhere(swift, monkeypatch):
     assert swift in tables
     assert any(swift in m["alt"] for m in figures), "the figures' text names it by its label"
     assert any("swift" in m["data"] for m in figures), "and so do their data"
-    told = claims["few-tokens"].standings
-    assert not any(e.holds for v in told if v.machine == MACHINE for e in v.evaluations), (
-        "the fastest rival is it now, and a claim that ours is faster is false"
-    )
+    standings_of_claim = claims["few-tokens"].standings
+    assert not any(
+        e.holds for v in standings_of_claim if v.machine == MACHINE for e in v.evaluations
+    ), "the fastest rival is it now, and a claim that ours is faster is false"
 
 
 def test_a_new_rival_gets_a_free_colour_and_keeps_everybody_s(swift):
@@ -119,7 +119,7 @@ def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeyp
     """Alone (03), its memory and deep stacks (04), and in a whole model (06): right in each."""
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
 
-    @mlps.swiglu_mlp("swift", label="Swift MLP")
+    @mlp_rivals.swiglu_mlp("swift", label="Swift MLP")
     def swift(x, w_gate, w_up, w_down):
         """Faster than light."""
         return reference.swiglu_mlp(x, w_gate, w_up, w_down)

@@ -13,23 +13,23 @@ def test_least_time_is_that_of_the_slower_side_by_hand():
 
 
 def test_cases_are_a_copy_and_a_product_a_format():
-    found = roofline.cases(
+    actual = roofline.cases(
         "cpu", ["bfloat16", "float32", "float32 high"], gemm_size=8, copy_mib=1, repetitions=2
     )
-    assert [c["ceiling"] for c in found] == ["copy", "gemm", "gemm", "gemm"]
-    assert [c.get("precision") for c in found[1:]] == [None, "highest", "high"]
+    assert [c["ceiling"] for c in actual] == ["copy", "gemm", "gemm", "gemm"]
+    assert [c.get("precision") for c in actual[1:]] == [None, "highest", "high"]
 
 
 @pytest.mark.parametrize("case", roofline.cases(
     "cpu", ["bfloat16", "float32", "float32 high"], gemm_size=64, copy_mib=1, repetitions=3
 ), ids=str)  # fmt: skip
 def test_rates_follow_from_the_median(case):
-    found = roofline.measure(case)
-    seconds = found["median_ms"] / 1e3
+    actual = roofline.measure(case)
+    seconds = actual["median_ms"] / 1e3
     if case["ceiling"] == "copy":
-        assert found["bytes_per_s"] == pytest.approx(2 * 2**20 / seconds)
+        assert actual["bytes_per_s"] == pytest.approx(2 * 2**20 / seconds)
     else:
-        assert found["flops_per_s"] == pytest.approx(2 * 64**3 / seconds)
+        assert actual["flops_per_s"] == pytest.approx(2 * 64**3 / seconds)
 
 
 def test_the_precision_setting_is_put_back():

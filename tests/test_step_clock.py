@@ -8,10 +8,9 @@ import torch
 
 from fusedlib.bench import paths, step_clock, timing
 from fusedlib.bench.race import Turn
-from fusedlib.bench.step_clock import Limits
 from measure import transformer_trainer
 
-LIMITS = Limits(seconds=0.5, blocks=3, steps=10, settling=6)
+LIMITS = {"seconds": 0.5, "blocks": 3, "steps": 10, "settling": 6}
 PARTS = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
 
 
@@ -62,7 +61,7 @@ def simulated(monkeypatch):
 
 
 def test_a_steady_step_after_a_slow_start_has_its_very_time(simulated):
-    row = step_clock.measure(simulated(lambda n: 300.0 if n < 2 else 30.0), LIMITS)
+    row = step_clock.measure(simulated(lambda n: 300.0 if n < 2 else 30.0), **LIMITS)
     assert row["step_median_ms"] == pytest.approx(30.0)
     assert row["both_median_ms"] == pytest.approx(27.0)
     assert row["backward_median_ms"] == pytest.approx(18.0)
@@ -74,36 +73,36 @@ def test_a_steady_step_after_a_slow_start_has_its_very_time(simulated):
 
 def test_it_measures_so_many_seconds_with_one_wait_a_block(simulated):
     made = simulated(30.0)
-    begin, blocks = made.now, step_clock.measure(made, LIMITS)["blocks_ms"]
-    assert len(blocks) >= LIMITS.blocks
-    assert made.now - begin > 1e3 * LIMITS.seconds
+    begin, blocks = made.now, step_clock.measure(made, **LIMITS)["blocks_ms"]
+    assert len(blocks) >= LIMITS["blocks"]
+    assert made.now - begin > 1e3 * LIMITS["seconds"]
     # Before and after each block: discarded steps, two of settling, the measured ones.
     assert made.synchronised == 2 * (step_clock.DISCARDED + 2 + len(blocks))
 
 
 def test_it_waits_until_a_jump_of_the_pace_is_over(simulated):
     jump = step_clock.DISCARDED + 15  # within the second block of settling
-    row = step_clock.measure(simulated(lambda n: 30.0 if n < jump else 44.0), LIMITS)
+    row = step_clock.measure(simulated(lambda n: 30.0 if n < jump else 44.0), **LIMITS)
     assert row["settled"]
     assert row["step_median_ms"] == pytest.approx(44.0)
     assert min(row["step_samples_ms"]) == pytest.approx(44.0)
 
 
 def test_a_pace_that_never_rests_is_not_settled(simulated):
-    row = step_clock.measure(simulated(lambda n: 10.0 + n), LIMITS)
+    row = step_clock.measure(simulated(lambda n: 10.0 + n), **LIMITS)
     assert not row["settled"]
-    assert len(row["blocks_ms"]) >= LIMITS.blocks, "it is measured all the same"
+    assert len(row["blocks_ms"]) >= LIMITS["blocks"], "it is measured all the same"
 
 
 def test_a_jump_while_measuring_shows_in_the_blocks(simulated):
-    row = step_clock.measure(simulated(lambda n: 30.0 if n < 40 else 44.0), LIMITS)
+    row = step_clock.measure(simulated(lambda n: 30.0 if n < 40 else 44.0), **LIMITS)
     assert row["blocks_ms"][0] == pytest.approx(30.0)
     assert row["blocks_ms"][-1] == pytest.approx(44.0)
 
 
 @pytest.mark.parametrize(("host_ms", "bound"), [(44.0, True), (30.0, True), (26.6, False)])
 def test_a_step_that_waits_for_the_host_is_host_bound(simulated, host_ms, bound):
-    row = step_clock.measure(simulated(28.4, host_ms), LIMITS)
+    row = step_clock.measure(simulated(28.4, host_ms), **LIMITS)
     assert row["host_bound"] is bound
     assert row["issue_ms"] == pytest.approx(host_ms)
     assert row["step_median_ms"] == pytest.approx(max(host_ms, 28.4))
@@ -112,7 +111,7 @@ def test_a_step_that_waits_for_the_host_is_host_bound(simulated, host_ms, bound)
 @pytest.mark.parametrize(("step_ms", "steps_a_block"), [(100.0, 10), (500.0, 3), (1500.0, 1)])
 def test_slow_steps_make_short_blocks(simulated, step_ms, steps_a_block):
     made = simulated(step_ms)
-    row = step_clock.measure(made, LIMITS)
+    row = step_clock.measure(made, **LIMITS)
     assert row["step_n"] == steps_a_block * len(row["blocks_ms"])
     if step_ms > 1000:
         assert made.issued == 2 + 2 + 3, "two discarded, two that agree, three measured"
@@ -128,19 +127,19 @@ def test_a_turn_is_the_same_step_as_a_measured_one(simulated):
     for _ in range(3):
         turn.reset()
         turn.prepare(1)
-        found = turn.run()
+        actual = turn.run()
     assert made.model.weight.grad is None
     assert prepared == [0, 1, 2 + step_clock.TURN], (
         "one step, then turns of several and their first"
     )
-    assert found["total"] == found["step"] == pytest.approx(30.0)
-    assert found["forward"] == pytest.approx(9.0)
+    assert actual["total"] == actual["step"] == pytest.approx(30.0)
+    assert actual["forward"] == pytest.approx(9.0)
     assert turn.figures == {"issue_ms": pytest.approx(1.0), "host_bound": False}
 
 
 def test_on_a_cpu_it_times_real_steps_and_the_host_bounds_nothing(one_thread):
     trainer = transformer_trainer.Trainer("nano", "step", "cpu", "float32", 2, 16, "plain")
-    row = step_clock.measure(trainer, Limits(seconds=0.0, blocks=1, steps=2, settling=2))
+    row = step_clock.measure(trainer, seconds=0.0, blocks=1, steps=2, settling=2)
     sections = [row[f"{name}_median_ms"] for name in PARTS]
     assert min(sections) > 0
     assert row["step_median_ms"] > 0.9 * sum(sections)
@@ -155,7 +154,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @needs_cuda
 def test_a_tiny_model_on_a_card_waits_for_its_host():
     trainer = transformer_trainer.Trainer("nano", "step", "cuda", "float32", 1, 16, "plain")
-    row = step_clock.measure(trainer, LIMITS)
+    row = step_clock.measure(trainer, **LIMITS)
     assert row["host_bound"]
     sections = sum(row[f"{name}_median_ms"] for name in PARTS)
     assert 0.5 * row["step_median_ms"] < sections <= 1.05 * row["step_median_ms"]
@@ -165,8 +164,8 @@ def test_a_tiny_model_on_a_card_waits_for_its_host():
 def test_peaks_before_the_optimizer_are_below_those_of_the_step():
     trainer = transformer_trainer.Trainer("nano", "step", "cuda", "float32", 2, 16, "plain")
     trainer.step()
-    found = step_clock.peaks(trainer)
-    assert 0 < found["held_mib"] < found["both_peak_mib"] <= found["peak_mib"]
+    actual = step_clock.peaks(trainer)
+    assert 0 < actual["held_mib"] < actual["both_peak_mib"] <= actual["peak_mib"]
     assert not trainer.optimizer._optimizer_step_pre_hooks
 
 

@@ -83,10 +83,10 @@ def test_sizes_in_one_process_go_on_after_one_that_does_not_fit(monkeypatch):
 
 
 def test_stages_cover_the_way_to_a_settled_step():
-    found = first_step.stages(START, model="nano", direction="step", **PROBLEM)
+    actual = first_step.stages(START, model="nano", direction="step", **PROBLEM)
     wanted = {"device_ms", "build_ms", "gemm_ms", "corner_ms", "first_ms", "settled_ms"}
-    assert wanted <= set(found)
-    assert all(found[name] > 0 for name in wanted)
+    assert wanted <= set(actual)
+    assert all(actual[name] > 0 for name in wanted)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_stages_cover_the_way_to_a_settled_step():
 def test_driver_calls_fall_into_their_groups(name, group):
     import re
 
-    found = next((g for g, p in first_step.CALLS.items() if re.search(p, name)), None)
-    assert found == group
+    actual = next((g for g, p in first_step.CALLS.items() if re.search(p, name)), None)
+    assert actual == group
 
 
 SHARED = warmup.problem(16, batch_size=2, device="cpu")
@@ -172,9 +172,9 @@ def test_a_size_that_does_not_fit_is_a_row_out_of_memory(monkeypatch, isolation)
     )
     measure = warmup.Measure()
     cases = warmup.step_cases(SHARED, isolation, 1, **OPTIONS | {"models": list(runs)})
-    found = {c["model"]: Attempt.at(measure, c) for c in cases}
-    assert {name: a.status for name, a in found.items()} == {"nano": "ok", "micro": "oom"}
-    assert found["micro"].reason == "CUDA out of memory."
+    actual = {c["model"]: Attempt.at(measure, c) for c in cases}
+    assert {name: a.status for name, a in actual.items()} == {"nano": "ok", "micro": "oom"}
+    assert actual["micro"].reason == "CUDA out of memory."
 
 
 def test_calls_without_a_gpu_start_no_process(monkeypatch):

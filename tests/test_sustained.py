@@ -17,7 +17,7 @@ RACE = sustained.loaded_race(swiglu.RACE)
 
 def listed(**options):
     given = {"device": "cpu", "group": "models", "dtype": "float32", "repetitions": 1}
-    given |= {"directions": ["forward", "forward+backward"], "asked": ["eager", "products"]}
+    given |= {"directions": ["forward", "forward+backward"], "rival_names": ["eager", "products"]}
     return sustained.loaded_cases(swiglu.cases(["37·45·83"], **given | options), seconds=0.05)
 
 
@@ -71,9 +71,9 @@ def test_a_call_takes_as_long_as_it_does_without_a_pause():
 
         time.sleep(0.002)
 
-    found = sustained.under_load(Turn(run), "cpu", 0.01, 0.1)
-    assert 2.0 <= found["burst_median_ms"] < 6.0
-    assert found["joules"] is None and found["sm_mhz"] is None
+    actual = sustained.under_load(Turn(run), "cpu", 0.01, 0.1)
+    assert 2.0 <= actual["burst_median_ms"] < 6.0
+    assert actual["joules"] is None and actual["sm_mhz"] is None
     assert next(calls) == int(slept.item())
 
 
@@ -140,7 +140,7 @@ def test_without_a_card_it_is_unavailable_and_a_wrong_rival_gets_no_time(tmp_pat
         work = rivals.get("swiglu", "eager").build(inputs)
         return replace(work, forward=lambda: 2 * work.forward())
 
-    race(recorder, replace(RACE, available=lambda case: None), listed(asked=["wrong"]))
+    race(recorder, replace(RACE, available=lambda case: None), listed(rival_names=["wrong"]))
     rows = recorder.rows().query("provider == 'wrong'")
     assert set(rows["status"]) == {"wrong"}
     assert "median_ms" not in rows or rows["median_ms"].isna().all()

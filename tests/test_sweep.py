@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fusedlib.bench import machine
-from fusedlib.bench.results import Recorder, ResultsError, Unavailable
+from fusedlib.bench.attempt import Unavailable, Wrong
+from fusedlib.bench.results import Recorder, ResultsError
 from fusedlib.bench.sweep import sweep
 
 CASES = [{"case_no": i} for i in range(6)]
@@ -21,7 +22,7 @@ def measure(case):
         case 3:
             raise ZeroDivisionError("by nothing")
         case 4:
-            return {"y_error": 1.0, "status": "wrong", "reason": "y is off"}
+            raise Wrong("y is off", {"y_error": 1.0})
         case _:
             return {"median_ms": 1.0}
 
@@ -86,9 +87,9 @@ def test_rows_on_nvidia_carry_the_state_before_and_after(tmp_path, monkeypatch):
 
 
 def test_the_runner_is_told_notebook_case_and_count(tmp_path, monkeypatch):
-    told = tmp_path / "progress"
-    monkeypatch.setenv("FUSEDLIB_PROGRESS", str(told))
+    progress_file = tmp_path / "progress"
+    monkeypatch.setenv("FUSEDLIB_PROGRESS", str(progress_file))
     run(tmp_path, CASES[:2])
-    lines = [json.loads(line) for line in told.read_text().splitlines()]
+    lines = [json.loads(line) for line in progress_file.read_text().splitlines()]
     assert lines[0] == {"study": "01_x", "case": "case_no 0", "done": 0, "total": 2}
     assert lines[-1]["done"] == 2

@@ -12,7 +12,7 @@ import measure.swiglu  # noqa: F401  (registers the rivals)
 import swiglu_checks as checks
 from fusedlib import functional
 from fusedlib.bench import paths, rivals
-from fusedlib.bench.results import Unavailable
+from fusedlib.bench.attempt import Unavailable
 from fusedlib.functional import swiglu, swiglu_mlp
 from fusedlib.kernels.host import route
 from measure.problems import SwiGLUProblem, draw

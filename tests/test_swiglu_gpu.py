@@ -13,12 +13,12 @@ from torch.autograd import grad
 import measure.swiglu  # noqa: F401 (registers the rivals)
 import plan_checks
 import swiglu_checks as checks
-from fusedlib import SwiGLUMLP
+from fusedlib import SwiGLUMLP, reference
 from fusedlib.bench import check, rivals
+from fusedlib.bench.operation import exact_results
 from fusedlib.functional import SAVES, swiglu_mlp
 from fusedlib.kernels.host import plan_cache
 from fusedlib.kernels.host.route import runs_fused_kernels
-from measure import problems
 from measure.problems import SwiGLUProblem, draw
 
 pytestmark = pytest.mark.gpu
@@ -112,14 +112,16 @@ def test_swiglu_mlp_in_tf32_errs_by_tf32_s_roundoff(tf32, shape):
     """At unaligned shapes cuBLAS may leave TF32, so that it is no measure there: four roundoffs."""
     inputs = draw(SwiGLUProblem(*SHAPES[shape], "float32"), "cuda")
     work = rivals.get("swiglu", "fused").build(inputs)
-    found = check.errors(check.results_of(work, inputs.dy), problems.truth(inputs))
+    found = check.errors(
+        check.results_of(work, inputs.dy), exact_results(inputs, reference.swiglu_mlp)
+    )
     assert all(error.norm < 4 * 2**-10 for error in found.values()), found
 
 
 @pytest.mark.parametrize("shape", [(256, 4096, 4096), (512, 2048, 8192)], ids=str)
 def test_fp32_that_is_not_split_errs_as_plain_pytorch(shape):
     inputs = draw(SwiGLUProblem(*shape, "float32"), "cuda")
-    true = problems.truth(inputs)
+    true = exact_results(inputs, reference.swiglu_mlp)
     works = [rivals.get("swiglu", name).build(inputs) for name in ("fused", "eager")]
     ours, eager = (
         check.errors(check.results_of(work, inputs.dy), true)["y"] for work in works

@@ -138,7 +138,7 @@ def test_promotion_beats_the_tensor_core_whose_bits_the_model_gives(dtype: str):
         for c in precision.tensor_cores(16384)
         if (c["k"], c["distribution"], c["dtype"]) == (16384, "uniform", dtype)
     }
-    errors = {name: found["relative_error"] for name, found in figures.items()}
+    errors = {name: actual["relative_error"] for name, actual in figures.items()}
     assert max(errors.values()) < 1e-3
     assert errors["promoted"] < errors["in the tensor core"]
     assert figures["promoted"]["modelled_share"] < 0.5

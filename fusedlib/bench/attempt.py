@@ -14,7 +14,7 @@ T = TypeVar("T")
 PLAN = "FUSEDLIB_PLAN"
 
 
-def is_planning() -> bool:
+def only_lists_cases() -> bool:
     """Whether cases are only listed, for a machine that can do all: nothing is unavailable then."""
     return bool(os.environ.get(PLAN))
 
@@ -54,10 +54,6 @@ attempt costs a second, and counts may be too high; a host's system ends the pro
 
 def require_memory(need_gib: float, device: str) -> None:
     """Whether work that needs so much memory by count is worth a try.
-
-    Args:
-        need_gib: GiB at its peak.
-        device: "cuda", "mps" or "cpu".
 
     Raises:
         TooLarge: it is counted far above the memory there is.

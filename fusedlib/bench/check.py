@@ -64,29 +64,22 @@ def _distance(tensor: Tensor, true: Tensor, name: str) -> Errors:
 
 
 def allowed(own: float, dtype: torch.dtype) -> float:
-    """The largest error that the rule accepts where plain PyTorch makes the error `own`.
-
-    Args:
-        own: an error relative to the truth.
-        dtype: whose roundoff the floor is made of.
-    """
+    """The largest error that the rule accepts where plain PyTorch makes the error `own`."""
     return TIMES_EAGER * own + FLOOR_ROUNDOFFS * torch.finfo(dtype).eps / 2
 
 
 def misses(
     rival_errors: Mapping[str, Errors], baseline: Mapping[str, Errors], dtype: torch.dtype,
-    asked: Iterable[str] | None = None,
+    required: Iterable[str] | None = None,
 ) -> list[str]:  # fmt: skip
     """What the rule rejects, one line a tensor; empty when all is right. NaN is never right.
 
     Args:
-        rival_errors: a rival's errors by name.
-        baseline: plain PyTorch's.
         dtype: whose roundoff the floor is made of.
-        asked: names that the problem asks for; by default all of `baseline`.
+        required: names that the problem asks for; by default all of `baseline`.
     """
     wrong = []
-    for name in baseline if asked is None else asked:
+    for name in baseline if required is None else required:
         if name not in rival_errors:
             wrong.append(f"no gradient arrived at {name.removeprefix('d_')}")
             continue
@@ -100,7 +93,7 @@ def misses(
 
 def require(
     rival_errors: Mapping[str, Errors], baseline: Mapping[str, Errors], dtype: torch.dtype,
-    asked: Iterable[str] | None = None, figures: Mapping[str, Any] | None = None,
+    required: Iterable[str] | None = None, figures: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The figures of a row whose errors the rule accepts; arguments as of `misses`.
 
@@ -113,6 +106,6 @@ def require(
     """
     if figures is None:
         figures = {f"{name}_error": error.norm for name, error in rival_errors.items()}
-    if wrong := misses(rival_errors, baseline, dtype, asked):
+    if wrong := misses(rival_errors, baseline, dtype, required):
         raise Wrong("; ".join(wrong[:9]), figures)
     return dict(figures)

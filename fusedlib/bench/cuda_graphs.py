@@ -27,7 +27,7 @@ def capture(workload: Workload, dy: Tensor, direction: str) -> Captured:
 
     Raises:
         ValueError: another direction. A backward alone cannot be captured fairly: a replay needs
-            what the forward saved, which a provider may write over.
+            what the forward saved, which a rival may write over.
     """
     if direction not in ("forward", "forward+backward"):
         raise ValueError(f"a graph holds forward or forward+backward, not {direction!r}")

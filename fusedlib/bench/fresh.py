@@ -113,8 +113,8 @@ def _value(reply: dict[str, Any]) -> Any:
 
 
 def _search_path() -> str:
-    known = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join([*map(str, paths.PACKAGES), *filter(None, [known])])
+    given = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join([*map(str, paths.PACKAGES), *filter(None, [given])])
 
 
 def _follow_parent(stdin: IO[bytes]) -> None:

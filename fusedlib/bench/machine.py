@@ -176,34 +176,30 @@ def _gpu_facts() -> dict[str, Any]:
     with _nvml() as (nvml, handle):
         if handle is None:
             return facts
-        facts["driver"] = _text(_asked(nvml.nvmlSystemGetDriverVersion))
-        memory = _asked(nvml.nvmlDeviceGetMemoryInfo, handle)
+        facts["driver"] = _text(_ask(nvml.nvmlSystemGetDriverVersion))
+        memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         facts["device_memory_gib"] = memory and round(memory.total / 2**30, 1)
-        capability = _asked(nvml.nvmlDeviceGetCudaComputeCapability, handle)
+        capability = _ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
         facts["compute_capability"] = capability and "{}.{}".format(*capability)
-        facts["max_sm_clock_mhz"] = _asked(nvml.nvmlDeviceGetMaxClockInfo, handle, 1)
-        limit = _asked(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+        facts["max_sm_clock_mhz"] = _ask(nvml.nvmlDeviceGetMaxClockInfo, handle, 1)
+        limit = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
         facts["power_limit_w"] = limit and limit / 1000
     return facts
 
 
 def conditions(when: str) -> dict[str, Any]:
-    """State of the NVIDIA card now, as `sm_clock_before_mhz` and so on; empty without one.
-
-    Args:
-        when: "before" or "after" what is measured.
-    """
+    """State of the NVIDIA card now, as `sm_clock_before_mhz` and so on; empty without one."""
     with _nvml() as (nvml, handle):
         if handle is None:
             return {}
-        power = _asked(nvml.nvmlDeviceGetPowerUsage, handle)
-        limit = _asked(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+        power = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
+        limit = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
         return {
-            f"sm_clock_{when}_mhz": _asked(nvml.nvmlDeviceGetClockInfo, handle, 1),
-            f"memory_clock_{when}_mhz": _asked(nvml.nvmlDeviceGetClockInfo, handle, 2),
+            f"sm_clock_{when}_mhz": _ask(nvml.nvmlDeviceGetClockInfo, handle, 1),
+            f"memory_clock_{when}_mhz": _ask(nvml.nvmlDeviceGetClockInfo, handle, 2),
             f"power_{when}_w": power and power / 1000,
             f"power_limit_{when}_w": limit and limit / 1000,
-            f"temperature_{when}_c": _asked(nvml.nvmlDeviceGetTemperature, handle, 0),
+            f"temperature_{when}_c": _ask(nvml.nvmlDeviceGetTemperature, handle, 0),
         }
 
 
@@ -216,11 +212,11 @@ def others_on_card(most_used_gib: float) -> str:
     with _nvml() as (nvml, handle):
         if handle is None:
             return ""
-        running = _asked(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+        running = _ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
         others = [str(process.pid) for process in running if process.pid != os.getpid()]
         if others:
             return f"processes {', '.join(others)} run"
-        memory = _asked(nvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         used = memory.used / 2**30 if memory else 0.0
         return f"somebody uses {used:.1f} GiB" if used > most_used_gib else ""
 
@@ -264,8 +260,8 @@ def energy() -> Iterator[Energy]:
 
         def look() -> None:
             count = getattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", None)
-            asked = count and _asked(count, handle), _asked(nvml.nvmlDeviceGetClockInfo, handle, 1)
-            looks.append(_Look(time.perf_counter(), *asked))
+            answers = count and _ask(count, handle), _ask(nvml.nvmlDeviceGetClockInfo, handle, 1)
+            looks.append(_Look(time.perf_counter(), *answers))
 
         def watch() -> None:
             while not over.wait(LOOK_S):
@@ -310,7 +306,7 @@ def _nvml() -> Iterator[tuple[Any, Any]]:
         yield None, None
         return
     try:
-        yield nvml, _asked(_first_visible, nvml)
+        yield nvml, _ask(_first_visible, nvml)
     finally:
         nvml.nvmlShutdown()
 
@@ -322,7 +318,7 @@ def _first_visible(nvml: Any) -> Any:
     return nvml.nvmlDeviceGetHandleByIndex(int(visible) if visible else 0)
 
 
-def _asked(question: Any, *args: Any) -> Any:
+def _ask(question: Any, *args: Any) -> Any:
     """NVML's answer, None where the card or the driver does not give one."""
     try:
         return question(*args)

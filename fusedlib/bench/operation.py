@@ -42,8 +42,8 @@ def plain_results(inputs: Inputs, reference: Callable[..., Tensor]) -> dict[str,
     return check.results_of(Workload(lambda: reference(**leaves), leaves), inputs.dy)
 
 
-def asked_of(inputs: Inputs) -> list[str]:
-    """What a problem asks for: y, and the gradient of every operand that is not frozen."""
+def required_results(inputs: Inputs) -> list[str]:
+    """Names of what a rival must give: y, and the gradient of every operand that is not frozen."""
     return ["y", *(f"d_{n}" for n, leaf in inputs.leaves().items() if leaf.requires_grad)]
 
 
@@ -53,7 +53,6 @@ class Operation:
 
     Args:
         task: whose rivals take the inputs and give a `Workload`.
-        inputs: drawn once.
         reference: y of the operands by name, in plain PyTorch.
     """
 
@@ -68,22 +67,24 @@ class Operation:
 
     def checked(self, one: Rival, inputs: Inputs) -> Checked:
         """A rival on these inputs, after y and every gradient that they ask for was found right."""
-        work, asked = one.build(inputs), asked_of(inputs)
+        work, required = one.build(inputs), required_results(inputs)
         figures = {"path": work.path, **one.facts()}
-        figures |= self.judged(one, check.results_of(work, inputs.dy), asked)
+        figures |= self.error_figures(one, check.results_of(work, inputs.dy), required)
 
         def turn(timed: Case) -> Turn:
-            given = ["y"] if timed["direction"] == "forward" else asked
-            judge = partial(self.judged, one, asked=given)
-            return workload_turn(work, inputs.dy, timed, judge)
+            names = ["y"] if timed["direction"] == "forward" else required
+            check_replay = partial(self.error_figures, one, required=names)
+            return workload_turn(work, inputs.dy, timed, check_replay)
 
         return Checked(figures, turn)
 
-    def judged(self, one: Rival, results: Mapping[str, Tensor], asked: list[str]) -> Figures:
+    def error_figures(
+        self, one: Rival, results: Mapping[str, Tensor], required: list[str]
+    ) -> Figures:
         """Errors in norm, as figures.
 
         Raises:
             Wrong: the rule of `check` rejects one.
         """
         errors = check.errors(results, self.true)
-        return check.require(errors, self.baseline, self.inputs.dy.dtype, asked)
+        return check.require(errors, self.baseline, self.inputs.dy.dtype, required)

@@ -53,8 +53,8 @@ def packed() -> dict[str, Any]:
         content: dict[str, Any] = json.loads((paths.ROOT / PACKED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    known = (paths.ROOT / ".git").exists() and _git("cat-file", "-e", str(content.get("commit")))
-    return {} if known == "" else content
+    answer = (paths.ROOT / ".git").exists() and _git("cat-file", "-e", str(content.get("commit")))
+    return {} if answer == "" else content
 
 
 def changed() -> list[str]:

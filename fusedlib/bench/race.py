@@ -1,7 +1,7 @@
 """The one race: every rival is checked against the reference, then all are timed in turns.
 
 A study says what its cases are and makes a `Setup` of them: one problem with its inputs and its
-truth. A rival is checked once on a setup; cases that differ in their provider alone are timed
+truth. A rival is checked once on a setup; cases that differ in their rival alone are timed
 together, a `Turn` after the other, so that drift hits all alike. Each case gets a row, whatever
 happens.
 
@@ -188,8 +188,8 @@ def _time_together(recorder: Recorder, spec: Race, ready: dict[str, tuple[Case, 
             session = {"session": datetime.now(UTC).isoformat()}
             for name, figures in timed.value.items():
                 case, checked = ready[name]
-                known = {**checked.figures, **turns[name].figures, **spec.work(case)}
-                recorder.append(case, {**known, **figures, **session, **state})
+                facts = {**checked.figures, **turns[name].figures, **spec.work(case)}
+                recorder.append(case, {**facts, **figures, **session, **state})
             return
         for name in _gone(timed, turns, ready, clock.last):
             case, checked = ready[name]
@@ -270,15 +270,12 @@ class _Clock:
 
 
 def workload_turn(
-    work: Workload, dy: Tensor, case: Case, judge: Callable[[dict[str, Tensor]], Figures]
+    work: Workload, dy: Tensor, case: Case, check_replay: Callable[[dict[str, Tensor]], Figures]
 ) -> Turn:
     """The turn of a workload: "forward", "backward" of a forward outside the clock, or both.
 
     Args:
-        work: what runs.
-        dy: the output's gradient.
-        case: its `direction` and `launch`.
-        judge: holds a graph's replay against the truth and gives the errors as figures.
+        check_replay: holds a graph's replay against the truth and gives the errors as figures.
 
     Raises:
         Unavailable: a graph away from CUDA.
@@ -288,7 +285,7 @@ def workload_turn(
         if not dy.is_cuda:
             raise Unavailable("CUDA graphs need a CUDA GPU")
         graph = cuda_graphs.capture(work, dy, direction)
-        return Turn(graph.replay, figures=judge(graph.results))
+        return Turn(graph.replay, figures=check_replay(graph.results))
     outputs: list[Tensor] = []
 
     def prepare(calls: int) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusedlib.bench import machine as machines
 from fusedlib.bench import paths, provenance
-from fusedlib.bench.attempt import PLAN, Unavailable, is_planning
+from fusedlib.bench.attempt import PLAN, only_lists_cases
 from fusedlib.bench.jsonl import ResultsError, TornLineWarning, append_object, read_objects
 
 if TYPE_CHECKING:
@@ -45,11 +45,6 @@ ASSEMBLED = "assembled"
 """Name of a recording that was put together from several runs, none of which had all cases."""
 RECORDING, CASES = "FUSEDLIB_RECORDING", "FUSEDLIB_CASES"
 UNTIL, LEADING = "FUSEDLIB_UNTIL", "FUSEDLIB_LEADING"
-
-__all__ = [
-    "ASSEMBLED", "PLAN", "SCHEMA", "STATUSES", "Recorder", "Recording", "ResultsError",
-    "Unavailable", "check", "read_rows", "recordings",
-]  # fmt: skip
 
 
 def case_id(study: str, case: Mapping[str, Any]) -> str:
@@ -79,7 +74,6 @@ class Recording:
     """One recording's folder.
 
     Attributes:
-        folder: `<results>/<machine>/<recording>`.
         profile: whose parameters its cases have.
         runs: a description of commit, host, device and versions for each run, the oldest first.
         files: hash of each file of code by its path, of the newest run.
@@ -178,11 +172,7 @@ class Recorder:
     where there is none, into a new one named by the day.
 
     Args:
-        study: name of the study, the file's name.
-        profile: profile that the rows are filed under.
         fresh: measure everything anew; by default when `$FRESH` is set to anything but 0.
-        directory: results folder; by default `paths.results_dir()`.
-        machine: description of the machine; by default this one.
     """
 
     study: str
@@ -338,7 +328,7 @@ class Recorder:
             "took_s": round(self._clock - before, 1), "status": status, "reason": reason,
             **{k: plain(v) for k, v in case.items()}, **_finite(figures),
         }  # fmt: skip
-        if is_planning():
+        if only_lists_cases():
             self.missing([case])  # what cannot be measured here may be elsewhere
         elif status != "unavailable" or self._only is None or row["case"] in self._only:
             self._write(row)
@@ -382,13 +372,13 @@ def describe(folder: Path, profile: str, machine: machines.Machine, began: str) 
         with path.open("a+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
-            known = json.loads(file.read() or "{}")
-            if known.get("profile", profile) != profile:
+            written = json.loads(file.read() or "{}")
+            if written.get("profile", profile) != profile:
                 raise ResultsError(
-                    f"{path.parent} is a recording of the profile {known['profile']}, not "
+                    f"{path.parent} is a recording of the profile {written['profile']}, not "
                     f"{profile}; give another name with FUSEDLIB_RECORDING"
                 )
-            runs = known.get("runs", [])
+            runs = written.get("runs", [])
             alike = ("environment", "commit", "dirty", "host")
             if runs and all(runs[-1].get(name) == run[name] for name in alike):
                 return

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.bench.attempt import Unavailable, is_planning
+from fusedlib.bench.attempt import Unavailable, only_lists_cases
 from fusedlib.bench.machine import version_of
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -72,10 +72,6 @@ class Rival:
         slot: of it among the colours and markers of `press.style`.
         build: from the task's inputs to what runs.
         settings: how it was set, the first line of its docstring.
-        requires: packages it cannot do without.
-        needs_cuda: whether it runs on CUDA GPUs alone.
-        dtypes: what it takes.
-        capability: least compute capability.
         traits: what else is known of it, such as "fused".
     """
 
@@ -98,7 +94,7 @@ class Rival:
             Unavailable: a package or the device is missing, the device is no CUDA GPU or too old,
                 or the dtype is not taken.
         """
-        if is_planning():
+        if only_lists_cases():
             return
         for package in self.requires:
             if importlib.util.find_spec(package) is None:
@@ -156,14 +152,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def rival(
     task: str, name: str, *, label: str | None = None, slot: int | None = None, **options: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as a rival; its docstring's first line says in its rows how it is set.
+    """Register a function as a rival. How it is set is the first line of its docstring, or given
+    as `settings` where one function builds several rivals.
 
     Args:
-        task: what it computes.
         name: in the rows; one rival may do several tasks under one name.
         label: for people; by default that in `LOOKS`, else the name.
         slot: of its colour; by default that in `LOOKS`, else one that is free in the task.
-        options: further fields of `Rival`.
 
     Raises:
         ValueError: the task has a rival of this name, or the name has another label or slot.
@@ -172,12 +167,12 @@ def rival(
     def register(build: Callable[..., Any]) -> Callable[..., Any]:
         if (task, name) in RIVALS:
             raise ValueError(f"{task} has a rival named {name!r} already")
-        known = LOOKS.get(name) or next(
+        registered = LOOKS.get(name) or next(
             ((r.label, r.slot) for r in RIVALS.values() if r.name == name), None
         )
         taken = {number for _, number in LOOKS.values()} | {get(task, n).slot for n in names(task)}
         free = next(number for number in count() if number not in taken)
-        look = known or (label or name, free if slot is None else slot)
+        look = registered or (label or name, free if slot is None else slot)
         if label not in (None, look[0]) or slot not in (None, look[1]):
             raise ValueError(
                 f"{name!r} is {look[0]!r} in slot {look[1]}, not {label!r} in {slot}: a name has "
@@ -186,10 +181,8 @@ def rival(
         needs = FAMILIES.get(name.partition("-")[0], {})
         packages = dict.fromkeys((*options.get("requires", ()), *needs.get("requires", ())))
         settings = (build.__doc__ or "").partition("\n")[0].rstrip(".")
-        RIVALS[task, name] = Rival(
-            task, name, *look, build, settings,
-            **(needs | options | {"requires": tuple(packages)}),
-        )  # fmt: skip
+        fields = {"settings": settings, **needs, **options, "requires": tuple(packages)}
+        RIVALS[task, name] = Rival(task, name, *look, build, **fields)
         return build
 
     return register
@@ -211,17 +204,17 @@ def names(task: str, *traits: str) -> list[str]:
     return [n for (t, n), r in RIVALS.items() if t == task and r.traits.issuperset(traits)]
 
 
-def chosen(task: str, asked: Iterable[str]) -> list[str]:
-    """The names asked for. `all` stands for the task's rivals but those of the trait `asked for`;
+def chosen(task: str, wanted: Iterable[str]) -> list[str]:
+    """Names of rivals. `all` stands for the task's rivals but those of the trait `on request`;
     `light` leaves out also bounds, and those of the trait `slow to set up` at each new shape.
 
     Raises:
         ValueError: an unknown name.
     """
-    left_out = {"all": {"asked for"}, "light": {"asked for", "slow to set up", "bound"}}
+    left_out = {"all": {"on request"}, "light": {"on request", "slow to set up", "bound"}}
     every = {word: [n for n in names(task) if not traits & get(task, n).traits]
              for word, traits in left_out.items()}  # fmt: skip
-    chosen_names = [name for a in asked for name in every.get(a, [a])]
+    chosen_names = [name for word in wanted for name in every.get(word, [word])]
     return [get(task, name).name for name in dict.fromkeys(chosen_names)]
 
 

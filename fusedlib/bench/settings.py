@@ -18,7 +18,6 @@ def matmul_settings(precision: str, reduced: bool) -> Iterator[None]:
     """Set fp32 matmul precision and reduced-precision reductions; both as before afterwards.
 
     Args:
-        precision: as `torch.set_float32_matmul_precision` takes it.
         reduced: True lets cuBLAS reduce half-precision products in half precision.
 
     Raises:

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-RESAMPLES = 2000
-
 
 @dataclass(frozen=True)
 class Interval:
@@ -18,7 +16,7 @@ class Interval:
     high: float
 
 
-def bootstrap_median(samples: Sequence[float], resamples: int = RESAMPLES) -> Interval:
+def bootstrap_median(samples: Sequence[float]) -> Interval:
     """Median with the percentile bootstrap's 95 % interval (Efron 1979); the seed is fixed.
 
     Raises:
@@ -27,7 +25,7 @@ def bootstrap_median(samples: Sequence[float], resamples: int = RESAMPLES) -> In
     values = np.asarray(samples, dtype=np.float64)
     if values.size == 0:
         raise ValueError("a median needs at least one sample, got none")
-    draws = np.random.default_rng(0).integers(0, values.size, size=(resamples, values.size))
+    draws = np.random.default_rng(0).integers(0, values.size, size=(2000, values.size))
     medians = np.median(values[draws], axis=1)
     low, high = np.percentile(medians, [2.5, 97.5])
     return Interval(float(np.median(values)), float(low), float(high))

@@ -8,7 +8,6 @@ as the step, the time is the host's, not the card's.
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -34,9 +33,6 @@ class Trainer:
     """A model and its training step: a subclass says what its loss is, and what else it does.
 
     Attributes:
-        model: whose gradients a step leaves.
-        device: where it runs.
-        optimizer: what ends a step, if anything does.
         loss: of the last step, without its graph.
     """
 
@@ -91,25 +87,16 @@ class Trainer:
         return sections
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How long to measure.
+def measure(
+    trainer: Trainer, *, seconds: float = 1.5, blocks: int = 3, steps: int = 10, settling: int = 12
+) -> dict[str, Any]:
+    """Time a trainer's steps: first until they are settled, then for good. Memory is `peaks`.
 
-    Attributes:
+    Args:
         seconds: at least, and
         blocks: at least.
         steps: of a block; fewer where they are slow.
         settling: blocks at most until two in a row agree.
-    """
-
-    seconds: float = 1.5
-    blocks: int = 3
-    steps: int = 10
-    settling: int = 12
-
-
-def measure(trainer: Trainer, limits: Limits) -> dict[str, Any]:
-    """Time a trainer's steps: first until they are settled, then for good. Memory is `peaks`.
 
     Returns:
         `forward_median_ms` and so on of each section, of `both` (forward and backward) and of
@@ -122,20 +109,20 @@ def measure(trainer: Trainer, limits: Limits) -> dict[str, Any]:
         pace = _Block(trainer, 1).step_ms
         if done > 1 and pace > VERY_SLOW_MS:  # the first one loads and compiles
             break
-    steps = _steps(pace, limits.steps)
-    medians = [_Block(trainer, steps).step_ms]
-    while not (settled := _agree(medians)) and len(medians) < limits.settling:
-        medians.append(_Block(trainer, steps).step_ms)
-    blocks: list[_Block] = []
+    count = _steps(pace, steps)
+    medians = [_Block(trainer, count).step_ms]
+    while not (settled := _agree(medians)) and len(medians) < settling:
+        medians.append(_Block(trainer, count).step_ms)
+    timed: list[_Block] = []
     begin = time.perf_counter()
-    while len(blocks) < limits.blocks or time.perf_counter() - begin < limits.seconds:
-        blocks.append(_Block(trainer, steps))
+    while len(timed) < blocks or time.perf_counter() - begin < seconds:
+        timed.append(_Block(trainer, count))
     row: dict[str, Any] = {}
-    for name in blocks[0].samples_ms:
-        row |= summarize([ms for block in blocks for ms in block.samples_ms[name]], name)
+    for name in timed[0].samples_ms:
+        row |= summarize([ms for block in timed for ms in block.samples_ms[name]], name)
     return row | {
-        **_pace([b.issue_ms for b in blocks], row["step_median_ms"], trainer.device),
-        "settled": settled, "blocks_ms": [round(block.step_ms, 6) for block in blocks],
+        **_pace([b.issue_ms for b in timed], row["step_median_ms"], trainer.device),
+        "settled": settled, "blocks_ms": [round(block.step_ms, 6) for block in timed],
     }  # fmt: skip
 
 

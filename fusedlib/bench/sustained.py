@@ -29,21 +29,18 @@ HEAT_S, SETTLE_S, REST_S = 1.0, 0.25, 0.5
 BURST_MS = 30.0
 
 
-def loaded_cases(
-    cases: Iterable[Case], *, seconds: float, rounds: int = ROUNDS
-) -> list[dict[str, Any]]:  # fmt: skip
+def loaded_cases(cases: Iterable[Case], *, seconds: float) -> list[dict[str, Any]]:
     """Cases of a race in turns as cases under load, every second round in the opposite order.
 
     Args:
         cases: of one experiment, whose name becomes the field `race`.
         seconds: of a measurement, after heating.
-        rounds: measurements of each.
     """
     listed = list(cases)
     return [
         {**case, "experiment": EXPERIMENT, "race": case["experiment"], "round": number,
          "seconds": seconds}
-        for number in range(1, rounds + 1) for case in (listed if number % 2 else listed[::-1])
+        for number in range(1, ROUNDS + 1) for case in (listed if number % 2 else listed[::-1])
     ]  # fmt: skip
 
 

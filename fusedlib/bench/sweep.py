@@ -15,10 +15,9 @@ def sweep(
 ) -> None:
     """Measure the cases that have no row yet and record each as soon as it is done.
 
-    `measure` returns the row's figures, among them `status` and `reason` where the case is not ok,
-    or raises what `Attempt.at` knows: no case ends the sweep. Only a row that cannot be written
-    (`ResultsError`), ctrl-C and the end of `make record`'s time do. On NVIDIA cards each row
-    carries the card's clocks, power and temperature before and after.
+    `measure` returns the row's figures, or raises what `Attempt.at` knows: no case ends the sweep.
+    Only a row that cannot be written (`ResultsError`), ctrl-C and the end of `make record`'s time
+    do. On NVIDIA cards each row carries the card's clocks, power and temperature before and after.
     """
     todo = recorder.missing(cases)
     names = differing(todo)
@@ -28,18 +27,9 @@ def sweep(
                 break
             shown.case(label(case, names))
             state = machine.conditions("before")
-            figures, status, reason = outcome(measure, case)
+            tried = Attempt.at(measure, case)
             state |= machine.conditions("after")
-            recorder.append(case, {**figures, **state}, status=status, reason=reason)
+            figures = {**tried.figures, **(tried.value or {}), **state}
+            recorder.append(case, figures, status=tried.status, reason=tried.reason)
             shown.done()
     print(recorder.summary())
-
-
-def outcome(
-    measure: Callable[[Case], dict[str, Any]], case: Case
-) -> tuple[dict[str, Any], str, str | None]:
-    """Figures, status and reason of one case."""
-    tried = Attempt.at(measure, case)
-    figures = {**tried.figures, **(tried.value or {})}
-    status, reason = figures.pop("status", tried.status), figures.pop("reason", tried.reason)
-    return figures, status, reason

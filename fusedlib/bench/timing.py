@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,17 +16,23 @@ from fusedlib.bench.statistics import Interval, paired_ratio, summarize
 L2_FLUSH_BYTES = 256 * 2**20
 
 
-class Clock(Protocol):
-    """Marks moments on a device's own timeline."""
+class Clock:
+    """Marks moments on a device's own timeline: by `perf_counter`, waiting for the device."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = device
 
     def mark(self) -> Any:
         """The moment at which all work issued so far is done."""
+        synchronize(self.device)
+        return time.perf_counter_ns()
 
     def elapsed_ms(self, start: Any, end: Any) -> float:
         """Time between two marks in ms; waits for the work if need be."""
+        return (end - start) / 1e6
 
 
-class CudaClock:
+class CudaClock(Clock):
     """Events in the stream: no synchronisation between marks, the host may run ahead."""
 
     def mark(self) -> torch.cuda.Event:
@@ -41,30 +47,9 @@ class CudaClock:
         return start.elapsed_time(end)
 
 
-class HostClock:
-    """`perf_counter` after waiting for the device; for CPU and MPS."""
-
-    def __init__(self, device_type: str) -> None:
-        self._wait = torch.mps.synchronize if device_type == "mps" else _nothing
-
-    def mark(self) -> int:
-        """Nanoseconds on the host's clock once the device is idle."""
-        self._wait()
-        return time.perf_counter_ns()
-
-    def elapsed_ms(self, start: int, end: int) -> float:
-        """Time between two marks in ms."""
-        return (end - start) / 1e6
-
-
-def _nothing() -> None:
-    pass
-
-
 def clock_for(device: torch.device | str) -> Clock:
     """The clock of a device."""
-    kind = torch.device(device).type
-    return CudaClock() if kind == "cuda" else HostClock(kind)
+    return (CudaClock if torch.device(device).type == "cuda" else Clock)(device)
 
 
 def synchronize(device: torch.device | str) -> None:
@@ -144,8 +129,6 @@ def in_turns(
         work: by name, a callable that does the work `calls` times; all that it needs exists. What
             returns a mapping of numbers tells of its own parts, in ms, `total` among them: that is
             its time.
-        device: where the work runs.
-        warmup: rounds that are run and thrown away.
         repetitions: rounds that are measured at least; every sample is kept.
         flush_l2: overwrite a buffer larger than the card's L2 before each call, outside the clock.
         prepare: called with the name before each call, outside the clock (resets gradients, ...).

@@ -4,7 +4,7 @@ On CUDA torch's own memory history tells it, with the Python stack of each alloc
 kept as the pickle that https://pytorch.org/memory_viz draws. On a CPU the profiler's memory events
 do, without stacks. Sizes are those asked for, before the allocator rounds them up.
 
-A block is named by its address at a moment when the address's meaning is known: a weight when the
+A block is named by its address at a moment when its meaning is known: a weight when the
 model has been built, a gradient after a backward, AdamW's state after an update, a cast of a weight
 or another kept activation at the end of a forward. What outlives everything is `other` (tokens,
 RoPE's tables, cuBLAS's workspaces), all the rest is temporary.
@@ -83,25 +83,15 @@ def watching(device: torch.device) -> Iterator[Watch]:
     Raises:
         Unavailable: a device whose allocator keeps none, such as MPS.
     """
-    watch = Watch(device)
-    if device.type == "cuda":
-        yield from _cuda(watch)
-    elif device.type == "cpu":
+    if device.type == "cpu":
         with profiled(device) as watch:
             yield watch
-    else:
+        return
+    if device.type != "cuda":
         raise Unavailable(f"the allocator of {device.type} keeps no history")
-
-
-def _sentinel(device: torch.device) -> None:
-    """An allocation that the history shows with this function on top of its stack."""
-    torch.empty(1, device=device)
-
-
-def _cuda(watch: Watch) -> Iterator[Watch]:
-    record = torch.cuda.memory._record_memory_history
+    watch, record = Watch(device), torch.cuda.memory._record_memory_history
     torch.cuda.synchronize()
-    record("all", context="alloc", stacks="python", device=watch.device)
+    record("all", context="alloc", stacks="python", device=device)
     try:
         yield watch
         torch.cuda.synchronize()
@@ -110,6 +100,11 @@ def _cuda(watch: Watch) -> Iterator[Watch]:
         record(None)
     trace = watch.snapshot["device_traces"][torch.cuda.current_device()]
     watch.history = read_trace(trace, watch.names)
+
+
+def _sentinel(device: torch.device) -> None:
+    """An allocation that the history shows with this function on top of its stack."""
+    torch.empty(1, device=device)
 
 
 def read_trace(trace: list[dict[str, Any]], names: list[str]) -> History:
@@ -213,7 +208,7 @@ class Block:
 
 
 @dataclass
-class Known:
+class KnownAddresses:
     """Addresses whose meaning was known at a moment.
 
     Attributes:
@@ -239,15 +234,15 @@ def blocks(history: History) -> list[Block]:
     return every
 
 
-def classify(history: History, known: Known) -> list[Block]:
+def classify(history: History, addresses: KnownAddresses) -> list[Block]:
     """All blocks with their category."""
     every = blocks(history)
-    for moment, category, addresses in known.named:
+    for moment, category, named in addresses.named:
         at = history.moments[moment]
         for block in every:
-            if block.address in addresses and block.lives(at):
+            if block.address in named and block.lives(at):
                 block.category = category
-    for begin, end, casts in known.forwards:
+    for begin, end, casts in addresses.forwards:
         since, at = history.moments[begin], history.moments[end]
         for block in every:
             unnamed = block.category == "temporaries" and block.end is not None
@@ -273,17 +268,11 @@ def live(
 def thinned(total: np.ndarray, keep: Sequence[int], most: int) -> np.ndarray:
     """At most `most` positions of a series: the peak, those of `keep`, and of each of equal parts
     its least and its greatest.
-
-    Raises:
-        ValueError: `most` leaves no room for the positions to keep.
     """
     chosen = {int(np.argmax(total)), 0, len(total) - 1, *(min(k, len(total) - 1) for k in keep)}
-    parts = (most - len(chosen)) // 2
-    if parts < 1:
-        raise ValueError(f"{most} points are too few to keep {len(chosen)} of them and a curve")
     if len(total) <= most:
         return np.arange(len(total))
-    edges = np.linspace(0, len(total), parts + 1).astype(int)
+    edges = np.linspace(0, len(total), (most - len(chosen)) // 2 + 1).astype(int)
     for low, high in pairwise(edges):
         chosen |= {low + int(np.argmin(total[low:high])), low + int(np.argmax(total[low:high]))}
     return np.array(sorted(chosen))

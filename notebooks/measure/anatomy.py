@@ -34,7 +34,7 @@ def rival_of(name: str) -> rivals.Rival:
 
 
 def cases(
-    sizes: Iterable[tuple[int, int]], directions: Sequence[str], asked: Sequence[str], *,
+    sizes: Iterable[tuple[int, int]], directions: Sequence[str], rival_names: Sequence[str], *,
     device: str, repetitions: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Every rival in every setting and launch that it takes, at square sizes (tokens, width)."""
@@ -43,17 +43,17 @@ def cases(
         for tokens, width in sizes for dtype, precision in SETTINGS for direction in directions
     ]  # fmt: skip
     shared = {"experiment": "time", "device": device, "repetitions": repetitions}
-    every = grid(shared, problem=problems, launch=race.LAUNCHES, provider=asked)
+    every = grid(shared, problem=problems, launch=race.LAUNCHES, provider=rival_names)
     return [case for case in every if case["dtype"] in rival_of(case["provider"]).dtypes]
 
 
 def single_cases(
-    experiment: str, sizes: Iterable[tuple[int, int]], asked: Sequence[str], device: str
+    experiment: str, sizes: Iterable[tuple[int, int]], rival_names: Sequence[str], device: str
 ) -> list[dict[str, Any]]:
     """Every rival at every square size, of `errors` or `peak`; fp32, forward and backward."""
     problems = [square(tokens, width).fields() for tokens, width in sizes]
     shared = {"experiment": experiment, "launch": "python", "device": device}
-    return grid(shared, problem=problems, provider=asked)
+    return grid(shared, problem=problems, provider=rival_names)
 
 
 def square(
@@ -97,17 +97,17 @@ class Setup(swiglu.Setup):
         one = rival_of(case["provider"])
         return super().check(case) if one.task == swiglu.TASK else self.checked(one, self.inputs)
 
-    def judged(
-        self, one: rivals.Rival, results: Mapping[str, Tensor], asked: list[str]
+    def error_figures(
+        self, one: rivals.Rival, results: Mapping[str, Tensor], required: list[str]
     ) -> Figures:  # fmt: skip
         """Errors of what arrived and, of what is published or repaired, what is wrong."""
         if one.task == swiglu.TASK:
-            return super().judged(one, results, asked)
+            return super().error_figures(one, results, required)
         tf32 = "tf32" in one.traits
         baseline = self.cut if tf32 else self.baseline
         dtype = torch.float16 if tf32 else self.inputs.dy.dtype
         distances = check.errors(results, self.true)
-        wrong = check.misses(distances, baseline, dtype, asked)
+        wrong = check.misses(distances, baseline, dtype, required)
         figures = {f"{name}_error": e.norm for name, e in distances.items()}
         return figures | ({"wrong": "; ".join(wrong)} if wrong else {})
 

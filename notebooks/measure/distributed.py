@@ -36,21 +36,18 @@ GATHERS = {"fsdp2-2": 1, "fsdp2-3": 2, "zero-2": 1, "zero-3": 2}
 
 
 def cases(
-    strategies: Sequence[str], providers: Sequence[str], *, model: str, processes: Sequence[int],
+    strategies: Sequence[str], arms: Sequence[str], *, model: str, processes: Sequence[int],
     batch_sizes: Sequence[int], context_length: int, dtype: str = "bfloat16",
     optimizer: str = "sgd", checkpointing: bool = False, warmup: int = 5, steps: int = 45,
     device: str = "auto",
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Training runs of each provider under each strategy, on each number of processes.
+    """Training runs of each arm under each strategy, on each number of processes.
 
     Args:
         processes: numbers of processes, one GPU each.
         batch_sizes: sequences a step and process.
         dtype: of weights and products; DeepSpeed keeps fp32 copies of 16-bit weights.
-        optimizer: "sgd" or "adamw", which is DeepSpeed's CPU Adam where the optimizer is in the
-            host's memory.
         checkpointing: whether backward computes each layer's activations anew.
-        warmup: steps before the clock counts.
 
     Raises:
         ValueError: an unknown name, CPU Adam asked to be SGD, or a number below 1.
@@ -74,7 +71,7 @@ def cases(
     }  # fmt: skip
     return grid(
         shared, strategy=strategies, processes=processes, batch_size=batch_sizes,
-        provider=rivals.chosen(llama.TASK, providers),
+        provider=rivals.chosen(llama.TASK, arms),
     )  # fmt: skip
 
 

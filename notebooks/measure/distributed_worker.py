@@ -70,12 +70,6 @@ def is_deepspeed(case: Case) -> bool:
 def train(case: Case, rank: int, port: int, start: dict[str, float]) -> dict[str, Any]:
     """Entry of a fresh process: one of those that train a case together.
 
-    Args:
-        case: of `measure.distributed.cases`.
-        rank: of this process.
-        port: at which the processes meet.
-        start: unused; every entry gets it.
-
     Returns:
         The row's figures. `samples_ms` and its kin are steps from an idle device, the slowest
         process of each, `forward_...` and so on their parts; `steady_...` steps that follow without
@@ -145,10 +139,10 @@ def _tokens(case: Case, vocabulary: int) -> Tensor:
     return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(SEED))
 
 
-def _model(case: Case, device: torch.device, provider: str) -> tuple[Any, Any]:
+def _model(case: Case, device: torch.device, arm: str) -> tuple[Any, Any]:
     """The model of an arm, and what is called."""
     model: Any = llama.build(case["model"], case["dtype"], device, SEED)
-    return model, rivals.get(llama.TASK, provider).build(model)
+    return model, rivals.get(llama.TASK, arm).build(model)
 
 
 def _loss(call: Any, ids: Tensor) -> Tensor:

@@ -124,7 +124,5 @@ def stagnation_value(term: Fraction | float, name: str) -> float:
     below S the term is more than half a spacing and at most a whole one, so every addition moves by
     one spacing and S is hit exactly.
     """
-    if term <= 0:
-        raise ValueError(f"a sum stops growing for a positive term, got {float(term)}")
     fraction, exponent = math.frexp(term)
     return 2.0 ** (get(name).precision + exponent - (fraction == 0.5))

@@ -18,7 +18,7 @@ import torch
 import fusedlib
 from fusedlib.bench import check, fresh, rivals, timing
 from fusedlib.bench.cases import Case, grid
-from fusedlib.bench.operation import Operation, asked_of
+from fusedlib.bench.operation import Operation, required_results
 from fusedlib.bench.rivals import Workload
 from fusedlib.reference import swiglu_mlp
 from measure import swiglu
@@ -39,13 +39,13 @@ def drawn(count: int, most: int, seed: int = 0) -> list[int]:
 
 
 def cases(
-    asked: Sequence[str], *, lengths: int, most: int, hidden_size: int, intermediate_size: int,
-    dtype: str, device: str, warmed: Iterable[str] = (),
+    rival_names: Sequence[str], *, lengths: int, most: int, hidden_size: int,
+    intermediate_size: int, dtype: str, device: str, warmed: Iterable[str] = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A case a rival, and one more where `fusedlib.warm_up` goes before.
 
     Args:
-        asked: names of rivals; torch.compile with dynamic=False compiles anew for every length.
+        rival_names: torch.compile with dynamic=False compiles anew for every length.
         lengths: how many different ones.
         most: the longest one possible, in tokens.
         warmed: those of them that are measured once more, after `fusedlib.warm_up`.
@@ -55,7 +55,7 @@ def cases(
         "hidden_size": hidden_size, "intermediate_size": intermediate_size, "dtype": dtype,
         "device": device,
     }  # fmt: skip
-    names = rivals.chosen(swiglu.TASK, asked)
+    names = rivals.chosen(swiglu.TASK, rival_names)
     runs = [{"provider": name, "warmed": False} for name in names]
     runs += [{"provider": name, "warmed": True} for name in warmed if name in names]
     return grid(shared, run=runs)
@@ -69,15 +69,17 @@ def measure(case: Case) -> dict[str, Any]:
         Wrong: its results miss the truth.
     """
     rivals.get(swiglu.TASK, case["provider"]).check_available(case["device"], case["dtype"])
-    names = "provider", "hidden_size", "intermediate_size", "dtype", "device", "warmed"
+    names = "hidden_size", "intermediate_size", "dtype", "device", "warmed"
     arguments = {name: case[name] for name in names}
-    arguments["tokens"] = drawn(case["lengths"], case["most"])
+    arguments |= {
+        "rival_name": case["provider"], "tokens": drawn(case["lengths"], case["most"])
+    }  # fmt: skip
     return dict(fresh.run(f"{__name__}:in_one_process", arguments, timeout_s=TIMEOUT_S))
 
 
 def in_one_process(
-    provider: str, hidden_size: int, intermediate_size: int, dtype: str, device: str, warmed: bool,
-    tokens: Sequence[int], start: Mapping[str, float],
+    rival_name: str, hidden_size: int, intermediate_size: int, dtype: str, device: str,
+    warmed: bool, tokens: Sequence[int], start: Mapping[str, float],
 ) -> dict[str, Any]:  # fmt: skip
     """Milliseconds of the first and the second call of each length, by the host's clock.
 
@@ -97,7 +99,7 @@ def in_one_process(
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        rival = rivals.get(swiglu.TASK, provider)
+        rival = rivals.get(swiglu.TASK, rival_name)
         problem = SwiGLUProblem(max(tokens), hidden_size, intermediate_size, dtype=dtype)
         inputs = draw(problem, device)
         rows, upstream = inputs.x.detach().clone(), inputs.dy
@@ -106,22 +108,24 @@ def in_one_process(
         rows.new_empty(RESERVED * max(tokens) * intermediate_size)  # kept by torch's allocator
         warm_s = _warm_up(hidden_size, intermediate_size, dtype, device) if warmed else None
         before = _compiled(folder)
-        first, second, made = [], [], []
+        first, second, compiled = [], [], []
         for count in tokens:
             inputs.x.grad = None
             inputs.x.data = rows[:count].clone()
-            known = _compiled(folder)
+            cached = _compiled(folder)
             first.append(_call_ms(workload, upstream[:count].clone(), device))
-            made.append(_compiled(folder) - known)
+            compiled.append(_compiled(folder) - cached)
             second.append(_call_ms(workload, upstream[:count].clone(), device))
         binaries = _compiled(folder)
         for count in (tokens[0], max(tokens)):
             inputs.x.data = rows[:count].clone()
             setup = Operation(swiglu.TASK, replace(inputs, dy=upstream[:count]), swiglu_mlp)
-            setup.judged(rival, check.results_of(workload, upstream[:count]), asked_of(inputs))
-    over = [a - b for a, b, new in zip(first, second, made, strict=True) if new]
+            setup.error_figures(
+                rival, check.results_of(workload, upstream[:count]), required_results(inputs)
+            )
+    over = [a - b for a, b, new in zip(first, second, compiled, strict=True) if new]
     return {
-        "tokens": list(tokens), "first_ms": first, "second_ms": second, "made": made,
+        "tokens": list(tokens), "first_ms": first, "second_ms": second, "made": compiled,
         "first_use_ms": first[0], "compile_s": sum(over) / 1e3, "binaries": binaries,
         "warm_s": warm_s, "warm_binaries": before if warmed else None, "path": workload.path,
         **rival.facts(),

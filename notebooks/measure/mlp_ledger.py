@@ -240,19 +240,18 @@ _SPLIT = {"fused": SPLIT, "fused-input": SPLIT_INPUT}
 _PLAIN = {"fused": PLAIN, "fused-input": PLAIN_INPUT}
 
 
-def of(provider: str, path: str | None = None, dtype: str = "bfloat16") -> Ledger | None:
+def of(rival_name: str, path: str | None = None, dtype: str = "bfloat16") -> Ledger | None:
     """The ledger of a rival; None where nobody has counted it.
 
     Args:
-        provider: the rival's name.
         path: what ours ran, as in its rows: kernels by default, or "plain PyTorch".
         dtype: in fp32 our kernels split their factors.
     """
     if isinstance(path, str) and path.startswith("plain"):
-        return _PLAIN.get(provider, LEDGERS.get(provider))
+        return _PLAIN.get(rival_name, LEDGERS.get(rival_name))
     if dtype == "float32":
-        return _SPLIT.get(provider, LEDGERS.get(provider))
-    return LEDGERS.get(provider)
+        return _SPLIT.get(rival_name, LEDGERS.get(rival_name))
+    return LEDGERS.get(rival_name)
 
 
 def stack_peak_mib(

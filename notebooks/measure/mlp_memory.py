@@ -15,11 +15,11 @@ from fusedlib import reference
 from fusedlib.bench import check, rivals
 from fusedlib.bench.attempt import forget_compiled, free_memory, require_memory
 from fusedlib.bench.cases import Case, grid, require_least
-from fusedlib.bench.operation import Operation, asked_of
+from fusedlib.bench.operation import Operation, required_results
 from fusedlib.bench.rivals import Rival, Workload
 from fusedlib.bench.settings import MIB
-from measure import mlp_ledger, mlps, pass_memory
-from measure.mlps import MODULE, TASK
+from measure import mlp_ledger, mlp_rivals, pass_memory
+from measure.mlp_rivals import MODULE, TASK
 from measure.pass_memory import CATEGORIES, Trace
 from measure.problems import SwiGLUProblem, draw
 from measure.swiglu import sizes
@@ -33,10 +33,13 @@ SHAPE = ("tokens", "hidden_size", "intermediate_size", "dtype")
 
 
 def cases(
-    shapes: Iterable[str | tuple[int, int, int]], asked: Sequence[str], *, dtype: str, device: str,
+    shapes: Iterable[str | tuple[int, int, int]], rival_names: Sequence[str], *, dtype: str,
+    device: str,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """For each shape and rival what autograd keeps ("saved") and what one step holds ("step")."""
-    names = [n for n in rivals.chosen(TASK, asked) if "bound" not in rivals.get(TASK, n).traits]
+    names = [
+        n for n in rivals.chosen(TASK, rival_names) if "bound" not in rivals.get(TASK, n).traits
+    ]
     return grid(
         {"device": device}, shape=[_fields(shape, dtype) for shape in shapes], provider=names,
         experiment=("saved", "step"),
@@ -44,12 +47,12 @@ def cases(
 
 
 def stack_cases(
-    shape: str, layers: Sequence[int], asked: Sequence[str], *, dtype: str, device: str
+    shape: str, layers: Sequence[int], rival_names: Sequence[str], *, dtype: str, device: str
 ) -> list[dict[str, Any]]:
     """Stacks of that many layers, without gradients from an earlier pass and with them held."""
     require_least(1, layers=layers)
     shared = {"experiment": "stack", "device": device, **_fields(shape, dtype)}
-    names = rivals.chosen(MODULE, asked)
+    names = rivals.chosen(MODULE, rival_names)
     return grid(shared, layers=layers, provider=names, held=(False, True))
 
 
@@ -111,8 +114,8 @@ def _errors(rival: Rival, problem: SwiGLUProblem, device: str) -> dict[str, Any]
     inputs = draw(problem, device)
     setup = Operation(TASK, inputs, reference.swiglu_mlp)
     module = rival.task == MODULE
-    work = mlps.one_layer(rival.name, problem, inputs) if module else rival.build(inputs)
-    return setup.judged(rival, check.results_of(work, inputs.dy), asked_of(inputs))
+    work = mlp_rivals.one_layer(rival.name, problem, inputs) if module else rival.build(inputs)
+    return setup.error_figures(rival, check.results_of(work, inputs.dy), required_results(inputs))
 
 
 def _step(work: Workload, dy: Tensor, device: str) -> dict[str, Any]:
@@ -170,7 +173,7 @@ def _moments(trace: Trace, device: str, base: int) -> dict[str, Any]:
 def _stack(case: Case) -> dict[str, Any]:
     problem, device = SwiGLUProblem.of(case), case["device"]
     held = bool(case["held"])
-    modules = mlps.stack(case["provider"], problem, int(case["layers"]), device)
+    modules = mlp_rivals.stack(case["provider"], problem, int(case["layers"]), device)
     x = torch.randn(problem.tokens, problem.hidden_size, device=device).to(problem.torch_dtype)
     x, dy = x.requires_grad_(), torch.ones_like(x)
     modules[0](x).backward(dy)  # libraries, kernels and workspaces are there from now on
@@ -184,7 +187,7 @@ def _stack(case: Case) -> dict[str, Any]:
     weights = sum(w.untyped_storage().nbytes() for w in modules.parameters()) / MIB
     ends = 2 * dy.untyped_storage().nbytes() / MIB
     figures["total_peak_mib"] = (2 if held else 1) * weights + ends + figures["peak_mib"]
-    return figures | {"path": mlps.path(modules[0], x)}
+    return figures | {"path": mlp_rivals.path(modules[0], x)}
 
 
 def _allocated(device: str) -> int:

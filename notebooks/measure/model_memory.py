@@ -24,18 +24,18 @@ from fusedlib.bench.attempt import Unavailable, Wrong, is_out_of_memory, require
 from fusedlib.bench.cases import device_of, grid, require_least
 from fusedlib.bench.settings import MIB
 from measure import allocator_history
-from measure.allocator_history import History, Known, watching
+from measure.allocator_history import History, KnownAddresses, watching
 from measure.pass_memory import noting_saved
 from measure.step_memory import Casts, curve, gradients_of, moments_of, total, watched_steps
 from measure.transformer_trainer import Trainer
 from models import activations, checkpointed, transformer
-from models.checkpointed import Plan
+from models.checkpointed import CheckpointPlan
 from models.transformer import BATCH_SIZE, TransformerConfig, config
 
 STUDY = "09_model_memory"
 MODES = ("forward, no_grad", "forward", "step")
 STEPS = 2  # the second has AdamW's moments from its beginning
-WHOLE = Plan("none")
+WHOLE = CheckpointPlan("none")
 POINTS, LARGEST = 400, 8
 GIB = 2**30
 PROGRAM = ("model", "context_length", "batch_size", "attention", "precision", "device")
@@ -93,7 +93,7 @@ def checkpoints(
     """No checkpoint, then segments, the first blocks alone, and nested segments, of these sizes."""
     plans = [WHOLE]
     for kind, chosen in (("segments", sizes), ("first", first), ("nested", nested)):
-        plans += [Plan(kind, size) for size in chosen]  # type: ignore[arg-type]
+        plans += [CheckpointPlan(kind, size) for size in chosen]  # type: ignore[arg-type]
     for plan in plans:
         plan.segments(config(shared["model"]).num_layers)
     require_least(1, repetitions=repetitions)
@@ -107,9 +107,9 @@ def shape_of(case: Mapping[str, Any]) -> TransformerConfig:
     return config(str(case["model"]), context_length=context, attention=attention)
 
 
-def plan_of(case: Mapping[str, Any]) -> Plan:
+def plan_of(case: Mapping[str, Any]) -> CheckpointPlan:
     """The plan of a case or row of checkpointing."""
-    return Plan(case["plan"], int(case["blocks"]))
+    return CheckpointPlan(case["plan"], int(case["blocks"]))
 
 
 # --- counts --------------------------------------------------------------------------------------
@@ -179,13 +179,13 @@ class Program(Trainer):
         logits = checkpointed.forward(self.model, self.tokens, self.plan)
         return transformer.loss(logits, self.targets)
 
-    def loss_by(self, plan: Plan) -> Tensor:
+    def loss_by(self, plan: CheckpointPlan) -> Tensor:
         """The loss of a forward with this plan."""
         self.plan = plan
         with self.around_forward():
             return self.forward()
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: CheckpointPlan) -> None:
         """Forward and backward; gradients are added to those that are there."""
         self.loss_by(plan).backward()
 
@@ -300,10 +300,10 @@ class Measure:
             program = Program.of(case, "forward+backward")
             for weight in program.model.parameters():
                 weight.grad = torch.zeros_like(weight)
-            program.run(Plan("segments", 1))
+            program.run(CheckpointPlan("segments", 1))
             self._true = [g.clone() for g in gradients_of(program)]
             _zero(program)
-            program.run(Plan("segments", 1))
+            program.run(CheckpointPlan("segments", 1))
             self._baseline = gradient_error(gradients_of(program), self._true)
             self._key, self._program, self._whole_fits = key, program, True
         _clear(case["device"], workspaces=False)
@@ -343,7 +343,7 @@ def _zero(program: Program) -> None:
         gradient.zero_()
 
 
-def _held(program: Program, plan: Plan) -> dict[str, Any]:
+def _held(program: Program, plan: CheckpointPlan) -> dict[str, Any]:
     """MiB over base, weights and gradients, at the end of the forward and at the peak, and the
     largest blocks there. On CUDA the peak is the allocator's own count.
     """
@@ -371,10 +371,10 @@ def _watched(case: Case, kept_at: Path | None) -> dict[str, Any]:
     make = partial(Program.of, case, "step" if whole else "forward", adam=adam)
     quiet = torch.no_grad() if case["mode"] == MODES[0] else nullcontext()
     with _counted(device) as counters, quiet:
-        program, watch, known = watched_steps(
+        program, watch, addresses = watched_steps(
             make, torch.device(device), STEPS if whole else 1, note_casts=True
         )
-    figures = _figures(watch.history, known)
+    figures = _figures(watch.history, addresses)
     figures |= {"peak_mib": figures["events_peak_mib"], **counters}
     if kept_at and device == "cuda":
         figures |= {"snapshot": kept_at.name, "snapshot_mib": watch.save(kept_at) / MIB}
@@ -396,12 +396,12 @@ def snapshot_path(case: Mapping[str, Any]) -> Path:
     return paths.build_dir() / "snapshots" / f"{name.replace(' ', '-').replace(',', '')}.pickle"
 
 
-def _figures(history: History, known: Known) -> dict[str, Any]:
+def _figures(history: History, addresses: KnownAddresses) -> dict[str, Any]:
     """The timeline, its peak, the moments, and what the last forward left."""
-    every = allocator_history.classify(history, known)
+    every = allocator_history.classify(history, addresses)
     held = allocator_history.live(every, len(history.changes))
     together, marks = total(held), history.moments
-    forward = marks[known.forwards[-1][1]]
+    forward = marks[addresses.forwards[-1][1]]
     before = ("weights", "gradients", "optimizer")  # there without the forward
     figures: dict[str, Any] = {
         "events_peak_mib": int(together.max()) / MIB,
@@ -411,7 +411,7 @@ def _figures(history: History, known: Known) -> dict[str, Any]:
     }  # fmt: skip
     for name, series in held.items():
         figures[f"forward_{name}_mib"] = int(series[forward - 1]) / MIB
-    edges = list(marks.items())[list(marks).index(known.forwards[-1][0]) :]  # of the last pass
+    edges = list(marks.items())[list(marks).index(addresses.forwards[-1][0]) :]  # of the last pass
     for (_, low), (name, high) in pairwise(edges):
         figures[f"peak_in_{name.split()[0]}_mib"] = int(together[low - 1 : high].max()) / MIB
     return figures

@@ -12,12 +12,13 @@ tensor_core     where the tensor core's accumulation errs
 Nothing is timed and nothing races: a case is one computation against the exact result.
 """
 
+from itertools import count, takewhile
 from typing import Any
 
 import torch
 
 from fusedlib.bench import settings
-from fusedlib.bench.attempt import is_planning
+from fusedlib.bench.attempt import only_lists_cases
 from fusedlib.bench.cases import Case, grid, require_least
 from measure import accumulation, formats, tensor_core, torch_precision
 from measure.accumulation import DTYPES, Figures
@@ -46,7 +47,7 @@ def measure(case: Case) -> Figures:
 
 def devices() -> list[str]:
     """The CPU, and a CUDA GPU when there is one."""
-    return ["cpu", "cuda"] if torch.cuda.is_available() or is_planning() else ["cpu"]
+    return ["cpu", "cuda"] if torch.cuda.is_available() or only_lists_cases() else ["cpu"]
 
 
 def decades(largest: int) -> list[int]:
@@ -59,10 +60,7 @@ def decades(largest: int) -> list[int]:
 def lengths(largest: int, step: int = 4) -> list[int]:
     """Powers of two from 16 up to `largest`, each `step` times the one before."""
     require_least(16, largest=largest)
-    powers = [16]
-    while powers[-1] * step <= largest:
-        powers.append(powers[-1] * step)
-    return powers
+    return [*takewhile(lambda n: n <= largest, (16 * step**power for power in count()))]
 
 
 def four_sums() -> list[dict[str, Any]]:
@@ -140,13 +138,13 @@ def torch_products(size: int, k: int) -> list[dict[str, Any]]:
 
 def autocast() -> list[dict[str, Any]]:
     """One case an operation, and one a part of a small network, by autocast dtype and device."""
-    asked = grid({**FORWARD, "experiment": "autocast"}, provider=torch_precision.OPERATIONS)
-    asked += [
+    operations = grid({**FORWARD, "experiment": "autocast"}, provider=torch_precision.OPERATIONS)
+    operations += [
         {"experiment": "autocast_model", "provider": part,
          "direction": "backward" if part == "gradients" else "forward"}
         for part in torch_precision.MODEL_PARTS
     ]  # fmt: skip
-    return grid(device=devices(), dtype=HALVES, operation=asked)
+    return grid(device=devices(), dtype=HALVES, operation=operations)
 
 
 def tensor_cores(max_k: int, step: int = 4) -> list[dict[str, Any]]:

@@ -4,11 +4,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fusedlib import reference
-from fusedlib.bench.cases import Case, require_known
-from fusedlib.bench.operation import exact_results
+from fusedlib.bench.cases import Case, require_known, require_least
 from fusedlib.bench.settings import DIRECTIONS, DTYPES
 
 PRECISIONS = ("highest", "high")
@@ -21,10 +18,6 @@ class SwiGLUProblem:
     """One SwiGLU MLP: y = (silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ.
 
     Args:
-        tokens: rows of x.
-        hidden_size: width of x and y.
-        intermediate_size: width of gate and up.
-        dtype: dtype of inputs, weights and results.
         direction: "forward", "backward" (of a forward outside the clock) or "forward+backward".
         weight_gradients: False freezes the weights; x alone then receives a gradient.
         precision: torch's setting for fp32 products, "highest" (IEEE) or "high" (TF32).
@@ -39,10 +32,8 @@ class SwiGLUProblem:
     precision: str = "highest"
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "hidden_size", "intermediate_size"):
-            size = getattr(self, name)
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} must be a whole number from 1, got {size!r}")
+        sizes = ("tokens", "hidden_size", "intermediate_size")
+        require_least(1, **{name: getattr(self, name) for name in sizes})
         require_known("dtype", self.dtype, DTYPES)
         require_known("direction", self.direction, DIRECTIONS)
         require_known("precision", self.precision, PRECISIONS)
@@ -76,7 +67,7 @@ class SwiGLUProblem:
 
         Three products forward, six backward (one for the input and one for the weight of each;
         three with frozen weights), each 2 · tokens · hidden · intermediate. The activation's
-        O(tokens · intermediate) and whatever a provider computes twice do not count.
+        O(tokens · intermediate) and whatever a rival computes twice do not count.
         """
         product = 2 * self.tokens * self.hidden_size * self.intermediate_size
         backward = 6 if self.weight_gradients else 3
@@ -138,8 +129,3 @@ def draw(problem: SwiGLUProblem, device: torch.device | str, seed: int = 0) -> I
         w_down=normal(hidden, inner, scale=inner**-0.5),
         dy=normal(tokens, hidden, leaf=False),
     )
-
-
-def truth(inputs: Inputs) -> dict[str, Tensor]:
-    """y and all gradients by name, in float64 on the inputs' own device."""
-    return exact_results(inputs, reference.swiglu_mlp)

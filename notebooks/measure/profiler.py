@@ -12,12 +12,7 @@ from fusedlib.bench import timing
 
 @contextmanager
 def profiling(device: torch.device | str, **options: Any) -> Iterator[torch.profiler.profile]:
-    """Profile the host, and a CUDA device, while inside; wait for the device before the end.
-
-    Args:
-        device: where the work runs.
-        options: further ones of `torch.profiler.profile`.
-    """
+    """Profile the host, and a CUDA device, while inside; wait for the device before the end."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.device(device).type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)

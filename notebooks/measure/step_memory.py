@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from fusedlib.bench.settings import MIB
 from fusedlib.bench.step_clock import Trainer
-from measure.allocator_history import Known, Watch, thinned, watching
+from measure.allocator_history import KnownAddresses, Watch, thinned, watching
 
 
 class Casts(TorchDispatchMode):
@@ -36,10 +36,10 @@ class Casts(TorchDispatchMode):
         """Run the operation and note what it made; an address that comes again is another block."""
         result = func(*args, **(kwargs or {}))
         given = addresses_of(t for t in tree_leaves(args) if isinstance(t, Tensor))
-        made = addresses_of(t for t in tree_leaves(result) if isinstance(t, Tensor)) - given
-        self.addresses -= made
+        created = addresses_of(t for t in tree_leaves(result) if isinstance(t, Tensor)) - given
+        self.addresses -= created
         if func.overloadpacket.__name__ == "_to_copy" and given & self._weights:
-            self.addresses |= made
+            self.addresses |= created
         return result
 
 
@@ -61,7 +61,7 @@ def moments_of(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
 
 def watched_steps(
     make: Callable[[], Trainer], device: torch.device, count: int, *, note_casts: bool = False
-) -> tuple[Trainer, Watch, Known]:
+) -> tuple[Trainer, Watch, KnownAddresses]:
     """Make a trainer and let it make so many steps, with a moment at each border of a section.
 
     Moments are "built", then "begin 1", "forward 1", "backward 1", "step 1", "begin 2" and so on.
@@ -69,23 +69,28 @@ def watched_steps(
     Raises:
         Unavailable: a device whose allocator keeps no history.
     """
-    known = Known()
+    addresses = KnownAddresses()
     with watching(device) as watch:
         trainer = make()
         watch.mark("built")
-        known.named.append(("built", "weights", addresses_of(trainer.model.parameters())))
+        addresses.named.append(("built", "weights", addresses_of(trainer.model.parameters())))
         for number in range(1, count + 1):
             trainer.clear()
             watch.mark(f"begin {number}")
-            trainer.issue(partial(_section, trainer, watch, known, number, note_casts))
+            trainer.issue(partial(_section, trainer, watch, addresses, number, note_casts))
             del trainer.loss
-    return trainer, watch, known
+    return trainer, watch, addresses
 
 
 @contextmanager
 def _section(
-    trainer: Trainer, watch: Watch, known: Known, number: int, note_casts: bool, name: str
-) -> Iterator[None]:
+    trainer: Trainer,
+    watch: Watch,
+    addresses: KnownAddresses,
+    number: int,
+    note_casts: bool,
+    name: str,
+) -> Iterator[None]:  # fmt: skip
     """A section whose end is a moment at which addresses are known."""
     noting = name == "forward" and note_casts
     with Casts(trainer.model.parameters()) if noting else nullcontext() as casts:
@@ -93,12 +98,12 @@ def _section(
     moment = f"{'step' if name == 'optimizer' else name} {number}"
     watch.mark(moment)
     if name == "forward":
-        addresses = casts.addresses if casts else set()
-        known.forwards.append((f"begin {number}", moment, addresses))
+        cast = casts.addresses if casts else set()
+        addresses.forwards.append((f"begin {number}", moment, cast))
     elif name == "backward":
-        known.named.append((moment, "gradients", addresses_of(gradients_of(trainer))))
+        addresses.named.append((moment, "gradients", addresses_of(gradients_of(trainer))))
     else:
-        known.named.append((moment, "optimizer", addresses_of(moments_of(trainer.optimizer))))
+        addresses.named.append((moment, "optimizer", addresses_of(moments_of(trainer.optimizer))))
 
 
 def total(held: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -111,8 +116,6 @@ def curve(held: Mapping[str, np.ndarray], points: int, keep: Sequence[int] = ())
     """A row's figures of bytes by category: MiB at the peak of all, and at so many points of time.
 
     Args:
-        held: bytes after each change.
-        points: at most.
         keep: positions that must be among them.
     """
     together = total(held)

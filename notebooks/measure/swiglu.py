@@ -16,7 +16,7 @@ from fusedlib.bench.operation import Operation
 from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
-from measure.mlps import TASK, swiglu_mlp
+from measure.mlp_rivals import TASK, swiglu_mlp
 from measure.problems import Inputs, SwiGLUProblem, draw
 
 STUDY = "03_kernels"
@@ -25,19 +25,12 @@ PRODUCTS = "products"
 Products = tuple[Callable[[str, bool], None], dict[str, Tensor]]
 
 
+ON_REQUEST, SLOW = frozenset({"on request"}), frozenset({"slow to set up"})
+
+
 @rival(TASK, "fused", requires=("triton",), needs_cuda=True)
-def fused(inputs: Inputs) -> Workload:
+def fused(inputs: Inputs, save: str = "gate_up") -> Workload:
     """Our kernels; in fp32 large products split or, in TF32, cuBLAS's; small ones plain PyTorch."""
-    return _fused(inputs, "gate_up")
-
-
-@rival(TASK, "fused-input", requires=("triton",), needs_cuda=True, traits=frozenset({"asked for"}))
-def fused_input(inputs: Inputs) -> Workload:
-    """Our kernels, keeping x alone for backward and computing gate and up again."""
-    return _fused(inputs, "input")
-
-
-def _fused(inputs: Inputs, save: str) -> Workload:
     rows = torch.cat([inputs.w_gate, inputs.w_up]).detach()
     w_gate_up = rows.requires_grad_(inputs.w_gate.requires_grad)
     leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
@@ -47,6 +40,12 @@ def _fused(inputs: Inputs, save: str) -> Workload:
     )  # fmt: skip
 
 
+rival(
+    TASK, "fused-input", requires=("triton",), needs_cuda=True, traits=ON_REQUEST,
+    settings="Our kernels, keeping x alone for backward and computing gate and up again",
+)(partial(fused, save="input"))  # fmt: skip
+
+
 @rival(TASK, "eager")
 def eager(inputs: Inputs) -> Workload:
     """Plain PyTorch, an operation at a time."""
@@ -54,32 +53,23 @@ def eager(inputs: Inputs) -> Workload:
     return Workload(lambda: reference.swiglu_mlp(**leaves), leaves)
 
 
-@rival(TASK, "inductor", traits=frozenset({"slow to set up"}))
-def inductor(inputs: Inputs) -> Workload:
+@rival(TASK, "inductor", traits=SLOW)
+def inductor(inputs: Inputs, *, dynamic: bool = False, mode: str = "default") -> Workload:
     """torch.compile, default mode, fullgraph=True, dynamic=False."""
-    return _compiled(inputs, mode="default")
-
-
-@rival(TASK, "inductor-searched", label="torch.compile, searched", slot=9, needs_cuda=True,
-       traits=frozenset({"asked for"}))  # fmt: skip
-def inductor_max(inputs: Inputs) -> Workload:
-    """torch.compile, mode max-autotune-no-cudagraphs, fullgraph=True, dynamic=False."""
-    return _compiled(inputs, mode="max-autotune-no-cudagraphs")
-
-
-@rival(TASK, "inductor-dynamic", label="torch.compile, any length", slot=16,
-       traits=frozenset({"asked for"}))  # fmt: skip
-def inductor_dynamic(inputs: Inputs) -> Workload:
-    """torch.compile, default mode, fullgraph=True, dynamic=True."""
     leaves = inputs.leaves()
-    compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=True)
+    compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=dynamic, mode=mode)
     return Workload(lambda: compiled(**leaves), leaves)
 
 
-def _compiled(inputs: Inputs, mode: str) -> Workload:
-    leaves = inputs.leaves()
-    compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=False, mode=mode)
-    return Workload(lambda: compiled(**leaves), leaves)
+rival(
+    TASK, "inductor-searched", label="torch.compile, searched", slot=9, needs_cuda=True,
+    settings="torch.compile, mode max-autotune-no-cudagraphs, fullgraph=True, dynamic=False",
+    traits=ON_REQUEST,
+)(partial(inductor, mode="max-autotune-no-cudagraphs"))  # fmt: skip
+rival(
+    TASK, "inductor-dynamic", label="torch.compile, any length", slot=16, traits=ON_REQUEST,
+    settings="torch.compile, default mode, fullgraph=True, dynamic=True",
+)(partial(inductor, dynamic=True))  # fmt: skip
 
 
 @swiglu_mlp("liger")
@@ -91,19 +81,9 @@ def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     return linear(gated, w_down)
 
 
-@rival(TASK, "quack", label="QuACK", slot=4, traits=frozenset({"slow to set up"}))
-def quack(inputs: Inputs) -> Workload:
+@rival(TASK, "quack", label="QuACK", slot=4, traits=SLOW)
+def quack(inputs: Inputs, *, tuned: bool = False) -> Workload:
     """quack.mlp.mlp_func, swiglu, gate and up rows by turns, its tiles as they come."""
-    return _quack(inputs, tuned=False)
-
-
-@rival(TASK, "quack-searched", label="QuACK, searched", slot=5, traits=frozenset({"asked for"}))
-def quack_searched(inputs: Inputs) -> Workload:
-    """The same with its search for the fastest tiles, one to three minutes a shape."""
-    return _quack(inputs, tuned=True)
-
-
-def _quack(inputs: Inputs, tuned: bool) -> Workload:
     from quack.mlp import mlp_func  # type: ignore[import-not-found]
 
     rows = torch.stack([inputs.w_gate.detach(), inputs.w_up.detach()], dim=1).flatten(0, 1)
@@ -114,6 +94,12 @@ def _quack(inputs: Inputs, tuned: bool) -> Workload:
         return mlp_func(inputs.x, w_gate_up, inputs.w_down, activation="swiglu", tuned=tuned)
 
     return Workload(forward, leaves, alternating=True)
+
+
+rival(
+    TASK, "quack-searched", label="QuACK, searched", slot=5, traits=ON_REQUEST,
+    settings="The same with its search for the fastest tiles, one to three minutes a shape",
+)(partial(quack, tuned=True))  # fmt: skip
 
 
 @rival(TASK, PRODUCTS, traits=frozenset({"bound"}))
@@ -160,15 +146,16 @@ def products(inputs: Inputs) -> Products:
 
 
 def cases(
-    shapes: Iterable[str | tuple[int, int, int]], asked: Sequence[str], *, dtype: str, device: str,
-    repetitions: int, precision: str = "highest", launches: Sequence[str] = ("python",),
-    directions: Sequence[str] = DIRECTIONS, frozen: bool = False, group: str = "",
+    shapes: Iterable[str | tuple[int, int, int]], rival_names: Sequence[str], *, dtype: str,
+    device: str, repetitions: int, precision: str = "highest",
+    launches: Sequence[str] = ("python",), directions: Sequence[str] = DIRECTIONS,
+    frozen: bool = False, group: str = "",
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One case a shape, direction, launch and rival; a backward alone is launched from Python only.
 
     Args:
         shapes: "tokens·hidden·intermediate", with · or x, or the three numbers.
-        asked: names of rivals; `all` for every one that is registered.
+        rival_names: `all` for every one that is registered.
         frozen: also the backward pass that gives x alone a gradient.
         group: what the shapes are, for the notebook's selections.
 
@@ -183,7 +170,7 @@ def cases(
             SwiGLUProblem(*sizes(shape), dtype, direction, trained, precision).fields()
             for shape in shapes for direction, trained in ways
         ],
-        launch=launches, provider=rivals.chosen(TASK, asked),
+        launch=launches, provider=rivals.chosen(TASK, rival_names),
     )  # fmt: skip
     return [c for c in every if c["launch"] == "python" or c["direction"] != "backward"]
 

@@ -100,14 +100,14 @@ def corner(distribution: str, dtype: str, k: int, device: str) -> Tensor:
     return aligned(left[:CORNER].cpu(), right[:, :CORNER].cpu(), TOGETHER[dtype])
 
 
-def product(provider: str, left: Tensor, right: Tensor) -> Tensor:
-    """The product by one provider on a CUDA device, fp32 [m, n]."""
+def product(way: str, left: Tensor, right: Tensor) -> Tensor:
+    """The product by one way on a CUDA device, fp32 [m, n]."""
     from measure.accumulate_kernel import accumulate_fwd
 
-    if provider == "IEEE fp32":
+    if way == "IEEE fp32":
         return accumulate_fwd(left.float(), right.float(), promote=False, precision="ieee")
-    if provider != "cuBLAS":
-        return accumulate_fwd(left, right, promote=provider == "promoted")
+    if way != "cuBLAS":
+        return accumulate_fwd(left, right, promote=way == "promoted")
     if left.dtype != torch.float32:
         return torch.mm(left, right, out_dtype=torch.float32)
     with settings.matmul_settings("high", reduced=True):
@@ -132,16 +132,16 @@ def measure_tensor_core(case: Case) -> Figures:
     Raises:
         Unavailable: there is no GPU with tensor cores.
     """
-    provider, device = case["provider"], case["device"]
+    way, device = case["provider"], case["device"]
     if device == "cuda" and not has_tensor_cores():
         raise Unavailable("needs a CUDA GPU with tensor cores")
     distribution, dtype, k = case["distribution"], case["dtype"], case["k"]
-    size = MODEL_SIZE if provider in MODELS else SIZE
+    size = MODEL_SIZE if way in MODELS else SIZE
     left, right = operands(distribution, dtype, k, size, device)
     true = reference(distribution, dtype, k, size, device)
-    if provider in MODELS:
-        return errors(MODELS[provider](left, right, TOGETHER[dtype]), true)
-    out = product(provider, left, right)
+    if way in MODELS:
+        return errors(MODELS[way](left, right, TOGETHER[dtype]), true)
+    out = product(way, left, right)
     same = out[:CORNER, :CORNER].double().cpu() == corner(distribution, dtype, k, device)
     return errors(out, true) | {"modelled_share": float(same.double().mean())}
 

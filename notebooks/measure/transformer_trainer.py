@@ -49,15 +49,9 @@ class Trainer(step_clock.Trainer):
     """A Transformer with everything one training step needs, made before any clock starts.
 
     Args:
-        model: name of the size.
         direction: one of `DIRECTIONS`; "step" is a full step with AdamW.
-        device: where it runs.
-        dtype: dtype of the weights, such as "float32".
-        batch_size: sequences a step.
-        context_length: tokens a sequence.
         attention: "plain" or "sdpa".
         provider: "eager", or "inductor" for `torch.compile`.
-        autocast: whether the model runs under bf16 autocast.
         adam: AdamW's form, as of `adamw`.
     """
 

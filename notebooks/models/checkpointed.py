@@ -27,7 +27,7 @@ Kind = Literal["none", "first", "segments", "nested"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckpointPlan:
     """Which blocks are checkpointed.
 
     "none"; "first": each of the first `size` blocks by itself; "segments": all, in segments of
@@ -73,7 +73,7 @@ class Plan:
         return 1 + again / layers
 
 
-def forward(model: Transformer, tokens: Tensor, plan: Plan) -> Tensor:
+def forward(model: Transformer, tokens: Tensor, plan: CheckpointPlan) -> Tensor:
     """`model(tokens)` with checkpoints: tokens (B, T) -> logits (B, T, V), gradients the same.
 
     Raises ValueError when the plan does not fit the model.
@@ -103,7 +103,7 @@ def _again(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def held_bytes(
-    shape: TransformerConfig, precision: str, device: str, plan: Plan,
+    shape: TransformerConfig, precision: str, device: str, plan: CheckpointPlan,
     batch_size: int = BATCH_SIZE,
 ) -> dict[str, int]:  # fmt: skip
     """Bytes over weights and gradients that a pass holds at three moments, by formula.

@@ -18,16 +18,7 @@ from models.transformer import TransformerConfig
 
 
 def count(config: TransformerConfig, batch_size: int, context_length: int) -> int:
-    """FLOPs of forward and backward of `batch_size` sequences of `context_length` tokens.
-
-    Raises:
-        ValueError: a size below 1, or more tokens than the model's context length.
-    """
-    if batch_size < 1 or not 1 <= context_length <= config.context_length:
-        raise ValueError(
-            f"batch_size must be at least 1 and context_length 1 to {config.context_length}, got "
-            f"{batch_size} and {context_length}"
-        )
+    """FLOPs of forward and backward of `batch_size` sequences of `context_length` tokens."""
     tokens, width, layers = batch_size * context_length, config.d_model, config.num_layers
     block = 4 * width * width + 3 * width * config.d_ff
     weights = 2 * tokens * (layers * block + width * config.vocab_size)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fusedlib.bench.cases import Case, require_known
+from fusedlib.bench.cases import Case, require_known, require_least
 from fusedlib.bench.settings import DTYPES
 
 HEADS = 1
@@ -41,10 +41,8 @@ class AttentionProblem:
     dtype: str
 
     def __post_init__(self) -> None:
-        for name in ("context_length", "head_dim", "batch_size"):
-            size = getattr(self, name)
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} must be a whole number from 1, got {size!r}")
+        sizes = ("context_length", "head_dim", "batch_size")
+        require_least(1, **{name: getattr(self, name) for name in sizes})
         require_known("dtype", self.dtype, DTYPES)
 
     @classmethod
@@ -130,13 +128,7 @@ PEAK_SQUARES = {"cuda": 4, "cpu": 3, "mps": 3}
 
 
 def flops(problem: AttentionProblem, direction: str, *, fused: bool) -> int:
-    """FLOPs of the products. `fused`: those on and below the diagonal, the scores computed twice.
-
-    Args:
-        problem: shape and dtype.
-        direction: "forward", "backward" or "forward+backward".
-        fused: whether no T × T matrix is kept.
-    """
+    """FLOPs of the products. `fused`: on and below the diagonal, the scores computed twice."""
     if direction == BOTH:
         return sum(flops(problem, each, fused=fused) for each in _PRODUCTS)
     products, width = _PRODUCTS[direction], problem.head_dim
@@ -166,7 +158,6 @@ def kept(form: str, problem: AttentionProblem) -> dict[str, int]:
 
     Args:
         form: "plain", "math" (torch's backend of that name) or "fused".
-        problem: shape and dtype.
     """
     halves = DTYPES[problem.dtype] < _MATH_BYTES
     wide = problem.rows * problem.head_dim * _MATH_BYTES

@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -43,31 +43,37 @@ def plain(operands: Operands) -> Workload:
     return Workload(lambda: plain_attention(*leaves.values()), leaves)
 
 
-@rival(TASK, "math", label="SDPA math", slot=3)
-def math(operands: Operands) -> Workload:
-    """scaled_dot_product_attention, backend MATH."""
-    return _backend(operands, SDPBackend.MATH)
+def _backend(operands: Operands, backend: SDPBackend) -> Workload:
+    query, key, value = operands.query, operands.key, operands.value
+
+    def forward() -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        try:
+            forward()
+        except RuntimeError as error:
+            if not str(error).startswith(_REFUSED):
+                raise
+            raise Unavailable(_reasons(error, given)) from error
+    return Workload(forward, operands.leaves())
 
 
-@rival(TASK, "flash", label="SDPA flash", slot=14, traits=_KEEPS_NO_SQUARE)
-def flash(operands: Operands) -> Workload:
-    """scaled_dot_product_attention, backend FLASH_ATTENTION."""
-    return _backend(operands, SDPBackend.FLASH_ATTENTION)
+for _name, _label, _slot, _traits, _sdpa in (
+    ("math", "SDPA math", 3, frozenset[str](), SDPBackend.MATH),
+    ("flash", "SDPA flash", 14, _KEEPS_NO_SQUARE, SDPBackend.FLASH_ATTENTION),
+    ("efficient", "SDPA efficient", 4, _KEEPS_NO_SQUARE, SDPBackend.EFFICIENT_ATTENTION),
+    ("cudnn", "SDPA cuDNN", 5, _KEEPS_NO_SQUARE, SDPBackend.CUDNN_ATTENTION),
+):
+    rival(
+        TASK, _name, label=_label, slot=_slot, traits=_traits,
+        settings=f"scaled_dot_product_attention, backend {_sdpa.name}",
+    )(partial(_backend, backend=_sdpa))  # fmt: skip
 
 
-@rival(TASK, "efficient", label="SDPA efficient", slot=4, traits=_KEEPS_NO_SQUARE)
-def efficient(operands: Operands) -> Workload:
-    """scaled_dot_product_attention, backend EFFICIENT_ATTENTION."""
-    return _backend(operands, SDPBackend.EFFICIENT_ATTENTION)
-
-
-@rival(TASK, "cudnn", label="SDPA cuDNN", slot=5, traits=_KEEPS_NO_SQUARE)
-def cudnn(operands: Operands) -> Workload:
-    """scaled_dot_product_attention, backend CUDNN_ATTENTION."""
-    return _backend(operands, SDPBackend.CUDNN_ATTENTION)
-
-
-@rival(TASK, "flex", label="FlexAttention", slot=6, traits=_KEEPS_NO_SQUARE | {"asked for"})
+@rival(TASK, "flex", label="FlexAttention", slot=6, traits=_KEEPS_NO_SQUARE | {"on request"})
 def flex(operands: Operands) -> Workload:
     """FlexAttention with a causal block mask, torch.compile, fullgraph=True, dynamic=False."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -88,30 +94,12 @@ def flex(operands: Operands) -> Workload:
     return Workload(forward, operands.leaves())
 
 
-@rival(TASK, "inductor", traits=frozenset({"asked for"}))
+@rival(TASK, "inductor", traits=frozenset({"on request"}))
 def inductor(operands: Operands) -> Workload:
     """The plain one through torch.compile, default mode, fullgraph=True, dynamic=False."""
     leaves = operands.leaves()
     compiled = torch.compile(plain_attention, fullgraph=True, dynamic=False)
     return Workload(lambda: compiled(*leaves.values()), leaves)
-
-
-def _backend(operands: Operands, backend: SDPBackend) -> Workload:
-    query, key, value = operands.query, operands.key, operands.value
-
-    def forward() -> Tensor:
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-
-    with warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
-        try:
-            forward()
-        except RuntimeError as error:
-            if not str(error).startswith(_REFUSED):
-                raise
-            raise Unavailable(_reasons(error, given)) from error
-    return Workload(forward, operands.leaves())
 
 
 def _reasons(error: RuntimeError, given: list[warnings.WarningMessage]) -> str:
@@ -141,14 +129,14 @@ def counted_form(name: str) -> str | None:
 
 def cases(
     grid: str, contexts: Sequence[int], widths: Sequence[int], dtypes: Sequence[str],
-    asked: Sequence[str], *, batch_size: int, repetitions: int, device: str,
+    rival_names: Sequence[str], *, batch_size: int, repetitions: int, device: str,
     more: Iterable[str] = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One case a shape, dtype, direction and rival; dtype by dtype as they are given.
 
     Args:
         grid: one of `GRIDS`, for the notebook's selections.
-        asked: names of rivals; `all` for every one but those that compile for long.
+        rival_names: `all` for every one but those that compile for long.
         more: a rival at one dtype and width besides, "inductor float32 64", or at one context of
             these, "flex float32 64 1024".
     """
@@ -166,7 +154,7 @@ def cases(
             name for name, at in added
             if all(str(shape[field]) == value for field, value in at.items())
         ]  # fmt: skip
-        names = rivals.chosen(TASK, [*asked, *here])
+        names = rivals.chosen(TASK, [*rival_names, *here])
         listed += cases_of(shared | shape, direction=DIRECTIONS, provider=names)
     return listed
 

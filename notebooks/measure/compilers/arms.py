@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +12,6 @@ from measure import llama
 
 TASK, BASELINE = "compiler", llama.BASELINE
 Call = Callable[..., Any]
-COMPILED: dict[str, Any] = {"requires": ("transformers",), "traits": frozenset({"compiles"})}
-GRAPHS = COMPILED | {"traits": frozenset({"compiles", "graphs"})}
-ASKED = COMPILED | {"traits": frozenset({"compiles", "asked for"})}
 
 
 @dataclass(frozen=True)
@@ -53,56 +49,6 @@ def thunder() -> Arm:
     return Arm(False, thunderfx)
 
 
-def _inductor(fused: bool, mode: str) -> Arm:
-    return Arm(fused, partial(torch.compile, mode=mode))
-
-
-@rival(TASK, "inductor", **COMPILED)
-def inductor() -> Arm:
-    """torch.compile of the whole, mode default."""
-    return _inductor(False, "default")
-
-
-@rival(TASK, "inductor-graphs", label="torch.compile, CUDA graphs", slot=3, **GRAPHS)
-def graphs() -> Arm:
-    """torch.compile of the whole, mode reduce-overhead."""
-    return _inductor(False, "reduce-overhead")
-
-
-@rival(TASK, "inductor-graphs-searched", label="torch.compile, searched, CUDA graphs", slot=10,
-       **GRAPHS | {"traits": GRAPHS["traits"] | {"asked for"}})  # fmt: skip
-def graphs_searched() -> Arm:
-    """torch.compile of the whole, mode max-autotune."""
-    return _inductor(False, "max-autotune")
-
-
-@rival(TASK, "fused-inductor", **COMPILED)
-def fused_inductor() -> Arm:
-    """fusedlib.apply_to, then torch.compile of the whole, mode default."""
-    return _inductor(True, "default")
-
-
-@rival(
-    TASK, "fused-inductor-graphs", label="fusedlib, torch.compile, CUDA graphs", slot=6, **GRAPHS
-)
-def fused_graphs() -> Arm:
-    """fusedlib.apply_to, then torch.compile of the whole, mode reduce-overhead."""
-    return _inductor(True, "reduce-overhead")
-
-
-@rival(TASK, "inductor-causal", **ASKED)
-def causal() -> Arm:
-    """torch.compile of the whole, mode default, attention by the flag is_causal."""
-    attention = llama.causal_attention()
-
-    def compiled(model: Any) -> Call:
-        same: Any = llama.copy_of(model)
-        same.set_attn_implementation(attention)
-        return torch.compile(same)
-
-    return Arm(False, compiled)
-
-
 def _by_layer(model: Any) -> Call:
     # One graph serves all.
     same: Any = llama.copy_of(model)
@@ -111,13 +57,46 @@ def _by_layer(model: Any) -> Call:
     return same
 
 
-@rival(TASK, "inductor-layers", **ASKED)
-def layers() -> Arm:
-    """torch.compile of each decoder layer, mode default."""
-    return Arm(False, _by_layer)
+def _whole(mode: str) -> Callable[[Call], Call]:
+    return lambda call: torch.compile(call, mode=mode)
 
 
-@rival(TASK, "fused-inductor-layers", **ASKED)
-def fused_layers() -> Arm:
-    """fusedlib.apply_to, then torch.compile of each decoder layer, mode default."""
-    return Arm(True, _by_layer)
+def _causal(model: Any) -> Call:
+    same: Any = llama.copy_of(model)
+    same.set_attn_implementation(llama.causal_attention())
+    return torch.compile(same)
+
+
+def _inductor(
+    name: str, settings: str, call: Callable[[Call], Call], *traits: str, **look: Any
+) -> None:
+    """Register an arm of torch.compile, on fusedlib's operations where its name begins so."""
+    fused = name.startswith("fused")
+    settings = "fusedlib.apply_to, then " * fused + "torch.compile of " + settings
+    rival(
+        TASK, name, settings=settings, requires=("transformers",),
+        traits=frozenset({"compiles", *traits}), **look,
+    )(lambda: Arm(fused, call))  # fmt: skip
+
+
+_default = "the whole, mode default", _whole("default")
+_graphs = "the whole, mode reduce-overhead", _whole("reduce-overhead")
+_layers = "each decoder layer, mode default", _by_layer
+_inductor("inductor", *_default)
+_inductor("inductor-graphs", *_graphs, "graphs", label="torch.compile, CUDA graphs", slot=3)
+_inductor(
+    "inductor-graphs-searched", "the whole, mode max-autotune",
+    _whole("max-autotune"), "graphs", "on request",
+    label="torch.compile, searched, CUDA graphs", slot=10,
+)  # fmt: skip
+_inductor("fused-inductor", *_default)
+_inductor(
+    "fused-inductor-graphs", *_graphs, "graphs",
+    label="fusedlib, torch.compile, CUDA graphs", slot=6,
+)  # fmt: skip
+_inductor(
+    "inductor-causal", "the whole, mode default, attention by the flag is_causal", _causal,
+    "on request",
+)  # fmt: skip
+_inductor("inductor-layers", *_layers, "on request")
+_inductor("fused-inductor-layers", *_layers, "on request")

@@ -33,7 +33,6 @@ def cases(
 
     Args:
         variants: `experiment`, with `sampler` of a token's or `optimizer` of a training's.
-        arms: names of rivals, or "all".
         model: of `llama.CONFIGS`, in bf16.
         context_length: tokens a sequence; the most of a dynamic training, or those generated.
         repetitions: turns; of a dynamic training the iterations.
@@ -41,11 +40,11 @@ def cases(
             done, is stopped; 0 compiles nothing.
     """
     require_known("model", model, llama.CONFIGS)
-    known: dict[str, Collection[str]] = {
+    choices: dict[str, Collection[str]] = {
         "experiment": SUBJECTS, "sampler": SAMPLERS, "optimizer": OPTIMIZERS
     }  # fmt: skip
     for field, value in (pair for variant in variants for pair in variant.items()):
-        require_known(field, value, known[field])
+        require_known(field, value, choices[field])
     require_least(
         1, batch_size=batch_size, context_length=context_length, repetitions=repetitions
     )  # fmt: skip

@@ -44,12 +44,12 @@ def dynamic(case: Case) -> dict[str, Any]:
     require_possible(case)
     torch.compiler.reset()
     free_memory()
-    asked, device, one = lengths(case), case["device"], rivals.get(TASK, case["provider"])
-    setup = Training({**case, "context_length": asked[0]})
+    context_lengths, device, one = lengths(case), case["device"], rivals.get(TASK, case["provider"])
+    setup = Training({**case, "context_length": context_lengths[0]})
     arm, limit = one.build(), case["limit_s"] or 1e6
     model = setup.model_of(arm)
     program: Any = llama.LlamaTrainer(model, arm.compile(model), setup.ids)
-    batches = [llama.tokens(case["model"], case["batch_size"], n, device) for n in asked]
+    batches = [llama.tokens(case["model"], case["batch_size"], n, device) for n in context_lengths]
     times: list[float] = []
     graphs: list[int] = []
     checked: dict[str, Any] = {}
@@ -67,14 +67,18 @@ def dynamic(case: Case) -> dict[str, Any]:
             graphs.append(graphs_compiled() - start)
             if len(times) == 1:
                 gradients = llama.gradients(model, setup.names)
-                checked = setup.judged({"loss": program.loss} | gradients)
+                checked = setup.error_figures({"loss": program.loss} | gradients)
                 program.optimizer = OPTIMIZERS[case["optimizer"]](model.parameters())
     if not times:
         raise Unavailable(f"not one iteration was done in {limit:g} s")
-    done = len(times) == len(asked)
-    stopped = None if done else f"after {len(times)} of {len(asked)}, when {limit:g} s were over"
+    done = len(times) == len(context_lengths)
+    stopped = (
+        None
+        if done
+        else f"after {len(times)} of {len(context_lengths)}, when {limit:g} s were over"
+    )
     return {
-        **one.facts(), **checked, **summarize(times), "lengths": asked[: len(times)],
+        **one.facts(), **checked, **summarize(times), "lengths": context_lengths[: len(times)],
         "graphs_by_then": graphs, "graphs": graphs[-1], "stopped": stopped,
         "total_s": sum(times) / 1e3 if done else None, "path": llama.path_of(case),
     }  # fmt: skip

@@ -85,7 +85,7 @@ class Setup:
         """Figures of an arm that was found right, and what makes its turn of a case."""
         raise NotImplementedError
 
-    def judged(self, results: Mapping[str, Tensor]) -> dict[str, Any]:
+    def error_figures(self, results: Mapping[str, Tensor]) -> dict[str, Any]:
         """The largest relative error, as a figure.
 
         Raises:
@@ -135,7 +135,7 @@ class Forward(Setup):
             return logits
 
         figures = call_until_compiled(run, self.case["device"])
-        figures |= self.judged({"logits": run()[-1]})
+        figures |= self.error_figures({"logits": run()[-1]})
         return figures, lambda timed: Turn(run)
 
 
@@ -204,7 +204,7 @@ class Decoding(Setup):
             session.logits(self.ids[:, PROMPT : PROMPT + 1])
 
         figures = call_until_compiled(once, self.case["device"])
-        figures |= self.judged({"logits": session.forced(self.ids[:, PROMPT:])})
+        figures |= self.error_figures({"logits": session.forced(self.ids[:, PROMPT:])})
         table: Any = model.get_input_embeddings()  # type: ignore[operator]
         weights = sum(p.nbytes for p in model.parameters()) - table.weight.nbytes
         layers = session.cache.layers
@@ -281,7 +281,7 @@ class Training(Setup):
         program = llama.LlamaTrainer(model, arm.compile(model), self.ids)
         self.programs.append(program)
         figures = call_until_compiled(program.issue, self.case["device"])
-        figures |= self.judged({"loss": program.loss} | llama.gradients(model, self.names))
+        figures |= self.error_figures({"loss": program.loss} | llama.gradients(model, self.names))
         model.zero_grad(set_to_none=True)
 
         def turn(timed: Case) -> Turn:

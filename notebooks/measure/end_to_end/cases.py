@@ -25,8 +25,6 @@ def setting(
     """What all cases of a run share.
 
     Args:
-        device: where it runs; "auto" takes the best there is.
-        batch_size: sequences a step.
         seconds: steps alone are measured for so long at least.
         repetitions: rounds of a race at least. The range of six pairs covers their median at 97 %.
     """
@@ -60,11 +58,11 @@ def steps(
 
 def races(
     shared: Case, experiment: str, models: Sequence[str], contexts: Sequence[int],
-    precisions: Sequence[str], asked: Sequence[str] = ("all",),
+    precisions: Sequence[str], rival_names: Sequence[str] = ("all",),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The same steps by each rival in turns, plain attention; the experiment is one of `RACES`."""
     require_known("race", experiment, RACES)
-    names = rivals.chosen(RACES[experiment], asked)
+    names = rivals.chosen(RACES[experiment], rival_names)
     wanted = steps(shared, models, contexts, precisions, experiment=experiment)
     return grid(step=wanted, provider=names)
 

@@ -10,7 +10,6 @@ from fusedlib.bench.attempt import free_memory
 from fusedlib.bench.cases import Case
 from fusedlib.bench.settings import MIB, matmul_settings
 from fusedlib.bench.statistics import summarize
-from fusedlib.bench.step_clock import Limits
 from measure.end_to_end.cases import require_possible, shape
 from measure.pass_memory import peak_over_mib
 from measure.profiler import profiling
@@ -43,7 +42,7 @@ def measure(case: Case) -> dict[str, Any]:
 def step(case: Case) -> dict[str, Any]:
     """Times of the step's parts, then its memory, then what else is asked for."""
     trainer = Trainer.of(case)
-    row = step_clock.measure(trainer, Limits(case["seconds"], BLOCKS, STEPS))
+    row = step_clock.measure(trainer, seconds=case["seconds"], blocks=BLOCKS, steps=STEPS)
     row |= work(case) | step_clock.peaks(trainer)
     if case["inference"]:
         row |= _inference(trainer)

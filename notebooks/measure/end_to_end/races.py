@@ -17,18 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib import fused
-from fusedlib.bench import (
-    check,
-    rivals,
-    step_clock,
-    sustained,
-)  # fmt: skip
+from fusedlib.bench import check, rivals, step_clock, sustained
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Race
 from fusedlib.bench.rivals import Rival, rival
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.patch import apply
-from measure import mlps, swiglu  # noqa: F401  (swiglu registers who else computes the MLP)
+from measure import mlp_rivals, swiglu  # noqa: F401  (swiglu registers who else computes the MLP)
 from measure.compiling import call_until_compiled, counting_graphs, warm_compiler
 from measure.end_to_end import measure
 from measure.end_to_end.cases import RACES, require_possible, shape
@@ -44,10 +39,7 @@ Call = Callable[..., Any]
 # --- whether it is compiled: from a callable ------------------------------------------------------
 
 
-@rival("compile", "eager")
-def as_it_is(call: Call) -> Call:
-    """Plain PyTorch."""
-    return call
+rival("compile", "eager", settings="Plain PyTorch")(lambda call: call)
 
 
 @rival("compile", "inductor")
@@ -56,7 +48,7 @@ def compiled(call: Call) -> Call:
     return torch.compile(call, dynamic=False)
 
 
-@rival("compile", "linear", label="fusedlib.linear", slot=27, traits=frozenset({"asked for"}))
+@rival("compile", "linear", label="fusedlib.linear", slot=27, traits=frozenset({"on request"}))
 def by_linear(model: Transformer) -> Call:
     """Every projection, the head's too, by fusedlib.linear; all else plain PyTorch."""
     same = sharing_copy(model)
@@ -162,7 +154,7 @@ def _path(model: Transformer, case: Case) -> str | None:
     tokens, width = case["batch_size"] * case["context_length"], model.embedding.embedding_dim
     dtype = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
     x = torch.empty(tokens, width, device=case["device"], dtype=dtype)
-    return mlps.path(model.blocks[0].get_submodule("mlp"), x)
+    return mlp_rivals.path(model.blocks[0].get_submodule("mlp"), x)
 
 
 # --- compilation ----------------------------------------------------------------------------------

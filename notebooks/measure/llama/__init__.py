@@ -20,20 +20,13 @@ from typing import Any
 
 from fusedlib.bench import rivals
 from fusedlib.bench.cases import device_of, grid, require_known, require_least
+from fusedlib.bench.settings import DTYPES
 from measure.llama.alone import GROWING, MEASURES, measure
-from measure.llama.arms import (
-    BASELINE,
-    OTHER_ATTENTION,
-    PARTS,
-    SWITCHES,
-    TASK,
-    causal_attention,
-    with_liger,
-)
-from measure.llama.exact import EXACT, Judge, gradients
+from measure.llama.arms import BASELINE, OTHER_ATTENTION, PARTS, TASK, causal_attention
+from measure.llama.exact import EXACT, gradients
 from measure.llama.models import CONFIGS, build, copy_of, tokens
-from measure.llama.races import FP32, LOADED, RACE, few_threads, flops, path_of
-from measure.llama.trainer import LlamaTrainer, try_capture
+from measure.llama.races import FP32, LOADED, RACE, few_threads, path_of
+from measure.llama.trainer import LlamaTrainer
 from measure.llama.training import (
     FIRST_STEPS,
     MOMENT_SEEDS,
@@ -47,14 +40,13 @@ from measure.problems import PLAIN_PATH
 
 __all__ = [
     "BASELINE", "CONFIGS", "EXACT", "FIRST_STEPS", "FP32", "LOADED", "MOMENTS", "MOMENT_SEEDS",
-    "OTHER_ATTENTION", "PARTS", "PLAIN_PATH", "RACE", "SEEDS", "STUDY", "SWITCHES", "TASK",
-    "Judge", "LlamaTrainer", "Trajectory", "build", "cases", "causal_attention", "copy_of",
-    "few_threads", "flops", "gradients", "loss_distances", "measure", "path_of", "tokens",
-    "try_capture", "with_liger", "wrong_gradients",
+    "OTHER_ATTENTION", "PARTS", "PLAIN_PATH", "RACE", "SEEDS", "STUDY", "TASK",
+    "LlamaTrainer", "Trajectory", "build", "cases", "causal_attention", "copy_of",
+    "few_threads", "gradients", "loss_distances", "measure", "path_of", "tokens",
+    "wrong_gradients",
 ]  # fmt: skip
 
 STUDY = "11_llama"
-DTYPES = ("bfloat16", "float16", "float32")
 
 
 def cases(
@@ -64,8 +56,6 @@ def cases(
     """A case an arm, of an experiment at the top of this file.
 
     Args:
-        arms: names of rivals, or "all".
-        model: of `CONFIGS`.
         dtype: of weights, gradients and moments.
         more: what else makes the case: `optimizer` and `repetitions` of a step, `grows` of a
             limit, `seed`, `learning_rate` and `steps` of a training, of gradients its `step`,

@@ -12,7 +12,7 @@ from fusedlib.bench.attempt import Unavailable, forget_compiled, free_memory, is
 from fusedlib.bench.cases import Case
 from fusedlib.bench.settings import MIB
 from measure import allocator_history
-from measure.allocator_history import History, Known
+from measure.allocator_history import History, KnownAddresses
 from measure.llama.arms import alone, require_possible
 from measure.llama.models import CONFIGS, tokens
 from measure.llama.races import few_threads, path_of, work
@@ -38,8 +38,8 @@ def memory(case: Case) -> dict[str, Any]:
         ids = tokens(case["model"], *size, case["device"])
         return LlamaTrainer(model, call, ids, optimizer=True)
 
-    _, watch, known = watched_steps(make, torch.device(case["device"]), 2)
-    figures = _split(watch.history, known, CONFIGS[case["model"]]["vocab_size"])
+    _, watch, addresses = watched_steps(make, torch.device(case["device"]), 2)
+    figures = _split(watch.history, addresses, CONFIGS[case["model"]]["vocab_size"])
     if case["device"] == "cuda":
         file = snapshot_path(case)
         figures |= {"snapshot": file.name, "snapshot_mib": watch.save(file) / MIB}
@@ -52,10 +52,10 @@ def snapshot_path(case: Case) -> Path:
     return paths.build_dir() / "snapshots" / name.replace(" ", "-")
 
 
-def _split(history: History, known: Known, vocabulary: int) -> dict[str, Any]:
+def _split(history: History, addresses: KnownAddresses, vocabulary: int) -> dict[str, Any]:
     """The timeline of the second step by category, and the same at its peak."""
     odd = vocabulary // (vocabulary & -vocabulary)
-    every = allocator_history.classify(history, known)
+    every = allocator_history.classify(history, addresses)
     passing, changes = ("activations", "temporaries", "other"), len(history.changes)
     wide = {id(b) for b in every if b.category in passing and not b.nbytes % odd}
     held, logits = (

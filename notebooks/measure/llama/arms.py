@@ -46,7 +46,7 @@ def alone(case: Case) -> tuple[nn.Module, Call]:
 
 
 @rival(TASK, OTHER_ATTENTION, label="Hugging Face, eager attention", slot=16,
-       requires=("transformers",), traits=frozenset({"asked for"}))  # fmt: skip
+       requires=("transformers",), traits=frozenset({"on request"}))  # fmt: skip
 def plain_eager(model: nn.Module) -> Call:
     """The model as transformers makes it, attention by its "eager" implementation."""
     transformers_model: Any = model
@@ -86,8 +86,6 @@ def with_liger(model: nn.Module, switches: Iterable[str], **loss: Any) -> nn.Mod
     """Put Liger's operations into this one model; transformers' module stays as it was.
 
     Args:
-        model: changed in place.
-        switches: of `SWITCHES`.
         loss: further settings of Liger's fused loss.
     """
     wanted = set(switches)
@@ -157,7 +155,7 @@ def fused_compiled(model: nn.Module) -> Call:
     return torch.compile(model, dynamic=False)
 
 
-@rival(TASK, "inductor-layers", requires=("transformers",), traits=frozenset({"asked for"}))
+@rival(TASK, "inductor-layers", requires=("transformers",), traits=frozenset({"on request"}))
 def compiled_layers(model: nn.Module) -> Call:
     """torch.compile of each decoder layer, its default mode, dynamic=False."""
     layers: Any = model.get_submodule("model.layers")
@@ -166,7 +164,7 @@ def compiled_layers(model: nn.Module) -> Call:
     return model
 
 
-@rival(TASK, "fused-inductor-layers", requires=("transformers",), traits=frozenset({"asked for"}))
+@rival(TASK, "fused-inductor-layers", requires=("transformers",), traits=frozenset({"on request"}))
 def fused_compiled_layers(model: nn.Module) -> Call:
     """fusedlib.apply_to with all its parts, then torch.compile of each decoder layer."""
     fusedlib.apply_to(model)
@@ -186,7 +184,7 @@ def fused_captured(model: nn.Module) -> Call:
 def liger_captured(model: nn.Module) -> Call:
     """Liger with all its switches, forward and backward captured in one CUDA graph."""
     try:  # a capture that fails can leave the allocator of its process useless
-        fresh.run("measure.llama:try_capture", {"provider": "liger"}, timeout_s=120)
+        fresh.run("measure.llama.trainer:try_capture", {"arm": "liger"}, timeout_s=120)
     except fresh.FreshProcessError as error:
         raise Unavailable(f"its step cannot be captured: {str(error).splitlines()[0]}") from None
     return with_liger(model, SWITCHES)

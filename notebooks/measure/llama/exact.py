@@ -24,7 +24,7 @@ LAYERS, CHECKED_TOKENS, CHECKED_CONTEXT = 2, 4096, 2048
 CHUNK = 4096  # tokens whose logits exist at once, where a loss is computed for comparison
 
 
-class Judge:
+class ExactModel:
     """Loss and all gradients in float64; the measure is Hugging Face's error in the weights' dtype.
 
     Args:
@@ -42,7 +42,7 @@ class Judge:
         free_memory()
 
     @classmethod
-    def of(cls, case: Case) -> "Judge":
+    def of(cls, case: Case) -> "ExactModel":
         """Of a model of the case's widths with `LAYERS` layers, on `CHECKED_TOKENS` at most."""
         layers = min(LAYERS, CONFIGS[case["model"]]["num_hidden_layers"])
         context = min(int(case["context_length"]), CHECKED_CONTEXT)
@@ -128,7 +128,7 @@ def plain_loss(model: Any, ids: Tensor) -> float:
     return total.item() / (ids.shape[0] * (ids.shape[1] - 1))
 
 
-@rival(TASK, "float64", slot=13, requires=("transformers",), traits=frozenset({"asked for"}))
+@rival(TASK, "float64", slot=13, requires=("transformers",), traits=frozenset({"on request"}))
 def in_float64(model: nn.Module) -> Call:
     """The model's fp32 weights and all it computes, norms and loss too, in float64."""
     model.double()
@@ -136,7 +136,7 @@ def in_float64(model: nn.Module) -> Call:
 
 
 @rival(TASK, EXACT, label="exact gradients", slot=7, requires=("transformers",),
-       traits=frozenset({"asked for"}))  # fmt: skip
+       traits=frozenset({"on request"}))  # fmt: skip
 def with_exact_gradients(model: nn.Module) -> Call:
     """Weights in their dtype, all else in float64, each gradient rounded once into its weight's."""
 

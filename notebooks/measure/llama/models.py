@@ -46,10 +46,6 @@ def build(
     """A Hugging Face Llama with random weights, in training mode.
 
     Args:
-        config: of `CONFIGS`.
-        dtype: of the weights.
-        device: where it is made.
-        seed: the same weights for the same one.
         layers: instead of the configuration's.
 
     Raises:
@@ -60,12 +56,12 @@ def build(
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     fields = CONFIGS[config] | ({"num_hidden_layers": layers} if layers else {})
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "tie_word_embeddings": True, "use_cache": False, "rms_norm_eps": 1e-5,
         "max_position_embeddings": 131072, "pad_token_id": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
     }  # fmt: skip
-    llama = LlamaConfig(**usual | fields)
+    llama = LlamaConfig(**defaults | fields)
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     torch.manual_seed(seed)
     with torch.device(device):

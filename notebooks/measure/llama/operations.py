@@ -43,7 +43,7 @@ BOTH = "forward+backward"
 EPS, THETA, SCALE = 1e-5, 500_000.0, 0.02  # of Llama-3.2-1B
 DIRECTIONS = {"loss": (BOTH,), "norm": ("forward", BOTH), "rope": ("forward", BOTH)}
 COMPILER: dict[str, Any] = {"fullgraph": True, "dynamic": False, "mode": "default"}
-BOUND, COMPILED = frozenset({"bound"}), frozenset({"asked for", "compiled"})
+BOUND, COMPILED = frozenset({"bound"}), frozenset({"on request", "compiled"})
 Outputs = tuple[Tensor, ...]
 Results = dict[str, Tensor]
 
@@ -178,22 +178,21 @@ for _task, _build in zip(TASKS, _HUGGING_FACE, strict=True):
     rival(_task, "inductor", requires=_packages, traits=COMPILED)(_build)
 
 
-@rival("loss", "liger")
-def liger_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """Liger's fused linear cross entropy as it comes: d_weight summed in the weight's dtype."""
-    return _liger_loss(hidden, weight, target)
+def _loss(name: str, build: Callable[..., Outputs], settings: str, **look: Any) -> None:
+    rival("loss", name, settings=settings, **look)(build)
 
 
-@rival("loss", "liger-fp32")
-def liger_loss_fp32(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """Liger's fused linear cross entropy, accum_dtype=torch.float32."""
-    return _liger_loss(hidden, weight, target, accum_dtype=torch.float32)
-
-
-def _liger_loss(*operands: Tensor, **settings: Any) -> Outputs:
+def liger_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:
+    """Liger's fused linear cross entropy."""
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
-    return (liger_fused_linear_cross_entropy(*operands, **settings),)
+    return (liger_fused_linear_cross_entropy(hidden, weight, target, **settings),)
+
+
+_liger = "Liger's fused linear cross entropy"
+_loss("liger", liger_loss, f"{_liger} as it comes: d_weight summed in the weight's dtype")
+_loss("liger-fp32", partial(liger_loss, accum_dtype=torch.float32),
+      f"{_liger}, accum_dtype=torch.float32")  # fmt: skip
 
 
 @rival("norm", "liger")
@@ -223,50 +222,38 @@ def torch_chunked(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     return (torch.nn.functional.linear_cross_entropy(hidden, weight, target, options=options),)
 
 
-@rival("loss", "quack", label="QuACK", slot=4)
-def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """QuACK's chunked_linear_cross_entropy, its own choice of a way, tiles as they come."""
-    return _quack(hidden, weight, target)
-
-
-@rival("loss", "quack-unfused", label="QuACK, backward not fused", slot=13)
-def quack_unfused(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """QuACK's chunked_linear_cross_entropy, use_scaled_exp=False, tiles as they come."""
-    return _quack(hidden, weight, target, use_scaled_exp=False)
-
-
-def _quack(*operands: Tensor, **settings: Any) -> Outputs:
+def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:
+    """QuACK's linear cross entropy, tiles as they come."""
     from quack.linear_cross_entropy import (  # type: ignore[import-not-found]
         chunked_linear_cross_entropy,
     )
 
-    return (chunked_linear_cross_entropy(*operands, tuned=False, **settings),)
+    return (chunked_linear_cross_entropy(hidden, weight, target, tuned=False, **settings),)
 
 
-@rival("loss", "cut", label="cut cross entropy", slot=5)
-def cut(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """Cut cross entropy as it comes: skips blocks of gradients below a 32nd of the dtype's eps."""
-    return _cut(hidden, weight, target)
-
-
-@rival("loss", "cut-whole", label="cut cross entropy, nothing skipped", slot=12)
-def cut_whole(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """Cut cross entropy, filter_eps=None: no block is skipped."""
-    return _cut(hidden, weight, target, filter_eps=None)
-
-
-@rival("loss", "cut-kahan", label="cut cross entropy, compensated sums", slot=14)
-def cut_kahan(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """Cut cross entropy, filter_eps=None, use_kahan=True: gradients by compensated sums."""
-    return _cut(hidden, weight, target, filter_eps=None, use_kahan=True)
-
-
-def _cut(*operands: Tensor, **settings: Any) -> Outputs:
+def cut_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:
+    """Cut cross entropy."""
     from cut_cross_entropy import linear_cross_entropy  # type: ignore[import-not-found]
 
     if lacking := set(settings) - set(signature(linear_cross_entropy).parameters):
         raise Unavailable(f"this cut_cross_entropy takes no {', '.join(lacking)}")
-    return (linear_cross_entropy(*operands, **settings),)
+    return (linear_cross_entropy(hidden, weight, target, **settings),)
+
+
+_quack, _cut = "QuACK's chunked_linear_cross_entropy", "cut cross entropy"
+_loss("quack", quack_loss, f"{_quack}, its own choice of a way, tiles as they come",
+      label="QuACK", slot=4)  # fmt: skip
+_loss("quack-unfused", partial(quack_loss, use_scaled_exp=False),
+      f"{_quack}, use_scaled_exp=False, tiles as they come",
+      label="QuACK, backward not fused", slot=13)  # fmt: skip
+_loss("cut", cut_loss, "Cut cross entropy as it comes: skips blocks of gradients below a 32nd of "
+      "the dtype's eps", label=_cut, slot=5)  # fmt: skip
+_loss("cut-whole", partial(cut_loss, filter_eps=None),
+      "Cut cross entropy, filter_eps=None: no block is skipped",
+      label=f"{_cut}, nothing skipped", slot=12)  # fmt: skip
+_loss("cut-kahan", partial(cut_loss, filter_eps=None, use_kahan=True),
+      "Cut cross entropy, filter_eps=None, use_kahan=True: gradients by compensated sums",
+      label=f"{_cut}, compensated sums", slot=14)  # fmt: skip
 
 
 @rival("loss", "fused")
@@ -331,14 +318,13 @@ for _task in ("norm", "rope"):
 
 
 def cases(
-    experiment: str, asked: Iterable[str], *, widths: Sequence[int], vocabulary: int,
+    experiment: str, rival_names: Iterable[str], *, widths: Sequence[int], vocabulary: int,
     batch_size: int, context_length: int, dtype: str, device: str, repetitions: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A case a width, direction and rival.
 
     Args:
-        experiment: of `TASKS`.
-        asked: names of rivals; "all" for every one that does not compile for long.
+        rival_names: "all" for every one that does not compile for long.
         widths: hidden sizes; of `rope`, heads together.
         vocabulary: rows of the loss's weight.
 
@@ -362,7 +348,7 @@ def cases(
         **heads, "vocabulary": vocabulary if experiment == "loss" else None, "dtype": dtype,
         "launch": "graph" if graph else "python", "device": where, "repetitions": repetitions,
     }  # fmt: skip
-    names = rivals.chosen(experiment, asked)
+    names = rivals.chosen(experiment, rival_names)
     return grid(shared, hidden_size=widths, direction=DIRECTIONS[experiment], provider=names)
 
 
@@ -426,7 +412,7 @@ class Setup:
         figures = {**one.facts(), "path": llama.path_of(case)}
         figures["compiler"] = str(COMPILER) if compiled else None
         try:
-            figures |= self._judged(first_results, BOTH)
+            figures |= self._error_figures(first_results, BOTH)
         finally:
             written = self._restore(sets[0])
         if written and not in_place:
@@ -438,10 +424,12 @@ class Setup:
 
         return Checked(figures, turn)
 
-    def _judged(self, results_of_call: Results, direction: str) -> Figures:
-        asked = list(self.true if direction == BOTH else self.first.upstream)
+    def _error_figures(self, results_of_call: Results, direction: str) -> Figures:
+        required = list(self.true if direction == BOTH else self.first.upstream)
         dtype = getattr(torch, self.case["dtype"])
-        return check.require(check.errors(results_of_call, self.true), self.baseline, dtype, asked)
+        return check.require(
+            check.errors(results_of_call, self.true), self.baseline, dtype, required
+        )
 
     @torch.no_grad()
     def _restore(self, operands: Operands) -> list[str]:
@@ -453,10 +441,10 @@ class Setup:
         return written
 
     def _turn(
-        self, timed: Case, calls: Sequence[Callable[[], Any]], judged: Operands | None = None
+        self, timed: Case, calls: Sequence[Callable[[], Any]], given: Operands | None = None
     ) -> Turn:  # fmt: skip
-        """The turns of one call, or of a graph of all; what is judged is what the first one gives
-        on the operands that it is given.
+        """The turns of one call, or of a graph of all; what is checked is what the first one gives
+        on `given`, where there is something to check.
         """
         if timed["launch"] != "graph":
 
@@ -464,7 +452,7 @@ class Setup:
                 calls[0]()
 
             return Turn(
-                once, figures=_peaks(calls[0]) if judged and timed["device"] == "cuda" else {}
+                once, figures=_peaks(calls[0]) if given and timed["device"] == "cuda" else {}
             )
         kept: list[Any] = []
 
@@ -474,10 +462,10 @@ class Setup:
 
         replay, clock = cuda_graphs.capture_call(every).replay, timing.clock_for(timed["device"])
         figures: Figures = {}
-        if judged:
-            self._restore(judged)
+        if given:
+            self._restore(given)
             replay()
-            figures = self._judged(kept[0], timed["direction"])
+            figures = self._error_figures(kept[0], timed["direction"])
 
         def run() -> Mapping[str, float]:
             replay()  # the device is busy while the host issues what is timed

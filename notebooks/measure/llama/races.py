@@ -15,7 +15,7 @@ from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.kernels.host import route
 from measure.llama.arms import TASK, require_possible
-from measure.llama.exact import Judge, plain_loss
+from measure.llama.exact import ExactModel, plain_loss
 from measure.llama.models import CONFIGS, Call, build, copy_of, tokens
 from measure.llama.trainer import LlamaTrainer
 from measure.problems import PLAIN_PATH
@@ -28,14 +28,14 @@ class Setup:
     """
 
     def __init__(self, case: Case) -> None:
-        self.judge = Judge.of(case)
+        self.exact = ExactModel.of(case)
         self.base = build(case["model"], case["dtype"], case["device"])
         self.losses: dict[tuple[int, int], float] = {}
 
     def check(self, case: Case) -> Checked:
         """Hold an arm against the truth and set it up on the whole model."""
         one = rivals.get(TASK, case["provider"])
-        figures = {**one.facts(), **self.judge.errors(one, case["dtype"]), "path": path_of(case)}
+        figures = {**one.facts(), **self.exact.errors(one, case["dtype"]), "path": path_of(case)}
         free_memory()
         model = copy_of(self.base, weights=case["optimizer"])
         call = one.build(model)

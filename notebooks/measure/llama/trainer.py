@@ -18,7 +18,6 @@ class LlamaTrainer(step_clock.Trainer):
     """An arm's model with its tokens, as `step_clock` runs it; with AdamW where asked.
 
     Args:
-        model: whose parameters get gradients.
         call: what is called with tokens and labels.
         ids: tokens and labels (batch, context).
         optimizer: whether AdamW, torch's fused one, ends a step.
@@ -78,8 +77,8 @@ def assign_gradients(model: nn.Module, results: Mapping[str, Tensor]) -> None:
         parameter.grad = results[f"d_{name}"]
 
 
-def try_capture(provider: str, start: Mapping[str, float]) -> None:
+def try_capture(arm: str, start: Mapping[str, float]) -> None:
     """Entry of a fresh process: capture the step of a small model of this arm."""
     model = build("two layers", torch.bfloat16, "cuda")
-    call = rivals.get(TASK, provider).build(model)
+    call = rivals.get(TASK, arm).build(model)
     _capture(model, call, tokens("two layers", 2, 128, "cuda"))

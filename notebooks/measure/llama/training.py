@@ -16,7 +16,7 @@ from fusedlib.bench import check, rivals
 from fusedlib.bench.attempt import free_memory
 from fusedlib.bench.cases import Case
 from measure.llama.arms import BASELINE, OTHER_ATTENTION, TASK, alone, require_possible
-from measure.llama.exact import EXACT, Judge
+from measure.llama.exact import EXACT, ExactModel
 from measure.llama.models import CONFIGS
 from measure.llama.races import at_precision, few_threads, path_of
 from measure.llama.trainer import LlamaTrainer
@@ -93,7 +93,7 @@ class Trajectory:
     def __init__(self) -> None:
         self.shared: Case = {}
         self.training: Training
-        self.judge: Judge | None = None
+        self.exact: ExactModel | None = None
         self.baseline: dict[str, float] = {}
 
     def measure(self, case: Case) -> dict[str, Any]:
@@ -110,30 +110,30 @@ class Trajectory:
         require_possible(case)
         free_memory()
         with few_threads(case):
-            judge = self._at(case)
-            errors = judge.errors_of(rivals.get(TASK, case["provider"]))
+            exact = self._at(case)
+            errors = exact.errors_of(rivals.get(TASK, case["provider"]))
         norms = {name: error.norm for name, error in errors.items()}
         return {
-            "parameters": judge.names, "gradient_errors": [norms.get(n) for n in judge.names],
-            "usual_errors": [self.baseline[n] for n in judge.names], "path": path_of(case),
+            "parameters": exact.names, "gradient_errors": [norms.get(n) for n in exact.names],
+            "usual_errors": [self.baseline[n] for n in exact.names], "path": path_of(case),
         }  # fmt: skip
 
-    def _at(self, case: Case) -> Judge:
+    def _at(self, case: Case) -> ExactModel:
         """What is true at the weights of a case."""
         shared = {name: case[name] for name in case if name not in ("provider", "step")}
         if shared != self.shared or self.training.done > case["step"]:
-            self.judge = None
+            self.exact = None
             self.training = Training({**shared, "provider": BASELINE})
             self.shared = shared
-        if self.judge is not None and self.training.done == case["step"]:
-            return self.judge
-        self.judge = None  # its gradients in float64 go before others come
+        if self.exact is not None and self.training.done == case["step"]:
+            return self.exact
+        self.exact = None  # its gradients in float64 go before others come
         while self.training.done < case["step"]:
             self.training.step()
-        self.judge = judge = Judge(self.training.model, self.training.ids)
-        other = judge.errors_of(rivals.get(TASK, OTHER_ATTENTION))
-        self.baseline = {n: max(judge.baseline[n].norm, other[n].norm) for n in judge.names}
-        return judge
+        self.exact = exact = ExactModel(self.training.model, self.training.ids)
+        other = exact.errors_of(rivals.get(TASK, OTHER_ATTENTION))
+        self.baseline = {n: max(exact.baseline[n].norm, other[n].norm) for n in exact.names}
+        return exact
 
 
 def wrong_gradients(row: Mapping[str, Any]) -> list[str]:

@@ -12,12 +12,13 @@ own, such as nsys, between `cudaProfilerStart` and `cudaProfilerStop`.
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -37,13 +38,12 @@ STUDY = "08_profile"
 # The parts of a step, and the forward pass alone without anything kept for a backward pass.
 SECTIONS = ("forward", "backward", "optimizer")
 STEP, INFERENCE = "step", "inference"
+ALL_SECTIONS = (INFERENCE, *SECTIONS)
 WARMUP = 2
 TOP = 10  # of each section and of the step: these a row names, the others it adds up by class
 REST = "rest"
 PERCENTILES = (0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)  # of the gaps' lengths
 Figures = dict[str, Any]
-# A key such as (class,) or (class, name), calls and µs.
-Totals = list[tuple[Any, int, float]]
 
 
 def cases(
@@ -63,8 +63,8 @@ def cases(
     return grid(shared, context_length=contexts, precision=precisions, model=models)
 
 
-def measure(case: Case, limits: step_clock.Limits | None = None) -> Figures:
-    """The row's figures; `limits` of the clock. A profile's lists of lists have these columns:
+def measure(case: Case, **limits: Any) -> Figures:
+    """The row's figures; `limits` are of `step_clock.measure`. A profile's lists have as columns:
 
     - `sections`: section, calls, ms of its kernels; a section is "forward", "backward",
       "optimizer" or, of eager models, "inference" (the forward pass alone, without gradients)
@@ -83,17 +83,13 @@ def measure(case: Case, limits: step_clock.Limits | None = None) -> Figures:
         raise Unavailable("torch.profiler records no events of an MPS device")
     free_memory()  # also when the case before ended in an exception
     try:
-        return profiled(case) if case["experiment"] == "profile" else clocked(case, limits)
+        if case["experiment"] == "profile":
+            return profiled(case)
+        return step_clock.measure(Trainer.of(case, provider=case["provider"]), **limits)
     finally:
         if case["provider"] != "eager":
             torch.compiler.reset()
         free_memory()
-
-
-def clocked(case: Case, limits: step_clock.Limits | None = None) -> Figures:
-    """A step's time, the time the host takes to issue it, and whether these are one."""
-    trainer = Trainer.of(case, provider=case["provider"])
-    return step_clock.measure(trainer, limits or step_clock.Limits())
 
 
 # --- under the profiler ---------------------------------------------------------------------------
@@ -167,25 +163,27 @@ def trace_path(case: Case) -> Path:
 
 def taken_apart(profile: Trace) -> Figures:
     """Sections, classes and kernels of a trace, the time of the step's kernels, and what of it lies
-    in no section.
+    in no section. A kernel that is dear in a section or in the step has its line in every section;
+    the others have one by class.
     """
-    sections: list[list[Any]] = []
-    by_class: list[list[Any]] = []
-    by_name: dict[str, Totals] = {}
-    for section in (INFERENCE, *SECTIONS):
-        if pieces := profile.during(section):
-            kinds = [(class_of(profile, section, p), p) for p in pieces]
-            sections.append([section, len(pieces), _ms(p.us for p in pieces)])
-            by_class += _lines(section, _totals(((kind,), 1, p.us) for kind, p in kinds))
-            by_name[section] = _totals(
-                ((kind, classes.short_name(p.name)), 1, p.us) for kind, p in kinds
-            )
-    step = profile.during(STEP)
+    pieces = pd.DataFrame(
+        [(section, class_of(profile, section, p), classes.short_name(p.name), p.us)
+         for section in ALL_SECTIONS for p in profile.during(section)],
+        columns=["section", "class", "name", "us"],
+    )  # fmt: skip
+    dear = set[Any]()
+    for _, own in [*pieces.groupby("section"), (STEP, pieces[pieces["section"] != INFERENCE])]:
+        sums = own.groupby(["class", "name"], sort=False)["us"].sum()
+        dear |= {*sums.sort_values(ascending=False, kind="stable").index[:TOP]}
+    is_dear = [key in dear for key in zip(pieces["class"], pieces["name"], strict=True)]
+    kernels = pieces.assign(name=pieces["name"].where(is_dear, REST))
+    step, sections = profile.during(STEP), _lines(pieces)
     whole = _ms(p.us for p in step)
     inside = sum(ms for section, _, ms in sections if section != INFERENCE)
     return {
-        "sections": sections, "classes": by_class, "kernels": _kernels(by_name),
-        "unlinked": profile.unlinked, "profiled_kernels": len(step), "kernels_ms": whole,
+        "sections": sections, "classes": _lines(pieces, "class"),
+        "kernels": _lines(kernels, "class", "name"), "unlinked": profile.unlinked,
+        "profiled_kernels": len(step), "kernels_ms": whole,
         "outside_sections_ms": round(whole - inside, 6),
     }  # fmt: skip
 
@@ -197,38 +195,22 @@ def class_of(profile: Trace, section: str, piece: Piece) -> str:
     return (classes.of_kernel if profile.on_device else classes.of_operator)(piece.name)
 
 
-def _totals(entries: Iterable[tuple[Any, int, float]]) -> Totals:
-    """Calls and µs of each key, most µs first."""
-    sums: dict[Any, tuple[int, float]] = {}
-    for key, calls, us in entries:
-        known = sums.get(key, (0, 0.0))
-        sums[key] = known[0] + calls, known[1] + us
-    return sorted(((key, *total) for key, total in sums.items()), key=lambda entry: -entry[2])
-
-
-def _lines(section: str, totals: Totals) -> list[list[Any]]:
-    return [[section, *key, calls, _ms([us])] for key, calls, us in totals]
-
-
-def _kernels(by_name: Mapping[str, Totals]) -> list[list[Any]]:
-    """Lines of the kernels that are dear somewhere, and of the rest by class, of each section."""
-    whole = _totals(entry for section in SECTIONS for entry in by_name.get(section, []))
-    dear = {key for totals in (whole, *by_name.values()) for key, *_ in totals[:TOP]}
-    lines: list[list[Any]] = []
-    for section, totals in by_name.items():
-        rest = [((key[0], REST), calls, us) for key, calls, us in totals if key not in dear]
-        lines += _lines(section, [e for e in totals if e[0] in dear] + _totals(rest))
-    return lines
+def _lines(pieces: pd.DataFrame, *keys: str) -> list[list[Any]]:
+    """Section, these columns, calls and ms; of a section most ms first, the rest at its end."""
+    sums = pieces.groupby(["section", *keys], sort=False)["us"].agg(["size", "sum"]).reset_index()
+    ordered = sums.sort_values("sum", ascending=False, kind="stable").values.tolist()
+    lines = [[*key, calls, _ms([us])] for *key, calls, us in ordered]
+    return sorted(lines, key=lambda line: (ALL_SECTIONS.index(line[0]), line[-3] == REST))
 
 
 def parts(profile: Trace) -> list[list[Any]]:
     """Section, part of the model, calls and ms; the blocks' parts are added up over the blocks."""
     named = [r for r in profile.ranges if r.name not in (STEP, INFERENCE, *SECTIONS)]
-    lines: list[list[Any]] = []
-    for section in SECTIONS:
-        where = trace.innermost(profile.during(section), named)
-        lines += _lines(section, _totals(((part_name(name),), 1, p.us) for p, name in where))
-    return lines
+    pieces = [
+        (section, part_name(name), p.us)
+        for section in SECTIONS for p, name in trace.innermost(profile.during(section), named)
+    ]  # fmt: skip
+    return _lines(pd.DataFrame(pieces, columns=["section", "part", "us"]), "part")
 
 
 def part_name(range_name: str | None) -> str:

@@ -26,10 +26,8 @@ class Piece:
     """A piece of work.
 
     Attributes:
-        name: of the kernel or operator.
         us: its own time.
         start: when it began, on the device or the host, in µs.
-        end: when it ended, in µs.
         issued: when the host issued it, in µs.
         thread: the host's thread that issued it.
     """

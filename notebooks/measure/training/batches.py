@@ -42,10 +42,10 @@ class Data:
 
 def prepare(arrays: mnist.Arrays, train: int, test: int, device: str) -> Data:
     """The first `train` and `test` images on the device."""
-    for name, asked in (("train", train), ("test", test)):
+    for name, wanted in (("train", train), ("test", test)):
         there = len(arrays[f"y_{name}"])
-        if not 1 <= asked <= there:
-            raise ValueError(f"{name}_images must be from 1 to {there}, got {asked}")
+        if not 1 <= wanted <= there:
+            raise ValueError(f"{name}_images must be from 1 to {there}, got {wanted}")
     splits = {
         name: _split(arrays[f"x_{name}"][:n], arrays[f"y_{name}"][:n], device)
         for name, n in (("train", train), ("test", test))

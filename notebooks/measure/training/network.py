@@ -11,8 +11,8 @@ registers it.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cache
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -102,10 +102,9 @@ class Network(nn.Module):
 # --- arms ----------------------------------------------------------------------------------------
 
 
-@rival(TASK, BASELINE)
-def eager(hidden: int, width: int, device: str) -> Layer:
-    """Plain PyTorch, an operation at a time."""
-    return Layer(hidden, width, device, reference.swiglu)
+rival(TASK, BASELINE, settings="Plain PyTorch, an operation at a time")(
+    partial(Layer, function=reference.swiglu)
+)
 
 
 @rival(TASK, "inductor")
@@ -131,16 +130,15 @@ def liger(hidden: int, width: int, device: str) -> Layer:
     return Layer(hidden, width, device, function)
 
 
-@rival(TASK, "fused")
-def fused(hidden: int, width: int, device: str) -> Layer:
-    """fusedlib.swiglu: our kernels, or plain PyTorch where `layer_backward` is PyTorch's own."""
-    return Layer(hidden, width, device, functional.swiglu, packed=True)
-
-
-@rival(TASK, "frozen", label="PyTorch, frozen", slot=13, traits=frozenset({FROZEN}))
-def frozen(hidden: int, width: int, device: str) -> Layer:
-    """Plain PyTorch; gate and up weights stay as they were drawn."""
-    return Layer(hidden, width, device, reference.swiglu, trained=False)
+rival(
+    TASK, "fused",
+    settings="fusedlib.swiglu: our kernels, or plain PyTorch where `layer_backward` is "
+    "PyTorch's own",
+)(partial(Layer, function=functional.swiglu, packed=True))  # fmt: skip
+rival(
+    TASK, "frozen", label="PyTorch, frozen", slot=13, traits=frozenset({FROZEN}),
+    settings="Plain PyTorch; gate and up weights stay as they were drawn",
+)(partial(Layer, function=reference.swiglu, trained=False))  # fmt: skip
 
 
 # --- precisions ----------------------------------------------------------------------------------
@@ -152,8 +150,7 @@ def settings(precision: str) -> Iterator[None]:
     require_known("precision", precision, PRECISIONS)
     cudnn: Any = torch.backends.cudnn
     before = cudnn.conv.fp32_precision, cudnn.deterministic
-    with ExitStack() as stack:
-        stack.enter_context(matmul_settings("highest" if precision == "fp32" else "high", True))
+    with matmul_settings("highest" if precision == "fp32" else "high", True):
         cudnn.conv.fp32_precision = "ieee" if precision == "fp32" else "tf32"
         cudnn.deterministic = True
         try:

@@ -23,7 +23,7 @@ from fusedlib.bench.statistics import summarize
 from measure.training import batches, mnist, network
 from measure.training.batches import Batch, Data
 from measure.training.network import BASELINE, FROZEN, NETWORKS, PRECISIONS, TASK, WRONG
-from measure.training.trainer import Epoch, GraphStep, Trainer
+from measure.training.trainer import GraphStep, Trainer
 
 STUDY = "10_mnist"
 BATCH_SIZE = 64
@@ -67,8 +67,8 @@ def cases(experiment: str, names: Iterable[str], shared: Case, **fields: Any) ->
     - "repeat": the first `steps` of a run again, and again by a CUDA graph.
     - "pace": where a step's time goes, in turns: `rounds` of so many `steps`.
     """
-    for name, known in (("network", NETWORKS), ("source", SOURCES), ("launch", LAUNCHES)):
-        require_known(name, fields.get(name, ()), known)
+    for name, choices in (("network", NETWORKS), ("source", SOURCES), ("launch", LAUNCHES)):
+        require_known(name, fields.get(name, ()), choices)
     require_least(1, **{name: fields.get(name, 1) for name in ("epochs", "rounds", "steps")})
     if "launch" in fields:  # steps whose losses are kept as means of windows
         steps = -(-shared["train_images"] // BATCH_SIZE)
@@ -138,10 +138,10 @@ def checked(
     baseline = check.errors(_results(layers[1], x, dh, precision)[0], true)
     results, backward = _results(layers[0], x, dh, precision)
     figures = {**one.facts(), "layer_backward": backward}
-    asked = [n for n in true if not (FROZEN in one.traits and n.startswith("d_w"))]
+    required = [n for n in true if not (FROZEN in one.traits and n.startswith("d_w"))]
     try:
         errors = check.errors(results, true)
-        return figures | check.require(errors, baseline, PRECISIONS[precision], asked)
+        return figures | check.require(errors, baseline, PRECISIONS[precision], required)
     except Wrong as refusal:
         if WRONG not in one.traits:
             raise Wrong(str(refusal), figures | refusal.figures) from None
@@ -204,18 +204,18 @@ def run(case: Case) -> Figures:
     for number in range(case["epochs"]):
         shown = _source(case, batches.order(len(data.train), case["seed"], number))
         work = partial(one.train, shown, case["window"], graph=case["launch"] == "graph")
-        epoch, train_s = _clocked(case, work)
-        answers, test_s = _clocked(case, partial(one.test, data.test))
-        losses += _means(epoch.losses, case["window"])
+        (step_losses, norms), train_s = _clocked(case, work)
+        (test_loss, confusion), test_s = _clocked(case, partial(one.test, data.test))
+        losses += _means(step_losses, case["window"])
         seen.append(
             {
-                "train_s": train_s, "test_s": test_s, "test_loss": answers.loss,
-                "correct": answers.correct, **_layer(one, epoch),
+                "train_s": train_s, "test_s": test_s, "test_loss": test_loss,
+                "correct": int(confusion.trace()), **_layer(one, norms),
             }
         )  # fmt: skip
     figures = {f"epoch_{name}": [epoch_figures[name] for epoch_figures in seen] for name in seen[0]}
-    confusion = answers.confusion.flatten().tolist()
-    return {**figures, "losses": losses, "confusion": confusion, **_parameters(one)}
+    figures |= {"losses": losses, "confusion": confusion.flatten().tolist()}
+    return figures | _parameters(one)
 
 
 def repeat(case: Case) -> Figures:
@@ -281,7 +281,7 @@ def _losses(case: Case, *, graph: bool) -> Tensor:
     full = min(case["steps"], len(data.train) // BATCH_SIZE)
     chosen = batches.order(len(data.train), 0, 0)[: full * BATCH_SIZE]
     shown = batches.on_device(data.train, chosen, BATCH_SIZE)
-    return _trainer(case).train(shown, full, graph=graph).losses
+    return _trainer(case).train(shown, full, graph=graph)[0]
 
 
 def _means(losses: Tensor, window: int) -> list[float]:
@@ -290,10 +290,10 @@ def _means(losses: Tensor, window: int) -> list[float]:
     return [round(float(mean), 6) for mean in whole.mean(1)]
 
 
-def _layer(one: Trainer, epoch: Epoch) -> dict[str, float | None]:
+def _layer(one: Trainer, gradient_norms: dict[str, Tensor]) -> dict[str, float | None]:
     """Change of the layer's weights so far, and mean norm of their gradients over the epoch."""
     change = one.change()
-    norms = {name: float(seen.mean()) for name, seen in epoch.gradient_norms.items()}
+    norms = {name: float(seen.mean()) for name, seen in gradient_norms.items()}
     figures: dict[str, float | None] = {f"{name}_change": value for name, value in change.items()}
     return figures | {f"{name}_gradient_norm": norms.get(name) for name in change}
 

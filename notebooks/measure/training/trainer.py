@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,38 +16,12 @@ LEARNING_RATE, DECAY = 1.0, 0.7
 TEST_BATCH = 1000
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """What one epoch of training showed.
-
-    Attributes:
-        losses: of each step, fp32 on the CPU.
-        gradient_norms: of the layer's gate and up weights, at the end of each window.
-    """
-
-    losses: Tensor
-    gradient_norms: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What the test images say: mean loss, how many are right, and [true digit, answer] counts."""
-
-    loss: float
-    correct: int
-    confusion: Tensor
-
-
 class Trainer(step_clock.Trainer):
     """A network with everything one training step needs; call it within `network.settings`.
 
     Args:
         arm: who computes the layer.
-        precision: one of `network.PRECISIONS`.
-        kind: one of `network.NETWORKS`.
-        width: of the layer.
         seed: of weights and dropout.
-        device: where it runs.
     """
 
     model: Network
@@ -80,8 +53,11 @@ class Trainer(step_clock.Trainer):
         self.issue(section)
         return self.loss
 
-    def train(self, batches: Iterable[Batch], window: int, *, graph: bool = False) -> Epoch:
-        """All batches once.
+    def train(
+        self, batches: Iterable[Batch], window: int, *, graph: bool = False
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """All batches once: each step's loss, fp32 on the CPU, and by name the norms of the layer's
+        gate and up gradients at the end of each window.
 
         With `graph` the batches of the first one's size are steps of a CUDA graph, captured anew
         each epoch, for it holds the learning rate.
@@ -101,7 +77,7 @@ class Trainer(step_clock.Trainer):
                     norms.setdefault(name, []).append(torch.linalg.vector_norm(gradient))
         self.schedule.step()
         seen = {name: torch.stack(samples).cpu() for name, samples in norms.items()}
-        return Epoch(torch.stack(losses).cpu(), seen)
+        return torch.stack(losses).cpu(), seen
 
     def change(self) -> dict[str, float]:
         """‖W − W₀‖ / ‖W₀‖ of the layer's gate and up weights since the run began."""
@@ -111,8 +87,10 @@ class Trainer(step_clock.Trainer):
         }
 
     @torch.no_grad()
-    def test(self, split: Split) -> Answers:
-        """Loss and answers on all images of a split, without dropout."""
+    def test(self, split: Split) -> tuple[float, Tensor]:
+        """Mean loss on all images of a split, without dropout, and how often each true digit (row)
+        got each answer (column).
+        """
         self.model.eval()
         total = torch.zeros((), device=self.device, dtype=torch.float64)
         counts = torch.zeros(CLASSES**2, device=self.device, dtype=torch.int64)
@@ -125,7 +103,7 @@ class Trainer(step_clock.Trainer):
             pairs = CLASSES * labels + answers.argmax(1)
             counts += torch.bincount(pairs, minlength=CLASSES**2)
         confusion = counts.reshape(CLASSES, CLASSES).cpu()
-        return Answers(float(total) / len(split), int(confusion.trace()), confusion)
+        return float(total) / len(split), confusion
 
 
 class GraphStep:

@@ -6,6 +6,7 @@ updates all have. `swiglu_mlp` registers a plain function here and in the races 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,10 +29,6 @@ def swiglu_mlp(
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:  # fmt: skip
     """Register a function of x, w_gate, w_up and w_down that gives y, as in `fusedlib.reference`,
     as a rival of every study that races a SwiGLU MLP.
-
-    Args:
-        name: in the rows.
-        options: label, packages and so on, as of `fusedlib.bench.rivals.rival`.
     """
 
     def register(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -79,29 +76,19 @@ class FusedMLP(SwiGLUMLP):
         self.gate_proj, self.up_proj, self.down_proj = own.gate_proj, own.up_proj, own.down_proj
 
 
-@rival(MODULE, "eager")
-def eager(own: SwiGLU) -> nn.Module:
-    """The model's own SwiGLU, plain PyTorch."""
-    return own
-
-
-@rival(MODULE, "inductor", traits=frozenset({"slow to set up"}))
-def inductor(own: SwiGLU) -> nn.Module:
-    """The model's own lines through torch.compile, dynamic=False, one graph for all layers."""
-    return compiled(own)
-
-
-@rival(MODULE, "fused", requires=("triton",), needs_cuda=True)
-def fused(own: SwiGLU) -> nn.Module:
-    """fusedlib.SwiGLUMLP, which runs plain PyTorch where fp32 products are small."""
-    return FusedMLP(own)
-
-
-@rival(MODULE, "fused-input", requires=("triton",), needs_cuda=True,
-       traits=frozenset({"asked for"}))  # fmt: skip
-def fused_input(own: SwiGLU) -> nn.Module:
-    """fusedlib.SwiGLUMLP with save="input"."""
-    return FusedMLP(own, save="input")
+rival(MODULE, "eager", settings="The model's own SwiGLU, plain PyTorch")(lambda own: own)
+rival(
+    MODULE, "inductor", traits=frozenset({"slow to set up"}),
+    settings="The model's own lines through torch.compile, dynamic=False, one graph for all layers",
+)(compiled)  # fmt: skip
+rival(
+    MODULE, "fused", requires=("triton",), needs_cuda=True,
+    settings="fusedlib.SwiGLUMLP, which runs plain PyTorch where fp32 products are small",
+)(FusedMLP)  # fmt: skip
+rival(
+    MODULE, "fused-input", requires=("triton",), needs_cuda=True, traits=frozenset({"on request"}),
+    settings='fusedlib.SwiGLUMLP with save="input"',
+)(partial(FusedMLP, save="input"))  # fmt: skip
 
 
 def path(layer: nn.Module, x: Tensor) -> str | None:
