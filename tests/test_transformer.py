@@ -256,9 +256,13 @@ def test_loss_vs_log_softmax_by_hand():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ({"num_heads": 5}, "d_model 12 cannot be split into num_heads 5"),
+        ({"num_heads": 4}, r"must be even, got 12 / 4 = 3"),
         ({"attention": "flash"}, "unknown attention 'flash'; known: sdpa, plain"),
-        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
-        ({"context_length": -4}, "context_length must be at least 1, got -4"),
+        ({"num_layers": 0}, "num_layers must be a positive whole number, got 0"),
+        ({"d_ff": -4}, "d_ff must be a positive whole number, got -4"),
+        ({"d_ff": 4.0}, "d_ff must be a positive whole number, got 4.0"),
+        ({"vocab_size": True}, "vocab_size must be a positive whole number, got True"),
     ],
 )
 def test_impossible_shape_raises(overrides, message):
@@ -272,3 +276,11 @@ def test_unknown_size_and_option_list_the_known_ones():
     with pytest.raises(ValueError, match="unknown model option 'heads'; known: name, d_model"):
         config("small", heads=3)
     assert config("small", attention="plain", context_length=512).context_length == 512
+
+
+def test_wrong_tokens_raise():
+    model, tokens = make()
+    with pytest.raises(ValueError, match=r"\(batch, context\), got shape \(7,\)"):
+        model(tokens[0])
+    with pytest.raises(ValueError, match="8 tokens exceed the context length 7"):
+        model(torch.zeros(1, 8, dtype=torch.long))

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusedlib.bench.cases import require_known, require_least
+from fusedlib.bench.cases import require_known
 
 AttentionKind = Literal["sdpa", "plain"]
 BATCH_SIZE = 4
@@ -36,7 +36,7 @@ NORM_EPS = 1e-5
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Shape of a model; ValueError for what no model can have.
+    """Shape of a model. Raises ValueError for a shape that cannot be built.
 
     `attention` is "sdpa" (`scaled_dot_product_attention`) or "plain" (softmax(QK^T)V with the
     T x T matrix in memory, which is what the published tables measured).
@@ -52,7 +52,20 @@ class TransformerConfig:
     attention: AttentionKind = "sdpa"
 
     def __post_init__(self) -> None:
-        require_least(1, context_length=self.context_length, num_layers=self.num_layers)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is int and (type(value) is not int or value < 1):
+                raise ValueError(f"{field.name} must be a positive whole number, got {value!r}")
+        if self.d_model % self.num_heads:
+            raise ValueError(
+                f"d_model {self.d_model} cannot be split into num_heads {self.num_heads} "
+                "equal heads; choose a num_heads that divides d_model"
+            )
+        if self.head_dim % 2:
+            raise ValueError(
+                f"RoPE rotates pairs, so d_model / num_heads must be even, got "
+                f"{self.d_model} / {self.num_heads} = {self.head_dim}"
+            )
         require_known("attention", self.attention, get_args(AttentionKind))
 
     @property
@@ -264,7 +277,17 @@ class Transformer(nn.Module):
                 weight.mul_(scale)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Token numbers (B, T) -> logits (B, T, V) of the token that follows each."""
+        """Token numbers (B, T) -> logits (B, T, V) of the token that follows each.
+
+        Raises ValueError when tokens are not (B, T) or T exceeds the context length.
+        """
+        if tokens.ndim != 2:
+            raise ValueError(f"tokens must be (batch, context), got shape {tuple(tokens.shape)}")
+        if tokens.shape[1] > self.config.context_length:
+            raise ValueError(
+                f"{tokens.shape[1]} tokens exceed the context length {self.config.context_length}; "
+                "build the model with a larger context_length"
+            )
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, self.rope)
