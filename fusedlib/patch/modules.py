@@ -348,9 +348,16 @@ class FusedLitGPTAttention(Fused):
         return self.proj(attended.reshape(batch, tokens, -1))
 
 
+def has_fused_forward(module: Any) -> bool:
+    """Whether the forward of a module's class is ours: others may derive a class of their own."""
+    fused: Any = getattr(module, "_fused", None)
+    return fused is not None and type(module).forward is fused.forward
+
+
 def _adds_residual(norm: Any) -> bool:
     """Whether the norm is still ours: others put adapters, norms or a `forward` in its place."""
-    return isinstance(norm, FusedRMSNorm) and "forward" not in vars(norm)
+    ours = isinstance(norm, FusedRMSNorm) and has_fused_forward(norm)
+    return ours and "forward" not in vars(norm)
 
 
 def _added_and_normalised(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
