@@ -17,7 +17,7 @@ other way, module by module.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from operator import attrgetter, contains, is_not, itemgetter, methodcaller
 from typing import Any, NamedTuple
@@ -66,7 +66,8 @@ class LayerModules:
     """
 
     def __init__(self, layer: Any) -> None:
-        self._layer = weakref.ref(layer)  # which holds this: a cycle would keep a dropped model
+        # Which holds this: a cycle would keep a dropped model.
+        self._layer: Callable[[], Any] = weakref.ref(layer)
         self._owners = [*map(vars, layer.children())]
         self._children = self._read(layer)
         self._types = [*map(type, self._children)]

@@ -227,7 +227,9 @@ class FusedAttention(Fused):
             dropout=self.attention_dropout if self.training else 0.0,
             scaling=self.scaling, **self._windowed(), **kwargs,
         )  # fmt: skip
-        attended = attended[..., : self.head_dim].reshape(q.shape[0], q.shape[2], -1)
+        if q.shape[-1] > self.head_dim:  # heads that were padded here; own functions join them
+            attended = attended[..., : self.head_dim]
+        attended = attended.reshape(q.shape[0], q.shape[2], -1)
         return attended.contiguous(), weights
 
     def _padded_width(self, x: Tensor) -> int | None:
@@ -520,7 +522,9 @@ class FusedCausalLM(Fused):
         head, own_loss = self.lm_head, sys.modules["transformers.loss.loss_utils"].ForCausalLMLoss
         return (
             labels is not None and isinstance(logits_to_keep, int) and logits_to_keep == 0
-            and isinstance(head, FusedHead) and not has_value_hooks(head)
+            and isinstance(head, FusedHead) and has_fused_forward(head)
+            and ("forward" not in vars(head) or "_hf_hook" in vars(head))  # accelerate's calls ours
+            and not has_value_hooks(head)
             and self.loss_function is own_loss
         )  # fmt: skip
 
