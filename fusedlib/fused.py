@@ -120,7 +120,8 @@ def plain_weights(*children: Any, biased: bool = True) -> list[Tensor] | None:
     if has_global_hooks():
         return None
     for child in children:
-        if type(child) is not nn.Linear and type(child).forward not in LINEAR_FORWARDS:
+        cls = type(child)  # a function's and a scripted module's have no forward
+        if cls is not nn.Linear and getattr(cls, "forward", None) not in LINEAR_FORWARDS:
             return None
         if "forward" in child.__dict__ or has_hooks(child, BRING_TO_READERS):
             return None
@@ -168,7 +169,8 @@ def why_not_linear(module: nn.Module, name: str) -> str | None:
     """Why a child is more than a linear layer; None where it is that."""
     child = getattr(module, name, None)
     cls = type(child)
-    if not isinstance(child, nn.Module) or original_class(child).forward not in LINEAR_FORWARDS:
+    forward = getattr(original_class(child), "forward", None)
+    if not isinstance(child, nn.Module) or forward not in LINEAR_FORWARDS:
         return f"{name} is a {full_name(cls)}, not a torch.nn.Linear"
     if "forward" in vars(child):
         return f"{name} has a forward of its own"

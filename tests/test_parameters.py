@@ -228,6 +228,22 @@ def test_hooks_of_every_module_see_every_module():
     assert seen[patched] == seen[plain] and QUERY in seen[plain]
 
 
+@pytest.mark.parametrize("child", ["mlp.up_proj", "mlp.down_proj", "self_attn.v_proj"])
+@pytest.mark.parametrize("way", ["a function", "scripted"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_takes_a_projection_s_place_is_called(child, way):
+    plain, patched = pair()
+    owner, _, name = child.partition(".")
+    for model in (plain, patched):
+        module = getattr(model.model.layers[1], owner)
+        linear = getattr(module, name)
+        delattr(module, name)
+        theirs = torch.jit.script(linear) if way == "scripted" else lambda x, by=linear: 2 * by(x)
+        setattr(module, name, theirs)
+    ids, _ = tokens()
+    same(patched(ids).logits, plain(ids).logits)
+
+
 def test_another_activation_put_in_afterwards_is_computed():
     plain, patched = pair()
     for model in (plain, patched):

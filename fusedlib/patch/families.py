@@ -255,6 +255,9 @@ def _mlp(fused: type[modules.FusedMLP]) -> tuple[Part, ...]:
             act: Any = getattr(mlp, name, None)
             if modules.activation_of(act) is None:
                 return f"its activation is {full_name(type(act))}, not SiLU or GELU"
+            kind = type(act)
+            if why := _why_patched(kind.forward, kind.__module__):
+                return why
             if "forward" in vars(act):
                 return f"the forward of {name} was replaced by someone else's"
             if has_hooks(act):

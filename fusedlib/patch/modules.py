@@ -137,7 +137,7 @@ class FusedMLP(Fused):
         None where a call of the projections is more than what they compute.
         """
         children: Any = self._modules
-        down, gate_up = children[self._down], [children[name] for name in self._gate_up]
+        down, gate_up = children.get(self._down), [children.get(name) for name in self._gate_up]
         weights = plain_weights(*gate_up, down, biased=False)  # as adapters may make them
         if weights is None:
             return None
@@ -266,7 +266,9 @@ class FusedAttention(Fused):
 
     def projected(self) -> list[Any]:
         """The layers of q, k and v."""
-        return [self._modules[name] for name in ("q_proj", "k_proj", "v_proj")]
+        children = self._modules
+        # A function may stand there, which is no module.
+        return [children.get(n) or getattr(self, n) for n in ("q_proj", "k_proj", "v_proj")]
 
 
 class FusedMistralAttention(FusedAttention):
