@@ -169,9 +169,10 @@ def why_not_linear(module: nn.Module, name: str) -> str | None:
     """Why a child is more than a linear layer; None where it is that."""
     child = getattr(module, name, None)
     cls = type(child)
-    forward = getattr(original_class(child), "forward", None)
-    if not isinstance(child, nn.Module) or forward not in LINEAR_FORWARDS:
+    kind: Any = original_class(child) if isinstance(child, nn.Module) else None
+    if getattr(kind, "forward", None) not in LINEAR_FORWARDS:
         return f"{name} is a {full_name(cls)}, not a torch.nn.Linear"
+    assert child is not None
     if "forward" in vars(child):
         return f"{name} has a forward of its own"
     if has_hooks(child):
