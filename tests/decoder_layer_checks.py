@@ -229,6 +229,26 @@ def check_weights_and_classes_of_others(device):
         )
 
 
+def check_settings_changed_later(device):
+    """Of attention, whether it rotates; of the activation, which of two formulas."""
+    ids, labels = tokens(device)
+    plain, patched = pair(device, name="SmolLM3", bos_token_id=1, eos_token_id=2)
+    assert whole_layers(patched, ids)[0] == LAYERS
+    for model in (plain, patched):
+        for layer in model.model.layers:
+            layer.self_attn.use_rope, layer.mlp.act_fn = 0, nn.GELU()
+    assert misses_of(plain, patched, ids, labels) == []
+    layer = patched.model.layers[0]
+    layer.self_attn.use_rope = 1
+    for approximate, name in (("none", "gelu"), ("tanh", "gelu_tanh")):
+        layer.mlp.act_fn.approximate = approximate
+        assert whole_layers(patched, ids)[0] == 1
+        assert layer._layer_modules.activation == name
+    del layer.mlp.act_fn
+    layer.mlp.act_fn = torch.relu
+    assert whole_layers(patched, ids)[0] == 0
+
+
 def check_every_projection_may_have_a_bias(device):
     plain, patched = pair(device, attention_bias=True)
     ids, labels = tokens(device)
@@ -329,7 +349,8 @@ def check_second_derivatives_raise(device):
 
 ALL = [
     check_frozen_weights, check_what_stands_in_the_way, check_children_put_in_later,
-    check_weights_and_classes_of_others, check_every_projection_may_have_a_bias,
+    check_settings_changed_later, check_weights_and_classes_of_others,
+    check_every_projection_may_have_a_bias,
     check_strided_weights, check_a_dropped_model_is_freed, check_other_ways_to_call,
     check_second_derivatives_raise,
 ]  # fmt: skip

@@ -72,17 +72,27 @@ class LayerModules:
         self._children = self._read(layer)
         self._types = [*map(type, self._children)]
         self._fusions = [*map(fusion_state, (layer, *layer.children()))]
+        self._with_settings: tuple[dict[str, Any], ...] = ({}, {})
         self.are_supported = False
         self._find(layer)
+        self._settings = self._read_settings()
 
     def _read(self, layer: Any) -> list[Any]:
         owners = (layer.__dict__, *self._owners)
         return [child for owner in owners for child in owner["_modules"].values()]
 
+    def _read_settings(self) -> tuple[Any, ...]:
+        """Attributes that decide what attention and the activation compute, and may change."""
+        attention, activation = self._with_settings
+        return attention.get("use_rope"), activation.get("approximate")
+
     def _find(self, layer: Any) -> None:
         from fusedlib.patch import modules
 
         attention, mlp = layer.self_attn, layer.mlp
+        # A function may stand there, torch's own without attributes.
+        set_by_users = attention, getattr(mlp, "act_fn", None)
+        self._with_settings = tuple(getattr(holder, "__dict__", {}) for holder in set_by_users)
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         if not (
             isinstance(attention, modules.FusedAttention) and isinstance(mlp, modules.FusedMLP)
@@ -120,6 +130,7 @@ class LayerModules:
         return (
             self._layer() is layer
             and self._read(layer) == self._children
+            and self._read_settings() == self._settings
             and [*map(type, self._children)] == self._types
             and [*map(fusion_state, (layer, *layer._modules.values()))] == self._fusions
         )
