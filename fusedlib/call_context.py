@@ -28,6 +28,11 @@ def is_plain_eager(*operands: Tensor) -> bool:
     )
 
 
+def is_distributed(*operands: Tensor | None) -> bool:
+    """True if one is a DTensor, which has rules for torch's operators and none for ours."""
+    return any(type(operand).__name__ == "DTensor" for operand in operands)
+
+
 def cast_for_autocast(*operands: Tensor | None) -> Any:
     """The operands in autocast's dtype where it is on, as `torch.nn.functional.linear` has them.
 

@@ -27,7 +27,13 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from fusedlib.call_context import autocast_enabled, cast_for_autocast, is_plain_eager, present
+from fusedlib.call_context import (
+    autocast_enabled,
+    cast_for_autocast,
+    is_distributed,
+    is_plain_eager,
+    present,
+)
 from fusedlib.kernels.host import plan_cache, route
 from fusedlib.kernels.host.internals import autocasts_anywhere, unwrap_if_dead
 from fusedlib.kernels.host.problem import ACTIVATIONS
@@ -206,13 +212,14 @@ def _run(
     """By the kernels, directly or as an operator, or in plain PyTorch."""
     operands: Any = x, w_gate, w_up, w_down
     if route.runs_kernels(x, w_gate, w_up):
-        if not is_plain_eager(*present(*operands)):
+        if is_plain_eager(*present(*operands)):
+            # Left over from torch.func.
+            living: Any = [t if t is None else unwrap_if_dead(t) for t in operands]
+            x, w_gate, w_up, w_down = living
+            plan = plan_cache.plan_for(x, w_gate, w_up, w_down, activation)
+            return _run_plan(save, plan, x, w_gate, w_up, w_down)
+        if not is_distributed(*operands):
             return _run_operator(activation, save, *operands)
-        # Left over from torch.func.
-        living: Any = [t if t is None else unwrap_if_dead(t) for t in operands]
-        x, w_gate, w_up, w_down = living
-        plan = plan_cache.plan_for(x, w_gate, w_up, w_down, activation)
-        return _run_plan(save, plan, x, w_gate, w_up, w_down)
     if save == "input" and torch.is_grad_enabled():  # keep operands alone, and compute again later
         return checkpoint(_plain_pytorch, activation, *operands, use_reentrant=False)
     return _plain_pytorch(activation, *operands)

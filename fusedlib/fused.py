@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from fusedlib.kernels.host.internals import has_global_hooks as has_global_hooks
 from fusedlib.kernels.host.internals import has_own_hooks, hooks_of, is_fake
@@ -119,7 +120,8 @@ def plain_weights(*children: Any, biased: bool = True) -> list[Tensor] | None:
     if has_global_hooks():
         return None
     for child in children:
-        if type(child) is not nn.Linear and type(child).forward not in LINEAR_FORWARDS:
+        cls = type(child)  # a function's and a scripted module's have no forward
+        if cls is not nn.Linear and getattr(cls, "forward", None) not in LINEAR_FORWARDS:
             return None
         if "forward" in child.__dict__ or has_hooks(child, BRING_TO_READERS):
             return None
@@ -153,16 +155,29 @@ def is_plain_tensor(weight: Any) -> bool:
     return is_fake(cls)
 
 
+def stored_weight(layer: nn.Module) -> Any:
+    """A layer's weight; of a parametrized one what it is computed from, for computing it has
+    effects: spectral norm goes on with its iteration, noise draws numbers.
+    """
+    if is_parametrized(layer, "weight"):
+        stored: Any = layer.parametrizations
+        return getattr(stored["weight"], "original" if stored["weight"].is_tensor else "original0")
+    return layer.weight
+
+
 def why_not_linear(module: nn.Module, name: str) -> str | None:
     """Why a child is more than a linear layer; None where it is that."""
     child = getattr(module, name, None)
     cls = type(child)
-    if not isinstance(child, nn.Module) or original_class(child).forward not in LINEAR_FORWARDS:
+    kind: Any = original_class(child) if isinstance(child, nn.Module) else None
+    if getattr(kind, "forward", None) not in LINEAR_FORWARDS:
         return f"{name} is a {full_name(cls)}, not a torch.nn.Linear"
+    assert child is not None
     if "forward" in vars(child):
         return f"{name} has a forward of its own"
     if has_hooks(child):
         return f"{name} has hooks, which the fused product would not call"
-    if not is_plain_tensor(child.weight):
-        return f"the weight of {name} is a {type(child.weight).__qualname__}"
+    weight = stored_weight(child)
+    if not is_plain_tensor(weight):
+        return f"the weight of {name} is a {type(weight).__qualname__}"
     return None

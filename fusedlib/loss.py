@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from fusedlib.arguments import is_whole, require_number, require_tensors
-from fusedlib.call_context import autocast_enabled, cast_for_autocast
+from fusedlib.call_context import autocast_enabled, cast_for_autocast, is_distributed
 from fusedlib.kernels.host.route import has_kernels, is_transformed
 from fusedlib.kernels.operands import KERNEL_DTYPES, shape_of
 
@@ -128,7 +128,7 @@ def _loss_and_accuracy(
             each = each * by_class[labels.where(valid, 0).clamp(0, by_class.shape[0] - 1)]
         return each.sum()
 
-    if not _runs_kernels(hidden):
+    if not _runs_kernels(hidden) or is_distributed(hidden, weight, bias):
         losses, hits = _plain(matrix, weight, bias, labels, by_class, *settings, wants_accuracy)
     else:
         from fusedlib.kernels import linear_cross_entropy as kernels

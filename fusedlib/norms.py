@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from fusedlib.arguments import require_number, require_tensors
-from fusedlib.call_context import autocast_enabled, is_plain_eager, left_to_compiler, present
+from fusedlib.call_context import (
+    autocast_enabled,
+    is_distributed,
+    is_plain_eager,
+    left_to_compiler,
+    present,
+)
 from fusedlib.kernels.host.route import has_kernels, is_transformed
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rms_norm
 
@@ -50,9 +56,11 @@ def rms_norm(
     few = left_to_compiler(x.numel() // x.shape[-1])  # torch.export fixes Size.numel()
     if not dtypes or few or not has_kernels(x.device) or is_transformed():
         return _plain(x, weight, eps, residual, cast)
+    direct = is_plain_eager(*present(x, weight, residual))
+    if not direct and is_distributed(x, weight, residual):
+        return _plain(x, weight, eps, residual, cast)
     from fusedlib.kernels import rms_norm as kernels
 
-    direct = is_plain_eager(*present(x, weight, residual))
     call = kernels.RMSNormFunction.direct if direct else kernels.rms_norm_operator
     y, s, _ = call(x, weight, residual, float(eps), cast == "hf")
     return y if residual is None else (y, s)

@@ -79,7 +79,8 @@ def linear_by_each(
     from fusedlib.kernels import linear as kernels
 
     y: Tensor = kernels.JoinedLinearFunction.direct(x, *weights, *biases)
-    return y.split([weight.shape[0] for weight in weights], dim=-1)
+    # Nobody else has y: results may be written to, which autograd forbids for what `split` gives.
+    return y.unsafe_split_with_sizes([weight.shape[0] for weight in weights], dim=-1)
 
 
 def _requires_grad(operand: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, pad
 
 from fusedlib.arguments import require_size, require_tensors
-from fusedlib.call_context import is_plain_eager, left_to_compiler
+from fusedlib.call_context import is_distributed, is_plain_eager, left_to_compiler
 from fusedlib.kernels.host.route import has_kernels, is_transformed
 from fusedlib.kernels.operands import KERNEL_DTYPES, check_rope
 
@@ -60,9 +60,12 @@ def rope(
     few = positions is None and left_to_compiler(q.shape[0] * q.shape[2])
     if not fixed or not dtypes or few or not has_kernels(q.device) or is_transformed():
         return _padded(_plain(q, k, cos, sin, positions), width)
+    direct = is_plain_eager(q, k, cos, sin)
+    if not direct and is_distributed(q, k, cos, sin):
+        return _padded(_plain(q, k, cos, sin, positions), width)
     from fusedlib.kernels import rope as kernels
 
-    if is_plain_eager(q, k, cos, sin):
+    if direct:
         rotated = kernels.RopeFunction.direct(q, k, cos, sin, positions, False, width)
         return cast(tuple[Tensor, Tensor], rotated)
     return _padded(kernels.rope_operator(q, k, cos, sin, positions), width)

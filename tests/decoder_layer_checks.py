@@ -5,11 +5,14 @@
 """
 
 import copy
+import gc
+import weakref
 from unittest import mock
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
 import fusedlib
@@ -165,6 +168,129 @@ def check_children_put_in_later(device):
     assert torch.equal(fresh(ids).logits, found.logits)  # by weights of its own
 
 
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def replica_of(layer):
+    """As `torch.nn.DataParallel` makes one: parameters are attributes of shallow copies."""
+    replica = layer._replicate_for_data_parallel()
+    for name, child in layer._modules.items():
+        replica._modules[name] = replica_of(child)
+    for name, weight in layer._parameters.items():
+        setattr(replica, name, None if weight is None else 1 * weight)
+    return replica
+
+
+def derived(module, factor):
+    """Gives the module a class of its own, which computes something else."""
+    base = type(module)
+
+    def forward(self, *x):
+        return factor * base.forward(self, *x)
+
+    module.__class__ = type(base.__name__, (base,), {"forward": forward})
+
+
+def put_replica(model):
+    model.model.layers[0] = replica_of(model.model.layers[0])
+
+
+# What is done to a model before the call, and how many layers then go as a whole.
+LATER = {
+    "a weight that is computed": (1, lambda model: parametrizations.weight_norm(
+        model.model.layers[0].self_attn.q_proj)),
+    "a bias that is computed": (1, lambda model: parametrize.register_parametrization(
+        model.model.layers[0].self_attn.k_proj, "bias", Doubled())),
+    "a norm's weight that is computed": (1, lambda model: parametrize.register_parametrization(
+        model.model.layers[0].post_attention_layernorm, "weight", Doubled())),
+    "a replica": (1, put_replica),
+    "a norm of another class": (1, lambda model: derived(model.model.layers[0].input_layernorm, 2)),
+    "a second norm of another class": (1, lambda model: derived(
+        model.model.layers[0].post_attention_layernorm, 2)),
+    "an MLP of another class": (1, lambda model: derived(model.model.layers[0].mlp, 3)),
+}  # fmt: skip
+
+
+def check_weights_and_classes_of_others(device):
+    """What is no parameter of its module, and what overrides a fused forward, is computed."""
+    ids, _ = tokens(device)
+    for case, (whole, change) in LATER.items():
+        plain, patched = pair(device, name="Qwen2")
+        whole_layers(patched, ids)
+        for model in (plain, patched):
+            torch.manual_seed(0)
+            change(model)
+        count, found = whole_layers(patched, ids)
+        assert count == whole, case
+        torch.testing.assert_close(
+            found.logits, plain(ids).logits, rtol=0.05, atol=0.02, msg=lambda m, c=case: f"{c}: {m}"
+        )
+
+
+def check_settings_changed_later(device):
+    """Of attention, whether it rotates; of the activation, which of two formulas."""
+    ids, labels = tokens(device)
+    plain, patched = pair(device, name="SmolLM3", bos_token_id=1, eos_token_id=2)
+    assert whole_layers(patched, ids)[0] == LAYERS
+    for model in (plain, patched):
+        for layer in model.model.layers:
+            layer.self_attn.use_rope, layer.mlp.act_fn = 0, nn.GELU()
+    assert misses_of(plain, patched, ids, labels) == []
+    layer = patched.model.layers[0]
+    layer.self_attn.use_rope = 1
+    for approximate, name in (("none", "gelu"), ("tanh", "gelu_tanh")):
+        layer.mlp.act_fn.approximate = approximate
+        assert whole_layers(patched, ids)[0] == 1
+        assert layer._layer_modules.activation == name
+    del layer.mlp.act_fn
+    layer.mlp.act_fn = torch.relu
+    assert whole_layers(patched, ids)[0] == 0
+
+
+def check_every_projection_may_have_a_bias(device):
+    plain, patched = pair(device, attention_bias=True)
+    ids, labels = tokens(device)
+    assert whole_layers(patched, ids)[0] == 0  # o has one too
+    assert misses_of(plain, patched, ids, labels) == []
+
+
+def check_strided_weights(device):
+    """Of norms, projections and biases."""
+    ids, _ = tokens(device)
+    for name in ("Qwen2", "Qwen3"):
+        plain, patched = pair(device, name=name, head_dim=16)
+        for model in (plain, patched):
+            draw = torch.Generator().manual_seed(5)
+            for module in model.model.layers.modules():
+                for leaf, weight in [*module._parameters.items()]:
+                    if weight is not None:
+                        wide = torch.randn(*weight.shape, 3, generator=draw) / weight.shape[-1]
+                        every = (wide.to(weight) + weight[..., None])[..., 1]
+                        setattr(module, leaf, nn.Parameter(every))
+        count, found = whole_layers(patched, ids)
+        assert count == LAYERS
+        torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)
+        whole, wanted = (gradients(model, device) for model in (patched, plain))
+        assert not unlike(whole, wanted)
+
+
+def check_a_dropped_model_is_freed(device):
+    """By its last reference: memory that waits for the garbage collector is missing meanwhile."""
+    _, patched = pair(device)
+    ids, labels = tokens(device)
+    patched(ids, labels=labels).loss.backward()
+    assert "_layer_modules" in vars(patched.model.layers[0])
+    weight = weakref.ref(patched.model.layers[0].mlp.up_proj.weight)
+    gc.disable()
+    try:
+        del patched
+        assert weight() is None
+    finally:
+        gc.enable()
+
+
 def check_other_ways_to_call(device):
     """A cache, a mask, no gradients, autocast, checkpointing, graphs that are kept."""
     _, patched = pair(device)
@@ -223,5 +349,8 @@ def check_second_derivatives_raise(device):
 
 ALL = [
     check_frozen_weights, check_what_stands_in_the_way, check_children_put_in_later,
-    check_other_ways_to_call, check_second_derivatives_raise,
+    check_settings_changed_later, check_weights_and_classes_of_others,
+    check_every_projection_may_have_a_bias,
+    check_strided_weights, check_a_dropped_model_is_freed, check_other_ways_to_call,
+    check_second_derivatives_raise,
 ]  # fmt: skip

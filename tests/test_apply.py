@@ -213,6 +213,26 @@ def test_logits_where_they_are_asked_for():
     torch.testing.assert_close(evaluated.loss, plain.eval()(ids, labels=labels).loss)
 
 
+@pytest.mark.parametrize("name", ["ForCausalLMLoss", "fixed_cross_entropy"])
+def test_a_loss_of_others_in_the_place_of_the_library_s_is_left_and_said(monkeypatch, name):
+    from transformers.loss import loss_utils
+
+    before = getattr(loss_utils, name)
+
+    @functools.wraps(before)
+    def theirs(*args, **kwargs):
+        return 2 * before(*args, **kwargs)
+
+    monkeypatch.setattr(loss_utils, name, theirs)
+    if name in vars(loss_utils) and before in loss_utils.LOSS_MAPPING.values():
+        monkeypatch.setitem(loss_utils.LOSS_MAPPING, "ForCausalLM", theirs)
+    plain, patched = make(), make()
+    report = fusedlib.apply_to(patched)
+    assert __file__ in report.left["loss"][0][1]
+    ids, labels = tokens()
+    assert patched(ids, labels=labels).loss == plain(ids, labels=labels).loss
+
+
 def test_a_loss_or_head_of_others_is_respected():
     _, patched = pair()
     ids, labels = tokens()
@@ -224,6 +244,12 @@ def test_a_loss_or_head_of_others_is_respected():
         patched.loss_function = theirs
         assert patched(ids, labels=labels).loss == 7
     del patched._loss_function
+    plain, patched = pair()
+    for model in (plain, patched):
+        forward = model.lm_head.forward
+        model.lm_head.forward = lambda x, own=forward: 2 * own(x)
+    torch.testing.assert_close(patched(ids, labels=labels).loss, plain(ids, labels=labels).loss)
+    del patched.lm_head.forward
     patched.resize_token_embeddings(VOCABULARY + 5)
     assert patched(ids, labels=labels).logits.shape[-1] == VOCABULARY + 5
 

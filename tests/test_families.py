@@ -223,6 +223,16 @@ def test_an_activation_that_is_only_called_silu_is_left_and_said():
     torch.testing.assert_close(patched(ids).logits, plain(ids).logits)
 
 
+def test_an_activation_whose_class_others_changed_is_left_and_said(monkeypatch):
+    plain = make("Phi3").eval()
+    act = type(plain.model.layers[0].mlp.activation_fn)
+    monkeypatch.setattr(act, "forward", lambda self, x: torch.relu(x))
+    patched = copy.deepcopy(plain)
+    assert "stands in the place of" in fusedlib.apply_to(patched).left["mlp"][0][1]
+    ids, _ = tokens()
+    torch.testing.assert_close(patched(ids).logits, plain(ids).logits)
+
+
 @pytest.mark.parametrize("way", ["module", "forward"])
 def test_a_norm_replaced_afterwards_is_called(way):
     plain = make("Phi3").eval()

@@ -173,6 +173,33 @@ def test_a_parametrization_taken_off_leaves_the_fused_layer():
     assert patched.model.layers[0].mlp.weights() is not None
 
 
+@pytest.mark.parametrize("path", ["lm_head", QUERY, GATE, "model.layers.0.self_attn.o_proj"])
+def test_a_parametrization_from_before_goes_on_and_is_taken_off(path):
+    """Before `apply_to`, which is to compute no weight: spectral norm iterates whenever it does."""
+    plain, patched = make(), make()  # no copy, which would share its class with the original
+    for model in (plain, patched):
+        torch.manual_seed(4)
+        parametrizations.spectral_norm(model.get_submodule(path))
+    fusedlib.apply_to(patched)
+    assert all(torch.equal(t, patched.state_dict()[n]) for n, t in plain.state_dict().items())
+    same(gradients(patched), gradients(plain))
+    for model in (plain, patched):
+        parametrize.remove_parametrizations(model.get_submodule(path), "weight")
+    same(gradients(patched), gradients(plain))
+    same(gradients(copy.deepcopy(patched)), gradients(plain))
+
+
+def test_a_parametrization_put_on_between_two_calls_stays():
+    plain, patched = make(), make()
+    fusedlib.apply_to(patched, attention=False, mlp=False, loss=False)
+    for path in (QUERY, GATE, "lm_head"):
+        for model in (plain, patched):
+            torch.manual_seed(4)
+            parametrizations.weight_norm(model.get_submodule(path))
+    fusedlib.apply_to(patched)
+    same(gradients(patched), gradients(plain))
+
+
 def test_functional_call_and_single_gradients():
     plain, patched = pair()
     ids, _ = tokens()
@@ -199,6 +226,22 @@ def test_hooks_of_every_module_see_every_module():
         handle.remove()
         seen[model] = [name for name in calls if name and "layers" in name]
     assert seen[patched] == seen[plain] and QUERY in seen[plain]
+
+
+@pytest.mark.parametrize("child", ["mlp.up_proj", "mlp.down_proj", "self_attn.v_proj"])
+@pytest.mark.parametrize("way", ["a function", "scripted"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_takes_a_projection_s_place_is_called(child, way):
+    plain, patched = pair()
+    owner, _, name = child.partition(".")
+    for model in (plain, patched):
+        module = getattr(model.model.layers[1], owner)
+        linear = getattr(module, name)
+        delattr(module, name)
+        theirs = torch.jit.script(linear) if way == "scripted" else lambda x, by=linear: 2 * by(x)
+        setattr(module, name, theirs)
+    ids, _ = tokens()
+    same(patched(ids).logits, plain(ids).logits)
 
 
 def test_another_activation_put_in_afterwards_is_computed():
@@ -459,6 +502,24 @@ def test_forwards_take_the_arguments_that_they_took(name):
     half = len(found) // 2
     assert half
     same(dict(found[half:]), dict(found[:half]))
+
+
+@pytest.mark.parametrize("way", ["heads joined", "values written over"])
+def test_an_attention_function_may_join_heads_and_write_over_values(way):
+    from transformers import AttentionInterface
+
+    def attend(module, query, key, value, attention_mask, **own):
+        groups = query.shape[1] // key.shape[1]
+        if way == "values written over":
+            value.mul_(2)
+        key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = mixed.transpose(1, 2)
+        return (mixed.flatten(2) if way == "heads joined" else mixed.contiguous()), None
+
+    AttentionInterface.register(way, attend)
+    plain, patched = pair(attn_implementation=way)
+    same(gradients(patched), gradients(plain))
 
 
 def first_argument(module):

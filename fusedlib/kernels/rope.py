@@ -21,7 +21,7 @@ With the norms of q and k that come before it in Qwen3 and others, in the same l
 | cos, sin  | (1 or batch, tokens, rotary_dim)      | alike, rows contiguous; or copied           |
 | … by positions | (length, rotary_dim)             | likewise                                    |
 | positions | (1 or batch, tokens), int32 or int64  | contiguous; or copied                       |
-| weights   | (head_dim,), of q's and of k's norm   | contiguous, of q's dtype                    |
+| weights   | (head_dim,), of q's and of k's norm   | any; copied unless contiguous; q's dtype    |
 | partial   | (parts, 2 head_dim)                   | contiguous, fp32: q's and k's d_weight      |
 
 Results wider than q end in zeros: heads that attention's kernels take as they are. Saved: cos, sin
@@ -223,7 +223,8 @@ def normed_rope_fwd(
     Heads are contiguous and as wide as cos and sin, which are (1 or batch, tokens, head_dim).
     """
     results = [torch.empty_like(q), torch.empty_like(k)]
-    _start([q, k], results, *_tables(cos, sin, None), False, (q_weight, k_weight), eps)
+    weights = q_weight.contiguous(), k_weight.contiguous()
+    _start([q, k], results, *_tables(cos, sin, None), False, weights, eps)
     return results[0], results[1]
 
 
@@ -244,7 +245,8 @@ def normed_rope_bwd(
     scalars = batch, heads, k.shape[1], tokens, *strides, *_table_strides(cos), eps
     grid = parts, 1, 1
     make = bind(Launch, _normed_rope_bwd_kernel, Warps(4), grid, (), scalars, constants)
-    matrices = *given, *upstream, *results, cos, sin, q_weight, k_weight, partial
+    weights = q_weight.contiguous(), k_weight.contiguous()
+    matrices = *given, *upstream, *results, cos, sin, *weights, partial
     key = "normed_rope_bwd", parts, head_dim, *scalars, q.dtype, q.device
     cached_launch(make, key, *matrices)(*matrices)
     d_q_weight, d_k_weight = sum_parts(partial, q_weight.dtype).chunk(2)

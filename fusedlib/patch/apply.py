@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from fusedlib.fused import (
     LINEAR_FORWARDS,
@@ -25,10 +26,11 @@ from fusedlib.fused import (
     is_plain_tensor,
     original_class,
     package_of,
+    stored_weight,
 )
 from fusedlib.kernels.host.route import MIN_CAPABILITY, has_kernels
 from fusedlib.modules import Linear
-from fusedlib.patch.families import FAMILIES, LITGPT, Family, Part, changed
+from fusedlib.patch.families import FAMILIES, LITGPT, PARAMETRIZED, Family, Part, changed
 from fusedlib.patch.modules import FusedAttention, FusedHead, FusedLinear, FusedMLP, FusedRMSNorm
 
 SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss", "linear")
@@ -266,9 +268,12 @@ def _why_not_split(module: nn.Linear) -> str | None:
     cls = type(module)
     if cls.forward not in {*LINEAR_FORWARDS, FusedHead.forward} or "forward" in vars(module):
         return f"a {full_name(cls)} with a forward of its own"
-    if not is_plain_tensor(module.weight):
-        return f"its weight is a {type(module.weight).__qualname__}"
-    dtype = module.weight.dtype
+    if is_parametrized(module) and not isinstance(module, Fused):
+        return PARAMETRIZED
+    weight = stored_weight(module)
+    if not is_plain_tensor(weight):
+        return f"its weight is a {type(weight).__qualname__}"
+    dtype = weight.dtype
     return None if dtype == torch.float32 else f"{dtype}; only fp32 is split"
 
 

@@ -16,13 +16,14 @@ other way, module by module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from itertools import repeat
-from operator import attrgetter, contains, itemgetter
+from operator import attrgetter, contains, is_not, itemgetter, methodcaller
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.functional import linear
 
@@ -47,7 +48,10 @@ from fusedlib.kernels.rope import normed_rope_bwd, normed_rope_fwd, rope_call
 from fusedlib.patch import qkv
 
 METADATA = attrgetter("shape", "dtype", "device")
-WEIGHT, BIAS, EPS = map(itemgetter, ("weight", "bias", "variance_epsilon"))
+EPS = itemgetter("variance_epsilon")
+# A module's parameters lack what others compute for it: a parametrization, DataParallel, FSDP.
+MISSING = object()
+WEIGHT, BIAS = (methodcaller("get", name, MISSING) for name in ("weight", "bias"))
 PARAMETERS = frozenset((Parameter, type(None)))
 
 
@@ -62,21 +66,33 @@ class LayerModules:
     """
 
     def __init__(self, layer: Any) -> None:
-        self._owners = [vars(layer)]
-        self._owners += [vars(m) for m in layer.children() if isinstance(m, nn.Module)]
-        self._children = self._read()
+        # Which holds this: a cycle would keep a dropped model.
+        self._layer: Callable[[], Any] = weakref.ref(layer)
+        self._owners = [*map(vars, layer.children())]
+        self._children = self._read(layer)
         self._types = [*map(type, self._children)]
         self._fusions = [*map(fusion_state, (layer, *layer.children()))]
+        self._with_settings: tuple[dict[str, Any], ...] = ({}, {})
         self.are_supported = False
         self._find(layer)
+        self._settings = self._read_settings()
 
-    def _read(self) -> list[Any]:
-        return [child for owner in self._owners for child in owner["_modules"].values()]
+    def _read(self, layer: Any) -> list[Any]:
+        owners = (layer.__dict__, *self._owners)
+        return [child for owner in owners for child in owner["_modules"].values()]
+
+    def _read_settings(self) -> tuple[Any, ...]:
+        """Attributes that decide what attention and the activation compute, and may change."""
+        attention, activation = self._with_settings
+        return attention.get("use_rope"), activation.get("approximate")
 
     def _find(self, layer: Any) -> None:
         from fusedlib.patch import modules
 
         attention, mlp = layer.self_attn, layer.mlp
+        # A function may stand there, torch's own without attributes.
+        set_by_users = attention, getattr(mlp, "act_fn", None)
+        self._with_settings = tuple(getattr(holder, "__dict__", {}) for holder in set_by_users)
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         if not (
             isinstance(attention, modules.FusedAttention) and isinstance(mlp, modules.FusedMLP)
@@ -90,6 +106,8 @@ class LayerModules:
         ]
         if (
             any(getattr(n, "_fused", None) is not modules.FusedRMSNorm for n in norms + head_norms)
+            or not all(map(modules.has_fused_forward, (attention, mlp, *norms, *head_norms)))
+            or type(layer)._dropped is not modules.FusedLayer._dropped
             or any(getattr(type(m), "forward", None) not in LINEAR_FORWARDS for m in linears)
             or mlp.activation is None
             or type(attention)._projected is not modules.FusedAttention._projected
@@ -110,8 +128,9 @@ class LayerModules:
     def are_current(self, layer: Any) -> bool:
         """Whether the layer still consists of these modules."""
         return (
-            self._owners[0] is layer.__dict__
-            and self._read() == self._children
+            self._layer() is layer
+            and self._read(layer) == self._children
+            and self._read_settings() == self._settings
             and [*map(type, self._children)] == self._types
             and [*map(fusion_state, (layer, *layer._modules.values()))] == self._fusions
         )
@@ -123,13 +142,13 @@ class LayerModules:
             any(map(any, map(internals.own_hooks, modules)))
             or any(map(contains, modules, repeat("forward")))
             or any(map(contains, modules, repeat(internals.COMPILED_CALL)))
-            or any(map(BIAS, self._without_bias))
+            or any(map(is_not, map(BIAS, self._without_bias), repeat(None)))
             or internals.has_global_hooks()
         )
 
     def weights(self) -> tuple[list[Any], list[Any]]:
         """Of norm, q, k, v, o, norm, gate, up, down, and the norms of q and k, where heads have
-        them; biases of q, k and v, each or None.
+        them; biases of q, k and v, each or None. MISSING is what is no parameter of its module.
         """
         return [*map(WEIGHT, self._parameters)], [*map(BIAS, self._may_have_bias)]
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from fusedlib.fused import (
     Fused,
@@ -44,6 +45,9 @@ REWRITTEN = (
 )
 # Of these, Phi-3's leaves what lies in a head behind the cosines, as `fusedlib.rope` does.
 ROTATION, ROTATIONS = ("apply_rotary_pos_emb", "rotate_half"), ("Llama", "Olmo2", "Phi3")
+# Its class is one of torch's own, which is to be the first base again when the weight is stored.
+PARAMETRIZED = "a parametrization computes its weight"
+LOSSES, LOSS = "transformers.loss.loss_utils", ("ForCausalLMLoss", "fixed_cross_entropy")
 DECORATORS = "torch", "kernels"  # packages that may stand around a function of transformers
 # Models with a class that `TRANSFORMERS` names.
 MODELS = (
@@ -251,6 +255,9 @@ def _mlp(fused: type[modules.FusedMLP]) -> tuple[Part, ...]:
             act: Any = getattr(mlp, name, None)
             if modules.activation_of(act) is None:
                 return f"its activation is {full_name(type(act))}, not SiLU or GELU"
+            kind = type(act)
+            if why := _why_patched(kind.forward, kind.__module__):
+                return why
             if "forward" in vars(act):
                 return f"the forward of {name} was replaced by someone else's"
             if has_hooks(act):
@@ -289,7 +296,7 @@ def _unfuse_linears(module: nn.Module, *names: str) -> frozenset[str]:
     for name in names:
         child: Any = getattr(module, name)
         switches |= fusion_state(child).switches
-        if isinstance(child, modules.FusedLinear):
+        if isinstance(child, modules.FusedLinear) and not is_parametrized(child):
             unfuse(child)
     return switches
 
@@ -300,7 +307,11 @@ def _first(reasons: Iterable[str | None]) -> str | None:
 
 def _loss(fused: type[modules.FusedCausalLM]) -> tuple[Part, ...]:
     def refuse(model: Any) -> str | None:
-        return why_not_linear(model, "lm_head")
+        why = why_not_linear(model, "lm_head")
+        if why is None and is_parametrized(model.lm_head) and not prepared(model):
+            why = f"lm_head: {PARAMETRIZED}"
+        losses = sys.modules[LOSSES]
+        return why or _first(_why_patched(getattr(losses, name), LOSSES) for name in LOSS)
 
     def prepared(model: Any) -> bool:  # resize_token_embeddings makes another head
         return isinstance(model.lm_head, modules.FusedHead)

@@ -137,7 +137,7 @@ class FusedMLP(Fused):
         None where a call of the projections is more than what they compute.
         """
         children: Any = self._modules
-        down, gate_up = children[self._down], [children[name] for name in self._gate_up]
+        down, gate_up = children.get(self._down), [children.get(name) for name in self._gate_up]
         weights = plain_weights(*gate_up, down, biased=False)  # as adapters may make them
         if weights is None:
             return None
@@ -227,7 +227,9 @@ class FusedAttention(Fused):
             dropout=self.attention_dropout if self.training else 0.0,
             scaling=self.scaling, **self._windowed(), **kwargs,
         )  # fmt: skip
-        attended = attended[..., : self.head_dim].reshape(q.shape[0], q.shape[2], -1)
+        if q.shape[-1] > self.head_dim:  # heads that were padded here; own functions join them
+            attended = attended[..., : self.head_dim]
+        attended = attended.reshape(q.shape[0], q.shape[2], -1)
         return attended.contiguous(), weights
 
     def _padded_width(self, x: Tensor) -> int | None:
@@ -264,7 +266,9 @@ class FusedAttention(Fused):
 
     def projected(self) -> list[Any]:
         """The layers of q, k and v."""
-        return [self._modules[name] for name in ("q_proj", "k_proj", "v_proj")]
+        children = self._modules
+        # A function may stand there, which is no module.
+        return [children.get(n) or getattr(self, n) for n in ("q_proj", "k_proj", "v_proj")]
 
 
 class FusedMistralAttention(FusedAttention):
@@ -348,9 +352,16 @@ class FusedLitGPTAttention(Fused):
         return self.proj(attended.reshape(batch, tokens, -1))
 
 
+def has_fused_forward(module: Any) -> bool:
+    """Whether the forward of a module's class is ours: others may derive a class of their own."""
+    fused: Any = getattr(module, "_fused", None)
+    return fused is not None and type(module).forward is fused.forward
+
+
 def _adds_residual(norm: Any) -> bool:
     """Whether the norm is still ours: others put adapters, norms or a `forward` in its place."""
-    return isinstance(norm, FusedRMSNorm) and "forward" not in vars(norm)
+    ours = isinstance(norm, FusedRMSNorm) and has_fused_forward(norm)
+    return ours and "forward" not in vars(norm)
 
 
 def _added_and_normalised(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -513,7 +524,9 @@ class FusedCausalLM(Fused):
         head, own_loss = self.lm_head, sys.modules["transformers.loss.loss_utils"].ForCausalLMLoss
         return (
             labels is not None and isinstance(logits_to_keep, int) and logits_to_keep == 0
-            and isinstance(head, FusedHead) and not has_value_hooks(head)
+            and isinstance(head, FusedHead) and has_fused_forward(head)
+            and ("forward" not in vars(head) or "_hf_hook" in vars(head))  # accelerate's calls ours
+            and not has_value_hooks(head)
             and self.loss_function is own_loss
         )  # fmt: skip
 

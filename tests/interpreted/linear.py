@@ -101,6 +101,17 @@ def test_layers_of_one_x_are_one_product(started, bias):
     assert checks.same(found, wanted)
 
 
+def test_layers_of_one_x_may_be_written_to():
+    named = joined(True)
+    own = list(named.values())
+    results, changed = (by_layers(named, linear_by_each) for _ in range(2))
+    changed[2].mul_(2)
+    assert checks.same(changed, [results[0], results[1], 2 * results[2]])
+    upstream = [torch.randn_like(y) for y in results]
+    wanted = grad(results, own, [*upstream[:2], 2 * upstream[2]])
+    assert checks.same(grad(changed, own, upstream), wanted)
+
+
 @pytest.mark.parametrize("frozen", [("x",), ("w_q",), ("w_q", "w_k", "w_v"), ("x", "w_k", "b_v")])
 def test_layers_of_one_x_give_what_is_wanted(frozen):
     named = joined(True, frozen)

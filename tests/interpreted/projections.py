@@ -69,6 +69,15 @@ def test_one_result_alone_and_other_strides():
     assert all(t.isfinite().all() for t in step(leaves).values())
 
 
+@pytest.mark.parametrize("name", ["b_q", "b_k", "b_v"])
+def test_a_bias_of_other_strides(name):
+    leaves = operands("cpu", torch.float16, SHAPES[1], True)
+    wanted = step(leaves)
+    leaves.lay(name, lambda t: torch.stack([t, 0 * t], 1)[:, 0])
+    found = step(leaves)
+    torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-3)
+
+
 def test_a_second_derivative_is_torch_s():
     leaves = operands("cpu", torch.float32, SHAPES[1], False)
     found = qkv.projections(*leaves.given())

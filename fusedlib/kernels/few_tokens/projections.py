@@ -171,6 +171,8 @@ def project(
         return None
     bits = x.data_ptr() | w_q.data_ptr() | w_k.data_ptr() | w_v.data_ptr()
     if b_q is not None and b_k is not None and b_v is not None:
+        if not (b_q.is_contiguous() and b_k.is_contiguous() and b_v.is_contiguous()):
+            return None
         bits |= b_q.data_ptr() | b_k.data_ptr() | b_v.data_ptr()
     else:
         b_q = b_k = b_v = x  # which is not read
