@@ -9,14 +9,14 @@ notebook gives the same bytes.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import typst as compiler
+import typst
 from nbconvert.exporters import TemplateExporter
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor, ExtractOutputPreprocessor
 from traitlets.config import Config
 
 from fusedlib.bench import paths
 from press.display import TABLE_MIME, header_groups
-from press.pages import ReportError, html, outputs, svg, typst
+from press.pages import ReportError, html, outputs, svg, typst_filters
 from press.pages.preprocessors import Fragments, Headings, Numbers
 from press.style import INK, PAPER_INK
 
@@ -27,7 +27,7 @@ FILTERS = {
         outputs.meaning, outputs.press, outputs.where_it_holds, outputs.plain, outputs.error_title,
         outputs.error_lines, outputs.last_lines, outputs.plain_text, outputs.alternative,
         html.contents, html.font_data, html.highlighted, svg.inline, header_groups,
-        typst.quoted, typst.soft, typst.datatable, typst.width,
+        typst_filters.quoted, typst_filters.soft, typst_filters.datatable, typst_filters.width,
     )
 }  # fmt: skip
 """What our templates ask beside nbconvert's own filters."""
@@ -114,7 +114,7 @@ class PDFExporter(TypstExporter):
         try:
             return compiled(source, look, files), written
         except RuntimeError:
-            refused = typst.refused(written, lambda text: compiled(text, look, files))
+            refused = typst_filters.refused(written, lambda text: compiled(text, look, files))
             given = {**(resources or {}), "as_source": refused}
             source, written = super().from_notebook_node(nb, given, **more)
             written["outputs"] = {}
@@ -143,4 +143,4 @@ def compiled(source: str, look: str, files: Mapping[str, bytes]) -> bytes:
     for name, content in files.items():
         drawn = name.endswith(".svg")
         project[name] = content.replace(INK.encode(), PAPER_INK.encode()) if drawn else content
-    return compiler.compile(project, ignore_system_fonts=True)
+    return typst.compile(project, ignore_system_fonts=True)
