@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -15,7 +14,8 @@ from fusedlib.bench import machine, paths
 from press import cli, record
 from press import render as renderer
 from press.pages.paper import Section
-from press.running import doctor, products
+from press.running import products
+from tools import doctor
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 STUDY_FILE = NOTEBOOKS / "run_study.toml"
@@ -245,45 +245,16 @@ def test_lab_uses_this_python_and_goes_before_the_homes_kernels(monkeypatch, tmp
 
 
 def test_doctor_needs_no_package_and_names_what_is_missing():
-    env = {"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]}
     # -S: without site-packages, as on a machine where nothing is installed.
+    command = [sys.executable, "-S", str(paths.ROOT / "tools" / "doctor.py"), "--for", "test"]
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "press", "doctor", "--for", "test", "--quiet"],
-        env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     for name in ("torch>=", "papermill>=", "typer>=", "pypandoc_binary>=", "pytest-timeout>="):
         assert f"  {name}" in done.stderr
     assert "jupyterlab" not in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_without_the_study_s_packages_it_says_how_to_get_them():
-    env = {"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]}
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "press", "list"],
-        env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert (
-        "pip install -e . -e notebooks -e report" in done.stderr and str(paths.ROOT) in done.stderr
-    )
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("words", [["list"], ["doctor"], []], ids=["list", "doctor", "nothing"])
-def test_outside_a_checkout_it_says_that_it_wants_one(tmp_path, words):
-    copied = tmp_path / "site" / "fusedlib"
-    shutil.copytree(paths.ROOT / "fusedlib", copied, ignore=shutil.ignore_patterns("kernels"))
-    shutil.copytree(paths.REPORT / "press", copied.parent / "press")
-    done = subprocess.run(
-        [sys.executable, "-m", "press", *words],
-        env=os.environ | {"PYTHONPATH": str(copied.parent)}, cwd=tmp_path,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "notebooks does not exist: the study runs in a checkout" in done.stderr
-    assert str(tmp_path) in done.stderr and "Traceback" not in done.stderr
 
 
 def test_doctor_finds_what_is_missing_or_too_old():

@@ -1,6 +1,5 @@
 """Licence, citation, changelog and commit hooks say the same as the project's metadata."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -15,6 +14,7 @@ import pytest
 import fusedlib
 from fusedlib.bench import paths
 from slides_checks import loads
+from tools import commit_message, docs
 
 yaml = pytest.importorskip("yaml", reason="PyYAML reads these files and is not installed")
 
@@ -23,13 +23,6 @@ PROJECT = tomllib.loads((paths.ROOT / "pyproject.toml").read_text(encoding="utf-
 
 def read(name: str) -> str:
     return (paths.ROOT / name).read_text(encoding="utf-8")
-
-
-def tool(name: str):
-    spec = importlib.util.spec_from_file_location(name, paths.ROOT / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def hooks() -> dict[str, dict]:
@@ -128,12 +121,12 @@ def test_a_merge_needs_a_body_too(hooked):
     ],
 )
 def test_a_body_is_text_below_an_empty_line(message, accepted):
-    assert tool("commit_message").has_body(message) == accepted
+    assert commit_message.has_body(message) == accepted
 
 
 @pytest.mark.slow
 def test_the_api_reference_has_every_public_name_and_loads_nothing(tmp_path):
-    tool("docs").write(tmp_path)
+    docs.write(tmp_path)
     page = (tmp_path / "fusedlib.html").read_text(encoding="utf-8")
     for name in fusedlib.__all__:
         assert f'<section id="{name}"' in page

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from itertools import pairwise
@@ -38,7 +39,7 @@ def run(study, *names, fresh=False, settings=()):
     """Run notebooks; their outcomes by name, and what was said."""
     jobs = runner.jobs(study.select(names), list(settings), "quick")
     stream = io.StringIO()
-    shown = monitor.Monitor(sum(job.cells for job in jobs), len(jobs), stream)
+    shown = monitor.Monitor(len(jobs), stream)
     outcomes = runner.run(jobs, shown, fresh=fresh)
     return {outcome.name: outcome for outcome in outcomes}, stream.getvalue()
 
@@ -187,7 +188,7 @@ def test_a_damaged_copy_counts_as_none(study):
 def test_the_frame_reads_all_rows(study):
     [job] = runner.jobs([study.frame], [], "quick")
     assert (job.name, job.reads) == ("report", None)
-    outcome = runner.execute(job, monitor.Monitor(job.cells, 1, io.StringIO()))
+    outcome = runner.execute(job, monitor.Monitor(1, io.StringIO()))
     assert outcome.status == "ok"
     assert printed(outcome.copy) == "the frame\n"
     assert runner.is_unchanged(job)
@@ -222,25 +223,24 @@ def test_relative_folders_mean_the_same_in_a_kernel(monkeypatch, tmp_path):
 
 
 def test_a_log_shows_the_case_of_the_running_cell(study, monkeypatch):
-    monkeypatch.setattr(monitor, "NEWS_S", 0.2)
+    monkeypatch.setattr(monitor, "LOG_S", 0.2)
     _, said = run(study, "run_cases")
     assert "[1/1] run_cases cell 3/4 case 2/3 rival a\n" not in said.partition("started")[0]
     assert "case 2/3 rival a" in said
 
 
-def test_a_terminal_gets_one_bar_with_notebook_cell_and_case(study, monkeypatch):
+def test_a_terminal_gets_one_line_with_notebook_cell_and_case(study, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     stream = Terminal()
-    jobs = runner.jobs(study.select(["run_cases"]), [], "quick")
-    shown = monitor.Monitor(jobs[0].cells, 1, stream)
-    runner.run(jobs, shown)
-    shown.close()
+    monkeypatch.setattr(monitor, "TERMINAL_S", 0.02)
+    monkeypatch.setenv("COLUMNS", "40")
+    runner.run(runner.jobs(study.select(["run_cases"]), [], "quick"), monitor.Monitor(1, stream))
     text = stream.getvalue()
-    assert "[1/1] run_cases cell 2/4" in text
-    assert "case 2/3 rival a" in text
+    assert "[1/1] run_cases cell 3/4 case 2/3" in text
+    assert max(map(len, re.split(r"\r\x1b\[K|\n", text))) < 40
 
 
 @pytest.mark.parametrize("torn", ["", "{", '{"done": 1}\n', "[]\n", '{"done": "x"'])

@@ -20,9 +20,9 @@ def notebook(folder: Path, *lines: str) -> Path:
 
 
 def test_read_gives_type_default_and_help():
-    found = parameters.read(NOTEBOOKS / "run_ok.ipynb")
-    assert list(found) == ["profile", "count", "scale", "sizes", "kind"]
-    count = found["count"]
+    declared = parameters.read(NOTEBOOKS / "run_ok.ipynb")
+    assert list(declared) == ["profile", "count", "scale", "sizes", "kind"]
+    count = declared["count"]
     assert (count.type, count.default, count.help) == ("int", 2, "how many [1..10]")
 
 
@@ -52,9 +52,7 @@ def test_a_faulty_parameters_cell_is_refused(name, message):
         ("count: Path = 1", "the type one of bool, float, int, list"),
         ('count: int = "two"', "count must be int, not 'two'"),
         ("count: int = 20  # [1..10]", r"must be in \[1..10\], but 20 is not"),
-        ("count: int = (", "is not Python"),
         ("import os", "must read `name: type = default"),
-        ("count: int = 1", "lacks the line `profile: str"),
     ],
 )
 def test_a_faulty_line_is_refused(tmp_path, line, message):

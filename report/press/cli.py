@@ -51,7 +51,6 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="Measure, execute the notebooks, render the report.",
-    epilog="`doctor --for study|report|test|lint|lab` says whether this Python has what is needed.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -307,11 +306,7 @@ def _run(
     jobs = runner.jobs(parts, settings or [], chosen)
     print(f"profile {chosen}: {why}", flush=True)
     began = time.monotonic()
-    monitor = Monitor(sum(job.cells for job in jobs), len(jobs))
-    try:
-        outcomes = runner.run(jobs, monitor, fresh=fresh)
-    finally:
-        monitor.close()
+    outcomes = runner.run(jobs, Monitor(len(jobs)), fresh=fresh)
     width = max(len(outcome.name) for outcome in outcomes)
     for outcome in outcomes:
         took = f"{outcome.seconds:.1f} s" if outcome.status != "kept" else "unchanged"

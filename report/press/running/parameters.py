@@ -44,9 +44,8 @@ class Parameter:
         try:
             value = _fitted(value, self.type)
         except TypeError:
-            raise ParameterError(
-                f"{where}: {self.name} must be {self.type}, not {value!r}"
-            ) from None
+            message = f"{where}: {self.name} must be {self.type}, not {value!r}"
+            raise ParameterError(message) from None
         bounds = _BOUNDS.search(self.help)
         for entry in value if isinstance(value, list) else [value]:
             if bounds and not _within(entry, bounds[1]):
@@ -58,17 +57,17 @@ class Parameter:
     def parse(self, text: str, where: str) -> Any:
         """The value that a text from the command line stands for, checked."""
         value: Any = text
-        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        with contextlib.suppress(ValueError, SyntaxError):  # it is a text
             value = _reading(text.strip(), self.type)
         return self.check(value, where)
 
 
 def read(notebook: Path) -> dict[str, Parameter]:
-    """Parameters of a notebook by name; `profile`, which the runner always passes, is among them.
+    """Parameters of a notebook by name.
 
     Raises:
         ParameterError: not a notebook, not exactly one tagged cell, a line of it that does not read
-            `name: type = default`, no `profile`.
+            `name: type = default`.
     """
     try:
         cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
@@ -79,13 +78,7 @@ def read(notebook: Path) -> dict[str, Parameter]:
         raise ParameterError(
             f"{notebook}: {len(tagged) or 'no'} cells carry the tag '{TAG}'; exactly one must"
         )
-    parameters = _parse_cell("".join(tagged[0].get("source", "")), notebook)
-    if "profile" not in parameters:
-        raise ParameterError(
-            f"{notebook}: its parameters cell lacks the line "
-            '`profile: str = "quick"  # which profile the rows are filed under`'
-        )
-    return parameters
+    return _parse_cell("".join(tagged[0]["source"]), notebook)
 
 
 def choose(
@@ -100,10 +93,6 @@ def choose(
         settings: `name=value`, for every selected notebook that has the parameter, or
             `notebook.name=value`.
         profile: goes to all.
-
-    Raises:
-        ParameterError: a parameter that a notebook does not have, or a value that does not fit; a
-            setting without `=`, of an unselected notebook, or of `profile`.
     """
     chosen: dict[str, dict[str, Any]] = {name: {"profile": profile} for name in declared}
     for name, values in presets.items():
@@ -140,13 +129,8 @@ def _parameter(declared: Mapping[str, Parameter], key: str, where: str) -> Param
 
 
 def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
-    try:
-        body = ast.parse(source).body
-    except SyntaxError as error:
-        raise ParameterError(f"{notebook}: its parameters cell is not Python: {error}") from None
-    lines = source.splitlines()
-    out = {}
-    for statement in body:
+    lines, parameters = source.splitlines(), {}
+    for statement in ast.parse(source).body:
         line = lines[statement.lineno - 1].strip()
         where = f"{notebook}: parameters cell, line {line!r}"
         try:
@@ -163,17 +147,13 @@ def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
             ) from None
         last = lines[(statement.end_lineno or 1) - 1]
         comment = last[statement.end_col_offset or 0 :].partition("#")[2]
-        out[name] = Parameter(name, kind, default, comment.strip())
-        out[name].check(default, where)
-    return out
+        parameters[name] = Parameter(name, kind, default, comment.strip())
+        parameters[name].check(default, where)
+    return parameters
 
 
 def _fitted(value: Any, kind: str) -> Any:
-    """A value of a type, ints turned into floats where meant.
-
-    Raises:
-        TypeError: it is of another type.
-    """
+    """A value of a type, ints turned into floats where meant; of another type a TypeError."""
     if kind not in _SCALARS:
         if type(value) is not list:
             raise TypeError
@@ -190,9 +170,6 @@ def _reading(text: str, kind: str) -> Any:
 
     `sizes=small,medium` is what people write for a list, and `sizes=small` for one of one; a text
     is taken as it is, also one that reads as a number, but for quotes around it.
-
-    Raises:
-        ValueError, SyntaxError, MemoryError, RecursionError: nothing that Python knows.
     """
     if kind not in _SCALARS and not text.startswith("["):
         entries = [entry.strip() for entry in text.split(",") if entry.strip()]

@@ -128,7 +128,7 @@ def execute(job: Job, monitor: Monitor, *, fresh: bool = False) -> Outcome:
     with kernel.uninterrupted():
         _write_copy(job, session, outcome, [before, fingerprint.rows(job.reads)])
     summary = f"{outcome.status} after {outcome.seconds:.1f} s"
-    monitor.ended(f"{summary}: {outcome.error}" if outcome.error else summary)
+    monitor.say_of_notebook(f"{summary}: {outcome.error}" if outcome.error else summary)
     if stop is not None:
         raise stop
     return outcome
