@@ -82,9 +82,6 @@ def table(
         name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.
         note: Markdown below the table.
         empty: what is said in place of a frame without rows.
-
-    Raises:
-        ValueError: no column, an empty caption, a bad name, more than two header levels.
     """
     _check("table", name=name, caption=caption)
     frame = pd.DataFrame({empty: []}) if frame.empty else frame
@@ -101,9 +98,6 @@ def figure(fig: "Figure | Picture", caption: str, alt: str | None = None, name: 
         caption: Markdown; says what is drawn, of which machine, what bands and bars mean.
         alt: what a reader who cannot see it should know, in plain text; of a `Picture` its own.
         name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.
-
-    Raises:
-        ValueError: not a Figure, an empty caption or alternative text, a bad name.
     """
     data = None
     if isinstance(fig, Picture):

@@ -33,12 +33,7 @@ def studies() -> list[str]:
 
 @cache
 def full_cases(study: str) -> dict[str, dict[str, Any]]:
-    """Every case of a study under the profile `full`, by its id, in the order of measuring.
-
-    Raises:
-        ConfigError: no study of that name.
-        Exception: whatever a cell raises.
-    """
+    """Every case of a study under the profile `full`, by its id, in the order of measuring."""
     [selected] = load().select([study])
     with tempfile.TemporaryDirectory(prefix="fusedlib-plan-") as name:
         listed = Path(name) / "cases"

@@ -41,19 +41,10 @@ def lines(
     """A line a name in `by`, labelled at its end, a panel a value of `panel`.
 
     Args:
-        frame: tidy, a line a point; `low` and `high` name columns of a band.
-        x: column of the horizontal axis.
-        y: column of the vertical axis.
-        by: column of names.
-        panel: column that makes panels.
+        frame: tidy, a line a point; x, y, by, panel, low and high name its columns, the last two
+            the ends of a band.
         spec: format of y; its unit stands in the axis's title.
-        logx: logarithmic axis.
-        logy: the same of y, for all panels.
-        low: column of a band's lower end.
-        high: column of its upper end.
         reference: where a thin line says "as much as".
-        xlabel: the axis's title; by default the column's name.
-        ylabel: likewise, the unit is added.
         height: of a row of panels in inches.
         columns: panels side by side.
         share: whether panels share the vertical axis.

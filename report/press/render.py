@@ -47,10 +47,6 @@ def render(sections: Sequence[Section], out_dir: Path) -> Rendered:
     `paper.ipynb`, the notebook that the report is rendered from, is kept beside them. The same
     notebooks give the same bytes. A section that failed, or that has no notebook, appears with its
     error.
-
-    Raises:
-        ReportError: there is no section, a notebook cannot be read, Typst refuses the document.
-        WriteError: a file cannot be written.
     """
     if not sections:
         raise ReportError("there is nothing to report: study.toml names no notebook")
@@ -69,17 +65,7 @@ def render(sections: Sequence[Section], out_dir: Path) -> Rendered:
 
 
 def slides(products: Path, out_dir: Path) -> list[Path]:
-    """Write `slides.html` and `slides.pdf`; the same notebooks give the same bytes.
-
-    Args:
-        products: a folder with the executed notebooks, as `replay.executed` leaves them.
-        out_dir: gets the two files.
-
-    Raises:
-        ReportError: the paper lacks what the deck shows, a notebook cannot be read, or a slide's
-            text does not fit.
-        WriteError: a file cannot be written.
-    """
+    """Write `slides.html` and `slides.pdf` of a folder with the executed notebooks."""
     paper = combined(sections(config.load(), products))
     page, _ = SlidesExporter().from_notebook_node(paper)
     pdf, _ = SlidesPDFExporter().from_notebook_node(paper)
@@ -87,11 +73,7 @@ def slides(products: Path, out_dir: Path) -> list[Path]:
 
 
 def figures(products: Path) -> dict[str, str]:
-    """Files of the figures, SVG and the data behind it as CSV, in cells tagged `paper`.
-
-    Raises:
-        ValueError: a figure comes without data, or two have one name.
-    """
+    """Files of the figures, SVG and the data behind it as CSV, in cells tagged `paper`."""
     files: dict[str, str] = {}
     for path in sorted((products / "notebooks").glob("*.ipynb")):
         for output, meaning in shown(path, PAPER):

@@ -34,16 +34,9 @@ FILTERS = {
 
 
 class PressExporter(TemplateExporter):
-    """What our exporters share: preprocessors, templates, filters.
+    """What our exporters share: preprocessors, templates, filters."""
 
-    Attributes:
-        target: what Markdown becomes, "html" or "typst".
-        suffix: of the file written.
-        folder: holds the template, `index` with `template_suffix`.
-        steps: what happens to a notebook before its template writes it.
-    """
-
-    target = "html"
+    target = "html"  # what Markdown becomes, or "typst"
     suffix, folder, template_suffix = ".html", "fusedlib_html", ".html.j2"
     steps: ClassVar[list[type]] = [CoalesceStreamsPreprocessor, Headings, Numbers, Fragments]
 
@@ -103,11 +96,7 @@ class PDFExporter(TypstExporter):
     suffix = ".pdf"
 
     def from_notebook_node(self, nb: Any, resources: Any = None, **more: Any) -> tuple[Any, Any]:
-        """The PDF's bytes.
-
-        Raises:
-            ReportError: Typst does not accept the document, with its message.
-        """
+        """The PDF's bytes."""
         source, written = super().from_notebook_node(nb, resources, **more)
         files, written["outputs"] = written["outputs"] or {}, {}
         look = "fusedlib_typst/report.typ"
@@ -128,15 +117,10 @@ class PDFExporter(TypstExporter):
 
 
 def compiled(source: str, look: str, files: Mapping[str, bytes]) -> bytes:
-    """The PDF of a Typst source.
+    """The PDF of a Typst source; Typst's message is a RuntimeError.
 
-    Args:
-        source: names files beside it.
-        look: a file of the templates, which stands beside it.
-        files: what else does, by name; drawings get the ink of paper.
-
-    Raises:
-        RuntimeError: Typst's message.
+    Beside the source stand the template that it imports, and files by name; drawings get the ink of
+    paper.
     """
     template = paths.TEMPLATES / look
     project: Any = {"main.typ": source.encode(), template.name: template.read_bytes()}

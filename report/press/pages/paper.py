@@ -30,11 +30,7 @@ class Section:
 
 
 def load(notebook: Path) -> Any:
-    """An executed notebook.
-
-    Raises:
-        ReportError: there is none, or it is not a notebook.
-    """
+    """An executed notebook; a ReportError if there is none."""
     try:
         return nbformat.read(notebook, as_version=4)
     except Exception as error:
@@ -47,14 +43,9 @@ def load(notebook: Path) -> Any:
 def combined(sections: Sequence[Section]) -> Any:
     """All sections as one notebook, which every exporter of ours renders as the paper.
 
-    Args:
-        sections: in the order of the report; the one named "report" is the frame. Its cells tagged
-            `studies`, `details` and `floats` give way to the studies' cells tagged `paper`, to
-            those tagged `appendix`, and to the list of tables and figures. Without a frame the
-            studies stand alone.
-
-    Raises:
-        ReportError: an executed notebook cannot be read.
+    The frame's cells tagged `studies`, `details` and `floats` give way to the studies' cells tagged
+    `paper`, to those tagged `appendix`, and to the list of tables and figures. Without a frame the
+    studies stand alone.
     """
     frame = next((s for s in sections if s.name == FRAME and s.notebook), None)
     studies = [s for s in sections if s.name != FRAME]

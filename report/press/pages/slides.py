@@ -70,11 +70,7 @@ class SlidesPDFExporter(SlidesExporter):
     target, suffix = "typst", ".slides.pdf"
 
     def from_notebook_node(self, nb: Any, resources: Any = None, **more: Any) -> tuple[Any, Any]:
-        """The PDF's bytes.
-
-        Raises:
-            ReportError: a slide's text does not fit however small; the message names the slide.
-        """
+        """The PDF's bytes."""
         _, written = Exporter.from_notebook_node(self, nb, resources, **more)
         files: dict[str, bytes] = {}
 
@@ -92,12 +88,7 @@ class SlidesPDFExporter(SlidesExporter):
 
 
 def deck(nb: Any) -> list[Slide]:
-    """The slides of the paper's notebook, whose headings and floats are numbered.
-
-    Raises:
-        ReportError: the notebook is no paper, lacks something that the deck shows, or has too many
-            studies.
-    """
+    """The slides of the paper's notebook, whose headings and floats are numbered."""
     if not press(nb).get("paper"):
         raise ReportError("slides are of the whole paper: report/build/paper.ipynb")
     outputs = [output for cell in nb.cells for output in cell.get("outputs", [])]

@@ -25,15 +25,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Study:
-    """One notebook of the study.
-
-    Attributes:
-        name: the notebook's file name without `.ipynb`; its rows lie in `<name>.jsonl`.
-        title: heading of its section in the report.
-        question: what it asks, one sentence.
-        notebook: path of the notebook.
-        profiles: parameters of each profile, by profile and name.
-    """
+    """One notebook of the study; its rows lie in `<name>.jsonl`."""
 
     name: str
     title: str
@@ -66,11 +58,7 @@ class Config:
     def select(self, only: Sequence[str]) -> tuple[Study, ...]:
         """The named studies in the report's order; all of them for an empty `only`.
 
-        Args:
-            only: names of notebooks, or the part of one before or after its first underscore.
-
-        Raises:
-            ConfigError: a name is not among the studies.
+        A name may be the part of one before or after its first underscore.
         """
         names = [study.name for study in self.studies]
         chosen = set()
@@ -88,12 +76,7 @@ def listed(names: Iterable[Any]) -> str:
 
 
 def load(path: Path | None = None) -> Config:
-    """A study file, by default `notebooks/study.toml`.
-
-    Raises:
-        ConfigError: it cannot be read, has unknown or missing keys, or names a notebook that does
-            not exist.
-    """
+    """A study file, by default `notebooks/study.toml`."""
     path = path or paths.NOTEBOOKS / "study.toml"
     try:
         data = {"frame": paths.REPORT / "report.ipynb"} | tomllib.loads(path.read_text("utf-8"))
@@ -113,11 +96,7 @@ def _study(folder: Path, *, name: str, title: str, question: str, quick: Any, fu
 
 
 def choose_profile(name: str) -> tuple[str, str]:
-    """The profile to use, and why, for people; `auto` takes what fits this machine's device.
-
-    Raises:
-        ConfigError: an unknown profile.
-    """
+    """The profile to use, and why, for people; `auto` takes what fits this machine's device."""
     if name in PROFILES:
         return name, "as asked"
     if name != AUTO:

@@ -81,9 +81,7 @@ def uninterrupted() -> Iterator[None]:
 def end(manager: AsyncKernelManager, *, politely: bool) -> None:
     """End a kernel and every process that it started; nothing of them is left afterwards.
 
-    Args:
-        manager: the kernel's manager; one that started none is fine.
-        politely: ask the kernel to shut down first, as after a notebook that ran to its end.
+    Politely: the kernel is asked to shut down first, as after a notebook that ran to its end.
     """
     process = getattr(manager.provisioner, "process", None)
     if process is None:

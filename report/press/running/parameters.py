@@ -36,11 +36,7 @@ class Parameter:
     help: str
 
     def check(self, value: Any, where: str) -> Any:
-        """The value as the notebook gets it; whole numbers become floats where floats are meant.
-
-        Raises:
-            ParameterError: the value is of another type or out of bounds.
-        """
+        """The value as the notebook gets it; whole numbers become floats where floats are meant."""
         try:
             value = _fitted(value, self.type)
         except TypeError:
@@ -63,12 +59,7 @@ class Parameter:
 
 
 def read(notebook: Path) -> dict[str, Parameter]:
-    """Parameters of a notebook by name.
-
-    Raises:
-        ParameterError: not a notebook, not exactly one tagged cell, a line of it that does not read
-            `name: type = default`.
-    """
+    """Parameters of a notebook by name."""
     try:
         cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     except (ValueError, KeyError, TypeError):
@@ -87,12 +78,7 @@ def choose(
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """What each notebook is run with: the profile, the study file's values, the command line's.
 
-    Args:
-        declared: parameters of the selected notebooks.
-        presets: what the study file sets for each.
-        settings: `name=value`, for every selected notebook that has the parameter, or
-            `notebook.name=value`.
-        profile: goes to all.
+    The last are `name=value`, for every notebook that has the parameter, or `notebook.name=value`.
     """
     chosen: dict[str, dict[str, Any]] = {name: {"profile": profile} for name in declared}
     for name, values in presets.items():

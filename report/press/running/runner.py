@@ -31,21 +31,13 @@ from press.running.products import METADATA, check_writable, copy_path, read_met
 
 @dataclass(frozen=True)
 class Job:
-    """One notebook to run, checked.
-
-    Attributes:
-        name: of the notebook and its executed copy.
-        notebook: its path.
-        parameters: what it is run with.
-        profile: whose parameters they are.
-        reads: studies whose rows it shows; None for all.
-    """
+    """One notebook to run, checked."""
 
     name: str
     notebook: Path
     parameters: Mapping[str, Any]
     profile: str
-    reads: set[str] | None
+    reads: set[str] | None  # studies whose rows it shows; None for all
 
     @property
     def cells(self) -> int:
@@ -66,16 +58,7 @@ class Outcome:
 
 
 def jobs(studies: Sequence[Study], settings: Sequence[str], profile: str) -> list[Job]:
-    """The runs of these studies, with all their parameters checked.
-
-    Args:
-        studies: what to run, in this order; the report's frame, which reads all rows, may be one.
-        settings: `name=value` or `notebook.name=value`, over the study file's values.
-        profile: `"quick"` or `"full"`.
-
-    Raises:
-        ParameterError: a notebook without its parameters cell, an unknown parameter, a wrong value.
-    """
+    """The runs of these studies, with all their parameters checked."""
     declared = {study.name: parameters.read(study.notebook) for study in studies}
     presets = {study.name: study.profiles[profile] for study in studies}
     values = parameters.choose(declared, presets, settings, profile)
@@ -85,10 +68,7 @@ def jobs(studies: Sequence[Study], settings: Sequence[str], profile: str) -> lis
 def run(jobs: Sequence[Job], monitor: Monitor, *, fresh: bool = False) -> list[Outcome]:
     """Run notebooks one after another; those of which nothing changed are kept as they are.
 
-    Raises:
-        WriteError: a copy cannot be written.
-        ResultsError: a file of rows is damaged; nothing has run then.
-        KeyboardInterrupt: ctrl-C; the copy so far is written and the kernel gone.
+    On ctrl-C the copy so far is written and the kernel gone.
     """
     check_writable(copy_path(FRAME).parent)
     check_writable(paths.results_dir())
@@ -115,7 +95,7 @@ def is_unchanged(job: Job) -> bool:
 
 
 def execute(job: Job, monitor: Monitor, *, fresh: bool = False) -> Outcome:
-    """Run one notebook and write its executed copy, whatever happens; raises as `run` does."""
+    """Run one notebook and write its executed copy, whatever happens."""
     before = fingerprint.before_run(job.notebook, job.parameters)
     began = time.monotonic()
     with kernel.private_folder() as name:
