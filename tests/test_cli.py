@@ -181,7 +181,7 @@ def rendered(monkeypatch):
         if (out_dir / "full").exists():
             raise products.WriteError("cannot write report.html: No space left on device")
         given.extend(sections)
-        return renderer.Rendered(out_dir / "report.html", out_dir / "report.pdf", {})
+        return [out_dir / "report.html", out_dir / "report.pdf"]
 
     monkeypatch.setattr(renderer, "render", render)
     return given

@@ -117,11 +117,6 @@ def test_every_study_is_shown_on_fifteen_slides_at_most(tmp_path, studies, count
             assert (f"holds in 2 of 3 · {name(at)}/{claim}" in text) == there
 
 
-def test_more_studies_than_fit_are_refused_in_words(tmp_path):
-    with pytest.raises(ReportError, match="23 studies do not fit on 15 slides"):
-        page(report(tmp_path, 23, []))
-
-
 def test_a_single_notebook_is_refused_in_words(tmp_path):
     path = write(tmp_path / "01.ipynb", text("# One"))
     with pytest.raises(ReportError, match="paper.ipynb"):

@@ -6,7 +6,6 @@ Exit status: 0 all well, 1 a notebook failed, 2 something asked for is wrong or 
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import signal
@@ -26,10 +25,13 @@ from fusedlib.bench.results import ResultsError
 from press.pages import ReportError
 from press.running import config as configs
 from press.running.config import Config, ConfigError
-from press.running.products import check_writable, copy_path, read_metadata, write_whole
-
-# Of a message of our own there is no number; the others say by themselves what was not written.
-_ALREADY_SAID = (None, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+from press.running.products import (
+    WriteError,
+    check_writable,
+    copy_path,
+    read_metadata,
+    write_whole,
+)
 
 
 class _Commands(TyperGroup):
@@ -41,9 +43,7 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt as stop:
             _complain("stopped; rows measured so far are kept, the next run goes on from there")
             raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
-        except (ConfigError, ReportError, ResultsError, OSError) as error:
-            if getattr(error, "errno", None) not in _ALREADY_SAID:
-                raise
+        except (ConfigError, ReportError, ResultsError, WriteError, PermissionError) as error:
             _complain(str(error))
             raise typer.Exit(2) from None
 
@@ -192,9 +192,9 @@ def render_(config: StudyFile = None) -> None:
     sections = render.sections(configs.load(config), build)
     if sections[-1].notebook is None:
         raise ConfigError("the report's frame has not been executed yet; run `make report`")
-    rendered = render.render(sections, build)
+    written = render.render(sections, build)
     print(f"rendered in {time.monotonic() - began:.1f} s")
-    _print_links([rendered.html, rendered.pdf])
+    _print_links(written)
     print(f"  executed notebooks: {(build / 'notebooks').absolute()}")
 
 

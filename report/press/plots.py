@@ -178,8 +178,6 @@ def bars(
 
 def _data(frame: pd.DataFrame, columns: Sequence[str | None]) -> pd.DataFrame:
     used = list(dict.fromkeys(c for c in columns if c is not None))
-    if lacking := [c for c in used if c not in frame]:
-        raise ValueError(f"the frame has no column {', '.join(lacking)}; it has {list(frame)}")
     return frame[used].dropna(subset=[c for c in columns[:2] if c]).reset_index(drop=True)
 
 

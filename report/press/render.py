@@ -1,13 +1,11 @@
 """Executed notebooks to what is read: the report in HTML and PDF, pages, slides, and figures."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
 
 from fusedlib.bench import paths
-from press.pages import ReportError
 from press.pages.exporters import HTMLExporter, PDFExporter
 from press.pages.outputs import PAPER, shown
 from press.pages.paper import Section, combined
@@ -18,15 +16,6 @@ from press.running.products import copy_path, read_metadata, write_whole
 from press.style import INK, PAPER_INK
 
 FIGURES = paths.ROOT / "figures"
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """Where the products are; `notebooks` maps a notebook's name to its HTML page."""
-
-    html: Path
-    pdf: Path
-    notebooks: dict[str, Path]
 
 
 def sections(config: Config, build: Path) -> list[Section]:
@@ -41,27 +30,24 @@ def sections(config: Config, build: Path) -> list[Section]:
     return parts
 
 
-def render(sections: Sequence[Section], out_dir: Path) -> Rendered:
+def render(sections: Sequence[Section], out_dir: Path) -> list[Path]:
     """Write `report.html`, `report.pdf` and `notebooks/<name>.html` into `out_dir`.
 
     `paper.ipynb`, the notebook that the report is rendered from, is kept beside them. The same
     notebooks give the same bytes. A section that failed, or that has no notebook, appears with its
     error.
     """
-    if not sections:
-        raise ReportError("there is nothing to report: study.toml names no notebook")
     paper = combined(sections)
     write_whole(out_dir / "paper.ipynb", nbformat.writes(paper) + "\n")
-    html, _ = HTMLExporter().from_notebook_node(paper)
-    page = write_whole(out_dir / "report.html", html)
+    page, _ = HTMLExporter().from_notebook_node(paper)
+    written = [write_whole(out_dir / "report.html", page)]
     pdf, _ = PDFExporter().from_notebook_node(paper)
-    rendered = Rendered(page, write_whole(out_dir / "report.pdf", pdf), {})
+    written.append(write_whole(out_dir / "report.pdf", pdf))
     for section in sections:
         if section.notebook is not None:
-            text, _ = HTMLExporter().from_filename(str(section.notebook))
-            path = copy_path(section.name, out_dir).with_suffix(".html")
-            rendered.notebooks[section.name] = write_whole(path, text)
-    return rendered
+            page, _ = HTMLExporter().from_filename(str(section.notebook))
+            write_whole(copy_path(section.name, out_dir).with_suffix(".html"), page)
+    return written
 
 
 def slides(products: Path, out_dir: Path) -> list[Path]:

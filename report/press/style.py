@@ -148,10 +148,8 @@ def reference_line(
         ax.plot(x, y, **drawn)
     elif y is not None:
         ax.axhline(y, **drawn)
-    elif x is not None:
-        ax.axvline(x, **drawn)
     else:
-        raise ValueError("give x or y as a number, or both as sequences")
+        ax.axvline(x, **drawn)
 
 
 def text(ax: Axes, x: float, y: float, content: str, **options: Any) -> None:

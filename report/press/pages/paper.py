@@ -8,7 +8,7 @@ from typing import Any
 import nbformat
 from nbformat.v4 import new_markdown_cell, new_notebook
 
-from press.pages import ReportError, outputs
+from press.pages import outputs
 from press.pages.outputs import ABSTRACT, APPENDIX, MARKDOWN, PAPER, press, slugify, tags
 from press.pages.preprocessors import parts
 from press.running.config import FRAME
@@ -27,17 +27,6 @@ class Section:
     notebook: Path | None
     error: str | None
     question: str = ""
-
-
-def load(notebook: Path) -> Any:
-    """An executed notebook; a ReportError if there is none."""
-    try:
-        return nbformat.read(notebook, as_version=4)
-    except Exception as error:
-        raise ReportError(
-            f"cannot read {notebook}, which is missing or not a notebook "
-            f"({type(error).__name__}: {str(error)[:120]}); run `make study` again"
-        ) from error
 
 
 def combined(sections: Sequence[Section]) -> Any:
@@ -141,7 +130,7 @@ def _ran(section: Section) -> list[Any]:
     """The cells of an executed notebook; a failed one ends with the last cell that ran."""
     if section.notebook is None:
         return []
-    cells = load(section.notebook).cells
+    cells = nbformat.read(section.notebook, as_version=4).cells
     outputs = [o for cell in cells for o in cell.get("outputs", [])]
     if not section.error and not any(o.output_type == "error" for o in outputs):
         return cells

@@ -109,11 +109,6 @@ def deck(nb: Any) -> list[Slide]:
     origins = [at for at, cell in enumerate(nb.cells) if press(cell).get("role") == "origin"]
     studies = [_study(nb.cells[at - 1 :]) for at in origins]
     for_studies = MOST - 4
-    if len(studies) > 2 * for_studies:
-        raise ReportError(
-            f"{len(studies)} studies do not fit on {MOST} slides, two on each; raise MOST in "
-            "report/press/pages/slides.py"
-        )
     alone = min(len(studies), 2 * for_studies - len(studies))
     shared = [studies[at : at + 2] for at in range(alone, len(studies), 2)]
     table, claims = advice.data[TABLE_MIME], [c for study in studies for c in study["claims"]]
