@@ -174,13 +174,13 @@ def test_where_nobody_chooses_the_default_is_shown(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("names", "said"), [(["a-card", "me"], "of a-card, recorded"), (["me"], "of this machine.")]
+    ("names", "words"), [(["a-card", "me"], "of a-card, recorded"), (["me"], "of this machine.")]
 )
-def test_a_notebook_says_whose_figures_it_shows(monkeypatch, names, said):
+def test_a_notebook_says_whose_figures_it_shows(monkeypatch, names, words):
     monkeypatch.setattr(display.machines, "key", lambda: "me")
     rows = pd.DataFrame({"machine": pd.Categorical([], categories=names)})
     with display.captured() as outputs:
         display.whose(rows)
         display.table(rows.iloc[:, :0], "Cases without a time.", "lacking", empty="none")
-    assert said in outputs[0]["data"]["text/markdown"]
+    assert words in outputs[0]["data"]["text/markdown"]
     assert outputs[1]["data"]["text/html"].count("none") == 1

@@ -19,7 +19,7 @@ RUN = {
 }  # fmt: skip
 
 
-def put(folder: Path, name: str, rows: dict[str, list[dict]], files: dict, *runs: dict, **known):
+def put(folder: Path, name: str, rows: dict[str, list[dict]], files: dict, *runs: dict, **more):
     """A recording of `<machine>/<name>`."""
     at = folder / name
     at.mkdir(parents=True)
@@ -29,7 +29,7 @@ def put(folder: Path, name: str, rows: dict[str, list[dict]], files: dict, *runs
         "runs": [RUN | run for run in runs],
         "files": files,
     }
-    (at / results.DESCRIPTION).write_text(json.dumps(described | known))
+    (at / results.DESCRIPTION).write_text(json.dumps(described | more))
     for study, lines in rows.items():
         full = [{"case": f"{n}", "status": "ok", **line} for n, line in enumerate(lines)]
         (at / f"{study}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in full))
