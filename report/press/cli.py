@@ -24,14 +24,9 @@ from fusedlib.bench import paths
 from fusedlib.bench.results import ResultsError
 from press.pages import ReportError
 from press.running import config as configs
+from press.running import products
 from press.running.config import Config, ConfigError
-from press.running.products import (
-    WriteError,
-    check_writable,
-    copy_path,
-    read_metadata,
-    write_whole,
-)
+from press.running.products import WriteError, check_writable, copy_path, write_whole
 
 
 class _Commands(TyperGroup):
@@ -101,7 +96,7 @@ def list_(config: StudyFile = None) -> None:
     from press.running import parameters
 
     for study in configs.load(config).studies:
-        state = read_metadata(copy_path(study.name))
+        state = products.read_metadata(copy_path(study.name))
         last = f"{state['status']}, {state['profile']}" if state else "not run yet"
         print(f"{study.name}  {study.title}  ({last})\n    {study.question}")
         for parameter in parameters.read(study.notebook).values():
@@ -118,7 +113,7 @@ def run(
     fresh: Fresh = False, config: StudyFile = None,
 ) -> None:  # fmt: skip
     """Run the notebooks; those of which nothing changed are kept."""
-    _exit_for(_run(configs.load(config), profile, only, settings, fresh, frame=False))
+    raise typer.Exit(_run(configs.load(config), profile, only, settings, fresh, frame=False))
 
 
 @app.command()
@@ -129,7 +124,7 @@ def report(
     """Run the notebooks, then render the report."""
     failed = _run(configs.load(config), profile, only, settings, fresh, frame=True)
     render_(config)
-    _exit_for(failed)
+    raise typer.Exit(failed)
 
 
 @app.command()
@@ -158,10 +153,8 @@ def record(
     print(f"all that is left of the recording {called} on {machines.key()}:")
     print(recording.summary(units))
     print(f"within {minutes:g} minutes:\n{recording.summary(chosen)}", flush=True)
-    if dry:
-        return
-
-    _exit_for(recording.record(chosen, called, minutes, recording.measure, packed))
+    if not dry:
+        raise typer.Exit(recording.record(chosen, called, minutes, recording.measure, packed))
 
 
 @app.command(hidden=True)
@@ -288,7 +281,7 @@ def _trust(folder: Path) -> None:
     from nbformat.sign import NotebookNotary
 
     notary = NotebookNotary()
-    for copy in filter(read_metadata, folder.glob("*.ipynb")):
+    for copy in filter(products.read_metadata, folder.glob("*.ipynb")):
         notary.sign(nbformat.read(copy, as_version=4))
     notary.store.close()
 
@@ -323,8 +316,3 @@ def _names(only: list[str] | None) -> list[str]:
 
 def _print_links(written: Sequence[Path]) -> None:
     print("\n".join(f"  {path.absolute()}\n  {path.absolute().as_uri()}" for path in written))
-
-
-def _exit_for(failed: bool) -> None:
-    if failed:
-        raise typer.Exit(1)

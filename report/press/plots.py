@@ -93,7 +93,7 @@ def points(
     order = list(dict.fromkeys(data[y]))[::-1]
     names = list(dict.fromkeys(data[by]))
     tall = height or 0.9 + 0.42 * len(order)
-    fig, axes = _panels(data, panel, tall, columns, True, sharey=True)
+    fig, axes = _panels(data, panel, tall, columns)
     for ax, part in _each(axes, data, panel):
         beside = {v: [n for n in names if n in set(rows_of[by])] for v, rows_of in part.groupby(y)}
         apart = min(0.7 / max(map(len, beside.values()), default=1), 0.18)
@@ -140,7 +140,7 @@ def bars(
     names = list(dict.fromkeys(data[by]))
     each = 1 if stacked else len(names)
     tall = 0.9 + 0.2 * len(order) * max(each, 1.4)
-    fig, axes = _panels(data, panel, tall, columns, True, sharey=True)
+    fig, axes = _panels(data, panel, tall, columns)
     for ax, part in _each(axes, data, panel):
         start = np.zeros(len(order))
         size = 0.74 / each
@@ -182,15 +182,12 @@ def _data(frame: pd.DataFrame, columns: Sequence[str | None]) -> pd.DataFrame:
 
 
 def _panels(
-    data: pd.DataFrame, panel: str | None, height: float, columns: int, share: bool, **options: Any
+    data: pd.DataFrame, panel: str | None, height: float, columns: int, share: bool = True
 ) -> tuple[Figure, list[Axes]]:
     count = max(data[panel].nunique(), 1) if panel else 1
     columns = min(count, columns)
     rows = -(-count // columns)
-    fig, axes = style.new(
-        height=height * rows + 0.2, ncols=columns, nrows=rows, squeeze=False,
-        **({"sharey": share} | options),
-    )  # fmt: skip
+    fig, axes = style.new(height * rows + 0.2, columns, rows, squeeze=False, sharey=share)
     flat = list(axes.flat)
     for unused in flat[count:]:
         unused.set_axis_off()
