@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from traitlets.utils.importstring import import_item
 from typer.testing import CliRunner
 
 from fusedlib.bench import machine, paths
@@ -226,10 +227,13 @@ def test_render_alone_runs_nothing_and_needs_a_frame(rendered):
     assert rendered[-1].notebook is None if rendered else True
 
 
-def test_lab_uses_this_python_and_goes_before_the_homes_kernels(monkeypatch, tmp_path):
+def test_lab_uses_this_python_and_none_of_the_homes_kernels(monkeypatch, tmp_path):
+    folder = tmp_path / "kernels" / "other"
+    folder.mkdir(parents=True)
+    (folder / "kernel.json").write_text('{"argv": ["false"], "display_name": "x"}')
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     called = []
     monkeypatch.setattr(os, "execve", lambda *given: called.append(given))
-    monkeypatch.setenv("JUPYTER_PATH", "/home/kernels")
     assert call("lab", "--no-browser", config=None).exit_code == 0
     [(program, command, env)] = called
     assert program == sys.executable
@@ -238,10 +242,10 @@ def test_lab_uses_this_python_and_goes_before_the_homes_kernels(monkeypatch, tmp
     assert ("--allow-root" in command) == (os.geteuid() == 0), "root needs leave to start it"
     assert any(part.endswith("=/lab/tree/notebooks/05_anatomy.ipynb") for part in command)
     assert "FUSEDLIB_STATIC" not in env, "widgets are for whoever sits before them"
-    ours, theirs = env["JUPYTER_PATH"].split(os.pathsep)
-    assert theirs == "/home/kernels"
-    spec = json.loads((Path(ours) / "kernels" / "python3" / "kernel.json").read_text())
-    assert spec["argv"][0] == sys.executable
+    [name] = [part.rpartition("=")[2] for part in command if "kernel_spec_manager_class" in part]
+    kernels = import_item(name)()
+    assert {*kernels.find_kernel_specs()} == {"python3"}
+    assert kernels.get_kernel_spec("python3").argv[0] == sys.executable
 
 
 def test_doctor_needs_no_package_and_names_what_is_missing():

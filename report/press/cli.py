@@ -259,17 +259,12 @@ def lab(context: typer.Context) -> None:
     from press.running import kernel
 
     _trust(paths.build_dir() / "notebooks")
-    # A folder on JUPYTER_PATH goes before the kernels that the user's home registers.
-    folder = paths.build_dir() / "jupyter"
-    spec = folder / "kernels" / "python3" / "kernel.json"
-    write_whole(spec, json.dumps(kernel.kernel_spec(), indent=2))
-    search = os.pathsep.join(filter(None, [str(folder.absolute()), os.environ.get("JUPYTER_PATH")]))
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={paths.ROOT}"]
+    command += [f"--ServerApp.kernel_spec_manager_class={kernel.__name__}.OwnKernelSpecs"]
     first = configs.load().studies[0].notebook.relative_to(paths.ROOT)
     rights = ["--allow-root"] if os.geteuid() == 0 else []  # as in a container
     command += [f"--LabApp.default_url=/lab/tree/{first}", *rights, *context.args]
-    variables = {**os.environ, **kernel.variables(), "JUPYTER_PATH": search}
-    os.execve(sys.executable, command, variables)
+    os.execve(sys.executable, command, {**os.environ, **kernel.variables()})
 
 
 def _trust(folder: Path) -> None:
