@@ -53,9 +53,7 @@ app = typer.Typer(
 )
 
 Profile = Annotated[str, typer.Option(help="auto, quick or full")]
-Only = Annotated[
-    list[str] | None, typer.Option(help="only this notebook; again or with commas for more")
-]
+Only = Annotated[str, typer.Option(help="only these notebooks, separated by commas")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="name=value or notebook.name=value, over the study file's"),
@@ -109,7 +107,7 @@ def list_(config: StudyFile = None) -> None:
 
 @app.command()
 def run(
-    profile: Profile = configs.AUTO, only: Only = None, settings: Settings = None,
+    profile: Profile = configs.AUTO, only: Only = "", settings: Settings = None,
     fresh: Fresh = False, config: StudyFile = None,
 ) -> None:  # fmt: skip
     """Run the notebooks; those of which nothing changed are kept."""
@@ -118,7 +116,7 @@ def run(
 
 @app.command()
 def report(
-    profile: Profile = configs.AUTO, only: Only = None, settings: Settings = None,
+    profile: Profile = configs.AUTO, only: Only = "", settings: Settings = None,
     fresh: Fresh = False, config: StudyFile = None,
 ) -> None:  # fmt: skip
     """Run the notebooks, then render the report."""
@@ -129,7 +127,7 @@ def report(
 
 @app.command()
 def record(
-    only: Only = None, config: StudyFile = None,
+    only: Only = "", config: StudyFile = None,
     name: Annotated[str, typer.Option(help="of the recording; default: this commit's")] = "",
     minutes: Annotated[float, typer.Option(help="how long, the cases of most claims first")] = 25.0,
     dry: Annotated[bool, typer.Option("--dry", help="only say what it will take")] = False,
@@ -192,7 +190,7 @@ def render_(config: StudyFile = None) -> None:
 
 
 @app.command()
-def figures(only: Only = None, config: StudyFile = None) -> None:
+def figures(only: Only = "", config: StudyFile = None) -> None:
     """Draw the paper's figures, with their data, into `figures/` from the recorded rows."""
     from press import render
 
@@ -282,7 +280,7 @@ def _trust(folder: Path) -> None:
 
 
 def _run(
-    config: Config, profile: str, only: list[str] | None, settings: list[str] | None,
+    config: Config, profile: str, only: str, settings: list[str] | None,
     fresh: bool, *, frame: bool,
 ) -> bool:  # fmt: skip
     """Run what was asked for; whether anything failed."""
@@ -305,8 +303,8 @@ def _run(
     return any(outcome.status == "failed" for outcome in outcomes)
 
 
-def _names(only: list[str] | None) -> list[str]:
-    return [name.strip() for entry in only or [] for name in entry.split(",") if name.strip()]
+def _names(only: str) -> list[str]:
+    return [name.strip() for name in only.split(",") if name.strip()]
 
 
 def _print_links(written: Sequence[Path]) -> None:
