@@ -141,7 +141,10 @@ def test_the_summary_counts_and_adds_up():
         Unit("two", ("x",), 1, 20.0),
     ]
     lines = [line.split() for line in record.summary(units).splitlines()]
-    assert lines[1:] == [["one", "3", "2", "3.0"], ["two", "1", "1", "0.7"], ["all", "3.7"]]
+    assert lines[1:] == [
+        ["one", "3", "2", "3.0"], ["two", "1", "1", "0.7"], ["all", "4", "3", "3.7"]
+    ]  # fmt: skip
+    assert record.summary([]).split()[-4:] == ["all", "0", "0", "0"]
 
 
 def test_what_is_there_is_left_out_and_bad_luck_is_tried_again(tmp_path):

@@ -112,7 +112,7 @@ def test_a_text_is_read_as_the_declared_type(tmp_path, declared, text, value):
         ("run_ok.coutn=3", r"'coutn' is unknown; known: count"),
         ("other.count=3", r"notebook 'other' is unknown or not selected; known: run_fails, run_ok"),
         ("profile=full", r"use PROFILE=quick or PROFILE=full"),
-        ("count", r"is no setting; write name=value"),
+        ("count", r"is no setting; write name=value, and"),
     ],
 )
 def test_a_wrong_setting_is_refused_before_anything_runs(setting, message):
@@ -129,6 +129,13 @@ def test_the_study_file_may_not_set_what_a_notebook_lacks(tmp_path):
     loaded = config.load(tmp_path / "study.toml")
     with pytest.raises(ParameterError, match=r"run_ok, quick: parameter 'cuont' is unknown; known"):
         runner.jobs(loaded.studies, [], "quick")
+
+
+def test_the_study_file_does_not_change_the_profile():
+    path = NOTEBOOKS / "run_ok.ipynb"
+    declared = {"run_ok": parameters.read(path)}
+    chosen = parameters.choose(declared, {"run_ok": {"profile": "full"}}, [], "quick")
+    assert chosen == {"run_ok": {"profile": "quick"}}
 
 
 def test_values_come_from_the_profile_and_then_from_settings():

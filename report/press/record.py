@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from fusedlib.bench import machine as machines
 from fusedlib.bench import paths, provenance, results
 from fusedlib.bench.results import Recording
@@ -102,20 +104,15 @@ def within(units: Iterable[Unit], minutes: float) -> list[Unit]:
     return chosen
 
 
-def _seconds(units: Sequence[Unit]) -> float:
-    studies = {unit.study for unit in units}
-    return STUDY_S * len(studies) + sum(unit.seconds for unit in units)
-
-
-def summary(units: Sequence[Unit]) -> str:
+def summary(units: Iterable[Unit]) -> str:
     """A line a study: cases, those that claims rest on, and minutes."""
-    lines = [f"{'study':18}{'cases':>7}{'for claims':>12}{'minutes':>9}"]
-    for study in dict.fromkeys(unit.study for unit in units):
-        own = [unit for unit in units if unit.study == study]
-        cases = sum(len(unit.cases) for unit in own)
-        claimed = sum(len(unit.cases) for unit in own if unit.claims)
-        lines.append(f"{study:18}{cases:7,d}{claimed:12,d}{_seconds(own) / 60:9.1f}")
-    return "\n".join([*lines, f"{'all':18}{'':19}{_seconds(units) / 60:9.1f}"])
+    lines = [(u.study, len(u.cases), len(u.cases) * bool(u.claims), u.seconds / 60) for u in units]
+    table = pd.DataFrame(lines, columns=["study", "cases", "for claims", "minutes"])
+    table = table.groupby("study", sort=False).sum().rename_axis(None)
+    table["minutes"] += STUDY_S / 60
+    table.loc["all"] = table.sum()
+    counts = dict.fromkeys(["cases", "for claims"], int)
+    return str(table.astype(counts).to_string(float_format="{:.1f}".format))
 
 
 def check_ready() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from fusedlib.bench import machine, paths
 
 PROFILES = ("quick", "full")
-EMPTY: Mapping[str, Mapping[str, Any]] = {profile: {} for profile in PROFILES}
 AUTO = "auto"
 # Name of the executed frame beside the studies.
 FRAME = "report"
@@ -83,7 +82,8 @@ def load(path: Path | None = None) -> Config:
         studies = tuple(_study(path.parent, **table) for table in data["study"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no study file: {type(error).__name__}, {error}") from None
-    frame = Study(FRAME, "Report", "", (path.parent / data["frame"]).resolve(), EMPTY)
+    notebook = (path.parent / data["frame"]).resolve()
+    frame = Study(FRAME, "Report", "", notebook, {profile: {} for profile in PROFILES})
     for study in (*studies, frame):
         if not study.notebook.is_file():
             raise ConfigError(f"{path}: the notebook {study.notebook} does not exist")

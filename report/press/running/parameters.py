@@ -66,9 +66,8 @@ def read(notebook: Path) -> dict[str, Parameter]:
         raise ParameterError(f"{notebook} is not a Jupyter notebook (no JSON with cells)") from None
     tagged = [c for c in cells if TAG in c.get("metadata", {}).get("tags", [])]
     if len(tagged) != 1:
-        raise ParameterError(
-            f"{notebook}: {len(tagged) or 'no'} cells carry the tag '{TAG}'; exactly one must"
-        )
+        count = len(tagged) or "no"
+        raise ParameterError(f"{notebook}: {count} cells carry the tag '{TAG}'; exactly one must")
     return _parse_cell("".join(tagged[0]["source"]), notebook)
 
 
@@ -84,14 +83,14 @@ def choose(
     for name, values in presets.items():
         where = f"study file, {name}, {profile}"
         for key, value in values.items():
-            chosen[name][key] = _parameter(declared[name], key, where).check(value, where)
+            value = _parameter(declared[name], key, where).check(value, where)
+            chosen[name].setdefault(key, value)  # the profile stays the one that was chosen
     for setting in settings:
         target, equals, text = setting.partition("=")
         notebook, dot, key = target.strip().rpartition(".")
-        if not equals or not key:
-            raise ParameterError(f"{setting!r} is no setting; write name=value")
-        if key == "profile":
-            raise ParameterError("profile is not set by SET; use PROFILE=quick or PROFILE=full")
+        if not equals or key in ("", "profile"):
+            advice = "write name=value, and for the profile use PROFILE=quick or PROFILE=full"
+            raise ParameterError(f"{setting!r} is no setting; {advice}")
         if dot and notebook not in declared:
             raise ParameterError(
                 f"{setting!r}: notebook {notebook!r} is unknown or not selected; "
