@@ -6,7 +6,6 @@ Names get the label and colour of the registry of rivals, the same in every figu
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -150,18 +149,17 @@ def bars(
             shift = 0.0 if stacked else -(at - (each - 1) / 2) * size
             rows = np.arange(len(order)) + shift
             error = _error_bars(own, x, low, high)
-            ax.barh(
+            drawn = ax.barh(
                 rows, np.nan_to_num(length), height=size * 0.94, left=start if stacked else 0.0,
                 xerr=None if error is None else np.nan_to_num(error), ecolor=style.INK, capsize=2.5,
                 color=style.colour(str(name)), linewidth=0.0, label=style.label(str(name)),
             )  # fmt: skip
             if stacked:
                 start = start + np.nan_to_num(length)
-            elif values:
-                _at_ends(ax, rows, length, spec, own[high] if high else length)
-        if stacked and values:
-            sums = np.where(start > 0, start, np.nan)
-            _at_ends(ax, np.arange(len(order)), sums, spec, sums)
+                length = np.where(start > 0, start, np.nan)  # of the parts so far
+            if values and (not stacked or at == len(names) - 1):
+                ends = [formatted(v, spec) if np.isfinite(v) else "" for v in length]
+                ax.bar_label(drawn, ends, padding=3, fontsize=8, color=style.INK)
         ax.set_yticks(range(len(order)), [style.label(str(v)) for v in order])
         ax.margins(x=0.14 if values else 0.04)
         ax.set_xlim(left=0)
@@ -250,16 +248,6 @@ def _end_labels(ax: Axes, ends: list[tuple[float, float, str]]) -> None:
             textcoords="offset points", va="center", fontsize=9, color=style.colour(name),
             annotation_clip=False,
         )  # fmt: skip
-
-
-def _at_ends(ax: Axes, rows: np.ndarray, lengths: np.ndarray, spec: str, ends: Any) -> None:
-    for row, length, end in zip(rows, lengths, ends, strict=True):
-        if np.isfinite(length):
-            at = max(length, end if np.isfinite(end) else length)
-            ax.annotate(
-                formatted(float(length), spec), xy=(at, row), xytext=(3, 0), va="center",
-                textcoords="offset points", fontsize=8, color=style.INK,
-            )  # fmt: skip
 
 
 def _title(text: str, spec: str) -> str:

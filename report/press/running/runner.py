@@ -7,7 +7,7 @@ does not stop the others; its copy, as far as it came, is kept like any other.
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -102,9 +102,15 @@ def execute(job: Job, monitor: Monitor, *, fresh: bool = False) -> Outcome:
         session = _Session(Path(name), monitor)
         with monitor.notebook(job.name, job.cells, session.progress_file):
             status, error, stop = _attempt(job, session, fresh)
-    outcome = Outcome(job.name, status, copy_path(job.name), time.monotonic() - began, error)
+    seconds = time.monotonic() - began
     if status == "ok":
-        outcome = _put_others_beside(job, session, outcome)
+        studies = [job.name] if job.reads is not None else [s.name for s in configs.load().studies]
+        try:
+            replay.show_others(session.notebook, job.notebook, studies)
+        except Exception as failure:
+            described = f"{type(failure).__name__}: {failure}"
+            status, error = "failed", f"on another machine's rows: {described}"
+    outcome = Outcome(job.name, status, copy_path(job.name), seconds, error)
     with kernel.uninterrupted():
         _write_copy(job, session, outcome, [before, fingerprint.rows(job.reads)])
     summary = f"{outcome.status} after {outcome.seconds:.1f} s"
@@ -186,17 +192,6 @@ def _described(kind: str, message: str, cell: int | None) -> str:
     first = (message.strip().splitlines() or [""])[0][:300]
     text = f"{kind}: {first}" if first else kind
     return text if cell is None else f"cell {cell + 1}: {text}"
-
-
-def _put_others_beside(job: Job, session: _Session, outcome: Outcome) -> Outcome:
-    """Put what other recorded machines show beside what the leading one does."""
-    studies = [job.name] if job.reads is not None else [s.name for s in configs.load().studies]
-    try:
-        replay.show_others(session.notebook, job.notebook, studies)
-    except Exception as failure:
-        error = f"on another machine's rows: {type(failure).__name__}: {failure}"
-        return replace(outcome, status="failed", error=error)
-    return outcome
 
 
 def _write_copy(job: Job, session: _Session, outcome: Outcome, made_from: list[str]) -> None:
