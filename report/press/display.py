@@ -132,21 +132,17 @@ def explore(show: Callable[..., None], **choices: Sequence[Any]) -> None:
     """
     if not all(map(len, choices.values())):
         return
-    defaults = {name: p.default for name, p in inspect.signature(show).parameters.items()}
-    first = {
-        name: defaults[name] if defaults.get(name) in list(options) else options[0]
-        for name, options in choices.items()
-    }
-    if os.environ.get(STATIC):
-        show(**first)
-        return
-    import ipywidgets
+    options = {name: list(values) for name, values in choices.items()}
+    if not os.environ.get(STATIC):
+        import ipywidgets
 
-    chosen = {
-        name: ipywidgets.Dropdown(options=list(options), value=first[name])
-        for name, options in choices.items()
-    }
-    ipywidgets.interact(show, **chosen)
+        ipywidgets.interact(show, **options)
+        return
+    defaults = {name: p.default for name, p in inspect.signature(show).parameters.items()}
+    show(**{
+        name: defaults[name] if defaults.get(name) in values else values[0]
+        for name, values in options.items()
+    })  # fmt: skip
 
 
 def table_json(frame: pd.DataFrame, formats: Mapping[str, str] | None = None) -> dict[str, Any]:
