@@ -36,8 +36,8 @@ STUDY := $(RUN) -m press
 # A file's tests share what it set up, so they stay with one worker. In the order of their names: by
 # their number, files of one long test would come last.
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-comma := ,
-OPTIONS = --profile "$(PROFILE)" $(foreach name,$(subst $(comma), ,$(ONLY)),--only "$(name)") \
+CHOSEN = $(if $(ONLY),--only "$(ONLY)")
+OPTIONS = --profile "$(PROFILE)" $(CHOSEN) \
 	$(foreach setting,$(SET),--set '$(setting)') $(if $(filter-out 0,$(FRESH)),--fresh)
 
 help: ## list what make can do
@@ -68,7 +68,7 @@ study: ## measure and run the notebooks only
 
 record: ## measure the full profile as a recording, most claims first: make record MINUTES=25
 	$(call READY,study)
-	@$(STUDY) record --minutes "$(MINUTES)" $(foreach name,$(subst $(comma), ,$(ONLY)),--only "$(name)") \
+	@$(STUDY) record --minutes "$(MINUTES)" $(CHOSEN) \
 		$(if $(NAME),--name "$(NAME)") $(if $(PACKED),--packed "$(PACKED)") $(if $(filter-out 0,$(DRY)),--dry)
 
 pack: ## write code.json, which says of which commit code is that is carried without git
@@ -81,7 +81,7 @@ render: ## render the report again from the executed notebooks
 
 figures: ## draw figures/*.svg with their data from the recorded rows
 	$(call READY,study)
-	@$(STUDY) figures $(foreach name,$(subst $(comma), ,$(ONLY)),--only "$(name)")
+	@$(STUDY) figures $(CHOSEN)
 
 slides: ## a deck from the recorded rows: slides.html and slides.pdf
 	$(call READY,report)

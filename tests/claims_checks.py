@@ -24,14 +24,14 @@ def check_one_to_five_by_name(claims: list[Claim]) -> None:
 
 def check_each_holds_in_every_recording(claims: list[Claim]) -> None:
     for claim in claims:
-        told = {
+        by_machine = {
             s.machine: s for s in claim.standings if s.machine in {*RECORDED, published.MACHINE}
         }
-        for name, standing in told.items():
+        for name, standing in by_machine.items():
             assert not standing.errors, f"{claim.name} on {name}: {standing.errors}"
             wrong = [e for e in standing.evaluations if e.holds is False]
             assert not wrong, f"{claim.name} on {name}: {wrong}"
-        assert any(s.measured for s in told.values()), f"{claim.name}: not measured anywhere"
+        assert any(s.measured for s in by_machine.values()), f"{claim.name}: not measured anywhere"
         assert "—" not in claim.sentence(), f"{claim.name}: {claim.sentence()}"
 
 

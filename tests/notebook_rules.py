@@ -32,25 +32,25 @@ def tags(cell: dict[str, Any]) -> list[str]:
 
 def problems(notebook: Notebook, *, frame: bool = False) -> list[str]:
     """Everything that is wrong with a notebook of a study, or the report's frame; empty if good."""
-    found = list(_format(notebook))
-    if found:
-        return found
+    faults = list(_format(notebook))
+    if faults:
+        return faults
     cells = notebook["cells"]
     code = [(i, cell) for i, cell in enumerate(cells) if cell["cell_type"] == "code"]
     if not cells or cells[0]["cell_type"] != "markdown" or not source(cells[0]).startswith("# "):
-        found.append("the first cell is not a markdown title")
+        faults.append("the first cell is not a markdown title")
     for i, cell in enumerate(cells):
         if cell["cell_type"] == "markdown":
-            found += [f"cell {i} states {text!r}" for text in measured_numbers(source(cell))]
+            faults += [f"cell {i} states {text!r}" for text in measured_numbers(source(cell))]
         if strange := set(tags(cell)) - (FRAME_TAGS if frame else STUDY_TAGS):
-            found.append(f"cell {i} has unknown tags: {', '.join(sorted(strange))}")
+            faults.append(f"cell {i} has unknown tags: {', '.join(sorted(strange))}")
     for i, cell in code:
-        found += [f"cell {i} {problem}" for problem in _code_cell(cell)]
-    if not any("is no plain Python" in problem for problem in found):
+        faults += [f"cell {i} {problem}" for problem in _code_cell(cell)]
+    if not any("is no plain Python" in problem for problem in faults):
         # A cell may build a name up; another cell that changes it makes the order of runs matter.
         names = Counter(name for _, cell in code for name in set(_assigned(source(cell))))
-        found += [f"{name} is assigned in {n} cells" for name, n in names.items() if n > 1]
-    return found if frame else found + list(_for_readers(cells))
+        faults += [f"{name} is assigned in {n} cells" for name, n in names.items() if n > 1]
+    return faults if frame else faults + list(_for_readers(cells))
 
 
 def _for_readers(cells: list[dict[str, Any]]) -> Iterator[str]:

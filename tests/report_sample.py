@@ -71,7 +71,7 @@ def stated(
     **standing: Any,
 ) -> Callable[[], None]:  # fmt: skip
     """What states a claim that was measured three times on a recorded machine, seldom on this."""
-    known = {
+    recorded = {
         "machine": "a-card", "label": "A", "own": False, "held": 3, "measured": 3,
         "count": "3 of 3", "text": "holds in 3 of 3", "errors": [],
     }  # fmt: skip
@@ -82,7 +82,7 @@ def stated(
         "machine": "me", "label": "me", "own": True, "held": held, "measured": measured,
         "count": f"{held} of {measured}", "text": text, "errors": [],
     }  # fmt: skip
-    standings = [here, known | standing]
+    standings = [here, recorded | standing]
     return lambda: display.claim(
         sentence, "", name, headline=True, study="01_good", numbers={}, standings=standings
     )

@@ -16,7 +16,7 @@ BROWSER = next(
 _MEASURE = """<script>
 const past = (a, b) => a > b + 1;
 document.fonts.ready.then(() => setTimeout(() => {
-  const found = [];
+  const problems = [];
   for (const slide of document.querySelectorAll(".slide")) {
     const stage = slide.querySelector(".stage"), all = stage.getBoundingClientRect();
     for (const part of stage.querySelectorAll("h1, h2, h3, p, li, td, svg, figcaption, .text")) {
@@ -25,11 +25,11 @@ document.fonts.ready.then(() => setTimeout(() => {
       const out = below || past(box.right, all.right);
       const cut = part.matches(".text") && past(part.scrollHeight, part.clientHeight);
       const wide = part.matches(".text") && past(part.scrollWidth, part.clientWidth);
-      if (out || cut || wide) found.push(slide.id + " " + part.tagName);
+      if (out || cut || wide) problems.push(slide.id + " " + part.tagName);
     }
-    if (past(stage.scrollWidth, innerWidth)) found.push(slide.id + " is wider than the window");
+    if (past(stage.scrollWidth, innerWidth)) problems.push(slide.id + " is wider than the window");
   }
-  document.title = JSON.stringify(found);
+  document.title = JSON.stringify(problems);
 }, 300));
 </script></body>"""
 
@@ -68,5 +68,5 @@ def overflowing(html: str, folder: Path, size: tuple[int, int]) -> list[str]:
          page.as_uri()],
         capture_output=True, text=True, check=True, timeout=120,
     ).stdout  # fmt: skip
-    found: list[str] = json.loads(markup.unescape(re.findall("<title>(.*?)</title>", shown)[0]))
-    return found
+    problems: list[str] = json.loads(markup.unescape(re.findall("<title>(.*?)</title>", shown)[0]))
+    return problems

@@ -22,13 +22,13 @@ def rows():
 
 
 def test_a_token_s_energy_stands_beside_its_flops_in_a_product_of_that_recording_and_dtype():
-    found = energy(rows())
-    assert found["token_mj"].tolist() == pytest.approx([4.0, 6.0, 80.0])
-    assert found["roof_mj"].tolist()[:2] == pytest.approx([2.0, 6.0])
-    assert found["roof_mj"].isna().tolist() == [False, False, True], "no fp32 product was measured"
+    loaded = energy(rows())
+    assert loaded["token_mj"].tolist() == pytest.approx([4.0, 6.0, 80.0])
+    assert loaded["roof_mj"].tolist()[:2] == pytest.approx([2.0, 6.0])
+    assert loaded["roof_mj"].isna().tolist() == [False, False, True], "no fp32 product was measured"
 
 
 def test_nothing_measured_is_an_empty_frame_with_its_columns():
     for nothing in (rows().iloc[:0], rows().drop(columns="joules"), rows().iloc[3:5]):
-        found = energy(nothing)
-        assert found.empty and {"token_mj", "roof_mj", "power_w", "sm_mhz"} <= set(found)
+        loaded = energy(nothing)
+        assert loaded.empty and {"token_mj", "roof_mj", "power_w", "sm_mhz"} <= set(loaded)

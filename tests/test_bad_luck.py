@@ -101,7 +101,7 @@ def test_without_a_network_notebooks_run_and_the_report_is_rendered(tmp_path):
 # --- damaged rows --------------------------------------------------------------------------------
 
 GOOD = json.dumps({"case": "x", "status": "ok"})
-KNOWN = json.dumps({"schema": results.SCHEMA, "profile": "full", "runs": [{}]})
+GOOD_FACTS = json.dumps({"schema": results.SCHEMA, "profile": "full", "runs": [{}]})
 ROWS, FACTS = f"{NAME}.jsonl", results.DESCRIPTION
 DAMAGED = {
     "not JSON": (ROWS, f"{GOOD}\nnonsense\n{GOOD}\n", "line 2 is not a JSON object: 'nonsense'"),
@@ -111,8 +111,8 @@ DAMAGED = {
     "no status": (ROWS, f'{GOOD}\n{{"case": "x"}}\n', "row 2 lacks status;"),
     "a number as case": (ROWS, '{"case": 3, "status": "ok"}\n', "row 1 lacks case;"),
     "a folder": (ROWS, None, "cannot read"),
-    "newer": (FACTS, KNOWN.replace("2", "7", 1), "schema 7, this fusedlib reads up to 2"),
-    "torn facts": (FACTS, KNOWN[:-9], "cannot be read (JSONDecodeError"),
+    "newer": (FACTS, GOOD_FACTS.replace("2", "7", 1), "schema 7, this fusedlib reads up to 2"),
+    "torn facts": (FACTS, GOOD_FACTS[:-9], "cannot be read (JSONDecodeError"),
     "facts of nothing": (FACTS, "{}", "cannot be read (KeyError: 'schema'"),
     "a list of facts": (FACTS, "[1]", "cannot be read (TypeError"),
     "no facts": (FACTS, "", "rows beside it are of no known machine. Restore the file"),
@@ -135,7 +135,7 @@ def test_damaged_rows_stop_a_run_before_it_begins(tiny, damage, command):
     folder = tiny.rows / "elsewhere" / "2026-11-25"
     path = folder / damaged
     folder.mkdir(parents=True)
-    for name, whole in ((ROWS, f"{GOOD}\n"), (FACTS, KNOWN)):
+    for name, whole in ((ROWS, f"{GOOD}\n"), (FACTS, GOOD_FACTS)):
         (folder / name).write_text(whole)
     assert results.check(None, tiny.rows) == []
     path.unlink()
@@ -157,7 +157,7 @@ def test_damaged_rows_stop_a_run_before_it_begins(tiny, damage, command):
 def test_damage_of_another_study_s_rows_does_not_stop_this_one_but_of_a_machine_s_facts(tmp_path):
     folder = tmp_path / "elsewhere" / "2026-11-25"
     folder.mkdir(parents=True)
-    (folder / FACTS).write_text(KNOWN)
+    (folder / FACTS).write_text(GOOD_FACTS)
     (folder / "other.jsonl").write_text("nonsense\n{}\n")
     assert results.check([NAME], tmp_path) == []
     with pytest.raises(ResultsError, match="line 1"):
@@ -245,25 +245,25 @@ def limit_file_size() -> None:
 @linux
 def test_no_room_in_the_middle_of_a_row_keeps_the_rows_before_it(tmp_path):
     study = Study(tmp_path / "study", bare=True)
-    asked = ("--profile", "quick", "--set", "samples=1000000")
+    arguments = ("--profile", "quick", "--set", "samples=1000000")
     # The system itself refuses a file beyond a size, in the middle of the last case's long row.
-    done = study.call("run", *asked, preexec_fn=limit_file_size)
+    done = study.call("run", *arguments, preexec_fn=limit_file_size)
     assert done.returncode == 1
     path = study.path()
     assert f"ResultsError: cannot write to {path}: File too large" in done.stdout
     assert "Rows written so far are kept" in study.printed()
     assert path.read_text().endswith("}\n")
     assert [row["case_no"] for row in results.read_rows(path)] == [0, 1, 2, 3]
-    again = study.call("run", *asked)
+    again = study.call("run", *arguments)
     assert again.returncode == 0, again.stdout
     assert [row["case_no"] for row in results.read_rows(path)] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("place", ["/dev/full", "/dev/null/progress"])
-def test_progress_that_cannot_be_written_ends_no_sweep(tmp_path, monkeypatch, place):
+@pytest.mark.parametrize("file", ["/dev/full", "/dev/null/progress"])
+def test_progress_that_cannot_be_written_ends_no_sweep(tmp_path, monkeypatch, file):
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
-    monkeypatch.setenv("FUSEDLIB_PROGRESS", place)
+    monkeypatch.setenv("FUSEDLIB_PROGRESS", file)
     recorder = Recorder("01_x", profile="quick", directory=tmp_path)
     sweep(recorder, [{"case_no": 1}, {"case_no": 2}], lambda case: {"median_ms": 1.0})
     assert len(recorder.rows()) == 2
@@ -282,4 +282,5 @@ def test_a_home_that_cannot_be_written_does_no_harm(tmp_path):
 def test_a_study_file_that_is_a_folder_is_one_line_and_status_2(tmp_path):
     done = CliRunner().invoke(cli.app, ["run", "--config", str(tmp_path)])
     assert done.exit_code == 2
-    assert done.stderr == f"fusedlib: {tmp_path} cannot be read: Is a directory\n"
+    assert done.stderr.startswith(f"fusedlib: {tmp_path} is no study file: IsADirectoryError")
+    assert done.stderr.count("\n") == 1

@@ -47,13 +47,13 @@ def figure(times: list[float], name: str = "curve"):
 
 def put(own, **others):
     """The leader's notebook, one cell of outputs, after others' of the same kind came beside it."""
-    made = notebook(cell("a", *own))
+    shown = notebook(cell("a", *own))
     views = {
         name.replace("_", "-"): notebook(cell("a", *outputs)) for name, outputs in others.items()
     }
-    beside.put_beside(made, H200, views)
-    nbformat.validate(made)
-    return made.cells[1].outputs
+    beside.put_beside(shown, H200, views)
+    nbformat.validate(shown)
+    return shown.cells[1].outputs
 
 
 OURS = pd.DataFrame({"who": ["fused", "liger"], "ms": ["1.2", "3.4"], "TFLOP/s": ["5", "6"]})
@@ -214,7 +214,7 @@ def test_a_drawing_of_the_same_data_stays_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "said"),
+    ("own", "other", "expected"),
     [
         ("It takes 3.1 ms of 5.", "It takes 4.2 ms of 5.", "It takes 3.1 (H100 4.2) ms of 5."),
         ("1.9× as fast, 12 % more.", "2.1× as fast, 7 % more.",
@@ -227,9 +227,9 @@ def test_a_drawing_of_the_same_data_stays_as_it_is():
         ("None.", "", "None."),
     ],
 )  # fmt: skip
-def test_a_paragraph_has_the_others_numbers_or_words(own, other, said):
+def test_a_paragraph_has_the_others_numbers_or_words(own, other, expected):
     [output] = put([prose(own)], nvidia_h100=[prose(other)])
-    assert output["data"]["text/markdown"].replace("\N{NO-BREAK SPACE}", " ") == said
+    assert output["data"]["text/markdown"].replace("\N{NO-BREAK SPACE}", " ") == expected
     assert output["data"]["text/plain"] == output["data"]["text/markdown"]
 
 
@@ -250,12 +250,12 @@ def test_paragraphs_of_three_machines():
 
 def test_cells_go_by_their_id_for_an_executed_copy_has_one_more():
     injected = nbformat.v4.new_code_cell("profile = 'full'", id="injected")
-    made = notebook(injected, cell("a", prose("It is 1.")), cell("b", prose("It is 5.")))
+    shown = notebook(injected, cell("a", prose("It is 1.")), cell("b", prose("It is 5.")))
     view = notebook(
         cell("a", prose("It is 2.")), cell("b", prose("It is 5.")), cell("c", prose("9"))
     )
-    beside.put_beside(made, H200, {H100: view})
-    texts = [c.outputs[0]["data"]["text/markdown"] for c in made.cells if c.get("outputs")]
+    beside.put_beside(shown, H200, {H100: view})
+    texts = [c.outputs[0]["data"]["text/markdown"] for c in shown.cells if c.get("outputs")]
     assert [t.replace("\N{NO-BREAK SPACE}", " ") for t in texts] == [
         "It is 1 (H100 2).",
         "It is 5.",

@@ -15,30 +15,30 @@ from press.pages.outputs import where_it_holds
 def frame(**columns) -> pd.DataFrame:
     size = len(next(iter(columns.values())))
     base = {"machine": "m", "recording": "a", "status": "ok", "profile": "full"}
-    made = pd.DataFrame(
+    result = pd.DataFrame(
         {name: [value] * size for name, value in base.items()}
         | {"device_type": ["cuda"] * size, "own": [False] * size}
         | columns
     )
-    made = made.assign(case=made.get("case", [str(i) for i in range(size)]))
-    made["machine"] = pd.Categorical(made["machine"], categories=["m", machine.key()])
-    made.attrs["study"] = "00_x"
-    return made
+    result = result.assign(case=result.get("case", [str(i) for i in range(size)]))
+    result["machine"] = pd.Categorical(result["machine"], categories=["m", machine.key()])
+    result.attrs["study"] = "00_x"
+    return result
 
 
 def stated(rows, rule, **options) -> Claim:
-    made = stating.claim("x", rows, **options)(rule)
-    stating.CLAIMS.remove(made)
-    return made
+    result = stating.claim("x", rows, **options)(rule)
+    stating.CLAIMS.remove(result)
+    return result
 
 
 def test_a_number_is_the_median_over_recordings_with_their_range():
     """Issue 18: the newest of eight recordings stood as the headline."""
     rows = frame(recording=["a", "b", "c"], case=["1"] * 3, median_ms=[1.011, 1.165, 1.053])
 
-    def rule(found):
+    def rule(measured):
         """The step takes {ms:4 ms}."""
-        return {"ms": found["median_ms"].iloc[0]}, found["median_ms"].iloc[0] < 1.2
+        return {"ms": measured["median_ms"].iloc[0]}, measured["median_ms"].iloc[0] < 1.2
 
     claim = stated(rows, rule)
     assert claim.sentence() == "The step takes 1.053 ms [1.011–1.165]."
@@ -56,17 +56,17 @@ def test_a_recording_that_fails_is_counted():
         recording=["a", "a", "b", "b"], case=["1", "2", "1", "2"], median_ms=[1.0, 2.0, 1.0, 9.0]
     )
 
-    def rule(found):
+    def rule(measured):
         """The slowest takes {ms:2 ms}."""
-        return {"ms": found["median_ms"].max()}, found["median_ms"].max() < 5
+        return {"ms": measured["median_ms"].max()}, measured["median_ms"].max() < 5
 
     standing = stated(rows, rule).standings[0]
     assert (standing.held, standing.measured, standing.count) == (1, 2, "1 of 2")
 
 
-def slowest(found):
+def slowest(measured):
     """The slowest takes {ms:2 ms}."""
-    return {"ms": found["median_ms"].max()}, found["median_ms"].max() < 5
+    return {"ms": measured["median_ms"].max()}, measured["median_ms"].max() < 5
 
 
 def test_only_recordings_of_all_cases_answer_and_none_borrows():
@@ -100,9 +100,9 @@ def test_another_recorded_machine_s_number_stands_beside_where_its_digits_differ
     both = pd.concat([rows, other])
     both["machine"] = pd.Categorical(both["machine"], ["m", "nvidia-h100", machine.key()])
 
-    def two(found):
+    def two(measured):
         """It takes {ms:2 ms}, or {exact:3 ms}."""
-        ms = found["median_ms"].iloc[0]
+        ms = measured["median_ms"].iloc[0]
         return {"ms": ms, "exact": ms}, ms > 0
 
     claim = stated(both, two)
@@ -140,20 +140,20 @@ def test_an_unknown_way_of_repeating_is_refused():
         stating.claim("x", frame(median_ms=[1.0]), repeats="often")
 
 
-@pytest.mark.parametrize(("least", "told"), [(0, "holds"), (1e9, "does not hold")])
-def test_a_claim_of_published_figures_names_no_recording(least, told):
+@pytest.mark.parametrize(("least", "verdict"), [(0, "holds"), (1e9, "does not hold")])
+def test_a_claim_of_published_figures_names_no_recording(least, verdict):
     rows = published.as_rows("compilers_history", "00_x")
 
-    def rule(found):
+    def rule(measured):
         """The tables have {n:,d} rows."""
-        return {"n": len(found)}, len(found) > least
+        return {"n": len(measured)}, len(measured) > least
 
-    assert stated(rows, rule).summary() == f"{told} in the published tables."
+    assert stated(rows, rule).summary() == f"{verdict} in the published tables."
 
 
 @pytest.mark.parametrize(
     "rule",
-    [lambda found: ({"x": float("nan")}, True), lambda found: ({"x": 1.0}, float("nan"))],
+    [lambda measured: ({"x": float("nan")}, True), lambda measured: ({"x": 1.0}, float("nan"))],
     ids=["NaN", "NaN for an answer"],
 )
 def test_what_could_not_be_computed_is_not_measured(rule):
@@ -166,9 +166,9 @@ def test_what_could_not_be_computed_is_not_measured(rule):
 @pytest.mark.parametrize(
     ("rule", "error"),
     [
-        (lambda found: ({"x": found["absent"].max()}, True), "a: KeyError: 'absent'"),
-        (lambda found: ({"x": found["median_ms"].iloc[7]}, True), "a: IndexError"),
-        (lambda found: ({"x": "a" + 1}, True), "a: TypeError"),
+        (lambda measured: ({"x": measured["absent"].max()}, True), "a: KeyError: 'absent'"),
+        (lambda measured: ({"x": measured["median_ms"].iloc[7]}, True), "a: IndexError"),
+        (lambda measured: ({"x": "a" + 1}, True), "a: TypeError"),
     ],
     ids=["missing column", "no row", "type"],
 )
@@ -184,7 +184,7 @@ def test_an_author_s_mistake_is_an_error_and_seen(rule, error):
 
 def test_a_claim_needs_its_sentence():
     with pytest.raises(ValueError, match="needs its sentence"):
-        stating.claim("x", frame(median_ms=[1.0]))(lambda found: ({}, True))
+        stating.claim("x", frame(median_ms=[1.0]))(lambda measured: ({}, True))
 
 
 def test_the_analysis_of_a_notebook_runs_without_its_measuring(tmp_path):

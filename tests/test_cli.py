@@ -2,20 +2,21 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from traitlets.utils.importstring import import_item
 from typer.testing import CliRunner
 
 from fusedlib.bench import machine, paths
 from press import cli, record
 from press import render as renderer
 from press.pages.paper import Section
-from press.running import doctor, products
+from press.running import products
+from tools import doctor
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 STUDY_FILE = NOTEBOOKS / "run_study.toml"
@@ -181,7 +182,7 @@ def rendered(monkeypatch):
         if (out_dir / "full").exists():
             raise products.WriteError("cannot write report.html: No space left on device")
         given.extend(sections)
-        return renderer.Rendered(out_dir / "report.html", out_dir / "report.pdf", {})
+        return [out_dir / "report.html", out_dir / "report.pdf"]
 
     monkeypatch.setattr(renderer, "render", render)
     return given
@@ -226,10 +227,13 @@ def test_render_alone_runs_nothing_and_needs_a_frame(rendered):
     assert rendered[-1].notebook is None if rendered else True
 
 
-def test_lab_uses_this_python_and_goes_before_the_homes_kernels(monkeypatch, tmp_path):
+def test_lab_uses_this_python_and_none_of_the_homes_kernels(monkeypatch, tmp_path):
+    folder = tmp_path / "kernels" / "other"
+    folder.mkdir(parents=True)
+    (folder / "kernel.json").write_text('{"argv": ["false"], "display_name": "x"}')
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     called = []
     monkeypatch.setattr(os, "execve", lambda *given: called.append(given))
-    monkeypatch.setenv("JUPYTER_PATH", "/home/kernels")
     assert call("lab", "--no-browser", config=None).exit_code == 0
     [(program, command, env)] = called
     assert program == sys.executable
@@ -238,52 +242,23 @@ def test_lab_uses_this_python_and_goes_before_the_homes_kernels(monkeypatch, tmp
     assert ("--allow-root" in command) == (os.geteuid() == 0), "root needs leave to start it"
     assert any(part.endswith("=/lab/tree/notebooks/05_anatomy.ipynb") for part in command)
     assert "FUSEDLIB_STATIC" not in env, "widgets are for whoever sits before them"
-    ours, theirs = env["JUPYTER_PATH"].split(os.pathsep)
-    assert theirs == "/home/kernels"
-    spec = json.loads((Path(ours) / "kernels" / "python3" / "kernel.json").read_text())
-    assert spec["argv"][0] == sys.executable
+    [name] = [part.rpartition("=")[2] for part in command if "kernel_spec_manager_class" in part]
+    kernels = import_item(name)()
+    assert {*kernels.find_kernel_specs()} == {"python3"}
+    assert kernels.get_kernel_spec("python3").argv[0] == sys.executable
 
 
 def test_doctor_needs_no_package_and_names_what_is_missing():
-    env = {"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]}
     # -S: without site-packages, as on a machine where nothing is installed.
+    command = [sys.executable, "-S", str(paths.ROOT / "tools" / "doctor.py"), "--for", "test"]
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "press", "doctor", "--for", "test", "--quiet"],
-        env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     for name in ("torch>=", "papermill>=", "typer>=", "pypandoc_binary>=", "pytest-timeout>="):
         assert f"  {name}" in done.stderr
     assert "jupyterlab" not in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_without_the_study_s_packages_it_says_how_to_get_them():
-    env = {"PYTHONPATH": PACKAGES, "PATH": os.environ["PATH"]}
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "press", "list"],
-        env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert (
-        "pip install -e . -e notebooks -e report" in done.stderr and str(paths.ROOT) in done.stderr
-    )
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("words", [["list"], ["doctor"], []], ids=["list", "doctor", "nothing"])
-def test_outside_a_checkout_it_says_that_it_wants_one(tmp_path, words):
-    copied = tmp_path / "site" / "fusedlib"
-    shutil.copytree(paths.ROOT / "fusedlib", copied, ignore=shutil.ignore_patterns("kernels"))
-    shutil.copytree(paths.REPORT / "press", copied.parent / "press")
-    done = subprocess.run(
-        [sys.executable, "-m", "press", *words],
-        env=os.environ | {"PYTHONPATH": str(copied.parent)}, cwd=tmp_path,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "notebooks does not exist: the study runs in a checkout" in done.stderr
-    assert str(tmp_path) in done.stderr and "Traceback" not in done.stderr
 
 
 def test_doctor_finds_what_is_missing_or_too_old():

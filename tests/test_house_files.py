@@ -1,15 +1,20 @@
 """Licence, citation, changelog and commit hooks say the same as the project's metadata."""
 
-import importlib.util
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
 import fusedlib
 from fusedlib.bench import paths
 from slides_checks import loads
+from tools import commit_message, docs
 
 yaml = pytest.importorskip("yaml", reason="PyYAML reads these files and is not installed")
 
@@ -34,8 +39,8 @@ def test_citation_has_what_the_format_asks_for():
     assert PROJECT["dynamic"] == ["version"], "it stands once, in fusedlib/__init__.py"
     assert citation["license"] == PROJECT["license"] == "MIT"
     assert citation["authors"] and all(author["name"] for author in citation["authors"])
-    known = {"cff-version", "message", "type", "title", "abstract", "authors"}
-    assert set(citation) == known | {"license", "keywords"}
+    keys = {"cff-version", "message", "type", "title", "abstract", "authors"}
+    assert set(citation) == keys | {"license", "keywords"}
     assert all(isinstance(word, str) for word in citation["keywords"])
 
 
@@ -50,8 +55,8 @@ def test_changelog_starts_with_what_is_unreleased_and_uses_the_known_headings():
     text = read("CHANGELOG.md")
     versions = re.findall(r"^## \[(.+?)\]", text, re.MULTILINE)
     assert versions[0] == "Unreleased"
-    known = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= known
+    headings = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= headings
 
 
 def test_hooks_need_no_network_and_use_declared_tools():
@@ -59,15 +64,68 @@ def test_hooks_need_no_network_and_use_declared_tools():
     for hook in hooks().values():
         assert hook["language"] == "system"
         shell, script, tool, *_ = shlex.split(hook["entry"])
-        assert (shell, script) == ("sh", "tools/hook.sh") and tool in declared
+        assert (shell, script) == ("sh", "tools/hook.sh")
+        assert tool == "python" or tool in declared
     assert {"nbstripout", "ruff-check", "ruff-format"} <= set(hooks())
+
+
+@pytest.fixture
+def hooked(tmp_path):
+    """A repository of one commit, in which `pre-commit install` put this project's hooks."""
+    for name in (".pre-commit-config.yaml", "tools/hook.sh", "tools/commit_message.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(paths.ROOT / name, tmp_path / name)
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "core.hooksPath=.git/hooks"]
+        search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.run(
+            ["git", *own, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False,
+            env={**os.environ, "PATH": search, "PRE_COMMIT_HOME": str(tmp_path / ".git" / "cache")},
+        )  # fmt: skip
+
+    git("init", "-b", "main")
+    git("commit", "--allow-empty", "-m", "The first")
+    command = [sys.executable, "-m", "pre_commit", "install"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    return git
+
+
+def test_a_commit_without_a_body_is_refused_and_told_what_to_do(hooked):
+    refused = hooked("commit", "--allow-empty", "-m", "A change")
+    assert refused.returncode == 1
+    assert "has no body" in refused.stderr and "why it was made" in refused.stderr
+    assert hooked("commit", "--allow-empty", "-m", "A change", "-m", "Why.").returncode == 0
+
+
+def test_a_merge_needs_a_body_too(hooked):
+    hooked("checkout", "-b", "side")
+    hooked("commit", "--allow-empty", "-m", "A change", "-m", "Why.")
+    hooked("checkout", "main")
+    assert "has no body" in hooked("merge", "--no-ff", "side").stderr
+    hooked("merge", "--abort")
+    assert hooked("merge", "--no-ff", "side", "-m", "Merge", "-m", "Why.").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "accepted"),
+    [
+        ("A change\n\nWhy.\n", True),
+        ("A change\n", False),
+        ("A change\nthat goes on\n", False),
+        ("A change\n\nSigned-off-by: a <a@b>\n", False),
+        ("A change\n\n# On branch main\n", False),
+        ("A change\n# ------------------------ >8 ------------------------\n\ndiff\n", False),
+        ("# Conflicts:\nA change\n\nWhy.\n\nSigned-off-by: a <a@b>\n", True),
+        ("fixup! A change\n", True),
+    ],
+)
+def test_a_body_is_text_below_an_empty_line(message, accepted):
+    assert commit_message.has_body(message) == accepted
 
 
 @pytest.mark.slow
 def test_the_api_reference_has_every_public_name_and_loads_nothing(tmp_path):
-    spec = importlib.util.spec_from_file_location("docs", paths.ROOT / "tools" / "docs.py")
-    docs = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(docs)
     docs.write(tmp_path)
     page = (tmp_path / "fusedlib.html").read_text(encoding="utf-8")
     for name in fusedlib.__all__:

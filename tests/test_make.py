@@ -224,7 +224,7 @@ def test_the_variables_reach_the_command_line(clone):
         'SET=steps=5 sizes=["a","b"]',
     )  # fmt: skip
     assert done.stdout == (
-        "ran: -m press run --profile full --only 01_warmup --only 02_precision "
+        "ran: -m press run --profile full --only 01_warmup,02_precision "
         '--set steps=5 --set sizes=["a","b"] --fresh\n'
     )
     assert clone.make("report").stdout == "ran: -m press report --profile auto\n"
@@ -240,7 +240,7 @@ def test_what_a_recording_is_asked_for_reaches_the_command_line(clone):
         "DRY=1",
     )  # fmt: skip
     assert done.stdout == (
-        "ran: -m press record --minutes 7.5 --only 03_kernels --only 05_anatomy "
+        "ran: -m press record --minutes 7.5 --only 03_kernels,05_anatomy "
         "--name second day --packed my out --dry\n"
     )
     assert "--dry" not in clone.make("record", "DRY=0").stdout

@@ -23,7 +23,7 @@ def test_every_notebook_belongs_to_the_study():
 def test_notebook_keeps_the_rules(path):
     notebook = json.loads(path.read_text(encoding="utf-8"))
     assert problems(notebook, frame=path.parent == paths.REPORT) == []
-    assert all(known.help for known in parameters.read(path).values())
+    assert all(parameter.help for parameter in parameters.read(path).values())
 
 
 def test_readme_states_no_measured_number_outside_its_generated_block():
@@ -106,8 +106,8 @@ def test_readme_prose_leaves_out_the_block_and_marked_requirements_only():
 
 def good_notebook() -> Notebook:
     def cell(kind: str, text: str, *tags: str) -> dict:
-        made = {"cell_type": kind, "metadata": {"tags": list(tags)}, "source": text}
-        return made | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+        content = {"cell_type": kind, "metadata": {"tags": list(tags)}, "source": text}
+        return content | ({"outputs": [], "execution_count": None} if kind == "code" else {})
 
     claims = "@claim('a', rows)\ndef _(rows):\n    x = 1\n\n\n@claim('b', rows)\ndef _(rows): x = 2"
     cells = [
@@ -118,7 +118,7 @@ def good_notebook() -> Notebook:
         cell("code", claims, "paper"),
         cell("markdown", "**Try this:** change it."),
     ]
-    cells = [made | {"id": f"cell-{number}"} for number, made in enumerate(cells)]
+    cells = [content | {"id": f"cell-{number}"} for number, content in enumerate(cells)]
     return {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells}
 
 

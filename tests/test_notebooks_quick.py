@@ -31,6 +31,6 @@ def test_a_notebook_runs_and_no_case_fails(name, tmp_path):
     assert {row["status"] for row in own} - {"unavailable"}, "nothing was measured"
     assert not [row["reason"] for row in own if row["status"] == "failed"]
     executed = nbformat.read(tmp_path / "build" / "notebooks" / f"{name}.ipynb", as_version=4)
-    said = [o for cell in executed.cells for o in cell.get("outputs", [])]
-    assert any("text/html" in o.get("data", {}) for o in said)
-    assert any("image/svg+xml" in o.get("data", {}) for o in said)
+    outputs = [o for cell in executed.cells for o in cell.get("outputs", [])]
+    assert any("text/html" in o.get("data", {}) for o in outputs)
+    assert any("image/svg+xml" in o.get("data", {}) for o in outputs)

@@ -43,12 +43,12 @@ def test_the_cases_of_a_study_are_those_of_its_complete_recording(name, folders,
     monkeypatch.setattr(results.Recorder, "_write", lambda *_: pytest.fail("a row is written"))
     before = dict(os.environ)
     began = time.monotonic()
-    found = measuring.full_cases(name)
+    cases = measuring.full_cases(name)
     assert time.monotonic() - began < 60, "something was measured"
-    assert set(found) == recorded(name)
+    assert set(cases) == recorded(name)
     assert list((folders / "rows").iterdir()) == list((folders / "build").iterdir()) == []
     assert dict(os.environ) == before
-    for case, fields in list(found.items())[:20]:
+    for case, fields in list(cases.items())[:20]:
         assert case == results.case_id(name, fields), "an id is that of its fields"
 
 
@@ -122,14 +122,14 @@ def test_measuring_cells_run_with_the_full_parameters_and_no_other_cell(folders,
     (folders / "study.toml").write_text(STUDY)
     loaded = config.load(folders / "study.toml")
     monkeypatch.setattr(measuring, "load", lambda: loaded)
-    found = measuring.full_cases("tiny")
-    assert list(found.values()) == [
+    cases = measuring.full_cases("tiny")
+    assert list(cases.values()) == [
         {"size": 2, "at": "cuda"},
         {"size": 3, "at": "cuda"},
         {"size": 9},
     ]
-    assert list(found) == [results.case_id("tiny", case) for case in found.values()]
-    assert json.loads(json.dumps(found)) == found
+    assert list(cases) == [results.case_id("tiny", case) for case in cases.values()]
+    assert json.loads(json.dumps(cases)) == cases
     assert list((folders / "rows").iterdir()) == []
 
 

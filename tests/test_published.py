@@ -88,10 +88,10 @@ def test_value_as_published(name, where, column, value):
 def test_every_figure_stands_in_its_source(name):
     if not SEEDS.is_dir():
         pytest.skip(f"the sources are not at {SEEDS}; they are no part of the repository")
-    text = {key: (SEEDS / known["file"]).read_text() for key, known in SOURCES.items()}
+    text = {key: (SEEDS / entry["file"]).read_text() for key, entry in SOURCES.items()}
     numbers = {
-        key: {Decimal(n) for n in re.findall(r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?", found)}
-        for key, found in text.items()
+        key: {Decimal(n) for n in re.findall(r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?", content)}
+        for key, content in text.items()
     }
     checked = 0
     for row in cells(name):
@@ -105,15 +105,15 @@ def test_every_figure_stands_in_its_source(name):
 
 @pytest.mark.parametrize("key", sorted(SOURCES))
 def test_source_says_what_it_is(key):
-    known = SOURCES[key]
-    assert all(known[field] for field in ("title", "what", "device", "file"))
-    assert re.fullmatch(r"[0-9a-f]{64}", known["sha256"])
-    seed = SEEDS / known["file"]
+    entry = SOURCES[key]
+    assert all(entry[field] for field in ("title", "what", "device", "file"))
+    assert re.fullmatch(r"[0-9a-f]{64}", entry["sha256"])
+    seed = SEEDS / entry["file"]
     if seed.is_file():
-        assert hashlib.sha256(seed.read_bytes()).hexdigest() == known["sha256"]
+        assert hashlib.sha256(seed.read_bytes()).hexdigest() == entry["sha256"]
         words = " ".join(seed.read_text().split())
-        assert known["title"] in words
-        assert all(quote in words for quote in known.get("quotes", {}).values())
+        assert entry["title"] in words
+        assert all(quote in words for quote in entry.get("quotes", {}).values())
 
 
 def derived(table: str, keys: list[str], column: str):

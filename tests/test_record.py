@@ -33,15 +33,15 @@ def own_folders(tmp_path, monkeypatch):
         function.cache_clear()
 
 
-def facts(**known) -> machines.Machine:
+def facts(**fields) -> machines.Machine:
     """Those of a card at a clean commit."""
     given = {"device_type": "cuda", "device_name": CARD, "commit": "c" * 40, "dirty": False}
-    return dataclasses.replace(machines.describe(), **given | known)
+    return dataclasses.replace(machines.describe(), **given | fields)
 
 
-def describe(monkeypatch, **known) -> None:
+def describe(monkeypatch, **fields) -> None:
     """This machine is that card."""
-    given = facts(**known)
+    given = facts(**fields)
     monkeypatch.setattr(machines, "describe", lambda: given)
 
 
@@ -82,8 +82,8 @@ def studies(monkeypatch) -> Config:
 
 
 def test_units_of_most_claims_come_first_then_the_quickest(studies):
-    found = record.units(studies)
-    assert found == [
+    units = record.units(studies)
+    assert units == [
         Unit("one", ("c",), 3, 3.0),
         Unit("one", ("a", "b"), 2, 41.0),
         Unit("two", ("x",), 1, 2.0),
@@ -106,8 +106,8 @@ def test_of_a_study_without_rows_all_is_estimated(studies, monkeypatch):
     monkeypatch.setattr(
         results, "Recorder", lambda study, profile: SimpleNamespace(rows=lambda: empty)
     )
-    found = record.units(studies, ["two"])
-    assert [unit.seconds for unit in found] == [record.UNKNOWN_S] * 2
+    units = record.units(studies, ["two"])
+    assert [unit.seconds for unit in units] == [record.UNKNOWN_S] * 2
 
 
 def test_carried_code_takes_its_units_from_what_was_packed(monkeypatch):
@@ -141,7 +141,10 @@ def test_the_summary_counts_and_adds_up():
         Unit("two", ("x",), 1, 20.0),
     ]
     lines = [line.split() for line in record.summary(units).splitlines()]
-    assert lines[1:] == [["one", "3", "2", "3.0"], ["two", "1", "1", "0.7"], ["all", "3.7"]]
+    assert lines[1:] == [
+        ["one", "3", "2", "3.0"], ["two", "1", "1", "0.7"], ["all", "4", "3", "3.7"]
+    ]  # fmt: skip
+    assert record.summary([]).split()[-4:] == ["all", "0", "0", "0"]
 
 
 def test_what_is_there_is_left_out_and_bad_luck_is_tried_again(tmp_path):
@@ -185,7 +188,7 @@ def test_the_newest_recording_of_this_commit_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("known", "was"),
+    ("fields", "was"),
     [
         ({"commit": "d" * 40}, f"is of commit ddddddd on {CARD}; this is ccccccc on {CARD}"),
         (
@@ -194,8 +197,8 @@ def test_the_newest_recording_of_this_commit_goes_on(tmp_path):
         ),
     ],
 )
-def test_a_recording_of_another_commit_or_card_is_refused(tmp_path, known, was):
-    recorded(tmp_path, "x", "2026-11-25", **known)
+def test_a_recording_of_another_commit_or_card_is_refused(tmp_path, fields, was):
+    recorded(tmp_path, "x", "2026-11-25", **fields)
     with pytest.raises(ConfigError, match=f"the recording x {was}. Give another NAME="):
         record.chosen_name("x", tmp_path, facts())
 
@@ -209,7 +212,7 @@ def test_a_recording_on_another_card_does_not_go_on_unasked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("known", "busy", "message"),
+    ("fields", "busy", "message"),
     [
         ({"device_type": "cpu", "device_name": "i9"}, "",
          "a recording is made on a CUDA GPU; i9 is none. `make study` measures what"),
@@ -222,8 +225,8 @@ def test_a_recording_on_another_card_does_not_go_on_unasked(tmp_path):
     ],
     ids=["no gpu", "no commit", "dirty", "busy"],
 )  # fmt: skip
-def test_what_may_not_record_is_refused_in_words(monkeypatch, known, busy, message):
-    describe(monkeypatch, **known)
+def test_what_may_not_record_is_refused_in_words(monkeypatch, fields, busy, message):
+    describe(monkeypatch, **fields)
     monkeypatch.setattr(machines, "others_on_card", lambda most: busy)
     monkeypatch.setattr(provenance, "changed", lambda: [f"f{n}" for n in range(7)])
     with pytest.raises(ConfigError) as refused:
@@ -232,11 +235,11 @@ def test_what_may_not_record_is_refused_in_words(monkeypatch, known, busy, messa
 
 
 def test_a_clean_commit_on_an_idle_card_may(monkeypatch):
-    asked = []
+    limits = []
     describe(monkeypatch)
-    monkeypatch.setattr(machines, "others_on_card", lambda most: asked.append(most) or "")
+    monkeypatch.setattr(machines, "others_on_card", lambda most: limits.append(most) or "")
     record.check_ready()
-    assert asked == [record.MOST_USED_GIB]
+    assert limits == [record.MOST_USED_GIB]
 
 
 # --- the recording itself ------------------------------------------------------------------------
@@ -268,10 +271,10 @@ def test_a_study_after_the_other_is_told_what_to_measure_until_when(tmp_path, mo
     began = time.time()
     assert record.record(UNITS, "day", 10, run) is False
     assert [study for study, _ in run.seen] == ["one", "two"], "each once"
-    for _, told in run.seen:
-        assert told[results.RECORDING] == "day"
-        assert Path(told[results.CASES]).read_text().split() == ["a", "b", "x", "c"]
-        assert began + 599 <= float(told[results.UNTIL]) <= time.time() + 601
+    for _, variables in run.seen:
+        assert variables[results.RECORDING] == "day"
+        assert Path(variables[results.CASES]).read_text().split() == ["a", "b", "x", "c"]
+        assert began + 599 <= float(variables[results.UNTIL]) <= time.time() + 601
     assert dict(os.environ) == before
     assert not (tmp_path / "out").exists(), "nothing is packed unasked"
 
@@ -280,7 +283,7 @@ def test_a_recording_is_resumed_even_where_fresh_is_set(tmp_path, monkeypatch):
     monkeypatch.setenv("FRESH", "1")
     run = Runs(tmp_path)
     record.record(UNITS, "day", 10, run)
-    assert [told.get("FRESH") for _, told in run.seen] == [None, None]
+    assert [variables.get("FRESH") for _, variables in run.seen] == [None, None]
     assert os.environ["FRESH"] == "1"
 
 

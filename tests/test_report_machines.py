@@ -8,7 +8,7 @@ import pytest
 
 from fusedlib.bench import machine as this
 from fusedlib.bench import paths, provenance, results
-from press import machines
+from press import machine_tables
 
 NOW = {f"fusedlib/f{n:02}.py": f"{n:040}" for n in range(12)}
 RUN = {
@@ -19,7 +19,7 @@ RUN = {
 }  # fmt: skip
 
 
-def put(folder: Path, name: str, rows: dict[str, list[dict]], files: dict, *runs: dict, **known):
+def put(folder: Path, name: str, rows: dict[str, list[dict]], files: dict, *runs: dict, **more):
     """A recording of `<machine>/<name>`."""
     at = folder / name
     at.mkdir(parents=True)
@@ -29,7 +29,7 @@ def put(folder: Path, name: str, rows: dict[str, list[dict]], files: dict, *runs
         "runs": [RUN | run for run in runs],
         "files": files,
     }
-    (at / results.DESCRIPTION).write_text(json.dumps(described | known))
+    (at / results.DESCRIPTION).write_text(json.dumps(described | more))
     for study, lines in rows.items():
         full = [{"case": f"{n}", "status": "ok", **line} for n, line in enumerate(lines)]
         (at / f"{study}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in full))
@@ -62,53 +62,53 @@ def folder(tmp_path, monkeypatch) -> Iterator[Path]:
 
 
 def test_a_line_a_recording_with_its_days_commits_and_what_differs(folder):
-    found = machines.recorded().set_index(["machine", "recording"])
-    assert found.index.tolist() == [
+    lines = machine_tables.recorded().set_index(["machine", "recording"])
+    assert lines.index.tolist() == [
         ("h100", "only"), ("h200", "first"), ("h200", "second"), ("me", "day-quick")
     ]  # fmt: skip
-    first = found.loc[("h200", "first")]
+    first = lines.loc[("h200", "first")]
     assert (first["studies"], first["rows"]) == ("01, 02", 3)
     assert (first["first"], first["newest"]) == ("2026-11-21", "2026-11-23")
     assert first["commits"] == "aaaaaaa, bbbbbbb"
-    assert found["differ"].tolist() == [0, 13, 1, 12], "changed, and gone; without hashes, all"
-    assert found["rows"].tolist() == [4, 3, 1, 1]
-    assert found["profile"].tolist() == ["full", "full", "full", "quick"]
-    assert found["own"].tolist() == [False, False, False, True]
-    assert found.loc[("h100", "only"), "commits"] == "unknown"
+    assert lines["differ"].tolist() == [0, 13, 1, 12], "changed, and gone; without hashes, all"
+    assert lines["rows"].tolist() == [4, 3, 1, 1]
+    assert lines["profile"].tolist() == ["full", "full", "full", "quick"]
+    assert lines["own"].tolist() == [False, False, False, True]
+    assert lines.loc[("h100", "only"), "commits"] == "unknown"
 
 
 def test_a_line_a_machine_of_all_its_recordings(folder):
-    found = machines.dates().set_index("machine")
-    h200 = found.loc["h200"]
+    lines = machine_tables.dates().set_index("machine")
+    h200 = lines.loc["h200"]
     assert (h200["rows"], h200["first"], h200["newest"]) == (4, "2026-11-21", "2026-11-24")
     assert h200["commits"] == 2, "a commit of two recordings counts once"
     assert h200["newest_commit"] == "bbbbbbb"
     assert (h200["least"], h200["most"]) == (1, 13)
-    assert found["own"].to_dict() == {"h100": False, "h200": False, "me": True}
+    assert lines["own"].to_dict() == {"h100": False, "h200": False, "me": True}
 
 
 def test_the_newest_commit_is_of_the_run_that_began_last(folder):
     put(folder, "h200/assembled", {"03_z": [day("20")]}, NOW,
         {"commit": "d" * 40, "began": "2026-11-20"})  # fmt: skip
     put(folder, "h200/zz", {"03_z": [day("19")]}, NOW, {"commit": "e" * 40, "began": "2026-11-19"})
-    assert machines.dates().set_index("machine").loc["h200", "newest_commit"] == "bbbbbbb"
+    assert machine_tables.dates().set_index("machine").loc["h200", "newest_commit"] == "bbbbbbb"
 
 
 def test_every_file_that_differs_is_named_once_a_machine(folder):
-    found = machines.differing().set_index(["machine", "folder"])
-    assert "h100" not in found.index.get_level_values("machine"), "nothing of it differs"
-    rows = found.loc["h200"]
+    lines = machine_tables.differing().set_index(["machine", "folder"])
+    assert "h100" not in lines.index.get_level_values("machine"), "nothing of it differs"
+    rows = lines.loc["h200"]
     assert rows["files"].sum() == 13
     assert ", ".join(rows["which"]) == ", ".join([*(f"f{n:02}.py" for n in range(12)), "gone.py"])
 
 
 def test_hardware_and_software_stand_once(folder):
-    hardware = machines.hardware()
+    hardware = machine_tables.hardware()
     assert hardware["machine"].tolist() == ["h100", "h200", "me (this one)"]
     assert hardware.iloc[1][["device", "cores"]].tolist() == ["NVIDIA H200", "16"]
-    software = machines.software()
-    told = software[software["machine"] == "h200"].set_index("driver")["recordings"]
-    assert told.to_dict() == {"580": "first", "590": "second"}
+    software = machine_tables.software()
+    recordings = software[software["machine"] == "h200"].set_index("driver")["recordings"]
+    assert recordings.to_dict() == {"580": "first", "590": "second"}
 
 
 def test_packages_are_those_that_rows_name(folder):
@@ -116,17 +116,17 @@ def test_packages_are_those_that_rows_name(folder):
         day("25", version="liger_kernel 0.5.2, torch 2.11.0"), day("25", version="torch 2.11.0"),
         day("25", version="torch 2.12.0"), day("25"),
     ]}, NOW, {"commit": "c" * 40, "began": "2026-11-25"})  # fmt: skip
-    [line] = machines.packages().to_dict("records")
+    [line] = machine_tables.packages().to_dict("records")
     assert line == {"study": "03_z", "machine": "h200", "liger_kernel": "0.5.2",
                     "torch": "2.11.0, 2.12.0"}  # fmt: skip
 
 
-@pytest.mark.parametrize("made", ["recorded", "dates", "differing", "hardware", "software"])
-def test_without_a_recording_tables_are_empty(tmp_path, monkeypatch, made):
+@pytest.mark.parametrize("table", ["recorded", "dates", "differing", "hardware", "software"])
+def test_without_a_recording_tables_are_empty(tmp_path, monkeypatch, table):
     monkeypatch.setattr(paths, "RECORDED", tmp_path)
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
-    found = getattr(machines, made)()
-    assert found.empty and "machine" in found.columns
+    lines = getattr(machine_tables, table)()
+    assert lines.empty and "machine" in lines.columns
 
 
 def test_rows_are_the_same_whatever_became_of_the_code(folder, monkeypatch):
@@ -136,4 +136,4 @@ def test_rows_are_the_same_whatever_became_of_the_code(folder, monkeypatch):
     monkeypatch.setattr(provenance, "files", dict)
     after = Recorder("01_x", profile="full").rows()
     assert before.equals(after) and len(before) == 7
-    assert machines.differing()["files"].min() > 0
+    assert machine_tables.differing()["files"].min() > 0

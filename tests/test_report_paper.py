@@ -132,7 +132,7 @@ def test_page_one_and_the_advice_have_their_numbers(paper: Any) -> None:
     assert len(tables["headlines"].rows) >= len(config.load().studies)
     frame = nbformat.read(paths.ROOT / "report" / "report.ipynb", as_version=4)
     lists = [ast.parse(c.source).body[0] for c in frame.cells if c.id.startswith("advice-")]
-    assert len(tables["advice"].rows) == sum(len(made.value.elts) for made in lists)
+    assert len(tables["advice"].rows) == sum(len(assignment.value.elts) for assignment in lists)
     for name in ("headlines", "advice"):
         holes = [row for row in tables[name].rows if "\N{EM DASH}" in " ".join(row[:3])]
         assert holes == [], name
@@ -232,12 +232,12 @@ def test_slides_show_every_study_with_its_headlines_and_each_machine_s_standing(
         assert study.question in shown
         claims = [c for c in stated if c.study == study.name and c.headline]
         for claim in claims if at < alone else claims[:1]:
-            told = " ".join(plain_text(claim.sentence).split())
+            sentence = " ".join(plain_text(claim.sentence).split())
             recorded = [s for s in claim.standings if s["measured"] and not s["own"]]
             assert recorded, f"{claim.study}/{claim.name} is measured nowhere"
-            said = [f"{v['text']} on the {v['label']}" for v in recorded]
-            standing = ", ".join(said) if len(said) > 1 else recorded[0]["text"]
-            assert f"{told} {standing}" in shown
+            places = [f"{v['text']} on the {v['label']}" for v in recorded]
+            standing = ", ".join(places) if len(places) > 1 else recorded[0]["text"]
+            assert f"{sentence} {standing}" in shown
     assert "not recorded yet" not in shown and "error in the claim" not in shown
 
 

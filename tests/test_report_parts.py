@@ -37,10 +37,10 @@ def test_last_lines_keep_the_cause() -> None:
 
 def test_headings_are_found_outside_of_code_only() -> None:
     source = "# A b\ntext\n```\n# no\n```\n## C `d` ##\n\n    # code\n"
-    found = list(parts(source))
-    assert found[0] == (1, "A b") and found[2] == (2, "C `d`")
-    assert [level for level, _ in found] == [1, 0, 2, 0]
-    assert "# no" in found[1][1] and "# code" in found[3][1]
+    pieces = list(parts(source))
+    assert pieces[0] == (1, "A b") and pieces[2] == (2, "C `d`")
+    assert [level for level, _ in pieces] == [1, 0, 2, 0]
+    assert "# no" in pieces[1][1] and "# code" in pieces[3][1]
     assert list(parts("```\nopen\n## no")) == [(0, "```\nopen\n## no")]
     fenced = "```\na = 1\n# \nb = 2\n```"
     assert list(parts(f"{fenced}\n# \nend")) == [(0, fenced), (0, "end")]
@@ -130,8 +130,8 @@ def test_inline_svg_has_its_own_ids_and_no_extras() -> None:
     one, two = svg.inline(SVG, "one", 'a < "b"'), svg.inline(SVG, "two", "b")
     ids = [re.findall(r'id="([^"]+)"', text) for text in (one, two)]
     assert not set(ids[0]) & set(ids[1])
-    for found, text in zip(ids, (one, two), strict=True):
-        assert set(re.findall(r"#([\w-]+)[\")]", text)) <= set(found)
+    for pieces, text in zip(ids, (one, two), strict=True):
+        assert set(re.findall(r"#([\w-]+)[\")]", text)) <= set(pieces)
     assert "a &lt; &quot;b&quot;</title>" in one and 'viewBox="0 0 10 5"' in one
     assert "evil" not in one and "metadata" not in one and "#010203" not in one
     with pytest.raises(ValueError, match="not an SVG"):
@@ -149,9 +149,9 @@ def test_highlighted_code_keeps_every_character() -> None:
 
 def test_the_frame_has_its_marks() -> None:
     frame = nbformat.read(paths.REPORT / "report.ipynb", as_version=4)
-    found = [tag for cell in frame.cells for tag in cell.metadata.get("tags", [])]
+    pieces = [tag for cell in frame.cells for tag in cell.metadata.get("tags", [])]
     for tag in ("parameters", "abstract", "studies", "details", "floats"):
-        assert found.count(tag) == 1
+        assert pieces.count(tag) == 1
 
 
 def test_the_style_sheet_and_font_load_nothing_from_elsewhere() -> None:
@@ -166,8 +166,8 @@ def test_the_style_sheet_and_font_load_nothing_from_elsewhere() -> None:
 
 def standing(machine: str, text: str, measured: int = 1, held: int = 1, **more: object) -> dict:
     label = machine.upper() if machine != "me" else machine
-    known = {"machine": machine, "label": label, "own": machine == "me", "errors": []}
-    return {**known, "text": text, "measured": measured, "held": held, "count": "", **more}
+    common = {"machine": machine, "label": label, "own": machine == "me", "errors": []}
+    return {**common, "text": text, "measured": measured, "held": held, "count": "", **more}
 
 
 NOT = ("not measured; on a large GPU ...", 0, 0)

@@ -16,7 +16,6 @@ import pytest
 import typst
 
 from press import display
-from press import render as renderer
 from press.pages import ReportError
 from press.pages.paper import Section
 from press.render import render
@@ -161,35 +160,39 @@ def _frame(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rendered(
-    sections: list[Section], tmp_path_factory: pytest.TempPathFactory
-) -> renderer.Rendered:
-    return render(sections, tmp_path_factory.mktemp("build"))
+def rendered(sections: list[Section], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of products."""
+    folder = tmp_path_factory.mktemp("build")
+    render(sections, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def page(rendered: renderer.Rendered) -> Page:
-    return Page(rendered.html)
+def page(rendered: Path) -> Page:
+    return Page(rendered / "report.html")
 
 
 @pytest.fixture(scope="module")
-def printed(rendered: renderer.Rendered) -> str:
+def printed(rendered: Path) -> str:
     """The text of the PDF, words apart by single blanks."""
     if not shutil.which("pdftotext"):
         pytest.skip("pdftotext is not installed")
     done = subprocess.run(
-        ["pdftotext", "-layout", rendered.pdf, "-"], capture_output=True, text=True, check=True
+        ["pdftotext", "-layout", rendered / "report.pdf", "-"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return re.sub(r"\s+", " ", done.stdout)
 
 
-def test_pages_load_nothing(rendered: renderer.Rendered) -> None:
-    for path in (rendered.html, *rendered.notebooks.values()):
+def test_pages_load_nothing(rendered: Path) -> None:
+    for path in (rendered / "report.html", *rendered.rglob("notebooks/*.html")):
         assert loads(path.read_text(encoding="utf-8")) == []
 
 
-def test_ids_are_unique_and_anchors_resolve(rendered: renderer.Rendered) -> None:
-    for path in (rendered.html, *rendered.notebooks.values()):
+def test_ids_are_unique_and_anchors_resolve(rendered: Path) -> None:
+    for path in (rendered / "report.html", *rendered.rglob("notebooks/*.html")):
         page = Page(path)
         assert len(page.ids) == len(set(page.ids))
         inside = [link[1:] for link in page.links if link.startswith("#")]
@@ -270,12 +273,14 @@ def test_maths_is_mathml(page: Page) -> None:
 
 
 def test_links_to_notebooks_lead_to_their_sections_and_to_each_other(
-    page: Page, rendered: renderer.Rendered
+    page: Page, rendered: Path
 ) -> None:
     assert page.source.count('<a href="#01-good">itself</a>') == 1
-    own = Page(rendered.notebooks["01_good"])
+    own = Page(rendered / "notebooks" / "01_good.html")
     assert "01_good.html" in own.links and "99_x.html" not in own.links
-    assert b"(notebooks/01_good.html)" in rendered.pdf.read_bytes(), "the PDF leads there too"
+    assert b"(notebooks/01_good.html)" in (rendered / "report.pdf").read_bytes(), (
+        "the PDF leads there too"
+    )
 
 
 def test_a_study_goes_into_the_paper_by_its_tags(page: Page) -> None:
@@ -289,9 +294,13 @@ def test_a_claim_says_quietly_where_it_holds_and_loudly_where_not(page: Page) ->
     assert page.source.count("<strong>does not hold here</strong>") == 1
 
 
-def test_a_notebooks_page_shows_all_cells_and_code(rendered: renderer.Rendered) -> None:
-    assert set(rendered.notebooks) == {"01_good", "02_bad", "report"}
-    good, bad = Page(rendered.notebooks["01_good"]), Page(rendered.notebooks["02_bad"])
+def test_a_notebooks_page_shows_all_cells_and_code(rendered: Path) -> None:
+    names = {path.stem for path in rendered.rglob("notebooks/*.html")}
+    assert names == {"01_good", "02_bad", "report"}
+    good, bad = (
+        Page(rendered / "notebooks" / "01_good.html"),
+        Page(rendered / "notebooks" / "02_bad.html"),
+    )
     assert "run()" in good.text and "secret" in good.text and "A 2/2" in good.text
     assert "A 1/2" not in good.text
     assert "boom()" in bad.text and "later()" in bad.text and "02_bad.ipynb, failed" in bad.text
@@ -306,22 +315,23 @@ def test_nbconvert_renders_a_notebook_by_hand(rendered, sections, tmp_path: Path
     shutil.copy(sections[0].notebook, copy)
     command = [sys.executable, "-m", "nbconvert", "--to", name, str(copy)]
     subprocess.run(command, check=True, capture_output=True)
-    assert copy.with_suffix(".html").read_bytes() == rendered.notebooks["01_good"].read_bytes()
+    assert (
+        copy.with_suffix(".html").read_bytes()
+        == (rendered / "notebooks" / "01_good.html").read_bytes()
+    )
 
 
 def test_same_notebooks_give_same_bytes(
-    rendered: renderer.Rendered, sections: list[Section], tmp_path: Path
+    rendered: Path, sections: list[Section], tmp_path: Path
 ) -> None:
     again = render(sections, tmp_path / "ä b")
-    assert again.html.read_bytes() == rendered.html.read_bytes()
-    assert again.pdf.read_bytes() == rendered.pdf.read_bytes()
-    for name, path in again.notebooks.items():
-        assert path.read_bytes() == rendered.notebooks[name].read_bytes()
+    for path in (*again, *(tmp_path / "ä b" / "notebooks").glob("*.html")):
+        assert path.read_bytes() == (rendered / path.relative_to(tmp_path / "ä b")).read_bytes()
     assert not list((tmp_path / "ä b").rglob(".*"))
 
 
-def test_pdf_has_pages_contents_and_a_title(rendered: renderer.Rendered) -> None:
-    content = rendered.pdf.read_bytes()
+def test_pdf_has_pages_contents_and_a_title(rendered: Path) -> None:
+    content = (rendered / "report.pdf").read_bytes()
     assert content.startswith(b"%PDF-") and b"/Outlines" in content
     assert b"/StructTreeRoot" in content  # tagged, for screen readers
     assert b"CreationDate" not in content
@@ -339,7 +349,7 @@ def test_a_formula_typst_refuses_is_shown_as_its_source(
 
     monkeypatch.setattr(pandoc, "_pandoc", broken)
     notebook = write(tmp_path / "n.ipynb", text("# T"), text("A BROKEN one.", "paper"))
-    path = render([Section("n", "N", notebook, None)], tmp_path / "out").pdf
+    _, path = render([Section("n", "N", notebook, None)], tmp_path / "out")
     assert path.read_bytes().startswith(b"%PDF-")
     with pytest.raises(RuntimeError):
         typst.compile(b"#nosuchname")
@@ -352,20 +362,6 @@ def test_a_drawing_typst_refuses_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="Typst cannot set"):
         render([Section("n", "N", notebook, None)], tmp_path / "out")
     assert (tmp_path / "out" / "report.html").exists()
-
-
-def test_no_section_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="nothing to report"):
-        render([], tmp_path)
-
-
-def test_a_file_that_is_no_notebook_is_an_error(tmp_path: Path) -> None:
-    torn = tmp_path / "torn.ipynb"
-    torn.write_text('{"cells": [')
-    with pytest.raises(ReportError, match="not a notebook"):
-        render([Section("torn", "T", torn, None)], tmp_path / "out")
-    with pytest.raises(ReportError, match="cannot read"):
-        render([Section("gone", "T", tmp_path / "gone.ipynb", None)], tmp_path / "out")
 
 
 def test_an_unwritable_folder_is_an_error(tmp_path: Path, sections: list[Section]) -> None:

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from itertools import pairwise
@@ -38,7 +39,7 @@ def run(study, *names, fresh=False, settings=()):
     """Run notebooks; their outcomes by name, and what was said."""
     jobs = runner.jobs(study.select(names), list(settings), "quick")
     stream = io.StringIO()
-    shown = monitor.Monitor(sum(job.cells for job in jobs), len(jobs), stream)
+    shown = monitor.Monitor(len(jobs), stream)
     outcomes = runner.run(jobs, shown, fresh=fresh)
     return {outcome.name: outcome for outcome in outcomes}, stream.getvalue()
 
@@ -58,7 +59,7 @@ def errors(copy: Path) -> list[str]:
 
 
 def test_a_notebook_runs_with_its_parameters_in_this_python(study):
-    outcomes, said = run(study, "run_ok", settings=["sizes=a,b"])
+    outcomes, printed_text = run(study, "run_ok", settings=["sizes=a,b"])
     outcome = outcomes["run_ok"]
     assert (outcome.status, outcome.error) == ("ok", None)
     text = printed(outcome.copy)
@@ -68,11 +69,11 @@ def test_a_notebook_runs_with_its_parameters_in_this_python(study):
     noted = products.read_metadata(outcome.copy)
     assert noted["profile"] == "quick"
     assert noted["parameters"]["sizes"] == ["a", "b"]
-    assert "[1/1] run_ok: started, 4 cells\n[1/1] run_ok: ok after " in said
+    assert "[1/1] run_ok: started, 4 cells\n[1/1] run_ok: ok after " in printed_text
 
 
 def test_a_failing_notebook_keeps_its_part_and_the_others_go_on(study):
-    outcomes, said = run(study, "run_fails", "run_dies", "run_ok")
+    outcomes, printed_text = run(study, "run_fails", "run_dies", "run_ok")
     assert {name: outcome.status for name, outcome in outcomes.items()} == {
         "run_fails": "failed",
         "run_ok": "ok",
@@ -87,27 +88,27 @@ def test_a_failing_notebook_keeps_its_part_and_the_others_go_on(study):
     assert "ValueError: it broke here" in failed.error
     assert printed(failed.copy) == "this much was done\n"
     assert errors(failed.copy) == ["ValueError"]
-    assert "run_fails: failed after" in said
+    assert "run_fails: failed after" in printed_text
 
 
 def test_an_unchanged_notebook_is_kept_and_a_failed_one_runs_again(study):
     run(study, "run_ok", "run_fails")
     before = products.copy_path("run_ok").read_bytes()
-    outcomes, said = run(study, "run_ok", "run_fails")
+    outcomes, printed_text = run(study, "run_ok", "run_fails")
     assert outcomes["run_ok"].status == "kept"
     assert outcomes["run_fails"].status == "failed"
     assert products.copy_path("run_ok").read_bytes() == before
-    assert "run_ok: unchanged, kept" in said
+    assert "run_ok: unchanged, kept" in printed_text
 
 
 def test_other_cases_or_another_recording_run_again(study, tmp_path, monkeypatch):
     """Of two lists of cases that a machine was asked for, the second was said to be there."""
     notebook = study.select(["run_ok"])[0].notebook
-    asked, digests = tmp_path / "cases", []
+    listed, digests = tmp_path / "cases", []
     for recording, cases in (("a", "1"), ("a", "1"), ("a", "2"), ("b", "2")):
-        asked.write_text(cases)
+        listed.write_text(cases)
         monkeypatch.setenv(results.RECORDING, recording)
-        monkeypatch.setenv(results.CASES, str(asked))
+        monkeypatch.setenv(results.CASES, str(listed))
         digests.append(fingerprint.before_run(notebook, {}))
     assert [a == b for a, b in pairwise(digests)] == [True, False, False]
 
@@ -187,7 +188,7 @@ def test_a_damaged_copy_counts_as_none(study):
 def test_the_frame_reads_all_rows(study):
     [job] = runner.jobs([study.frame], [], "quick")
     assert (job.name, job.reads) == ("report", None)
-    outcome = runner.execute(job, monitor.Monitor(job.cells, 1, io.StringIO()))
+    outcome = runner.execute(job, monitor.Monitor(1, io.StringIO()))
     assert outcome.status == "ok"
     assert printed(outcome.copy) == "the frame\n"
     assert runner.is_unchanged(job)
@@ -222,25 +223,24 @@ def test_relative_folders_mean_the_same_in_a_kernel(monkeypatch, tmp_path):
 
 
 def test_a_log_shows_the_case_of_the_running_cell(study, monkeypatch):
-    monkeypatch.setattr(monitor, "NEWS_S", 0.2)
-    _, said = run(study, "run_cases")
-    assert "[1/1] run_cases cell 3/4 case 2/3 rival a\n" not in said.partition("started")[0]
-    assert "case 2/3 rival a" in said
+    monkeypatch.setattr(monitor, "LOG_S", 0.2)
+    _, printed_text = run(study, "run_cases")
+    assert "[1/1] run_cases cell 3/4 case 2/3 rival a\n" not in printed_text.partition("started")[0]
+    assert "case 2/3 rival a" in printed_text
 
 
-def test_a_terminal_gets_one_bar_with_notebook_cell_and_case(study, monkeypatch):
+def test_a_terminal_gets_one_line_with_notebook_cell_and_case(study, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     stream = Terminal()
-    jobs = runner.jobs(study.select(["run_cases"]), [], "quick")
-    shown = monitor.Monitor(jobs[0].cells, 1, stream)
-    runner.run(jobs, shown)
-    shown.close()
+    monkeypatch.setattr(monitor, "TERMINAL_S", 0.02)
+    monkeypatch.setenv("COLUMNS", "40")
+    runner.run(runner.jobs(study.select(["run_cases"]), [], "quick"), monitor.Monitor(1, stream))
     text = stream.getvalue()
-    assert "[1/1] run_cases cell 2/4" in text
-    assert "case 2/3 rival a" in text
+    assert "[1/1] run_cases cell 3/4 case 2/3" in text
+    assert max(map(len, re.split(r"\r\x1b\[K|\n", text))) < 40
 
 
 @pytest.mark.parametrize("torn", ["", "{", '{"done": 1}\n', "[]\n", '{"done": "x"'])

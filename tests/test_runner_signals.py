@@ -81,15 +81,15 @@ def test_a_stopped_run_keeps_what_it_has_and_leaves_no_process(
     assert len(pids) == 3
     assert all(alive(pid) for pid in pids)
     send(process.pid, number)
-    _, said = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=30)
     assert process.returncode == status
     assert not [pid for pid in pids if alive(pid)]
     [path] = (tmp_path / "rows").glob("*/*/run_sleeps.jsonl")
     [row] = results.read_rows(path)
     assert (row["status"], row["median_ms"]) == ("ok", 1.0)
-    assert "stopped; rows measured so far are kept" in said
-    assert "Traceback" not in said
-    assert "pending" not in said
+    assert "stopped; rows measured so far are kept" in errors
+    assert "Traceback" not in errors
+    assert "pending" not in errors
     copy = tmp_path / "build" / "notebooks" / "run_sleeps.ipynb"
     assert products.read_metadata(copy)["status"] == "interrupted"
     assert "waiting" in copy.read_text()

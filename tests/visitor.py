@@ -11,8 +11,8 @@ LIGHTER = Path(__file__).parent / "lighter"
 
 def search_path(*folders: Path) -> str:
     """PYTHONPATH of such a process, these folders first."""
-    known = filter(None, [os.environ.get("PYTHONPATH", "")])
-    return os.pathsep.join([*map(str, (*folders, LIGHTER, *paths.PACKAGES)), *known])
+    existing = filter(None, [os.environ.get("PYTHONPATH", "")])
+    return os.pathsep.join([*map(str, (*folders, LIGHTER, *paths.PACKAGES)), *existing])
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -39,9 +39,7 @@ version=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>
 }
 
 if [ -z "$venv" ]; then
-    PYTHONPATH="$PWD:$PWD/notebooks:$PWD/report${PYTHONPATH:+:$PYTHONPATH}"
-    export PYTHONPATH
-    exec "$python" -m press doctor --quiet --for "$purpose"
+    exec "$python" tools/doctor.py --quiet --for "$purpose"
 fi
 
 wanted="$version $wanted"

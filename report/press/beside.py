@@ -40,12 +40,9 @@ def shown_machines(studies: Iterable[str]) -> list[str]:
 
 
 def put_beside(notebook: Any, leader: str, views: Mapping[str, Any]) -> None:
-    """Put what other machines show into a notebook's outputs.
+    """Put what other machines show into the outputs of the leader's notebook.
 
-    Args:
-        notebook: executed with the leading machine's rows; changed in place.
-        leader: the leading machine.
-        views: the same notebook executed with each other machine's rows in the lead.
+    `views` are the same notebook executed with each other machine's rows in the lead.
     """
     others = {machine: dict(_shown(view)) for machine, view in views.items()}
     for key, output in _shown(notebook):

@@ -228,9 +228,6 @@ def claim(
         headline: whether it stands in the table on page one and in the README.
         repeats: what another recording repeats: "measured", or, where the result is the same by
             nature, "counted" (bytes) or "same seeds" (a replay of the same random numbers).
-
-    Raises:
-        ValueError: the rule has no sentence as docstring, or `repeats` is none of these.
     """
     if repeats not in REPEATS:
         raise ValueError(f"repeats={repeats!r} is unknown; known are {', '.join(REPEATS)}")

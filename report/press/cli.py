@@ -6,7 +6,6 @@ Exit status: 0 all well, 1 a notebook failed, 2 something asked for is wrong or 
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import signal
@@ -25,11 +24,9 @@ from fusedlib.bench import paths
 from fusedlib.bench.results import ResultsError
 from press.pages import ReportError
 from press.running import config as configs
+from press.running import products
 from press.running.config import Config, ConfigError
-from press.running.products import check_writable, copy_path, read_metadata, write_whole
-
-# Of a message of our own there is no number; the others say by themselves what was not written.
-_ALREADY_SAID = (None, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+from press.running.products import WriteError, check_writable, copy_path, write_whole
 
 
 class _Commands(TyperGroup):
@@ -41,9 +38,7 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt as stop:
             _complain("stopped; rows measured so far are kept, the next run goes on from there")
             raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
-        except (ConfigError, ReportError, ResultsError, OSError) as error:
-            if getattr(error, "errno", None) not in _ALREADY_SAID:
-                raise
+        except (ConfigError, ReportError, ResultsError, WriteError, PermissionError) as error:
             _complain(str(error))
             raise typer.Exit(2) from None
 
@@ -51,7 +46,6 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="Measure, execute the notebooks, render the report.",
-    epilog="`doctor --for study|report|test|lint|lab` says whether this Python has what is needed.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -59,9 +53,7 @@ app = typer.Typer(
 )
 
 Profile = Annotated[str, typer.Option(help="auto, quick or full")]
-Only = Annotated[
-    list[str] | None, typer.Option(help="only this notebook; again or with commas for more")
-]
+Only = Annotated[str, typer.Option(help="only these notebooks, separated by commas")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="name=value or notebook.name=value, over the study file's"),
@@ -102,7 +94,7 @@ def list_(config: StudyFile = None) -> None:
     from press.running import parameters
 
     for study in configs.load(config).studies:
-        state = read_metadata(copy_path(study.name))
+        state = products.read_metadata(copy_path(study.name))
         last = f"{state['status']}, {state['profile']}" if state else "not run yet"
         print(f"{study.name}  {study.title}  ({last})\n    {study.question}")
         for parameter in parameters.read(study.notebook).values():
@@ -115,27 +107,27 @@ def list_(config: StudyFile = None) -> None:
 
 @app.command()
 def run(
-    profile: Profile = configs.AUTO, only: Only = None, settings: Settings = None,
+    profile: Profile = configs.AUTO, only: Only = "", settings: Settings = None,
     fresh: Fresh = False, config: StudyFile = None,
 ) -> None:  # fmt: skip
     """Run the notebooks; those of which nothing changed are kept."""
-    _exit_for(_run(configs.load(config), profile, only, settings, fresh, frame=False))
+    raise typer.Exit(_run(configs.load(config), profile, only, settings, fresh, frame=False))
 
 
 @app.command()
 def report(
-    profile: Profile = configs.AUTO, only: Only = None, settings: Settings = None,
+    profile: Profile = configs.AUTO, only: Only = "", settings: Settings = None,
     fresh: Fresh = False, config: StudyFile = None,
 ) -> None:  # fmt: skip
     """Run the notebooks, then render the report."""
     failed = _run(configs.load(config), profile, only, settings, fresh, frame=True)
     render_(config)
-    _exit_for(failed)
+    raise typer.Exit(failed)
 
 
 @app.command()
 def record(
-    only: Only = None, config: StudyFile = None,
+    only: Only = "", config: StudyFile = None,
     name: Annotated[str, typer.Option(help="of the recording; default: this commit's")] = "",
     minutes: Annotated[float, typer.Option(help="how long, the cases of most claims first")] = 25.0,
     dry: Annotated[bool, typer.Option("--dry", help="only say what it will take")] = False,
@@ -159,10 +151,8 @@ def record(
     print(f"all that is left of the recording {called} on {machines.key()}:")
     print(recording.summary(units))
     print(f"within {minutes:g} minutes:\n{recording.summary(chosen)}", flush=True)
-    if dry:
-        return
-
-    _exit_for(recording.record(chosen, called, minutes, recording.measure, packed))
+    if not dry:
+        raise typer.Exit(recording.record(chosen, called, minutes, recording.measure, packed))
 
 
 @app.command(hidden=True)
@@ -193,14 +183,14 @@ def render_(config: StudyFile = None) -> None:
     sections = render.sections(configs.load(config), build)
     if sections[-1].notebook is None:
         raise ConfigError("the report's frame has not been executed yet; run `make report`")
-    rendered = render.render(sections, build)
+    written = render.render(sections, build)
     print(f"rendered in {time.monotonic() - began:.1f} s")
-    _print_links([rendered.html, rendered.pdf])
+    _print_links(written)
     print(f"  executed notebooks: {(build / 'notebooks').absolute()}")
 
 
 @app.command()
-def figures(only: Only = None, config: StudyFile = None) -> None:
+def figures(only: Only = "", config: StudyFile = None) -> None:
     """Draw the paper's figures, with their data, into `figures/` from the recorded rows."""
     from press import render
 
@@ -267,17 +257,12 @@ def lab(context: typer.Context) -> None:
     from press.running import kernel
 
     _trust(paths.build_dir() / "notebooks")
-    # A folder on JUPYTER_PATH goes before the kernels that the user's home registers.
-    folder = paths.build_dir() / "jupyter"
-    spec = folder / "kernels" / "python3" / "kernel.json"
-    write_whole(spec, json.dumps(kernel.kernel_spec(), indent=2))
-    search = os.pathsep.join(filter(None, [str(folder.absolute()), os.environ.get("JUPYTER_PATH")]))
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={paths.ROOT}"]
+    command += [f"--ServerApp.kernel_spec_manager_class={kernel.__name__}.OwnKernelSpecs"]
     first = configs.load().studies[0].notebook.relative_to(paths.ROOT)
     rights = ["--allow-root"] if os.geteuid() == 0 else []  # as in a container
     command += [f"--LabApp.default_url=/lab/tree/{first}", *rights, *context.args]
-    variables = {**os.environ, **kernel.variables(), "JUPYTER_PATH": search}
-    os.execve(sys.executable, command, variables)
+    os.execve(sys.executable, command, {**os.environ, **kernel.variables()})
 
 
 def _trust(folder: Path) -> None:
@@ -289,13 +274,13 @@ def _trust(folder: Path) -> None:
     from nbformat.sign import NotebookNotary
 
     notary = NotebookNotary()
-    for copy in filter(read_metadata, folder.glob("*.ipynb")):
+    for copy in filter(products.read_metadata, folder.glob("*.ipynb")):
         notary.sign(nbformat.read(copy, as_version=4))
     notary.store.close()
 
 
 def _run(
-    config: Config, profile: str, only: list[str] | None, settings: list[str] | None,
+    config: Config, profile: str, only: str, settings: list[str] | None,
     fresh: bool, *, frame: bool,
 ) -> bool:  # fmt: skip
     """Run what was asked for; whether anything failed."""
@@ -307,11 +292,7 @@ def _run(
     jobs = runner.jobs(parts, settings or [], chosen)
     print(f"profile {chosen}: {why}", flush=True)
     began = time.monotonic()
-    monitor = Monitor(sum(job.cells for job in jobs), len(jobs))
-    try:
-        outcomes = runner.run(jobs, monitor, fresh=fresh)
-    finally:
-        monitor.close()
+    outcomes = runner.run(jobs, Monitor(len(jobs)), fresh=fresh)
     width = max(len(outcome.name) for outcome in outcomes)
     for outcome in outcomes:
         took = f"{outcome.seconds:.1f} s" if outcome.status != "kept" else "unchanged"
@@ -322,14 +303,9 @@ def _run(
     return any(outcome.status == "failed" for outcome in outcomes)
 
 
-def _names(only: list[str] | None) -> list[str]:
-    return [name.strip() for entry in only or [] for name in entry.split(",") if name.strip()]
+def _names(only: str) -> list[str]:
+    return [name.strip() for name in only.split(",") if name.strip()]
 
 
 def _print_links(written: Sequence[Path]) -> None:
     print("\n".join(f"  {path.absolute()}\n  {path.absolute().as_uri()}" for path in written))
-
-
-def _exit_for(failed: bool) -> None:
-    if failed:
-        raise typer.Exit(1)

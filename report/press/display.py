@@ -82,9 +82,6 @@ def table(
         name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.
         note: Markdown below the table.
         empty: what is said in place of a frame without rows.
-
-    Raises:
-        ValueError: no column, an empty caption, a bad name, more than two header levels.
     """
     _check("table", name=name, caption=caption)
     frame = pd.DataFrame({empty: []}) if frame.empty else frame
@@ -101,9 +98,6 @@ def figure(fig: "Figure | Picture", caption: str, alt: str | None = None, name: 
         caption: Markdown; says what is drawn, of which machine, what bands and bars mean.
         alt: what a reader who cannot see it should know, in plain text; of a `Picture` its own.
         name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.
-
-    Raises:
-        ValueError: not a Figure, an empty caption or alternative text, a bad name.
     """
     data = None
     if isinstance(fig, Picture):
@@ -138,21 +132,17 @@ def explore(show: Callable[..., None], **choices: Sequence[Any]) -> None:
     """
     if not all(map(len, choices.values())):
         return
-    defaults = {name: p.default for name, p in inspect.signature(show).parameters.items()}
-    first = {
-        name: defaults[name] if defaults.get(name) in list(options) else options[0]
-        for name, options in choices.items()
-    }
-    if os.environ.get(STATIC):
-        show(**first)
-        return
-    import ipywidgets
+    options = {name: list(values) for name, values in choices.items()}
+    if not os.environ.get(STATIC):
+        import ipywidgets
 
-    chosen = {
-        name: ipywidgets.Dropdown(options=list(options), value=first[name])
-        for name, options in choices.items()
-    }
-    ipywidgets.interact(show, **chosen)
+        ipywidgets.interact(show, **options)
+        return
+    defaults = {name: p.default for name, p in inspect.signature(show).parameters.items()}
+    show(**{
+        name: defaults[name] if defaults.get(name) in values else values[0]
+        for name, values in options.items()
+    })  # fmt: skip
 
 
 def table_json(frame: pd.DataFrame, formats: Mapping[str, str] | None = None) -> dict[str, Any]:

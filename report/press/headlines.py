@@ -23,11 +23,7 @@ REGIMES = "03_kernels", "kernels-whose"
 
 
 def read_claims(folder: Path | None = None) -> Iterator[Any]:
-    """Every claim of the executed notebooks in the report's order, as `display.claim` notes it.
-
-    Args:
-        folder: of products; by default the one that the runner writes to.
-    """
+    """Every claim of the executed notebooks in the report's order, as `display.claim` notes it."""
     for study in config.load().studies:
         for _, claim in shown(copy_path(study.name, folder)):
             if claim.get("kind") == "claim":
@@ -35,11 +31,9 @@ def read_claims(folder: Path | None = None) -> Iterator[Any]:
 
 
 def counts(claim: Any, own: bool) -> str:
-    """In how many recordings of each machine it holds, such as "H200: 3 of 3; H100: 1 of 1".
+    """In how many recordings a claim holds, such as "H200: 3 of 3; H100: 1 of 1".
 
-    Args:
-        claim: one of `read_claims`.
-        own: of this machine alone, which needs no name; else of the others.
+    `own`: of this machine alone, which needs no name; else of the others.
     """
     measured = [s for s in claim.standings if s["own"] == own and s["measured"]]
     each = [s["count"] if own else f"{s['label']}: {s['count']}" for s in measured]
@@ -79,10 +73,7 @@ def filled(words: str) -> str:
 def readme_block(stated: Iterable[Any], regimes: Mapping[str, Any] | None = None) -> str:
     """The block, markers included: a line a headline claim, and in how many recordings it holds.
 
-    Args:
-        stated: the claims.
-        regimes: a table that follows, with its caption, as `display.table_json` has it; None where
-            nobody has recorded it.
+    A table of regimes follows, as `display.table_json` has it, if somebody recorded it.
     """
     lines = ["| | Claim | Holds in |", "| --- | --- | --- |"]
     before = None
@@ -103,11 +94,7 @@ def readme_block_of(folder: Path) -> str:
 
 
 def updated_readme(text: str, new: str) -> str:
-    """The README `text` with a new block in the place of its own.
-
-    Raises:
-        ValueError: it has not exactly one block.
-    """
+    """The README `text` with a new block in the place of its own."""
     pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
     if len(pattern.findall(text)) != 1:
         raise ValueError(f"README.md needs exactly one block from {BEGIN} to {END}")

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import nbformat
 
@@ -33,12 +34,7 @@ def studies() -> list[str]:
 
 @cache
 def full_cases(study: str) -> dict[str, dict[str, Any]]:
-    """Every case of a study under the profile `full`, by its id, in the order of measuring.
-
-    Raises:
-        ConfigError: no study of that name.
-        Exception: whatever a cell raises.
-    """
+    """Every case of a study under the profile `full`, by its id, in the order of measuring."""
     [selected] = load().select([study])
     with tempfile.TemporaryDirectory(prefix="fusedlib-plan-") as name:
         listed = Path(name) / "cases"
@@ -77,12 +73,8 @@ def run_measuring(study: Study) -> None:
 @contextlib.contextmanager
 def environment(values: Mapping[str, str | None]) -> Iterator[None]:
     """These variables are set while the block runs; those that are None are not."""
-    before = dict(os.environ)
-    os.environ.update({name: value for name, value in values.items() if value is not None})
-    for name in (name for name, value in values.items() if value is None):
-        os.environ.pop(name, None)
-    try:
+    given = {name: value for name, value in values.items() if value is not None}
+    with mock.patch.dict(os.environ, given):
+        for name in {*values} - {*given}:
+            os.environ.pop(name, None)
         yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

@@ -6,7 +6,6 @@ Names get the label and colour of the registry of rivals, the same in every figu
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,19 +40,10 @@ def lines(
     """A line a name in `by`, labelled at its end, a panel a value of `panel`.
 
     Args:
-        frame: tidy, a line a point; `low` and `high` name columns of a band.
-        x: column of the horizontal axis.
-        y: column of the vertical axis.
-        by: column of names.
-        panel: column that makes panels.
+        frame: tidy, a line a point; x, y, by, panel, low and high name its columns, the last two
+            the ends of a band.
         spec: format of y; its unit stands in the axis's title.
-        logx: logarithmic axis.
-        logy: the same of y, for all panels.
-        low: column of a band's lower end.
-        high: column of its upper end.
         reference: where a thin line says "as much as".
-        xlabel: the axis's title; by default the column's name.
-        ylabel: likewise, the unit is added.
         height: of a row of panels in inches.
         columns: panels side by side.
         share: whether panels share the vertical axis.
@@ -102,7 +92,7 @@ def points(
     order = list(dict.fromkeys(data[y]))[::-1]
     names = list(dict.fromkeys(data[by]))
     tall = height or 0.9 + 0.42 * len(order)
-    fig, axes = _panels(data, panel, tall, columns, True, sharey=True)
+    fig, axes = _panels(data, panel, tall, columns)
     for ax, part in _each(axes, data, panel):
         beside = {v: [n for n in names if n in set(rows_of[by])] for v, rows_of in part.groupby(y)}
         apart = min(0.7 / max(map(len, beside.values()), default=1), 0.18)
@@ -149,7 +139,7 @@ def bars(
     names = list(dict.fromkeys(data[by]))
     each = 1 if stacked else len(names)
     tall = 0.9 + 0.2 * len(order) * max(each, 1.4)
-    fig, axes = _panels(data, panel, tall, columns, True, sharey=True)
+    fig, axes = _panels(data, panel, tall, columns)
     for ax, part in _each(axes, data, panel):
         start = np.zeros(len(order))
         size = 0.74 / each
@@ -159,18 +149,17 @@ def bars(
             shift = 0.0 if stacked else -(at - (each - 1) / 2) * size
             rows = np.arange(len(order)) + shift
             error = _error_bars(own, x, low, high)
-            ax.barh(
+            drawn = ax.barh(
                 rows, np.nan_to_num(length), height=size * 0.94, left=start if stacked else 0.0,
                 xerr=None if error is None else np.nan_to_num(error), ecolor=style.INK, capsize=2.5,
                 color=style.colour(str(name)), linewidth=0.0, label=style.label(str(name)),
             )  # fmt: skip
             if stacked:
                 start = start + np.nan_to_num(length)
-            elif values:
-                _at_ends(ax, rows, length, spec, own[high] if high else length)
-        if stacked and values:
-            sums = np.where(start > 0, start, np.nan)
-            _at_ends(ax, np.arange(len(order)), sums, spec, sums)
+                length = np.where(start > 0, start, np.nan)  # of the parts so far
+            if values and (not stacked or at == len(names) - 1):
+                ends = [formatted(v, spec) if np.isfinite(v) else "" for v in length]
+                ax.bar_label(drawn, ends, padding=3, fontsize=8, color=style.INK)
         ax.set_yticks(range(len(order)), [style.label(str(v)) for v in order])
         ax.margins(x=0.14 if values else 0.04)
         ax.set_xlim(left=0)
@@ -187,21 +176,16 @@ def bars(
 
 def _data(frame: pd.DataFrame, columns: Sequence[str | None]) -> pd.DataFrame:
     used = list(dict.fromkeys(c for c in columns if c is not None))
-    if lacking := [c for c in used if c not in frame]:
-        raise ValueError(f"the frame has no column {', '.join(lacking)}; it has {list(frame)}")
     return frame[used].dropna(subset=[c for c in columns[:2] if c]).reset_index(drop=True)
 
 
 def _panels(
-    data: pd.DataFrame, panel: str | None, height: float, columns: int, share: bool, **options: Any
+    data: pd.DataFrame, panel: str | None, height: float, columns: int, share: bool = True
 ) -> tuple[Figure, list[Axes]]:
     count = max(data[panel].nunique(), 1) if panel else 1
     columns = min(count, columns)
     rows = -(-count // columns)
-    fig, axes = style.new(
-        height=height * rows + 0.2, ncols=columns, nrows=rows, squeeze=False,
-        **({"sharey": share} | options),
-    )  # fmt: skip
+    fig, axes = style.new(height * rows + 0.2, columns, rows, squeeze=False, sharey=share)
     flat = list(axes.flat)
     for unused in flat[count:]:
         unused.set_axis_off()
@@ -264,16 +248,6 @@ def _end_labels(ax: Axes, ends: list[tuple[float, float, str]]) -> None:
             textcoords="offset points", va="center", fontsize=9, color=style.colour(name),
             annotation_clip=False,
         )  # fmt: skip
-
-
-def _at_ends(ax: Axes, rows: np.ndarray, lengths: np.ndarray, spec: str, ends: Any) -> None:
-    for row, length, end in zip(rows, lengths, ends, strict=True):
-        if np.isfinite(length):
-            at = max(length, end if np.isfinite(end) else length)
-            ax.annotate(
-                formatted(float(length), spec), xy=(at, row), xytext=(3, 0), va="center",
-                textcoords="offset points", fontsize=8, color=style.INK,
-            )  # fmt: skip
 
 
 def _title(text: str, spec: str) -> str:

@@ -28,11 +28,7 @@ def tables() -> list[str]:
 
 
 def load(table: str) -> pd.DataFrame:
-    """One published table as a tidy frame; what a source does not state is missing.
-
-    Raises:
-        ValueError: an unknown table; the message lists the known ones.
-    """
+    """One published table as a tidy frame; what a source does not state is missing."""
     if table not in tables():
         raise ValueError(f"unknown published table {table!r}; known: {', '.join(tables())}")
     file = "end_to_end" if table == WARMUP else table

@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from fusedlib.bench import machine as machines
 from fusedlib.bench import paths, provenance, results
 from fusedlib.bench.results import Recording
@@ -36,19 +38,12 @@ MOST_USED_GIB = 2.0  # of a card on which nothing runs; the driver keeps some of
 
 @dataclass(frozen=True)
 class Unit:
-    """Cases that are measured together: those of one race, or a single one.
-
-    Attributes:
-        study: whose they are.
-        cases: their ids.
-        claims: how many claims rest on one of them.
-        seconds: what they took in the last recording, or an estimate.
-    """
+    """Cases of a study that are measured together: those of one race, or a single one."""
 
     study: str
     cases: tuple[str, ...]
-    claims: int
-    seconds: float
+    claims: int  # how many rest on one of them
+    seconds: float  # what they took in the last recording, or an estimate
 
 
 def units(config: Config, only: Sequence[str] = ()) -> list[Unit]:
@@ -109,29 +104,19 @@ def within(units: Iterable[Unit], minutes: float) -> list[Unit]:
     return chosen
 
 
-def _seconds(units: Sequence[Unit]) -> float:
-    studies = {unit.study for unit in units}
-    return STUDY_S * len(studies) + sum(unit.seconds for unit in units)
-
-
-def summary(units: Sequence[Unit]) -> str:
+def summary(units: Iterable[Unit]) -> str:
     """A line a study: cases, those that claims rest on, and minutes."""
-    lines = [f"{'study':18}{'cases':>7}{'for claims':>12}{'minutes':>9}"]
-    for study in dict.fromkeys(unit.study for unit in units):
-        own = [unit for unit in units if unit.study == study]
-        cases = sum(len(unit.cases) for unit in own)
-        claimed = sum(len(unit.cases) for unit in own if unit.claims)
-        lines.append(f"{study:18}{cases:7,d}{claimed:12,d}{_seconds(own) / 60:9.1f}")
-    return "\n".join([*lines, f"{'all':18}{'':19}{_seconds(units) / 60:9.1f}"])
+    lines = [(u.study, len(u.cases), len(u.cases) * bool(u.claims), u.seconds / 60) for u in units]
+    table = pd.DataFrame(lines, columns=["study", "cases", "for claims", "minutes"])
+    table = table.groupby("study", sort=False).sum().rename_axis(None)
+    table["minutes"] += STUDY_S / 60
+    table.loc["all"] = table.sum()
+    counts = dict.fromkeys(["cases", "for claims"], int)
+    return str(table.astype(counts).to_string(float_format="{:.1f}".format))
 
 
 def check_ready() -> None:
-    """Whether this machine and this code may record.
-
-    Raises:
-        ConfigError: no CUDA GPU, another process on it, changes that are not committed, or a commit
-            that cannot be told.
-    """
+    """Raise a ConfigError unless this machine and this code may record."""
     facts = machines.describe()
     if facts.device_type != "cuda":
         raise ConfigError(
@@ -147,11 +132,7 @@ def check_ready() -> None:
 
 
 def check_clean(facts: machines.Machine) -> None:
-    """Whether the code is a commit's.
-
-    Raises:
-        ConfigError: changes that are not committed, or a commit that cannot be told.
-    """
+    """Raise a ConfigError unless the code is a commit's."""
     if facts.commit is None:
         raise ConfigError(
             "nobody can tell which commit this code is: there is no git here, and no "
@@ -167,16 +148,7 @@ def check_clean(facts: machines.Machine) -> None:
 
 
 def chosen_name(name: str, folder: Path, facts: machines.Machine) -> str:
-    """Of the recording: the one to resume, or a new one named by the day and the commit.
-
-    Args:
-        name: as asked; empty to resume the newest of this commit, if there is one.
-        folder: of the machine.
-        facts: this machine's.
-
-    Raises:
-        ConfigError: a recording of that name is of another commit or another type of card.
-    """
+    """This name, or without one that of this commit's newest recording, else day and commit."""
     this = facts.commit, facts.device_name
     existing = [Recording.read(path.parent) for path in folder.glob(f"*/{results.DESCRIPTION}")]
     code_and_card = {r.name: (r.runs[-1]["commit"], r.runs[-1]["device_name"]) for r in existing}
@@ -202,12 +174,8 @@ def record(
 ) -> bool:  # fmt: skip
     """Measure units into a recording, a study after the other; whether any failed.
 
-    Args:
-        chosen: what to measure.
-        name: of the recording.
-        minutes: after them no further case begins.
-        run: measures a study's part, and says whether it failed.
-        packed: folder that gets the recording as one file after each study.
+    `run` measures a study's part, and says whether it failed. After so many minutes no further case
+    begins; after each study the folder `packed` gets the recording as one file.
     """
     folder = paths.results_dir() / machines.key() / name
     until, failed = time.time() + 60 * minutes, False

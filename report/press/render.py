@@ -1,13 +1,11 @@
 """Executed notebooks to what is read: the report in HTML and PDF, pages, slides, and figures."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
 
 from fusedlib.bench import paths
-from press.pages import ReportError
 from press.pages.exporters import HTMLExporter, PDFExporter
 from press.pages.outputs import PAPER, shown
 from press.pages.paper import Section, combined
@@ -18,15 +16,6 @@ from press.running.products import copy_path, read_metadata, write_whole
 from press.style import INK, PAPER_INK
 
 FIGURES = paths.ROOT / "figures"
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """Where the products are; `notebooks` maps a notebook's name to its HTML page."""
-
-    html: Path
-    pdf: Path
-    notebooks: dict[str, Path]
 
 
 def sections(config: Config, build: Path) -> list[Section]:
@@ -41,45 +30,28 @@ def sections(config: Config, build: Path) -> list[Section]:
     return parts
 
 
-def render(sections: Sequence[Section], out_dir: Path) -> Rendered:
+def render(sections: Sequence[Section], out_dir: Path) -> list[Path]:
     """Write `report.html`, `report.pdf` and `notebooks/<name>.html` into `out_dir`.
 
     `paper.ipynb`, the notebook that the report is rendered from, is kept beside them. The same
     notebooks give the same bytes. A section that failed, or that has no notebook, appears with its
     error.
-
-    Raises:
-        ReportError: there is no section, a notebook cannot be read, Typst refuses the document.
-        WriteError: a file cannot be written.
     """
-    if not sections:
-        raise ReportError("there is nothing to report: study.toml names no notebook")
     paper = combined(sections)
     write_whole(out_dir / "paper.ipynb", nbformat.writes(paper) + "\n")
-    html, _ = HTMLExporter().from_notebook_node(paper)
-    page = write_whole(out_dir / "report.html", html)
+    page, _ = HTMLExporter().from_notebook_node(paper)
+    written = [write_whole(out_dir / "report.html", page)]
     pdf, _ = PDFExporter().from_notebook_node(paper)
-    rendered = Rendered(page, write_whole(out_dir / "report.pdf", pdf), {})
+    written.append(write_whole(out_dir / "report.pdf", pdf))
     for section in sections:
         if section.notebook is not None:
-            text, _ = HTMLExporter().from_filename(str(section.notebook))
-            path = copy_path(section.name, out_dir).with_suffix(".html")
-            rendered.notebooks[section.name] = write_whole(path, text)
-    return rendered
+            page, _ = HTMLExporter().from_filename(str(section.notebook))
+            write_whole(copy_path(section.name, out_dir).with_suffix(".html"), page)
+    return written
 
 
 def slides(products: Path, out_dir: Path) -> list[Path]:
-    """Write `slides.html` and `slides.pdf`; the same notebooks give the same bytes.
-
-    Args:
-        products: a folder with the executed notebooks, as `replay.executed` leaves them.
-        out_dir: gets the two files.
-
-    Raises:
-        ReportError: the paper lacks what the deck shows, a notebook cannot be read, or a slide's
-            text does not fit.
-        WriteError: a file cannot be written.
-    """
+    """Write `slides.html` and `slides.pdf` of a folder with the executed notebooks."""
     paper = combined(sections(config.load(), products))
     page, _ = SlidesExporter().from_notebook_node(paper)
     pdf, _ = SlidesPDFExporter().from_notebook_node(paper)
@@ -87,11 +59,7 @@ def slides(products: Path, out_dir: Path) -> list[Path]:
 
 
 def figures(products: Path) -> dict[str, str]:
-    """Files of the figures, SVG and the data behind it as CSV, in cells tagged `paper`.
-
-    Raises:
-        ValueError: a figure comes without data, or two have one name.
-    """
+    """Files of the figures, SVG and the data behind it as CSV, in cells tagged `paper`."""
     files: dict[str, str] = {}
     for path in sorted((products / "notebooks").glob("*.ipynb")):
         for output, meaning in shown(path, PAPER):

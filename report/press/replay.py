@@ -38,13 +38,8 @@ class Analysis:
 def analysis_of(notebook: Path, may_lack_rows: bool = False) -> Analysis:
     """Run the cells of a notebook over the rows there are; its measuring cells are left out.
 
-    Args:
-        notebook: its file.
-        may_lack_rows: whether a cell that raises shows nothing, for the rows may be part of those
-            that the notebook asks for; the cells after it run.
-
-    Raises:
-        Exception: whatever a cell raises, otherwise.
+    With `may_lack_rows` a cell that raises shows nothing, and the cells after it run: there may be
+    only part of the rows that the notebook asks for.
     """
     read = nbformat.read(notebook, as_version=4)
     before = len(claims.CLAIMS)
@@ -71,13 +66,7 @@ def analysis_of(notebook: Path, may_lack_rows: bool = False) -> Analysis:
 def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str, list[Claim]]:
     """Notebooks as they execute on the rows of the repository alone, into a folder of products.
 
-    Args:
-        config: the studies, and the frame, which is executed where all of them are.
-        folder: gets `notebooks/<name>.ipynb`, as the runner leaves executed copies.
-        only: names of studies; all for none.
-
-    Returns:
-        The claims that each notebook states, by its name.
+    Without `only` all studies and the frame. Returned are the claims of each notebook by its name.
     """
     stated = {}
     every = [study.name for study in config.studies]
@@ -96,11 +85,6 @@ def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
     """Put what other machines show beside what the leading one does, in an executed notebook.
 
     Of a machine whose recording is not complete, a cell that needs more of its rows shows nothing.
-
-    Args:
-        executed: the notebook with its outputs, changed in place.
-        source: the notebook as it is committed.
-        studies: whose rows it shows.
     """
     leader, *others = beside.shown_machines(studies)
     views = {}

@@ -55,9 +55,6 @@ def register(*names: str, first: int = 0) -> None:
     """Give names their slots in palette and markers, one after another from `first`.
 
     Call it where the names are defined; each name has its slot once, in all figures.
-
-    Raises:
-        ValueError: a name already has another slot.
     """
     for slot, name in enumerate(names, first):
         if _REGISTRY.setdefault(name, slot) != slot:
@@ -113,14 +110,7 @@ _RC = matplotlib.rc_params_from_file(
 def new(height: float = 3.2, ncols: int = 1, nrows: int = 1, **options: Any) -> tuple[Figure, Any]:
     """A figure and its axes, outside pyplot's state; its 6.4 inches fill the PDF's text block.
 
-    Args:
-        height: in inches.
-        ncols: axes side by side.
-        nrows: axes one above another.
-        options: go to `Figure.subplots` (`sharex`, `sharey`, `width_ratios`, `squeeze`, ...).
-
-    Returns:
-        Figure and Axes, or an array of Axes when there are several.
+    Options go to `Figure.subplots` (`sharex`, `sharey`, `width_ratios`, `squeeze`, ...).
     """
     with matplotlib.rc_context(_RC):
         fig = Figure(figsize=(6.4, height), layout="constrained")
@@ -150,11 +140,7 @@ def points(ax: Axes, x: Sequence[float], y: Sequence[float], name: str, **option
 def reference_line(
     ax: Axes, *, x: Any = None, y: Any = None, label: str | None = None, **options: Any
 ) -> None:
-    """A thin dashed grey line: horizontal at `y`, vertical at `x`, or a curve through both.
-
-    Raises:
-        ValueError: neither x nor y is given.
-    """
+    """A thin dashed grey line: horizontal at `y`, vertical at `x`, or a curve through both."""
     drawn: dict[str, Any] = {
         "color": MUTED, "linestyle": (0, (4, 2)), "linewidth": 1.1, "label": label
     } | options  # fmt: skip
@@ -162,10 +148,8 @@ def reference_line(
         ax.plot(x, y, **drawn)
     elif y is not None:
         ax.axhline(y, **drawn)
-    elif x is not None:
-        ax.axvline(x, **drawn)
     else:
-        raise ValueError("give x or y as a number, or both as sequences")
+        ax.axvline(x, **drawn)
 
 
 def text(ax: Axes, x: float, y: float, content: str, **options: Any) -> None:

@@ -9,14 +9,14 @@ notebook gives the same bytes.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import typst as compiler
+import typst
 from nbconvert.exporters import TemplateExporter
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor, ExtractOutputPreprocessor
 from traitlets.config import Config
 
 from fusedlib.bench import paths
 from press.display import TABLE_MIME, header_groups
-from press.pages import ReportError, html, outputs, svg, typst
+from press.pages import ReportError, html, outputs, svg, typst_filters
 from press.pages.preprocessors import Fragments, Headings, Numbers
 from press.style import INK, PAPER_INK
 
@@ -27,23 +27,16 @@ FILTERS = {
         outputs.meaning, outputs.press, outputs.where_it_holds, outputs.plain, outputs.error_title,
         outputs.error_lines, outputs.last_lines, outputs.plain_text, outputs.alternative,
         html.contents, html.font_data, html.highlighted, svg.inline, header_groups,
-        typst.quoted, typst.soft, typst.datatable, typst.width,
+        typst_filters.quoted, typst_filters.soft, typst_filters.datatable, typst_filters.width,
     )
 }  # fmt: skip
 """What our templates ask beside nbconvert's own filters."""
 
 
 class PressExporter(TemplateExporter):
-    """What our exporters share: preprocessors, templates, filters.
+    """What our exporters share: preprocessors, templates, filters."""
 
-    Attributes:
-        target: what Markdown becomes, "html" or "typst".
-        suffix: of the file written.
-        folder: holds the template, `index` with `template_suffix`.
-        steps: what happens to a notebook before its template writes it.
-    """
-
-    target = "html"
+    target = "html"  # what Markdown becomes, or "typst"
     suffix, folder, template_suffix = ".html", "fusedlib_html", ".html.j2"
     steps: ClassVar[list[type]] = [CoalesceStreamsPreprocessor, Headings, Numbers, Fragments]
 
@@ -103,18 +96,14 @@ class PDFExporter(TypstExporter):
     suffix = ".pdf"
 
     def from_notebook_node(self, nb: Any, resources: Any = None, **more: Any) -> tuple[Any, Any]:
-        """The PDF's bytes.
-
-        Raises:
-            ReportError: Typst does not accept the document, with its message.
-        """
+        """The PDF's bytes."""
         source, written = super().from_notebook_node(nb, resources, **more)
         files, written["outputs"] = written["outputs"] or {}, {}
         look = "fusedlib_typst/report.typ"
         try:
             return compiled(source, look, files), written
         except RuntimeError:
-            refused = typst.refused(written, lambda text: compiled(text, look, files))
+            refused = typst_filters.refused(written, lambda text: compiled(text, look, files))
             given = {**(resources or {}), "as_source": refused}
             source, written = super().from_notebook_node(nb, given, **more)
             written["outputs"] = {}
@@ -128,19 +117,14 @@ class PDFExporter(TypstExporter):
 
 
 def compiled(source: str, look: str, files: Mapping[str, bytes]) -> bytes:
-    """The PDF of a Typst source.
+    """The PDF of a Typst source; Typst's message is a RuntimeError.
 
-    Args:
-        source: names files beside it.
-        look: a file of the templates, which stands beside it.
-        files: what else does, by name; drawings get the ink of paper.
-
-    Raises:
-        RuntimeError: Typst's message.
+    Beside the source stand the template that it imports, and files by name; drawings get the ink of
+    paper.
     """
     template = paths.TEMPLATES / look
     project: Any = {"main.typ": source.encode(), template.name: template.read_bytes()}
     for name, content in files.items():
         drawn = name.endswith(".svg")
         project[name] = content.replace(INK.encode(), PAPER_INK.encode()) if drawn else content
-    return compiler.compile(project, ignore_system_fonts=True)
+    return typst.compile(project, ignore_system_fonts=True)

@@ -8,7 +8,7 @@ from typing import Any
 import nbformat
 from nbformat.v4 import new_markdown_cell, new_notebook
 
-from press.pages import ReportError, outputs
+from press.pages import outputs
 from press.pages.outputs import ABSTRACT, APPENDIX, MARKDOWN, PAPER, press, slugify, tags
 from press.pages.preprocessors import parts
 from press.running.config import FRAME
@@ -29,32 +29,12 @@ class Section:
     question: str = ""
 
 
-def load(notebook: Path) -> Any:
-    """An executed notebook.
-
-    Raises:
-        ReportError: there is none, or it is not a notebook.
-    """
-    try:
-        return nbformat.read(notebook, as_version=4)
-    except Exception as error:
-        raise ReportError(
-            f"cannot read {notebook}, which is missing or not a notebook "
-            f"({type(error).__name__}: {str(error)[:120]}); run `make study` again"
-        ) from error
-
-
 def combined(sections: Sequence[Section]) -> Any:
     """All sections as one notebook, which every exporter of ours renders as the paper.
 
-    Args:
-        sections: in the order of the report; the one named "report" is the frame. Its cells tagged
-            `studies`, `details` and `floats` give way to the studies' cells tagged `paper`, to
-            those tagged `appendix`, and to the list of tables and figures. Without a frame the
-            studies stand alone.
-
-    Raises:
-        ReportError: an executed notebook cannot be read.
+    The frame's cells tagged `studies`, `details` and `floats` give way to the studies' cells tagged
+    `paper`, to those tagged `appendix`, and to the list of tables and figures. Without a frame the
+    studies stand alone.
     """
     frame = next((s for s in sections if s.name == FRAME and s.notebook), None)
     studies = [s for s in sections if s.name != FRAME]
@@ -150,7 +130,7 @@ def _ran(section: Section) -> list[Any]:
     """The cells of an executed notebook; a failed one ends with the last cell that ran."""
     if section.notebook is None:
         return []
-    cells = load(section.notebook).cells
+    cells = nbformat.read(section.notebook, as_version=4).cells
     outputs = [o for cell in cells for o in cell.get("outputs", [])]
     if not section.error and not any(o.output_type == "error" for o in outputs):
         return cells

@@ -70,11 +70,7 @@ class SlidesPDFExporter(SlidesExporter):
     target, suffix = "typst", ".slides.pdf"
 
     def from_notebook_node(self, nb: Any, resources: Any = None, **more: Any) -> tuple[Any, Any]:
-        """The PDF's bytes.
-
-        Raises:
-            ReportError: a slide's text does not fit however small; the message names the slide.
-        """
+        """The PDF's bytes."""
         _, written = Exporter.from_notebook_node(self, nb, resources, **more)
         files: dict[str, bytes] = {}
 
@@ -92,12 +88,7 @@ class SlidesPDFExporter(SlidesExporter):
 
 
 def deck(nb: Any) -> list[Slide]:
-    """The slides of the paper's notebook, whose headings and floats are numbered.
-
-    Raises:
-        ReportError: the notebook is no paper, lacks something that the deck shows, or has too many
-            studies.
-    """
+    """The slides of the paper's notebook, whose headings and floats are numbered."""
     if not press(nb).get("paper"):
         raise ReportError("slides are of the whole paper: report/build/paper.ipynb")
     outputs = [output for cell in nb.cells for output in cell.get("outputs", [])]
@@ -118,11 +109,6 @@ def deck(nb: Any) -> list[Slide]:
     origins = [at for at, cell in enumerate(nb.cells) if press(cell).get("role") == "origin"]
     studies = [_study(nb.cells[at - 1 :]) for at in origins]
     for_studies = MOST - 4
-    if len(studies) > 2 * for_studies:
-        raise ReportError(
-            f"{len(studies)} studies do not fit on {MOST} slides, two on each; raise MOST in "
-            "report/press/pages/slides.py"
-        )
     alone = min(len(studies), 2 * for_studies - len(studies))
     shared = [studies[at : at + 2] for at in range(alone, len(studies), 2)]
     table, claims = advice.data[TABLE_MIME], [c for study in studies for c in study["claims"]]

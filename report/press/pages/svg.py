@@ -13,10 +13,7 @@ _NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org
 def inline(svg: str, prefix: str, alt: str) -> str:
     """The `<svg>` element alone, with its own ids, a name for screen readers, and ink that adapts.
 
-    Args:
-        svg: a document by matplotlib or another program.
-        prefix: starts every id, so that clip paths and glyphs of two figures do not meet.
-        alt: alternative text, plain.
+    The prefix starts every id, so that clip paths and glyphs of two figures do not meet.
     """
     head, rest = _element(svg, prefix).split(">", 1)
     rest = re.sub(rf"{INK}|#000000\b", "currentColor", rest, flags=re.IGNORECASE)
@@ -33,11 +30,7 @@ def inline(svg: str, prefix: str, alt: str) -> str:
 
 
 def stacked(parts: Sequence[tuple[str, str]]) -> str:
-    """Drawings below each other as one SVG document, each under its name.
-
-    Args:
-        parts: names and SVG documents with a width and a height in points.
-    """
+    """Drawings below each other as one SVG document, each under its name."""
     wide = at = 0.0
     bodies = []
     for number, (name, svg) in enumerate(parts):

@@ -4,15 +4,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 from jupyter_client import AsyncKernelManager
-from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_core.utils import ensure_event_loop
 
 from fusedlib.bench import paths
@@ -27,18 +25,8 @@ _LONGEST_FOLDER = 70
 class OwnKernelSpecs(KernelSpecManager):
     """Knows one kernel: ipykernel in this very Python, whatever the user's home registers."""
 
-    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-        """The kernel, by whatever name a notebook asks for it."""
-        return KernelSpec(**kernel_spec())
-
-
-def kernel_spec() -> dict[str, Any]:
-    """The kernel as `kernel.json` describes it."""
-    return {
-        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        "display_name": "Python (fusedlib)",
-        "language": "python",
-    }
+    def _kernel_dirs_default(self) -> list[str]:
+        return []
 
 
 def variables() -> dict[str, str]:
@@ -81,9 +69,7 @@ def uninterrupted() -> Iterator[None]:
 def end(manager: AsyncKernelManager, *, politely: bool) -> None:
     """End a kernel and every process that it started; nothing of them is left afterwards.
 
-    Args:
-        manager: the kernel's manager; one that started none is fine.
-        politely: ask the kernel to shut down first, as after a notebook that ran to its end.
+    Politely: the kernel is asked to shut down first, as after a notebook that ran to its end.
     """
     process = getattr(manager.provisioner, "process", None)
     if process is None:

@@ -36,17 +36,12 @@ class Parameter:
     help: str
 
     def check(self, value: Any, where: str) -> Any:
-        """The value as the notebook gets it; whole numbers become floats where floats are meant.
-
-        Raises:
-            ParameterError: the value is of another type or out of bounds.
-        """
+        """The value as the notebook gets it; whole numbers become floats where floats are meant."""
         try:
             value = _fitted(value, self.type)
         except TypeError:
-            raise ParameterError(
-                f"{where}: {self.name} must be {self.type}, not {value!r}"
-            ) from None
+            message = f"{where}: {self.name} must be {self.type}, not {value!r}"
+            raise ParameterError(message) from None
         bounds = _BOUNDS.search(self.help)
         for entry in value if isinstance(value, list) else [value]:
             if bounds and not _within(entry, bounds[1]):
@@ -58,34 +53,22 @@ class Parameter:
     def parse(self, text: str, where: str) -> Any:
         """The value that a text from the command line stands for, checked."""
         value: Any = text
-        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        with contextlib.suppress(ValueError, SyntaxError):  # it is a text
             value = _reading(text.strip(), self.type)
         return self.check(value, where)
 
 
 def read(notebook: Path) -> dict[str, Parameter]:
-    """Parameters of a notebook by name; `profile`, which the runner always passes, is among them.
-
-    Raises:
-        ParameterError: not a notebook, not exactly one tagged cell, a line of it that does not read
-            `name: type = default`, no `profile`.
-    """
+    """Parameters of a notebook by name."""
     try:
         cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     except (ValueError, KeyError, TypeError):
         raise ParameterError(f"{notebook} is not a Jupyter notebook (no JSON with cells)") from None
     tagged = [c for c in cells if TAG in c.get("metadata", {}).get("tags", [])]
     if len(tagged) != 1:
-        raise ParameterError(
-            f"{notebook}: {len(tagged) or 'no'} cells carry the tag '{TAG}'; exactly one must"
-        )
-    parameters = _parse_cell("".join(tagged[0].get("source", "")), notebook)
-    if "profile" not in parameters:
-        raise ParameterError(
-            f"{notebook}: its parameters cell lacks the line "
-            '`profile: str = "quick"  # which profile the rows are filed under`'
-        )
-    return parameters
+        count = len(tagged) or "no"
+        raise ParameterError(f"{notebook}: {count} cells carry the tag '{TAG}'; exactly one must")
+    return _parse_cell("".join(tagged[0]["source"]), notebook)
 
 
 def choose(
@@ -94,29 +77,20 @@ def choose(
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """What each notebook is run with: the profile, the study file's values, the command line's.
 
-    Args:
-        declared: parameters of the selected notebooks.
-        presets: what the study file sets for each.
-        settings: `name=value`, for every selected notebook that has the parameter, or
-            `notebook.name=value`.
-        profile: goes to all.
-
-    Raises:
-        ParameterError: a parameter that a notebook does not have, or a value that does not fit; a
-            setting without `=`, of an unselected notebook, or of `profile`.
+    The last are `name=value`, for every notebook that has the parameter, or `notebook.name=value`.
     """
     chosen: dict[str, dict[str, Any]] = {name: {"profile": profile} for name in declared}
     for name, values in presets.items():
         where = f"study file, {name}, {profile}"
         for key, value in values.items():
-            chosen[name][key] = _parameter(declared[name], key, where).check(value, where)
+            value = _parameter(declared[name], key, where).check(value, where)
+            chosen[name].setdefault(key, value)  # the profile stays the one that was chosen
     for setting in settings:
         target, equals, text = setting.partition("=")
         notebook, dot, key = target.strip().rpartition(".")
-        if not equals or not key:
-            raise ParameterError(f"{setting!r} is no setting; write name=value")
-        if key == "profile":
-            raise ParameterError("profile is not set by SET; use PROFILE=quick or PROFILE=full")
+        if not equals or key in ("", "profile"):
+            advice = "write name=value, and for the profile use PROFILE=quick or PROFILE=full"
+            raise ParameterError(f"{setting!r} is no setting; {advice}")
         if dot and notebook not in declared:
             raise ParameterError(
                 f"{setting!r}: notebook {notebook!r} is unknown or not selected; "
@@ -140,13 +114,8 @@ def _parameter(declared: Mapping[str, Parameter], key: str, where: str) -> Param
 
 
 def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
-    try:
-        body = ast.parse(source).body
-    except SyntaxError as error:
-        raise ParameterError(f"{notebook}: its parameters cell is not Python: {error}") from None
-    lines = source.splitlines()
-    out = {}
-    for statement in body:
+    lines, parameters = source.splitlines(), {}
+    for statement in ast.parse(source).body:
         line = lines[statement.lineno - 1].strip()
         where = f"{notebook}: parameters cell, line {line!r}"
         try:
@@ -163,17 +132,13 @@ def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
             ) from None
         last = lines[(statement.end_lineno or 1) - 1]
         comment = last[statement.end_col_offset or 0 :].partition("#")[2]
-        out[name] = Parameter(name, kind, default, comment.strip())
-        out[name].check(default, where)
-    return out
+        parameters[name] = Parameter(name, kind, default, comment.strip())
+        parameters[name].check(default, where)
+    return parameters
 
 
 def _fitted(value: Any, kind: str) -> Any:
-    """A value of a type, ints turned into floats where meant.
-
-    Raises:
-        TypeError: it is of another type.
-    """
+    """A value of a type, ints turned into floats where meant; of another type a TypeError."""
     if kind not in _SCALARS:
         if type(value) is not list:
             raise TypeError
@@ -190,9 +155,6 @@ def _reading(text: str, kind: str) -> Any:
 
     `sizes=small,medium` is what people write for a list, and `sizes=small` for one of one; a text
     is taken as it is, also one that reads as a number, but for quotes around it.
-
-    Raises:
-        ValueError, SyntaxError, MemoryError, RecursionError: nothing that Python knows.
     """
     if kind not in _SCALARS and not text.startswith("["):
         entries = [entry.strip() for entry in text.split(",") if entry.strip()]

@@ -31,11 +31,7 @@ def read_metadata(copy: Path) -> dict[str, Any]:
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write a file whole or not at all, so that neither a reader nor a full disk leaves half of it.
-
-    Raises:
-        WriteError: disk full, folder not writable.
-    """
+    """Write a file whole or not at all: neither a reader nor a full disk leaves half of it."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,9 +48,5 @@ def write_whole(path: Path, content: str | bytes) -> Path:
 
 
 def check_writable(folder: Path) -> None:
-    """Make a folder, and find out now rather than after an hour that nothing can be written there.
-
-    Raises:
-        WriteError: it cannot be made or written to.
-    """
+    """Make a folder, and learn now, not after an hour, that nothing can be written there."""
     write_whole(folder / "writable", "x" * 4096).unlink()

@@ -7,7 +7,7 @@ does not stop the others; its copy, as far as it came, is kept like any other.
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,21 +31,13 @@ from press.running.products import METADATA, check_writable, copy_path, read_met
 
 @dataclass(frozen=True)
 class Job:
-    """One notebook to run, checked.
-
-    Attributes:
-        name: of the notebook and its executed copy.
-        notebook: its path.
-        parameters: what it is run with.
-        profile: whose parameters they are.
-        reads: studies whose rows it shows; None for all.
-    """
+    """One notebook to run, checked."""
 
     name: str
     notebook: Path
     parameters: Mapping[str, Any]
     profile: str
-    reads: set[str] | None
+    reads: set[str] | None  # studies whose rows it shows; None for all
 
     @property
     def cells(self) -> int:
@@ -66,16 +58,7 @@ class Outcome:
 
 
 def jobs(studies: Sequence[Study], settings: Sequence[str], profile: str) -> list[Job]:
-    """The runs of these studies, with all their parameters checked.
-
-    Args:
-        studies: what to run, in this order; the report's frame, which reads all rows, may be one.
-        settings: `name=value` or `notebook.name=value`, over the study file's values.
-        profile: `"quick"` or `"full"`.
-
-    Raises:
-        ParameterError: a notebook without its parameters cell, an unknown parameter, a wrong value.
-    """
+    """The runs of these studies, with all their parameters checked."""
     declared = {study.name: parameters.read(study.notebook) for study in studies}
     presets = {study.name: study.profiles[profile] for study in studies}
     values = parameters.choose(declared, presets, settings, profile)
@@ -85,10 +68,7 @@ def jobs(studies: Sequence[Study], settings: Sequence[str], profile: str) -> lis
 def run(jobs: Sequence[Job], monitor: Monitor, *, fresh: bool = False) -> list[Outcome]:
     """Run notebooks one after another; those of which nothing changed are kept as they are.
 
-    Raises:
-        WriteError: a copy cannot be written.
-        ResultsError: a file of rows is damaged; nothing has run then.
-        KeyboardInterrupt: ctrl-C; the copy so far is written and the kernel gone.
+    On ctrl-C the copy so far is written and the kernel gone.
     """
     check_writable(copy_path(FRAME).parent)
     check_writable(paths.results_dir())
@@ -115,20 +95,26 @@ def is_unchanged(job: Job) -> bool:
 
 
 def execute(job: Job, monitor: Monitor, *, fresh: bool = False) -> Outcome:
-    """Run one notebook and write its executed copy, whatever happens; raises as `run` does."""
+    """Run one notebook and write its executed copy, whatever happens."""
     before = fingerprint.before_run(job.notebook, job.parameters)
     began = time.monotonic()
     with kernel.private_folder() as name:
         session = _Session(Path(name), monitor)
         with monitor.notebook(job.name, job.cells, session.progress_file):
             status, error, stop = _attempt(job, session, fresh)
-    outcome = Outcome(job.name, status, copy_path(job.name), time.monotonic() - began, error)
+    seconds = time.monotonic() - began
     if status == "ok":
-        outcome = _put_others_beside(job, session, outcome)
+        studies = [job.name] if job.reads is not None else [s.name for s in configs.load().studies]
+        try:
+            replay.show_others(session.notebook, job.notebook, studies)
+        except Exception as failure:
+            described = f"{type(failure).__name__}: {failure}"
+            status, error = "failed", f"on another machine's rows: {described}"
+    outcome = Outcome(job.name, status, copy_path(job.name), seconds, error)
     with kernel.uninterrupted():
         _write_copy(job, session, outcome, [before, fingerprint.rows(job.reads)])
     summary = f"{outcome.status} after {outcome.seconds:.1f} s"
-    monitor.ended(f"{summary}: {outcome.error}" if outcome.error else summary)
+    monitor.say_of_notebook(f"{summary}: {outcome.error}" if outcome.error else summary)
     if stop is not None:
         raise stop
     return outcome
@@ -206,17 +192,6 @@ def _described(kind: str, message: str, cell: int | None) -> str:
     first = (message.strip().splitlines() or [""])[0][:300]
     text = f"{kind}: {first}" if first else kind
     return text if cell is None else f"cell {cell + 1}: {text}"
-
-
-def _put_others_beside(job: Job, session: _Session, outcome: Outcome) -> Outcome:
-    """Put what other recorded machines show beside what the leading one does."""
-    studies = [job.name] if job.reads is not None else [s.name for s in configs.load().studies]
-    try:
-        replay.show_others(session.notebook, job.notebook, studies)
-    except Exception as failure:
-        error = f"on another machine's rows: {type(failure).__name__}: {failure}"
-        return replace(outcome, status="failed", error=error)
-    return outcome
 
 
 def _write_copy(job: Job, session: _Session, outcome: Outcome, made_from: list[str]) -> None:

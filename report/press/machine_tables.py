@@ -19,28 +19,28 @@ _SOFTWARE = {
 }  # fmt: skip
 
 
-def seen() -> pd.DataFrame:
+def runs() -> pd.DataFrame:
     """A line a run: machine, recording, and what `machine.json` says of it."""
-    runs = [
+    lines = [
         {"machine": one.machine, "recording": one.name, "own": one.machine == machines.key()} | run
         for one in results.recordings() for run in one.runs
     ]  # fmt: skip
     columns = dict.fromkeys(["machine", "recording", "own", "began", *_HARDWARE, *_SOFTWARE])
-    return pd.DataFrame(runs, columns=list(columns)).sort_values(["machine", "began"])
+    return pd.DataFrame(lines, columns=list(columns)).sort_values(["machine", "began"])
 
 
 def hardware() -> pd.DataFrame:
     """One row a machine and hardware."""
-    runs = seen()
-    name = runs["machine"].where(~runs["own"].astype(bool), runs["machine"] + " (this one)")
-    rows = runs.assign(machine=name)[list(_HARDWARE)].rename(columns=_HARDWARE)
+    rows = runs()
+    name = rows["machine"].where(~rows["own"].astype(bool), rows["machine"] + " (this one)")
+    rows = rows.assign(machine=name)[list(_HARDWARE)].rename(columns=_HARDWARE)
     rows = rows.assign(**{c: [formatted(v, spec) for v in rows[c]] for c, spec in _SPECS.items()})
     return rows.drop_duplicates().reset_index(drop=True)
 
 
 def software() -> pd.DataFrame:
     """One row a machine and set of versions, with the recordings made with it."""
-    groups = seen().groupby(list(_SOFTWARE), sort=False, dropna=False)["recording"]
+    groups = runs().groupby(list(_SOFTWARE), sort=False, dropna=False)["recording"]
     return groups.agg(_listed).rename("recordings").reset_index().rename(columns=_SOFTWARE)
 
 

@@ -1,5 +1,7 @@
 """Can this Python run the study? Names what is missing, by the names that pip knows.
 
+    python tools/doctor.py --for study|report|test|test-gpu|lint|docs|lab
+
 Imports nothing outside the standard library; what is needed stands in pyproject.toml.
 """
 
@@ -9,8 +11,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable
-
-from fusedlib.bench import paths
+from pathlib import Path
 
 # JupyterLab and widgets are for `make lab`; NVML adds facts, which nothing waits for.
 _LAB_TOOLS, _FACTS = {"ipywidgets", "jupyterlab"}, {"nvidia_ml_py"}
@@ -22,7 +23,7 @@ PURPOSES = ("study", "report", "test", "test-gpu", "lint", "docs", "lab")
 
 def needed(purpose: str) -> dict[str, str]:
     """Requirements of a purpose as pyproject.toml writes them, by normalised name."""
-    text = (paths.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
     project = tomllib.loads(text)["project"]
     extras = project["optional-dependencies"]
     library, dev = _by_name(project["dependencies"]), _by_name(extras["dev"])
@@ -49,8 +50,8 @@ def problems(requirements: dict[str, str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Check and report; 0 when nothing is missing, else 2."""
-    parser = argparse.ArgumentParser(prog="python -m press doctor", description=__doc__)
+    """0 when nothing is missing, else 2."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--for", dest="purpose", choices=PURPOSES, default="study")
     parser.add_argument("--quiet", action="store_true", help="say nothing where all is there")
     options = parser.parse_args(arguments)
@@ -94,3 +95,7 @@ def _problem(name: str, line: str) -> str | None:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
