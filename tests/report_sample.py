@@ -84,7 +84,7 @@ def stated(
     }  # fmt: skip
     standings = [here, recorded | standing]
     return lambda: display.claim(
-        sentence, "", name, headline=True, study="01_good", numbers={}, standings=standings
+        sentence, "", name, headline="Found", study="01_good", numbers={}, standings=standings
     )
 
 

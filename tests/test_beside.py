@@ -266,12 +266,12 @@ def test_what_is_not_of_a_kind_stays_as_it_is():
     printed = nbformat.v4.new_output("stream", name="stdout", text="1 ms")
     own = outputs_of(
         lambda: display.claim(
-            "It is 1.", "", "c", headline=True, study="x", numbers={}, standings=[]
+            "It is 1.", "", "c", headline="Found", study="x", numbers={}, standings=[]
         )
     )
     others = outputs_of(
         lambda: display.claim(
-            "It is 2.", "", "c", headline=True, study="x", numbers={}, standings=[]
+            "It is 2.", "", "c", headline="Found", study="x", numbers={}, standings=[]
         )
     )
     before = copy.deepcopy([printed, *own, prose("3")])

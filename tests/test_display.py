@@ -81,7 +81,7 @@ def test_a_panel_without_data_says_so():
 def test_one_output_with_its_meaning_each() -> None:
     outputs = outputs_of(
         lambda: display.prose("*p*"),
-        lambda: display.claim("a", "b", "c", headline=True, study="x", numbers={}, standings=[]),
+        lambda: display.claim("a", "b", "c", headline="Found", study="x", numbers={}, standings=[]),
         lambda: display.table(narrow(), caption="c", name="t"),
         lambda: display.figure(curves(), caption="c", alt="falls", name="f"),
     )

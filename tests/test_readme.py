@@ -11,7 +11,7 @@ from press import cli, display, headlines, replay
 README = f"# Title\n\nbefore\n{headlines.BEGIN}\nold\n{headlines.END}\nafter\n"
 
 
-def stated(study: str, sentence: str, headline: bool = True, held: int = 3, others: int = 0):
+def stated(study: str, sentence: str, headline: str = "Fast", held: int = 3, others: int = 0):
     card = {"label": "H200", "own": False, "measured": 3, "count": f"{held} of 3"}
     other = {"label": "H100", "own": False, "measured": others, "count": "1 of 1"}
     mine = {"label": "me", "own": True, "measured": 1, "count": "1 of 1"}
@@ -24,18 +24,18 @@ def stated(study: str, sentence: str, headline: bool = True, held: int = 3, othe
 CLAIMS = [
     stated("one", r"It takes 3 ms, \1."),
     stated("one", "It holds little.", held=2, others=1),
-    stated("two", "Nobody reads this.", headline=False),
+    stated("two", "Nobody reads this.", headline=""),
     stated("two", "It is exact."),
 ]
 
 
 def test_block_has_the_headlines_and_counts_the_recorded_machines_alone():
     assert headlines.readme_block(CLAIMS).splitlines()[1:-1] == [
-        "| | Claim | Holds in |",
-        "| --- | --- | --- |",
-        r"| [One](notebooks/one.ipynb) | It takes 3 ms, \1. | H200: 3 of 3 |",
-        "|  | It holds little. | H200: 2 of 3; H100: 1 of 1 |",
-        "| [Two](notebooks/two.ipynb) | It is exact. | H200: 3 of 3 |",
+        "| | Finding | In numbers | Holds in |",
+        "| --- | --- | --- | --- |",
+        r"| [One](notebooks/one.ipynb) | **Fast** | It takes 3 ms, \1. | H200: 3 of 3 |",
+        "|  | **Fast** | It holds little. | H200: 2 of 3; H100: 1 of 1 |",
+        "| [Two](notebooks/two.ipynb) | **Fast** | It is exact. | H200: 3 of 3 |",
     ]
 
 

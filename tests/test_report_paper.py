@@ -237,7 +237,7 @@ def test_slides_show_every_study_with_its_headlines_and_each_machine_s_standing(
             assert recorded, f"{claim.study}/{claim.name} is measured nowhere"
             places = [f"{v['text']} on the {v['label']}" for v in recorded]
             standing = ", ".join(places) if len(places) > 1 else recorded[0]["text"]
-            assert f"{sentence} {standing}" in shown
+            assert f"{claim.headline}. {sentence} {standing}" in shown
     assert "not recorded yet" not in shown and "error in the claim" not in shown
 
 

@@ -125,7 +125,7 @@ class Claim:
     selection: pd.DataFrame
     rule: Rule
     template: str
-    headline: bool = False
+    headline: str = ""
     repeats: str = MEASURED
     standings: list[Standing] = field(default_factory=list)
 
@@ -218,14 +218,15 @@ CLAIMS: list[Claim] = []
 
 
 def claim(
-    name: str, selection: pd.DataFrame, *, headline: bool = False, repeats: str = MEASURED
+    name: str, selection: pd.DataFrame, *, headline: str = "", repeats: str = MEASURED
 ) -> Callable[[Rule], Claim]:
     """State a claim over a plain selection of raw rows, evaluate it, and show it.
 
     Args:
         name: anchor, of lower-case letters, digits and dashes; unique in a study.
         selection: rows that it rests on, all statuses among them: also what `make record` measures.
-        headline: whether it stands in the table on page one and in the README.
+        headline: the finding in a few words and no number, without a full stop, where it stands in
+            the table on page one, the README and the slides.
         repeats: what another recording repeats: "measured", or, where the result is the same by
             nature, "counted" (bytes) or "same seeds" (a replay of the same random numbers).
     """

@@ -54,8 +54,8 @@ def table() -> pd.DataFrame:
     for claim in (c for c in read_claims() if c.headline):
         here = counts(claim, own=True)
         held = counts(claim, own=False) + (f"; here {here}" if here != MISSING else "")
-        lines.append((claim.title, with_units(plain_text(claim.sentence)), held))
-    return pd.DataFrame(lines, columns=["study", "claim", "holds in"])
+        lines.append((claim.title, claim.headline, with_units(plain_text(claim.sentence)), held))
+    return pd.DataFrame(lines, columns=["study", "finding", "in numbers", "holds in"])
 
 
 def filled(words: str) -> str:
@@ -75,11 +75,12 @@ def readme_block(stated: Iterable[Any], regimes: Mapping[str, Any] | None = None
 
     A table of regimes follows, as `display.table_json` has it, if somebody recorded it.
     """
-    lines = ["| | Claim | Holds in |", "| --- | --- | --- |"]
+    lines = ["| | Finding | In numbers | Holds in |", "| --- | --- | --- | --- |"]
     before = None
     for claim in (c for c in stated if c.headline):
         link = f"[{claim.title}](notebooks/{claim.study}.ipynb)" if claim.study != before else ""
-        lines.append(f"| {link} | {claim.sentence} | {counts(claim, own=False)} |")
+        cells = link, f"**{claim.headline}**", claim.sentence, counts(claim, own=False)
+        lines.append(f"| {' | '.join(cells)} |")
         before = claim.study
     if regimes:
         rules = [":--" if side == "left" else "--:" for side in regimes["align"]]

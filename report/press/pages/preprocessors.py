@@ -183,7 +183,7 @@ def markdown_of(cell: Any) -> Iterator[tuple[Any, str, bool]]:
     for output in cell.get("outputs", []):
         data = output.get("data", {})
         content = data.get(TABLE_MIME) or meaning(output)
-        names = [name for name in ("sentence", "caption", "note") if content.get(name)]
+        names = [name for name in ("headline", "sentence", "caption", "note") if content.get(name)]
         yield from ((content, name, True) for name in names)
         if MARKDOWN in data and not names:
             yield data, MARKDOWN, False

@@ -153,7 +153,8 @@ def _study(cells: Sequence[Any]) -> dict[str, Any]:
     own = takewhile(lambda cell: not _is_section(cell), rest)
     outputs = [output for cell in own for output in cell.get("outputs", [])]
     claims = [
-        {"sentence": _with_bold_numbers(claim), "example": _example(claim),
+        {"headline": claim.headline, "sentence": _with_bold_numbers(claim),
+         "example": _example(claim),
          "standing": f"{_summary(claim)} · `{claim.study}/{claim.name}`"}
         for claim in map(meaning, outputs) if claim.get("kind") == "claim" and claim.headline
     ]  # fmt: skip
