@@ -12,6 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.autograd import grad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import decoder_layer_checks
 import hopper_checks
@@ -211,12 +212,16 @@ def rope_both() -> None:
 
 @run("decoder-layer")
 def decoder_layer() -> None:
-    """With norms of q and k, and without; the last tiles are ragged."""
+    """With norms of q and k, and without; the last tiles are ragged.
+
+    Attention by plain products: cuDNN's kernels have races and barriers of their own.
+    """
     for name, head_dim in (("Llama", 40), ("Qwen3", 24)):
         plain, patched = decoder_layer_checks.pair("cuda", name=name, head_dim=head_dim)
         ids, labels = llama_models.tokens("cuda")
-        assert decoder_layer_checks.whole_layers(patched, ids, labels=labels)[0]
-        assert not llama_models.misses_of(plain, patched, ids, labels)
+        with sdpa_kernel(SDPBackend.MATH):
+            assert decoder_layer_checks.whole_layers(patched, ids, labels=labels)[0]
+            assert not llama_models.misses_of(plain, patched, ids, labels)
 
 
 def main(names: list[str]) -> None:
