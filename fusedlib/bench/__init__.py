@@ -13,7 +13,8 @@
     print(check.misses(own, plain, x.dtype))
 
 The ratio is how many times as fast as theirs mine is, with its interval. `operation` and `race` do
-both, with gradients, and leave a row whatever becomes of a case; they want the extra `bench`.
+both, with gradients, refuse what is too good to be true (`alarms`), and leave a row whatever
+becomes of a case; they want the extra `bench`.
 
 A rival is one decorated function (`rivals`); a study lists its cases, flat dictionaries (`cases`).
 `race` holds every rival against the reference (`check`), then times all in turns (`timing`), from

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fusedlib.bench import check, rivals
+from fusedlib.bench import alarms, check, rivals
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Figures, Turn, workload_turn
 from fusedlib.bench.rivals import Rival, Workload
@@ -70,6 +70,7 @@ class Operation:
         work, required = one.build(inputs), required_results(inputs)
         figures = {"path": work.path, **one.facts()}
         figures |= self.error_figures(one, check.results_of(work, inputs.dy), required)
+        alarms.require_computed(work, inputs.leaves())
 
         def turn(timed: Case) -> Turn:
             names = ["y"] if timed["direction"] == "forward" else required

@@ -3,7 +3,7 @@
 A study says what its cases are and makes a `Setup` of them: one problem with its inputs and its
 truth. A rival is checked once on a setup; cases that differ in their rival alone are timed
 together, a `Turn` after the other, so that drift hits all alike. Each case gets a row, whatever
-happens.
+happens. What is too good to be true gets a row without a time (`alarms`).
 
 Ways to launch:
 
@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fusedlib.bench import cuda_graphs, machine, timing
+from fusedlib.bench import alarms, cuda_graphs, machine, timing
 from fusedlib.bench.attempt import Attempt, Unavailable, forget_compiled, free_memory
 from fusedlib.bench.cases import Case, differing, label
 from fusedlib.bench.progress import progress
@@ -230,7 +230,12 @@ class _Clock:
             flush_l2=calls == 1 and self.spec.bursts, prepare=partial(self._prepare, calls),
             calls=calls, seconds=self.spec.seconds, most=self.spec.most,
         )  # fmt: skip
-        return {name: times_of.figures() for name, times_of in times.items()}
+        measured = {name: times_of.figures() for name, times_of in times.items()}
+        flops = self.spec.work(self.case).get("flops", 0)
+        for name, figures in measured.items():
+            self.last = name
+            alarms.require_possible_time(figures["median_ms"], flops, device)
+        return measured
 
     def _burst_size(self) -> tuple[int, float]:
         """As many calls a sample as make `BURST_MS` for the fastest; and the ms of a round. One

@@ -5,15 +5,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.statistics import Interval, paired_ratio, summarize
 
 # Twice the largest L2 of today's cards (an H200 has 60 MB, a B200 126 MB).
 L2_FLUSH_BYTES = 256 * 2**20
+TRIES = 5  # the host may be held up in some
+LATE_MS, LATE_SHARE = 0.5, 0.1
 
 
 class Clock:
@@ -140,6 +144,8 @@ def in_turns(
 
     Raises:
         ValueError: no work, negative warm-up, or less than one repetition or call.
+        Wrong: a callable's work runs on another stream, which the clock does not see. Looked for
+            where there is a warm-up.
     """
     if not work or warmup < 0 or repetitions < 1 or calls < 1:
         raise ValueError(
@@ -151,6 +157,8 @@ def in_turns(
     buffer = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device=device) if on_cuda else None
     samples: dict[str, list[float]] = {name: [] for name in work}
     parts: dict[str, dict[str, list[float]]] = {name: {} for name in work}
+    for name, call in work.items() if on_cuda and warmup else ():
+        _require_current_stream(call, device, partial(prepare, name) if prepare else lambda: None)
     begin = time.perf_counter()
     for index in range(warmup + max(repetitions, most or 0)):
         marks: dict[str, Any] = {}
@@ -182,6 +190,32 @@ def in_turns(
         )
         for name in work
     }  # fmt: skip
+
+
+def _require_current_stream(
+    call: Callable[[], object], device: torch.device | str, prepare: Callable[[], object]
+) -> None:
+    """Look whether the device is done when the current stream is; what is short is not seen.
+
+    Raises:
+        Wrong: in every try it went on for half a millisecond and a tenth of the time until then.
+    """
+    late_ms = 0.0
+    for _ in range(TRIES):
+        prepare()
+        synchronize(device)
+        begin = time.perf_counter()
+        call()
+        torch.cuda.current_stream(device).synchronize()
+        seen = time.perf_counter()
+        synchronize(device)
+        late_ms = 1e3 * (time.perf_counter() - seen)
+        if late_ms <= max(LATE_MS, LATE_SHARE * 1e3 * (seen - begin)):
+            return
+    raise Wrong(
+        f"the device worked on for {late_ms:.2g} ms after the current stream was done: the work "
+        "runs on another stream, which the clock does not see; let the current stream wait for it"
+    )
 
 
 def _parts(returned: object) -> dict[str, float]:

@@ -1,0 +1,164 @@
+"""What is too good to be true is refused with a reason, and gets no time."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusedlib.bench import alarms, machine, rivals, timing
+from fusedlib.bench.attempt import Wrong
+from fusedlib.bench.race import race
+from fusedlib.bench.results import Recorder
+from fusedlib.bench.rivals import Workload
+from fusedlib.reference import swiglu_mlp
+from measure import swiglu
+
+H100 = 4096 * 132 * 1980e6  # FLOP/s of its tensor cores at its highest clock
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch):
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+
+
+def raced(tmp_path, provider: str):
+    recorder = Recorder("03_x", profile="quick", directory=tmp_path)
+    options = {"dtype": "float32", "device": "cpu", "repetitions": 3}
+    cases = swiglu.cases([(37, 45, 83)], ["eager", provider], directions=["forward"], **options)
+    race(recorder, swiglu.RACE, cases)
+    return recorder.rows().set_index("provider")
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_rival_that_keeps_its_output_is_refused(tmp_path, keeps):
+    kept: dict[int, Tensor] = {}
+
+    class Layer(torch.autograd.Function):
+        """All gradients are right; the output is computed once for each address of x."""
+
+        @staticmethod
+        def forward(ctx, *operands):
+            ctx.save_for_backward(*operands)
+            if not keeps:
+                kept.clear()
+            return kept.setdefault(operands[0].data_ptr(), swiglu_mlp(*operands)).clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            operands = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+            with torch.enable_grad():
+                return torch.autograd.grad(swiglu_mlp(*operands), operands, dy)
+
+    @rivals.rival("swiglu", "rival")
+    def build(inputs) -> Workload:
+        """As the test has it."""
+        leaves = inputs.leaves()
+        return Workload(lambda: Layer.apply(*leaves.values()), leaves)
+
+    rows = raced(tmp_path, "rival")
+    assert rows.loc["eager", "status"] == "ok"
+    assert rows.loc["rival", "status"] == ("wrong" if keeps else "ok")
+    if keeps:
+        assert "it was kept from another call and not computed" in rows.loc["rival", "reason"]
+        assert not rows.loc["rival", "median_ms"] > 0
+
+
+def test_operands_are_as_they_were_and_those_that_cannot_change_raise_no_alarm():
+    x = torch.randn(5, 3, requires_grad=True)
+    old = x.detach().clone()
+    alarms.require_computed(Workload(lambda: 2 * x, {"x": x}), {"x": x})
+    assert torch.equal(x, old)
+    assert x.grad is None
+    same = {"ones": torch.ones(4, 2), "shared": torch.randn(1, 2).expand(4, 2)}
+    alarms.require_computed(Workload(lambda: torch.ones(()), {}), same)
+
+
+@pytest.fixture
+def on_h100(monkeypatch):
+    """This machine's card is an H100."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    facts = SimpleNamespace(max_sm_clock_mhz=1980)
+    monkeypatch.setattr(machine, "describe", lambda: facts)
+
+
+@pytest.mark.usefixtures("on_h100")
+def test_more_flops_than_the_card_can_do_are_refused_and_fewer_are_not():
+    assert alarms.most_flops_per_s("cuda") == pytest.approx(H100)
+    assert alarms.most_flops_per_s("cpu") is None
+    alarms.require_possible_time(1.0, 0.7 * H100 / 1e3, "cuda")
+    alarms.require_possible_time(1e-9, 1e15, "cpu")
+    with pytest.raises(Wrong, match=r"1.39e\+12 FLOPs in 1 ms are 1.39e\+03 TFLOP/s, more than"):
+        alarms.require_possible_time(1.0, 1.3 * H100 / 1e3, "cuda")
+
+
+def test_an_unknown_card_refuses_no_time(on_h100, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (99, 0))
+    alarms.require_possible_time(1e-9, 1e15, "cuda")
+
+
+def test_an_impossible_time_is_a_row_without_a_time_and_the_others_are_timed(tmp_path, monkeypatch):
+    in_turns = timing.in_turns
+
+    def with_one_impossible(work, **options):
+        times = in_turns(work, **options)
+        impossible = timing.Timing((1e-9, 1e-9, 1e-9), 1, False)
+        return {name: impossible if name == "eager" else t for name, t in times.items()}
+
+    monkeypatch.setattr(timing, "in_turns", with_one_impossible)
+    monkeypatch.setattr(alarms, "most_flops_per_s", lambda device: H100)
+
+    @rivals.rival("swiglu", "mine")
+    def build(inputs) -> Workload:
+        """The reference."""
+        leaves = inputs.leaves()
+        return Workload(lambda: swiglu_mlp(**leaves), leaves)
+
+    rows = raced(tmp_path, "mine")
+    assert rows["status"].to_dict() == {"eager": "wrong", "mine": "ok"}
+    assert "not all was computed, or the clock did not see all" in rows.loc["eager", "reason"]
+
+
+@pytest.mark.parametrize("holdups", [1, timing.TRIES])
+def test_work_on_another_stream_is_refused_and_a_host_held_up_once_is_not(monkeypatch, holdups):
+    left = [0.02] * holdups  # seconds that the device works on, a try
+    late = []
+
+    def call() -> None:
+        late.append(left.pop() if left else 0.0)
+
+    monkeypatch.setattr(timing, "synchronize", lambda device: time.sleep(late.pop() if late else 0))
+    stream = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    if holdups == 1:
+        timing._require_current_stream(call, "cuda", lambda: None)
+    else:
+        with pytest.raises(Wrong, match="ms after the current stream was done"):
+            timing._require_current_stream(call, "cuda", lambda: None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_clock_on_another_stream_is_refused(waits):
+    side = torch.cuda.Stream()
+    x = torch.randn(4096, 4096, device="cuda")
+
+    def call() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(8):
+                torch.mm(x, x)
+        if waits:
+            torch.cuda.current_stream().wait_stream(side)
+
+    clocked = {"device": "cuda", "warmup": 1, "repetitions": 3, "flush_l2": False}
+    if waits:
+        timing.in_turns({"mine": call}, **clocked)
+    else:
+        with pytest.raises(Wrong, match="runs on another stream"):
+            timing.in_turns({"mine": call}, **clocked)
