@@ -79,8 +79,8 @@ def readme_block(stated: Iterable[Any], regimes: Mapping[str, Any] | None = None
     before = None
     for claim in (c for c in stated if c.headline):
         link = f"[{claim.title}](notebooks/{claim.study}.ipynb)" if claim.study != before else ""
-        cells = link, f"**{claim.headline}**", claim.sentence, counts(claim, own=False)
-        lines.append(f"| {' | '.join(cells)} |")
+        line = link, f"**{claim.headline}**", claim.sentence, counts(claim, own=False)
+        lines.append(f"| {' | '.join(line)} |")
         before = claim.study
     if regimes:
         rules = [":--" if side == "left" else "--:" for side in regimes["align"]]
