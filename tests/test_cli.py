@@ -39,6 +39,7 @@ def call(*arguments: object, config: Path | None = STUDY_FILE):
     [
         (["--profile", "fast"], "profile 'fast' is unknown; known: auto, quick, full"),
         (["--only", "03_x"], "notebook '03_x' is unknown; known: run_fails, run_ok, run_dies"),
+        (["--only", " run_ok run_x,"], "notebook 'run_x' is unknown"),
         (["--set", "count=99"], "count must be in [1..10], but 99 is not"),
     ],
 )

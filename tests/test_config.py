@@ -66,21 +66,30 @@ def test_frame_is_relative_to_the_file(load, tmp_path):
     assert load(GOOD).frame.notebook == paths.REPORT / "report.ipynb"
     with pytest.raises(ConfigError, match=r"paper/gone.ipynb does not exist"):
         load('frame = "paper/gone.ipynb"\n' + GOOD)
+    with pytest.raises(ConfigError, match=r"the notebook .*3 does not exist"):
+        load("frame = 3\n" + GOOD)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("title =", "titel =", r"unexpected keyword argument 'titel'"),
-        ("[[study]]", "[[studies]]", r"KeyError, 'study'"),
-        ("full = {count = 5}", "", r"missing 1 required keyword-only argument: 'full'"),
+        ("title =", "titel =", r"has name, title, question, .* not so {.*'titel': 'Works'"),
+        ("[[study]]", "[[studies]]", r"a \[\[study\]\] has name, title, .* not so {}"),
+        ("full = {count = 5}", "", r"tables of parameters, quick, full, .* not so"),
+        ("quick = {}", "quick = 3", r"tables of parameters, quick, full, .* not so {.*'quick': 3"),
         ('name = "run_ok"', 'name = "run_gone"', r"run_gone.ipynb does not exist"),
-        ("[[study]]", "[[study", r"TOMLDecodeError"),
+        ("[[study]]", "[[study", r"study.toml cannot be read: Expected .* \(at line 2"),
     ],
 )
 def test_a_faulty_file_is_refused_with_the_reason(load, old, new, message):
     with pytest.raises(ConfigError, match=message):
         load(GOOD.replace(old, new))
+
+
+@pytest.mark.parametrize("text", ["", "study = []", "study = 3", "study = [3]"])
+def test_a_file_without_a_study_is_refused(load, text):
+    with pytest.raises(ConfigError, match=r"a \[\[study\]\] has name, title, question, "):
+        load(text)
 
 
 def test_a_study_reads_its_own_rows_and_those_of_the_studies_that_its_cells_name(load):
@@ -92,7 +101,7 @@ def test_a_study_reads_its_own_rows_and_those_of_the_studies_that_its_cells_name
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"none.toml is no study file: FileNotFoundError"):
+    with pytest.raises(ConfigError, match=r"none.toml cannot be read: No such file"):
         config.load(tmp_path / "none.toml")
 
 

@@ -53,6 +53,7 @@ def test_a_faulty_parameters_cell_is_refused(name, message):
         ('count: int = "two"', "count must be int, not 'two'"),
         ("count: int = 20  # [1..10]", r"must be in \[1..10\], but 20 is not"),
         ("import os", "must read `name: type = default"),
+        ("count: int = (1", r"made.ipynb: parameters cell: '\(' was never closed"),
     ],
 )
 def test_a_faulty_line_is_refused(tmp_path, line, message):

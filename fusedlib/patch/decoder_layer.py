@@ -19,7 +19,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from operator import attrgetter, contains, is_not, itemgetter, methodcaller
+from operator import attrgetter, contains, is_not, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -48,10 +48,7 @@ from fusedlib.kernels.rope import normed_rope_bwd, normed_rope_fwd, rope_call
 from fusedlib.patch import qkv
 
 METADATA = attrgetter("shape", "dtype", "device")
-EPS = itemgetter("variance_epsilon")
-# A module's parameters lack what others compute for it: a parametrization, DataParallel, FSDP.
-MISSING = object()
-WEIGHT, BIAS = (methodcaller("get", name, MISSING) for name in ("weight", "bias"))
+WEIGHT, BIAS, EPS = map(itemgetter, ("weight", "bias", "variance_epsilon"))
 PARAMETERS = frozenset((Parameter, type(None)))
 
 
@@ -136,7 +133,11 @@ class LayerModules:
         )
 
     def are_plain(self) -> bool:
-        """Whether calls of all modules would compute what their classes do and nothing else."""
+        """Whether calls of all modules would compute what their classes do and nothing else.
+
+        Raises:
+            KeyError: a bias is no parameter of its module.
+        """
         modules = self._modules
         return not (
             any(map(any, map(internals.own_hooks, modules)))
@@ -148,7 +149,10 @@ class LayerModules:
 
     def weights(self) -> tuple[list[Any], list[Any]]:
         """Of norm, q, k, v, o, norm, gate, up, down, and the norms of q and k, where heads have
-        them; biases of q, k and v, each or None. MISSING is what is no parameter of its module.
+        them; biases of q, k and v, each or None.
+
+        Raises:
+            KeyError: one is no parameter of its module.
         """
         return [*map(WEIGHT, self._parameters)], [*map(BIAS, self._may_have_bias)]
 
@@ -161,9 +165,14 @@ def run_layer(
     modules = layer.__dict__.get("_layer_modules")
     if modules is None or not modules.are_current(layer):
         modules = layer.__dict__["_layer_modules"] = LayerModules(layer)
-    if not modules.are_supported or position_embeddings is None or not modules.are_plain():
+    if not modules.are_supported or position_embeddings is None:
         return None
-    weights, biases = modules.weights()
+    try:
+        if not modules.are_plain():
+            return None
+        weights, biases = modules.weights()
+    except KeyError:  # a parametrization, DataParallel or FSDP computes it
+        return None
     plan = plan_for_call(x, position_embeddings, weights, biases, modules)
     if plan is None:
         return None

@@ -304,7 +304,7 @@ def _run(
 
 
 def _names(only: str) -> list[str]:
-    return [name.strip() for name in only.split(",") if name.strip()]
+    return only.replace(",", " ").split()
 
 
 def _print_links(written: Sequence[Path]) -> None:

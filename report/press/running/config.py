@@ -16,6 +16,8 @@ STATIC = "FUSEDLIB_STATIC"
 """Set by the runner: no reader is there to move a widget."""
 # The published tables were measured on a card of 80 GB; their largest size needs that much.
 FULL_MEMORY_BYTES = 80e9
+_TEXTS = "name", "title", "question"
+_KEYS: dict[str, type] = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(PROFILES, dict)}
 
 
 class ConfigError(ValueError):
@@ -78,11 +80,20 @@ def load(path: Path | None = None) -> Config:
     """A study file, by default `notebooks/study.toml`."""
     path = path or paths.NOTEBOOKS / "study.toml"
     try:
-        data = {"frame": paths.REPORT / "report.ipynb"} | tomllib.loads(path.read_text("utf-8"))
-        studies = tuple(_study(path.parent, **table) for table in data["study"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is no study file: {type(error).__name__}, {error}") from None
-    notebook = (path.parent / data["frame"]).resolve()
+        data = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} cannot be read: {why}") from None
+    tables = data.get("study") or {}
+    tables = tables if isinstance(tables, list) else [tables]
+    for table in tables:
+        if not isinstance(table, dict) or {key: type(table[key]) for key in table} != _KEYS:
+            raise ConfigError(
+                f"{path}: a [[study]] has {listed(_TEXTS)}, which are texts, and tables of "
+                f"parameters, {listed(PROFILES)}, and nothing else; not so {table}"
+            )
+    studies = tuple(_study(path.parent, **table) for table in tables)
+    notebook = (path.parent / str(data.get("frame", paths.REPORT / "report.ipynb"))).resolve()
     frame = Study(FRAME, "Report", "", notebook, {profile: {} for profile in PROFILES})
     for study in (*studies, frame):
         if not study.notebook.is_file():
@@ -90,9 +101,8 @@ def load(path: Path | None = None) -> Config:
     return Config(studies, frame)
 
 
-def _study(folder: Path, *, name: str, title: str, question: str, quick: Any, full: Any) -> Study:
-    """A table of the study file; a key that is unknown or missing is a TypeError."""
-    return Study(name, title, question, folder / f"{name}.ipynb", {"quick": quick, "full": full})
+def _study(folder: Path, name: str, title: str, question: str, **profiles: Any) -> Study:
+    return Study(name, title, question, folder / f"{name}.ipynb", profiles)
 
 
 def choose_profile(name: str) -> tuple[str, str]:

@@ -115,7 +115,11 @@ def _parameter(declared: Mapping[str, Parameter], key: str, where: str) -> Param
 
 def _parse_cell(source: str, notebook: Path) -> dict[str, Parameter]:
     lines, parameters = source.splitlines(), {}
-    for statement in ast.parse(source).body:
+    try:
+        body = ast.parse(source).body
+    except SyntaxError as error:
+        raise ParameterError(f"{notebook}: parameters cell: {error}") from None
+    for statement in body:
         line = lines[statement.lineno - 1].strip()
         where = f"{notebook}: parameters cell, line {line!r}"
         try:
