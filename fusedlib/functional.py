@@ -14,7 +14,7 @@ backward. So do transforms of `torch.func` and forward-mode derivatives.
 `fusedlib.kernels.host.route` decides which code runs, and `plan_cache` beside it keeps its plans.
 In plain eager mode `fusedlib.kernels.host.autograd` runs the plan. Where something watches
 operators (torch.compile, a dispatch mode, a tensor subclass) the registered ones of
-`fusedlib.kernels.host.ops` do the same; a forward through them costs the host 25 µs more.
+`fusedlib.kernels.host.mlp_operators` do the same; a forward through them costs the host 25 µs more.
 """
 
 from __future__ import annotations
@@ -229,13 +229,13 @@ def _run_operator(
     activation: str, save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None,
     w_down: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    from fusedlib.kernels.host import ops
+    from fusedlib.kernels.host import mlp_operators
 
     # gate|up is stored where a gradient may be asked for.
     wants_gradient = any(t.requires_grad for t in present(x, w_gate, w_up, w_down))
     saves = save == "gate_up" and wants_gradient and torch.is_grad_enabled()
     matrix = x.reshape(-1, x.shape[-1])
-    result, _ = ops.swiglu_mlp(matrix, w_gate, w_up, w_down, activation, saves)
+    result, _ = mlp_operators.swiglu_mlp(matrix, w_gate, w_up, w_down, activation, saves)
     return result.reshape(*x.shape[:-1], result.shape[-1])
 
 

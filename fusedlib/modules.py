@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fusedlib.arguments import require_number, require_size, require_tensors
 from fusedlib.functional import SAVES, gated_mlp, gelu_name
-from fusedlib.fused import LINEAR_FORWARDS, Fused, full_name, has_hooks, plain_weights
+from fusedlib.fused_class import LINEAR_FORWARDS, Fused, full_name, has_hooks, plain_weights
 from fusedlib.kernels.host.problem import ACTIVATIONS
 from fusedlib.kernels.operands import CASTS
 from fusedlib.loss import _check_numbers, linear_cross_entropy

@@ -27,7 +27,7 @@ from torch.nn.functional import linear, silu
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.rivals import Workload, rival
 from measure.anatomy import BLOCK, TASK, block_of
-from measure.problems import Inputs
+from measure.mlp_problem import Inputs
 
 # Triton's interpreter runs the kernels on the CPU: for tests.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from fusedlib.kernels import rows
+from fusedlib.kernels import row_launches
 from rewritten import rewritten
 
 # What stands in the kernels' files, and what shall.
@@ -65,7 +65,7 @@ def put(
     New tensors are NaN, so that what nobody writes is not right by chance.
     """
     broken = rewritten(monkeypatch, folder, module, *fault, times=None)
-    monkeypatch.setattr(rows, "_LAUNCHES", {})
+    monkeypatch.setattr(row_launches, "_LAUNCHES", {})
     for name in [n for n in vars(module) if n.endswith("_kernel")]:
         monkeypatch.setattr(module, name, getattr(broken, name))
     empty, like = torch.Tensor.new_empty, torch.empty_like

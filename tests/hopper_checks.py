@@ -10,7 +10,7 @@ from torch.nn.functional import silu
 
 from fusedlib import reference
 from fusedlib.bench import check
-from measure.problems import SwiGLUProblem, draw
+from measure.mlp_problem import SwiGLUProblem, draw
 
 hopper = pytest.importorskip("fusedlib.kernels.hopper")
 

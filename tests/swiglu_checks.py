@@ -19,7 +19,7 @@ from fusedlib.bench import check
 from fusedlib.bench.rivals import Workload
 from fusedlib.functional import SAVES, geglu_mlp, swiglu, swiglu_mlp
 from gradient_checks import close, same
-from measure.problems import Inputs, SwiGLUProblem, draw
+from measure.mlp_problem import Inputs, SwiGLUProblem, draw
 
 Leaves = tuple[Tensor, ...]  # x, w_gate_up, w_down; of a pair x, w_gate, w_up, w_down
 Errors = dict[str, check.Errors]

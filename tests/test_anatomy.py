@@ -13,7 +13,7 @@ from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.sweep import sweep
 from interpreter import passed_in_the_interpreter
 from measure import anatomy, swiglu
-from measure.problems import SwiGLUProblem, draw
+from measure.mlp_problem import SwiGLUProblem, draw
 
 HELPERS = ("flawed_swiglu", "flawed_kernels", "flawed_layer")
 

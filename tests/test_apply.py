@@ -21,7 +21,7 @@ pytest.importorskip("transformers")
 
 import fusedlib
 from fusedlib import projection
-from fusedlib.fused import Fused, fusion_state
+from fusedlib.fused_class import Fused, fusion_state
 from fusedlib.patch import apply
 from fusedlib.patch import modules as fused_modules
 from llama_models import NAMES, TOKENS, VOCABULARY, make, misses_of, parameter, results, tokens

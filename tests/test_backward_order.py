@@ -14,12 +14,12 @@ import swiglu_checks as checks
 pytest.importorskip("triton")
 
 from fusedlib import functional
-from fusedlib.kernels.host import ops, plan_cache, products, route
+from fusedlib.kernels.host import mlp_operators, plan_cache, products, route
 from fusedlib.kernels.host.launch import Launch
 from fusedlib.kernels.host.products import is_d_w_down_last
 from measure import mlp_ledger, pass_memory
 from measure.mlp_ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
-from measure.problems import SwiGLUProblem
+from measure.mlp_problem import SwiGLUProblem
 
 ALL = True, True, False, True  # of a packed weight
 SIZES = (64, 256, 1024, 4096, 28672)
@@ -112,7 +112,9 @@ def test_the_other_order_is_seen_to_hold_more(kernels, monkeypatch):
 
 
 def test_registered_operators_hold_a_second_gate_up_and_no_more(kernels):
-    found = peak_mib(lambda x, *w: ops.swiglu_mlp(x, w[0], None, w[1], "silu", True)[0], SHAPES[0])
+    found = peak_mib(
+        lambda x, *w: mlp_operators.swiglu_mlp(x, w[0], None, w[1], "silu", True)[0], SHAPES[0]
+    )
     more = (mlp_ledger.F * 2).mib(SwiGLUProblem(*SHAPES[0], "float32"))
     assert found == counted(FUSED, SHAPES[0]) + more
 

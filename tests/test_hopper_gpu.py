@@ -9,7 +9,7 @@ from fusedlib import reference
 from fusedlib.bench import check, rivals
 from fusedlib.bench.operation import exact_results
 from fusedlib.functional import path_of
-from measure.problems import SwiGLUProblem, draw
+from measure.mlp_problem import SwiGLUProblem, draw
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]

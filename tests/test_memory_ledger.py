@@ -12,9 +12,9 @@ from fusedlib.bench.rivals import Workload, rival
 from measure import mlp_ledger, mlp_memory, mlp_rivals, pass_memory
 from measure.allocator_history import Change, History
 from measure.mlp_ledger import LEDGERS, D, F, W
+from measure.mlp_problem import PLAIN_PATH, SwiGLUProblem, draw
 from measure.mlp_rivals import MODULE
 from measure.pass_memory import CATEGORIES
-from measure.problems import PLAIN_PATH, SwiGLUProblem, draw
 from measure.swiglu import TASK
 
 LLM = SwiGLUProblem(8192, 4096, 14336)

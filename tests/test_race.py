@@ -13,7 +13,7 @@ from fusedlib.bench.race import race
 from fusedlib.bench.results import Recorder
 from fusedlib.bench.rivals import Workload
 from measure import swiglu
-from measure.problems import Inputs, SwiGLUProblem, draw
+from measure.mlp_problem import Inputs, SwiGLUProblem, draw
 
 RAGGED = SwiGLUProblem(37, 45, 83, "float32")
 

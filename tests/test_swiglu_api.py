@@ -15,7 +15,7 @@ from fusedlib.bench import paths, rivals
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.functional import swiglu, swiglu_mlp
 from fusedlib.kernels.host import route
-from measure.problems import SwiGLUProblem, draw
+from measure.mlp_problem import SwiGLUProblem, draw
 
 SHAPE = (70, 83, 101)
 

@@ -19,7 +19,7 @@ from fusedlib.bench.operation import exact_results
 from fusedlib.functional import SAVES, swiglu_mlp
 from fusedlib.kernels.host import plan_cache
 from fusedlib.kernels.host.route import runs_fused_kernels
-from measure.problems import SwiGLUProblem, draw
+from measure.mlp_problem import SwiGLUProblem, draw
 
 pytestmark = pytest.mark.gpu
 

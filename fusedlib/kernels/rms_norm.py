@@ -43,7 +43,7 @@ from fusedlib.kernels.host.first_order import first_order
 from fusedlib.kernels.host.launch import Launch, cdiv, multiprocessors, rows_contiguous
 from fusedlib.kernels.host.operator import DirectFunction, operator
 from fusedlib.kernels.operands import check_rms_norm
-from fusedlib.kernels.rows import Warps, cached_launch
+from fusedlib.kernels.row_launches import Warps, cached_launch
 
 WIDEST = 8192  # numbers of a row that the backward holds in registers: four arrays of 16 a thread
 TILE = 4096  # numbers that a program takes at a time, of several rows where they are narrow

@@ -49,7 +49,7 @@ from fusedlib.kernels.host.launch import Launch, cdiv
 from fusedlib.kernels.host.operator import DirectFunction, operator
 from fusedlib.kernels.operands import check_rope
 from fusedlib.kernels.rms_norm import most_parts, sum_parts
-from fusedlib.kernels.rows import Warps, cached_launch
+from fusedlib.kernels.row_launches import Warps, cached_launch
 
 PAIRS = 1024  # rotated pairs a program, 8 a thread: two loads of 16 bytes in flight in 16 bits
 MAX_SHARED_HEADS = 8  # that share the rows of cos and sin they read

@@ -2,7 +2,7 @@
 
 No class is patched: a module that is replaced stays the object that it was, with the parameters,
 hooks, children and attributes that it had, and gets a class of its own whose `forward` is fused
-(`fusedlib.fused.Fused`). Where a call asks for what is not fused, its old `forward` runs.
+(`fusedlib.fused_class.Fused`). Where a call asks for what is not fused, its old `forward` runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from fusedlib.fused import (
+from fusedlib.fused_class import (
     LINEAR_FORWARDS,
     Fused,
     full_name,

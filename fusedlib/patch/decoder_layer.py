@@ -28,7 +28,7 @@ from torch.nn import Parameter
 from torch.nn.functional import linear
 
 from fusedlib.call_context import autocast_enabled, is_plain_eager
-from fusedlib.fused import LINEAR_FORWARDS, fusion_state
+from fusedlib.fused_class import LINEAR_FORWARDS, fusion_state
 from fusedlib.kernels.host import internals
 from fusedlib.kernels.host.autograd import gradients as mlp_gradients
 from fusedlib.kernels.host.autograd import (

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from fusedlib.fused import (
+from fusedlib.fused_class import (
     Fused,
     Fusion,
     full_name,

@@ -17,7 +17,7 @@ from torch.nn.functional import linear, pad
 
 from fusedlib import projection
 from fusedlib.functional import gated_mlp, gelu_name
-from fusedlib.fused import (
+from fusedlib.fused_class import (
     BRING_TO_READERS,
     LINEAR_FORWARDS,
     Fused,

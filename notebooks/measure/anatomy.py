@@ -19,8 +19,8 @@ from fusedlib.bench.cases import Case, grid
 from fusedlib.bench.operation import plain_results
 from fusedlib.bench.race import Checked, Figures
 from measure import swiglu
+from measure.mlp_problem import SwiGLUProblem, draw
 from measure.pass_memory import mib_of, peak_over_mib
-from measure.problems import SwiGLUProblem, draw
 
 STUDY = "05_anatomy"
 TASK = "published swiglu"

@@ -22,7 +22,7 @@ from fusedlib.bench.operation import Operation, required_results
 from fusedlib.bench.rivals import Workload
 from fusedlib.reference import swiglu_mlp
 from measure import swiglu
-from measure.problems import SwiGLUProblem, draw
+from measure.mlp_problem import SwiGLUProblem, draw
 
 EXPERIMENT = "lengths"
 TIMEOUT_S = 300.0

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from fusedlib.bench.settings import DTYPES, MIB
+from measure.mlp_problem import SwiGLUProblem
 from measure.pass_memory import CATEGORIES
-from measure.problems import SwiGLUProblem
 
 GRADIENTS = {"d_x", "d_w_gate", "d_w_up", "d_w_gate_up", "d_w_down"}
 

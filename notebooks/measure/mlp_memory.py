@@ -19,9 +19,9 @@ from fusedlib.bench.operation import Operation, required_results
 from fusedlib.bench.rivals import Rival, Workload
 from fusedlib.bench.settings import MIB
 from measure import mlp_ledger, mlp_rivals, pass_memory
+from measure.mlp_problem import SwiGLUProblem, draw
 from measure.mlp_rivals import MODULE, TASK
 from measure.pass_memory import CATEGORIES, Trace
-from measure.problems import SwiGLUProblem, draw
 from measure.swiglu import sizes
 
 STUDY = "04_memory"

@@ -16,7 +16,7 @@ from fusedlib.bench import rivals
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.kernels.host import route
 from fusedlib.modules import SwiGLUMLP
-from measure.problems import PLAIN_PATH, Inputs, SwiGLUProblem
+from measure.mlp_problem import PLAIN_PATH, Inputs, SwiGLUProblem
 from models.transformer import SwiGLU, sharing_copy
 
 TASK, MODULE = "swiglu", "mlp"

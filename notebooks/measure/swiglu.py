@@ -16,8 +16,8 @@ from fusedlib.bench.operation import Operation
 from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
+from measure.mlp_problem import Inputs, SwiGLUProblem, draw
 from measure.mlp_rivals import TASK, swiglu_mlp
-from measure.problems import Inputs, SwiGLUProblem, draw
 
 STUDY = "03_kernels"
 BASELINE = "eager"

@@ -13,7 +13,7 @@ from fusedlib import rms_norm, rope
 from fusedlib.kernels import linear_cross_entropy as loss_kernels
 from fusedlib.kernels import rms_norm as norm_kernels
 from fusedlib.kernels import rope as rope_kernels
-from fusedlib.kernels import rows, swiglu
+from fusedlib.kernels import row_launches, swiglu
 from fusedlib.kernels.few_tokens import kernels as few_tokens
 from fusedlib.kernels.host.launch import Launch
 from fusedlib.kernels.host.route import has_kernels
@@ -183,8 +183,8 @@ def test_no_grid_is_larger_than_cuda_starts(monkeypatch, launcher, sizes):
 def test_a_grid_that_is_larger_is_refused():
     for programs in ((2**31, 1, 1), (1, 2**16, 1), (1, 1, 2**16)):
         with pytest.raises(ValueError, match=r"a grid of \(.*\) programs is more than CUDA's"):
-            Launch(rope_kernels._rope_kernel, rows.Warps(4), programs, (), (), {})
-    Launch(rope_kernels._rope_kernel, rows.Warps(4), (2**31 - 1, 2**16 - 1, 1), (), (), {})
+            Launch(rope_kernels._rope_kernel, row_launches.Warps(4), programs, (), (), {})
+    Launch(rope_kernels._rope_kernel, row_launches.Warps(4), (2**31 - 1, 2**16 - 1, 1), (), (), {})
 
 
 def test_rope_of_heads_far_apart():

@@ -20,7 +20,7 @@ from called import Called
 from fusedlib.functional import gated_mlp, geglu_mlp, swiglu, swiglu_mlp
 from fusedlib.kernels import activation, swiglu_configs
 from fusedlib.kernels import swiglu as kernels
-from fusedlib.kernels.host import launch, ops, plan_cache, route
+from fusedlib.kernels.host import launch, mlp_operators, plan_cache, route
 from fusedlib.kernels.host.plan import Plan
 from fusedlib.kernels.host.problem import ACTIVATIONS
 from fusedlib.kernels.host.route import runs_fused_kernels
@@ -306,23 +306,25 @@ def test_opcheck(save):
     w_gate, w_up = (t.detach().clone().requires_grad_() for t in w_gate_up.chunk(2))
     for weights in ((w_gate_up, None), (w_gate, w_up), (w_gate, w_up.detach())):
         for down in (w_down, None):
-            torch.library.opcheck(ops.swiglu_mlp, (x, *weights, down, "gelu", save))
+            torch.library.opcheck(mlp_operators.swiglu_mlp, (x, *weights, down, "gelu", save))
     saved = [t.detach() for t in (x, w_gate, w_up, w_down)]
     gate_up = torch.randn(33, 72) if save else None
     for wanted in range(1, 16):
         wants = [bool(wanted >> i & 1) for i in range(4)]
         arguments = wants, (20, 36), True, "gelu"
-        torch.library.opcheck(ops.swiglu_mlp_backward, (dy, *saved, gate_up, *arguments))
+        torch.library.opcheck(mlp_operators.swiglu_mlp_backward, (dy, *saved, gate_up, *arguments))
     packed = x.detach(), w_gate_up.detach(), None, None, gate_up
     arguments = (True, True, False, False), (20, 36), False, "silu"
-    torch.library.opcheck(ops.swiglu_mlp_backward, (torch.randn(33, 36), *packed, *arguments))
+    torch.library.opcheck(
+        mlp_operators.swiglu_mlp_backward, (torch.randn(33, 36), *packed, *arguments)
+    )
 
 
 def test_fake_tensors_have_the_shapes_of_real_ones():
     leaves, _ = checks.small("cpu", "float16")
     with torch._subclasses.FakeTensorMode() as mode:
         fake = [mode.from_tensor(t) for t in leaves]
-        y, gate_up = ops.swiglu_mlp(*fake[:2], None, fake[2], "silu", True)
+        y, gate_up = mlp_operators.swiglu_mlp(*fake[:2], None, fake[2], "silu", True)
     assert y.shape == (checks.TOKENS, checks.HIDDEN)
     assert gate_up.shape == (checks.TOKENS, 2 * checks.INNER)
     assert y.dtype == gate_up.dtype == torch.float16
@@ -333,12 +335,12 @@ def test_operators_say_what_is_wrong():
     gate_up, dh = torch.zeros(3, 8), torch.zeros(3, 4)
 
     def forward(x, w_gate, w_up, save):
-        return ops.swiglu_mlp(x, w_gate, w_up, None, "silu", save)
+        return mlp_operators.swiglu_mlp(x, w_gate, w_up, None, "silu", save)
 
     def backward(upstream, w_down, gate_up, x=None):
         wants, sizes = (x is not None, False, False, w_down is not None), (5, 4)
         given = upstream, x, w_gate_up, None, w_down, gate_up
-        return ops.swiglu_mlp_backward(*given, wants, sizes, False, "silu")
+        return mlp_operators.swiglu_mlp_backward(*given, wants, sizes, False, "silu")
 
     for call, words in [
         (lambda: forward(x[0], w_gate_up, None, True), r"x must be .*\(5,\)"),
@@ -348,11 +350,11 @@ def test_operators_say_what_is_wrong():
         (lambda: forward(x.int(), w_gate_up.int(), None, True), "got torch.int32"),
         (lambda: forward(x, w_gate_up, w_gate_up[:4], True), r"w_up must be \(8, 5\), got"),
         (
-            lambda: ops.swiglu_mlp(x, w_gate_up, None, w_down.mT, "silu", True),
+            lambda: mlp_operators.swiglu_mlp(x, w_gate_up, None, w_down.mT, "silu", True),
             r"w_down must be \(5, 4\)",
         ),
         (
-            lambda: ops.swiglu_mlp(x, *[w_gate_up] * 2, w_down, "silu", True),
+            lambda: mlp_operators.swiglu_mlp(x, *[w_gate_up] * 2, w_down, "silu", True),
             r"w_down must be \(5, 8\)",
         ),
         (lambda: backward(x, w_down[:, :3], gate_up), r"got \(5, 3\)"),

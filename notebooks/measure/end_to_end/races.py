@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib import fused
+from fusedlib import fused_class
 from fusedlib.bench import check, rivals, step_clock, sustained
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Race
@@ -54,7 +54,7 @@ def by_linear(model: Transformer) -> Call:
     same = sharing_copy(model)
     for module in list(same.modules()):
         if isinstance(module, nn.Linear):
-            fused.fuse(module, apply.FusedLinear)
+            fused_class.fuse(module, apply.FusedLinear)
     return same
 
 

@@ -36,7 +36,7 @@ from measure.llama.training import (
     loss_distances,
     wrong_gradients,
 )
-from measure.problems import PLAIN_PATH
+from measure.mlp_problem import PLAIN_PATH
 
 __all__ = [
     "BASELINE", "CONFIGS", "EXACT", "FIRST_STEPS", "FP32", "LOADED", "MOMENTS", "MOMENT_SEEDS",

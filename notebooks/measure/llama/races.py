@@ -18,7 +18,7 @@ from measure.llama.arms import TASK, require_possible
 from measure.llama.exact import ExactModel, plain_loss
 from measure.llama.models import CONFIGS, Call, build, copy_of, tokens
 from measure.llama.trainer import LlamaTrainer
-from measure.problems import PLAIN_PATH
+from measure.mlp_problem import PLAIN_PATH
 
 
 class Setup:
