@@ -126,7 +126,7 @@ def test_record_says_beforehand_what_it_takes_and_a_dry_one_measures_nothing(rec
     assert "recording " in everything and "-ccccccc on nvidia-h100:" in everything
     assert ["run_ok", "2", "2", "1.8"] in [line.split() for line in everything.splitlines()]
     assert ["run_fails", "1", "0", "10.3"] in [line.split() for line in everything.splitlines()]
-    assert ["all", "12.2"] in [line.split() for line in everything.splitlines()]
+    assert ["all", "3", "2", "12.2"] in [line.split() for line in everything.splitlines()]
     assert "run_ok" in chosen and "run_fails" not in chosen
     assert given == [] and not (tmp_path / "rows").exists()
 

@@ -281,7 +281,7 @@ def test_a_case_out_of_memory_leaves_the_next_one(monkeypatch, tmp_path):
     ("make", "text"),
     [
         (lambda: cases.steps(TINY, ["huge"], [8], ["fp32"]), "unknown model size 'huge'"),
-        (lambda: cases.steps(TINY, ["nano"], [0], ["fp32"]), "context_length must be at least 1"),
+        (lambda: cases.steps(TINY, ["nano"], [0], ["fp32"]), "context_length must be a positive"),
         (lambda: cases.steps(TINY, ["nano"], [8], ["fp8"]), "unknown precision 'fp8'"),
         (lambda: cases.races(TINY, "mpl", ["nano"], [8], ["fp32"]), "unknown race 'mpl'; known"),
         (lambda: cases.races(TINY, "mlp", ["nano"], [8], ["fp32"], ["x"]), "unknown rival 'x'"),

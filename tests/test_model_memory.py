@@ -232,7 +232,7 @@ def test_the_largest_context_comes_first_and_each_case_once():
         ({"model": "huge"}, "unknown model size 'huge'"),
         ({"attention": "flash"}, "unknown attention 'flash'"),
         ({"precision": "fp8"}, "unknown precision 'fp8'; known: fp32, bf16 autocast"),
-        ({"context_length": 0}, "context_length must be at least 1, got 0"),
+        ({"context_length": 0}, "context_length must be a positive whole number, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
     ],
 )
