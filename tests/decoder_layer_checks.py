@@ -85,12 +85,12 @@ def misses(device, dtype, case):
     return misses_of(plain, patched, ids, labels)
 
 
-def unlike(found, wanted):
+def unlike(actual, wanted):
     """Names of results that differ by more than the order of roundings."""
     return [
         name
         for name, value in wanted.items()
-        if (found[name].double() - value.double()).norm() > 0.03 * value.double().norm()
+        if (actual[name].double() - value.double()).norm() > 0.03 * value.double().norm()
     ]
 
 
@@ -148,24 +148,24 @@ def check_children_put_in_later(device):
         model.model.layers[1].mlp.up_proj.weight.data = torch.full_like(
             model.model.layers[1].mlp.up_proj.weight, 0.125
         )
-    count, found = whole_layers(patched, ids)
+    count, actual = whole_layers(patched, ids)
     assert count == LAYERS
-    torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)
+    torch.testing.assert_close(actual.logits, plain(ids).logits, rtol=0.05, atol=0.02)
     patched.model.layers[0].self_attn.q_proj = nn.Sequential(
         patched.model.layers[0].self_attn.q_proj
     )
-    count, found = whole_layers(patched, ids)
+    count, actual = whole_layers(patched, ids)
     assert count == LAYERS - 1
-    torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)
+    torch.testing.assert_close(actual.logits, plain(ids).logits, rtol=0.05, atol=0.02)
     for model in (plain, patched):
         model.model.layers[1].mlp.act_fn = nn.Mish()
-    count, found = whole_layers(patched, ids)
+    count, actual = whole_layers(patched, ids)
     assert count == LAYERS - 2
-    torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)
+    torch.testing.assert_close(actual.logits, plain(ids).logits, rtol=0.05, atol=0.02)
     fresh = copy.deepcopy(patched)
     for weight in patched.parameters():
         weight.data.zero_()
-    assert torch.equal(fresh(ids).logits, found.logits)  # by weights of its own
+    assert torch.equal(fresh(ids).logits, actual.logits)  # by weights of its own
 
 
 class Doubled(nn.Module):
@@ -222,10 +222,14 @@ def check_weights_and_classes_of_others(device):
         for model in (plain, patched):
             torch.manual_seed(0)
             change(model)
-        count, found = whole_layers(patched, ids)
+        count, actual = whole_layers(patched, ids)
         assert count == whole, case
         torch.testing.assert_close(
-            found.logits, plain(ids).logits, rtol=0.05, atol=0.02, msg=lambda m, c=case: f"{c}: {m}"
+            actual.logits,
+            plain(ids).logits,
+            rtol=0.05,
+            atol=0.02,
+            msg=lambda m, c=case: f"{c}: {m}",
         )
 
 
@@ -269,9 +273,9 @@ def check_strided_weights(device):
                         wide = torch.randn(*weight.shape, 3, generator=draw) / weight.shape[-1]
                         every = (wide.to(weight) + weight[..., None])[..., 1]
                         setattr(module, leaf, nn.Parameter(every))
-        count, found = whole_layers(patched, ids)
+        count, actual = whole_layers(patched, ids)
         assert count == LAYERS
-        torch.testing.assert_close(found.logits, plain(ids).logits, rtol=0.05, atol=0.02)
+        torch.testing.assert_close(actual.logits, plain(ids).logits, rtol=0.05, atol=0.02)
         whole, wanted = (gradients(model, device) for model in (patched, plain))
         assert not unlike(whole, wanted)
 

@@ -186,18 +186,18 @@ def test_an_error_counts_relative_to_its_tokens_terms_where_they_are_large():
 def test_backends_are_right(name, dtype):
     one, operands, work = prepared(name, (128, 64, 4), dtype)
     true = exact.results(operands)
-    actual, usual = check.results_of(work, operands.dout), exact.baseline_errors(operands, true)
-    figures = check.require(exact.errors(actual, true), usual, one.torch_dtype)
+    actual, baseline = check.results_of(work, operands.dout), exact.baseline_errors(operands, true)
+    figures = check.require(exact.errors(actual, true), baseline, one.torch_dtype)
     assert set(figures) == {"y_error", "d_query_error", "d_key_error", "d_value_error"}
     del actual["d_key"]
     with pytest.raises(Wrong, match="no gradient arrived at key"):
-        check.require(exact.errors(actual, true), usual, one.torch_dtype)
+        check.require(exact.errors(actual, true), baseline, one.torch_dtype)
 
 
 def test_the_measure_is_plain_attention_by_sequence_and_whole(monkeypatch):
     _, operands, _ = prepared("plain", (32, 8, 4), "float32")
     true = exact.results(operands)
-    usual = exact.baseline_errors(operands, true)
+    baseline = exact.baseline_errors(operands, true)
     sizes = []
 
     def rounding_by_batch(query, key, value):  # as cuBLAS, which splits the sums of one product
@@ -211,7 +211,7 @@ def test_the_measure_is_plain_attention_by_sequence_and_whole(monkeypatch):
     assert sizes == [1] * 4
     both = exact.baseline_errors(operands, true)
     assert sizes == [1] * 8 + [4]
-    assert usual["y"].norm < 2e-7 and apart["y"].norm == pytest.approx(2.5e-7, rel=0.3)
+    assert baseline["y"].norm < 2e-7 and apart["y"].norm == pytest.approx(2.5e-7, rel=0.3)
     assert both["y"].norm == pytest.approx(1e-6, rel=0.2)
 
 

@@ -65,9 +65,9 @@ def test_gradients_that_are_not_wanted_are_not_counted():
 
 def test_of_a_pair_the_order_is_the_packed_weight_s():
     for shape, splits, of_x in product(product(SIZES, repeat=3), (False, True), (False, True)):
-        found = {is_d_w_down_last(*shape, (of_x, *of_gate_up, True), splits=splits)
+        actual = {is_d_w_down_last(*shape, (of_x, *of_gate_up, True), splits=splits)
                  for of_gate_up in ((True, True), (True, False), (False, True))}  # fmt: skip
-        assert len(found) == 1
+        assert len(actual) == 1
 
 
 @pytest.fixture
@@ -112,11 +112,11 @@ def test_the_other_order_is_seen_to_hold_more(kernels, monkeypatch):
 
 
 def test_registered_operators_hold_a_second_gate_up_and_no_more(kernels):
-    found = peak_mib(
+    actual = peak_mib(
         lambda x, *w: mlp_operators.swiglu_mlp(x, w[0], None, w[1], "silu", True)[0], SHAPES[0]
     )
     more = (mlp_ledger.F * 2).mib(SwiGLUProblem(*SHAPES[0], "float32"))
-    assert found == counted(FUSED, SHAPES[0]) + more
+    assert actual == counted(FUSED, SHAPES[0]) + more
 
 
 @pytest.mark.parametrize("pair", checks.PAIRS)
@@ -125,10 +125,10 @@ def test_registered_operators_hold_a_second_gate_up_and_no_more(kernels):
 def test_a_pass_with_products_apart_holds_what_is_counted(kernels, monkeypatch, shape, save, pair):
     plan_checks.put_apart(monkeypatch)
     book = mlp_ledger.of({"gate_up": "fused", "input": "fused-input"}[save])
-    found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape, pair)
+    actual = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape, pair)
     # dh is no allocation of the fused kernels; it is gone before d(gate|up)'s products.
     with_dh = (mlp_ledger.F * 4 + mlp_ledger.D).mib(SwiGLUProblem(*shape, "float32"))
-    assert found == max(counted(book, shape), with_dh)
+    assert actual == max(counted(book, shape), with_dh)
     assert [plan.path for plan in plan_cache._PLANS.values()] == ["apart"]
 
 
@@ -141,7 +141,7 @@ def test_split_products_hold_what_is_counted(kernels, monkeypatch, shape, save, 
     for least in ("MIN_SPLIT_SIZE", "MIN_SPLIT_RESULTS", "MIN_SPLIT_WORK"):
         monkeypatch.setattr(route, least, 1)
     book = {"gate_up": SPLIT, "input": SPLIT_INPUT}[save]
-    found = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape, pair)
+    actual = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape, pair)
     # Beside the parts there are their words and what is seen of columns.
-    assert counted(book, shape) <= found < counted(book, shape) + 0.02
+    assert counted(book, shape) <= actual < counted(book, shape) + 0.02
     assert [plan.path for plan in plan_cache._PLANS.values()] == ["split fp32"]

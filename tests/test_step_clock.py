@@ -50,12 +50,12 @@ class Simulated(step_clock.Trainer):
 @pytest.fixture
 def simulated(monkeypatch):
     def make(*paces):
-        made = Simulated(*paces)
-        monkeypatch.setattr(timing, "clock_for", lambda device: made)
-        monkeypatch.setattr(timing, "synchronize", made.synchronize)
-        seconds = SimpleNamespace(perf_counter=lambda: made.now / 1e3)
+        clocked = Simulated(*paces)
+        monkeypatch.setattr(timing, "clock_for", lambda device: clocked)
+        monkeypatch.setattr(timing, "synchronize", clocked.synchronize)
+        seconds = SimpleNamespace(perf_counter=lambda: clocked.now / 1e3)
         monkeypatch.setattr(step_clock, "time", seconds)
-        return made
+        return clocked
 
     return make
 
@@ -72,12 +72,12 @@ def test_a_steady_step_after_a_slow_start_has_its_very_time(simulated):
 
 
 def test_it_measures_so_many_seconds_with_one_wait_a_block(simulated):
-    made = simulated(30.0)
-    begin, blocks = made.now, step_clock.measure(made, **LIMITS)["blocks_ms"]
+    clocked = simulated(30.0)
+    begin, blocks = clocked.now, step_clock.measure(clocked, **LIMITS)["blocks_ms"]
     assert len(blocks) >= LIMITS["blocks"]
-    assert made.now - begin > 1e3 * LIMITS["seconds"]
+    assert clocked.now - begin > 1e3 * LIMITS["seconds"]
     # Before and after each block: discarded steps, two of settling, the measured ones.
-    assert made.synchronised == 2 * (step_clock.DISCARDED + 2 + len(blocks))
+    assert clocked.synchronised == 2 * (step_clock.DISCARDED + 2 + len(blocks))
 
 
 def test_it_waits_until_a_jump_of_the_pace_is_over(simulated):
@@ -110,25 +110,25 @@ def test_a_step_that_waits_for_the_host_is_host_bound(simulated, host_ms, bound)
 
 @pytest.mark.parametrize(("step_ms", "steps_a_block"), [(100.0, 10), (500.0, 3), (1500.0, 1)])
 def test_slow_steps_make_short_blocks(simulated, step_ms, steps_a_block):
-    made = simulated(step_ms)
-    row = step_clock.measure(made, **LIMITS)
+    clocked = simulated(step_ms)
+    row = step_clock.measure(clocked, **LIMITS)
     assert row["step_n"] == steps_a_block * len(row["blocks_ms"])
     if step_ms > 1000:
-        assert made.issued == 2 + 2 + 3, "two discarded, two that agree, three measured"
+        assert clocked.issued == 2 + 2 + 3, "two discarded, two that agree, three measured"
 
 
 def test_a_turn_is_the_same_step_as_a_measured_one(simulated):
-    made = simulated(30.0)
-    made.model = torch.nn.Linear(2, 2)
-    made.model.weight.grad = torch.ones(2, 2)
+    clocked = simulated(30.0)
+    clocked.model = torch.nn.Linear(2, 2)
+    clocked.model.weight.grad = torch.ones(2, 2)
     prepared = []
-    turn = step_clock.turn(made, lambda: prepared.append(made.issued))
+    turn = step_clock.turn(clocked, lambda: prepared.append(clocked.issued))
     assert isinstance(turn, Turn)
     for _ in range(3):
         turn.reset()
         turn.prepare(1)
         actual = turn.run()
-    assert made.model.weight.grad is None
+    assert clocked.model.weight.grad is None
     assert prepared == [0, 1, 2 + step_clock.TURN], (
         "one step, then turns of several and their first"
     )

@@ -112,10 +112,10 @@ def test_swiglu_mlp_in_tf32_errs_by_tf32_s_roundoff(tf32, shape):
     """At unaligned shapes cuBLAS may leave TF32, so that it is no measure there: four roundoffs."""
     inputs = draw(SwiGLUProblem(*SHAPES[shape], "float32"), "cuda")
     work = rivals.get("swiglu", "fused").build(inputs)
-    found = check.errors(
+    errors = check.errors(
         check.results_of(work, inputs.dy), exact_results(inputs, reference.swiglu_mlp)
     )
-    assert all(error.norm < 4 * 2**-10 for error in found.values()), found
+    assert all(error.norm < 4 * 2**-10 for error in errors.values()), errors
 
 
 @pytest.mark.parametrize("shape", [(256, 4096, 4096), (512, 2048, 8192)], ids=str)

@@ -62,10 +62,10 @@ def check_dtensors(mesh: DeviceMesh) -> None:
             (result, wanted),
             *((t.grad, leaf.grad) for t, leaf in zip(own, leaves, strict=True)),
         ]
-        for found, value in pairs:
+        for actual, value in pairs:
             if value is not None:
                 close = 1e-3 if DEVICE == "cpu" else 0.05
-                torch.testing.assert_close(found.full_tensor(), value, rtol=close, atol=close)
+                torch.testing.assert_close(actual.full_tensor(), value, rtol=close, atol=close)
 
 
 def main() -> None:
@@ -87,8 +87,8 @@ def main() -> None:
         check_dtensors(mesh)
         dist.destroy_process_group()
     assert not any(torch.equal(a, b) for a, b in zip(start, wanted, strict=True))
-    for name, found in (("DDP", ddp), ("FSDP2", fsdp)):
-        torch.testing.assert_close(found, wanted)
+    for name, actual in (("DDP", ddp), ("FSDP2", fsdp)):
+        torch.testing.assert_close(actual, wanted)
         print(f"{name} trains as the bare module")
     print("DTensors are computed by torch")
 

@@ -58,9 +58,9 @@ def test_one_result_alone_and_other_strides():
         y = qkv.projections(*leaves.given())[index]
         wanted = torch.nn.functional.linear(leaves["x"], leaves[f"w_{name}"], leaves[f"b_{name}"])
         torch.testing.assert_close(y, wanted, rtol=2e-3, atol=2e-3)
-        found = grad(y.sum(), [leaves["x"], leaves[f"w_{name}"], leaves[f"b_{name}"]])
+        actual = grad(y.sum(), [leaves["x"], leaves[f"w_{name}"], leaves[f"b_{name}"]])
         torch.testing.assert_close(
-            found,
+            actual,
             grad(wanted.sum(), [leaves["x"], leaves[f"w_{name}"], leaves[f"b_{name}"]]),
             rtol=2e-3, atol=2e-3,
         )  # fmt: skip
@@ -74,14 +74,14 @@ def test_a_bias_of_other_strides(name):
     leaves = operands("cpu", torch.float16, SHAPES[1], True)
     wanted = step(leaves)
     leaves.lay(name, lambda t: torch.stack([t, 0 * t], 1)[:, 0])
-    found = step(leaves)
-    torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-3)
+    actual = step(leaves)
+    torch.testing.assert_close(actual, wanted, rtol=2e-3, atol=2e-3)
 
 
 def test_a_second_derivative_is_torch_s():
     leaves = operands("cpu", torch.float32, SHAPES[1], False)
-    found = qkv.projections(*leaves.given())
-    loss = sum(y.square().sum() for y in found)
+    actual = qkv.projections(*leaves.given())
+    loss = sum(y.square().sum() for y in actual)
     (d_x,) = grad(loss, leaves["x"], create_graph=True)
     (second,) = grad(d_x.square().sum(), leaves["w_k"])
     plain = [torch.nn.functional.linear(leaves["x"], leaves[f"w_{n}"]) for n in "qkv"]
