@@ -78,12 +78,19 @@ def test_frame_is_relative_to_the_file(load, tmp_path):
         ("full = {count = 5}", "", r"tables of parameters, quick, full, .* not so"),
         ("quick = {}", "quick = 3", r"tables of parameters, quick, full, .* not so {.*'quick': 3"),
         ('name = "run_ok"', 'name = "run_gone"', r"run_gone.ipynb does not exist"),
+        ('name = "run_fails"', 'name = "run_ok"', r"names of studies differ, .*'run_ok', 'run_ok'"),
+        ('name = "run_fails"', 'name = "report"', r"none is report; not so .*'run_ok', 'report'"),
         ("[[study]]", "[[study", r"study.toml cannot be read: Expected .* \(at line 2"),
     ],
 )
 def test_a_faulty_file_is_refused_with_the_reason(load, old, new, message):
     with pytest.raises(ConfigError, match=message):
         load(GOOD.replace(old, new))
+
+
+def test_a_key_that_nobody_knows_is_refused(load):
+    with pytest.raises(ConfigError, match=r"unknown fram; known are study and frame"):
+        load('fram = "run_ok.ipynb"\n' + GOOD)
 
 
 @pytest.mark.parametrize("text", ["", "study = []", "study = 3", "study = [3]"])

@@ -92,6 +92,11 @@ def load(path: Path | None = None) -> Config:
                 f"{path}: a [[study]] has {listed(_TEXTS)}, which are texts, and tables of "
                 f"parameters, {listed(PROFILES)}, and nothing else; not so {table}"
             )
+    names = [table["name"] for table in tables]
+    if len({*names, FRAME}) <= len(names):
+        raise ConfigError(f"{path}: names of studies differ, and none is {FRAME}; not so {names}")
+    if unknown := data.keys() - {"study", "frame"}:
+        raise ConfigError(f"{path}: unknown {listed(sorted(unknown))}; known are study and frame")
     studies = tuple(_study(path.parent, **table) for table in tables)
     notebook = (path.parent / str(data.get("frame", paths.REPORT / "report.ipynb"))).resolve()
     frame = Study(FRAME, "Report", "", notebook, {profile: {} for profile in PROFILES})
