@@ -85,6 +85,16 @@ def misses(device, dtype, case):
     return misses_of(plain, patched, ids, labels)
 
 
+def logits_as_plain(plain, patched, ids, whole, case=""):
+    """The patched model's logits, which are the plain one's with so many layers as a whole."""
+    count, actual = whole_layers(patched, ids)
+    assert count == whole, case
+    torch.testing.assert_close(
+        actual.logits, plain(ids).logits, rtol=0.05, atol=0.02, msg=lambda m: f"{case}: {m}"
+    )
+    return actual.logits
+
+
 def unlike(actual, wanted):
     """Names of results that differ by more than the order of roundings."""
     return [
@@ -148,24 +158,18 @@ def check_children_put_in_later(device):
         model.model.layers[1].mlp.up_proj.weight.data = torch.full_like(
             model.model.layers[1].mlp.up_proj.weight, 0.125
         )
-    count, actual = whole_layers(patched, ids)
-    assert count == LAYERS
-    torch.testing.assert_close(actual.logits, plain(ids).logits, rtol=0.05, atol=0.02)
+    logits_as_plain(plain, patched, ids, LAYERS)
     patched.model.layers[0].self_attn.q_proj = nn.Sequential(
         patched.model.layers[0].self_attn.q_proj
     )
-    count, actual = whole_layers(patched, ids)
-    assert count == LAYERS - 1
-    torch.testing.assert_close(actual.logits, plain(ids).logits, rtol=0.05, atol=0.02)
+    logits_as_plain(plain, patched, ids, LAYERS - 1)
     for model in (plain, patched):
         model.model.layers[1].mlp.act_fn = nn.Mish()
-    count, actual = whole_layers(patched, ids)
-    assert count == LAYERS - 2
-    torch.testing.assert_close(actual.logits, plain(ids).logits, rtol=0.05, atol=0.02)
+    actual = logits_as_plain(plain, patched, ids, LAYERS - 2)
     fresh = copy.deepcopy(patched)
     for weight in patched.parameters():
         weight.data.zero_()
-    assert torch.equal(fresh(ids).logits, actual.logits)  # by weights of its own
+    assert torch.equal(fresh(ids).logits, actual)  # by weights of its own
 
 
 class Doubled(nn.Module):
@@ -222,15 +226,7 @@ def check_weights_and_classes_of_others(device):
         for model in (plain, patched):
             torch.manual_seed(0)
             change(model)
-        count, actual = whole_layers(patched, ids)
-        assert count == whole, case
-        torch.testing.assert_close(
-            actual.logits,
-            plain(ids).logits,
-            rtol=0.05,
-            atol=0.02,
-            msg=lambda m, c=case: f"{c}: {m}",
-        )
+        logits_as_plain(plain, patched, ids, whole, case)
 
 
 def check_settings_changed_later(device):
@@ -273,9 +269,7 @@ def check_strided_weights(device):
                         wide = torch.randn(*weight.shape, 3, generator=draw) / weight.shape[-1]
                         every = (wide.to(weight) + weight[..., None])[..., 1]
                         setattr(module, leaf, nn.Parameter(every))
-        count, actual = whole_layers(patched, ids)
-        assert count == LAYERS
-        torch.testing.assert_close(actual.logits, plain(ids).logits, rtol=0.05, atol=0.02)
+        logits_as_plain(plain, patched, ids, LAYERS)
         whole, wanted = (gradients(model, device) for model in (patched, plain))
         assert not unlike(whole, wanted)
 
