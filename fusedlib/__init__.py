@@ -24,32 +24,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, editors and the API reference
-    from fusedlib.functional import geglu_mlp, swiglu, swiglu_mlp
-    from fusedlib.kernels.host.fixed import fixed_weights
-    from fusedlib.loss import linear_cross_entropy, linear_cross_entropy_and_accuracy
+    from fusedlib.ops.mlp.function import geglu_mlp, swiglu, swiglu_mlp
+    from fusedlib.ops.linear.fixed import fixed_weights
+    from fusedlib.ops.loss.function import linear_cross_entropy, linear_cross_entropy_and_accuracy
     from fusedlib.modules import GeGLUMLP, Linear, LinearCrossEntropyLoss, RMSNorm, SwiGLUMLP
-    from fusedlib.norms import rms_norm
+    from fusedlib.ops.norm.function import rms_norm
     from fusedlib.patch.apply import apply_to
     from fusedlib.patch.warm_up import warm_up
-    from fusedlib.projection import linear
-    from fusedlib.rotary import rope
+    from fusedlib.ops.linear.function import linear
+    from fusedlib.ops.rope.function import rope
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "apply_to": "fusedlib.patch.apply",
-    "fixed_weights": "fusedlib.kernels.host.fixed",
-    "linear": "fusedlib.projection",
+    "fixed_weights": "fusedlib.ops.linear.fixed",
+    "linear": "fusedlib.ops.linear.function",
     "Linear": "fusedlib.modules",
-    "rms_norm": "fusedlib.norms",
-    "rope": "fusedlib.rotary",
+    "rms_norm": "fusedlib.ops.norm.function",
+    "rope": "fusedlib.ops.rope.function",
     "RMSNorm": "fusedlib.modules",
-    "linear_cross_entropy": "fusedlib.loss",
-    "linear_cross_entropy_and_accuracy": "fusedlib.loss",
+    "linear_cross_entropy": "fusedlib.ops.loss.function",
+    "linear_cross_entropy_and_accuracy": "fusedlib.ops.loss.function",
     "LinearCrossEntropyLoss": "fusedlib.modules",
-    "swiglu": "fusedlib.functional",
-    "swiglu_mlp": "fusedlib.functional",
-    "geglu_mlp": "fusedlib.functional",
+    "swiglu": "fusedlib.ops.mlp.function",
+    "swiglu_mlp": "fusedlib.ops.mlp.function",
+    "geglu_mlp": "fusedlib.ops.mlp.function",
     "warm_up": "fusedlib.patch.warm_up",
     "SwiGLUMLP": "fusedlib.modules",
     "GeGLUMLP": "fusedlib.modules",

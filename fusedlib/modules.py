@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib.arguments import require_number, require_size, require_tensors
-from fusedlib.functional import SAVES, gated_mlp, gelu_name
-from fusedlib.fused_class import LINEAR_FORWARDS, Fused, full_name, has_hooks, plain_weights
-from fusedlib.kernels.host.problem import ACTIVATIONS
-from fusedlib.kernels.operands import CASTS
-from fusedlib.loss import _check_numbers, linear_cross_entropy
-from fusedlib.norms import rms_norm
-from fusedlib.projection import linear
+from fusedlib.ops.arguments import require_number, require_size, require_tensors
+from fusedlib.ops.mlp.function import SAVES, gated_mlp, gelu_name
+from fusedlib.ops.fused_class import LINEAR_FORWARDS, Fused, full_name, has_hooks, plain_weights
+from fusedlib.ops.mlp.problem import ACTIVATIONS
+from fusedlib.ops.operands import CASTS
+from fusedlib.ops.loss.function import _check_numbers, linear_cross_entropy
+from fusedlib.ops.norm.function import rms_norm
+from fusedlib.ops.linear.function import linear
 
 
 class SwiGLUMLP(nn.Module):

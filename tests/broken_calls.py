@@ -7,7 +7,7 @@ each is given operands, or has its result changed, as that fault would.
 import torch
 
 import swiglu_checks as checks
-from fusedlib.functional import swiglu_mlp
+from fusedlib.ops.mlp.function import swiglu_mlp
 
 BLOCK_K = 64
 

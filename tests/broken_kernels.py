@@ -6,11 +6,13 @@ from types import ModuleType
 import pytest
 import torch
 
-from fusedlib.kernels import swiglu
-from fusedlib.kernels.few_tokens import kernels as few_tokens
-from fusedlib.kernels.few_tokens import products as few_products
-from fusedlib.kernels.host import binaries, plan, plan_cache
-from fusedlib.kernels.host.launch import Launch
+from fusedlib.ops.mlp import tiles as swiglu
+from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
+from fusedlib.ops.mlp.few_tokens import products as few_products
+from fusedlib.launch import binaries
+from fusedlib.ops.mlp import plan
+from fusedlib.ops.mlp import plan_cache
+from fusedlib.launch.launch import Launch
 from rewritten import rewritten
 
 H = "    h = activated * up"
@@ -136,7 +138,7 @@ def _started(monkeypatch: pytest.MonkeyPatch, kernels: list[object]) -> list[Lau
 
 def without_scales(monkeypatch) -> None:
     """Split factors whose lines' words say nothing."""
-    from fusedlib.kernels.split import parts
+    from fusedlib.ops.linear.split import parts
 
     split_factor = parts.FactorSplitter.__call__
 

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from fusedlib.kernels import row_launches
+from fusedlib.launch import rows as row_launches
 from rewritten import rewritten
 
 # What stands in the kernels' files, and what shall.

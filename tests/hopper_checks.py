@@ -12,7 +12,7 @@ from fusedlib import reference
 from fusedlib.bench import check
 from measure.mlp_problem import SwiGLUProblem, draw
 
-hopper = pytest.importorskip("fusedlib.kernels.hopper")
+hopper = pytest.importorskip("fusedlib.ops.mlp.hopper")
 
 # Ragged in every direction; more K blocks than the ring has stages; more tiles than programs, with
 # a last round of halves; fewer tiles than programs; a long sum.

@@ -16,14 +16,18 @@ import torch
 from torch import Tensor
 from triton.runtime import JITFunction
 
-from fusedlib.kernels import linear_cross_entropy, rms_norm, rope, swiglu, swiglu_configs
-from fusedlib.kernels.few_tokens import kernels as few_tokens
-from fusedlib.kernels.few_tokens import projections
-from fusedlib.kernels.hopper import kernel as hopper
-from fusedlib.kernels.split import hopper as split_hopper
-from fusedlib.kernels.split import parts
-from fusedlib.kernels.split import product as split
-from fusedlib.kernels.swiglu_configs import UNALIGNED, Config
+from fusedlib.ops.loss import kernels as linear_cross_entropy
+from fusedlib.ops.norm import kernels as rms_norm
+from fusedlib.ops.rope import kernels as rope
+from fusedlib.ops.mlp import tiles as swiglu
+from fusedlib.ops.mlp import configs as swiglu_configs
+from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
+from fusedlib.ops.mlp.few_tokens import projections
+from fusedlib.ops.mlp.hopper import kernel as hopper
+from fusedlib.ops.linear.split import hopper as split_hopper
+from fusedlib.ops.linear.split import parts
+from fusedlib.ops.linear.split import product as split
+from fusedlib.ops.mlp.configs import UNALIGNED, Config
 from measure.accumulate_kernel import accumulate_fwd
 from played_driver import play_driver
 from sass import show

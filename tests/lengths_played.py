@@ -25,10 +25,10 @@ torch._C._cuda_getCurrentRawStream = lambda _: 0
 import triton  # noqa: E402
 from torch.nn import Parameter  # noqa: E402
 
-import fusedlib.functional as functional  # noqa: E402
-from fusedlib import call_context  # noqa: E402
-from fusedlib.kernels.host import plan_cache  # noqa: E402
-from fusedlib.kernels.host.problem import MLPProblem  # noqa: E402
+import fusedlib.ops.mlp.function as functional  # noqa: E402
+from fusedlib.ops import call_context  # noqa: E402
+from fusedlib.ops.mlp import plan_cache  # noqa: E402
+from fusedlib.ops.mlp.problem import MLPProblem  # noqa: E402
 from played_driver import play_driver  # noqa: E402
 
 CARD = torch.device("cuda", 0)
@@ -82,9 +82,10 @@ def play(arch: int, processors: int) -> None:
         multi_processor_count=processors
     )
     call_context._PLAIN_TYPES = frozenset((Paper, torch.Tensor, Parameter))
-    from fusedlib.kernels.few_tokens import products as few_products
-    from fusedlib.kernels.host import plan, products
-    from fusedlib.kernels.split import mm, parts, product
+    from fusedlib.ops.mlp.few_tokens import products as few_products
+    from fusedlib.ops.mlp import plan
+    from fusedlib.ops.mlp import products
+    from fusedlib.ops.linear.split import mm, parts, product
 
     by_rows = lambda a, b, _=None: paper((a.shape[0], b.shape[0]), a.dtype)  # noqa: E731
     by_columns = lambda a, b, _=None: paper((a.shape[0], b.shape[1]), a.dtype)  # noqa: E731
@@ -102,7 +103,8 @@ class Noted:
     """Every launch by its own key, and by the key that Triton has for it."""
 
     def __init__(self):
-        from fusedlib.kernels.host import binaries, launch
+        from fusedlib.launch import binaries
+        from fusedlib.launch import launch
 
         binaries.compile_in_background = lambda key, compiled: None
         binaries._load = lambda made: binaries.Binary(lambda *_: None, ())
@@ -148,7 +150,7 @@ def call(weights, tokens):
 
 def calls(weights, lengths) -> dict:
     """What they meet, held against what is listed."""
-    from fusedlib.kernels.host import prebuild
+    from fusedlib.ops.mlp import prebuild
 
     noted = Noted()
     for tokens in lengths:
@@ -169,8 +171,8 @@ def calls(weights, lengths) -> dict:
 
 def specialise() -> None:
     """Forget one `do_not_specialize`, and that binaries depend on numbers."""
-    from fusedlib.kernels import swiglu
-    from fusedlib.kernels.host import launch
+    from fusedlib.ops.mlp import tiles as swiglu
+    from fusedlib.launch import launch
 
     for parameter in swiglu._swiglu_bwd_kernel.params:
         parameter.do_not_specialize = False

@@ -16,7 +16,7 @@ from torch.nn import functional
 import gradient_checks
 from fusedlib import linear
 from fusedlib.bench.settings import matmul_settings
-from fusedlib.kernels.host import route
+from fusedlib.ops.mlp import route
 from gradient_checks import close, same
 from rewritten import rewritten
 from rows_checks import drawn, misses
@@ -39,7 +39,7 @@ def split_everything(monkeypatch) -> None:
 
 def note_products(monkeypatch) -> list[tuple[torch.Size, torch.Size]]:
     """Sizes of the factors that are split from now on, product by product; a plan's are none."""
-    from fusedlib.kernels.split.product import SplitProduct
+    from fusedlib.ops.linear.split.product import SplitProduct
 
     sizes = []
     original = SplitProduct.__call__
@@ -289,7 +289,7 @@ def check_compiled(device: str, shape: Shape = SMALL) -> None:
 
 
 def check_operator(device: str, shape: Shape = SMALL) -> None:
-    from fusedlib.kernels import linear as kernels
+    from fusedlib.ops.linear import operator as kernels
 
     leaves, _ = operands(device, shape)
     torch.library.opcheck(kernels.linear_operator, tuple(leaves.values()))
@@ -340,7 +340,7 @@ def name_of(check: Callable[..., None]) -> str:
 
 # --- teeth ---------------------------------------------------------------------------------------
 
-# What stands in `fusedlib.kernels.linear`, what the fault has there.
+# What stands in `fusedlib.ops.linear.operator`, what the fault has there.
 BROKEN = {
     "bias left out": ("y += bias", "pass"),
     "d_b of the first tokens": ("rows.sum(0)", "rows[1:].sum(0)"),
@@ -352,7 +352,7 @@ BROKEN = {
 
 def broken(monkeypatch, folder, fault: str) -> None:
     """The module with that fault."""
-    from fusedlib.kernels import linear as kernels
+    from fusedlib.ops.linear import operator as kernels
 
     made = rewritten(monkeypatch, folder, kernels, *BROKEN[fault])
     monkeypatch.setattr(kernels, "LinearFunction", made.LinearFunction)

@@ -333,7 +333,7 @@ def check_bound(
     device: str, magnitude: float, vocabulary: int = VOCABULARY, softcap: float = 0.0
 ) -> None:
     """What the kernel's docstring promises of a row, in fp32."""
-    from fusedlib.kernels import linear_cross_entropy as kernels
+    from fusedlib.ops.loss import kernels
 
     rows, smoothing, z_loss, unit = 8, 0.1, 1e-2, 2**-24
     stride = kernels.row_stride(vocabulary, 4)

@@ -9,9 +9,10 @@ from torch.autograd import grad
 
 import called
 import swiglu_checks as checks
-from fusedlib import functional
-from fusedlib.kernels import swiglu_configs
-from fusedlib.kernels.host import plan_cache, route
+from fusedlib.ops.mlp import function as functional
+from fusedlib.ops.mlp import configs as swiglu_configs
+from fusedlib.ops.mlp import plan_cache
+from fusedlib.ops.mlp import route
 from gradient_checks import subsets
 
 HOLDS = (

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from fusedlib.kernels.host import operator
+from fusedlib.launch import operator
 
 
 def rewritten(

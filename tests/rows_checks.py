@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fusedlib import RMSNorm, reference, rms_norm, rope
 from fusedlib.bench import check
-from fusedlib.kernels.host.route import has_kernels
+from fusedlib.ops.mlp.route import has_kernels
 from fusedlib.patch import recomputed
 from fusedlib.patch.recomputed import recompute_in_backward
 from gradient_checks import LAYOUTS, close, same

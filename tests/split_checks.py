@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fusedlib.kernels.host.launch import cdiv
-from fusedlib.kernels.split import parts
-from fusedlib.kernels.split import product as products
+from fusedlib.launch.launch import cdiv
+from fusedlib.ops.linear.split import parts
+from fusedlib.ops.linear.split import product as products
 from split_families import FAMILIES, drawn
 
 SHAPE = (140, 300, 134)  # m, k, n: ragged, more than one 128-tile each way
@@ -25,7 +25,7 @@ def product(a: Tensor, b: Tensor, turned_a: bool = False, turned_b: bool = False
 
 
 def bound(a: Tensor, b: Tensor) -> Tensor:
-    """What the contract of `fusedlib.kernels.split` allows, and roundings where fp32 ends."""
+    """What the contract of `fusedlib.ops.linear.split` allows, and roundings where fp32 ends."""
     a, b = a.double().abs(), b.double().abs()
     small = a.amax(1, True) * b.sum(0, True) + b.amax(0, True) * a.sum(1, True)
     return (

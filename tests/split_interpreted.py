@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import split_checks as checks
-from fusedlib.kernels.host import route
-from fusedlib.kernels.split import mm, parts
-from fusedlib.kernels.split import product as products
-from fusedlib.kernels.swiglu_configs import Config
+from fusedlib.ops.mlp import route
+from fusedlib.ops.linear.split import mm, parts
+from fusedlib.ops.linear.split import product as products
+from fusedlib.ops.mlp.configs import Config
 from rewritten import rewritten
 
 

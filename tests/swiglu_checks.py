@@ -17,7 +17,7 @@ import gradient_checks
 from fusedlib import reference
 from fusedlib.bench import check
 from fusedlib.bench.rivals import Workload
-from fusedlib.functional import SAVES, geglu_mlp, swiglu, swiglu_mlp
+from fusedlib.ops.mlp.function import SAVES, geglu_mlp, swiglu, swiglu_mlp
 from gradient_checks import close, same
 from measure.mlp_problem import Inputs, SwiGLUProblem, draw
 

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from fusedlib import reference
 from fusedlib.bench import check
-from fusedlib.functional import SAVES, swiglu_mlp
+from fusedlib.ops.mlp.function import SAVES, swiglu_mlp
 from swiglu_checks import halves_at_once, mlp, worse
 
 NAMES = ("x", "w_gate_up", "w_down", "dy")

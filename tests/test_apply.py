@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("transformers")
 
 import fusedlib
-from fusedlib import projection
-from fusedlib.fused_class import Fused, fusion_state
+from fusedlib.ops.linear import function as projection
+from fusedlib.ops.fused_class import Fused, fusion_state
 from fusedlib.patch import apply
 from fusedlib.patch import modules as fused_modules
 from llama_models import NAMES, TOKENS, VOCABULARY, make, misses_of, parameter, results, tokens

@@ -13,10 +13,13 @@ import swiglu_checks as checks
 
 pytest.importorskip("triton")
 
-from fusedlib import functional
-from fusedlib.kernels.host import mlp_operators, plan_cache, products, route
-from fusedlib.kernels.host.launch import Launch
-from fusedlib.kernels.host.products import is_d_w_down_last
+from fusedlib.ops.mlp import function as functional
+from fusedlib.ops.mlp import operator as mlp_operators
+from fusedlib.ops.mlp import plan_cache
+from fusedlib.ops.mlp import products
+from fusedlib.ops.mlp import route
+from fusedlib.launch.launch import Launch
+from fusedlib.ops.mlp.products import is_d_w_down_last
 from measure import mlp_ledger, pass_memory
 from measure.mlp_ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
 from measure.mlp_problem import SwiGLUProblem

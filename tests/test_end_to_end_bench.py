@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusedlib import projection
+from fusedlib.ops.linear import function as projection
 from fusedlib.bench import attempt, machine, race, results, rivals, sustained, sweep
 from fusedlib.bench.race import Turn
 from fusedlib.patch import apply

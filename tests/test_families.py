@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 import fusedlib  # noqa: E402
 from fusedlib.bench.check import errors, misses  # noqa: E402
-from fusedlib.fused_class import fuse  # noqa: E402
+from fusedlib.ops.fused_class import fuse  # noqa: E402
 from fusedlib.patch import families  # noqa: E402
 from llama_models import SIZES, parameter, results, tokens  # noqa: E402
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import fusedlib
-from fusedlib import norms, rotary
+from fusedlib.ops.norm import function as norms
+from fusedlib.ops.rope import function as rotary
 
 WIDTH, HEADS, LENGTHS = 32, 2, (1, 64, 65, 128)
 

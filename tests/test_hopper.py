@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from fusedlib.kernels.host.cache import BoundedCache
+from fusedlib.launch.cache import BoundedCache
 
 KNOWN = ["of dy", "of w_down", "of gate|up"]
 
@@ -13,14 +13,14 @@ KNOWN = ["of dy", "of w_down", "of gate|up"]
 class TestTensorMaps:
     @pytest.fixture
     def launch(self):
-        hopper = pytest.importorskip("fusedlib.kernels.hopper.kernel")
+        hopper = pytest.importorskip("fusedlib.ops.mlp.hopper.kernel")
         return hopper.backward_launch(torch.zeros(9, 9), 9, True)
 
     @pytest.fixture
     def card(self, launch, monkeypatch):
         """What was encoded, and what was started, as far as Triton's C function."""
         driver = pytest.importorskip("triton.backends.nvidia.driver")
-        from fusedlib.kernels.hopper import launch as hopper_launch
+        from fusedlib.ops.mlp.hopper import launch as hopper_launch
 
         encoded, started = [], []
 
@@ -67,7 +67,7 @@ class TestTensorMaps:
         assert watched() is None
 
     def test_are_not_without_number(self, launch, card, monkeypatch):
-        from fusedlib.kernels.hopper import launch as hopper_launch
+        from fusedlib.ops.mlp.hopper import launch as hopper_launch
 
         monkeypatch.setattr(BoundedCache, "most", 2)
         matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(5)]
@@ -77,7 +77,7 @@ class TestTensorMaps:
         assert len(launch._maps[0]) <= 2 and len(hopper_launch._TENSOR_MAPS) <= 2
 
     def test_go_by_triton_itself_where_its_wrapper_is_unknown(self):
-        from fusedlib.kernels.hopper.launch import unwrap_launcher
+        from fusedlib.ops.mlp.hopper.launch import unwrap_launcher
 
         def wrapper(*arguments):
             return launcher, tensordesc_meta

@@ -8,7 +8,7 @@ import measure.swiglu  # noqa: F401 (registers the rivals)
 from fusedlib import reference
 from fusedlib.bench import check, rivals
 from fusedlib.bench.operation import exact_results
-from fusedlib.functional import path_of
+from fusedlib.ops.mlp.function import path_of
 from measure.mlp_problem import SwiGLUProblem, draw
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

@@ -10,9 +10,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusedlib.bench import paths
-from fusedlib.kernels.host import internals
+from fusedlib.launch import internals
 
-HOME = "fusedlib/kernels/host/internals.py"
+HOME = "fusedlib/launch/internals.py"
 PRIVATE = (
     "_C", "_functorch", "_dynamo", "_python_dispatch", "_subclasses", "_current_level",
     "_assert_async", "_global_forward_hooks", "_forward_hooks", "_backward_hooks", "_reinterpret",

@@ -6,11 +6,12 @@ import torch
 import ahead
 
 pytest.importorskip("triton")
-from fusedlib.kernels import swiglu, swiglu_configs
-from fusedlib.kernels.few_tokens import kernels as few_tokens
-from fusedlib.kernels.hopper import kernel as hopper
-from fusedlib.kernels.split import parts
-from fusedlib.kernels.split import product as products
+from fusedlib.ops.mlp import tiles as swiglu
+from fusedlib.ops.mlp import configs as swiglu_configs
+from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
+from fusedlib.ops.mlp.hopper import kernel as hopper
+from fusedlib.ops.linear.split import parts
+from fusedlib.ops.linear.split import product as products
 
 pytestmark = pytest.mark.timeout(600)  # where nothing is cached
 ARCHITECTURES = sorted(swiglu_configs.SHARED_MEMORY)

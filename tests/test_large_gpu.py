@@ -14,8 +14,8 @@ from torch.autograd import grad
 
 from fusedlib import reference
 from fusedlib.bench import check
-from fusedlib.functional import SAVES, swiglu_mlp
-from fusedlib.kernels import swiglu as kernels
+from fusedlib.ops.mlp.function import SAVES, swiglu_mlp
+from fusedlib.ops.mlp import tiles as kernels
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ import torch
 
 import fusedlib
 from ahead import compiled_ahead
-from fusedlib.kernels.host import binaries
+from fusedlib.launch import binaries
 from fusedlib.patch import warm_up as warm
 
 LENGTHS = random.Random(0).sample(range(1, 6001), 70)
@@ -104,8 +104,8 @@ class TestWarmUp:
     @pytest.mark.parametrize("roles", [True, False])
     def test_roles_are_done_without_where_they_do_not_compile(self, monkeypatch, roles):
         errors = pytest.importorskip("triton.errors")
-        from fusedlib.kernels import swiglu
-        from fusedlib.kernels.host import prebuild
+        from fusedlib.ops.mlp import tiles as swiglu
+        from fusedlib.ops.mlp import prebuild
 
         if swiglu.hopper is None:
             pytest.skip("another Gluon")

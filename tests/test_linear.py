@@ -11,7 +11,7 @@ from torch.nn.utils.prune import l1_unstructured
 import fusedlib
 import linear_checks as checks
 from fusedlib import Linear, linear
-from fusedlib.fused_class import fuse
+from fusedlib.ops.fused_class import fuse
 from fusedlib.patch.apply import FusedLinear
 from interpreter import passed_in_the_interpreter
 

@@ -162,7 +162,7 @@ def test_meta_and_fake_tensors_have_shapes():
 
 
 def test_chunks_fit_their_budget():
-    kernels = pytest.importorskip("fusedlib.kernels.linear_cross_entropy")
+    kernels = pytest.importorskip("fusedlib.ops.loss.kernels")
     for tokens in (0, 1, 127, 2048, 2049, 8192, 100_000):
         for vocabulary in (1, 33, 32000, 50257, 128256, 10**6):
             for itemsize in (2, 4):
@@ -175,7 +175,7 @@ def test_chunks_fit_their_budget():
 
 def test_plans_of_a_large_vocabulary():
     """8192 tokens; bytes in MiB, of which 250.5 are 1024 tokens' logits in half precision."""
-    kernels = pytest.importorskip("fusedlib.kernels.linear_cross_entropy")
+    kernels = pytest.importorskip("fusedlib.ops.loss.kernels")
     least, balanced = kernels.LEAST, kernels.BALANCED
     half, single = torch.bfloat16, torch.float32
     wanted = [
@@ -223,7 +223,7 @@ class Allocated(TorchDispatchMode):
 @pytest.mark.parametrize("rows", [0, 40, 140, 2000])
 def test_a_plan_s_memory_is_what_is_allocated(monkeypatch, dtype, shape, rows):
     """Of a call and of d_W's rounding after it, with budgets of so many rows of logits."""
-    kernels = pytest.importorskip("fusedlib.kernels.linear_cross_entropy")
+    kernels = pytest.importorskip("fusedlib.ops.loss.kernels")
     monkeypatch.setattr(kernels, "cross_entropy_rows", lambda *_, **__: None)
     leaves, target, _ = checks.drawn("cpu", dtype, shape)
     hidden, weight = (leaf.detach() for leaf in leaves.values())

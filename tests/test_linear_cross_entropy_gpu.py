@@ -13,7 +13,7 @@ from fusedlib import linear_cross_entropy
 from swiglu_checks import captured, close, same
 
 pytest.importorskip("triton")
-from fusedlib.kernels import linear_cross_entropy as kernels
+from fusedlib.ops.loss import kernels
 
 pytestmark = pytest.mark.gpu
 DTYPES = ("bfloat16", "float16", "float32")

@@ -110,7 +110,7 @@ def test_the_loss_vs_float64(products, settings, vocabulary):
 
 
 def test_the_loss_in_chunks_vs_float64(monkeypatch, products):
-    from fusedlib.kernels import linear_cross_entropy as kernels
+    from fusedlib.ops.loss import kernels
 
     monkeypatch.setattr(kernels, "LOGITS_BYTES", 1024 * 10016 * 4)
     assert loss_checks.misses("cuda", "float32", (3000, 1024, 10016)) == []

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusedlib import functional, reference
+from fusedlib import reference
+from fusedlib.ops.mlp import function as functional
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt
 from fusedlib.bench.rivals import Workload, rival

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 pytest.importorskip("transformers")
 
 import fusedlib
-from fusedlib.fused_class import Fused
+from fusedlib.ops.fused_class import Fused
 from llama_models import NAMES, make, misses_of, tokens
 
 GATE = "model.layers.0.mlp.gate_proj"

@@ -1,14 +1,15 @@
-"""Which code runs a call: the table of `fusedlib.kernels.host.route`, on cards that are played."""
+"""Which code runs a call: the table of `fusedlib.ops.mlp.route`, on cards that are played."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fusedlib.functional import path_of
-from fusedlib.kernels import swiglu_configs
-from fusedlib.kernels.host import plan_cache, route
-from fusedlib.kernels.host.route import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem
+from fusedlib.ops.mlp.function import path_of
+from fusedlib.ops.mlp import configs as swiglu_configs
+from fusedlib.ops.mlp import plan_cache
+from fusedlib.ops.mlp import route
+from fusedlib.ops.mlp.route import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem
 
 CARD = torch.device("cuda", 0)
 

@@ -7,8 +7,8 @@ from torch.autograd import grad
 import broken_rows
 import rows_checks as checks
 from fusedlib import rms_norm, rope
-from fusedlib.kernels import rms_norm as norm_kernels
-from fusedlib.kernels import rope as rope_kernels
+from fusedlib.ops.norm import kernels as norm_kernels
+from fusedlib.ops.rope import kernels as rope_kernels
 from swiglu_checks import captured
 
 pytestmark = pytest.mark.gpu

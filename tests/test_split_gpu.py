@@ -7,8 +7,8 @@ import torch
 
 import fusedlib
 import split_checks as checks
-from fusedlib.kernels.split import parts
-from fusedlib.kernels.split import product as products
+from fusedlib.ops.linear.split import parts
+from fusedlib.ops.linear.split import product as products
 from rewritten import rewritten
 
 pytestmark = [

@@ -10,11 +10,11 @@ import broken_calls
 import fusedlib
 import measure.swiglu  # noqa: F401  (registers the rivals)
 import swiglu_checks as checks
-from fusedlib import functional
+from fusedlib.ops.mlp import function as functional
 from fusedlib.bench import paths, rivals
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.functional import swiglu, swiglu_mlp
-from fusedlib.kernels.host import route
+from fusedlib.ops.mlp.function import swiglu, swiglu_mlp
+from fusedlib.ops.mlp import route
 from measure.mlp_problem import SwiGLUProblem, draw
 
 SHAPE = (70, 83, 101)
@@ -132,7 +132,7 @@ def test_kernels_are_for_gpus_that_have_them(monkeypatch):
 
 def test_fp32_products_follow_torch_s_switches():
     pytest.importorskip("triton")
-    from fusedlib.kernels.swiglu_configs import fp32_precision
+    from fusedlib.ops.mlp.configs import fp32_precision
 
     wide, half = torch.zeros(1), torch.zeros(1, dtype=torch.float16)
     before = torch.get_float32_matmul_precision()
@@ -155,7 +155,7 @@ def test_importing_the_package_imports_no_torch():
     code = """
 import sys, fusedlib
 assert not {"torch", "triton"} & set(sys.modules)
-import fusedlib.functional, fusedlib.modules
+import fusedlib.ops.mlp.function, fusedlib.modules
 assert "triton" not in sys.modules or "torch" in sys.modules
 assert callable(fusedlib.swiglu) and callable(fusedlib.swiglu_mlp)
 assert fusedlib.SwiGLUMLP.__module__ == "fusedlib.modules"

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import swiglu_drawn as drawn
-from fusedlib.kernels.host import route
+from fusedlib.ops.mlp import route
 from interpreter import passed_in_the_interpreter
 
 PARTS, EXAMPLES = 10, 50  # 500 cases; ten tests, so that pytest-xdist can share their compiling

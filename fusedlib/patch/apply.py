@@ -2,7 +2,7 @@
 
 No class is patched: a module that is replaced stays the object that it was, with the parameters,
 hooks, children and attributes that it had, and gets a class of its own whose `forward` is fused
-(`fusedlib.fused_class.Fused`). Where a call asks for what is not fused, its old `forward` runs.
+(`fusedlib.ops.fused_class.Fused`). Where a call asks for what is not fused, its old `forward` runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from fusedlib.fused_class import (
+from fusedlib.ops.fused_class import (
     LINEAR_FORWARDS,
     Fused,
     full_name,
@@ -28,7 +28,7 @@ from fusedlib.fused_class import (
     package_of,
     stored_weight,
 )
-from fusedlib.kernels.host.route import MIN_CAPABILITY, has_kernels
+from fusedlib.ops.mlp.route import MIN_CAPABILITY, has_kernels
 from fusedlib.modules import Linear
 from fusedlib.patch.families import FAMILIES, LITGPT, PARAMETRIZED, Family, Part, changed
 from fusedlib.patch.modules import FusedAttention, FusedHead, FusedLinear, FusedMLP, FusedRMSNorm

@@ -27,24 +27,24 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.functional import linear
 
-from fusedlib.call_context import autocast_enabled, is_plain_eager
-from fusedlib.fused_class import LINEAR_FORWARDS, fusion_state
-from fusedlib.kernels.host import internals
-from fusedlib.kernels.host.autograd import gradients as mlp_gradients
-from fusedlib.kernels.host.autograd import (
+from fusedlib.ops.call_context import autocast_enabled, is_plain_eager
+from fusedlib.ops.fused_class import LINEAR_FORWARDS, fusion_state
+from fusedlib.launch import internals
+from fusedlib.ops.mlp.autograd import gradients as mlp_gradients
+from fusedlib.ops.mlp.autograd import (
     run_forward,
     save_for_backward,
     saved_for_backward,
     separate_gate_up,
 )
-from fusedlib.kernels.host.cache import BoundedCache
-from fusedlib.kernels.host.first_order import first_order
-from fusedlib.kernels.host.plan import Plan, contiguous_and_aligned
-from fusedlib.kernels.host.plan_cache import plan_for
-from fusedlib.kernels.host.prebuild import build_for_training
-from fusedlib.kernels.host.route import runs_fused_kernels
-from fusedlib.kernels.rms_norm import rms_norm_bwd, rms_norm_fwd
-from fusedlib.kernels.rope import normed_rope_bwd, normed_rope_fwd, rope_call
+from fusedlib.launch.cache import BoundedCache
+from fusedlib.launch.first_order import first_order
+from fusedlib.ops.mlp.plan import Plan, contiguous_and_aligned
+from fusedlib.ops.mlp.plan_cache import plan_for
+from fusedlib.ops.mlp.prebuild import build_for_training
+from fusedlib.ops.mlp.route import runs_fused_kernels
+from fusedlib.ops.norm.kernels import rms_norm_bwd, rms_norm_fwd
+from fusedlib.ops.rope.kernels import normed_rope_bwd, normed_rope_fwd, rope_call
 from fusedlib.patch import qkv
 
 METADATA = attrgetter("shape", "dtype", "device")

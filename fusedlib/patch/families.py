@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from fusedlib.fused_class import (
+from fusedlib.ops.fused_class import (
     Fused,
     Fusion,
     full_name,

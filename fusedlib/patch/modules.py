@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from fusedlib import projection
-from fusedlib.functional import gated_mlp, gelu_name
-from fusedlib.fused_class import (
+from fusedlib.ops.linear import function as projection
+from fusedlib.ops.mlp.function import gated_mlp, gelu_name
+from fusedlib.ops.fused_class import (
     BRING_TO_READERS,
     LINEAR_FORWARDS,
     Fused,
@@ -27,13 +27,13 @@ from fusedlib.fused_class import (
     package_of,
     plain_weights,
 )
-from fusedlib.kernels.host.route import has_kernels
-from fusedlib.kernels.operands import HALF_DTYPES
-from fusedlib.loss import linear_cross_entropy
-from fusedlib.norms import rms_norm
+from fusedlib.ops.mlp.route import has_kernels
+from fusedlib.ops.operands import HALF_DTYPES
+from fusedlib.ops.loss.function import linear_cross_entropy
+from fusedlib.ops.norm.function import rms_norm
 from fusedlib.patch.qkv import projections
 from fusedlib.patch.recomputed import recompute_in_backward
-from fusedlib.rotary import rope
+from fusedlib.ops.rope.function import rope
 
 
 class FusedRMSNorm(Fused):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.kernels.host.internals import saved_tensor_hooks
+from fusedlib.launch.internals import saved_tensor_hooks
 
 DEPTH = 3  # a linear layer's result is a view of its product's, behind one more for its bias
 
@@ -74,7 +74,7 @@ def _again(
             "a norm's output is computed again for backward, but its input or weight has been "
             "modified in place since: do that after backward, or apply_to with rms_norm=False"
         )
-    from fusedlib.norms import rms_norm
+    from fusedlib.ops.norm.function import rms_norm
 
     eps, hf = settings
     y = rms_norm(*operands, eps, cast="hf" if hf else "litgpt")

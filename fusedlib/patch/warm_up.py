@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib.kernels.host.problem import MLPProblem
-from fusedlib.kernels.host.route import has_kernels
-from fusedlib.kernels.operands import KERNEL_DTYPES
+from fusedlib.ops.mlp.problem import MLPProblem
+from fusedlib.ops.mlp.route import has_kernels
+from fusedlib.ops.operands import KERNEL_DTYPES
 from fusedlib.modules import SwiGLUMLP
 from fusedlib.patch.apply import why_plain
 from fusedlib.patch.modules import FusedMLP
@@ -83,8 +83,8 @@ def warm_up(
         return WarmUpReport((), time.perf_counter() - began, why)
     from triton.errors import TritonError
 
-    from fusedlib.kernels import swiglu
-    from fusedlib.kernels.host.prebuild import NeededBinary, layer_binaries
+    from fusedlib.ops.mlp import tiles as swiglu
+    from fusedlib.ops.mlp.prebuild import NeededBinary, layer_binaries
 
     needed: dict[Hashable, tuple[str, NeededBinary]] = {}
     for problem in layers:

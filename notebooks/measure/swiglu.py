@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from fusedlib import functional, reference
+from fusedlib import reference
+from fusedlib.ops.mlp import function as functional
 from fusedlib.bench import cuda_graphs, race, rivals, roofline
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.cases import Case, grid, require_known

@@ -7,8 +7,8 @@ import torch
 
 import broken_rows
 import decoder_layer_checks as checks
-from fusedlib.kernels import rms_norm as norm_kernels
-from fusedlib.kernels import rope as rope_kernels
+from fusedlib.ops.norm import kernels as norm_kernels
+from fusedlib.ops.rope import kernels as rope_kernels
 from fusedlib.patch import decoder_layer
 
 

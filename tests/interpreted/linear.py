@@ -23,12 +23,12 @@ from broken_kernels import without_scales
 from called import note_launches
 from fusedlib import linear, reference
 from fusedlib.bench import check
-from fusedlib.kernels.host import route
-from fusedlib.kernels.split import product as products
-from fusedlib.kernels.swiglu_configs import Config
+from fusedlib.ops.mlp import route
+from fusedlib.ops.linear.split import product as products
+from fusedlib.ops.mlp.configs import Config
 from fusedlib.patch import recomputed
 from fusedlib.patch.recomputed import recompute_in_backward
-from fusedlib.projection import linear_by_each
+from fusedlib.ops.linear.function import linear_by_each
 
 torch.set_num_threads(1)  # two wait for one another where others use the cores
 
@@ -211,7 +211,7 @@ PADDED, WHOLE = 201, 224  # rows of logits
      ("all, mean", PADDED, True), ("all, by token", WHOLE, False)],
 )  # fmt: skip
 def test_the_loss_by_the_same_product(started, monkeypatch, settings, vocabulary, chunked):
-    from fusedlib.kernels import linear_cross_entropy as kernels
+    from fusedlib.ops.loss import kernels
 
     tokens, width = 140, 136
     if chunked:
@@ -456,7 +456,7 @@ def test_broken_parts_are_rejected(monkeypatch):
 
 
 def test_a_loss_whose_chunks_are_not_added_is_rejected(monkeypatch):
-    from fusedlib.kernels import linear_cross_entropy as kernels
+    from fusedlib.ops.loss import kernels
 
     shape = 140, 136, 201
     monkeypatch.setattr(kernels, "LOGITS_BYTES", 60 * kernels.row_stride(201, 4) * 4)

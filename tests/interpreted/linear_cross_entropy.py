@@ -9,8 +9,8 @@ import torch
 
 import linear_cross_entropy_checks as checks
 from fusedlib import linear_cross_entropy
-from fusedlib.kernels import linear_cross_entropy as kernels
-from fusedlib.kernels import linear_cross_entropy_ops as ops
+from fusedlib.ops.loss import kernels
+from fusedlib.ops.loss import operator as ops
 from gradient_checks import refuses_second_derivatives, refuses_transforms_of_backward
 from rewritten import rewritten
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fusedlib import SwiGLUMLP, linear_cross_entropy, rms_norm, rope, swiglu_mlp
-from fusedlib.kernels.host.route import runs_fused_kernels
+from fusedlib.ops.mlp.route import runs_fused_kernels
 
 DEVICE = sys.argv[1]
 DTYPE = torch.float32 if DEVICE == "cpu" else torch.bfloat16

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import grad
 
-from fusedlib.kernels.few_tokens import projections as kernels
+from fusedlib.ops.mlp.few_tokens import projections as kernels
 from fusedlib.patch import qkv
 from projections_checks import SHAPES, misses, operands, step
 

@@ -11,12 +11,13 @@ import swiglu_checks as checks
 from broken_kernels import without_scales
 from called import Called
 from fusedlib.bench.settings import matmul_settings
-from fusedlib.functional import SAVES, path_of, swiglu_mlp
-from fusedlib.kernels.host import plan_cache, route
-from fusedlib.kernels.host.fixed import fixed_weights
-from fusedlib.kernels.split import parts
-from fusedlib.kernels.split import product as products
-from fusedlib.kernels.swiglu_configs import Config
+from fusedlib.ops.mlp.function import SAVES, path_of, swiglu_mlp
+from fusedlib.ops.mlp import plan_cache
+from fusedlib.ops.mlp import route
+from fusedlib.ops.linear.fixed import fixed_weights
+from fusedlib.ops.linear.split import parts
+from fusedlib.ops.linear.split import product as products
+from fusedlib.ops.mlp.configs import Config
 
 SHAPE = (24, 32, 48)  # tokens, hidden, inner
 LONG = (264, 256, 272)  # sums long enough that the parts' own error is not the largest

@@ -17,13 +17,17 @@ import broken_kernels
 import plan_checks
 import swiglu_checks as checks
 from called import Called
-from fusedlib.functional import gated_mlp, geglu_mlp, swiglu, swiglu_mlp
-from fusedlib.kernels import activation, swiglu_configs
-from fusedlib.kernels import swiglu as kernels
-from fusedlib.kernels.host import launch, mlp_operators, plan_cache, route
-from fusedlib.kernels.host.plan import Plan
-from fusedlib.kernels.host.problem import ACTIVATIONS
-from fusedlib.kernels.host.route import runs_fused_kernels
+from fusedlib.ops.mlp.function import gated_mlp, geglu_mlp, swiglu, swiglu_mlp
+from fusedlib.ops.mlp import activation
+from fusedlib.ops.mlp import configs as swiglu_configs
+from fusedlib.ops.mlp import tiles as kernels
+from fusedlib.launch import launch
+from fusedlib.ops.mlp import operator as mlp_operators
+from fusedlib.ops.mlp import plan_cache
+from fusedlib.ops.mlp import route
+from fusedlib.ops.mlp.plan import Plan
+from fusedlib.ops.mlp.problem import ACTIVATIONS
+from fusedlib.ops.mlp.route import runs_fused_kernels
 from gradient_checks import refuses_transforms_of_backward
 from rewritten import rewritten
 

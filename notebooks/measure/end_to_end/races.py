@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib import fused_class
+from fusedlib.ops import fused_class
 from fusedlib.bench import check, rivals, step_clock, sustained
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Race

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, log_softmax
 
-from fusedlib import functional, reference
+from fusedlib import reference
+from fusedlib.ops.mlp import function as functional
 from fusedlib.bench.cases import require_known
 from fusedlib.bench.rivals import get, rival
 from fusedlib.bench.settings import matmul_settings

@@ -1,0 +1,189 @@
+"""The loss of `fusedlib.ops.loss.kernels` as torch operators, with their gradients.
+
+| operator                                  | kept for backward                              |
+|-------------------------------------------|------------------------------------------------|
+| `fusedlib::linear_cross_entropy`          | the gradients themselves, as forward left them |
+| `fusedlib::linear_cross_entropy_by_token` | hidden, weight, bias, target, class_weights    |
+
+Backward writes over the gradients that were kept where nobody else can see them: the graph is not
+retained, and no saved-tensor hooks were set in the forward. A second derivative raises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedlib.launch.first_order import refuses_transforms
+from fusedlib.launch.internals import (
+    assert_async,
+    dispatch_mode_count,
+    retains_graph,
+    saved_tensor_hooks,
+)
+from fusedlib.launch.operator import operator
+from fusedlib.ops.loss.kernels import fill_scaled, losses_and_gradients, plan
+
+
+def _check_targets(target: Tensor, valid: Tensor, vocabulary: int) -> None:
+    """As torch's own loss: an error of the device, without waiting for it."""
+    assert_async(
+        (((target >= 0) & (target < vocabulary)) | ~valid).all(),
+        f"a target is neither in [0, {vocabulary}) nor ignore_index",
+    )
+
+
+@operator("linear_cross_entropy")
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    class_weights: Tensor | None, token_weights: Tensor | None, total: Tensor | None,
+    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, memory: int,
+    wants_hits: bool, wants: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The sum of the losses, over `total` if there is one, its gradients, and their factor.
+
+    Returns:
+        loss, fp32; hits (tokens,); a scalar, d_hidden, d_W and d_b, whose product with it is the
+        gradient. What is not in `wants` (of hidden, weight, bias), or not wanted, is empty.
+    """
+    valid = target != ignore_index
+    _check_targets(target, valid, weight.shape[0])
+    factor = scale = torch.ones((), dtype=torch.float32, device=hidden.device)
+    if total is not None:
+        scale = total.reciprocal()
+        if hidden.dtype == torch.float16:  # d_logits of weights that are 1 in the mean, then 1/n
+            count = valid.sum(dtype=torch.float32)
+            scale, factor = count / total, count.clamp_min(1).reciprocal()
+    losses, hits, *gradients = losses_and_gradients(
+        hidden, weight, bias, target, token_weights, class_weights, scale, ignore_index,
+        label_smoothing, z_loss, softcap, memory, tuple(wants), wants_hits,
+    )  # fmt: skip
+    d_hidden, d_weight, d_bias = (hidden.new_empty(0) if d is None else d for d in gradients)
+    hits = losses.new_empty(0) if hits is None else hits
+    loss = losses.sum() if total is None else losses.sum() / total
+    return loss, hits, factor.clone(), d_hidden, d_weight, d_bias
+
+
+@operator("linear_cross_entropy_by_token")
+def linear_cross_entropy_by_token(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    class_weights: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float,
+    softcap: float, memory: int, wants_hits: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Losses and hits (tokens,), fp32; `memory` is `plan`'s, as of the operator above."""
+    _check_targets(target, target != ignore_index, weight.shape[0])
+    one = torch.ones((), dtype=torch.float32, device=hidden.device)
+    no_gradients = False, False, False
+    losses, hits, *_ = losses_and_gradients(
+        hidden, weight, bias, target, None, class_weights, one, ignore_index, label_smoothing,
+        z_loss, softcap, memory, no_gradients, wants_hits,
+    )  # fmt: skip
+    return losses, losses.new_empty(0) if hits is None else hits
+
+
+@operator("scaled", last=True)
+def scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The source, contiguous, times a scalar of fp32, rounded to `dtype`. It has no gradient."""
+    return fill_scaled(source, source.new_empty(source.shape, dtype=dtype), factor)
+
+
+@torch.library.register_fake(linear_cross_entropy)
+def _(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    class_weights: Tensor | None, token_weights: Tensor | None, total: Tensor | None,
+    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, memory: int,
+    wants_hits: bool, wants: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    sums = torch.float32
+    if wants[1] and weight.dtype == torch.bfloat16:  # else nobody asks how many tokens there are
+        sums = plan(hidden.shape[0], weight, memory=memory).sums
+    shapes = (hidden.shape, hidden.dtype), (weight.shape, sums), (weight.shape[:1], torch.float32)
+    d_hidden, d_weight, d_bias = (
+        hidden.new_empty(shape, dtype=dtype) if want else hidden.new_empty(0)
+        for (shape, dtype), want in zip(shapes, wants, strict=True)
+    )
+    one = hidden.new_empty((), dtype=torch.float32)
+    hits = one.new_empty(hidden.shape[0] if wants_hits else 0)
+    return one, hits, torch.empty_like(one), d_hidden, d_weight, d_bias
+
+
+@torch.library.register_fake(linear_cross_entropy_by_token)
+def _(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    class_weights: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float,
+    softcap: float, memory: int, wants_hits: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    losses = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
+    return losses, losses.new_empty(hidden.shape[0] if wants_hits else 0)
+
+
+@torch.library.register_fake(scaled)
+def _(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    return source.new_empty(source.shape, dtype=dtype)
+
+
+def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.dtype = inputs[0].dtype
+    ctx.owns_gradients = saved_tensor_hooks(False) is None
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*output[2:])
+
+
+@refuses_transforms
+def _gradients(
+    ctx: Any, upstream: Tensor | None, _: Any, *others: Tensor | None
+) -> tuple[Any, ...]:
+    """The gradients of hidden, weight and bias."""
+    if any(other is not None for other in others):
+        raise RuntimeError(
+            "the fused linear_cross_entropy has no second derivative; differentiate float64"
+        )
+    if upstream is None:
+        return (None,) * len(ctx.needs_input_grad)
+    factor, *unscaled = ctx.saved_tensors
+    factor = factor * upstream
+    gradients = [
+        _scaled_gradient(ctx, d, factor) if want else None
+        for d, want in zip(unscaled, ctx.needs_input_grad[:3], strict=True)
+    ]
+    return *gradients, *(None,) * (len(ctx.needs_input_grad) - 3)
+
+
+def _scaled_gradient(ctx: Any, unscaled: Tensor, factor: Tensor) -> Tensor:
+    """factor · kept in the inputs' dtype, over what was kept if it may be."""
+    watched = type(unscaled) is not Tensor or dispatch_mode_count()
+    watched = watched or torch.is_grad_enabled()  # somebody may differentiate the result again
+    if watched or not ctx.owns_gradients or unscaled.dtype != ctx.dtype or retains_graph():
+        return scaled(unscaled, factor, ctx.dtype)
+    unscaled = unscaled.detach()
+    return fill_scaled(unscaled, unscaled, factor)
+
+
+def _set_up_by_token(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*inputs[:5])
+    ctx.settings = inputs[5:-1]
+
+
+@refuses_transforms
+def _gradients_by_token(ctx: Any, upstream: Tensor, _: None) -> tuple[Any, ...]:
+    operands = ctx.saved_tensors
+    wants = list(ctx.needs_input_grad[:3])
+    _, _, factor, *gradients = linear_cross_entropy(
+        *operands, upstream.contiguous(), None, *ctx.settings, False, wants
+    )
+    dtype = operands[0].dtype  # the factor is 1: d_W and d_b may have to be rounded yet
+    finished = [
+        (d if d.dtype == dtype else scaled(d, factor, dtype)) if want else None
+        for d, want in zip(gradients, wants, strict=True)
+    ]
+    return *finished, *(None,) * (len(ctx.needs_input_grad) - 3)
+
+
+torch.library.register_autograd(linear_cross_entropy, _gradients, setup_context=_set_up)
+torch.library.register_autograd(
+    linear_cross_entropy_by_token, _gradients_by_token, setup_context=_set_up_by_token
+)

@@ -1,0 +1,275 @@
+# ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
+"""Three linear layers of one x at few tokens: all results by one launch, all gradients by another.
+
+One H100, bf16, in a graph with cold weights, µs, here and by torch (its better way), x of 896, 2048
+and 4096, weights of as many rows and an eighth, a quarter and a quarter of it:
+
+| tokens | forward: 896 | 2048        | 4096       | gradients: 896 | 2048       | 4096       |
+|--------|--------------|-------------|------------|----------------|------------|------------|
+| 64     | 4.6, 12.7    | 8.1, 18.7   | 23.3, 34.4 | 5.9, 12.7      | 13.6, 25.7 | 44.3, 62.8 |
+| 128    | 4.5, 12.6    | 9.9, 18.6   | 25.7, 35.4 | 5.9, 12.5      | 17.5, 27.9 | 50.5, 68.0 |
+| 256    | 5.9, 13.1    | 12.4, 19.4  | 32.3, 41.1 | 7.6, 14.8      | 24.4, 32.0 | 89.5, 80.3 |
+| 512    | 7.1, 13.6    | 17.3, 23.5  | 61.3, 49.2 |                |            |            |
+
+    forward     y_i = x W_iᵀ + b_i
+    backward    d_x = Σ dy_i W_i        d_W_i = dy_iᵀ x
+
+| tensor          | shape               |
+|-----------------|---------------------|
+| x, d_x          | (tokens, inputs)    |
+| W_i, d_W_i      | (outputs_i, inputs) |
+| b_i             | (outputs_i,)        |
+| y_i, dy_i       | (tokens, outputs_i) |
+
+All are contiguous, at 16 bytes, of one dtype of 16 bits. Sums are fp32, rounded once: that of d_x
+too, over all three. Of n terms each errs by at most n 2⁻²² of their magnitudes' sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fusedlib.ops.blocks import load_block, store_block
+from fusedlib.ops.mlp.few_tokens.kernels import (
+    DEFAULT_TILE_SIDE,
+    INTERPRETED,
+    OUTER_TILE_SIDE,
+    ROW_PRODUCT_CONFIGS,
+    _outer_product,
+    choose_config,
+    choose_d_x_config,
+    row_product,
+    tiles_per_program,
+    token_block,
+)
+from fusedlib.launch.cache import BoundedCache
+from fusedlib.launch.launch import (
+    Launch,
+    allocator,
+    cdiv,
+    contiguous_layout,
+    current_device,
+    current_index,
+)
+from fusedlib.ops.mlp.plan import contiguous_and_aligned
+from fusedlib.ops.mlp.route import FUSED_KERNEL_DTYPES, has_kernels
+from fusedlib.ops.mlp.configs import (
+    ALIGNMENT,
+    FEW_TOKENS,
+    MAX_PROJECTION_TOKENS,
+    ONE_WAVE,
+    architecture,
+    count_tiles,
+)
+
+# The most tokens of which gradients come by one launch: of weights of SMALL elements in all, and of
+# larger ones.
+SMALL_WEIGHTS, MAX_TOKENS_OF_SMALL, MAX_TOKENS_OF_LARGE = 1 << 23, 256, 128
+
+# Pointers and sizes are chosen, not code: with a loop for each of the three, each would have shared
+# memory of its own.
+
+
+@triton.jit(do_not_specialize=("tokens", "q_programs", "k_programs"))
+def _few_projections_kernel(  # type: ignore[no-untyped-def]
+    x, w_q, w_k, w_v, b_q, b_k, b_v, q, k, v, tokens, inputs, q_width, k_width, v_width,
+    q_programs, k_programs, BIASED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The first `q_programs` programs are q's, `k_programs` more k's, the rest v's."""
+    program = tl.program_id(0)
+    is_q, is_k = program < q_programs, program < q_programs + k_programs
+    tile = program - tl.where(is_q, 0, tl.where(is_k, q_programs, q_programs + k_programs))
+    weight = tl.where(is_q, w_q, tl.where(is_k, w_k, w_v))
+    result = tl.where(is_q, q, tl.where(is_k, k, v))
+    width = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
+    bias = tl.where(is_q, b_q, tl.where(is_k, b_k, b_v))
+    row_product(
+        x, weight, bias, result, tile, tokens, inputs, width, BIASED, BLOCK_M, BLOCK_N, BLOCK_K
+    )  # fmt: skip
+
+
+@triton.jit
+def _sum_of_products(  # type: ignore[no-untyped-def]
+    d_q, d_k, d_v, w_q, w_k, w_v, d_x, tile, tokens, inputs, q_width, k_width, v_width,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """The tile-th [HEIGHT, WIDTH] of d_x (tokens, inputs) = d_q w_q + d_k w_k + d_v w_v."""
+    row_tiles = tl.cdiv(tokens, HEIGHT)
+    row, column = tile % row_tiles * HEIGHT, tile // row_tiles * WIDTH
+    acc = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
+    q_blocks, k_blocks = tl.cdiv(q_width, DEPTH), tl.cdiv(k_width, DEPTH)
+    v_blocks = tl.cdiv(v_width, DEPTH)
+    for block in range(0, q_blocks + k_blocks + v_blocks):
+        is_q, is_k = block < q_blocks, block < q_blocks + k_blocks
+        k = (block - tl.where(is_q, 0, tl.where(is_k, q_blocks, q_blocks + k_blocks))) * DEPTH
+        upstream = tl.where(is_q, d_q, tl.where(is_k, d_k, d_v))
+        weight = tl.where(is_q, w_q, tl.where(is_k, w_k, w_v))
+        depth = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
+        left = load_block(upstream, row, k, tokens, depth, depth, HEIGHT, DEPTH, False)
+        right = load_block(weight, k, column, depth, inputs, inputs, DEPTH, WIDTH, False)
+        acc = tl.dot(left, right, acc)
+    store_block(d_x, acc, row, column, tokens, inputs, inputs, HEIGHT, WIDTH)
+
+
+@triton.jit(do_not_specialize=("tokens", "x_programs", "q_programs", "k_programs"))
+def _few_projections_gradients_kernel(  # type: ignore[no-untyped-def]
+    x, w_q, w_k, w_v, d_q, d_k, d_v, d_x, d_w_q, d_w_k, d_w_v,
+    tokens, inputs, q_width, k_width, v_width, x_programs, q_programs, k_programs,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SIDE: tl.constexpr,
+    SPAN: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """The first `x_programs` programs are d_x's, then those of the weights of q, k and v."""
+    program = tl.program_id(0)
+    if program < x_programs:
+        _sum_of_products(
+            d_q, d_k, d_v, w_q, w_k, w_v, d_x, program, tokens, inputs, q_width, k_width, v_width,
+            BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+    else:
+        program -= x_programs
+        is_q, is_k = program < q_programs, program < q_programs + k_programs
+        tile = program - tl.where(is_q, 0, tl.where(is_k, q_programs, q_programs + k_programs))
+        upstream = tl.where(is_q, d_q, tl.where(is_k, d_k, d_v))
+        result = tl.where(is_q, d_w_q, tl.where(is_k, d_w_k, d_w_v))
+        width = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
+        _outer_product(upstream, x, result, tile, tokens, width, inputs, TOKENS, SIDE, SPAN)
+
+
+# What is kept of calls with the same sizes: a launch and the results' shapes, or None for torch.
+CachedLaunch = tuple[Launch, tuple[Any, ...]] | None
+_FORWARD: BoundedCache[CachedLaunch] = BoundedCache()
+_GRADIENTS: BoundedCache[CachedLaunch] = BoundedCache()
+
+
+def project(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> tuple[Tensor, ...] | None:
+    """y_i (..., outputs_i) of x (..., inputs), all on one device, or None where they are torch's.
+
+    They are for tokens whose tiles do not run at once, other dtypes, sizes that are no multiples
+    of 16, where some have a bias and others not, and for operands that are not contiguous or not at
+    16 bytes.
+    """
+    w_q, w_k, w_v = weights
+    b_q, b_k, b_v = biases
+    biased = b_q is not None
+    key = x.shape, w_q.shape, w_k.shape, w_v.shape, x.dtype, x.device, biased
+    cached = _FORWARD.get(key, _NOT_CACHED)
+    if cached is _NOT_CACHED:
+        cached = _cache_launch(_FORWARD, key, partial(_forward_launch, biased=biased), x, weights)
+    if cached is None or (b_k is not None) != biased or (b_v is not None) != biased:
+        return None
+    if not (x.is_contiguous() and w_q.is_contiguous() and w_k.is_contiguous()):
+        return None
+    bits = x.data_ptr() | w_q.data_ptr() | w_k.data_ptr() | w_v.data_ptr()
+    if b_q is not None and b_k is not None and b_v is not None:
+        if not (b_q.is_contiguous() and b_k.is_contiguous() and b_v.is_contiguous()):
+            return None
+        bits |= b_q.data_ptr() | b_k.data_ptr() | b_v.data_ptr()
+    else:
+        b_q = b_k = b_v = x  # which is not read
+    if bits % 16 or not w_v.is_contiguous():
+        return None
+    launch, results = cached
+    new = allocator(x.device)
+    if x.is_cuda and current_index() != x.get_device():
+        with current_device(x):
+            return _start(launch, new, results, x, w_q, w_k, w_v, b_q, b_k, b_v)
+    return _start(launch, new, results, x, w_q, w_k, w_v, b_q, b_k, b_v)
+
+
+def gradients(
+    x: Tensor, weights: Sequence[Tensor], upstream: Sequence[Tensor]
+) -> tuple[Tensor, ...] | None:
+    """d_x and d_W_i, of upstream dy_i (..., outputs_i), or None where they are torch's."""
+    key = x.shape, *(w.shape for w in weights), x.dtype, x.device
+    cached = _GRADIENTS.get(key, _NOT_CACHED)
+    if cached is _NOT_CACHED:
+        cached = _cache_launch(_GRADIENTS, key, _gradients_launch, x, weights)
+    if cached is None:
+        return None
+    operands: Any = contiguous_and_aligned(x, *weights, *upstream)
+    with current_device(x):
+        return _start(cached[0], allocator(x.device), cached[1], *operands)
+
+
+_NOT_CACHED: Any = object()
+
+
+def _start(
+    launch: Launch, new: Callable[..., Tensor], results: tuple[Any, ...], *operands: Tensor
+) -> tuple[Tensor, ...]:
+    tensors = tuple(new(*shape) for shape in results)
+    launch(*operands, *tensors)
+    return tensors
+
+
+def _cache_launch(
+    cache: BoundedCache[CachedLaunch], key: Hashable, make: Callable[..., Launch | None],
+    x: Tensor, weights: Sequence[Tensor],
+) -> CachedLaunch:  # fmt: skip
+    """The launch for such operands, kept on a GPU; tests change the interpreter's configuration."""
+    inputs, widths = x.shape[-1], tuple(w.shape[0] for w in weights)
+    tokens = x.shape[:-1].numel()
+    even = inputs % ALIGNMENT == 0 and not any(width % ALIGNMENT for width in widths)
+    runs = (
+        0 < tokens <= MAX_PROJECTION_TOKENS
+        and x.dtype in FUSED_KERNEL_DTYPES
+        and has_kernels(x.device)
+    )
+    launch = make(x.device, tokens, inputs, widths) if runs and even else None
+    cached: CachedLaunch = None
+    if launch is not None:
+        shapes: list[tuple[int, ...]] = [(*x.shape[:-1], width) for width in widths]
+        if cache is _GRADIENTS:
+            shapes = [tuple(x.shape), *((width, inputs) for width in widths)]
+        cached = launch, tuple(contiguous_layout(shape, x.dtype) for shape in shapes)
+    if x.is_cuda:
+        cache[key] = cached
+    return cached
+
+
+def _forward_launch(
+    device: torch.device, tokens: int, inputs: int, widths: tuple[int, ...], biased: bool
+) -> Launch | None:
+    config = choose_config(ROW_PRODUCT_CONFIGS, device, tokens, *widths)
+    programs = count_tiles(config, tokens, *widths)
+    if tokens > FEW_TOKENS and not (_has_larger_tiles(device) and programs <= ONE_WAVE):
+        return None
+    scalars = tokens, inputs, *widths, *(count_tiles(config, tokens, width) for width in widths[:2])
+    grid = programs, 1, 1
+    return Launch(_few_projections_kernel, config, grid, (), scalars, {"BIASED": biased})
+
+
+def _gradients_launch(
+    device: torch.device, tokens: int, inputs: int, widths: tuple[int, ...]
+) -> Launch | None:
+    most = MAX_TOKENS_OF_SMALL if inputs * sum(widths) <= SMALL_WEIGHTS else MAX_TOKENS_OF_LARGE
+    if tokens > (most if _has_larger_tiles(device) else FEW_TOKENS):
+        return None
+    config = choose_d_x_config(device, tokens, inputs)
+    side = (
+        config.block_n
+        if INTERPRETED
+        else OUTER_TILE_SIDE.get(architecture(device), DEFAULT_TILE_SIDE)
+    )
+    span = 2 if INTERPRETED else tiles_per_program(cdiv(sum(widths), side) * cdiv(inputs, side))
+    x_programs = count_tiles(config, tokens, inputs)
+    weight_programs = [cdiv(width, side) * cdiv(inputs, side * span) for width in widths]
+    constants = {"SIDE": side, "SPAN": span, "TOKENS": token_block(tokens)}
+    scalars = tokens, inputs, *widths, x_programs, *weight_programs[:2]
+    grid = x_programs + sum(weight_programs), 1, 1
+    return Launch(_few_projections_gradients_kernel, config, grid, (), scalars, constants)
+
+
+def _has_larger_tiles(device: torch.device) -> bool:
+    """True if the device has configurations for more than FEW_TOKENS tokens."""
+    return INTERPRETED or architecture(device) in ROW_PRODUCT_CONFIGS

@@ -1,0 +1,271 @@
+"""The SwiGLU and GeGLU MLPs: fused on NVIDIA GPUs from compute capability 8.0 on, else PyTorch.
+
+The fused path takes bf16 and fp16, and fp32 where products are large. In fp32 they are not fused
+with what follows, which is one kernel of ours: at torch's "highest" they run on the tensor cores
+from two fp16 parts a factor, where an element of a product A B over k terms errs by at most
+
+    (18 + k/4096) 2⁻²² Σ|a||b| + 2⁻³⁹ (max|a| Σ|b| + max|b| Σ|a|)
+
+(`fusedlib.ops.linear.split`; IEEE fp32's own bound is k/4 2⁻²² Σ|a||b|; FUSEDLIB_SPLIT=0 in the
+environment asks for IEEE arithmetic). At "high" they are torch's, in TF32. Other sizes, dtypes and
+devices run the same lines in plain PyTorch, whose own autograd then decides what is kept for
+backward. So do transforms of `torch.func` and forward-mode derivatives.
+
+`fusedlib.ops.mlp.route` decides which code runs, and `plan_cache` beside it keeps its plans.
+In plain eager mode `fusedlib.ops.mlp.autograd` runs the plan. Where something watches
+operators (torch.compile, a dispatch mode, a tensor subclass) the registered ones of
+`fusedlib.ops.mlp.operator` do the same; a forward through them costs the host 25 µs more.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+from fusedlib.ops.call_context import (
+    autocast_enabled,
+    cast_for_autocast,
+    is_distributed,
+    is_plain_eager,
+    present,
+)
+from fusedlib.ops.mlp import plan_cache
+from fusedlib.ops.mlp import route
+from fusedlib.launch.internals import autocasts_anywhere, unwrap_if_dead
+from fusedlib.ops.mlp.problem import ACTIVATIONS
+from fusedlib.ops.operands import check_mlp
+
+SAVES = ("gate_up", "input")
+GateUp = Tensor | tuple[Tensor, Tensor] | list[Tensor]
+
+
+def swiglu(x: Tensor, w_gate_up: GateUp, *, save: str = "gate_up") -> Tensor:
+    """silu(x Wgᵀ) ⊙ (x Wuᵀ), Shazeer 2020.
+
+    Args:
+        x: (..., hidden).
+        w_gate_up: (2·intermediate, hidden), the gate rows above the up rows; or a pair
+            (w_gate, w_up), each (intermediate, hidden), of which each receives its own gradient.
+            Nothing is packed for a pair.
+        save: "gate_up" keeps gate and up for backward, "input" keeps x alone and computes them
+            again.
+
+    Returns:
+        (..., intermediate), in x's dtype, or autocast's.
+
+    Raises:
+        TypeError: an operand that is no tensor.
+        ValueError: shapes, dtypes or devices that do not go together, more or fewer weights than
+            a pair, or an unknown `save`.
+    """
+    return gated_mlp("silu", save, x, w_gate_up)
+
+
+def swiglu_mlp(x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, save: str = "gate_up") -> Tensor:
+    """(silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ.
+
+    Args:
+        x: (..., hidden).
+        w_gate_up: (2·intermediate, hidden), the gate rows above the up rows; or a pair
+            (w_gate, w_up), each (intermediate, hidden), of which each receives its own gradient.
+            Nothing is packed for a pair.
+        w_down: (hidden, intermediate).
+        save: "gate_up" keeps gate and up for backward, 2·intermediate numbers a token; "input"
+            keeps x alone and computes them again. Either way h is computed again, never kept.
+
+    Returns:
+        (..., hidden), in x's dtype, or autocast's. `fusedlib.ops.mlp.tiles` says by how much an
+        element of it, and of each gradient, can err in the kernels.
+
+    Raises:
+        TypeError: an operand that is no tensor.
+        ValueError: shapes, dtypes or devices that do not go together, more or fewer weights than
+            a pair, or an unknown `save`.
+    """
+    return gated_mlp("silu", save, x, w_gate_up, w_down)
+
+
+def geglu_mlp(
+    x: Tensor, w_gate_up: GateUp, w_down: Tensor, *, approximate: str = "tanh",
+    save: str = "gate_up",
+) -> Tensor:  # fmt: skip
+    """(gelu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ: `swiglu_mlp` with another activation, as Gemma's MLPs.
+
+    Args:
+        x: (..., hidden).
+        w_gate_up: as of `swiglu_mlp`.
+        w_down: (hidden, intermediate).
+        approximate: "tanh", or "none" for the exact gelu, as of `torch.nn.functional.gelu`.
+        save: as of `swiglu_mlp`.
+
+    Returns:
+        (..., hidden), in x's dtype, or autocast's.
+
+    Raises:
+        TypeError: an operand that is no tensor.
+        ValueError: an unknown `approximate`, and what `swiglu_mlp` refuses.
+    """
+    return gated_mlp(gelu_name(approximate), save, x, w_gate_up, w_down)
+
+
+def gelu_name(approximate: str) -> str:
+    """The name in ACTIVATIONS of torch's gelu with that `approximate`.
+
+    Raises:
+        ValueError: neither "tanh" nor "none".
+    """
+    if approximate not in ("tanh", "none"):
+        raise ValueError(f"approximate must be one of tanh, none, got {approximate!r}")
+    return "gelu_tanh" if approximate == "tanh" else "gelu"
+
+
+def gated_mlp(activation: str, save: str, x: Tensor, w_gate_up: GateUp, *w_down: Tensor) -> Tensor:
+    """`swiglu_mlp`, or `swiglu` where no w_down is given, with one of ACTIVATIONS."""
+    w_gate, w_up = _split_weights(w_gate_up)
+    down = w_down[0] if w_down else None
+    if down is not None or not w_down:
+        if save == "gate_up" and _is_small_and_valid(x, w_gate, w_up, down):
+            return _plain_pytorch(activation, x, w_gate, w_up, down)
+        plan = _cached_plan(activation, save, x, w_gate, w_up, down)
+        if plan is not None:
+            return _run_plan(save, plan, x, w_gate, w_up, down)
+    if save not in SAVES:
+        raise ValueError(f"save must be one of {', '.join(SAVES)}, got {save!r}")
+    check_mlp(x, w_gate, w_up, *w_down)
+    return _run(activation, save, *cast_for_autocast(x, w_gate, w_up, down))
+
+
+def path_of(x: Tensor, w_gate_up: GateUp, w_down: Tensor | None = None) -> str:
+    """The name of the route that a call on these operands takes: see `kernels.host.route`."""
+    w_gate, w_up = _split_weights(w_gate_up)
+    if not route.runs_kernels(x, w_gate, w_up):
+        return route.PLAIN_PYTORCH
+    return route.choose_route(route.problem_of(x, w_gate, w_up, w_down is not None)).path
+
+
+def _split_weights(w_gate_up: Any) -> tuple[Any, Any]:
+    """w_gate and w_up, or a packed weight and None; what is neither as it is, for `_check`."""
+    if isinstance(w_gate_up, (tuple, list)) and len(w_gate_up) == 2 and w_gate_up[1] is not None:
+        return w_gate_up[0], w_gate_up[1]
+    return w_gate_up, None
+
+
+def _is_small_and_valid(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
+) -> bool:
+    """True if operands are valid and so small, in fp32 or float64, that plain PyTorch runs.
+
+    The check is short, for such a call takes no longer than the host does.
+    """
+    try:
+        dtype, device = x.dtype, x.device
+        if dtype not in _WIDE_DTYPES or dtype in route.FUSED_KERNEL_DTYPES:
+            return False
+        rows, hidden = w_gate.shape
+        if w_up is not None:
+            if w_up.shape != w_gate.shape or w_up.device != device or w_up.dtype is not dtype:
+                return False
+            inner = rows
+        elif rows % 2:
+            return False
+        else:
+            inner = rows // 2
+        if w_down is not None and (
+            w_down.shape != (hidden, inner) or w_down.device != device or w_down.dtype is not dtype
+        ):
+            return False
+        return (
+            w_gate.dtype is dtype
+            and w_gate.device == device
+            and x.shape[-1] == hidden
+            and x.numel() * rows < route.MIN_SPLIT_WORK
+            and not autocasts_anywhere()
+            and not torch.compiler.is_compiling()
+        )
+    except (AttributeError, ValueError, IndexError):  # no tensors or matrices: `check_mlp` says so
+        return False
+
+
+_WIDE_DTYPES = frozenset((torch.float32, torch.float64))
+
+
+def _cached_plan(
+    activation: str, save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None,
+    w_down: Tensor | None,
+) -> Any:  # fmt: skip
+    """The plan of such operands, where nothing has to be looked at anew."""
+    up, down = w_gate if w_up is None else w_up, w_gate if w_down is None else w_down
+    if not is_plain_eager(x, w_gate, up, down) or save not in SAVES:
+        return None
+    plan = plan_cache.lookup_plan(x, w_gate, w_up, w_down, activation)
+    return None if plan is None or autocast_enabled(x.device.type) else plan
+
+
+def _run(
+    activation: str, save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None,
+    w_down: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """By the kernels, directly or as an operator, or in plain PyTorch."""
+    operands: Any = x, w_gate, w_up, w_down
+    if route.runs_kernels(x, w_gate, w_up):
+        if is_plain_eager(*present(*operands)):
+            # Left over from torch.func.
+            living: Any = [t if t is None else unwrap_if_dead(t) for t in operands]
+            x, w_gate, w_up, w_down = living
+            plan = plan_cache.plan_for(x, w_gate, w_up, w_down, activation)
+            return _run_plan(save, plan, x, w_gate, w_up, w_down)
+        if not is_distributed(*operands):
+            return _run_operator(activation, save, *operands)
+    if save == "input" and torch.is_grad_enabled():  # keep operands alone, and compute again later
+        return checkpoint(_plain_pytorch, activation, *operands, use_reentrant=False)
+    return _plain_pytorch(activation, *operands)
+
+
+def _run_operator(
+    activation: str, save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None,
+    w_down: Tensor | None,
+) -> Tensor:  # fmt: skip
+    from fusedlib.ops.mlp import operator as mlp_operators
+
+    # gate|up is stored where a gradient may be asked for.
+    wants_gradient = any(t.requires_grad for t in present(x, w_gate, w_up, w_down))
+    saves = save == "gate_up" and wants_gradient and torch.is_grad_enabled()
+    matrix = x.reshape(-1, x.shape[-1])
+    result, _ = mlp_operators.swiglu_mlp(matrix, w_gate, w_up, w_down, activation, saves)
+    return result.reshape(*x.shape[:-1], result.shape[-1])
+
+
+@cache
+def _eager_kernels() -> tuple[Any, ...]:
+    """Imported late, for Triton need not be there; once, for an import statement costs µs."""
+    from fusedlib.ops.mlp.autograd import apply_swiglu, run_forward
+
+    return apply_swiglu, run_forward
+
+
+def _run_plan(
+    save: str, plan: Any, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
+) -> Tensor:
+    apply, compute = _eager_kernels()
+    wants_gradient = x.requires_grad or w_gate.requires_grad
+    wants_gradient = wants_gradient or (w_down is not None and w_down.requires_grad)
+    wants_gradient = wants_gradient or (w_up is not None and w_up.requires_grad)
+    if wants_gradient and torch.is_grad_enabled():
+        return apply(x, w_gate, w_up, w_down, save == "gate_up", plan)
+    return compute(x, w_gate, w_up, w_down, False, plan)[0]
+
+
+def _plain_pytorch(
+    activation: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
+) -> Tensor:
+    if w_up is None:
+        gate, up = linear(x, w_gate).chunk(2, dim=-1)
+    else:
+        gate, up = linear(x, w_gate), linear(x, w_up)
+    h = ACTIVATIONS[activation](gate) * up
+    return h if w_down is None else linear(h, w_down)

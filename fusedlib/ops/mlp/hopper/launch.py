@@ -1,0 +1,143 @@
+"""How kernels in Gluon are cut and start: tensor maps kept by address.
+
+A tensor map is the 128 bytes from which TMA takes a matrix's address, shape, strides and block. It
+holds nothing of the tensor itself, so that one made for the same values before serves again: that
+of a weight at every length.
+
+Triton 3.6 starts kernels by a C function, but encodes every tensor map anew at every launch, in
+Python. So its C function is called without that wrapper, with maps that were encoded before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from fusedlib.launch.binaries import Binary
+from fusedlib.launch.cache import BoundedCache
+from fusedlib.launch.launch import (
+    Launch,
+    _has_launch_hooks,
+    _stream,
+    bind_context,
+    current_index,
+)
+
+
+@dataclass(frozen=True)
+class WarpRoles:
+    """How a kernel is cut whose warps have roles, and the registers of those.
+
+    A ring of `stages` blocks, `block_k` of the sum each; `group_m` row tiles share their blocks of
+    the other factor in the L2 cache.
+    """
+
+    consumer_registers: int
+    other_registers: int
+    group_m: int = 8
+    block_k: int = 64
+    stages: int = 3
+    descriptors: ClassVar[bool] = True
+
+    def launch(self) -> dict[str, Any]:
+        """The keyword arguments of a kernel's launch."""
+        return {
+            "K": self.block_k, "STAGES": self.stages, "GROUP_M": self.group_m,
+            "CONSUMER": self.consumer_registers, "OTHERS": self.other_registers, "num_warps": 4,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _DescriptorBase:
+    """As much of a tensor as a descriptor asks for: the descriptor must not keep it alive."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class HopperLaunch(Launch):
+    """A `Launch` whose first matrices, as many as there are blocks, come by TMA."""
+
+    def __init__(
+        self, kernel: Any, config: WarpRoles, programs: int, blocks: list[list[int]],
+        scalars: tuple[int, ...], constants: dict[str, Any],
+    ) -> None:  # fmt: skip
+        super().__init__(kernel, config, (programs, 1, 1), blocks, scalars, constants)
+        self._maps: list[BoundedCache[list[Any]]] = [BoundedCache() for _ in blocks]
+        self._launcher: tuple[Callable[..., None], list[Any]] | None = None
+
+    def __call__(self, *matrices: Tensor) -> None:
+        """As any `Launch`; past Triton's wrapper where that is known."""
+        if self._launcher is None or current_index() != self._index or _has_launch_hooks():
+            return super().__call__(*matrices)
+        operands: list[Any] = []
+        for index, maps in enumerate(self._maps):
+            matrix = matrices[index]
+            operands += maps.get(matrix.data_ptr()) or self._tensor_map(index, matrix)
+        operands += [m.data_ptr() for m in matrices[len(self._maps) :]]
+        stream = _stream(self._index)
+        return self._launcher[0](*self.programs, stream, *self._prefix, *operands, *self._suffix)
+
+    def _use_binary(self, binary: Binary) -> None:
+        super()._use_binary(binary)
+        self._launcher = unwrap_launcher(self._run)
+
+    def _tensor_map(self, index: int, matrix: Tensor) -> list[Any]:
+        """The tensor map, shape and strides of a matrix, as Triton's C function takes them."""
+        from triton.backends.nvidia.driver import make_tensordesc_arg
+
+        assert self._launcher is not None
+        block, metadata = self.blocks[index], self._launcher[1][index]
+        address = matrix.data_ptr()
+        key = address, matrix.dtype, matrix.shape, matrix.stride(), *block  # all that a map holds
+        encoded = _TENSOR_MAPS.get(key)
+        if encoded is None:
+            bind_context()
+            encoded = make_tensordesc_arg(_descriptor(matrix, block), metadata)
+            _TENSOR_MAPS[key] = encoded
+        self._maps[index][address] = encoded
+        return encoded
+
+    def _make_descriptors(self, *matrices: Tensor) -> tuple[Any, ...]:
+        return tuple(map(_descriptor, matrices, self.blocks))
+
+
+# By looks, for all launches; each keeps its own by address besides, for the allocator gives few
+# addresses, over and over: in a model, a few for every layer.
+_TENSOR_MAPS: BoundedCache[list[Any]] = BoundedCache()
+
+
+def _descriptor(matrix: Tensor, block: list[int]) -> TensorDescriptor:
+    base = _DescriptorBase(matrix.data_ptr(), matrix.dtype)
+    layout = _block_layout(tuple(block), matrix.dtype)
+    return TensorDescriptor(base, list(matrix.shape), list(matrix.stride()), block, layout)
+
+
+def unwrap_launcher(run: Any) -> tuple[Callable[..., None], list[Any]] | None:
+    """The C function below Triton 3.6's `wrap_handle_tensordesc`, and what is known of each map.
+
+    None where `run` is not that wrapper, as in other releases.
+    """
+    names, cells = getattr(run, "__code__", None), getattr(run, "__closure__", None)
+    if names is None or not cells:
+        return None
+    held = dict(zip(names.co_freevars, (cell.cell_contents for cell in cells), strict=True))
+    launcher, metadata = held.get("launcher"), held.get("tensordesc_meta")
+    return (launcher, metadata) if launcher and metadata and None not in metadata else None
+
+
+@cache
+def _block_layout(block: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """How a block of bf16 or fp16 lies in shared memory."""
+    element = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for(list(block), element)

@@ -1,0 +1,126 @@
+"""The plan of a call of the MLP, kept for all calls that go the same way.
+
+A plan belongs to a class of lengths, all that take one route with the same products. What a call
+needs is decided by `route`; here it is looked up. Importing this module imports no Triton.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fusedlib.ops.mlp import route
+from fusedlib.launch.cache import BoundedCache
+from fusedlib.launch.internals import is_transform_wrapper, is_transformed
+from fusedlib.ops.mlp.problem import MLPProblem
+from fusedlib.ops.operands import HALF_DTYPES
+from fusedlib.ops.mlp.configs import fp32_precision
+
+if TYPE_CHECKING:
+    from fusedlib.ops.mlp.plan import Plan
+
+_PLANS: BoundedCache[Plan] = BoundedCache()
+
+
+def lookup_plan(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None,
+    activation: str = "silu",
+) -> Plan | None:  # fmt: skip
+    """The plan that `plan_for` gave operands like these before, or None.
+
+    Nothing is checked, for it was then: at few tokens the checks cost as much as a launch.
+    """
+    if w_gate.ndim != 2:
+        return None
+    wide, hidden = w_gate.shape
+    if w_up is not None:
+        wide *= 2
+    # Small fp32, where looking costs 7 % of PyTorch's own forward of 64·512.
+    if x.dtype not in route.FUSED_KERNEL_DTYPES and x.numel() * wide < 2 * route.MIN_SPLIT_WORK:
+        return None
+    if not hidden or not x.ndim or x.shape[-1] != hidden:
+        return None
+    plan = _PLANS.get(_plan_key(x, w_gate, w_up, w_down, wide, hidden, activation))
+    if plan is None or is_transformed():
+        return None
+    # A wrapper that is left over from a transform has no address.
+    if is_transform_wrapper(x) or is_transform_wrapper(w_gate):
+        return None
+    if w_down is not None and is_transform_wrapper(w_down):
+        return None
+    return None if w_up is not None and is_transform_wrapper(w_up) else plan
+
+
+def plan_for(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None,
+    activation: str = "silu",
+) -> Plan:  # fmt: skip
+    """The plan for operands that go together and that the kernels run for, in autocast's dtype.
+
+    Args:
+        x: (..., hidden).
+        w_gate: (inner, hidden), or packed (2·inner, hidden).
+        w_up: (inner, hidden); None where w_gate is packed.
+        w_down: (hidden, inner), or None for h alone.
+        activation: of gate.
+    """
+    key = _plan_key(x, w_gate, w_up, w_down, *route.weight_sizes(w_gate, w_up), activation)
+    plan = _PLANS.get(key)
+    if plan is None:
+        problem = route.problem_of(x, w_gate, w_up, w_down is not None, activation)
+        plan = _PLANS[key] = _make_plan(problem)
+    return plan
+
+
+def plan_at_current_precision(plan: Plan, like: Tensor) -> Plan:
+    """The plan, or a new one if torch's fp32 precision was changed since it was made."""
+    precision, problem = fp32_precision(like), plan.problem
+    if precision == problem.precision:
+        return plan
+    return _make_plan(problem._replace(precision=precision))
+
+
+def _make_plan(problem: MLPProblem) -> Plan:
+    """A new plan; imports Triton, which need not be installed for all else here."""
+    from fusedlib.ops.mlp import few_tokens
+    from fusedlib.ops.linear import split
+    from fusedlib.ops.mlp import products
+    from fusedlib.ops.mlp.plan import Plan
+
+    chosen = route.choose_route(problem)
+    if chosen.few:
+        return Plan(problem, chosen, few_tokens.Products(problem))
+    if chosen.split:
+        return Plan(problem, chosen, split.SPLIT_PRODUCTS)
+    if problem.dtype == torch.float32:
+        return Plan(problem, chosen, products.TORCH_FP32_PRODUCTS)
+    return Plan(problem, chosen, products.TORCH_PRODUCTS)
+
+
+def _plan_key(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None, wide: int, hidden: int,
+    activation: str,
+) -> Hashable:  # fmt: skip
+    dtype, device = x.dtype, x.device
+    tokens: Hashable
+    if dtype in HALF_DTYPES:
+        tokens = bisect_left(
+            route.length_class_ends(device, hidden, wide // 2), route.count_tokens(x, hidden)
+        )
+    else:
+        tokens = _fp32_length_class(x, hidden, wide // 2)
+    up = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
+    down = None if w_down is None else (w_down.shape, w_down.dtype, w_down.device)
+    gate = w_gate.dtype, w_gate.device
+    return activation, tokens, wide, hidden, dtype, device, gate, up, down
+
+
+def _fp32_length_class(x: Tensor, hidden: int, inner: int) -> Hashable:
+    precision, tokens = fp32_precision(x), route.count_tokens(x, hidden)
+    if route.is_fp32_on_gpu(x.dtype, x.device):
+        return precision, route.any_mlp_product_splits(tokens, hidden, inner)
+    return precision, bisect_left(route.length_class_ends(x.device, hidden, inner), tokens)

@@ -1,0 +1,81 @@
+"""RMSNorm as a function: fused on NVIDIA GPUs from compute capability 8.0 on, else PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusedlib.ops.arguments import require_number, require_tensors
+from fusedlib.ops.call_context import (
+    autocast_enabled,
+    is_distributed,
+    is_plain_eager,
+    left_to_compiler,
+    present,
+)
+from fusedlib.ops.mlp.route import has_kernels, is_transformed
+from fusedlib.ops.operands import KERNEL_DTYPES, check_rms_norm
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor | None, eps: float = 1e-6, *, residual: Tensor | None = None,
+    cast: str = "hf",
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """weight ⊙ s / √(mean(s²) + eps) over the last dimension, s = x + residual or x itself.
+
+    Statistics and normalisation are in fp32. In the kernels each element errs by at most 42·2⁻²⁴
+    of itself beside the casts; `fusedlib.ops.norm.kernels` has the bounds of the gradients. Under
+    torch.compile at most 64 rows, where their number is fixed, are plain PyTorch for the compiler.
+
+    Args:
+        x: (..., width).
+        weight: (width,), in any floating-point dtype; None for ones.
+        eps: added to the mean of squares.
+        residual: the residual stream, of x's shape and dtype (under autocast of any), added first
+            and rounded to that dtype.
+        cast: "hf" rounds what is normalised to x's dtype and multiplies then, as Hugging Face's
+            Llama, Mistral and Qwen do, in the wider of x's and weight's dtypes; "litgpt" multiplies
+            in fp32 and rounds to x's dtype once, as litgpt and `torch.nn.RMSNorm` do.
+
+    Returns:
+        (..., width), and s where a residual is given.
+
+    Raises:
+        TypeError: an operand that is no tensor.
+        ValueError: shapes, dtypes or devices that do not go together, operands that are sparse or
+            nested, an eps that is no number, or an unknown `cast`.
+    """
+    require_tensors("weight", "residual", x=x, weight=weight, residual=residual)
+    if type(eps) is not float:
+        require_number("eps", eps)
+    if residual is not None and x.dtype != residual.dtype and autocast_enabled(x.device.type):
+        dtype = torch.promote_types(x.dtype, residual.dtype)
+        x, residual = x.to(dtype), residual.to(dtype)
+    check_rms_norm(x, weight, residual, cast)
+    dtypes = x.dtype in KERNEL_DTYPES and (weight is None or weight.dtype in KERNEL_DTYPES)
+    few = left_to_compiler(x.numel() // x.shape[-1])  # torch.export fixes Size.numel()
+    if not dtypes or few or not has_kernels(x.device) or is_transformed():
+        return _plain(x, weight, eps, residual, cast)
+    direct = is_plain_eager(*present(x, weight, residual))
+    if not direct and is_distributed(x, weight, residual):
+        return _plain(x, weight, eps, residual, cast)
+    from fusedlib.ops.norm import kernels
+
+    call = kernels.RMSNormFunction.direct if direct else kernels.rms_norm_operator
+    y, s, _ = call(x, weight, residual, float(eps), cast == "hf")
+    return y if residual is None else (y, s)
+
+
+def _plain(
+    x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | None, cast: str
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    s = x if residual is None else x + residual
+    wide = s if s.dtype == torch.float64 else s.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight is None:
+        y = normed.to(s.dtype)
+    elif cast == "hf":
+        y = weight * normed.to(s.dtype)
+    else:
+        y = (normed * weight.to(wide.dtype)).to(s.dtype)
+    return y if residual is None else (y, s)

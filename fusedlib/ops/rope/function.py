@@ -1,0 +1,95 @@
+"""Rotary position embedding as a function: one launch for q and k on NVIDIA GPUs, else PyTorch."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, pad
+
+from fusedlib.ops.arguments import require_size, require_tensors
+from fusedlib.ops.call_context import is_distributed, is_plain_eager, left_to_compiler
+from fusedlib.ops.mlp.route import has_kernels, is_transformed
+from fusedlib.ops.operands import KERNEL_DTYPES, check_rope
+
+
+def rope(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, positions: Tensor | None = None,
+    width: int | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """q and k with the halves of each head turned: x ⊙ cos + rotate_half(x) ⊙ sin.
+
+    Hugging Face and litgpt mean the same by it, and hand the same shapes over. What lies in a head
+    behind rotary_dim is copied. Nothing is written in place. The kernel computes in fp32 and rounds
+    once; beside that an element errs by at most 3·2⁻²⁴ of its two products' magnitudes. Under
+    torch.compile at most 64 tokens, where their number is fixed and they have no `positions`, are
+    plain PyTorch, for Inductor.
+
+    Args:
+        q: (batch, heads, tokens, head_dim), any strides, those of a transposed projection too.
+        k: (batch, key_heads, tokens, head_dim), in q's dtype.
+        cos: (1 or batch, tokens, rotary_dim), of any floating-point dtype, rotary_dim even and at
+            most head_dim; with `positions` a table (length, rotary_dim).
+        sin: as cos.
+        positions: rows of the table, (tokens,) or (1 or batch, tokens), int32 or int64. One outside
+            the table gives NaN in the kernel, where nobody waits for the device, and raises in
+            plain PyTorch.
+        width: of a head of the results, at least head_dim, which it is by default; zeros fill it.
+            Attention's kernels in 16 bits take multiples of 8, and torch pads other heads in copies
+            of its own, forward and backward.
+
+    Returns:
+        q and k turned, in their dtype. They are differentiable in q and k; where cos or sin wants a
+        gradient plain PyTorch runs.
+
+    Raises:
+        TypeError: an operand that is no tensor.
+        ValueError: shapes, dtypes or devices that do not go together, operands that are sparse or
+            nested, or a width that is no whole number from head_dim on.
+    """
+    require_tensors("positions", q=q, k=k, cos=cos, sin=sin, positions=positions)
+    check_rope(q, k, cos, sin, positions)
+    if width is not None:
+        require_size("width", width)
+        if width < q.shape[-1]:
+            raise ValueError(f"width must be at least head_dim, {q.shape[-1]}, got {width}")
+        width = int(width)
+    fixed = not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
+    dtypes = q.dtype in KERNEL_DTYPES and cos.dtype in KERNEL_DTYPES
+    few = positions is None and left_to_compiler(q.shape[0] * q.shape[2])
+    if not fixed or not dtypes or few or not has_kernels(q.device) or is_transformed():
+        return _padded(_plain(q, k, cos, sin, positions), width)
+    direct = is_plain_eager(q, k, cos, sin)
+    if not direct and is_distributed(q, k, cos, sin):
+        return _padded(_plain(q, k, cos, sin, positions), width)
+    from fusedlib.ops.rope import kernels
+
+    if direct:
+        rotated = kernels.RopeFunction.direct(q, k, cos, sin, positions, False, width)
+        return cast(tuple[Tensor, Tensor], rotated)
+    return _padded(kernels.rope_operator(q, k, cos, sin, positions), width)
+
+
+def _padded(rotated: tuple[Tensor, Tensor], width: int | None) -> tuple[Tensor, Tensor]:
+    if width is None:
+        return rotated
+    q, k = (pad(x, (0, width - x.shape[-1])) for x in rotated)
+    return q, k
+
+
+def _plain(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    if positions is not None:
+        positions = positions.reshape(-1, positions.shape[-1])
+        cos, sin = embedding(positions, cos), embedding(positions, sin)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    turning, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
+    a, b = turning.chunk(2, dim=-1)
+    rotated = turning * cos + torch.cat([-b, a], dim=-1) * sin
+    return torch.cat([rotated.to(x.dtype), rest], dim=-1)
