@@ -24,15 +24,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, editors and the API reference
-    from fusedlib.ops.mlp.function import geglu_mlp, swiglu, swiglu_mlp
     from fusedlib.ops.linear.fixed import fixed_weights
+    from fusedlib.ops.linear.function import linear
+    from fusedlib.ops.linear.module import Linear
     from fusedlib.ops.loss.function import linear_cross_entropy, linear_cross_entropy_and_accuracy
-    from fusedlib.modules import GeGLUMLP, Linear, LinearCrossEntropyLoss, RMSNorm, SwiGLUMLP
+    from fusedlib.ops.loss.module import LinearCrossEntropyLoss
+    from fusedlib.ops.mlp.function import geglu_mlp, swiglu, swiglu_mlp
+    from fusedlib.ops.mlp.module import GeGLUMLP, SwiGLUMLP
     from fusedlib.ops.norm.function import rms_norm
+    from fusedlib.ops.norm.module import RMSNorm
+    from fusedlib.ops.rope.function import rope
     from fusedlib.patch.apply import apply_to
     from fusedlib.patch.warm_up import warm_up
-    from fusedlib.ops.linear.function import linear
-    from fusedlib.ops.rope.function import rope
 
 __version__ = "0.1.0"
 
@@ -40,19 +43,19 @@ _PUBLIC = {
     "apply_to": "fusedlib.patch.apply",
     "fixed_weights": "fusedlib.ops.linear.fixed",
     "linear": "fusedlib.ops.linear.function",
-    "Linear": "fusedlib.modules",
+    "Linear": "fusedlib.ops.linear.module",
     "rms_norm": "fusedlib.ops.norm.function",
     "rope": "fusedlib.ops.rope.function",
-    "RMSNorm": "fusedlib.modules",
+    "RMSNorm": "fusedlib.ops.norm.module",
     "linear_cross_entropy": "fusedlib.ops.loss.function",
     "linear_cross_entropy_and_accuracy": "fusedlib.ops.loss.function",
-    "LinearCrossEntropyLoss": "fusedlib.modules",
+    "LinearCrossEntropyLoss": "fusedlib.ops.loss.module",
     "swiglu": "fusedlib.ops.mlp.function",
     "swiglu_mlp": "fusedlib.ops.mlp.function",
     "geglu_mlp": "fusedlib.ops.mlp.function",
     "warm_up": "fusedlib.patch.warm_up",
-    "SwiGLUMLP": "fusedlib.modules",
-    "GeGLUMLP": "fusedlib.modules",
+    "SwiGLUMLP": "fusedlib.ops.mlp.module",
+    "GeGLUMLP": "fusedlib.ops.mlp.module",
 }
 __all__ = [
     "GeGLUMLP",

@@ -32,7 +32,7 @@ def compiled_ahead(script: str, *arguments: object, timeout: int = 280) -> list[
 def kernels_ahead(family: str, *names: str, archs: Iterable[int] = ()) -> dict[int, list[dict]]:
     """Rows of `kernels_ahead.py` by architecture, of all of them: from one process."""
     pytest.importorskip("triton")
-    from fusedlib.ops.mlp.configs import SHARED_MEMORY
+    from fusedlib.launch.device import SHARED_MEMORY
 
     found: dict[int, list[dict]] = {arch: [] for arch in archs or sorted(SHARED_MEMORY)}
     wanted = ",".join(map(str, found))
@@ -43,7 +43,7 @@ def kernels_ahead(family: str, *names: str, archs: Iterable[int] = ()) -> dict[i
 
 def misfits(row: dict) -> list[str]:
     """What no kernel may do: use the stack, spill, or ask for more shared memory than there is."""
-    from fusedlib.ops.mlp.configs import SHARED_MEMORY
+    from fusedlib.launch.device import SHARED_MEMORY
 
     found = [f"{row['name']}: {k} is {row[k]}" for k in ("STACK", "STL", "LDL") if row.get(k)]
     if row["shared"] > SHARED_MEMORY[row["arch"]]:

@@ -6,13 +6,12 @@ from types import ModuleType
 import pytest
 import torch
 
+from fusedlib.launch import binaries
+from fusedlib.launch.launch import Launch
+from fusedlib.ops.mlp import plan, plan_cache
 from fusedlib.ops.mlp import tiles as swiglu
 from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
 from fusedlib.ops.mlp.few_tokens import products as few_products
-from fusedlib.launch import binaries
-from fusedlib.ops.mlp import plan
-from fusedlib.ops.mlp import plan_cache
-from fusedlib.launch.launch import Launch
 from rewritten import rewritten
 
 H = "    h = activated * up"

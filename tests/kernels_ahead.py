@@ -16,18 +16,19 @@ import torch
 from torch import Tensor
 from triton.runtime import JITFunction
 
-from fusedlib.ops.loss import kernels as linear_cross_entropy
-from fusedlib.ops.norm import kernels as rms_norm
-from fusedlib.ops.rope import kernels as rope
-from fusedlib.ops.mlp import tiles as swiglu
-from fusedlib.ops.mlp import configs as swiglu_configs
-from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
-from fusedlib.ops.mlp.few_tokens import projections
-from fusedlib.ops.mlp.hopper import kernel as hopper
+from fusedlib.launch.config import Config
 from fusedlib.ops.linear.split import hopper as split_hopper
 from fusedlib.ops.linear.split import parts
 from fusedlib.ops.linear.split import product as split
-from fusedlib.ops.mlp.configs import UNALIGNED, Config
+from fusedlib.ops.loss import kernels as linear_cross_entropy
+from fusedlib.ops.mlp import configs as swiglu_configs
+from fusedlib.ops.mlp import tiles as swiglu
+from fusedlib.ops.mlp.configs import UNALIGNED
+from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
+from fusedlib.ops.mlp.hopper import kernel as hopper
+from fusedlib.ops.norm import kernels as rms_norm
+from fusedlib.ops.qkv import kernels as projections
+from fusedlib.ops.rope import kernels as rope
 from measure.accumulate_kernel import accumulate_fwd
 from played_driver import play_driver
 from sass import show

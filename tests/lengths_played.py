@@ -82,10 +82,9 @@ def play(arch: int, processors: int) -> None:
         multi_processor_count=processors
     )
     call_context._PLAIN_TYPES = frozenset((Paper, torch.Tensor, Parameter))
-    from fusedlib.ops.mlp.few_tokens import products as few_products
-    from fusedlib.ops.mlp import plan
-    from fusedlib.ops.mlp import products
     from fusedlib.ops.linear.split import mm, parts, product
+    from fusedlib.ops.mlp import plan, products
+    from fusedlib.ops.mlp.few_tokens import products as few_products
 
     by_rows = lambda a, b, _=None: paper((a.shape[0], b.shape[0]), a.dtype)  # noqa: E731
     by_columns = lambda a, b, _=None: paper((a.shape[0], b.shape[1]), a.dtype)  # noqa: E731
@@ -103,8 +102,7 @@ class Noted:
     """Every launch by its own key, and by the key that Triton has for it."""
 
     def __init__(self):
-        from fusedlib.launch import binaries
-        from fusedlib.launch import launch
+        from fusedlib.launch import binaries, launch
 
         binaries.compile_in_background = lambda key, compiled: None
         binaries._load = lambda made: binaries.Binary(lambda *_: None, ())
@@ -171,8 +169,8 @@ def calls(weights, lengths) -> dict:
 
 def specialise() -> None:
     """Forget one `do_not_specialize`, and that binaries depend on numbers."""
-    from fusedlib.ops.mlp import tiles as swiglu
     from fusedlib.launch import launch
+    from fusedlib.ops.mlp import tiles as swiglu
 
     for parameter in swiglu._swiglu_bwd_kernel.params:
         parameter.do_not_specialize = False

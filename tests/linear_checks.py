@@ -16,7 +16,7 @@ from torch.nn import functional
 import gradient_checks
 from fusedlib import linear
 from fusedlib.bench.settings import matmul_settings
-from fusedlib.ops.mlp import route
+from fusedlib.ops.linear import route as linear_route
 from gradient_checks import close, same
 from rewritten import rewritten
 from rows_checks import drawn, misses
@@ -32,7 +32,7 @@ LONG: Shape = (264, 256, 272)
 def split_everything(monkeypatch) -> None:
     """Products of any size are split."""
 
-    gates = route
+    gates = linear_route
     for name in ("MIN_SPLIT_SIZE", "MIN_SPLIT_RESULTS", "MIN_SPLIT_WORK"):
         monkeypatch.setattr(gates, name, 1)
 

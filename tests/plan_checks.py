@@ -9,10 +9,9 @@ from torch.autograd import grad
 
 import called
 import swiglu_checks as checks
-from fusedlib.ops.mlp import function as functional
 from fusedlib.ops.mlp import configs as swiglu_configs
-from fusedlib.ops.mlp import plan_cache
-from fusedlib.ops.mlp import route
+from fusedlib.ops.mlp import function as functional
+from fusedlib.ops.mlp import plan_cache, route
 from gradient_checks import subsets
 
 HOLDS = (

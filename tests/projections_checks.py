@@ -8,7 +8,7 @@ from torch.nn.functional import linear
 
 from fusedlib.bench.check import errors
 from fusedlib.bench.check import misses as misses_of
-from fusedlib.patch import qkv
+from fusedlib.ops.qkv import function as qkv
 
 # Tokens, inputs, and outputs of q, k and v: ragged in tiles of 32; the last has many tokens.
 SHAPES = [(1, 48, 80, 16, 16), (37, 80, 144, 48, 48), (64, 160, 48, 48, 16), (70, 80, 144, 48, 48)]

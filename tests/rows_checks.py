@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from fusedlib import RMSNorm, reference, rms_norm, rope
 from fusedlib.bench import check
-from fusedlib.ops.mlp.route import has_kernels
-from fusedlib.patch import recomputed
-from fusedlib.patch.recomputed import recompute_in_backward
+from fusedlib.launch.device import has_kernels
+from fusedlib.ops import recomputed
+from fusedlib.ops.recomputed import recompute_in_backward
 from gradient_checks import LAYOUTS, close, same
 from swiglu_checks import worse
 

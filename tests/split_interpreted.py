@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import split_checks as checks
-from fusedlib.ops.mlp import route
+from fusedlib.launch.config import Config
+from fusedlib.ops.linear import route as linear_route
 from fusedlib.ops.linear.split import mm, parts
 from fusedlib.ops.linear.split import product as products
-from fusedlib.ops.mlp.configs import Config
 from rewritten import rewritten
 
 
@@ -143,11 +143,11 @@ def test_small_products_are_torchs_and_others_are_split(monkeypatch):
     a, b = checks.drawn(checks.SHAPE)
     assert torch.equal(mm.split_mm(a, b), a @ b)
     for least in ("MIN_SPLIT_SIZE", "MIN_SPLIT_RESULTS", "MIN_SPLIT_WORK"):
-        monkeypatch.setattr(route, least, 1)
+        monkeypatch.setattr(linear_route, least, 1)
     assert torch.equal(mm.split_mm(a, b), checks.product(a, b))
-    monkeypatch.setattr(route, "SPLITTING_ALLOWED", False)  # FUSEDLIB_SPLIT=0
+    monkeypatch.setattr(linear_route, "SPLITTING_ALLOWED", False)  # FUSEDLIB_SPLIT=0
     assert torch.equal(mm.split_mm(a, b), a @ b)
-    monkeypatch.setattr(route, "SPLITTING_ALLOWED", True)
+    monkeypatch.setattr(linear_route, "SPLITTING_ALLOWED", True)
     for m, k, n in ((0, 300, 5), (5, 300, 0), (5, 0, 7)):
         c = mm.split_mm(torch.ones(m, k), torch.ones(k, n))
         assert c.shape == (m, n) and not c.any()

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("transformers")
 
 import fusedlib
-from fusedlib.ops.linear import function as projection
 from fusedlib.ops.fused_class import Fused, fusion_state
+from fusedlib.ops.linear import function as projection
 from fusedlib.patch import apply
 from fusedlib.patch import modules as fused_modules
 from llama_models import NAMES, TOKENS, VOCABULARY, make, misses_of, parameter, results, tokens
@@ -776,7 +776,7 @@ def test_every_call_of_a_projection_goes_by_ours(monkeypatch):
     assert calls == every
     calls.clear()
     attention = make(num_hidden_layers=1).model.layers[0].self_attn
-    monkeypatch.setattr("fusedlib.modules.linear", noted)
+    monkeypatch.setattr("fusedlib.ops.linear.module.linear", noted)
     patched.model.layers[0].self_attn.k_proj = fusedlib.Linear.from_torch(attention.k_proj)
     patched(ids)
     assert calls == [(32, 64), (64, 64), (VOCABULARY, 64)]

@@ -13,12 +13,11 @@ import swiglu_checks as checks
 
 pytest.importorskip("triton")
 
+from fusedlib.launch import device
+from fusedlib.launch.launch import Launch
 from fusedlib.ops.mlp import function as functional
 from fusedlib.ops.mlp import operator as mlp_operators
-from fusedlib.ops.mlp import plan_cache
-from fusedlib.ops.mlp import products
-from fusedlib.ops.mlp import route
-from fusedlib.launch.launch import Launch
+from fusedlib.ops.mlp import plan_cache, products, route
 from fusedlib.ops.mlp.products import is_d_w_down_last
 from measure import mlp_ledger, pass_memory
 from measure.mlp_ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
@@ -76,7 +75,7 @@ def test_of_a_pair_the_order_is_the_packed_weight_s():
 @pytest.fixture
 def kernels(monkeypatch):
     """Kernels that are taken for fp32 on the CPU and start nothing."""
-    monkeypatch.setattr(route, "has_kernels", lambda _: True)
+    monkeypatch.setattr(device, "_find_kernels", lambda _: True)
     monkeypatch.setattr(route, "FUSED_KERNEL_DTYPES", (torch.float32,))
     monkeypatch.setattr(plan_cache, "_PLANS", {})
     monkeypatch.setattr(Launch, "__call__", lambda *_: None)

@@ -6,10 +6,8 @@ from torch.autograd import grad
 
 import plan_checks
 import swiglu_checks as checks
+from fusedlib.ops.mlp import plan_cache, products, route
 from fusedlib.ops.mlp.function import SAVES, swiglu_mlp
-from fusedlib.ops.mlp import plan_cache
-from fusedlib.ops.mlp import products
-from fusedlib.ops.mlp import route
 
 pytestmark = pytest.mark.gpu
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fusedlib.ops.linear import function as projection
 from fusedlib.bench import attempt, machine, race, results, rivals, sustained, sweep
 from fusedlib.bench.race import Turn
+from fusedlib.ops.linear import function as projection
 from fusedlib.patch import apply
 from measure import compiling, mlp_rivals
 from measure.end_to_end import cases, measure, races

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils import flop_counter
 
-from fusedlib.modules import SwiGLUMLP
+from fusedlib.ops.mlp.module import SwiGLUMLP
 from measure import mlp_rivals
 from models import flops
 from models.transformer import Transformer, config, loss

@@ -20,7 +20,7 @@ class TestTensorMaps:
     def card(self, launch, monkeypatch):
         """What was encoded, and what was started, as far as Triton's C function."""
         driver = pytest.importorskip("triton.backends.nvidia.driver")
-        from fusedlib.ops.mlp.hopper import launch as hopper_launch
+        from fusedlib.launch import hopper as hopper_launch
 
         encoded, started = [], []
 
@@ -67,7 +67,7 @@ class TestTensorMaps:
         assert watched() is None
 
     def test_are_not_without_number(self, launch, card, monkeypatch):
-        from fusedlib.ops.mlp.hopper import launch as hopper_launch
+        from fusedlib.launch import hopper as hopper_launch
 
         monkeypatch.setattr(BoundedCache, "most", 2)
         matrices = [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(5)]
@@ -77,7 +77,7 @@ class TestTensorMaps:
         assert len(launch._maps[0]) <= 2 and len(hopper_launch._TENSOR_MAPS) <= 2
 
     def test_go_by_triton_itself_where_its_wrapper_is_unknown(self):
-        from fusedlib.ops.mlp.hopper.launch import unwrap_launcher
+        from fusedlib.launch.hopper import unwrap_launcher
 
         def wrapper(*arguments):
             return launcher, tensordesc_meta

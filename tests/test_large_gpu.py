@@ -14,8 +14,8 @@ from torch.autograd import grad
 
 from fusedlib import reference
 from fusedlib.bench import check
-from fusedlib.ops.mlp.function import SAVES, swiglu_mlp
 from fusedlib.ops.mlp import tiles as kernels
+from fusedlib.ops.mlp.function import SAVES, swiglu_mlp
 
 pytestmark = pytest.mark.gpu
 

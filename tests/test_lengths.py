@@ -104,8 +104,8 @@ class TestWarmUp:
     @pytest.mark.parametrize("roles", [True, False])
     def test_roles_are_done_without_where_they_do_not_compile(self, monkeypatch, roles):
         errors = pytest.importorskip("triton.errors")
-        from fusedlib.ops.mlp import tiles as swiglu
         from fusedlib.ops.mlp import prebuild
+        from fusedlib.ops.mlp import tiles as swiglu
 
         if swiglu.hopper is None:
             pytest.skip("another Gluon")

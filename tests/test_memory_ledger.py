@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fusedlib import reference
-from fusedlib.ops.mlp import function as functional
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt
 from fusedlib.bench.rivals import Workload, rival
+from fusedlib.ops.mlp import function as functional
 from measure import mlp_ledger, mlp_memory, mlp_rivals, pass_memory
 from measure.allocator_history import Change, History
 from measure.mlp_ledger import LEDGERS, D, F, W

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fusedlib.ops.mlp.function import path_of
+from fusedlib.launch import device
 from fusedlib.ops.mlp import configs as swiglu_configs
-from fusedlib.ops.mlp import plan_cache
-from fusedlib.ops.mlp import route
+from fusedlib.ops.mlp import plan_cache, route
+from fusedlib.ops.mlp.function import path_of
 from fusedlib.ops.mlp.route import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem
 
 CARD = torch.device("cuda", 0)
@@ -167,7 +167,7 @@ def test_a_plan_is_of_a_packed_weight_or_of_a_pair(monkeypatch):
 @pytest.mark.parametrize(("most", "kernels"), [(64, False), (1 << 16, True)])
 def test_an_export_keeps_the_number_of_tokens_of_fp32_open(monkeypatch, most, kernels):
     """No guard on what an open number is: its bounds alone decide."""
-    monkeypatch.setattr(route, "has_kernels", lambda _: True)
+    monkeypatch.setattr(device, "_find_kernels", lambda _: True)
     weights = [torch.empty(4096, 4096, device="meta")] * 2
     seen = []
 

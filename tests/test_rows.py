@@ -6,8 +6,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import rows_checks as checks
 from fusedlib import RMSNorm, rms_norm, rope
-from fusedlib.patch import recomputed
-from fusedlib.patch.recomputed import recompute_in_backward
+from fusedlib.ops import recomputed
+from fusedlib.ops.recomputed import recompute_in_backward
 from interpreter import passed_in_the_interpreter
 
 

@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("triton")
 import sanitized
-from fusedlib.ops.mlp.hopper import kernel as hopper
 from fusedlib.ops.linear.split import hopper as split_hopper
+from fusedlib.ops.mlp.hopper import kernel as hopper
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 TESTS = Path(__file__).parent

@@ -7,8 +7,8 @@ from torch.autograd import grad
 import plan_checks
 import swiglu_checks as checks
 from called import Called
-from fusedlib.ops.mlp.function import SAVES
 from fusedlib.ops.mlp import plan_cache
+from fusedlib.ops.mlp.function import SAVES
 
 pytestmark = pytest.mark.gpu
 

@@ -10,11 +10,13 @@ import broken_calls
 import fusedlib
 import measure.swiglu  # noqa: F401  (registers the rivals)
 import swiglu_checks as checks
-from fusedlib.ops.mlp import function as functional
 from fusedlib.bench import paths, rivals
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.ops.mlp.function import swiglu, swiglu_mlp
+from fusedlib.launch import device
+from fusedlib.ops.linear import route as linear_route
+from fusedlib.ops.mlp import function as functional
 from fusedlib.ops.mlp import route
+from fusedlib.ops.mlp.function import swiglu, swiglu_mlp
 from measure.mlp_problem import SwiGLUProblem, draw
 
 SHAPE = (70, 83, 101)
@@ -124,15 +126,15 @@ def test_kernels_are_for_gpus_that_have_them(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for capability, wanted in (((7, 5), False), ((8, 0), True), ((9, 0), True), ((12, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
-        assert route._find_kernels.__wrapped__(cuda) is wanted
-    assert not route._find_kernels.__wrapped__(torch.device("mps"))
+        assert device._find_kernels.__wrapped__(cuda) is wanted
+    assert not device._find_kernels.__wrapped__(torch.device("mps"))
     monkeypatch.setattr(torch.version, "cuda", None)  # ROCm
-    assert not route._find_kernels.__wrapped__(cuda)
+    assert not device._find_kernels.__wrapped__(cuda)
 
 
 def test_fp32_products_follow_torch_s_switches():
     pytest.importorskip("triton")
-    from fusedlib.ops.mlp.configs import fp32_precision
+    from fusedlib.ops.linear.route import fp32_precision
 
     wide, half = torch.zeros(1), torch.zeros(1, dtype=torch.float16)
     before = torch.get_float32_matmul_precision()
@@ -155,10 +157,10 @@ def test_importing_the_package_imports_no_torch():
     code = """
 import sys, fusedlib
 assert not {"torch", "triton"} & set(sys.modules)
-import fusedlib.ops.mlp.function, fusedlib.modules
+import fusedlib.ops.mlp.function, fusedlib.ops.mlp.module
 assert "triton" not in sys.modules or "torch" in sys.modules
 assert callable(fusedlib.swiglu) and callable(fusedlib.swiglu_mlp)
-assert fusedlib.SwiGLUMLP.__module__ == "fusedlib.modules"
+assert fusedlib.SwiGLUMLP.__module__ == "fusedlib.ops.mlp.module"
 assert {"swiglu", "swiglu_mlp", "SwiGLUMLP"} <= set(dir(fusedlib))
 """
     subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, check=True)
@@ -202,6 +204,6 @@ def test_a_small_call_is_plain_pytorch_at_a_glance(monkeypatch, pair, dtype):
         swiglu_mlp(x, weights, w_down)
     with pytest.raises(TypeError, match="NoneType"):
         swiglu_mlp(x, weights, w_down, save="input")
-    monkeypatch.setattr(route, "MIN_SPLIT_WORK", 3 * 16 * (32 if pair else 64))
+    monkeypatch.setattr(linear_route, "MIN_SPLIT_WORK", 3 * 16 * (32 if pair else 64))
     with pytest.raises(TypeError, match="NoneType"):
         swiglu_mlp(x, weights, w_down)

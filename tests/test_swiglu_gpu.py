@@ -16,8 +16,8 @@ import swiglu_checks as checks
 from fusedlib import SwiGLUMLP, reference
 from fusedlib.bench import check, rivals
 from fusedlib.bench.operation import exact_results
-from fusedlib.ops.mlp.function import SAVES, swiglu_mlp
 from fusedlib.ops.mlp import plan_cache
+from fusedlib.ops.mlp.function import SAVES, swiglu_mlp
 from fusedlib.ops.mlp.route import runs_fused_kernels
 from measure.mlp_problem import SwiGLUProblem, draw
 

@@ -11,9 +11,9 @@ import broken_calls
 import broken_kernels
 import plan_checks
 import swiglu_checks as checks
-from fusedlib.ops.mlp.function import path_of
+from fusedlib.launch.device import architecture
 from fusedlib.ops.mlp import plan_cache
-from fusedlib.ops.mlp.configs import architecture
+from fusedlib.ops.mlp.function import path_of
 
 pytestmark = pytest.mark.gpu
 

@@ -78,3 +78,12 @@ def require_size(name: str, value: object) -> None:
 def is_whole(value: object) -> bool:
     """True for a whole number, also NumPy's or one that torch.export keeps open; no bool."""
     return isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
+
+
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+
+
+KERNEL_DTYPES = (*HALF_DTYPES, torch.float32)  # that the library's kernels take
+
+
+FEW_TOKENS = 64

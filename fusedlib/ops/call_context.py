@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fusedlib.ops.arguments import autocast_enabled as autocast_enabled
 from fusedlib.launch.internals import dispatch_mode_count, function_mode_count, tracing_state
-from fusedlib.ops.mlp.configs import FEW_TOKENS
+from fusedlib.ops.arguments import FEW_TOKENS
+from fusedlib.ops.arguments import autocast_enabled as autocast_enabled
 
 _PLAIN_TYPES = frozenset((Tensor, Parameter))
 

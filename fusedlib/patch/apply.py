@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from fusedlib.launch.device import MIN_CAPABILITY, has_kernels
 from fusedlib.ops.fused_class import (
     LINEAR_FORWARDS,
     Fused,
@@ -28,8 +29,7 @@ from fusedlib.ops.fused_class import (
     package_of,
     stored_weight,
 )
-from fusedlib.ops.mlp.route import MIN_CAPABILITY, has_kernels
-from fusedlib.modules import Linear
+from fusedlib.ops.linear.module import Linear
 from fusedlib.patch.families import FAMILIES, LITGPT, PARAMETRIZED, Family, Part, changed
 from fusedlib.patch.modules import FusedAttention, FusedHead, FusedLinear, FusedMLP, FusedRMSNorm
 

@@ -27,9 +27,11 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.functional import linear
 
+from fusedlib.launch import internals
+from fusedlib.launch.cache import BoundedCache
+from fusedlib.launch.first_order import first_order
 from fusedlib.ops.call_context import autocast_enabled, is_plain_eager
 from fusedlib.ops.fused_class import LINEAR_FORWARDS, fusion_state
-from fusedlib.launch import internals
 from fusedlib.ops.mlp.autograd import gradients as mlp_gradients
 from fusedlib.ops.mlp.autograd import (
     run_forward,
@@ -37,15 +39,13 @@ from fusedlib.ops.mlp.autograd import (
     saved_for_backward,
     separate_gate_up,
 )
-from fusedlib.launch.cache import BoundedCache
-from fusedlib.launch.first_order import first_order
 from fusedlib.ops.mlp.plan import Plan, contiguous_and_aligned
 from fusedlib.ops.mlp.plan_cache import plan_for
 from fusedlib.ops.mlp.prebuild import build_for_training
 from fusedlib.ops.mlp.route import runs_fused_kernels
 from fusedlib.ops.norm.kernels import rms_norm_bwd, rms_norm_fwd
+from fusedlib.ops.qkv import function as qkv
 from fusedlib.ops.rope.kernels import normed_rope_bwd, normed_rope_fwd, rope_call
-from fusedlib.patch import qkv
 
 METADATA = attrgetter("shape", "dtype", "device")
 WEIGHT, BIAS, EPS = map(itemgetter, ("weight", "bias", "variance_epsilon"))

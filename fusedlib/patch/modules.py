@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from fusedlib.ops.linear import function as projection
-from fusedlib.ops.mlp.function import gated_mlp, gelu_name
+from fusedlib.launch.device import has_kernels
+from fusedlib.ops.arguments import HALF_DTYPES
 from fusedlib.ops.fused_class import (
     BRING_TO_READERS,
     LINEAR_FORWARDS,
@@ -27,12 +27,12 @@ from fusedlib.ops.fused_class import (
     package_of,
     plain_weights,
 )
-from fusedlib.ops.mlp.route import has_kernels
-from fusedlib.ops.operands import HALF_DTYPES
+from fusedlib.ops.linear import function as projection
 from fusedlib.ops.loss.function import linear_cross_entropy
+from fusedlib.ops.mlp.function import gated_mlp, gelu_name
 from fusedlib.ops.norm.function import rms_norm
-from fusedlib.patch.qkv import projections
-from fusedlib.patch.recomputed import recompute_in_backward
+from fusedlib.ops.qkv.function import projections
+from fusedlib.ops.recomputed import recompute_in_backward
 from fusedlib.ops.rope.function import rope
 
 

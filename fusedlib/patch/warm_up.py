@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fusedlib.launch.device import has_kernels
+from fusedlib.ops.arguments import KERNEL_DTYPES
+from fusedlib.ops.mlp.module import SwiGLUMLP
 from fusedlib.ops.mlp.problem import MLPProblem
-from fusedlib.ops.mlp.route import has_kernels
-from fusedlib.ops.operands import KERNEL_DTYPES
-from fusedlib.modules import SwiGLUMLP
 from fusedlib.patch.apply import why_plain
 from fusedlib.patch.modules import FusedMLP
 

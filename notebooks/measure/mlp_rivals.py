@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fusedlib.bench import rivals
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.ops.mlp import route
-from fusedlib.modules import SwiGLUMLP
+from fusedlib.ops.mlp.module import SwiGLUMLP
 from measure.mlp_problem import PLAIN_PATH, Inputs, SwiGLUProblem
 from models.transformer import SwiGLU, sharing_copy
 

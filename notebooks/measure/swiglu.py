@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from fusedlib import reference
-from fusedlib.ops.mlp import function as functional
 from fusedlib.bench import cuda_graphs, race, rivals, roofline
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.cases import Case, grid, require_known
@@ -17,6 +16,7 @@ from fusedlib.bench.operation import Operation
 from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
+from fusedlib.ops.mlp import function as functional
 from measure.mlp_problem import Inputs, SwiGLUProblem, draw
 from measure.mlp_rivals import TASK, swiglu_mlp
 

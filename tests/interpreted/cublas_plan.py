@@ -8,8 +8,8 @@ from torch.autograd import grad
 import broken_kernels
 import plan_checks
 import swiglu_checks as checks
-from fusedlib.ops.mlp.function import SAVES, swiglu_mlp
 from fusedlib.ops.mlp import plan_cache
+from fusedlib.ops.mlp.function import SAVES, swiglu_mlp
 
 SHAPE = (65, 48, 32)  # tokens, hidden, inner: one token more than the kernels for few take
 POINTWISE = "_swiglu_bwd_kernel"

@@ -9,8 +9,8 @@ from torch.autograd import grad
 import broken_kernels
 import plan_checks
 import swiglu_checks as checks
-from fusedlib.ops.mlp.function import path_of, swiglu_mlp
 from fusedlib.ops.mlp import plan_cache
+from fusedlib.ops.mlp.function import path_of, swiglu_mlp
 
 SHAPE = (37, 48, 80)  # two of the interpreter's 32-tiles each way, the last ones ragged
 SAVES = ("gate_up", "input")

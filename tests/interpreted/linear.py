@@ -23,12 +23,12 @@ from broken_kernels import without_scales
 from called import note_launches
 from fusedlib import linear, reference
 from fusedlib.bench import check
-from fusedlib.ops.mlp import route
-from fusedlib.ops.linear.split import product as products
-from fusedlib.ops.mlp.configs import Config
-from fusedlib.patch import recomputed
-from fusedlib.patch.recomputed import recompute_in_backward
+from fusedlib.launch.config import Config
+from fusedlib.ops import recomputed
+from fusedlib.ops.linear import route as linear_route
 from fusedlib.ops.linear.function import linear_by_each
+from fusedlib.ops.linear.split import product as products
+from fusedlib.ops.recomputed import recompute_in_backward
 
 torch.set_num_threads(1)  # two wait for one another where others use the cores
 
@@ -155,7 +155,7 @@ def test_every_operand_is_split_once_an_axis_and_only_as_wanted(started):
 
 def test_a_product_that_does_not_pay_is_torch_s(started, monkeypatch):
     """y and d_x have too few results here, d_W has enough."""
-    gates = route
+    gates = linear_route
     shape = (20, 136, 140)
     monkeypatch.setattr(gates, "MIN_SPLIT_RESULTS", 136 * 140)
     assert checks.misses_linear("cpu", shape) == []
@@ -169,7 +169,7 @@ def test_a_product_that_does_not_pay_is_torch_s(started, monkeypatch):
 
 def test_ieee_please(started, monkeypatch):
     """FUSEDLIB_SPLIT=0."""
-    gates = route
+    gates = linear_route
     monkeypatch.setattr(gates, "SPLITTING_ALLOWED", False)
     leaves, dy = checks.operands("cpu", checks.SMALL)
     torch_s = checks.step(leaves, dy, torch.nn.functional.linear)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.autograd import grad
 
-from fusedlib.ops.mlp.few_tokens import projections as kernels
-from fusedlib.patch import qkv
+from fusedlib.ops.qkv import function as qkv
+from fusedlib.ops.qkv import kernels
 from projections_checks import SHAPES, misses, operands, step
 
 

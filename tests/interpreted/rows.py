@@ -10,16 +10,16 @@ import broken_rows
 import rows_checks as checks
 from called import Called, note_launches
 from fusedlib import rms_norm, rope
-from fusedlib.ops.loss import kernels as loss_kernels
-from fusedlib.ops.norm import kernels as norm_kernels
-from fusedlib.ops.rope import kernels as rope_kernels
 from fusedlib.launch import rows as row_launches
-from fusedlib.ops.mlp import tiles as swiglu
-from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
+from fusedlib.launch.device import has_kernels
 from fusedlib.launch.launch import Launch
-from fusedlib.ops.mlp.route import has_kernels
 from fusedlib.ops.linear.split import parts
 from fusedlib.ops.linear.split import product as split_product
+from fusedlib.ops.loss import kernels as loss_kernels
+from fusedlib.ops.mlp import tiles as swiglu
+from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
+from fusedlib.ops.norm import kernels as norm_kernels
+from fusedlib.ops.rope import kernels as rope_kernels
 from gradient_checks import refuses_second_derivatives, refuses_transforms_of_backward
 
 DTYPES = ("float32", "float16", "bfloat16")

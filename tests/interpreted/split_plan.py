@@ -11,13 +11,13 @@ import swiglu_checks as checks
 from broken_kernels import without_scales
 from called import Called
 from fusedlib.bench.settings import matmul_settings
-from fusedlib.ops.mlp.function import SAVES, path_of, swiglu_mlp
-from fusedlib.ops.mlp import plan_cache
-from fusedlib.ops.mlp import route
+from fusedlib.launch.config import Config
+from fusedlib.ops.linear import route as linear_route
 from fusedlib.ops.linear.fixed import fixed_weights
 from fusedlib.ops.linear.split import parts
 from fusedlib.ops.linear.split import product as products
-from fusedlib.ops.mlp.configs import Config
+from fusedlib.ops.mlp import plan_cache, route
+from fusedlib.ops.mlp.function import SAVES, path_of, swiglu_mlp
 
 SHAPE = (24, 32, 48)  # tokens, hidden, inner
 LONG = (264, 256, 272)  # sums long enough that the parts' own error is not the largest
@@ -34,14 +34,14 @@ def started(monkeypatch):
     monkeypatch.setattr(products, "INTERPRETER", Config(128, 128, 64, 4, 1, group_m=2))
     monkeypatch.setattr(route, "is_fp32_on_gpu", lambda dtype, device: dtype == torch.float32)
     for name in ("MIN_SPLIT_SIZE", "MIN_SPLIT_WORK"):
-        monkeypatch.setattr(route, name, 1)
+        monkeypatch.setattr(linear_route, name, 1)
     least(monkeypatch, SHAPE)
     return plan_checks.note_launches(monkeypatch)
 
 
 def least(monkeypatch, shape, some=True):
     """`some`: tokens·hidden results are too few to be split, so that y and d_x are torch's."""
-    monkeypatch.setattr(route, "MIN_SPLIT_RESULTS", some * shape[0] * shape[1] + 1)
+    monkeypatch.setattr(linear_route, "MIN_SPLIT_RESULTS", some * shape[0] * shape[1] + 1)
     route.any_mlp_product_splits.cache_clear()
 
 
@@ -228,8 +228,8 @@ def test_a_mode_that_watches_the_backward_sees_its_products(monkeypatch, some, s
 def test_lengths_share_two_plans(started, monkeypatch):
     """One where no product is split; in the other each is split from its own length on."""
     hidden, inner = SHAPE[1:]
-    monkeypatch.setattr(route, "MIN_SPLIT_SIZE", 6)
-    monkeypatch.setattr(route, "MIN_SPLIT_RESULTS", 8 * 2 * inner)
+    monkeypatch.setattr(linear_route, "MIN_SPLIT_SIZE", 6)
+    monkeypatch.setattr(linear_route, "MIN_SPLIT_RESULTS", 8 * 2 * inner)
     route.any_mlp_product_splits.cache_clear()
     plans, split = {}, {}
     for tokens in (1, 5, 6, 8, 15, 16, 40):
@@ -249,7 +249,7 @@ def test_where_nothing_is_split_products_are_torch_s(monkeypatch):
     leaves, _ = small()
     assert path_of(*leaves) == SPLIT
     assert path_of(*small((24, 40, 56))[0]) == SPLIT  # whatever the sizes
-    monkeypatch.setattr(route, "is_faster_split", lambda *_: False)
+    monkeypatch.setattr(linear_route, "is_faster_split", lambda *_: False)
     monkeypatch.setattr(plan_cache, "_PLANS", {})
     route.any_mlp_product_splits.cache_clear()
     assert path_of(*leaves) == "fp32"

@@ -17,14 +17,12 @@ import broken_kernels
 import plan_checks
 import swiglu_checks as checks
 from called import Called
-from fusedlib.ops.mlp.function import gated_mlp, geglu_mlp, swiglu, swiglu_mlp
-from fusedlib.ops.mlp import activation
-from fusedlib.ops.mlp import configs as swiglu_configs
-from fusedlib.ops.mlp import tiles as kernels
 from fusedlib.launch import launch
+from fusedlib.ops.mlp import activation, plan_cache, route
+from fusedlib.ops.mlp import configs as swiglu_configs
 from fusedlib.ops.mlp import operator as mlp_operators
-from fusedlib.ops.mlp import plan_cache
-from fusedlib.ops.mlp import route
+from fusedlib.ops.mlp import tiles as kernels
+from fusedlib.ops.mlp.function import gated_mlp, geglu_mlp, swiglu, swiglu_mlp
 from fusedlib.ops.mlp.plan import Plan
 from fusedlib.ops.mlp.problem import ACTIVATIONS
 from fusedlib.ops.mlp.route import runs_fused_kernels

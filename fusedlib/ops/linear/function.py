@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn import Parameter, functional
 from torch.overrides import has_torch_function
 
+from fusedlib.launch.internals import is_transformed
 from fusedlib.ops.arguments import STRIDED, require_alike, require_tensors, shape_of
 from fusedlib.ops.call_context import autocast_enabled, is_plain_eager
-from fusedlib.ops.mlp.route import is_transformed, may_split_linear
+from fusedlib.ops.linear.route import may_split_linear
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

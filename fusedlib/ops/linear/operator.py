@@ -29,11 +29,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fusedlib.ops.linear import split
 from fusedlib.launch.first_order import is_transformed_gradient
 from fusedlib.launch.operator import DirectFunction, operator
-from fusedlib.ops.mlp.route import splits_product
-from fusedlib.ops.mlp.configs import fp32_precision
+from fusedlib.ops.linear import split
+from fusedlib.ops.linear.route import fp32_precision, splits_product
 
 
 def run_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

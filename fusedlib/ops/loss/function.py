@@ -13,10 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from fusedlib.ops.arguments import is_whole, require_number, require_tensors
+from fusedlib.launch.device import has_kernels
+from fusedlib.launch.internals import is_transformed
+from fusedlib.ops.arguments import (
+    KERNEL_DTYPES,
+    is_whole,
+    require_number,
+    require_tensors,
+    shape_of,
+)
 from fusedlib.ops.call_context import autocast_enabled, cast_for_autocast, is_distributed
-from fusedlib.ops.mlp.route import has_kernels, is_transformed
-from fusedlib.ops.operands import KERNEL_DTYPES, shape_of
 
 MEMORY_PLANS = ("least", "balanced")
 REDUCTIONS = ("mean", "sum", "none")

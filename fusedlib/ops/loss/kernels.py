@@ -22,7 +22,7 @@ no loss and no gradient. With a softcap d_logits are multiplied by its derivativ
 A token is a hit (1.0, else 0.0) where y is the first of its largest logits, and not ignored.
 
 The products are torch.mm's, over chunks of tokens; in fp32 at torch's "highest", where it pays, of
-split factors (`fusedlib.ops.linear.split`). One kernel reads a chunk's logits twice, the second time
+split factors (`ops.linear.split`). One kernel reads a chunk's logits twice, the second time
 from the L2 cache where it holds them, writes d_logits over them and the losses. Gradients are
 computed in forward, where the logits are, when one is wanted; backward multiplies them by the
 upstream scalar, in no time where that is 1. Losses by token have an upstream number each: their
@@ -64,11 +64,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.ops.linear import split
+from fusedlib.launch.device import architecture
 from fusedlib.launch.launch import cdiv, current_device
-from fusedlib.ops.mlp.route import splits_product
-from fusedlib.ops.operands import KERNEL_DTYPES
-from fusedlib.ops.mlp.configs import architecture
+from fusedlib.ops.arguments import KERNEL_DTYPES
+from fusedlib.ops.linear import split
+from fusedlib.ops.linear.route import splits_product
 
 LEAST, BALANCED = -2, -1  # for bytes: budgets that depend on the shapes
 LOGITS_BYTES = 2**29  # smaller chunks of logits make products slower

@@ -8,44 +8,13 @@ H200, those of other cards nowhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-# Bytes of shared memory that one program may have, by architecture. 8.6, 8.9 and 12.x have the
-# least, so that unknown cards are treated as 8.9.
-SHARED_MEMORY = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
-DEFAULT_ARCHITECTURE = 89
-
-
-@dataclass(frozen=True)
-class Config:
-    """How one kernel is cut into tiles.
-
-    A program computes [block_m, block_n] of each of its products, `block_k` of the sum at a time,
-    `num_stages` blocks in flight; `group_m` row tiles share their weight blocks in the L2 cache.
-    `persistent` starts one program a multiprocessor; `descriptors` loads the factors by TMA.
-    """
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    group_m: int = 8
-    persistent: bool = False
-    descriptors: bool = False
-
-    def launch(self) -> dict[str, int]:
-        """The keyword arguments of a kernel's launch."""
-        return {
-            "BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k,
-            "GROUP_M": self.group_m, "num_warps": self.num_warps, "num_stages": self.num_stages,
-            "DESCRIPTORS": self.descriptors,
-        }  # fmt: skip
-
+from fusedlib.launch.config import Config
+from fusedlib.launch.device import architecture
+from fusedlib.ops.arguments import FEW_TOKENS
 
 # Two accumulators of [block_m, block_n] live at once, so the tile is half of a plain product's.
 FORWARD = {
@@ -73,7 +42,6 @@ UNALIGNED = Config(64, 64, 32, 8, 2)
 # Small enough that a test's shape has several tiles each way.
 INTERPRETER = Config(32, 32, 32, 4, 1, group_m=2)
 
-FEW_TOKENS = 64
 MAX_PROJECTION_TOKENS = 1024  # the most tokens whose q, k and v one launch may give
 ALIGNMENT = 16
 
@@ -153,17 +121,6 @@ def one_wave_lengths(direction: str, arch: int, inner: int) -> list[int]:
     return sorted(end for end in ends if FEW_TOKENS < end <= max(most))
 
 
-def fp32_precision(like: Tensor) -> str:
-    """How torch multiplies fp32; "ieee" for other dtypes.
-
-    "tf32" at `torch.set_float32_matmul_precision` "high" and "medium" (which torch on CUDA does not
-    tell apart) and where `torch.backends.cuda.matmul.fp32_precision` says so.
-    """
-    if like.dtype != torch.float32:
-        return "ieee"
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
-
-
 def choose_config(direction: str, like: Tensor, inner: int) -> Config:
     """The configuration of a kernel that multiplies x or dy (tokens, hidden): "forward" is gate and
     up, "backward" dy Wd.
@@ -180,11 +137,3 @@ def choose_config(direction: str, like: Tensor, inner: int) -> Config:
         programs, configs = ONE_WAVE_CONFIGS[direction, arch]
         return smallest_config(configs, tokens, inner, programs=programs)
     return (FORWARD if direction == "forward" else BACKWARD)[arch]
-
-
-@cache
-def architecture(device: torch.device) -> int:
-    """The table's key for a GPU."""
-    major, minor = torch.cuda.get_device_capability(device)
-    architectures = {(8, 0): 80, (9, 0): 90, (10, 0): 100, (10, 3): 100}
-    return architectures.get((major, minor), DEFAULT_ARCHITECTURE)

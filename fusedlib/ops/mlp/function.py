@@ -27,6 +27,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from fusedlib.launch.internals import autocasts_anywhere, unwrap_if_dead
+from fusedlib.ops.arguments import require_alike, require_tensors, shape_of
 from fusedlib.ops.call_context import (
     autocast_enabled,
     cast_for_autocast,
@@ -34,11 +36,9 @@ from fusedlib.ops.call_context import (
     is_plain_eager,
     present,
 )
-from fusedlib.ops.mlp import plan_cache
-from fusedlib.ops.mlp import route
-from fusedlib.launch.internals import autocasts_anywhere, unwrap_if_dead
+from fusedlib.ops.linear import route as linear_route
+from fusedlib.ops.mlp import plan_cache, route
 from fusedlib.ops.mlp.problem import ACTIVATIONS
-from fusedlib.ops.operands import check_mlp
 
 SAVES = ("gate_up", "input")
 GateUp = Tensor | tuple[Tensor, Tensor] | list[Tensor]
@@ -183,7 +183,7 @@ def _is_small_and_valid(
             w_gate.dtype is dtype
             and w_gate.device == device
             and x.shape[-1] == hidden
-            and x.numel() * rows < route.MIN_SPLIT_WORK
+            and x.numel() * rows < linear_route.MIN_SPLIT_WORK
             and not autocasts_anywhere()
             and not torch.compiler.is_compiling()
         )
@@ -269,3 +269,46 @@ def _plain_pytorch(
         gate, up = linear(x, w_gate), linear(x, w_up)
     h = ACTIVATIONS[activation](gate) * up
     return h if w_down is None else linear(h, w_down)
+
+
+def check_mlp(x: Tensor, w_gate: Any, w_up: Any, *w_down: Tensor) -> None:
+    """Raise where the operands of a gated MLP, with or without w_down, do not go together.
+
+    Raises:
+        TypeError: an operand that is no tensor.
+        ValueError: shapes, dtypes or devices that do not go together, or no pair of weights.
+    """
+    if isinstance(w_gate, tuple | list):  # no pair, or None in it
+        if len(w_gate) != 2:
+            if not all(isinstance(weight, Tensor) for weight in w_gate):
+                require_tensors(w_gate_up=w_gate)
+            raise ValueError(
+                "w_gate_up must be one tensor or a pair (w_gate, w_up), "
+                f"got a {type(w_gate).__name__} of {len(w_gate)}"
+            )
+        require_tensors(w_gate=w_gate[0], w_up=w_gate[1])
+    first = "w_gate_up" if w_up is None else "w_gate"
+    named = {"x": x, first: w_gate} | ({} if w_up is None else {"w_up": w_up})
+    named |= dict(zip(["w_down"], w_down, strict=False))
+    require_tensors(**named)
+    if x.ndim == 0:
+        raise ValueError("x must be (..., hidden), got a scalar")
+    if w_up is None and (w_gate.ndim != 2 or w_gate.shape[0] % 2):
+        raise ValueError(
+            "w_gate_up must be (2·intermediate, hidden), gate rows above up rows; "
+            f"got {shape_of(w_gate)}"
+        )
+    if w_gate.ndim != 2:
+        raise ValueError(f"w_gate must be (intermediate, hidden); got {shape_of(w_gate)}")
+    rows, hidden = w_gate.shape
+    if x.shape[-1] != hidden:
+        raise ValueError(
+            f"x must be (..., {hidden}) for {first} {shape_of(w_gate)}, got {shape_of(x)}"
+        )
+    if w_up is not None and w_up.shape != w_gate.shape:
+        raise ValueError(f"w_up must be {shape_of(w_gate)}, as w_gate is, got {shape_of(w_up)}")
+    expected = hidden, rows // 2 if w_up is None else rows
+    for down in w_down:
+        if down.shape != expected:
+            raise ValueError(f"w_down must be {expected}, got {shape_of(down)}")
+    require_alike(**named)

@@ -2,8 +2,8 @@
 
 Registered through `torch.library`, with shapes for meta and fake tensors and an autograd formula,
 so that torch.compile, dispatch modes and tensor subclasses see ordinary operators. All operands are
-matrices of one dtype and device; `fusedlib.ops.mlp.function` brings them into that form. What is kept for
-backward is in `fusedlib.ops.mlp.autograd`; the operators never write over what they are given,
+matrices of one dtype and device; `function` brings them into that form. What is kept for
+backward is in `autograd`; the operators never write over what they are given,
 so running backward twice on a retained graph gives the same answer twice. A second derivative
 raises.
 """
@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.ops.mlp.autograd import gradients, run_forward, separate_gate_up, tensors_to_save
 from fusedlib.launch.launch import current_device
 from fusedlib.launch.operator import operator
+from fusedlib.ops.arguments import KERNEL_DTYPES, shape_of
+from fusedlib.ops.mlp.autograd import gradients, run_forward, separate_gate_up, tensors_to_save
 from fusedlib.ops.mlp.plan import Plan, contiguous_and_aligned
 from fusedlib.ops.mlp.plan_cache import plan_for
 from fusedlib.ops.mlp.route import weight_sizes
-from fusedlib.ops.operands import KERNEL_DTYPES, shape_of
 
 
 def _check(like: Tensor, **named: tuple[Tensor | None, tuple[int, ...]]) -> None:

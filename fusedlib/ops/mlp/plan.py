@@ -16,12 +16,12 @@ from collections.abc import Callable
 from torch import Tensor
 from triton.errors import TritonError
 
-from fusedlib.ops.mlp import tiles as swiglu
 from fusedlib.launch.cache import BoundedCache
 from fusedlib.launch.launch import Launch, allocator, current_index
+from fusedlib.ops.arguments import FEW_TOKENS
+from fusedlib.ops.mlp import tiles as swiglu
 from fusedlib.ops.mlp.problem import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem, Route
 from fusedlib.ops.mlp.products import Products, as_matrix
-from fusedlib.ops.mlp.configs import FEW_TOKENS
 
 
 class Plan:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fusedlib.ops.mlp import route
 from fusedlib.launch.cache import BoundedCache
 from fusedlib.launch.internals import is_transform_wrapper, is_transformed
+from fusedlib.ops.arguments import HALF_DTYPES
+from fusedlib.ops.linear import route as linear_route
+from fusedlib.ops.linear.route import fp32_precision
+from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp.problem import MLPProblem
-from fusedlib.ops.operands import HALF_DTYPES
-from fusedlib.ops.mlp.configs import fp32_precision
 
 if TYPE_CHECKING:
     from fusedlib.ops.mlp.plan import Plan
@@ -40,7 +41,8 @@ def lookup_plan(
     if w_up is not None:
         wide *= 2
     # Small fp32, where looking costs 7 % of PyTorch's own forward of 64·512.
-    if x.dtype not in route.FUSED_KERNEL_DTYPES and x.numel() * wide < 2 * route.MIN_SPLIT_WORK:
+    least = 2 * linear_route.MIN_SPLIT_WORK
+    if x.dtype not in route.FUSED_KERNEL_DTYPES and x.numel() * wide < least:
         return None
     if not hidden or not x.ndim or x.shape[-1] != hidden:
         return None
@@ -86,16 +88,14 @@ def plan_at_current_precision(plan: Plan, like: Tensor) -> Plan:
 
 def _make_plan(problem: MLPProblem) -> Plan:
     """A new plan; imports Triton, which need not be installed for all else here."""
-    from fusedlib.ops.mlp import few_tokens
-    from fusedlib.ops.linear import split
-    from fusedlib.ops.mlp import products
+    from fusedlib.ops.mlp import few_tokens, products, split_products
     from fusedlib.ops.mlp.plan import Plan
 
     chosen = route.choose_route(problem)
     if chosen.few:
         return Plan(problem, chosen, few_tokens.Products(problem))
     if chosen.split:
-        return Plan(problem, chosen, split.SPLIT_PRODUCTS)
+        return Plan(problem, chosen, split_products.SPLIT_PRODUCTS)
     if problem.dtype == torch.float32:
         return Plan(problem, chosen, products.TORCH_FP32_PRODUCTS)
     return Plan(problem, chosen, products.TORCH_PRODUCTS)

@@ -16,14 +16,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fusedlib.ops.mlp import few_tokens
-from fusedlib.ops.mlp import route
 from fusedlib.launch.launch import Launch
+from fusedlib.ops.arguments import FEW_TOKENS
+from fusedlib.ops.linear.route import UNBOUNDED_TOKENS
+from fusedlib.ops.mlp import few_tokens, route
 from fusedlib.ops.mlp.plan import Plan
 from fusedlib.ops.mlp.problem import MLPProblem
 from fusedlib.ops.mlp.products import Products
-from fusedlib.ops.mlp.route import UNBOUNDED_TOKENS
-from fusedlib.ops.mlp.configs import FEW_TOKENS
 
 
 @dataclass(frozen=True)

@@ -36,41 +36,23 @@ Triton.
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
-from fusedlib.launch.internals import is_transformed as is_transformed
+from fusedlib.launch.device import INTERPRETED, architecture, has_kernels
+from fusedlib.launch.internals import is_transformed
+from fusedlib.ops.arguments import FEW_TOKENS, HALF_DTYPES, KERNEL_DTYPES
+from fusedlib.ops.linear import route as linear_route
+from fusedlib.ops.linear.route import fp32_precision
+from fusedlib.ops.mlp.configs import ALIGNMENT, one_wave_lengths
 from fusedlib.ops.mlp.problem import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem, Route
-from fusedlib.ops.operands import HALF_DTYPES, KERNEL_DTYPES
-from fusedlib.ops.mlp.configs import (
-    ALIGNMENT,
-    FEW_TOKENS,
-    architecture,
-    fp32_precision,
-    one_wave_lengths,
-)
 
 PLAIN_PYTORCH = "plain PyTorch"
-# Below these sizes splitting an fp32 product costs what the tensor cores save, and the MLP in fp32
-# is plain PyTorch. The launches take the host 30 to 60 µs, cuBLAS's one 18; for 2³¹ multiplications
-# cuBLAS needs the device for 98 µs, for 2³² 185. TF32 products stay torch's: our blocks cut the low
-# bits of their factors off, an error of 1.6e-3 where cuBLAS has 5.1e-4 (H200, torch 2.11, triton
-# 3.6).
-MIN_SPLIT_SIZE = 256
-MIN_SPLIT_RESULTS = 2**20
-MIN_SPLIT_WORK = 2**32
-SPLITTING_ALLOWED = os.environ.get("FUSEDLIB_SPLIT") != "0"  # 0: IEEE fp32, every product torch's
-UNBOUNDED_TOKENS = 1 << 20
-MIN_CAPABILITY = (8, 0)
 # Tiles of the fused kernels on Hopper.
 BLOCK_M, FORWARD_N, BACKWARD_N = 128, 128, 256
 
-# Triton's interpreter runs the kernels on the CPU: for tests. Triton itself reads this once too.
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 FUSED_KERNEL_DTYPES = KERNEL_DTYPES if INTERPRETED else HALF_DTYPES
 
 
@@ -192,44 +174,13 @@ def is_fp32_on_gpu(dtype: torch.dtype, device: torch.device) -> bool:
 # --- which fp32 products are split ---------------------------------------------------------------
 
 
-def is_faster_split(m: int, n: int, k: int) -> bool:
-    """True if the fp32 product of (m, k) by (k, n) is faster split than by cuBLAS, and allowed."""
-    large = min(m, n, k) >= MIN_SPLIT_SIZE and m * n >= MIN_SPLIT_RESULTS
-    return SPLITTING_ALLOWED and large and m * n * k >= MIN_SPLIT_WORK
-
-
-def any_is_faster_split(tokens: int, outputs: int, inputs: int) -> bool:
-    """True if any of the three products of a linear layer, y, d_x and d_W, is faster split."""
-    return (
-        is_faster_split(tokens, outputs, inputs)
-        or is_faster_split(tokens, inputs, outputs)
-        or is_faster_split(outputs, inputs, tokens)
-    )
-
-
 @lru_cache(1024)
 def any_mlp_product_splits(tokens: int, hidden: int, inner: int) -> bool:
     """True if any product of an MLP is faster split.
 
     Those with w_down are half as large as those with gate and up, and need no look.
     """
-    return any_is_faster_split(tokens, 2 * inner, hidden)
-
-
-def splits_product(like: Tensor, m: int, n: int, k: int) -> bool:
-    """True if the product (m, k) by (k, n) of tensors like this one runs from split factors."""
-    if like.dtype != torch.float32 or fp32_precision(like) != "ieee":
-        return False
-    return is_faster_split(m, n, k)
-
-
-def may_split_linear(x: Tensor, outputs: int) -> bool:
-    """True if a linear layer of x, or its backward, may run a product from split factors."""
-    if x.dtype != torch.float32 or not has_kernels(x.device):
-        return False
-    inputs = x.shape[-1]
-    tokens = tokens_to_route_by(x.numel() // max(inputs, 1), MIN_SPLIT_SIZE)
-    return any_is_faster_split(tokens, outputs, inputs)
+    return linear_route.any_is_faster_split(tokens, 2 * inner, hidden)
 
 
 # --- whether kernels run at all ------------------------------------------------------------------
@@ -250,35 +201,7 @@ def _is_large_fp32(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> bool:
     if x.dtype != torch.float32 or not x.is_cuda or not has_kernels(x.device):
         return False
     wide, hidden = weight_sizes(w_gate, w_up)
-    tokens = tokens_to_route_by(x.numel() // max(hidden, 1), MIN_SPLIT_SIZE)
-    enough = min(tokens, hidden, wide // 2) >= MIN_SPLIT_SIZE
-    return enough and tokens * hidden * wide >= 2 * MIN_SPLIT_WORK and not is_transformed()
-
-
-def tokens_to_route_by(tokens: int, least: int) -> int:
-    """The number of tokens to decide by: under torch.compile and torch.export an open one may be
-    any that its bounds allow, so that it counts as many, unless all of them are fewer than `least`.
-    """
-    if torch.compiler.is_compiling():
-        from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
-
-        if not has_static_value(tokens):
-            return 0 if statically_known_true(tokens < least) else UNBOUNDED_TOKENS
-    return tokens
-
-
-@torch.compiler.assume_constant_result
-def has_kernels(device: torch.device) -> bool:
-    """True if Triton is installed and the device is a GPU that the kernels run on."""
-    return _find_kernels(device)
-
-
-@cache
-def _find_kernels(device: torch.device) -> bool:
-    if importlib.util.find_spec("triton") is None:
-        return False
-    if device.type == "cpu":
-        return INTERPRETED
-    if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
-        return False
-    return torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+    least, work = linear_route.MIN_SPLIT_SIZE, 2 * linear_route.MIN_SPLIT_WORK
+    tokens = linear_route.tokens_to_route_by(x.numel() // max(hidden, 1), least)
+    enough = min(tokens, hidden, wide // 2) >= least
+    return enough and tokens * hidden * wide >= work and not is_transformed()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fusedlib.ops.linear.route import is_faster_split
+from fusedlib.ops.linear.split import mm
+from fusedlib.ops.linear.split.product import split_product_of_stored
 from fusedlib.ops.mlp.products import (
     TORCH_FP32_PRODUCTS,
     GateUpMultiplication,
     Multiplication,
     Products,
 )
-from fusedlib.ops.mlp.route import is_faster_split
-from fusedlib.ops.linear.split import mm
-from fusedlib.ops.linear.split.product import split_product_of_stored
 
 
 def _split_if_faster(

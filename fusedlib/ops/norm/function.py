@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusedlib.ops.arguments import require_number, require_tensors
+from fusedlib.launch.device import has_kernels
+from fusedlib.launch.internals import is_transformed
+from fusedlib.ops.arguments import KERNEL_DTYPES, require_number, require_tensors
 from fusedlib.ops.call_context import (
     autocast_enabled,
     is_distributed,
@@ -13,8 +15,7 @@ from fusedlib.ops.call_context import (
     left_to_compiler,
     present,
 )
-from fusedlib.ops.mlp.route import has_kernels, is_transformed
-from fusedlib.ops.operands import KERNEL_DTYPES, check_rms_norm
+from fusedlib.ops.norm.operands import check_rms_norm
 
 
 def rms_norm(

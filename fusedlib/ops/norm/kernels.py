@@ -42,8 +42,8 @@ from torch import Tensor
 from fusedlib.launch.first_order import first_order
 from fusedlib.launch.launch import Launch, cdiv, multiprocessors, rows_contiguous
 from fusedlib.launch.operator import DirectFunction, operator
-from fusedlib.ops.operands import check_rms_norm
 from fusedlib.launch.rows import Warps, cached_launch
+from fusedlib.ops.norm.operands import check_rms_norm
 
 WIDEST = 8192  # numbers of a row that the backward holds in registers: four arrays of 16 a thread
 TILE = 4096  # numbers that a program takes at a time, of several rows where they are narrow

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, pad
 
-from fusedlib.ops.arguments import require_size, require_tensors
+from fusedlib.launch.device import has_kernels
+from fusedlib.launch.internals import is_transformed
+from fusedlib.ops.arguments import KERNEL_DTYPES, require_size, require_tensors
 from fusedlib.ops.call_context import is_distributed, is_plain_eager, left_to_compiler
-from fusedlib.ops.mlp.route import has_kernels, is_transformed
-from fusedlib.ops.operands import KERNEL_DTYPES, check_rope
+from fusedlib.ops.rope.operands import check_rope
 
 
 def rope(

@@ -47,9 +47,9 @@ from torch import Tensor
 from fusedlib.launch.first_order import first_order
 from fusedlib.launch.launch import Launch, cdiv
 from fusedlib.launch.operator import DirectFunction, operator
-from fusedlib.ops.operands import check_rope
-from fusedlib.ops.norm.kernels import most_parts, sum_parts
 from fusedlib.launch.rows import Warps, cached_launch
+from fusedlib.ops.norm.kernels import most_parts, sum_parts
+from fusedlib.ops.rope.operands import check_rope
 
 PAIRS = 1024  # rotated pairs a program, 8 a thread: two loads of 16 bytes in flight in 16 bits
 MAX_SHARED_HEADS = 8  # that share the rows of cos and sin they read

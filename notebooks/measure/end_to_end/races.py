@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib.ops import fused_class
 from fusedlib.bench import check, rivals, step_clock, sustained
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Race
 from fusedlib.bench.rivals import Rival, rival
 from fusedlib.bench.settings import matmul_settings
+from fusedlib.ops import fused_class
 from fusedlib.patch import apply
 from measure import mlp_rivals, swiglu  # noqa: F401  (swiglu registers who else computes the MLP)
 from measure.compiling import call_until_compiled, counting_graphs, warm_compiler

@@ -13,7 +13,7 @@ from fusedlib.bench.attempt import Wrong, free_memory
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.settings import matmul_settings
-from fusedlib.ops.mlp import route
+from fusedlib.launch.device import has_kernels
 from measure.llama.arms import TASK, require_possible
 from measure.llama.exact import ExactModel, plain_loss
 from measure.llama.models import CONFIGS, Call, build, copy_of, tokens
@@ -86,7 +86,7 @@ def path_of(case: Case) -> str | None:
     """Which code our arms run on these tokens; of others nothing."""
     if not case["provider"].startswith("fused"):
         return None
-    return "kernels" if route.has_kernels(torch.device(case["device"])) else PLAIN_PATH
+    return "kernels" if has_kernels(torch.device(case["device"])) else PLAIN_PATH
 
 
 def work(case: Case) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, log_softmax
 
 from fusedlib import reference
-from fusedlib.ops.mlp import function as functional
 from fusedlib.bench.cases import require_known
 from fusedlib.bench.rivals import get, rival
 from fusedlib.bench.settings import matmul_settings
+from fusedlib.ops.mlp import function as functional
 
 TASK = "mnist"
 BASELINE = "eager"

@@ -9,7 +9,6 @@ true sum does not: derived in `parts` and `product`. IEEE fp32's own bound is 2â
 that fp32 holds come out exact if the factors fit in fp16.
 """
 
-from fusedlib.ops.mlp.split_products import SPLIT_PRODUCTS
 from fusedlib.ops.linear.split.mm import multiply, split_mm
 
-__all__ = ["SPLIT_PRODUCTS", "multiply", "split_mm"]
+__all__ = ["multiply", "split_mm"]

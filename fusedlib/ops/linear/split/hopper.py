@@ -18,12 +18,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fusedlib.ops.mlp.hopper.epilogue import fetch
-from fusedlib.ops.mlp.hopper.launch import HopperLaunch, WarpRoles
-from fusedlib.ops.mlp.hopper.tiles import tile_position
+from fusedlib.launch.device import architecture
+from fusedlib.launch.hopper import HopperLaunch, WarpRoles
 from fusedlib.launch.launch import cdiv, multiprocessors
+from fusedlib.ops.gluon_blocks import fetch, tile_position
 from fusedlib.ops.linear.split.parts import SPAN, TILE
-from fusedlib.ops.mlp.configs import architecture
 
 CONFIG = WarpRoles(240, 24)
 

@@ -8,7 +8,7 @@ from torch.nn import Parameter
 
 from fusedlib.launch.internals import dispatch_mode_count
 from fusedlib.launch.operator import operator
-from fusedlib.ops.mlp.route import is_faster_split
+from fusedlib.ops.linear.route import is_faster_split
 from fusedlib.ops.linear.split.product import split_product, split_product_of_stored
 
 

@@ -33,8 +33,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.ops.linear.fixed import kept_of_fixed
 from fusedlib.launch.launch import Launch, allocator, cdiv, contiguous_layout
+from fusedlib.ops.linear.fixed import kept_of_fixed
 
 # The parts are filled up with zeros to multiples of it, so that no product masks its loads.
 TILE = 128

@@ -28,7 +28,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.ops.blocks import tile_position
+from fusedlib.launch.config import Config
+from fusedlib.launch.device import architecture
 from fusedlib.launch.launch import (
     Launch,
     allocator,
@@ -40,9 +41,9 @@ from fusedlib.launch.launch import (
     multiprocessors,
     rows_contiguous,
 )
+from fusedlib.ops.blocks import tile_position
 from fusedlib.ops.linear.split import parts
 from fusedlib.ops.linear.split.parts import TILE, FactorSplitter
-from fusedlib.ops.mlp.configs import Config, architecture
 
 try:
     from fusedlib.ops.linear.split import hopper

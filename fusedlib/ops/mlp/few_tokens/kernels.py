@@ -30,17 +30,13 @@ import torch
 import triton
 import triton.language as tl
 
-from fusedlib.ops.mlp import configs as swiglu_configs
-from fusedlib.ops.blocks import load_block, store_block
+from fusedlib.launch.config import Config
+from fusedlib.launch.device import architecture
 from fusedlib.launch.launch import Launch, cdiv
-from fusedlib.ops.mlp.configs import (
-    FEW_TOKENS,
-    ONE_WAVE,
-    Config,
-    architecture,
-    count_tiles,
-    smallest_config,
-)
+from fusedlib.ops.arguments import FEW_TOKENS
+from fusedlib.ops.blocks import load_block, store_block
+from fusedlib.ops.mlp import configs as swiglu_configs
+from fusedlib.ops.mlp.configs import ONE_WAVE, count_tiles, smallest_config
 
 # From small to large: `swiglu_configs.smallest_config`. One H200, in a graph with a cold L2, µs,
 # here and cuBLAS: y at 512, 2048, 4096, 8192 and 16384: 6.0, 9.2, 18.2, 44.4, 144 and 6.2, 9.9,

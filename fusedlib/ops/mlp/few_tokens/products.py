@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable
 
 from torch import Tensor
 
-from fusedlib.ops.mlp.few_tokens import kernels
-from fusedlib.ops.mlp import products as plain
 from fusedlib.launch.launch import Launch, allocator, contiguous_layout
+from fusedlib.ops.arguments import FEW_TOKENS
+from fusedlib.ops.mlp import products as plain
+from fusedlib.ops.mlp.few_tokens import kernels
 from fusedlib.ops.mlp.problem import MLPProblem
 from fusedlib.ops.mlp.products import Gradients, WantedGradients
-from fusedlib.ops.mlp.configs import FEW_TOKENS
 
 
 class Products(plain.Products):

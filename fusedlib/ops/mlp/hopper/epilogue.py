@@ -13,17 +13,12 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from fusedlib.ops.gluon_blocks import barrier, fetch, reinterpret
 from fusedlib.ops.mlp import activation
 from fusedlib.ops.mlp.hopper.tiles import count_units, unit_corner
-from fusedlib.launch import internals
 
-# Triton 3.7 renamed it.
-barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-# Triton 3.8 renamed it.
-fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-reinterpret = internals.reinterpret(gl.shared_memory_descriptor)
 activate, slope = gluon.jit(activation.activate.fn), gluon.jit(activation.slope.fn)
 
 # Of a part in registers: two warps, 16 bytes a thread, 128 a row.

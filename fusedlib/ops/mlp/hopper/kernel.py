@@ -28,10 +28,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fusedlib.ops.mlp.hopper.epilogue import barrier, epilogue, fetch, fetch_gates
-from fusedlib.ops.mlp.hopper.launch import HopperLaunch, WarpRoles
-from fusedlib.ops.mlp.hopper.tiles import count_units, unit_corner
+from fusedlib.launch.hopper import HopperLaunch, WarpRoles
 from fusedlib.launch.launch import multiprocessors
+from fusedlib.ops.gluon_blocks import barrier, fetch
+from fusedlib.ops.mlp.hopper.epilogue import epilogue, fetch_gates
+from fusedlib.ops.mlp.hopper.tiles import count_units, unit_corner
 
 # Three warpgroups share 504 registers a thread: consumers need 154; the epilogue with 168 spilled
 # 48 bytes. Groups of 16 instead of 8 gain up to 1.4 % of the forward, nothing in the backward.

@@ -10,9 +10,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fusedlib.ops import blocks
-
-tile_position = gluon.jit(blocks.tile_position.fn)
+from fusedlib.ops.gluon_blocks import tile_position
 
 
 @gluon.jit

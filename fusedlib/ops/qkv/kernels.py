@@ -36,7 +36,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedlib.launch.cache import BoundedCache
+from fusedlib.launch.device import architecture, has_kernels
+from fusedlib.launch.launch import (
+    Launch,
+    allocator,
+    cdiv,
+    contiguous_layout,
+    current_device,
+    current_index,
+)
+from fusedlib.ops.arguments import FEW_TOKENS
 from fusedlib.ops.blocks import load_block, store_block
+from fusedlib.ops.mlp.configs import ALIGNMENT, MAX_PROJECTION_TOKENS, ONE_WAVE, count_tiles
 from fusedlib.ops.mlp.few_tokens.kernels import (
     DEFAULT_TILE_SIDE,
     INTERPRETED,
@@ -49,25 +61,8 @@ from fusedlib.ops.mlp.few_tokens.kernels import (
     tiles_per_program,
     token_block,
 )
-from fusedlib.launch.cache import BoundedCache
-from fusedlib.launch.launch import (
-    Launch,
-    allocator,
-    cdiv,
-    contiguous_layout,
-    current_device,
-    current_index,
-)
 from fusedlib.ops.mlp.plan import contiguous_and_aligned
-from fusedlib.ops.mlp.route import FUSED_KERNEL_DTYPES, has_kernels
-from fusedlib.ops.mlp.configs import (
-    ALIGNMENT,
-    FEW_TOKENS,
-    MAX_PROJECTION_TOKENS,
-    ONE_WAVE,
-    architecture,
-    count_tiles,
-)
+from fusedlib.ops.mlp.route import FUSED_KERNEL_DTYPES
 
 # The most tokens of which gradients come by one launch: of weights of SMALL elements in all, and of
 # larger ones.

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fusedlib.ops.linear import function as projection
-from fusedlib.ops.mlp.function import autocast_enabled, is_plain_eager
+from fusedlib.launch.device import has_kernels
+from fusedlib.launch.internals import is_transformed
 from fusedlib.launch.operator import DirectFunction
-from fusedlib.ops.mlp.route import has_kernels, is_transformed
+from fusedlib.ops.linear import function as projection
 from fusedlib.ops.mlp.configs import MAX_PROJECTION_TOKENS
-from fusedlib.patch.recomputed import recompute_in_backward
+from fusedlib.ops.mlp.function import autocast_enabled, is_plain_eager
+from fusedlib.ops.recomputed import recompute_in_backward
 
 # Elements of all three weights, up to which backward joins them, as it joins the gradients. One
 # H100, bf16, µs, the products apart / joined: Llama-1B's (6.3 M) with 512, 2,048 and 8,192 tokens
@@ -61,7 +62,7 @@ class Projections(DirectFunction):
     """Of x, three weights and three biases, which may be None.
 
     At few tokens all results come by one launch and all gradients by another
-    (`fusedlib.ops.mlp.few_tokens.projections`). With more, small weights are joined for the one
+    (`fusedlib.ops.qkv.kernels`). With more, small weights are joined for the one
     product that gives d_x, and large ones multiplied apart: then each product is rounded to x's
     dtype as it is added to the ones before.
     """
@@ -152,6 +153,6 @@ def _has_few_tokens(x: Any) -> bool:
 @cache
 def _few_tokens() -> Any:
     """Imported late, for Triton need not be there."""
-    from fusedlib.ops.mlp.few_tokens import projections
+    from fusedlib.ops.qkv import kernels as projections
 
     return projections

@@ -1,0 +1,55 @@
+"""A module in place of `torch.nn.CrossEntropyLoss` and the projection before it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fusedlib.ops.loss.function import _check_numbers, linear_cross_entropy
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """`fusedlib.linear_cross_entropy` with its settings, in place of `torch.nn.CrossEntropyLoss`.
+
+    It has no parameters: the weight, a model's output embedding, comes with the call. Its settings
+    are attributes, read at each call.
+
+    Args:
+        ignore_index: the target of tokens that have no loss and no gradient.
+        label_smoothing: ε from 0 to 1.
+        z_loss: weight of the squared logsumexp.
+        softcap: κ of logits κ tanh(logits / κ).
+        reduction: "mean", "sum" or "none".
+        class_weights: (vocabulary,), a buffer of the module, as torch's `weight`.
+        memory: "least", "balanced" or bytes, what the kernels may take beside the gradients.
+
+    Raises:
+        ValueError: an unknown reduction or plan of memory, or a number out of range.
+    """
+
+    _settings = "ignore_index", "label_smoothing", "z_loss", "softcap", "reduction", "memory"
+
+    def __init__(
+        self, *, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0,
+        softcap: float | None = None, reduction: str = "mean",
+        class_weights: Tensor | None = None, memory: str | int = "balanced",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        _check_numbers(ignore_index, label_smoothing, z_loss, softcap, reduction, memory)
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.z_loss, self.softcap = z_loss, softcap
+        self.reduction, self.memory = reduction, memory
+        self.register_buffer("class_weights", class_weights)
+
+    def forward(
+        self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None,
+        token_weights: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The loss of hidden (..., hidden) and weight (vocabulary, hidden) at target (...)."""
+        settings = {name: getattr(self, name) for name in (*self._settings, "class_weights")}
+        return linear_cross_entropy(
+            hidden, weight, target, bias=bias, token_weights=token_weights, **settings
+        )
+
+    def extra_repr(self) -> str:
+        """The settings, for print."""
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._settings)
