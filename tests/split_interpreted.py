@@ -45,7 +45,7 @@ def test_product_at_other_shapes_vs_the_contract(shape, turned):
 def test_small_blocks(monkeypatch):
     """Several of a tile, as on a GPU."""
     monkeypatch.setattr(products, "INTERPRETER", Config(64, 32, 32, 4, 1, group_m=2))
-    monkeypatch.setattr(parts, "INTERPRETED", parts.Blocks(4, 16))
+    monkeypatch.setattr(parts, "INTERPRETED", Config(num_warps=4, lines=16))
     for turned in checks.TURNS:
         checks.check_family("normal", "cpu", (130, 140, 72), turned)
 

@@ -15,6 +15,7 @@ import torch
 import fusedlib
 from ahead import compiled_ahead
 from fusedlib.launch import binaries
+from fusedlib.launch.config import Config, with_roles
 from fusedlib.patch import warm_up as warm
 
 LENGTHS = random.Random(0).sample(range(1, 6001), 70)
@@ -113,7 +114,7 @@ class TestWarmUp:
         def build():
             raise errors.TritonError("no compiler")
 
-        config = swiglu.hopper.WarpRoles(1, 1) if roles else None
+        config = with_roles(1, 1) if roles else Config()
         launch = SimpleNamespace(config=config, build=build, build_ahead=lambda: None)
         needed = SimpleNamespace(name="h", launch=launch, matrices=())
         monkeypatch.setattr(warm, "has_kernels", lambda device: True)

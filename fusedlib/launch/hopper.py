@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fusedlib.launch.binaries import Binary
 from fusedlib.launch.cache import BoundedCache
+from fusedlib.launch.config import Config
 from fusedlib.launch.launch import (
     Launch,
     _has_launch_hooks,
@@ -29,29 +30,6 @@ from fusedlib.launch.launch import (
     bind_context,
     current_index,
 )
-
-
-@dataclass(frozen=True)
-class WarpRoles:
-    """How a kernel is cut whose warps have roles, and the registers of those.
-
-    A ring of `stages` blocks, `block_k` of the sum each; `group_m` row tiles share their blocks of
-    the other factor in the L2 cache.
-    """
-
-    consumer_registers: int
-    other_registers: int
-    group_m: int = 8
-    block_k: int = 64
-    stages: int = 3
-    descriptors: ClassVar[bool] = True
-
-    def launch(self) -> dict[str, Any]:
-        """The keyword arguments of a kernel's launch."""
-        return {
-            "K": self.block_k, "STAGES": self.stages, "GROUP_M": self.group_m,
-            "CONSUMER": self.consumer_registers, "OTHERS": self.other_registers, "num_warps": 4,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,7 +47,7 @@ class HopperLaunch(Launch):
     """A `Launch` whose first matrices, as many as there are blocks, come by TMA."""
 
     def __init__(
-        self, kernel: Any, config: WarpRoles, programs: int, blocks: list[list[int]],
+        self, kernel: Any, config: Config, programs: int, blocks: list[list[int]],
         scalars: tuple[int, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
         super().__init__(kernel, config, (programs, 1, 1), blocks, scalars, constants)

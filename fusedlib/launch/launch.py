@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from functools import partial as bind
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import triton
@@ -22,23 +22,13 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusedlib.launch import binaries
+from fusedlib.launch.config import Config
 from fusedlib.launch.internals import current_device_index as current_index
 from fusedlib.launch.internals import current_stream as _stream
 from fusedlib.launch.internals import empty_strided
 
 INTERPRETED_PROCESSORS = 3  # fewer than a test has tiles, so that a program computes several
 MAX_GRID = 2**31 - 1, 2**16 - 1, 2**16 - 1  # of a grid along x, y and z, by CUDA
-
-
-class LaunchConfig(Protocol):
-    """The part of a configuration that a launch reads."""
-
-    @property
-    def descriptors(self) -> bool:
-        """True if the first matrices are passed as tensor descriptors."""
-
-    def launch(self) -> dict[str, Any]:
-        """The keyword arguments of a kernel's launch."""
 
 
 def rows_contiguous(matrix: Tensor) -> Tensor:
@@ -94,7 +84,7 @@ class Launch:
     """
 
     def __init__(
-        self, kernel: Any, config: LaunchConfig, programs: tuple[int, int, int],
+        self, kernel: Any, config: Config, programs: tuple[int, int, int],
         blocks: Sequence[list[int]], scalars: tuple[float, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
         if any(count > most for count, most in zip(programs, MAX_GRID, strict=True)):

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torch import Tensor
 
 from fusedlib.launch.cache import BoundedCache
 from fusedlib.launch.launch import Launch, misalignment
-
-
-@dataclass(frozen=True)
-class Warps:
-    """A configuration for `Launch` that is a number of warps alone."""
-
-    num_warps: int
-    descriptors: ClassVar[bool] = False
-
-    def launch(self) -> dict[str, Any]:
-        """The keyword arguments of a kernel's launch."""
-        return {"num_warps": self.num_warps}
-
 
 _LAUNCHES: BoundedCache[Launch] = BoundedCache()
 

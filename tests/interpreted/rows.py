@@ -10,7 +10,7 @@ import broken_rows
 import rows_checks as checks
 from called import Called, note_launches
 from fusedlib import rms_norm, rope
-from fusedlib.launch import rows as row_launches
+from fusedlib.launch.config import Config
 from fusedlib.launch.device import has_kernels
 from fusedlib.launch.launch import Launch
 from fusedlib.ops.linear.split import parts
@@ -184,8 +184,8 @@ def test_no_grid_is_larger_than_cuda_starts(monkeypatch, launcher, sizes):
 def test_a_grid_that_is_larger_is_refused():
     for programs in ((2**31, 1, 1), (1, 2**16, 1), (1, 1, 2**16)):
         with pytest.raises(ValueError, match=r"a grid of \(.*\) programs is more than CUDA's"):
-            Launch(rope_kernels._rope_kernel, row_launches.Warps(4), programs, (), (), {})
-    Launch(rope_kernels._rope_kernel, row_launches.Warps(4), (2**31 - 1, 2**16 - 1, 1), (), (), {})
+            Launch(rope_kernels._rope_kernel, Config(num_warps=4), programs, (), (), {})
+    Launch(rope_kernels._rope_kernel, Config(num_warps=4), (2**31 - 1, 2**16 - 1, 1), (), (), {})
 
 
 def test_rope_of_heads_far_apart():

@@ -39,10 +39,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedlib.launch.config import Config
 from fusedlib.launch.first_order import first_order
 from fusedlib.launch.launch import Launch, cdiv, multiprocessors, rows_contiguous
 from fusedlib.launch.operator import DirectFunction, operator
-from fusedlib.launch.rows import Warps, cached_launch
+from fusedlib.launch.rows import cached_launch
 from fusedlib.ops.norm.operands import check_rms_norm
 
 WIDEST = 8192  # numbers of a row that the backward holds in registers: four arrays of 16 a thread
@@ -145,11 +146,15 @@ def _sum_parts_kernel(  # type: ignore[no-untyped-def]
     tl.store(d_weight + j, total, mask=j < width)
 
 
-def tile(width: int, widest: int) -> tuple[Warps, dict[str, int]]:
+def tile(width: int, widest: int) -> tuple[Config, dict[str, int]]:
     """How a kernel that holds at most `widest` numbers of a row is cut: 16 numbers a thread."""
     block = triton.next_power_of_2(width) if width <= widest else TILE
     rows = max(1, TILE // block)
-    return Warps(min(16, rows * block // 512)), {"WIDTH": width, "ROWS": rows, "BLOCK": block}
+    return Config(num_warps=min(16, rows * block // 512)), {
+        "WIDTH": width,
+        "ROWS": rows,
+        "BLOCK": block,
+    }
 
 
 def rms_norm_fwd(
@@ -224,7 +229,9 @@ def sum_parts(partial: Tensor, dtype: torch.dtype) -> Tensor:
     total = partial.new_empty(width, dtype=dtype)
     constants = {"PARTS": 1 << (most_parts(partial.device) - 1).bit_length(), "COLUMNS": 16}
     programs = cdiv(width, 16), 1, 1
-    make = bind(Launch, _sum_parts_kernel, Warps(8), programs, (), (parts, width), constants)
+    make = bind(
+        Launch, _sum_parts_kernel, Config(num_warps=8), programs, (), (parts, width), constants
+    )
     key = "sum_parts", parts, width, dtype, partial.device
     cached_launch(make, key, partial, total)(partial, total)
     return total

@@ -44,10 +44,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedlib.launch.config import Config
 from fusedlib.launch.first_order import first_order
 from fusedlib.launch.launch import Launch, cdiv
 from fusedlib.launch.operator import DirectFunction, operator
-from fusedlib.launch.rows import Warps, cached_launch
+from fusedlib.launch.rows import cached_launch
 from fusedlib.ops.norm.kernels import most_parts, sum_parts
 from fusedlib.ops.rope.operands import check_rope
 
@@ -244,7 +245,7 @@ def normed_rope_bwd(
     strides = _strides(*given, *upstream, *results)
     scalars = batch, heads, k.shape[1], tokens, *strides, *_table_strides(cos), eps
     grid = parts, 1, 1
-    make = bind(Launch, _normed_rope_bwd_kernel, Warps(4), grid, (), scalars, constants)
+    make = bind(Launch, _normed_rope_bwd_kernel, Config(num_warps=4), grid, (), scalars, constants)
     weights = q_weight.contiguous(), k_weight.contiguous()
     matrices = *given, *upstream, *results, cos, sin, *weights, partial
     key = "normed_rope_bwd", parts, head_dim, *scalars, q.dtype, q.device
@@ -278,7 +279,7 @@ def _start(
         groups = (heads + key_heads) // shared
         # Sequences too along x: along y and z a grid ends at 65,535.
         programs = batch * cdiv(tokens, cut["TOKENS"]) * groups, 1, 1
-        return Launch(_rope_kernel, Warps(4), programs, (), scalars, constants | cut)
+        return Launch(_rope_kernel, Config(num_warps=4), programs, (), scalars, constants | cut)
 
     strides = _strides(first, last, results[0], results[-1])
     of_positions = 0 if positions is None or positions.shape[0] == 1 else tokens

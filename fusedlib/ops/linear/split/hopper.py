@@ -18,13 +18,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fusedlib.launch.config import with_roles
 from fusedlib.launch.device import architecture
-from fusedlib.launch.hopper import HopperLaunch, WarpRoles
+from fusedlib.launch.hopper import HopperLaunch
 from fusedlib.launch.launch import cdiv, multiprocessors
 from fusedlib.ops.gluon_blocks import fetch, tile_position
 from fusedlib.ops.linear.split.parts import SPAN, TILE
 
-CONFIG = WarpRoles(240, 24)
+CONFIG = with_roles(240, 24)
 
 
 @gluon.jit
@@ -41,7 +42,7 @@ def _fetch_both(  # type: ignore[no-untyped-def]
 def _produce(  # type: ignore[no-untyped-def]
     a, b, ah_ring, al_ring, bh_ring, bl_ring, full, empty, m, n, k, k_per_split,
     A_T: gl.constexpr, B_T: gl.constexpr,
-    TILE: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    TILE: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     row_tiles, column_tiles = gl.cdiv(m, TILE), gl.cdiv(n, TILE)
     tiles = row_tiles * column_tiles
@@ -52,10 +53,10 @@ def _produce(  # type: ignore[no-untyped-def]
         row_tile, column_tile = tile_position(unit % tiles, row_tiles, column_tiles, GROUP_M)
         row, column = row_tile * TILE, column_tile * TILE
         begin = unit // tiles * k_per_split
-        for start in range(begin, gl.minimum(begin + k_per_split, k), K):
+        for start in range(begin, gl.minimum(begin + k_per_split, k), BLOCK_K):
             arrived = full.index(stage)
             mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(arrived, 4 * TILE * K * 2)
+            mbarrier.expect(arrived, 4 * TILE * BLOCK_K * 2)
             _fetch_both(a, ah_ring, al_ring, stage, row, start, a_low, arrived, A_T)
             _fetch_both(b, bh_ring, bl_ring, stage, column, start, b_low, arrived, not B_T)
             stage += 1
@@ -115,7 +116,7 @@ def _consume(  # type: ignore[no-untyped-def]
     ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_factors, b_factors, c,
     m, n, k, k_per_split,
     A_T: gl.constexpr, B_T: gl.constexpr, GROUP: gl.constexpr, TILE: gl.constexpr,
-    K: gl.constexpr, SPAN: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    BLOCK_K: gl.constexpr, SPAN: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     rows: gl.constexpr = TILE // 2
     first: gl.constexpr = GROUP * rows
@@ -131,17 +132,17 @@ def _consume(  # type: ignore[no-untyped-def]
         first_term = unit // tiles * k_per_split
         end = gl.minimum(first_term + k_per_split, k)
         total = gl.zeros([rows, TILE], gl.float32, layout)
-        for begin in range(first_term, end, SPAN * K):
-            span = 2 * (begin // (SPAN * K))
+        for begin in range(first_term, end, SPAN * BLOCK_K):
+            span = 2 * (begin // (SPAN * BLOCK_K))
             a1, a2 = _load_factors(a_factors + span * a_lines, row, a_lines, rows)
             b1, b2 = _load_factors(b_factors + span * b_lines, column, b_lines, TILE)
             acc = gl.zeros([rows, TILE], gl.float32, layout)
-            for _ in range(begin, gl.minimum(begin + SPAN * K, end), K):
+            for _ in range(begin, gl.minimum(begin + SPAN * BLOCK_K, end), BLOCK_K):
                 mbarrier.wait(full.index(stage), phase)
                 ah = _rows(ah_ring, stage, first, rows, A_T)
                 al = _rows(al_ring, stage, first, rows, A_T)
-                bh = _rows(bh_ring, stage, 0, K, B_T)
-                bl = _rows(bl_ring, stage, 0, K, B_T)
+                bh = _rows(bh_ring, stage, 0, BLOCK_K, B_T)
+                bl = _rows(bl_ring, stage, 0, BLOCK_K, B_T)
                 block = warpgroup_mma(ah, bl, zeros, use_acc=False, is_async=True)
                 block = warpgroup_mma(al, bh, block, is_async=True)
                 block = warpgroup_mma(ah, bh, block, is_async=True)
@@ -159,12 +160,12 @@ def _consume(  # type: ignore[no-untyped-def]
 @gluon.jit(do_not_specialize=("m", "k", "k_per_split"))  # a binary for every number of tokens
 def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
     a, b, a_factors, b_factors, c, m, n, k, k_per_split,
-    A_T: gl.constexpr, B_T: gl.constexpr, TILE: gl.constexpr, K: gl.constexpr,
+    A_T: gl.constexpr, B_T: gl.constexpr, TILE: gl.constexpr, BLOCK_K: gl.constexpr,
     SPAN: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    CONSUMER: gl.constexpr, OTHERS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, OTHER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    a_shape: gl.constexpr = [STAGES, K, TILE] if A_T else [STAGES, TILE, K]
-    b_shape: gl.constexpr = [STAGES, TILE, K] if B_T else [STAGES, K, TILE]
+    a_shape: gl.constexpr = [STAGES, BLOCK_K, TILE] if A_T else [STAGES, TILE, BLOCK_K]
+    b_shape: gl.constexpr = [STAGES, TILE, BLOCK_K] if B_T else [STAGES, BLOCK_K, TILE]
     ah_ring = gl.allocate_shared_memory(gl.float16, a_shape, a.layout)
     al_ring = gl.allocate_shared_memory(gl.float16, a_shape, a.layout)
     bh_ring = gl.allocate_shared_memory(gl.float16, b_shape, b.layout)
@@ -177,14 +178,16 @@ def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
     gl.warp_specialize(
         [
             (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_factors, b_factors,
-                        c, m, n, k, k_per_split, A_T, B_T, 0, TILE, K, SPAN, STAGES, GROUP_M)),
+                        c, m, n, k, k_per_split, A_T, B_T, 0, TILE, BLOCK_K, SPAN, STAGES,
+                        GROUP_M)),
             (_consume, (ah_ring, al_ring, bh_ring, bl_ring, full, empty, a_factors, b_factors,
-                        c, m, n, k, k_per_split, A_T, B_T, 1, TILE, K, SPAN, STAGES, GROUP_M)),
+                        c, m, n, k, k_per_split, A_T, B_T, 1, TILE, BLOCK_K, SPAN, STAGES,
+                        GROUP_M)),
             (_produce, (a, b, ah_ring, al_ring, bh_ring, bl_ring, full, empty,
-                        m, n, k, k_per_split, A_T, B_T, TILE, K, STAGES, GROUP_M)),
+                        m, n, k, k_per_split, A_T, B_T, TILE, BLOCK_K, STAGES, GROUP_M)),
         ],
         [4, 1],
-        [CONSUMER, OTHERS],
+        [CONSUMER_REGISTERS, OTHER_REGISTERS],
     )  # fmt: skip
 
 

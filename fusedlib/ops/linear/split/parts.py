@@ -25,41 +25,24 @@ with the rest: so an MLP's weights of gate and up are split as one matrix, witho
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedlib.launch.config import Config
 from fusedlib.launch.launch import Launch, allocator, cdiv, contiguous_layout
 from fusedlib.ops.linear.fixed import kept_of_fixed
 
 # The parts are filled up with zeros to multiples of it, so that no product masks its loads.
 TILE = 128
 SPAN = 1024  # terms
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """How `_split_kernel` is cut: the warps of a program, and how many lines it splits a span of.
-
-    One H100, 16384·3072 and 3072·8192, TB/s, where a copy has 3.0: 2 rows of 4 warps 2.92 and 2.78;
-    16 columns of 8 warps 2.45 and 2.30, of 16 2.31 and 2.18, 32 of 32 2.07 and 1.90.
-    """
-
-    num_warps: int
-    lines: int
-    descriptors: ClassVar[bool] = False
-
-    def launch(self) -> dict[str, int]:
-        """The keyword arguments of a kernel's launch."""
-        return {"LINES": self.lines, "num_warps": self.num_warps}
-
-
-ROWS, COLUMNS = Blocks(4, 2), Blocks(8, 16)
-INTERPRETED = Blocks(4, TILE)  # fewer operations are faster there
+# Lines of which a program splits a span. One H100, 16384·3072 and 3072·8192, TB/s, where a copy has
+# 3.0: 2 rows of 4 warps 2.92 and 2.78; 16 columns of 8 warps 2.45 and 2.30, of 16 2.31 and 2.18, 32
+# of 32 2.07 and 1.90.
+ROWS, COLUMNS = Config(num_warps=4, lines=2), Config(num_warps=8, lines=16)
+INTERPRETED = Config(num_warps=4, lines=TILE)  # fewer operations are faster there
 
 
 @triton.jit

@@ -28,7 +28,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fusedlib.launch.hopper import HopperLaunch, WarpRoles
+from fusedlib.launch.config import Config, with_roles
+from fusedlib.launch.hopper import HopperLaunch
 from fusedlib.launch.launch import multiprocessors
 from fusedlib.ops.gluon_blocks import barrier, fetch
 from fusedlib.ops.mlp.hopper.epilogue import epilogue, fetch_gates
@@ -36,8 +37,8 @@ from fusedlib.ops.mlp.hopper.tiles import count_units, unit_corner
 
 # Three warpgroups share 504 registers a thread: consumers need 154; the epilogue with 168 spilled
 # 48 bytes. Groups of 16 instead of 8 gain up to 1.4 % of the forward, nothing in the backward.
-FORWARD = WarpRoles(160, 184, group_m=16)
-BACKWARD = WarpRoles(160, 184)
+FORWARD = with_roles(160, 184, group_m=16)
+BACKWARD = with_roles(160, 184)
 # The backward's epilogue takes gate and up out of shared memory a part ahead: a gain of 2.5 % at a
 # hidden size of 2048, a loss of up to 1 % from 4096 on. With other activations it spills.
 MAX_HIDDEN_TO_PREFETCH = 2048
@@ -46,11 +47,11 @@ MAX_HIDDEN_TO_PREFETCH = 2048
 @gluon.jit
 def _produce_block(  # type: ignore[no-untyped-def]
     a, b, c, left, right, arrived, row, column, k, up_row,
-    FORWARD: gl.constexpr, PIECES: gl.constexpr, K: gl.constexpr,
+    FORWARD: gl.constexpr, PIECES: gl.constexpr, BLOCK_K: gl.constexpr,
 ):  # fmt: skip
     """Blocks of both factors, as wide as a whole tile needs or half of one."""
     columns: gl.constexpr = 256 // PIECES
-    mbarrier.expect(arrived, (128 + columns) * K * 2)
+    mbarrier.expect(arrived, (128 + columns) * BLOCK_K * 2)
     fetch(a, [row, k], arrived, left)
     for part in gl.static_range(2 // PIECES):
         if FORWARD:
@@ -65,18 +66,18 @@ def _produce_block(  # type: ignore[no-untyped-def]
 @gluon.jit
 def _produce(  # type: ignore[no-untyped-def]
     a, b, c, a_ring, b_ring, full, empty, tokens, hidden, inner, up_row,
-    FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    FORWARD: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     stage, phase = 0, 1
     for pieces in gl.static_range(1, 3):
         end = count_units(tokens, inner, FORWARD, pieces)
         for unit in range(gl.program_id(0), end, gl.num_programs(0)):
             row, column = unit_corner(unit, tokens, inner, FORWARD, pieces, GROUP_M)
-            for k in range(0, hidden, K):
+            for k in range(0, hidden, BLOCK_K):
                 mbarrier.wait(empty.index(stage), phase)
                 _produce_block(
                     a, b, c, a_ring.index(stage), b_ring.index(stage), full.index(stage),
-                    row, column, k, up_row, FORWARD, pieces, K,
+                    row, column, k, up_row, FORWARD, pieces, BLOCK_K,
                 )  # fmt: skip
                 stage += 1
                 if stage == STAGES:
@@ -86,13 +87,13 @@ def _produce(  # type: ignore[no-untyped-def]
 @gluon.jit
 def _multiply(  # type: ignore[no-untyped-def]
     a_ring, b_ring, full, empty, hidden, stage, phase, FORWARD: gl.constexpr,
-    PIECES: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
+    PIECES: gl.constexpr, GROUP: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """A group's 64 rows of a tile's product, [64, 256 // PIECES]."""
     columns: gl.constexpr = 256 // PIECES
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
     acc = gl.zeros([64, columns], gl.float32, layout)
-    for k in range(0, hidden, K):
+    for k in range(0, hidden, BLOCK_K):
         mbarrier.wait(full.index(stage), phase)
         left = a_ring.index(stage).slice(GROUP * 64, 64)
         if FORWARD:
@@ -140,14 +141,25 @@ def _store_product(acc, products, GROUP: gl.constexpr, PIECES: gl.constexpr):  #
 @gluon.jit
 def _consume(  # type: ignore[no-untyped-def]
     a_ring, b_ring, full, empty, products, ready, free, tokens, hidden, inner,
-    FORWARD: gl.constexpr, GROUP: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
+    FORWARD: gl.constexpr, GROUP: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     stage, phase, turn = 0, 0, 1
     for pieces in gl.static_range(1, 3):
         end = count_units(tokens, inner, FORWARD, pieces)
         for _ in range(gl.program_id(0), end, gl.num_programs(0)):
             acc, stage, phase = _multiply(
-                a_ring, b_ring, full, empty, hidden, stage, phase, FORWARD, pieces, GROUP, K, STAGES
+                a_ring,
+                b_ring,
+                full,
+                empty,
+                hidden,
+                stage,
+                phase,
+                FORWARD,
+                pieces,
+                GROUP,
+                BLOCK_K,
+                STAGES,
             )
             mbarrier.wait(free.index(GROUP), turn)
             _store_product(acc, products, GROUP, pieces)
@@ -158,13 +170,13 @@ def _consume(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _allocate_shared(  # type: ignore[no-untyped-def]
-    a, b, FORWARD: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr
+    a, b, FORWARD: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr
 ):
     """The rings of both factors, what is handed over, and the barriers of each."""
     dtype: gl.constexpr = a.dtype
-    b_shape: gl.constexpr = [STAGES, 256, K] if FORWARD else [STAGES, K, 256]
+    b_shape: gl.constexpr = [STAGES, 256, BLOCK_K] if FORWARD else [STAGES, BLOCK_K, 256]
     chunk: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], dtype)
-    a_ring = gl.allocate_shared_memory(dtype, [STAGES, 128, K], a.layout)
+    a_ring = gl.allocate_shared_memory(dtype, [STAGES, 128, BLOCK_K], a.layout)
     b_ring = gl.allocate_shared_memory(dtype, b_shape, b.layout)
     products = gl.allocate_shared_memory(dtype, [8, 64, 64], chunk)
     # Two parts of gate and of up; the forward has no use for them.
@@ -190,29 +202,29 @@ def _allocate_shared(  # type: ignore[no-untyped-def]
 def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
     a, b, c, gate_up, h, tokens, hidden, inner, up_row,
     ACTIVATION: gl.constexpr, FORWARD: gl.constexpr, STORE: gl.constexpr, AHEAD: gl.constexpr,
-    K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, CONSUMER: gl.constexpr,
-    OTHERS: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, OTHER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Forward: x, w_gate, w_up to h and, with STORE, gate_up; up begins at row `up_row` of w_up.
     Backward: dy, w_down, gate_up to d_gate_up and, with STORE, h.
     """
     a_ring, b_ring, products, full, empty, ready, free, fetched, gates_ready, gates_free = (
-        _allocate_shared(a, b, FORWARD, K, STAGES)
+        _allocate_shared(a, b, FORWARD, BLOCK_K, STAGES)
     )
     gl.warp_specialize(
         [
             (_consume, (a_ring, b_ring, full, empty, products, ready, free, tokens, hidden, inner,
-                        FORWARD, 0, K, STAGES)),
+                        FORWARD, 0, BLOCK_K, STAGES)),
             (_consume, (a_ring, b_ring, full, empty, products, ready, free, tokens, hidden, inner,
-                        FORWARD, 1, K, STAGES)),
+                        FORWARD, 1, BLOCK_K, STAGES)),
             (epilogue, (gate_up, h, products, ready, free, fetched, gates_ready, gates_free,
                         tokens, inner, ACTIVATION, FORWARD, STORE, GROUP_M, AHEAD)),
             (_produce, (a, b, c, a_ring, b_ring, full, empty, tokens, hidden, inner, up_row,
-                        FORWARD, K, STAGES, GROUP_M)),
+                        FORWARD, BLOCK_K, STAGES, GROUP_M)),
             (fetch_gates, (c, fetched, gates_ready, gates_free, tokens, inner, FORWARD, GROUP_M)),
         ],
         [4, 2, 1, 1],
-        [CONSUMER, OTHERS, OTHERS, OTHERS],
+        [CONSUMER_REGISTERS, OTHER_REGISTERS, OTHER_REGISTERS, OTHER_REGISTERS],
     )  # fmt: skip
 
 
@@ -245,7 +257,7 @@ def backward_launch(
 
 
 def _launch(
-    config: WarpRoles, blocks: list[list[int]], like: Tensor, inner: int, up_row: int,
+    config: Config, blocks: list[list[int]], like: Tensor, inner: int, up_row: int,
     constants: dict[str, Any],
 ) -> HopperLaunch:  # fmt: skip
     scalars, programs = (*like.shape, inner, up_row), multiprocessors(like.device)
