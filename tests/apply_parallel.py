@@ -160,8 +160,8 @@ def check_deepspeed(plain: nn.Module) -> None:
     config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": stage}
     config["zero_allow_untested_optimizer"] = True
     patched, fused_calls = patched_copy(plain), []
-    mlp = fused_modules.swiglu_mlp
-    fused_modules.swiglu_mlp = lambda *given: fused_calls.append(1) or mlp(*given)
+    mlp = fused_modules.gated_mlp
+    fused_modules.gated_mlp = lambda *given: fused_calls.append(1) or mlp(*given)
     states = []
     for model in (plain, patched):
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 from fusedlib.launch import device
 from fusedlib.launch.launch import Launch
+from fusedlib.ops.linear import route as linear_route
 from fusedlib.ops.mlp import function as functional
 from fusedlib.ops.mlp import operator as mlp_operators
 from fusedlib.ops.mlp import plan_cache, products, route
@@ -141,7 +142,7 @@ def test_split_products_hold_what_is_counted(kernels, monkeypatch, shape, save, 
     monkeypatch.setattr(route, "is_fp32_on_gpu", lambda dtype, device: dtype == torch.float32)
     route.any_mlp_product_splits.cache_clear()
     for least in ("MIN_SPLIT_SIZE", "MIN_SPLIT_RESULTS", "MIN_SPLIT_WORK"):
-        monkeypatch.setattr(route, least, 1)
+        monkeypatch.setattr(linear_route, least, 1)
     book = {"gate_up": SPLIT, "input": SPLIT_INPUT}[save]
     actual = peak_mib(lambda *operands: functional.swiglu_mlp(*operands, save=save), shape, pair)
     # Beside the parts there are their words and what is seen of columns.
