@@ -27,7 +27,7 @@ from fusedlib.ops.fused_class import (
     package_of,
     plain_weights,
 )
-from fusedlib.ops.linear import function as projection
+from fusedlib.ops.linear import function as linear_function
 from fusedlib.ops.loss.function import linear_cross_entropy
 from fusedlib.ops.mlp.function import gated_mlp, gelu_name
 from fusedlib.ops.norm.function import rms_norm
@@ -455,7 +455,7 @@ class FusedLinear(Fused):
 
     def forward(self, input: Tensor) -> Tensor:
         """x Wᵀ + b."""
-        return projection.linear(input, self.weight, self.bias)
+        return linear_function.linear(input, self.weight, self.bias)
 
 
 LINEAR_FORWARDS.add(FusedLinear.forward)
@@ -470,7 +470,7 @@ class FusedHead(Fused):
     def forward(self, input: Tensor, target: Tensor | None = None, **settings: Any) -> Tensor:
         """Logits; or the loss with the settings of `fusedlib.linear_cross_entropy`."""
         if target is None:
-            product = projection.linear if "linear" in self._fusion.switches else linear
+            product = linear_function.linear if "linear" in self._fusion.switches else linear
             return product(input, self.weight, self.bias)
         return linear_cross_entropy(input, self.weight, target, bias=self.bias, **settings)
 

@@ -83,7 +83,7 @@ def warm_up(
         return WarmUpReport((), time.perf_counter() - began, why)
     from triton.errors import TritonError
 
-    from fusedlib.ops.mlp import tiles as swiglu
+    from fusedlib.ops.mlp import tiles
     from fusedlib.ops.mlp.prebuild import NeededBinary, layer_binaries
 
     needed: dict[Hashable, tuple[str, NeededBinary]] = {}
@@ -98,9 +98,9 @@ def warm_up(
         try:
             each.launch.build(*each.matrices)
         except TritonError as error:
-            if swiglu.hopper is None or not each.launch.config.stages:  # warps have no roles
+            if tiles.hopper is None or not each.launch.config.stages:  # warps have no roles
                 raise
-            swiglu.disable_hopper_kernels(error)
+            tiles.disable_hopper_kernels(error)
             return warm_up(module, wanted or None, tokens=tokens, progress=progress)
     return WarmUpReport(tuple(name for name, _ in needed.values()), time.perf_counter() - began)
 

@@ -230,13 +230,13 @@ def _run_operator(
     activation: str, save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None,
     w_down: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    from fusedlib.ops.mlp import operator as mlp_operators
+    from fusedlib.ops.mlp import operator
 
     # gate|up is stored where a gradient may be asked for.
     wants_gradient = any(t.requires_grad for t in present(x, w_gate, w_up, w_down))
     saves = save == "gate_up" and wants_gradient and torch.is_grad_enabled()
     matrix = x.reshape(-1, x.shape[-1])
-    result, _ = mlp_operators.swiglu_mlp(matrix, w_gate, w_up, w_down, activation, saves)
+    result, _ = operator.swiglu_mlp(matrix, w_gate, w_up, w_down, activation, saves)
     return result.reshape(*x.shape[:-1], result.shape[-1])
 
 

@@ -19,7 +19,7 @@ from triton.errors import TritonError
 from fusedlib.launch.cache import BoundedCache
 from fusedlib.launch.launch import Launch, allocator, current_index
 from fusedlib.ops.arguments import FEW_TOKENS
-from fusedlib.ops.mlp import tiles as swiglu
+from fusedlib.ops.mlp import tiles
 from fusedlib.ops.mlp.problem import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem, Route
 from fusedlib.ops.mlp.products import Products, as_matrix
 
@@ -48,7 +48,7 @@ class Plan:
         self.products, self.pair = products, problem.pair
         self._forward, self._backward = route.forward, route.backward
         self._activation = problem.activation
-        self._hopper = swiglu.hopper
+        self._hopper = tiles.hopper
         self._hidden, self._inner, self._wide = problem.hidden, problem.inner, 2 * problem.inner
         # The row of `w_up`, or of the packed weight in its place, where up begins.
         self._up_row = 0 if problem.pair else problem.inner
@@ -162,12 +162,12 @@ class Plan:
     ) -> Launch:  # fmt: skip
         by_roles, inner, activation = self._runs_by_roles(variant), self._inner, self._activation
         if isinstance(variant, bool):
-            make = self._hopper.forward_launch if by_roles else swiglu.fwd_launch
+            make = self._hopper.forward_launch if by_roles else tiles.fwd_launch
             return make(first, inner, self._up_row, variant, activation)
         if by_roles:
             _, _, recompute_h, _ = variant
             return self._hopper.backward_launch(first, inner, recompute_h, activation)
-        return swiglu.bwd_launch(first, inner, variant, activation)
+        return tiles.bwd_launch(first, inner, variant, activation)
 
     def _runs_by_roles(self, variant: bool | tuple[bool, bool, bool, bool]) -> bool:
         if isinstance(variant, bool):
@@ -176,7 +176,7 @@ class Plan:
 
     def _fall_back_to_tiles(self, error: TritonError) -> None:
         """For good, where the kernels with roles do not compile."""
-        swiglu.disable_hopper_kernels(error)
+        tiles.disable_hopper_kernels(error)
         self._forward = TILED if self._forward == WARP_SPECIALIZED else self._forward
         self._backward = TILED if self._backward == WARP_SPECIALIZED else self._backward
         self.path = self.path.replace(WARP_SPECIALIZED, TILED)

@@ -1,14 +1,14 @@
-"""Which code runs a call: the routes of the MLP, and which fp32 products are split.
+"""Which code runs a call of the MLP: its routes.
 
-This module decides, from dtypes, devices and sizes alone; all others ask it. A call of the MLP goes
-through these files, in this order:
+This module decides, from dtypes, devices and sizes alone; all others ask it. A call goes through
+these files, in this order:
 
-    functional.py           checks the operands, asks for a plan, and calls what it is given
-    kernels/host/plan_cache keeps a plan for each class of calls that take one route
-    kernels/host/route      decides the route
-    kernels/host/autograd   saves tensors for backward, and runs the one backward pass
-    kernels/host/plan       starts the kernels of both passes
-    kernels/host/products   the plain matrix products; `few_tokens` and `split` have their own
+    function        checks the operands, asks for a plan, and calls what it is given
+    plan_cache      keeps a plan for each class of calls that take one route
+    route           decides the route
+    autograd        saves tensors for backward, and runs the one backward pass
+    plan            starts the kernels of both passes
+    products        the plain matrix products; `few_tokens` and `split_products` have their own
 
 | `path`         | calls                           | gate, up, h    | d(gate|up), h | products     |
 |----------------|---------------------------------|----------------|---------------|--------------|
@@ -24,7 +24,7 @@ through these files, in this order:
 
 *Half* is bf16 and fp16; *even* sizes, hidden and inner, are multiples of 16. *Few tokens* have a
 down projection; without one they go by tiles. *One wave* is up to `max_one_wave_tokens`, *few*
-tiles up to `max_unfused_tokens`. *Tiles* are the kernels of `swiglu`, *roles* those of `hopper`
+tiles up to `max_unfused_tokens`. *Tiles* are the kernels of `tiles`, *roles* those of `hopper`
 with a role for each warp; *apart* is a plain product and a pointwise kernel. fp32 takes
 the kernels from MIN_SPLIT_WORK multiplications a weight on. Operands that are not contiguous, or do
 not begin at 16 bytes, are copied for the call.
@@ -98,7 +98,7 @@ def choose_route(problem: MLPProblem) -> Route:
 
 
 def max_one_wave_tokens(device: torch.device, direction: str, inner: int) -> int:
-    """The most tokens whose tiles, of `swiglu_configs.ONE_WAVE_CONFIGS`, run in one wave."""
+    """The most tokens whose tiles, of `configs.ONE_WAVE_CONFIGS`, run in one wave."""
     if device.type != "cuda":
         return 0
     return max(one_wave_lengths(direction, architecture(device), inner), default=0)
@@ -138,9 +138,9 @@ def max_unfused_tokens(device: torch.device, inner: int, block_n: int) -> int:
 
 def _runs_warp_specialized(device: torch.device) -> bool:
     """True if the warp-specialized kernels run there; Gluon, their language, is experimental."""
-    from fusedlib.ops.mlp import tiles as swiglu
+    from fusedlib.ops.mlp import tiles
 
-    return device.type == "cuda" and architecture(device) == 90 and swiglu.hopper is not None
+    return device.type == "cuda" and architecture(device) == 90 and tiles.hopper is not None
 
 
 # --- classes of lengths --------------------------------------------------------------------------

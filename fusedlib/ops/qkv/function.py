@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 from fusedlib.launch.device import has_kernels
 from fusedlib.launch.internals import is_transformed
 from fusedlib.launch.operator import DirectFunction
-from fusedlib.ops.linear import function as projection
+from fusedlib.ops.linear import function as linear_function
 from fusedlib.ops.mlp.configs import MAX_PROJECTION_TOKENS
 from fusedlib.ops.mlp.function import autocast_enabled, is_plain_eager
 from fusedlib.ops.recomputed import recompute_in_backward
@@ -44,7 +44,7 @@ def projections(
         (..., outputs) of each.
     """
     if x.dtype == torch.float32 and split:
-        return projection.linear_by_each(x, weights, biases)
+        return linear_function.linear_by_each(x, weights, biases)
     if not is_plain_eager(x, *weights) or is_transformed():
         return tuple(map(partial(linear, x), weights, biases))
     operands: list[Any] = [x, *weights, *biases]

@@ -35,10 +35,10 @@ from fusedlib.launch.device import architecture
 from fusedlib.launch.launch import Launch, cdiv
 from fusedlib.ops.arguments import FEW_TOKENS
 from fusedlib.ops.blocks import load_block, store_block
-from fusedlib.ops.mlp import configs as swiglu_configs
+from fusedlib.ops.mlp import configs as tile_configs
 from fusedlib.ops.mlp.configs import ONE_WAVE, count_tiles, smallest_config
 
-# From small to large: `swiglu_configs.smallest_config`. One H200, in a graph with a cold L2, µs,
+# From small to large: `tile_configs.smallest_config`. One H200, in a graph with a cold L2, µs,
 # here and cuBLAS: y at 512, 2048, 4096, 8192 and 16384: 6.0, 9.2, 18.2, 44.4, 144 and 6.2, 9.9,
 # 18.6, 46.2, 141; the three products of the backward: 7.9, 23.0, 60.0, 198, 737 and 14.6, 28.2,
 # 69.9, 205, 734. A ring of 9 holds no more than one of 4 twice as deep, and two programs still fit.
@@ -226,6 +226,6 @@ def choose_config(
 ) -> Config:  # fmt: skip
     """The table's smallest tile that runs at once over (tokens, width) of each width."""
     if INTERPRETED:
-        return swiglu_configs.INTERPRETER
+        return tile_configs.INTERPRETER
     configs = table.get(architecture(device), DEFAULT_CONFIGS)
     return smallest_config(configs, tokens, *widths, programs=programs)
