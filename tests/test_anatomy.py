@@ -25,10 +25,6 @@ def test_the_flawed_kernel_cannot_be_imported_from_fusedlib(tmp_path):
     """In a process that no test has shown the notebooks' folder."""
     rooms = "fusedlib", "fusedlib.ops", "fusedlib.ops.mlp"
     names = [f"{room}.{name}" for room in rooms for name in HELPERS]
-        f"{room}.{name}"
-        for room in ("fusedlib", "fusedlib.ops", "fusedlib.ops.mlp")
-        for name in HELPERS
-    ]
     code = f"from importlib.util import find_spec; print([n for n in {names} if find_spec(n)])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path,
