@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 
-from fusedlib.bench import paths
+from measure.recording import paths
 from visitor import search_path
 
 NAME = "tiny"
@@ -26,7 +26,7 @@ profile: str = "quick"  # which profile the rows are filed under
 samples: int = 1  # figures of the last case [1..1000000]
 """.strip()
 SWEEP = """
-from fusedlib.bench import results
+from measure.recording import results
 from fusedlib.bench.sweep import sweep
 
 def measure(case):

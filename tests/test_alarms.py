@@ -10,10 +10,10 @@ from torch import Tensor
 from fusedlib.bench import alarms, machine, rivals, timing
 from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.race import race
-from fusedlib.bench.results import Recorder
 from fusedlib.bench.rivals import Workload
 from fusedlib.reference import swiglu_mlp
 from measure import swiglu
+from measure.recording.results import Recorder
 
 H100 = 4096 * 132 * 1980e6  # FLOP/s of its tensor cores at its highest clock
 

@@ -8,12 +8,13 @@ import sys
 
 import pytest
 
-from fusedlib.bench import paths, race, results, rivals
+from fusedlib.bench import race, rivals
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.sweep import sweep
 from interpreter import passed_in_the_interpreter
 from measure import anatomy, swiglu
 from measure.mlp_problem import SwiGLUProblem, draw
+from measure.recording import paths, results
 
 HELPERS = ("flawed_swiglu", "flawed_kernels", "flawed_layer")
 

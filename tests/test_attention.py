@@ -12,12 +12,13 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib.bench import check, results, rivals
+from fusedlib.bench import check, rivals
 from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.race import race
 from fusedlib.bench.rivals import Workload
 from measure.attention import exact, footprint, problem, races
 from measure.attention.problem import AttentionProblem, draw, flops, kept, traffic
+from measure.recording import results
 from models.transformer import plain_attention
 
 MIB = 2**20

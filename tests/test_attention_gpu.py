@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from fusedlib.bench import check, results, rivals
+from fusedlib.bench import check, rivals
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.race import race
 from fusedlib.bench.roofline import precision_of
 from measure.attention import exact, footprint, races
 from measure.attention.problem import AttentionProblem, draw, kept, plain_peak
+from measure.recording import results
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20

@@ -11,7 +11,8 @@ import pytest
 from traitlets.utils.importstring import import_item
 from typer.testing import CliRunner
 
-from fusedlib.bench import machine, paths
+from fusedlib.bench import machine
+from measure.recording import paths
 from press import cli, record
 from press import render as renderer
 from press.pages.paper import Section

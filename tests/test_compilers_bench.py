@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fusedlib
-from fusedlib.bench import results, rivals
+from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt, Unavailable
 from fusedlib.bench.race import race
 from measure import compilers, compiling, llama
@@ -17,6 +17,7 @@ from measure.compilers import changing, samplers, subjects
 from measure.compilers.arms import Arm
 from measure.compilers.case import require_possible
 from measure.compilers.samplers import SAMPLERS
+from measure.recording import results
 
 pytest.importorskip("transformers")
 SMALL = {

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from fusedlib import projection
-from fusedlib.bench import attempt, machine, race, results, rivals, sustained, sweep
+from fusedlib.bench import attempt, machine, race, rivals, sustained, sweep
 from fusedlib.bench.race import Turn
 from fusedlib.patch import apply
 from measure import compiling, mlp_rivals
 from measure.end_to_end import cases, measure, races
+from measure.recording import results
 from measure.transformer_trainer import Trainer
 from models import flops, transformer
 from models.transformer import SwiGLU, Transformer

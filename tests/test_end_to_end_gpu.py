@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from fusedlib.bench import race, results, rivals, sustained
+from fusedlib.bench import race, rivals, sustained
 from fusedlib.bench.attempt import Unavailable, free_memory
 from measure.end_to_end import cases, measure, races
+from measure.recording import results
 from outcomes import outcome
 
 pytestmark = pytest.mark.gpu

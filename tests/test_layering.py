@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 STUDY_TOOLS = ("papermill", "nbconvert", "nbclient", "matplotlib", "pandas", "jupyter_core")
 FOLDERS = ("fusedlib", "notebooks", "report/press", "tests", "tools")

@@ -9,11 +9,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib.bench import check, machine, paths, race, results, rivals, sustained, sweep
+from fusedlib.bench import check, machine, race, rivals, sustained, sweep
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.settings import matmul_settings
 from measure import llama
 from measure.llama import alone, arms, exact, races
+from measure.recording import paths, results
 from press import replay
 
 transformers = pytest.importorskip("transformers")

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusedlib.bench import machine, provenance
+from fusedlib.bench import machine
+from measure.recording import provenance
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 

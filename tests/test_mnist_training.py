@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from fusedlib import reference
-from fusedlib.bench import paths, results, rivals
+from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.race import race
 from fusedlib.bench.sweep import sweep
+from measure.recording import paths, results
 from measure.training import batches, mnist, network, study
 from measure.training.network import TASK, Layer
 from training_checks import DATA, SETTING, WIDTH, check_layer, check_learning, trained

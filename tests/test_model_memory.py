@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 import torch
 
-from fusedlib.bench.results import Recorder
 from fusedlib.bench.sweep import sweep
 from measure import model_memory
 from measure.model_memory import Measure, Program
+from measure.recording.results import Recorder
 from measure.step_memory import gradients_of
 from models import activations, checkpointed, transformer
 from models.activations import PRECISIONS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.bench import paths, provenance
+from measure.recording import paths, provenance
 
 FILES = {
     "fusedlib/norm.py": "a = 1\n",

@@ -10,10 +10,10 @@ from fusedlib import reference
 from fusedlib.bench import check, cuda_graphs, operation, rivals
 from fusedlib.bench.operation import exact_results
 from fusedlib.bench.race import race
-from fusedlib.bench.results import Recorder
 from fusedlib.bench.rivals import Workload
 from measure import swiglu
 from measure.mlp_problem import Inputs, SwiGLUProblem, draw
+from measure.recording.results import Recorder
 
 RAGGED = SwiGLUProblem(37, 45, 83, "float32")
 

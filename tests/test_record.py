@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench import paths, provenance, results
+from measure.recording import paths, provenance, results
 from press import measuring, record, replay
 from press.record import STUDY_S, Unit
 from press.running.config import Config, ConfigError, Study

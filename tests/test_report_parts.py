@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import nbformat
 import pytest
 
-from fusedlib.bench import paths
+from measure.recording import paths
 from press import style
 from press.pages import pandoc, svg
 from press.pages.html import highlighted

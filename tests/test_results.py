@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.bench import machine, results
-from fusedlib.bench.jsonl import TornLineWarning, append_object, read_objects
-from fusedlib.bench.results import Recorder, ResultsError
+from fusedlib.bench import machine
+from measure.recording import results
+from measure.recording.jsonl import TornLineWarning, append_object, read_objects
+from measure.recording.results import Recorder, ResultsError
 
 CASE = {"model": "small", "process": 1}
 
@@ -32,7 +33,7 @@ def test_a_row_is_flat_and_what_all_rows_share_stands_once(tmp_path):
     [run] = shared["runs"]
     assert shared["profile"] == "quick" and run["began"] == row["measured_at"]
     assert {"commit", "dirty", "host", "device_name", "driver", "torch", "triton"} <= set(run)
-    assert shared["files"]["fusedlib/bench/results.py"] and "key" not in run
+    assert shared["files"]["notebooks/measure/recording/results.py"] and "key" not in run
 
 
 def test_second_run_measures_nothing_and_says_so(tmp_path):

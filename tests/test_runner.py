@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from fusedlib.bench import paths, results
+from measure.recording import paths, results
 from press.running import config, fingerprint, kernel, monitor, products, runner
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
@@ -168,7 +168,7 @@ def test_rows_that_the_run_itself_wrote_do_not_make_it_run_again(study, tmp_path
     notebook = study.select(["run_ok"])[0].notebook
     content = nbformat.read(notebook, as_version=4)
     content.cells[-1].source = (
-        "from fusedlib.bench.results import Recorder\n"
+        "from measure.recording.results import Recorder\n"
         "Recorder('run_ok', profile=profile).append({'model': 'nano'}, {'median_ms': 1.0})"
     )
     nbformat.write(content, notebook)

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusedlib.bench import machine, results, rivals, sustained
+from fusedlib.bench import machine, rivals, sustained
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.race import Turn, race
 from measure import swiglu
+from measure.recording import results
 
 RACE = sustained.loaded_race(swiglu.RACE)
 

@@ -7,8 +7,8 @@ import torch
 
 from fusedlib.bench import machine
 from fusedlib.bench.attempt import Unavailable, Wrong
-from fusedlib.bench.results import Recorder, ResultsError
 from fusedlib.bench.sweep import sweep
+from measure.recording.results import Recorder, ResultsError
 
 CASES = [{"case_no": i} for i in range(6)]
 

@@ -11,11 +11,12 @@ import fusedlib
 import measure.swiglu  # noqa: F401  (registers the rivals)
 import swiglu_checks as checks
 from fusedlib import functional
-from fusedlib.bench import paths, rivals
+from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.functional import swiglu, swiglu_mlp
 from fusedlib.kernels.host import route
 from measure.mlp_problem import SwiGLUProblem, draw
+from measure.recording import paths
 
 SHAPE = (70, 83, 101)
 

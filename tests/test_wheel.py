@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from packaging.requirements import Requirement
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 STEP = """
 import sys

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from fusedlib.bench.jsonl import ResultsError
+from measure.recording.jsonl import ResultsError
 
 T = TypeVar("T")
 PLAN = "FUSEDLIB_PLAN"

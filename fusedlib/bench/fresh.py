@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 Process = subprocess.Popen[bytes]
 

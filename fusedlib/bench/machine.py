@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusedlib.bench import provenance
+from measure.recording import provenance
 
 LOOK_S = 0.004
 NAME = "FUSEDLIB_MACHINE"

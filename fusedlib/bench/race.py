@@ -29,9 +29,9 @@ from torch import Tensor
 from fusedlib.bench import alarms, cuda_graphs, machine, timing
 from fusedlib.bench.attempt import Attempt, Unavailable, forget_compiled, free_memory
 from fusedlib.bench.cases import Case, differing, label
-from fusedlib.bench.progress import progress
-from fusedlib.bench.results import Recorder
 from fusedlib.bench.rivals import Workload
+from measure.recording.progress import progress
+from measure.recording.results import Recorder
 
 BURST_MS = 2.0
 MOST_CALLS = 20

@@ -6,8 +6,8 @@ from typing import Any
 from fusedlib.bench import machine
 from fusedlib.bench.attempt import Attempt
 from fusedlib.bench.cases import Case, differing, label
-from fusedlib.bench.progress import progress
-from fusedlib.bench.results import Recorder
+from measure.recording.progress import progress
+from measure.recording.results import Recorder
 
 
 def sweep(

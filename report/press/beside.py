@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench import results
+from measure.recording import results
 from press.display import TABLE_MIME, figure_data, table_data
 from press.formats import MISSING
 from press.pages import svg

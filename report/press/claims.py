@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench.results import ASSEMBLED
+from measure.recording.results import ASSEMBLED
 from press import display, measuring, published
 from press.analysis import leading
 from press.formats import MISSING, is_missing, spread

@@ -20,8 +20,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from fusedlib.bench import paths
-from fusedlib.bench.results import ResultsError
+from measure.recording import paths
+from measure.recording.results import ResultsError
 from press.pages import ReportError
 from press.running import config as configs
 from press.running import products

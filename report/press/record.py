@@ -20,8 +20,8 @@ from typing import Any
 import pandas as pd
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench import paths, provenance, results
-from fusedlib.bench.results import Recording
+from measure.recording import paths, provenance, results
+from measure.recording.results import Recording
 from press import measuring, replay
 from press.analysis import leading
 from press.measuring import environment

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import nbformat
 
-from fusedlib.bench import paths
+from measure.recording import paths
 from press.pages.exporters import HTMLExporter, PDFExporter
 from press.pages.outputs import PAPER, shown
 from press.pages.paper import Section, combined

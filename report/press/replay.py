@@ -15,8 +15,8 @@ from typing import Any
 
 import nbformat
 
-from fusedlib.bench import paths, results
 from fusedlib.bench.machine import NAME
+from measure.recording import paths, results
 from press import beside, claims, display
 from press.claims import Claim
 from press.measuring import MEASURE, environment

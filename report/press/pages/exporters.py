@@ -14,7 +14,7 @@ from nbconvert.exporters import TemplateExporter
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor, ExtractOutputPreprocessor
 from traitlets.config import Config
 
-from fusedlib.bench import paths
+from measure.recording import paths
 from press.display import TABLE_MIME, header_groups
 from press.pages import ReportError, html, outputs, svg, typst_filters
 from press.pages.preprocessors import Fragments, Headings, Numbers

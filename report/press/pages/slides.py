@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from nbconvert.exporters import Exporter
 from nbconvert.preprocessors import Preprocessor
 
-from fusedlib.bench import paths
+from measure.recording import paths
 from press.display import TABLE_MIME
 from press.pages import ReportError, outputs, pandoc
 from press.pages.exporters import PressExporter, compiled

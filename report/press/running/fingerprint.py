@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fusedlib.bench import machine, paths, results
+from fusedlib.bench import machine
+from measure.recording import paths, results
 from press.running.config import FRAME
 from press.running.products import copy_path
 

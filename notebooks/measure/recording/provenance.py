@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 PACKED = "code.json"
 CODE = ("fusedlib", "notebooks")  # `report` measures nothing

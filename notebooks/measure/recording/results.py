@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench import paths, provenance
 from fusedlib.bench.attempt import PLAN, only_lists_cases
-from fusedlib.bench.jsonl import ResultsError, TornLineWarning, append_object, read_objects
+from measure.recording import paths, provenance
+from measure.recording.jsonl import ResultsError, TornLineWarning, append_object, read_objects
 
 if TYPE_CHECKING:
     import pandas as pd
