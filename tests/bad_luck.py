@@ -27,7 +27,6 @@ samples: int = 1  # figures of the last case [1..1000000]
 """.strip()
 SWEEP = """
 from measure.recording import results
-from fusedlib.bench.sweep import sweep
 
 def measure(case):
     print("measuring", case["case_no"], flush=True)
@@ -42,7 +41,7 @@ def measure(case):
 
 cases = [{"case_no": i, "needs": n} for i, n in enumerate(NEEDS)]
 recorder = results.Recorder("tiny", profile=profile)
-sweep(recorder, cases, measure)
+recorder.sweep(cases, measure)
 """.strip()
 SHOW = """
 from press import display

@@ -10,7 +10,6 @@ import pytest
 
 from fusedlib.bench import race, rivals
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.sweep import sweep
 from interpreter import passed_in_the_interpreter
 from measure import anatomy, swiglu
 from measure.mlp_problem import SwiGLUProblem, draw
@@ -82,8 +81,8 @@ def recorder_at(folder):
 def run(folder, cases):
     recorder = recorder_at(folder)
     for name, single in (("errors", anatomy.errors), ("peak", anatomy.peak)):
-        sweep(recorder, [c for c in cases if c["experiment"] == name], single)
-    race.race(recorder, anatomy.RACE, [c for c in cases if c["experiment"] == "time"])
+        recorder.sweep([c for c in cases if c["experiment"] == name], single)
+    recorder.race(anatomy.RACE, [c for c in cases if c["experiment"] == "time"])
     return recorder.rows()
 
 

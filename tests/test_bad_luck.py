@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from bad_luck import NAME, WITHOUT_NETWORK, WITHOUT_TRITON, Study
-from fusedlib.bench.sweep import sweep
 from measure import warmup
 from measure.recording import paths, results
 from measure.recording.jsonl import read_objects
@@ -265,7 +264,7 @@ def test_progress_that_cannot_be_written_ends_no_sweep(tmp_path, monkeypatch, fi
         pytest.skip("needs /dev/full")
     monkeypatch.setenv("FUSEDLIB_PROGRESS", file)
     recorder = Recorder("01_x", profile="quick", directory=tmp_path)
-    sweep(recorder, [{"case_no": 1}, {"case_no": 2}], lambda case: {"median_ms": 1.0})
+    recorder.sweep([{"case_no": 1}, {"case_no": 2}], lambda case: {"median_ms": 1.0})
     assert len(recorder.rows()) == 2
 
 

@@ -62,6 +62,12 @@ def test_kernels_import_in_no_circle():
     assert len(kernels) > 30 and circles(kernels) == []
 
 
+def test_recordings_know_no_study():
+    texts = [t for p, t in SOURCES.items() if p.startswith("notebooks/measure/recording/")]
+    study = re.compile(r"^\s*(from|import) +measure(?!\.recording\b)", re.MULTILINE)
+    assert len(texts) > 4 and not [text for text in texts if study.search(text)]
+
+
 def test_sys_path_is_not_edited():
     edit = re.compile(r"sys\.path(\.(insert|append|extend|remove)\b|(\[.*\])? *\+?=[^=])")
     assert not [path for path, text in SOURCES.items() if edit.search(text)]

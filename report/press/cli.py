@@ -246,8 +246,10 @@ def _executed_on_recordings(config: Config, only: Sequence[str] = ()) -> Iterato
 def machine() -> None:
     """What a row says about this machine, as JSON."""
     from fusedlib.bench import machine as machines
+    from measure.recording import provenance
 
-    facts = dataclasses.asdict(machines.describe())
+    commit, dirty = provenance.commit()
+    facts = dataclasses.asdict(machines.describe()) | {"commit": commit, "dirty": dirty}
     print(json.dumps(facts, indent=2, ensure_ascii=False))
 
 

@@ -17,6 +17,7 @@ from measure.recording import paths
 
 PACKED = "code.json"
 CODE = ("fusedlib", "notebooks")  # `report` measures nothing
+Commit = tuple[str | None, bool | None]
 
 
 @cache
@@ -34,7 +35,7 @@ def _blob(content: bytes) -> str:
 
 
 @cache
-def commit() -> tuple[str | None, bool | None]:
+def commit() -> Commit:
     """The commit, and whether the code differs from it; None for what cannot be found out.
 
     Rows and products do not count: measuring itself must not make the tree dirty.
