@@ -37,7 +37,8 @@ def redefined(
     for row in rows.reindex(columns=CASE).drop_duplicates().to_dict("records"):
         then = files[row["machine"], row["recording"]].values()
         for one in _rivals_of(row):
-            if then and today.get(_file_of(one)) not in then:
+            now = today.get(_file_of(one))  # None: defined outside the code, as in a cell
+            if then and now and now not in then:
                 pairs.add((one.name, row["machine"]))
     return pairs
 
@@ -53,7 +54,7 @@ def _file_of(one: Rival) -> str:
     build: Any = one.build
     while isinstance(build, functools.partial):
         build = build.func
-    file = Path(sys.modules[build.__module__].__file__ or "")
+    file = Path(getattr(sys.modules[build.__module__], "__file__", None) or "")
     return file.relative_to(paths.ROOT).as_posix() if file.is_relative_to(paths.ROOT) else str(file)
 
 
