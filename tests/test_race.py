@@ -13,6 +13,7 @@ from fusedlib.bench.race import race
 from fusedlib.bench.rivals import Workload
 from measure import swiglu
 from measure.mlp_problem import Inputs, SwiGLUProblem, draw
+from measure.recording import results
 from measure.recording.results import Recorder
 
 RAGGED = SwiGLUProblem(37, 45, 83, "float32")
@@ -140,6 +141,27 @@ def test_when_time_is_over_what_was_timed_together_is_recorded_and_nothing_else_
     assert rows[["provider", "direction"]].values.tolist() == [
         ["eager", "forward"], ["rival", "forward"]
     ]  # fmt: skip
+
+
+def test_when_time_is_over_after_a_check_no_timing_begins(kernel, tmp_path, monkeypatch):
+    kernel["is"] = swapped
+    ends = iter([False])
+    monkeypatch.setattr(Recorder, "is_over", lambda self: next(ends, True))
+    rows, _ = run(tmp_path, ["rival", "eager"])
+    assert rows[["provider", "status"]].values.tolist() == [["rival", "wrong"]]
+
+
+def test_a_full_disk_gives_torch_s_settings_back(tmp_path, monkeypatch):
+    def full(path, row):
+        raise results.ResultsError("no space")
+
+    monkeypatch.setattr(results, "append_object", full)
+    before = torch.get_float32_matmul_precision()
+    other = "high" if before == "highest" else "highest"
+    with pytest.raises(results.ResultsError) as raised:
+        run(tmp_path, ["eager"], precision=other)
+    assert torch.get_float32_matmul_precision() == before, "while the traceback is still held"
+    assert raised.value.args == ("no space",)
 
 
 def test_torch_s_settings_are_the_case_s_until_the_rows_end():
