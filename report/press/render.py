@@ -6,10 +6,10 @@ from pathlib import Path
 import nbformat
 
 from fusedlib.bench import paths
-from press.pages.exporters import HTMLExporter, PDFExporter
+from press.pages.exporters import FusedlibHTMLExporter, FusedlibPDFExporter
 from press.pages.outputs import PAPER, shown
 from press.pages.paper import Section, combined
-from press.pages.slides import SlidesExporter, SlidesPDFExporter
+from press.pages.slides import FusedlibSlidesExporter, FusedlibSlidesPDFExporter
 from press.running import config
 from press.running.config import Config
 from press.running.products import copy_path, read_metadata, write_whole
@@ -39,13 +39,13 @@ def render(sections: Sequence[Section], out_dir: Path) -> list[Path]:
     """
     paper = combined(sections)
     write_whole(out_dir / "paper.ipynb", nbformat.writes(paper) + "\n")
-    page, _ = HTMLExporter().from_notebook_node(paper)
+    page, _ = FusedlibHTMLExporter().from_notebook_node(paper)
     written = [write_whole(out_dir / "report.html", page)]
-    pdf, _ = PDFExporter().from_notebook_node(paper)
+    pdf, _ = FusedlibPDFExporter().from_notebook_node(paper)
     written.append(write_whole(out_dir / "report.pdf", pdf))
     for section in sections:
         if section.notebook is not None:
-            page, _ = HTMLExporter().from_filename(str(section.notebook))
+            page, _ = FusedlibHTMLExporter().from_filename(str(section.notebook))
             write_whole(copy_path(section.name, out_dir).with_suffix(".html"), page)
     return written
 
@@ -53,8 +53,8 @@ def render(sections: Sequence[Section], out_dir: Path) -> list[Path]:
 def slides(products: Path, out_dir: Path) -> list[Path]:
     """Write `slides.html` and `slides.pdf` of a folder with the executed notebooks."""
     paper = combined(sections(config.load(), products))
-    page, _ = SlidesExporter().from_notebook_node(paper)
-    pdf, _ = SlidesPDFExporter().from_notebook_node(paper)
+    page, _ = FusedlibSlidesExporter().from_notebook_node(paper)
+    pdf, _ = FusedlibSlidesPDFExporter().from_notebook_node(paper)
     return [write_whole(out_dir / "slides.html", page), write_whole(out_dir / "slides.pdf", pdf)]
 
 
