@@ -1,8 +1,12 @@
 """Our exporters on notebooks that are not the study's, on machines of people with settings."""
 
 import base64
+import contextlib
 import io
+import os
 import re
+import subprocess
+import sys
 from html import unescape
 from typing import Any
 
@@ -203,3 +207,43 @@ def test_no_class_of_ours_has_the_name_of_one_of_nbconvert_s():
     }
     theirs = {*dir(nbconvert.exporters), *dir(nbconvert.preprocessors), *dir(nbconvert.filters)}
     assert {"FusedlibHTMLExporter", "Headings"} <= ours and not ours & theirs
+
+
+MATPLOTLIBRC = """
+text.usetex: True
+backend: TkAgg
+font.size: 31
+lines.linewidth: 17
+axes.prop_cycle: cycler(color=["ff0000"])
+axes.formatter.use_locale: True
+axes.labelpad: 40
+xtick.direction: inout
+legend.framealpha: 0.1
+svg.fonttype: none
+savefig.bbox: tight
+savefig.transparent: True
+"""
+DRAW = """
+import sys
+from press import style
+fig, ax = style.new(2.0)
+style.line(ax, [1, 2], [1000, 2000.5], "fused")
+ax.plot([1, 2], [3, 4], label="plain")
+ax.set_xlabel("$n$ words")
+style.title(ax, "A title")
+style.legend(fig)
+sys.stdout.write(style.svg(fig))
+"""
+
+
+def test_figures_are_the_same_whatever_the_user_s_matplotlibrc_says(tmp_path):
+    settings = tmp_path / "matplotlibrc"
+    settings.write_text(MATPLOTLIBRC)
+    drawn = subprocess.run(
+        [sys.executable, "-c", DRAW], capture_output=True, text=True, check=False,
+        env={**os.environ, "MATPLOTLIBRC": str(settings)},
+    )  # fmt: skip
+    assert drawn.returncode == 0, drawn.stderr[-500:]
+    with contextlib.redirect_stdout(io.StringIO()) as plain:
+        exec(DRAW, {})
+    assert plain.getvalue().startswith("<?xml") and drawn.stdout == plain.getvalue()

@@ -20,6 +20,8 @@ from matplotlib.text import Text
 
 from fusedlib.bench import paths, rivals
 
+# Figures are drawn from matplotlib's defaults, whatever this user's matplotlibrc sets.
+matplotlib.rcdefaults()
 font_manager.fontManager.addfont(paths.TEMPLATES / "fonts" / "libertinus-serif-regular.ttf")
 
 INK = "#010203"
