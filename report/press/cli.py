@@ -120,6 +120,9 @@ def report(
     fresh: Fresh = False, config: StudyFile = None,
 ) -> None:  # fmt: skip
     """Run the notebooks, then render the report."""
+    from press import render
+
+    render.check_ready()
     failed = _run(configs.load(config), profile, only, settings, fresh, frame=True)
     render_(config)
     raise typer.Exit(failed)
@@ -209,6 +212,7 @@ def slides_() -> None:
     from press import render
 
     check_writable(paths.build_dir())
+    render.check_ready()
     with _executed_on_recordings(configs.load()) as folder:
         written = render.slides(folder, paths.build_dir())
     _print_links(written)

@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 
 from fusedlib.bench import paths
+from press.pages import ReportError
 from press.pages.exporters import FusedlibHTMLExporter, FusedlibPDFExporter
 from press.pages.outputs import PAPER, shown
 from press.pages.paper import Section, combined
@@ -28,6 +29,25 @@ def sections(config: Config, build: Path) -> list[Section]:
         error = noted.get("error") if noted else missing
         parts.append(Section(part.name, part.title, copy if noted else None, error, part.question))
     return parts
+
+
+def check_ready() -> None:
+    """Make an empty paper, and learn now, not after an hour, that this Python can make none.
+
+    Raises:
+        ReportError: something that turns notebooks into pages is missing or does not work.
+    """
+    paper = combined([])
+    try:
+        for exporter in (FusedlibHTMLExporter, FusedlibPDFExporter):
+            exporter().from_notebook_node(paper)
+    except Exception as error:
+        raise ReportError(
+            f"this Python cannot make the report's pages ({type(error).__name__}: "
+            f"{' '.join(str(error).split())}). "
+            "Nothing was measured; mend what the message names, or `make study` measures without "
+            "pages"
+        ) from error
 
 
 def render(sections: Sequence[Section], out_dir: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import nbconvert
 import typst
 from nbconvert.exporters import TemplateExporter
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
@@ -35,6 +36,18 @@ FILTERS = {
 """What our templates ask beside nbconvert's own filters."""
 
 
+def _nbconvert_templates() -> list[str]:
+    """The folder of nbconvert's own templates, which ours extend, as it was installed with it.
+
+    Jupyter looks below this Python's prefix; packages that PYTHONPATH names have theirs elsewhere.
+    """
+    folders = (
+        parent / "share" / "jupyter" / "nbconvert" / "templates"
+        for parent in Path(nbconvert.__file__).parents
+    )
+    return [str(folder) for folder in folders if (folder / "base").is_dir()][:1]
+
+
 class PressExporter(TemplateExporter):
     """What our exporters share: preprocessors, templates, filters.
 
@@ -55,7 +68,7 @@ class PressExporter(TemplateExporter):
             file_extension=self.suffix, template_extension=self.template_suffix,
             template_name=self.folder, template_file=f"index{self.template_suffix}",
             preprocessors=self.steps,
-            extra_template_basedirs=[str(paths.TEMPLATES)],
+            extra_template_basedirs=[str(paths.TEMPLATES), *_nbconvert_templates()],
             extra_template_paths=[str(paths.TEMPLATES)],
         )  # fmt: skip
         return config
