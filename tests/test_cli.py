@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,30 @@ def test_fresh_in_the_environment_counts_as_the_option(monkeypatch, value, statu
     done = call("run", "--profile", "quick", "--only", "run_ok")
     [line] = [line for line in done.stdout.splitlines() if line.startswith("run_ok")]
     assert status in line
+
+
+def test_a_python_that_drops_docstrings_is_refused_before_anything_runs(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "press", "run", "--config", str(STUDY_FILE)],
+        env={**os.environ, "PYTHONPATH": PACKAGES, "PYTHONOPTIMIZE": "2"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "claims' sentences" in done.stderr and "unset PYTHONOPTIMIZE" in done.stderr
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_user_without_a_home_gets_one_among_the_products(monkeypatch, tmp_path):
+    def nobody(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.delenv("HOME")
+    done = call("list")
+    assert done.exit_code == 0
+    home = tmp_path / "build" / "home"
+    assert Path.home() == home and str(home) in done.stderr
 
 
 @pytest.mark.parametrize("variable", ["FUSEDLIB_BUILD", "FUSEDLIB_RESULTS"])

@@ -34,6 +34,8 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            _check_docstrings()
+            _give_home()
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             _complain("stopped; rows measured so far are kept, the next run goes on from there")
@@ -82,6 +84,28 @@ def _on_signal(number: int, frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise _Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+
+def _check_docstrings() -> None:
+    """A claim's sentence is its rule's docstring, and how a rival is set the first line of its."""
+    if sys.flags.optimize > 1:
+        raise ConfigError(
+            "this Python leaves docstrings out, and with them the claims' sentences: it runs with "
+            "-OO or PYTHONOPTIMIZE=2. Run it without (unset PYTHONOPTIMIZE)"
+        )
+
+
+def _give_home() -> None:
+    """A user without HOME and without an entry in passwd gets a home among the products.
+
+    Jupyter's packages cannot be imported where there is none.
+    """
+    try:
+        Path.home()
+    except RuntimeError:
+        home = paths.build_dir().absolute() / "home"
+        os.environ["HOME"] = str(home)
+        _complain(f"HOME is not set and this user has no home; it is {home} for this run")
 
 
 def _complain(text: str) -> None:
