@@ -108,6 +108,19 @@ def test_an_unwritable_folder_is_one_line_and_status_2_before_anything_runs(monk
     assert not products.copy_path("run_ok").exists()
 
 
+def test_folders_may_have_names_that_the_terminal_cannot_show(tmp_path):
+    folder = tmp_path / os.fsdecode("Zoë".encode("latin-1"))
+    done = subprocess.run(
+        [sys.executable, "-m", "press", "run", "--profile", "quick", "--only", "run_ok",
+         "--config", str(STUDY_FILE)],
+        env={**os.environ, "PYTHONPATH": PACKAGES, "PYTHONIOENCODING": "latin-1:strict",
+             "FUSEDLIB_BUILD": str(folder / "build"), "FUSEDLIB_RESULTS": str(folder / "rows")},
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (folder / "build" / "notebooks" / "run_ok.ipynb").exists()
+
+
 def test_list_shows_questions_and_the_parameters_of_each_profile():
     done = call("list")
     assert done.exit_code == 0

@@ -6,6 +6,7 @@ Exit status: 0 all well, 1 a notebook failed, 2 something asked for is wrong or 
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -72,6 +73,8 @@ def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGTERM, _on_signal)
     signal.signal(signal.SIGINT, _on_signal)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr does: a folder's name may be any bytes
+        sys.stdout.reconfigure(errors="backslashreplace")
     app()
 
 
