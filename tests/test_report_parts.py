@@ -46,6 +46,13 @@ def test_headings_are_found_outside_of_code_only() -> None:
     assert list(parts(f"{fenced}\n# \nend")) == [(0, fenced), (0, "end")]
 
 
+@pytest.mark.parametrize(
+    ("line", "heading"), [("## C# and F#", "C# and F#"), ("## C # ##", "C #"), ("# F#  ", "F#")]
+)
+def test_a_heading_ends_with_its_own_signs(line: str, heading: str) -> None:
+    assert [text for _, text in parts(line)] == [heading]
+
+
 def test_anchors_are_given_out_once() -> None:
     cells = [md("## Limits") for _ in range(3)] + [md("## 漢字")]
     notebook = numbered(nbformat.v4.new_notebook(cells=cells))

@@ -113,6 +113,18 @@ def test_other_cases_or_another_recording_run_again(study, tmp_path, monkeypatch
     assert [a == b for a, b in pairwise(digests)] == [True, False, False]
 
 
+def test_the_fingerprint_of_a_notebook_in_a_folder_whose_name_is_not_utf_8(tmp_path):
+    folder = tmp_path / os.fsdecode("Zoë".encode("latin-1"))
+    folder.mkdir()
+    notebook, helper = folder / "run_ok.ipynb", folder / "helper.py"
+    shutil.copy(NOTEBOOKS / "run_ok.ipynb", notebook)
+    digests = []
+    for text in ("a = 1", "a = 1", "a = 2"):
+        helper.write_text(text)
+        digests.append(fingerprint.before_run(notebook, {}))
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_fresh_runs_again_and_tells_the_kernel(study):
     first, _ = run(study, "run_ok")
     assert "fresh None\n" in printed(first["run_ok"].copy)
