@@ -1,19 +1,21 @@
 # From a fresh machine to the report in one command: `make report`. `make help` lists the rest.
 
-PYTHON  ?= python3
-VENV    ?= .venv
-PROFILE ?= auto
-ONLY    ?=
-SET     ?=
+# `:=`, for such names may stand in anybody's environment: they count on make's command line alone.
+PYTHON  := python3
+VENV    := .venv
+PROFILE := auto
+ONLY    :=
+SET     :=
+MACHINE :=
+MINUTES := 25
+NAME    :=
+PACKED  :=
+DRY     :=
+ALSO    :=
+ARGS    :=
+WORKERS := 2
+# CONTRIBUTING.md lists it among the environment's variables.
 FRESH   ?=
-MACHINE ?=
-MINUTES ?= 25
-NAME    ?=
-PACKED  ?=
-DRY     ?=
-ALSO    ?=
-ARGS    ?=
-WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup report study record render figures slides docs tensorboard list machine pack lab test test-fast test-long test-gpu lint lock clean
@@ -23,22 +25,23 @@ ifeq ($(FUSEDLIB_MACHINE),)
 unexport FUSEDLIB_MACHINE
 endif
 
+# A text as one word of the shell, whatever it holds.
+quoted = '$(subst ','\'',$(1))'
 # With VENV= empty: the Python given, as it is. Nothing is installed; what it lacks is listed.
-ifeq ($(strip $(VENV)),)
-RUN := PYTHONPATH="$(CURDIR):$(CURDIR)/notebooks:$(CURDIR)/report$${PYTHONPATH:+:$$PYTHONPATH}" "$(PYTHON)"
-else
-RUN := "$(VENV)/bin/python"
-endif
+# This clone's code comes first, whatever else PYTHONPATH names.
+CODE := $(call quoted,$(CURDIR):$(CURDIR)/notebooks:$(CURDIR)/report)
+RUN := PYTHONPATH=$(CODE)"$${PYTHONPATH:+:$$PYTHONPATH}" \
+	$(call quoted,$(if $(strip $(VENV)),$(VENV)/bin/python,$(PYTHON)))
 CHOICE := $(if $(filter file default,$(origin PYTHON)),default,given)
-READY = @sh tools/setup.sh "$(PYTHON)" $(CHOICE) "$(VENV)" $(1)
+READY = @sh tools/setup.sh $(call quoted,$(PYTHON)) $(CHOICE) $(call quoted,$(VENV)) $(1)
 
 STUDY := $(RUN) -m press
 # A file's tests share what it set up, so they stay with one worker. In the order of their names: by
 # their number, files of one long test would come last.
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-CHOSEN = $(if $(ONLY),--only "$(ONLY)")
-OPTIONS = --profile "$(PROFILE)" $(CHOSEN) \
-	$(foreach setting,$(SET),--set '$(setting)') $(if $(filter-out 0,$(FRESH)),--fresh)
+CHOSEN = $(if $(ONLY),--only $(call quoted,$(ONLY)))
+OPTIONS = --profile $(call quoted,$(PROFILE)) $(CHOSEN) \
+	$(foreach setting,$(SET),--set $(call quoted,$(setting))) $(if $(filter-out 0,$(FRESH)),--fresh)
 
 help: ## list what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -68,8 +71,9 @@ study: ## measure and run the notebooks only
 
 record: ## measure the full profile as a recording, most claims first: make record MINUTES=25
 	$(call READY,study)
-	@$(STUDY) record --minutes "$(MINUTES)" $(CHOSEN) \
-		$(if $(NAME),--name "$(NAME)") $(if $(PACKED),--packed "$(PACKED)") $(if $(filter-out 0,$(DRY)),--dry)
+	@$(STUDY) record --minutes $(call quoted,$(MINUTES)) $(CHOSEN) \
+		$(if $(NAME),--name $(call quoted,$(NAME))) \
+		$(if $(PACKED),--packed $(call quoted,$(PACKED))) $(if $(filter-out 0,$(DRY)),--dry)
 
 pack: ## write code.json, which says of which commit code is that is carried without git
 	$(call READY,study)
@@ -131,7 +135,8 @@ lint: ## ruff over code and notebooks, mypy, and which room may import which
 	@$(RUN) -c "from importlinter.cli import lint_imports_command as lint; lint()"
 
 lock: ## resolve all versions anew into constraints.txt (ALSO="python3.12 python3.13")
-	@"$(PYTHON)" tools/lock.py $(foreach python,$(ALSO),--also "$(python)")
+	@$(call quoted,$(PYTHON)) tools/lock.py \
+		$(foreach python,$(ALSO),--also $(call quoted,$(python)))
 
 clean: ## remove what make report and the tools made; rows and environment stay
 	rm -rf report/build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 
-from fusedlib.bench import paths
+from measure.recording import paths
 from visitor import search_path
 
 NAME = "tiny"
@@ -26,8 +26,7 @@ profile: str = "quick"  # which profile the rows are filed under
 samples: int = 1  # figures of the last case [1..1000000]
 """.strip()
 SWEEP = """
-from fusedlib.bench import results
-from fusedlib.bench.sweep import sweep
+from measure.recording import results
 
 def measure(case):
     print("measuring", case["case_no"], flush=True)
@@ -42,7 +41,7 @@ def measure(case):
 
 cases = [{"case_no": i, "needs": n} for i, n in enumerate(NEEDS)]
 recorder = results.Recorder("tiny", profile=profile)
-sweep(recorder, cases, measure)
+recorder.sweep(cases, measure)
 """.strip()
 SHOW = """
 from press import display

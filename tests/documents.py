@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -101,7 +101,8 @@ def _resolves(dotted: str) -> bool:
 def _commands(text: str, root: Path) -> Iterator[str]:
     makefile = (root / "Makefile").read_text(encoding="utf-8")
     targets = re.findall(r"^([a-z-]+):(?!=)", makefile, re.MULTILINE)
-    variables = re.findall(r"^([A-Z]+) +\?=", makefile, re.MULTILINE)
+    settings = makefile.partition(".DEFAULT_GOAL")[0]
+    variables = re.findall(r"^([A-Z]+) +[:?]=", settings, re.MULTILINE)
     for words in MAKE.findall(text):
         for word in words.split():
             name, equals, _ = word.partition("=")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 TESTS = Path(__file__).parent
 # Plugins that take a second to import and are used by no file there.

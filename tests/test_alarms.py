@@ -9,11 +9,10 @@ from torch import Tensor
 
 from fusedlib.bench import alarms, machine, rivals, timing
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.race import race
-from fusedlib.bench.results import Recorder
 from fusedlib.bench.rivals import Workload
 from fusedlib.reference import swiglu_mlp
 from measure import swiglu
+from measure.recording.results import Recorder
 
 H100 = 4096 * 132 * 1980e6  # FLOP/s of its tensor cores at its highest clock
 
@@ -28,7 +27,7 @@ def raced(tmp_path, provider: str):
     recorder = Recorder("03_x", profile="quick", directory=tmp_path)
     options = {"dtype": "float32", "device": "cpu", "repetitions": 3}
     cases = swiglu.cases([(37, 45, 83)], ["eager", provider], directions=["forward"], **options)
-    race(recorder, swiglu.RACE, cases)
+    recorder.race(swiglu.RACE, cases)
     return recorder.rows().set_index("provider")
 
 

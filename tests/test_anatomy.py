@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from fusedlib.bench import paths, race, results, rivals
+from fusedlib.bench import race, rivals
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.sweep import sweep
 from interpreter import passed_in_the_interpreter
 from measure import anatomy, swiglu
 from measure.mlp_problem import SwiGLUProblem, draw
+from measure.recording import paths, results
 
 HELPERS = ("flawed_swiglu", "flawed_kernels", "flawed_layer")
 
@@ -82,8 +82,8 @@ def recorder_at(folder):
 def run(folder, cases):
     recorder = recorder_at(folder)
     for name, single in (("errors", anatomy.errors), ("peak", anatomy.peak)):
-        sweep(recorder, [c for c in cases if c["experiment"] == name], single)
-    race.race(recorder, anatomy.RACE, [c for c in cases if c["experiment"] == "time"])
+        recorder.sweep([c for c in cases if c["experiment"] == name], single)
+    recorder.race(anatomy.RACE, [c for c in cases if c["experiment"] == "time"])
     return recorder.rows()
 
 

@@ -12,12 +12,12 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib.bench import check, results, rivals
+from fusedlib.bench import check, rivals
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.race import race
 from fusedlib.bench.rivals import Workload
 from measure.attention import exact, footprint, problem, races
 from measure.attention.problem import AttentionProblem, draw, flops, kept, traffic
+from measure.recording import results
 from models.transformer import plain_attention
 
 MIB = 2**20
@@ -283,7 +283,7 @@ def test_bad_cases_are_refused(change, message):
 def raced(tmp_path, *names, contexts=(24,)):
     """Rows of a race at width 8 in fp32, and the recorder that wrote them."""
     recorder = results.Recorder(races.STUDY, "quick", fresh=False, directory=tmp_path)
-    race(recorder, races.RACE, races.cases("course", contexts, [8], ["float32"], names, **SHAPE))
+    recorder.race(races.RACE, races.cases("course", contexts, [8], ["float32"], names, **SHAPE))
     return recorder.rows().set_index(["context_length", "provider", "direction"]), recorder
 
 

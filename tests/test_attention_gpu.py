@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from fusedlib.bench import check, results, rivals
+from fusedlib.bench import check, rivals
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.race import race
 from fusedlib.bench.roofline import precision_of
 from measure.attention import exact, footprint, races
 from measure.attention.problem import AttentionProblem, draw, kept, plain_peak
+from measure.recording import results
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20
@@ -57,7 +57,7 @@ def test_a_look_at_what_is_kept_leaves_nothing_behind(name):
 def test_running_out_of_memory_leaves_the_next_shape_whole(tmp_path, limit_memory):
     def raced(*contexts):
         recorder = results.Recorder(races.STUDY, "quick", fresh=True, directory=tmp_path)
-        race(recorder, races.RACE, races.cases(
+        recorder.race(races.RACE, races.cases(
             "course", contexts, [64], ["float32"], ["plain", "efficient"], batch_size=8,
             repetitions=2, device="cuda",
         ))  # fmt: skip

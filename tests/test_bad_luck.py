@@ -11,11 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from bad_luck import NAME, WITHOUT_NETWORK, WITHOUT_TRITON, Study
-from fusedlib.bench import paths, results
-from fusedlib.bench.jsonl import read_objects
-from fusedlib.bench.results import Recorder, ResultsError
-from fusedlib.bench.sweep import sweep
 from measure import warmup
+from measure.recording import paths, results
+from measure.recording.jsonl import read_objects
+from measure.recording.results import Recorder, ResultsError
 from outcomes import outcome
 from press import cli, replay
 
@@ -56,7 +55,7 @@ def test_a_package_that_is_missing_makes_a_case_unavailable_and_ours_a_failure()
         import fusedlib.no_such_module  # noqa: F401
 
     def broken(case):
-        from fusedlib.bench.paths import no_such_name  # noqa: F401
+        from measure.recording.paths import no_such_name  # noqa: F401
 
     assert outcome(theirs, {}) == (
         {},
@@ -265,7 +264,7 @@ def test_progress_that_cannot_be_written_ends_no_sweep(tmp_path, monkeypatch, fi
         pytest.skip("needs /dev/full")
     monkeypatch.setenv("FUSEDLIB_PROGRESS", file)
     recorder = Recorder("01_x", profile="quick", directory=tmp_path)
-    sweep(recorder, [{"case_no": 1}, {"case_no": 2}], lambda case: {"median_ms": 1.0})
+    recorder.sweep([{"case_no": 1}, {"case_no": 2}], lambda case: {"median_ms": 1.0})
     assert len(recorder.rows()) == 2
 
 

@@ -8,7 +8,7 @@ import nbformat
 import pandas as pd
 import pytest
 
-from fusedlib.bench import results
+from measure.recording import results
 from press import beside, display, plots, replay
 from press.display import TABLE_MIME
 from press.measuring import MEASURE
@@ -313,7 +313,7 @@ def test_the_leader_comes_first_then_those_with_rows_of_the_full_profile(rows, m
 
 
 SHOW = """
-from fusedlib.bench import results
+from measure.recording import results
 from press import display
 from press.analysis import leading
 

@@ -2,18 +2,24 @@
 
 import json
 import os
+import pwd
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import nbconvert
 import pytest
+import typst
 from traitlets.utils.importstring import import_item
 from typer.testing import CliRunner
 
-from fusedlib.bench import machine, paths
+from fusedlib.bench import machine
+from measure.recording import paths
 from press import cli, record
 from press import render as renderer
+from press.pages import exporters, pandoc
 from press.pages.paper import Section
 from press.running import products
 from tools import doctor
@@ -70,6 +76,30 @@ def test_fresh_in_the_environment_counts_as_the_option(monkeypatch, value, statu
     assert status in line
 
 
+def test_a_python_that_drops_docstrings_is_refused_before_anything_runs(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "press", "run", "--config", str(STUDY_FILE)],
+        env={**os.environ, "PYTHONPATH": PACKAGES, "PYTHONOPTIMIZE": "2"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "claims' sentences" in done.stderr and "unset PYTHONOPTIMIZE" in done.stderr
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_user_without_a_home_gets_one_among_the_products(monkeypatch, tmp_path):
+    def nobody(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.delenv("HOME")
+    done = call("list")
+    assert done.exit_code == 0
+    home = tmp_path / "build" / "home"
+    assert Path.home() == home and str(home) in done.stderr
+
+
 @pytest.mark.parametrize("variable", ["FUSEDLIB_BUILD", "FUSEDLIB_RESULTS"])
 def test_an_unwritable_folder_is_one_line_and_status_2_before_anything_runs(monkeypatch, variable):
     monkeypatch.setenv(variable, "/dev/null/x")
@@ -77,6 +107,19 @@ def test_an_unwritable_folder_is_one_line_and_status_2_before_anything_runs(monk
     assert done.exit_code == 2
     assert done.stderr.startswith("fusedlib: cannot write /dev/null/x")
     assert not products.copy_path("run_ok").exists()
+
+
+def test_folders_may_have_names_that_the_terminal_cannot_show(tmp_path):
+    folder = tmp_path / os.fsdecode("Zoë".encode("latin-1"))
+    done = subprocess.run(
+        [sys.executable, "-m", "press", "run", "--profile", "quick", "--only", "run_ok",
+         "--config", str(STUDY_FILE)],
+        env={**os.environ, "PYTHONPATH": PACKAGES, "PYTHONIOENCODING": "latin-1:strict",
+             "FUSEDLIB_BUILD": str(folder / "build"), "FUSEDLIB_RESULTS": str(folder / "rows")},
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (folder / "build" / "notebooks" / "run_ok.ipynb").exists()
 
 
 def test_list_shows_questions_and_the_parameters_of_each_profile():
@@ -186,6 +229,7 @@ def rendered(monkeypatch):
         return [out_dir / "report.html", out_dir / "report.pdf"]
 
     monkeypatch.setattr(renderer, "render", render)
+    monkeypatch.setattr(renderer, "check_ready", lambda: None)
     return given
 
 
@@ -219,6 +263,24 @@ def test_a_report_that_cannot_be_written_is_one_line_and_status_2(rendered, tmp_
     done = call("render")
     assert done.exit_code == 2
     assert done.stderr == "fusedlib: cannot write report.html: No space left on device\n"
+
+
+@pytest.mark.parametrize("lacking", ["_pandoc", "base", "typst"])
+def test_what_a_report_needs_is_checked_before_anything_runs(monkeypatch, tmp_path, lacking):
+    def refuse(*given, **options):
+        raise OSError("it is not here")
+
+    if lacking == "_pandoc":
+        monkeypatch.setattr(pandoc, "_pandoc", refuse)
+    elif lacking == "typst":
+        monkeypatch.setattr(typst, "compile", refuse)
+    else:
+        monkeypatch.setattr(exporters.PressExporter, "get_template_names", refuse)
+    done = call("report", "--profile", "quick", "--only", "run_ok")
+    assert done.exit_code == 2
+    assert "this Python cannot make the report's pages (OSError: it is not here)" in done.stderr
+    assert "Nothing was measured" in done.stderr and "make study" in done.stderr
+    assert not products.copy_path("run_ok").exists()
 
 
 def test_render_alone_runs_nothing_and_needs_a_frame(rendered):
@@ -306,3 +368,27 @@ def test_a_python_that_finds_its_packages_by_pythonpath_alone(tmp_path):
     assert done.returncode == 0, done.stderr
     printed = products.copy_path("run_ok").read_text()
     assert f"python {Path(sys._base_executable)}" in printed
+
+
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="needs the Python below an environment")
+@pytest.mark.parametrize("where", ["an environment's packages", "a folder of pip --target"])
+def test_pages_are_made_where_pythonpath_alone_has_the_packages(tmp_path, where):
+    """nbconvert's templates lie outside of its package, and not where this Python looks."""
+    packages = Path(nbconvert.__file__).parents[1]
+    folder = packages
+    if where == "a folder of pip --target":
+        folder = tmp_path / "target"
+        folder.mkdir()
+        for part in packages.iterdir():
+            if part.name != "nbconvert":
+                (folder / part.name).symlink_to(part)
+        shutil.copytree(packages / "nbconvert", folder / "nbconvert")
+        own = Path("share", "jupyter", "nbconvert")
+        shutil.copytree(Path(sys.prefix) / own, folder / own)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}
+    done = subprocess.run(
+        [sys._base_executable, "-c", "from press import render; render.check_ready()"],
+        env={**env, "PYTHONPATH": os.pathsep.join([PACKAGES, str(folder)]), "HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

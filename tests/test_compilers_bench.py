@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import fusedlib
-from fusedlib.bench import results, rivals
+from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt, Unavailable
-from fusedlib.bench.race import race
 from measure import compilers, compiling, llama
 from measure.compilers import changing, samplers, subjects
 from measure.compilers.arms import Arm
 from measure.compilers.case import require_possible
 from measure.compilers.samplers import SAMPLERS
+from measure.recording import results
 
 pytest.importorskip("transformers")
 SMALL = {
@@ -110,7 +110,7 @@ def test_an_arm_whose_results_miss_is_wrong_and_gets_no_time(recorder, arm, expe
         return off
 
     arm(compile_)
-    race(recorder, compilers.RACE, cases(experiment, ["test arm"]))
+    recorder.race(compilers.RACE, cases(experiment, ["test arm"]))
     plain, wrong = sorted(results.read_rows(recorder.path), key=lambda row: row["provider"])
     assert (plain["status"], wrong["status"]) == ("ok", "wrong")
     assert "median_ms" not in wrong and wrong["error"] > 0.04
@@ -119,14 +119,14 @@ def test_an_arm_whose_results_miss_is_wrong_and_gets_no_time(recorder, arm, expe
 def test_an_arm_takes_turns_with_the_baseline(recorder):
     wanted = cases("inference", ["fused"])
     assert [c["provider"] for c in wanted] == [compilers.BASELINE, "fused"]
-    race(recorder, compilers.RACE, wanted)
+    recorder.race(compilers.RACE, wanted)
     actual = results.read_rows(recorder.path)
     assert [row["status"] for row in actual] == ["ok", "ok"]
     assert len({row["session"] for row in actual}) == 1
     assert all(row["weights_bytes"] and row["misfit"] < samplers.MOST_MISFIT for row in actual)
     folder = recorder.path.parents[2]
     again = results.Recorder("12_compilers", "quick", directory=folder)
-    race(again, compilers.RACE, wanted)
+    again.race(compilers.RACE, wanted)
     assert again.measured == 0
 
 
@@ -317,7 +317,7 @@ def test_an_arm_that_is_not_ready_in_time_is_stopped(recorder, arm):
 
     arm(compile_, traits=["compiles"])
     begin, handler = time.perf_counter(), signal.getsignal(signal.SIGALRM)
-    race(recorder, compilers.RACE, cases("forward", ["test arm"], limit_s=0.3))
+    recorder.race(compilers.RACE, cases("forward", ["test arm"], limit_s=0.3))
     row = next(r for r in results.read_rows(recorder.path) if r["provider"] == "test arm")
     assert row["status"] == "unavailable" and "not ready after 0.3 s" in row["reason"]
     assert time.perf_counter() - begin < 55

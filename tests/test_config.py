@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.bench import paths
+from measure.recording import paths
 from press.running import config
 from press.running.config import ConfigError
 

@@ -3,8 +3,8 @@
 from collections import defaultdict
 from typing import Any
 
-from fusedlib.bench import paths
-from fusedlib.bench.results import read_rows
+from measure.recording import paths
+from measure.recording.results import read_rows
 
 RECORDED = paths.RECORDED / "nvidia-h200"
 PROBLEM = (

@@ -3,7 +3,7 @@
 import pytest
 
 from documents import FENCE, problems, runs
-from fusedlib.bench import paths
+from measure.recording import paths
 from press import headlines
 from prose import GENERATED
 

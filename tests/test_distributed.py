@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable
 from measure import distributed, distributed_worker
 from measure.profiles.trace import Piece
+from measure.recording import paths
 from outcomes import outcome
 
 SMALL = {

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from fusedlib.bench import attempt, machine, race, results, rivals, sustained, sweep
+from fusedlib.bench import attempt, machine, rivals, sustained
 from fusedlib.bench.race import Turn
 from fusedlib.ops.linear import function as projection
 from fusedlib.patch import apply
 from measure import compiling, mlp_rivals
 from measure.end_to_end import cases, measure, races
+from measure.recording import results
 from measure.transformer_trainer import Trainer
 from models import flops, transformer
 from models.transformer import SwiGLU, Transformer
@@ -51,7 +52,7 @@ def recorder(folder):
 
 def raced(folder, experiment, precision="fp32"):
     own = recorder(folder)
-    race.race(own, races.RACE, cases.races(TINY, experiment, ["nano"], [8], [precision]))
+    own.race(races.RACE, cases.races(TINY, experiment, ["nano"], [8], [precision]))
     return {row["provider"]: row for row in results.read_rows(own.path)}
 
 
@@ -137,7 +138,7 @@ def test_under_load_each_rival_trains_by_its_own_mlp_and_nothing_waits(
     own = recorder(tmp_path)
     event = replace(races.LOADED, available=lambda case: None)
     turns = cases.races(TINY, "mlp", ["nano"], [8], ["fp32"])
-    race.race(own, event, sustained.loaded_cases(turns, seconds=0.01))
+    own.race(event, sustained.loaded_cases(turns, seconds=0.01))
     whole = {"forward", "backward", "optimizer", "total"}
     assert seen == [(whole, False), (whole, True), (whole, True), (whole, False)]
     rows = results.read_rows(own.path)
@@ -157,7 +158,7 @@ def test_linear_computes_every_projection_of_the_same_weights(tmp_path, monkeypa
     monkeypatch.setattr(projection, "linear", lambda *a: calls.append(1) or real(*a))
     own = recorder(tmp_path)
     asked = cases.races(TINY, "model", ["nano"], [8], ["fp32"], ["eager", "linear"])
-    race.race(own, races.RACE, asked)
+    own.race(races.RACE, asked)
     rows = {row["provider"]: row for row in results.read_rows(own.path)}
     assert {row["status"] for row in rows.values()} == {"ok"} and rows["linear"]["graphs"] == 0
     assert rows["linear"]["gradients_error"] < 1e-5 and len(calls) >= 4 * len(linear)
@@ -273,7 +274,7 @@ def test_a_case_out_of_memory_leaves_the_next_one(monkeypatch, tmp_path):
     monkeypatch.setattr(measure.Trainer, "of", of)
     todo = cases.steps(TINY, ["nano"], [8], ["fp32", "bf16"])
     own = recorder(tmp_path)
-    sweep.sweep(own, todo, measure.measure)
+    own.sweep(todo, measure.measure)
     assert [row["status"] for row in results.read_rows(own.path)] == ["oom", "ok"]
 
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from fusedlib.bench import race, results, rivals, sustained
+from fusedlib.bench import rivals, sustained
 from fusedlib.bench.attempt import Unavailable, free_memory
 from measure.end_to_end import cases, measure, races
+from measure.recording import results
 from outcomes import outcome
 
 pytestmark = pytest.mark.gpu
@@ -15,7 +16,7 @@ SHORT = cases.setting("cuda", seconds=0.0, repetitions=2)
 def raced(folder, experiment, precision, context=128):
     own = results.Recorder(cases.STUDY, "quick", fresh=False, directory=folder)
     todo = cases.races(SHORT, experiment, ["small"], [context], [precision])
-    race.race(own, races.RACE, todo)
+    own.race(races.RACE, todo)
     return {row["provider"]: row for row in results.read_rows(own.path)}
 
 
@@ -68,7 +69,7 @@ def test_mlps_take_turns_without_compiling_again_and_hold_no_more_than_eager(tmp
 def test_under_load_mlps_tell_their_energy(tmp_path):
     own = results.Recorder(cases.STUDY, "quick", directory=tmp_path)
     turns = cases.races(SHORT, "mlp", ["small"], [256], ["bf16"], ["eager", "fused"])
-    race.race(own, races.LOADED, sustained.loaded_cases(turns, seconds=0.3))
+    own.race(races.LOADED, sustained.loaded_cases(turns, seconds=0.3))
     rows = results.read_rows(own.path)
     assert [(r["provider"], r["status"]) for r in rows] == [
         ("eager", "ok"), ("fused", "ok"), ("fused", "ok"), ("eager", "ok"),
@@ -79,7 +80,7 @@ def test_under_load_mlps_tell_their_energy(tmp_path):
 def test_linear_is_right_in_a_model(tmp_path):
     own = results.Recorder(cases.STUDY, "quick", directory=tmp_path)
     wide = cases.races(SHORT, "model", ["large"], [256], ["fp32"], ["eager", "linear"])
-    race.race(own, races.RACE, wide)
+    own.race(races.RACE, wide)
     rows = {row["provider"]: row for row in results.read_rows(own.path)}
     assert {row["status"] for row in rows.values()} == {"ok"}, rows
     assert rows["linear"]["gradients_error"] < 2 * rows["eager"]["gradients_error"]

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 import yaml
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 PROJECT = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]
 PINS = [

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.bench import fresh, paths
+from fusedlib.bench import fresh
 from fusedlib.bench.attempt import Unavailable, Wrong
+from measure.recording import paths
 from processes import alive, wait_for
 
 HERE = Path(__file__).parent

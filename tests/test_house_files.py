@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fusedlib
-from fusedlib.bench import paths
+from measure.recording import paths
 from slides_checks import loads
 from tools import commit_message, docs
 

@@ -9,8 +9,8 @@ from torch.autograd import forward_ad, graph
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusedlib.bench import paths
 from fusedlib.launch import internals
+from measure.recording import paths
 
 HOME = "fusedlib/launch/internals.py"
 PRIVATE = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 STUDY_TOOLS = ("papermill", "nbconvert", "nbclient", "matplotlib", "pandas", "jupyter_core")
 FOLDERS = ("fusedlib", "notebooks", "report/press", "tests", "tools")
@@ -61,6 +61,12 @@ def test_operations_and_launches_import_in_no_circle():
     rooms = "fusedlib/ops/", "fusedlib/launch/"
     sources = {path: text for path, text in SOURCES.items() if path.startswith(rooms)}
     assert len(sources) > 50 and circles(sources) == []
+
+
+def test_recordings_know_no_study():
+    texts = [t for p, t in SOURCES.items() if p.startswith("notebooks/measure/recording/")]
+    study = re.compile(r"^\s*(from|import) +measure(?!\.recording\b)", re.MULTILINE)
+    assert len(texts) > 4 and not [text for text in texts if study.search(text)]
 
 
 def test_sys_path_is_not_edited():

@@ -9,11 +9,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib.bench import check, machine, paths, race, results, rivals, sustained, sweep
+from fusedlib.bench import check, machine, rivals, sustained
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.settings import matmul_settings
 from measure import llama
 from measure.llama import alone, arms, exact, races
+from measure.recording import paths, results
 from press import replay
 
 transformers = pytest.importorskip("transformers")
@@ -28,7 +29,7 @@ def recorder(folder):
 
 def raced(folder, arms, **settings):
     own = recorder(folder)
-    race.race(own, llama.RACE, llama.cases("step", arms, **TINY | TURNS | settings))
+    own.race(llama.RACE, llama.cases("step", arms, **TINY | TURNS | settings))
     return {row["provider"]: row for row in results.read_rows(own.path)}
 
 
@@ -96,7 +97,7 @@ def loaded(folder, monkeypatch, arms):
     own = recorder(folder)
     event = replace(llama.LOADED, available=lambda case: None)
     turns = llama.cases("step", arms, **TINY | TURNS)
-    race.race(own, event, sustained.loaded_cases(turns, seconds=0.05))
+    own.race(event, sustained.loaded_cases(turns, seconds=0.05))
     return results.read_rows(own.path)
 
 
@@ -155,7 +156,7 @@ def test_in_fp32_a_race_has_torch_s_setting_and_hugging_face_s_error_at_it(tmp_p
         )
     ]  # fmt: skip
     own = recorder(tmp_path)
-    race.race(own, llama.FP32, asked)
+    own.race(llama.FP32, asked)
     assert seen == [("highest", "highest"), ("high", "high")]
     assert torch.get_float32_matmul_precision() == "highest"
     rows = results.read_rows(own.path)
@@ -169,7 +170,7 @@ def test_the_floor_of_a_race_in_fp32_is_that_of_its_products(tmp_path, broken, l
     own = recorder(tmp_path)
     for precision in ("highest", "high"):
         settings = TINY | TURNS | {"precision": precision}
-        race.race(own, llama.FP32, llama.cases("fp32", ["broken"], **settings))
+        own.race(llama.FP32, llama.cases("fp32", ["broken"], **settings))
     rows = results.read_rows(own.path)
     assert [row["status"] for row in rows] == status
     assert all(row["gradients_error"] == pytest.approx(louder, rel=0.05) for row in rows)
@@ -421,8 +422,8 @@ def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
     arms = ["huggingface", "liger", "fused"]
     settings = LEARNING | {"dtype": "float32", "seed": 0}
     exact = llama.cases("first-steps", [llama.EXACT, *arms], steps=8, **settings)
-    sweep.sweep(own, exact, llama.measure)
-    sweep.sweep(own, llama.cases("gradients", arms, step=1, **settings), llama.Trajectory().measure)
+    own.sweep(exact, llama.measure)
+    own.sweep(llama.cases("gradients", arms, step=1, **settings), llama.Trajectory().measure)
     rows = results.read_rows(own.path)
     assert {(r["provider"], r["status"], r["reason"]) for r in rows if r["status"] != "ok"} <= {
         ("liger", "unavailable", "needs a CUDA GPU, the inputs are on cpu")
@@ -430,7 +431,7 @@ def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
     assert len(rows) == 7
     assert "Of 2 arms that could be judged 2 pass both rules." in sentence()
     frozen_too = llama.cases("gradients", ["frozen"], step=1, **settings)
-    sweep.sweep(own, frozen_too, llama.Trajectory().measure)
+    own.sweep(frozen_too, llama.Trajectory().measure)
     assert "Of 3 arms that could be judged 2 pass both rules; **frozen does not**." in sentence()
 
 
@@ -477,9 +478,9 @@ def test_experiments_alone_on_a_gpu(tmp_path):
         *llama.cases("memory", arms, **settings),
         *llama.cases("first-steps", arms, steps=5, learning_rate=1e-3, seed=0, **settings),
     ]
-    sweep.sweep(own, asked, llama.measure)
+    own.sweep(asked, llama.measure)
     same = llama.cases("gradients", arms, step=5, learning_rate=1e-3, seed=0, **settings)
-    sweep.sweep(own, same, llama.Trajectory().measure)
+    own.sweep(same, llama.Trajectory().measure)
     rows = results.read_rows(own.path)
     assert [row["status"] for row in rows] == ["ok"] * 6
     assert not any(llama.wrong_gradients(row) for row in rows[4:])
@@ -492,15 +493,15 @@ def test_energy_fp32_and_float64_on_a_gpu(tmp_path):
     small = TINY | {"device": "cuda", "context_length": 128}
     arms = [llama.BASELINE, "liger", "fused", "fused-graph", "fused-inductor"]
     turns = llama.cases("step", arms, **small | TURNS | {"dtype": "bfloat16"})
-    race.race(own, llama.LOADED, sustained.loaded_cases(turns, seconds=0.3))
+    own.race(llama.LOADED, sustained.loaded_cases(turns, seconds=0.3))
     for precision in ("highest", "high"):
         settings = small | TURNS | {"precision": precision}
-        race.race(own, llama.FP32, llama.cases("fp32", arms[:3], **settings))
+        own.race(llama.FP32, llama.cases("fp32", arms[:3], **settings))
     training = {"steps": 5, "learning_rate": 1e-3, "seed": 0, "precision": "highest"}
     exact = llama.cases("fp32-train", ["float64", llama.BASELINE, "fused"], **small, **training)
     products = sustained.products("cuda", ["bfloat16"], size=4096, seconds=0.3)
-    sweep.sweep(own, exact, llama.measure)
-    sweep.sweep(own, products, sustained.product)
+    own.sweep(exact, llama.measure)
+    own.sweep(products, sustained.product)
     rows = results.read_rows(own.path)
     failed = {(r.get("provider"), r["reason"]) for r in rows if r["status"] != "ok"}
     assert {name for name, _ in failed} <= {"liger"}, failed

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusedlib.bench import machine, provenance
+from fusedlib.bench import machine
 
 
 @pytest.fixture(autouse=True)
 def _forget():
-    cached = (machine.key, machine.describe, machine._device_name, provenance.commit)
+    cached = (machine.key, machine.describe, machine._device_name)
     for function in cached:
         function.cache_clear()
     yield
@@ -30,7 +30,7 @@ def test_description_is_flat_json_with_every_fact_named():
     json.dumps(facts)
     wanted = {
         "device_name", "device_count", "device_memory_gib", "driver", "cuda", "torch", "triton",
-        "python", "numpy", "cpu", "cpu_cores", "os", "host", "commit", "dirty",
+        "python", "numpy", "cpu", "cpu_cores", "os", "host",
     }  # fmt: skip
     assert wanted <= set(facts)
     assert facts["torch"]
@@ -44,27 +44,23 @@ def test_environment_follows_the_facts(monkeypatch):
     assert machine.describe().environment != before
 
 
-def test_no_git_and_no_nvml_are_null(monkeypatch):
+def test_what_nobody_tells_is_null(monkeypatch):
     for fact in ("_cpu_name", "_memory_gib", "_cores"):
         monkeypatch.setattr(machine, fact, lambda: None)
-    monkeypatch.setattr(provenance, "packed", dict)
-    monkeypatch.setattr(provenance, "_git", lambda *arguments: None)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     facts = machine.describe()
-    assert (facts.commit, facts.dirty, facts.driver, facts.cpu) == (None, None, None, None)
+    assert (facts.driver, facts.cpu, facts.memory_gib) == (None, None, None)
     assert machine.conditions("before") == {}
 
 
-def test_the_commit_is_the_code_s_and_the_name_stands_in_no_run(monkeypatch):
-    monkeypatch.setattr(provenance, "commit", lambda: ("abc", True))
+def test_the_name_stands_in_no_run_and_the_host_is_no_part_of_the_environment(monkeypatch):
     facts = machine.describe()
-    assert (facts.commit, facts.dirty, facts.host) == ("abc", True, platform.node())
+    assert facts.host == platform.node()
     assert "key" not in facts.as_dict()
     before = facts.environment
     machine.describe.cache_clear()
-    monkeypatch.setattr(provenance, "commit", lambda: ("def", False))
     monkeypatch.setattr(platform, "node", lambda: "another")
-    assert machine.describe().environment == before, "neither commit nor host is part of it"
+    assert machine.describe().environment == before
 
 
 @pytest.mark.parametrize(

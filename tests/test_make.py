@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -36,6 +36,7 @@ esac
 
 VARIABLES = ("PYTHON", "VENV", "PROFILE", "ONLY", "SET", "FRESH", "MACHINE")
 RECORD = ("MINUTES", "NAME", "PACKED", "DRY")
+OTHERS = ("ALSO", "ARGS", "WORKERS")
 
 
 def script(path: Path, text: str) -> Path:
@@ -47,8 +48,8 @@ def script(path: Path, text: str) -> Path:
 class Clone:
     """The files that set-up needs, in a folder of their own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "clone with space"
+    def __init__(self, folder: Path, name: str = "clone with space") -> None:
+        self.folder = folder / name
         self.folder.mkdir()
         for name in ("Makefile", "pyproject.toml", "constraints.txt"):
             shutil.copy(paths.ROOT / name, self.folder)
@@ -70,11 +71,14 @@ class Clone:
     def installs(self) -> int:
         return len(self.log.read_text().splitlines())
 
-    def make(self, *arguments: str, python: Path | str | None = None, named: bool = True):
+    def make(
+        self, *arguments: str, python: Path | str | None = None, named: bool = True,
+        **variables: str,
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        """Run make; `variables` are added to its environment."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "FUSEDLIB", "PIP"))}
-        for name in (*VARIABLES, *RECORD):
-            env.pop(name, None)
-        env |= {"FAKE_PIP": str(self.pip), "FAKE_LOG": str(self.log)}
+        env.pop("FRESH", None)
+        env |= {"FAKE_PIP": str(self.pip), "FAKE_LOG": str(self.log), **variables}
         if named:
             arguments = (*arguments, f"PYTHON={python or self.python}")
         return subprocess.run(
@@ -246,6 +250,66 @@ def test_what_a_recording_is_asked_for_reaches_the_command_line(clone):
     assert "--dry" not in clone.make("record", "DRY=0").stdout
     assert "--profile" not in done.stdout, "a recording is of the profile full"
     assert clone.make("pack").stdout == "ran: -m press pack\n"
+
+
+def test_variables_of_the_environment_are_not_make_s(clone):
+    """NAME, ARGS or SET may be anybody's; only what stands on make's command line counts."""
+    clone.make("setup")
+    names = {*VARIABLES, *RECORD, *OTHERS} - {"FRESH"}
+    theirs = dict.fromkeys(names, "theirs") | {"VENV": "", "PYTHON": "/nowhere/python"}
+    for target in ("report", "record", "test", "lab", "figures"):
+        actual = clone.make(target, named=False, **theirs)
+        assert actual.returncode == 0, actual.stderr
+        assert actual.stdout == clone.make(target).stdout
+    actual = clone.make("machine", "VENV=", python=sys.executable, MACHINE="theirs")
+    assert '"key": "theirs"' not in actual.stdout and actual.returncode == 0
+
+
+def test_fresh_and_the_machine_s_name_may_stand_in_the_environment(clone):
+    clone.make("setup")
+    assert clone.make("report", FRESH="1").stdout.endswith("--fresh\n")
+    done = clone.make("machine", "VENV=", python=sys.executable, FUSEDLIB_MACHINE="mine")
+    assert '"key": "mine"' in done.stdout
+
+
+@pytest.mark.parametrize("venv", ["VENV=", "VENV=.venv"])
+@pytest.mark.parametrize("name", ["a $HOME b", "it's `pwd`", '"quoted" $(pwd) \\'])
+def test_a_clone_in_any_folder_runs_its_own_code(tmp_path, name, venv):
+    clone = Clone(tmp_path, name)
+    where = clone.folder / ".venv" / "bin" / "python"
+    where.parent.mkdir(parents=True)
+    script(where, '#!/bin/sh\nprintf "%s\\n" "$PYTHONPATH"\n')
+    (clone.folder / "tools" / "setup.sh").write_text("")
+    done = clone.make("machine", venv, "PYTHON=.venv/bin/python", named=False, PYTHONPATH="/theirs")
+    folder = clone.folder
+    expected = [f"{folder}", f"{folder}/notebooks", f"{folder}/report", "/theirs"]
+    assert done.stdout.strip().split(":") == expected, done.stderr
+
+
+def test_a_clone_in_a_folder_with_a_colon_is_refused(tmp_path):
+    """PYTHONPATH is parted at colons: another clone's code could run."""
+    clone = Clone(tmp_path, "a:b")
+    for venv in ("VENV=", "VENV=.venv"):
+        refused = clone.make("machine", venv, python=sys.executable)
+        assert refused.returncode == 2
+        assert f"{clone.folder} has a ':' in its name" in refused.stderr
+        assert refused.stdout == ""
+
+
+def test_set_up_stays_in_its_clone_where_the_shell_looks_for_folders_elsewhere(clone, tmp_path):
+    (tmp_path / "elsewhere" / "tools").mkdir(parents=True)
+    done = clone.make("setup", CDPATH=str(tmp_path / "elsewhere"))
+    assert done.returncode == 0, done.stderr
+    assert (clone.folder / ".venv").exists()
+
+
+def test_quotes_in_a_setting_reach_the_command_line(clone):
+    clone.make("setup")
+    done = clone.make("study", "SET=sizes=['a','b'] dtype=\"x\"", "ONLY=it's $$(pwd)")
+    assert done.stdout == (
+        "ran: -m press run --profile auto --only it's $(pwd) "
+        "--set sizes=['a','b'] --set dtype=\"x\"\n"
+    )
 
 
 def test_make_passes_a_failure_on(clone):

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from digits import drawn
-from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable
+from measure.recording import paths
 from measure.training import batches, mnist
 
 TRAIN_IDX_SHA256 = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"

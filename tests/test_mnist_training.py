@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from fusedlib import reference
-from fusedlib.bench import paths, results, rivals
+from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable, Wrong
-from fusedlib.bench.race import race
-from fusedlib.bench.sweep import sweep
+from measure.recording import paths, results
 from measure.training import batches, mnist, network, study
 from measure.training.network import TASK, Layer
 from training_checks import DATA, SETTING, WIDTH, check_layer, check_learning, trained
@@ -83,9 +82,9 @@ BROKEN = {
 def test_a_broken_arm_is_rejected_and_neither_trained_nor_timed(name, recorder, register):
     function, reason = BROKEN[name]
     register("broken", by(function))
-    sweep(recorder, study.cases("run", ["broken fp32"], SETTING, **RUN), study.measure)
+    recorder.sweep(study.cases("run", ["broken fp32"], SETTING, **RUN), study.measure)
     paces = study.cases("pace", ["broken fp32"], SETTING, **PACE | {"network": "swiglu only"})
-    race(recorder, study.RACE, paces)
+    recorder.race(study.RACE, paces)
     rows = rows_of(recorder)
     assert [row["status"] for row in rows] == ["wrong", "wrong"]
     for row in rows:
@@ -184,7 +183,7 @@ def test_runs_are_recorded_once_with_all_that_was_seen(recorder, flawed):
         for seed in range(2)
         for case in study.cases("run", names, SETTING, **RUN | {"seed": seed, "epochs": 2})
     ]
-    sweep(recorder, asked, study.measure)
+    recorder.sweep(asked, study.measure)
     rows = rows_of(recorder)
     assert [r["status"] for r in rows] == 2 * ["ok", "ok", "wrong", "unavailable", "unavailable"]
     eager, frozen, wrong = rows[:3]
@@ -194,7 +193,7 @@ def test_runs_are_recorded_once_with_all_that_was_seen(recorder, flawed):
     assert frozen["epoch_gate_gradient_norm"] == [None, None]
     assert len(wrong["losses"]) == 10 and "epoch_train_s" not in wrong
     assert len(wrong["published_protocol_epoch_train_s"]) == 2
-    sweep(recorder, asked, study.measure)
+    recorder.sweep(asked, study.measure)
     assert len(rows_of(recorder)) == len(rows)
     assert set(recorder.rows()["provider"]) == {"eager", "frozen", "published-kernel", "liger"}
 
@@ -205,8 +204,8 @@ def test_without_mnist_every_row_says_so(recorder, monkeypatch):
 
     monkeypatch.setattr(mnist, "load", none)
     asked = study.cases("run", ["eager fp32"], SETTING, **RUN) + study.data_cases(SETTING, 2)
-    sweep(recorder, asked, study.measure)
-    race(recorder, study.RACE, study.cases("pace", ["eager fp32"], SETTING, **PACE))
+    recorder.sweep(asked, study.measure)
+    recorder.race(study.RACE, study.cases("pace", ["eager fp32"], SETTING, **PACE))
     assert {(r["status"], r["reason"]) for r in rows_of(recorder)} == {
         ("unavailable", "MNIST is nowhere")
     }
@@ -216,7 +215,7 @@ def test_without_mnist_every_row_says_so(recorder, monkeypatch):
 def test_a_steps_parts_make_up_the_step(source, recorder, flawed):
     fields = PACE | {"network": "swiglu only", "source": source}
     names = ["eager fp32", "fused fp32", "published-kernel fp32"]
-    race(recorder, study.RACE, study.cases("pace", names, SETTING, **fields))
+    recorder.race(study.RACE, study.cases("pace", names, SETTING, **fields))
     eager, fused, wrong = rows_of(recorder)
     for row in (eager, fused):
         parts = [row[f"{part}_samples_ms"] for part in study.PARTS]
@@ -230,7 +229,7 @@ def test_a_steps_parts_make_up_the_step(source, recorder, flawed):
 
 def test_graphs_need_a_gpu_and_say_so(recorder):
     asked = study.cases("pace", ["eager fp32"], SETTING, **PACE | {"launch": "graph"})
-    race(recorder, study.RACE, asked)
+    recorder.race(study.RACE, asked)
     assert [r["reason"] for r in rows_of(recorder)] == ["CUDA graphs need a CUDA GPU"]
 
 

@@ -7,10 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
-from fusedlib.bench.results import Recorder
-from fusedlib.bench.sweep import sweep
 from measure import model_memory
 from measure.model_memory import Measure, Program
+from measure.recording.results import Recorder
 from measure.step_memory import gradients_of
 from models import activations, checkpointed, transformer
 from models.activations import PRECISIONS
@@ -179,8 +178,8 @@ def test_a_bad_plan_is_refused(kind, size, message):
 def test_a_plan_is_timed_beside_no_plan(tmp_path):
     asked = plans([1], [2], [1])
     recorder = Recorder(model_memory.STUDY, profile="quick", directory=tmp_path)
-    sweep(recorder, asked[:1], Measure())
-    sweep(recorder, asked, Measure())
+    recorder.sweep(asked[:1], Measure())
+    recorder.sweep(asked, Measure())
     assert (recorder.measured, recorder.skipped) == (4, 1)  # a stopped run goes on
     rows = recorder.rows()
     assert set(rows["status"]) == {"ok"} and set(rows["gradient_error"]) == {0.0}

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable
 from measure import allocator_history
 from measure.allocator_history import CATEGORIES, Change, History, KnownAddresses, watching
+from measure.recording import paths
 from measure.step_memory import Casts, addresses_of
 from models.transformer import RMSNorm
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fusedlib.bench import paths
+from measure.recording import paths
 from notebook_rules import Notebook, problems
 from press.running import config, parameters
 from prose import measured_numbers, readme_prose

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 import visitor
-from fusedlib.bench import paths, results
+from measure.recording import paths, results
 from press.running import config
 
 ELSEWHERE = ("01_warmup", "02_precision")

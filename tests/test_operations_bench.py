@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusedlib.bench import cuda_graphs, race, results, rivals
+from fusedlib.bench import cuda_graphs, rivals
 from measure import llama
 from measure.llama import operations
+from measure.recording import results
 
 SMALL = {"widths": [64], "vocabulary": 200, "batch_size": 2, "context_length": 16,
          "dtype": "float32", "device": "cpu", "repetitions": 2}  # fmt: skip
@@ -19,7 +20,7 @@ BROKEN = {"loud": "d_x: norm error 1.00e-02", "frozen": "no gradient arrived at 
 
 def raced(folder, cases):
     own = results.Recorder(llama.STUDY, profile="quick", directory=folder)
-    race.race(own, replace(operations.RACE, seconds=0.0, most=2), cases)
+    own.race(replace(operations.RACE, seconds=0.0, most=2), cases)
     return results.read_rows(own.path)
 
 

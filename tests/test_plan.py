@@ -9,7 +9,7 @@ import time
 import nbformat
 import pytest
 
-from fusedlib.bench import paths, results
+from measure.recording import paths, results
 from press import measuring
 from press.running import config
 from press.running.config import ConfigError
@@ -98,7 +98,7 @@ sizes: list[int] = [1]  # which
 device: str = "cpu"  # where
 """
 RECORDER = """
-from fusedlib.bench import results
+from measure.recording import results
 
 recorder = results.Recorder("tiny", profile)
 """

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from fusedlib.bench import paths
 from measure.profiles import measure
+from measure.recording import paths
 from models import transformer
 from outcomes import outcome
 

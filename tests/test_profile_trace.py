@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable
 from measure.profiles import classes, measure, trace
 from measure.profiles.trace import Piece
+from measure.recording import paths
 
 # --- a trace made by hand: two steps on a GPU, as Kineto writes them ------------------------------
 

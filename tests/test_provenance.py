@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.bench import paths, provenance
+from measure.recording import paths, provenance
 
 FILES = {
     "fusedlib/norm.py": "a = 1\n",
@@ -42,14 +42,15 @@ def forget() -> None:
 @pytest.fixture
 def code(tmp_path, monkeypatch) -> Iterator[Path]:
     """A small checkout without git, which is taken for ours."""
+    code = tmp_path / "fusedlib-main"
     for name, content in FILES.items():
-        path = tmp_path / name
+        path = code / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
-    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path / "notebooks")
+    monkeypatch.setattr(paths, "ROOT", code)
+    monkeypatch.setattr(paths, "NOTEBOOKS", code / "notebooks")
     forget()
-    yield tmp_path
+    yield code
     monkeypatch.undo()
     forget()
 
@@ -115,6 +116,87 @@ def test_a_tree_of_which_git_cannot_tell_is_not_called_clean(cloned, monkeypatch
 def test_without_git_and_without_code_json_nothing_is_known(code):
     assert provenance.packed() == {}
     assert provenance.commit() == (None, None)
+
+
+def foreign_repository(folder: Path) -> str:
+    """A repository of something else, with a commit; its commit."""
+    (folder / "thesis.tex").write_text("years of work\n")
+    git("init", "-q", at=folder)
+    git("add", "thesis.tex", at=folder)
+    git("commit", "-q", "-m", "theirs", at=folder)
+    return git("rev-parse", "HEAD", at=folder).strip()
+
+
+def below(code: Path, monkeypatch) -> None:
+    """An archive unpacked inside a repository of something else."""
+    foreign_repository(code.parent)
+
+
+def below_with_a_broken_git(code: Path, monkeypatch) -> None:
+    (code / ".git").mkdir()
+    foreign_repository(code.parent)
+
+
+def beside(code: Path, monkeypatch) -> None:
+    """The library is installed without its study, and the user's own repository is here."""
+    foreign_repository(code)
+
+
+def named_by_a_variable(code: Path, monkeypatch) -> None:
+    """As in a hook of another repository, which git tells its commands about."""
+    theirs = code.parent / "theirs"
+    theirs.mkdir()
+    foreign_repository(theirs)
+    monkeypatch.setenv("GIT_DIR", str(theirs / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(theirs))
+
+
+FOREIGN = [below, below_with_a_broken_git, beside, named_by_a_variable]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_another_repository_s_commit_is_not_this_code_s(code, monkeypatch, foreign):
+    foreign(code, monkeypatch)
+    assert provenance.commit() == (None, None)
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_in_another_repository_the_packed_commit_counts(code, monkeypatch, foreign):
+    foreign(code, monkeypatch)
+    packed = {"commit": "1" * 40, "files": provenance.files()}
+    (code / provenance.PACKED).write_text(json.dumps(packed))
+    assert provenance.commit() == ("1" * 40, False)
+
+
+@pytest.mark.parametrize("name", ["GIT_DIR", "GIT_INDEX_FILE"])
+def test_a_clone_is_asked_for_its_own_commit_in_another_repository_s_hook(
+    cloned, monkeypatch, tmp_path_factory, name
+):
+    theirs = tmp_path_factory.mktemp("theirs")
+    foreign_repository(theirs)
+    inside = {"GIT_DIR": "", "GIT_INDEX_FILE": "index"}[name]
+    head = git("rev-parse", "HEAD", at=cloned).strip()
+    monkeypatch.setenv(name, str(theirs / ".git" / inside))
+    assert provenance.commit() == (head, False)
+
+
+def test_a_working_tree_beside_its_repository_has_its_commit(cloned, monkeypatch, tmp_path):
+    head = git("rev-parse", "HEAD", at=cloned).strip()
+    tree = tmp_path / "tree"
+    git("worktree", "add", "-q", "--detach", str(tree), at=cloned)
+    monkeypatch.setattr(paths, "ROOT", tree)
+    forget()
+    assert provenance.commit() == (head, False)
+
+
+def test_new_code_is_seen_where_the_user_s_git_hides_it(cloned, monkeypatch, tmp_path_factory):
+    config = tmp_path_factory.mktemp("home") / "config"
+    config.write_text("[status]\n\tshowUntrackedFiles = no\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    (cloned / "notebooks/new").mkdir()
+    (cloned / "notebooks/new/kernel.py").write_text("")
+    assert provenance.commit()[1] is True
+    assert provenance.changed() == ["notebooks/new/kernel.py"]
 
 
 @pytest.mark.parametrize("content", ["", "{", "\0"])

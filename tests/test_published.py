@@ -9,7 +9,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from fusedlib.bench import paths
+from measure.recording import paths
 from press import published
 
 SOURCES = tomllib.loads((paths.PUBLISHED / "sources.toml").read_text(encoding="utf-8"))

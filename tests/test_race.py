@@ -10,10 +10,11 @@ from fusedlib import reference
 from fusedlib.bench import check, cuda_graphs, operation, rivals
 from fusedlib.bench.operation import exact_results
 from fusedlib.bench.race import race
-from fusedlib.bench.results import Recorder
 from fusedlib.bench.rivals import Workload
 from measure import swiglu
 from measure.mlp_problem import Inputs, SwiGLUProblem, draw
+from measure.recording import results
+from measure.recording.results import Recorder
 
 RAGGED = SwiGLUProblem(37, 45, 83, "float32")
 
@@ -75,11 +76,102 @@ def recorder_at(tmp_path):
     return Recorder("03_x", profile="quick", directory=tmp_path)
 
 
+def listed(names, directions=("forward",)):
+    options = {"dtype": "float32", "device": "cpu", "repetitions": 2}
+    return swiglu.cases([(37, 45, 83)], names, directions=directions, **options)
+
+
 def run(tmp_path, names, shape=(37, 45, 83), directions=("forward+backward",), **options):
     recorder = recorder_at(tmp_path)
     options = {"dtype": "float32", "device": "cpu", "repetitions": 5} | options
-    race(recorder, swiglu.RACE, swiglu.cases([shape], names, directions=directions, **options))
+    recorder.race(swiglu.RACE, swiglu.cases([shape], names, directions=directions, **options))
     return recorder.rows(), recorder
+
+
+@pytest.fixture
+def kernel():
+    """A kernel that is being edited: `kernel["is"]` is what it computes today."""
+    today = {"is": right}
+    rival(lambda **operands: today["is"](**operands))
+    return today
+
+
+def test_a_kernel_that_was_edited_is_checked_and_timed_anew(kernel, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = {row.case["provider"]: row for row in race(swiglu.RACE, listed(["eager", "rival"]))}
+    assert {row.status for row in first.values()} == {"ok"}
+    kernel["is"] = swapped
+    second = {row.case["provider"]: row for row in race(swiglu.RACE, listed(["eager", "rival"]))}
+    assert second["rival"].status == "wrong" and "error" in second["rival"].reason
+    assert "median_ms" not in second["rival"].figures
+    assert second["eager"].figures["session"] != first["eager"].figures["session"], "timed anew"
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+def test_the_study_keeps_a_row_of_other_code_until_it_is_to_be_fresh(kernel, tmp_path, monkeypatch):
+    names = ["eager", "rival"]
+    before, _ = run(tmp_path, names)
+    kernel["is"] = swapped
+    kept, recorder = run(tmp_path, names)
+    assert (recorder.measured, recorder.skipped) == (0, 2)
+    assert kept["session"].tolist() == before["session"].tolist()
+    monkeypatch.setenv("FRESH", "1")
+    rows, recorder = run(tmp_path, names)
+    fresh = rows[rows["recording"] == recorder.recording].set_index("provider")
+    assert fresh["status"].to_dict() == {"eager": "ok", "rival": "wrong"}
+
+
+def test_all_are_timed_again_beside_one_that_is_new_and_none_is_called_kept(kernel, tmp_path):
+    before, _ = run(tmp_path, ["eager"], directions=("forward", "backward"))
+    both, recorder = run(tmp_path, ["eager", "rival"], directions=("forward",))
+    assert (recorder.measured, recorder.skipped) == (2, 0)
+    forward = both[both["direction"] == "forward"]
+    assert forward["session"].nunique() == 1
+    assert not {*forward["session"]} & {*before["session"]}
+    backward = both[both["direction"] == "backward"]["session"].tolist()
+    assert backward == before[before["direction"] == "backward"]["session"].tolist()
+
+
+def test_when_time_is_over_what_was_timed_together_is_recorded_and_nothing_else_begins(
+    kernel, tmp_path, monkeypatch
+):
+    ends = iter([False])
+    monkeypatch.setattr(Recorder, "is_over", lambda self: next(ends, True))
+    rows, _ = run(tmp_path, ["eager", "rival"], directions=("forward", "backward"))
+    assert rows[["provider", "direction"]].values.tolist() == [
+        ["eager", "forward"], ["rival", "forward"]
+    ]  # fmt: skip
+
+
+def test_when_time_is_over_after_a_check_no_timing_begins(kernel, tmp_path, monkeypatch):
+    kernel["is"] = swapped
+    ends = iter([False])
+    monkeypatch.setattr(Recorder, "is_over", lambda self: next(ends, True))
+    rows, _ = run(tmp_path, ["rival", "eager"])
+    assert rows[["provider", "status"]].values.tolist() == [["rival", "wrong"]]
+
+
+def test_a_full_disk_gives_torch_s_settings_back(tmp_path, monkeypatch):
+    def full(path, row):
+        raise results.ResultsError("no space")
+
+    monkeypatch.setattr(results, "append_object", full)
+    before = torch.get_float32_matmul_precision()
+    other = "high" if before == "highest" else "highest"
+    with pytest.raises(results.ResultsError) as raised:
+        run(tmp_path, ["eager"], precision=other)
+    assert torch.get_float32_matmul_precision() == before, "while the traceback is still held"
+    assert raised.value.args == ("no space",)
+
+
+def test_torch_s_settings_are_the_case_s_until_the_rows_end():
+    before = torch.get_float32_matmul_precision()
+    other = "high" if before == "highest" else "highest"
+    options = {"dtype": "float32", "device": "cpu", "repetitions": 1, "precision": other}
+    rows = race(swiglu.RACE, swiglu.cases([(5, 6, 7)], ["eager", "products"], **options))
+    assert next(rows).status == "ok" and torch.get_float32_matmul_precision() == other
+    rows.close()
+    assert torch.get_float32_matmul_precision() == before
 
 
 @pytest.mark.parametrize("compute", WRONG, ids=lambda f: f.__name__)

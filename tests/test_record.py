@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench import paths, provenance, results
+from measure.recording import paths, provenance, results
 from press import measuring, record, replay
 from press.record import STUDY_S, Unit
 from press.running.config import Config, ConfigError, Study
@@ -25,6 +25,7 @@ def own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path / "rows"))
     monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path / "build"))
     monkeypatch.setenv(machines.NAME, "card")
+    monkeypatch.setattr(provenance, "commit", lambda: ("c" * 40, False))
     remembered = machines.key, machines.describe
     for function in remembered:
         function.cache_clear()
@@ -34,15 +35,16 @@ def own_folders(tmp_path, monkeypatch):
 
 
 def facts(**fields) -> machines.Machine:
-    """Those of a card at a clean commit."""
-    given = {"device_type": "cuda", "device_name": CARD, "commit": "c" * 40, "dirty": False}
+    """Those of a card."""
+    given = {"device_type": "cuda", "device_name": CARD}
     return dataclasses.replace(machines.describe(), **given | fields)
 
 
-def describe(monkeypatch, **fields) -> None:
-    """This machine is that card."""
+def describe(monkeypatch, commit: str | None = "c" * 40, dirty=False, **fields) -> None:
+    """This machine has that card, and this code is of that commit."""
     given = facts(**fields)
     monkeypatch.setattr(machines, "describe", lambda: given)
+    monkeypatch.setattr(provenance, "commit", lambda: (commit, dirty))
 
 
 def config(*names: str) -> Config:
@@ -174,7 +176,7 @@ def recorded(folder: Path, name: str, began: str, commit="c" * 40, card=CARD, pr
     (folder / name / results.DESCRIPTION).write_text(json.dumps(content))
 
 
-def test_the_newest_recording_of_this_commit_goes_on(tmp_path):
+def test_the_newest_recording_of_this_commit_goes_on(tmp_path, monkeypatch):
     new = record.chosen_name("", tmp_path, facts())
     assert new.endswith("-ccccccc") and len(new) == len("2026-11-25-ccccccc")
     recorded(tmp_path, "z", "2026-11-24")
@@ -184,7 +186,8 @@ def test_the_newest_recording_of_this_commit_goes_on(tmp_path):
     assert record.chosen_name("", tmp_path, facts()) == "a"
     assert record.chosen_name("z", tmp_path, facts()) == "z"
     assert record.chosen_name("new one", tmp_path, facts()) == "new one"
-    assert record.chosen_name("", tmp_path, facts(commit="e" * 40)).endswith("-eeeeeee")
+    monkeypatch.setattr(provenance, "commit", lambda: ("e" * 40, False))
+    assert record.chosen_name("", tmp_path, facts()).endswith("-eeeeeee")
 
 
 @pytest.mark.parametrize(
@@ -336,7 +339,6 @@ def test_an_archive_is_whole_or_the_one_before(tmp_path, monkeypatch):
 def test_what_is_carried_says_commit_files_and_plan(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     describe(monkeypatch)
-    monkeypatch.setattr(provenance, "commit", lambda: ("c" * 40, False))
     monkeypatch.setattr(provenance, "files", lambda: {"fusedlib/norm.py": "1" * 40})
     units = record.units
     monkeypatch.setattr(record, "units", lambda config: UNITS)

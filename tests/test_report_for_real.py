@@ -8,7 +8,7 @@ import time
 import pytest
 
 import visitor
-from fusedlib.bench import paths, results
+from measure.recording import paths, results
 from slides_checks import loads
 
 # The same notebooks and profile as `make report`, with less to measure.

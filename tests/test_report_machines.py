@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fusedlib.bench import machine as this
-from fusedlib.bench import paths, provenance, results
+from measure.recording import paths, provenance, results
 from press import machine_tables
 
 NOW = {f"fusedlib/f{n:02}.py": f"{n:040}" for n in range(12)}
@@ -130,7 +130,7 @@ def test_without_a_recording_tables_are_empty(tmp_path, monkeypatch, table):
 
 
 def test_rows_are_the_same_whatever_became_of_the_code(folder, monkeypatch):
-    from fusedlib.bench.results import Recorder
+    from measure.recording.results import Recorder
 
     before = Recorder("01_x", profile="full").rows()
     monkeypatch.setattr(provenance, "files", dict)

@@ -16,7 +16,7 @@ from claims_checks import (
     check_one_to_five_by_name,
     check_some_change_makes_each_false,
 )
-from fusedlib.bench import paths, results
+from measure.recording import paths, results
 from press import display, headlines, render, replay
 from press.display import TABLE_MIME
 from press.pages import slides

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import nbformat
 import pytest
 
-from fusedlib.bench import paths
+from measure.recording import paths
 from press import style
 from press.pages import pandoc, svg
 from press.pages.html import highlighted
@@ -44,6 +44,13 @@ def test_headings_are_found_outside_of_code_only() -> None:
     assert list(parts("```\nopen\n## no")) == [(0, "```\nopen\n## no")]
     fenced = "```\na = 1\n# \nb = 2\n```"
     assert list(parts(f"{fenced}\n# \nend")) == [(0, fenced), (0, "end")]
+
+
+@pytest.mark.parametrize(
+    ("line", "heading"), [("## C# and F#", "C# and F#"), ("## C # ##", "C #"), ("# F#  ", "F#")]
+)
+def test_a_heading_ends_with_its_own_signs(line: str, heading: str) -> None:
+    assert [text for _, text in parts(line)] == [heading]
 
 
 def test_anchors_are_given_out_once() -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from press import cli, display, replay
 from press.pages import ReportError, slides
 from press.pages.paper import combined
-from press.pages.slides import SlidesExporter, SlidesPDFExporter
+from press.pages.slides import FusedlibSlidesExporter, FusedlibSlidesPDFExporter
 from press.render import Section
 from report_sample import code, numbered, outputs_of, text, write
 from slides_checks import PHONE, SCREEN, loads, overflowing, pages, words
@@ -87,11 +87,11 @@ def claims_of(studies: int) -> list[Any]:
 
 
 def page(paper: Any) -> str:
-    return SlidesExporter().from_notebook_node(paper)[0]
+    return FusedlibSlidesExporter().from_notebook_node(paper)[0]
 
 
 def compiled(paper: Any) -> bytes:
-    return SlidesPDFExporter().from_notebook_node(paper)[0]
+    return FusedlibSlidesPDFExporter().from_notebook_node(paper)[0]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_every_study_is_shown_on_fifteen_slides_at_most(tmp_path, studies, count
 def test_a_single_notebook_is_refused_in_words(tmp_path):
     path = write(tmp_path / "01.ipynb", text("# One"))
     with pytest.raises(ReportError, match="paper.ipynb"):
-        SlidesExporter().from_filename(str(path))
+        FusedlibSlidesExporter().from_filename(str(path))
 
 
 @pytest.mark.parametrize("lacking", ["figure", "abstract", "table “advice”", "section “Limits”"])

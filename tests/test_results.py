@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fusedlib.bench import machine, results
-from fusedlib.bench.jsonl import TornLineWarning, append_object, read_objects
-from fusedlib.bench.results import Recorder, ResultsError
+from fusedlib.bench import machine
+from measure.recording import paths, results
+from measure.recording.jsonl import TornLineWarning, append_object, read_objects
+from measure.recording.results import Recorder, ResultsError
 
 CASE = {"model": "small", "process": 1}
 
@@ -32,13 +33,13 @@ def test_a_row_is_flat_and_what_all_rows_share_stands_once(tmp_path):
     [run] = shared["runs"]
     assert shared["profile"] == "quick" and run["began"] == row["measured_at"]
     assert {"commit", "dirty", "host", "device_name", "driver", "torch", "triton"} <= set(run)
-    assert shared["files"]["fusedlib/bench/results.py"] and "key" not in run
+    assert shared["files"]["notebooks/measure/recording/results.py"] and "key" not in run
 
 
 def test_second_run_measures_nothing_and_says_so(tmp_path):
     recorder(tmp_path).append(CASE, {"median_ms": 1.0})
     again = recorder(tmp_path)
-    assert again.missing([CASE]) == []
+    assert again.missing([CASE]) == [] and again.has([CASE])
     assert again.skipped == 1
     assert "1 unchanged rows kept (FRESH=1 measures them anew)" in again.summary()
 
@@ -49,6 +50,38 @@ def test_second_run_measures_nothing_and_says_so(tmp_path):
 def test_a_change_measures_again(tmp_path, change):
     recorder(tmp_path).append(CASE, {"median_ms": 1.0})
     assert recorder(tmp_path, **change).missing([CASE]) == [CASE]
+
+
+RECORDED_IDS = {
+    "03_kernels": ("e62a48b9e90510b1", {
+        "experiment": "ceiling", "device": "cuda", "repetitions": 15, "ceiling": "copy",
+        "size": 2048, "dtype": "int8",
+    }),
+    "05_anatomy": ("c06b882f3dccda1b", {
+        "experiment": "time", "device": "cuda", "repetitions": 15, "tokens": 64,
+        "hidden_size": 16384, "intermediate_size": 16384, "dtype": "bfloat16",
+        "direction": "forward", "weight_gradients": True, "precision": None, "launch": "graph",
+        "provider": "liger",
+    }),
+    "06_end_to_end": ("78ebc86d1debb3f9", {
+        "experiment": "step", "attention": "plain", "inference": True, "device": "cuda",
+        "batch_size": 4, "seconds": 0.6, "repetitions": 6, "context_length": 256,
+        "model": "small", "precision": "fp32",
+    }),
+    "11_llama": ("bdc20df9ce127145", {
+        "experiment": "fp32-train", "model": "four layers", "dtype": "float32", "batch_size": 8,
+        "context_length": 256, "device": "cuda", "precision": "highest", "steps": 200,
+        "learning_rate": 0.0003, "seed": 0, "provider": "fused",
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("study", RECORDED_IDS)
+def test_a_case_has_the_id_that_it_was_recorded_under(study):
+    name, case = RECORDED_IDS[study]
+    assert results.case_id(study, case) == name
+    files = paths.RECORDED.glob(f"*/*/{study}.jsonl")
+    assert any(row["case"] == name for path in files for row in results.read_rows(path))
 
 
 def test_another_field_is_another_case(tmp_path):
@@ -186,8 +219,11 @@ def test_two_processes_at_once_do_not_interleave(tmp_path):
 
 
 def at(commit: str, **facts):
-    """This machine with another commit, or other facts."""
-    return dataclasses.replace(machine.describe(), commit=commit, dirty=False, **facts)
+    """What a recorder is given on a machine with other facts, with the code of this commit."""
+    return {
+        "machine": dataclasses.replace(machine.describe(), **facts),
+        "commit": (commit, False),
+    }
 
 
 def test_a_run_goes_on_with_its_recording_and_a_fresh_one_begins_another(tmp_path):
@@ -213,8 +249,8 @@ def test_another_study_goes_on_with_the_recording_that_has_it(tmp_path):
 
 
 def test_rows_of_other_code_count_and_a_second_run_at_another_commit_is_noted(tmp_path):
-    recorder(tmp_path, machine=at("a" * 40)).append(CASE, {"median_ms": 1.0})
-    second = recorder(tmp_path, machine=at("b" * 40))
+    recorder(tmp_path, **at("a" * 40)).append(CASE, {"median_ms": 1.0})
+    second = recorder(tmp_path, **at("b" * 40))
     assert second.missing([CASE, CASE | {"process": 2}]) == [CASE | {"process": 2}]
     for number in (2, 3):
         second.append(CASE | {"process": number}, {"median_ms": 2.0})
@@ -225,8 +261,8 @@ def test_rows_of_other_code_count_and_a_second_run_at_another_commit_is_noted(tm
 
 @pytest.mark.parametrize("change", [{"host": "other"}, {"environment": "other"}])
 def test_a_recording_on_several_hosts_has_a_run_for_each(tmp_path, change):
-    recorder(tmp_path, machine=at("a" * 40)).append(CASE)
-    recorder(tmp_path, machine=at("a" * 40, **change)).append(CASE | {"process": 2})
+    recorder(tmp_path, **at("a" * 40)).append(CASE)
+    recorder(tmp_path, **at("a" * 40, **change)).append(CASE | {"process": 2})
     [one] = results.recordings(tmp_path)
     [name] = change
     assert [run[name] for run in one.runs] == [getattr(machine.describe(), name), "other"]
@@ -250,7 +286,7 @@ def test_a_visitor_s_folder_ignores_itself_and_a_named_machine_s_does_not(tmp_pa
     recorder(tmp_path).append(CASE)
     assert (tmp_path / machine.key() / ".gitignore").read_text() == "*\n"
     monkeypatch.setenv(machine.NAME, "my-gpu")
-    recorder(tmp_path, machine=at("a" * 40, key="my-gpu")).append(CASE)
+    recorder(tmp_path, **at("a" * 40, key="my-gpu")).append(CASE)
     assert not (tmp_path / "my-gpu" / ".gitignore").exists()
     committed = {one.machine: one.is_committed for one in results.recordings(tmp_path)}
     assert committed == {machine.key(): False, "my-gpu": True}
@@ -270,12 +306,12 @@ def test_a_copied_folder_is_another_machine(tmp_path):
 def test_the_leading_machine_can_be_chosen(tmp_path, monkeypatch):
     for name, count in (("small", 1), ("large", 4)):
         for number in range(count):
-            own = recorder(tmp_path, "full", machine=at("a" * 40, key=name, device_type="cuda"))
+            own = recorder(tmp_path, "full", **at("a" * 40, key=name, device_type="cuda"))
             own.append(CASE | {"process": number})
     lead = lambda: recorder(tmp_path).rows()["machine"].cat.categories[0]  # noqa: E731
     assert lead() == "large", "the one with most cases"
     for number in range(2, 9):
-        own = recorder(tmp_path, "full", machine=at("a" * 40, key="small", device_type="cuda"))
+        own = recorder(tmp_path, "full", **at("a" * 40, key="small", device_type="cuda"))
         own.append(CASE | {"process": number}, status="oom", reason="too small")
     assert lead() == "large", "the one with most cases that ran"
     own.append(CASE | {"process": 9, "experiment": "another"})
@@ -310,15 +346,14 @@ def test_rows_of_no_known_machine_are_refused(tmp_path, content, message):
 
 
 def test_a_row_says_what_it_took_and_time_over_ends_a_sweep(tmp_path, monkeypatch):
-    from fusedlib.bench.sweep import sweep
 
     own, cases = recorder(tmp_path), [CASE | {"process": n} for n in range(3)]
     monkeypatch.setenv(results.UNTIL, "1e12")
-    sweep(own, cases[:1], lambda case: time.sleep(0.2) or {"median_ms": 1.0})
+    own.sweep(cases[:1], lambda case: time.sleep(0.2) or {"median_ms": 1.0})
     [row] = results.read_rows(own.path)
     assert 0.2 <= row["took_s"] < 5
     monkeypatch.setenv(results.UNTIL, "1")
-    sweep(own, cases, lambda case: {"median_ms": 1.0})
+    own.sweep(cases, lambda case: {"median_ms": 1.0})
     assert len(results.read_rows(own.path)) == 1
 
 

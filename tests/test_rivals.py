@@ -10,11 +10,12 @@ import pytest
 
 import measure
 from fusedlib import reference
-from fusedlib.bench import paths, rivals
-from fusedlib.bench.results import DESCRIPTION, case_id, read_rows
+from fusedlib.bench import rivals
 from measure import mlp_memory, mlp_rivals, swiglu
 from measure.end_to_end import cases as end_to_end
 from measure.end_to_end import races as end_to_end_course
+from measure.recording import paths
+from measure.recording.results import DESCRIPTION, case_id, read_rows
 from press import display, measuring, replay, style
 
 STUDY = "03_kernels"

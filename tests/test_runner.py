@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from fusedlib.bench import paths, results
+from measure.recording import paths, results
 from press.running import config, fingerprint, kernel, monitor, products, runner
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
@@ -113,6 +113,18 @@ def test_other_cases_or_another_recording_run_again(study, tmp_path, monkeypatch
     assert [a == b for a, b in pairwise(digests)] == [True, False, False]
 
 
+def test_the_fingerprint_of_a_notebook_in_a_folder_whose_name_is_not_utf_8(tmp_path):
+    folder = tmp_path / os.fsdecode("Zoë".encode("latin-1"))
+    folder.mkdir()
+    notebook, helper = folder / "run_ok.ipynb", folder / "helper.py"
+    shutil.copy(NOTEBOOKS / "run_ok.ipynb", notebook)
+    digests = []
+    for text in ("a = 1", "a = 1", "a = 2"):
+        helper.write_text(text)
+        digests.append(fingerprint.before_run(notebook, {}))
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_fresh_runs_again_and_tells_the_kernel(study):
     first, _ = run(study, "run_ok")
     assert "fresh None\n" in printed(first["run_ok"].copy)
@@ -168,7 +180,7 @@ def test_rows_that_the_run_itself_wrote_do_not_make_it_run_again(study, tmp_path
     notebook = study.select(["run_ok"])[0].notebook
     content = nbformat.read(notebook, as_version=4)
     content.cells[-1].source = (
-        "from fusedlib.bench.results import Recorder\n"
+        "from measure.recording.results import Recorder\n"
         "Recorder('run_ok', profile=profile).append({'model': 'nano'}, {'median_ms': 1.0})"
     )
     nbformat.write(content, notebook)

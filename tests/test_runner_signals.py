@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from fusedlib.bench import results
+from measure.recording import results
 from press.running import products
 from processes import alive, wait_for
 from visitor import search_path
@@ -25,7 +25,7 @@ quick = {}
 full = {}
 """
 RECORD = """
-from fusedlib.bench.results import Recorder
+from measure.recording.results import Recorder
 
 Recorder("run_sleeps", profile=profile).append({"model": "nano"}, {"median_ms": 1.0})
 """

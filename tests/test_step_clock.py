@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fusedlib.bench import paths, step_clock, timing
+from fusedlib.bench import step_clock, timing
 from fusedlib.bench.race import Turn
 from measure import transformer_trainer
+from measure.recording import paths
 
 LIMITS = {"seconds": 0.5, "blocks": 3, "steps": 10, "settling": 6}
 PARTS = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}

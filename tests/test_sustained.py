@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusedlib.bench import machine, results, rivals, sustained
+from fusedlib.bench import machine, rivals, sustained
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.race import Turn, race
+from fusedlib.bench.race import Turn
 from measure import swiglu
+from measure.recording import results
 
 RACE = sustained.loaded_race(swiglu.RACE)
 
@@ -35,7 +36,7 @@ def test_a_round_is_a_heat_of_rows_with_every_burst(tmp_path, monkeypatch):
     used = machine.Energy(joules=35.0, seconds=0.05, sm_mhz=1400.0)
     monkeypatch.setattr(machine, "energy", lambda: _Given(used))
     recorder = results.Recorder(swiglu.STUDY, "quick", directory=tmp_path)
-    race(recorder, replace(RACE, available=lambda case: None), listed())
+    recorder.race(replace(RACE, available=lambda case: None), listed())
     rows = recorder.rows()
     assert rows["status"].tolist() == ["ok"] * 8
     assert rows.groupby(["direction", "round"])["session"].nunique().tolist() == [1] * 4
@@ -130,7 +131,7 @@ def test_the_race_in_turns_sees_its_own_experiment(monkeypatch):
 
 def test_without_a_card_it_is_unavailable_and_a_wrong_rival_gets_no_time(tmp_path, monkeypatch):
     recorder = results.Recorder(swiglu.STUDY, "quick", directory=tmp_path)
-    race(recorder, RACE, listed())
+    recorder.race(RACE, listed())
     assert set(recorder.rows()["reason"]) == {"sustained runs need a CUDA GPU"}
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
 
@@ -140,7 +141,7 @@ def test_without_a_card_it_is_unavailable_and_a_wrong_rival_gets_no_time(tmp_pat
         work = rivals.get("swiglu", "eager").build(inputs)
         return replace(work, forward=lambda: 2 * work.forward())
 
-    race(recorder, replace(RACE, available=lambda case: None), listed(rival_names=["wrong"]))
+    recorder.race(replace(RACE, available=lambda case: None), listed(rival_names=["wrong"]))
     rows = recorder.rows().query("provider == 'wrong'")
     assert set(rows["status"]) == {"wrong"}
     assert "median_ms" not in rows or rows["median_ms"].isna().all()
@@ -154,7 +155,7 @@ def test_a_card_under_load_tells_its_power_and_clock(tmp_path):
         directions=["forward+backward"], repetitions=1,
     )  # fmt: skip
     cases = sustained.loaded_cases(alone, seconds=0.5)
-    race(recorder, RACE, cases)
+    recorder.race(RACE, cases)
     rows = recorder.rows()
     assert rows["status"].tolist() == ["ok"] * 4
     assert rows["power_w"].between(100, 1200).all() and rows["sm_mhz"].between(300, 3000).all()

@@ -1,4 +1,4 @@
-"""A sweep gives every case a row and loses none."""
+"""A sweep gives every case a row; one that is recorded measures what is missing and loses none."""
 
 import json
 
@@ -7,8 +7,9 @@ import torch
 
 from fusedlib.bench import machine
 from fusedlib.bench.attempt import Unavailable, Wrong
-from fusedlib.bench.results import Recorder, ResultsError
 from fusedlib.bench.sweep import sweep
+from measure.recording import results
+from measure.recording.results import Recorder, ResultsError
 
 CASES = [{"case_no": i} for i in range(6)]
 
@@ -33,7 +34,7 @@ def recorder_at(tmp_path, **options):
 
 def run(tmp_path, cases=CASES, how=measure, **options):
     recorder = recorder_at(tmp_path, **options)
-    sweep(recorder, cases, how)
+    recorder.sweep(cases, how)
     return recorder
 
 
@@ -65,16 +66,48 @@ def test_the_next_run_measures_only_what_is_missing(tmp_path, capsys):
     assert "4 unchanged rows kept" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, ResultsError])
-def test_ctrl_c_and_a_full_disk_end_the_sweep_and_keep_the_rows(tmp_path, kind):
+def test_rows_come_one_by_one_and_nothing_is_kept_or_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen = []
+
+    def watched(case):
+        seen.append(case["case_no"])
+        return measure(case)
+
+    rows = sweep(CASES[:2], watched)
+    assert seen == [] and next(rows).figures == {"median_ms": 1.0} and seen == [0]
+    assert [row.as_dict() for row in rows] == [
+        {"case_no": 1, "status": "unavailable", "reason": "no such package"}
+    ]
+    list(sweep(CASES[:2], watched))
+    assert seen == [0, 1, 0, 1], "measured anew"
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_ends_the_sweep_and_keeps_the_rows(tmp_path):
     def stops(case):
         if case["case_no"] == 2:
-            raise kind("stop")
+            raise KeyboardInterrupt
         return {"median_ms": 1.0}
 
-    with pytest.raises(kind):
+    with pytest.raises(KeyboardInterrupt):
         run(tmp_path, how=stops)
     assert recorder_at(tmp_path).rows()["case_no"].tolist() == [0, 1]
+
+
+def test_a_full_disk_ends_the_sweep_and_keeps_the_rows(tmp_path, monkeypatch):
+    seen, append = [], results.append_object
+
+    def full(path, row):
+        if row["case_no"] == 2:
+            raise ResultsError("no space")
+        append(path, row)
+
+    monkeypatch.setattr(results, "append_object", full)
+    with pytest.raises(ResultsError):
+        run(tmp_path, how=lambda case: seen.append(case["case_no"]) or {"median_ms": 1.0})
+    assert recorder_at(tmp_path).rows()["case_no"].tolist() == [0, 1]
+    assert seen == [0, 1, 2], "no further case begins"
 
 
 def test_rows_on_nvidia_carry_the_state_before_and_after(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import broken_calls
 import fusedlib
 import measure.swiglu  # noqa: F401  (registers the rivals)
 import swiglu_checks as checks
-from fusedlib.bench import paths, rivals
+from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.launch import device
 from fusedlib.ops.linear import route as linear_route
@@ -18,6 +18,7 @@ from fusedlib.ops.mlp import function as functional
 from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp.function import swiglu, swiglu_mlp
 from measure.mlp_problem import SwiGLUProblem, draw
+from measure.recording import paths
 
 SHAPE = (70, 83, 101)
 

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from packaging.requirements import Requirement
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 STEP = """
 import sys
@@ -36,6 +36,38 @@ for name in ("pandas", "measure", "models", "press", "matplotlib"):
     except ModuleNotFoundError:
         continue
     raise AssertionError(f"{name} is here")
+"""
+RACE = """
+import pkgutil
+import torch
+import fusedlib.bench
+for module in pkgutil.iter_modules(fusedlib.bench.__path__):
+    __import__(f"fusedlib.bench.{module.name}")
+from fusedlib.bench import race
+from fusedlib.bench.operation import Operation
+from fusedlib.bench.rivals import Workload, rival
+
+class Inputs:
+    def __init__(self):
+        self.x, self.w = (torch.randn(5, 5, requires_grad=True) for _ in range(2))
+        self.dy = torch.randn(5, 5)
+    def leaves(self):
+        return {"x": self.x, "w": self.w}
+
+for name, compute in {"right": lambda x, w: x @ w, "wrong": lambda x, w: w @ x}.items():
+    def build(inputs, compute=compute):
+        return Workload(lambda: compute(**inputs.leaves()), inputs.leaves())
+    rival("product", name)(build)
+
+def setup(case):
+    return Operation("product", Inputs(), lambda x, w: x @ w)
+
+spec = race.Race(setup=setup, fields=("device",), rounds=lambda case: 2)
+names = ("right", "wrong")
+cases = [{"device": "cpu", "direction": "forward", "provider": name} for name in names]
+rows = {row.case["provider"]: row for row in race.race(spec, cases)}
+assert rows["right"].status == "ok" and rows["right"].figures["median_ms"] > 0, rows
+assert rows["wrong"].status == "wrong" and "median_ms" not in rows["wrong"].figures, rows
 """
 
 
@@ -95,6 +127,13 @@ def test_the_wheel_has_the_library_typed_and_nothing_else(wheel: Path) -> None:
 def test_a_layer_makes_a_step_where_only_the_wheel_is_installed(clean_python: Path) -> None:
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([str(clean_python), "-c", STEP], check=True, cwd=clean_python.parent, env=alone)
+
+
+@pytest.mark.slow
+def test_a_race_needs_the_wheel_and_torch_alone(clean_python: Path, tmp_path: Path) -> None:
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([str(clean_python), "-c", RACE], check=True, cwd=tmp_path, env=alone)
+    assert not list(tmp_path.iterdir()), "nothing is written"
 
 
 def test_bench_imports_what_the_wheel_or_its_extra_asks_for() -> None:

@@ -11,7 +11,7 @@ import pdoc.render
 
 import fusedlib
 import fusedlib.bench
-from fusedlib.bench import paths
+from measure.recording import paths
 
 
 def write(folder: Path) -> Path:

@@ -9,13 +9,17 @@ python=$1
 choice=$2
 venv=$3
 purpose=$4
-cd "$(dirname "$0")/.."
+CDPATH= cd "$(dirname "$0")/.."
 stamp="$venv/.fusedlib-installed"
 
 fail() {
     printf 'fusedlib: %s\n' "$@" >&2
     exit 2
 }
+
+case $PWD in
+*:*) fail "$PWD has a ':' in its name, at which Python parts the names of folders; move it to one without" ;;
+esac
 
 wanted=$(cat pyproject.toml notebooks/pyproject.toml report/pyproject.toml constraints.txt | cksum)
 if [ -n "$venv" ] && [ "$choice" = default ] && [ -f "$stamp" ] &&

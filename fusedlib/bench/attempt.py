@@ -1,22 +1,15 @@
 """One try at something that may fail: figures, or a status and its reason."""
 
 import gc
-import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from fusedlib.bench.jsonl import ResultsError
-
 T = TypeVar("T")
-PLAN = "FUSEDLIB_PLAN"
-
-
-def only_lists_cases() -> bool:
-    """Whether cases are only listed, for a machine that can do all: nothing is unavailable then."""
-    return bool(os.environ.get(PLAN))
+STATUSES = ("ok", "wrong", "unavailable", "oom", "oom (predicted)", "failed")
+"""What can become of a case. All but "ok" have a reason and no time."""
 
 
 class Refused(Exception):  # noqa: N818 (a state of affairs, not an error)
@@ -81,12 +74,10 @@ class Attempt(Generic[T]):
     @classmethod
     def at(cls, make: Callable[..., T], *args: Any) -> "Attempt[T]":
         """Call `make`. A package that is not installed is `unavailable`, memory that ran out `oom`,
-        any other exception `failed` with its message and line; ctrl-C and a full disk pass.
+        any other exception `failed` with its message and line; ctrl-C passes.
         """
         try:
             return cls(value=make(*args))
-        except ResultsError:
-            raise
         except Refused as refusal:
             return cls(refusal.status, str(refusal), refusal.figures)
         except Exception as error:

@@ -1,14 +1,45 @@
-"""Cases: what is measured, a flat dictionary each. They are made by `grid` and checked before.
+"""Cases: what is measured, a flat dictionary each; and rows: what became of them.
 
-What lists a study's cases refuses unknown names, and sizes and counts below one, by `ValueError`.
+Cases are made by `grid` and checked before. What lists a study's cases refuses unknown names, and
+sizes and counts below one, by `ValueError`.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fusedlib.bench import machine
 
 Case = Mapping[str, Any]
+Skip = Callable[[Sequence[Case]], bool]
+"""Of the cases that are measured together, or of a single one: whether to leave them out."""
+
+
+def skip_none(cases: Sequence[Case]) -> bool:
+    """Leave no cases out."""
+    return False
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a case.
+
+    Attributes:
+        case: as it was given.
+        status: one of `fusedlib.bench.attempt.STATUSES`; "ok" where there is a time.
+        reason: why there is none.
+        figures: by name, such as `median_ms` and `y_error`. Rows of one `session` were timed in
+            turns, sample by sample.
+    """
+
+    case: Case
+    status: str = "ok"
+    reason: str | None = None
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, flat: a line of a table."""
+        return {**self.case, "status": self.status, "reason": self.reason, **self.figures}
 
 
 def grid(shared: Case | None = None, /, **axes: Iterable[Any]) -> list[dict[str, Any]]:

@@ -19,8 +19,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-from fusedlib.bench import paths
-
 Process = subprocess.Popen[bytes]
 
 
@@ -113,8 +111,9 @@ def _value(reply: dict[str, Any]) -> Any:
 
 
 def _search_path() -> str:
+    """What this process can import, the function can too."""
     given = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join([*map(str, paths.PACKAGES), *filter(None, [given])])
+    return os.pathsep.join([*filter(None, [given]), *sys.path])
 
 
 def _follow_parent(stdin: IO[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""What a number was measured on: hardware, software, source, and the card's state at the time."""
+"""What a number was measured on: hardware, software, and the card's state at the time."""
 
 import hashlib
 import importlib.metadata
@@ -18,8 +18,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusedlib.bench import provenance
-
 LOOK_S = 0.004
 NAME = "FUSEDLIB_MACHINE"
 """Variable that names this machine; recorded machines are named, visitors' are not."""
@@ -29,8 +27,7 @@ NAME = "FUSEDLIB_MACHINE"
 class Machine:
     """Facts about machine and software; what cannot be found out is None.
 
-    `environment` identifies all of them but commit and host: it changes when a driver or a version
-    does.
+    `environment` identifies all of them but the host: it changes when a driver or a version does.
     """
 
     key: str
@@ -53,8 +50,6 @@ class Machine:
     os: str
     max_sm_clock_mhz: int | None
     power_limit_w: float | None
-    commit: str | None
-    dirty: bool | None
 
     def as_dict(self) -> dict[str, Any]:
         """The facts as a flat dictionary, all but the name: rows lie in a folder of that name."""
@@ -118,10 +113,7 @@ def describe() -> Machine:
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
     digest = hashlib.sha256(repr(sorted(static.items())).encode()).hexdigest()[:12]
-    commit, dirty = provenance.commit()
-    return Machine(
-        key=key(), environment=digest, host=platform.node(), commit=commit, dirty=dirty, **static
-    )
+    return Machine(key=key(), environment=digest, host=platform.node(), **static)
 
 
 def _cores() -> int | None:

@@ -2,8 +2,8 @@
 
 A study says what its cases are and makes a `Setup` of them: one problem with its inputs and its
 truth. A rival is checked once on a setup; cases that differ in their rival alone are timed
-together, a `Turn` after the other, so that drift hits all alike. Each case gets a row, whatever
-happens. What is too good to be true gets a row without a time (`alarms`).
+together, a `Turn` after the other, so that drift hits all alike. Each case gives a row, whatever
+happens. What is too good to be true gives a row without a time (`alarms`).
 
 Ways to launch:
 
@@ -16,7 +16,7 @@ Ways to launch:
 How a rival runs alone for seconds on end, as training does, measures `fusedlib.bench.sustained`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,9 +28,7 @@ from torch import Tensor
 
 from fusedlib.bench import alarms, cuda_graphs, machine, timing
 from fusedlib.bench.attempt import Attempt, Unavailable, forget_compiled, free_memory
-from fusedlib.bench.cases import Case, differing, label
-from fusedlib.bench.progress import progress
-from fusedlib.bench.results import Recorder
+from fusedlib.bench.cases import Case, Row, Skip, skip_none
 from fusedlib.bench.rivals import Workload
 
 BURST_MS = 2.0
@@ -109,44 +107,44 @@ class Race:
     bursts: bool = True
 
 
-def race(recorder: Recorder, spec: Race, cases: Iterable[Case]) -> None:
-    """Check and time all cases, setup by setup, and record each.
+def race(
+    spec: Race, cases: Iterable[Case], skip: Skip = skip_none
+) -> Generator[Row, None, None]:  # fmt: skip
+    """Check and time all cases, setup by setup, and give a row of each as soon as it is measured.
 
-    Cases that are timed together are all timed again when one is missing: a time means something
-    beside the others. Rows with one `session` were timed in turns, sample by sample.
+    Rows with one `session` were timed in turns, sample by sample. Until the last row is taken, or
+    the generator is closed, torch's settings are those of the cases being raced.
+
+    Args:
+        skip: asked of all cases that would be timed together, before the first is measured: a time
+            means something beside the others. By default all are measured.
     """
-    able = []
+    refused: list[Row] = []
+    by_setup: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Case]]] = {}
     for case in cases:
         tried = Attempt.at(spec.available, case)
-        if tried.ok:
-            able.append(case)
-        else:
-            recorder.append(case, tried.figures, status=tried.status, reason=tried.reason)
-    by_setup: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Case]]] = {}
-    for case in able:
+        if not tried.ok:
+            refused.append(Row(case, tried.status, tried.reason, tried.figures))
+            continue
         alike = tuple((k, v) for k, v in case.items() if k != "provider")
         groups = by_setup.setdefault(tuple(case[name] for name in spec.fields), {})
         if case not in groups.setdefault(alike, []):
             groups[alike].append(case)
-    todo = [
-        missing for groups in by_setup.values()
-        if (missing := [group for group in groups.values() if recorder.missing(group)])
-    ]  # fmt: skip
-    names = [name for name in differing(cases[0] for cases, *_ in todo) if name in spec.fields]
-    with progress(recorder.study, len(todo)) as shown:
-        for missing in todo:
-            if recorder.is_over():
-                break
-            first = missing[0][0]
-            shown.case(label(first, names))
-            with spec.settings(first):
-                _run(recorder, spec, missing)
-            free_memory()
-            shown.done()
-    print(recorder.summary())
+    todo = [[g for g in groups.values() if not skip(g)] for groups in by_setup.values()]
+    return _rows(spec, refused, [groups for groups in todo if groups])
 
 
-def _run(recorder: Recorder, spec: Race, groups: list[list[Case]]) -> None:
+def _rows(
+    spec: Race, refused: list[Row], todo: list[list[list[Case]]]
+) -> Generator[Row, None, None]:  # fmt: skip
+    yield from refused
+    for groups in todo:
+        with spec.settings(groups[0][0]):
+            yield from _of_setup(spec, groups)
+        free_memory()
+
+
+def _of_setup(spec: Race, groups: list[list[Case]]) -> Iterator[Row]:
     """All groups of one setup: make it, check every rival once, time group by group."""
     forget_compiled()
     setup = Attempt.at(spec.setup, groups[0][0])
@@ -155,30 +153,28 @@ def _run(recorder: Recorder, spec: Race, groups: list[list[Case]]) -> None:
         ready: dict[str, tuple[Case, Checked]] = {}
         for case in group:
             if setup.value is None:
-                reason = f"the check: {setup.reason}"
-                recorder.append(case, status=setup.status, reason=reason)
+                yield Row(case, setup.status, f"the check: {setup.reason}")
                 continue
             key = tuple(case[name] for name in ("provider", *spec.rival_fields))
             if key not in checked:
                 checked[key] = Attempt.at(setup.value.check, case)
             tried = checked[key]
             if tried.value is None:
-                recorder.append(case, tried.figures, status=tried.status, reason=tried.reason)
+                yield Row(case, tried.status, tried.reason, tried.figures)
             else:
                 ready[case["provider"]] = case, tried.value
-        _time_together(recorder, spec, ready)
+        yield from _timed_together(spec, ready)
 
 
-def _time_together(recorder: Recorder, spec: Race, ready: dict[str, tuple[Case, Checked]]) -> None:
-    """Time all who are ready in turns; whoever fails gets a row, the others are timed again."""
+def _timed_together(spec: Race, ready: dict[str, tuple[Case, Checked]]) -> Iterator[Row]:
+    """Time all who are ready in turns; whoever fails gives a row, the others are timed again."""
     turns: dict[str, Turn] = {}
     for name, (case, checked) in ready.items():
         tried = Attempt.at(checked.turn, case)
         if tried.value is not None:
             turns[name] = tried.value
             continue
-        figures = {**checked.figures, **tried.figures}
-        recorder.append(case, figures, status=tried.status, reason=tried.reason)
+        yield Row(case, tried.status, tried.reason, {**checked.figures, **tried.figures})
     while turns:
         clock = _Clock(spec, turns, ready[next(iter(turns))][0])
         state = machine.conditions("before")
@@ -189,11 +185,11 @@ def _time_together(recorder: Recorder, spec: Race, ready: dict[str, tuple[Case, 
             for name, figures in timed.value.items():
                 case, checked = ready[name]
                 facts = {**checked.figures, **turns[name].figures, **spec.work(case)}
-                recorder.append(case, {**facts, **figures, **session, **state})
+                yield Row(case, figures={**facts, **figures, **session, **state})
             return
         for name in _gone(timed, turns, ready, clock.last):
             case, checked = ready[name]
-            recorder.append(case, checked.figures, status=timed.status, reason=timed.reason)
+            yield Row(case, timed.status, timed.reason, checked.figures)
             del turns[name]
         free_memory()
 

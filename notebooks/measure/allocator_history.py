@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable
 from measure.profiler import profiling
+from measure.recording import paths
 
 CATEGORIES = (
     "weights", "gradients", "optimizer", "activations", "casts", "other", "temporaries",

@@ -2,7 +2,7 @@
 
 The published kernel is wrong and may not be imported from here: `notebooks/flawed_swiglu.py`
 registers it and its repairs as rivals of the task `TASK`. It is the subject, so it is timed all the
-same, as `fusedlib.bench.results.Recorder.append` has it.
+same, as `measure.recording.results.Recorder.append` has it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -40,7 +40,7 @@ def swiglu_mlp(
             return FunctionMLP(own, compute)
 
         for task, build in ((TASK, alone), (MODULE, module)):
-            build.__doc__ = compute.__doc__
+            build.__doc__, build.__module__ = compute.__doc__, compute.__module__
             rival(task, name, **options)(build)
         return compute
 

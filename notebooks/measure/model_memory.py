@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fusedlib.bench import check, paths, timing
+from fusedlib.bench import check, timing
 from fusedlib.bench.attempt import Unavailable, Wrong, is_out_of_memory, require_memory
 from fusedlib.bench.cases import device_of, grid, require_least
 from fusedlib.bench.settings import MIB
 from measure import allocator_history
 from measure.allocator_history import History, KnownAddresses, watching
 from measure.pass_memory import noting_saved
+from measure.recording import paths
 from measure.step_memory import Casts, curve, gradients_of, moments_of, total, watched_steps
 from measure.transformer_trainer import Trainer
 from models import activations, checkpointed, transformer

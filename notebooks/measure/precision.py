@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from fusedlib.bench import settings
-from fusedlib.bench.attempt import only_lists_cases
 from fusedlib.bench.cases import Case, grid, require_least
 from measure import accumulation, formats, tensor_core, torch_precision
 from measure.accumulation import DTYPES, Figures
+from measure.recording.results import only_lists_cases
 
 STUDY = "02_precision"
 FORMATS = tuple(formats.FORMATS)

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench import results
+from measure.recording import results
 from press.display import TABLE_MIME, figure_data, table_data
 from press.formats import MISSING
 from press.pages import svg
@@ -44,8 +44,8 @@ def put_beside(notebook: Any, leader: str, views: Mapping[str, Any]) -> None:
 
     `views` are the same notebook executed with each other machine's rows in the lead.
     """
-    others = {machine: dict(_shown(view)) for machine, view in views.items()}
-    for key, output in _shown(notebook):
+    others = {machine: dict(displayed(view)) for machine, view in views.items()}
+    for key, output in displayed(notebook):
         kind, *_ = key
         content, merge = {
             "table": (_rows, _tables), "figure": (_data, _figures), "prose": (_text, _paragraphs)
@@ -56,7 +56,7 @@ def put_beside(notebook: Any, leader: str, views: Mapping[str, Any]) -> None:
             merge(output, {leader: output, **apart})
 
 
-def _shown(notebook: Any) -> Iterator[tuple[tuple[str, ...], Output]]:
+def displayed(notebook: Any) -> Iterator[tuple[tuple[str, ...], Output]]:
     """Tables and figures by their name, paragraphs by their cell and place in it."""
     for cell in notebook.cells:
         shown = [o for o in cell.get("outputs", []) if o.get("output_type") == "display_data"]

@@ -15,6 +15,7 @@ printed, it follows in parentheses.
 import inspect
 import math
 import string
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import pandas as pd
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench.results import ASSEMBLED
+from measure.recording.results import ASSEMBLED
 from press import display, measuring, published
 from press.analysis import leading
 from press.formats import MISSING, is_missing, spread
@@ -236,7 +237,11 @@ def claim(
     def state(rule: Rule) -> Claim:
         text = " ".join((inspect.getdoc(rule) or "").split())
         if not text:
-            raise ValueError(f'the claim "{name}" needs its sentence as the function\'s docstring')
+            dropped = " (this Python drops docstrings: run it without -OO or PYTHONOPTIMIZE=2)"
+            raise ValueError(
+                f'the claim "{name}" needs its sentence as the function\'s docstring'
+                f"{dropped if sys.flags.optimize > 1 else ''}"
+            )
         result = Claim(name, selection, rule, text, headline, repeats)
         result.evaluate_all()
         CLAIMS.append(result)

@@ -6,6 +6,7 @@ Exit status: 0 all well, 1 a notebook failed, 2 something asked for is wrong or 
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -20,8 +21,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from fusedlib.bench import paths
-from fusedlib.bench.results import ResultsError
+from measure.recording import paths
+from measure.recording.results import ResultsError
 from press.pages import ReportError
 from press.running import config as configs
 from press.running import products
@@ -34,6 +35,8 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            _check_docstrings()
+            _give_home()
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             _complain("stopped; rows measured so far are kept, the next run goes on from there")
@@ -70,6 +73,8 @@ def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGTERM, _on_signal)
     signal.signal(signal.SIGINT, _on_signal)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr does: a folder's name may be any bytes
+        sys.stdout.reconfigure(errors="backslashreplace")
     app()
 
 
@@ -82,6 +87,28 @@ def _on_signal(number: int, frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise _Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+
+def _check_docstrings() -> None:
+    """A claim's sentence is its rule's docstring, and how a rival is set the first line of its."""
+    if sys.flags.optimize > 1:
+        raise ConfigError(
+            "this Python leaves docstrings out, and with them the claims' sentences: it runs with "
+            "-OO or PYTHONOPTIMIZE=2. Run it without (unset PYTHONOPTIMIZE)"
+        )
+
+
+def _give_home() -> None:
+    """A user without HOME and without an entry in passwd gets a home among the products.
+
+    Jupyter's packages cannot be imported where there is none.
+    """
+    try:
+        Path.home()
+    except RuntimeError:
+        home = paths.build_dir().absolute() / "home"
+        os.environ["HOME"] = str(home)
+        _complain(f"HOME is not set and this user has no home; it is {home} for this run")
 
 
 def _complain(text: str) -> None:
@@ -120,6 +147,9 @@ def report(
     fresh: Fresh = False, config: StudyFile = None,
 ) -> None:  # fmt: skip
     """Run the notebooks, then render the report."""
+    from press import render
+
+    render.check_ready()
     failed = _run(configs.load(config), profile, only, settings, fresh, frame=True)
     render_(config)
     raise typer.Exit(failed)
@@ -209,6 +239,7 @@ def slides_() -> None:
     from press import render
 
     check_writable(paths.build_dir())
+    render.check_ready()
     with _executed_on_recordings(configs.load()) as folder:
         written = render.slides(folder, paths.build_dir())
     _print_links(written)
@@ -246,8 +277,10 @@ def _executed_on_recordings(config: Config, only: Sequence[str] = ()) -> Iterato
 def machine() -> None:
     """What a row says about this machine, as JSON."""
     from fusedlib.bench import machine as machines
+    from measure.recording import provenance
 
-    facts = dataclasses.asdict(machines.describe())
+    commit, dirty = provenance.commit()
+    facts = dataclasses.asdict(machines.describe()) | {"commit": commit, "dirty": dirty}
     print(json.dumps(facts, indent=2, ensure_ascii=False))
 
 

@@ -22,7 +22,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench import paths
+from measure.recording import paths
 from press import style
 from press.analysis import leading
 from press.formats import MISSING, formatted, number

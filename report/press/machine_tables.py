@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench import provenance, results
+from measure.recording import provenance, results
 from press.formats import formatted
 
 _HARDWARE = {

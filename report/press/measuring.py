@@ -18,8 +18,8 @@ from unittest import mock
 
 import nbformat
 
-from fusedlib.bench import results
-from fusedlib.bench.progress import FILE as PROGRESS
+from measure.recording import results
+from measure.recording.progress import FILE as PROGRESS
 from press.running import parameters
 from press.running.config import Study, load
 

@@ -6,7 +6,7 @@ names, each row naming its source; `sources.toml` beside them says what the sour
 
 import pandas as pd
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 MACHINE = "published"
 """The machine of `as_rows`: a claim over them says that it speaks of published tables."""

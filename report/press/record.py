@@ -20,8 +20,8 @@ from typing import Any
 import pandas as pd
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench import paths, provenance, results
-from fusedlib.bench.results import Recording
+from measure.recording import paths, provenance, results
+from measure.recording.results import Recording
 from press import measuring, replay
 from press.analysis import leading
 from press.measuring import environment
@@ -123,7 +123,7 @@ def check_ready() -> None:
             f"a recording is made on a CUDA GPU; {facts.device_name} is none. `make study` "
             "measures what this machine can"
         )
-    check_clean(facts)
+    check_clean()
     if busy := machines.others_on_card(MOST_USED_GIB):
         raise ConfigError(
             f"{busy} on the card; a measurement beside others is no recording. Wait until they "
@@ -131,17 +131,18 @@ def check_ready() -> None:
         )
 
 
-def check_clean(facts: machines.Machine) -> None:
+def check_clean() -> None:
     """Raise a ConfigError unless the code is a commit's."""
-    if facts.commit is None:
+    commit, dirty = provenance.commit()
+    if commit is None:
         raise ConfigError(
             "nobody can tell which commit this code is: there is no git here, and no "
             f"{provenance.PACKED}. Run `make pack` where the code has git, and carry that file too"
         )
-    if facts.dirty is not False:
+    if dirty is not False:
         changed = provenance.changed()
         raise ConfigError(
-            f"the code differs from commit {facts.commit[:7]}: {', '.join(changed[:5])}"
+            f"the code differs from commit {commit[:7]}: {', '.join(changed[:5])}"
             f"{' and more' if len(changed) > 5 else ''}. Commit first, and `make pack` again where "
             "the code is carried"
         )
@@ -149,7 +150,8 @@ def check_clean(facts: machines.Machine) -> None:
 
 def chosen_name(name: str, folder: Path, facts: machines.Machine) -> str:
     """This name, or without one that of this commit's newest recording, else day and commit."""
-    this = facts.commit, facts.device_name
+    commit, _ = provenance.commit()
+    this = commit, facts.device_name
     existing = [Recording.read(path.parent) for path in folder.glob(f"*/{results.DESCRIPTION}")]
     code_and_card = {r.name: (r.runs[-1]["commit"], r.runs[-1]["device_name"]) for r in existing}
     if not name:
@@ -157,13 +159,13 @@ def chosen_name(name: str, folder: Path, facts: machines.Machine) -> str:
             r for r in existing
             if code_and_card[r.name] == this and r.profile == "full" and r.name != results.ASSEMBLED
         ]  # fmt: skip
-        new = f"{datetime.now(UTC):%Y-%m-%d}-{(facts.commit or '')[:7]}"
+        new = f"{datetime.now(UTC):%Y-%m-%d}-{(commit or '')[:7]}"
         return max(alike, key=lambda r: str(r.runs[-1]["began"])).name if alike else new
     if code_and_card.get(name, this) != this:
-        (commit, card), (own_commit, own_card) = code_and_card[name], this
+        its_commit, card = code_and_card[name]
         raise ConfigError(
-            f"the recording {name} is of commit {str(commit)[:7]} on {card}; this is "
-            f"{(own_commit or '')[:7]} on {own_card}. Give another NAME="
+            f"the recording {name} is of commit {str(its_commit)[:7]} on {card}; this is "
+            f"{(commit or '')[:7]} on {facts.device_name}. Give another NAME="
         )
     return name
 
@@ -215,7 +217,7 @@ def pack(folder: Path, target: Path) -> Path:
 
 def carry(config: Config) -> Path:
     """Write commit, hashes and plan beside the code, for a machine that has no git."""
-    check_clean(machines.describe())
+    check_clean()
     path = provenance.pack()
     content = json.loads(path.read_text(encoding="utf-8"))
     content[UNITS] = [asdict(unit) for unit in units(config)]

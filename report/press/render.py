@@ -5,11 +5,12 @@ from pathlib import Path
 
 import nbformat
 
-from fusedlib.bench import paths
-from press.pages.exporters import HTMLExporter, PDFExporter
+from measure.recording import paths
+from press.pages import ReportError
+from press.pages.exporters import FusedlibHTMLExporter, FusedlibPDFExporter
 from press.pages.outputs import PAPER, shown
 from press.pages.paper import Section, combined
-from press.pages.slides import SlidesExporter, SlidesPDFExporter
+from press.pages.slides import FusedlibSlidesExporter, FusedlibSlidesPDFExporter
 from press.running import config
 from press.running.config import Config
 from press.running.products import copy_path, read_metadata, write_whole
@@ -30,6 +31,25 @@ def sections(config: Config, build: Path) -> list[Section]:
     return parts
 
 
+def check_ready() -> None:
+    """Make an empty paper, and learn now, not after an hour, that this Python can make none.
+
+    Raises:
+        ReportError: something that turns notebooks into pages is missing or does not work.
+    """
+    paper = combined([])
+    try:
+        for exporter in (FusedlibHTMLExporter, FusedlibPDFExporter):
+            exporter().from_notebook_node(paper)
+    except Exception as error:
+        raise ReportError(
+            f"this Python cannot make the report's pages ({type(error).__name__}: "
+            f"{' '.join(str(error).split())}). "
+            "Nothing was measured; mend what the message names, or `make study` measures without "
+            "pages"
+        ) from error
+
+
 def render(sections: Sequence[Section], out_dir: Path) -> list[Path]:
     """Write `report.html`, `report.pdf` and `notebooks/<name>.html` into `out_dir`.
 
@@ -39,13 +59,13 @@ def render(sections: Sequence[Section], out_dir: Path) -> list[Path]:
     """
     paper = combined(sections)
     write_whole(out_dir / "paper.ipynb", nbformat.writes(paper) + "\n")
-    page, _ = HTMLExporter().from_notebook_node(paper)
+    page, _ = FusedlibHTMLExporter().from_notebook_node(paper)
     written = [write_whole(out_dir / "report.html", page)]
-    pdf, _ = PDFExporter().from_notebook_node(paper)
+    pdf, _ = FusedlibPDFExporter().from_notebook_node(paper)
     written.append(write_whole(out_dir / "report.pdf", pdf))
     for section in sections:
         if section.notebook is not None:
-            page, _ = HTMLExporter().from_filename(str(section.notebook))
+            page, _ = FusedlibHTMLExporter().from_filename(str(section.notebook))
             write_whole(copy_path(section.name, out_dir).with_suffix(".html"), page)
     return written
 
@@ -53,8 +73,8 @@ def render(sections: Sequence[Section], out_dir: Path) -> list[Path]:
 def slides(products: Path, out_dir: Path) -> list[Path]:
     """Write `slides.html` and `slides.pdf` of a folder with the executed notebooks."""
     paper = combined(sections(config.load(), products))
-    page, _ = SlidesExporter().from_notebook_node(paper)
-    pdf, _ = SlidesPDFExporter().from_notebook_node(paper)
+    page, _ = FusedlibSlidesExporter().from_notebook_node(paper)
+    pdf, _ = FusedlibSlidesPDFExporter().from_notebook_node(paper)
     return [write_whole(out_dir / "slides.html", page), write_whole(out_dir / "slides.pdf", pdf)]
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import nbformat
 
-from fusedlib.bench import paths, results
 from fusedlib.bench.machine import NAME
-from press import beside, claims, display
+from measure.recording import paths, results
+from press import beside, claims, display, redefined
 from press.claims import Claim
 from press.measuring import MEASURE, environment
 from press.running.config import STATIC, Config
@@ -82,7 +82,8 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
 
 
 def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
-    """Put what other machines show beside what the leading one does, in an executed notebook.
+    """Put what other machines show beside what the leading one does, in an executed notebook, and
+    say which rivals were defined otherwise when they were recorded.
 
     Of a machine whose recording is not complete, a cell that needs more of its rows shows nothing.
     """
@@ -92,6 +93,7 @@ def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
         with environment({results.LEADING: machine}):
             views[machine] = analysis_of(source, may_lack_rows=True).notebook
     beside.put_beside(executed, leader, views)
+    redefined.mention(executed, studies, [leader, *others])
 
 
 def recorded_machines() -> list[str]:

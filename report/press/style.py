@@ -18,8 +18,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fusedlib.bench import paths, rivals
+from fusedlib.bench import rivals
+from measure.recording import paths
 
+# Figures are drawn from matplotlib's defaults, whatever this user's matplotlibrc sets.
+matplotlib.rcdefaults()
 font_manager.fontManager.addfont(paths.TEMPLATES / "fonts" / "libertinus-serif-regular.ttf")
 
 INK = "#010203"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from fusedlib.bench import paths, timing
+from fusedlib.bench import timing
 from fusedlib.bench.attempt import Attempt, free_memory
 from fusedlib.bench.cases import Case
 from measure.llama import cases
@@ -14,6 +14,7 @@ from measure.llama.models import tokens
 from measure.llama.races import few_threads
 from measure.llama.trainer import LlamaTrainer
 from measure.profiler import profiling
+from measure.recording import paths
 
 SHOWN = (BASELINE, "liger", "inductor", "fused")
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable, forget_compiled, free_memory, is_out_of_memory
 from fusedlib.bench.cases import Case
 from fusedlib.bench.settings import MIB
@@ -18,6 +17,7 @@ from measure.llama.models import CONFIGS, tokens
 from measure.llama.races import few_threads, path_of, work
 from measure.llama.trainer import LlamaTrainer
 from measure.llama.training import train, train_at_precision
+from measure.recording import paths
 from measure.step_memory import curve, total, watched_steps
 
 GROWING = {"batch": 1, "context": 256}

@@ -22,13 +22,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fusedlib.bench import machine, paths, step_clock, timing
+from fusedlib.bench import machine, step_clock, timing
 from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
 from measure.compiling import graphs_compiled
 from measure.end_to_end.cases import require_possible
 from measure.profiles import classes, trace
 from measure.profiles.trace import Piece, Trace
+from measure.recording import paths
 from measure.transformer_trainer import WEIGHTS, Trainer
 from models import transformer
 from models.ranges import Range, named_ranges

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fusedlib.bench import paths
 from fusedlib.bench.attempt import Unavailable
+from measure.recording import paths
 
 Arrays = dict[str, NDArray[np.uint8]]
 

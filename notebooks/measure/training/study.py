@@ -2,7 +2,7 @@
 
 Before an arm trains or is timed, h and every gradient of its layer are held against float64. The
 published kernel is wrong and the subject of the study, so it is trained all the same, as
-`fusedlib.bench.results.Recorder.append` has it.
+`measure.recording.results.Recorder.append` has it.
 """
 
 import time

@@ -6,26 +6,29 @@ of slides. A template stands in `report/templates/<name>`. All pages load nothin
 notebook gives the same bytes.
 """
 
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
+import nbconvert
 import typst
 from nbconvert.exporters import TemplateExporter
-from nbconvert.preprocessors import CoalesceStreamsPreprocessor, ExtractOutputPreprocessor
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 from traitlets.config import Config
 
-from fusedlib.bench import paths
+from measure.recording import paths
 from press.display import TABLE_MIME, header_groups
 from press.pages import ReportError, html, outputs, svg, typst_filters
-from press.pages.preprocessors import Fragments, Headings, Numbers
+from press.pages.preprocessors import Fragments, Headings, Numbers, Pictures
 from press.style import INK, PAPER_INK
 
-PRIORITY = [TABLE_MIME, "image/svg+xml", "image/png", outputs.MARKDOWN, "text/plain"]
 FILTERS = {
     function.__name__: function
     for function in (
         outputs.meaning, outputs.press, outputs.where_it_holds, outputs.plain, outputs.error_title,
-        outputs.error_lines, outputs.last_lines, outputs.plain_text, outputs.alternative,
+        outputs.error_lines, outputs.is_figure, outputs.last_lines, outputs.plain_text,
+        outputs.alternative,
         html.contents, html.font_data, html.highlighted, svg.inline, header_groups,
         typst_filters.quoted, typst_filters.soft, typst_filters.datatable, typst_filters.width,
     )
@@ -33,23 +36,39 @@ FILTERS = {
 """What our templates ask beside nbconvert's own filters."""
 
 
+def _nbconvert_templates() -> list[str]:
+    """The folder of nbconvert's own templates, which ours extend, as it was installed with it.
+
+    Jupyter looks below this Python's prefix; packages that PYTHONPATH names have theirs elsewhere.
+    """
+    folders = (
+        parent / "share" / "jupyter" / "nbconvert" / "templates"
+        for parent in Path(nbconvert.__file__).parents
+    )
+    return [str(folder) for folder in folders if (folder / "base").is_dir()][:1]
+
+
 class PressExporter(TemplateExporter):
-    """What our exporters share: preprocessors, templates, filters."""
+    """What our exporters share: preprocessors, templates, filters.
+
+    None has the name of one of nbconvert's: what a user set for that one would count here.
+    """
 
     target = "html"  # what Markdown becomes, or "typst"
     suffix, folder, template_suffix = ".html", "fusedlib_html", ".html.j2"
-    steps: ClassVar[list[type]] = [CoalesceStreamsPreprocessor, Headings, Numbers, Fragments]
+    steps: ClassVar[list[type]] = [
+        CoalesceStreamsPreprocessor, Pictures, Headings, Numbers, Fragments,
+    ]  # fmt: skip
 
     @property
     def default_config(self) -> Config:
-        """nbconvert's, and ours: what an output shows, in our order, and where templates lie."""
+        """nbconvert's, and ours: where templates lie, and what happens before."""
         config = super().default_config
-        config.NbConvertBase.display_data_priority = PRIORITY
-        config.ExtractOutputPreprocessor.extract_output_types = set(PRIORITY[1:3])
         config[type(self).__name__].update(
             file_extension=self.suffix, template_extension=self.template_suffix,
-            template_name=self.folder, preprocessors=self.steps,
-            extra_template_basedirs=[str(paths.TEMPLATES)],
+            template_name=self.folder, template_file=f"index{self.template_suffix}",
+            preprocessors=self.steps,
+            extra_template_basedirs=[str(paths.TEMPLATES), *_nbconvert_templates()],
             extra_template_paths=[str(paths.TEMPLATES)],
         )  # fmt: skip
         return config
@@ -69,26 +88,26 @@ class PressExporter(TemplateExporter):
         return resources
 
 
-class HTMLExporter(PressExporter):
+class FusedlibHTMLExporter(PressExporter):
     """One HTML file that loads nothing: maths as MathML, figures as inline SVG."""
 
     export_from_notebook = "Page of fusedlib's report"
     output_mimetype = "text/html"
 
 
-class TypstExporter(PressExporter):
+class FusedlibTypstExporter(PressExporter):
     """Source in Typst's language, beside the pictures that it shows (`resources["outputs"]`)."""
 
     target = "typst"
     output_mimetype = "text/x-typst"
     suffix, folder, template_suffix = ".typ", "fusedlib_typst", ".typ.j2"
-    steps: ClassVar[list[type]] = [ExtractOutputPreprocessor, *PressExporter.steps]
 
 
-class PDFExporter(TypstExporter):
+class FusedlibPDFExporter(FusedlibTypstExporter):
     """PDF through Typst: no browser, no LaTeX, no fonts of the system.
 
-    A formula that Typst does not understand is set as its TeX source.
+    A formula that Typst does not understand is set as its TeX source; in the place of a picture
+    that it does not take stands why.
     """
 
     export_from_notebook = "PDF of fusedlib's report"
@@ -97,34 +116,48 @@ class PDFExporter(TypstExporter):
 
     def from_notebook_node(self, nb: Any, resources: Any = None, **more: Any) -> tuple[Any, Any]:
         """The PDF's bytes."""
-        source, written = super().from_notebook_node(nb, resources, **more)
-        files, written["outputs"] = written["outputs"] or {}, {}
+        given = {**(resources or {}), "output_files_dir": ""}
         look = "fusedlib_typst/report.typ"
+        source, written = super().from_notebook_node(nb, given, **more)
+        files, written["outputs"] = written["outputs"], {}
         try:
             return compiled(source, look, files), written
         except RuntimeError:
-            refused = typst_filters.refused(written, lambda text: compiled(text, look, files))
-            given = {**(resources or {}), "as_source": refused}
-            source, written = super().from_notebook_node(nb, given, **more)
-            written["outputs"] = {}
+            given["as_source"] = typst_filters.refused(written, lambda text: compiled(text, look))
+            given["refused"] = {name: why for name in files if (why := _refused(name, files))}
+        source, written = super().from_notebook_node(nb, given, **more)
+        files, written["outputs"] = written["outputs"], {}
         try:
             return compiled(source, look, files), written
         except RuntimeError as error:
             raise ReportError(
                 f"Typst cannot set the PDF: {str(error)[:400]}. Simplify what the message "
-                "names (a formula, a picture) in its notebook"
+                "names in its notebook"
             ) from error
 
 
-def compiled(source: str, look: str, files: Mapping[str, bytes]) -> bytes:
+def _refused(name: str, files: Mapping[str, bytes]) -> str:
+    """Why Typst does not take this picture; nothing where it does."""
+    try:
+        compiled(f"#image({typst_filters.quoted(name)})", files={name: files[name]})
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def compiled(source: str, look: str = "", files: Mapping[str, bytes] | None = None) -> bytes:
     """The PDF of a Typst source; Typst's message is a RuntimeError.
 
     Beside the source stand the template that it imports, and files by name; drawings get the ink of
-    paper.
+    paper. All lie in a folder: in memory Typst's binding takes text alone.
     """
-    template = paths.TEMPLATES / look
-    project: Any = {"main.typ": source.encode(), template.name: template.read_bytes()}
-    for name, content in files.items():
+    project = {"main.typ": source.encode()}
+    if look:
+        project[Path(look).name] = (paths.TEMPLATES / look).read_bytes()
+    for name, content in (files or {}).items():
         drawn = name.endswith(".svg")
         project[name] = content.replace(INK.encode(), PAPER_INK.encode()) if drawn else content
-    return typst.compile(project, ignore_system_fonts=True)
+    with tempfile.TemporaryDirectory(prefix="fusedlib-typst-") as folder:
+        for name, content in project.items():
+            (Path(folder) / name).write_bytes(content)
+        return typst.compile(Path(folder) / "main.typ", ignore_system_fonts=True)

@@ -8,7 +8,7 @@ from pygments import highlight  # type: ignore[import-untyped]
 from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
 from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
 
-from fusedlib.bench import paths
+from measure.recording import paths
 from press.pages.outputs import press
 
 

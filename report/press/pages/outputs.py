@@ -12,6 +12,11 @@ from press import published
 from press.display import TABLE_MIME
 
 MARKDOWN = "text/markdown"
+DRAWING = "image/svg+xml"
+PICTURES = {DRAWING: "svg", "image/png": "png", "image/jpeg": "jpg", "image/gif": "gif",
+            "image/webp": "webp"}  # fmt: skip
+"""Formats of pictures that pages and PDF can show, the best first, with their files' endings."""
+
 PAPER, APPENDIX, ABSTRACT = "paper", "appendix", "abstract"  # tags of cells
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -37,7 +42,7 @@ def slugify(text: str) -> str:
 def is_figure(output: Any) -> bool:
     """True if an output shows a picture."""
     data = output.get("data", {})
-    return TABLE_MIME not in data and bool({"image/svg+xml", "image/png"} & set(data))
+    return TABLE_MIME not in data and bool(PICTURES.keys() & data.keys())
 
 
 def tags(cell: Any) -> list[str]:

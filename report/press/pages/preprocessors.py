@@ -5,27 +5,77 @@ What a preprocessor finds out stands in `metadata.press` of a cell, an output or
     notebook   paper, title, lead, addresses of notebooks; see `press.pages.paper`
     cell       study, least (its headings' least level), role ("heading", "origin", "index" or
                "failure") with what the role needs
-    output     anchor, number
+    output     anchor, number; of a picture mime, file and damage: why it cannot be shown
 """
 
+import base64
 import re
 from collections.abc import Iterable, Iterator
 from functools import partial
+from io import BytesIO
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from nbconvert.preprocessors import Preprocessor
 from nbformat.v4 import new_markdown_cell
+from PIL import Image
 
 from press.display import TABLE_MIME
-from press.pages import pandoc
-from press.pages.outputs import MARKDOWN, is_figure, meaning, press, slugify
+from press.pages import pandoc, svg
+from press.pages.outputs import (
+    DRAWING,
+    MARKDOWN,
+    PICTURES,
+    is_figure,
+    meaning,
+    press,
+    slugify,
+)
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-_HEADING = re.compile(r" {0,3}(#{1,6})\s+(.*?)\s*#*\s*$")
+_HEADING = re.compile(r" {0,3}(#{1,6})\s+(.*?)(?:\s+#+)?\s*$")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?:#([^)\s]+)|([\w/.-]*?)([\w-]+)\.ipynb(?:#[^)\s]*)?)\)")
 _FROM_TARGET = ("", "Figure", "Table", "Section")
+
+
+class Pictures(Preprocessor):
+    """Each picture is decoded and looked at; source for Typst has it as a file beside it.
+
+    `resources["refused"]` says of a file why Typst does not take it.
+    """
+
+    def preprocess(self, nb: Any, resources: Any) -> Any:
+        """Fill `resources["outputs"]` for Typst, and say of each picture what is wrong with it."""
+        folder, files = Path(resources.get("output_files_dir") or ""), {}
+        for at, cell in enumerate(nb.cells):
+            for index, output in enumerate(cell.get("outputs", [])):
+                if not is_figure(output):
+                    continue
+                mime = next(mime for mime in PICTURES if mime in output.data)
+                name = f"picture-{at}-{index}.{PICTURES[mime]}"
+                beside = str(Path(folder.name) / name)
+                damage = (resources.get("refused") or {}).get(beside, "")
+                try:
+                    content = picture_bytes(mime, output.data[mime])
+                except Exception as error:  # Pillow's decoders raise of every kind
+                    damage = str(error) or type(error).__name__
+                if not damage:
+                    files[str(folder / name)] = content
+                press(output).update(mime=mime, file=beside, damage=damage)
+        if resources["target"] == "typst":
+            resources["outputs"] = files
+        return nb, resources
+
+
+def picture_bytes(mime: str, data: str) -> bytes:
+    """The bytes of a picture in a notebook; whatever is wrong with them is raised."""
+    if mime == DRAWING:
+        svg.element(data)
+        return data.encode()
+    content = base64.b64decode(data)
+    Image.open(BytesIO(content)).load()
+    return content
 
 
 class Headings(Preprocessor):

@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 from nbconvert.exporters import Exporter
 from nbconvert.preprocessors import Preprocessor
 
-from fusedlib.bench import paths
+from measure.recording import paths
 from press.display import TABLE_MIME
 from press.pages import ReportError, outputs, pandoc
 from press.pages.exporters import PressExporter, compiled
-from press.pages.outputs import ABSTRACT, is_figure, meaning, plain_text, press, tags
+from press.pages.outputs import ABSTRACT, DRAWING, meaning, plain_text, press, tags
 from press.pages.preprocessors import Headings, Numbers
 
 MOST = 15
@@ -53,7 +53,7 @@ class Deck(Preprocessor):
         return nb, resources
 
 
-class SlidesExporter(PressExporter):
+class FusedlibSlidesExporter(PressExporter):
     """A deck as one HTML file that loads nothing."""
 
     export_from_notebook = "Slides of fusedlib's report"
@@ -62,7 +62,7 @@ class SlidesExporter(PressExporter):
     steps: ClassVar[list[type]] = [Headings, Numbers, Deck]
 
 
-class SlidesPDFExporter(SlidesExporter):
+class FusedlibSlidesPDFExporter(FusedlibSlidesExporter):
     """A deck as PDF, a page a slide; text is set smaller where it would not fit."""
 
     export_from_notebook = "PDF slides of fusedlib's report"
@@ -95,7 +95,7 @@ def deck(nb: Any) -> list[Slide]:
 
     following = zip(nb.cells, nb.cells[1:], strict=False)
     shown = {
-        "figure": filter(is_figure, outputs),
+        "figure": (o for o in outputs if DRAWING in o.get("data", {})),
         "abstract": (c for c in nb.cells if ABSTRACT in tags(c)),
         "table “advice”": (o for o in outputs if meaning(o).get("name") == "advice"),
         "section “Limits”": (b for a, b in following if _is_section(a, "Limits")),
@@ -141,7 +141,7 @@ def _is_section(cell: Any, title: str = "") -> bool:
 
 
 def _drawing(output: Any) -> Drawing:
-    return Drawing(press(output).number, output.data["image/svg+xml"], outputs.alternative(output))
+    return Drawing(press(output).number, output.data[DRAWING], outputs.alternative(output))
 
 
 def _study(cells: Sequence[Any]) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _study(cells: Sequence[Any]) -> dict[str, Any]:
          "standing": f"{_summary(claim)} · `{claim.study}/{claim.name}`"}
         for claim in map(meaning, outputs) if claim.get("kind") == "claim" and claim.headline
     ]  # fmt: skip
-    drawn = [o for o in outputs if claims and "image/svg+xml" in o.get("data", {})]
+    drawn = [o for o in outputs if claims and DRAWING in o.get("data", {})]
     return {"title": heading.source, "heading": origin.source, "claims": claims,
             "figure": _drawing(drawn[0]) if drawn else None,
             "caption": meaning(drawn[0]).caption if drawn else ""}  # fmt: skip

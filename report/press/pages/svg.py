@@ -59,11 +59,20 @@ def size(svg: str) -> tuple[float, float, str]:
     return (float(width[1]), float(height[1]), width[2] or "px") if width and height else (0, 0, "")
 
 
+def element(svg: str) -> str:
+    """The `<svg>` element of a document, whole.
+
+    Raises:
+        ValueError: there is none, or its end is missing.
+    """
+    whole = re.search(r"<svg\b.*</svg>", svg, re.DOTALL)
+    if whole is None:
+        raise ValueError(f"not an SVG document: {svg[:60]!r}")
+    return whole[0]
+
+
 def _element(svg: str, prefix: str) -> str:
     """The `<svg>` element without what is no drawing; its ids begin with `prefix`."""
-    element = re.search(r"<svg\b.*</svg>", svg, re.DOTALL)
-    if element is None:
-        raise ValueError(f"not an SVG document: {svg[:60]!r}")
     extras = r"<(metadata|script|title|desc)\b.*?</\1>\s*|<!--.*?-->\s*"
-    body = re.sub(extras, "", element[0], flags=re.DOTALL)
+    body = re.sub(extras, "", element(svg), flags=re.DOTALL)
     return re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{prefix}-", body)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fusedlib.bench import machine, paths
+from fusedlib.bench import machine
+from measure.recording import paths
 
 PROFILES = ("quick", "full")
 AUTO = "auto"

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fusedlib.bench import machine, paths, results
+from fusedlib.bench import machine
+from measure.recording import paths, results
 from press.running.config import FRAME
 from press.running.products import copy_path
 
@@ -49,7 +50,8 @@ def rows(studies: Iterable[str] | None) -> str:
 
 def _files(files: Iterable[Path]) -> str:
     existing = sorted(path for path in files if path.is_file())
-    return _digest("\n".join(f"{path} {_digest(path.read_bytes())}" for path in existing).encode())
+    lines = (f"{path} {_digest(path.read_bytes())}" for path in existing)
+    return _digest(os.fsencode("\n".join(lines)))  # a folder's name may be of any bytes
 
 
 def _digest(content: bytes) -> str:

@@ -13,7 +13,7 @@ from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_core.utils import ensure_event_loop
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 # Time a kernel gets to end by itself, and after that to end on SIGTERM.
 SHUTDOWN_S = 5.0

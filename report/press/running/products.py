@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 # Under this key of a copy's metadata stands what the runner notes about the run.
 METADATA = "fusedlib"

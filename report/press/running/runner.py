@@ -18,8 +18,8 @@ from papermill import execute_notebook
 from papermill.exceptions import PapermillExecutionError
 from papermill.execute import remove_error_markers
 
-from fusedlib.bench import paths, results
-from fusedlib.bench.progress import FILE as PROGRESS
+from measure.recording import paths, results
+from measure.recording.progress import FILE as PROGRESS
 from press import replay
 from press.measuring import environment
 from press.running import config as configs

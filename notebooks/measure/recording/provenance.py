@@ -6,17 +6,18 @@ to, both come from `code.json`, which `make pack` writes beside it.
 
 import hashlib
 import json
-import re
+import os
 import subprocess
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fusedlib.bench import paths
+from measure.recording import paths
 
 PACKED = "code.json"
 CODE = ("fusedlib", "notebooks")  # `report` measures nothing
+Commit = tuple[str | None, bool | None]
 
 
 @cache
@@ -34,17 +35,18 @@ def _blob(content: bytes) -> str:
 
 
 @cache
-def commit() -> tuple[str | None, bool | None]:
+def commit() -> Commit:
     """The commit, and whether the code differs from it; None for what cannot be found out.
 
-    Rows and products do not count: measuring itself must not make the tree dirty.
+    Rows and products do not count: measuring itself must not make the tree dirty. A repository
+    whose commit lacks this code is another's.
     """
-    head = None if packed() else _git("rev-parse", "--verify", "HEAD")
-    if head and re.fullmatch(r"[0-9a-f]{40,64}", head):
-        changes = _git("status", "--porcelain", "--", *CODE)
-        return head, None if changes is None else bool(changes)
-    carried = packed()
-    return (carried["commit"], bool(differing(carried["files"]))) if carried else (None, None)
+    if carried := packed():
+        return carried["commit"], bool(differing(carried["files"]))
+    if _git("rev-parse", "--verify", f"HEAD:{CODE[0]}") is None:
+        return None, None
+    changes = _status()
+    return _git("rev-parse", "HEAD"), None if changes is None else bool(changes)
 
 
 def packed() -> dict[str, Any]:
@@ -53,15 +55,15 @@ def packed() -> dict[str, Any]:
         content: dict[str, Any] = json.loads((paths.ROOT / PACKED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    answer = (paths.ROOT / ".git").exists() and _git("cat-file", "-e", str(content.get("commit")))
-    return {} if answer == "" else content
+    known = _git("cat-file", "-e", str(content.get("commit"))) is not None
+    return {} if known else content
 
 
 def changed() -> list[str]:
     """Paths of the code that are not the commit's."""
     if carried := packed():
         return differing(carried["files"])
-    return [line[3:] for line in (_git("status", "--porcelain", "--", *CODE) or "").splitlines()]
+    return [line[3:] for line in (_status() or "").splitlines()]
 
 
 def differing(then: Mapping[str, str]) -> list[str]:
@@ -83,12 +85,28 @@ def pack() -> Path:
     return path
 
 
+def _status() -> str | None:
+    """A line for each file of the code that is not the commit's, whatever the user's git hides."""
+    return _git("status", "--porcelain", "--untracked-files=all", "--", *CODE)
+
+
 def _git(*arguments: str) -> str | None:
-    command = ["git", *arguments]
+    """What the git of this folder itself answers, never that of a folder around it.
+
+    None where there is none, and where git refuses. In a hook of another repository git's own
+    variables name that one.
+    """
+    command = ["git", f"--git-dir={paths.ROOT / '.git'}", f"--work-tree={paths.ROOT}", *arguments]
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or name.startswith("GIT_CONFIG")
+    }
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=20, check=True, cwd=paths.ROOT
-        )
-    except (OSError, subprocess.SubprocessError):
+            command, capture_output=True, text=True, timeout=20, check=True, cwd=paths.ROOT,
+            env=variables,
+        )  # fmt: skip
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
     return done.stdout.rstrip()

@@ -18,7 +18,8 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -26,15 +27,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench import paths, provenance
-from fusedlib.bench.attempt import PLAN, only_lists_cases
-from fusedlib.bench.jsonl import ResultsError, TornLineWarning, append_object, read_objects
+from fusedlib.bench.attempt import STATUSES
+from fusedlib.bench.cases import Case, Row, differing, label
+from measure.recording import paths, provenance
+from measure.recording.jsonl import ResultsError, TornLineWarning, append_object, read_objects
+from measure.recording.progress import progress
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fusedlib.bench.race import Race
+
 SCHEMA = 2
-STATUSES = ("ok", "wrong", "unavailable", "oom", "oom (predicted)", "failed")
 # A failed case may have failed by bad luck and an unavailable one may have been installed since.
 TRIED_AGAIN = ("failed", "unavailable")
 HEAD = ("case", "measured_at", "took_s", "status", "reason")
@@ -43,8 +47,13 @@ PROTOCOL = "published_protocol_"
 DESCRIPTION = "machine.json"
 ASSEMBLED = "assembled"
 """Name of a recording that was put together from several runs, none of which had all cases."""
-RECORDING, CASES = "FUSEDLIB_RECORDING", "FUSEDLIB_CASES"
+RECORDING, CASES, PLAN = "FUSEDLIB_RECORDING", "FUSEDLIB_CASES", "FUSEDLIB_PLAN"
 UNTIL, LEADING = "FUSEDLIB_UNTIL", "FUSEDLIB_LEADING"
+
+
+def only_lists_cases() -> bool:
+    """Whether cases are listed in the file `$FUSEDLIB_PLAN`, and none is measured."""
+    return bool(os.environ.get(PLAN))
 
 
 def case_id(study: str, case: Mapping[str, Any]) -> str:
@@ -167,12 +176,15 @@ def check(studies: Iterable[str] | None = None, directory: Path | None = None) -
 class Recorder:
     """Writes the rows of one study on this machine and knows which need not be measured again.
 
+        recorder.race(RACE, cases)
+
     Rows go into the recording named by `$FUSEDLIB_RECORDING`; else into the newest one of this
     machine and profile that has rows of the study, else into the newest one; with `fresh`, and
     where there is none, into a new one named by the day.
 
     Args:
         fresh: measure everything anew; by default when `$FRESH` is set to anything but 0.
+        commit: of the code, and whether the code differs from it.
     """
 
     study: str
@@ -180,6 +192,7 @@ class Recorder:
     fresh: bool | None = None
     directory: Path | None = None
     machine: machines.Machine = field(default_factory=machines.describe)
+    commit: provenance.Commit = field(default_factory=provenance.commit)
     measured: int = 0
     skipped: int = 0
 
@@ -193,6 +206,7 @@ class Recorder:
         self.path = self._folder / self.recording / f"{self.study}.jsonl"
         rows = read_rows(self.path) if self.path.exists() else []
         self._newest = {row["case"]: row for row in rows}
+        self._pending: dict[str, Case] = {}
         self._described = False
         self._clock = time.monotonic()
 
@@ -265,7 +279,7 @@ class Recorder:
         return frame
 
     def missing(self, cases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The cases that the recording has no row of yet; the others count as skipped.
+        """The cases that the recording has no row of yet, or one that is tried again.
 
         Where `$FUSEDLIB_CASES` names a file of case ids, those cases alone. Where `$FUSEDLIB_PLAN`
         names a file, none: they are listed there, a line each that begins with its id.
@@ -274,20 +288,69 @@ class Recorder:
         for case in cases:
             _check_case(case)
             name = case_id(self.study, case)
-            if self._only is not None and name not in self._only:
-                continue
             row = self._newest.get(name)
-            if row is not None and not self.fresh and row["status"] not in TRIED_AGAIN:
-                self.skipped += 1
-            else:
+            lacks = row is None or self.fresh or row["status"] in TRIED_AGAIN
+            if lacks and (self._only is None or name in self._only):
                 todo.append(dict(case))
-        self._clock = time.monotonic()
         if not (plan := os.environ.get(PLAN)):
             return todo
         with Path(plan).open("a", encoding="utf-8") as lines:
             for case in todo:
                 lines.write(f"{case_id(self.study, case)} {self.study} {json.dumps(case)}\n")
         return []
+
+    def has(self, cases: Iterable[Case]) -> bool:
+        """Whether none of these cases, which are timed together, needs to be: `skip` of a race.
+
+        Those that lack a row are expected by the next `record`, and so are the others, which are
+        timed again beside them.
+        """
+        asked = list(cases)
+        if not self.missing(asked):
+            self.skipped += sum(case_id(self.study, case) in self._newest for case in asked)
+            return True
+        for case in asked:
+            self._pending[case_id(self.study, case)] = case if len(asked) == 1 else _alike(case)
+        return False
+
+    def race(self, spec: "Race", cases: Iterable[Case]) -> None:
+        """Race the cases that the recording lacks, and those that are timed together with them."""
+        from fusedlib.bench.race import race
+
+        self.record(race(spec, cases, skip=self.has))
+
+    def sweep(
+        self, cases: Iterable[Case], measure: Callable[[Case], dict[str, Any]]
+    ) -> None:  # fmt: skip
+        """Measure the cases that the recording lacks."""
+        from fusedlib.bench.sweep import sweep
+
+        self.record(sweep(cases, measure, skip=self.has))
+
+    def record(self, rows: Generator[Row, None, None]) -> None:
+        """Write each row as it comes, show how far it is, and say at the end what was done.
+
+        When the time that `$FUSEDLIB_UNTIL` gives is over no further case begins: what was timed
+        together is recorded whole.
+
+        Raises:
+            ResultsError: a row could not be written; the generator is closed.
+        """
+        pending, self._pending = self._pending, {}
+        names = differing(pending.values())
+        self._clock = time.monotonic()
+        in_session = False
+        with closing(rows), progress(self.study, len(pending)) as shown:
+            while in_session or not self.is_over():
+                if pending:
+                    shown.case(label(next(iter(pending.values())), names))
+                if (row := next(rows, None)) is None:
+                    break
+                self.append(row.case, row.figures, status=row.status, reason=row.reason)
+                if pending.pop(case_id(self.study, row.case), None) is not None:
+                    shown.done()
+                in_session = "session" in row.figures and _alike(row.case) in pending.values()
+        print(self.summary())
 
     def is_over(self) -> bool:
         """Whether the time that `$FUSEDLIB_UNTIL` gives, in seconds since 1970, is over."""
@@ -341,7 +404,8 @@ class Recorder:
         if row["status"] == "unavailable" and before and all(before[k] == row[k] for k in same):
             return  # still unavailable for the same reason: nothing new to record
         if not self._described:
-            describe(self.path.parent, self.profile, self.machine, row["measured_at"])
+            run = self.machine.as_dict() | dict(zip(("commit", "dirty"), self.commit, strict=True))
+            describe(self.path.parent, self.profile, run | {"began": row["measured_at"]})
             self._described = True
         append_object(self.path, row)
         self.measured += 1
@@ -354,7 +418,7 @@ class Recorder:
         return f"{text} · {self.path}"
 
 
-def describe(folder: Path, profile: str, machine: machines.Machine, began: str) -> None:
+def describe(folder: Path, profile: str, run: Mapping[str, Any]) -> None:
     """Note in a recording's `machine.json` that a run on this machine writes rows from now on.
 
     A run at the commit and in the environment of the one before goes on with it. The folder of a
@@ -363,7 +427,7 @@ def describe(folder: Path, profile: str, machine: machines.Machine, began: str) 
     Raises:
         ResultsError: the folder cannot be written, or its recording has another profile.
     """
-    path, run = folder / DESCRIPTION, machine.as_dict() | {"began": began}
+    path = folder / DESCRIPTION
     try:
         if not folder.parent.exists() and not os.environ.get(machines.NAME):
             folder.parent.mkdir(parents=True)
@@ -416,6 +480,11 @@ def _finite(figures: Mapping[str, Any]) -> dict[str, Any]:
             value = None
         out[name] = value
     return {**out, "nonfinite": bad} if bad else out
+
+
+def _alike(case: Case) -> Case:
+    """What a case shares with those that are timed together with it."""
+    return {name: value for name, value in case.items() if name != "provider"}
 
 
 def _check_case(case: Mapping[str, Any]) -> None:

@@ -3,13 +3,11 @@
 import os
 from pathlib import Path
 
-_CHECKOUT = Path(__file__).resolve().parents[2]
-# Where `fusedlib` is installed without its study: rows and products go below the current folder.
-ROOT = _CHECKOUT if (_CHECKOUT / "notebooks" / "study.toml").is_file() else Path.cwd()
+ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS = ROOT / "notebooks"
 REPORT = ROOT / "report"
 # What PYTHONPATH must name for `fusedlib`, `measure`, `models` and `press` to be found.
-PACKAGES = _CHECKOUT, NOTEBOOKS, REPORT
+PACKAGES = ROOT, NOTEBOOKS, REPORT
 RECORDED = REPORT / "results"
 PUBLISHED = REPORT / "published"
 TEMPLATES = REPORT / "templates"

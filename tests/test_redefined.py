@@ -1,0 +1,109 @@
+"""A rival that is defined otherwise today is named beside the tables and figures that show it."""
+
+import json
+from functools import partial
+
+import nbformat
+import pandas as pd
+import pytest
+
+from fusedlib.bench import rivals
+from measure import mlp_rivals, swiglu
+from measure.recording import paths, provenance, results
+from press import display, plots, redefined
+from press.display import TABLE_MIME
+from report_sample import outputs_of
+
+SWIGLU, MLP = "notebooks/measure/swiglu.py", "notebooks/measure/mlp_rivals.py"
+TODAY = {SWIGLU: "1" * 40, MLP: "2" * 40}
+BEFORE = {SWIGLU: "3" * 40, "notebooks/measure/old_place.py": "2" * 40}
+SENTENCE = "Recorded on H100 with another definition than today's: PyTorch."
+
+
+@pytest.fixture(autouse=True)
+def today(monkeypatch):
+    monkeypatch.setattr(provenance, "files", lambda: TODAY)
+
+
+def row(recording: str, provider: str, experiment: str, **fields):
+    return {"machine": "m", "recording": recording, "provider": provider,
+            "experiment": experiment, **fields}  # fmt: skip
+
+
+FILES = {("m", "now"): TODAY, ("m", "then"): BEFORE, ("m", "nothing hashed"): {}}
+
+
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        ([row("now", "eager", "swiglu")], set()),
+        ([row("now", "eager", "swiglu"), row("then", "eager", "swiglu")], {"eager"}),
+        ([row("then", "eager", "mlp")], set()),  # another task's, in a file that only moved
+        ([row("then", "eager", "sustained", race="swiglu")], {"eager"}),
+        ([row("then", "eager", "peak", settings="Plain PyTorch, an operation at a time")],
+         {"eager"}),
+        ([row("then", "eager", "peak", settings="another")], set()),
+        ([row("then", "fused-input", "swiglu")], {"fused-input"}),  # a partial
+        ([row("then", "nobody", "swiglu")], set()),
+        ([row("nothing hashed", "eager", "swiglu")], set()),
+    ],
+)  # fmt: skip
+def test_who_is_defined_in_a_file_that_the_recording_did_not_hash(rows, names, monkeypatch):
+    tasks = {swiglu.TASK, mlp_rivals.MODULE}
+    known = {key: one for key, one in rivals.RIVALS.items() if key[0] in tasks}
+    monkeypatch.setattr(rivals, "RIVALS", known)
+    actual = redefined.redefined(pd.DataFrame(rows), FILES)
+    assert actual == {(name, "m") for name in names}
+
+
+def test_of_a_rival_outside_the_code_nothing_is_known(monkeypatch):
+    monkeypatch.setattr(rivals, "RIVALS", {})
+    rivals.rival("swiglu", "mine")(lambda inputs: None)
+    rows = pd.DataFrame([row("then", "mine", "swiglu")])
+    assert redefined.redefined(rows, FILES) == set()
+
+
+def test_a_function_of_the_mlp_is_defined_where_it_stands():
+    for task in (swiglu.TASK, mlp_rivals.MODULE):
+        assert redefined._file_of(rivals.get(task, "liger")) == SWIGLU
+
+
+def shown(show):
+    [output] = outputs_of(show)
+    return output
+
+
+def test_each_table_and_figure_that_shows_one_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RECORDED", tmp_path)
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
+    for machine, files in (("nvidia-h100", BEFORE), ("nvidia-h200", TODAY)):
+        folder = tmp_path / machine / "x"
+        folder.mkdir(parents=True)
+        described = {"schema": 2, "profile": "full", "runs": [{}], "files": files}
+        (folder / results.DESCRIPTION).write_text(json.dumps(described))
+        lines = [
+            {"case": "1", "status": "ok", "provider": "eager", "experiment": "swiglu"},
+            {"case": "2", "status": "wrong", "provider": "fused", "experiment": "swiglu"},
+        ]
+        (folder / "01_x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    times = pd.DataFrame({"T": [1, 1], "ms": [2.0, 3.0], "by": ["eager", "fused"]})
+    show = partial(display.table, caption="C", name="t")
+    outputs = [
+        shown(lambda: show(pd.DataFrame({"PyTorch": [1], "fusedlib": [2]}), note="A note.")),
+        shown(lambda: show(pd.DataFrame({"who": ["PyTorch"]}))),
+        shown(lambda: show(pd.DataFrame({"who": ["fusedlib", "PyTorch's"]}))),
+        shown(lambda: display.figure(plots.bars(times, "ms", "T", "by"), "Drawn.", name="f")),
+        shown(lambda: display.prose("PyTorch.")),
+    ]
+    before = [json.dumps(output) for output in outputs]
+    cell = nbformat.v4.new_code_cell("x", outputs=outputs)
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    redefined.mention(notebook, ["01_x"], ["nvidia-h200", "nvidia-h100"])
+    noted, alone, other, figure, prose = cell.outputs
+    assert noted["data"][TABLE_MIME]["note"] == f"A note. {SENTENCE}"
+    assert alone["data"][TABLE_MIME]["note"] == SENTENCE
+    assert "another definition" in noted["data"]["text/html"]
+    caption = figure["metadata"]["fusedlib"]["caption"]
+    assert caption == f"Drawn. {SENTENCE}" and "another definition" in figure["data"]["text/html"]
+    assert [json.dumps(output) for output in (other, prose)] == [before[2], before[4]]
+    nbformat.validate(notebook)

@@ -1,0 +1,249 @@
+"""Our exporters on notebooks that are not the study's, on machines of people with settings."""
+
+import base64
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from html import unescape
+from typing import Any
+
+import nbconvert
+import numpy as np
+import pytest
+from nbformat.v4 import new_markdown_cell, new_notebook, new_output, new_raw_cell
+from PIL import Image
+from traitlets.config import Config
+
+from press.pages import exporters, preprocessors, slides
+from press.pages.exporters import (
+    FusedlibHTMLExporter,
+    FusedlibPDFExporter,
+    FusedlibTypstExporter,
+)
+from printed import printed
+from report_sample import code, stream, write
+
+DAMAGED = "Thispictureisdamagedandcannotbeshown."
+RASTERS = ("png", "jpeg", "gif", "webp")
+DRAWING = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="20pt" height="10pt">'
+    '<path d="M0 0 L20 10" stroke="#000000"/></svg>'
+)
+SPECIALS = [
+    "C# and F#", "costs $5", "*bold", "_under", "a @ b", "@who", "a < b <c>", "= not a heading",
+    "- not an item", "+ nor this", "/ term: no", "\\ back \\n", "[open", "close]", "`tick",
+    "~ -- ...",
+    "// no comment", "/* nor */ this", '"quoted" \'single\'', "#let x = 1", "https://example.org/#a",
+    "{brace} ^ & %", "1. first",
+]  # fmt: skip
+
+
+def picture(kind: str, size: tuple[int, int] = (40, 30)) -> bytes:
+    """A picture of noise, so that half of its bytes are not all of it."""
+    noise = np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    content = io.BytesIO()
+    Image.fromarray(noise).save(content, kind)
+    return content.getvalue()
+
+
+def shown(mime: str, content: str | bytes) -> Any:
+    """An output of this content, as IPython writes it."""
+    data = content if isinstance(content, str) else base64.encodebytes(content).decode()
+    return new_output("display_data", {"text/plain": f"<the {mime} as text>", mime: data})
+
+
+def notebook(*outputs: Any) -> Any:
+    return new_notebook(cells=[code("show()", *outputs), new_markdown_cell("The rest.")])
+
+
+def html(nb: Any, **options: Any) -> str:
+    return FusedlibHTMLExporter(**options).from_notebook_node(nb)[0]
+
+
+def pdf(nb: Any, **options: Any) -> str:
+    """The text of a notebook's PDF, without blanks."""
+    with printed() as texts:
+        FusedlibPDFExporter(**options).from_notebook_node(nb)
+    return texts[-1]
+
+
+def squeezed(text: str) -> str:
+    return re.sub(r"\s", "", text)
+
+
+def words(page: str) -> str:
+    """The text of a page, without blanks."""
+    return squeezed(
+        unescape(re.sub(r"<(style|script)\b.*?</\1>|<[^>]+>", "", page, flags=re.DOTALL))
+    )
+
+
+# --- pictures ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", RASTERS)
+def test_a_picture_of_any_kind_stands_in_page_and_pdf(kind):
+    content = picture(kind)
+    nb = notebook(shown(f"image/{kind}", content))
+    page = html(nb)
+    assert f'src="data:image/{kind};base64,{base64.b64encode(content).decode()}"' in page
+    assert re.search(rb"/Subtype\s*/Image", FusedlibPDFExporter().from_notebook_node(nb)[0])
+    for text in (words(page), pdf(nb)):
+        assert "Figure1." in text and "Therest." in text and DAMAGED not in text
+
+
+def damaged(kind: str) -> Any:
+    if kind == "svg":
+        return shown("image/svg+xml", DRAWING[: len(DRAWING) // 2])
+    content = picture(kind)
+    return shown(f"image/{kind}", content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("kind", [*RASTERS, "svg"])
+def test_of_a_truncated_picture_the_page_says_so_and_the_rest_is_set(kind):
+    nb = notebook(damaged(kind), shown("image/png", picture("png")))
+    for text in (words(html(nb)), pdf(nb)):
+        assert text.count(DAMAGED) == 1
+        assert "Figure1." in text and "Figure2." in text and "Therest." in text
+
+
+@pytest.mark.parametrize(
+    "content", ["", "no base64 at all!", base64.b64encode(b"no picture").decode() + "=="]
+)
+def test_what_is_no_picture_is_said(content):
+    nb = notebook(shown("image/png", content))
+    for text in (words(html(nb)), pdf(nb)):
+        assert DAMAGED in text and "Therest." in text
+
+
+def test_of_a_drawing_that_only_typst_refuses_the_pdf_says_so():
+    unbound = DRAWING.replace("<path", "<nobody:path")
+    nb = notebook(shown("image/svg+xml", unbound), shown("image/svg+xml", DRAWING))
+    assert DAMAGED not in words(html(nb))
+    text = pdf(nb)
+    assert text.count(DAMAGED) == 1
+    assert "Figure2." in text and "Therest." in text
+
+
+def test_source_for_typst_lies_beside_its_pictures():
+    nb = notebook(shown("image/png", picture("png")), shown("image/svg+xml", DRAWING))
+    given = {"unique_key": "deep/a b", "output_files_dir": "deep/a b_files"}
+    source, written = FusedlibTypstExporter().from_notebook_node(nb, given)
+    files = re.findall(r'image\("([^"]+)"', source)
+    assert sorted(f"deep/{name}" for name in files) == sorted(written["outputs"])
+    assert picture("png") in written["outputs"].values()
+
+
+def test_the_first_drawing_of_the_paper_is_the_slides_and_no_other_picture():
+    paper = new_notebook(cells=[code("a", shown("image/png", picture("png")))])
+    paper.metadata["press"] = {"paper": True, "title": "T"}
+    with pytest.raises(exporters.ReportError, match="the report has no figure"):
+        slides.deck(paper)
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+def test_no_text_is_taken_for_code_of_typst_or_html(tmp_path):
+    cells = [new_raw_cell(text) for text in SPECIALS]
+    cells += [code(text, stream(f"printed {text}\n")) for text in SPECIALS]
+    error = new_output("error", ename="E", evalue="x", traceback=[f"raised {t}" for t in SPECIALS])
+    cells += [code("x", error), code("y", shown("text/plain", " ".join(SPECIALS)))]
+    path = write(tmp_path / "$5 #1 [a] *b_c @d <e>.ipynb", *cells)
+    page, _ = FusedlibHTMLExporter().from_filename(str(path))
+    with printed() as texts:
+        FusedlibPDFExporter().from_filename(str(path))
+    for shown_text in (words(page), texts[-1]):
+        for text in SPECIALS:
+            assert shown_text.count(squeezed(text)) >= 4, text
+            assert squeezed(f"printed {text}") in shown_text
+        assert squeezed(" ".join(SPECIALS)) in shown_text
+        assert squeezed(f"raised {SPECIALS[-1]}") in shown_text
+        assert squeezed(path.stem) in shown_text, "the file's name is the title"
+
+
+def test_a_raw_cell_for_another_program_is_left_out():
+    raw = new_raw_cell(r"\clearpage", metadata={"raw_mimetype": "text/latex"})
+    nb = new_notebook(cells=[raw, new_markdown_cell("The rest.")])
+    for text in (words(html(nb)), pdf(nb)):
+        assert "clearpage" not in text and "Therest." in text
+
+
+# --- settings of the user ------------------------------------------------------------------------
+
+SETTINGS = Config()
+for _name in ("HTMLExporter", "PDFExporter", "SlidesExporter", "LatexExporter", "MarkdownExporter"):
+    SETTINGS[_name].template_name = "classic"
+    SETTINGS[_name].preprocessors = ["nobody.there"]
+SETTINGS.TemplateExporter.template_name = "lab"
+SETTINGS.TemplateExporter.template_file = "nobody.j2"
+SETTINGS.Exporter.file_extension = ".txt"
+SETTINGS.NbConvertBase.display_data_priority = ["text/plain"]
+SETTINGS.ExtractOutputPreprocessor.enabled = False
+SETTINGS.ExtractOutputPreprocessor.extract_output_types = set()
+SETTINGS.ExtractOutputPreprocessor.output_filename_template = "x"
+
+
+@pytest.mark.parametrize(
+    "exporter", [FusedlibHTMLExporter, FusedlibTypstExporter, FusedlibPDFExporter]
+)
+def test_what_a_user_set_for_nbconvert_s_own_exporters_changes_nothing_of_ours(exporter):
+    nb = notebook(shown("image/png", picture("png")), shown("image/svg+xml", DRAWING))
+    plain, _ = exporter().from_notebook_node(nb)
+    actual, written = exporter(config=SETTINGS).from_notebook_node(nb)
+    assert actual == plain and written["output_extension"] == exporter.suffix
+
+
+def test_no_class_of_ours_has_the_name_of_one_of_nbconvert_s():
+    """A section of a user's configuration counts for every class of its name."""
+    ours = {
+        name
+        for module in (exporters, preprocessors, slides)
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    }
+    theirs = {*dir(nbconvert.exporters), *dir(nbconvert.preprocessors), *dir(nbconvert.filters)}
+    assert {"FusedlibHTMLExporter", "Headings"} <= ours and not ours & theirs
+
+
+MATPLOTLIBRC = """
+text.usetex: True
+backend: TkAgg
+font.size: 31
+lines.linewidth: 17
+axes.prop_cycle: cycler(color=["ff0000"])
+axes.formatter.use_locale: True
+axes.labelpad: 40
+xtick.direction: inout
+legend.framealpha: 0.1
+svg.fonttype: none
+savefig.bbox: tight
+savefig.transparent: True
+"""
+DRAW = """
+import sys
+from press import style
+fig, ax = style.new(2.0)
+style.line(ax, [1, 2], [1000, 2000.5], "fused")
+ax.plot([1, 2], [3, 4], label="plain")
+ax.set_xlabel("$n$ words")
+style.title(ax, "A title")
+style.legend(fig)
+sys.stdout.write(style.svg(fig))
+"""
+
+
+def test_figures_are_the_same_whatever_the_user_s_matplotlibrc_says(tmp_path):
+    settings = tmp_path / "matplotlibrc"
+    settings.write_text(MATPLOTLIBRC)
+    drawn = subprocess.run(
+        [sys.executable, "-c", DRAW], capture_output=True, text=True, check=False,
+        env={**os.environ, "MATPLOTLIBRC": str(settings)},
+    )  # fmt: skip
+    assert drawn.returncode == 0, drawn.stderr[-500:]
+    with contextlib.redirect_stdout(io.StringIO()) as plain:
+        exec(DRAW, {})
+    assert plain.getvalue().startswith("<?xml") and drawn.stdout == plain.getvalue()
