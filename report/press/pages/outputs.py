@@ -96,16 +96,17 @@ def shown(notebook: Path, tag: str = "") -> Iterator[tuple[Any, dict[str, Any]]]
 def where_it_holds(claim: dict[str, Any]) -> list[tuple[str, bool]]:
     """Where a claim holds, a text a machine, each with whether it says that it does not.
 
-    What nobody measured is said once; else what a machine lacks goes without saying.
+    What nobody measured is said once; else a machine that measured nothing goes without saying.
     """
     every = claim["standings"]
-    answered = [s for s in every if s["measured"] or s["errors"]]
+    answered = [s for s in every if s["measured"] or s["parts"] or s["errors"]]
     if not answered:
         return [("not measured", False)] if every else []
     texts = []
     for standing in sorted(answered, key=lambda standing: standing["own"]):
         where = " here" if standing["own"] else f" on the {standing['label']}"
         where = "" if standing["machine"] == published.MACHINE else where
-        fails = bool(standing["errors"]) or standing["held"] < standing["measured"]
+        fails = bool(standing["errors"] or standing["contrary"])
+        fails |= standing["held"] < standing["measured"]
         texts.append((standing["text"] + where, fails))
     return texts
