@@ -1,13 +1,16 @@
 """What `display` and the plots' style emit, and what they refuse."""
 
 import json
+import platform
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from fusedlib.bench import machine, results
 from press import display, formats, plots, style
 from press.running.config import STATIC
 from report_sample import curves, narrow, outputs_of, wide
@@ -76,6 +79,41 @@ def test_a_panel_without_data_says_so():
     style.reference_line(bare, x=1.0)
     display.figure(fig, caption="c", alt="a", name="f")
     assert [t.get_text() for t in bare.texts] == ["nothing measured"] and not full.texts
+
+
+def test_axes_that_are_off_say_nothing():
+    """Of three panels in a grid of two columns the fourth axes drew "nothing measured"."""
+    points = pd.DataFrame({"x": [1, 2, 3], "y": [1.0] * 3, "by": "eager", "panel": list("abc")})
+    picture = plots.lines(points, "x", "y", "by", panel="panel")
+    display.figure(picture, caption="c", name="f")
+    assert len(picture.figure.axes) == 4
+    assert not picture.figure.axes[3].texts
+
+
+def test_names_that_are_registered_together_have_colours_of_their_own():
+    """fusedlib and "fusedlib, warmed up" stood in one figure, both blue."""
+    arms = ["fused", "fusedlib, warmed up", "eager", "inductor", "liger"]
+    assert len({style.colour(name) for name in arms}) == len(arms)
+
+
+@pytest.mark.parametrize(
+    ("leader", "host", "text"),
+    [
+        ("nvidia-h200", None, "are of H200, recorded earlier. What this machine measured"),
+        (machine.key(), platform.node(), "are of this machine.*"),
+        (machine.key(), "another", f"are of {machine.label(machine.key())}, under which this"),
+        (machine.key(), None, f"are of {machine.label(machine.key())}, under which this"),
+    ],
+    ids=["another's", "mine", "under my name elsewhere", "under my name, nobody knows where"],
+)
+def test_it_is_said_whose_rows_lead_and_none_recorded_elsewhere_are_called_the_reader_s(
+    monkeypatch, leader, host, text
+):
+    one = results.Recording(Path(leader) / "today", "full", ({"host": host},), {})
+    monkeypatch.setattr(results, "recordings", lambda: [one])
+    rows = pd.DataFrame({"machine": pd.Categorical([leader])})
+    [output] = outputs_of(lambda: display.whose(rows))
+    assert text in output.data["text/markdown"]
 
 
 def test_one_output_with_its_meaning_each() -> None:
