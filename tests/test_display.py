@@ -90,6 +90,17 @@ def test_axes_that_are_off_say_nothing():
     assert not picture.figure.axes[3].texts
 
 
+def test_names_of_one_colour_differ_by_marker_and_dash(monkeypatch):
+    """Points have no dash: of a colour that came again both were the same mark."""
+    monkeypatch.setattr(style, "_slot", int)
+    size = len(style.PALETTE)
+    looks = [(style.colour(n), style.marker(n), str(style.dash(n))) for n in map(str, range(28))]
+    for at, (colour, marker, dash) in enumerate(looks[size:], size):
+        before = looks[at - size]
+        assert colour == before[0] and marker != before[1] and dash != before[2]
+    assert len({look[:2] for look in looks}) == len(looks)
+
+
 def test_names_that_are_registered_together_have_colours_of_their_own():
     """fusedlib and "fusedlib, warmed up" stood in one figure, both blue."""
     arms = ["fused", "fusedlib, warmed up", "eager", "inductor", "liger"]
@@ -207,8 +218,9 @@ def test_where_nobody_chooses_the_default_is_shown(monkeypatch):
         shown.append((dtype, size, launch))
 
     display.explore(show, dtype=["fp32", "bf16"], size=np.array([2, 4]), launch=["python"])
-    display.explore(show, dtype=["fp32"], size=[], launch=["python"])
+    [said] = outputs_of(lambda: display.explore(show, dtype=["fp32"], size=[], launch=["python"]))
     assert shown == [("fp32", 4, "python")]
+    assert "no row has a size that was asked for" in said.data["text/markdown"]
 
 
 @pytest.mark.parametrize(

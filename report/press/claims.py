@@ -122,7 +122,8 @@ class Standing:
     @property
     def shown(self) -> list[Evaluation]:
         """Whose numbers stand in the sentence: of all cases, else of those that were measured."""
-        return self.answers or [part.evaluation for part in self.parts]
+        parts = [part.evaluation for part in self.parts]
+        return self.answers or [evaluation for evaluation in parts if evaluation.values]
 
     @property
     def name(self) -> str:
@@ -144,8 +145,8 @@ class Standing:
             alike = self.held == self.measured
             counted = self.repeats if alike else f"does not hold, {self.repeats}"
         else:
-            assembled = [e.recording for e in self.answers] == [ASSEMBLED]
-            counted = f"{self.held} of {self.measured}" + (f", {ASSEMBLED}" if assembled else "")
+            assembled = f", {ASSEMBLED}" if self._assembled else ""
+            counted = f"{self.held} of {self.measured}{assembled}"
         return f"{counted}, {against}" if against else counted
 
     @property
@@ -176,10 +177,14 @@ class Standing:
             return f"holds ({self.repeats})" if alike else f"does not hold, {self.repeats}"
         if not self.held:
             return "does not hold"
-        assembled = [e.recording for e in self.answers] == [ASSEMBLED]
-        plural, several = "s" * (self.measured > 1), ", assembled from several runs"
-        number = f"{self.held} of {self.measured}"
-        return f"holds in {number} recording{plural}{several if assembled else ''}"
+        several = ", assembled from several runs" if self._assembled else ""
+        plural = "s" * (self.measured > 1)
+        return f"holds in {self.held} of {self.measured} recording{plural}{several}"
+
+    @property
+    def _assembled(self) -> bool:
+        """Whether the only recording of all cases was put together from several runs."""
+        return [e.recording for e in self.answers] == [ASSEMBLED]
 
     def as_json(self) -> dict[str, Any]:
         """What pages show of it."""
@@ -285,12 +290,9 @@ class Claim:
 
     def _machine(self) -> Standing | None:
         """Whose numbers stand in the sentence: the leader's, else the first's that has some."""
-        order = sorted(self.standings, key=lambda s: (not s.measured, s.own))
-        leader = next((s for s in self.standings if s.machine == leading(self.selection)), None)
-        candidates = [leader, *order] if leader else order
-        return next((s for s in candidates if s.measured), None) or next(
-            (s for s in candidates if s.shown), None
-        )
+        leader = leading(self.selection)
+        order = sorted(self.standings, key=lambda s: (not s.measured, s.machine != leader, s.own))
+        return next((s for s in order if s.shown), None)
 
     def _fields(self) -> Iterator[tuple[str, str, str]]:
         """Text of the sentence, then the name and format of the number behind it, or blanks."""

@@ -10,7 +10,7 @@ from nbformat import NotebookNode
 
 from press.display import TABLE_MIME
 from press.formats import MISSING
-from press.pages.outputs import plain_text, shown
+from press.pages.outputs import answered, plain_text, shown
 from press.pages.pandoc import with_units
 from press.running import config
 from press.running.products import copy_path
@@ -35,7 +35,7 @@ def counts(claim: Any, own: bool) -> str:
 
     `own`: of this machine alone, which needs no name; else of the others.
     """
-    measured = [s for s in claim.standings if s["own"] == own and (s["measured"] or s["parts"])]
+    measured = [s for s in claim.standings if s["own"] == own and answered(s)]
     each = [s["count"] if own else f"{s['label']}: {s['count']}" for s in measured]
     return "; ".join(each) or MISSING
 

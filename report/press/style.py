@@ -64,7 +64,7 @@ def register(*names: str, first: int = 0) -> None:
             )
 
 
-# Slots beyond the palette's length repeat its colours with the next dash.
+# Slots beyond the palette's length repeat its colours with the next dash and the next marker.
 register("fused", "eager", "inductor", "liger", "quack", "thunder", "torch")
 register("forward", "backward", "optimizer", "forward+backward", "step")
 register("small", "medium", "large", "xl", "2.7b")
@@ -94,7 +94,7 @@ def colour(name: str) -> str:
 
 def marker(name: str) -> str:
     """Matplotlib marker of a provider or series, the same in every figure."""
-    return MARKERS[_slot(name) % len(MARKERS)]
+    return MARKERS[sum(divmod(_slot(name), len(PALETTE))) % len(MARKERS)]
 
 
 def dash(name: str) -> Any:

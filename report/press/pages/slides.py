@@ -166,7 +166,7 @@ def _study(cells: Sequence[Any]) -> dict[str, Any]:
 
 def _recorded(claim: Any) -> list[dict[str, Any]]:
     """How it stands on the recorded machines that measured it, some in part."""
-    return [s for s in claim.standings if (s["measured"] or s["parts"]) and not s["own"]]
+    return [s for s in claim.standings if outputs.answered(s) and not s["own"]]
 
 
 def _summary(claim: Any) -> str:
