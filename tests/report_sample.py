@@ -73,7 +73,7 @@ def stated(
     """What states a claim that was measured three times on a recorded machine, seldom on this."""
     recorded = {
         "machine": "a-card", "label": "A", "own": False, "held": 3, "measured": 3,
-        "count": "3 of 3", "text": "holds in 3 of 3", "errors": [],
+        "count": "3 of 3", "text": "holds in 3 of 3", "errors": [], "parts": 0, "contrary": 0,
     }  # fmt: skip
     text = f"holds in {measured} of {measured}" if measured else "not measured; `make`"
     text = "does not hold" if own_held == 0 else text
@@ -81,6 +81,7 @@ def stated(
     here = {
         "machine": "me", "label": "me", "own": True, "held": held, "measured": measured,
         "count": f"{held} of {measured}", "text": text, "errors": [],
+        "parts": 0, "contrary": 0,
     }  # fmt: skip
     standings = [here, recorded | standing]
     return lambda: display.claim(

@@ -4,11 +4,13 @@ import json
 
 import pandas as pd
 import pytest
+from nbformat import NotebookNode
 
 from fusedlib.bench import machine
 from press import claims as stating
 from press import display, measuring, published, replay
 from press.claims import Claim
+from press.headlines import counts
 from press.pages.outputs import where_it_holds
 
 
@@ -78,7 +80,90 @@ def test_only_recordings_of_all_cases_answer_and_none_borrows():
     assert [e.recording for e in standing.evaluations] == ["a", "c"], (
         "b lacks a case; oom is present"
     )
-    assert standing.count == "2 of 2"
+    against = "partly measured: does not hold for 1 of 2 cases"
+    assert standing.count == f"2 of 2, {against}", "b has one case, which is too slow"
+    assert standing.text.endswith(f"{against} (“The slowest takes 9.0 ms.”)")
+
+
+def all_fast(measured):
+    """In {fast:,d} of {all:,d} cases it takes less than 5 ms, {slow:2 ms} at most."""
+    ms = measured["median_ms"]
+    return {"fast": (ms < 5).sum(), "all": len(ms), "slow": ms.max()}, (ms < 5).mean() > 0.7
+
+
+@pytest.mark.parametrize(
+    ("theirs", "verdict"),
+    [([1.0, 2.0, 3.0], "holds"), ([1.0, 8.0, 9.0], "does not hold")],
+)
+@pytest.mark.parametrize("lack", ["no row", "no figure"])
+def test_a_recording_of_some_cases_is_listed_with_what_these_say(theirs, verdict, lack):
+    """Of H100 3 of 5 directions were within a bound, and its recording was not counted."""
+    rows = frame(case=list("1234"), median_ms=[1.0, 2.0, 3.0, 4.0])
+    other = rows.assign(machine="nvidia-h100", median_ms=[*theirs, None])
+    other["status"] = ["ok", "ok", "ok", "unavailable"]
+    both = pd.concat([rows, other if lack == "no figure" else other.iloc[:3]])
+    both["machine"] = pd.Categorical(both["machine"], ["m", "nvidia-h100", machine.key()])
+
+    def rule(measured):
+        values, holds = all_fast(measured)
+        return values, holds if measured["median_ms"].notna().all() else float("nan")
+
+    rule.__doc__ = all_fast.__doc__
+    claim = stated(both, rule)
+    h100 = claim.standings[1]
+    assert h100.text == f"partly measured: {verdict} for 3 of 4 cases" and not h100.measured
+    assert f"H100: partly measured: {verdict} for 3 of 4 cases" in claim.summary()
+    most = f"{max(theirs):.1f} ms"
+    assert f"(H100 in part\N{NO-BREAK SPACE}{most})" in claim.sentence(), "its numbers"
+    shown = {"standings": [s.as_json() for s in claim.standings]}
+    assert (f"{h100.text} on the H100", verdict != "holds") in where_it_holds(shown)
+    counted = counts(NotebookNode(shown), own=False)
+    against = ": does not hold for 3 of 4 cases" if verdict != "holds" else ""
+    assert counted == f"m: 1 of 1; H100: partly measured{against}"
+
+
+def test_a_recording_of_some_cases_beside_whole_ones_shows_the_rows_that_speak_against_it():
+    rows = frame(
+        recording=["a"] * 4 + ["b"] * 2, case=list("1234") + list("12"),
+        median_ms=[1.0, 2.0, 3.0, 4.0, 7.0, 9.0],
+    )  # fmt: skip
+    claim = stated(rows, all_fast)
+    told = "In 0 of 2 cases it takes less than 5 ms, 9.0 ms at most."
+    partly = f"partly measured: does not hold for 2 of 4 cases (“{told}”)"
+    assert claim.standings[0].text == f"holds in 1 of 1 recording, {partly}"
+    assert claim.sentence() == "In 4 of 4 cases it takes less than 5 ms, 4.0 ms at most."
+    assert claim.standings[0].count.startswith("1 of 1, partly measured: does not hold for 2 of 4")
+
+
+def test_a_rule_that_cannot_answer_for_some_cases_gives_no_verdict():
+    """It needs every case: that one is missing speaks neither for the claim nor against it."""
+    rows = frame(
+        recording=["a"] * 3 + ["b"] * 2, case=list("123") + list("12"),
+        median_ms=[1.0, 2.0, 3.0, 7.0, 9.0],
+    )  # fmt: skip
+
+    def rule(measured):
+        """It takes {ms:2 ms}."""
+        ms = measured["median_ms"]
+        return {"ms": ms.max()}, len(ms) == 3 and ms.max() < 5
+
+    standing = stated(rows, rule).standings[0]
+    assert not standing.contrary
+    assert standing.text.endswith("partly measured: cannot be told from 2 of 3 cases")
+
+
+def test_where_the_leading_machine_measured_nothing_the_sentence_is_another_s_and_says_so():
+    """A folder of one's own led, and every number became "H200 1.0 ms; H100 1.1 ms"."""
+    h200, h100 = (
+        frame(median_ms=[ms]).assign(machine=name)
+        for name, ms in (("nvidia-h200", 1.0), ("nvidia-h100", 1.1))
+    )
+    both = pd.concat([h200, h100])
+    names = ["my-gpu", "nvidia-h200", "nvidia-h100", machine.key()]
+    both["machine"] = pd.Categorical(both["machine"], names)
+    claim = stated(both, slowest)
+    assert claim.sentence() == ("H200: The slowest takes 1.0 ms (H100\N{NO-BREAK SPACE}1.1 ms).")
+    assert claim.numbers() == {"ms": "1.0 ms (H200)"}
 
 
 def test_cases_that_the_full_profile_does_not_measure_are_not_asked_for(monkeypatch):
@@ -110,10 +195,7 @@ def test_another_recorded_machine_s_number_stands_beside_where_its_digits_differ
     assert claim.numbers() == {"ms": "1.0 ms", "exact": "1.00 ms"}
     assert "m: holds in 1 of 1 recording; H100: holds in 1 of 1 recording" in claim.summary()
     alone = stated(both[both["machine"] == "nvidia-h100"], two)
-    assert (
-        alone.sentence()
-        == "It takes H100\N{NO-BREAK SPACE}1.0 ms, or H100\N{NO-BREAK SPACE}1.04 ms."
-    )
+    assert alone.sentence() == "H100: It takes 1.0 ms, or 1.04 ms."
 
 
 def test_an_assembled_recording_is_named_where_a_claim_rests_on_it_alone():
@@ -152,15 +234,19 @@ def test_a_claim_of_published_figures_names_no_recording(least, verdict):
 
 
 @pytest.mark.parametrize(
-    "rule",
-    [lambda measured: ({"x": float("nan")}, True), lambda measured: ({"x": 1.0}, float("nan"))],
+    ("x", "answer", "sentence"),
+    [(float("nan"), True, "It is —."), (1.0, float("nan"), "It is 1.00.")],
     ids=["NaN", "NaN for an answer"],
 )
-def test_what_could_not_be_computed_is_not_measured(rule):
-    rule.__doc__ = "It is {x:3}."
+def test_what_could_not_be_computed_is_partly_measured(x, answer, sentence):
+    def rule(measured):
+        """It is {x:3}."""
+        return {"x": x}, answer
+
     claim = stated(frame(median_ms=[1.0]), rule)
     assert claim.standings[0].measured == 0 and not claim.standings[0].errors
-    assert claim.sentence() == "It is —."
+    assert claim.standings[0].text == "partly measured: cannot be told from 1 of 1 cases"
+    assert claim.sentence() == sentence
 
 
 @pytest.mark.parametrize(

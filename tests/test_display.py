@@ -1,13 +1,17 @@
 """What `display` and the plots' style emit, and what they refuse."""
 
 import json
+import platform
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from fusedlib.bench import machine
+from measure.recording import results
 from press import display, formats, plots, style
 from press.running.config import STATIC
 from report_sample import curves, narrow, outputs_of, wide
@@ -76,6 +80,52 @@ def test_a_panel_without_data_says_so():
     style.reference_line(bare, x=1.0)
     display.figure(fig, caption="c", alt="a", name="f")
     assert [t.get_text() for t in bare.texts] == ["nothing measured"] and not full.texts
+
+
+def test_axes_that_are_off_say_nothing():
+    """Of three panels in a grid of two columns the fourth axes drew "nothing measured"."""
+    points = pd.DataFrame({"x": [1, 2, 3], "y": [1.0] * 3, "by": "eager", "panel": list("abc")})
+    picture = plots.lines(points, "x", "y", "by", panel="panel")
+    display.figure(picture, caption="c", name="f")
+    assert len(picture.figure.axes) == 4
+    assert not picture.figure.axes[3].texts
+
+
+def test_names_of_one_colour_differ_by_marker_and_dash(monkeypatch):
+    """Points have no dash: of a colour that came again both were the same mark."""
+    monkeypatch.setattr(style, "_slot", int)
+    size = len(style.PALETTE)
+    looks = [(style.colour(n), style.marker(n), str(style.dash(n))) for n in map(str, range(28))]
+    for at, (colour, marker, dash) in enumerate(looks[size:], size):
+        before = looks[at - size]
+        assert colour == before[0] and marker != before[1] and dash != before[2]
+    assert len({look[:2] for look in looks}) == len(looks)
+
+
+def test_names_that_are_registered_together_have_colours_of_their_own():
+    """fusedlib and "fusedlib, warmed up" stood in one figure, both blue."""
+    arms = ["fused", "fusedlib, warmed up", "eager", "inductor", "liger"]
+    assert len({style.colour(name) for name in arms}) == len(arms)
+
+
+@pytest.mark.parametrize(
+    ("leader", "host", "text"),
+    [
+        ("nvidia-h200", None, "are of H200, recorded earlier. What this machine measured"),
+        (machine.key(), platform.node(), "are of this machine.*"),
+        (machine.key(), "another", f"are of {machine.label(machine.key())}, under which this"),
+        (machine.key(), None, f"are of {machine.label(machine.key())}, under which this"),
+    ],
+    ids=["another's", "mine", "under my name elsewhere", "under my name, nobody knows where"],
+)
+def test_it_is_said_whose_rows_lead_and_none_recorded_elsewhere_are_called_the_reader_s(
+    monkeypatch, leader, host, text
+):
+    one = results.Recording(Path(leader) / "today", "full", ({"host": host},), {})
+    monkeypatch.setattr(results, "recordings", lambda: [one])
+    rows = pd.DataFrame({"machine": pd.Categorical([leader])})
+    [output] = outputs_of(lambda: display.whose(rows))
+    assert text in output.data["text/markdown"]
 
 
 def test_one_output_with_its_meaning_each() -> None:
@@ -169,8 +219,9 @@ def test_where_nobody_chooses_the_default_is_shown(monkeypatch):
         shown.append((dtype, size, launch))
 
     display.explore(show, dtype=["fp32", "bf16"], size=np.array([2, 4]), launch=["python"])
-    display.explore(show, dtype=["fp32"], size=[], launch=["python"])
+    [said] = outputs_of(lambda: display.explore(show, dtype=["fp32"], size=[], launch=["python"]))
     assert shown == [("fp32", 4, "python")]
+    assert "no row has a size that was asked for" in said.data["text/markdown"]
 
 
 @pytest.mark.parametrize(

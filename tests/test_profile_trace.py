@@ -318,7 +318,7 @@ def test_a_trace_is_left_for_viewers_with_the_parts_by_name(measured):
 def test_a_step_is_clocked_by_the_one_clock():
     [case] = measure.cases("step", ["nano"], [16], ["bf16 autocast"], device="cpu")
     figures = measure.measure(case, seconds=0.0, blocks=1, steps=1, settling=1)
-    assert figures["step_median_ms"] > 0 and figures["host_bound"] is False
+    assert figures["step_median_ms"] > 0 and figures["issue_ms"] > 0
     assert "kernels_ms" not in figures
 
 

@@ -12,9 +12,9 @@ README = f"# Title\n\nbefore\n{headlines.BEGIN}\nold\n{headlines.END}\nafter\n"
 
 
 def stated(study: str, sentence: str, headline: str = "Fast", held: int = 3, others: int = 0):
-    card = {"label": "H200", "own": False, "measured": 3, "count": f"{held} of 3"}
-    other = {"label": "H100", "own": False, "measured": others, "count": "1 of 1"}
-    mine = {"label": "me", "own": True, "measured": 1, "count": "1 of 1"}
+    card = {"label": "H200", "own": False, "measured": 3, "parts": 0, "count": f"{held} of 3"}
+    other = {"label": "H100", "own": False, "measured": others, "parts": 0, "count": "1 of 1"}
+    mine = {"label": "me", "own": True, "measured": 1, "parts": 0, "count": "1 of 1"}
     return NotebookNode(
         study=study, title=study.title(), sentence=sentence, headline=headline,
         standings=[card, other, mine],

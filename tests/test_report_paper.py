@@ -6,25 +6,31 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgba_array
 
 from claims_checks import (
     check_each_holds_in_every_recording,
     check_one_to_five_by_name,
     check_some_change_makes_each_false,
 )
+from fusedlib.bench.step_clock import pace_setter
 from measure.recording import paths, results
-from press import display, headlines, render, replay
+from press import display, headlines, render, replay, style
 from press.display import TABLE_MIME
-from press.pages import slides
+from press.formats import formatted
+from press.pages import outputs, slides
 from press.pages.outputs import meaning, plain_text, press, tags
 from press.pages.paper import Section, combined
 from press.render import sections
 from press.running import config
 from press.running.config import FRAME
+from press.running.products import copy_path
 from report_sample import code, narrow, numbered, outputs_of, text, write
 from slides_checks import PHONE, SCREEN, loads, overflowing, pages
 from slides_checks import words as text_of
@@ -36,11 +42,34 @@ BARE = re.compile(r"\b(Table|Figure)\b(?! \d)")
 STUDIES = [s.name for s in config.load().studies]
 
 
+LOOK = ("get_marker", "get_linestyle")
+ALIKE: list[str] = []
+"""Names that look alike in one of the figures which `executed` drew."""
+
+
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list]]:
     """The notebooks as they execute on the repository's rows alone, and the claims they state."""
-    folder = tmp_path_factory.mktemp("paper")
-    return folder, replay.executed(config.load(), folder)
+    folder, drawn = tmp_path_factory.mktemp("paper"), style.svg
+
+    def svg(fig: Any) -> str:
+        ALIKE.extend(of_one_look(fig))
+        return drawn(fig)
+
+    with mock.patch.object(style, "svg", svg):
+        return folder, replay.executed(config.load(), folder)
+
+
+def of_one_look(fig: Any) -> list[str]:
+    """Names of a figure's lines and bars that have one colour, marker and dash."""
+    names: dict[Any, set[str]] = {}
+    for ax in fig.axes:
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            part = handle[0] if isinstance(handle, tuple) else handle  # bars are several
+            colour = (getattr(part, "get_color", None) or part.get_facecolor)()
+            look = [getattr(part, get)() for get in LOOK if hasattr(part, get)]
+            names.setdefault((to_rgba_array(colour).tobytes(), *look), set()).add(name)
+    return [" and ".join(sorted(alike)) for alike in names.values() if len(alike) > 1]
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +169,86 @@ def test_page_one_and_the_advice_have_their_numbers(paper: Any) -> None:
     assert "\N{EM DASH}" not in abstract
 
 
+def test_no_two_names_of_a_figure_look_alike(products: Path) -> None:
+    assert products and ALIKE == []
+    fig, ax = style.new()
+    for name in ("fused", "eager"):
+        ax.plot([1, 2], [1, 2], color=style.colour("fused"), label=name)
+    assert of_one_look(fig) == ["eager and fused"], "the check sees it"
+
+
+def shown_by(products: Path, study: str) -> list[tuple[Any, Any]]:
+    """Every output of a notebook's copy with its meaning."""
+    return list(outputs.shown(copy_path(study, products)))
+
+
+def rows_of(study: str, **fields: Any) -> pd.DataFrame:
+    """The recorded rows of a study that are ok and have these fields."""
+    with replay.recorded_rows():
+        rows = results.Recorder(study, profile="full").rows().query("status == 'ok'")
+    for name, value in fields.items():
+        rows = rows[rows[name] == value]
+    return rows
+
+
+def test_the_table_of_busy_steps_and_its_claim_name_one_pace_setter(products: Path) -> None:
+    """The table said "card" of a step that was 19 % busy, the headline "host"."""
+    tables = [o for o, m in shown_by(products, "08_profile") if m.get("kind") == "table"]
+    seen = set()
+    for content in (o["data"][TABLE_MIME] for o in tables):
+        heads = [names[-1] for names in content["columns"]]
+        if "pace set by" in heads:
+            for row in content["rows"]:
+                busy, setter = (row[heads.index(name)] for name in ("busy", "pace set by"))
+                if busy:
+                    share = float(busy.removesuffix(" %")) / 100
+                    assert setter == pace_setter(share, 1.0), row
+                    seen.add(setter)
+    assert seen == {"card", "host"}
+
+
+def test_a_time_over_a_pass_that_did_not_fit_is_not_drawn(products: Path) -> None:
+    """It was taken as 3/4 of the checkpointed one, so that a mark lay on the line of 4/3."""
+    [drawn] = [m for _, m in shown_by(products, "09_model_memory") if m.get("name") == PLANS]
+    points = pd.read_csv(io.StringIO(drawn["data"])).query("source == 'measured'")
+    kept = rows_of("09_model_memory", experiment="checkpoint", precision="bf16", model="2.7b")
+    assert {*points["machine"]} == {*kept["machine"]}
+    for machine, part in points.groupby("machine"):
+        measured = kept[kept["machine"] == machine]
+        without = measured["ratio"].dropna()
+        with_time = part.loc[part["plan"] != "none", "time"].dropna()
+        assert len(with_time) == len(without) and np.isin(with_time, without).all(), machine
+        assert len(part) == len(measured), "what it holds was measured, and is drawn"
+    assert points["time"].isna().any() and points["time"].notna().any()
+
+
+PLANS = "model-memory-plans"
+
+
+def test_what_is_held_less_and_what_the_peak_is_are_told_apart(products: Path) -> None:
+    """4.85 GiB less were held over the arm's start, whose whole peak was 1.4 GiB higher."""
+    shown = shown_by(products, "06_end_to_end")
+    [text] = [t for o, _ in shown if "hold over what" in (t := o["data"].get("text/markdown", ""))]
+    rows = rows_of("06_end_to_end", experiment="mlp", model="2.7b", precision="bf16")
+    rows = rows[rows["context_length"] == 1024]
+    for machine, part in rows.groupby("machine", observed=True):
+        gib = part.set_index("provider")[["held_mib", "both_peak_mib"]] / 1024
+        held, peak = gib.loc["fused"] - gib.loc["eager"]
+        told = (
+            text if machine == rows["machine"].cat.categories[0] else text.partition("*On the ")[2]
+        )
+        word = "higher" if peak > 0 else "lower"
+        assert f"In bf16 {formatted(abs(held), '3 GiB')} less with fusedlib's MLP" in told
+        assert f"whole peak is {formatted(abs(peak), '3 GiB')} {word} with fusedlib's" in told
+
+
+def test_how_much_of_a_gain_launching_costs_is_counted(executed) -> None:
+    """ "Most of the gain is the cost of launching" was false at width 512."""
+    [claim] = [c for c in executed[1]["03_kernels"] if c.name == "few-tokens"]
+    for evaluation in (e for s in claim.standings for e in s.answers):
+        assert 0 <= evaluation.values["most"] < evaluation.values["widths"] == 4
+
+
 def test_the_committed_figures_show_what_the_rows_say(products: Path) -> None:
     fresh = render.figures(products)
     assert {path.name for path in render.FIGURES.iterdir()} == set(fresh), "run `make figures`"
@@ -233,7 +342,7 @@ def test_slides_show_every_study_with_its_headlines_and_each_machine_s_standing(
         claims = [c for c in stated if c.study == study.name and c.headline]
         for claim in claims if at < alone else claims[:1]:
             sentence = " ".join(plain_text(claim.sentence).split())
-            recorded = [s for s in claim.standings if s["measured"] and not s["own"]]
+            recorded = [s for s in claim.standings if outputs.answered(s) and not s["own"]]
             assert recorded, f"{claim.study}/{claim.name} is measured nowhere"
             places = [f"{v['text']} on the {v['label']}" for v in recorded]
             standing = ", ".join(places) if len(places) > 1 else recorded[0]["text"]

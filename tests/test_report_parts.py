@@ -173,7 +173,10 @@ def test_the_style_sheet_and_font_load_nothing_from_elsewhere() -> None:
 
 def standing(machine: str, text: str, measured: int = 1, held: int = 1, **more: object) -> dict:
     label = machine.upper() if machine != "me" else machine
-    common = {"machine": machine, "label": label, "own": machine == "me", "errors": []}
+    common = {
+        "machine": machine, "label": label, "own": machine == "me", "errors": [], "parts": 0,
+        "contrary": 0,
+    }  # fmt: skip
     return {**common, "text": text, "measured": measured, "held": held, "count": "", **more}
 
 
@@ -195,6 +198,10 @@ FAILED = {"errors": ["2026-11-25: KeyError: 'fused'"]}
         ([standing("me", *NOT)], [("not measured", False)]),
         ([standing("h2", "error in the claim: KeyError", 0, 0, **FAILED), standing("me", *NOT)],
          [("error in the claim: KeyError on the H2", True)]),
+        ([standing("h2", "partly measured: holds for 3 of 4 cases", 0, 0, parts=1)],
+         [("partly measured: holds for 3 of 4 cases on the H2", False)]),
+        ([standing("h2", "holds in 1 of 1, partly ... not", parts=2, contrary=1)],
+         [("holds in 1 of 1, partly ... not on the H2", True)]),
         ([standing("published", "holds in the published tables")],
          [("holds in the published tables", False)]),
     ],

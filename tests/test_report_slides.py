@@ -19,11 +19,11 @@ from slides_checks import PHONE, SCREEN, loads, overflowing, pages, words
 
 CARD = {
     "machine": "card", "label": "CARD", "own": False, "held": 2, "measured": 3, "count": "2 of 3",
-    "text": "holds in 2 of 3", "errors": [],
+    "text": "holds in 2 of 3", "errors": [], "parts": 0, "contrary": 0,
 }  # fmt: skip
 MINE = {
     "machine": "me", "label": "me", "own": True, "held": 1, "measured": 1, "count": "1 of 1",
-    "text": "holds here", "errors": [],
+    "text": "holds here", "errors": [], "parts": 0, "contrary": 0,
 }  # fmt: skip
 SVG = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="400pt" height="200pt" viewBox="0 0 400 200">'

@@ -1,10 +1,13 @@
 """Parameters: what a notebook declares, and what a study file or command line may set."""
 
 import json
+import re
 from pathlib import Path
 
+import nbformat
 import pytest
 
+from measure.recording import paths
 from press.running import config, parameters, runner
 from press.running.parameters import ParameterError
 
@@ -120,6 +123,43 @@ def test_a_wrong_setting_is_refused_before_anything_runs(setting, message):
     studies = config.load(NOTEBOOKS / "run_study.toml").select(["run_ok", "run_fails"])
     with pytest.raises(ParameterError, match=message):
         runner.jobs(studies, [setting], "quick")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("count", "two", "two"),
+        ("count", 0, "0"),
+        ("sizes", [1, 2], "[1, 2]"),
+        ("kind", "odd", "odd"),
+    ],
+)
+def test_a_cell_that_a_reader_changed_is_refused_in_the_words_of_a_setting(
+    monkeypatch, name, value, text
+):
+    monkeypatch.setattr(paths, "NOTEBOOKS", NOTEBOOKS)
+    declared = parameters.read(NOTEBOOKS / "run_ok.ipynb")
+    values = {n: parameter.default for n, parameter in declared.items()}
+    parameters.require_valid("run_ok", values | {"another name": object()})
+    with pytest.raises(ParameterError) as by_hand:
+        parameters.require_valid("run_ok", values | {name: value})
+    with pytest.raises(ParameterError) as by_papermill:
+        parameters.choose({"run_ok": declared}, {}, [f"run_ok.{name}={text}"], "quick")
+    assert str(by_hand.value) == str(by_papermill.value)
+
+
+@pytest.mark.parametrize("study", config.load().studies, ids=lambda study: study.name)
+def test_every_notebook_refuses_a_value_of_another_type_before_it_measures(study):
+    """`max_k = "a lot"` gave "'<' not supported between instances of 'str' and 'int'"."""
+    cells = nbformat.read(study.notebook, as_version=4).cells
+    [declaring] = [cell for cell in cells if parameters.TAG in cell.metadata.get("tags", [])]
+    recording = next(cell for cell in cells if "results.Recorder(" in cell.source)
+    namespace = {"__name__": "__main__"}
+    exec(declaring.source, namespace)
+    name, declared = list(parameters.read(study.notebook).items())[-1]
+    message = f"{study.name}: {name} must be {declared.type}, not"
+    with pytest.raises(ParameterError, match=re.escape(message)):
+        exec(recording.source, namespace | {name: {"a": "lot"}})
 
 
 def test_the_study_file_may_not_set_what_a_notebook_lacks(tmp_path):

@@ -127,7 +127,7 @@ LOOKS: dict[str, tuple[str, int]] = {
     "liger": ("Liger", 3),
     "fused-inductor": ("fusedlib, torch.compile", 4),
     "products": ("products alone", 6),
-    "fused-input": ("fusedlib, keeping x alone", 7),
+    "fused-input": ("fusedlib, keeping x alone", 12),
     "inductor-causal": ("torch.compile, no mask", 8),
     "inductor-layers": ("torch.compile, by layer", 9),
     "fused-inductor-layers": ("fusedlib, torch.compile by layer", 11),

@@ -7,17 +7,21 @@
         return {"gain": gain}, gain > 3
 
 It is evaluated in each recording that holds all cases that it selects under the profile `full`;
-nothing is borrowed from another. Numbers are medians over the recordings of a machine, their range
-in brackets where rounding shows one. Where another recorded machine's number differs in the digits
-printed, it follows in parentheses.
+nothing is borrowed from another. A recording of some of the cases, or one in which a case gave no
+figure, is listed as partly measured. What it says of these cases counts where the rule can answer
+for them: where it holds for the same cases of a recording that has all.
+
+Numbers are medians over the recordings of a machine, their range in brackets where rounding shows
+one. Where another recorded machine's number differs in the digits printed, it follows in
+parentheses; of a machine that measured the claim only in part, "in part" stands beside its name.
 """
 
 import inspect
 import math
 import string
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -26,7 +30,7 @@ from fusedlib.bench import machine as machines
 from measure.recording.results import ASSEMBLED
 from press import display, measuring, published
 from press.analysis import leading
-from press.formats import MISSING, is_missing, spread
+from press.formats import MISSING, formatted, is_missing, spread
 
 Rule = Callable[[pd.DataFrame], tuple[dict[str, Any], Any]]
 THIS = "this machine"
@@ -48,12 +52,42 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What a recording says of a claim that it measured in part.
+
+    Attributes:
+        evaluation: of the cases that have a row. A number that needs others is missing; where the
+            cases cannot tell, a zero is too, for a rule that finds no rows counts none.
+        holds: whether the claim holds for the cases that count; None: these cannot tell.
+        counted: so many cases count.
+        cases: so many cases the claim has.
+        sentence: the claim's, with the numbers of these cases.
+    """
+
+    evaluation: Evaluation
+    holds: bool | None
+    counted: int
+    cases: int
+    sentence: str
+
+    @property
+    def text(self) -> str:
+        """For people, such as "does not hold for 5 of 20 cases"."""
+        number = f"{self.counted} of {self.cases} cases"
+        if self.holds is None:
+            return f"cannot be told from {number}"
+        return f"{'holds' if self.holds else 'does not hold'} for {number}"
+
+
+@dataclass(frozen=True)
 class Standing:
-    """How a claim stands on one machine: the answers of its recordings that hold all cases."""
+    """How a claim stands on one machine: the answers of its recordings that hold all cases, and
+    what those say that measured it in part."""
 
     machine: str
     study: str
     evaluations: tuple[Evaluation, ...]
+    parts: tuple[Part, ...] = ()
     repeats: str = MEASURED
 
     @property
@@ -82,6 +116,22 @@ class Standing:
         return sum(bool(e.holds) for e in self.answers)
 
     @property
+    def contrary(self) -> tuple[Part, ...]:
+        """The recordings of some of the cases that speak against the claim."""
+        return tuple(part for part in self.parts if part.holds is False)
+
+    @property
+    def shown(self) -> list[Evaluation]:
+        """Whose numbers stand in the sentence: of all cases, else of those that were measured."""
+        parts = [part.evaluation for part in self.parts]
+        return self.answers or [evaluation for evaluation in parts if evaluation.values]
+
+    @property
+    def name(self) -> str:
+        """The machine's name beside a number in the sentence."""
+        return self.label if self.measured else f"{self.label} in part"
+
+    @property
     def errors(self) -> list[str]:
         """What the rule raised, a line a recording."""
         return [f"{e.recording}: {e.error}" for e in self.evaluations if e.error]
@@ -89,33 +139,59 @@ class Standing:
     @property
     def count(self) -> str:
         """In how many recordings it holds, such as "3 of 3"; what cannot vary says why instead."""
+        against = f"partly measured: {self.contrary[-1].text}" if self.contrary else ""
+        if not self.measured:
+            return against or ("partly measured" if self.parts else "")
         if self.repeats != MEASURED:
-            return self.repeats if self.held == self.measured else f"does not hold, {self.repeats}"
-        assembled = [e.recording for e in self.answers] == [ASSEMBLED]
-        return f"{self.held} of {self.measured}" + (f", {ASSEMBLED}" if assembled else "")
+            alike = self.held == self.measured
+            counted = self.repeats if alike else f"does not hold, {self.repeats}"
+        else:
+            assembled = f", {ASSEMBLED}" if self._assembled else ""
+            counted = f"{self.held} of {self.measured}{assembled}"
+        return f"{counted}, {against}" if against else counted
 
     @property
     def text(self) -> str:
-        """The same in words."""
+        """The same in words, with every recording that measured the claim in part."""
         if self.errors:
             return f"error in the claim: {'; '.join(self.errors)}"
-        if not self.measured:
-            how = f"; on a large GPU `make study ONLY={self.study} PROFILE=full` does"
-            return f"not measured{how if self.own else ''}"
+        quoted = self.contrary if self.measured else ()  # else its numbers stand in the sentence
+        partly = ", ".join(
+            dict.fromkeys(
+                f"{part.text} (“{part.sentence}”)" if part in quoted else part.text
+                for part in self.parts
+            )
+        )
+        whole = self._whole if self.measured else ""
+        if partly:
+            return f"{whole}, partly measured: {partly}".removeprefix(", ")
+        how = f"; on a large GPU `make study ONLY={self.study} PROFILE=full` does"
+        return whole or f"not measured{how if self.own else ''}"
+
+    @property
+    def _whole(self) -> str:
+        """What the recordings of all cases say."""
         if self.machine == published.MACHINE:
             return f"{'holds' if self.held else 'does not hold'} in the published tables"
         if self.repeats != MEASURED:
-            return f"holds ({self.repeats})" if self.held == self.measured else self.count
+            alike = self.held == self.measured
+            return f"holds ({self.repeats})" if alike else f"does not hold, {self.repeats}"
         if not self.held:
             return "does not hold"
-        count, _, assembled = self.count.partition(", ")
-        plural, several = "s" * (self.measured > 1), ", assembled from several runs"
-        return f"holds in {count} recording{plural}{several if assembled else ''}"
+        several = ", assembled from several runs" if self._assembled else ""
+        plural = "s" * (self.measured > 1)
+        return f"holds in {self.held} of {self.measured} recording{plural}{several}"
+
+    @property
+    def _assembled(self) -> bool:
+        """Whether the only recording of all cases was put together from several runs."""
+        return [e.recording for e in self.answers] == [ASSEMBLED]
 
     def as_json(self) -> dict[str, Any]:
         """What pages show of it."""
         names = ("machine", "label", "own", "held", "measured", "count", "text", "errors")
-        return {name: getattr(self, name) for name in names}
+        numbers = {"parts": len(self.parts), "contrary": len(self.contrary)}
+        return {name: getattr(self, name) for name in names} | numbers
 
 
 @dataclass
@@ -141,30 +217,83 @@ class Claim:
             values, holds = self.rule(rows)
         except Exception as error:
             return Evaluation(recording, {}, None, f"{type(error).__name__}: {error}")
-        if any(is_missing(_plain(v)) for v in values.values()) or is_missing(_plain(holds)):
-            return Evaluation(recording, {}, None)
-        return Evaluation(recording, {k: _plain(v) for k, v in values.items()}, bool(holds))
+        values, holds = {name: _plain(v) for name, v in values.items()}, _plain(holds)
+        if any(map(is_missing, values.values())) or is_missing(holds):
+            return Evaluation(recording, values, None)
+        return Evaluation(recording, values, bool(holds))
 
     def evaluate_all(self) -> None:
-        """Evaluate every machine's recordings that have all cases."""
-        for name in map(str, self.selection["machine"].cat.categories):
-            parts = complete(self.selection, name)
-            evaluations = tuple(self.evaluate(part, recording) for recording, part in parts)
-            self.standings.append(Standing(name, self.study, evaluations, self.repeats))
+        """Evaluate every machine's recordings, those of all cases first."""
+        names = list(map(str, self.selection["machine"].cat.categories))
+        wanted = required(self.selection)
+        whole: dict[str, list[Evaluation]] = {}
+        held: list[pd.DataFrame] = []
+        for name in names:
+            whole[name] = []
+            for recording, rows in complete(self.selection, name):
+                whole[name].append(self.evaluate(rows, recording))
+                held += [rows] if whole[name][-1].holds else []
+        for name in names:
+            told = {e.recording for e in whole[name] if e.holds is not None or e.error}
+            parts = tuple(
+                self._part(rows, recording, held, len(wanted))
+                for recording, rows in _with_figures(self.selection, name, wanted)
+                if recording not in told
+            )
+            standing = Standing(name, self.study, tuple(whole[name]), parts, self.repeats)
+            self.standings.append(standing)
+
+    def _part(
+        self, rows: pd.DataFrame, recording: str, held: Sequence[pd.DataFrame], cases: int
+    ) -> Part:
+        """What the rows of some cases say, where the rule holds for the same cases of `held`."""
+        evaluation = self.evaluate(rows, recording)
+        for other in held:
+            alike = set(zip(rows["case"], rows["status"], strict=True)) & set(
+                zip(other["case"], other["status"], strict=True)
+            )
+            same = {case for case, _ in alike}
+            if same and self.evaluate(other[other["case"].isin(same)], "").holds:
+                own = self.evaluate(rows[rows["case"].isin(same)], recording)
+                if own.holds is not None:
+                    return Part(own, own.holds, len(same), cases, self._filled(own.values))
+        ran = int((rows["status"] == "ok").sum())
+        known = {name: value for name, value in evaluation.values.items() if value != 0}
+        return Part(replace(evaluation, values=known), None, ran, cases, self._filled(known))
+
+    def _filled(self, values: Mapping[str, Any]) -> str:
+        """The sentence with these values, a dash for one that is missing."""
+        fields = self._fields()
+        return "".join(text + (formatted(values.get(n), s) if n else "") for text, n, s in fields)
 
     def sentence(self, machine: str | None = None) -> str:
         """The sentence with its numbers, or with those of one machine alone.
 
-        They are the leading machine's, a dash where it measured nothing, with those of other
-        recorded machines after them where they differ.
+        They are the leading machine's, with those of other recorded machines after them where they
+        differ. Where the leading machine measured nothing they are another's, which is said first;
+        a dash stands for what nobody measured.
         """
         filled = ((text, self._value(name, spec, machine)) for text, name, spec in self._fields())
-        return "".join(text + value for text, value in filled)
+        sentence = "".join(text + value for text, value in filled)
+        shown = self._machine()
+        if machine or shown is None or shown.machine == leading(self.selection):
+            return sentence
+        return f"{THIS[0].upper() + THIS[1:] if shown.own else shown.name}: {sentence}"
 
     def numbers(self) -> dict[str, str]:
-        """The leading machine's numbers of the sentence, by name."""
+        """The numbers of the sentence by name, of one machine, named where it is not the leader."""
+        shown, leader = self._machine(), leading(self.selection)
+        name = shown.machine if shown else leader
+        values = {n: self._value(n, spec, name) for _, n, spec in self._fields() if n}
+        if shown is None or name == leader:
+            return values
+        return {n: f"{text} ({shown.name})" for n, text in values.items()}
+
+    def _machine(self) -> Standing | None:
+        """Whose numbers stand in the sentence: the leader's, else the first's that has some."""
         leader = leading(self.selection)
-        return {n: self._value(n, spec, leader) for _, n, spec in self._fields() if n}
+        order = sorted(self.standings, key=lambda s: (not s.measured, s.machine != leader, s.own))
+        return next((s for s in order if s.shown), None)
 
     def _fields(self) -> Iterator[tuple[str, str, str]]:
         """Text of the sentence, then the name and format of the number behind it, or blanks."""
@@ -173,18 +302,18 @@ class Claim:
 
     def _value(self, name: str, spec: str, machine: str | None) -> str:
         def spread_of(standing: Standing) -> str:
-            return spread([e.values[name] for e in standing.answers if name in e.values], spec)
+            return spread([e.values[name] for e in standing.shown if name in e.values], spec)
 
         if not name:
             return ""
-        shown = machine or leading(self.selection)
+        first = self._machine()
+        shown = machine or (first.machine if first else leading(self.selection))
         own = next((spread_of(s) for s in self.standings if s.machine == shown), MISSING)
-        others = [s for s in self.standings if s.machine != shown and not s.own and s.measured]
-        texts = [(s.label, spread_of(s)) for s in others if machine is None]
+        others = [s for s in self.standings if s.machine != shown and not s.own and s.shown]
+        texts = [(s.name, spread_of(s)) for s in others if machine is None]
         # A space between a machine's name and its number does not break the line.
-        apart = [f"{label}\N{NO-BREAK SPACE}{text}" for label, text in texts if text != own]
-        if own == MISSING and apart:  # the leading machine has not measured it
-            return "; ".join(apart)
+        texts = [(label, text) for label, text in texts if text not in (own, MISSING)]
+        apart = [f"{label}\N{NO-BREAK SPACE}{text}" for label, text in texts]
         return f"{own} ({', '.join(apart)})" if apart else own
 
     def summary(self) -> str:
@@ -193,8 +322,10 @@ class Claim:
         where[published.MACHINE] = ""  # the text says where
         text = "; ".join(where[s.machine] + s.text for s in self.standings) + "."
         mine = machines.key()
-        here, leads = any(s.own and s.measured for s in self.standings), leading(self.selection)
-        return f"{text} Measured here: {self.sentence(mine)}" if here and mine != leads else text
+        here = any(s.own and s.shown for s in self.standings)
+        first = self._machine()
+        elsewhere = here and first is not None and first.machine != mine
+        return f"{text} Measured here: {self.sentence(mine)}" if elsewhere else text
 
 
 def complete(rows: pd.DataFrame, machine: str) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -204,6 +335,16 @@ def complete(rows: pd.DataFrame, machine: str) -> Iterator[tuple[str, pd.DataFra
     for name, part in own.groupby("recording", sort=True):
         if len(part) and wanted and wanted <= {*part["case"]}:
             yield str(name), part[part["case"].isin(wanted)]
+
+
+def _with_figures(
+    rows: pd.DataFrame, machine: str, wanted: set[str]
+) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The recordings of a machine in which one of the cases at least has figures."""
+    own = rows[(rows["machine"] == machine) & rows["case"].isin(wanted)]
+    for name, part in own.groupby("recording", sort=True):
+        if (part["status"] == "ok").any():
+            yield str(name), part
 
 
 def required(rows: pd.DataFrame) -> set[str]:

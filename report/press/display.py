@@ -10,6 +10,7 @@ import contextlib
 import html
 import inspect
 import os
+import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fusedlib.bench import machine as machines
-from measure.recording import paths
+from measure.recording import paths, results
 from press import style
 from press.analysis import leading
 from press.formats import MISSING, formatted, number
@@ -54,14 +55,25 @@ def claim(
 
 
 def whose(rows: pd.DataFrame) -> None:
-    """Say to whoever reads the notebook which machine its figures and numbers are of."""
+    """Say to whoever reads the notebook which machine its figures and numbers are of.
+
+    They are of this one where it measured all that leads: others may have recorded under its name.
+    """
     machine = leading(rows)
-    text = "*Figures, tables and the numbers in claims are of this machine.*"
+    own = [one for one in results.recordings() if one.machine == machine == machines.key()]
+    hosts = {run.get("host") for one in own for run in one.runs}
+    name, before = machines.label(machine), "Figures, tables and the numbers in claims are of"
     if machine != machines.key():
         text = (
-            f"*Figures, tables and the numbers in claims are of {machines.label(machine)}, "
-            "recorded earlier. What this machine measured stands under “This machine”, and each "
-            "claim says whether it holds here.*"
+            f"*{before} {name}, recorded earlier. What this machine measured stands under “This "
+            "machine”, and each claim says whether it holds here.*"
+        )
+    elif hosts <= {platform.node()}:
+        text = f"*{before} this machine.*"
+    else:
+        text = (
+            f"*{before} {name}, under which this machine measures too: some were recorded "
+            "on other hosts.*"
         )
     _emit({"text/markdown": text, "text/plain": text}, {"kind": "whose"})
 
@@ -128,9 +140,10 @@ def explore(show: Callable[..., None], **choices: Sequence[Any]) -> None:
     defaults where they are among them, else with the first.
 
     In JupyterLab the choices are widgets; where a notebook is executed for the report there is
-    nobody to choose, and the first view stands alone.
+    nobody to choose, and the first view stands alone. Where there is no choice, that is said.
     """
-    if not all(map(len, choices.values())):
+    if lacking := [name for name, values in choices.items() if not len(values)]:
+        prose(f"Nothing to choose from: no row has a {' or '.join(lacking)} that was asked for.")
         return
     options = {name: list(values) for name, values in choices.items()}
     if not os.environ.get(STATIC):

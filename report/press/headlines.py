@@ -10,7 +10,7 @@ from nbformat import NotebookNode
 
 from press.display import TABLE_MIME
 from press.formats import MISSING
-from press.pages.outputs import plain_text, shown
+from press.pages.outputs import answered, plain_text, shown
 from press.pages.pandoc import with_units
 from press.running import config
 from press.running.products import copy_path
@@ -31,11 +31,11 @@ def read_claims(folder: Path | None = None) -> Iterator[Any]:
 
 
 def counts(claim: Any, own: bool) -> str:
-    """In how many recordings a claim holds, such as "H200: 3 of 3; H100: 1 of 1".
+    """In how many recordings a claim holds, such as "H200: 3 of 3; H100: partly measured".
 
     `own`: of this machine alone, which needs no name; else of the others.
     """
-    measured = [s for s in claim.standings if s["own"] == own and s["measured"]]
+    measured = [s for s in claim.standings if s["own"] == own and answered(s)]
     each = [s["count"] if own else f"{s['label']}: {s['count']}" for s in measured]
     return "; ".join(each) or MISSING
 

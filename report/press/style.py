@@ -67,14 +67,14 @@ def register(*names: str, first: int = 0) -> None:
             )
 
 
-# Slots beyond the palette's length repeat its colours with the next dash.
+# Slots beyond the palette's length repeat its colours with the next dash and the next marker.
 register("fused", "eager", "inductor", "liger", "quack", "thunder", "torch")
 register("forward", "backward", "optimizer", "forward+backward", "step")
 register("small", "medium", "large", "xl", "2.7b")
 register("nano", "micro", "mini", first=5)
 register("fp32", "fp16", "bf16", "tf32", "fp64", "fp8")
 register("own", "recorded", "published")
-register("fusedlib, warmed up", first=21)
+register("fusedlib, warmed up", first=26)
 
 
 def _slot(name: str) -> int:
@@ -97,7 +97,7 @@ def colour(name: str) -> str:
 
 def marker(name: str) -> str:
     """Matplotlib marker of a provider or series, the same in every figure."""
-    return MARKERS[_slot(name) % len(MARKERS)]
+    return MARKERS[sum(divmod(_slot(name), len(PALETTE))) % len(MARKERS)]
 
 
 def dash(name: str) -> Any:
@@ -166,11 +166,14 @@ def title(ax: Axes, content: str, **options: Any) -> None:
 
 
 def say_empty(fig: Figure) -> None:
-    """Write "nothing measured" into panels that hold no line, bar, point or image of data."""
+    """Write "nothing measured" into panels that hold no line, bar, point or image of data.
+
+    Axes that are off are no panel: a grid may have more of them than there are panels.
+    """
     for ax in fig.axes:
         # Reference lines span the panel: one of their coordinates is a share of it.
         lines = [line for line in ax.lines if line.get_transform() == ax.transData]
-        if not (lines or ax.patches or ax.collections or ax.images or ax.texts):
+        if ax.axison and not (lines or ax.patches or ax.collections or ax.images or ax.texts):
             centred: dict[str, Any] = {"transform": ax.transAxes, "ha": "center", "va": "center"}
             text(ax, 0.5, 0.5, "nothing measured", color=MUTED, **centred)
 

@@ -125,7 +125,7 @@ def _liger_arm(
 
 
 _liger_arm("liger", SWITCHES)
-_liger_arm("liger-without-flce", SWITCHES[:3], "Liger without FLCE", 10)
+_liger_arm("liger-without-flce", SWITCHES[:3], "Liger without FLCE", 12)
 _liger_arm("liger-fp32", SWITCHES, accum_dtype=torch.float32)
 for _slot, _name in enumerate(SWITCHES, 18):
     _short = _name.replace("fused_linear_cross_entropy", "FLCE")

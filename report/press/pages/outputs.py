@@ -1,7 +1,7 @@
 """What templates and other readers ask of a notebook, its cells and outputs."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,19 +98,25 @@ def shown(notebook: Path, tag: str = "") -> Iterator[tuple[Any, dict[str, Any]]]
             yield output, meaning(output)
 
 
+def answered(standing: Mapping[str, Any]) -> bool:
+    """Whether a machine's recordings say something of a claim, all of its cases or some."""
+    return bool(standing["measured"] or standing["parts"])
+
+
 def where_it_holds(claim: dict[str, Any]) -> list[tuple[str, bool]]:
     """Where a claim holds, a text a machine, each with whether it says that it does not.
 
-    What nobody measured is said once; else what a machine lacks goes without saying.
+    What nobody measured is said once; else a machine that measured nothing goes without saying.
     """
     every = claim["standings"]
-    answered = [s for s in every if s["measured"] or s["errors"]]
-    if not answered:
+    told = [s for s in every if answered(s) or s["errors"]]
+    if not told:
         return [("not measured", False)] if every else []
     texts = []
-    for standing in sorted(answered, key=lambda standing: standing["own"]):
+    for standing in sorted(told, key=lambda standing: standing["own"]):
         where = " here" if standing["own"] else f" on the {standing['label']}"
         where = "" if standing["machine"] == published.MACHINE else where
-        fails = bool(standing["errors"]) or standing["held"] < standing["measured"]
+        fails = bool(standing["errors"] or standing["contrary"])
+        fails |= standing["held"] < standing["measured"]
         texts.append((standing["text"] + where, fails))
     return texts

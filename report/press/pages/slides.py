@@ -165,8 +165,8 @@ def _study(cells: Sequence[Any]) -> dict[str, Any]:
 
 
 def _recorded(claim: Any) -> list[dict[str, Any]]:
-    """How it stands on the recorded machines that measured it."""
-    return [s for s in claim.standings if s["measured"] and not s["own"]]
+    """How it stands on the recorded machines that measured it, some in part."""
+    return [s for s in claim.standings if outputs.answered(s) and not s["own"]]
 
 
 def _summary(claim: Any) -> str:

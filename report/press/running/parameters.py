@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from measure.recording import paths
 from press.running.config import ConfigError, listed
 
 TAG = "parameters"
@@ -69,6 +70,20 @@ def read(notebook: Path) -> dict[str, Parameter]:
         count = len(tagged) or "no"
         raise ParameterError(f"{notebook}: {count} cells carry the tag '{TAG}'; exactly one must")
     return _parse_cell("".join(tagged[0]["source"]), notebook)
+
+
+def require_valid(study: str, values: Mapping[str, Any]) -> None:
+    """Refuse what papermill would refuse, where a reader changed the parameters cell by hand.
+
+    Args:
+        study: whose notebook declares them.
+        values: the notebook's names.
+
+    Raises:
+        ParameterError: a value of another type or out of bounds.
+    """
+    for name, parameter in read(paths.NOTEBOOKS / f"{study}.ipynb").items():
+        parameter.check(values[name], study)
 
 
 def choose(

@@ -1,0 +1,146 @@
+"""What the paper's own words compare: each sentence is held against the recorded rows.
+
+A sentence that a program fills or decides is a claim, and held elsewhere.
+"""
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from measure.recording import results
+from press import replay
+from press.running import config
+
+Rows = pd.DataFrame
+NOTEBOOKS = {study.name: study.notebook for study in config.load().studies}
+
+
+@pytest.fixture(scope="module")
+def rows() -> Callable[[str, str], Rows]:
+    """Rows of a study that are ok, of one recorded machine."""
+
+    def of(study: str, machine: str) -> Rows:
+        with replay.recorded_rows():
+            every = results.Recorder(study, profile="full").rows()
+        return every[(every["machine"] == machine) & (every["status"] == "ok")]
+
+    return of
+
+
+def peaks(found: Rows, index: str) -> Rows:
+    return found.pivot_table("peak_mib", index, "provider", "median", observed=True)
+
+
+def memory_by_tokens(found: Rows) -> bool:
+    bf16 = found[(found["experiment"] == "step") & (found["dtype"] == "bfloat16")]
+    over = bf16.assign(over=bf16["tokens"] / bf16["hidden_size"])
+    table = over.pivot_table(
+        "peak_mib", ["over", "hidden_size", "intermediate_size"], "provider", "median"
+    )
+    more = (table["fused"] / table["liger"] - 1).reset_index(name="more")
+    many, alike = more[more["over"] >= 2], more[more["over"] == 1]
+    few = more[more["over"] <= 0.25]
+    return (
+        min(map(len, (many, alike, few))) > 0 and (many["more"] < -0.1).all()
+        and alike["more"].between(0.01, 0.15).all() and few["more"].abs().max() < 0.05
+    )  # fmt: skip
+
+
+def attention_memory(found: Rows) -> bool:
+    both = found[(found["direction"] == "forward+backward") & (found["head_dim"] == 64)]
+    both = both[both["grid"].isin(["course", "long"]) & (both["context_length"] >= 4096)]
+    growth = {}
+    for dtype, part in both.groupby("dtype"):
+        table = peaks(part, "context_length")
+        growth[dtype] = (table / table.shift()).iloc[1:]
+    fused = pd.concat(growth).drop(columns=["plain", "math", "inductor"]).stack().dropna()
+    plain = pd.concat(growth)["plain"].dropna()
+    half = peaks(both[both["dtype"] == "bfloat16"], "context_length").dropna(subset="plain")
+    holds_more = (half["math"] > half["plain"]).loc[half["math"].dropna().index].all()
+    return plain.between(3.8, 4.1).all() and fused.between(1.9, 2.1).all() and holds_more
+
+
+def checkpoints(found: Rows) -> bool:
+    plans = found[(found["experiment"] == "checkpoint") & (found["model"] == "2.7b")]
+    plans = plans[(plans["context_length"] == 5120) & (plans["plan"] == "segments")]
+    for _, part in plans.groupby("precision", observed=True):
+        mib, ms = (part.groupby("blocks")[name].median() for name in ("peak_mib", "median_ms"))
+        if mib.idxmin() > 2 or not mib.loc[mib.idxmin() :].is_monotonic_increasing:
+            return False
+        if ms[1] < 0.95 * ms.max():
+            return False
+    return len(plans) > 4
+
+
+def below_the_power_limit(found: Rows) -> bool:
+    fp32 = found[(found["experiment"] == "sustained") & (found["precision"] == "fp32")]
+    highest = fp32.groupby("provider")[["power_w", "sm_mhz"]].median()
+    return len(highest) > 1 and highest["power_w"].max() < 680 and highest["sm_mhz"].min() > 1900
+
+
+def at_the_power_limit(found: Rows) -> bool:
+    load = found[(found["experiment"] == "sustained") & (found["dtype"] == "bfloat16")]
+    return load["power_w"].median() > 670 and load["sm_mhz"].max() < 1700
+
+
+def as_long_under_load(found: Rows) -> bool:
+    headline = found[(found["model"] == "Llama-3.2-1B") & (found["dtype"] == "bfloat16")]
+    at_load = headline[headline["experiment"] == "sustained"].groupby("provider")
+    turns = headline[(headline["experiment"] == "step") & (headline["group"] == "arms")]
+    ratio = at_load["median_ms"].median() / turns.groupby("provider")["median_ms"].median()
+    return at_load["power_w"].median().min() > 670 and ratio.dropna().between(0.93, 1.05).all()
+
+
+def one_warm_up_step(found: Rows) -> bool:
+    alone = found[(found["experiment"] == "steps") & (found["isolation"] == "fresh")]
+    alone = alone[alone["direction"] == "forward+backward"]
+    cold, warm = (
+        [np.mean(s[n : n + 10]) - np.median(s[-10:]) for s in alone["samples_ms"]] for n in (0, 1)
+    )
+    return len(cold) > 4 and np.median(np.abs(warm)) < 0.1 * np.median(cold)
+
+
+BOTH = ["nvidia-h200", "nvidia-h100"]
+SAID = [
+    ("04_memory", "peak-text", "holds less with many tokens, somewhat more than Liger with about "
+     "as many as the hidden size, and nearly the same with few", BOTH, memory_by_tokens),
+    ("07_attention", "memory-after", "grows fourfold whenever the context doubles, the fused ways "
+     "twofold", BOTH, attention_memory),
+    ("07_attention", "memory-after", "holds more in half precision than plain attention does",
+     BOTH, attention_memory),
+    ("09_model_memory", "cell-39", "shorter segments are better down to a block or two", BOTH,
+     checkpoints),
+    ("06_end_to_end", "endtoend-energy-head", "stay below its power limit, at the full clock",
+     BOTH, below_the_power_limit),
+    ("03_kernels", "cell-11", "reaches its power limit, and its clock falls until the power fits",
+     BOTH, at_the_power_limit),
+    ("11_llama", "llama-energy-head", "an arm takes about the time that it takes in turns",
+     BOTH, as_long_under_load),
+    ("01_warmup", "warmup-17", "One warm-up step takes nearly all of it away", BOTH,
+     one_warm_up_step),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("study", "cell", "words", "machines", "holds"), SAID)
+def test_a_comparison_in_words_is_what_the_rows_say(rows, study, cell, words, machines, holds):
+    cells = json.loads(NOTEBOOKS[study].read_text(encoding="utf-8"))["cells"]
+    [text] = ["".join(one["source"]) for one in cells if one["id"] == cell]
+    unquoted = "".join(text.split('"')) if '"' in text else text
+    assert " ".join(words.split()) in " ".join(unquoted.split()), "the sentence is another now"
+    for machine in machines:
+        found = rows(study, machine)
+        assert holds(found), machine
+        assert not holds(found.assign(**worse(found))), "the check cannot fail"
+
+
+def worse(found: Rows) -> dict[str, pd.Series]:
+    """Figures in another order: what is said of them is no longer so."""
+    figures = [n for n in ("peak_mib", "median_ms", "power_w", "sm_mhz") if n in found]
+    turned = {name: found[name].iloc[::-1].to_numpy() for name in figures}
+    if "samples_ms" in found:
+        lists = found["samples_ms"].map(lambda s: s[::-1] if isinstance(s, list) else s)
+        turned["samples_ms"] = lists.to_numpy()
+    return turned
