@@ -475,6 +475,14 @@ class FusedHead(Fused):
         return linear_cross_entropy(input, self.weight, target, bias=self.bias, **settings)
 
 
+@cache
+def _outputs() -> Any:
+    """Imported late, for transformers need not be there."""
+    from fusedlib.patch import outputs
+
+    return outputs
+
+
 class FusedCausalLM(Fused):
     """With labels, in training or where `skip_logits` is True, the loss alone; else as ever."""
 
@@ -484,7 +492,10 @@ class FusedCausalLM(Fused):
         inputs_embeds: Tensor | None = None, labels: Tensor | None = None,
         use_cache: bool | None = None, logits_to_keep: int | Tensor = 0, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        """transformers' output; where the loss is fused its logits are None."""
+        """transformers' output; where the loss is fused logits are computed when they are read.
+
+        Called with `skip_logits=True`, and in compiled code, they are None.
+        """
         given = {
             "input_ids": input_ids, "attention_mask": attention_mask,
             "position_ids": position_ids, "past_key_values": past_key_values,
@@ -493,24 +504,29 @@ class FusedCausalLM(Fused):
         if self._needs_no_mask(given):
             given["attention_mask"] = self.lm_head.weight.new_empty(CAUSAL)
         skip_logits = kwargs.pop("skip_logits", None)
-        if skip_logits is None:
-            skip_logits = self.training
-        if not (skip_logits and self._fuses(labels, logits_to_keep)):
+        fuses = self.training if skip_logits is None else skip_logits
+        if not (fuses and self._fuses(labels, logits_to_keep)):
             return super().forward(**given, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
         return_dict = kwargs.pop("return_dict", None)
         outputs = self.model(**given, **kwargs)
         hidden, softcap = outputs.last_hidden_state, self._softcap()
         loss = _causal_loss(self.lm_head, hidden, labels, softcap, **kwargs)
-        output = self._output(outputs, loss, attention_mask, **kwargs)
+        logits = None
+        if skip_logits is None and not torch.compiler.is_compiling():
+            logits = _outputs().UnreadLogits(self.lm_head, hidden, softcap)
+        output = self._output(outputs, loss, logits, attention_mask, **kwargs)
         as_dict = self.config.return_dict if return_dict is None else return_dict
         return output if as_dict else output.to_tuple()
 
-    def _output(self, outputs: Any, loss: Tensor, attention_mask: Any, **_: Any) -> Any:
+    def _output(
+        self, outputs: Any, loss: Tensor, logits: Any, attention_mask: Any, **_: Any
+    ) -> Any:
         """What the model returns of what its decoder returned."""
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
-        return CausalLMOutputWithPast(
-            loss=loss, past_key_values=outputs.past_key_values,
+        make = CausalLMOutputWithPast if logits is None else _outputs().CausalLMOutput
+        return make(
+            loss=loss, logits=logits, past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states, attentions=outputs.attentions,
         )  # fmt: skip
 
@@ -578,11 +594,12 @@ class FusedMoeCausalLM(FusedCausalLM):
         )  # fmt: skip
 
     def _output(
-        self, outputs: Any, loss: Tensor, attention_mask: Any,
+        self, outputs: Any, loss: Tensor, logits: Any, attention_mask: Any,
         output_router_logits: bool = False, **_: Any,
     ) -> Any:  # fmt: skip
         from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
+        make = MoeCausalLMOutputWithPast if logits is None else _outputs().MoeCausalLMOutput
         balance = None
         if output_router_logits:
             balance = sys.modules[self._base.__module__].load_balancing_loss_func(
@@ -590,8 +607,8 @@ class FusedMoeCausalLM(FusedCausalLM):
                 attention_mask,
             )  # fmt: skip
             loss = loss + self.router_aux_loss_coef * balance.to(loss.device)
-        return MoeCausalLMOutputWithPast(
-            loss=loss, aux_loss=balance, past_key_values=outputs.past_key_values,
+        return make(
+            loss=loss, aux_loss=balance, logits=logits, past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states, attentions=outputs.attentions,
             router_logits=outputs.router_logits,
         )  # fmt: skip
@@ -612,6 +629,7 @@ def _causal_loss(
         hidden.reshape(-1, hidden.shape[-1]), target, ignore_index=ignore_index,
         reduction=reduction, softcap=softcap,
     )  # fmt: skip
+    loss = loss.float()  # theirs is fp32 of a model in float64 too
     if num_items_in_batch is None:
         return loss
     if isinstance(num_items_in_batch, Tensor):
