@@ -5,6 +5,7 @@ import functools
 import inspect
 import io
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -359,6 +360,39 @@ def test_checkpoints_go_both_ways(name, tied, tmp_path):
     assert not same_state(other, plain)
     assert str(other.load_state_dict(plain.state_dict())) == "<All keys matched successfully>"
     assert same_state(other, plain)
+
+
+def test_a_patched_model_s_class_is_pickled_as_a_class():
+    """Here and in another process; and so is one that someone derived of it."""
+    _, patched = pair()
+    classes = [*{type(module) for module in patched.modules()}]
+    assert len([kind for kind in classes if issubclass(kind, Fused)]) == 7
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(classes, protocol)) == classes
+        assert type(pickle.loads(pickle.dumps(patched, protocol))) is type(patched)
+    for kind in classes:  # as dill and cloudpickle make a class anew
+        names = dict(vars(kind)) if issubclass(kind, Fused) else None
+        assert names is None or type(kind)(kind.__name__, kind.__bases__, names) is kind
+    there = (
+        "import pickle, sys; kind = pickle.load(sys.stdin.buffer);"
+        "print(kind.__name__, kind.forward.__qualname__, len(kind.__mro__))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", there], input=pickle.dumps(type(patched)), capture_output=True,
+        check=True,
+    )  # fmt: skip
+    count = len(type(patched).__mro__)
+    assert done.stdout.decode().split() == [
+        "LlamaForCausalLM", "FusedCausalLM.forward", str(count)
+    ]  # fmt: skip
+    patched.__class__ = Derived = type("Derived", (type(patched),), {"__module__": __name__})  # noqa: N806
+    Derived.__qualname__ = "Derived"
+    assert type(copy.deepcopy(patched)) is Derived
+    globals()["Derived"] = Derived
+    try:
+        assert pickle.loads(pickle.dumps(Derived)) is Derived
+    finally:
+        del globals()["Derived"]
 
 
 def test_strict_loading_speaks_the_old_names():
