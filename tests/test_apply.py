@@ -23,6 +23,7 @@ pytest.importorskip("transformers")
 import fusedlib
 from fusedlib import projection
 from fusedlib.fused_class import Fused, fusion_state
+from fusedlib.kernels.host import internals
 from fusedlib.patch import apply
 from fusedlib.patch import modules as fused_modules
 from llama_models import (
@@ -290,6 +291,16 @@ def test_who_walks_through_an_output_reads_no_logits():
     with pytest.raises(AttributeError, match=r"whose argmax is asked for.* output\.logits"):
         [*output.values()][1].argmax(-1)
     torch.testing.assert_close(output.logits, plain(ids).logits)
+
+
+@pytest.mark.parametrize("mark", [internals.FSDP_MANAGED, internals.REPLICA, "ds_id"])
+def test_there_are_no_logits_where_the_head_is_in_parts_or_a_copy(mark):
+    """Later it cannot compute them, and those who made it so read what they walk through."""
+    _, patched = pair()
+    ids, labels = tokens()
+    head = patched.lm_head
+    setattr(head.weight if mark == "ds_id" else head, mark, True)
+    assert patched(ids, labels=labels).logits is None
 
 
 def test_a_model_in_float64_has_a_loss_of_the_dtype_it_had():

@@ -97,10 +97,10 @@ def apply_to(
     pruning and checkpoints work as on the unpatched model, before this call and afterwards; FSDP
     and DeepSpeed come afterwards. One thing changes: a `...ForCausalLM` whose loss is fused, in
     training mode with labels, computes its logits where somebody reads them, until the optimizer's
-    step; compiled it gives `logits=None`. So it does with `skip_logits=True`, in evaluation too;
-    with `skip_logits=False` it computes them always; the unpatched model ignores it. The Trainer
-    reads the logits even where it then asks for the loss alone: its `prediction_step` is to add
-    `skip_logits` to its inputs.
+    step; compiled, and under FSDP, ZeRO-3 and DataParallel, it gives `logits=None`. So it does with
+    `skip_logits=True`, in evaluation too; with `skip_logits=False` it computes them always; the
+    unpatched model ignores it. The Trainer reads the logits even where it then asks for the loss
+    alone: its `prediction_step` is to add `skip_logits` to its inputs.
 
     A module is fused where its children are what they were. Where an adapter, a hook, a shard or a
     quantized weight has taken the place of a projection, its MLP or its attention's q, k and v run

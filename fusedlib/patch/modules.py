@@ -27,7 +27,9 @@ from fusedlib.fused_class import (
     package_of,
     plain_weights,
 )
+from fusedlib.kernels.host import internals
 from fusedlib.kernels.host.route import has_kernels
+from fusedlib.kernels.host.saved import BROUGHT_BACK
 from fusedlib.kernels.operands import HALF_DTYPES
 from fusedlib.loss import linear_cross_entropy
 from fusedlib.norms import rms_norm
@@ -475,6 +477,16 @@ class FusedHead(Fused):
         return linear_cross_entropy(input, self.weight, target, bias=self.bias, **settings)
 
 
+def _can_be_read_later(head: Any) -> bool:
+    """Whether logits can be computed after forward: not where the head is in parts or a copy for one
+    call, whose makers would also read what they walk through.
+    """
+    if torch.compiler.is_compiling() or hasattr(head.weight, BROUGHT_BACK):
+        return False
+    marks = internals.FSDP_MANAGED, internals.REPLICA
+    return not any(getattr(head, mark, False) for mark in marks)
+
+
 @cache
 def _outputs() -> Any:
     """Imported late, for transformers need not be there."""
@@ -494,7 +506,7 @@ class FusedCausalLM(Fused):
     ) -> Any:  # fmt: skip
         """transformers' output; where the loss is fused logits are computed when they are read.
 
-        Called with `skip_logits=True`, and in compiled code, they are None.
+        Called with `skip_logits=True` they are None, and so where they could not be computed later.
         """
         given = {
             "input_ids": input_ids, "attention_mask": attention_mask,
@@ -512,7 +524,7 @@ class FusedCausalLM(Fused):
         hidden, softcap = outputs.last_hidden_state, self._softcap()
         loss = _causal_loss(self.lm_head, hidden, labels, softcap, **kwargs)
         logits = None
-        if skip_logits is None and not torch.compiler.is_compiling():
+        if skip_logits is None and _can_be_read_later(self.lm_head):
             logits = _outputs().UnreadLogits(self.lm_head, hidden, softcap)
         output = self._output(outputs, loss, logits, attention_mask, **kwargs)
         as_dict = self.config.return_dict if return_dict is None else return_dict
