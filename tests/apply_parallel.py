@@ -119,6 +119,9 @@ def check_tensor_parallel(model: nn.Module, wanted: dict) -> None:
     train(model, batch())
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     torch.testing.assert_close(dict(state), dict(wanted))
+    words = "split by tensor parallelism already: .* load it without tp_plan"
+    with pytest.raises(ValueError, match=words):
+        fusedlib.apply_to(model)
     print("Tensor parallelism trains as the plain model")
 
 

@@ -478,8 +478,8 @@ class FusedHead(Fused):
 
 
 def _can_be_read_later(head: Any) -> bool:
-    """Whether logits can be computed after forward: not where the head is in parts or a copy for one
-    call, whose makers would also read what they walk through.
+    """Whether logits can be computed after forward: not where the head is in parts, or a copy for
+    one call, whose makers would also read what they walk through.
     """
     if torch.compiler.is_compiling() or hasattr(head.weight, BROUGHT_BACK):
         return False
@@ -587,6 +587,19 @@ class FusedSoftcappedCausalLM(FusedCausalLM):
         return softcap
 
 
+class FusedRoutedCausalLM(FusedCausalLM):
+    """With experts whose balance is no part of the loss, as DeepSeek's; newer ones give what their
+    routers compute.
+    """
+
+    def _output(
+        self, outputs: Any, loss: Tensor, logits: Any, attention_mask: Any, **options: Any
+    ) -> Any:
+        if not hasattr(outputs, "router_logits"):
+            return super()._output(outputs, loss, logits, attention_mask, **options)
+        return _moe_output(outputs, loss, logits, None)
+
+
 class FusedMoeCausalLM(FusedCausalLM):
     """With experts, whose balance is part of the loss where it is asked for."""
 
@@ -609,9 +622,6 @@ class FusedMoeCausalLM(FusedCausalLM):
         self, outputs: Any, loss: Tensor, logits: Any, attention_mask: Any,
         output_router_logits: bool = False, **_: Any,
     ) -> Any:  # fmt: skip
-        from transformers.modeling_outputs import MoeCausalLMOutputWithPast
-
-        make = MoeCausalLMOutputWithPast if logits is None else _outputs().MoeCausalLMOutput
         balance = None
         if output_router_logits:
             balance = sys.modules[self._base.__module__].load_balancing_loss_func(
@@ -619,11 +629,19 @@ class FusedMoeCausalLM(FusedCausalLM):
                 attention_mask,
             )  # fmt: skip
             loss = loss + self.router_aux_loss_coef * balance.to(loss.device)
-        return make(
-            loss=loss, aux_loss=balance, logits=logits, past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states, attentions=outputs.attentions,
-            router_logits=outputs.router_logits,
-        )  # fmt: skip
+        return _moe_output(outputs, loss, logits, balance)
+
+
+def _moe_output(outputs: Any, loss: Tensor, logits: Any, balance: Tensor | None) -> Any:
+    """What a model with experts returns of what its decoder returned."""
+    from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+
+    make = MoeCausalLMOutputWithPast if logits is None else _outputs().MoeCausalLMOutput
+    return make(
+        loss=loss, aux_loss=balance, logits=logits, past_key_values=outputs.past_key_values,
+        hidden_states=outputs.hidden_states, attentions=outputs.attentions,
+        router_logits=outputs.router_logits,
+    )  # fmt: skip
 
 
 def _causal_loss(
