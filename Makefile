@@ -18,7 +18,7 @@ WORKERS := 2
 FRESH   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report study record render figures slides docs tensorboard list machine pack lab test test-fast test-long test-gpu lint lock clean
+.PHONY: help setup report study record render figures slides docs tensorboard list machine pack lab test test-fast test-long test-newest test-gpu lint lock clean
 
 export FUSEDLIB_MACHINE := $(or $(MACHINE),$(FUSEDLIB_MACHINE))
 ifeq ($(FUSEDLIB_MACHINE),)
@@ -39,6 +39,8 @@ STUDY := $(RUN) -m press
 # A file's tests share what it set up, so they stay with one worker. In the order of their names: by
 # their number, files of one long test would come last.
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PATCHED := $(addprefix tests/test_,apply.py families.py parameters.py every_causal_model.py)
+NEWEST := report/build/newest
 CHOSEN = $(if $(ONLY),--only $(call quoted,$(ONLY)))
 OPTIONS = --profile $(call quoted,$(PROFILE)) $(CHOSEN) \
 	$(foreach setting,$(SET),--set $(call quoted,$(setting))) $(if $(filter-out 0,$(FRESH)),--fresh)
@@ -122,6 +124,12 @@ test-fast: ## the tests that take seconds
 test-long: ## the tests that take minutes: 500 drawn calls against float64
 	$(call READY,test)
 	@$(RUN) -m pytest -m long $(ARGS)
+
+test-newest: ## tests of patched models with the newest transformers, in a folder of its own
+	$(call READY,test)
+	@$(RUN) -m pip install --disable-pip-version-check --quiet --upgrade --target "$(NEWEST)" transformers
+	@PYTHONPATH="$(CURDIR)/$(NEWEST)$${PYTHONPATH:+:$$PYTHONPATH}"; export PYTHONPATH; \
+		$(RUN) -m pytest -m "not gpu and not long" $(PATCHED) $(ARGS)
 
 test-gpu: ## the tests that need a GPU
 	$(call READY,test-gpu)

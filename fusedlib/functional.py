@@ -37,6 +37,7 @@ from fusedlib.call_context import (
 from fusedlib.kernels.host import plan_cache, route
 from fusedlib.kernels.host.internals import autocasts_anywhere, unwrap_if_dead
 from fusedlib.kernels.host.problem import ACTIVATIONS
+from fusedlib.kernels.host.saved import BROUGHT_BACK
 from fusedlib.kernels.operands import check_mlp
 
 SAVES = ("gate_up", "input")
@@ -221,6 +222,8 @@ def _run(
         if not is_distributed(*operands):
             return _run_operator(activation, save, *operands)
     if save == "input" and torch.is_grad_enabled():  # keep operands alone, and compute again later
+        # Views, whose memory stays what it is when an operand's is exchanged.
+        operands = [t if t is None or hasattr(t, BROUGHT_BACK) else t.view_as(t) for t in operands]
         return checkpoint(_plain_pytorch, activation, *operands, use_reentrant=False)
     return _plain_pytorch(activation, *operands)
 

@@ -334,6 +334,25 @@ def check_other_ways_to_call(device):
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], d_x)
 
 
+def check_gradients_are_of_what_forward_read(device):
+    """Whatever memory weights get afterwards, and outside autocast as forward ran."""
+    for case in ("Qwen2, q, k and v with biases", "Qwen3, norms of q and k"):
+        _, patched = pair(device, **SETTINGS[case])
+        layer, x = patched.model.layers[0], torch.randn(2, 33, 64, device=device).bfloat16()
+        tables = patched.model.rotary_emb(x, torch.arange(33, device=device)[None])
+        own = [x.requires_grad_(), *layer.parameters()]
+        count, y = whole_layers(layer, x, position_embeddings=tables)
+        assert count == 1
+        dy = torch.randn_like(y)
+        wanted = torch.autograd.grad(y, own, dy, retain_graph=True)
+        with torch.autocast(device, torch.float16):
+            cast = torch.autograd.grad(y, own, dy, retain_graph=True)
+        assert all(map(torch.equal, cast, wanted)), case
+        for operand in (*own, *tables):
+            operand.data = torch.zeros_like(operand)
+        assert all(map(torch.equal, torch.autograd.grad(y, own, dy), wanted)), case
+
+
 def check_second_derivatives_raise(device):
     _, patched = pair(device)
     layer, x = patched.model.layers[0], torch.randn(1, 7, 64, device=device).bfloat16()
@@ -350,5 +369,5 @@ ALL = [
     check_settings_changed_later, check_weights_and_classes_of_others,
     check_every_projection_may_have_a_bias,
     check_strided_weights, check_a_dropped_model_is_freed, check_other_ways_to_call,
-    check_second_derivatives_raise,
+    check_gradients_are_of_what_forward_read, check_second_derivatives_raise,
 ]  # fmt: skip

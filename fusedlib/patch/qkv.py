@@ -16,8 +16,10 @@ from torch.nn.functional import linear
 
 from fusedlib import projection
 from fusedlib.functional import autocast_enabled, is_plain_eager
+from fusedlib.kernels.host.first_order import outside_autocast
 from fusedlib.kernels.host.operator import DirectFunction
 from fusedlib.kernels.host.route import has_kernels, is_transformed
+from fusedlib.kernels.host.saved import save_operands, saved_operands
 from fusedlib.kernels.swiglu_configs import MAX_PROJECTION_TOKENS
 from fusedlib.patch.recomputed import recompute_in_backward
 
@@ -83,14 +85,14 @@ class Projections(DirectFunction):
         x, *weights = inputs[:4]
         wants_x, *wants_weights = ctx.needs_input_grad[:4]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            x if any(wants_weights) else None, *(w if wants_x else None for w in weights)
-        )
+        kept = x if any(wants_weights) else None, *(w if wants_x else None for w in weights)
+        save_operands(ctx, kept)
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         """Of x, weights and biases, those that are wanted."""
-        x, *weights = ctx.saved_tensors
+        x, *weights = saved_operands(ctx)
         wants_x, *wanted = ctx.needs_input_grad
         d_biases = [
             dy.flatten(0, -2).sum(0) if wants and dy is not None else None

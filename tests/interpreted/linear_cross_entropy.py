@@ -11,7 +11,11 @@ import linear_cross_entropy_checks as checks
 from fusedlib import linear_cross_entropy
 from fusedlib.kernels import linear_cross_entropy as kernels
 from fusedlib.kernels import linear_cross_entropy_ops as ops
-from gradient_checks import refuses_second_derivatives, refuses_transforms_of_backward
+from gradient_checks import (
+    check_what_forward_read,
+    refuses_second_derivatives,
+    refuses_transforms_of_backward,
+)
 from rewritten import rewritten
 
 torch.set_num_threads(1)  # two wait for one another where others use the cores
@@ -146,6 +150,15 @@ def test_a_target_out_of_range_raises():
         for reduction in ("mean", "none"):
             with pytest.raises(RuntimeError, match=r"neither in \[0, 201\) nor ignore_index"):
                 linear_cross_entropy(**leaves, target=labels, reduction=reduction)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gradients_are_of_what_forward_read(reduction):
+    settings = checks.ALL | {"reduction": reduction}
+    leaves, target, settings = checks.drawn("cpu", "float32", **settings)
+    up = torch.rand(target.shape if reduction == "none" else ())
+    others = target, settings["class_weights"]
+    check_what_forward_read(checks.bound(target, **settings), leaves, up, others)
 
 
 @pytest.mark.parametrize("retained", [True, False])

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from fusedlib.kernels.host.autograd import gradients, run_forward, separate_gate_up, tensors_to_save
+from fusedlib.kernels.host.first_order import outside_autocast
 from fusedlib.kernels.host.launch import current_device
 from fusedlib.kernels.host.operator import operator
 from fusedlib.kernels.host.plan import Plan, contiguous_and_aligned
 from fusedlib.kernels.host.plan_cache import plan_for
 from fusedlib.kernels.host.route import weight_sizes
+from fusedlib.kernels.host.saved import save_operands, saved_operands
 from fusedlib.kernels.operands import KERNEL_DTYPES, shape_of
 
 
@@ -142,14 +144,16 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) ->
     ctx.wants, ctx.pair = ctx.needs_input_grad[:4], w_up is not None
     ctx.settings = ctx.wants, (hidden, wide // 2), ctx.pair, activation
     ctx.set_materialize_grads(False)  # gate|up has no gradient: zeros would cost its size
-    ctx.save_for_backward(*tensors_to_save(ctx.wants, save, x, w_gate, w_up, w_down, output[1]))
+    *operands, gate_up = tensors_to_save(ctx.wants, save, x, w_gate, w_up, w_down, output[1])
+    save_operands(ctx, operands, gate_up)
 
 
+@outside_autocast
 def _gradients(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
     if upstream is None:
         return (None,) * 6
     # Saved tensors are read once: activation checkpointing allows no more.
-    d_x, d_w_gate_up, d_w_down = swiglu_mlp_backward(upstream, *ctx.saved_tensors, *ctx.settings)
+    d_x, d_w_gate_up, d_w_down = swiglu_mlp_backward(upstream, *saved_operands(ctx), *ctx.settings)
     wants_x, *_, wants_w_down = ctx.wants
     d_weights = separate_gate_up(d_w_gate_up, ctx.wants, ctx.pair)
     return d_x if wants_x else None, *d_weights, d_w_down if wants_w_down else None, None, None
