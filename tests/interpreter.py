@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import limits
 from fusedlib.bench import paths
 
 TESTS = Path(__file__).parent
@@ -15,14 +16,13 @@ TESTS = Path(__file__).parent
 UNUSED = ("cacheprovider", "randomly", "hypothesispytest", "anyio", "xdist", "xdist.looponfail")
 
 
-def passed_in_the_interpreter(name: str, timeout: int = 280, **environment: str) -> int:
+def passed_in_the_interpreter(name: str, **environment: str) -> int:
     """How many tests of a file below `tests` passed; fails with what failed there.
 
     A skipped test fails too: nothing there depends on the machine.
 
     Args:
         name: the file, e.g. "interpreted/swiglu.py".
-        timeout: seconds.
         environment: further variables.
     """
     pytest.importorskip("triton")
@@ -30,8 +30,9 @@ def passed_in_the_interpreter(name: str, timeout: int = 280, **environment: str)
     path = os.pathsep.join(map(str, folders))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *(f"-pno:{plugin}" for plugin in UNUSED),
-         "-p", "quicker_interpreter", "-p", "bf16", "--durations=5", str(TESTS / name)],
-        capture_output=True, text=True, timeout=timeout, check=False, cwd=TESTS.parent,
+         "-p", "quicker_interpreter", "-p", "bf16", "--durations=5",
+         f"--timeout={limits.INTERPRETED_TEST_S}", str(TESTS / name)],
+        capture_output=True, text=True, timeout=limits.PROCESS_S, check=False, cwd=TESTS.parent,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path} | environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -5,4 +5,4 @@ from interpreter import passed_in_the_interpreter
 
 def test_in_the_interpreter():
     """What fails there is shown here."""
-    assert passed_in_the_interpreter("interpreted/decoder_layer.py", timeout=560) > 25
+    assert passed_in_the_interpreter("interpreted/decoder_layer.py") > 25

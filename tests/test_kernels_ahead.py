@@ -12,7 +12,6 @@ from fusedlib.kernels.hopper import kernel as hopper
 from fusedlib.kernels.split import parts
 from fusedlib.kernels.split import product as products
 
-pytestmark = pytest.mark.timeout(600)  # where nothing is cached
 ARCHITECTURES = sorted(swiglu_configs.SHARED_MEMORY)
 # How many there are; Hopper has several widths for few tokens, and products in Gluon.
 COUNTS = {

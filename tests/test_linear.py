@@ -16,10 +16,9 @@ from fusedlib.patch.apply import FusedLinear
 from interpreter import passed_in_the_interpreter
 
 
-@pytest.mark.timeout(600)
 def test_in_the_interpreter():
     """What fails there is shown here. Alone it takes 40 s of a core."""
-    assert passed_in_the_interpreter("interpreted/linear.py", timeout=560) > 40
+    assert passed_in_the_interpreter("interpreted/linear.py") > 40
 
 
 @pytest.mark.parametrize("check", checks.ALL, ids=checks.name_of)

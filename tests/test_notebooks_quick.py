@@ -9,6 +9,7 @@ import sys
 import nbformat
 import pytest
 
+import limits
 import visitor
 from fusedlib.bench import paths, results
 from press.running import config
@@ -18,13 +19,13 @@ STUDIES = [s.name for s in config.load(paths.NOTEBOOKS / "study.toml").studies]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", [n for n in STUDIES if n not in ELSEWHERE])
 def test_a_notebook_runs_and_no_case_fails(name, tmp_path):
     command = [sys.executable, "-m", "press", "run", "--profile", "quick", "--only", name]
     done = subprocess.run(
-        command, env=visitor.environment(tmp_path), capture_output=True, text=True, timeout=390
-    )
+        command, env=visitor.environment(tmp_path), capture_output=True, text=True,
+        timeout=limits.PROCESS_S,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     [path] = tmp_path.glob(f"results/visitor/*/{name}.jsonl")
     own = results.read_rows(path)

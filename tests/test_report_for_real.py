@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import limits
 import visitor
 from fusedlib.bench import paths, results
 from slides_checks import loads
@@ -57,7 +58,7 @@ def study(tmp_path):
     return tmp_path
 
 
-def make_report(study, seconds=400):
+def make_report(study):
     command = [sys.executable, "-m", "press", "report", "--profile", "quick"]
     command += ["--config", str(study / "notebooks" / "study.toml")]
     begin = time.monotonic()
@@ -66,14 +67,13 @@ def make_report(study, seconds=400):
         env=visitor.environment(study),
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=limits.PROCESS_S,
         check=False,
     )
     return done, time.monotonic() - begin
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_both_studies_run_under_quick_and_the_second_report_measures_nothing(study):
     done, first_s = make_report(study)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
