@@ -33,8 +33,8 @@ CHOICE := $(if $(filter file default,$(origin PYTHON)),default,given)
 READY = @sh tools/setup.sh "$(PYTHON)" $(CHOICE) "$(VENV)" $(1)
 
 STUDY := $(RUN) -m press
-# A file's tests share what it set up, so they stay with one worker. In the order of their names: by
-# their number, files of one long test would come last.
+# A file's tests share what it set up, so they stay with one worker. In the order of
+# tests/conftest.py: by the number of their tests, files of one long test would come last.
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 CHOSEN = $(if $(ONLY),--only "$(ONLY)")
 OPTIONS = --profile "$(PROFILE)" $(CHOSEN) \

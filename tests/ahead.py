@@ -31,14 +31,19 @@ def compiled_ahead(script: str, *arguments: object) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def kernels_ahead(family: str, *names: str, archs: Iterable[int] = ()) -> dict[int, list[dict]]:
-    """Rows of `kernels_ahead.py` by architecture, of all of them: from one process."""
+def kernels_ahead(
+    family: str, *names: str, archs: Iterable[int] = (), part: str = "0/1"
+) -> dict[int, list[dict]]:
+    """Rows of `kernels_ahead.py` by architecture, by default of all of them: from one process.
+
+    Of several parts, as "0/2", each has its share of a family's kernels.
+    """
     pytest.importorskip("triton")
     from fusedlib.kernels.swiglu_configs import SHARED_MEMORY
 
     found: dict[int, list[dict]] = {arch: [] for arch in archs or sorted(SHARED_MEMORY)}
     wanted = ",".join(map(str, found))
-    for row in compiled_ahead("kernels_ahead.py", family, wanted, *names):
+    for row in compiled_ahead("kernels_ahead.py", family, part, wanted, *names):
         found[row["arch"]].append(row)
     return found
 

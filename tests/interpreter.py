@@ -19,7 +19,8 @@ UNUSED = ("cacheprovider", "randomly", "hypothesispytest", "anyio", "xdist", "xd
 def passed_in_the_interpreter(name: str, part: str = "0/1", **environment: str) -> int:
     """How many tests of a file below `tests` passed; fails with what failed there.
 
-    A skipped test fails too: nothing there depends on the machine.
+    A skipped test fails too: nothing there depends on the machine. torch gets one thread, since two
+    wait for one another where others use the cores.
 
     Args:
         name: the file, e.g. "interpreted/swiglu.py".
@@ -34,8 +35,8 @@ def passed_in_the_interpreter(name: str, part: str = "0/1", **environment: str) 
          "-p", "quicker_interpreter", "-p", "bf16", "-p", "one_part", "--durations=5",
          f"--timeout={limits.INTERPRETED_TEST_S}", str(TESTS / name)],
         capture_output=True, text=True, timeout=limits.PROCESS_S, check=False, cwd=TESTS.parent,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path, "TESTS_PART": part}
-        | environment,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path, "TESTS_PART": part,
+                          "OMP_NUM_THREADS": "1"} | environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout

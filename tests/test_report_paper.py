@@ -4,6 +4,8 @@ import ast
 import io
 import json
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from claims_checks import (
 )
 from fusedlib.bench import paths, results
 from press import display, headlines, render, replay
+from press.claims import Claim
 from press.display import TABLE_MIME
 from press.pages import slides
 from press.pages.outputs import meaning, plain_text, press, tags
@@ -37,26 +40,38 @@ STUDIES = [s.name for s in config.load().studies]
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list]]:
-    """The notebooks as they execute on the repository's rows alone, and the claims they state."""
-    folder = tmp_path_factory.mktemp("paper")
-    return folder, replay.executed(config.load(), folder)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("paper")
 
 
 @pytest.fixture(scope="module")
-def products(executed) -> Path:
-    return executed[0]
+def claims_of(folder: Path) -> Callable[[str], list[Claim]]:
+    """The claims of a notebook, which executes on the repository's rows alone, once."""
+
+    @cache
+    def claims_of(name: str) -> list[Claim]:
+        return replay.executed(config.load(), folder, [name])[name]
+
+    return claims_of
 
 
-@pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.parametrize(
     "check",
     [check_one_to_five_by_name, check_each_holds_in_every_recording,
      check_some_change_makes_each_false],
     ids=["one to five", "in every recording", "can be false"],
 )  # fmt: skip
-def test_claims_of_a_study(executed, name, check):
-    check(executed[1][name])
+@pytest.mark.parametrize("name", STUDIES)
+def test_claims_of_a_study(claims_of, name, check):
+    check(claims_of(name))
+
+
+@pytest.fixture(scope="module")
+def products(folder: Path, claims_of: Callable[[str], list[Claim]]) -> Path:
+    """All notebooks as they execute on the repository's rows alone."""
+    for name in (*STUDIES, FRAME):
+        claims_of(name)
+    return folder
 
 
 @pytest.fixture(scope="module")
