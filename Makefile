@@ -36,8 +36,8 @@ CHOICE := $(if $(filter file default,$(origin PYTHON)),default,given)
 READY = @sh tools/setup.sh $(call quoted,$(PYTHON)) $(CHOICE) $(call quoted,$(VENV)) $(1)
 
 STUDY := $(RUN) -m press
-# A file's tests share what it set up, so they stay with one worker. In the order of their names: by
-# their number, files of one long test would come last.
+# A file's tests share what it set up, so they stay with one worker. In the order of
+# tests/conftest.py: by the number of their tests, files of one long test would come last.
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PATCHED := $(addprefix tests/test_,apply.py families.py parameters.py every_causal_model.py)
 NEWEST := report/build/newest

@@ -1,6 +1,5 @@
 """What is too good to be true is refused with a reason, and gets no time."""
 
-import time
 from itertools import product
 from types import SimpleNamespace
 
@@ -14,6 +13,7 @@ from fusedlib.bench.rivals import Workload
 from fusedlib.reference import swiglu_mlp
 from measure import swiglu
 from measure.recording.results import Recorder
+from played_clock import PlayedClock
 
 H100 = 4096 * 132 * 1980e6  # FLOP/s of its tensor cores at its highest clock
 
@@ -171,7 +171,10 @@ def test_work_on_another_stream_is_refused_and_a_host_held_up_once_is_not(monkey
     def call() -> None:
         late.append(left.pop() if left else 0.0)
 
-    monkeypatch.setattr(timing, "synchronize", lambda device: time.sleep(late.pop() if late else 0))
+    clock = PlayedClock()
+    monkeypatch.setattr(timing, "time", clock)
+    wait = lambda device: clock.sleep(late.pop() if late else 0)  # noqa: E731
+    monkeypatch.setattr(timing, "synchronize", wait)
     stream = SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     if holdups == 1:

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("transformers")
 
 import fusedlib
+import limits
 from fusedlib import projection
 from fusedlib.fused_class import Fused, fusion_state
 from fusedlib.kernels.host import internals
@@ -654,7 +655,7 @@ def test_two_processes_train_as_with_the_plain_model(tmp_path, library, trained)
     ]  # fmt: skip
     try:
         for rank in ranks:
-            output, _ = rank.communicate(timeout=250)
+            output, _ = rank.communicate(timeout=limits.PROCESS_S)
             assert rank.returncode == 0, output[-4000:]
             assert all(f"{name} trains" in output for name in trained)
     finally:

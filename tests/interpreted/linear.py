@@ -31,8 +31,6 @@ from fusedlib.patch.recomputed import recompute_in_backward
 from fusedlib.projection import linear_by_each
 from gradient_checks import check_what_forward_read
 
-torch.set_num_threads(1)  # two wait for one another where others use the cores
-
 # Rows that are not of this vocabulary may hold anything.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 MULTIPLY = "_split_product_kernel"
