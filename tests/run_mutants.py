@@ -170,6 +170,7 @@ class Copy:
         # Python knows a changed file by its size and the second of its change.
         second = seen.st_mtime + 10 * next(self._changes)
         os.utime(path, (second, second))
+        begin = time.monotonic()
         try:
             status, output = self.run([mutant.killed_by])
         finally:
@@ -178,7 +179,7 @@ class Copy:
         if status == 0:
             return f"SURVIVED: {mutant.killed_by} passes"
         if status == 1 and FAILED.search(output):
-            return f"{KILLED} by {mutant.killed_by}"
+            return f"{KILLED} in {time.monotonic() - begin:.0f} s by {mutant.killed_by}"
         return f"NOT TESTED: {_end(status, output)}"
 
     def passing(self, tests: list[str]) -> dict[str, str]:
