@@ -5,13 +5,17 @@
 
 Every test named there must pass before anything is changed. Status 1 where a mutant survives, hangs
 or no longer applies.
+
+A test runs in a fork of this process, which has imported what the list names as `preloaded`: other
+packages, half of a test's time. The project's own modules are the copy's.
 """
 
 import argparse
 import ast
+import importlib
 import itertools
+import multiprocessing
 import os
-import queue
 import re
 import shutil
 import signal
@@ -20,27 +24,26 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path("tests/mutants.toml")
-# Against hanging only: the slowest of these tests takes half a minute on two slow cores.
-LIMIT_S = 900
 # Plugins of pytest that take a second to import and are of no use here.
 UNUSED = ("cacheprovider", "xdist", "xdist.looponfail", "anyio", "randomly", "hypothesispytest")
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
 # Ids of tests in pytest's summary.
-PASSED, FAILED, NOT_PASSED = (
-    re.compile(rf"^(?:{words}) (\S.*?)(?: - |$)", re.MULTILINE)
-    for words in ("PASSED", "FAILED", "FAILED|ERROR")
+PASSED, FAILED = (
+    re.compile(rf"^(?:{words}) (\S+?::\S.*?)(?: - |$)", re.MULTILINE)
+    for words in ("PASSED", "FAILED|ERROR")
 )
 KILLED = "killed"
-Result = TypeVar("Result")
+FORK = multiprocessing.get_context("fork")
 
 
 class DoesNotApplyError(Exception):
@@ -102,14 +105,16 @@ class Mutant:
         return mutated
 
 
-def read(root: Path) -> list[Mutant]:
-    """All mutants of a project's list.
+def read(root: Path) -> tuple[list[str], list[Mutant]]:
+    """What is to be imported beforehand, and all mutants of a project's list.
 
     Raises:
         TypeError: an entry lacks a key or has an unknown one.
     """
     areas = tomllib.loads((root / LIST).read_text(encoding="utf-8"))
-    return [Mutant(area, **entry) for area, entries in areas.items() for entry in entries]
+    preloaded = areas.pop("preloaded", [])
+    mutants = [Mutant(area, **entry) for area, entries in areas.items() for entry in entries]
+    return preloaded, mutants
 
 
 def lines_of(text: str, name: str) -> tuple[int, int]:
@@ -145,12 +150,15 @@ def _names(node: ast.AST) -> list[str]:
 
 
 class Copy:
-    """A copy of a project's files in which one mutant at a time lives."""
+    """A copy of a project's files in which one mutant at a time lives.
 
-    _changes = itertools.count(1)
+    Args:
+        limit_s: after so many seconds a test is said to hang.
+    """
 
-    def __init__(self, root: Path, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, root: Path, folder: Path, limit_s: float) -> None:
+        self.folder, self.limit_s = folder, limit_s
+        self._changes = itertools.count(1)
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
         for name in filter(None, listed.stdout.split("\0")):
@@ -170,7 +178,6 @@ class Copy:
         # Python knows a changed file by its size and the second of its change.
         second = seen.st_mtime + 10 * next(self._changes)
         os.utime(path, (second, second))
-        begin = time.monotonic()
         try:
             status, output = self.run([mutant.killed_by])
         finally:
@@ -178,46 +185,57 @@ class Copy:
             os.utime(path, (seen.st_atime, seen.st_mtime))
         if status == 0:
             return f"SURVIVED: {mutant.killed_by} passes"
-        if status == 1 and FAILED.search(output):
-            return f"{KILLED} in {time.monotonic() - begin:.0f} s by {mutant.killed_by}"
-        return f"NOT TESTED: {_end(status, output)}"
+        if status == 1 and (failed := FAILED.search(output)):
+            return f"{KILLED} by {failed[1]}"
+        return f"NOT TESTED: {self._end(status, output)}"
 
-    def passing(self, tests: list[str]) -> dict[str, str]:
-        """By test: "" for one that passes, else what pytest says. All are of one kind."""
+    def failing(self, tests: Sequence[str]) -> dict[str, str]:
+        """Why tests, all or none of them interpreted, do not pass, by name."""
         status, output = self.run(tests)
-        passed, failed = PASSED.findall(output), NOT_PASSED.findall(output)
+        passed, failed = PASSED.findall(output), FAILED.findall(output)
         sound = [t for t in tests if _any_of(t, passed) and not _any_of(t, failed)]
-        return {test: "" if test in sound else _end(status, output) for test in tests}
+        return {test: self._end(status, output) for test in tests if test not in sound}
 
-    def run(self, tests: list[str]) -> tuple[int | None, str]:
+    def run(self, tests: Sequence[str]) -> tuple[int | None, str]:
         """pytest's status and its output; the status of what hangs is None."""
-        folders, options = [".", "notebooks", "report"], [f"-pno:{name}" for name in UNUSED]
-        # Tensors are small: two threads would wait for each other.
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        if needs_interpreter(tests[0]):  # as tests/interpreter.py runs it
-            folders += ["tests", "tests/interpreted"]
-            options += ["-p", "quicker_interpreter", "-p", "bf16"]
-            environment["TRITON_INTERPRET"] = "1"
-        search = [*(str(self.folder / name) for name in folders), environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, search))
-        if len(tests) == 1:
-            options.append("-x")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-q", "-rA", "-o", "timeout=0", *options, *tests],
-            cwd=self.folder, env=environment, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            output, _ = process.communicate(timeout=LIMIT_S)
-            return process.returncode, output
-        except subprocess.TimeoutExpired:
-            return None, ""
-        finally:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+            process = FORK.Process(target=self._run_pytest, args=(tests, output.fileno()))
+            process.start()
+            process.join(self.limit_s)
+            status = process.exitcode
             with suppress(ProcessLookupError):  # and what the tests started
                 os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+            output.seek(0)
+            return status, output.read()
+
+    def _run_pytest(self, tests: Sequence[str], output: int) -> None:
+        os.setsid()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdout, sys.stderr = (os.fdopen(os.dup(fd), "w") for fd in (1, 2))
+        folders, options = [".", "notebooks", "report"], [f"-pno:{name}" for name in UNUSED]
+        if is_interpreted(tests[0]):  # as tests/interpreter.py runs it
+            folders += ["tests", "tests/interpreted"]
+            options += ["-pquicker_interpreter", "-pbf16"]
+            os.environ["TRITON_INTERPRET"] = "1"
+        own = [str(self.folder / name) for name in folders]
+        given = filter(None, [os.environ.get("PYTHONPATH")])
+        os.environ["PYTHONPATH"] = os.pathsep.join([*own, *given])  # for processes of the tests
+        sys.path[:1] = own  # in the place of this file's folder
+        os.chdir(self.folder)
+        status = pytest.main(["-q", "-rA", "-x" if len(tests) == 1 else "-v", "-otimeout=0",
+                              *options, *tests])  # fmt: skip
+        sys.stdout.flush()
+        os._exit(status)
+
+    def _end(self, status: int | None, output: str) -> str:
+        if status is None:
+            return f"it hangs, for more than {self.limit_s:g} s"
+        return f"pytest ended with status {status}\n{output[-3000:]}"
 
 
-def needs_interpreter(test: str) -> bool:
+def is_interpreted(test: str) -> bool:
     """Whether a test stands in a file that pytest does not collect by itself."""
     return not Path(test.partition("::")[0]).name.startswith("test_")
 
@@ -227,58 +245,51 @@ def _any_of(test: str, ids: list[str]) -> bool:
     return any(one == test or one.startswith((f"{test}[", f"{test}::")) for one in ids)
 
 
-def _end(status: int | None, output: str) -> str:
-    if status is None:
-        return f"it hangs, for more than {LIMIT_S} s"
-    return f"pytest ended with status {status}\n{output[-3000:]}"
+def run(copy: Copy, mutants: Sequence[Mutant]) -> int:
+    """Run tests without a mutant, then the mutants of those that pass; how many were killed."""
+    failing: dict[str, str] = {}
+    tests = sorted({mutant.killed_by for mutant in mutants}, key=is_interpreted)
+    for _, alike in itertools.groupby(tests, is_interpreted):
+        failing |= copy.failing([*alike])
+    for test, why in failing.items():
+        print(f"{test} does not pass without any mutant: {why}", flush=True)
+    killed = 0
+    for mutant in mutants:
+        if mutant.killed_by not in failing:
+            outcome = copy.outcome(mutant)
+            killed += outcome.startswith(KILLED)
+            print(f"{mutant}\n    {outcome}", flush=True)
+    return killed
 
 
-def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+def main() -> int:
     """Run the mutants of a project; 0 where all die."""
     parser = argparse.ArgumentParser(description="Faults, each with the test that must see it.")
     parser.add_argument("--only", default="", help="only mutants whose text contains this")
     parser.add_argument("--workers", type=int, default=1, help="copies that work side by side")
-    options = parser.parse_args(arguments)
-    listed = read(root)
+    # Against hanging only: the slowest of the tests takes half a minute on two slow cores.
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds of a test")
+    options = parser.parse_args()
+    preloaded, listed = read(ROOT)
     chosen = [m for m in listed if options.only in f"{m} {m.killed_by}"]
     if not chosen:
         print(f"no mutant has {options.only!r} in its text; there are {len(listed)} in {LIST}")
         return 1
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copies: queue.Queue[Copy] = queue.Queue()
-        for number in range(max(1, options.workers)):
-            copies.put(Copy(root, Path(folder, str(number))))
-        return _report(chosen, copies)
-
-
-def _report(mutants: list[Mutant], copies: "queue.Queue[Copy]") -> int:
-    """Run the tests without a mutant, then the mutants of those that pass; a line a mutant."""
     begin = time.monotonic()
-
-    def with_copy(work: Callable[[Copy], Result]) -> Result:
-        copy = copies.get()
-        try:
-            return work(copy)
-        finally:
-            copies.put(copy)
-
-    tests = sorted({mutant.killed_by for mutant in mutants}, key=needs_interpreter)
-    kinds = [[*kind] for _, kind in itertools.groupby(tests, needs_interpreter)]
-    killed = 0
-    with ThreadPoolExecutor(copies.qsize()) as pool:
-        unsound: dict[str, str] = {}
-        for passing in pool.map(lambda kind: with_copy(lambda copy: copy.passing(kind)), kinds):
-            unsound |= {test: why for test, why in passing.items() if why}
-        for test, why in unsound.items():
-            print(f"{test} does not pass without any mutant: {why}", flush=True)
-        sound = [mutant for mutant in mutants if mutant.killed_by not in unsound]
-        tried = pool.map(lambda mutant: with_copy(lambda copy: copy.outcome(mutant)), sound)
-        for mutant, outcome in zip(sound, tried, strict=True):
-            killed += outcome.startswith(KILLED)
-            print(f"{mutant}\n    {outcome}", flush=True)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small: two threads would wait
+    for name in preloaded:
+        importlib.import_module(name)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copies = [Copy(ROOT, Path(folder, str(n)), options.limit) for n in range(options.workers)]
+        # Mutants of one test go to one worker.
+        chosen.sort(key=lambda mutant: mutant.killed_by)
+        shares = [chosen[len(chosen) * n // len(copies) : len(chosen) * (n + 1) // len(copies)]
+                  for n in range(len(copies))]  # fmt: skip
+        with ProcessPoolExecutor(len(copies), FORK) as pool:
+            killed = sum(pool.map(run, copies, shares))
     minutes = (time.monotonic() - begin) / 60
-    print(f"{len(mutants)} mutants, {killed} killed, {len(tests)} tests, {minutes:.1f} min")
-    return 0 if killed == len(mutants) else 1
+    print(f"{len(chosen)} mutants, {killed} killed, {minutes:.1f} min")
+    return 0 if killed == len(chosen) else 1
 
 
 def _short(text: str) -> str:
