@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import signal
+import site
 import subprocess
 import sys
 import tempfile
@@ -205,6 +206,7 @@ class Copy:
             status = process.exitcode
             with suppress(ProcessLookupError):  # and what the tests started
                 os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.join()
             output.seek(0)
             return status, output.read()
@@ -218,14 +220,14 @@ class Copy:
         if is_interpreted(tests[0]):  # as tests/interpreter.py runs it
             folders += ["tests", "tests/interpreted"]
             options += ["-pquicker_interpreter", "-pbf16"]
+            site.addsitedir(str(self.folder / "tests/interpreted"))  # where pytest finds the latter
             os.environ["TRITON_INTERPRET"] = "1"
+        options += [f"-opythonpath={' '.join(folders)}", "-otimeout=0", "-x" * (len(tests) == 1)]
         own = [str(self.folder / name) for name in folders]
         given = filter(None, [os.environ.get("PYTHONPATH")])
         os.environ["PYTHONPATH"] = os.pathsep.join([*own, *given])  # for processes of the tests
-        sys.path[:1] = own  # in the place of this file's folder
         os.chdir(self.folder)
-        status = pytest.main(["-q", "-rA", "-x" if len(tests) == 1 else "-v", "-otimeout=0",
-                              *options, *tests])  # fmt: skip
+        status = pytest.main(["-q", "-rA", *filter(None, options), *tests])
         sys.stdout.flush()
         os._exit(status)
 
