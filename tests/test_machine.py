@@ -10,7 +10,7 @@ import types
 from itertools import chain, repeat
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusedlib.bench import machine
@@ -174,6 +174,7 @@ def test_odd_names_become_folders(name, safe, monkeypatch):
     assert machine.key() == machine.slug(name) == safe
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_every_slug_is_a_plain_folder_name(name):
     text = machine.slug(name)

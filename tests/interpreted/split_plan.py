@@ -176,6 +176,21 @@ def test_a_fixed_weight_that_changes_raises(monkeypatch):
     results([x, *weights], dy)
 
 
+def test_the_next_block_splits_its_weights_anew(monkeypatch):
+    """Also those that changed in between unknown to their version counter, as by fused AdamW."""
+    least(monkeypatch, SHAPE, some=False)
+    (x, *weights), dy = small()
+    weights = [torch.nn.Parameter(w.detach()) for w in weights]
+    with fixed_weights():
+        before = results([x, *weights], dy)
+    for weight in weights:
+        weight.data.mul_(2.0)
+    wanted = results([x, *weights], dy)
+    with fixed_weights():
+        assert checks.same(results([x, *weights], dy), wanted)
+    assert not checks.same(before, wanted)
+
+
 def test_fixed_weights_that_share_memory_count_their_changes_apart(monkeypatch):
     least(monkeypatch, SHAPE, some=False)
     (x, *weights), dy = small()
