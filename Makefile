@@ -18,7 +18,7 @@ WORKERS := 2
 FRESH   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report study record render figures slides docs tensorboard list machine pack lab test test-fast test-long test-gpu lint lock clean
+.PHONY: help setup report study record render figures slides docs tensorboard list machine pack lab test test-fast test-long test-newest test-mutants test-gpu lint lock clean
 
 export FUSEDLIB_MACHINE := $(or $(MACHINE),$(FUSEDLIB_MACHINE))
 ifeq ($(FUSEDLIB_MACHINE),)
@@ -36,15 +36,17 @@ CHOICE := $(if $(filter file default,$(origin PYTHON)),default,given)
 READY = @sh tools/setup.sh $(call quoted,$(PYTHON)) $(CHOICE) $(call quoted,$(VENV)) $(1)
 
 STUDY := $(RUN) -m press
-# A file's tests share what it set up, so they stay with one worker. In the order of their names: by
-# their number, files of one long test would come last.
+# A file's tests share what it set up, so they stay with one worker. In the order of
+# tests/conftest.py: by the number of their tests, files of one long test would come last.
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PATCHED := $(addprefix tests/test_,apply.py families.py parameters.py every_causal_model.py)
+NEWEST := report/build/newest
 CHOSEN = $(if $(ONLY),--only $(call quoted,$(ONLY)))
 OPTIONS = --profile $(call quoted,$(PROFILE)) $(CHOSEN) \
 	$(foreach setting,$(SET),--set $(call quoted,$(setting))) $(if $(filter-out 0,$(FRESH)),--fresh)
 
 help: ## list what make can do
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo '  PROFILE=auto|quick|full   whose parameters; auto: full on a GPU of 80 GB or more'
 	@echo '  ONLY=01_warmup            only these notebooks, separated by commas; 01 or warmup will do'
@@ -55,7 +57,7 @@ help: ## list what make can do
 	@echo '  MACHINE=name              the name that this machine'"'"'s rows are filed under'
 	@echo '  MINUTES=25 NAME= DRY=1    of make record: how long, which recording, only say what it takes'
 	@echo '  PACKED=folder             of make record: gets the recording as one file after each study'
-	@echo '  ARGS="..."                further arguments for pytest or JupyterLab'
+	@echo '  ARGS="..."                further arguments for pytest, the mutants or JupyterLab'
 	@echo '  WORKERS=2                 processes that share the tests'
 
 setup: ## make the environment, or check the one given
@@ -122,6 +124,16 @@ test-fast: ## the tests that take seconds
 test-long: ## the tests that take minutes: 500 drawn calls against float64
 	$(call READY,test)
 	@$(RUN) -m pytest -m long $(ARGS)
+
+test-newest: ## tests of patched models with the newest transformers, in a folder of its own
+	$(call READY,test)
+	@$(RUN) -m pip install --disable-pip-version-check --quiet --upgrade --target "$(NEWEST)" transformers
+	@PYTHONPATH="$(CURDIR)/$(NEWEST)$${PYTHONPATH:+:$$PYTHONPATH}"; export PYTHONPATH; \
+		$(RUN) -m pytest -m "not gpu and not long" $(PATCHED) $(ARGS)
+
+test-mutants: ## the faults of tests/mutants.toml, each in a copy of the project: do the tests see them
+	$(call READY,test)
+	@$(RUN) tests/run_mutants.py --workers "$(WORKERS)" $(ARGS)
 
 test-gpu: ## the tests that need a GPU
 	$(call READY,test-gpu)

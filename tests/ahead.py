@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import limits
+
 TESTS = Path(__file__).parent
 MATRIX_INSTRUCTION = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTC.?MMA"}
 
 
-def compiled_ahead(script: str, *arguments: object, timeout: int = 280) -> list[dict]:
+def compiled_ahead(script: str, *arguments: object) -> list[dict]:
     """The JSON lines of a process without Triton's interpreter."""
     nvidia = pytest.importorskip("triton.backends.nvidia")
     for tool in ("cuobjdump", "nvdisasm"):
@@ -23,20 +25,25 @@ def compiled_ahead(script: str, *arguments: object, timeout: int = 280) -> list[
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), str(TESTS), *sys.path])
     done = subprocess.run(
         [sys.executable, str(TESTS / script), *map(str, arguments)],
-        capture_output=True, text=True, env=environment, timeout=timeout, check=False,
+        capture_output=True, text=True, env=environment, timeout=limits.PROCESS_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def kernels_ahead(family: str, *names: str, archs: Iterable[int] = ()) -> dict[int, list[dict]]:
-    """Rows of `kernels_ahead.py` by architecture, of all of them: from one process."""
+def kernels_ahead(
+    family: str, *names: str, archs: Iterable[int] = (), part: str = "0/1"
+) -> dict[int, list[dict]]:
+    """Rows of `kernels_ahead.py` by architecture, by default of all of them: from one process.
+
+    Of several parts, as "0/2", each has its share of a family's kernels.
+    """
     pytest.importorskip("triton")
     from fusedlib.launch.device import SHARED_MEMORY
 
     found: dict[int, list[dict]] = {arch: [] for arch in archs or sorted(SHARED_MEMORY)}
     wanted = ",".join(map(str, found))
-    for row in compiled_ahead("kernels_ahead.py", family, wanted, *names, timeout=560):
+    for row in compiled_ahead("kernels_ahead.py", family, part, wanted, *names):
         found[row["arch"]].append(row)
     return found
 

@@ -90,6 +90,7 @@ def check_fsdp2(sharded: nn.Module, start: dict, wanted: dict) -> None:
     torch.testing.assert_close(dict(get_model_state_dict(sharded, options=whole)), dict(wanted))
     with pytest.raises(ValueError, match="split by FSDP already"):
         fusedlib.apply_to(sharded)
+    assert sharded(batch(), labels=batch()).logits is None
     print("FSDP2 trains as the plain model")
 
 
@@ -102,6 +103,7 @@ def check_fsdp1(model: nn.Module, wanted: dict, use_orig_params: bool) -> None:
     )  # fmt: skip
     train(wrapped, batch(own_share()))
     torch.testing.assert_close(dict(wrapped.state_dict()), dict(wanted))
+    assert wrapped(batch(), labels=batch()).logits is None
     print("FSDP1 trains as the plain model")
 
 
@@ -117,6 +119,9 @@ def check_tensor_parallel(model: nn.Module, wanted: dict) -> None:
     train(model, batch())
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     torch.testing.assert_close(dict(state), dict(wanted))
+    words = "split by tensor parallelism already: .* load it without tp_plan"
+    with pytest.raises(ValueError, match=words):
+        fusedlib.apply_to(model)
     print("Tensor parallelism trains as the plain model")
 
 
@@ -176,6 +181,7 @@ def check_deepspeed(plain: nn.Module) -> None:
     assert len(fused_calls) == STEPS * len(plain.model.layers)
     with pytest.raises(ValueError, match="split by DeepSpeed already"):
         fusedlib.apply_to(plain)
+    assert engine(batch(), labels=batch()).logits is None
     print("ZeRO-3 trains as the plain model")
 
 

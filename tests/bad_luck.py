@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nbformat
 
+import limits
 from measure.recording import paths
 from visitor import search_path
 
@@ -151,7 +152,9 @@ class Study:
 
     def call(self, name: str, *arguments: str, **options: object) -> subprocess.CompletedProcess:
         """Run a command to its end."""
-        settings: Mapping[str, object] = {"check": False, "timeout": 240, "text": True, **options}
+        settings: Mapping[str, object] = {
+            "check": False, "timeout": limits.PROCESS_S, "text": True, **options
+        }  # fmt: skip
         return subprocess.run(
             self.command(name, *arguments), env=self.env, capture_output=True, **settings
         )

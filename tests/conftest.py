@@ -56,6 +56,7 @@ def pytest_report_header():
 
 
 def pytest_collection_modifyitems(items):
+    _long_files_first(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
@@ -64,6 +65,15 @@ def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def _long_files_first(items):
+    """A worker takes a file at a time: with short ones at the end none waits for the other."""
+    long = {
+        item.path for item in items
+        if item.get_closest_marker("slow") or item.name.startswith("test_in_the_interpreter")
+    }  # fmt: skip
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture

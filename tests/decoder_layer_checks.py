@@ -20,28 +20,31 @@ from fusedlib.patch import decoder_layer, modules
 from llama_models import make, misses_of, results, tokens
 
 LAYERS = 2  # of `llama_models`' models
+ONE = {"num_hidden_layers": 1}
 UNEVEN = "Qwen3, heads that no block divides"
 SETTINGS = {
     "Llama": {"name": "Llama"},
     "Mistral": {"name": "Mistral", "sliding_window": 8},
-    "Qwen2, q, k and v with biases": {"name": "Qwen2"},
-    "Qwen3, norms of q and k": {"name": "Qwen3", "head_dim": 16},
+    "Qwen2, q, k and v with biases": {"name": "Qwen2"} | ONE,
+    "Qwen3, norms of q and k": {"name": "Qwen3", "head_dim": 16} | ONE,
     UNEVEN: {
         "name": "Qwen3",
         "head_dim": 24,
         "num_attention_heads": 6,
         "num_key_value_heads": 3,
-    },
-    "gelu": {"name": "Llama", "hidden_act": "gelu"},
-    "gelu by tanh": {"name": "Llama", "hidden_act": "gelu_pytorch_tanh"},
-    "one head of keys": {"name": "Llama", "num_key_value_heads": 1},
+    }
+    | ONE,
+    "gelu": {"name": "Llama", "hidden_act": "gelu"} | ONE,
+    "gelu by tanh": {"name": "Llama", "hidden_act": "gelu_pytorch_tanh"} | ONE,
+    "one head of keys": {"name": "Llama", "num_key_value_heads": 1} | ONE,
     "rows that no block divides": {
         "name": "Llama",
         "hidden_size": 80,
         "intermediate_size": 144,
         "head_dim": 24,
-    },
-    "wide heads": {"name": "Llama", "head_dim": 40},
+    }
+    | ONE,
+    "wide heads": {"name": "Llama", "head_dim": 40} | ONE,
 }
 
 
@@ -81,8 +84,23 @@ def misses(device, dtype, case):
     """What the project's rule rejects of the loss and all gradients of layers as a whole."""
     plain, patched = pair(device, dtype, **SETTINGS[case])
     ids, labels = tokens(device)
-    assert whole_layers(patched, ids, labels=labels)[0] == LAYERS
-    return misses_of(plain, patched, ids, labels)
+    calls = []
+
+    def loss(model):
+        if model is plain:
+            return model(ids, labels=labels).loss
+        count, result = whole_layers(model, ids, labels=labels)
+        calls.append(count)
+        return result.loss
+
+    found = misses_of(plain, patched, ids, labels, run=loss)
+    assert calls == [plain.config.num_hidden_layers]
+    return found
+
+
+def few_tokens(device):
+    """As many as tell which way a call goes."""
+    return tokens(device)[0][:1, :5]
 
 
 def logits_as_plain(plain, patched, ids, whole, case=""):
@@ -106,7 +124,7 @@ def unlike(actual, wanted):
 
 def check_frozen_weights(device):
     """Whatever is frozen, the others get the gradients that they get by modules."""
-    _, patched = pair(device)
+    _, patched = pair(device, name="Llama", **ONE)
     frozen = (
         "q_proj", "o_proj", "input_layernorm", "gate_proj", "mlp", "norm", "embed", "proj",
     )  # fmt: skip
@@ -120,7 +138,7 @@ def check_frozen_weights(device):
 
 def check_what_stands_in_the_way(device):
     """Hooks, a forward, adapters, a compiled child: that layer alone goes by modules."""
-    ids, _ = tokens(device)
+    ids = few_tokens(device)
     paths = [
         name
         for name, _ in pair(device)[1].model.layers[0].named_modules()
@@ -148,7 +166,7 @@ def check_what_stands_in_the_way(device):
 
 def check_children_put_in_later(device):
     """Another module, another weight, another class: seen at the next call."""
-    ids, _ = tokens(device)
+    ids = few_tokens(device)
     plain, patched = pair(device)
     whole_layers(patched, ids)
     for model in (plain, patched):
@@ -219,7 +237,7 @@ LATER = {
 
 def check_weights_and_classes_of_others(device):
     """What is no parameter of its module, and what overrides a fused forward, is computed."""
-    ids, _ = tokens(device)
+    ids = few_tokens(device)
     for case, (whole, change) in LATER.items():
         plain, patched = pair(device, name="Qwen2")
         whole_layers(patched, ids)
@@ -233,7 +251,8 @@ def check_settings_changed_later(device):
     """Of attention, whether it rotates; of the activation, which of two formulas."""
     ids, labels = tokens(device)
     plain, patched = pair(device, name="SmolLM3", bos_token_id=1, eos_token_id=2)
-    assert whole_layers(patched, ids)[0] == LAYERS
+    few = few_tokens(device)
+    assert whole_layers(patched, few)[0] == LAYERS
     for model in (plain, patched):
         for layer in model.model.layers:
             layer.self_attn.use_rope, layer.mlp.act_fn = 0, nn.GELU()
@@ -242,17 +261,17 @@ def check_settings_changed_later(device):
     layer.self_attn.use_rope = 1
     for approximate, name in (("none", "gelu"), ("tanh", "gelu_tanh")):
         layer.mlp.act_fn.approximate = approximate
-        assert whole_layers(patched, ids)[0] == 1
+        assert whole_layers(patched, few)[0] == 1
         assert layer._layer_modules.activation == name
     del layer.mlp.act_fn
     layer.mlp.act_fn = torch.relu
-    assert whole_layers(patched, ids)[0] == 0
+    assert whole_layers(patched, few)[0] == 0
 
 
 def check_every_projection_may_have_a_bias(device):
-    plain, patched = pair(device, attention_bias=True)
+    plain, patched = pair(device, attention_bias=True, **ONE)
     ids, labels = tokens(device)
-    assert whole_layers(patched, ids)[0] == 0  # o has one too
+    assert whole_layers(patched, few_tokens(device))[0] == 0  # o has one too
     assert misses_of(plain, patched, ids, labels) == []
 
 
@@ -260,7 +279,7 @@ def check_strided_weights(device):
     """Of norms, projections and biases."""
     ids, _ = tokens(device)
     for name in ("Qwen2", "Qwen3"):
-        plain, patched = pair(device, name=name, head_dim=16)
+        plain, patched = pair(device, name=name, head_dim=16, **ONE)
         for model in (plain, patched):
             draw = torch.Generator().manual_seed(5)
             for module in model.model.layers.modules():
@@ -269,7 +288,7 @@ def check_strided_weights(device):
                         wide = torch.randn(*weight.shape, 3, generator=draw) / weight.shape[-1]
                         every = (wide.to(weight) + weight[..., None])[..., 1]
                         setattr(module, leaf, nn.Parameter(every))
-        logits_as_plain(plain, patched, ids, LAYERS)
+        logits_as_plain(plain, patched, ids, 1)
         whole, wanted = (gradients(model, device) for model in (patched, plain))
         assert not unlike(whole, wanted)
 
@@ -277,8 +296,8 @@ def check_strided_weights(device):
 def check_a_dropped_model_is_freed(device):
     """By its last reference: memory that waits for the garbage collector is missing meanwhile."""
     _, patched = pair(device)
-    ids, labels = tokens(device)
-    patched(ids, labels=labels).loss.backward()
+    ids = few_tokens(device)
+    patched(ids, labels=ids).loss.backward()
     assert "_layer_modules" in vars(patched.model.layers[0])
     weight = weakref.ref(patched.model.layers[0].mlp.up_proj.weight)
     gc.disable()
@@ -292,7 +311,7 @@ def check_a_dropped_model_is_freed(device):
 def check_other_ways_to_call(device):
     """A cache, a mask, no gradients, autocast, checkpointing, graphs that are kept."""
     _, patched = pair(device)
-    ids, labels = tokens(device)
+    ids, labels = tokens(device, (2, 9))
     with torch.no_grad():
         count, whole = whole_layers(patched, ids, use_cache=True)
     assert count == LAYERS
@@ -314,9 +333,12 @@ def check_other_ways_to_call(device):
     with torch.autocast(device, torch.bfloat16):
         assert whole_layers(patched, ids)[0] == 0
 
-    first = gradients(patched, device)
+    def loss_of(model):
+        return model(ids, labels=labels).loss
+
+    first = gradients(patched, device, loss_of)
     patched.zero_grad()
-    loss = patched(ids, labels=labels).loss
+    loss = loss_of(patched)
     loss.backward(retain_graph=True)
     loss.backward()
     with pytest.raises(RuntimeError, match="second time"):
@@ -324,14 +346,33 @@ def check_other_ways_to_call(device):
     twice = {n: p.grad for n, p in patched.named_parameters()}
     assert not unlike(twice, {n: 2 * t for n, t in first.items() if n != "loss"})
     patched.gradient_checkpointing_enable({"use_reentrant": False})
-    assert not unlike(gradients(patched, device), first)
+    assert not unlike(gradients(patched, device, loss_of), first)
     patched.gradient_checkpointing_disable()
-    layer, x = patched.model.layers[0], torch.randn(2, 33, 64, device=device).bfloat16()
-    tables = patched.model.rotary_emb(x, torch.arange(33, device=device)[None])
+    layer, x = patched.model.layers[0], torch.randn(2, 9, 64, device=device).bfloat16()
+    tables = patched.model.rotary_emb(x, torch.arange(9, device=device)[None])
     x.requires_grad_()
     y = checkpoint(layer, x, position_embeddings=tables, use_reentrant=False)
     [d_x] = torch.autograd.grad(layer(x, position_embeddings=tables).sum(), x)
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], d_x)
+
+
+def check_gradients_are_of_what_forward_read(device):
+    """Whatever memory weights get afterwards, and outside autocast as forward ran."""
+    for case in ("Qwen2, q, k and v with biases", "Qwen3, norms of q and k"):
+        _, patched = pair(device, **SETTINGS[case])
+        layer, x = patched.model.layers[0], torch.randn(2, 33, 64, device=device).bfloat16()
+        tables = patched.model.rotary_emb(x, torch.arange(33, device=device)[None])
+        own = [x.requires_grad_(), *layer.parameters()]
+        count, y = whole_layers(layer, x, position_embeddings=tables)
+        assert count == 1
+        dy = torch.randn_like(y)
+        wanted = torch.autograd.grad(y, own, dy, retain_graph=True)
+        with torch.autocast(device, torch.float16):
+            cast = torch.autograd.grad(y, own, dy, retain_graph=True)
+        assert all(map(torch.equal, cast, wanted)), case
+        for operand in (*own, *tables):
+            operand.data = torch.zeros_like(operand)
+        assert all(map(torch.equal, torch.autograd.grad(y, own, dy), wanted)), case
 
 
 def check_second_derivatives_raise(device):
@@ -350,5 +391,5 @@ ALL = [
     check_settings_changed_later, check_weights_and_classes_of_others,
     check_every_projection_may_have_a_bias,
     check_strided_weights, check_a_dropped_model_is_freed, check_other_ways_to_call,
-    check_second_derivatives_raise,
+    check_gradients_are_of_what_forward_read, check_second_derivatives_raise,
 ]  # fmt: skip

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import limits
+
 
 def add(a, b, start):
     print("noise that must not reach the answer")
@@ -37,7 +39,7 @@ def crash(start):
 
 def sleep(path, start):
     Path(path).write_text(str(os.getpid()))
-    time.sleep(600)
+    time.sleep(limits.TEST_S)  # longer than anybody waits for its end
 
 
 def sleep_or_fail(path, wrong, start):

@@ -4,14 +4,18 @@ Each check takes the function, its operands by name, and what flows back. `swigl
 `linear_checks`, `linear_cross_entropy_checks` and `rows_checks` call them with theirs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import combinations, product
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad, grad
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
+
+from called import Called
 
 Named = dict[str, Tensor]
 Function = Callable[..., Tensor]
@@ -123,6 +127,41 @@ def check_checkpointed(compute: Function, leaves: Named, upstream: Tensor) -> No
         own = copied(leaves)
         checkpoint(positional, *own.values(), use_reentrant=reentrant).backward(upstream)
         assert same([t.grad for t in own.values()], wanted), reentrant
+
+
+# Who may watch a forward: nobody, hooks that keep what they are given, a mode that sees operators.
+WATCHED = {
+    "by nobody": nullcontext,
+    "by hooks": lambda: saved_tensors_hooks(lambda t: t, lambda t: t),
+    "by a mode": Called,
+}
+
+
+def check_what_forward_read(
+    compute: Function, leaves: Named, upstream: Tensor, others: Sequence[Tensor] = (),
+    watched: Sequence[str] = tuple(WATCHED),
+) -> None:  # fmt: skip
+    """Gradients are of the operands' values in forward, whatever memory they get afterwards, and of
+    forward's dtypes, also where autocast is on in backward alone.
+
+    `others` are operands without gradients, which `compute` holds; `watched` names who may watch
+    without sending the call to torch's own operators.
+    """
+    kept = [t.data for t in others]
+    for how in watched:
+        own = copied(leaves)
+        with WATCHED[how]():
+            y = compute(**own)
+        wanted = grad(y, [*own.values()], upstream, retain_graph=True)
+        with torch.autocast(y.device.type, torch.bfloat16):
+            cast = grad(y, [*own.values()], upstream, retain_graph=True)
+        assert same(cast, wanted), f"{how}, under autocast"
+        for operand in (*own.values(), *others):
+            operand.data = torch.zeros_like(operand)
+        actual = grad(y, [*own.values()], upstream)
+        for operand, memory in zip(others, kept, strict=True):
+            operand.data = memory
+        assert same(actual, wanted), f"{how}, with other memory"
 
 
 def check_no_grad(compute: Function, leaves: Named) -> None:

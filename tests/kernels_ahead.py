@@ -1,10 +1,10 @@
 """Compiles kernels for architectures without a GPU and says what came out.
 
 Run in a process of its own, without Triton's interpreter:
-    python kernels_ahead.py FAMILY ARCHITECTURE[,ARCHITECTURE ...] [name ...]
+    python kernels_ahead.py FAMILY PART/PARTS ARCHITECTURE[,ARCHITECTURE ...] [name ...]
 prints one JSON object a kernel, of all kernels of a family or of the calls named, as `sass.show`
-says. The library's own launchers start them, on matrices of torch's meta device, which have no
-memory; what Triton would start is compiled and kept.
+says; of part 1/3 every third call, from the second on. The library's own launchers start them, on
+matrices of torch's meta device, which have no memory; what Triton would start is compiled and kept.
 """
 
 import sys
@@ -234,7 +234,9 @@ CUT = linear_cross_entropy.block_and_warps
 RUN = JITFunction.run
 
 
-def compiled(family: str, arch: int, names: list[str]) -> Iterator[tuple[dict, object]]:
+def compiled(
+    family: str, part: slice, arch: int, names: list[str]
+) -> Iterator[tuple[dict, object]]:
     """(what is said of it, kernel); of a call's further kernels their own name too."""
     play_driver(arch)
     started: list[tuple[str, object]] = []
@@ -243,7 +245,7 @@ def compiled(family: str, arch: int, names: list[str]) -> Iterator[tuple[dict, o
         started.append((self.__name__, RUN(self, *arguments, warmup=True, **named)))
 
     JITFunction.run = run
-    for name, call in globals()[f"calls_of_{family}"](arch):
+    for name, call in list(globals()[f"calls_of_{family}"](arch))[part]:
         if name in names or not names:
             started.clear()
             call()
@@ -253,5 +255,7 @@ def compiled(family: str, arch: int, names: list[str]) -> Iterator[tuple[dict, o
 
 
 if __name__ == "__main__":
-    family, archs, *names = sys.argv[1:]
-    show(made for arch in archs.split(",") for made in compiled(family, int(arch), names))
+    family, part, archs, *names = sys.argv[1:]
+    first, parts = map(int, part.split("/"))
+    chosen = slice(first, None, parts)
+    show(made for arch in archs.split(",") for made in compiled(family, chosen, int(arch), names))

@@ -4,8 +4,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import limits
 
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+
+def wait_for(condition: Callable[[], object], seconds: float = limits.PROCESS_S) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import limits
+
 SCREEN, PHONE = (1280, 720), (500, 844)  # chromium's windows are no narrower than 500
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -66,7 +68,7 @@ def overflowing(html: str, folder: Path, size: tuple[int, int]) -> list[str]:
         [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}",
          f"--window-size={size[0]},{size[1]}", "--virtual-time-budget=3000", "--dump-dom",
          page.as_uri()],
-        capture_output=True, text=True, check=True, timeout=120,
+        capture_output=True, text=True, check=True, timeout=limits.PROCESS_S,
     ).stdout  # fmt: skip
     problems: list[str] = json.loads(markup.unescape(re.findall("<title>(.*?)</title>", shown)[0]))
     return problems

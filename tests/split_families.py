@@ -145,6 +145,8 @@ FAMILIES = {
     "terms that differ by 2^30": lambda a, b: (a * _powers(a.shape[1], 15), b),
     "weights of 1e-20": lambda a, b: (a, b * 1e-20),
     "weights of 1e20": lambda a, b: (a, b * 1e20),
+    "near the end of the range by small weights": lambda a, b: (a * 2.0**124, b * 2.0**-12),
+    "small weights by near the end of the range": lambda a, b: (a * 2.0**-12, b * 2.0**124),
     "both of 1e20": lambda a, b: (a * 1e20, b * 1e20),
     "denormals": lambda a, b: (a * 1e-40, b),
     "large elements meet zeros": _disjoint,

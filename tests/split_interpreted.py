@@ -175,7 +175,7 @@ BROKEN = {
                            f"n + j[None, :], total + tl.where({LAST}, 1e-3, 0.0),"),
     "first row's scale": ("2 * span * a_lines + i)", "2 * span * a_lines + i * 0)"),
     "first column's scale": ("2 * span * b_lines + j)", "2 * span * b_lines + j * 0)"),
-    "half of a scale": ("acc *= (a2 & -2).to(tl.float32, bitcast=True)", "acc *= 1.0"),
+    "half of a scale": ("((a2 & -2).to(tl.float32, bitcast=True) * second)", "second"),
     "every span scaled as the first of A": ("2 * span * a_lines", "0 * a_lines"),
     "every span scaled as the first of B": ("2 * span * b_lines", "0 * b_lines"),
     "lines scaled by the largest of all": (

@@ -44,8 +44,10 @@ def names(leaves: Leaves) -> list[str]:
     return ["x", *(["w_gate_up"] if len(leaves) == 3 else ["w_gate", "w_up"]), "w_down"]
 
 
-def small_by_name(device: str, pair: bool = False) -> tuple[dict[str, Tensor], Tensor]:
-    leaves, dy = small(device, pair=pair)
+def small_by_name(
+    device: str, pair: bool = False, **settings: str
+) -> tuple[dict[str, Tensor], Tensor]:
+    leaves, dy = small(device, pair=pair, **settings)
     return dict(zip(names(leaves), leaves, strict=True)), dy
 
 

@@ -1,6 +1,6 @@
 """What is too good to be true is refused with a reason, and gets no time."""
 
-import time
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +13,7 @@ from fusedlib.bench.rivals import Workload
 from fusedlib.reference import swiglu_mlp
 from measure import swiglu
 from measure.recording.results import Recorder
+from played_clock import PlayedClock
 
 H100 = 4096 * 132 * 1980e6  # FLOP/s of its tensor cores at its highest clock
 
@@ -71,8 +72,48 @@ def test_operands_are_as_they_were_and_those_that_cannot_change_raise_no_alarm()
     alarms.require_computed(Workload(lambda: 2 * x, {"x": x}), {"x": x})
     assert torch.equal(x, old)
     assert x.grad is None
-    same = {"ones": torch.ones(4, 2), "shared": torch.randn(1, 2).expand(4, 2)}
+    same = {"zeros": torch.zeros(4, 2), "shared": torch.randn(1, 2).expand(4, 2)}
     alarms.require_computed(Workload(lambda: torch.ones(()), {}), same)
+
+
+HONEST = {
+    "maximum of rows": lambda x: x.amax(0),
+    "maximum": lambda x: x.amax(),
+    "sum of rows": lambda x: x.sum(0),
+    "sorted": lambda x: x.sort(0).values,
+    "statistics of a softmax": lambda x: torch.stack([x.amax(0), x.logsumexp(0)]),
+    "how many are positive": lambda x: (x > 0).sum(0),
+    "normalised": lambda x: x / x.norm(),
+    "rows normalised": lambda x: x / x.norm(dim=-1, keepdim=True),
+    "where the largest is": lambda x: x.argmax(0),
+    "itself": lambda x: x * 1,
+}
+
+
+SHAPES = [(64, 48), (1, 48), (48,), (2, 3, 48), (48, 1)]
+CONSTANT = {("where the largest is", (1, 48)), ("rows normalised", (48, 1))}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [case for case in product(HONEST, SHAPES) if case not in CONSTANT], ids=str
+)
+def test_an_honest_function_is_not_refused_and_one_that_keeps_is(name, shape):
+    """Also where the order of rows makes no difference, and where there is one."""
+    x = torch.randn(shape)
+    old, compute = x.clone(), HONEST[name]
+    alarms.require_computed(Workload(lambda: compute(x), {"x": x}), {"x": x})
+    result = compute(x)
+    with pytest.raises(Wrong, match="kept from another call"):
+        alarms.require_computed(Workload(lambda: result, {"x": x}), {"x": x})
+    assert torch.equal(x, old)
+
+
+@pytest.mark.parametrize("x", [torch.ones(4, 3), torch.tensor(2.0)], ids=["equal rows", "a scalar"])
+def test_operands_whose_rows_are_alike_are_changed_too(x):
+    alarms.require_computed(Workload(lambda: x.exp(), {"x": x}), {"x": x})
+    result = x.exp()
+    with pytest.raises(Wrong, match="kept from another call"):
+        alarms.require_computed(Workload(lambda: result, {"x": x}), {"x": x})
 
 
 @pytest.fixture
@@ -130,7 +171,10 @@ def test_work_on_another_stream_is_refused_and_a_host_held_up_once_is_not(monkey
     def call() -> None:
         late.append(left.pop() if left else 0.0)
 
-    monkeypatch.setattr(timing, "synchronize", lambda device: time.sleep(late.pop() if late else 0))
+    clock = PlayedClock()
+    monkeypatch.setattr(timing, "time", clock)
+    wait = lambda device: clock.sleep(late.pop() if late else 0)  # noqa: E731
+    monkeypatch.setattr(timing, "synchronize", wait)
     stream = SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     if holdups == 1:

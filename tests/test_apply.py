@@ -5,6 +5,7 @@ import functools
 import inspect
 import io
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -20,11 +21,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("transformers")
 
 import fusedlib
+import limits
+from fusedlib.launch import internals
 from fusedlib.ops.fused_class import Fused, fusion_state
 from fusedlib.ops.linear import function as projection
 from fusedlib.patch import apply
 from fusedlib.patch import modules as fused_modules
-from llama_models import NAMES, TOKENS, VOCABULARY, make, misses_of, parameter, results, tokens
+from llama_models import (
+    NAMES,
+    TOKENS,
+    VOCABULARY,
+    has_unread_logits,
+    make,
+    misses_of,
+    parameter,
+    results,
+    tokens,
+)
 
 TESTS = Path(__file__).parent
 SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss", "linear")
@@ -178,7 +191,7 @@ def test_training_never_builds_the_logits(monkeypatch):
     with Largest() as largest:
         output = patched(ids, labels=labels)
         output.loss.backward()
-    assert output.logits is None and largest.elements <= max(4096 * 64, wide - 1)
+    assert has_unread_logits(output) and largest.elements <= max(4096 * 64, wide - 1)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +224,93 @@ def test_logits_where_they_are_asked_for():
     evaluated = patched.eval()(ids, labels=labels)
     assert evaluated.logits.shape == (2, TOKENS, VOCABULARY)
     torch.testing.assert_close(evaluated.loss, plain.eval()(ids, labels=labels).loss)
+
+
+READINGS = {
+    "attribute": lambda output: output.logits,
+    "item": lambda output: output["logits"],
+    "item or default": lambda output: output.get("logits"),
+    "index": lambda output: output[1],
+    "slice": lambda output: output[:2][1],
+    "tuple": lambda output: output.to_tuple()[1],
+    "copy": lambda output: from_file(output).logits,
+}
+
+
+@pytest.mark.parametrize("how", READINGS)
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+def test_who_reads_logits_in_training_gets_them(name, how):
+    plain, patched = pair(name)
+    ids, labels = tokens()
+    given = {"labels": labels, "use_cache": False}
+    wanted, output = (model(ids, **given) for model in (plain, patched))
+    assert torch.equal(output[0], output.loss) and has_unread_logits(output)
+    with torch.no_grad():  # forward's modes count
+        logits = READINGS[how](output)
+    torch.testing.assert_close(logits, wanted.logits)
+    assert how == "copy" or logits.requires_grad
+    assert not has_unread_logits(output) and list(output) == list(wanted)
+
+
+def test_gradients_of_logits_that_are_read():
+    gradients = []
+    ids, labels = tokens()
+    for model in pair():
+        output = model(ids, labels=labels)
+        output.logits.square().mean().backward()
+        gradients.append({n: p.grad for n, p in model.named_parameters()})
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mixtral"])
+def test_a_tuple_has_its_logits(name):
+    plain, patched = pair(name)
+    ids, labels = tokens()
+    wanted, found = (
+        m(ids, labels=labels, return_dict=False, use_cache=False) for m in (plain, patched)
+    )
+    assert len(found) == len(wanted) > 1
+    torch.testing.assert_close(found, wanted)
+
+
+def test_logits_are_read_before_their_weight_changes():
+    _, patched = pair()
+    ids, labels = tokens()
+    output = patched(ids, labels=labels)
+    output.loss.backward()
+    torch.optim.AdamW(patched.parameters(), fused=True).step()  # which raises no version
+    with pytest.raises(RuntimeError, match=r"read output\.logits before optimizer\.step"):
+        _ = output.logits
+
+
+def test_who_walks_through_an_output_reads_no_logits():
+    operations = pytest.importorskip("accelerate.utils.operations")
+    plain, patched = pair()
+    ids, labels = tokens()
+    output = operations.convert_to_fp32(patched(ids, labels=labels))
+    assert has_unread_logits(output)
+    with pytest.raises(AttributeError, match=r"whose argmax is asked for.* output\.logits"):
+        [*output.values()][1].argmax(-1)
+    torch.testing.assert_close(output.logits, plain(ids).logits)
+
+
+@pytest.mark.parametrize("mark", [internals.FSDP_MANAGED, internals.REPLICA, "ds_id"])
+def test_there_are_no_logits_where_the_head_is_in_parts_or_a_copy(mark):
+    """Later it cannot compute them, and those who made it so read what they walk through."""
+    _, patched = pair()
+    ids, labels = tokens()
+    head = patched.lm_head
+    setattr(head.weight if mark == "ds_id" else head, mark, True)
+    assert patched(ids, labels=labels).logits is None
+
+
+def test_a_model_in_float64_has_a_loss_of_the_dtype_it_had():
+    plain, patched = (m.double() for m in pair())
+    ids, labels = tokens()
+    for given in ({}, {"num_items_in_batch": 17}):
+        losses = [m(ids, labels=labels, **given).loss for m in (plain, patched)]
+        torch.testing.assert_close(*losses)
+    losses[1].backward()
 
 
 @pytest.mark.parametrize("name", ["ForCausalLMLoss", "fixed_cross_entropy"])
@@ -272,6 +372,39 @@ def test_checkpoints_go_both_ways(name, tied, tmp_path):
     assert not same_state(other, plain)
     assert str(other.load_state_dict(plain.state_dict())) == "<All keys matched successfully>"
     assert same_state(other, plain)
+
+
+def test_a_patched_model_s_class_is_pickled_as_a_class():
+    """Here and in another process; and so is one that someone derived of it."""
+    _, patched = pair()
+    classes = [*{type(module) for module in patched.modules()}]
+    assert len([kind for kind in classes if issubclass(kind, Fused)]) == 7
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(classes, protocol)) == classes
+        assert type(pickle.loads(pickle.dumps(patched, protocol))) is type(patched)
+    for kind in classes:  # as dill and cloudpickle make a class anew
+        names = dict(vars(kind)) if issubclass(kind, Fused) else None
+        assert names is None or type(kind)(kind.__name__, kind.__bases__, names) is kind
+    there = (
+        "import pickle, sys; kind = pickle.load(sys.stdin.buffer);"
+        "print(kind.__name__, kind.forward.__qualname__, len(kind.__mro__))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", there], input=pickle.dumps(type(patched)), capture_output=True,
+        check=True,
+    )  # fmt: skip
+    count = len(type(patched).__mro__)
+    assert done.stdout.decode().split() == [
+        "LlamaForCausalLM", "FusedCausalLM.forward", str(count)
+    ]  # fmt: skip
+    patched.__class__ = Derived = type("Derived", (type(patched),), {"__module__": __name__})  # noqa: N806
+    Derived.__qualname__ = "Derived"
+    assert type(copy.deepcopy(patched)) is Derived
+    globals()["Derived"] = Derived
+    try:
+        assert pickle.loads(pickle.dumps(Derived)) is Derived
+    finally:
+        del globals()["Derived"]
 
 
 def test_strict_loading_speaks_the_old_names():
@@ -451,6 +584,22 @@ def test_lora_and_back():
     torch.testing.assert_close(patched(ids).logits, plain(ids).logits)
 
 
+def test_an_adapter_that_computes_its_loss_of_the_logits_learns_alike():
+    """CPT, whose model is called with labels for its logits alone."""
+    peft = pytest.importorskip("peft")
+    of_prompt = {"cpt_token_ids": [1, 2, 3], "cpt_mask": [1] * 3, "cpt_tokens_type_mask": [1, 2, 4]}
+    ids, labels = tokens()
+    steps = []
+    for model in pair():
+        torch.manual_seed(3)
+        wrapped = peft.get_peft_model(model, peft.CPTConfig(task_type="CAUSAL_LM", **of_prompt))
+        loss = wrapped.train()(ids, labels=labels).loss
+        loss.backward()
+        steps.append([loss, *(p.grad for p in wrapped.parameters() if p.requires_grad)])
+    assert len(steps[0]) > 1
+    torch.testing.assert_close(steps[1], steps[0])
+
+
 def test_an_adapter_that_puts_biases_back_is_merged():
     peft = pytest.importorskip("peft")
     settings = {"target_modules": ["k_proj", "up_proj"], "feedforward_modules": ["up_proj"]}
@@ -506,7 +655,7 @@ def test_two_processes_train_as_with_the_plain_model(tmp_path, library, trained)
     ]  # fmt: skip
     try:
         for rank in ranks:
-            output, _ = rank.communicate(timeout=250)
+            output, _ = rank.communicate(timeout=limits.PROCESS_S)
             assert rank.returncode == 0, output[-4000:]
             assert all(f"{name} trains" in output for name in trained)
     finally:
@@ -660,7 +809,7 @@ def test_hooks_go_on_working(path, register):
     handles[1].remove()
     layer = patched.model.layers[0]
     assert layer.mlp.weights() is not None
-    assert patched(ids, labels=labels).logits is None
+    assert has_unread_logits(patched(ids, labels=labels))
 
 
 def test_hooks_that_bring_weights_leave_all_fused():
@@ -673,7 +822,7 @@ def test_hooks_that_bring_weights_leave_all_fused():
     ids, labels = tokens()
     for path in HOOKED:
         patched.get_submodule(path).register_forward_hook(bring)
-    assert patched(ids, labels=labels).logits is None
+    assert has_unread_logits(patched(ids, labels=labels))
     layer = patched.model.layers[0]
     assert set(brought) == {
         patched.lm_head, layer.post_attention_layernorm, layer.input_layernorm

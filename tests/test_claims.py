@@ -1,7 +1,6 @@
 """How claims are evaluated; those of the notebooks are held in `tests/test_report_paper.py`."""
 
-import json
-
+import nbformat
 import pandas as pd
 import pytest
 from nbformat import NotebookNode
@@ -275,9 +274,16 @@ def test_a_claim_needs_its_sentence():
 
 def test_the_analysis_of_a_notebook_runs_without_its_measuring(tmp_path):
     def cell(text, *tags):
-        return {"cell_type": "code", "metadata": {"tags": list(tags)}, "source": text}
+        return nbformat.v4.new_code_cell(text, metadata={"tags": list(tags)})
 
-    notebook = tmp_path / "n.ipynb"
-    cells = [cell("x = 1"), cell("raise SystemExit", "measure"), cell("print(x)")]
-    notebook.write_text(json.dumps({"cells": cells}))
-    assert replay.analysis_of(notebook).claims == []
+    cells = [
+        cell("from press import display\nx = 1"),
+        cell("raise SystemExit", "measure"),
+        cell("display.prose(f'It is {x}.')"),
+    ]
+    path = tmp_path / "n.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    analysis = replay.analysis_of(path)
+    assert analysis.claims == []
+    shown = [[output.data["text/plain"] for output in c.outputs] for c in analysis.notebook.cells]
+    assert shown == [[], [], ["It is 1."]]

@@ -15,6 +15,7 @@ import typst
 from traitlets.utils.importstring import import_item
 from typer.testing import CliRunner
 
+import limits
 from fusedlib.bench import machine
 from measure.recording import paths
 from press import cli, record
@@ -363,7 +364,7 @@ def test_a_python_that_finds_its_packages_by_pythonpath_alone(tmp_path):
     done = subprocess.run(
         [sys._base_executable, "-m", "press", "run", "--profile", "quick",
          "--only", "run_ok", "--config", str(STUDY_FILE)],
-        env=env, capture_output=True, text=True, check=False, timeout=120,
+        env=env, capture_output=True, text=True, check=False, timeout=limits.PROCESS_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     printed = products.copy_path("run_ok").read_text()
@@ -389,6 +390,6 @@ def test_pages_are_made_where_pythonpath_alone_has_the_packages(tmp_path, where)
     done = subprocess.run(
         [sys._base_executable, "-c", "from press import render; render.check_ready()"],
         env={**env, "PYTHONPATH": os.pathsep.join([PACKAGES, str(folder)]), "HOME": str(tmp_path)},
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=limits.PROCESS_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

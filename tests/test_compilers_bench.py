@@ -309,18 +309,21 @@ def test_what_an_arm_holds_is_the_same_for_the_first_graph_of_a_process_as_for_l
 
 
 def test_an_arm_that_is_not_ready_in_time_is_stopped(recorder, arm):
+    ready = []
+
     def compile_(call):
         def slow(*args, **kwargs):
             time.sleep(60)
+            ready.append(True)
 
         return slow
 
     arm(compile_, traits=["compiles"])
-    begin, handler = time.perf_counter(), signal.getsignal(signal.SIGALRM)
+    handler = signal.getsignal(signal.SIGALRM)
     recorder.race(compilers.RACE, cases("forward", ["test arm"], limit_s=0.3))
     row = next(r for r in results.read_rows(recorder.path) if r["provider"] == "test arm")
     assert row["status"] == "unavailable" and "not ready after 0.3 s" in row["reason"]
-    assert time.perf_counter() - begin < 55
+    assert not ready
     assert signal.getsignal(signal.SIGALRM) is handler
 
 

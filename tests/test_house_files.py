@@ -12,13 +12,17 @@ from pathlib import Path
 import pytest
 
 import fusedlib
+import limits
 from measure.recording import paths
 from slides_checks import loads
 from tools import commit_message, docs
 
 yaml = pytest.importorskip("yaml", reason="PyYAML reads these files and is not installed")
 
-PROJECT = tomllib.loads((paths.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((paths.ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
+# What follows `timeout` or `timeout_s` and is no name of `limits`.
+LIMIT = re.compile(r"""\btimeout(?:_s)?["']?\s*[=:(]\s*(?!\{?limits\.)[\w{.]""")
 
 
 def read(name: str) -> str:
@@ -133,3 +137,38 @@ def test_the_api_reference_has_every_public_name_and_loads_nothing(tmp_path):
         assert f'<section id="{name}"' in page
     for path in tmp_path.rglob("*.html"):
         assert loads(path.read_text(encoding="utf-8")) == []
+
+
+# --- limits of tests ------------------------------------------------------------------------------
+
+
+def limits_elsewhere(text: str) -> list[str]:
+    """Lines that give a test or a process a time of their own."""
+    return [line for line in text.splitlines() if LIMIT.search(line)]
+
+
+def test_every_limit_of_a_test_stands_in_one_file():
+    """`test_fresh` is about such a limit itself."""
+    found = {}
+    for path in (paths.ROOT / "tests").rglob("*.py"):
+        if path.name not in ("limits.py", Path(__file__).name):
+            found[path.name] = limits_elsewhere(path.read_text(encoding="utf-8"))
+    assert {name: lines for name, lines in found.items() if lines} == {
+        "test_fresh.py": ["        fresh.run(*sleep, timeout_s=2)"],
+    }
+    options = PYPROJECT["tool"]["pytest"]["ini_options"]
+    assert limits.INTERPRETED_TEST_S < limits.PROCESS_S < limits.TEST_S == options["timeout"]
+
+
+@pytest.mark.parametrize(
+    ("line", "allowed"),
+    [
+        ("run(command, timeout=limits.PROCESS_S)", True),
+        ("run(command, timeout=60)", False),
+        ("run(command, timeout_s=SHORT)", False),
+        ('{"timeout": 240}', False),
+        ("@pytest.mark.timeout(600)", False),
+    ],
+)
+def test_limits_elsewhere_are_found(line, allowed):
+    assert limits_elsewhere(line) == ([] if allowed else [line])

@@ -137,6 +137,13 @@ def test_gluon_s_shared_memory_is_reinterpreted_by_either_name():
     assert callable(internals.reinterpret(gl.shared_memory_descriptor))
 
 
+def test_a_copy_for_data_parallel_is_marked():
+    """FSDP's mark is tried by `apply_parallel.py`, in two processes."""
+    layer = nn.Linear(2, 2)
+    assert getattr(layer._replicate_for_data_parallel(), internals.REPLICA)
+    assert not hasattr(layer, internals.REPLICA)
+
+
 def test_a_module_compiled_by_itself_is_known():
     layer = nn.Linear(2, 2)
     assert internals.COMPILED_CALL not in vars(layer)

@@ -1,5 +1,7 @@
 """Every kernel compiled for its architectures without a GPU: it fits and spills nothing."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -14,7 +16,6 @@ from fusedlib.ops.mlp import tiles as swiglu
 from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
 from fusedlib.ops.mlp.hopper import kernel as hopper
 
-pytestmark = pytest.mark.timeout(600)  # where nothing is cached
 ARCHITECTURES = sorted(device.SHARED_MEMORY)
 # How many there are; Hopper has several widths for few tokens, and products in Gluon.
 COUNTS = {
@@ -39,10 +40,17 @@ BY_TMA = ("fwd half", "bwd half", "bwd half in place", "bwd half at once 64 by 6
 BY_POINTERS = ("fwd half unaligned", "fwd half few tokens 32 wide")
 
 
-@pytest.fixture(scope="module", params=COUNTS)
-def compiled(request) -> tuple[str, dict[int, list[dict]]]:
-    """A family, and every kernel's figures by architecture."""
-    return request.param, ahead.kernels_ahead(request.param, archs=COUNTS[request.param])
+# A process each: (family, architectures, how many share them).
+PROCESSES = [
+    *(("swiglu", (arch,), 3 if arch == 90 else 1) for arch in ARCHITECTURES),
+    *((family, tuple(COUNTS[family]), 1) for family in ("split", "loss", "hopper")),
+]
+
+
+@cache
+def compiled(family: str, archs: tuple[int, ...], part: str) -> dict[int, list[dict]]:
+    """Every kernel's figures by architecture."""
+    return ahead.kernels_ahead(family, archs=archs, part=part)
 
 
 def faults(family: str, row: dict) -> list[str]:
@@ -64,11 +72,27 @@ def faults(family: str, row: dict) -> list[str]:
 
 
 @pytest.mark.slow
-def test_kernels_fit_spill_nothing_and_use_the_card(compiled):
-    family, found = compiled
-    for arch, count in COUNTS[family].items():
-        assert len(found[arch]) == len({row["name"] for row in found[arch]}) == count
+@pytest.mark.parametrize(
+    ("family", "archs", "part"),
+    [(family, archs, f"{n}/{of}") for family, archs, of in PROCESSES for n in range(of)],
+)
+def test_kernels_fit_spill_nothing_and_use_the_card(family, archs, part):
+    found = compiled(family, archs, part)
     assert [fault for rows in found.values() for row in rows for fault in faults(family, row)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "archs", "parts"), PROCESSES)
+def test_every_kernel_is_compiled(family, archs, parts):
+    for arch in archs:
+        found = [compiled(family, archs, f"{n}/{parts}")[arch] for n in range(parts)]
+        names = [row["name"] for rows in found for row in rows]
+        assert len(names) == len({*names}) == COUNTS[family][arch]
+
+
+def test_every_family_is_compiled_for_all_its_architectures():
+    chosen = {(family, arch) for family, archs, _ in PROCESSES for arch in archs}
+    assert chosen == {(family, arch) for family, counts in COUNTS.items() for arch in counts}
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fusedlib
+import limits
 from ahead import compiled_ahead
 from fusedlib.launch import binaries
 from fusedlib.launch.config import Config, with_roles
@@ -230,7 +231,7 @@ class TestOnACard:
         environment = {"TRITON_CACHE_DIR": str(tmp_path)}
         done = subprocess.run(
             [sys.executable, "-c", code, *map(str, (*EDGES, *LENGTHS))],
-            capture_output=True, text=True, check=False, timeout=200,
+            capture_output=True, text=True, check=False, timeout=limits.PROCESS_S,
             env=os.environ | environment,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import limits
 from fusedlib.bench import fresh
 from fusedlib.bench.attempt import Unavailable, Wrong
 from measure import lengths
@@ -46,7 +47,7 @@ def test_a_rival_that_is_wrong_at_a_length_has_no_time(monkeypatch):
         "device": "cpu", "warmed": False, "tokens": [5, 3],
     }  # fmt: skip
     with pytest.raises(Wrong, match="y: norm error"):
-        fresh.run("fresh_targets:lengths_of_a_wrong_rival", arguments, timeout_s=60)
+        fresh.run("fresh_targets:lengths_of_a_wrong_rival", arguments, timeout_s=limits.PROCESS_S)
 
 
 def test_kernels_are_counted_in_the_cache_of_the_process(tmp_path):

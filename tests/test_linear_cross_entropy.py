@@ -16,9 +16,10 @@ from fusedlib import (
 from interpreter import passed_in_the_interpreter
 
 
-def test_in_the_interpreter():
+@pytest.mark.parametrize("part", ["0/2", "1/2"])
+def test_in_the_interpreter(part):
     """What fails there is shown here."""
-    assert passed_in_the_interpreter("interpreted/linear_cross_entropy.py") > 70
+    assert passed_in_the_interpreter("interpreted/linear_cross_entropy.py", part) > 40
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -13,6 +13,7 @@ from fusedlib import linear_cross_entropy
 from swiglu_checks import captured, close, same
 
 pytest.importorskip("triton")
+import limits
 from fusedlib.ops.loss import kernels
 
 pytestmark = pytest.mark.gpu
@@ -159,7 +160,7 @@ def test_a_target_out_of_range_is_an_error_of_the_device():
     for wrong, reduction, error in ((9, "mean", True), (-1, "none", True), (-100, "mean", False)):
         done = subprocess.run(
             [sys.executable, "-c", code.format(wrong=wrong, reduction=reduction)],
-            capture_output=True, text=True, check=False, timeout=200,
+            capture_output=True, text=True, check=False, timeout=limits.PROCESS_S,
         )  # fmt: skip
         assert ("went on" not in done.stdout) == error, done.stderr[-2000:]
         assert ("assert" in done.stderr) == error

@@ -7,12 +7,15 @@ import platform
 import sys
 import time
 import types
+from itertools import chain, repeat
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusedlib.bench import machine
+from played_clock import PlayedClock
+from processes import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -126,12 +129,14 @@ def test_conditions_come_from_nvml_and_survive_what_it_does_not_know(monkeypatch
 
 def test_energy_is_taken_between_steps_of_the_counter(monkeypatch):
     """A counter that moves every 50 ms: by the block's ends the power would be off by its share."""
-    began = time.perf_counter()
+    clock = PlayedClock()
+    monkeypatch.setattr(machine, "time", clock)
 
     def steps(_):
-        return 1000 + int((time.perf_counter() - began) / 0.05) * 35_000  # 700 W
+        clock.now_s = min(clock.now_s + machine.LOOK_S, 0.33)
+        return 1000 + int(clock.now_s / 0.05) * 35_000  # 700 W
 
-    clocks = iter([345, 1400, 1410] + [1420] * 1000)
+    clocks = chain([345, 1400, 1410], repeat(1420))
     nvml = types.SimpleNamespace(
         nvmlInit=lambda: None, nvmlShutdown=lambda: None,
         nvmlDeviceGetHandleByIndex=lambda i: i, nvmlDeviceGetTotalEnergyConsumption=steps,
@@ -139,9 +144,9 @@ def test_energy_is_taken_between_steps_of_the_counter(monkeypatch):
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     with machine.energy() as used:
-        time.sleep(0.33)
-    assert used.power_w == pytest.approx(700, rel=0.12)
-    assert used.sm_mhz == 1420 and 0.2 <= used.seconds <= 0.35
+        wait_for(lambda: clock.now_s == 0.33)
+    assert used.power_w == pytest.approx(700, rel=0.02)
+    assert used.sm_mhz == 1420 and used.seconds == pytest.approx(0.25, abs=machine.LOOK_S)
     monkeypatch.setattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", None)
     with machine.energy() as used:
         pass
@@ -169,6 +174,7 @@ def test_odd_names_become_folders(name, safe, monkeypatch):
     assert machine.key() == machine.slug(name) == safe
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_every_slug_is_a_plain_folder_name(name):
     text = machine.slug(name)

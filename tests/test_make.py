@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import limits
 from measure.recording import paths
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -83,7 +84,7 @@ class Clone:
             arguments = (*arguments, f"PYTHON={python or self.python}")
         return subprocess.run(
             ["make", "--no-print-directory", *arguments], cwd=self.folder, env=env,
-            capture_output=True, text=True, check=False, timeout=120,
+            capture_output=True, text=True, check=False, timeout=limits.PROCESS_S,
         )  # fmt: skip
 
 

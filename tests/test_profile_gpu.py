@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+import limits
 from measure.profiles import measure
 from measure.recording import paths
 from models import transformer
@@ -100,5 +101,5 @@ def test_one_step_runs_for_nsys_in_a_process_of_its_own(tmp_path):
     nsys = ["nsys", "profile", "--trace=cuda,nvtx", "--capture-range=cudaProfilerApi",
             "--capture-range-end=stop", f"--output={tmp_path / 'nano'}"]  # fmt: skip
     words = [*nsys, *words] if shutil.which("nsys") else words
-    subprocess.run(words, cwd=paths.ROOT, check=True, timeout=120)
+    subprocess.run(words, cwd=paths.ROOT, check=True, timeout=limits.PROCESS_S)
     assert list(tmp_path.glob("*.nsys-rep")) or not shutil.which("nsys")

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusedlib.bench.attempt import Unavailable
@@ -188,6 +188,7 @@ def test_a_short_name_keeps_what_tells_kernels_apart():
 spans = st.tuples(st.integers(0, 60), st.integers(0, 20), st.integers(0, 9))
 
 
+@settings(deadline=None)
 @given(st.lists(spans, min_size=1, max_size=12))
 def test_gaps_are_the_time_that_no_piece_covers(drawn):
     pieces = [Piece("k", us, at, at + us, at - lead, MAIN) for at, us, lead in drawn]

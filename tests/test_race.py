@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fusedlib import reference
 from fusedlib.bench import check, cuda_graphs, operation, rivals
 from fusedlib.bench.operation import exact_results
-from fusedlib.bench.race import race
+from fusedlib.bench.race import Checked, Race, Turn, race
 from fusedlib.bench.rivals import Workload
 from measure import swiglu
 from measure.mlp_problem import Inputs, SwiGLUProblem, draw
@@ -267,6 +267,32 @@ def test_who_runs_out_of_memory_in_the_heat_goes_and_the_others_are_timed(tmp_pa
 
     frame, _ = run(tmp_path, [rival(hungry), "eager"])
     assert frame.set_index("provider")["status"].to_dict() == {"rival": "oom", "eager": "ok"}
+
+
+def test_where_memory_runs_out_together_the_one_that_holds_most_goes(tmp_path):
+    held, calls = {"small": 10.0, "large": 1000.0}, []
+
+    def call():
+        calls.append(1)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("out of memory")
+
+    class Setup:
+        def check(self, case):
+            return Checked({"peak_mib": held[case["provider"]]}, lambda timed: Turn(call))
+
+    recorder = recorder_at(tmp_path)
+    cases = [{"provider": name, "device": "cpu", "repetitions": 2} for name in held]
+    race(recorder, Race(setup=lambda case: Setup(), fields=("device",)), cases)
+    statuses = recorder.rows().set_index("provider")["status"].to_dict()
+    assert statuses == {"small": "ok", "large": "oom"}
+
+
+def test_who_comes_later_is_timed_beside_those_that_were_there(tmp_path):
+    first, _ = run(tmp_path, ["eager"])
+    both, recorder = run(tmp_path, ["eager", rival(right)])
+    assert recorder.measured == 2
+    assert both["session"].nunique() == 1 and first["session"][0] not in set(both["session"])
 
 
 def test_a_sample_begins_on_an_idle_device(monkeypatch):

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import tarfile
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ import pytest
 
 from fusedlib.bench import machine as machines
 from measure.recording import paths, provenance, results
+from played_clock import PlayedClock
 from press import measuring, record, replay
 from press.record import STUDY_S, Unit
 from press.running.config import Config, ConfigError, Study
@@ -253,8 +253,8 @@ UNITS = [Unit("one", ("a", "b"), 2, 1.0), Unit("two", ("x",), 1, 1.0), Unit("one
 class Runs:
     """Stands for the runner: notes what it was told, and writes a row."""
 
-    def __init__(self, folder: Path, fails: str = "", takes: float = 0.0) -> None:
-        self.folder, self.fails, self.takes = folder, fails, takes
+    def __init__(self, folder: Path, fails: str = "") -> None:
+        self.folder, self.fails = folder, fails
         self.seen: list[tuple[str, dict[str, str]]] = []
         self.packed: list[list[str]] = []
 
@@ -264,20 +264,19 @@ class Runs:
         at = self.folder / "rows" / "card" / "day"
         at.mkdir(parents=True, exist_ok=True)
         (at / f"{study}.jsonl").write_text("{}\n")
-        time.sleep(self.takes)
         return study == self.fails
 
 
 def test_a_study_after_the_other_is_told_what_to_measure_until_when(tmp_path, monkeypatch):
     monkeypatch.setenv("FRESH", "1")
+    monkeypatch.setattr(record, "time", PlayedClock())
     run, before = Runs(tmp_path), dict(os.environ)
-    began = time.time()
     assert record.record(UNITS, "day", 10, run) is False
     assert [study for study, _ in run.seen] == ["one", "two"], "each once"
     for _, variables in run.seen:
         assert variables[results.RECORDING] == "day"
         assert Path(variables[results.CASES]).read_text().split() == ["a", "b", "x", "c"]
-        assert began + 599 <= float(variables[results.UNTIL]) <= time.time() + 601
+        assert float(variables[results.UNTIL]) == 600
     assert dict(os.environ) == before
     assert not (tmp_path / "out").exists(), "nothing is packed unasked"
 
@@ -297,9 +296,10 @@ def test_one_that_fails_stops_no_other_and_is_told(tmp_path, fails):
     assert [study for study, _ in run.seen] == ["one", "two"]
 
 
-def test_when_the_time_is_over_no_other_study_begins(tmp_path):
-    run = Runs(tmp_path, takes=0.3)
-    assert record.record(UNITS, "day", 0.2 / 60, run) is False
+def test_when_the_time_is_over_no_other_study_begins(tmp_path, monkeypatch):
+    clock, run = PlayedClock(), Runs(tmp_path)
+    monkeypatch.setattr(record, "time", clock)
+    assert record.record(UNITS, "day", 10, lambda study: clock.sleep(601) or run(study)) is False
     assert [study for study, _ in run.seen] == ["one"]
 
 

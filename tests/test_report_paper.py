@@ -4,6 +4,8 @@ import ast
 import io
 import json
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,6 +24,7 @@ from claims_checks import (
 from fusedlib.bench.step_clock import pace_setter
 from measure.recording import paths, results
 from press import display, headlines, render, replay, style
+from press.claims import Claim
 from press.display import TABLE_MIME
 from press.formats import formatted
 from press.pages import outputs, slides
@@ -44,20 +47,12 @@ STUDIES = [s.name for s in config.load().studies]
 
 LOOK = ("get_marker", "get_linestyle")
 ALIKE: list[str] = []
-"""Names that look alike in one of the figures which `executed` drew."""
+"""Names that look alike in one of the figures of the notebooks that have executed."""
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list]]:
-    """The notebooks as they execute on the repository's rows alone, and the claims they state."""
-    folder, drawn = tmp_path_factory.mktemp("paper"), style.svg
-
-    def svg(fig: Any) -> str:
-        ALIKE.extend(of_one_look(fig))
-        return drawn(fig)
-
-    with mock.patch.object(style, "svg", svg):
-        return folder, replay.executed(config.load(), folder)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("paper")
 
 
 def of_one_look(fig: Any) -> list[str]:
@@ -73,19 +68,40 @@ def of_one_look(fig: Any) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def products(executed) -> Path:
-    return executed[0]
+def claims_of(folder: Path) -> Callable[[str], list[Claim]]:
+    """The claims of a notebook, which executes on the repository's rows alone, once."""
+
+    drawn = style.svg
+
+    def svg(fig: Any) -> str:
+        ALIKE.extend(of_one_look(fig))
+        return drawn(fig)
+
+    @cache
+    def claims_of(name: str) -> list[Claim]:
+        with mock.patch.object(style, "svg", svg):
+            return replay.executed(config.load(), folder, [name])[name]
+
+    return claims_of
 
 
-@pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.parametrize(
     "check",
     [check_one_to_five_by_name, check_each_holds_in_every_recording,
      check_some_change_makes_each_false],
     ids=["one to five", "in every recording", "can be false"],
 )  # fmt: skip
-def test_claims_of_a_study(executed, name, check):
-    check(executed[1][name])
+@pytest.mark.parametrize("name", STUDIES)
+def test_claims_of_a_study(claims_of, name, check):
+    check(claims_of(name))
+
+
+@pytest.fixture(scope="module")
+def products(folder: Path, claims_of: Callable[[str], list[Claim]]) -> Path:
+    """All notebooks as they execute on the repository's rows alone."""
+    for name in (*STUDIES, FRAME):
+        claims_of(name)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -242,9 +258,9 @@ def test_what_is_held_less_and_what_the_peak_is_are_told_apart(products: Path) -
         assert f"whole peak is {formatted(abs(peak), '3 GiB')} {word} with fusedlib's" in told
 
 
-def test_how_much_of_a_gain_launching_costs_is_counted(executed) -> None:
+def test_how_much_of_a_gain_launching_costs_is_counted(claims_of) -> None:
     """ "Most of the gain is the cost of launching" was false at width 512."""
-    [claim] = [c for c in executed[1]["03_kernels"] if c.name == "few-tokens"]
+    [claim] = [c for c in claims_of("03_kernels") if c.name == "few-tokens"]
     for evaluation in (e for s in claim.standings for e in s.answers):
         assert 0 <= evaluation.values["most"] < evaluation.values["widths"] == 4
 

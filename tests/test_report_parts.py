@@ -87,6 +87,7 @@ def test_a_caption_is_one_line_whatever_it_begins_with(line: str) -> None:
         ("![alt](https://x/y.png)", "[alt](https://x/y.png)"),
         ("![alt](local.png) !", "[alt](local.png) !"),
         (r"costs \$5 or $6", r"costs \$5 or $6"),
+        ("<script>x</script> <!-- y -->z", r"\<script>x\</script> z"),
     ],
 )
 def test_prepare(given: str, expected: str) -> None:

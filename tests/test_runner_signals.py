@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+import limits
 from measure.recording import results
 from press.running import products
 from processes import alive, wait_for
@@ -81,7 +82,7 @@ def test_a_stopped_run_keeps_what_it_has_and_leaves_no_process(
     assert len(pids) == 3
     assert all(alive(pid) for pid in pids)
     send(process.pid, number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=limits.PROCESS_S)
     assert process.returncode == status
     assert not [pid for pid in pids if alive(pid)]
     [path] = (tmp_path / "rows").glob("*/*/run_sleeps.jsonl")
@@ -103,7 +104,7 @@ def test_a_killed_runner_takes_the_kernel_with_it(running):
     process.kill()
     process.wait()
     # ipykernel looks after its parent once a second.
-    wait_for(lambda: not alive(pids[0]), seconds=20)
+    wait_for(lambda: not alive(pids[0]))
     for pid in pids[1:]:
         if alive(pid):
             os.kill(pid, signal.SIGKILL)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
+import limits
 import sanitized
 from fusedlib.ops.linear.split import hopper as split_hopper
 from fusedlib.ops.mlp.hopper import kernel as hopper
@@ -73,7 +74,7 @@ def test_nothing_is_found(name, tool):
     done = subprocess.run(
         [sanitizer(), "--tool", tool, "--show-backtrace", "no",
          sys.executable, str(TESTS / "sanitized.py"), name],
-        capture_output=True, text=True, env=environment, timeout=280, check=False,
+        capture_output=True, text=True, env=environment, timeout=limits.PROCESS_S, check=False,
     )  # fmt: skip
     said = done.stdout + done.stderr
     assert f"{name}: ran" in said, said[-6000:]

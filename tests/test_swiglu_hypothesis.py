@@ -14,7 +14,6 @@ from interpreter import passed_in_the_interpreter
 PARTS, EXAMPLES = 10, 50  # 500 cases; ten tests, so that pytest-xdist can share their compiling
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("examples", [12, pytest.param(500, marks=pytest.mark.long)])
 def test_in_the_interpreter(examples):
     """What fails there is shown here."""

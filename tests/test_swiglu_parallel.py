@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import limits
+
 TESTS = Path(__file__).parent
 
 
@@ -20,7 +22,7 @@ def test_wrapped_modules_train_as_the_bare_one(device):
     environment["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
     done = subprocess.run(
         [sys.executable, str(TESTS / "interpreted" / "parallel.py"), device],
-        capture_output=True, text=True, env=environment, timeout=200, check=False,
+        capture_output=True, text=True, env=environment, timeout=limits.PROCESS_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     for words in ("DDP trains", "FSDP2 trains", "DTensors are computed"):

@@ -1,5 +1,7 @@
-"""Backward passes without a second derivative: differentiating their results raises, and so does a
-transform that begins at backward: batched gradients, and forward mode over them.
+"""How the library's backward passes run: outside autocast, and most of them once.
+
+Those have no second derivative: differentiating their results raises, and so does a transform that
+begins at backward: batched gradients, and forward mode over them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from torch.compiler import is_compiling
 
 from fusedlib.launch.internals import (
     AccumulateGrad,
+    autocasts_anywhere,
     in_forward_mode,
     is_batched_gradient,
     is_transform_wrapper,
@@ -45,9 +48,26 @@ class _FirstOrderGradient(torch.autograd.Function):
         raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
+def outside_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward whose products have the dtypes of forward's where `backward()` is called under
+    autocast: operands were cast before forward, and inside it nothing was.
+    """
+
+    @wraps(backward)
+    def outside(ctx: Any, *upstream: Tensor | None) -> Any:
+        given = next((t for t in upstream if t is not None), None) if autocasts_anywhere() else None
+        if given is None:
+            return backward(ctx, *upstream)
+        with torch.autocast(given.device.type, enabled=False):
+            return backward(ctx, *upstream)
+
+    return outside
+
+
 def refuses_transforms(backward: Callable[..., Any]) -> Callable[..., Any]:
     """A backward that raises where its upstream gradients are batched or have tangents."""
 
+    @outside_autocast
     @wraps(backward)
     def checked(ctx: Any, *upstream: Tensor | None) -> Any:
         _refuse_transforms(upstream)
@@ -77,6 +97,7 @@ def first_order(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple
     torch's `once_differentiable` lets constants pass for them where the upstream gradient has none.
     """
 
+    @outside_autocast
     @wraps(backward)
     def once(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
         _refuse_transforms(upstream)

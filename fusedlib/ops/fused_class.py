@@ -6,8 +6,8 @@ where a call of them would be the plain product and nothing else: `plain_weights
 
 from __future__ import annotations
 
+import copyreg
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -37,6 +37,37 @@ class Fusion:
     causal: bool = False
 
 
+class FusedClass(type):
+    """The class of the classes that `fuse` makes, of which there is one for two bases.
+
+    They carry another's name, so pickle takes them by their bases; dill and cloudpickle, which
+    make a class that its name does not lead to anew, get the one that there is.
+    """
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **keywords: Any
+    ) -> Any:  # fmt: skip
+        """The class of these bases: the one that there is, or a new one."""
+        made = _FUSED_CLASSES.get(bases)
+        if made is None:
+            made = super().__new__(cls, name, bases, namespace, **keywords)
+            if len(bases) == 2 and issubclass(bases[0], Fused) and type(bases[0]) is type:
+                _FUSED_CLASSES[bases] = made
+        return made
+
+
+_FUSED_CLASSES: dict[tuple[type, ...], Any] = {}
+
+
+def _reduce_class(cls: FusedClass) -> Any:
+    """As pickle wants it; a class that others have derived is found by its name."""
+    fused = _FUSED_CLASSES.get(cls.__bases__) is cls
+    return (_fused_class, cls.__bases__) if fused else cls.__qualname__
+
+
+copyreg.pickle(FusedClass, _reduce_class)
+
+
 class Fused(nn.Module):
     """Put before a module's own class by `fuse`: what it overrides is fused, all else stays.
 
@@ -56,18 +87,11 @@ class Fused(nn.Module):
         """What the module's own class says, and that it is fused."""
         return ", ".join(filter(None, (super().extra_repr(), "fused")))
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Copied and pickled by its two classes: their union can be imported from nowhere.
-
-        As any module without what compiles it, which would compute with the original's weights.
-        """
-        return _new_module, (self._fused, self._base), self.__getstate__()
-
 
 def fuse(module: nn.Module, fused: type[Fused]) -> None:
     """Give this one module the class's methods; a second time changes nothing."""
     if not isinstance(module, fused):
-        module.__class__ = _fused_class(fused, type(module))  # type: ignore[arg-type]
+        module.__class__ = _fused_class(fused, type(module))
 
 
 def unfuse(module: nn.Module) -> None:
@@ -96,15 +120,10 @@ def fusion_state(module: nn.Module) -> Fusion:
     return vars(module).get("_fusion", Fused._fusion)
 
 
-@cache
 def _fused_class(fused: type[Fused], base: type[nn.Module]) -> type[Fused]:
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-    return type(base.__name__, (fused, base), names | {"_fused": fused, "_base": base})
-
-
-def _new_module(fused: type[Fused], base: type[nn.Module]) -> nn.Module:
-    union = _fused_class(fused, base)  # type: ignore[arg-type]
-    return union.__new__(union)
+    names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    names |= {"_fused": fused, "_base": base}
+    return FusedClass(base.__name__, (fused, base), names)
 
 
 # --- whether children are plain ------------------------------------------------------------------

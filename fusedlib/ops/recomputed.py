@@ -11,7 +11,7 @@ kernels do not have either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fusedlib.launch.internals import saved_tensor_hooks
+from fusedlib.launch.saved import in_forward, release_memory
 
 DEPTH = 3  # a linear layer's result is a view of its product's, behind one more for its bias
 
@@ -44,8 +45,9 @@ def recompute_in_backward(x: Tensor, result: Tensor) -> Tensor:
     again = computed_again(x)
     if again is None or saved_tensor_hooks(False) is not None:
         return result
-    for tensor, saved in _saved(result.grad_fn):
+    for node, tensor, saved in _saved(result.grad_fn):
         if tensor.data_ptr() == x.data_ptr() and tensor.numel() == x.numel():
+            release_memory(node, tensor)
             shape = tensor.shape
             saved.register_hooks(lambda _, s=shape: s, lambda s: again().view(s))
     return result
@@ -62,14 +64,16 @@ def computed_again(x: Tensor) -> Callable[[], Tensor] | None:
         return None
     if weight is None or weight.numel() != s.shape[-1] or not weight.untyped_storage().nbytes():
         return None
-    return partial(_again, (s, weight), (s._version, weight._version), node.settings)
+    operands = in_forward(node, s, weight)
+    return partial(_again, operands, (s, weight), (s._version, weight._version), node.settings)
 
 
 @torch.no_grad()
 def _again(
-    operands: tuple[Tensor, Tensor], versions: tuple[int, int], settings: tuple[float, bool]
-) -> Tensor:
-    if tuple(t._version for t in operands) != versions:
+    operands: Sequence[Tensor], saved: tuple[Tensor, Tensor], versions: tuple[int, int],
+    settings: tuple[float, bool],
+) -> Tensor:  # fmt: skip
+    if tuple(t._version for t in saved) != versions:
         raise RuntimeError(
             "a norm's output is computed again for backward, but its input or weight has been "
             "modified in place since: do that after backward, or apply_to with rms_norm=False"
@@ -77,13 +81,14 @@ def _again(
     from fusedlib.ops.norm.function import rms_norm
 
     eps, hf = settings
-    y = rms_norm(*operands, eps, cast="hf" if hf else "litgpt")
+    s, weight = operands
+    y = rms_norm(s, weight, eps, cast="hf" if hf else "litgpt")
     assert isinstance(y, Tensor)
     return y
 
 
-def _saved(node: Any) -> Iterator[tuple[Tensor, Any]]:
-    """Tensors kept by a node and by the first ones behind it, each with its `SavedTensor`."""
+def _saved(node: Any) -> Iterator[tuple[Any, Tensor, Any]]:
+    """A node and the first ones behind it, with each tensor that it keeps and its `SavedTensor`."""
     for _ in range(DEPTH):
         if node is None:
             return
@@ -91,7 +96,7 @@ def _saved(node: Any) -> Iterator[tuple[Tensor, Any]]:
         for name, raw_name in _names(kind):
             kept, raw = getattr(node, name), getattr(node, raw_name)
             pairs = zip(kept, raw, strict=True) if isinstance(kept, tuple) else [(kept, raw)]
-            yield from ((tensor, saved) for tensor, saved in pairs if isinstance(tensor, Tensor))
+            yield from ((node, t, saved) for t, saved in pairs if isinstance(t, Tensor))
         node = node.next_functions[0][0] if node.next_functions else None
 
 

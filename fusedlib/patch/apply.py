@@ -35,6 +35,8 @@ from fusedlib.patch.modules import FusedAttention, FusedHead, FusedLinear, Fused
 
 SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss", "linear")
 OFF = "switched off"
+BY_TENSORS = "tensor parallelism"
+LOADED_WHOLE = ": load it without tp_plan and split it later, by torch's parallelize_module say"
 
 
 @dataclass
@@ -96,10 +98,11 @@ def apply_to(
     no parameter is made, moved or renamed. Optimizers, hooks, adapters, freezing, DDP, FSDP,
     pruning and checkpoints work as on the unpatched model, before this call and afterwards; FSDP
     and DeepSpeed come afterwards. One thing changes: a `...ForCausalLM` whose loss is fused, in
-    training mode with labels, gives `logits=None`. Called with `skip_logits=True` it does so in
-    evaluation too, with `skip_logits=False` nowhere; the unpatched model ignores it. The
-    Trainer reads the logits even where it then asks for the loss alone: its `prediction_step` is to
-    add `skip_logits` to its inputs.
+    training mode with labels, computes its logits where somebody reads them, until the optimizer's
+    step; compiled, and under FSDP, ZeRO-3 and DataParallel, it gives `logits=None`. So it does with
+    `skip_logits=True`, in evaluation too; with `skip_logits=False` it computes them always; the
+    unpatched model ignores it. The Trainer reads the logits even where it then asks for the loss
+    alone: its `prediction_step` is to add `skip_logits` to its inputs.
 
     A module is fused where its children are what they were. Where an adapter, a hook, a shard or a
     quantized weight has taken the place of a projection, its MLP or its attention's q, k and v run
@@ -293,12 +296,11 @@ def _family(model: nn.Module) -> Family:
             )
     if family is not None and _has_parts(model, family):
         for name, parameter in model.named_parameters():
-            for mark, splitter in (("device_mesh", "FSDP"), ("ds_id", "DeepSpeed")):
-                if hasattr(parameter, mark):
-                    raise ValueError(
-                        f"{name} is split by {splitter} already: call apply_to on the whole model, "
-                        f"before {splitter}"
-                    )
+            if splitter := _who_split(model, parameter):
+                raise ValueError(
+                    f"{name} is split by {splitter} already: call apply_to on the whole model, "
+                    f"before {splitter}{LOADED_WHOLE if splitter == BY_TENSORS else ''}"
+                )
         return family
     message = (
         f"{name} is no model that apply_to knows; looked for are litgpt's GPT and models of "
@@ -311,6 +313,16 @@ def _family(model: nn.Module) -> Family:
             message += f". It holds a {held} as .{path}: give that one, before others wrap it"
             break
     raise ValueError(message)
+
+
+def _who_split(model: nn.Module, parameter: nn.Parameter) -> str | None:
+    """Who keeps a parameter in parts; None for a whole one."""
+    if hasattr(parameter, "ds_id"):
+        return "DeepSpeed"
+    if not hasattr(parameter, "device_mesh"):  # of a DTensor
+        return None
+    bases = {base.__name__ for module in model.modules() for base in type(module).__mro__}
+    return "FSDP" if "FSDPModule" in bases else BY_TENSORS
 
 
 def _has_parts(model: nn.Module, family: Family) -> bool:

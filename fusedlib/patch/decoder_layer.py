@@ -30,13 +30,14 @@ from torch.nn.functional import linear
 from fusedlib.launch import internals
 from fusedlib.launch.cache import BoundedCache
 from fusedlib.launch.first_order import first_order
+from fusedlib.launch.saved import save_operands, saved_operands
 from fusedlib.ops.call_context import autocast_enabled, is_plain_eager
 from fusedlib.ops.fused_class import LINEAR_FORWARDS, fusion_state
 from fusedlib.ops.mlp.autograd import gradients as mlp_gradients
 from fusedlib.ops.mlp.autograd import (
     run_forward,
-    save_for_backward,
-    saved_for_backward,
+    save_with_gate_up,
+    saved_with_gate_up,
     separate_gate_up,
 )
 from fusedlib.ops.mlp.plan import Plan, contiguous_and_aligned
@@ -271,14 +272,15 @@ class AttentionInput(torch.autograd.Function):
         normed, _, rstd = rms_norm_fwd(_matrix(x), w_norm, None, plan.eps[0], True)
         results = qkv.Projections.forward(normed, w_q, w_k, w_v, b_q, b_k, b_v)
         q, k, v = (y.as_strided(*of) for y, of in zip(results, plan.heads, strict=True))
-        before_norms = () if n_q is None else (q, k, n_q, n_k)
+        of_heads = () if n_q is None else (n_q, n_k)
         if n_q is None:
             rotated = rope_call(q, k, cos, sin, None, False)
         else:
             rotated = normed_rope_fwd(q, k, n_q, n_k, cos, sin, plan.eps[2])
         ctx.plan = plan
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, w_norm, rstd, w_q, w_k, w_v, cos, sin, *before_norms)
+        before_norms = () if n_q is None else (q, k)
+        save_operands(ctx, (x, w_norm, w_q, w_k, w_v, cos, sin, *of_heads), rstd, *before_norms)
         return *rotated, v, x
 
     @staticmethod
@@ -287,7 +289,7 @@ class AttentionInput(torch.autograd.Function):
         ctx: Any, dq: Any, dk: Any, dv: Any, ds: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """Those of x and of all weights and biases that are wanted."""
-        x, w_norm, rstd, w_q, w_k, w_v, cos, sin, *before_norms = ctx.saved_tensors
+        x, w_norm, w_q, w_k, w_v, cos, sin, *others = saved_operands(ctx)
         plan: LayerPlan = ctx.plan
         wants = ctx.needs_input_grad
         if dq is None and dk is None and dv is None:
@@ -297,12 +299,13 @@ class AttentionInput(torch.autograd.Function):
             for d, (size, _) in zip((dq, dk, dv), plan.heads, strict=True)
         )
         d_q_norm = d_k_norm = None
-        if before_norms:
-            q, k, n_q, n_k = before_norms
+        if len(others) > 1:
+            n_q, n_k, rstd, q, k = others
             dq, dk, d_q_norm, d_k_norm = normed_rope_bwd(
                 dq, dk, q, k, n_q, n_k, cos, sin, plan.eps[2]
             )
         else:
+            [rstd] = others
             dq, dk = rope_call(dq, dk, cos, sin, None, True)
         rows = rstd.shape[0]
         upstream = [d.transpose(1, 2).reshape(rows, -1) for d in (dq, dk, dv)]
@@ -337,7 +340,8 @@ class LayerOutput(torch.autograd.Function):
         normed, s, rstd = rms_norm_fwd(product, w_norm, _matrix(stream), plan.eps[1], True)
         y, gate_up = run_forward(normed, w_gate, w_up, w_down, training, plan.mlp)
         ctx.plan = plan
-        save_for_backward(ctx, attended, s, rstd, w_o, w_norm, w_gate, w_up, w_down, gate_up)
+        operands = attended, w_o, w_norm, w_gate, w_up, w_down
+        save_with_gate_up(ctx, operands, s, rstd, gate_up)
         # In place: autograd lets nobody write to a view that a Function returns.
         return y.add_(s).resize_(plan.shape)
 
@@ -345,8 +349,8 @@ class LayerOutput(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, dy: Any) -> tuple[Tensor | None, ...]:
         """Those of attention's result, the stream and all weights that are wanted."""
-        saved, in_place = saved_for_backward(ctx)
-        attended, s, rstd, w_o, w_norm, w_gate, w_up, w_down, gate_up = saved
+        saved, in_place = saved_with_gate_up(ctx)
+        attended, w_o, w_norm, w_gate, w_up, w_down, s, rstd, gate_up = saved
         plan: LayerPlan = ctx.plan
         _, wants_attended, wants_stream, wants_o, wants_norm, *wants_mlp, _ = ctx.needs_input_grad
         wants_s = wants_attended or wants_stream or wants_o

@@ -52,8 +52,9 @@ DECORATORS = "torch", "kernels"  # packages that may stand around a function of 
 # Models with a class that `TRANSFORMERS` names.
 MODELS = (
     "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma2", "Gemma3",
-    "Gemma", "Mixtral", "NanoChat",
+    "Gemma", "Mixtral", "NanoChat", "DeepseekV3",
 )  # fmt: skip
+FOLDERS = {"DeepseekV3": "deepseek_v3"}  # whose names are not the model's in small letters
 # Decoders that ask transformers for a causal mask and no other, where no layer has a window.
 DECODERS = "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "SmolLM3Model", "Phi3Model"
 
@@ -132,8 +133,9 @@ def _find_same_code(module: str, cls: str, names: tuple[str, ...]) -> str | None
 
 def _defining_module(name: str) -> str:
     """The module of transformers where the class of this name stands."""
-    model = next(m for m in MODELS if name.startswith(m)).lower()
-    return f"transformers.models.{model}.modeling_{model}"
+    model = next(m for m in MODELS if name.startswith(m))
+    folder = FOLDERS.get(model, model.lower())
+    return f"transformers.models.{folder}.modeling_{folder}"
 
 
 @cache
@@ -363,6 +365,8 @@ TRANSFORMERS = Family(
         "LlamaForCausalLM": _loss(modules.FusedCausalLM),
         "Gemma2ForCausalLM": _loss(modules.FusedSoftcappedCausalLM),
         "MixtralForCausalLM": _loss(modules.FusedMoeCausalLM),
+        # By its name and by its code, which is Llama's until transformers 5.17.
+        "DeepseekV3ForCausalLM": _loss(modules.FusedRoutedCausalLM),
     },
     {
         "LlamaDecoderLayer": (modules.FusedLayer, "post_attention_layernorm"),

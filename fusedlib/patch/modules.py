@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from fusedlib.launch import internals
 from fusedlib.launch.device import has_kernels
+from fusedlib.launch.saved import BROUGHT_BACK
 from fusedlib.ops.arguments import HALF_DTYPES
 from fusedlib.ops.fused_class import (
     BRING_TO_READERS,
@@ -475,6 +477,24 @@ class FusedHead(Fused):
         return linear_cross_entropy(input, self.weight, target, bias=self.bias, **settings)
 
 
+def _can_be_read_later(head: Any) -> bool:
+    """Whether logits can be computed after forward: not where the head is in parts, or a copy for
+    one call, whose makers would also read what they walk through.
+    """
+    if torch.compiler.is_compiling() or hasattr(head.weight, BROUGHT_BACK):
+        return False
+    marks = internals.FSDP_MANAGED, internals.REPLICA
+    return not any(getattr(head, mark, False) for mark in marks)
+
+
+@cache
+def _outputs() -> Any:
+    """Imported late, for transformers need not be there."""
+    from fusedlib.patch import outputs
+
+    return outputs
+
+
 class FusedCausalLM(Fused):
     """With labels, in training or where `skip_logits` is True, the loss alone; else as ever."""
 
@@ -484,7 +504,10 @@ class FusedCausalLM(Fused):
         inputs_embeds: Tensor | None = None, labels: Tensor | None = None,
         use_cache: bool | None = None, logits_to_keep: int | Tensor = 0, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        """transformers' output; where the loss is fused its logits are None."""
+        """transformers' output; where the loss is fused logits are computed when they are read.
+
+        Called with `skip_logits=True` they are None, and so where they could not be computed later.
+        """
         given = {
             "input_ids": input_ids, "attention_mask": attention_mask,
             "position_ids": position_ids, "past_key_values": past_key_values,
@@ -493,24 +516,29 @@ class FusedCausalLM(Fused):
         if self._needs_no_mask(given):
             given["attention_mask"] = self.lm_head.weight.new_empty(CAUSAL)
         skip_logits = kwargs.pop("skip_logits", None)
-        if skip_logits is None:
-            skip_logits = self.training
-        if not (skip_logits and self._fuses(labels, logits_to_keep)):
+        fuses = self.training if skip_logits is None else skip_logits
+        if not (fuses and self._fuses(labels, logits_to_keep)):
             return super().forward(**given, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
         return_dict = kwargs.pop("return_dict", None)
         outputs = self.model(**given, **kwargs)
         hidden, softcap = outputs.last_hidden_state, self._softcap()
         loss = _causal_loss(self.lm_head, hidden, labels, softcap, **kwargs)
-        output = self._output(outputs, loss, attention_mask, **kwargs)
+        logits = None
+        if skip_logits is None and _can_be_read_later(self.lm_head):
+            logits = _outputs().UnreadLogits(self.lm_head, hidden, softcap)
+        output = self._output(outputs, loss, logits, attention_mask, **kwargs)
         as_dict = self.config.return_dict if return_dict is None else return_dict
         return output if as_dict else output.to_tuple()
 
-    def _output(self, outputs: Any, loss: Tensor, attention_mask: Any, **_: Any) -> Any:
+    def _output(
+        self, outputs: Any, loss: Tensor, logits: Any, attention_mask: Any, **_: Any
+    ) -> Any:
         """What the model returns of what its decoder returned."""
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
-        return CausalLMOutputWithPast(
-            loss=loss, past_key_values=outputs.past_key_values,
+        make = CausalLMOutputWithPast if logits is None else _outputs().CausalLMOutput
+        return make(
+            loss=loss, logits=logits, past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states, attentions=outputs.attentions,
         )  # fmt: skip
 
@@ -559,6 +587,19 @@ class FusedSoftcappedCausalLM(FusedCausalLM):
         return softcap
 
 
+class FusedRoutedCausalLM(FusedCausalLM):
+    """With experts whose balance is no part of the loss, as DeepSeek's; newer ones give what their
+    routers compute.
+    """
+
+    def _output(
+        self, outputs: Any, loss: Tensor, logits: Any, attention_mask: Any, **options: Any
+    ) -> Any:
+        if not hasattr(outputs, "router_logits"):
+            return super()._output(outputs, loss, logits, attention_mask, **options)
+        return _moe_output(outputs, loss, logits, None)
+
+
 class FusedMoeCausalLM(FusedCausalLM):
     """With experts, whose balance is part of the loss where it is asked for."""
 
@@ -578,11 +619,9 @@ class FusedMoeCausalLM(FusedCausalLM):
         )  # fmt: skip
 
     def _output(
-        self, outputs: Any, loss: Tensor, attention_mask: Any,
+        self, outputs: Any, loss: Tensor, logits: Any, attention_mask: Any,
         output_router_logits: bool = False, **_: Any,
     ) -> Any:  # fmt: skip
-        from transformers.modeling_outputs import MoeCausalLMOutputWithPast
-
         balance = None
         if output_router_logits:
             balance = sys.modules[self._base.__module__].load_balancing_loss_func(
@@ -590,11 +629,19 @@ class FusedMoeCausalLM(FusedCausalLM):
                 attention_mask,
             )  # fmt: skip
             loss = loss + self.router_aux_loss_coef * balance.to(loss.device)
-        return MoeCausalLMOutputWithPast(
-            loss=loss, aux_loss=balance, past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states, attentions=outputs.attentions,
-            router_logits=outputs.router_logits,
-        )  # fmt: skip
+        return _moe_output(outputs, loss, logits, balance)
+
+
+def _moe_output(outputs: Any, loss: Tensor, logits: Any, balance: Tensor | None) -> Any:
+    """What a model with experts returns of what its decoder returned."""
+    from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+
+    make = MoeCausalLMOutputWithPast if logits is None else _outputs().MoeCausalLMOutput
+    return make(
+        loss=loss, aux_loss=balance, logits=logits, past_key_values=outputs.past_key_values,
+        hidden_states=outputs.hidden_states, attentions=outputs.attentions,
+        router_logits=outputs.router_logits,
+    )  # fmt: skip
 
 
 def _causal_loss(
@@ -612,6 +659,7 @@ def _causal_loss(
         hidden.reshape(-1, hidden.shape[-1]), target, ignore_index=ignore_index,
         reduction=reduction, softcap=softcap,
     )  # fmt: skip
+    loss = loss.float()  # theirs is fp32 of a model in float64 too
     if num_items_in_batch is None:
         return loss
     if isinstance(num_items_in_batch, Tensor):

@@ -234,11 +234,11 @@ class Claim:
                 whole[name].append(self.evaluate(rows, recording))
                 held += [rows] if whole[name][-1].holds else []
         for name in names:
-            told = {e.recording for e in whole[name] if e.holds is not None or e.error}
+            decided = {e.recording for e in whole[name] if e.holds is not None or e.error}
             parts = tuple(
                 self._part(rows, recording, held, len(wanted))
                 for recording, rows in _with_figures(self.selection, name, wanted)
-                if recording not in told
+                if recording not in decided
             )
             standing = Standing(name, self.study, tuple(whole[name]), parts, self.repeats)
             self.standings.append(standing)

@@ -20,7 +20,7 @@ from measure.recording import paths, results
 from press import beside, claims, display, redefined
 from press.claims import Claim
 from press.measuring import MEASURE, environment
-from press.running.config import STATIC, Config
+from press.running.config import FRAME, STATIC, Config
 from press.running.products import METADATA, copy_path, write_whole
 
 NOBODY = "nobody"
@@ -66,12 +66,16 @@ def analysis_of(notebook: Path, may_lack_rows: bool = False) -> Analysis:
 def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str, list[Claim]]:
     """Notebooks as they execute on the rows of the repository alone, into a folder of products.
 
-    Without `only` all studies and the frame. Returned are the claims of each notebook by its name.
+    Without `only` all studies and then the frame, which reads their products; with the frame's name
+    it alone. Returned are the claims of each notebook by its name.
     """
     stated = {}
     every = [study.name for study in config.studies]
+    parts = config.select(only) if only else config.parts
+    if FRAME in only:
+        parts = (config.frame,)
     with recorded_rows(), environment({"FUSEDLIB_BUILD": str(folder)}):
-        for part in config.select(only) if only else config.parts:
+        for part in parts:
             analysis = analysis_of(part.notebook)
             studies = every if part is config.frame else [part.name]
             show_others(analysis.notebook, part.notebook, studies)

@@ -7,6 +7,7 @@ import torch
 
 import broken_rows
 import decoder_layer_checks as checks
+import llama_models
 from fusedlib.ops.norm import kernels as norm_kernels
 from fusedlib.ops.rope import kernels as rope_kernels
 from fusedlib.patch import decoder_layer
@@ -14,14 +15,19 @@ from fusedlib.patch import decoder_layer
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Several tiles a program, and no plan of other tiles."""
-    monkeypatch.setattr(norm_kernels, "TILE", 128)
-    monkeypatch.setattr(rope_kernels, "PAIRS", 256)
+    """Two or three in each direction, the last one ragged; a program takes several."""
+    monkeypatch.setattr(norm_kernels, "TILE", 512)
+    monkeypatch.setattr(rope_kernels, "PAIRS", 512)
     monkeypatch.setattr(decoder_layer, "_PLANS", {})
+    monkeypatch.setitem(llama_models.SIZES, "intermediate_size", 48)
 
 
-@pytest.mark.parametrize("case", checks.SETTINGS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "case"),
+    [*((torch.bfloat16, case) for case in checks.SETTINGS),
+     (torch.float16, "Llama"), (torch.float16, checks.UNEVEN)],
+    ids=str,
+)  # fmt: skip
 def test_loss_and_all_gradients_vs_float64(dtype, case):
     assert checks.misses("cpu", dtype, case) == []
 

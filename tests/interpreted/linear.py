@@ -29,8 +29,7 @@ from fusedlib.ops.linear import route as linear_route
 from fusedlib.ops.linear.function import linear_by_each
 from fusedlib.ops.linear.split import product as products
 from fusedlib.ops.recomputed import recompute_in_backward
-
-torch.set_num_threads(1)  # two wait for one another where others use the cores
+from gradient_checks import check_what_forward_read
 
 # Rows that are not of this vocabulary may hold anything.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -99,6 +98,33 @@ def test_layers_of_one_x_are_one_product(started, bias):
     assert torch.equal(torch.cat(results, dim=-1), y)
     wanted = grad(y, list(named.values()), torch.cat(upstream, dim=-1))
     assert checks.same(found, wanted)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_are_of_what_forward_read(bias):
+    check_what_forward_read(linear, *checks.operands("cpu", checks.SMALL, bias=bias))
+    named = joined(bias)
+
+    def together(**own):
+        return torch.cat(by_layers(own, linear_by_each), dim=1)
+
+    check_what_forward_read(together, named, torch.randn(136, 264))
+
+
+def test_second_derivatives_are_of_what_forward_read():
+    """In the graph of the weight, whose values they do not have any more."""
+    leaves, dy = checks.operands("cpu", checks.SMALL)
+
+    def penalty(exchanged):
+        own = {n: t.detach().requires_grad_() for n, t in leaves.items()}
+        y = linear(**own)
+        if exchanged:
+            for operand in own.values():
+                operand.data = torch.zeros_like(operand)
+        d_x, d_weight = grad(y, (own["x"], own["weight"]), dy, create_graph=True)
+        return [d_x, d_weight, *grad(d_x.sin().sum() + d_weight.cos().sum(), own["weight"])]
+
+    assert checks.same(penalty(True), penalty(False))
 
 
 def test_layers_of_one_x_may_be_written_to():

@@ -3,6 +3,7 @@ file in a process of its own, where TRITON_INTERPRET=1 is set before Triton is i
 """
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -11,10 +12,13 @@ import linear_cross_entropy_checks as checks
 from fusedlib import linear_cross_entropy
 from fusedlib.ops.loss import kernels
 from fusedlib.ops.loss import operator as ops
-from gradient_checks import refuses_second_derivatives, refuses_transforms_of_backward
+from gradient_checks import (
+    check_what_forward_read,
+    refuses_second_derivatives,
+    refuses_transforms_of_backward,
+)
 from rewritten import rewritten
 
-torch.set_num_threads(1)  # two wait for one another where others use the cores
 # Rows that are not of this vocabulary may hold anything.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -25,8 +29,11 @@ def in_chunks(dtype):
     return partial(linear_cross_entropy, memory=checks.CHUNKS_OF_FIVE[dtype])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("settings", checks.SETTINGS)
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [*((settings, "float32") for settings in checks.SETTINGS),
+     *product(("plain", "only smoothing", "all, mean", "all, sum", "all, by token"), DTYPES[1:])],
+)  # fmt: skip
 def test_loss_and_gradients_vs_float64(dtype, settings):
     assert checks.misses("cpu", dtype, **checks.SETTINGS[settings]) == []
 
@@ -146,6 +153,15 @@ def test_a_target_out_of_range_raises():
         for reduction in ("mean", "none"):
             with pytest.raises(RuntimeError, match=r"neither in \[0, 201\) nor ignore_index"):
                 linear_cross_entropy(**leaves, target=labels, reduction=reduction)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gradients_are_of_what_forward_read(reduction):
+    settings = checks.ALL | {"reduction": reduction}
+    leaves, target, settings = checks.drawn("cpu", "float32", **settings)
+    up = torch.rand(target.shape if reduction == "none" else ())
+    others = target, settings["class_weights"]
+    check_what_forward_read(checks.bound(target, **settings), leaves, up, others)
 
 
 @pytest.mark.parametrize("retained", [True, False])

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.autograd import grad
 
+import gradient_checks
 from fusedlib.ops.qkv import function as qkv
 from fusedlib.ops.qkv import kernels
-from projections_checks import SHAPES, misses, operands, step
+from projections_checks import SHAPES, Leaves, misses, operands, step
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +77,21 @@ def test_a_bias_of_other_strides(name):
     leaves.lay(name, lambda t: torch.stack([t, 0 * t], 1)[:, 0])
     actual = step(leaves)
     torch.testing.assert_close(actual, wanted, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("many", ["at once", "joined", "apart"])
+@pytest.mark.parametrize("shape", SHAPES[1::2])
+def test_gradients_are_of_what_forward_read(monkeypatch, shape, many):
+    monkeypatch.setattr(qkv, "MOST_JOINED", qkv.MOST_JOINED * (many == "joined"))
+    monkeypatch.setattr(kernels, "_has_larger_tiles", lambda _: many == "at once")
+    leaves = operands("cpu", torch.float32, shape, True)
+
+    def joined(**own):
+        return torch.cat(qkv.projections(*Leaves(own).given()), dim=1)
+
+    dy = torch.randn(shape[0], sum(shape[2:]))
+    watched = "by nobody", "by hooks"
+    gradient_checks.check_what_forward_read(joined, leaves, dy, watched=watched)
 
 
 def test_a_second_derivative_is_torch_s():

@@ -20,7 +20,11 @@ from fusedlib.ops.mlp import tiles as swiglu
 from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
 from fusedlib.ops.norm import kernels as norm_kernels
 from fusedlib.ops.rope import kernels as rope_kernels
-from gradient_checks import refuses_second_derivatives, refuses_transforms_of_backward
+from gradient_checks import (
+    check_what_forward_read,
+    refuses_second_derivatives,
+    refuses_transforms_of_backward,
+)
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -231,6 +235,24 @@ def test_what_is_kept_for_backward():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         rope(*(t.requires_grad_() for t in leaves.values()), cos, sin)
     assert [t.data_ptr() for t in kept] == [cos.data_ptr(), sin.data_ptr()]
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_gradients_of_rms_norm_are_of_what_forward_read(residual):
+    leaves, upstream = checks.norm_case("cpu", "float32", 21, 48, residual)
+    check_what_forward_read(lambda **own: checks.ours("hf")(**own)["y"], leaves, upstream["y"])
+
+
+def test_gradients_of_rope_are_of_what_forward_read():
+    leaves, upstream, cos, sin = checks.small_rope("cpu")
+    tables, at = (cos[0], sin[0]), torch.arange(19).flip(0)
+    for others in ((cos, sin), (*tables, at)):
+
+        def turned(q, k, others=others):
+            q, k = rope(q, k, *others[:2], positions=others[2] if others[2:] else None)
+            return torch.cat([q, k], dim=1)
+
+        check_what_forward_read(turned, leaves, torch.cat([*upstream.values()], dim=1), others)
 
 
 def test_watched_calls_go_by_the_registered_operators():

@@ -12,8 +12,8 @@ from broken_kernels import without_scales
 from called import Called
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.launch.config import Config
+from fusedlib.launch.fixed import fixed_weights
 from fusedlib.ops.linear import route as linear_route
-from fusedlib.ops.linear.fixed import fixed_weights
 from fusedlib.ops.linear.split import parts
 from fusedlib.ops.linear.split import product as products
 from fusedlib.ops.mlp import plan_cache, route
@@ -175,6 +175,21 @@ def test_a_fixed_weight_that_changes_raises(monkeypatch):
         with pytest.raises(RuntimeError, match=r"weight of shape \(32, 48\) was changed in place"):
             results([x, *weights], dy)
     results([x, *weights], dy)
+
+
+def test_the_next_block_splits_its_weights_anew(monkeypatch):
+    """Also those that changed in between unknown to their version counter, as by fused AdamW."""
+    least(monkeypatch, SHAPE, some=False)
+    (x, *weights), dy = small()
+    weights = [torch.nn.Parameter(w.detach()) for w in weights]
+    with fixed_weights():
+        before = results([x, *weights], dy)
+    for weight in weights:
+        weight.data.mul_(2.0)
+    wanted = results([x, *weights], dy)
+    with fixed_weights():
+        assert checks.same(results([x, *weights], dy), wanted)
+    assert not checks.same(before, wanted)
 
 
 def test_fixed_weights_that_share_memory_count_their_changes_apart(monkeypatch):

@@ -26,7 +26,7 @@ from fusedlib.ops.mlp.function import gated_mlp, geglu_mlp, swiglu, swiglu_mlp
 from fusedlib.ops.mlp.plan import Plan
 from fusedlib.ops.mlp.problem import ACTIVATIONS
 from fusedlib.ops.mlp.route import runs_fused_kernels
-from gradient_checks import refuses_transforms_of_backward
+from gradient_checks import check_what_forward_read, refuses_transforms_of_backward
 from rewritten import rewritten
 
 SHAPE = (70, 83, 101)  # tokens, hidden, inner: not square, ragged in 32-blocks, several each way
@@ -190,11 +190,11 @@ def test_frozen_operands_cost_nothing(pair, wanted, save):
     x, *w_gate_up, w_down = leaves
     again = save == "input" and any_wanted
     expected = [x] * (any(of_gate_up) or again) + w_gate_up * (of_x or again) + [w_down] * gradient
-    # The very tensors, whose memory ZeRO and FSDP exchange until the backward.
+    # Their very memory, which FSDP frees until the backward.
     *kept, last = kept or [None]
     stored = any_wanted and not again
     kept += [last] * (any_wanted and again)
-    assert [id(t) for t in kept] == [id(t) for t in expected]
+    assert [t.data_ptr() for t in kept] == [t.data_ptr() for t in expected]
     if not any_wanted:
         return
     assert not stored or last.shape == (checks.TOKENS, 2 * checks.INNER)
@@ -266,6 +266,14 @@ def test_gate_up_is_written_over_only_where_nobody_sees_it(monkeypatch, pair, re
     assert asked[1][0] is not hooked and asked[1][1] is gate_up
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("pair", checks.PAIRS)
+def test_gradients_are_of_what_forward_read(pair, save, dtype):
+    leaves, dy = checks.small_by_name("cpu", pair, dtype=dtype)
+    check_what_forward_read(partial(checks.mlp_by_name, save=save), leaves, dy)
+
+
 @pytest.mark.parametrize("pair", checks.PAIRS)
 def test_in_place_also_when_one_gradient_alone_is_wanted(pair):
     leaves, dy = checks.small("cpu", pair=pair)
@@ -311,7 +319,7 @@ def test_opcheck(save):
             torch.library.opcheck(mlp_operators.swiglu_mlp, (x, *weights, down, "gelu", save))
     saved = [t.detach() for t in (x, w_gate, w_up, w_down)]
     gate_up = torch.randn(33, 72) if save else None
-    for wanted in range(1, 16):
+    for wanted in (1, 2, 4, 8, 6, 15):  # one of the four, both of gate and up, all
         wants = [bool(wanted >> i & 1) for i in range(4)]
         arguments = wants, (20, 36), True, "gelu"
         torch.library.opcheck(mlp_operators.swiglu_mlp_backward, (dy, *saved, gate_up, *arguments))

@@ -22,15 +22,15 @@ of `fusedlib.ops.linear.split`, and with a bias one more rounding of y.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fusedlib.launch.first_order import is_transformed_gradient
+from fusedlib.launch.first_order import is_transformed_gradient, outside_autocast
 from fusedlib.launch.operator import DirectFunction, operator
+from fusedlib.launch.saved import save_operands, saved_operands
 from fusedlib.ops.linear import split
 from fusedlib.ops.linear.route import fp32_precision, splits_product
 
@@ -65,24 +65,31 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.set_materialize_grads(False)
     x, weight, _ = inputs
     ctx.wants = wants_x, wants_weight, _ = ctx.needs_input_grad[:3]
-    ctx.save_for_backward(x if wants_weight else None, weight if wants_x else None)
+    save_operands(ctx, (x if wants_weight else None, weight if wants_x else None))
 
 
+@outside_autocast
 def _gradients(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
     """The wanted gradients of x, weight and bias."""
     if dy is None:
         return None, None, None
+    x, weight = saved_operands(ctx)
+    return _products(dy, x, weight, ctx.wants[2])
+
+
+def _products(
+    dy: Tensor, x: Tensor | None, weight: Tensor | None, wants_bias: bool
+) -> tuple[Tensor | None, ...]:
+    """d_x, d_W and d_b, each if wanted: x is given for d_W, weight for d_x."""
     plain = torch.is_grad_enabled() or is_transformed_gradient(dy)
     product = torch.mm if plain or fp32_precision(dy) != "ieee" else split.multiply
-    wants_x, wants_weight, wants_bias = ctx.wants
-    x, weight = ctx.saved_tensors
     rows = dy.reshape(-1, dy.shape[-1])
     if 1 not in rows.stride():
         rows = rows.contiguous()  # once for both products
     d_x = d_weight = None
-    if wants_x:
+    if weight is not None:
         d_x = product(rows, weight).view(*dy.shape[:-1], weight.shape[1])
-    if wants_weight:
+    if x is not None:
         d_weight = product(rows.t(), x.reshape(-1, x.shape[-1]))
     return d_x, d_weight, rows.sum(0) if wants_bias else None
 
@@ -110,19 +117,18 @@ class JoinedLinearFunction(DirectFunction):
         weights = operands[: len(operands) // 2]
         wants_x, wants_weights, *_ = ctx.needs_input_grad
         ctx.outputs = [weight.shape[0] for weight in weights]
-        ctx.save_for_backward(
-            x if wants_weights else None, *(weight if wants_x else None for weight in weights)
-        )
+        kept = x if wants_weights else None, *(w if wants_x else None for w in weights)
+        save_operands(ctx, kept)
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of x, the weights and the biases."""
-        x, *weights = ctx.saved_tensors
+        x, *weights = saved_operands(ctx)
         wants_x, *wanted = ctx.needs_input_grad
         count = len(weights)
-        wants = wants_x, wanted[0], any(wanted[count:])
-        saved = x, torch.cat(weights) if wants_x else None
-        gradients = _gradients(SimpleNamespace(wants=wants, saved_tensors=saved), dy)
+        joined = torch.cat(weights) if wants_x else None
+        gradients = _products(dy, x, joined, any(wanted[count:]))
         by_layer = [[None] * count if g is None else g.split(ctx.outputs) for g in gradients[1:]]
         return gradients[0], *by_layer[0], *by_layer[1]
 

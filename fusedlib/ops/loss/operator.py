@@ -24,6 +24,7 @@ from fusedlib.launch.internals import (
     saved_tensor_hooks,
 )
 from fusedlib.launch.operator import operator
+from fusedlib.launch.saved import save_operands, saved_operands
 from fusedlib.ops.loss.kernels import fill_scaled, losses_and_gradients, plan
 
 
@@ -164,13 +165,13 @@ def _scaled_gradient(ctx: Any, unscaled: Tensor, factor: Tensor) -> Tensor:
 
 def _set_up_by_token(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*inputs[:5])
+    save_operands(ctx, inputs[:5])
     ctx.settings = inputs[5:-1]
 
 
 @refuses_transforms
 def _gradients_by_token(ctx: Any, upstream: Tensor, _: None) -> tuple[Any, ...]:
-    operands = ctx.saved_tensors
+    operands = saved_operands(ctx)
     wants = list(ctx.needs_input_grad[:3])
     _, _, factor, *gradients = linear_cross_entropy(
         *operands, upstream.contiguous(), None, *ctx.settings, False, wants

@@ -14,7 +14,7 @@ were set in the forward, whose tensors would be the user's. A second derivative 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from fusedlib.launch.first_order import first_order
 from fusedlib.launch.internals import retains_graph, saved_tensor_hooks
 from fusedlib.launch.launch import current_device
+from fusedlib.launch.saved import save_operands, saved_operands
 from fusedlib.ops.mlp.plan import Plan, contiguous_and_aligned
 from fusedlib.ops.mlp.plan_cache import plan_at_current_precision
 from fusedlib.ops.mlp.prebuild import build_for_training
@@ -97,24 +98,26 @@ def separate_gate_up(
     return d_w_gate_up if wants[1] else None, d_w_gate_up if wants[2] else None
 
 
-def save_for_backward(ctx: Any, *tensors: Tensor | None) -> None:
-    """Keep tensors, of which the last is gate|up, that nobody else holds.
+def save_with_gate_up(
+    ctx: Any, operands: Sequence[Tensor | None], *others: Tensor | None
+) -> None:  # fmt: skip
+    """Keep operands and other tensors, of which the last is gate|up, that nobody else holds.
 
     An attribute is out of every hook's sight, so that backward may write over it.
     """
-    *others, gate_up = tensors
+    *others_saved, gate_up = others
     ctx.private_gate_up = gate_up if saved_tensor_hooks(False) is None else None
     ctx.gate_up_is_private = ctx.private_gate_up is not None
-    ctx.save_for_backward(*others, None if ctx.gate_up_is_private else gate_up)
+    save_operands(ctx, operands, *others_saved, None if ctx.gate_up_is_private else gate_up)
 
 
-def saved_for_backward(ctx: Any) -> tuple[tuple[Any, ...], bool]:
+def saved_with_gate_up(ctx: Any) -> tuple[tuple[Any, ...], bool]:
     """What was kept, and whether backward may write over the last.
 
     Raises:
         RuntimeError: they are freed already.
     """
-    *others, gate_up = ctx.saved_tensors
+    *others, gate_up = saved_operands(ctx)
     in_place = False
     if ctx.gate_up_is_private:
         gate_up, in_place = ctx.private_gate_up, not retains_graph()
@@ -139,19 +142,19 @@ class SwiGLUFunction(torch.autograd.Function):
             build_for_training(plan, "gate_up" if save else "input")
         y, gate_up = run_forward(x, w_gate, w_up, w_down, save, plan)
         ctx.wants = wants = ctx.needs_input_grad[:4]
-        save_for_backward(ctx, *tensors_to_save(wants, save, x, w_gate, w_up, w_down, gate_up))
+        *operands, kept = tensors_to_save(wants, save, x, w_gate, w_up, w_down, gate_up)
+        save_with_gate_up(ctx, operands, kept)
         return y
 
     @staticmethod
     @first_order
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of x, w_gate, w_up and w_down; none for the rest."""
-        (x, w_gate, w_up, w_down, gate_up), in_place = saved_for_backward(ctx)
+        (x, w_gate, w_up, w_down, gate_up), in_place = saved_with_gate_up(ctx)
         plan = ctx.plan
         if upstream.dtype == torch.float32:
             plan = plan_at_current_precision(plan, upstream)
-        # dy may have any strides, and the memory of a saved tensor can have been exchanged
-        # (`tensor.data = ...`), which torch does not notice.
+        # dy may have any strides, and so may what DeepSpeed brought back.
         dy, *others = contiguous_and_aligned(upstream, x, w_gate, w_up, w_down, gate_up)
         saved = [*others]
         del gate_up, others

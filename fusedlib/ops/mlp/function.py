@@ -28,6 +28,7 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from fusedlib.launch.internals import autocasts_anywhere, unwrap_if_dead
+from fusedlib.launch.saved import BROUGHT_BACK
 from fusedlib.ops.arguments import require_alike, require_tensors, shape_of
 from fusedlib.ops.call_context import (
     autocast_enabled,
@@ -222,6 +223,8 @@ def _run(
         if not is_distributed(*operands):
             return _run_operator(activation, save, *operands)
     if save == "input" and torch.is_grad_enabled():  # keep operands alone, and compute again later
+        # Views, whose memory stays what it is when an operand's is exchanged.
+        operands = [t if t is None or hasattr(t, BROUGHT_BACK) else t.view_as(t) for t in operands]
         return checkpoint(_plain_pytorch, activation, *operands, use_reentrant=False)
     return _plain_pytorch(activation, *operands)
 

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedlib.launch.first_order import outside_autocast
 from fusedlib.launch.launch import current_device
 from fusedlib.launch.operator import operator
+from fusedlib.launch.saved import save_operands, saved_operands
 from fusedlib.ops.arguments import KERNEL_DTYPES, shape_of
 from fusedlib.ops.mlp.autograd import gradients, run_forward, separate_gate_up, tensors_to_save
 from fusedlib.ops.mlp.plan import Plan, contiguous_and_aligned
@@ -142,14 +144,16 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) ->
     ctx.wants, ctx.pair = ctx.needs_input_grad[:4], w_up is not None
     ctx.settings = ctx.wants, (hidden, wide // 2), ctx.pair, activation
     ctx.set_materialize_grads(False)  # gate|up has no gradient: zeros would cost its size
-    ctx.save_for_backward(*tensors_to_save(ctx.wants, save, x, w_gate, w_up, w_down, output[1]))
+    *operands, gate_up = tensors_to_save(ctx.wants, save, x, w_gate, w_up, w_down, output[1])
+    save_operands(ctx, operands, gate_up)
 
 
+@outside_autocast
 def _gradients(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
     if upstream is None:
         return (None,) * 6
     # Saved tensors are read once: activation checkpointing allows no more.
-    d_x, d_w_gate_up, d_w_down = swiglu_mlp_backward(upstream, *ctx.saved_tensors, *ctx.settings)
+    d_x, d_w_gate_up, d_w_down = swiglu_mlp_backward(upstream, *saved_operands(ctx), *ctx.settings)
     wants_x, *_, wants_w_down = ctx.wants
     d_weights = separate_gate_up(d_w_gate_up, ctx.wants, ctx.pair)
     return d_x if wants_x else None, *d_weights, d_w_down if wants_w_down else None, None, None

@@ -44,6 +44,7 @@ from fusedlib.launch.first_order import first_order
 from fusedlib.launch.launch import Launch, cdiv, multiprocessors, rows_contiguous
 from fusedlib.launch.operator import DirectFunction, operator
 from fusedlib.launch.rows import cached_launch
+from fusedlib.launch.saved import save_operands, saved_operands
 from fusedlib.ops.norm.operands import check_rms_norm
 
 WIDEST = 8192  # numbers of a row that the backward holds in registers: four arrays of 16 a thread
@@ -293,7 +294,7 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     ctx.mark_non_differentiable(*fixed)
     wants_x, wants_weight, wants_residual, *_ = ctx.needs_input_grad
     ctx.wants = wants_x, wants_residual, wants_weight
-    ctx.save_for_backward(x if residual is None else s, weight, rstd)
+    save_operands(ctx, (x if residual is None else s, weight), rstd)
 
 
 def _gradients(backward: Any, ctx: Any, dy: Tensor | None, ds: Tensor | None, _: Any) -> Any:
@@ -302,7 +303,7 @@ def _gradients(backward: Any, ctx: Any, dy: Tensor | None, ds: Tensor | None, _:
     wants_s = wants_x or wants_residual
     d_s, d_weight = ds, None
     if dy is not None:
-        d_s, d_weight = backward(dy, ds, *ctx.saved_tensors, wants_s, wants_weight)
+        d_s, d_weight = backward(dy, ds, *saved_operands(ctx), wants_s, wants_weight)
     return (
         d_s if wants_x else None, d_weight if wants_weight else None,
         d_s if wants_residual else None, None, None,

@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fusedlib.launch.device import has_kernels
+from fusedlib.launch.first_order import outside_autocast
 from fusedlib.launch.internals import is_transformed
 from fusedlib.launch.operator import DirectFunction
+from fusedlib.launch.saved import save_operands, saved_operands
 from fusedlib.ops.linear import function as linear_function
 from fusedlib.ops.mlp.configs import MAX_PROJECTION_TOKENS
 from fusedlib.ops.mlp.function import autocast_enabled, is_plain_eager
@@ -84,14 +86,14 @@ class Projections(DirectFunction):
         x, *weights = inputs[:4]
         wants_x, *wants_weights = ctx.needs_input_grad[:4]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            x if any(wants_weights) else None, *(w if wants_x else None for w in weights)
-        )
+        kept = x if any(wants_weights) else None, *(w if wants_x else None for w in weights)
+        save_operands(ctx, kept)
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         """Of x, weights and biases, those that are wanted."""
-        x, *weights = ctx.saved_tensors
+        x, *weights = saved_operands(ctx)
         wants_x, *wanted = ctx.needs_input_grad
         d_biases = [
             dy.flatten(0, -2).sum(0) if wants and dy is not None else None

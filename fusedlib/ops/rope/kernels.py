@@ -49,6 +49,7 @@ from fusedlib.launch.first_order import first_order
 from fusedlib.launch.launch import Launch, cdiv
 from fusedlib.launch.operator import DirectFunction, operator
 from fusedlib.launch.rows import cached_launch
+from fusedlib.launch.saved import save_operands, saved_operands
 from fusedlib.ops.norm.kernels import most_parts, sum_parts
 from fusedlib.ops.rope.operands import check_rope
 
@@ -363,7 +364,7 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) ->
     ctx.set_materialize_grads(False)
     ctx.wants, ctx.head_dim = ctx.needs_input_grad[:2], inputs[0].shape[-1]
     ctx.mark_non_differentiable(*(y for y, want in zip(output, ctx.wants, strict=True) if not want))
-    ctx.save_for_backward(*inputs[2:5])
+    save_operands(ctx, inputs[2:5])
 
 
 def _gradients(backward: Any, ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -371,7 +372,7 @@ def _gradients(backward: Any, ctx: Any, *upstream: Tensor | None) -> tuple[Tenso
     dq, dk = (d if want else None for d, want in zip(upstream, ctx.wants, strict=True))
     found: tuple[Tensor | None, ...] = (None, None)
     if dq is not None or dk is not None:
-        found = backward(dq, dk, *ctx.saved_tensors)
+        found = backward(dq, dk, *saved_operands(ctx))
     return None if dq is None else found[0], None if dk is None else found[1], None, None, None
 
 

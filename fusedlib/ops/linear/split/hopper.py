@@ -85,14 +85,17 @@ def _load_factors(factors, line, lines, COUNT: gl.constexpr):  # type: ignore[no
 
 @gluon.jit
 def _scaled(acc, a1, a2, b1, b2):  # type: ignore[no-untyped-def]
-    """A span's sum times both factors of its row and of its column."""
+    """A span's sum times both factors of its row and of its column.
+
+    A row's and a column's together: a large one alone may take the sum out of fp32's range.
+    """
     rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     columns: gl.constexpr = gl.SliceLayout(0, acc.type.layout)
     a1, a2 = gl.convert_layout(a1, rows)[:, None], gl.convert_layout(a2, rows)[:, None]
     b1, b2 = gl.convert_layout(b1, columns)[None, :], gl.convert_layout(b2, columns)[None, :]
-    acc = acc * a1.to(gl.float32, bitcast=True) * b1.to(gl.float32, bitcast=True)
-    acc = acc * (a2 & -2).to(gl.float32, bitcast=True)
-    return acc * (b2 & (a2 | -2)).to(gl.float32, bitcast=True)
+    acc = acc * (a1.to(gl.float32, bitcast=True) * b1.to(gl.float32, bitcast=True))
+    second = (b2 & (a2 | -2)).to(gl.float32, bitcast=True)
+    return acc * ((a2 & -2).to(gl.float32, bitcast=True) * second)
 
 
 @gluon.jit

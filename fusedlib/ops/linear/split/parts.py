@@ -15,8 +15,9 @@ fp32 itself is no finer there.
 has high = ±2¹⁵ and low = ±inf or nan. So high(A) low(B) + low(A) high(B) + high(A) high(B) is inf
 or nan where IEEE arithmetic has them: inf by a nonzero number is inf of its sign, inf by 0 nan.
 
-A span's 2ᵉ is stored as two factors, for with another's it may be no number of fp32: 2^⌊e/2⌋ and
-2^⌈e/2⌉, whose last bit is set if some element has more bits than fp16 (see `product`).
+A span's 2ᵉ is stored as two factors, for with another's it may be no number of fp32, and a sum
+times it none where the sum times both is one: 2^⌊e/2⌋ and 2^⌈e/2⌉, whose last bit is set if some
+element has more bits than fp16 (see `product`).
 
 The rows of a matrix may lie in two tensors, `source` with its first `upper_rows` and `lower_half`
 with the rest: so an MLP's weights of gate and up are split as one matrix, without a copy.
@@ -32,8 +33,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fusedlib.launch.config import Config
+from fusedlib.launch.fixed import kept_of_fixed
 from fusedlib.launch.launch import Launch, allocator, cdiv, contiguous_layout
-from fusedlib.ops.linear.fixed import kept_of_fixed
 
 # The parts are filled up with zeros to multiples of it, so that no product masks its loads.
 TILE = 128

@@ -116,9 +116,10 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
             a2 = tl.load(a_factors + (2 * span + 1) * a_lines + i)[:, None]
             b1 = tl.load(b_factors + 2 * span * b_lines + j)[None, :]
             b2 = tl.load(b_factors + (2 * span + 1) * b_lines + j)[None, :]
+            # A row's and a column's together: a large one alone may take the sum out of the range.
             acc *= a1.to(tl.float32, bitcast=True) * b1.to(tl.float32, bitcast=True)
-            acc *= (a2 & -2).to(tl.float32, bitcast=True)
-            total += acc * (b2 & (a2 | -2)).to(tl.float32, bitcast=True)
+            second = (b2 & (a2 | -2)).to(tl.float32, bitcast=True)
+            total += acc * ((a2 & -2).to(tl.float32, bitcast=True) * second)
             acc = tl.zeros_like(acc)
     inside = (i < m)[:, None] & (j < n)[None, :]
     c += tl.program_id(1).to(tl.int64) * m * n

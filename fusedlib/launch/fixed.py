@@ -62,6 +62,11 @@ def fixed_weights() -> Iterator[None]:
                 _KEPT.clear()
 
 
+def weights_are_fixed() -> bool:
+    """True while somebody is inside `fixed_weights`."""
+    return _blocks > 0
+
+
 def kept_of_fixed(
     compute: Callable[..., Any], variant: Hashable, first: Tensor, second: Tensor | None
 ) -> Any:
