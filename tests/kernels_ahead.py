@@ -10,7 +10,7 @@ matrices of torch's meta device, which have no memory; what Triton would start i
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
+from itertools import islice, product
 
 import torch
 from torch import Tensor
@@ -234,9 +234,7 @@ CUT = linear_cross_entropy.block_and_warps
 RUN = JITFunction.run
 
 
-def compiled(
-    family: str, part: slice, arch: int, names: list[str]
-) -> Iterator[tuple[dict, object]]:
+def compiled(family: str, part: str, arch: int, names: list[str]) -> Iterator[tuple[dict, object]]:
     """(what is said of it, kernel); of a call's further kernels their own name too."""
     play_driver(arch)
     started: list[tuple[str, object]] = []
@@ -245,7 +243,8 @@ def compiled(
         started.append((self.__name__, RUN(self, *arguments, warmup=True, **named)))
 
     JITFunction.run = run
-    for name, call in list(globals()[f"calls_of_{family}"](arch))[part]:
+    first, step = map(int, part.split("/"))
+    for name, call in islice(globals()[f"calls_of_{family}"](arch), first, None, step):
         if name in names or not names:
             started.clear()
             call()
@@ -256,6 +255,4 @@ def compiled(
 
 if __name__ == "__main__":
     family, part, archs, *names = sys.argv[1:]
-    first, parts = map(int, part.split("/"))
-    chosen = slice(first, None, parts)
-    show(made for arch in archs.split(",") for made in compiled(family, chosen, int(arch), names))
+    show(made for arch in archs.split(",") for made in compiled(family, part, int(arch), names))

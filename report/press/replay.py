@@ -20,7 +20,7 @@ from measure.recording import paths, results
 from press import beside, claims, display, redefined
 from press.claims import Claim
 from press.measuring import MEASURE, environment
-from press.running.config import FRAME, STATIC, Config
+from press.running.config import FRAME, STATIC, Config, Study
 from press.running.products import METADATA, copy_path, write_whole
 
 NOBODY = "nobody"
@@ -71,9 +71,10 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
     """
     stated = {}
     every = [study.name for study in config.studies]
-    parts = config.select(only) if only else config.parts
     if FRAME in only:
-        parts = (config.frame,)
+        parts: tuple[Study, ...] = (config.frame,)
+    else:
+        parts = config.select(only) if only else config.parts
     with recorded_rows(), environment({"FUSEDLIB_BUILD": str(folder)}):
         for part in parts:
             analysis = analysis_of(part.notebook)
