@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import visitor
 from measure.recording import paths, results
-from press import cli
+from press import cli, replay
 from press.running import config
 
 ELSEWHERE = ("01_warmup", "02_precision")
@@ -21,7 +21,12 @@ SMALLER = {"12_compilers": ["--set", "layered=[]", "--set", "processes=[2]"]}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in STUDIES if n not in ELSEWHERE])
 def test_a_notebook_runs_and_no_case_fails(name, tmp_path, monkeypatch):
-    """Its kernel is a process of its own; what starts it is this one, which has torch already."""
+    """Its kernel is a process of its own; what starts it is this one, which has torch already.
+
+    What the other machines show beside it, the same whatever is measured here, `test_report_paper`
+    executes and `test_report_for_real` puts there.
+    """
+    monkeypatch.setattr(replay, "show_others", lambda *_: None)
     for variable, value in visitor.environment(tmp_path).items():
         monkeypatch.setenv(variable, value)
     command = ["run", "--profile", "quick", "--only", name, *SMALLER.get(name, [])]

@@ -48,13 +48,15 @@ def saved_operands(ctx: Any) -> tuple[Any, ...]:
         return saved
     if not retains_graph():
         ctx.memory = None
-    return *map(_as_in_forward, saved, memory), *saved[len(memory) :]
+    if torch.is_grad_enabled() or weights_are_fixed():
+        return *map(_as_in_forward, saved, memory), *saved[len(memory) :]
+    return *in_forward(saved, memory), *saved[len(memory) :]
 
 
-def in_forward(node: Any, *operands: Tensor) -> list[Tensor]:
-    """The first of a node's operands with their memory of its forward."""
-    memory = getattr(node, "memory", None) or operands
-    return [t if held is None else held for t, held in zip(operands, memory, strict=False)]
+def in_forward(operands: Sequence[Any], memory: Sequence[Tensor | None] | None) -> list[Any]:
+    """The first of the operands with what is held of their memory, if anything is."""
+    pairs = zip(operands, memory or operands, strict=False)
+    return [t if held is None else held for t, held in pairs]
 
 
 def release_memory(node: Any, tensor: Tensor) -> None:
@@ -70,7 +72,7 @@ def _as_in_forward(operand: Any, memory: Tensor | None) -> Any:
     if torch.is_grad_enabled() and operand.requires_grad:
         return _WithMemory.apply(operand, memory)
     # Whether a weight is a fixed one is told by the parameter.
-    return operand if weights_are_fixed() and _same_memory(operand, memory) else memory
+    return operand if _same_memory(operand, memory) else memory
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:

@@ -64,7 +64,7 @@ def computed_again(x: Tensor) -> Callable[[], Tensor] | None:
         return None
     if weight is None or weight.numel() != s.shape[-1] or not weight.untyped_storage().nbytes():
         return None
-    operands = in_forward(node, s, weight)
+    operands = in_forward((s, weight), getattr(node, "memory", None))
     return partial(_again, operands, (s, weight), (s._version, weight._version), node.settings)
 
 

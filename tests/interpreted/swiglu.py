@@ -60,8 +60,11 @@ def test_swiglu_and_gradients_vs_float64(dtype, save, pair):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_geglu_mlp_and_gradients_vs_float64(monkeypatch, dtype, approximate, apart):
     plan_checks.put_apart(monkeypatch, apart, apart)
+    shape = SHAPE if apart else checks.SHAPE
     for save, pair in (("gate_up", True), ("input", False)):
-        assert checks.misses_geglu("cpu", dtype, SHAPE, save, pair, approximate) == []
+        assert checks.misses_geglu("cpu", dtype, shape, save, pair, approximate) == []
+    paths = {plan.path for plan in plan_cache._PLANS.values()}
+    assert paths == {"apart" if apart else "fused by tiles"}
 
 
 def test_geglu_s_plan_is_another_than_swiglu_s_and_its_operator_is_compiled():
@@ -97,7 +100,7 @@ def test_a_broken_activation_is_rejected(monkeypatch, tmp_path, right, wrong):
     for name in ("activate", "slope"):
         monkeypatch.setattr(kernels, name, getattr(broken, name))
     approximate = "none" if right in ("gate * (0.398", "1.0 + tl.erf") else "tanh"
-    assert checks.misses_geglu("cpu", "float32", SHAPE, approximate=approximate) != []
+    assert checks.misses_geglu("cpu", "float32", checks.SHAPE, approximate=approximate) != []
 
 
 @pytest.mark.parametrize("pair", checks.PAIRS)
