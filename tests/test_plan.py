@@ -42,7 +42,7 @@ def recorded(name: str) -> set[str]:
 def test_the_cases_of_a_study_are_those_of_its_complete_recording(name, folders, monkeypatch):
     monkeypatch.setattr(results.Recorder, "_write", lambda *_: pytest.fail("a row is written"))
     before = dict(os.environ)
-    for module, begin in ((race, "_run"), (machine, "conditions")):
+    for module, begin in ((race, "_of_setup"), (machine, "conditions")):
         monkeypatch.setattr(module, begin, lambda *_: pytest.fail("something is measured"))
     cases = measuring.full_cases(name)
     assert set(cases) == recorded(name)

@@ -283,7 +283,7 @@ def test_where_memory_runs_out_together_the_one_that_holds_most_goes(tmp_path):
 
     recorder = recorder_at(tmp_path)
     cases = [{"provider": name, "device": "cpu", "repetitions": 2} for name in held]
-    race(recorder, Race(setup=lambda case: Setup(), fields=("device",)), cases)
+    recorder.race(Race(setup=lambda case: Setup(), fields=("device",)), cases)
     statuses = recorder.rows().set_index("provider")["status"].to_dict()
     assert statuses == {"small": "ok", "large": "oom"}
 

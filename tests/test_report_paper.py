@@ -62,7 +62,7 @@ def of_one_look(fig: Any) -> list[str]:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
             part = handle[0] if isinstance(handle, tuple) else handle  # bars are several
             colour = (getattr(part, "get_color", None) or part.get_facecolor)()
-            look = [getattr(part, get)() for get in LOOK if hasattr(part, get)]
+            look = [str(getattr(part, get)()) for get in LOOK if hasattr(part, get)]
             names.setdefault((to_rgba_array(colour).tobytes(), *look), set()).add(name)
     return [" and ".join(sorted(alike)) for alike in names.values() if len(alike) > 1]
 

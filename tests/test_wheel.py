@@ -89,6 +89,11 @@ def closure(names: set[str]) -> set[str]:
     return found
 
 
+def without_this_clone() -> dict[str, str]:
+    """Variables of a process that does not find this clone, nor pip its metadata in it."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
@@ -112,7 +117,9 @@ def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 (site / top).symlink_to(source)
     python = folder / "bin" / "python"
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    subprocess.run([*command, "--no-deps", "--no-index", str(wheel)], check=True)
+    subprocess.run(
+        [*command, "--no-deps", "--no-index", str(wheel)], check=True, env=without_this_clone()
+    )
     return python
 
 
@@ -125,13 +132,13 @@ def test_the_wheel_has_the_library_typed_and_nothing_else(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_a_layer_makes_a_step_where_only_the_wheel_is_installed(clean_python: Path) -> None:
-    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    alone = without_this_clone()
     subprocess.run([str(clean_python), "-c", STEP], check=True, cwd=clean_python.parent, env=alone)
 
 
 @pytest.mark.slow
 def test_a_race_needs_the_wheel_and_torch_alone(clean_python: Path, tmp_path: Path) -> None:
-    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    alone = without_this_clone()
     subprocess.run([str(clean_python), "-c", RACE], check=True, cwd=tmp_path, env=alone)
     assert not list(tmp_path.iterdir()), "nothing is written"
 
