@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -97,8 +98,13 @@ def without_this_clone() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
+    # Of a copy: setuptools keeps what it once built in the folder, and packs files that are gone.
+    source = folder / "source"
+    shutil.copytree(paths.ROOT / "fusedlib", source / "fusedlib")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(paths.ROOT / name, source)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
-    subprocess.run([*command, str(paths.ROOT)], check=True, cwd=folder)
+    subprocess.run([*command, str(source)], check=True, cwd=folder)
     (built,) = folder.glob("*.whl")
     return built
 
