@@ -25,14 +25,14 @@ def printed() -> Iterator[list[str]]:
     compile_ = typst.compile
 
     def compile_and_read(main: Path, **options: Any) -> bytes:
-        made = compile_(main, **options)
+        compiled = compile_(main, **options)
         source = main.read_text(encoding="utf-8")
         if "report.with(" in source:
             noted = source.replace("#show: report.with(", f"{_NOTED}#show: report.with(", 1)
             main.write_text(noted, encoding="utf-8")
             runs = json.loads(typst.query(main, "<printed>", field="value"))
             texts.append(re.sub(r"[\s\u200b\u2060]", "", "".join(runs)))
-        return made
+        return compiled
 
     with mock.patch.object(typst, "compile", compile_and_read):
         yield texts

@@ -19,7 +19,7 @@ def analysed(notebook):
         return replay.analysis_of(notebook)
 
 
-def said(analysis):
+def printed(analysis):
     shown = [o for cell in analysis.notebook.cells for o in cell.get("outputs", [])]
     return [o["data"]["text/markdown"] for o in shown if "text/markdown" in o["data"]]
 
@@ -57,4 +57,4 @@ def test_a_width_without_rows_is_named_and_another_shown(tmp_path, widths, words
             cell["source"] = source.replace("widths: list[int] = [64, 16]", f"widths = {widths}")
     changed = tmp_path / "07_attention.ipynb"
     changed.write_text(json.dumps(notebook), encoding="utf-8")
-    assert any(words in text for text in said(analysed(changed)))
+    assert any(words in text for text in printed(analysed(changed)))

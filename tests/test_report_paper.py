@@ -250,12 +250,12 @@ def test_what_is_held_less_and_what_the_peak_is_are_told_apart(products: Path) -
     for machine, part in rows.groupby("machine", observed=True):
         gib = part.set_index("provider")[["held_mib", "both_peak_mib"]] / 1024
         held, peak = gib.loc["fused"] - gib.loc["eager"]
-        told = (
+        written = (
             text if machine == rows["machine"].cat.categories[0] else text.partition("*On the ")[2]
         )
         word = "higher" if peak > 0 else "lower"
-        assert f"In bf16 {formatted(abs(held), '3 GiB')} less with fusedlib's MLP" in told
-        assert f"whole peak is {formatted(abs(peak), '3 GiB')} {word} with fusedlib's" in told
+        assert f"In bf16 {formatted(abs(held), '3 GiB')} less with fusedlib's MLP" in written
+        assert f"whole peak is {formatted(abs(peak), '3 GiB')} {word} with fusedlib's" in written
 
 
 def test_how_much_of_a_gain_launching_costs_is_counted(claims_of) -> None:

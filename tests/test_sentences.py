@@ -30,12 +30,12 @@ def rows() -> Callable[[str, str], Rows]:
     return of
 
 
-def peaks(found: Rows, index: str) -> Rows:
-    return found.pivot_table("peak_mib", index, "provider", "median", observed=True)
+def peaks(measured: Rows, index: str) -> Rows:
+    return measured.pivot_table("peak_mib", index, "provider", "median", observed=True)
 
 
-def memory_by_tokens(found: Rows) -> bool:
-    bf16 = found[(found["experiment"] == "step") & (found["dtype"] == "bfloat16")]
+def memory_by_tokens(measured: Rows) -> bool:
+    bf16 = measured[(measured["experiment"] == "step") & (measured["dtype"] == "bfloat16")]
     over = bf16.assign(over=bf16["tokens"] / bf16["hidden_size"])
     table = over.pivot_table(
         "peak_mib", ["over", "hidden_size", "intermediate_size"], "provider", "median"
@@ -49,8 +49,8 @@ def memory_by_tokens(found: Rows) -> bool:
     )  # fmt: skip
 
 
-def attention_memory(found: Rows) -> bool:
-    both = found[(found["direction"] == "forward+backward") & (found["head_dim"] == 64)]
+def attention_memory(measured: Rows) -> bool:
+    both = measured[(measured["direction"] == "forward+backward") & (measured["head_dim"] == 64)]
     both = both[both["grid"].isin(["course", "long"]) & (both["context_length"] >= 4096)]
     growth = {}
     for dtype, part in both.groupby("dtype"):
@@ -63,8 +63,8 @@ def attention_memory(found: Rows) -> bool:
     return plain.between(3.8, 4.1).all() and fused.between(1.9, 2.1).all() and holds_more
 
 
-def checkpoints(found: Rows) -> bool:
-    plans = found[(found["experiment"] == "checkpoint") & (found["model"] == "2.7b")]
+def checkpoints(measured: Rows) -> bool:
+    plans = measured[(measured["experiment"] == "checkpoint") & (measured["model"] == "2.7b")]
     plans = plans[(plans["context_length"] == 5120) & (plans["plan"] == "segments")]
     for _, part in plans.groupby("precision", observed=True):
         mib, ms = (part.groupby("blocks")[name].median() for name in ("peak_mib", "median_ms"))
@@ -75,27 +75,27 @@ def checkpoints(found: Rows) -> bool:
     return len(plans) > 4
 
 
-def below_the_power_limit(found: Rows) -> bool:
-    fp32 = found[(found["experiment"] == "sustained") & (found["precision"] == "fp32")]
+def below_the_power_limit(measured: Rows) -> bool:
+    fp32 = measured[(measured["experiment"] == "sustained") & (measured["precision"] == "fp32")]
     highest = fp32.groupby("provider")[["power_w", "sm_mhz"]].median()
     return len(highest) > 1 and highest["power_w"].max() < 680 and highest["sm_mhz"].min() > 1900
 
 
-def at_the_power_limit(found: Rows) -> bool:
-    load = found[(found["experiment"] == "sustained") & (found["dtype"] == "bfloat16")]
+def at_the_power_limit(measured: Rows) -> bool:
+    load = measured[(measured["experiment"] == "sustained") & (measured["dtype"] == "bfloat16")]
     return load["power_w"].median() > 670 and load["sm_mhz"].max() < 1700
 
 
-def as_long_under_load(found: Rows) -> bool:
-    headline = found[(found["model"] == "Llama-3.2-1B") & (found["dtype"] == "bfloat16")]
+def as_long_under_load(measured: Rows) -> bool:
+    headline = measured[(measured["model"] == "Llama-3.2-1B") & (measured["dtype"] == "bfloat16")]
     at_load = headline[headline["experiment"] == "sustained"].groupby("provider")
     turns = headline[(headline["experiment"] == "step") & (headline["group"] == "arms")]
     ratio = at_load["median_ms"].median() / turns.groupby("provider")["median_ms"].median()
     return at_load["power_w"].median().min() > 670 and ratio.dropna().between(0.93, 1.05).all()
 
 
-def one_warm_up_step(found: Rows) -> bool:
-    alone = found[(found["experiment"] == "steps") & (found["isolation"] == "fresh")]
+def one_warm_up_step(measured: Rows) -> bool:
+    alone = measured[(measured["experiment"] == "steps") & (measured["isolation"] == "fresh")]
     alone = alone[alone["direction"] == "forward+backward"]
     cold, warm = (
         [np.mean(s[n : n + 10]) - np.median(s[-10:]) for s in alone["samples_ms"]] for n in (0, 1)
@@ -131,16 +131,16 @@ def test_a_comparison_in_words_is_what_the_rows_say(rows, study, cell, words, ma
     unquoted = "".join(text.split('"')) if '"' in text else text
     assert " ".join(words.split()) in " ".join(unquoted.split()), "the sentence is another now"
     for machine in machines:
-        found = rows(study, machine)
-        assert holds(found), machine
-        assert not holds(found.assign(**worse(found))), "the check cannot fail"
+        measured = rows(study, machine)
+        assert holds(measured), machine
+        assert not holds(measured.assign(**worse(measured))), "the check cannot fail"
 
 
-def worse(found: Rows) -> dict[str, pd.Series]:
+def worse(measured: Rows) -> dict[str, pd.Series]:
     """Figures in another order: what is said of them is no longer so."""
-    figures = [n for n in ("peak_mib", "median_ms", "power_w", "sm_mhz") if n in found]
-    turned = {name: found[name].iloc[::-1].to_numpy() for name in figures}
-    if "samples_ms" in found:
-        lists = found["samples_ms"].map(lambda s: s[::-1] if isinstance(s, list) else s)
+    figures = [n for n in ("peak_mib", "median_ms", "power_w", "sm_mhz") if n in measured]
+    turned = {name: measured[name].iloc[::-1].to_numpy() for name in figures}
+    if "samples_ms" in measured:
+        lists = measured["samples_ms"].map(lambda s: s[::-1] if isinstance(s, list) else s)
         turned["samples_ms"] = lists.to_numpy()
     return turned

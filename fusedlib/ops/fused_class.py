@@ -48,12 +48,12 @@ class FusedClass(type):
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **keywords: Any
     ) -> Any:  # fmt: skip
         """The class of these bases: the one that there is, or a new one."""
-        made = _FUSED_CLASSES.get(bases)
-        if made is None:
-            made = super().__new__(cls, name, bases, namespace, **keywords)
+        union = _FUSED_CLASSES.get(bases)
+        if union is None:
+            union = super().__new__(cls, name, bases, namespace, **keywords)
             if len(bases) == 2 and issubclass(bases[0], Fused) and type(bases[0]) is type:
-                _FUSED_CLASSES[bases] = made
-        return made
+                _FUSED_CLASSES[bases] = union
+        return union
 
 
 _FUSED_CLASSES: dict[tuple[type, ...], Any] = {}

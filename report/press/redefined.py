@@ -78,8 +78,8 @@ def mention(notebook: Any, studies: Sequence[str], shown_machines: Sequence[str]
             f"Recorded on {' and '.join(map(machines.label, where))} with another definition than "
             f"today's: {'; '.join(map(style.label, named))}."
         )
-        meaning, place = output["metadata"]["fusedlib"], "note" if kind == "table" else "caption"
-        meaning[place] = f"{meaning[place] or ''} {sentence}".strip()
+        meaning, target = output["metadata"]["fusedlib"], "note" if kind == "table" else "caption"
+        meaning[target] = f"{meaning[target] or ''} {sentence}".strip()
         if kind == "table":
             output["data"] = table_data(output["data"][TABLE_MIME] | {"note": meaning["note"]})
         else:

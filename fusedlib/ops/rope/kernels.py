@@ -370,10 +370,16 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) ->
 def _gradients(backward: Any, ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
     """Of q and k, each if wanted and reached; cos, sin and positions have none."""
     dq, dk = (d if want else None for d, want in zip(upstream, ctx.wants, strict=True))
-    found: tuple[Tensor | None, ...] = (None, None)
+    gradients: tuple[Tensor | None, ...] = (None, None)
     if dq is not None or dk is not None:
-        found = backward(dq, dk, *saved_operands(ctx))
-    return None if dq is None else found[0], None if dk is None else found[1], None, None, None
+        gradients = backward(dq, dk, *saved_operands(ctx))
+    return (
+        None if dq is None else gradients[0],
+        None if dk is None else gradients[1],
+        None,
+        None,
+        None,
+    )
 
 
 def _direct_gradients(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:

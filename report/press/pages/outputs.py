@@ -109,11 +109,11 @@ def where_it_holds(claim: dict[str, Any]) -> list[tuple[str, bool]]:
     What nobody measured is said once; else a machine that measured nothing goes without saying.
     """
     every = claim["standings"]
-    told = [s for s in every if answered(s) or s["errors"]]
-    if not told:
+    answering = [s for s in every if answered(s) or s["errors"]]
+    if not answering:
         return [("not measured", False)] if every else []
     texts = []
-    for standing in sorted(told, key=lambda standing: standing["own"]):
+    for standing in sorted(answering, key=lambda standing: standing["own"]):
         where = " here" if standing["own"] else f" on the {standing['label']}"
         where = "" if standing["machine"] == published.MACHINE else where
         fails = bool(standing["errors"] or standing["contrary"])
