@@ -15,7 +15,9 @@ from press.running import config
 ELSEWHERE = ("01_warmup", "02_precision")
 STUDIES = [s.name for s in config.load(paths.NOTEBOOKS / "study.toml").studies]
 # Arms and processes that `test_compilers_bench` and `test_distributed` run: they compile for long.
-SMALLER = {"12_compilers": ["--set", "layered=[]", "--set", "processes=[2]"]}
+SMALLER = {
+    "12_compilers": ["--set", "layered=[]", "--set", "unmasked=[]", "--set", "processes=[2]"]
+}
 
 
 @pytest.mark.slow
