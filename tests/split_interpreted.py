@@ -20,9 +20,8 @@ from rewritten import rewritten
 
 @pytest.fixture(autouse=True)
 def short_spans(monkeypatch):
-    """Sums are of five blocks here; a tile is one block, in a third of the time of eight."""
-    monkeypatch.setattr(parts, "SPAN", 128)
-    monkeypatch.setattr(products, "INTERPRETER", Config(128, 128, 64, 4, 1, group_m=2))
+    """Sums are of five blocks here."""
+    checks.cut_for_the_interpreter(monkeypatch)
 
 
 @pytest.mark.parametrize("name", checks.FAMILIES)

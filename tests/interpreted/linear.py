@@ -23,13 +23,12 @@ from broken_kernels import without_scales
 from called import note_launches
 from fusedlib import linear, reference
 from fusedlib.bench import check
-from fusedlib.launch.config import Config
 from fusedlib.ops import recomputed
 from fusedlib.ops.linear import route as linear_route
 from fusedlib.ops.linear.function import linear_by_each
-from fusedlib.ops.linear.split import product as products
 from fusedlib.ops.recomputed import recompute_in_backward
 from gradient_checks import check_what_forward_read
+from split_checks import cut_for_the_interpreter
 
 # Rows that are not of this vocabulary may hold anything.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -41,7 +40,7 @@ SPLIT = "_split_kernel"
 def started(monkeypatch):
     """Products of any size are split; names of the kernels that ran."""
     checks.split_everything(monkeypatch)
-    monkeypatch.setattr(products, "INTERPRETER", Config(128, 128, 64, 4, 1, group_m=2))
+    cut_for_the_interpreter(monkeypatch)
     return note_launches(monkeypatch)
 
 
@@ -239,6 +238,7 @@ PADDED, WHOLE = 201, 224  # rows of logits
 def test_the_loss_by_the_same_product(started, monkeypatch, settings, vocabulary, chunked):
     from fusedlib.ops.loss import kernels
 
+    loss_checks.cut_in_four(monkeypatch, kernels)
     tokens, width = 140, 136
     if chunked:
         monkeypatch.setattr(kernels, "LOGITS_BYTES", 60 * kernels.row_stride(vocabulary, 4) * 4)

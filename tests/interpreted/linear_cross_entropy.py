@@ -24,6 +24,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+@pytest.fixture(autouse=True)
+def few_blocks(monkeypatch):
+    checks.cut_in_four(monkeypatch, kernels)
+
+
 def in_chunks(dtype):
     """The loss, of five tokens at a time."""
     return partial(linear_cross_entropy, memory=checks.CHUNKS_OF_FIVE[dtype])
@@ -249,6 +254,7 @@ BROKEN = {
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
     broken = rewritten(monkeypatch, tmp_path, kernels, *BROKEN[fault])
+    checks.cut_in_four(monkeypatch, broken)
     for name in ("losses_and_gradients", "fill_scaled"):
         monkeypatch.setattr(ops, name, getattr(broken, name))
     assert checks.misses("cpu", "float32", compute=in_chunks("float32"), **checks.ALL) != []

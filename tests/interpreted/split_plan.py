@@ -11,13 +11,12 @@ import swiglu_checks as checks
 from broken_kernels import without_scales
 from called import Called
 from fusedlib.bench.settings import matmul_settings
-from fusedlib.launch.config import Config
 from fusedlib.launch.fixed import fixed_weights
 from fusedlib.ops.linear import route as linear_route
 from fusedlib.ops.linear.split import parts
-from fusedlib.ops.linear.split import product as products
 from fusedlib.ops.mlp import plan_cache, route
 from fusedlib.ops.mlp.function import SAVES, path_of, swiglu_mlp
+from split_checks import cut_for_the_interpreter
 
 SHAPE = (24, 32, 48)  # tokens, hidden, inner
 LONG = (264, 256, 272)  # sums long enough that the parts' own error is not the largest
@@ -30,8 +29,7 @@ SPLIT = "split fp32"
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch):
-    # A tile is one block, in a third of the time; `split_interpreted.py` has several.
-    monkeypatch.setattr(products, "INTERPRETER", Config(128, 128, 64, 4, 1, group_m=2))
+    cut_for_the_interpreter(monkeypatch)
     monkeypatch.setattr(route, "is_fp32_on_gpu", lambda dtype, device: dtype == torch.float32)
     for name in ("MIN_SPLIT_SIZE", "MIN_SPLIT_WORK"):
         monkeypatch.setattr(linear_route, name, 1)
