@@ -222,6 +222,7 @@ def test_logits_where_they_are_asked_for():
     kept = patched(ids, labels=labels[:, -2:], logits_to_keep=2)
     assert kept.logits.shape == (2, 2, VOCABULARY)
     evaluated = patched.eval()(ids, labels=labels)
+    assert not has_unread_logits(evaluated)  # in evaluation as ever: at once
     assert evaluated.logits.shape == (2, TOKENS, VOCABULARY)
     torch.testing.assert_close(evaluated.loss, plain.eval()(ids, labels=labels).loss)
 
