@@ -1,0 +1,478 @@
+"""Verbs over recorded rows: what a notebook shows in one to five lines.
+
+    rows = study("03_kernels")
+    bf16 = rows.of(dtype="bf16", direction="forward+backward", launch="in turns")
+    bf16.speed(of="fused").points(y="model")
+
+A selection remembers what was chosen and writes its caption. Labels, units, names and orders come
+from the study's columns (`measure.study.Column`). Ratios are taken inside a session, where all ran
+interleaved; a figure is a median over recordings with their range. Nothing is averaged that a
+reader would want apart: rows that differ in something that was not chosen are refused.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from fusedlib.bench import machine as machines
+from fusedlib.bench import rivals
+from measure import study as studies
+from measure.recording import results
+from measure.study import Column, Study
+from press import display, plots, style
+from press.analysis import over_recordings, ratios
+
+THIS = "this machine"
+TIME = "median_ms"
+RATIO = Column("times as fast", "3×")
+WORDS = {"ratio": RATIO, TIME: Column("time", "3 ms"), "machine": Column("GPU"),
+         "provider": Column("implementation"), "status": Column("status"),
+         "reason": Column("reason")}  # fmt: skip
+"""Columns that all studies share."""
+MOST_MACHINES = 3
+
+
+class Rows(pd.DataFrame):
+    """Rows of one study; a data frame whose selections remember themselves.
+
+    `attrs` holds `study` (its name), `kept` (what was chosen, by column), and `value` (the column
+    that is drawn: a time, or a ratio after `speed`).
+    """
+
+    @property
+    def _constructor(self) -> "type[Rows]":
+        return Rows
+
+    # --- choosing --------------------------------------------------------------------------------
+
+    def of(self, **chosen: Any) -> "Rows":
+        """The rows whose columns have these values; a list offers several, None is a missing one.
+
+        A value may be written as it is recorded ("bfloat16") or as it is shown ("bf16").
+
+        Raises:
+            ValueError: an unknown column, or no row has the value; with those there are.
+        """
+        rows = self
+        for name, wanted in chosen.items():
+            rows = rows._with_value(name, wanted if isinstance(wanted, list) else [wanted])
+        return rows._remember(kept={**self._kept, **chosen})
+
+    def but(self, **left_out: Any) -> "Rows":
+        """The rows without those whose columns have these values."""
+        rows = self
+        for name, values in left_out.items():
+            listed = values if isinstance(values, list) else [values]
+            rows = rows[~rows[name].isin(rows._recorded(name, listed))]
+        return rows._remember()
+
+    # --- comparing -------------------------------------------------------------------------------
+
+    def speed(self, *, of: str | None = None, over: str | None = None) -> "Rows":
+        """How many times as fast, in the same session: `of` as each other, or each as `over`.
+
+        Args:
+            of: an implementation; each other one's row says how many times as fast `of` is.
+            over: an implementation; each other one's row says how many times as fast it is.
+
+        Raises:
+            ValueError: both or none are given, or no session has that implementation.
+        """
+        if (of is None) == (over is None):
+            raise ValueError("speed takes one of `of` and `over`: whose speed, or beside whose")
+        base = self._recorded("provider", [of or over])[0]
+        compared = Rows(ratios(self[self["status"] == "ok"], base))
+        if not len(compared):
+            there = ", ".join(map(style.label, self["provider"].dropna().unique()))
+            raise ValueError(
+                f"no session of these rows has {style.label(base)} beside another; there are {there}"
+            )
+        if of:
+            compared["ratio"] = 1 / compared["ratio"].astype(float)
+        sides = f"{style.label(base)} over each other one" if of else f"over {style.label(base)}"
+        compared.attrs = self.attrs | {"value": "ratio", "sides": sides}
+        return compared
+
+    def per(self, *keys: str) -> "Rows":
+        """A line a group of these columns: `value` is the median over recordings, `low` and `high`
+        their range, `n` how many recordings.
+
+        Raises:
+            ValueError: rows of a group differ in something that neither was chosen nor is a key.
+        """
+        rows = self._measured()
+        by = list(dict.fromkeys([*keys, "machine"]))
+        rows._require_alike(by)
+        lines = Rows(over_recordings(rows, by, self._value))
+        lines.attrs = dict(self.attrs)
+        return lines
+
+    def extent(self, by: str = "provider") -> dict[str, tuple[float, float]]:
+        """Least and greatest over cases, by name; of each case the median over recordings.
+
+        Raises:
+            ValueError: the rows are of more than one machine.
+        """
+        self._require_one_machine()
+        rows = self._measured()
+        cases = rows.groupby([by, "case"], observed=True)[self._value].median()
+        ends = cases.groupby(level=0, observed=True).agg(["min", "max"])
+        return {str(name): (low, high) for name, low, high in ends.itertuples()}
+
+    def count(self, column: str) -> int:
+        """How many different values a column has."""
+        return int(self._column(column).nunique())
+
+    # --- showing ---------------------------------------------------------------------------------
+
+    def points(
+        self, y: str, x: str | None = None, by: str = "provider",
+        panel: str | Sequence[str] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        """Draw a row a value of `y`, and on it a mark a name in `by`.
+
+        Args:
+            x: the column that is drawn; by default the ratio after `speed`, else the time.
+            panel: a panel a value; of several columns a panel each combination.
+            options: `title`, `name`, `note` of the figure; others go to `press.plots`.
+        """
+        rows = self._drawing(x)
+        reference = 1.0 if rows._value == "ratio" else None
+        rows._draw(plots.points, "value", y, by, panel, {"reference": reference} | options)
+
+    def lines(
+        self, x: str, y: str | None = None, by: str = "provider",
+        panel: str | Sequence[str] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        """Draw a line a name in `by` over `x`; `y` is by default the ratio or the time."""
+        rows = self._drawing(y)
+        reference = 1.0 if rows._value == "ratio" else None
+        scales = {"logx": rows._says(x).log, "logy": rows._says(rows._value).log}
+        rows._draw(plots.lines, x, "value", by, panel, {"reference": reference, **scales} | options)
+
+    def bars(
+        self, y: str, x: str | None = None, by: str = "provider",
+        panel: str | Sequence[str] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        """Draw lying bars, a category a value of `y`; parts named in `by` beside each other, or
+        stacked with `stacked=True`."""
+        self._drawing(x)._draw(plots.bars, "value", y, by, panel, options)
+
+    def table(
+        self, rows: str | Sequence[str], columns: str = "provider", value: str | None = None,
+        cell: str = "median", **options: Any,
+    ) -> None:  # fmt: skip
+        """Show a table of one value, a column a name and, of several machines, a machine.
+
+        Args:
+            rows: columns of which each combination is a line.
+            value: the column that is shown; by default the ratio after `speed`, else the time.
+            cell: "median" over recordings, or "extent", the least and the greatest over cases.
+            options: `title`, `name`, `note`.
+        """
+        shown = self._drawing(value)
+        keys = [rows] if isinstance(rows, str) else list(rows)
+        heads = [columns, "machine"] if shown._machines[1:] else [columns]
+        if cell == "extent":
+            measured = shown._measured()
+            cases = measured.groupby([*keys, *heads, "case"], observed=True, dropna=False)
+            ends = cases[shown._value].median().groupby(level=[*keys, *heads], observed=True)
+            cells = ends.agg(lambda values: (values.min(), values.max()))
+        else:
+            lines = shown.per(*keys, *heads)
+            cells = lines.set_index([*keys, *heads])["value"]
+        frame = shown._named(cells.rename("cell").reset_index(), [*keys, *heads])
+        wide = frame.pivot_table(
+            "cell", keys, heads, aggfunc="first", observed=True, sort=False, dropna=False
+        ).sort_index(axis=1, level=0, sort_remaining=False)
+        wide = wide.rename_axis([shown._says(key).label for key in keys])
+        wide.columns.names = [None] * wide.columns.nlevels
+        display.table(
+            wide.dropna(how="all", axis=1), formats={"": shown._says(shown._value).format},
+            **shown._words("table", options),
+        )
+
+    def explore(self, *menus: str) -> "Explorer":
+        """Menus for these columns over any picture: `rows.explore("dtype").points(y="model")`."""
+        for name in menus:
+            self._column(name)
+        return Explorer(self, menus)
+
+    def caption(self) -> str:
+        """What was chosen, in words, and what the marks are of."""
+        chosen = [self._as_read(name, value) for name, value in self._kept.items()]
+        value = self._says(self._value).label
+        what = f"{value}, {self.attrs['sides']}" if "sides" in self.attrs else value
+        text = f"{what[0].upper()}{what[1:]}"
+        text += f" ({', '.join(chosen)})" if chosen else ""
+        names = [self._machine_label(name) for name in self._machines]
+        marks = ["filled marks", "open marks", "crosses"]
+        where = names[0] if len(names) == 1 else ", ".join(
+            f"{mark} {name}" for mark, name in zip(marks, names, strict=False)
+        )  # fmt: skip
+        return f"{text}. {where[0].upper()}{where[1:]}."
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    @property
+    def study(self) -> Study:
+        """What the rows are of."""
+        return studies.load(self.attrs["study"])
+
+    @property
+    def _kept(self) -> dict[str, Any]:
+        return dict(self.attrs.get("kept", {}))
+
+    @property
+    def _value(self) -> str:
+        return str(self.attrs.get("value", TIME))
+
+    @property
+    def _machines(self) -> list[str]:
+        """Those that have a row, the leading one first."""
+        there = {*self.loc[self["status"] == "ok", "machine"]} if "status" in self else {
+            *self["machine"]
+        }  # fmt: skip
+        return [str(name) for name in self["machine"].cat.categories if name in there]
+
+    def _remember(self, **attributes: Any) -> "Rows":
+        chosen = Rows(self.copy(deep=False))
+        chosen.attrs = self.attrs | attributes
+        return chosen
+
+    def _says(self, column: str) -> Column:
+        """What a column means; one that no study declares is called as it is."""
+        return self.study.columns.get(column) or WORDS.get(column) or Column(column)
+
+    def _column(self, name: str) -> pd.Series:
+        if name not in self:
+            known = [c for c in (*self.study.columns, *WORDS) if c in self]
+            raise ValueError(
+                f"{self.attrs['study']} has no column {name!r}; those that its pictures use: "
+                f"{', '.join(dict.fromkeys(known))}; all: rows.columns"
+            )
+        return self[name]
+
+    def _recorded(self, name: str, values: Iterable[Any]) -> list[Any]:
+        """Values as they are recorded, of values as they are shown."""
+        self._column(name)
+        names = rivals.labels() if name == "provider" else self._says(name).names
+        if name == "machine":
+            names = {m: self._machine_label(m) for m in self["machine"].cat.categories}
+        back = {shown: recorded for recorded, shown in names.items()}
+        return [back.get(v, v) if isinstance(v, str) else v for v in values]
+
+    def _with_value(self, name: str, values: list[Any]) -> "Rows":
+        recorded = self._recorded(name, values)
+        column = self[name]
+        keep = column.isin([v for v in recorded if v is not None])
+        if None in recorded:
+            keep |= column.isna()
+        there = column.dropna().unique()
+        absent = [v for v in recorded if v is not None and v not in there]
+        if absent and (len(absent) == len(recorded) or name in self.study.columns):
+            known = ", ".join(self._as_read(name, v) for v in self._ordered(name, there))
+            kept = ", ".join(f"{n} = {self._as_read(n, v)}" for n, v in self._kept.items())
+            where = f" of those with {kept}" if kept else ""
+            raise ValueError(
+                f"no row{where} has {name} = {absent[0]!r}; there are {known or 'none at all'}"
+            )
+        return self[keep]
+
+    def _ordered(self, name: str, values: Iterable[Any]) -> list[Any]:
+        """Values in the order in which they are shown."""
+        order = {value: at for at, value in enumerate(self._says(name).names)}
+        listed = [v for v in values if not pd.isna(v)]
+        numbers = all(isinstance(v, int | float) for v in listed)
+        if numbers and not order:
+            return sorted(listed)
+        return sorted(listed, key=lambda v: order.get(v, len(order)))
+
+    def _as_read(self, name: str, value: Any) -> str:
+        if isinstance(value, list):
+            return " or ".join(self._as_read(name, one) for one in value)
+        if name == "provider":
+            return style.label(str(value))
+        if name == "machine":
+            return self._machine_label(str(value))
+        if value is None or (isinstance(value, float) and pd.isna(value)):
+            return "none"
+        if isinstance(value, float | int) and not isinstance(value, bool):
+            return display.formatted(value, self._says(name).format or (",d" if value == int(value) else ""))
+        return str(self._says(name).names.get(value, value))
+
+    @staticmethod
+    def _machine_label(name: str) -> str:
+        return THIS if name == machines.key() else machines.label(name)
+
+    def _named(self, frame: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
+        """A frame whose columns read as they are shown, in the order in which they are shown."""
+        named = {}
+        for name in columns:
+            if name == "machine":
+                order = [m for m in self["machine"].cat.categories if m in {*frame[name]}]
+            else:
+                order = self._ordered(name, frame[name].unique())
+            if name in ("provider", "machine") or self._says(name).names:
+                texts = [self._as_read(name, v) for v in order]
+                values = frame[name].map(lambda v, n=name: self._as_read(n, v), na_action="ignore")
+            else:
+                texts, values = order, frame[name]
+            named[name] = pd.Categorical(values, categories=list(dict.fromkeys(texts)), ordered=True)
+        return pd.DataFrame(frame).assign(**named).sort_values(list(columns))
+
+    def _drawing(self, value: str | None) -> "Rows":
+        """The rows with the column that is drawn."""
+        if value is not None:
+            self._column(value)
+        rows = self._remember(value=value or self._value)
+        if len(rows._machines) > MOST_MACHINES:
+            names = ", ".join(map(self._machine_label, rows._machines))
+            raise ValueError(f"a picture tells three machines apart, not {names}: choose with shown")
+        return rows
+
+    def _measured(self) -> "Rows":
+        """The rows that have a figure."""
+        rows = self[(self["status"] == "ok") & self[self._value].notna()]
+        if not len(rows):
+            raise ValueError(f"none of these rows has a {self._says(self._value).label}")
+        return rows._remember()
+
+    def _require_one_machine(self) -> None:
+        if len(self._machines) > 1:
+            names = ", ".join(map(self._machine_label, self._machines))
+            raise ValueError(f"these rows are of {names}: choose one, as with .of(machine=...)")
+
+    def _require_alike(self, keys: Sequence[str]) -> None:
+        """Refuse to merge rows that differ in a field of their cases that is no key.
+
+        Fields that repeat a measurement, such as a seed, may differ.
+        """
+        fields = [f for f in self.study.fields if f in self and f not in keys]
+        groups = self.groupby([*keys, "recording"], observed=True, dropna=False)
+        counts = groups[fields].nunique(dropna=False).max()
+        if differing := [name for name in fields if counts[name] > 1]:
+            name = differing[0]
+            values = self._ordered(name, self[name].unique())
+            there = ", ".join(self._as_read(name, v) for v in values[:6])
+            raise ValueError(
+                f"these rows differ in {', '.join(differing)} ({name}: {there}): choose with "
+                f".of({name}=...), or give each a panel"
+            )
+
+    def _draw(
+        self, plot: Callable[..., plots.Picture], x: str, y: str, by: str,
+        panel: str | Sequence[str] | None, options: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        panels = [] if panel is None else [panel] if isinstance(panel, str) else list(panel)
+        drawn = {name for name in (x, y) if name != "value"}
+        keys = [*dict.fromkeys([*panels, *drawn, by])]
+        for name in keys:
+            self._column(name)
+        lines = self.per(*keys)
+        frame = self._named(lines, [*keys, "machine"])
+        if panels:
+            frame["panel"] = frame[panels].astype(str).agg(", ".join, axis=1)
+        value = self._says(self._value)
+        titles = {"xlabel" if x == "value" else "ylabel": value.label}
+        if plot is plots.lines:
+            titles["xlabel"] = self._says(x).label
+        wide = {"low": "low", "high": "high"} if (frame["n"] > 1).any() else {}
+        own = {k: v for k, v in options.items() if k not in ("title", "name", "note")}
+        card = "machine" if frame["machine"].nunique() > 1 else None
+        picture = plot(
+            frame, x, y, by, panel="panel" if panels else None, spec=value.format, card=card,
+            **titles, **wide, **own,
+        )  # fmt: skip
+        words = self._words("figure", options)
+        if wide:
+            words["caption"] += " Bars: range over recordings."
+        words.pop("note", None)
+        display.figure(picture, **words)
+
+    def _words(self, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Caption, name and note of a figure or table."""
+        title = options.get("title")
+        caption = f"{title.rstrip('.')}. {self.caption()}" if title else self.caption()
+        short = re.sub(r"^\d+_", "", self.attrs["study"])
+        words = re.findall(r"[a-z0-9]+", f"{short} {title or self.caption()}".lower())
+        return {
+            "caption": caption, "name": options.get("name") or "-".join(words[:8]),
+            "note": options.get("note"),
+        }  # fmt: skip
+
+
+class Explorer:
+    """Any picture of rows with a menu a column; where nobody can choose, its first view."""
+
+    def __init__(self, rows: Rows, menus: Sequence[str]) -> None:
+        self._rows, self._menus = rows, menus
+
+    def __getattr__(self, verb: str) -> Callable[..., None]:
+        draw = getattr(Rows, verb)
+        rows, menus = self._rows, self._menus
+
+        def show(*args: Any, **options: Any) -> None:
+            def view(**chosen: Any) -> None:
+                draw(rows.of(**chosen), *args, **{"name": f"{verb}-explored"} | options)
+
+            choices = {
+                name: [rows._as_read(name, v) if isinstance(v, str) else v
+                       for v in rows._ordered(name, rows[name].unique())]
+                for name in menus
+            }  # fmt: skip
+            display.explore(view, **choices)
+
+        return show
+
+
+def study(name: str, shown: str | None = None) -> Rows:
+    """All rows of a study, whatever became of them, with the columns that follow from others.
+
+    Args:
+        name: of the study, such as "03_kernels" or "kernels".
+        shown: a machine, such as "H200" or "this machine"; by default those whose recordings are
+            part of the repository.
+
+    Raises:
+        ValueError: an unknown study, or a machine that has no rows of it.
+    """
+    one = studies.load(name)
+    rows = Rows(one.derived(results.rows(one.name)))
+    rows.attrs = {"study": one.name}
+    every = [str(machine) for machine in rows["machine"].cat.categories]
+    if shown is None:
+        committed = {r.machine for r in results.recordings() if r.is_committed}
+        return rows[rows["machine"].isin(committed)]._remember()
+    key = machines.key() if shown == THIS else next(
+        (m for m in every if shown in (m, machines.label(m))), shown
+    )  # fmt: skip
+    chosen = rows[rows["machine"] == key]
+    if not len(chosen):
+        there = [rows._machine_label(m) for m in every if (rows["machine"] == m).any()]
+        how = "; measure first, with make study or the cell above" if shown == THIS else ""
+        raise ValueError(
+            f"{shown} has no rows of {one.name}; machines that have: {', '.join(there)}{how}"
+        )
+    return chosen._remember()
+
+
+def measure(name: str, sizes: Mapping[str, Any] | None = None, **knobs: Any) -> Rows:
+    """Measure on this machine what its recording lacks; the recorded rows with this machine's.
+
+    Args:
+        name: of the study.
+        sizes: of what is measured, by the names of the study's `Sizes`, and `profile`.
+        knobs: further ones, which come first.
+
+    Raises:
+        ValueError: an unknown name or a value that does not fit, with what is allowed.
+    """
+    one = studies.load(name)
+    print(one.measure({**(sizes or {}), **knobs}).summary())
+    rows = Rows(one.derived(results.rows(one.name)))
+    rows.attrs = {"study": one.name}
+    committed = {r.machine for r in results.recordings() if r.is_committed}
+    return rows[rows["machine"].isin({*committed, machines.key()})]._remember()
