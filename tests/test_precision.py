@@ -7,12 +7,15 @@ from fusedlib.bench import settings
 from measure import precision, torch_precision
 from outcomes import outcome
 
+DEVICES = precision.STUDY.sized({}).devices
+
 
 def test_every_experiment_is_measured_and_every_case_is_another():
     cases = [
-        *precision.four_sums(), *precision.growth(10, 10, 1), *precision.stagnation()[-1:],
-        *precision.dots(16, 1), *precision.torch_sums(100, 1), *precision.torch_products(16, 16),
-        *precision.autocast(), *precision.tensor_cores(16),
+        *precision.four_sums(DEVICES), *precision.growth(10, 10, 1), *precision.stagnation()[-1:],
+        *precision.dots(16, 1), *precision.torch_sums(100, 1, DEVICES),
+        *precision.torch_products(16, 16, DEVICES), *precision.autocast(DEVICES),
+        *precision.tensor_cores(16),
     ]  # fmt: skip
     assert {c["experiment"] for c in cases} == set(precision.MEASURES)
     assert len({tuple(sorted(c.items())) for c in cases}) == len(cases)
@@ -22,7 +25,7 @@ def test_every_experiment_is_measured_and_every_case_is_another():
 
 def test_too_many_uniform_terms_for_fp16_are_refused():
     with pytest.raises(ValueError, match="65504"):
-        precision.torch_sums(100_001, 1)
+        precision.torch_sums(100_001, 1, DEVICES)
 
 
 def test_matmul_settings_are_put_back():
@@ -49,7 +52,7 @@ def test_matmul_settings_are_put_back():
 def test_torch_sum_accumulates_wider_than_its_terms():
     figures = {
         c["provider"]: torch_precision.measure_sum(c)["error_in_roundoffs"]
-        for c in precision.torch_sums(20_000, 2)
+        for c in precision.torch_sums(20_000, 2, DEVICES)
         if (c["dtype"], c["n_terms"], c["device"]) == ("bf16", 20_000, "cpu")
     }
     assert figures["torch.sum"] < 1 < 100 < figures["one by one"]
@@ -80,7 +83,7 @@ def test_an_operation_that_refuses_mixed_dtypes_is_not_promotion():
 def test_autocast_of_well_known_operations():
     kinds = {
         c["provider"]: torch_precision.measure_autocast(c)["kind"]
-        for c in precision.autocast()
+        for c in precision.autocast(DEVICES)
         if (c["experiment"], c["device"], c["dtype"]) == ("autocast", "cpu", "bf16")
     }
     assert kinds["linear"] == kinds["matmul"] == "half"

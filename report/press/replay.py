@@ -46,7 +46,7 @@ def analysis_of(notebook: Path, may_lack_rows: bool = False) -> Analysis:
     namespace: dict[str, object] = {"__name__": "__main__"}
     site.addsitedir(str(notebook.parent))  # its helpers, as a kernel started there finds them
     try:
-        with environment({STATIC: "1"}):
+        with environment({STATIC: "1"}), results.replaying():
             for at, cell in enumerate(read.cells):
                 if cell.cell_type == "code" and MEASURE not in cell.metadata.get("tags", []):
                     code = compile(cell.source, f"{notebook.name}[{at}]", "exec")

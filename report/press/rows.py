@@ -84,6 +84,7 @@ class Rows(pd.DataFrame):
             raise ValueError("speed takes one of `of` and `over`: whose speed, or beside whose")
         base = self._recorded("provider", [of or over])[0]
         compared = Rows(ratios(self[self["status"] == "ok"], base))
+        compared["machine"] = compared["machine"].astype(self["machine"].dtype)
         if not len(compared):
             there = ", ".join(map(style.label, self["provider"].dropna().unique()))
             raise ValueError(

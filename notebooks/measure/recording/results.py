@@ -18,8 +18,9 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -50,10 +51,28 @@ ASSEMBLED = "assembled"
 RECORDING, CASES, PLAN = "FUSEDLIB_RECORDING", "FUSEDLIB_CASES", "FUSEDLIB_PLAN"
 UNTIL, LEADING = "FUSEDLIB_UNTIL", "FUSEDLIB_LEADING"
 
+REPLAYED: ContextVar[str] = ContextVar("REPLAYED", default="")
+"""Set while cells run over the rows there are, and measure nothing: "all" of them, or those that
+are "committed"."""
+
 
 def only_lists_cases() -> bool:
     """Whether cases are listed in the file `$FUSEDLIB_PLAN`, and none is measured."""
     return bool(os.environ.get(PLAN))
+
+
+@contextmanager
+def replaying(rows: str = "") -> Iterator[None]:
+    """While the block runs nothing is measured, and these rows are read.
+
+    Args:
+        rows: "all" or "committed"; by default those of a block around this one, else all.
+    """
+    before = REPLAYED.set(rows or REPLAYED.get() or "all")
+    try:
+        yield
+    finally:
+        REPLAYED.reset(before)
 
 
 def case_id(study: str, case: Mapping[str, Any]) -> str:

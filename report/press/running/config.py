@@ -19,6 +19,7 @@ STATIC = "FUSEDLIB_STATIC"
 FULL_MEMORY_BYTES = 80e9
 _TEXTS = "name", "title", "question"
 _KEYS: dict[str, type] = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(PROFILES, dict)}
+_FORMS = _KEYS, {**_KEYS, "measure": str}  # a notebook that measures nothing has no such module
 
 
 class ConfigError(ValueError):
@@ -27,13 +28,19 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Study:
-    """One notebook of the study; its rows lie in `<name>.jsonl`."""
+    """One notebook of the study; its rows lie in `<name>.jsonl`.
+
+    Attributes:
+        profiles: the sizes of what it measures, by profile.
+        measure: the module that declares what it measures; empty where it measures nothing.
+    """
 
     name: str
     title: str
     question: str
     notebook: Path
     profiles: Mapping[str, Mapping[str, Any]]
+    measure: str = ""
 
     @property
     def reads(self) -> set[str] | None:
@@ -88,10 +95,11 @@ def load(path: Path | None = None) -> Config:
     tables = data.get("study") or {}
     tables = tables if isinstance(tables, list) else [tables]
     for table in tables:
-        if not isinstance(table, dict) or {key: type(table[key]) for key in table} != _KEYS:
+        if not isinstance(table, dict) or {k: type(table[k]) for k in table} not in _FORMS:
             raise ConfigError(
-                f"{path}: a [[study]] has {listed(_TEXTS)}, which are texts, and tables of "
-                f"parameters, {listed(PROFILES)}, and nothing else; not so {table}"
+                f"{path}: a [[study]] has {listed(_TEXTS)}, which are texts, perhaps measure, "
+                f"which is one, and tables of parameters, {listed(PROFILES)}, and nothing else; "
+                f"not so {table}"
             )
     names = [table["name"] for table in tables]
     if len({*names, FRAME}) <= len(names):
@@ -107,8 +115,10 @@ def load(path: Path | None = None) -> Config:
     return Config(studies, frame)
 
 
-def _study(folder: Path, name: str, title: str, question: str, **profiles: Any) -> Study:
-    return Study(name, title, question, folder / f"{name}.ipynb", profiles)
+def _study(
+    folder: Path, name: str, title: str, question: str, measure: str = "", **profiles: Any
+) -> Study:  # fmt: skip
+    return Study(name, title, question, folder / f"{name}.ipynb", profiles, measure)
 
 
 def choose_profile(name: str) -> tuple[str, str]:
