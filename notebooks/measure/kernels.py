@@ -3,12 +3,13 @@
 from itertools import product
 from typing import Annotated, Any, Literal
 
+import pandas as pd
 from pydantic import Field
 
 from fusedlib.bench import roofline, sustained
 from fusedlib.bench.cases import Case
 from measure import lengths, study, swiglu
-from measure.study import Experiment, Positive, Size, Study
+from measure.study import Column, Experiment, Positive, Size, Study
 
 TURNS, ENDS = ("python", "graph"), ("forward", "forward+backward")
 Cases = list[dict[str, Any]]
@@ -127,6 +128,55 @@ def changing_lengths(sizes: Sizes) -> Cases:
     ]  # fmt: skip
 
 
+SHAPE = ["tokens", "hidden_size", "intermediate_size"]
+MODELS = {
+    "8192·3584·18944": "Qwen2.5-7B", "4096·5120·13824": "Llama-2-13B",
+    "8192·3072·8192": "Llama-3.2-3B", "8192·2048·5632": "TinyLlama",
+    "4096·4096·12288": "Qwen3-8B", "2048·7168·20480": "Yi-34B", "4096·5120·17920": "Phi-4",
+    "16384·1536·8960": "Qwen2.5-1.5B", "8192·4096·14336": "Mistral-7B",
+    "4096·4096·11008": "Llama-2-7B", "16384·2048·8192": "Llama-3.2-1B",
+    "4096·8192·28672": "Llama-3-70B",
+}  # fmt: skip
+"""Whose MLP a shape is: tokens, hidden size and intermediate size, joined by dots."""
+COLUMNS = {
+    "dtype": Column("dtype", names={"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}),
+    "direction": Column(
+        "direction",
+        names={"forward": "forward", "backward": "backward",
+               "forward+backward": "forward and backward"},
+    ),
+    "launch": Column(
+        "regime",
+        names={"python": "interleaved", "sustained": "sustained", "graph": "in a CUDA graph"},
+    ),
+    "group": Column(
+        "shapes",
+        names={"models": "shapes of models", "tuned": "shapes tuned on",
+               "large fp32": "large layers", "grid": "published grid",
+               "sweep": "published sweep", "searched": "with a search"},
+    ),
+    "precision": Column(
+        "torch's fp32 setting", names={"highest": 'torch set to "highest"', "high": '"high"'}
+    ),
+    "model": Column("model", names={name: name for name in MODELS.values()}),
+    "shape": Column("tokens·hidden·intermediate"),
+    "tokens": Column("tokens", ",d", log=True),
+    "hidden_size": Column("hidden size", ",d", log=True),
+    "y_error": Column("relative error of the output", "2"),
+}  # fmt: skip
+
+
+def described(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with `shape` and `model`; a loaded row's `launch` is "sustained"."""
+    parts = [pd.to_numeric(rows.get(name), errors="coerce") for name in SHAPE]
+    shapes = ["·".join(f"{n:.0f}" for n in sizes) for sizes in zip(*parts, strict=True)]
+    models = [MODELS.get(shape, shape) for shape in shapes]
+    loaded = rows["experiment"] == "sustained"
+    return rows.assign(
+        shape=shapes, model=models, launch=rows["launch"].mask(loaded, "sustained")
+    )  # fmt: skip
+
+
 STUDY = Study(
     "03_kernels", Sizes,
     [
@@ -135,4 +185,5 @@ STUDY = Study(
         Experiment("under load", sustained.loaded_race(swiglu.RACE), loads),
         Experiment("lengths", lengths.measure, changing_lengths),
     ],
+    COLUMNS, described,
 )  # fmt: skip

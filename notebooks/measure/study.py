@@ -22,7 +22,7 @@ import site
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -125,6 +125,8 @@ class Study:
         experiments: in the order in which they are measured.
         columns: by name, those that tables and figures show.
         derived: adds columns that follow from others, such as a model's name from its sizes.
+        repeats: fields that tell repetitions of a measurement apart, over which a picture takes the
+            median.
         registers: a module beside the notebooks whose rivals this study alone measures.
     """
 
@@ -133,7 +135,14 @@ class Study:
     experiments: Sequence[Experiment]
     columns: Mapping[str, Column] = field(default_factory=dict)
     derived: "Callable[[pd.DataFrame], pd.DataFrame]" = lambda rows: rows
+    repeats: Sequence[str] = ("round", "seed", "repetitions", "seconds")
     registers: str | None = None
+
+    @cached_property
+    def fields(self) -> list[str]:
+        """Names of the fields of its cases."""
+        every = self.cases(self.sizes()).values()
+        return [*dict.fromkeys(name for case in every for name in case if name != "provider")]
 
     def sized(self, values: Mapping[str, Any]) -> Any:
         """The sizes with these values, defaults for all others.

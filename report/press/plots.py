@@ -86,11 +86,12 @@ def points(
     frame: pd.DataFrame, x: str, y: str, by: str, *, panel: str | None = None, spec: str = "",
     logx: bool = False, low: str | None = None, high: str | None = None,
     reference: float | None = None, xlabel: str | None = None, height: float | None = None,
-    columns: int = 2, card: str | None = None,
+    columns: int = 2, card: str | None = None, share: bool = False,
 ) -> Picture:  # fmt: skip
     """A row a category in `y`, a marker a name in `by` at its value `x`, bars from low to high.
 
-    For ratios near one, where a bar from zero would show nothing. `card` as in `lines`.
+    For ratios near one, where a bar from zero would show nothing. `card` as in `lines`; with
+    `share` the panels share the horizontal axis.
     """
     data = _data(frame, [x, y, by, panel, low, high, card])
     data["_card"] = _cards(data, card)
@@ -98,6 +99,9 @@ def points(
     names = list(dict.fromkeys(data[by]))
     tall = height or 0.9 + 0.42 * len(order)
     fig, axes = _panels(data, panel, tall, columns)
+    if share:
+        for ax in axes[1:]:
+            ax.sharex(axes[0])
     for ax, part in _each(axes, data, panel):
         beside = {v: [n for n in names if n in set(rows_of[by])] for v, rows_of in part.groupby(y)}
         apart = min(0.7 / max(map(len, beside.values()), default=1), 0.18)

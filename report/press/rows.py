@@ -141,7 +141,7 @@ class Rows(pd.DataFrame):
         """
         rows = self._drawing(x)
         reference = 1.0 if rows._value == "ratio" else None
-        rows._draw(plots.points, "value", y, by, panel, {"reference": reference} | options)
+        rows._draw(plots.points, "value", y, by, panel, {"reference": reference, "share": True} | options)
 
     def lines(
         self, x: str, y: str | None = None, by: str = "provider",
@@ -185,14 +185,15 @@ class Rows(pd.DataFrame):
             lines = shown.per(*keys, *heads)
             cells = lines.set_index([*keys, *heads])["value"]
         frame = shown._named(cells.rename("cell").reset_index(), [*keys, *heads])
-        wide = frame.pivot_table(
-            "cell", keys, heads, aggfunc="first", observed=True, sort=False, dropna=False
-        ).sort_index(axis=1, level=0, sort_remaining=False)
-        wide = wide.rename_axis([shown._says(key).label for key in keys])
-        wide.columns.names = [None] * wide.columns.nlevels
+        lines, across = (list(dict.fromkeys(frame.sort_values(names)[names].itertuples(index=False, name=None))) for names in (keys, heads))
+        placed = frame.set_index([*keys, *heads])["cell"].to_dict()
+        wide = pd.DataFrame(
+            [[placed.get((*line, *head)) for head in across] for line in lines],
+            pd.MultiIndex.from_tuples(lines, names=[shown._says(key).label for key in keys]),
+            pd.MultiIndex.from_tuples(across) if len(heads) > 1 else [head for head, in across],
+        )
         display.table(
-            wide.dropna(how="all", axis=1), formats={"": shown._says(shown._value).format},
-            **shown._words("table", options),
+            wide, formats={"": shown._says(shown._value).format}, **shown._words("table", options)
         )
 
     def explore(self, *menus: str) -> "Explorer":
@@ -203,7 +204,8 @@ class Rows(pd.DataFrame):
 
     def caption(self) -> str:
         """What was chosen, in words, and what the marks are of."""
-        chosen = [self._as_read(name, value) for name, value in self._kept.items()]
+        kept = {name: value for name, value in self._kept.items() if name != "machine"}
+        chosen = [self._as_read(name, value) for name, value in kept.items()]
         value = self._says(self._value).label
         what = f"{value}, {self.attrs['sides']}" if "sides" in self.attrs else value
         text = f"{what[0].upper()}{what[1:]}"
@@ -284,11 +286,12 @@ class Rows(pd.DataFrame):
 
     def _ordered(self, name: str, values: Iterable[Any]) -> list[Any]:
         """Values in the order in which they are shown."""
-        order = {value: at for at, value in enumerate(self._says(name).names)}
+        shared = {"machine": self["machine"].cat.categories, "provider": rivals.labels()}
+        known = [*(self._says(name).names or shared.get(name, ()))]
         listed = [v for v in values if not pd.isna(v)]
-        numbers = all(isinstance(v, int | float) for v in listed)
-        if numbers and not order:
+        if not known and all(isinstance(v, int | float) for v in listed):
             return sorted(listed)
+        order = {value: at for at, value in enumerate(known)}
         return sorted(listed, key=lambda v: order.get(v, len(order)))
 
     def _as_read(self, name: str, value: Any) -> str:
@@ -312,16 +315,12 @@ class Rows(pd.DataFrame):
         """A frame whose columns read as they are shown, in the order in which they are shown."""
         named = {}
         for name in columns:
-            if name == "machine":
-                order = [m for m in self["machine"].cat.categories if m in {*frame[name]}]
-            else:
-                order = self._ordered(name, frame[name].unique())
-            if name in ("provider", "machine") or self._says(name).names:
-                texts = [self._as_read(name, v) for v in order]
-                values = frame[name].map(lambda v, n=name: self._as_read(n, v), na_action="ignore")
-            else:
-                texts, values = order, frame[name]
-            named[name] = pd.Categorical(values, categories=list(dict.fromkeys(texts)), ordered=True)
+            order = self._ordered(name, frame[name].unique())
+            numbers = not self._says(name).names and pd.api.types.is_numeric_dtype(frame[name])
+            texts = order if numbers else [self._as_read(name, v) for v in order]
+            read = dict(zip(order, texts, strict=True))
+            categories = list(dict.fromkeys(texts))
+            named[name] = pd.Categorical(frame[name].map(read), categories, ordered=True)
         return pd.DataFrame(frame).assign(**named).sort_values(list(columns))
 
     def _drawing(self, value: str | None) -> "Rows":
@@ -351,7 +350,8 @@ class Rows(pd.DataFrame):
 
         Fields that repeat a measurement, such as a seed, may differ.
         """
-        fields = [f for f in self.study.fields if f in self and f not in keys]
+        may_differ = {*keys, *self.study.repeats}
+        fields = [f for f in self.study.fields if f in self and f not in may_differ]
         groups = self.groupby([*keys, "recording"], observed=True, dropna=False)
         counts = groups[fields].nunique(dropna=False).max()
         if differing := [name for name in fields if counts[name] > 1]:
@@ -374,8 +374,11 @@ class Rows(pd.DataFrame):
             self._column(name)
         lines = self.per(*keys)
         frame = self._named(lines, [*keys, "machine"])
+        if by == "provider":  # `plots` gives names their labels, and colours by name
+            frame[by] = frame[by].astype(str).map({style.label(n): n for n in lines[by].unique()})
         if panels:
-            frame["panel"] = frame[panels].astype(str).agg(", ".join, axis=1)
+            texts = frame[panels].astype(object).fillna("").astype(str)
+            frame["panel"] = [", ".join(filter(None, row)) for row in texts.itertuples(index=False)]
         value = self._says(self._value)
         titles = {"xlabel" if x == "value" else "ylabel": value.label}
         if plot is plots.lines:
@@ -440,22 +443,19 @@ def study(name: str, shown: str | None = None) -> Rows:
     Raises:
         ValueError: an unknown study, or a machine that has no rows of it.
     """
-    one = studies.load(name)
-    rows = Rows(one.derived(results.rows(one.name)))
-    rows.attrs = {"study": one.name}
+    rows = _rows(results.Recorder(studies.load(name).name, profile="quick"))
     every = [str(machine) for machine in rows["machine"].cat.categories]
     if shown is None:
-        committed = {r.machine for r in results.recordings() if r.is_committed}
-        return rows[rows["machine"].isin(committed)]._remember()
+        return rows[rows["machine"].isin(_recorded_machines())]._remember()
     key = machines.key() if shown == THIS else next(
         (m for m in every if shown in (m, machines.label(m))), shown
     )  # fmt: skip
     chosen = rows[rows["machine"] == key]
     if not len(chosen):
         there = [rows._machine_label(m) for m in every if (rows["machine"] == m).any()]
-        how = "; measure first, with make study or the cell above" if shown == THIS else ""
+        how = "; the measuring cell gives it some" if shown == THIS else ""
         raise ValueError(
-            f"{shown} has no rows of {one.name}; machines that have: {', '.join(there)}{how}"
+            f"{shown} has no rows of {rows.study.name}; those that have: {', '.join(there)}{how}"
         )
     return chosen._remember()
 
@@ -471,9 +471,17 @@ def measure(name: str, sizes: Mapping[str, Any] | None = None, **knobs: Any) -> 
     Raises:
         ValueError: an unknown name or a value that does not fit, with what is allowed.
     """
-    one = studies.load(name)
-    print(one.measure({**(sizes or {}), **knobs}).summary())
-    rows = Rows(one.derived(results.rows(one.name)))
+    recorder = studies.measure(name, {**(sizes or {}), **knobs})
+    rows = _rows(recorder)
+    return rows[rows["machine"].isin({*_recorded_machines(), machines.key()})]._remember()
+
+
+def _rows(recorder: results.Recorder) -> Rows:
+    one = studies.load(recorder.study)
+    rows = Rows(one.derived(recorder.rows()))
     rows.attrs = {"study": one.name}
-    committed = {r.machine for r in results.recordings() if r.is_committed}
-    return rows[rows["machine"].isin({*committed, machines.key()})]._remember()
+    return rows
+
+
+def _recorded_machines() -> set[str]:
+    return {recording.machine for recording in results.recordings() if recording.is_committed}
