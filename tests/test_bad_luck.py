@@ -221,11 +221,11 @@ def test_a_study_of_which_nothing_came_here_still_shows_the_recorded_rows(failed
     cases = warmup.step_cases(shared, "fresh", 1, **options)
     cases += warmup.first_step_cases(shared, models=["nano"], compiled=["nano"])
     with replay.recorded_rows():
-        recorder = Recorder(warmup.STUDY, profile="quick")
+        recorder = Recorder("01_warmup", profile="quick")
         for case in cases if failed else []:
             recorder.append(case, status="failed", reason="bad luck")
         assert recorder.rows()["own"].sum() == (len(cases) if failed else 0)
-        shown = replay.analysis_of(paths.ROOT / "notebooks" / f"{warmup.STUDY}.ipynb")
+        shown = replay.analysis_of(paths.ROOT / "notebooks" / f"{'01_warmup'}.ipynb")
     assert len(shown.claims) >= 3
     for stated in shown.claims:
         assert stated.summary().count("holds in") >= 1, "the recorded machine's"
