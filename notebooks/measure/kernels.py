@@ -1,12 +1,13 @@
 """Study 03: the SwiGLU MLP alone, in turns, under load and at lengths that change."""
 
 from itertools import product
+from statistics import median
 from typing import Annotated, Any, Literal
 
 import pandas as pd
 from pydantic import Field
 
-from fusedlib.bench import roofline, sustained
+from fusedlib.bench import rivals, roofline, sustained
 from fusedlib.bench.cases import Case
 from measure import lengths, study, swiglu
 from measure.study import Column, Experiment, Positive, Size, Study
@@ -129,6 +130,8 @@ def changing_lengths(sizes: Sizes) -> Cases:
 
 
 SHAPE = ["tokens", "hidden_size", "intermediate_size"]
+USED = ["joules", "flops", "launch", "warmed", "first_ms", "second_ms", "made"]
+WARMED_UP = "fusedlib, warmed up"
 MODELS = {
     "8192·3584·18944": "Qwen2.5-7B", "4096·5120·13824": "Llama-2-13B",
     "8192·3072·8192": "Llama-3.2-3B", "8192·2048·5632": "TinyLlama",
@@ -163,18 +166,42 @@ COLUMNS = {
     "tokens": Column("tokens", ",d", log=True),
     "hidden_size": Column("hidden size", ",d", log=True),
     "y_error": Column("relative error of the output", "2"),
+    "flop_pj": Column("energy of a FLOP", "3 pJ"),
+    "arm": Column("implementation"),
+    "binaries": Column("kernels compiled", ",d"),
+    "warm_s": Column("warm_up", "3 s"),
+    "first_use_ms": Column("first call of all", "3 ms"),
+    "compile_s": Column("all calls that compile, above their second", "3 s"),
+    "new_length_ms": Column("another first call, above its second", "2 ms"),
 }  # fmt: skip
 
 
 def described(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with `shape` and `model`; a loaded row's `launch` is "sustained"."""
-    parts = [pd.to_numeric(rows.get(name), errors="coerce") for name in SHAPE]
+    """Rows with what follows from them.
+
+    `shape` and `model` are the layer's; a loaded row's `launch` is "sustained". `flop_pj` is the
+    energy of a FLOP. Of changing lengths `arm` tells whether all was warmed up, and `new_length_ms`
+    is the median over calls that compiled nothing: the first of a length less the second.
+    """
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *SHAPE, *USED])))
+    parts = [pd.to_numeric(rows[name], errors="coerce") for name in SHAPE]
     shapes = ["·".join(f"{n:.0f}" for n in sizes) for sizes in zip(*parts, strict=True)]
-    models = [MODELS.get(shape, shape) for shape in shapes]
-    loaded = rows["experiment"] == "sustained"
+    lengths = rows[["first_ms", "second_ms", "made"]].itertuples(index=False, name=None)
     return rows.assign(
-        shape=shapes, model=models, launch=rows["launch"].mask(loaded, "sustained")
+        shape=shapes, model=[MODELS.get(shape, shape) for shape in shapes],
+        launch=rows["launch"].mask(rows["experiment"] == "sustained", "sustained"),
+        flop_pj=1e12 * rows["joules"].astype(float) / rows["flops"].astype(float),
+        arm=rows["provider"].map(rivals.labels()).where(rows["warmed"].ne(True), WARMED_UP),
+        new_length_ms=[_above_second(*each) for each in lengths],
     )  # fmt: skip
+
+
+def _above_second(first: Any, second: Any, made: Any) -> float | None:
+    """Median over lengths of which no kernel was made: the first call less the second, ms."""
+    if not isinstance(first, list):
+        return None
+    calls = zip(first, second, made, strict=True)
+    return median([a - b for a, b, kernels in calls if not kernels] or [float("nan")])
 
 
 STUDY = Study(

@@ -29,7 +29,7 @@ import pandas as pd
 from fusedlib.bench import machine as machines
 from measure.recording.results import ASSEMBLED
 from press import display, measuring, published
-from press.analysis import leading
+from press.analysis import NoRowsError, leading
 from press.formats import MISSING, formatted, is_missing, spread
 
 Rule = Callable[[pd.DataFrame], tuple[dict[str, Any], Any]]
@@ -40,7 +40,8 @@ REPEATS = (MEASURED, COUNTED, SAME_SEEDS)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One recording's answer: the numbers, and whether it holds; None: a case gave no figure.
+    """One recording's answer: the numbers, and whether it holds; None: a case gave no figure, or
+    none of the rows that the rule asks for is there.
 
     `error` is what the rule raised, which is a mistake of its author.
     """
@@ -215,6 +216,8 @@ class Claim:
         """The rule over the rows of one recording. A NaN is no answer."""
         try:
             values, holds = self.rule(rows)
+        except NoRowsError:
+            return Evaluation(recording, {}, None)
         except Exception as error:
             return Evaluation(recording, {}, None, f"{type(error).__name__}: {error}")
         values, holds = {name: _plain(v) for name, v in values.items()}, _plain(holds)

@@ -221,15 +221,21 @@ def render_(config: StudyFile = None) -> None:
 
 @app.command()
 def figures(only: Only = "", config: StudyFile = None) -> None:
-    """Draw the paper's figures, with their data, into `figures/` from the recorded rows."""
-    from press import render
+    """Draw the paper's figures, with their data, into `figures/` from the recorded rows, and write
+    the numbers in the notebooks' Markdown anew.
+    """
+    from press import headlines, render, words
 
-    with _executed_on_recordings(configs.load(config), _names(only)) as folder:
+    loaded = configs.load(config)
+    with _executed_on_recordings(loaded, _names(only)) as folder:
         files = render.figures(folder)
+        numbers = words.numbers_of(headlines.read_claims(folder))
     written = [write_whole(render.FIGURES / name, text) for name, text in files.items()]
     if not only:
         for gone in {*render.FIGURES.iterdir()} - {*written}:
             gone.unlink()
+        for path, text in words.rewritten_all(loaded, numbers).items():
+            written.append(write_whole(path, text))
     print("\n".join(str(path.relative_to(paths.ROOT)) for path in written))
 
 
@@ -320,7 +326,8 @@ def _run(
     from press.running import runner
     from press.running.monitor import Monitor
 
-    parts = [*config.select(_names(only)), *([config.frame] if frame else [])]
+    selected = config.with_details(config.select(_names(only)))
+    parts = [*selected, *([config.frame] if frame else [])]
     chosen, why = configs.choose_profile(profile)
     jobs = runner.jobs(parts, settings or [], chosen)
     print(f"profile {chosen}: {why}", flush=True)

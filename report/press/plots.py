@@ -79,7 +79,7 @@ def lines(
     for ax, ends in labelled:  # when every panel has widened the axis that they share
         _end_labels(ax, ends)
     axes[0].set_ylabel(_title(ylabel or y, spec))
-    return Picture(fig, data, _alt("Lines", data, x, y, by, panel, spec, ylabel))
+    return Picture(fig, data, _alt("Lines", data, x, y, by, panel, spec, ylabel, card))
 
 
 def points(
@@ -117,9 +117,7 @@ def points(
                 "capsize": 2, "label": "" if one else style.label(str(name)),
             } | _mark(str(name), one)  # fmt: skip
             drawn.pop("linewidth", None)
-            ax.errorbar(
-                own[x].to_numpy(float), rows, xerr=_error_bars(own, x, low, high), **drawn
-            )
+            ax.errorbar(own[x].to_numpy(float), rows, xerr=_error_bars(own, x, low, high), **drawn)
         ax.set_yticks(range(len(order)), [str(v) for v in order])
         ax.set_ylim(-0.6, len(order) - 0.4)
         if logx:
@@ -135,7 +133,8 @@ def points(
             style.reference_line(ax, x=reference)
         ax.set_xlabel(_title(xlabel or x, spec))
     style.legend(fig)
-    return Picture(fig, data.drop(columns="_card"), _alt("Points", data, y, x, by, panel, spec, xlabel))
+    text = _alt("Points", data, y, x, by, panel, spec, xlabel, card)
+    return Picture(fig, data.drop(columns="_card"), text)
 
 
 def bars(
@@ -177,12 +176,13 @@ def bars(
             if values and (not stacked or at == len(names) - 1):
                 ends = [formatted(v, spec) if np.isfinite(v) else "" for v in length]
                 ax.bar_label(drawn, ends, padding=3, fontsize=8, color=style.INK)
-            others = every[(every["_card"] > 0) & (every[by] == name) & ~stacked]
+            others = every[(every["_card"] > 0) & (every[by] == name) & every[y].isin(order)]
             if panel is not None:
                 others = others[others[panel].isin(part[panel])]
-            for one, own in others[others[y].isin(order)].groupby("_card"):
+            for one, own in others.groupby("_card") if not stacked else ():
                 marked = [order.index(v) + shift for v in own[y]]
-                ax.plot(own[x], marked, color=style.INK, **{**_mark(str(name), one), "linewidth": 0})
+                look = {**_mark(str(name), one), "linestyle": "", "color": style.INK}
+                ax.plot(own[x], marked, **{"marker": "D", **look})
         ax.set_yticks(range(len(order)), [style.label(str(v)) for v in order])
         ax.margins(x=0.14 if values else 0.04)
         if logx:
@@ -196,7 +196,8 @@ def bars(
         ax.set_xlabel(_title(xlabel or x, spec))
     if len(names) > 1:
         style.legend(fig)
-    return Picture(fig, every.drop(columns="_card"), _alt("Bars", data, y, x, by, panel, spec, xlabel))
+    text = _alt("Bars", every, y, x, by, panel, spec, xlabel, card)
+    return Picture(fig, every.drop(columns="_card"), text)
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -301,13 +302,13 @@ def _title(text: str, spec: str) -> str:
 
 def _alt(
     kind: str, data: pd.DataFrame, x: str, y: str, by: str, panel: str | None, spec: str,
-    label: str | None,
+    label: str | None, card: str | None,
 ) -> str:  # fmt: skip
     """What was drawn, name by name: the ends of each line, or every value where there are few."""
     if data.empty:
         return "Nothing measured yet."
     parts = []
-    keys = [by] if panel is None else [panel, by]
+    keys = [name for name in (panel, by, card) if name is not None]
     for key, line in data.groupby(keys, sort=False, observed=True):
         names = ", ".join(style.label(str(k)) for k in (key if isinstance(key, tuple) else (key,)))
         shown = line if len(data) <= MOST_NAMED else line.iloc[[0, -1]].drop_duplicates()

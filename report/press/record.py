@@ -61,7 +61,8 @@ def units(config: Config, only: Sequence[str] = ()) -> list[Unit]:
     all_units = []
     with replay.recorded_rows():
         for study in config.select(only):
-            stated = replay.analysis_of(study.notebook).claims
+            parts = config.with_details([study])
+            stated = [claim for part in parts for claim in replay.analysis_of(part.notebook).claims]
             selected = [{*claim.selection["case"]} for claim in stated]
             rows = results.Recorder(study.name, profile="full").rows()
             all_units += _of_study(study.name, rows, selected)

@@ -20,9 +20,12 @@ from measure.recording import paths, results
 from press import beside, claims, display, redefined
 from press.claims import Claim
 from press.measuring import MEASURE, environment
-from press.running.config import FRAME, STATIC, Config, Study
+from press.pages.outputs import meaning
+from press.running.config import DETAILS, FRAME, STATIC, Config, Study
 from press.running.products import METADATA, copy_path, write_whole
 
+LIVE = "live"
+"""Tag of cells that are for whoever runs the notebook: no other cell needs them."""
 NOBODY = "nobody"
 """Name of a machine that has no rows."""
 
@@ -48,7 +51,8 @@ def analysis_of(notebook: Path, may_lack_rows: bool = False) -> Analysis:
     try:
         with environment({STATIC: "1"}), results.replaying():
             for at, cell in enumerate(read.cells):
-                if cell.cell_type == "code" and MEASURE not in cell.metadata.get("tags", []):
+                left_out = {MEASURE, LIVE} & {*cell.metadata.get("tags", [])}
+                if cell.cell_type == "code" and not left_out:
                     code = compile(cell.source, f"{notebook.name}[{at}]", "exec")
                     with display.captured() as shown, contextlib.redirect_stdout(io.StringIO()):
                         try:
@@ -74,11 +78,11 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
     if FRAME in only:
         parts: tuple[Study, ...] = (config.frame,)
     else:
-        parts = config.select(only) if only else config.parts
+        parts = config.with_details(config.select(only)) if only else config.parts
     with recorded_rows(), environment({"FUSEDLIB_BUILD": str(folder)}):
         for part in parts:
             analysis = analysis_of(part.notebook)
-            studies = every if part is config.frame else [part.name]
+            studies = every if part is config.frame else [part.name.removesuffix(DETAILS)]
             show_others(analysis.notebook, part.notebook, studies)
             analysis.notebook.metadata[METADATA] = {"status": "ok", "profile": "full"}
             write_whole(copy_path(part.name), nbformat.writes(analysis.notebook))
@@ -91,10 +95,12 @@ def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
     say which rivals were defined otherwise when they were recorded.
 
     Of a machine whose recording is not complete, a cell that needs more of its rows shows nothing.
+    What tells machines apart by itself (`press.rows`) needs no view of the others.
     """
     leader, *others = beside.shown_machines(studies)
     views = {}
-    for machine in others:
+    shown = [meaning(o) for cell in executed.cells for o in cell.get("outputs", [])]
+    for machine in others if not any("machines" in one for one in shown) else ():
         with environment({results.LEADING: machine}):
             views[machine] = analysis_of(source, may_lack_rows=True).notebook
     beside.put_beside(executed, leader, views)

@@ -22,7 +22,7 @@ from measure import study as studies
 from measure.recording import results
 from measure.study import Column, Study
 from press import display, plots, style
-from press.analysis import over_recordings, ratios
+from press.analysis import NoRowsError, over_recordings, ratios, unmeasured
 
 THIS = "this machine"
 TIME = "median_ms"
@@ -87,12 +87,15 @@ class Rows(pd.DataFrame):
         compared["machine"] = compared["machine"].astype(self["machine"].dtype)
         if not len(compared):
             there = ", ".join(map(style.label, self["provider"].dropna().unique()))
-            raise ValueError(
-                f"no session of these rows has {style.label(base)} beside another; there are {there}"
+            raise NoRowsError(
+                f"no session of these rows has {style.label(base)} beside another; there are "
+                f"{there}"
             )
         if of:
             compared["ratio"] = 1 / compared["ratio"].astype(float)
-        sides = f"{style.label(base)} over each other one" if of else f"over {style.label(base)}"
+        sides = (
+            f"{style.label(base)} against each other one" if of else f"against {style.label(base)}"
+        )
         compared.attrs = self.attrs | {"value": "ratio", "sides": sides}
         return compared
 
@@ -141,7 +144,8 @@ class Rows(pd.DataFrame):
         """
         rows = self._drawing(x)
         reference = 1.0 if rows._value == "ratio" else None
-        rows._draw(plots.points, "value", y, by, panel, {"reference": reference, "share": True} | options)
+        look = {"reference": reference, "share": True, **options}
+        rows._draw(plots.points, "value", y, by, panel, look)
 
     def lines(
         self, x: str, y: str | None = None, by: str = "provider",
@@ -162,39 +166,45 @@ class Rows(pd.DataFrame):
         self._drawing(x)._draw(plots.bars, "value", y, by, panel, options)
 
     def table(
-        self, rows: str | Sequence[str], columns: str = "provider", value: str | None = None,
-        cell: str = "median", **options: Any,
+        self, rows: str | Sequence[str], columns: str = "provider",
+        value: str | Sequence[str] | None = None, cell: str = "median", **options: Any,
     ) -> None:  # fmt: skip
         """Show a table of one value, a column a name and, of several machines, a machine.
 
         Args:
             rows: columns of which each combination is a line.
-            value: the column that is shown; by default the ratio after `speed`, else the time.
+            value: the column that is shown; by default the ratio after `speed`, else the time. Of
+                several each has a column, in place of `columns`.
             cell: "median" over recordings, or "extent", the least and the greatest over cases.
             options: `title`, `name`, `note`.
         """
-        shown = self._drawing(value)
         keys = [rows] if isinstance(rows, str) else list(rows)
+        if value is not None and not isinstance(value, str):
+            return self._facts(keys, value, options)
+        shown = self._drawing(value)
         heads = [columns, "machine"] if shown._machines[1:] else [columns]
-        if cell == "extent":
-            measured = shown._measured()
-            cases = measured.groupby([*keys, *heads, "case"], observed=True, dropna=False)
-            ends = cases[shown._value].median().groupby(level=[*keys, *heads], observed=True)
-            cells = ends.agg(lambda values: (values.min(), values.max()))
-        else:
-            lines = shown.per(*keys, *heads)
-            cells = lines.set_index([*keys, *heads])["value"]
-        frame = shown._named(cells.rename("cell").reset_index(), [*keys, *heads])
-        lines, across = (list(dict.fromkeys(frame.sort_values(names)[names].itertuples(index=False, name=None))) for names in (keys, heads))
-        placed = frame.set_index([*keys, *heads])["cell"].to_dict()
+        cells = shown._extents([*keys, *heads]) if cell == "extent" else shown.per(*keys, *heads)
+        frame = shown._named(cells, [*keys, *heads])
+        placed = frame.set_index([*keys, *heads])["value"].to_dict()
+        lines, across = (
+            list(dict.fromkeys(frame[names].sort_values(names).itertuples(index=False, name=None)))
+            for names in (keys, heads)
+        )
         wide = pd.DataFrame(
             [[placed.get((*line, *head)) for head in across] for line in lines],
             pd.MultiIndex.from_tuples(lines, names=[shown._says(key).label for key in keys]),
-            pd.MultiIndex.from_tuples(across) if len(heads) > 1 else [head for head, in across],
+            pd.MultiIndex.from_tuples(across) if heads[1:] else [head for (head,) in across],
         )
         display.table(
             wide, formats={"": shown._says(shown._value).format}, **shown._words("table", options)
         )
+        return None
+
+    def unmeasured(self, **options: Any) -> None:
+        """Show which cases have no figure, and why."""
+        rows = self.assign(provider=[self._as_read("provider", name) for name in self["provider"]])
+        words = self._words("table", {"title": "Cases without a figure"} | options)
+        display.table(unmeasured(rows), **words)
 
     def explore(self, *menus: str) -> "Explorer":
         """Menus for these columns over any picture: `rows.explore("dtype").points(y="model")`."""
@@ -203,19 +213,23 @@ class Rows(pd.DataFrame):
         return Explorer(self, menus)
 
     def caption(self) -> str:
-        """What was chosen, in words, and what the marks are of."""
+        """What is shown and what was chosen, in words; of one machine alone also which."""
         kept = {name: value for name, value in self._kept.items() if name != "machine"}
         chosen = [self._as_read(name, value) for name, value in kept.items()]
         value = self._says(self._value).label
         what = f"{value}, {self.attrs['sides']}" if "sides" in self.attrs else value
         text = f"{what[0].upper()}{what[1:]}"
         text += f" ({', '.join(chosen)})" if chosen else ""
-        names = [self._machine_label(name) for name in self._machines]
-        marks = ["filled marks", "open marks", "crosses"]
-        where = names[0] if len(names) == 1 else ", ".join(
-            f"{mark} {name}" for mark, name in zip(marks, names, strict=False)
-        )  # fmt: skip
-        return f"{text}. {where[0].upper()}{where[1:]}."
+        if len(self._machines) > 1:
+            return f"{text}."
+        return f"{text}, {' '.join(map(self._machine_label, self._machines))}."
+
+    def _marks(self) -> str:
+        """Which marks are whose, where a picture shows several machines."""
+        names = map(self._machine_label, self._machines)
+        marks = zip(["Filled marks", "open marks", "crosses"], names, strict=False)
+        text = ", ".join(f"{mark}: {name}" for mark, name in marks)
+        return f" {text}." if len(self._machines) > 1 else ""
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -279,14 +293,16 @@ class Rows(pd.DataFrame):
             known = ", ".join(self._as_read(name, v) for v in self._ordered(name, there))
             kept = ", ".join(f"{n} = {self._as_read(n, v)}" for n, v in self._kept.items())
             where = f" of those with {kept}" if kept else ""
-            raise ValueError(
+            raise NoRowsError(
                 f"no row{where} has {name} = {absent[0]!r}; there are {known or 'none at all'}"
             )
         return self[keep]
 
     def _ordered(self, name: str, values: Iterable[Any]) -> list[Any]:
         """Values in the order in which they are shown."""
-        shared = {"machine": self["machine"].cat.categories, "provider": rivals.labels()}
+        slots = {rival.name: rival.slot for rival in rivals.RIVALS.values()}
+        names = sorted(slots, key=slots.__getitem__)
+        shared = {"machine": self["machine"].cat.categories, "provider": names}
         known = [*(self._says(name).names or shared.get(name, ()))]
         listed = [v for v in values if not pd.isna(v)]
         if not known and all(isinstance(v, int | float) for v in listed):
@@ -303,9 +319,10 @@ class Rows(pd.DataFrame):
             return self._machine_label(str(value))
         if value is None or (isinstance(value, float) and pd.isna(value)):
             return "none"
+        says = self._says(name)
         if isinstance(value, float | int) and not isinstance(value, bool):
-            return display.formatted(value, self._says(name).format or (",d" if value == int(value) else ""))
-        return str(self._says(name).names.get(value, value))
+            return display.formatted(value, says.format or (",d" if value == int(value) else ""))
+        return str(says.names.get(value, value))
 
     @staticmethod
     def _machine_label(name: str) -> str:
@@ -330,14 +347,16 @@ class Rows(pd.DataFrame):
         rows = self._remember(value=value or self._value)
         if len(rows._machines) > MOST_MACHINES:
             names = ", ".join(map(self._machine_label, rows._machines))
-            raise ValueError(f"a picture tells three machines apart, not {names}: choose with shown")
+            raise ValueError(
+                f"a picture tells three machines apart, not {names}: choose with .of(machine=...)"
+            )
         return rows
 
     def _measured(self) -> "Rows":
         """The rows that have a figure."""
         rows = self[(self["status"] == "ok") & self[self._value].notna()]
         if not len(rows):
-            raise ValueError(f"none of these rows has a {self._says(self._value).label}")
+            raise NoRowsError(f"none of these rows has a {self._says(self._value).label}")
         return rows._remember()
 
     def _require_one_machine(self) -> None:
@@ -362,6 +381,30 @@ class Rows(pd.DataFrame):
                 f"these rows differ in {', '.join(differing)} ({name}: {there}): choose with "
                 f".of({name}=...), or give each a panel"
             )
+
+    def _extents(self, keys: Sequence[str]) -> pd.DataFrame:
+        """Least and greatest over the cases of a group, as `value`; of each case the median."""
+        cases = self._measured().groupby([*keys, "case"], observed=True)[self._value].median()
+        groups = cases.groupby(level=[*keys], observed=True)
+        return groups.agg(lambda each: (each.min(), each.max())).rename("value").reset_index()
+
+    def _facts(self, keys: list[str], values: Sequence[str], options: Mapping[str, Any]) -> None:
+        """A table with a column a figure: its median, of a text the last."""
+        for name in (*keys, *values):
+            self._column(name)
+        keys = [*keys, "machine"] if self._machines[1:] else keys
+        rows = self[self["status"] == "ok"]
+        each = rows.groupby(keys, observed=True, sort=False)
+        texts = {name: not pd.api.types.is_numeric_dtype(rows[name]) for name in values}
+        cells = each.agg({name: "last" if texts[name] else "median" for name in values})
+        frame = self._named(cells.reset_index(), keys).set_index(keys)
+        frame = frame.rename_axis([self._says(key).label for key in keys])
+        formats = {self._says(name).label: self._says(name).format for name in values}
+        display.table(
+            frame.rename(columns={name: self._says(name).label for name in values}),
+            formats={name: spec for name, spec in formats.items() if spec},
+            **self._remember(value=values[0])._words("table", options),
+        )
 
     def _draw(
         self, plot: Callable[..., plots.Picture], x: str, y: str, by: str,
@@ -391,6 +434,7 @@ class Rows(pd.DataFrame):
             **titles, **wide, **own,
         )  # fmt: skip
         words = self._words("figure", options)
+        words["caption"] += self._marks()
         if wide:
             words["caption"] += " Bars: range over recordings."
         words.pop("note", None)
@@ -404,7 +448,7 @@ class Rows(pd.DataFrame):
         words = re.findall(r"[a-z0-9]+", f"{short} {title or self.caption()}".lower())
         return {
             "caption": caption, "name": options.get("name") or "-".join(words[:8]),
-            "note": options.get("note"),
+            "note": options.get("note"), "machines": self._machines,
         }  # fmt: skip
 
 
@@ -454,7 +498,7 @@ def study(name: str, shown: str | None = None) -> Rows:
     if not len(chosen):
         there = [rows._machine_label(m) for m in every if (rows["machine"] == m).any()]
         how = "; the measuring cell gives it some" if shown == THIS else ""
-        raise ValueError(
+        raise NoRowsError(
             f"{shown} has no rows of {rows.study.name}; those that have: {', '.join(there)}{how}"
         )
     return chosen._remember()

@@ -24,7 +24,7 @@ from press import replay
 from press.measuring import environment
 from press.running import config as configs
 from press.running import fingerprint, kernel, parameters
-from press.running.config import FRAME, STATIC, Study
+from press.running.config import DETAILS, FRAME, STATIC, Study
 from press.running.monitor import Monitor
 from press.running.products import METADATA, check_writable, copy_path, read_metadata, write_whole
 
@@ -104,7 +104,8 @@ def execute(job: Job, monitor: Monitor, *, fresh: bool = False) -> Outcome:
             status, error, stop = _attempt(job, session, fresh)
     seconds = time.monotonic() - began
     if status == "ok":
-        studies = [job.name] if job.reads is not None else [s.name for s in configs.load().studies]
+        every = [study.name for study in configs.load().studies]
+        studies = every if job.reads is None else [job.name.removesuffix(DETAILS)]
         try:
             replay.show_others(session.notebook, job.notebook, studies)
         except Exception as failure:
