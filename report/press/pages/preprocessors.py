@@ -109,7 +109,7 @@ class Opening(Preprocessor):
                     output.metadata["fusedlib"] = shown
                     cells.append(new_code_cell("", outputs=[output], metadata=cell.metadata))
                 cells.append(_text(text, cell))
-        nb.cells = [c for c in cells if c.source.strip() or c.get("outputs")]
+        nb.cells = cells
         return nb, resources
 
 
