@@ -7,7 +7,6 @@ recordings alone.
 import contextlib
 import io
 import site
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,12 @@ from typing import Any
 import nbformat
 
 from fusedlib.bench.machine import NAME
-from measure.recording import paths, results
+from measure.recording import results
 from press import beside, claims, display, redefined
 from press.claims import Claim
-from press.measuring import MEASURE, environment
 from press.running.config import FRAME, STATIC, Config, Study
 from press.running.products import METADATA, copy_path, write_whole
+from press.variables import environment
 
 NOBODY = "nobody"
 """Name of a machine that has no rows."""
@@ -36,7 +35,7 @@ class Analysis:
 
 
 def analysis_of(notebook: Path, may_lack_rows: bool = False) -> Analysis:
-    """Run the cells of a notebook over the rows there are; its measuring cells are left out.
+    """Run the cells of a notebook over the rows there are; nothing is measured.
 
     With `may_lack_rows` a cell that raises shows nothing, and the cells after it run: there may be
     only part of the rows that the notebook asks for.
@@ -48,7 +47,7 @@ def analysis_of(notebook: Path, may_lack_rows: bool = False) -> Analysis:
     try:
         with environment({STATIC: "1"}), results.replaying():
             for at, cell in enumerate(read.cells):
-                if cell.cell_type == "code" and MEASURE not in cell.metadata.get("tags", []):
+                if cell.cell_type == "code":
                     code = compile(cell.source, f"{notebook.name}[{at}]", "exec")
                     with display.captured() as shown, contextlib.redirect_stdout(io.StringIO()):
                         try:
@@ -103,20 +102,12 @@ def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
 
 def recorded_machines() -> list[str]:
     """The machines whose recordings are part of the repository."""
-    recorded = results.recordings(paths.RECORDED)
-    return sorted({recording.machine for recording in recorded if recording.is_committed})
+    with results.replaying("committed"):
+        return sorted({recording.machine for recording in results.recordings()})
 
 
 @contextlib.contextmanager
 def recorded_rows() -> Iterator[None]:
     """The rows of the repository alone, seen from a machine that has none: the same everywhere."""
-    before = paths.RECORDED
-    with tempfile.TemporaryDirectory(prefix="fusedlib-rows-") as name:
-        for entry in recorded_machines():
-            (Path(name) / entry).symlink_to(before / entry)
-        paths.RECORDED = Path(name)
-        try:
-            with environment({"FUSEDLIB_RESULTS": name, NAME: NOBODY}):
-                yield
-        finally:
-            paths.RECORDED = before
+    with results.replaying("committed"), environment({NAME: NOBODY}):
+        yield
