@@ -26,7 +26,8 @@ def test_every_notebook_belongs_to_the_study():
 def test_notebook_keeps_the_rules(path):
     notebook = json.loads(path.read_text(encoding="utf-8"))
     assert problems(notebook, frame=path.parent != paths.NOTEBOOKS) == []
-    assert all(parameter.help for parameter in parameters.read(path).values())
+    [part] = (part for part in config.load().parts if part.notebook == path)
+    assert all(knob.help for knob in parameters.knobs(part).values())
 
 
 def test_readme_states_no_measured_number_outside_its_generated_block():

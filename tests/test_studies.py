@@ -2,11 +2,17 @@
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from fusedlib.bench import machine, race
 from measure import study
+from measure.recording import paths, results
 
 GOLDEN = json.loads(Path(__file__).with_name("case_ids.json").read_text())
 """By study and profile, `quick` on a CPU and `full` on a GPU: how many cases there are, and the
@@ -79,26 +85,125 @@ def test_whole_numbers_are_floats_where_floats_are_meant():
     ],
 )
 def test_a_text_is_read_as_the_type_that_is_meant(kind, text, value):
-    parsed = study.parsed(text, kind)
+    parsed = study.parsed("it", text, kind)
     assert parsed == value
     assert type(parsed) is type(value)
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("kind", "text", "message"),
     [
-        (("repetitions", "two"), r"03_kernels: repetitions must be int in \[2..1000\], not 'two'"),
-        (("repetitions", "2.5"), r"repetitions must be int in \[2..1000\], not '2.5'"),
-        (("repetitions", "1"), r"repetitions must be int in \[2..1000\], not '1'"),
-        (("load_seconds", "nan"), r"load_seconds must be float in \[0.01..60\], not 'nan'"),
-        (("rivals", "[1, 2]"), r"rivals must be list of str, not '\[1, 2\]'"),
-        (("half_dtypes", "fp8"), "half_dtypes must be list of bfloat16 or float16, not 'fp8'"),
-        (("repetitons", "3"), "03_kernels: 'repetitons' is unknown; known: device, rivals"),
+        (int, "two", "it must be int, not 'two'"),
+        (int, "2.5", "it must be int, not 2.5"),
+        (int, "true", "it must be int, not 'true'"),
+        (study.Positive, "0", r"it must be int in \[1..\], not 0"),
+        (float, "nan", "it must be float, not 'nan'"),
+        (list[str], "[1, 2]", r"it must be list of str, not \[1, 2\]"),
+        (list[int], "1,x", r"it must be list of int, not \[1, 'x'\]"),
+        (Literal["a", "b", "c"], "d", "it must be a, b or c, not 'd'"),
     ],
 )
-def test_a_text_that_is_no_value_is_refused_in_the_same_words(setting, message):
-    with pytest.raises(study.SizesError, match=message):
-        study.load("03_kernels").parsed(*setting)
+def test_a_text_that_is_no_value_is_refused_in_the_same_words(kind, text, message):
+    with pytest.raises(study.SizesError, match=f"^{message}$"):
+        study.parsed("it", text, kind)
+
+
+COMPLETE = {
+    "05_anatomy": "nvidia-h200/2026-11-23m",
+    "09_model_memory": "nvidia-h200/2026-11-21-1875111",
+}
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_the_cases_of_a_study_are_those_of_its_complete_recording(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
+    before = dict(os.environ)
+    for module, begin in ((race, "_of_setup"), (machine, "conditions")):
+        monkeypatch.setattr(module, begin, lambda *_: pytest.fail("something is measured"))
+    cases = study.full_cases(name)
+    rows = results.read_rows(paths.RECORDED / COMPLETE[name] / f"{name}.jsonl")
+    assert set(cases) == {row["case"] for row in rows}
+    assert list(tmp_path.iterdir()) == [] and dict(os.environ) == before
+    for case, fields in list(cases.items())[:20]:
+        assert case == results.case_id(name, fields), "an id is that of its fields"
+
+
+LISTED = """
+import json, sys
+from measure import study
+print(json.dumps([*study.full_cases(sys.argv[1])]))
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "06_end_to_end" else pytest.mark.long)
+        for name in study.names()
+    ],
+)
+@pytest.mark.slow
+def test_a_study_s_cases_do_not_depend_on_what_other_studies_have_imported(name):
+    """Who computes an MLP is registered where it is imported: study 06 once lost Liger so."""
+    for other in ("03_kernels", "04_memory"):  # whose imports register most
+        study.full_cases(other)
+    here = study.full_cases(name)
+    command = [sys.executable, "-c", LISTED, name]
+    alone = subprocess.run(command, check=True, capture_output=True, text=True, cwd=paths.ROOT)
+    assert json.loads(alone.stdout.splitlines()[-1]) == [*here]
+
+
+class Tiny(study.Sizes):
+    sizes: list[int] = []  # noqa: RUF012 (pydantic copies it)
+
+
+def tiny(measure) -> study.Study:
+    """Two experiments: one that is measured by the function of its sizes, and one that is not."""
+    return study.Study(
+        "tiny", Tiny,
+        [
+            study.Experiment(
+                "first", study.PerRun(lambda sizes: lambda case: measure(case, sizes.sizes)),
+                lambda sizes: [{"size": size, "at": sizes.device} for size in sizes.sizes],
+            ),
+            study.Experiment("second", lambda case: measure(case, None), lambda sizes: [{"n": 9}]),
+        ],
+    )  # fmt: skip
+
+
+def test_experiments_are_measured_in_their_order_and_once(tmp_path):
+    measured = []
+
+    def measure(case, sizes):
+        measured.append((case.get("size") or case["n"], sizes))
+        return {"median_ms": 1.0}
+
+    one = tiny(measure)
+    sizes = one.sized({"device": "cpu", "sizes": [3, 2]})
+    for _ in range(2):
+        own = one.measure(sizes, results.Recorder("tiny", "quick", False, tmp_path))
+        assert measured == [(3, [3, 2]), (2, [3, 2]), (9, None)]
+        assert [row["case"] for row in results.read_rows(own.path)] == [*one.cases(sizes)]
+
+
+def test_only_the_cases_that_are_asked_for_are_measured_until_the_time_is_over(tmp_path):
+    measured = []
+    one = tiny(lambda case, _: measured.append(case) or {})
+    sizes = one.sized({"device": "cpu", "sizes": [3, 2]})
+    first, second, third = one.cases(sizes)
+    for only, until in (({second, third}, 1), ({second, third}, 1e12), (None, 1e12)):
+        one.measure(
+            sizes, results.Recorder("tiny", "quick", False, tmp_path, only=only, until=until)
+        )
+    cases = one.cases(sizes)
+    assert measured == [cases[second], cases[third], cases[first]]
+
+
+def test_while_rows_are_replayed_nothing_is_measured(tmp_path):
+    one = tiny(lambda case, _: pytest.fail("it is measured"))
+    with results.replaying():
+        own = one.measure(one.sized({}), results.Recorder("tiny", "quick", False, tmp_path))
+    assert not own.path.exists()
 
 
 def test_a_study_is_loaded_by_its_name_or_its_part_and_another_is_refused():

@@ -28,20 +28,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fusedlib.bench.cases import Case, device_of
-from fusedlib.bench.race import Race
-from measure.recording import paths, results
+from measure.recording import paths
 from measure.recording.results import Recorder, case_id
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from fusedlib.bench.race import Race
 
 Positive = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=1, le=65536)]
 """Rows, columns or tokens of a tensor that fits any device, or MiB of it."""
 Measure = Callable[[Case], dict[str, Any]]
 """Gives the figures of a single case."""
-PROFILE = "profile"
-"""Key of the profile's name among the sizes that a notebook is given."""
 
 
 class SizesError(ValueError):
@@ -93,7 +92,7 @@ class Experiment:
     """
 
     name: str
-    run: Race | Measure | PerRun
+    run: "Race | Measure | PerRun"
     cases: Callable[[Any], Iterable[Case]]
 
 
@@ -155,22 +154,6 @@ class Study:
         except ValidationError as error:
             raise SizesError(f"{self.name}: {self._reason(error, values)}") from None
 
-    def parsed(self, name: str, text: str) -> Any:
-        """The value of a size that a text of the command line stands for.
-
-        Entries of a list are separated by commas, or written as Python's.
-
-        Raises:
-            SizesError: an unknown name, or a text that is no value of its type.
-        """
-        if name not in self.sizes.model_fields:
-            self.sized({name: text})
-        try:
-            return parsed(text, self.sizes.kinds()[name])
-        except ValidationError:
-            reason = refusal(name, self.sizes.kinds()[name], text)
-            raise SizesError(f"{self.name}: {reason}") from None
-
     def _reason(self, error: ValidationError, values: Mapping[str, Any]) -> str:
         """The first of pydantic's errors as a sentence."""
         first = error.errors()[0]
@@ -202,58 +185,65 @@ class Study:
             run = experiment.run
             if isinstance(run, PerRun):
                 run = run.make(sizes)
-            if isinstance(run, Race):
-                recorder.race(run, cases)
-            else:
+            if callable(run):
                 recorder.sweep(cases, run)
+            else:
+                recorder.race(run, cases)
         return recorder
 
 
-def measure(name: str, values: Mapping[str, Any]) -> Recorder:
-    """Measure a study on this machine, of that what its recording lacks: what a notebook calls.
+def measure(name: str, sizes: Mapping[str, Any], **knobs: Any) -> Recorder:
+    """Measure of a study what this machine's recording lacks: what a notebook calls.
 
     While rows are replayed nothing is measured, and the recorder reads them.
 
     Args:
         name: of the study, such as "03_kernels".
-        values: sizes by name, `quick`'s for all others; and `profile`, whose name its rows are
+        sizes: by name, those of `quick` for all others; and `profile`, whose name its rows are
             filed under.
+        knobs: further sizes.
 
     Raises:
         SizesError: an unknown name, or a value that is not allowed.
     """
-    study, values = load(name), dict(values)
-    recorder = Recorder(study.name, profile=values.pop(PROFILE, "quick"))
-    sizes = study.sized(values)
-    return recorder if results.REPLAYED.get() else study.measure(sizes, recorder)
+    study, values = load(name), {**sizes, **knobs}
+    recorder = Recorder(study.name, profile=values.pop("profile", "quick"))
+    return study.measure(study.sized(values), recorder)
 
 
 # --- values in words -----------------------------------------------------------------------------
 
 
-def parsed(text: str, kind: Any) -> Any:
+def parsed(name: str, text: str, kind: Any) -> Any:
     """The value of a type that a text of the command line stands for.
 
     Entries of a list are separated by commas, or written as Python's; a text is taken as it is, but
     for quotes around it.
 
     Raises:
-        ValidationError: it stands for none.
+        SizesError: it stands for none; the sentence begins with the name.
     """
-    value: Any = text.strip()
+    value: Any = _unquoted(text.strip())
     if kind_in_words(kind).startswith("list"):
-        if value.startswith("["):
-            with contextlib.suppress(ValueError, SyntaxError):
-                value = ast.literal_eval(value)
-        else:
-            value = [_unquoted(entry.strip()) for entry in value.split(",") if entry.strip()]
-    adapter = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
-    return adapter.validate_python(_unquoted(value), strict=False)
+        entries = [_unquoted(entry.strip()) for entry in value.split(",") if entry.strip()]
+        value = _literal(value) if value.startswith("[") else entries
+    try:
+        adapter = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+        return adapter.validate_python(value, strict=False)
+    except ValidationError:
+        meant = [*map(_literal, value)] if isinstance(value, list) else _literal(value)
+        raise SizesError(refusal(name, kind, meant)) from None
 
 
-def _unquoted(value: Any) -> Any:
-    quoted = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] in ("'", '"')
-    return value[1:-1] if quoted else value
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] in ("'", '"') else text
+
+
+def _literal(text: Any) -> Any:
+    """What a text reads as in Python, else the text."""
+    with contextlib.suppress(ValueError, SyntaxError):
+        return ast.literal_eval(text)
+    return text
 
 
 def kind_in_words(kind: Any) -> str:
@@ -290,7 +280,12 @@ def load(name: str) -> Study:
     [*found] = (full for full in known if name in (full, full.partition("_")[2]))
     if not found:
         raise ValueError(f"study {name!r} is unknown; known: {', '.join(known)}")
-    study: Study = importlib.import_module(known[found[0]]["measure"]).STUDY
+    return declared(known[found[0]]["measure"])
+
+
+def declared(module: str) -> Study:
+    """The study that a module declares, after what registers rivals for it."""
+    study: Study = importlib.import_module(module).STUDY
     if study.registers:
         site.addsitedir(str(paths.NOTEBOOKS))
         importlib.import_module(study.registers)

@@ -27,8 +27,9 @@ from typing import Any
 import pandas as pd
 
 from fusedlib.bench import machine as machines
+from measure import study as studies
 from measure.recording.results import ASSEMBLED
-from press import display, measuring, published
+from press import display, published
 from press.analysis import NoRowsError, leading
 from press.formats import MISSING, formatted, is_missing, spread
 
@@ -352,10 +353,10 @@ def _with_figures(
 
 def required(rows: pd.DataFrame) -> set[str]:
     """The cases of a selection that the profile `full` measures; of published tables, all."""
-    studies = {*rows["study"]} & {*measuring.studies()} if "study" in rows else ()
-    if not studies:
+    names = {*rows["study"]} & {*studies.names()} if "study" in rows else ()
+    if not names:
         return {*rows["case"]}
-    return {*rows["case"]} & {case for study in studies for case in measuring.full_cases(study)}
+    return {*rows["case"]} & {case for name in names for case in studies.full_cases(name)}
 
 
 CLAIMS: list[Claim] = []

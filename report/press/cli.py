@@ -23,11 +23,14 @@ from typer.core import TyperGroup
 
 from measure.recording import paths
 from measure.recording.results import ResultsError
+from measure.study import SizesError
 from press.pages import ReportError
 from press.running import config as configs
 from press.running import products
 from press.running.config import Config, ConfigError
 from press.running.products import WriteError, check_writable, copy_path, write_whole
+
+_EXPECTED = ConfigError, ReportError, ResultsError, SizesError, WriteError, PermissionError
 
 
 class _Commands(TyperGroup):
@@ -41,7 +44,7 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt as stop:
             _complain("stopped; rows measured so far are kept, the next run goes on from there")
             raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
-        except (ConfigError, ReportError, ResultsError, WriteError, PermissionError) as error:
+        except _EXPECTED as error:
             _complain(str(error))
             raise typer.Exit(2) from None
 
@@ -124,12 +127,12 @@ def list_(config: StudyFile = None) -> None:
         state = products.read_metadata(copy_path(study.name))
         last = f"{state['status']}, {state['profile']}" if state else "not run yet"
         print(f"{study.name}  {study.title}  ({last})\n    {study.question}")
-        for parameter in parameters.read(study.notebook).values():
-            if parameter.name != "profile":
-                given = [f"{p} {study.profiles[p].get(parameter.name, parameter.default)!r}"
-                         for p in configs.PROFILES]  # fmt: skip
-                print(f"    {parameter.name}: {parameter.type}  {', '.join(given)}"
-                      f"  # {parameter.help}")  # fmt: skip
+        for name, kind, default, meaning in parameters.described(study):
+            values = {p: study.profiles[p] for p in configs.PROFILES}
+            given = (
+                f"{p} {v[name]!r}" if name in v else f"{p} {default}" for p, v in values.items()
+            )
+            print(f"    {name}: {kind}  {', '.join(given)}  # {meaning}")
 
 
 @app.command()
@@ -186,12 +189,16 @@ def record(
 
 
 @app.command(hidden=True)
-def measure(study: str) -> None:
-    """Run the measuring cells of one notebook; the environment says which cases, and where to."""
-    from press import measuring
+def measure(study: str, cases: Path, until: float) -> None:
+    """Measure those cases of a study, at the profile `full`, whose ids stand in a file; from
+    `until`, in seconds since 1970, none begins.
+    """
+    from measure import study as studies
+    from measure.recording.results import Recorder
 
-    [selected] = configs.load().select([study])
-    measuring.run_measuring(selected)
+    one, only = studies.load(study), set(cases.read_text(encoding="utf-8").split())
+    recorder = Recorder(one.name, profile="full", only=only, until=until)
+    one.measure(studies.full_sizes(one), recorder)
 
 
 @app.command()

@@ -7,7 +7,6 @@ recordings alone.
 import contextlib
 import io
 import site
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any
 import nbformat
 
 from fusedlib.bench.machine import NAME
-from measure.recording import paths, results
+from measure.recording import results
 from press import beside, claims, display, redefined
 from press.claims import Claim
-from press.measuring import MEASURE, environment
 from press.pages.outputs import meaning
 from press.running.config import DETAILS, FRAME, STATIC, Config, Study
 from press.running.products import METADATA, copy_path, write_whole
+from press.variables import environment
 
 LIVE = "live"
 """Tag of cells that are for whoever runs the notebook: no other cell needs them."""
@@ -39,7 +38,7 @@ class Analysis:
 
 
 def analysis_of(notebook: Path, may_lack_rows: bool = False) -> Analysis:
-    """Run the cells of a notebook over the rows there are; its measuring cells are left out.
+    """Run the cells of a notebook over the rows there are; nothing is measured.
 
     With `may_lack_rows` a cell that raises shows nothing, and the cells after it run: there may be
     only part of the rows that the notebook asks for.
@@ -51,8 +50,7 @@ def analysis_of(notebook: Path, may_lack_rows: bool = False) -> Analysis:
     try:
         with environment({STATIC: "1"}), results.replaying():
             for at, cell in enumerate(read.cells):
-                left_out = {MEASURE, LIVE} & {*cell.metadata.get("tags", [])}
-                if cell.cell_type == "code" and not left_out:
+                if cell.cell_type == "code" and LIVE not in cell.metadata.get("tags", []):
                     code = compile(cell.source, f"{notebook.name}[{at}]", "exec")
                     with display.captured() as shown, contextlib.redirect_stdout(io.StringIO()):
                         try:
@@ -109,20 +107,12 @@ def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
 
 def recorded_machines() -> list[str]:
     """The machines whose recordings are part of the repository."""
-    recorded = results.recordings(paths.RECORDED)
-    return sorted({recording.machine for recording in recorded if recording.is_committed})
+    with results.replaying("committed"):
+        return sorted({recording.machine for recording in results.recordings()})
 
 
 @contextlib.contextmanager
 def recorded_rows() -> Iterator[None]:
     """The rows of the repository alone, seen from a machine that has none: the same everywhere."""
-    before = paths.RECORDED
-    with tempfile.TemporaryDirectory(prefix="fusedlib-rows-") as name:
-        for entry in recorded_machines():
-            (Path(name) / entry).symlink_to(before / entry)
-        paths.RECORDED = Path(name)
-        try:
-            with environment({"FUSEDLIB_RESULTS": name, NAME: NOBODY}):
-                yield
-        finally:
-            paths.RECORDED = before
+    with results.replaying("committed"), environment({NAME: NOBODY}):
+        yield
