@@ -117,25 +117,24 @@ def points(
                 "capsize": 2, "label": "" if one else style.label(str(name)),
             } | _mark(str(name), one)  # fmt: skip
             drawn.pop("linewidth", None)
-            ax.errorbar(
-                own[x].to_numpy(float), rows, xerr=_error_bars(own, x, low, high), **drawn
-            )
+            ax.errorbar(own[x].to_numpy(float), rows, xerr=_error_bars(own, x, low, high), **drawn)
         ax.set_yticks(range(len(order)), [str(v) for v in order])
         ax.set_ylim(-0.6, len(order) - 0.4)
         if logx:
             ax.set_xscale("log")
             low_end, high_end = ax.get_xlim()
-            narrow = high_end < 10 * low_end
-            ax.xaxis.set_major_locator(
-                LogLocator(subs=(1, 1.5, 2, 3, 4, 6) if narrow else (1, 2, 5))
-            )
+            decades = np.log10(high_end / low_end)
+            subs = (1, 1.5, 2, 3, 4, 6) if decades < 1 else (1, 2, 5) if decades < 2.5 else (1,)
+            ax.xaxis.set_major_locator(LogLocator(subs=subs))
             ax.xaxis.set_minor_formatter(NullFormatter())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
         if reference is not None:
             style.reference_line(ax, x=reference)
         ax.set_xlabel(_title(xlabel or x, spec))
     style.legend(fig)
-    return Picture(fig, data.drop(columns="_card"), _alt("Points", data, y, x, by, panel, spec, xlabel))
+    return Picture(
+        fig, data.drop(columns="_card"), _alt("Points", data, y, x, by, panel, spec, xlabel)
+    )
 
 
 def bars(
@@ -182,7 +181,9 @@ def bars(
                 others = others[others[panel].isin(part[panel])]
             for one, own in others[others[y].isin(order)].groupby("_card"):
                 marked = [order.index(v) + shift for v in own[y]]
-                ax.plot(own[x], marked, color=style.INK, **{**_mark(str(name), one), "linewidth": 0})
+                ax.plot(
+                    own[x], marked, color=style.INK, **{**_mark(str(name), one), "linewidth": 0}
+                )
         ax.set_yticks(range(len(order)), [style.label(str(v)) for v in order])
         ax.margins(x=0.14 if values else 0.04)
         if logx:
@@ -196,7 +197,9 @@ def bars(
         ax.set_xlabel(_title(xlabel or x, spec))
     if len(names) > 1:
         style.legend(fig)
-    return Picture(fig, every.drop(columns="_card"), _alt("Bars", data, y, x, by, panel, spec, xlabel))
+    return Picture(
+        fig, every.drop(columns="_card"), _alt("Bars", data, y, x, by, panel, spec, xlabel)
+    )
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -257,7 +260,11 @@ def _error_bars(rows: pd.DataFrame, x: str, low: str | None, high: str | None) -
 
 def _scales(ax: Axes, logx: bool, logy: bool, grid: list, spec: str) -> None:
     if logx:
-        ax.set_xscale("log", base=2)
+        whole = all(float(v).is_integer() for v in grid)
+        powers = whole and all(float(np.log2(v)).is_integer() for v in grid)
+        ax.set_xscale("log", base=2 if powers or not whole else 10)
+        if whole and not powers:
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: formatted(v, ",d")))
     if logy:
         ax.set_yscale("log")
         ax.yaxis.set_minor_formatter(NullFormatter())

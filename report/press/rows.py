@@ -10,6 +10,7 @@ interleaved; a figure is a median over recordings with their range. Nothing is a
 reader would want apart: rows that differ in something that was not chosen are refused.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -88,7 +89,8 @@ class Rows(pd.DataFrame):
         if not len(compared):
             there = ", ".join(map(style.label, self["provider"].dropna().unique()))
             raise ValueError(
-                f"no session of these rows has {style.label(base)} beside another; there are {there}"
+                f"no session of these rows has {style.label(base)} beside another; there are "
+                f"{there}"
             )
         if of:
             compared["ratio"] = 1 / compared["ratio"].astype(float)
@@ -141,7 +143,9 @@ class Rows(pd.DataFrame):
         """
         rows = self._drawing(x)
         reference = 1.0 if rows._value == "ratio" else None
-        rows._draw(plots.points, "value", y, by, panel, {"reference": reference, "share": True} | options)
+        rows._draw(
+            plots.points, "value", y, by, panel, {"reference": reference, "share": True} | options
+        )
 
     def lines(
         self, x: str, y: str | None = None, by: str = "provider",
@@ -169,28 +173,33 @@ class Rows(pd.DataFrame):
 
         Args:
             rows: columns of which each combination is a line.
-            value: the column that is shown; by default the ratio after `speed`, else the time.
+            value: the column that is shown; by default the ratio after `speed`, else the time. Of
+                a text each different one is listed.
             cell: "median" over recordings, or "extent", the least and the greatest over cases.
             options: `title`, `name`, `note`.
         """
         shown = self._drawing(value)
         keys = [rows] if isinstance(rows, str) else list(rows)
         heads = [columns, "machine"] if shown._machines[1:] else [columns]
-        if cell == "extent":
+        if not pd.api.types.is_numeric_dtype(shown[shown._value]):
+            cells = shown._texts([*keys, *heads])
+        elif cell == "extent":
             measured = shown._measured()
             cases = measured.groupby([*keys, *heads, "case"], observed=True, dropna=False)
             ends = cases[shown._value].median().groupby(level=[*keys, *heads], observed=True)
             cells = ends.agg(lambda values: (values.min(), values.max()))
         else:
-            lines = shown.per(*keys, *heads)
-            cells = lines.set_index([*keys, *heads])["value"]
+            cells = shown.per(*keys, *heads).set_index([*keys, *heads])["value"]
         frame = shown._named(cells.rename("cell").reset_index(), [*keys, *heads])
-        lines, across = (list(dict.fromkeys(frame.sort_values(names)[names].itertuples(index=False, name=None))) for names in (keys, heads))
+        lines, across = (
+            list(dict.fromkeys(frame.sort_values(names)[names].itertuples(index=False, name=None)))
+            for names in (keys, heads)
+        )
         placed = frame.set_index([*keys, *heads])["cell"].to_dict()
         wide = pd.DataFrame(
             [[placed.get((*line, *head)) for head in across] for line in lines],
             pd.MultiIndex.from_tuples(lines, names=[shown._says(key).label for key in keys]),
-            pd.MultiIndex.from_tuples(across) if len(heads) > 1 else [head for head, in across],
+            pd.MultiIndex.from_tuples(across) if len(heads) > 1 else [head for (head,) in across],
         )
         display.table(
             wide, formats={"": shown._says(shown._value).format}, **shown._words("table", options)
@@ -263,8 +272,10 @@ class Rows(pd.DataFrame):
         self._column(name)
         names = rivals.labels() if name == "provider" else self._says(name).names
         if name == "machine":
-            names = {m: self._machine_label(m) for m in self["machine"].cat.categories}
+            names = {m: machines.label(m) for m in self["machine"].cat.categories}
         back = {shown: recorded for recorded, shown in names.items()}
+        if name == "machine" and machines.key() in names:
+            back[THIS] = machines.key()
         return [back.get(v, v) if isinstance(v, str) else v for v in values]
 
     def _with_value(self, name: str, values: list[Any]) -> "Rows":
@@ -286,8 +297,10 @@ class Rows(pd.DataFrame):
 
     def _ordered(self, name: str, values: Iterable[Any]) -> list[Any]:
         """Values in the order in which they are shown."""
-        shared = {"machine": self["machine"].cat.categories, "provider": rivals.labels()}
-        known = [*(self._says(name).names or shared.get(name, ()))]
+        column = self[name]
+        own = column.cat.categories if isinstance(column.dtype, pd.CategoricalDtype) else ()
+        labels = rivals.labels() if name == "provider" else ()
+        known = [*(self._says(name).names or labels or own)]
         listed = [v for v in values if not pd.isna(v)]
         if not known and all(isinstance(v, int | float) for v in listed):
             return sorted(listed)
@@ -304,7 +317,9 @@ class Rows(pd.DataFrame):
         if value is None or (isinstance(value, float) and pd.isna(value)):
             return "none"
         if isinstance(value, float | int) and not isinstance(value, bool):
-            return display.formatted(value, self._says(name).format or (",d" if value == int(value) else ""))
+            return display.formatted(
+                value, self._says(name).format or (",d" if value == int(value) else "")
+            )
         return str(self._says(name).names.get(value, value))
 
     @staticmethod
@@ -330,7 +345,9 @@ class Rows(pd.DataFrame):
         rows = self._remember(value=value or self._value)
         if len(rows._machines) > MOST_MACHINES:
             names = ", ".join(map(self._machine_label, rows._machines))
-            raise ValueError(f"a picture tells three machines apart, not {names}: choose with shown")
+            raise ValueError(
+                f"a picture tells three machines apart, not {names}: choose with shown"
+            )
         return rows
 
     def _measured(self) -> "Rows":
@@ -363,6 +380,17 @@ class Rows(pd.DataFrame):
                 f".of({name}=...), or give each a panel"
             )
 
+    def _texts(self, keys: Sequence[str]) -> pd.Series:
+        """Of each group the different texts, as and in the order in which they are shown."""
+        rows = self._measured()
+        rows._require_alike(list(dict.fromkeys([*keys, "machine"])))
+
+        def listed(texts: pd.Series) -> str:
+            ordered = self._ordered(self._value, texts.unique())
+            return ", ".join(self._as_read(self._value, text) for text in ordered)
+
+        return rows.groupby([*keys], observed=True, dropna=False)[self._value].agg(listed)
+
     def _draw(
         self, plot: Callable[..., plots.Picture], x: str, y: str, by: str,
         panel: str | Sequence[str] | None, options: Mapping[str, Any],
@@ -376,6 +404,9 @@ class Rows(pd.DataFrame):
         frame = self._named(lines, [*keys, "machine"])
         if by == "provider":  # `plots` gives names their labels, and colours by name
             frame[by] = frame[by].astype(str).map({style.label(n): n for n in lines[by].unique()})
+        for slot, name in enumerate(self._says(by).names.values()):
+            with contextlib.suppress(ValueError):  # it has a colour, the same in every figure
+                style.register(name, first=slot)
         if panels:
             texts = frame[panels].astype(object).fillna("").astype(str)
             frame["panel"] = [", ".join(filter(None, row)) for row in texts.itertuples(index=False)]
