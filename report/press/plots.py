@@ -123,10 +123,9 @@ def points(
         if logx:
             ax.set_xscale("log")
             low_end, high_end = ax.get_xlim()
-            narrow = high_end < 10 * low_end
-            ax.xaxis.set_major_locator(
-                LogLocator(subs=(1, 1.5, 2, 3, 4, 6) if narrow else (1, 2, 5))
-            )
+            decades = np.log10(high_end / low_end)
+            subs = (1, 1.5, 2, 3, 4, 6) if decades < 1 else (1, 2, 5) if decades < 2.5 else (1,)
+            ax.xaxis.set_major_locator(LogLocator(subs=subs))
             ax.xaxis.set_minor_formatter(NullFormatter())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
         if reference is not None:
@@ -258,7 +257,11 @@ def _error_bars(rows: pd.DataFrame, x: str, low: str | None, high: str | None) -
 
 def _scales(ax: Axes, logx: bool, logy: bool, grid: list, spec: str) -> None:
     if logx:
-        ax.set_xscale("log", base=2)
+        whole = all(float(v).is_integer() for v in grid)
+        powers = whole and all(float(np.log2(v)).is_integer() for v in grid)
+        ax.set_xscale("log", base=2 if powers or not whole else 10)
+        if whole and not powers:
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: formatted(v, ",d")))
     if logy:
         ax.set_yscale("log")
         ax.yaxis.set_minor_formatter(NullFormatter())

@@ -10,6 +10,7 @@ interleaved; a figure is a median over recordings with their range. Nothing is a
 reader would want apart: rows that differ in something that was not chosen are refused.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -174,7 +175,8 @@ class Rows(pd.DataFrame):
         Args:
             rows: columns of which each combination is a line.
             value: the column that is shown; by default the ratio after `speed`, else the time. Of
-                several each has a column, in place of `columns`.
+                several each has a column, in place of `columns`. Of a text each different one is
+                listed.
             cell: "median" over recordings, or "extent", the least and the greatest over cases.
             options: `title`, `name`, `note`.
         """
@@ -183,7 +185,11 @@ class Rows(pd.DataFrame):
             return self._facts(keys, value, options)
         shown = self._drawing(value)
         heads = [columns, "machine"] if shown._machines[1:] else [columns]
-        cells = shown._extents([*keys, *heads]) if cell == "extent" else shown.per(*keys, *heads)
+        if not pd.api.types.is_numeric_dtype(shown[shown._value]):
+            cells = shown._texts([*keys, *heads])
+        else:
+            extent = cell == "extent"
+            cells = shown._extents([*keys, *heads]) if extent else shown.per(*keys, *heads)
         frame = shown._named(cells, [*keys, *heads])
         placed = frame.set_index([*keys, *heads])["value"].to_dict()
         lines, across = (
@@ -277,8 +283,10 @@ class Rows(pd.DataFrame):
         self._column(name)
         names = rivals.labels() if name == "provider" else self._says(name).names
         if name == "machine":
-            names = {m: self._machine_label(m) for m in self["machine"].cat.categories}
+            names = {m: machines.label(m) for m in self["machine"].cat.categories}
         back = {shown: recorded for recorded, shown in names.items()}
+        if name == "machine" and machines.key() in names:
+            back[THIS] = machines.key()
         return [back.get(v, v) if isinstance(v, str) else v for v in values]
 
     def _with_value(self, name: str, values: list[Any]) -> "Rows":
@@ -301,9 +309,10 @@ class Rows(pd.DataFrame):
     def _ordered(self, name: str, values: Iterable[Any]) -> list[Any]:
         """Values in the order in which they are shown."""
         slots = {rival.name: rival.slot for rival in rivals.RIVALS.values()}
-        names = sorted(slots, key=slots.__getitem__)
-        shared = {"machine": self["machine"].cat.categories, "provider": names}
-        known = [*(self._says(name).names or shared.get(name, ()))]
+        dtype = self[name].dtype
+        order = dtype.categories if isinstance(dtype, pd.CategoricalDtype) else ()
+        shared = {"provider": sorted(slots, key=slots.__getitem__)}
+        known = [*(self._says(name).names or shared.get(name, order))]
         listed = [v for v in values if not pd.isna(v)]
         if not known and all(isinstance(v, int | float) for v in listed):
             return sorted(listed)
@@ -334,7 +343,9 @@ class Rows(pd.DataFrame):
         for name in columns:
             order = self._ordered(name, frame[name].unique())
             numbers = not self._says(name).names and pd.api.types.is_numeric_dtype(frame[name])
-            texts = order if numbers else [self._as_read(name, v) for v in order]
+            whole = numbers and all(v == int(v) for v in order)
+            plain = [int(v) for v in order] if whole else order
+            texts = plain if numbers else [self._as_read(name, v) for v in order]
             read = dict(zip(order, texts, strict=True))
             categories = list(dict.fromkeys(texts))
             named[name] = pd.Categorical(frame[name].map(read), categories, ordered=True)
@@ -388,6 +399,18 @@ class Rows(pd.DataFrame):
         groups = cases.groupby(level=[*keys], observed=True)
         return groups.agg(lambda each: (each.min(), each.max())).rename("value").reset_index()
 
+    def _texts(self, keys: Sequence[str]) -> pd.DataFrame:
+        """Of each group the different texts, as and in the order in which they are shown."""
+        rows = self._measured()
+        rows._require_alike(list(dict.fromkeys([*keys, "machine"])))
+
+        def listed(texts: pd.Series) -> str:
+            ordered = self._ordered(self._value, texts.unique())
+            return ", ".join(self._as_read(self._value, text) for text in ordered)
+
+        each = rows.groupby([*keys], observed=True, dropna=False)[self._value].agg(listed)
+        return each.rename("value").reset_index()
+
     def _facts(self, keys: list[str], values: Sequence[str], options: Mapping[str, Any]) -> None:
         """A table with a column a figure: its median, of a text the last."""
         for name in (*keys, *values):
@@ -419,6 +442,9 @@ class Rows(pd.DataFrame):
         frame = self._named(lines, [*keys, "machine"])
         if by == "provider":  # `plots` gives names their labels, and colours by name
             frame[by] = frame[by].astype(str).map({style.label(n): n for n in lines[by].unique()})
+        for slot, name in enumerate(self._says(by).names.values()):
+            with contextlib.suppress(ValueError):  # it has a colour, the same in every figure
+                style.register(name, first=slot)
         if panels:
             texts = frame[panels].astype(object).fillna("").astype(str)
             frame["panel"] = [", ".join(filter(None, row)) for row in texts.itertuples(index=False)]
