@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import tarfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from played_clock import PlayedClock
 from press import record, replay
 from press.record import STUDY_S, Unit
 from press.running.config import Config, ConfigError, Study
+from visitor import search_path
 
 CARD = "NVIDIA H100 80GB HBM3"
 
@@ -353,3 +355,24 @@ def test_what_is_carried_says_commit_files_and_plan(tmp_path, monkeypatch):
     describe(monkeypatch, dirty=True)
     with pytest.raises(ConfigError, match="differs from commit"):
         record.carry(config("one", "two"))
+
+
+# --- a study's part, in a process of its own -----------------------------------------------------
+
+
+def test_the_process_of_a_study_measures_the_listed_cases_until_the_time_is_over(
+    tmp_path, monkeypatch
+):
+    cases = study.full_cases("02_precision")
+    chosen = [name for name, case in cases.items() if case["experiment"] == "stagnation"][:2]
+    listed = tmp_path / "cases.txt"
+    listed.write_text("\n".join(chosen))
+    monkeypatch.setenv(results.RECORDING, "day")
+    monkeypatch.setenv("PYTHONPATH", search_path())
+    path = tmp_path / "rows" / "card" / "day" / "02_precision.jsonl"
+    assert record.measure("02_precision", listed, 1.0) is False
+    assert not path.exists(), "the time was over"
+    assert record.measure("02_precision", listed, time.time() + 600) is False
+    assert [row["case"] for row in results.read_rows(path)] == chosen
+    assert results.Recording.read(path.parent).profile == "full"
+    assert record.measure("02_precison", listed, time.time() + 600) is True

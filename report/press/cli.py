@@ -121,18 +121,21 @@ def _complain(text: str) -> None:
 @app.command("list")
 def list_(config: StudyFile = None) -> None:
     """The notebooks in their order, what they ask, and their parameters."""
+    from measure.study import kind_in_words
     from press.running import parameters
 
     for study in configs.load(config).studies:
         state = products.read_metadata(copy_path(study.name))
         last = f"{state['status']}, {state['profile']}" if state else "not run yet"
         print(f"{study.name}  {study.title}  ({last})\n    {study.question}")
-        for name, kind, default, meaning in parameters.described(study):
-            values = {p: study.profiles[p] for p in configs.PROFILES}
-            given = (
-                f"{p} {v[name]!r}" if name in v else f"{p} {default}" for p, v in values.items()
-            )
-            print(f"    {name}: {kind}  {', '.join(given)}  # {meaning}")
+        for name, parameter in parameters.settable(study).items():
+            values = {profile: study.profiles[profile] for profile in configs.PROFILES}
+            given = [
+                f"{profile} {repr(own[name]) if name in own else parameter.default}"
+                for profile, own in values.items()
+            ]
+            kind = kind_in_words(parameter.kind)
+            print(f"    {name}: {kind}  {', '.join(given)}  # {parameter.help}")
 
 
 @app.command()

@@ -4,8 +4,8 @@ A knob's line reads `name: type = default  # help`. Of a notebook that measures,
 one more, the table `sizes`: every size of its study that is no knob, and the profile.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import nbformat
 from papermill.translators import PythonTranslator
@@ -48,23 +48,27 @@ def knobs(study: Study) -> dict[str, Any]:
     return declared
 
 
-def kinds(study: Study) -> dict[str, Any]:
-    """The type of each parameter but the profile: of all sizes, with bounds, and other knobs."""
-    types = {name: TYPES.get(one.inferred_type_name) for name, one in knobs(study).items()}
-    declared = {name: kind for name, kind in types.items() if kind and name != PROFILE}
-    return declared | (studies.declared(study.measure).sizes.kinds() if study.measure else {})
+class Parameter(NamedTuple):
+    """A parameter that may be set: its type with bounds, its default as Python, and its meaning."""
+
+    kind: Any
+    default: str
+    help: str
 
 
-def described(study: Study) -> Iterator[tuple[str, str, str, str]]:
-    """Name, type, default and meaning of each parameter but the profile, as text."""
-    own = knobs(study)
-    sizes = studies.declared(study.measure).sizes.model_fields if study.measure else {}
-    for name, kind in kinds(study).items():
-        if name in sizes:
-            meaning = repr(sizes[name].default), sizes[name].description or ""
-        else:
-            meaning = own[name].default, own[name].help
-        yield name, studies.kind_in_words(kind), *meaning
+def settable(study: Study) -> dict[str, Parameter]:
+    """What may be set of a notebook, by name: all sizes of its study, and knobs that are none."""
+    found = {
+        name: Parameter(TYPES[knob.inferred_type_name], knob.default, knob.help)
+        for name, knob in knobs(study).items()
+        if knob.inferred_type_name in TYPES and name != PROFILE
+    }  # fmt: skip
+    if study.measure:
+        sizes = studies.declared(study.measure).sizes
+        for name, size in sizes.model_fields.items():
+            kind, meaning = sizes.kinds()[name], size.description or ""
+            found[name] = Parameter(kind, repr(size.default), meaning)
+    return found
 
 
 def choose(
@@ -77,7 +81,7 @@ def choose(
     Raises:
         ConfigError, SizesError: an unknown name, or a value that is not allowed.
     """
-    known = {part.name: kinds(part) for part in parts}
+    known = {part.name: settable(part) for part in parts}
     chosen = {part.name: {**part.profiles[profile], PROFILE: profile} for part in parts}
     for name, values in chosen.items():
         _require_known(values, [*known[name], PROFILE], f"study file, {name}, {profile}: ")
@@ -95,7 +99,7 @@ def choose(
         takers = [notebook] if dot else [name for name in known if key in known[name]]
         _require_known([key], {n for taker in takers or known for n in known[taker]})
         for name in takers:
-            chosen[name][key] = studies.parsed(f"{name}: {key}", text, known[name][key])
+            chosen[name][key] = studies.parsed(f"{name}: {key}", text, known[name][key].kind)
     return {part.name: _injected(part, chosen[part.name]) for part in parts}
 
 
