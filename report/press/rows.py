@@ -310,8 +310,8 @@ class Rows(pd.DataFrame):
         """Values in the order in which they are shown."""
         slots = {rival.name: rival.slot for rival in rivals.RIVALS.values()}
         dtype = self[name].dtype
-        order = dtype.categories if isinstance(dtype, pd.CategoricalDtype) else ()
-        shared = {"provider": sorted(slots, key=slots.__getitem__)}
+        order: Any = dtype.categories if isinstance(dtype, pd.CategoricalDtype) else ()
+        shared: dict[str, Any] = {"provider": sorted(slots, key=slots.__getitem__)}
         known = [*(self._says(name).names or shared.get(name, order))]
         listed = [v for v in values if not pd.isna(v)]
         if not known and all(isinstance(v, int | float) for v in listed):
