@@ -201,9 +201,10 @@ class Rows(pd.DataFrame):
             pd.MultiIndex.from_tuples(lines, names=[shown._says(key).label for key in keys]),
             pd.MultiIndex.from_tuples(across) if len(heads) > 1 else [head for (head,) in across],
         )
-        display.table(
-            wide, formats={"": shown._says(shown._value).format}, **shown._words("table", options)
-        )
+        formats = {shown._says(key).label: shown._says(key).format for key in keys}
+        formats = {label: spec for label, spec in formats.items() if spec}
+        formats[""] = shown._says(shown._value).format
+        display.table(wide, formats=formats, **shown._words("table", options))
 
     def explore(self, *menus: str) -> "Explorer":
         """Menus for these columns over any picture: `rows.explore("dtype").points(y="model")`."""
