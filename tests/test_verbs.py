@@ -240,8 +240,8 @@ def test_a_study_shows_recorded_machines_and_one_by_its_name(monkeypatch):
 def test_measure_adds_this_machine_s_rows_to_the_recorded_ones(monkeypatch):
     asked = []
 
-    def measured(name, sizes):
-        asked.append(sizes)
+    def measured(name, sizes, **knobs):
+        asked.append(sizes | knobs)
         return Recorded()
 
     monkeypatch.setattr(studies, "measure", measured)

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from itertools import count, takewhile
 from typing import Annotated, Any, Literal
 
+import pandas as pd
 from pydantic import Field
 
 from fusedlib.bench import settings
 from fusedlib.bench.cases import Case, grid, require_least
 from measure import accumulation, formats, study, tensor_core, torch_precision
 from measure.accumulation import DTYPES, Figures
-from measure.study import Experiment, Study
+from measure.study import Column, Experiment, Study
 
 FORMATS = tuple(formats.FORMATS)
 HALVES = ("fp16", "bf16")
@@ -201,4 +202,100 @@ def _cases(sizes: Sizes) -> list[dict[str, Any]]:
     ]
 
 
-STUDY = Study("02_precision", Sizes, [Experiment("errors", measure, _cases)])
+COLUMNS = {
+    "experiment": Column(
+        "experiment",
+        names={"four_sums": "0.01 a thousand times", "growth": "long sums",
+               "stagnation": "sums that stop", "dots": "dot products", "torch_sum": "torch's sums",
+               "torch_matmul": "torch's products", "autocast": "operations under autocast",
+               "autocast_model": "a model under autocast", "tensor_core": "tensor core"},
+    ),
+    "dtype": Column("format", names={name: name for name in FORMATS}),
+    "device": Column("device", names={"cpu": "CPU", "cuda": "GPU"}),
+    "method": Column(
+        "added",
+        names={"sequential": "one by one", "pairwise": "pairwise", "kahan": "Kahan's way"},
+    ),
+    "distribution": Column(
+        "data",
+        names={"uniform": "positive", "normal": "signed", "constant": "equal"},
+    ),
+    "n_terms": Column("number of terms", ",d", log=True),
+    "k": Column("length K of the sums", ",d", log=True),
+    "relative_error": Column("relative error", "2", log=True),
+    "representation_error": Column("error of the inputs", "2", log=True),
+    "total_error": Column("error of inputs and sums", "2", log=True),
+    "error_in_roundoffs": Column("error in unit roundoffs", "2", log=True),
+    "toward_zero_share": Column("results that are too small", "2%"),
+    "modelled_share": Column("results with the model's bits", "3%"),
+    "changed_fraction": Column("results that the setting changes", "3%"),
+    "value": Column("stops at", ",d"),
+    "additions": Column("additions until then", ",d"),
+    "term_text": Column("term"),
+    "sums": Column("sums"),
+    "adds": Column(
+        "sums are added",
+        names={"in the tensor core": "in the tensor core", "promoted": "promoted",
+               "cuBLAS": "cuBLAS", "IEEE fp32": "fp32 units",
+               "model: align and chop": "model: align and cut",
+               "model: round to fp32": "model: round"},
+    ),
+    "setting": Column("product"),
+    "operation": Column(
+        "operation",
+        names={n: n for n in (*torch_precision.OPERATIONS, *torch_precision.MODEL_PARTS)},
+    ),
+    "kind": Column(
+        "autocast runs it in",
+        names={"half": "bf16 or fp16", "fp32": "fp32", "follows its input": "its input's format",
+               "fp32, also without autocast": "fp32, also without autocast"},
+    ),
+    "output_dtype": Column("format"),
+}  # fmt: skip
+
+
+def described(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with four further columns.
+
+    `operation` is what ran under autocast, or a part of the model that did. `adds` is how a product
+    in the tensor core was added. `sums` is the format that a dot product is summed in. `setting`
+    names one of torch's products and the setting it ran under; its categories are in the order of
+    formats, lengths and settings.
+    """
+    rows = rows.assign(**{name: rows.get(name) for name in ("k", "accumulator")})
+    dots = rows["experiment"] == "dots"
+    autocast = rows["experiment"].isin(["autocast", "autocast_model"])
+    sums = rows["accumulator"] == rows["dtype"]
+    return rows.assign(
+        operation=rows["provider"].where(autocast),
+        adds=rows["provider"].where(rows["experiment"] == "tensor_core"),
+        sums=sums.map({True: "in the inputs' format", False: "in fp32"}).where(dots),
+        setting=_settings(rows),
+    )
+
+
+SETTINGS = {
+    **{f'precision "{name}"': f'"{name}"' for name in settings.PRECISIONS},
+    "reduced-precision reduction forbidden": "reduced sums forbidden",
+    "reduced-precision reduction allowed": "reduced sums allowed",
+}  # fmt: skip
+"""Providers of torch's products, and how a picture names the setting."""
+
+
+def _settings(rows: pd.DataFrame) -> pd.Series:
+    """Names of torch's products and their settings, such as 'fp32, 256³, "high"'."""
+    places = {name: at for at, name in enumerate([*FORMATS, *SETTINGS])}
+    products = rows[rows["experiment"] == "torch_matmul"].sort_values(
+        ["dtype", "k", "provider"], key=lambda column: column.map(places).fillna(column)
+    )  # fmt: skip
+    names = [
+        f"{dtype}, {f'{k:,.0f}³' if dtype == 'fp32' else f'K = {k:,.0f}'}, {SETTINGS[setting]}"
+        for dtype, k, setting in products[["dtype", "k", "provider"]].itertuples(index=False)
+    ]
+    kind = pd.CategoricalDtype([*dict.fromkeys(names)], ordered=True)
+    return pd.Series(names, products.index, kind).reindex(rows.index)
+
+
+STUDY = Study(
+    "02_precision", Sizes, [Experiment("errors", measure, _cases)], COLUMNS, described
+)  # fmt: skip

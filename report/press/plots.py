@@ -263,7 +263,7 @@ def _scales(ax: Axes, logx: bool, logy: bool, grid: list, spec: str) -> None:
         if whole and not powers:
             ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: formatted(v, ",d")))
     if logy:
-        ax.set_yscale("log")
+        ax.set_yscale("log", nonpositive="mask")  # an error of zero is a gap
         ax.yaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
     if len(grid) <= 10 and all(isinstance(v, int | np.integer) for v in grid):

@@ -201,9 +201,10 @@ class Rows(pd.DataFrame):
             pd.MultiIndex.from_tuples(lines, names=[shown._says(key).label for key in keys]),
             pd.MultiIndex.from_tuples(across) if heads[1:] else [head for (head,) in across],
         )
-        display.table(
-            wide, formats={"": shown._says(shown._value).format}, **shown._words("table", options)
-        )
+        formats = {shown._says(key).label: shown._says(key).format for key in keys}
+        formats = {label: spec for label, spec in formats.items() if spec}
+        formats[""] = shown._says(shown._value).format
+        display.table(wide, formats=formats, **shown._words("table", options))
         return None
 
     def unmeasured(self, **options: Any) -> None:
@@ -541,7 +542,7 @@ def measure(name: str, sizes: Mapping[str, Any] | None = None, **knobs: Any) -> 
     Raises:
         ValueError: an unknown name or a value that does not fit, with what is allowed.
     """
-    recorder = studies.measure(name, {**(sizes or {}), **knobs})
+    recorder = studies.measure(name, sizes or {}, **knobs)
     rows = _rows(recorder)
     return rows[rows["machine"].isin({*_recorded_machines(), machines.key()})]._remember()
 
