@@ -14,7 +14,7 @@ import nbformat
 from prose import measured_numbers
 
 Notebook = dict[str, Any]
-MOST_LINES, MOST_MEASURING = 30, 60
+MOST_LINES = 30
 STUDY_TAGS = {"parameters", "measure", "paper", "appendix"}
 FRAME_TAGS = {"parameters", "abstract", "paper", "studies", "details", "appendix", "floats"}
 NEIGHBOUR = re.compile(r"\]\(\d\d_\w+\.ipynb\)")
@@ -91,10 +91,9 @@ def _code_cell(cell: dict[str, Any]) -> Iterator[str]:
     leftover = set(cell["metadata"]) & {"papermill", "execution", "ExecuteTime"}
     if leftover:
         yield f"has metadata of a run: {', '.join(sorted(leftover))}"
-    most = MOST_MEASURING if "measure" in tags(cell) else MOST_LINES
     lines = sum(bool(line.strip()) for line in text.splitlines())
-    if lines > most:
-        yield f"has {lines} lines, more than {most}"
+    if lines > MOST_LINES:
+        yield f"has {lines} lines, more than {MOST_LINES}"
     try:
         ast.parse(text)
     except SyntaxError as error:
