@@ -15,7 +15,7 @@ from press.words import NUMBER
 from prose import measured_numbers
 
 Notebook = dict[str, Any]
-MOST_LINES, MOST_MEASURING = 30, 60
+MOST_LINES = 30
 VERBS = "from press.rows import"
 """A notebook that imports so is in the form of DESIGN.md, "A notebook"."""
 MOST_CELLS, MOST_CELL_LINES, MOST_CODE, MOST_NAMES, MOST_KNOBS = 16, 12, 150, 10, 6
@@ -161,10 +161,9 @@ def _code_cell(cell: dict[str, Any]) -> Iterator[str]:
     leftover = set(cell["metadata"]) & {"papermill", "execution", "ExecuteTime"}
     if leftover:
         yield f"has metadata of a run: {', '.join(sorted(leftover))}"
-    most = MOST_MEASURING if "measure" in tags(cell) else MOST_LINES
     lines = sum(bool(line.strip()) for line in text.splitlines())
-    if lines > most:
-        yield f"has {lines} lines, more than {most}"
+    if lines > MOST_LINES:
+        yield f"has {lines} lines, more than {MOST_LINES}"
     if magic or (text.startswith("!") and "live" in tags(cell)):
         return
     try:

@@ -139,7 +139,6 @@ def set_source(index: int, text: str):
     [
         (set_source(0, "No title"), "not a markdown title"),
         (set_source(0, "# Title\n\nIt takes 3 ms."), "states '3 ms'"),
-        (set_source(2, "f(\n" + "\n" * 9 + "1,\n" * 60 + ")"), "has 62 lines, more than 60"),
         (set_source(4, "f(\n" + "\n" * 9 + "1,\n" * 29 + ")"), "has 31 lines, more than 30"),
         (set_source(4, "profile = 1"), "profile is assigned in 2 cells"),
         (set_source(4, "import b.c"), "b is assigned in 2 cells"),

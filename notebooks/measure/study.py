@@ -85,7 +85,7 @@ class Experiment:
     """Cases that are measured in one way.
 
     Attributes:
-        name: in errors.
+        name: what it is about, for people.
         run: a race, in which the cases of a session are timed in turns; or what gives the figures
             of a single case.
         cases: the cases for given sizes, in the order they are measured.
@@ -165,15 +165,16 @@ class Study:
         return refusal(name, self.sizes.kinds()[name], values[name])
 
     def plan(self, sizes: Sizes) -> list[tuple[Experiment, list[Case]]]:
-        """Each experiment with its cases.
+        """Each experiment that has cases, with them.
 
         Raises:
             SizesError: the sizes name something unknown, or do not fit together.
         """
         try:
-            return [(one, list(one.cases(sizes))) for one in self.experiments]
+            listed = [(one, list(one.cases(sizes))) for one in self.experiments]
         except ValueError as error:
             raise SizesError(f"{self.name}: {error}") from None
+        return [(one, cases) for one, cases in listed if cases]
 
     def cases(self, sizes: Sizes) -> dict[str, Case]:
         """The cases of all experiments by their ids, in the order they are measured."""
