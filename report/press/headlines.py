@@ -85,7 +85,8 @@ def readme_block(stated: Iterable[Any], regimes: Mapping[str, Any] | None = None
         before = claim.study
     if regimes:
         rules = [":--" if side == "left" else "--:" for side in regimes["align"]]
-        cells = [[names[-1] for names in regimes["columns"]], rules, *regimes["rows"]]
+        heads = [" ".join(filter(None, names)) for names in regimes["columns"]]
+        cells = [heads, rules, *regimes["rows"]]
         lines += ["", regimes["caption"], "", *(f"| {' | '.join(row)} |" for row in cells)]
     return "\n".join([BEGIN, *lines, END])
 
